@@ -1,0 +1,1 @@
+//! Which frames a port wants.

@@ -1,0 +1,103 @@
+//! Where frames come from.
+//!
+//! A source has one or more **queues** (receive queues of the interface, threads of a fanout
+//! group); each is a [`Queue`] of its own with a thread of its own. A queue yields batches of
+//! borrowed frames: the bytes stay where the kernel, the file or the generator put them until the
+//! sink returns, and every port that wants them copies them once, into its ring.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// One frame, borrowed from the queue that received it.
+#[derive(Debug, Clone, Copy)]
+pub struct Frame<'a> {
+    /// The captured bytes, Ethernet header included, FCS excluded, VLAN tag in place.
+    pub bytes: &'a [u8],
+    /// Length on the wire in bytes, FCS excluded; at least `bytes.len()`.
+    pub wire_len: u32,
+    /// Nanoseconds since 1970-01-01 UTC.
+    pub ts_ns: u64,
+    /// `vnplug_ring::layout::flags`.
+    pub flags: u16,
+    /// Outermost VLAN TCI, valid with `flags::VLAN`.
+    pub vlan_tci: u16,
+}
+
+/// What a call of [`Queue::receive`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Received {
+    /// This many frames went to the sink (more than 0).
+    Frames(usize),
+    /// Nothing is there now; [`Queue::wait`] before asking again.
+    Nothing,
+    /// Nothing will ever come again (a file played once, a generator's count reached).
+    End,
+}
+
+/// The most frames a batch has (R4: a fixed budget of work per turn).
+pub const MAX_BATCH: usize = 256;
+
+/// One receive queue of a source, used by one thread.
+pub trait Queue: Send {
+    /// Hands at most [`MAX_BATCH`] frames to `sink`, in one call of it, without blocking.
+    ///
+    /// # Errors
+    /// [`SourceError`] when the source cannot go on; frames before it were handed over.
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError>;
+
+    /// Sleeps until frames may be there, `waker` is readable or `timeout` has passed (`None`: no
+    /// limit). Does not drain `waker`. May return early.
+    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>);
+
+    /// What the kernel (or file, or generator) counted so far, accumulated.
+    fn counters(&mut self) -> QueueCounters;
+
+    /// One word on how it is: `up`, `down`, `gone`, `ended` and so on, for `vnplug list`.
+    fn state(&self) -> &'static str;
+}
+
+/// Counters below the daemon's own `read`. At rest `seen == read + dropped` (point K).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueCounters {
+    /// Packets that arrived, taken or not (`tp_packets`).
+    pub seen: u64,
+    /// Packets that the kernel dropped because our receive ring was full (`tp_drops`).
+    pub dropped: u64,
+    /// Times the kernel stopped delivering for want of a block (`tp_freeze_q_cnt`).
+    pub freezes: u64,
+    /// Times the interface went down or vanished and was bound again.
+    pub rebinds: u64,
+}
+
+/// A source cannot start or go on.
+#[derive(Debug)]
+pub struct SourceError {
+    /// What happened and what to do about it; lower case, no full stop.
+    pub what: String,
+    /// The system's error, if there is one.
+    pub cause: Option<std::io::Error>,
+}
+
+impl SourceError {
+    /// An error of our own wording.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), cause: None }
+    }
+
+    /// An error that wraps the system's.
+    pub fn io(what: impl Into<String>, cause: impl Into<std::io::Error>) -> Self {
+        Self { what: what.into(), cause: Some(cause.into()) }
+    }
+}
+
+impl std::fmt::Display for SourceError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.what)?;
+        match &self.cause {
+            Some(cause) => write!(f, ": {cause}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for SourceError {}

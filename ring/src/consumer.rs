@@ -1,0 +1,312 @@
+//! The reader's end of a ring: next → release, and going to sleep without missing a wake-up.
+//!
+//! The reader trusts the host, so it may look at records where they lie. It still checks every
+//! length against the geometry it copied at attach: a ring that was closed and its memory reused
+//! shows as [`Corrupt`] or as [`Life::Closed`], not as a crash.
+
+use std::sync::atomic::{Ordering, fence};
+
+use crate::layout::{
+    DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_CAPACITY, MAX_DELAY_US,
+    MAX_SNAPLEN, MIN_CAPACITY, Meta, PAD, PUBLISHED, RECORD_HEADER, TAIL, VERSION_MAJOR, WAKE_AT,
+    WAKE_SEQ, header, record_size, ring_size,
+};
+use crate::region::Region;
+
+/// The reader's end of one ring.
+#[derive(Debug)]
+pub struct Consumer {
+    region: Region,
+    geometry: Geometry,
+    head: u64,
+    tail: u64,
+    released: u64,
+    read: u64,
+    wake_seq: u32,
+}
+
+/// One packet, lent from the ring until [`Consumer::release`].
+#[derive(Debug, Clone, Copy)]
+pub struct Packet<'a> {
+    /// Everything but the bytes.
+    pub meta: Meta,
+    /// The captured bytes, Ethernet header included, FCS excluded.
+    pub bytes: &'a [u8],
+}
+
+/// The memory is not a ring this reader can use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttachError {
+    /// It does not start with [`MAGIC`].
+    Magic(u64),
+    /// Its major version is not [`VERSION_MAJOR`]; the host and this library do not match.
+    Version(u16),
+    /// A field of the header is impossible, or the ring is larger than the region.
+    Geometry(&'static str, u64),
+}
+
+/// A record that cannot be: the memory was overwritten by somebody. Close the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Corrupt {
+    /// Position of the record.
+    pub at: u64,
+    /// Its captured length.
+    pub cap_len: u32,
+    /// Bytes published from there on.
+    pub available: u64,
+}
+
+impl Consumer {
+    /// Attaches to the ring at the start of `region`, at its current tail.
+    ///
+    /// # Errors
+    /// [`AttachError`] if the header is not that of a ring of this version.
+    pub fn attach(region: Region) -> Result<Self, AttachError> {
+        if region.len() < DATA_OFFSET {
+            return Err(AttachError::Geometry("region", region.len()));
+        }
+        // Acquire: pairs with the Release of the magic in Producer::create.
+        let magic = region.load_u64(header::MAGIC, Ordering::Acquire);
+        if magic != MAGIC {
+            return Err(AttachError::Magic(magic));
+        }
+        let word = |offset| region.load_u64(offset, Ordering::Relaxed);
+        let major = word(header::MAJOR) as u16;
+        if major != VERSION_MAJOR {
+            return Err(AttachError::Version(major));
+        }
+        let geometry = Geometry {
+            capacity: word(header::CAPACITY),
+            snaplen: word(header::SNAPLEN) as u32,
+            link_type: (word(header::MAJOR) >> 32) as u32,
+            epoch: word(header::EPOCH),
+            port: (word(header::SNAPLEN) >> 32) as u32,
+            queue: word(header::QUEUE) as u32,
+        };
+        let capacity = geometry.capacity;
+        if !capacity.is_power_of_two()
+            || !(MIN_CAPACITY..=MAX_CAPACITY).contains(&capacity)
+            || ring_size(capacity) > region.len()
+        {
+            return Err(AttachError::Geometry("capacity", capacity));
+        }
+        if word(header::DATA) != DATA_OFFSET {
+            return Err(AttachError::Geometry("data offset", word(header::DATA)));
+        }
+        if geometry.snaplen > MAX_SNAPLEN {
+            return Err(AttachError::Geometry("snaplen", u64::from(geometry.snaplen)));
+        }
+        let tail = word(TAIL);
+        let wake_seq = region.load_u32(WAKE_SEQ, Ordering::Relaxed);
+        Ok(Self { region, geometry, head: tail, tail, released: tail, read: 0, wake_seq })
+    }
+
+    /// The geometry copied at attach.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The next packet, or `None` when nothing is published. Lent until
+    /// [`release`](Self::release).
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the record is impossible.
+    #[inline]
+    #[expect(clippy::should_implement_trait, reason = "a lending iterator")]
+    pub fn next(&mut self) -> Result<Option<Packet<'_>>, Corrupt> {
+        if self.tail == self.head {
+            self.refresh();
+        }
+        Ok(self.take()?.map(|taken| self.lend(taken)))
+    }
+
+    /// Up to `max` packets without looking for newly published ones in between; all are lent until
+    /// [`release`](Self::release).
+    #[inline]
+    pub fn batch(&mut self, max: usize) -> Batch<'_> {
+        self.refresh();
+        Batch { consumer: self, left: max }
+    }
+
+    /// Gives the room of every packet taken so far back to the host. Once per batch.
+    #[inline]
+    pub fn release(&mut self) {
+        if self.released != self.tail {
+            // Release: pairs with the Acquire in Producer::refresh_tail.
+            self.region.store_u64(TAIL, self.tail, Ordering::Release);
+            self.released = self.tail;
+        }
+    }
+
+    /// Asks to be rung once: when `watermark` packets (at least 1) are unread, or `max_delay_us`
+    /// after the first of them. Returns true if that many are unread already: do not sleep.
+    ///
+    /// With a watermark of 1 the delay has no meaning and 0 spares the host a timer.
+    pub fn arm(&mut self, watermark: u32, max_delay_us: u32) -> bool {
+        self.release();
+        let watermark = u64::from(watermark.max(1));
+        let delay = if watermark == 1 { 0 } else { max_delay_us };
+        let wake_at = self.read.wrapping_add(watermark);
+        self.region.store_u64(WAKE_AT, wake_at, Ordering::Relaxed);
+        self.region.store_u32(MAX_DELAY_US, delay, Ordering::Relaxed);
+        self.wake_seq = self.wake_seq.wrapping_add(1);
+        // Release: pairs with the Acquire in Producer::bell; it sees wake_at with the number.
+        self.region.store_u32(WAKE_SEQ, self.wake_seq, Ordering::Release);
+        // Pairs with the fence in Producer::bell: either it sees our arming or we see its head.
+        fence(Ordering::SeqCst);
+        let published = self.region.load_u64(PUBLISHED, Ordering::Relaxed);
+        self.refresh();
+        published.wrapping_sub(wake_at) < 1 << 63 || self.life() != Life::Open
+    }
+
+    /// Where the ring is in its life. [`Life::Closed`] also if its memory serves another ring now.
+    pub fn life(&self) -> Life {
+        let word = self.region.load_u64(LIFE, Ordering::Acquire);
+        if word & !0xff != self.geometry.epoch { Life::Closed } else { Life::from_word(word) }
+    }
+
+    /// True when every published packet was taken.
+    pub fn is_drained(&mut self) -> bool {
+        self.refresh();
+        self.tail == self.head
+    }
+
+    /// Packets this ring lost for want of room, as the host last published it.
+    pub fn dropped(&self) -> u64 {
+        self.region.load_u64(DROPPED, Ordering::Relaxed)
+    }
+
+    /// Packets taken so far.
+    pub fn taken(&self) -> u64 {
+        self.read
+    }
+
+    #[inline]
+    fn refresh(&mut self) {
+        // Acquire: pairs with the Release in Producer::publish; the records are visible.
+        let head = self.region.load_u64(HEAD, Ordering::Acquire);
+        // A head that is behind or too far ahead belongs to another ring in the same memory.
+        if head.wrapping_sub(self.tail) <= self.geometry.capacity {
+            self.head = head;
+        }
+    }
+
+    #[inline]
+    fn take(&mut self) -> Result<Option<Taken>, Corrupt> {
+        let mask = self.geometry.capacity - 1;
+        if self.tail == self.head {
+            return Ok(None);
+        }
+        let mut offset = self.tail & mask;
+        let mut cap_len = self.region.load_u32(DATA_OFFSET + offset, Ordering::Relaxed);
+        if cap_len == PAD {
+            let skip = self.geometry.capacity - offset;
+            if skip >= self.head.wrapping_sub(self.tail) {
+                return Err(self.corrupt(cap_len));
+            }
+            self.tail += skip;
+            offset = 0;
+            cap_len = self.region.load_u32(DATA_OFFSET, Ordering::Relaxed);
+        }
+        let size = record_size(cap_len);
+        let available = self.head.wrapping_sub(self.tail);
+        if cap_len > self.geometry.snaplen
+            || size > available
+            || size > self.geometry.capacity - offset
+        {
+            return Err(self.corrupt(cap_len));
+        }
+        self.tail += size;
+        self.read += 1;
+        self.region.prefetch(DATA_OFFSET + ((self.tail + 128) & mask));
+        Ok(Some(Taken { at: DATA_OFFSET + offset, cap_len }))
+    }
+
+    #[inline]
+    #[expect(unsafe_code, reason = "the one place where the reader lends ring memory")]
+    fn lend<'a>(&self, taken: Taken) -> Packet<'a> {
+        let Taken { at, cap_len } = taken;
+        let meta = read_meta(&self.region, at);
+        // SAFETY: the host reuses a record only after `tail` passed it (ring contract, trusted
+        // host). `release` and `arm`, which move `tail`, take `&mut self` and so end every loan:
+        // the two callers tie 'a to a borrow of the consumer.
+        let bytes = unsafe { self.region.lend(at + RECORD_HEADER, u64::from(cap_len)) };
+        Packet { meta, bytes }
+    }
+
+    #[cold]
+    fn corrupt(&self, cap_len: u32) -> Corrupt {
+        Corrupt { at: self.tail, cap_len, available: self.head.wrapping_sub(self.tail) }
+    }
+}
+
+/// Packets published when the batch was begun; see [`Consumer::batch`].
+#[derive(Debug)]
+pub struct Batch<'a> {
+    consumer: &'a mut Consumer,
+    left: usize,
+}
+
+impl<'a> Iterator for Batch<'a> {
+    type Item = Result<Packet<'a>, Corrupt>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 {
+            return None;
+        }
+        self.left -= 1;
+        match self.consumer.take() {
+            Ok(taken) => taken.map(|taken| Ok(self.consumer.lend(taken))),
+            Err(corrupt) => {
+                self.left = 0;
+                Some(Err(corrupt))
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    at: u64,
+    cap_len: u32,
+}
+
+#[inline]
+fn read_meta(region: &Region, at: u64) -> Meta {
+    let word = |offset| region.load_u64(at + offset, Ordering::Relaxed);
+    let (lens, ts_ns, hash_lost, tail) = (word(0), word(8), word(16), word(24));
+    Meta {
+        ts_ns,
+        wire_len: (lens >> 32) as u32,
+        flow_hash: hash_lost as u32,
+        lost: (hash_lost >> 32) as u32,
+        flags: tail as u16,
+        vlan_tci: (tail >> 16) as u16,
+        source: (tail >> 32) as u16,
+        queue: (tail >> 48) as u16,
+    }
+}
+
+impl std::fmt::Display for AttachError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Magic(found) => write!(f, "not a ring: it starts with {found:#018x}"),
+            Self::Version(found) => {
+                write!(f, "ring layout {found}, this library reads {VERSION_MAJOR}: update one")
+            }
+            Self::Geometry(field, value) => write!(f, "the ring's {field} cannot be {value}"),
+        }
+    }
+}
+
+impl std::error::Error for AttachError {}
+
+impl std::fmt::Display for Corrupt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { at, cap_len, available } = self;
+        write!(f, "corrupt record at {at}: length {cap_len} with {available} bytes published")
+    }
+}
+
+impl std::error::Error for Corrupt {}

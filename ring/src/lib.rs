@@ -1,0 +1,37 @@
+//! What two address spaces agree on.
+//!
+//! ```text
+//!   host (vnplugd)                     shared memory                     reader (libvnplug)
+//!   ┌──────────┐  reserve→fill→publish ┌─────────────────┐  next→release ┌──────────┐
+//!   │ Producer │ ────────────────────▶ │ header  │ lines │ ────────────▶ │ Consumer │
+//!   └──────────┘ ◀──── tail only ───── │ records ……      │ ◀──── tail ── └──────────┘
+//!                                      └─────────────────┘
+//! ```
+//!
+//! One ring has one producer (the daemon) and one consumer (an application on the host, in a
+//! container or in a virtual machine). [`layout`] is the specification; `docs/ring-format.md` says
+//! the same in prose for readers in other languages. [`control`] is the one client protocol, spoken
+//! over a Unix socket on host and in guests and over a VM's control channel. [`witness`] is what
+//! generated frames carry, so that a receiver can prove loss, duplication, reordering, corruption.
+//!
+//! This crate is not an allocator, makes no system call and maps no memory: callers hand it a
+//! [`Region`]. It has no dependencies.
+//!
+//! Trust is asymmetric. The reader trusts the host. The host trusts nothing the reader can write:
+//! it keeps its own indices, froze the geometry when it created the ring, and takes one word from
+//! the reader, `tail`, as a distance that must not exceed the capacity ([`PeerLied`]).
+
+pub mod layout;
+
+mod region;
+
+mod consumer;
+mod producer;
+
+pub mod control;
+pub mod pool;
+pub mod witness;
+
+pub use consumer::{AttachError, Batch, Consumer, Corrupt, Packet};
+pub use producer::{Bell, CreateError, PeerLied, Producer, Slot};
+pub use region::Region;

@@ -1,0 +1,204 @@
+//! The one door to shared memory: bounds-checked copies in and out, never a reference for the host.
+//!
+//! A `Region` is memory that another address space may change at any time. The producer side uses
+//! only `load_*`, `store_*` and `write`: each moves a private value in or out exactly once (R1).
+//! [`Region::lend`] is for the reader, which trusts the host to leave unreleased records alone.
+//!
+//! Every access is checked against the region's length. The checks are `assert!`s: offsets come
+//! from private, masked indices, so a failing one is a bug of ours and not something a peer can
+//! cause.
+#![expect(unsafe_code, reason = "the island of raw shared-memory access")]
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A mapped piece of shared memory; clones share the mapping.
+#[derive(Clone)]
+pub struct Region {
+    base: NonNull<u8>,
+    len: u64,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the memory is shared between address spaces by design; every access goes through atomics
+// or copies that tolerate concurrent change, and `owner` keeps the mapping alive.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Takes `len` bytes at `base`, which `owner` keeps mapped.
+    ///
+    /// # Safety
+    /// `base..base + len` must stay mapped readable and writable until `owner` is dropped, `base`
+    /// must be aligned to 8 bytes, and nobody may hold a Rust reference into it.
+    pub unsafe fn from_raw(base: NonNull<u8>, len: u64, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        assert!(base.as_ptr().addr().is_multiple_of(8), "region must be 8-byte aligned");
+        Self { base, len, owner }
+    }
+
+    /// Ordinary zeroed heap memory, for tests and benches inside one process.
+    pub fn heap(len: u64) -> Self {
+        let words = vec![0_u64; usize::try_from(len.div_ceil(8)).expect("length fits in memory")];
+        let mut boxed: Box<[u64]> = words.into_boxed_slice();
+        let base = NonNull::from(&mut *boxed).cast::<u8>();
+        struct Heap(#[expect(dead_code, reason = "owns the memory")] Box<[u64]>);
+        // SAFETY: the heap block lives as long as the owner and is only reached through `base`.
+        unsafe { Self::from_raw(base, len, Arc::new(Heap(boxed))) }
+    }
+
+    /// The part `offset..offset + len` as a region of its own.
+    ///
+    /// Returns `None` if it does not lie inside, or does not start at a multiple of 8.
+    pub fn part(&self, offset: u64, len: u64) -> Option<Self> {
+        if offset.checked_add(len)? > self.len || !offset.is_multiple_of(8) {
+            return None;
+        }
+        let base = self.at(offset, len);
+        // SAFETY: `at` checked the bounds; the owner is shared.
+        let base = unsafe { NonNull::new_unchecked(base) };
+        Some(Self { base, len, owner: Arc::clone(&self.owner) })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// True for a region of no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Reads a word once.
+    #[inline]
+    pub fn load_u64(&self, offset: u64, order: Ordering) -> u64 {
+        assert!(offset.is_multiple_of(8));
+        // SAFETY: in bounds and aligned; an atomic may be read while the peer writes it.
+        u64::from_le(unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }.load(order))
+    }
+
+    /// Reads a word once.
+    #[inline]
+    pub fn load_u32(&self, offset: u64, order: Ordering) -> u32 {
+        assert!(offset.is_multiple_of(4));
+        // SAFETY: in bounds and aligned; an atomic may be read while the peer writes it.
+        u32::from_le(unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }.load(order))
+    }
+
+    /// Writes a word.
+    #[inline]
+    pub fn store_u64(&self, offset: u64, value: u64, order: Ordering) {
+        assert!(offset.is_multiple_of(8));
+        // SAFETY: in bounds and aligned; an atomic may be written while the peer reads it.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }.store(value.to_le(), order);
+    }
+
+    /// Writes a word.
+    #[inline]
+    pub fn store_u32(&self, offset: u64, value: u32, order: Ordering) {
+        assert!(offset.is_multiple_of(4));
+        // SAFETY: in bounds and aligned; an atomic may be written while the peer reads it.
+        unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }.store(value.to_le(), order);
+    }
+
+    /// Copies `bytes` into the region.
+    #[inline]
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        let to = self.at(offset, bytes.len() as u64);
+        // SAFETY: in bounds; `bytes` is private memory, so the two cannot overlap.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
+    }
+
+    /// Copies out of the region, once, into private memory.
+    #[inline]
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        let from = self.at(offset, into.len() as u64);
+        // SAFETY: in bounds; `into` is private memory, so the two cannot overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Overwrites `len` bytes with zeroes.
+    pub fn clear(&self, offset: u64, len: u64) {
+        let to = self.at(offset, len);
+        // SAFETY: in bounds.
+        unsafe { std::ptr::write_bytes(to, 0, len as usize) }
+    }
+
+    /// Lends bytes to a reader that trusts the writer.
+    ///
+    /// # Safety
+    /// The writer must not change the bytes while the slice lives. The consumer gets this from the
+    /// ring's contract: the host reuses bytes only after `tail` passed them. The host itself must
+    /// never call this (R1). The region must outlive `'a`.
+    #[inline]
+    pub(crate) unsafe fn lend<'a>(&self, offset: u64, len: u64) -> &'a [u8] {
+        let from = self.at(offset, len);
+        // SAFETY: in bounds; unchanged for the slice's life by the caller's promise.
+        unsafe { std::slice::from_raw_parts(from, len as usize) }
+    }
+
+    /// Asks the CPU to fetch the cache line at `offset`; no effect outside the region.
+    #[inline]
+    pub fn prefetch(&self, offset: u64) {
+        #[cfg(target_arch = "x86_64")]
+        if offset < self.len {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: prefetching never faults, and the address is inside the region.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().add(offset as usize).cast()) }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = offset;
+    }
+
+    #[inline]
+    fn at(&self, offset: u64, len: u64) -> *mut u8 {
+        assert!(
+            len <= self.len && offset <= self.len - len,
+            "{len} bytes at {offset} outside a region of {}",
+            self.len
+        );
+        // SAFETY: just checked to lie inside the mapping.
+        unsafe { self.base.as_ptr().add(offset as usize) }
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_bytes_round_trip() {
+        let region = Region::heap(64);
+        region.store_u64(8, 0x1122_3344_5566_7788, Ordering::Relaxed);
+        assert_eq!(region.load_u64(8, Ordering::Relaxed), 0x1122_3344_5566_7788);
+        assert_eq!(region.load_u32(8, Ordering::Relaxed), 0x5566_7788);
+        region.write(20, b"hello");
+        let mut out = [0; 5];
+        region.read(20, &mut out);
+        assert_eq!(&out, b"hello");
+    }
+
+    #[test]
+    fn parts_must_lie_inside_and_be_aligned() {
+        let region = Region::heap(64);
+        assert!(region.part(0, 64).is_some());
+        assert!(region.part(8, 57).is_none());
+        assert!(region.part(4, 8).is_none());
+        assert!(region.part(u64::MAX - 7, 16).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "outside a region")]
+    fn access_past_the_end_panics() {
+        Region::heap(64).write(60, b"hello");
+    }
+}
