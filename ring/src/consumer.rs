@@ -94,11 +94,22 @@ impl Consumer {
             return Err(AttachError::Geometry("data offset", word(header::DATA)));
         }
         if geometry.snaplen > MAX_SNAPLEN {
-            return Err(AttachError::Geometry("snaplen", u64::from(geometry.snaplen)));
+            return Err(AttachError::Geometry(
+                "snaplen",
+                u64::from(geometry.snaplen),
+            ));
         }
         let tail = word(TAIL);
         let wake_seq = region.load_u32(WAKE_SEQ, Ordering::Relaxed);
-        Ok(Self { region, geometry, head: tail, tail, released: tail, read: 0, wake_seq })
+        Ok(Self {
+            region,
+            geometry,
+            head: tail,
+            tail,
+            released: tail,
+            read: 0,
+            wake_seq,
+        })
     }
 
     /// The geometry copied at attach.
@@ -125,7 +136,10 @@ impl Consumer {
     #[inline]
     pub fn batch(&mut self, max: usize) -> Batch<'_> {
         self.refresh();
-        Batch { consumer: self, left: max }
+        Batch {
+            consumer: self,
+            left: max,
+        }
     }
 
     /// Gives the room of every packet taken so far back to the host. Once per batch.
@@ -148,10 +162,12 @@ impl Consumer {
         let delay = if watermark == 1 { 0 } else { max_delay_us };
         let wake_at = self.read.wrapping_add(watermark);
         self.region.store_u64(WAKE_AT, wake_at, Ordering::Relaxed);
-        self.region.store_u32(MAX_DELAY_US, delay, Ordering::Relaxed);
+        self.region
+            .store_u32(MAX_DELAY_US, delay, Ordering::Relaxed);
         self.wake_seq = self.wake_seq.wrapping_add(1);
         // Release: pairs with the Acquire in Producer::bell; it sees wake_at with the number.
-        self.region.store_u32(WAKE_SEQ, self.wake_seq, Ordering::Release);
+        self.region
+            .store_u32(WAKE_SEQ, self.wake_seq, Ordering::Release);
         // Pairs with the fence in Producer::bell: either it sees our arming or we see its head.
         fence(Ordering::SeqCst);
         let published = self.region.load_u64(PUBLISHED, Ordering::Relaxed);
@@ -162,7 +178,11 @@ impl Consumer {
     /// Where the ring is in its life. [`Life::Closed`] also if its memory serves another ring now.
     pub fn life(&self) -> Life {
         let word = self.region.load_u64(LIFE, Ordering::Acquire);
-        if word & !0xff != self.geometry.epoch { Life::Closed } else { Life::from_word(word) }
+        if word & !0xff != self.geometry.epoch {
+            Life::Closed
+        } else {
+            Life::from_word(word)
+        }
     }
 
     /// True when every published packet was taken.
@@ -198,7 +218,9 @@ impl Consumer {
             return Ok(None);
         }
         let mut offset = self.tail & mask;
-        let mut cap_len = self.region.load_u32(DATA_OFFSET + offset, Ordering::Relaxed);
+        let mut cap_len = self
+            .region
+            .load_u32(DATA_OFFSET + offset, Ordering::Relaxed);
         if cap_len == PAD {
             let skip = self.geometry.capacity - offset;
             if skip >= self.head.wrapping_sub(self.tail) {
@@ -218,12 +240,19 @@ impl Consumer {
         }
         self.tail += size;
         self.read += 1;
-        self.region.prefetch(DATA_OFFSET + ((self.tail + 128) & mask));
-        Ok(Some(Taken { at: DATA_OFFSET + offset, cap_len }))
+        self.region
+            .prefetch(DATA_OFFSET + ((self.tail + 128) & mask));
+        Ok(Some(Taken {
+            at: DATA_OFFSET + offset,
+            cap_len,
+        }))
     }
 
     #[inline]
-    #[expect(unsafe_code, reason = "the one place where the reader lends ring memory")]
+    #[expect(
+        unsafe_code,
+        reason = "the one place where the reader lends ring memory"
+    )]
     fn lend<'a>(&self, taken: Taken) -> Packet<'a> {
         let Taken { at, cap_len } = taken;
         let meta = read_meta(&self.region, at);
@@ -236,7 +265,11 @@ impl Consumer {
 
     #[cold]
     fn corrupt(&self, cap_len: u32) -> Corrupt {
-        Corrupt { at: self.tail, cap_len, available: self.head.wrapping_sub(self.tail) }
+        Corrupt {
+            at: self.tail,
+            cap_len,
+            available: self.head.wrapping_sub(self.tail),
+        }
     }
 }
 
@@ -293,7 +326,10 @@ impl std::fmt::Display for AttachError {
         match self {
             Self::Magic(found) => write!(f, "not a ring: it starts with {found:#018x}"),
             Self::Version(found) => {
-                write!(f, "ring layout {found}, this library reads {VERSION_MAJOR}: update one")
+                write!(
+                    f,
+                    "ring layout {found}, this library reads {VERSION_MAJOR}: update one"
+                )
             }
             Self::Geometry(field, value) => write!(f, "the ring's {field} cannot be {value}"),
         }
@@ -304,8 +340,15 @@ impl std::error::Error for AttachError {}
 
 impl std::fmt::Display for Corrupt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { at, cap_len, available } = self;
-        write!(f, "corrupt record at {at}: length {cap_len} with {available} bytes published")
+        let Self {
+            at,
+            cap_len,
+            available,
+        } = self;
+        write!(
+            f,
+            "corrupt record at {at}: length {cap_len} with {available} bytes published"
+        )
     }
 }
 

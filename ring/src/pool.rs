@@ -42,7 +42,10 @@ impl PoolHeader {
     /// # Panics
     /// If the name is longer than [`MAX_NAME`] or the region smaller than a page.
     pub fn write(&self, region: &Region) {
-        assert!(self.name.len() <= MAX_NAME, "names are checked when a VM is made");
+        assert!(
+            self.name.len() <= MAX_NAME,
+            "names are checked when a VM is made"
+        );
         region.clear(0, FIRST_RING);
         region.store_u32(0x08, VERSION, Ordering::Relaxed);
         region.store_u64(0x10, self.len, Ordering::Relaxed);
@@ -78,7 +81,11 @@ mod tests {
     fn a_written_page_reads_back_and_other_memory_does_not() {
         let region = Region::heap(FIRST_RING);
         assert_eq!(PoolHeader::read(&region), None);
-        let header = PoolHeader { len: 1 << 26, id: 42, name: "probe".into() };
+        let header = PoolHeader {
+            len: 1 << 26,
+            id: 42,
+            name: "probe".into(),
+        };
         header.write(&region);
         assert_eq!(PoolHeader::read(&region), Some(header));
     }

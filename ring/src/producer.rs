@@ -81,7 +81,14 @@ impl Producer {
     /// # Errors
     /// [`CreateError`] when the geometry is not a ring's or does not fit.
     pub fn create(region: Region, geometry: Geometry) -> Result<Self, CreateError> {
-        let Geometry { capacity, snaplen, link_type, epoch, port, queue } = geometry;
+        let Geometry {
+            capacity,
+            snaplen,
+            link_type,
+            epoch,
+            port,
+            queue,
+        } = geometry;
         if !capacity.is_power_of_two() || !(MIN_CAPACITY..=MAX_CAPACITY).contains(&capacity) {
             return Err(CreateError::Capacity(capacity));
         }
@@ -94,13 +101,15 @@ impl Producer {
         }
         let need = ring_size(capacity);
         if region.len() < need {
-            return Err(CreateError::Region { need, have: region.len() });
+            return Err(CreateError::Region {
+                need,
+                have: region.len(),
+            });
         }
         // What an earlier user of the memory left behind reaches nobody.
         region.clear(0, need);
-        let versions = u64::from(VERSION_MAJOR)
-            | u64::from(VERSION_MINOR) << 16
-            | u64::from(link_type) << 32;
+        let versions =
+            u64::from(VERSION_MAJOR) | u64::from(VERSION_MINOR) << 16 | u64::from(link_type) << 32;
         let words = [
             (header::MAJOR, versions),
             (header::EPOCH, epoch),
@@ -166,7 +175,8 @@ impl Producer {
             }
         }
         if pad > 0 {
-            self.region.store_u32(DATA_OFFSET + offset, PAD, Ordering::Relaxed);
+            self.region
+                .store_u32(DATA_OFFSET + offset, PAD, Ordering::Relaxed);
             self.head += pad;
         }
         let at = DATA_OFFSET + (self.head & (capacity - 1));
@@ -220,8 +230,10 @@ impl Producer {
     /// Makes everything filled so far visible. Once per batch.
     #[inline]
     pub fn publish(&mut self) {
-        self.region.store_u64(PUBLISHED, self.published, Ordering::Relaxed);
-        self.region.store_u64(DROPPED, self.dropped, Ordering::Relaxed);
+        self.region
+            .store_u64(PUBLISHED, self.published, Ordering::Relaxed);
+        self.region
+            .store_u64(DROPPED, self.dropped, Ordering::Relaxed);
         if self.announced != self.head {
             // Release: pairs with the Acquire in Consumer::refresh.
             self.region.store_u64(HEAD, self.head, Ordering::Release);
@@ -259,19 +271,26 @@ impl Producer {
         }
         let since = *self.waiting_since_us.get_or_insert(now_us);
         let due = since + u64::from(delay);
-        if now_us >= due { self.rang(seq) } else { Bell::Later(due) }
+        if now_us >= due {
+            self.rang(seq)
+        } else {
+            Bell::Later(due)
+        }
     }
 
     /// Ends the ring's life; what was published stays readable. The reader is to be woken.
     pub fn finish(&mut self, life: Life) {
         self.publish();
-        self.region.store_u64(LIFE, self.geometry.epoch | life as u64, Ordering::Release);
+        self.region
+            .store_u64(LIFE, self.geometry.epoch | life as u64, Ordering::Release);
     }
 
     /// Bytes published and not yet released, as far as the reader tells.
     pub fn used(&self) -> u64 {
         let tail = self.region.load_u64(TAIL, Ordering::Relaxed);
-        self.announced.wrapping_sub(tail).min(self.geometry.capacity)
+        self.announced
+            .wrapping_sub(tail)
+            .min(self.geometry.capacity)
     }
 
     fn rang(&mut self, seq: u32) -> Bell {
@@ -287,7 +306,10 @@ impl Producer {
         // A true tail lies between the last one we took and what we announced.
         let distance = self.announced.wrapping_sub(tail);
         if distance > self.announced - self.tail {
-            return Err(PeerLied { head: self.announced, tail });
+            return Err(PeerLied {
+                head: self.announced,
+                tail,
+            });
         }
         self.tail = tail;
         Ok(())
@@ -311,7 +333,10 @@ impl std::fmt::Display for CreateError {
                 "a ring of {bytes} bytes: use a power of two from {MIN_CAPACITY} to {MAX_CAPACITY}"
             ),
             Self::Snaplen(snaplen) => {
-                write!(f, "a snaplen of {snaplen} bytes does not fit the ring, make it larger")
+                write!(
+                    f,
+                    "a snaplen of {snaplen} bytes does not fit the ring, make it larger"
+                )
             }
             Self::Epoch(epoch) => write!(f, "epoch {epoch:#x} is zero or uses its low eight bits"),
             Self::Region { need, have } => write!(f, "the ring needs {need} bytes, {have} given"),

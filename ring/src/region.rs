@@ -35,7 +35,10 @@ impl Region {
     /// `base..base + len` must stay mapped readable and writable until `owner` is dropped, `base`
     /// must be aligned to 8 bytes, and nobody may hold a Rust reference into it.
     pub unsafe fn from_raw(base: NonNull<u8>, len: u64, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        assert!(base.as_ptr().addr().is_multiple_of(8), "region must be 8-byte aligned");
+        assert!(
+            base.as_ptr().addr().is_multiple_of(8),
+            "region must be 8-byte aligned"
+        );
         Self { base, len, owner }
     }
 
@@ -59,7 +62,11 @@ impl Region {
         let base = self.at(offset, len);
         // SAFETY: `at` checked the bounds; the owner is shared.
         let base = unsafe { NonNull::new_unchecked(base) };
-        Some(Self { base, len, owner: Arc::clone(&self.owner) })
+        Some(Self {
+            base,
+            len,
+            owner: Arc::clone(&self.owner),
+        })
     }
 
     /// Length in bytes.
@@ -167,7 +174,9 @@ impl Region {
 
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Region").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Region")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }
 

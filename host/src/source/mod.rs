@@ -81,12 +81,18 @@ pub struct SourceError {
 impl SourceError {
     /// An error of our own wording.
     pub fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), cause: None }
+        Self {
+            what: what.into(),
+            cause: None,
+        }
     }
 
     /// An error that wraps the system's.
     pub fn io(what: impl Into<String>, cause: impl Into<std::io::Error>) -> Self {
-        Self { what: what.into(), cause: Some(cause.into()) }
+        Self {
+            what: what.into(),
+            cause: Some(cause.into()),
+        }
     }
 }
 

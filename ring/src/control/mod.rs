@@ -1,0 +1,73 @@
+//! The one client protocol: applications to the daemon, applications to a guest agent, agent to
+//! daemon over a VM's control channel.
+//!
+//! A message is a 24-byte header and a payload ([`wire`]); everything is little-endian. A client
+//! sends requests and gets exactly one answer to each, in order, with the request's `id`:
+//!
+//! ```text
+//! Hello   → Welcome            first on every connection
+//! List    → Devices
+//! Open    → Opened   + 2 file descriptors on a Unix socket: the ring's memory, the wake-up pipe
+//! Filter  → Done               takes effect between two packets; the old one stays on Error
+//! Stats   → Counters
+//! Close   → Done
+//! any     → Error              the request had no effect
+//! ```
+//!
+//! The daemon speaks unasked only with `id` 0: `Wake` (VM channels: these ports' readers are to be
+//! woken) and `Gone` (a port ended for a reason).
+//!
+//! `app` in the header tells one application of a guest from another: an agent numbers its
+//! applications, from 1, and relays their messages under that number; the daemon answers under the
+//! same one. On a Unix socket there is one application, 0. A port belongs to the application that
+//! opened it; nobody else can name it.
+//!
+//! Reading is total: any bytes give a message or a [`Malformed`]; no length makes the reader
+//! allocate more than [`wire::MAX_PAYLOAD`]. A payload may be longer than this version knows; the
+//! rest is ignored, so that fields can be appended.
+
+pub mod wire;
+
+mod message;
+
+pub use message::{
+    Balance, Counted, Device, Direction, FilterSpec, Message, Open, Opened, RingPlace, Role,
+    VmKind, VmReady, VmSpec,
+};
+pub use wire::{Header, Malformed};
+
+/// Version of the protocol. `Hello` offers a range, `Welcome` picks one.
+pub const VERSION: u8 = 1;
+
+/// Name of the virtio-serial port that carries the protocol into a QEMU guest.
+pub const VIRTIO_PORT_NAME: &str = "org.vnplug.control";
+
+/// Prefix of the names of the host's devices; required in guests, allowed on the host.
+pub const HOST_PREFIX: &str = "host:";
+
+/// Where the daemon (on a host) or the agent (in a guest) listens, unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/vnplug/vnplug.sock";
+
+/// Codes in [`Message::Error`].
+pub mod code {
+    /// The message is malformed or does not belong here; the connection may be closed.
+    pub const PROTOCOL: u16 = 1;
+    /// No device, port or VM of that name or number (or the policy hides it).
+    pub const NOT_FOUND: u16 = 2;
+    /// The operator's policy forbids it.
+    pub const DENIED: u16 = 3;
+    /// A value is out of range; the text says which and what is allowed.
+    pub const INVALID: u16 = 4;
+    /// The filter was refused; the text is libpcap's own.
+    pub const FILTER: u16 = 5;
+    /// Not enough memory (ring, pool, huge pages) at this moment.
+    pub const NO_MEMORY: u16 = 6;
+    /// A limit was reached (ports, connections, requests per second).
+    pub const LIMIT: u16 = 7;
+    /// The name is taken.
+    pub const EXISTS: u16 = 8;
+    /// The daemon cannot be reached at this moment (an agent says this while it reconnects).
+    pub const UNAVAILABLE: u16 = 9;
+    /// Something of ours failed; the text says what.
+    pub const INTERNAL: u16 = 10;
+}
