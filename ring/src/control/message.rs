@@ -151,6 +151,17 @@ pub struct VmSpec {
     pub pool_bytes: u64,
     /// MSI-X vectors of an `ivshmem-doorbell` device; 0 = none.
     pub vectors: u32,
+    /// Which sources the VM may see, beside what the daemon's configuration grants it.
+    pub allow: Vec<Grant>,
+}
+
+/// Permission to see a source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// Name of the source, without `host:`; `*` = every source.
+    pub source: String,
+    /// Obligatory filter (pcap-filter(7)), run before the reader's own; empty = none.
+    pub filter: String,
 }
 
 /// A VM is known; here is what to plug into it.
@@ -388,6 +399,10 @@ impl Message {
                 w.u8(spec.kind as u8);
                 w.u64(spec.pool_bytes);
                 w.u32(spec.vectors);
+                w.list(&spec.allow, |w, grant| {
+                    w.text(&grant.source);
+                    w.text(&grant.filter);
+                });
             }
             Self::VmReady(ready) => {
                 w.text(&ready.pool_path);
@@ -493,6 +508,12 @@ impl Message {
                 kind: one_of(r, "kind", &[VmKind::Qemu, VmKind::Uml])?,
                 pool_bytes: r.u64("pool_bytes")?,
                 vectors: r.u32("vectors")?,
+                allow: r.list("allow", |r| {
+                    Ok(Grant {
+                        source: r.text("source")?,
+                        filter: r.text("filter")?,
+                    })
+                })?,
             }),
             18 => Self::VmReady(VmReady {
                 pool_path: r.text("pool_path")?,
@@ -648,6 +669,10 @@ mod tests {
                 kind: VmKind::Uml,
                 pool_bytes: 1 << 26,
                 vectors: 8,
+                allow: vec![Grant {
+                    source: "eth1".into(),
+                    filter: "not port 22".into(),
+                }],
             }),
             Message::VmReady(VmReady {
                 pool_path: "/dev/shm/p".into(),

@@ -31,7 +31,7 @@ pub mod wire;
 mod message;
 
 pub use message::{
-    Balance, Counted, Device, Direction, FilterSpec, Message, Open, Opened, RingPlace, Role,
+    Balance, Counted, Device, Direction, FilterSpec, Grant, Message, Open, Opened, RingPlace, Role,
     VmKind, VmReady, VmSpec,
 };
 pub use wire::{Header, Malformed};
