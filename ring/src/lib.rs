@@ -29,6 +29,7 @@ mod consumer;
 mod producer;
 
 pub mod control;
+pub mod crc;
 pub mod pool;
 pub mod witness;
 
