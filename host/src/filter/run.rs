@@ -1,0 +1,294 @@
+//! The interpreter: one decoded operation per step, no allocation, nothing that can panic.
+//!
+//! A program is decoded once into [`Op`]s, one per instruction and at the same index, so that jump
+//! distances stay what they were. Where a load is followed by a comparison with a constant (most of
+//! what libpcap emits), the load's slot holds both: one step instead of two. The comparison keeps
+//! its own slot, because a jump may lead to it.
+//!
+//! Steps are bounded. Without backward jumps every step moves forward, so there are at most as many
+//! as instructions. A backward jump over *n* instructions pays *n* from [`STEP_BUDGET`]; a run
+//! therefore takes at most `STEP_BUDGET + MAX_INSTRUCTIONS` steps, whatever the frame.
+
+use super::program::{Instruction, OutOfSteps, SCRATCH_WORDS, code};
+
+/// Instructions that one frame may make a looping program go back over.
+///
+/// `protochain` takes about 20 per extension header: this is enough for 3,000 of them.
+pub const STEP_BUDGET: u32 = 65_536;
+
+/// Where a comparison goes: operations to skip.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fork {
+    yes: u8,
+    no: u8,
+}
+
+impl Fork {
+    #[inline(always)]
+    fn skip(self, holds: bool) -> usize {
+        usize::from(if holds { self.yes } else { self.no })
+    }
+}
+
+/// One decoded step.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Op {
+    Word(u32),
+    Half(u32),
+    Byte(u32),
+    WordEq(Fork, u32, u32),
+    HalfEq(Fork, u32, u32),
+    ByteEq(Fork, u32, u32),
+    HalfSet(Fork, u32, u32),
+    WordX(u32),
+    HalfX(u32),
+    ByteX(u32),
+    Len,
+    Imm(u32),
+    Mem(u32),
+    XImm(u32),
+    XMem(u32),
+    XLen,
+    XHeader(u32),
+    Store(u32),
+    StoreX(u32),
+    Add(u32),
+    Sub(u32),
+    Mul(u32),
+    Div(u32),
+    Mod(u32),
+    And(u32),
+    Or(u32),
+    Xor(u32),
+    Shl(u32),
+    Shr(u32),
+    AddX,
+    SubX,
+    MulX,
+    DivX,
+    ModX,
+    AndX,
+    OrX,
+    XorX,
+    ShlX,
+    ShrX,
+    Neg,
+    ToX,
+    FromX,
+    Skip(u32),
+    Back(u32),
+    Eq(Fork, u32),
+    Gt(Fork, u32),
+    Ge(Fork, u32),
+    Set(Fork, u32),
+    EqX(Fork),
+    GtX(Fork),
+    GeX(Fork),
+    SetX(Fork),
+    Ret(u32),
+    RetA,
+}
+
+const _: () = assert!(size_of::<Op>() == 12);
+
+/// Decodes instructions that were verified.
+pub(super) fn decode(instructions: &[Instruction]) -> Vec<Op> {
+    let mut ops: Vec<Op> = instructions.iter().map(|i| single(*i)).collect();
+    for at in 0..ops.len().saturating_sub(1) {
+        ops[at] = match (ops[at], ops[at + 1]) {
+            (Op::Word(offset), Op::Eq(fork, k)) => Op::WordEq(fork, offset, k),
+            (Op::Half(offset), Op::Eq(fork, k)) => Op::HalfEq(fork, offset, k),
+            (Op::Byte(offset), Op::Eq(fork, k)) => Op::ByteEq(fork, offset, k),
+            (Op::Half(offset), Op::Set(fork, k)) => Op::HalfSet(fork, offset, k),
+            (op, _) => op,
+        };
+    }
+    ops
+}
+
+/// Runs decoded operations; see [`Program::judge`](super::Program::judge).
+pub(super) fn run(ops: &[Op], bytes: &[u8], wire_len: u32) -> Result<u32, OutOfSteps> {
+    let mut a = 0_u32;
+    let mut x = 0_u32;
+    let mut scratch = [0_u32; SCRATCH_WORDS as usize];
+    let mut budget = STEP_BUDGET;
+    let mut pc = 0_usize;
+    /// Takes the value, or rejects the frame.
+    macro_rules! some {
+        ($value:expr) => {
+            match $value {
+                Some(value) => value,
+                None => return Ok(0),
+            }
+        };
+    }
+    // Verification put every jump inside and a return at the end: `None` cannot happen.
+    while let Some(&op) = ops.get(pc) {
+        pc += 1;
+        match op {
+            Op::WordEq(fork, offset, k) => {
+                a = some!(word(bytes, offset as usize));
+                pc += 1 + fork.skip(a == k);
+            }
+            Op::HalfEq(fork, offset, k) => {
+                a = some!(half(bytes, offset as usize));
+                pc += 1 + fork.skip(a == k);
+            }
+            Op::ByteEq(fork, offset, k) => {
+                a = some!(byte(bytes, offset as usize));
+                pc += 1 + fork.skip(a == k);
+            }
+            Op::HalfSet(fork, offset, k) => {
+                a = some!(half(bytes, offset as usize));
+                pc += 1 + fork.skip(a & k != 0);
+            }
+            Op::Word(offset) => a = some!(word(bytes, offset as usize)),
+            Op::Half(offset) => a = some!(half(bytes, offset as usize)),
+            Op::Byte(offset) => a = some!(byte(bytes, offset as usize)),
+            Op::WordX(k) => a = some!(word(bytes, some!(sum(x, k)))),
+            Op::HalfX(k) => a = some!(half(bytes, some!(sum(x, k)))),
+            Op::ByteX(k) => a = some!(byte(bytes, some!(sum(x, k)))),
+            Op::XHeader(offset) => x = (some!(byte(bytes, offset as usize)) & 0x0f) << 2,
+            Op::Len => a = wire_len,
+            Op::XLen => x = wire_len,
+            Op::Imm(k) => a = k,
+            Op::XImm(k) => x = k,
+            Op::Mem(k) => a = scratch[(k % SCRATCH_WORDS) as usize],
+            Op::XMem(k) => x = scratch[(k % SCRATCH_WORDS) as usize],
+            Op::Store(k) => scratch[(k % SCRATCH_WORDS) as usize] = a,
+            Op::StoreX(k) => scratch[(k % SCRATCH_WORDS) as usize] = x,
+            Op::Add(k) => a = a.wrapping_add(k),
+            Op::Sub(k) => a = a.wrapping_sub(k),
+            Op::Mul(k) => a = a.wrapping_mul(k),
+            Op::Div(k) => a = some!(a.checked_div(k)),
+            Op::Mod(k) => a = some!(a.checked_rem(k)),
+            Op::And(k) => a &= k,
+            Op::Or(k) => a |= k,
+            Op::Xor(k) => a ^= k,
+            Op::Shl(k) => a = a.checked_shl(k).unwrap_or(0),
+            Op::Shr(k) => a = a.checked_shr(k).unwrap_or(0),
+            Op::AddX => a = a.wrapping_add(x),
+            Op::SubX => a = a.wrapping_sub(x),
+            Op::MulX => a = a.wrapping_mul(x),
+            Op::DivX => a = some!(a.checked_div(x)),
+            Op::ModX => a = some!(a.checked_rem(x)),
+            Op::AndX => a &= x,
+            Op::OrX => a |= x,
+            Op::XorX => a ^= x,
+            Op::ShlX => a = a.checked_shl(x).unwrap_or(0),
+            Op::ShrX => a = a.checked_shr(x).unwrap_or(0),
+            Op::Neg => a = a.wrapping_neg(),
+            Op::ToX => x = a,
+            Op::FromX => a = x,
+            Op::Skip(k) => pc += k as usize,
+            Op::Back(distance) => {
+                budget = budget.checked_sub(distance).ok_or(OutOfSteps)?;
+                pc = pc.wrapping_sub(distance as usize);
+            }
+            Op::Eq(fork, k) => pc += fork.skip(a == k),
+            Op::Gt(fork, k) => pc += fork.skip(a > k),
+            Op::Ge(fork, k) => pc += fork.skip(a >= k),
+            Op::Set(fork, k) => pc += fork.skip(a & k != 0),
+            Op::EqX(fork) => pc += fork.skip(a == x),
+            Op::GtX(fork) => pc += fork.skip(a > x),
+            Op::GeX(fork) => pc += fork.skip(a >= x),
+            Op::SetX(fork) => pc += fork.skip(a & x != 0),
+            Op::Ret(k) => return Ok(k),
+            Op::RetA => return Ok(a),
+        }
+    }
+    Ok(0)
+}
+
+#[inline(always)]
+fn word(bytes: &[u8], offset: usize) -> Option<u32> {
+    bytes
+        .get(offset..)?
+        .first_chunk()
+        .map(|chunk| u32::from_be_bytes(*chunk))
+}
+
+#[inline(always)]
+fn half(bytes: &[u8], offset: usize) -> Option<u32> {
+    bytes
+        .get(offset..)?
+        .first_chunk()
+        .map(|chunk| u32::from(u16::from_be_bytes(*chunk)))
+}
+
+#[inline(always)]
+fn byte(bytes: &[u8], offset: usize) -> Option<u32> {
+    bytes.get(offset).map(|byte| u32::from(*byte))
+}
+
+/// The sum without wrapping: an offset past 2^32 is beyond every frame.
+#[inline(always)]
+fn sum(x: u32, k: u32) -> Option<usize> {
+    (x as usize).checked_add(k as usize)
+}
+
+fn single(i: Instruction) -> Op {
+    let fork = Fork {
+        yes: i.jt,
+        no: i.jf,
+    };
+    let k = i.k;
+    match i.code {
+        code::LD_W_ABS => Op::Word(k),
+        code::LD_H_ABS => Op::Half(k),
+        code::LD_B_ABS => Op::Byte(k),
+        code::LD_W_IND => Op::WordX(k),
+        code::LD_H_IND => Op::HalfX(k),
+        code::LD_B_IND => Op::ByteX(k),
+        code::LD_LEN => Op::Len,
+        code::LD_IMM => Op::Imm(k),
+        code::LD_MEM => Op::Mem(k),
+        code::LDX_IMM => Op::XImm(k),
+        code::LDX_MEM => Op::XMem(k),
+        code::LDX_LEN => Op::XLen,
+        code::LDX_MSH => Op::XHeader(k),
+        code::ST => Op::Store(k),
+        code::STX => Op::StoreX(k),
+        code::ADD_K => Op::Add(k),
+        code::SUB_K => Op::Sub(k),
+        code::MUL_K => Op::Mul(k),
+        code::DIV_K => Op::Div(k),
+        code::MOD_K => Op::Mod(k),
+        code::AND_K => Op::And(k),
+        code::OR_K => Op::Or(k),
+        code::XOR_K => Op::Xor(k),
+        code::LSH_K => Op::Shl(k),
+        code::RSH_K => Op::Shr(k),
+        code::ADD_X => Op::AddX,
+        code::SUB_X => Op::SubX,
+        code::MUL_X => Op::MulX,
+        code::DIV_X => Op::DivX,
+        code::MOD_X => Op::ModX,
+        code::AND_X => Op::AndX,
+        code::OR_X => Op::OrX,
+        code::XOR_X => Op::XorX,
+        code::LSH_X => Op::ShlX,
+        code::RSH_X => Op::ShrX,
+        code::NEG => Op::Neg,
+        code::TAX => Op::ToX,
+        code::TXA => Op::FromX,
+        code::JA if k.cast_signed() < 0 => Op::Back(k.wrapping_neg()),
+        code::JA => Op::Skip(k),
+        code::JEQ_K => Op::Eq(fork, k),
+        code::JGT_K => Op::Gt(fork, k),
+        code::JGE_K => Op::Ge(fork, k),
+        code::JSET_K => Op::Set(fork, k),
+        code::JEQ_X => Op::EqX(fork),
+        code::JGT_X => Op::GtX(fork),
+        code::JGE_X => Op::GeX(fork),
+        code::JSET_X => Op::SetX(fork),
+        code::RET_A => Op::RetA,
+        code::RET => Op::Ret(k),
+        // Verification let nothing else through; rejecting every frame would be the safe reading.
+        _ => Op::Ret(0),
+    }
+}
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;
