@@ -7,9 +7,9 @@
 use std::sync::atomic::{Ordering, fence};
 
 use crate::layout::{
-    DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_CAPACITY, MAX_DELAY_US,
-    MAX_SNAPLEN, MIN_CAPACITY, Meta, PAD, PUBLISHED, RECORD_HEADER, TAIL, VERSION_MAJOR, WAKE_AT,
-    WAKE_SEQ, header, record_size, ring_size,
+    ALIGN, DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_CAPACITY, MAX_DELAY_US,
+    MAX_SNAPLEN, MIN_CAPACITY, Meta, PAD, PUBLISHED, READ, RECORD_HEADER, TAIL, VERSION_MAJOR,
+    WAKE_AT, WAKE_SEQ, header, reached, record_size, ring_size,
 };
 use crate::region::Region;
 
@@ -56,6 +56,18 @@ pub struct Corrupt {
     pub available: u64,
 }
 
+/// What [`Consumer::arm`] found. The doorbell stays armed in every case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// The watermark is reached already, or the ring's life is over: do not sleep.
+    Ready,
+    /// Nothing is unread: sleep until the doorbell, the host keeps the time.
+    Sleep,
+    /// Some packets are unread, fewer than the watermark. The host may have looked at them before
+    /// this arming and never look again: sleep until the doorbell, but at most these microseconds.
+    SleepAtMost(u32),
+}
+
 impl Consumer {
     /// Attaches to the ring at the start of `region`, at its current tail.
     ///
@@ -100,6 +112,10 @@ impl Consumer {
             ));
         }
         let tail = word(TAIL);
+        if !tail.is_multiple_of(ALIGN) {
+            return Err(AttachError::Geometry("tail", tail));
+        }
+        let read = word(READ);
         let wake_seq = region.load_u32(WAKE_SEQ, Ordering::Relaxed);
         Ok(Self {
             region,
@@ -107,7 +123,7 @@ impl Consumer {
             head: tail,
             tail,
             released: tail,
-            read: 0,
+            read,
             wake_seq,
         })
     }
@@ -148,31 +164,47 @@ impl Consumer {
         if self.released != self.tail {
             // Release: pairs with the Acquire in Producer::refresh_tail.
             self.region.store_u64(TAIL, self.tail, Ordering::Release);
+            // Release: after `tail`, so that a reader that dies in between leaves a count that is
+            // too low, which `arm` corrects; never one too high, which would sleep too long.
+            self.region.store_u64(READ, self.read, Ordering::Release);
             self.released = self.tail;
         }
     }
 
-    /// Asks to be rung once: when `watermark` packets (at least 1) are unread, or `max_delay_us`
-    /// after the first of them. Returns true if that many are unread already: do not sleep.
+    /// Releases, and asks to be rung once: when `watermark` packets (at least 1) are unread, or
+    /// `max_delay_us` after the first of them. A watermark of 1 rings at the first packet.
     ///
-    /// With a watermark of 1 the delay has no meaning and 0 spares the host a timer.
-    pub fn arm(&mut self, watermark: u32, max_delay_us: u32) -> bool {
+    /// The order that misses no wake-up: empty the doorbell, take packets until there are none,
+    /// `arm`, then sleep as the answer says. Waking early is harmless.
+    pub fn arm(&mut self, watermark: u32, max_delay_us: u32) -> Wait {
         self.release();
-        let watermark = u64::from(watermark.max(1));
-        let delay = if watermark == 1 { 0 } else { max_delay_us };
-        let wake_at = self.read.wrapping_add(watermark);
-        self.region.store_u64(WAKE_AT, wake_at, Ordering::Relaxed);
-        self.region
-            .store_u32(MAX_DELAY_US, delay, Ordering::Relaxed);
-        self.wake_seq = self.wake_seq.wrapping_add(1);
-        // Release: pairs with the Acquire in Producer::bell; it sees wake_at with the number.
-        self.region
-            .store_u32(WAKE_SEQ, self.wake_seq, Ordering::Release);
-        // Pairs with the fence in Producer::bell: either it sees our arming or we see its head.
-        fence(Ordering::SeqCst);
-        let published = self.region.load_u64(PUBLISHED, Ordering::Relaxed);
-        self.refresh();
-        published.wrapping_sub(wake_at) < 1 << 63 || self.life() != Life::Open
+        loop {
+            let wake_at = self.read.wrapping_add(u64::from(watermark.max(1)));
+            self.region.store_u64(WAKE_AT, wake_at, Ordering::Relaxed);
+            self.region
+                .store_u32(MAX_DELAY_US, max_delay_us, Ordering::Relaxed);
+            self.wake_seq = self.wake_seq.wrapping_add(1);
+            // Release: pairs with the Acquire in Producer::bell; it sees the words before.
+            self.region
+                .store_u32(WAKE_SEQ, self.wake_seq, Ordering::Release);
+            // Pairs with the fence in Producer::bell: either it sees our arming or we its head.
+            fence(Ordering::SeqCst);
+            // Acquire: pairs with the Release in Producer::publish; `head` is at least as new.
+            let published = self.region.load_u64(PUBLISHED, Ordering::Acquire);
+            self.refresh();
+            if self.life() != Life::Open {
+                return Wait::Ready;
+            }
+            match (self.tail == self.head, reached(published, wake_at)) {
+                (false, true) => return Wait::Ready,
+                (false, false) if watermark <= 1 || max_delay_us == 0 => return Wait::Ready,
+                (false, false) => return Wait::SleepAtMost(max_delay_us),
+                (true, false) => return Wait::Sleep,
+                // Nothing is unread, yet the counts say so: an earlier reader of this ring died
+                // between `tail` and its count. `published` is not ahead of what we have read.
+                (true, true) => self.read = published,
+            }
+        }
     }
 
     /// Where the ring is in its life. [`Life::Closed`] also if its memory serves another ring now.
@@ -196,9 +228,14 @@ impl Consumer {
         self.region.load_u64(DROPPED, Ordering::Relaxed)
     }
 
-    /// Packets taken so far.
+    /// Packets taken since the ring was made, by this reader and those before it.
     pub fn taken(&self) -> u64 {
         self.read
+    }
+
+    #[cfg(test)]
+    pub(crate) fn position(&self) -> u64 {
+        self.tail
     }
 
     #[inline]
@@ -226,7 +263,7 @@ impl Consumer {
             if skip >= self.head.wrapping_sub(self.tail) {
                 return Err(self.corrupt(cap_len));
             }
-            self.tail += skip;
+            self.tail = self.tail.wrapping_add(skip);
             offset = 0;
             cap_len = self.region.load_u32(DATA_OFFSET, Ordering::Relaxed);
         }
@@ -238,10 +275,10 @@ impl Consumer {
         {
             return Err(self.corrupt(cap_len));
         }
-        self.tail += size;
-        self.read += 1;
+        self.tail = self.tail.wrapping_add(size);
+        self.read = self.read.wrapping_add(1);
         self.region
-            .prefetch(DATA_OFFSET + ((self.tail + 128) & mask));
+            .prefetch(DATA_OFFSET + (self.tail.wrapping_add(128) & mask));
         Ok(Some(Taken {
             at: DATA_OFFSET + offset,
             cap_len,
@@ -307,8 +344,7 @@ struct Taken {
 
 #[inline]
 fn read_meta(region: &Region, at: u64) -> Meta {
-    let word = |offset| region.load_u64(at + offset, Ordering::Relaxed);
-    let (lens, ts_ns, hash_lost, tail) = (word(0), word(8), word(16), word(24));
+    let [lens, ts_ns, hash_lost, tail] = region.read_words(at);
     Meta {
         ts_ns,
         wire_len: (lens >> 32) as u32,

@@ -7,7 +7,7 @@
 //! offset  sole writer      content
 //! 0x000   host, once       header: magic, version, epoch, capacity, data offset, …   (frozen)
 //! 0x080   host, per batch  head · published · dropped · life
-//! 0x100   reader, batch    tail
+//! 0x100   reader, batch    tail · read
 //! 0x180   reader, asleep   wake_at · wake_seq · max_delay_us
 //! 0x1000  host             records, `capacity` bytes
 //! ```
@@ -31,9 +31,26 @@
 //!
 //! The producer publishes with a Release store of `head`; the reader pairs it with an Acquire load.
 //! The reader gives space back with a Release store of `tail`; the producer pairs it with an
-//! Acquire load. Sleeping is a Dekker handshake: the reader stores `wake_seq`, fences (`SeqCst`)
-//! and re-reads `head`; the producer stores `head`, fences (`SeqCst`) and reads `wake_seq`. One of
-//! them sees the other.
+//! Acquire load.
+//!
+//! # Sleeping and ringing
+//!
+//! The reader **arms**: it stores `wake_at` (a count of records), `max_delay_us` and then a new
+//! `wake_seq`. The producer rings an arming at most once. Arming is a Dekker handshake: the reader
+//! stores `wake_seq`, fences (`SeqCst`) and reads `head`; the producer stores `head`, fences
+//! (`SeqCst`) and reads `wake_seq`. One of them sees the other, so a record belongs to exactly one
+//! of two cases, and each case has one clock:
+//!
+//! | the record was published | who sees it | who keeps the time |
+//! |---|---|---|
+//! | after the arming | the producer sees the arming | the producer: it rings at the watermark, or `max_delay_us` after it first saw the record |
+//! | before the arming | the reader sees the record | the reader: it does not sleep at the watermark, else at most `max_delay_us` |
+//!
+//! Hence the producer has no timer for a reader that is awake, and the reader has none when it goes
+//! to sleep on an empty ring. An application that polls a file descriptor waits for the doorbell
+//! and, only in the second case, for a timer. Early wake-ups are allowed, late ones are not.
+//!
+//! After the end of a ring's life (`life`) the producer's side rings once more, armed or not.
 
 /// First eight bytes of a ring: `VNPLRING` in memory order.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"VNPLRING");
@@ -93,12 +110,15 @@ pub const DROPPED: u64 = 0x90;
 pub const LIFE: u64 = 0x98;
 /// `u64`, reader: bytes released since the ring was made.
 pub const TAIL: u64 = 0x100;
+/// `u64`, reader: records released since the ring was made, stored after `tail`. For the reader's
+/// successor and for statistics; the host decides nothing by it.
+pub const READ: u64 = 0x108;
 /// `u64`, reader: wake me when `published` reaches this count.
 pub const WAKE_AT: u64 = 0x180;
 /// `u32`, reader: incremented by each arming; one arming is rung at most once.
 pub const WAKE_SEQ: u64 = 0x188;
 /// `u32`, reader: wake me this many microseconds after the first unread record even if `wake_at`
-/// is not reached. 0: the reader does not wait with unread records, no timer is needed.
+/// is not reached. 0: at the first record.
 pub const MAX_DELAY_US: u64 = 0x18c;
 
 /// Bits of a record's `flags`.
@@ -193,12 +213,18 @@ pub const fn record_size(cap_len: u32) -> u64 {
     (RECORD_HEADER + cap_len as u64 + ALIGN - 1) & !(ALIGN - 1)
 }
 
+/// True when a free-running count has reached `goal`.
+#[inline]
+pub(crate) const fn reached(count: u64, goal: u64) -> bool {
+    count.wrapping_sub(goal) < 1 << 63
+}
+
 // The specification, checked: lines do not share a 128-byte pair of cache lines between writers.
 const _: () = {
     assert!(header::SIZE <= HEAD);
     assert!(HEAD / 128 != TAIL / 128 && TAIL / 128 != WAKE_AT / 128);
     assert!(HEAD.is_multiple_of(128) && TAIL.is_multiple_of(128) && WAKE_AT.is_multiple_of(128));
-    assert!(LIFE + 8 <= TAIL && TAIL + 8 <= WAKE_AT && MAX_DELAY_US + 4 <= DATA_OFFSET);
+    assert!(LIFE + 8 <= TAIL && READ + 8 <= WAKE_AT && MAX_DELAY_US + 4 <= DATA_OFFSET);
     assert!(DATA_OFFSET.is_multiple_of(4096) && RECORD_HEADER.is_multiple_of(ALIGN));
     assert!(MIN_CAPACITY.is_power_of_two() && MAX_CAPACITY.is_power_of_two());
     // A pad record needs its first four bytes; ALIGN leaves at least eight.

@@ -33,6 +33,9 @@ pub mod crc;
 pub mod pool;
 pub mod witness;
 
-pub use consumer::{AttachError, Batch, Consumer, Corrupt, Packet};
+pub use consumer::{AttachError, Batch, Consumer, Corrupt, Packet, Wait};
 pub use producer::{Bell, CreateError, PeerLied, Producer, Slot};
 pub use region::Region;
+
+#[cfg(test)]
+mod tests;

@@ -9,8 +9,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::layout::{
     DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_CAPACITY, MAX_DELAY_US,
-    MAX_SNAPLEN, MIN_CAPACITY, Meta, PAD, PUBLISHED, RECORD_HEADER, TAIL, VERSION_MAJOR,
-    VERSION_MINOR, WAKE_AT, WAKE_SEQ, header, record_size, ring_size,
+    MAX_SNAPLEN, MIN_CAPACITY, Meta, PAD, PUBLISHED, READ, TAIL, VERSION_MAJOR, VERSION_MINOR,
+    WAKE_AT, WAKE_SEQ, header, reached, record_size, ring_size,
 };
 use crate::region::Region;
 
@@ -22,25 +22,37 @@ pub struct Producer {
     head: u64,
     tail: u64,
     announced: u64,
+    written: u64,
     published: u64,
     dropped: u64,
     lost: u32,
     rung: u32,
-    waiting_since_us: Option<u64>,
+    waiting: Option<Waiting>,
 }
 
-/// Room for one record, given by [`Producer::reserve`] and used up by [`Producer::fill`].
+/// Room for one record, given by [`Producer::reserve`] and used up by [`Producer::fill`]. A slot
+/// that is not filled costs nothing: the next reservation gets the same room.
 #[derive(Debug)]
-#[must_use = "a reserved slot is filled or the record is lost"]
+#[must_use = "a reserved slot is filled or the record is not written"]
 pub struct Slot {
-    at: u64,
+    /// The producer's head when it reserved.
+    head: u64,
+    /// Bytes skipped up to the end of the area, with a pad record.
+    pad: u64,
     cap_len: u32,
+}
+
+/// An arming that was seen with unread records below its watermark.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    seq: u32,
+    since_us: u64,
 }
 
 /// What to do about the reader after publishing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bell {
-    /// Nothing: the reader is awake, or has been rung already.
+    /// Nothing: the reader is awake or was rung already, or there is nothing to read.
     Quiet,
     /// Ring now, once.
     Ring,
@@ -81,6 +93,16 @@ impl Producer {
     /// # Errors
     /// [`CreateError`] when the geometry is not a ring's or does not fit.
     pub fn create(region: Region, geometry: Geometry) -> Result<Self, CreateError> {
+        Self::create_at(region, geometry, 0)
+    }
+
+    /// [`create`](Self::create) with all positions and counts starting at `start`, a multiple of
+    /// [`ALIGN`](crate::layout::ALIGN): tests begin just before the wrap at 2^64.
+    pub(crate) fn create_at(
+        region: Region,
+        geometry: Geometry,
+        start: u64,
+    ) -> Result<Self, CreateError> {
         let Geometry {
             capacity,
             snaplen,
@@ -118,6 +140,10 @@ impl Producer {
             (header::SNAPLEN, u64::from(snaplen) | u64::from(port) << 32),
             (header::QUEUE, u64::from(queue)),
             (LIFE, epoch | Life::Open as u64),
+            (HEAD, start),
+            (PUBLISHED, start),
+            (TAIL, start),
+            (READ, start),
             // Release: the magic comes last, so that whoever sees it sees the rest.
             (header::MAGIC, MAGIC),
         ];
@@ -127,14 +153,15 @@ impl Producer {
         Ok(Self {
             region,
             geometry,
-            head: 0,
-            tail: 0,
-            announced: 0,
-            published: 0,
+            head: start,
+            tail: start,
+            announced: start,
+            written: start,
+            published: start,
             dropped: 0,
             lost: 0,
             rung: 0,
-            waiting_since_us: None,
+            waiting: None,
         })
     }
 
@@ -150,7 +177,7 @@ impl Producer {
 
     /// Records written, published or not yet.
     pub fn written(&self) -> u64 {
-        self.published
+        self.written
     }
 
     /// Makes room for a record of `cap_len` bytes. `None`: the ring is full and the loss is counted.
@@ -162,49 +189,57 @@ impl Producer {
         debug_assert!(cap_len <= self.geometry.snaplen);
         let capacity = self.geometry.capacity;
         let size = record_size(cap_len);
-        let offset = self.head & (capacity - 1);
-        let to_end = capacity - offset;
+        let to_end = capacity - (self.head & (capacity - 1));
         let pad = if size > to_end { to_end } else { 0 };
-        let need = size + pad;
-        if self.head + need - self.tail > capacity {
+        let used = self.head.wrapping_sub(self.tail);
+        if used + pad + size > capacity {
             self.refresh_tail()?;
-            if self.head + need - self.tail > capacity {
+            let used = self.head.wrapping_sub(self.tail);
+            if used + pad + size > capacity {
                 self.dropped += 1;
-                self.lost = self.lost.saturating_add(1);
+                self.lose();
                 return Ok(None);
             }
         }
-        if pad > 0 {
-            self.region
-                .store_u32(DATA_OFFSET + offset, PAD, Ordering::Relaxed);
-            self.head += pad;
-        }
-        let at = DATA_OFFSET + (self.head & (capacity - 1));
-        self.head += size;
-        Ok(Some(Slot { at, cap_len }))
+        Ok(Some(Slot {
+            head: self.head,
+            pad,
+            cap_len,
+        }))
     }
 
     /// Writes the record; it becomes visible with the next [`publish`](Self::publish).
     ///
     /// # Panics
-    /// If `bytes` is not as long as reserved.
+    /// If `bytes` is not as long as reserved, or something else was written since the reservation.
     #[inline]
     pub fn fill(&mut self, slot: Slot, meta: &Meta, bytes: &[u8]) {
-        assert!(bytes.len() == slot.cap_len as usize, "filled as reserved");
-        let mut head = [0_u8; RECORD_HEADER as usize];
-        head[0..4].copy_from_slice(&slot.cap_len.to_le_bytes());
-        head[4..8].copy_from_slice(&meta.wire_len.to_le_bytes());
-        head[8..16].copy_from_slice(&meta.ts_ns.to_le_bytes());
-        head[16..20].copy_from_slice(&meta.flow_hash.to_le_bytes());
-        head[20..24].copy_from_slice(&meta.lost.saturating_add(self.lost).to_le_bytes());
-        head[24..26].copy_from_slice(&meta.flags.to_le_bytes());
-        head[26..28].copy_from_slice(&meta.vlan_tci.to_le_bytes());
-        head[28..30].copy_from_slice(&meta.source.to_le_bytes());
-        head[30..32].copy_from_slice(&meta.queue.to_le_bytes());
-        self.region.write(slot.at, &head);
-        self.region.write(slot.at + RECORD_HEADER, bytes);
+        assert!(
+            bytes.len() == slot.cap_len as usize && slot.head == self.head,
+            "filled as reserved"
+        );
+        let mask = self.geometry.capacity - 1;
+        if slot.pad > 0 {
+            self.region
+                .store_u32(DATA_OFFSET + (self.head & mask), PAD, Ordering::Relaxed);
+            self.head = self.head.wrapping_add(slot.pad);
+        }
+        let offset = self.head & mask;
+        let lost = meta.lost.saturating_add(self.lost);
+        let header = [
+            u64::from(slot.cap_len) | u64::from(meta.wire_len) << 32,
+            meta.ts_ns,
+            u64::from(meta.flow_hash) | u64::from(lost) << 32,
+            u64::from(meta.flags)
+                | u64::from(meta.vlan_tci) << 16
+                | u64::from(meta.source) << 32
+                | u64::from(meta.queue) << 48,
+        ];
+        self.region
+            .write_record(DATA_OFFSET + offset, header, bytes);
+        self.head = self.head.wrapping_add(record_size(slot.cap_len));
         self.lost = 0;
-        self.published += 1;
+        self.written = self.written.wrapping_add(1);
     }
 
     /// Reserves and fills in one step. `false`: the ring is full and the loss is counted.
@@ -230,15 +265,18 @@ impl Producer {
     /// Makes everything filled so far visible. Once per batch.
     #[inline]
     pub fn publish(&mut self) {
-        self.region
-            .store_u64(PUBLISHED, self.published, Ordering::Relaxed);
-        self.region
-            .store_u64(DROPPED, self.dropped, Ordering::Relaxed);
         if self.announced != self.head {
             // Release: pairs with the Acquire in Consumer::refresh.
             self.region.store_u64(HEAD, self.head, Ordering::Release);
             self.announced = self.head;
+            self.published = self.written;
+            // Release: pairs with the Acquire in Consumer::arm. After `head`, so that the count a
+            // reader sees never runs ahead of the head it sees next.
+            self.region
+                .store_u64(PUBLISHED, self.published, Ordering::Release);
         }
+        self.region
+            .store_u64(DROPPED, self.dropped, Ordering::Relaxed);
     }
 
     /// Decides whether the reader is to be woken; call it after [`publish`](Self::publish) and when
@@ -247,34 +285,12 @@ impl Producer {
     pub fn bell(&mut self, now_us: u64) -> Bell {
         // Pairs with the fence in Consumer::arm: either we see its arming or it sees our head.
         fence(Ordering::SeqCst);
+        // Acquire: pairs with the Release in Consumer::arm; the words before it are visible.
         let seq = self.region.load_u32(WAKE_SEQ, Ordering::Acquire);
-        let delay = self.region.load_u32(MAX_DELAY_US, Ordering::Relaxed);
         if seq == self.rung {
-            // Awake. A reader that may go to sleep over unread records needs us to look again.
-            return match delay {
-                0 => Bell::Quiet,
-                _ if self.region.load_u64(TAIL, Ordering::Relaxed) == self.announced => {
-                    self.waiting_since_us = None;
-                    Bell::Quiet
-                }
-                delay => Bell::Later(now_us + u64::from(delay)),
-            };
-        }
-        let wake_at = self.region.load_u64(WAKE_AT, Ordering::Relaxed);
-        let reached = self.published.wrapping_sub(wake_at) < 1 << 63;
-        if reached {
-            return self.rang(seq);
-        }
-        if self.region.load_u64(TAIL, Ordering::Relaxed) == self.announced {
-            self.waiting_since_us = None;
-            return Bell::Quiet;
-        }
-        let since = *self.waiting_since_us.get_or_insert(now_us);
-        let due = since + u64::from(delay);
-        if now_us >= due {
-            self.rang(seq)
+            Bell::Quiet
         } else {
-            Bell::Later(due)
+            self.armed(seq, now_us)
         }
     }
 
@@ -293,10 +309,30 @@ impl Producer {
             .min(self.geometry.capacity)
     }
 
-    fn rang(&mut self, seq: u32) -> Bell {
-        self.rung = seq;
-        self.waiting_since_us = None;
-        Bell::Ring
+    fn armed(&mut self, seq: u32, now_us: u64) -> Bell {
+        // Acquire: pairs with the Release in Consumer::release.
+        if self.region.load_u64(TAIL, Ordering::Acquire) == self.announced {
+            // Nothing unread: the delay starts with the next record.
+            self.waiting = None;
+            return Bell::Quiet;
+        }
+        let wake_at = self.region.load_u64(WAKE_AT, Ordering::Relaxed);
+        let delay_us = self.region.load_u32(MAX_DELAY_US, Ordering::Relaxed);
+        let waiting = match self.waiting {
+            Some(waiting) if waiting.seq == seq => waiting,
+            _ => Waiting {
+                seq,
+                since_us: now_us,
+            },
+        };
+        let due_us = waiting.since_us.saturating_add(u64::from(delay_us));
+        if reached(self.published, wake_at) || now_us >= due_us {
+            self.rung = seq;
+            self.waiting = None;
+            return Bell::Ring;
+        }
+        self.waiting = Some(waiting);
+        Bell::Later(due_us)
     }
 
     #[cold]
@@ -305,7 +341,7 @@ impl Producer {
         let tail = self.region.load_u64(TAIL, Ordering::Acquire);
         // A true tail lies between the last one we took and what we announced.
         let distance = self.announced.wrapping_sub(tail);
-        if distance > self.announced - self.tail {
+        if distance > self.announced.wrapping_sub(self.tail) {
             return Err(PeerLied {
                 head: self.announced,
                 tail,

@@ -14,6 +14,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::layout::RECORD_HEADER;
+
 /// A mapped piece of shared memory; clones share the mapping.
 #[derive(Clone)]
 pub struct Region {
@@ -119,6 +121,30 @@ impl Region {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 
+    /// Writes a record: its four header words, then `bytes`.
+    #[inline]
+    pub(crate) fn write_record(&self, offset: u64, header: [u64; 4], bytes: &[u8]) {
+        let to = self.at(offset, RECORD_HEADER + bytes.len() as u64);
+        let header = header.map(u64::to_le);
+        // SAFETY: in bounds; `header` and `bytes` are private memory, so nothing overlaps.
+        unsafe {
+            std::ptr::copy_nonoverlapping(header.as_ptr().cast(), to, RECORD_HEADER as usize);
+            copy_frame(bytes, to.add(RECORD_HEADER as usize));
+        }
+    }
+
+    /// Reads a record's four header words.
+    #[inline]
+    pub(crate) fn read_words(&self, offset: u64) -> [u64; 4] {
+        let mut words = [0_u64; 4];
+        let from = self.at(offset, RECORD_HEADER);
+        // SAFETY: in bounds; `words` is private memory, so the two cannot overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, words.as_mut_ptr().cast(), RECORD_HEADER as usize);
+        }
+        words.map(u64::from_le)
+    }
+
     /// Copies out of the region, once, into private memory.
     #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) {
@@ -169,6 +195,33 @@ impl Region {
         );
         // SAFETY: just checked to lie inside the mapping.
         unsafe { self.base.as_ptr().add(offset as usize) }
+    }
+}
+
+/// Copies `bytes` to `to`.
+///
+/// # Safety
+/// `to` must be writable for `bytes.len()` bytes and not overlap them.
+#[inline]
+unsafe fn copy_frame(bytes: &[u8], to: *mut u8) {
+    /// The first and the last N bytes; they meet or overlap when N..=2N are to be copied.
+    #[inline]
+    unsafe fn ends<const N: usize>(bytes: &[u8], to: *mut u8) {
+        let last = bytes.len() - N;
+        // SAFETY: N <= bytes.len(), so both copies stay inside; by the caller's promise.
+        unsafe {
+            let from = bytes.as_ptr();
+            std::ptr::copy_nonoverlapping(from, to, N);
+            std::ptr::copy_nonoverlapping(from.add(last), to.add(last), N);
+        }
+    }
+    // SAFETY: each arm copies within `bytes.len()`, by the caller's promise.
+    unsafe {
+        match bytes.len() {
+            33..=64 => ends::<32>(bytes, to),
+            65..=128 => ends::<64>(bytes, to),
+            len => std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, len),
+        }
     }
 }
 
