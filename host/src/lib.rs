@@ -9,3 +9,4 @@
 
 pub mod filter;
 pub mod source;
+mod sys;

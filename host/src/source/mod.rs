@@ -5,6 +5,7 @@
 //! borrowed frames: the bytes stay where the kernel, the file or the generator put them until the
 //! sink returns, and every port that wants them copies them once, into its ring.
 
+pub mod af_packet;
 pub mod generator;
 
 mod sleep;

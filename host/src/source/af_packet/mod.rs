@@ -1,0 +1,154 @@
+//! An Ethernet interface, received through packet sockets (`AF_PACKET`, TPACKET_V3; Linux ≥ 4.20).
+//!
+//! The kernel writes frames into blocks of a ring that it shares with us and hands over whole
+//! blocks; a queue lends the frames from there, so a frame costs no system call and no copy here.
+//! A block goes back once its last frame was handed out. Works with every driver; costs a copy and
+//! the kernel's receive path per frame.
+//!
+//! - **Block timeout.** A block that does not fill is handed over after `block_timeout_ms`: the
+//!   latency of a quiet wire. It also bounds the stall that the ring survives on a quiet wire, as
+//!   every such block is used up by a few frames: `blocks × block_timeout_ms`.
+//! - **Queues** share the interface's frames by a symmetric flow hash (`PACKET_FANOUT_HASH`): both
+//!   directions of a flow come to one queue, in order. Frames without an IP flow come to the first
+//!   queue; later fragments of a datagram hash by address alone; tunnels hash by their innermost
+//!   flow where the kernel can see it. The kernel does not put fragments together and a full queue
+//!   does not spill into another: both would change what was on the wire or its order.
+//! - **Direction** is decided by a filter in the kernel, before anything is queued or counted.
+//!   On loopback every frame passes twice, out and in; [`Direction::Both`] takes the way in alone.
+//! - **Offloads.** Frames that the kernel merged (GRO) or has not yet cut (GSO) arrive whole, up to
+//!   [`AfPacketConfig::snaplen`]; `ethtool -K IF gro off` shows what is on the wire.
+
+mod block;
+mod interfaces;
+mod queue;
+mod socket;
+
+use std::sync::Arc;
+
+pub use interfaces::{InterfaceInfo, interfaces};
+use vnplug_ring::layout::MAX_SNAPLEN;
+
+use super::{Queue, SourceError};
+
+/// Frames of which direction are received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Direction {
+    /// Frames that the interface received.
+    Rx,
+    /// Frames that this host sent by the interface.
+    Tx,
+    /// Both.
+    #[default]
+    Both,
+}
+
+/// How to receive from an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AfPacketConfig {
+    /// The interface's name in this network namespace.
+    pub interface: String,
+    /// Which frames.
+    pub direction: Direction,
+    /// Also frames addressed to other stations.
+    pub promiscuous: bool,
+    /// Queues, each for a thread of its own: 1 to [`MAX_QUEUES`].
+    pub queues: u32,
+    /// Bytes of a ring block; rounded up to whole pages. A frame longer than a block, less about
+    /// 200 bytes of headers, is cut to fit.
+    pub block_size: u32,
+    /// Ring blocks of each queue, at least 2; a queue's ring takes `block_size × blocks` bytes of
+    /// kernel memory, committed at once.
+    pub blocks: u32,
+    /// The longest time in milliseconds that a frame waits for its block to fill: 1 to 1000.
+    pub block_timeout_ms: u32,
+    /// Captured bytes of each frame, VLAN tag included: 64 to `MAX_SNAPLEN`. `Frame::wire_len`
+    /// tells how long a cut frame was.
+    pub snaplen: u32,
+    /// Ask the NIC to stamp every frame and take its stamps (`flags::HW_TIMESTAMP`). Where it
+    /// cannot, this is logged and the kernel stamps. Off, NIC stamps are not used even if something
+    /// else (a PTP daemon) switched them on, as their clock may be another, and not every frame
+    /// has one. Needs `CAP_NET_ADMIN`; concerns the whole NIC and stays on afterwards.
+    pub hardware_timestamps: bool,
+}
+
+impl AfPacketConfig {
+    /// Everything that passes `interface`, by one queue with a ring of 64 MiB.
+    pub fn new(interface: impl Into<String>) -> Self {
+        Self {
+            interface: interface.into(),
+            direction: Direction::Both,
+            promiscuous: true,
+            queues: 1,
+            block_size: 512 << 10,
+            blocks: 128,
+            block_timeout_ms: 2,
+            snaplen: MAX_SNAPLEN,
+            hardware_timestamps: false,
+        }
+    }
+
+    fn check(&self) -> Result<(), SourceError> {
+        let limits = [
+            ("queues", self.queues, 1, MAX_QUEUES),
+            ("blocks", self.blocks, 2, 1 << 20),
+            ("block_size", self.block_size, 4096, 1 << 30),
+            ("block_timeout_ms", self.block_timeout_ms, 1, 1000),
+            ("snaplen", self.snaplen, 64, MAX_SNAPLEN),
+        ];
+        // The kernel counts a ring's bytes in 32 bits.
+        if u64::from(self.block_size) * u64::from(self.blocks) >= 1 << 32 {
+            return Err(SourceError::new(format!(
+                "a ring of {} blocks of {} bytes is too large; it must be less than 4 GiB",
+                self.blocks, self.block_size
+            )));
+        }
+        match limits
+            .into_iter()
+            .find(|&(_, value, low, high)| value < low || value > high)
+        {
+            None => Ok(()),
+            Some((name, value, low, high)) => Err(SourceError::new(format!(
+                "{name} is {value}; it must be {low} to {high}"
+            ))),
+        }
+    }
+}
+
+/// The most queues of an interface.
+pub const MAX_QUEUES: u32 = 64;
+
+/// The packet-socket source.
+#[derive(Debug)]
+pub struct AfPacket;
+
+impl AfPacket {
+    /// Starts to receive; gives one [`Queue`] for each of `config.queues`.
+    ///
+    /// An interface that goes down, or is deleted and made again, does not end a queue: it goes on
+    /// when the interface is back (found by name, in the network namespace of the thread that
+    /// calls [`Queue::wait`]).
+    ///
+    /// # Errors
+    /// [`SourceError`] if the configuration is out of range, the interface does not exist or is
+    /// not Ethernet, the process lacks `CAP_NET_RAW`, or the kernel has no memory for the rings.
+    pub fn open(config: AfPacketConfig) -> Result<Vec<Box<dyn Queue>>, SourceError> {
+        config.check()?;
+        let opener = Arc::new(socket::Opener::new(config));
+        let mut rings = Vec::new();
+        for _ in 0..opener.config().queues {
+            rings.push(opener.open()?);
+        }
+        // Filters open last: no frame arrives twice while the group gains its members.
+        for ring in &rings {
+            opener.start(ring)?;
+        }
+        Ok(rings
+            .into_iter()
+            .map(|ring| Box::new(queue::PacketQueue::new(Arc::clone(&opener), ring)) as Box<_>)
+            .collect())
+    }
+}
+
+fn is_capturable(hardware: u16) -> bool {
+    matches!(hardware, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK)
+}

@@ -1,0 +1,268 @@
+//! One socket's frames, batch by batch, and what becomes of it when its interface leaves.
+//!
+//! | link   | meaning                                      | leaves it                          |
+//! |--------|----------------------------------------------|------------------------------------|
+//! | `Up`   | frames may come                              | the socket reports an error        |
+//! | `Down` | administratively down; the kernel re-attaches the socket by itself | the interface is up, or deleted |
+//! | `Gone` | the interface was deleted or moved away      | a new socket is bound, by name     |
+//!
+//! The old ring stays until the new one is there, and is read out first: what the kernel counted
+//! is either handed out or counted as dropped.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::net::netdevice;
+use vnplug_ring::layout::flags;
+
+use super::block::{Cursor, Walk};
+use super::socket::{BoundRing, Opener};
+use crate::source::sleep::sleep;
+use crate::source::{Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError};
+use crate::sys::packet::{self, Ring};
+
+/// A packet socket with its ring.
+#[derive(Debug)]
+pub(super) struct PacketQueue {
+    opener: Arc<Opener>,
+    ring: Ring,
+    /// The block that the kernel hands over next, or that is being read.
+    block: usize,
+    /// Where in it; `None`: not opened yet.
+    cursor: Option<Cursor>,
+    /// Always empty between calls; keeps its memory.
+    batch: Vec<Frame<'static>>,
+    index: i32,
+    link: LinkState,
+    /// Flags for the next frame handed out.
+    mark: u16,
+    counters: QueueCounters,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum LinkState {
+    Up,
+    Down,
+    Gone { retry_at: Instant, pause: Duration },
+}
+
+impl PacketQueue {
+    pub(super) fn new(opener: Arc<Opener>, bound: BoundRing) -> Self {
+        let mut queue = Self {
+            opener,
+            index: bound.link.index,
+            link: LinkState::Up,
+            ring: bound.ring,
+            block: 0,
+            cursor: None,
+            batch: Vec::with_capacity(MAX_BATCH),
+            mark: 0,
+            counters: QueueCounters::default(),
+        };
+        queue.settle(bound.link.up);
+        queue
+    }
+
+    /// The state after a bind, which leaves an error on the socket if the interface is down.
+    fn settle(&mut self, up: bool) {
+        self.ring.socket().take_error();
+        self.link = if up { LinkState::Up } else { LinkState::Down };
+    }
+
+    /// Gives the current block back once all its frames were handed out.
+    fn release_spent(&mut self) {
+        if self.cursor.is_some_and(|cursor| cursor.left == 0) {
+            self.cursor = None;
+            self.ring.release(self.block);
+            self.block = (self.block + 1) % self.ring.blocks();
+        }
+    }
+
+    /// Where to read, if the kernel has handed over the next block.
+    fn open_block(&mut self) -> Option<Cursor> {
+        if self.cursor.is_none() {
+            let losing = self.ring.status(self.block)? & libc::TP_STATUS_LOSING != 0;
+            self.cursor = Some(Cursor::start(self.ring.block(self.block)?));
+            if losing {
+                self.take_statistics();
+            }
+        }
+        self.cursor
+    }
+
+    fn take_statistics(&mut self) {
+        // The option cannot fail on a packet socket with a ring; if it did, nothing was cleared
+        // and the next call has it all.
+        let Ok(now) = self.ring.socket().take_statistics() else {
+            return;
+        };
+        self.counters.seen += u64::from(now.tp_packets);
+        self.counters.dropped += u64::from(now.tp_drops);
+        self.counters.freezes += u64::from(now.tp_freeze_q_cnt);
+        if now.tp_drops > 0 {
+            self.mark |= flags::SOURCE_LOSS;
+        }
+    }
+
+    /// Looks again at how the interface is; `ENETDOWN` was seen, or it was not up last time.
+    fn look(&mut self) {
+        let socket = self.ring.socket();
+        if socket.bound_to().is_ok_and(|index| index != self.index) {
+            self.look_for_another();
+            return;
+        }
+        // By index, as it may have been renamed.
+        let up = netdevice::index_to_name(socket, self.index as u32)
+            .map_err(Into::into)
+            .and_then(|name| packet::link(socket, &name))
+            .is_ok_and(|link| link.up);
+        self.link = if up { LinkState::Up } else { LinkState::Down };
+        if up {
+            self.counters.rebinds += 1;
+            self.mark |= flags::SOURCE_LOSS;
+            log::info!("interface {:?} is up again", self.opener.config().interface);
+        }
+    }
+
+    /// The interface is gone: binds to one of the same name when it is time, and there is one.
+    fn look_for_another(&mut self) {
+        let now = Instant::now();
+        let LinkState::Gone { retry_at, pause } = self.link else {
+            log::warn!("interface {:?} is gone", self.opener.config().interface);
+            // The last frames come when their block's time is over.
+            let drain = 2 * Duration::from_millis(self.opener.config().block_timeout_ms.into());
+            self.link = LinkState::Gone {
+                retry_at: now + drain + DRAIN_MARGIN,
+                pause: MIN_PAUSE,
+            };
+            return;
+        };
+        if now < retry_at || self.ring.status(self.block).is_some() {
+            return;
+        }
+        match self.reopen() {
+            Ok(bound) => {
+                self.take_statistics();
+                self.index = bound.link.index;
+                self.ring = bound.ring;
+                self.block = 0;
+                self.settle(bound.link.up);
+                self.counters.rebinds += 1;
+                self.mark |= flags::SOURCE_LOSS;
+                log::info!("interface {:?} is back", self.opener.config().interface);
+            }
+            Err(error) => {
+                log::debug!("{error}");
+                let retry_at = now + pause;
+                self.link = LinkState::Gone {
+                    retry_at,
+                    pause: (pause * 2).min(MAX_PAUSE),
+                };
+            }
+        }
+    }
+
+    fn reopen(&self) -> Result<BoundRing, SourceError> {
+        // Asked first, as a ring is dear.
+        self.opener.link(self.ring.socket())?;
+        let bound = self.opener.open()?;
+        self.opener.start(&bound)?;
+        Ok(bound)
+    }
+
+    /// The longest sleep before the interface must be looked at again.
+    fn patience(&self) -> Option<Duration> {
+        match self.link {
+            LinkState::Up => None,
+            LinkState::Down => Some(DOWN_PAUSE),
+            LinkState::Gone { retry_at, .. } => Some(
+                retry_at
+                    .saturating_duration_since(Instant::now())
+                    .max(MIN_PAUSE),
+            ),
+        }
+    }
+}
+
+impl Queue for PacketQueue {
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        self.release_spent();
+        // A block has frames, but nothing relies on it: one round through the ring at most.
+        for _ in 0..self.ring.blocks() {
+            let Some(cursor) = self.open_block() else {
+                return Ok(Received::Nothing);
+            };
+            let Some(block) = self.ring.block(self.block) else {
+                return Ok(Received::Nothing);
+            };
+            let mut batch = recycle(std::mem::take(&mut self.batch));
+            let mut walk = Walk::resume(block, cursor, self.opener.config().snaplen);
+            batch.extend(walk.by_ref().take(MAX_BATCH));
+            let (cursor, malformed) = walk.stop();
+            self.cursor = Some(cursor);
+            self.counters.dropped += u64::from(malformed);
+            if let Some(first) = batch.first_mut() {
+                first.flags |= std::mem::take(&mut self.mark);
+            }
+            let frames = batch.len();
+            if frames > 0 {
+                sink(&batch);
+            }
+            self.batch = recycle(batch);
+            self.release_spent();
+            if frames > 0 {
+                return Ok(Received::Frames(frames));
+            }
+        }
+        Ok(Received::Nothing)
+    }
+
+    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>) {
+        if self.cursor.is_some() || self.ring.status(self.block).is_some() {
+            return;
+        }
+        let limit = [timeout, self.patience()].into_iter().flatten().min();
+        let failed = sleep(waker, Some(self.ring.socket().as_fd()), limit).contains(PollFlags::ERR);
+        if failed && let Some(cause) = self.ring.socket().take_error() {
+            let name = &self.opener.config().interface;
+            log::warn!("interface {name:?}: {cause}");
+            self.look();
+        } else if !matches!(self.link, LinkState::Up) {
+            self.look();
+        }
+    }
+
+    fn counters(&mut self) -> QueueCounters {
+        self.take_statistics();
+        self.counters
+    }
+
+    fn state(&self) -> &'static str {
+        match self.link {
+            LinkState::Up => "up",
+            LinkState::Down => "down",
+            LinkState::Gone { .. } => "gone",
+        }
+    }
+}
+
+/// The same empty vector for frames of another lifetime; keeps its memory, as the standard library
+/// collects in place.
+fn recycle<'a>(mut batch: Vec<Frame<'_>>) -> Vec<Frame<'a>> {
+    batch.clear();
+    batch
+        .into_iter()
+        .map(|_| unreachable!("the vector is empty"))
+        .collect()
+}
+
+/// How often an interface that is down is looked at, to see it deleted or up.
+const DOWN_PAUSE: Duration = Duration::from_millis(50);
+/// Between two tries to find a new interface: from this, doubling,
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+/// to this.
+const MAX_PAUSE: Duration = Duration::from_millis(250);
+/// Added to twice the block timeout: older kernels keep it in ticks of up to 10 ms.
+const DRAIN_MARGIN: Duration = Duration::from_millis(30);

@@ -1,0 +1,230 @@
+//! Opens the packet sockets of an interface, again whenever the interface came back.
+//!
+//! A socket is made deaf (a filter that refuses everything), gets its ring, is bound, joins its
+//! group, and only then [`Opener::start`] gives it the real filter: frames neither come from other
+//! interfaces nor twice.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use libc::{c_int, sock_filter};
+
+use super::{AfPacketConfig, Direction, is_capturable};
+use crate::source::SourceError;
+use crate::sys::packet::{self, Link, Ring, RingShape, Socket};
+
+/// Opens sockets of one configuration; shared by the queues of an interface.
+#[derive(Debug)]
+pub(super) struct Opener {
+    config: AfPacketConfig,
+    /// The fanout group's id, once there is one.
+    group: Mutex<Option<u16>>,
+}
+
+/// A ring bound to an interface.
+#[derive(Debug)]
+pub(super) struct BoundRing {
+    pub(super) ring: Ring,
+    pub(super) link: Link,
+}
+
+impl Opener {
+    pub(super) fn new(config: AfPacketConfig) -> Self {
+        Self {
+            config,
+            group: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn config(&self) -> &AfPacketConfig {
+        &self.config
+    }
+
+    /// Opens one socket with its ring, deaf until [`start`](Self::start).
+    pub(super) fn open(&self) -> Result<BoundRing, SourceError> {
+        let name = self.config.interface.as_str();
+        let socket = Socket::open().map_err(cannot_open)?;
+        let link = self.link(&socket)?;
+        if !is_capturable(link.hardware) {
+            return Err(SourceError::new(format!(
+                "interface {name:?} is not Ethernet but {} (ARPHRD {}); only Ethernet and \
+                 loopback interfaces can be captured",
+                hardware_name(link.hardware),
+                link.hardware
+            )));
+        }
+        let failed = |step: &'static str| {
+            move |cause| SourceError::io(format!("cannot {step} on interface {name:?}"), cause)
+        };
+        socket.set_filter(&[DROP]).map_err(failed("set a filter"))?;
+        self.prepare(&socket, link)
+            .map_err(failed("set packet socket options"))?;
+        let ring = self.ring(socket)?;
+        let socket = ring.socket();
+        socket.bind(link.index).map_err(failed("bind"))?;
+        if self.config.promiscuous && link.hardware == libc::ARPHRD_ETHER {
+            socket
+                .set_promiscuous(link.index)
+                .map_err(failed("enter promiscuous mode"))?;
+        }
+        if self.config.queues > 1 {
+            self.join(socket).map_err(|cause| match link.up {
+                true => failed("join the queues' fanout group")(cause),
+                // Kernels before 6.10 let only running sockets join.
+                false => SourceError::io(
+                    format!("interface {name:?} is down; bring it up first: ip link set {name} up"),
+                    cause,
+                ),
+            })?;
+        }
+        Ok(BoundRing { ring, link })
+    }
+
+    /// Lets frames in.
+    pub(super) fn start(&self, bound: &BoundRing) -> Result<(), SourceError> {
+        let loopback = bound.link.hardware == libc::ARPHRD_LOOPBACK;
+        let program = program(self.direction(loopback), self.config.snaplen);
+        bound.ring.socket().set_filter(&program).map_err(|cause| {
+            SourceError::io(
+                format!("cannot set a filter on {:?}", self.config.interface),
+                cause,
+            )
+        })
+    }
+
+    /// Asks about the interface by name.
+    pub(super) fn link(&self, socket: &Socket) -> Result<Link, SourceError> {
+        let name = &self.config.interface;
+        packet::link(socket, name).map_err(|cause| match cause.raw_os_error() {
+            Some(libc::ENODEV | libc::ENXIO) => SourceError::new(format!(
+                "no interface {name:?} here; list them with: ip link"
+            )),
+            _ => SourceError::io(format!("cannot ask about interface {name:?}"), cause),
+        })
+    }
+
+    fn direction(&self, loopback: bool) -> Direction {
+        match self.config.direction {
+            Direction::Both if loopback => Direction::Rx,
+            direction => direction,
+        }
+    }
+
+    fn prepare(&self, socket: &Socket, link: Link) -> io::Result<()> {
+        socket.set(libc::PACKET_RESERVE, HEADROOM)?;
+        if self.direction(link.hardware == libc::ARPHRD_LOOPBACK) == Direction::Rx {
+            // Saves the kernel the work; the filter alone would do.
+            socket.set(libc::PACKET_IGNORE_OUTGOING, 1)?;
+        }
+        if self.config.hardware_timestamps {
+            if let Err(cause) = socket.stamp_in_hardware(&self.config.interface) {
+                let name = &self.config.interface;
+                log::warn!("interface {name:?} gives no hardware timestamps: {cause}");
+            }
+            socket.set(
+                libc::PACKET_TIMESTAMP,
+                libc::SOF_TIMESTAMPING_RAW_HARDWARE as c_int,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn ring(&self, socket: Socket) -> Result<Ring, SourceError> {
+        let page = rustix::param::page_size() as u32;
+        let block_size = self.config.block_size.next_multiple_of(page);
+        let blocks = self.config.blocks;
+        let shape = RingShape {
+            block_size,
+            blocks,
+            timeout_ms: self.config.block_timeout_ms,
+        };
+        socket.into_ring(shape).map_err(|cause| {
+            let short = match cause.raw_os_error() {
+                Some(libc::ENOMEM) => "; lower blocks or block_size",
+                _ => "",
+            };
+            let bytes = u64::from(block_size) * u64::from(blocks);
+            let what = format!(
+                "cannot have a receive ring of {blocks} blocks of {block_size} bytes ({} MiB) \
+                 for interface {:?}{short}",
+                bytes >> 20,
+                self.config.interface
+            );
+            SourceError::io(what, cause)
+        })
+    }
+
+    /// Joins the group; founds a new one if there is none, or it belongs to an interface that is
+    /// gone (the kernel refuses to mix interfaces).
+    fn join(&self, socket: &Socket) -> io::Result<()> {
+        let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+        let join = |id: u16, flags: u32| {
+            let word = u32::from(id) | (libc::PACKET_FANOUT_HASH | flags) << 16;
+            socket.set(libc::PACKET_FANOUT, word as c_int)
+        };
+        if let Some(id) = *group
+            && join(id, 0).is_ok()
+        {
+            return Ok(());
+        }
+        join(0, libc::PACKET_FANOUT_FLAG_UNIQUEID)?;
+        *group = Some(socket.get(libc::PACKET_FANOUT)? as u16);
+        Ok(())
+    }
+}
+
+/// The classic BPF program of a direction, which also cuts frames to `snaplen` bytes.
+fn program(direction: Direction, snaplen: u32) -> Vec<sock_filter> {
+    let load_type = sock_filter {
+        code: (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16,
+        jt: 0,
+        jf: 0,
+        k: (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32,
+    };
+    let outgoing = |jt, jf| sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt,
+        jf,
+        k: u32::from(libc::PACKET_OUTGOING),
+    };
+    let accept = sock_filter { k: snaplen, ..DROP };
+    match direction {
+        Direction::Both => vec![accept],
+        Direction::Rx => vec![load_type, outgoing(0, 1), DROP, accept],
+        Direction::Tx => vec![load_type, outgoing(1, 0), DROP, accept],
+    }
+}
+
+fn cannot_open(cause: io::Error) -> SourceError {
+    let what = match cause.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            "no permission to open a packet socket; it needs root or CAP_NET_RAW"
+        }
+        Some(libc::EAFNOSUPPORT) => "this kernel has no packet sockets (CONFIG_PACKET)",
+        _ => "cannot open a packet socket",
+    };
+    SourceError::io(what, cause)
+}
+
+fn hardware_name(hardware: u16) -> &'static str {
+    match hardware {
+        libc::ARPHRD_NONE => "a device without link layer, such as tun or WireGuard",
+        libc::ARPHRD_PPP => "PPP",
+        libc::ARPHRD_TUNNEL | libc::ARPHRD_TUNNEL6 | libc::ARPHRD_SIT | libc::ARPHRD_IPGRE => {
+            "an IP tunnel"
+        }
+        libc::ARPHRD_INFINIBAND => "InfiniBand",
+        libc::ARPHRD_IEEE80211..=libc::ARPHRD_IEEE80211_RADIOTAP => "a wireless monitor",
+        _ => "another kind",
+    }
+}
+
+const DROP: sock_filter = sock_filter {
+    code: (libc::BPF_RET | libc::BPF_K) as u16,
+    jt: 0,
+    jf: 0,
+    k: 0,
+};
+
+/// Bytes before each frame: room for a VLAN tag, and what keeps the IP header's alignment at 8.
+const HEADROOM: c_int = 8;

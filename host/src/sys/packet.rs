@@ -1,0 +1,400 @@
+//! Packet sockets (`AF_PACKET`, packet(7)): options, interface facts, the mapped receive ring.
+//!
+//! Only what touches raw memory or lacks a safe wrapper is here. What the bytes in a ring mean is
+//! `source::af_packet::block`'s business; this file lends them while the kernel leaves them alone.
+#![expect(
+    unsafe_code,
+    reason = "packet socket options, interface requests and the mapped ring have no safe wrapper"
+)]
+
+use std::ffi::{CStr, c_int, c_ulong};
+use std::io;
+use std::mem::{MaybeUninit, offset_of, size_of};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// A packet socket that receives nothing until [`Socket::bind`].
+#[derive(Debug)]
+pub(crate) struct Socket(OwnedFd);
+
+/// Facts about an interface, asked of the kernel by name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Link {
+    pub(crate) index: i32,
+    /// `ARPHRD_*`.
+    pub(crate) hardware: u16,
+    pub(crate) mac: [u8; 6],
+    pub(crate) mtu: u32,
+    /// Administratively up (`IFF_UP`).
+    pub(crate) up: bool,
+    /// Has a carrier (`IFF_RUNNING`).
+    pub(crate) running: bool,
+}
+
+/// The receive ring's shape; `frames` and `frame_size` only satisfy the kernel's sanity checks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RingShape {
+    /// Bytes of a block, a multiple of the page size.
+    pub(crate) block_size: u32,
+    pub(crate) blocks: u32,
+    /// The kernel hands over a block that is not full after this time.
+    pub(crate) timeout_ms: u32,
+}
+
+impl Socket {
+    /// Opens a socket; needs `CAP_NET_RAW`. Protocol 0: nothing arrives before it is bound.
+    pub(crate) fn open() -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
+        Ok(Self(fd))
+    }
+
+    /// Sets an integer option of level `SOL_PACKET`.
+    pub(crate) fn set(&self, option: c_int, value: c_int) -> io::Result<()> {
+        set_option(&self.0, libc::SOL_PACKET, option, &value)
+    }
+
+    /// Reads an integer option of level `SOL_PACKET`.
+    pub(crate) fn get(&self, option: c_int) -> io::Result<c_int> {
+        get_option(&self.0, libc::SOL_PACKET, option)
+    }
+
+    /// Takes the kernel's counters since the last call (it clears them).
+    pub(crate) fn take_statistics(&self) -> io::Result<libc::tpacket_stats_v3> {
+        get_option(&self.0, libc::SOL_PACKET, libc::PACKET_STATISTICS)
+    }
+
+    /// Takes the pending error, for instance `ENETDOWN` after the interface went down.
+    pub(crate) fn take_error(&self) -> Option<io::Error> {
+        match rustix::net::sockopt::socket_error(&self.0) {
+            Ok(Ok(())) => None,
+            Ok(Err(errno)) | Err(errno) => Some(errno.into()),
+        }
+    }
+
+    /// Replaces the classic BPF program that decides what enters the ring, and how much of it.
+    pub(crate) fn set_filter(&self, program: &[libc::sock_filter]) -> io::Result<()> {
+        let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let filter = libc::sock_fprog {
+            len,
+            filter: program.as_ptr().cast_mut(),
+        };
+        set_option(&self.0, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
+    }
+
+    /// Makes the interface promiscuous for as long as this socket lives.
+    pub(crate) fn set_promiscuous(&self, index: i32) -> io::Result<()> {
+        let request = libc::packet_mreq {
+            mr_ifindex: index,
+            mr_type: libc::PACKET_MR_PROMISC as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
+        set_option(
+            &self.0,
+            libc::SOL_PACKET,
+            libc::PACKET_ADD_MEMBERSHIP,
+            &request,
+        )
+    }
+
+    /// Starts to receive every protocol of one interface.
+    pub(crate) fn bind(&self, index: i32) -> io::Result<()> {
+        let mut address = plain::<libc::sockaddr_ll>();
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = index;
+        // SAFETY: `address` is a whole sockaddr_ll and the length says so.
+        let result = unsafe {
+            libc::bind(
+                self.0.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+            )
+        };
+        check(result)
+    }
+
+    /// The interface the socket is bound to; -1 after that interface was deleted.
+    pub(crate) fn bound_to(&self) -> io::Result<i32> {
+        let mut address = plain::<libc::sockaddr_ll>();
+        let mut len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes, the size of `address`.
+        let result = unsafe {
+            libc::getsockname(self.0.as_raw_fd(), (&raw mut address).cast(), &raw mut len)
+        };
+        check(result)?;
+        Ok(address.sll_ifindex)
+    }
+
+    /// Asks the NIC's driver to stamp every received frame; needs `CAP_NET_ADMIN`.
+    pub(crate) fn stamp_in_hardware(&self, name: &str) -> io::Result<()> {
+        let mut config = libc::hwtstamp_config {
+            flags: 0,
+            tx_type: libc::HWTSTAMP_TX_OFF as c_int,
+            rx_filter: libc::HWTSTAMP_FILTER_ALL as c_int,
+        };
+        let mut request = named(name)?;
+        request.ifr_ifru.ifru_data = (&raw mut config).cast();
+        // SAFETY: SIOCSHWTSTAMP reads and writes the `hwtstamp_config` that `ifru_data` points to,
+        // which outlives the call.
+        check(unsafe {
+            libc::ioctl(
+                self.0.as_raw_fd(),
+                libc::SIOCSHWTSTAMP as _,
+                &raw mut request,
+            )
+        })
+    }
+
+    /// Asks for a TPACKET_V3 ring and maps it.
+    pub(crate) fn into_ring(self, shape: RingShape) -> io::Result<Ring> {
+        const FRAME: u32 = 2048;
+        self.set(
+            libc::PACKET_VERSION,
+            libc::tpacket_versions::TPACKET_V3 as c_int,
+        )?;
+        let request = libc::tpacket_req3 {
+            tp_block_size: shape.block_size,
+            tp_block_nr: shape.blocks,
+            tp_frame_size: FRAME,
+            tp_frame_nr: (shape.block_size / FRAME) * shape.blocks,
+            tp_retire_blk_tov: shape.timeout_ms,
+            tp_sizeof_priv: 0,
+            tp_feature_req_word: 0,
+        };
+        set_option(&self.0, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
+        let (block_size, blocks) = (shape.block_size as usize, shape.blocks as usize);
+        // SAFETY: a fresh shared mapping at an address of the kernel's choice, the ring's size.
+        let base = unsafe {
+            libc::mmap(
+                null_mut(),
+                block_size * blocks,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                self.0.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(Ring {
+            socket: self,
+            base,
+            block_size,
+            blocks,
+        })
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A socket's receive ring: equal blocks, each at one time the kernel's or ours.
+///
+/// A block's status word says whose it is. The kernel sets `TP_STATUS_USER` and then leaves the
+/// whole block alone; [`Ring::release`] gives it back.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    socket: Socket,
+    base: NonNull<u8>,
+    block_size: usize,
+    blocks: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and only `Ring` refers to it.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// The socket that fills the ring.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// How many blocks it has.
+    pub(crate) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// The status word of a block that is ours, else `None`.
+    pub(crate) fn status(&self, block: usize) -> Option<u32> {
+        // Acquire: pairs with the kernel's barrier before it stores the status in
+        // `prb_flush_block`; the block's bytes are visible once the status is.
+        let status = self.status_word(block).load(Ordering::Acquire);
+        (status & libc::TP_STATUS_USER != 0).then_some(status)
+    }
+
+    /// A block that is ours, as plain bytes: ours to change as well, until `release`.
+    pub(crate) fn block(&mut self, block: usize) -> Option<&mut [u8]> {
+        self.status(block)?;
+        // SAFETY: `status_word` checked that `block` lies in the mapping; the kernel neither
+        // writes nor takes back a block of ours, and `&mut self` keeps everyone else off it.
+        Some(unsafe {
+            std::slice::from_raw_parts_mut(
+                self.base.as_ptr().add(block * self.block_size),
+                self.block_size,
+            )
+        })
+    }
+
+    /// Gives a block back to the kernel.
+    pub(crate) fn release(&mut self, block: usize) {
+        // Release: our accesses to the block end before the kernel sees that it may write.
+        self.status_word(block)
+            .store(libc::TP_STATUS_KERNEL, Ordering::Release);
+    }
+
+    fn status_word(&self, block: usize) -> &AtomicU32 {
+        assert!(block < self.blocks, "block {block} of {}", self.blocks);
+        let offset = block * self.block_size + STATUS_OFFSET;
+        // SAFETY: inside the mapping by the check above; blocks are page-aligned and the offset is
+        // a multiple of 4; no `&mut` to the block lives here, as `self` is borrowed.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `into_ring`, its whole length, never used again.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.block_size * self.blocks) };
+    }
+}
+
+/// Asks about an interface by name, through any socket of the network namespace in question.
+///
+/// # Errors
+/// `ENODEV` if no interface has that name.
+pub(crate) fn link(socket: impl AsFd, name: &str) -> io::Result<Link> {
+    let ask = |what: c_ulong| -> io::Result<libc::ifreq> {
+        let mut request = named(name)?;
+        // SAFETY: these requests read the name and write one member of the `ifreq`.
+        check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), what as _, &raw mut request) })?;
+        Ok(request)
+    };
+    let hardware = ask(libc::SIOCGIFHWADDR as c_ulong)?;
+    let (flags, mtu) = (
+        ask(libc::SIOCGIFFLAGS as c_ulong)?,
+        ask(libc::SIOCGIFMTU as c_ulong)?,
+    );
+    let index = rustix::net::netdevice::name_to_index(&socket, name)?;
+    // SAFETY: every member of the union is plain data, and each request wrote the one read here.
+    let (address, flags, mtu) = unsafe {
+        (
+            hardware.ifr_ifru.ifru_hwaddr,
+            c_int::from(flags.ifr_ifru.ifru_flags),
+            mtu.ifr_ifru.ifru_mtu,
+        )
+    };
+    Ok(Link {
+        index: index as i32,
+        hardware: address.sa_family,
+        mac: std::array::from_fn(|i| address.sa_data[i] as u8),
+        mtu: mtu.max(0) as u32,
+        up: flags & libc::IFF_UP != 0,
+        running: flags & libc::IFF_RUNNING != 0,
+    })
+}
+
+/// The names of this network namespace's interfaces.
+pub(crate) fn names() -> io::Result<Vec<String>> {
+    // SAFETY: no arguments; the list is freed below.
+    let list = unsafe { libc::if_nameindex() };
+    if list.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    let mut names = Vec::new();
+    let mut entry = list;
+    // SAFETY: the list ends with an entry whose index is 0 and whose name is null; every entry
+    // before it has a NUL-terminated name; it is freed once and not used afterwards.
+    unsafe {
+        while (*entry).if_index != 0 && !(*entry).if_name.is_null() {
+            names.push(
+                CStr::from_ptr((*entry).if_name)
+                    .to_string_lossy()
+                    .into_owned(),
+            );
+            entry = entry.add(1);
+        }
+        libc::if_freenameindex(list);
+    }
+    Ok(names)
+}
+
+/// Types whose every bit pattern, all zeros included, is a value.
+///
+/// # Safety
+/// The implementor has no invalid bit pattern and no padding that matters to the kernel.
+unsafe trait Plain: Copy {}
+// SAFETY: an integer.
+unsafe impl Plain for c_int {}
+// SAFETY: integers only.
+unsafe impl Plain for libc::tpacket_stats_v3 {}
+// SAFETY: integers only.
+unsafe impl Plain for libc::sockaddr_ll {}
+
+fn plain<T: Plain>() -> T {
+    // SAFETY: all zeros is a value of a `Plain` type.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+fn set_option<T>(fd: &OwnedFd, level: c_int, option: c_int, value: &T) -> io::Result<()> {
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of `value`; the filter program that
+    // `sock_fprog` points to is borrowed by `set_filter` for the call.
+    check(unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            option,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    })
+}
+
+fn get_option<T: Plain>(fd: &OwnedFd, level: c_int, option: c_int) -> io::Result<T> {
+    let mut value = plain::<T>();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, the size of `value`.
+    check(unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            level,
+            option,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    })?;
+    Ok(value)
+}
+
+fn named(name: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: an `ifreq` of zeros is one with an empty name and a null pointer.
+    let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
+    // One byte stays zero, the end of the name.
+    if name.is_empty() || name.len() >= request.ifr_name.len() || name.contains('\0') {
+        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as _;
+    }
+    Ok(request)
+}
+
+fn check(result: c_int) -> io::Result<()> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+const STATUS_OFFSET: usize =
+    offset_of!(libc::tpacket_block_desc, hdr) + offset_of!(libc::tpacket_hdr_v1, block_status);
