@@ -110,13 +110,11 @@ impl Program {
 
     /// The wire form that [`Program::from_bytes`] reads.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(self.instructions.len() * INSTRUCTION_BYTES);
-        for i in &*self.instructions {
-            bytes.extend_from_slice(&i.code.to_le_bytes());
-            bytes.extend_from_slice(&[i.jt, i.jf]);
-            bytes.extend_from_slice(&i.k.to_le_bytes());
-        }
-        bytes
+        self.instructions
+            .iter()
+            .copied()
+            .flat_map(instruction_bytes)
+            .collect()
     }
 
     /// The instructions as they were given.
@@ -225,7 +223,7 @@ pub enum VerifyError {
         /// Where.
         at: usize,
     },
-    /// Scratch memory has [`SCRATCH_WORDS`] words.
+    /// Scratch memory has 16 words.
     ScratchOutside {
         /// Where.
         at: usize,
@@ -320,6 +318,12 @@ fn instruction(bytes: &[u8; INSTRUCTION_BYTES]) -> Instruction {
     }
 }
 
+/// The wire form of one instruction.
+pub(super) fn instruction_bytes(i: Instruction) -> [u8; INSTRUCTION_BYTES] {
+    let ([c0, c1], [k0, k1, k2, k3]) = (i.code.to_le_bytes(), i.k.to_le_bytes());
+    [c0, c1, i.jt, i.jf, k0, k1, k2, k3]
+}
+
 fn check_len(len: usize) -> Result<(), VerifyError> {
     match len {
         0 => Err(VerifyError::Empty),
@@ -376,9 +380,9 @@ fn check(i: Instruction, at: usize, len: usize, trust: Trust) -> Result<bool, Ve
 }
 
 /// Operations of classic BPF (linux/bpf_common.h and linux/filter.h, the allowed combinations).
-pub(super) mod code {
+pub(crate) mod code {
     macro_rules! codes {
-        ($($name:ident = $value:expr;)*) => { $(pub(in super::super) const $name: u16 = $value;)* };
+        ($($name:ident = $value:expr;)*) => { $(pub(crate) const $name: u16 = $value;)* };
     }
     codes! {
         LD_W_ABS = 0x20; LD_H_ABS = 0x28; LD_B_ABS = 0x30;

@@ -224,7 +224,7 @@ fn a_jump_may_lead_to_a_comparison_that_follows_a_load() {
 
 #[test]
 fn a_loop_ends_with_its_work_or_with_its_budget() {
-    // X counts down from `turns`: 4 instructions back per turn, plus the jump itself.
+    // A counts down from `turns`: 3 instructions back per turn.
     let count_down = |turns| {
         let leave = Instruction {
             code: code::JEQ_K,
