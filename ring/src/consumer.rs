@@ -218,8 +218,11 @@ impl Consumer {
     }
 
     /// True when every published packet was taken.
+    #[inline]
     pub fn is_drained(&mut self) -> bool {
-        self.refresh();
+        if self.tail == self.head {
+            self.refresh();
+        }
         self.tail == self.head
     }
 
