@@ -1,1 +1,57 @@
-//! libvnplug.
+//! libvnplug: reads the rings of vnplugd, on the host, in containers and in virtual machines.
+//!
+//! ```text
+//!   application ── Port ──┬── rings, mapped: packets are read where they lie
+//!                         ├── wake-up pipe: rung when the application sleeps
+//!                         └── Unix socket ── vnplugd            (on the host)
+//!                                        └── agent ── channel ── vnplugd   (in a guest)
+//! ```
+//!
+//! A [`Port`] is one attached reader. [`Port::next`] has three outcomes: a packet, nothing yet,
+//! ended; an error is a fourth. There is no system call per packet. [`Port::fd`] is a descriptor for
+//! poll, select and epoll. A port survives a restart of the daemon and says so: the first packet
+//! afterwards has [`flags::GAP`].
+//!
+//! ```no_run
+//! use vnplug::{Next, PortOptions};
+//!
+//! fn main() -> Result<(), vnplug::Error> {
+//!     let mut port = PortOptions::new("host:eth1").filter("udp").open()?;
+//!     loop {
+//!         match port.next()? {
+//!             Next::Packet(packet) => println!("{} bytes", packet.meta.wire_len),
+//!             Next::Nothing => {
+//!                 port.wait(None)?;
+//!             }
+//!             Next::Ended => return Ok(()),
+//!         }
+//!     }
+//! }
+//! ```
+//!
+//! [`Client`] asks for devices and counters, and makes virtual machines known. The same in C:
+//! `include/vnplug.h`.
+//!
+//! This library does not compile filters, does not capture by itself, and starts no thread.
+
+mod error;
+
+mod connection;
+mod map;
+
+mod client;
+mod options;
+mod port;
+
+pub use client::Client;
+pub use error::Error;
+pub use map::map as map_memory;
+pub use options::PortOptions;
+pub use port::{Batch, Counts, Next, Port, PortStats, Ready};
+
+pub use vnplug_ring::Packet;
+pub use vnplug_ring::control::{
+    Balance, Counted, DEFAULT_SOCKET, Device, Direction, FilterSpec, Grant, VmKind, VmReady,
+    VmSpec, code,
+};
+pub use vnplug_ring::layout::{Meta, flags};

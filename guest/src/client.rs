@@ -1,0 +1,117 @@
+//! Everything an application may ask for that is not a port.
+
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use vnplug_ring::control::{Counted, Device, Message, VmReady, VmSpec};
+
+use crate::connection::{Connection, socket_path, unexpected};
+use crate::error::Error;
+
+/// A connection for questions and for the operator's requests.
+///
+/// Not for packets: a [`Port`](crate::Port) has a connection of its own.
+#[derive(Debug)]
+pub struct Client {
+    connection: Connection,
+    path: PathBuf,
+}
+
+impl Client {
+    /// Connects to `$VNPLUG_SOCKET`, or else to the default socket.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], [`Error::Permission`], [`Error::Version`].
+    pub fn connect() -> Result<Self, Error> {
+        Self::connect_to(&socket_path(None))
+    }
+
+    /// Connects to the socket at `path`.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_to(path: &Path) -> Result<Self, Error> {
+        let connection = Connection::open(path, ANSWER_LIMIT)?;
+        Ok(Self {
+            connection,
+            path: path.to_owned(),
+        })
+    }
+
+    /// The socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Name and version of the daemon or agent, in its own words (escape before printing).
+    pub fn server(&self) -> &str {
+        self.connection.server()
+    }
+
+    /// The sources that may be opened.
+    ///
+    /// # Errors
+    /// Those of any request: [`Error::Refused`], [`Error::Disconnected`], [`Error::TimedOut`].
+    pub fn devices(&mut self) -> Result<Vec<Device>, Error> {
+        match self.connection.exchange(&Message::List, None)? {
+            Message::Devices(devices) => Ok(devices),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// All counters this client may see.
+    ///
+    /// # Errors
+    /// Those of any request.
+    pub fn stats(&mut self) -> Result<Vec<Counted>, Error> {
+        match self
+            .connection
+            .exchange(&Message::Stats { port: 0 }, None)?
+        {
+            Message::Counters(counters) => Ok(counters),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Makes a virtual machine known to the daemon and returns what to plug into it.
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn attach_vm(&mut self, spec: VmSpec) -> Result<VmReady, Error> {
+        match self.connection.exchange(&Message::AttachVm(spec), None)? {
+            Message::VmReady(ready) => Ok(ready),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Closes a virtual machine's ports and forgets it.
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn detach_vm(&mut self, name: &str) -> Result<(), Error> {
+        let request = Message::DetachVm { name: name.into() };
+        done(&self.connection.exchange(&request, None)?)
+    }
+
+    /// Hands the daemon the control channel of a virtual machine: one end of a socket pair whose
+    /// other end is the guest's tty (User-mode Linux).
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn adopt(&mut self, name: &str, channel: BorrowedFd<'_>) -> Result<(), Error> {
+        let request = Message::Adopt { name: name.into() };
+        done(&self.connection.exchange(&request, Some(channel))?)
+    }
+}
+
+/// Expects Done.
+pub(crate) fn done(answer: &Message) -> Result<(), Error> {
+    match answer {
+        Message::Done => Ok(()),
+        other => Err(unexpected(other)),
+    }
+}
+
+/// Longest wait for one answer.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);

@@ -1,0 +1,315 @@
+//! One connection to the daemon or agent: requests and their answers, unasked messages queued.
+//!
+//! The socket never blocks; every exchange has a time limit. An exchange that fails in its middle
+//! leaves the stream in an unknown state, so the connection is then closed for good.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, recvmsg, sendmsg, socket_with,
+};
+use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
+use vnplug_ring::control::{DEFAULT_SOCKET, Message, Role, VERSION};
+
+use crate::error::Error;
+
+/// Where to connect: `explicit`, else `$VNPLUG_SOCKET`, else [`DEFAULT_SOCKET`].
+pub(crate) fn socket_path(explicit: Option<&Path>) -> PathBuf {
+    match explicit {
+        Some(path) => path.to_owned(),
+        None => std::env::var_os("VNPLUG_SOCKET").map_or_else(|| DEFAULT_SOCKET.into(), Into::into),
+    }
+}
+
+/// A greeted connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    socket: OwnedFd,
+    framer: Framer,
+    fds: VecDeque<OwnedFd>,
+    unasked: VecDeque<Message>,
+    last_id: u32,
+    limit: Duration,
+    dead: Option<Error>,
+    server: String,
+}
+
+impl Connection {
+    /// Connects and says Hello; each exchange, this one included, may take up to `limit`.
+    pub(crate) fn open(path: &Path, limit: Duration) -> Result<Self, Error> {
+        let socket = dial(path, Instant::now() + limit)?;
+        let mut connection = Self {
+            socket,
+            framer: Framer::strict(MAX_PAYLOAD),
+            fds: VecDeque::new(),
+            unasked: VecDeque::new(),
+            last_id: 0,
+            limit,
+            dead: None,
+            server: String::new(),
+        };
+        let hello = Message::Hello {
+            min_version: VERSION,
+            max_version: VERSION,
+            role: Role::Client,
+            name: format!("libvnplug {}", env!("CARGO_PKG_VERSION")),
+            live: Vec::new(),
+        };
+        match connection.exchange(&hello, None)? {
+            Message::Welcome {
+                version, server, ..
+            } if version == VERSION => {
+                connection.server = server;
+                Ok(connection)
+            }
+            Message::Welcome { version, .. } => Err(Error::Version {
+                theirs: version,
+                ours: VERSION,
+            }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Name and version of the other side.
+    pub(crate) fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Sends a request, with a descriptor if given, and returns its answer; an Error message is an
+    /// `Err`.
+    pub(crate) fn exchange(
+        &mut self,
+        request: &Message,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Message, Error> {
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
+        }
+        let answer = self.try_exchange(request, fd);
+        if let Err(error) = &answer {
+            self.dead = Some(error.clone());
+        }
+        match answer? {
+            // Only an Opened brings descriptors; see `take_two_fds`.
+            Message::Opened(opened) => Ok(Message::Opened(opened)),
+            _ if !self.fds.is_empty() => {
+                self.fds.clear();
+                let error = Error::Protocol("descriptors nobody asked for".into());
+                self.dead = Some(error.clone());
+                Err(error)
+            }
+            Message::Error { code, text } => Err(Error::Refused { code, text }),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Takes the two descriptors that came with an Opened; both are closed if there are not exactly
+    /// two.
+    pub(crate) fn take_two_fds(&mut self) -> Result<(OwnedFd, OwnedFd), Error> {
+        match (
+            self.fds.pop_front(),
+            self.fds.pop_front(),
+            self.fds.is_empty(),
+        ) {
+            (Some(memory), Some(wake), true) => Ok((memory, wake)),
+            _ => {
+                self.fds.clear();
+                let error =
+                    Error::Protocol("two descriptors should come with an opened port".into());
+                self.dead = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// The next unasked message, without waiting. `Ok(None)`: none now.
+    ///
+    /// # Errors
+    /// The connection is over; every unasked message received before was returned.
+    pub(crate) fn unasked(&mut self) -> Result<Option<Message>, Error> {
+        loop {
+            if let Some(message) = self.unasked.pop_front() {
+                return Ok(Some(message));
+            }
+            if let Some(error) = &self.dead {
+                return Err(error.clone());
+            }
+            let progress = self.receive().and_then(|more| {
+                while let Some(frame) = self.framer.next_message()? {
+                    if frame.0.id != 0 {
+                        return Err(Error::Protocol("an answer that nothing asked for".into()));
+                    }
+                    self.unasked.push_back(Message::from_frame(&frame)?);
+                }
+                Ok(more)
+            });
+            match progress {
+                Ok(true) => {}
+                Ok(false) if self.unasked.is_empty() => return Ok(None),
+                Ok(false) => {}
+                Err(error) => self.dead = Some(error),
+            }
+        }
+    }
+
+    fn try_exchange(
+        &mut self,
+        request: &Message,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Message, Error> {
+        let deadline = Instant::now() + self.limit;
+        self.last_id = self.last_id.checked_add(1).unwrap_or(1);
+        self.send(&request.encode(self.last_id, 0), fd, deadline)?;
+        loop {
+            while let Some(frame) = self.framer.next_message()? {
+                let message = Message::from_frame(&frame)?;
+                match frame.0.id {
+                    id if id == self.last_id => return Ok(message),
+                    0 => self.unasked.push_back(message),
+                    _ => return Err(Error::Protocol("an answer that nothing asked for".into())),
+                }
+            }
+            if !self.receive()? {
+                await_ready(self.socket.as_fd(), PollFlags::IN, deadline)?;
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        mut bytes: &[u8],
+        mut fd: Option<BorrowedFd<'_>>,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !fds.is_empty() {
+                control.push(SendAncillaryMessage::ScmRights(&fds));
+            }
+            let parts = [IoSlice::new(bytes)];
+            match sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL) {
+                Ok(sent) => {
+                    bytes = &bytes[sent..];
+                    fd = None;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    await_ready(self.socket.as_fd(), PollFlags::OUT, deadline)?;
+                }
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Error::Disconnected),
+                Err(errno) => return Err(Error::system("cannot send a request")(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads once what is there. `Ok(false)`: nothing now.
+    fn receive(&mut self) -> Result<bool, Error> {
+        let mut bytes = [0; 16 << 10];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let parts = &mut [IoSliceMut::new(&mut bytes)];
+        let received = loop {
+            match recvmsg(&self.socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Ok(received) => break received,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::CONNRESET) => return Err(Error::Disconnected),
+                Err(errno) => return Err(Error::system("cannot receive an answer")(errno)),
+            }
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                self.fds.extend(fds);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
+            self.fds.clear();
+            return Err(Error::Protocol("more descriptors than expected".into()));
+        }
+        if received.bytes == 0 {
+            return Err(Error::Disconnected);
+        }
+        self.framer.push(&bytes[..received.bytes]);
+        Ok(true)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The other side's answer does not fit the request.
+pub(crate) fn unexpected(message: &Message) -> Error {
+    Error::Protocol(format!("an unexpected answer of kind {}", message.kind()))
+}
+
+fn dial(path: &Path, deadline: Instant) -> Result<OwnedFd, Error> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(Error::system("cannot make a socket"))?;
+    let address = SocketAddrUnix::new(path).map_err(|errno| Error::Unreachable {
+        path: path.into(),
+        errno,
+    })?;
+    loop {
+        match connect(&socket, &address) {
+            Ok(()) => return Ok(socket),
+            // The listener's queue is full; unlike TCP there is nothing to poll for.
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(Errno::ACCESS | Errno::PERM) => {
+                return Err(Error::Permission { path: path.into() });
+            }
+            Err(errno) => {
+                return Err(Error::Unreachable {
+                    path: path.into(),
+                    errno,
+                });
+            }
+        }
+    }
+}
+
+fn await_ready(fd: BorrowedFd<'_>, flags: PollFlags, deadline: Instant) -> Result<(), Error> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::TimedOut);
+        }
+        match poll(
+            &mut [PollFd::from_borrowed_fd(fd, flags)],
+            Some(&timespec(left)),
+        ) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(errno) => return Err(Error::system("cannot wait for the socket")(errno)),
+        }
+    }
+}
+
+/// `duration` for a system call, at most a day.
+pub(crate) fn timespec(duration: Duration) -> Timespec {
+    let duration = duration.min(Duration::from_secs(86_400));
+    Timespec {
+        tv_sec: duration.as_secs() as i64,
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+/// No message comes with more descriptors than an Opened.
+const MAX_FDS: usize = 2;

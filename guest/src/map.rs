@@ -1,0 +1,91 @@
+//! Mapping the memory that came with a port.
+#![expect(unsafe_code, reason = "the island that maps ring memory")]
+
+use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{FileType, fstat};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use vnplug_ring::Region;
+
+use crate::error::Error;
+
+/// Maps `len` bytes from the start of `fd`, shared, readable and writable. A [`Port`](crate::Port)
+/// does this by itself; it is public for tools that serve rings of their own.
+///
+/// The mapping lives as long as the region or any part or clone of it.
+///
+/// # Errors
+/// [`Error::Protocol`] if `len` is 0 or the file is shorter; [`Error::System`].
+pub fn map(fd: BorrowedFd<'_>, len: u64) -> Result<Region, Error> {
+    let stat = fstat(fd).map_err(Error::system("cannot inspect the ring's memory"))?;
+    // A mapping behind the end of a file is a SIGBUS later. Devices do not tell their length.
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let bytes = usize::try_from(len).ok().filter(|&bytes| bytes > 0);
+    let Some(bytes) = bytes.filter(|_| !is_file || stat.st_size as u64 >= len) else {
+        return Err(Error::Protocol(format!(
+            "{len} bytes of ring memory in a file of {}",
+            stat.st_size
+        )));
+    };
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    // SAFETY: a fresh mapping at an address of the kernel's choice disturbs no other.
+    let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0) }
+        .map_err(Error::system("cannot map the ring's memory"))?;
+    let mapping = Mapping { base, bytes };
+    let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Invalid("a mapping at address 0"))?;
+    // SAFETY: the mapping is page-aligned, `bytes` long, readable and writable until the owner
+    // unmaps it, and nothing else knows its address.
+    Ok(unsafe { Region::from_raw(base, len, Arc::new(mapping)) })
+}
+
+#[derive(Debug)]
+struct Mapping {
+    base: *mut c_void,
+    bytes: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread; `base` is only used to unmap.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; no method takes `&self`.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the last region of this mapping is gone, so nobody uses the addresses.
+        let unmapped = unsafe { munmap(self.base, self.bytes) };
+        debug_assert!(unmapped.is_ok(), "our own mapping can be unmapped");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::atomic::Ordering;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn two_mappings_of_one_file_share_their_words() {
+        let fd = memfd_create("map-test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, 8192).unwrap();
+        let (one, two) = (
+            map(fd.as_fd(), 8192).unwrap(),
+            map(fd.as_fd(), 4096).unwrap(),
+        );
+        one.store_u64(64, 77, Ordering::Relaxed);
+        assert_eq!(two.load_u64(64, Ordering::Relaxed), 77);
+    }
+
+    #[test]
+    fn a_file_shorter_than_promised_is_refused_and_not_a_fault_later() {
+        let fd = memfd_create("map-test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, 4096).unwrap();
+        assert!(matches!(map(fd.as_fd(), 8192), Err(Error::Protocol(_))));
+        assert!(matches!(map(fd.as_fd(), 0), Err(Error::Protocol(_))));
+    }
+}

@@ -1,0 +1,160 @@
+//! What to ask for when opening a port.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use vnplug_ring::control::{Balance, Direction, FilterSpec, Open};
+
+use crate::connection::socket_path;
+use crate::error::Error;
+use crate::port::Port;
+
+/// A port to be: which device, which packets, how to be woken.
+///
+/// ```no_run
+/// # fn main() -> Result<(), vnplug::Error> {
+/// let mut port = vnplug::PortOptions::new("host:eth1")
+///     .filter("tcp port 443")
+///     .snaplen(128)
+///     .open()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "nothing is opened before `open`"]
+pub struct PortOptions {
+    pub(crate) request: Open,
+    pub(crate) watermark: u32,
+    pub(crate) max_delay: Duration,
+    pub(crate) socket: Option<PathBuf>,
+    pub(crate) reconnect: bool,
+}
+
+impl PortOptions {
+    /// A port on `device`, as [`Client::devices`](crate::Client::devices) names it; `NAME@Q` is
+    /// receive queue Q alone. Everything else has a default: every packet, whole, both directions,
+    /// the daemon's ring size, woken at the first packet, reconnecting.
+    pub fn new(device: impl Into<String>) -> Self {
+        let request = Open {
+            device: device.into(),
+            ring_bytes: 0,
+            snaplen: 0,
+            direction: Direction::Both,
+            sample: 0,
+            filter: FilterSpec::All,
+            cluster: String::new(),
+            balance: Balance::Flow,
+            reopened: false,
+            label: default_label(),
+        };
+        Self {
+            request,
+            watermark: 1,
+            max_delay: DEFAULT_MAX_DELAY,
+            socket: None,
+            reconnect: true,
+        }
+    }
+
+    /// Only packets that match this pcap-filter(7) expression; empty = all.
+    pub fn filter(self, expression: &str) -> Self {
+        let spec = match expression.trim() {
+            "" => FilterSpec::All,
+            text => FilterSpec::Expression(text.into()),
+        };
+        self.filter_spec(spec)
+    }
+
+    /// Only packets that this filter passes.
+    pub fn filter_spec(mut self, spec: FilterSpec) -> Self {
+        self.request.filter = spec;
+        self
+    }
+
+    /// Captured bytes per packet; 0 = whole packets.
+    pub fn snaplen(mut self, bytes: u32) -> Self {
+        self.request.snaplen = bytes;
+        self
+    }
+
+    /// Received packets, sent packets, or both.
+    pub fn direction(mut self, direction: Direction) -> Self {
+        self.request.direction = direction;
+        self
+    }
+
+    /// One in so many of the packets that pass the filter; 0 and 1 = all.
+    pub fn sample(mut self, one_in: u32) -> Self {
+        self.request.sample = one_in;
+        self
+    }
+
+    /// Bytes of each ring, rounded up to a power of two; 0 = the daemon's default.
+    pub fn ring_bytes(mut self, bytes: u64) -> Self {
+        self.request.ring_bytes = bytes;
+        self
+    }
+
+    /// Shares the device with the other members of this cluster.
+    pub fn cluster(mut self, name: impl Into<String>, balance: Balance) -> Self {
+        self.request.cluster = name.into();
+        self.request.balance = balance;
+        self
+    }
+
+    /// Sleep until this many packets are unread (or [`max_delay`](Self::max_delay) is over); 0 and
+    /// 1 = wake at the first packet.
+    pub fn watermark(mut self, packets: u32) -> Self {
+        self.watermark = packets.max(1);
+        self
+    }
+
+    /// Longest time an unread packet may wait for the watermark. Default 10 ms; microseconds count.
+    pub fn max_delay(mut self, delay: Duration) -> Self {
+        self.max_delay = delay;
+        self
+    }
+
+    /// What the operator sees in lists. Default: program name and process number.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.request.label = label.into();
+        self
+    }
+
+    /// The socket of the daemon or agent. Default: `$VNPLUG_SOCKET`, else
+    /// [`DEFAULT_SOCKET`](vnplug_ring::control::DEFAULT_SOCKET).
+    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.socket = Some(path.into());
+        self
+    }
+
+    /// Whether the port survives a restart of the daemon or agent. Default: it does; the first
+    /// packet afterwards has [`flags::GAP`](crate::flags::GAP).
+    pub fn reconnect(mut self, reconnect: bool) -> Self {
+        self.reconnect = reconnect;
+        self
+    }
+
+    /// Opens the port.
+    ///
+    /// # Errors
+    /// See [`Port::open`].
+    pub fn open(self) -> Result<Port, Error> {
+        Port::open(self)
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        socket_path(self.socket.as_deref())
+    }
+
+    pub(crate) fn max_delay_us(&self) -> u32 {
+        u32::try_from(self.max_delay.as_micros()).unwrap_or(u32::MAX)
+    }
+}
+
+fn default_label() -> String {
+    let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    format!("{}[{}]", program.trim_end(), std::process::id())
+}
+
+const DEFAULT_MAX_DELAY: Duration = Duration::from_millis(10);

@@ -1,0 +1,73 @@
+//! One attachment of a port: its connection, its wake-up descriptor, its rings.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{Errno, read};
+use vnplug_ring::Consumer;
+use vnplug_ring::control::{Message, Opened};
+
+use crate::connection::{Connection, unexpected};
+use crate::error::Error;
+use crate::map::map;
+use crate::options::PortOptions;
+
+/// The control side of an attached port; the rings live beside it in the port.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) connection: Connection,
+    pub(crate) wake: OwnedFd,
+    pub(crate) opened: Opened,
+}
+
+impl Link {
+    /// Connects, opens the port, maps its memory and attaches its rings.
+    pub(crate) fn open(
+        options: &PortOptions,
+        reopened: bool,
+        limit: Duration,
+    ) -> Result<(Self, Vec<Consumer>), Error> {
+        let mut connection = Connection::open(&options.path(), limit)?;
+        let mut request = options.request.clone();
+        request.reopened = reopened;
+        let opened = match connection.exchange(&Message::Open(request), None)? {
+            Message::Opened(opened) => opened,
+            other => return Err(unexpected(&other)),
+        };
+        let (memory, wake) = connection.take_two_fds()?;
+        // The flag belongs to the read end, which was given away; the writer has its own (R8).
+        let flags = fcntl_getfl(&wake).map_err(Error::system("cannot inspect the wake-up pipe"))?;
+        fcntl_setfl(&wake, flags | OFlags::NONBLOCK)
+            .map_err(Error::system("cannot set up the wake-up pipe"))?;
+        let region = map(memory.as_fd(), opened.map_len)?;
+        let rings = opened.rings.iter().map(|place| {
+            let part = region.part(place.offset, place.len).ok_or_else(|| {
+                Error::Protocol(format!("a ring at {} lies outside", place.offset))
+            })?;
+            Consumer::attach(part).map_err(Error::Ring)
+        });
+        let rings = rings.collect::<Result<Vec<_>, _>>()?;
+        if rings.is_empty() {
+            return Err(Error::Protocol("a port without a ring".into()));
+        }
+        Ok((
+            Self {
+                connection,
+                wake,
+                opened,
+            },
+            rings,
+        ))
+    }
+
+    /// Empties the wake-up pipe. `Err`: its other end is closed.
+    pub(crate) fn hush(&self) -> Result<(), Error> {
+        let mut bytes = [0; 64];
+        match read(&self.wake, &mut bytes) {
+            Ok(0) => Err(Error::Disconnected),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(errno) => Err(Error::system("cannot read the wake-up pipe")(errno)),
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! A port: one attached reader, its rings, and what happens when the other side goes away.
+//!
+//! | phase   | packets                        | leaves when                                       |
+//! |---------|--------------------------------|---------------------------------------------------|
+//! | Live    | as they come                   | a ring's life is over, `Gone`, the socket closes  |
+//! | Closing | what was published             | `Gone` or EOF say why, or 200 ms are over         |
+//! | Away    | what was published, then none  | reopened (Live) or refused for good (Failed)      |
+//! | Ended   | none                           | never                                             |
+//! | Failed  | none                           | never                                             |
+//!
+//! A phase is left only when every ring is drained; what was published is never thrown away. The
+//! exception is a corrupt ring, which fails at once.
+
+mod batch;
+mod link;
+mod phase;
+mod watch;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use vnplug_ring::control::{Counted, FilterSpec, Message};
+use vnplug_ring::layout::{Meta, flags};
+use vnplug_ring::{Consumer, Packet};
+
+use crate::client::{ANSWER_LIMIT, done};
+use crate::connection::unexpected;
+use crate::error::Error;
+use crate::options::PortOptions;
+
+pub use batch::Batch;
+use link::Link;
+use phase::{Phase, Standing};
+use watch::Watch;
+
+/// One attached reader. It may move between threads but serves one at a time.
+#[derive(Debug)]
+pub struct Port {
+    options: PortOptions,
+    watch: Watch,
+    rings: Vec<Consumer>,
+    current: usize,
+    turn: u32,
+    empty_polls: u32,
+    link: Option<Link>,
+    phase: Phase,
+    backoff: Duration,
+    opened_at: Instant,
+    counts: Counts,
+    number: u32,
+    device: String,
+    link_type: u32,
+    snaplen: u32,
+}
+
+/// What [`Port::next`] found.
+#[derive(Debug)]
+pub enum Next<'a> {
+    /// A packet, lent until the next call.
+    Packet(Packet<'a>),
+    /// Nothing yet; the port's descriptor becomes readable when there is.
+    Nothing,
+    /// The source ended and everything was read (a file played once).
+    Ended,
+}
+
+/// Why [`Port::wait`] came back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// Call [`Port::next`]: there are packets, or it has something else to say.
+    Now,
+    /// The time is over.
+    TimedOut,
+    /// A signal was delivered.
+    Interrupted,
+}
+
+/// This reader's own counters since the port was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Packets taken.
+    pub received: u64,
+    /// Their captured bytes.
+    pub bytes: u64,
+    /// Packets this port lost, as the packets after them told.
+    pub lost: u64,
+    /// Packets with [`flags::GAP`]: before each an unknown number may be missing.
+    pub gaps: u64,
+    /// Times the port was reopened.
+    pub reopened: u64,
+}
+
+/// Both sides' counters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortStats {
+    /// This reader's.
+    pub own: Counts,
+    /// The host's, of this port's present incarnation; `None` while it cannot be reached.
+    pub host: Option<Counted>,
+}
+
+impl Port {
+    /// Opens a port.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], [`Error::Permission`]: no daemon. [`Error::Refused`]: no such
+    /// device, the filter does not compile, or the operator forbids it.
+    pub fn open(options: PortOptions) -> Result<Self, Error> {
+        let watch = Watch::new()?;
+        let (link, rings) = Link::open(&options, false, ANSWER_LIMIT)?;
+        let mut port = Self {
+            options,
+            watch,
+            rings: Vec::new(),
+            current: 0,
+            turn: 0,
+            empty_polls: 0,
+            link: None,
+            phase: Phase::Live,
+            backoff: phase::FIRST_BACKOFF,
+            opened_at: Instant::now(),
+            counts: Counts::default(),
+            number: 0,
+            device: String::new(),
+            link_type: 0,
+            snaplen: 0,
+        };
+        port.install(link, rings)?;
+        Ok(port)
+    }
+
+    /// The next packet, `Nothing` yet, or `Ended`.
+    ///
+    /// `Nothing` has emptied the doorbell and armed the rings: from then on the descriptor
+    /// ([`fd`](Self::fd)) becomes readable at the next packet (or at the watermark, or with other
+    /// news). Every other call is a few loads and stores and no system call.
+    ///
+    /// # Errors
+    /// The port is over, with the reason; every further call says the same.
+    #[inline]
+    #[expect(clippy::should_implement_trait, reason = "a lending iterator")]
+    pub fn next(&mut self) -> Result<Next<'_>, Error> {
+        if self.seek() {
+            return self.lend();
+        }
+        match self.idle()? {
+            Standing::Packets => self.lend(),
+            Standing::Quiet => Ok(Next::Nothing),
+            Standing::Ended => Ok(Next::Ended),
+        }
+    }
+
+    /// As [`next`](Self::next), for a reader that spins: it does not arm the doorbell, and makes no
+    /// system call while the rings are open, but for one look at the control socket in 65,536 empty
+    /// calls (so that a spinning reader, too, learns of the daemon's death).
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    #[inline]
+    pub fn poll_next(&mut self) -> Result<Next<'_>, Error> {
+        if self.seek() {
+            self.empty_polls = 0;
+            return self.lend();
+        }
+        self.empty_polls = self.empty_polls.wrapping_add(1) & 0xffff;
+        self.release();
+        if self.empty_polls != 0 && matches!(self.phase, Phase::Live) && self.all_open() {
+            return Ok(Next::Nothing);
+        }
+        match self.idle()? {
+            Standing::Packets => self.lend(),
+            Standing::Quiet => Ok(Next::Nothing),
+            Standing::Ended => Ok(Next::Ended),
+        }
+    }
+
+    /// Up to `max` packets that are published now, from all rings; all are lent until the next
+    /// call. Room of packets taken before is given back first.
+    ///
+    /// An empty batch does not say why it is empty: ask [`next`](Self::next).
+    #[inline]
+    pub fn batch(&mut self, max: usize) -> Batch<'_> {
+        self.release();
+        let failed = matches!(self.phase, Phase::Failed(_));
+        self.current = match self.current + 1 {
+            next if next < self.rings.len() => next,
+            _ => 0,
+        };
+        let (before, from) = self.rings.split_at_mut(self.current);
+        let max = if failed { 0 } else { max };
+        Batch::new(from, before, max, &mut self.counts, &mut self.phase)
+    }
+
+    /// Gives the room of all packets taken so far back to the host. [`next`](Self::next) and
+    /// [`batch`](Self::batch) do it now and then by themselves; a reader that pauses does it first.
+    #[inline]
+    pub fn release(&mut self) {
+        for ring in &mut self.rings {
+            ring.release();
+        }
+    }
+
+    /// Sleeps until as many packets are unread as the watermark says, the oldest of them has waited
+    /// for the maximum delay, the port has other news, or `timeout` is over (`None`: no limit).
+    ///
+    /// # Errors
+    /// Only of the system; a port that is over makes it return [`Ready::Now`].
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Ready, Error> {
+        self.sleep(timeout)
+    }
+
+    /// For poll, select and epoll: readable means call [`next`](Self::next) until it says
+    /// `Nothing`. The number stays the same over a reconnect. Level-triggered; an edge-triggered
+    /// user must call `next` until `Nothing` at each edge.
+    ///
+    /// Do not read it, and do not wait on it before `next` said `Nothing` once.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
+    }
+
+    /// Replaces the filter, between two packets. On an error the old one stays.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if it does not compile; [`Error::Disconnected`] while reconnecting.
+    pub fn set_filter(&mut self, filter: FilterSpec) -> Result<(), Error> {
+        let request = Message::Filter {
+            port: self.number,
+            filter: filter.clone(),
+        };
+        done(&self.ask(&request)?)?;
+        self.options.request.filter = filter;
+        Ok(())
+    }
+
+    /// This reader's counters and the host's.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], [`Error::Protocol`]. An unreachable host is no error here.
+    pub fn stats(&mut self) -> Result<PortStats, Error> {
+        let host = match self.ask(&Message::Stats { port: self.number }) {
+            Ok(Message::Counters(counters)) => counters.into_iter().next(),
+            Ok(other) => return Err(unexpected(&other)),
+            Err(error) if error.heals() => None,
+            Err(error) => return Err(error),
+        };
+        Ok(PortStats {
+            own: self.counts,
+            host,
+        })
+    }
+
+    /// This reader's counters; no request is made.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The device's name, with `host:`.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The port's number in the daemon; changes when the port is reopened.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Link type of the frames, a DLT registered by tcpdump.org; 1 = Ethernet.
+    pub fn link_type(&self) -> u32 {
+        self.link_type
+    }
+
+    /// The longest captured length.
+    pub fn snaplen(&self) -> u32 {
+        self.snaplen
+    }
+
+    /// Rings, one per receive queue of the device.
+    pub fn ring_count(&self) -> usize {
+        self.rings.len()
+    }
+
+    /// True while the daemon is gone and the port tries to reopen.
+    pub fn is_away(&self) -> bool {
+        matches!(self.phase, Phase::Away { .. })
+    }
+
+    /// Finds a ring with a packet and makes it the current one.
+    #[inline]
+    fn seek(&mut self) -> bool {
+        if self.turn > 0
+            && let Some(ring) = self.rings.get_mut(self.current)
+            && !ring.is_drained()
+        {
+            return true;
+        }
+        self.seek_next()
+    }
+
+    /// The current ring's turn is over or it is drained: room goes back, the next ring's turn.
+    fn seek_next(&mut self) -> bool {
+        if matches!(self.phase, Phase::Failed(_)) {
+            return false;
+        }
+        let count = self.rings.len();
+        if let Some(ring) = self.rings.get_mut(self.current) {
+            ring.release();
+        }
+        for step in 1..=count {
+            let index = (self.current + step) % count;
+            if !self.rings[index].is_drained() {
+                self.current = index;
+                self.turn = TURN;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes the packet that `seek` found.
+    #[inline]
+    fn lend(&mut self) -> Result<Next<'_>, Error> {
+        self.turn -= 1;
+        match self.rings[self.current].next() {
+            Ok(Some(packet)) => {
+                self.counts.add(&packet.meta, packet.bytes.len());
+                Ok(Next::Packet(packet))
+            }
+            Ok(None) => Ok(Next::Nothing),
+            Err(corrupt) => {
+                self.turn = 0;
+                self.phase = Phase::Failed(corrupt.into());
+                Err(corrupt.into())
+            }
+        }
+    }
+
+    fn ask(&mut self, request: &Message) -> Result<Message, Error> {
+        let link = self.link.as_mut().ok_or(Error::Disconnected)?;
+        let answer = link.connection.exchange(request, None);
+        // What came unasked in between no longer makes the descriptor readable.
+        self.hear();
+        answer
+    }
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd()
+    }
+}
+
+impl Counts {
+    #[inline]
+    fn add(&mut self, meta: &Meta, len: usize) {
+        self.received += 1;
+        self.bytes += len as u64;
+        self.lost += u64::from(meta.lost);
+        self.gaps += u64::from(meta.flags & flags::GAP != 0);
+    }
+}
+
+/// Packets taken from one ring before the next has its turn, and so between two releases.
+const TURN: u32 = 64;

@@ -1,0 +1,306 @@
+//! Phases of a port: going to sleep, hearing news, going away, coming back.
+
+use std::time::{Duration, Instant};
+
+use vnplug_ring::control::Message;
+use vnplug_ring::layout::Life;
+use vnplug_ring::{Consumer, Wait};
+
+use super::link::Link;
+use super::{Port, Ready};
+use crate::error::Error;
+
+/// See the table in [`super`].
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Attached.
+    Live,
+    /// A ring was closed and nobody said why yet.
+    Closing {
+        /// When to stop waiting for the reason.
+        until: Instant,
+    },
+    /// Not attached; to be reopened.
+    Away {
+        /// When to try next.
+        at: Instant,
+        /// What happened.
+        why: Error,
+    },
+    /// The source ended.
+    Ended,
+    /// Over for good.
+    Failed(Error),
+}
+
+/// What a port without an obvious packet has to say.
+pub(super) enum Standing {
+    /// There are packets after all.
+    Packets,
+    /// Nothing yet.
+    Quiet,
+    /// The source ended.
+    Ended,
+}
+
+impl Port {
+    /// No ring had a packet: looks at the descriptors, arms the rings, moves the phase.
+    #[cold]
+    pub(super) fn idle(&mut self) -> Result<Standing, Error> {
+        self.attend(Some(Duration::ZERO))?;
+        self.arm_all();
+        // Asked after arming, so that a packet is either seen here or rings.
+        if self.seek() {
+            return Ok(Standing::Packets);
+        }
+        self.advance()
+    }
+
+    /// See [`Port::wait`].
+    pub(super) fn sleep(&mut self, timeout: Option<Duration>) -> Result<Ready, Error> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut rang = self.attend(Some(Duration::ZERO))?.wake;
+        loop {
+            let armed = self.arm_all();
+            let unread = self.rings.iter_mut().any(|ring| !ring.is_drained());
+            if unread && (rang || armed.ready || !matches!(self.phase, Phase::Live)) {
+                return Ok(Ready::Now);
+            }
+            if !unread && !matches!(self.advance(), Ok(Standing::Quiet)) {
+                return Ok(Ready::Now);
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let cap = armed.at_most.filter(|_| unread);
+            let time = [left, cap].into_iter().flatten().min();
+            let seen = self.attend(time)?;
+            if seen.interrupted {
+                return Ok(Ready::Interrupted);
+            }
+            if seen.nothing() {
+                let waited_enough = cap.is_some_and(|cap| left.is_none_or(|left| cap <= left));
+                return Ok(if waited_enough {
+                    Ready::Now
+                } else {
+                    Ready::TimedOut
+                });
+            }
+            rang = seen.wake;
+        }
+    }
+
+    /// True while no ring's life is over.
+    pub(super) fn all_open(&self) -> bool {
+        self.rings.iter().all(|ring| ring.life() == Life::Open)
+    }
+
+    /// Takes a fresh attachment into use.
+    pub(super) fn install(&mut self, link: Link, rings: Vec<Consumer>) -> Result<(), Error> {
+        use std::os::fd::AsFd;
+        self.watch
+            .attach(link.wake.as_fd(), link.connection.as_fd())?;
+        self.watch.set_timer(None);
+        let opened = &link.opened;
+        self.number = opened.port;
+        self.device.clone_from(&opened.device);
+        (self.link_type, self.snaplen) = (opened.link_type, opened.snaplen);
+        (self.rings, self.current, self.turn) = (rings, 0, 0);
+        (self.link, self.phase) = (Some(link), Phase::Live);
+        self.opened_at = Instant::now();
+        // What came between the opening and the watching.
+        self.hear();
+        Ok(())
+    }
+
+    /// Hears what the host said unasked.
+    pub(super) fn hear(&mut self) {
+        while let Some(link) = self.link.as_mut() {
+            match link.connection.unasked() {
+                Ok(None) => return,
+                Ok(Some(Message::Gone { port, reason })) if port == link.opened.port => {
+                    self.leave(Error::Gone(reason));
+                }
+                // Wake belongs to VM channels; a Gone may be of a port that was closed already.
+                Ok(Some(_)) => {}
+                Err(error) => self.leave(error),
+            }
+        }
+    }
+
+    /// Waits for the descriptors and hears what they have to say.
+    fn attend(&mut self, timeout: Option<Duration>) -> Result<super::watch::Seen, Error> {
+        let seen = self.watch.look(timeout)?;
+        if seen.wake
+            && let Some(Err(error)) = self.link.as_ref().map(Link::hush)
+        {
+            // The control socket tells more, if it has anything to tell.
+            self.hear();
+            self.leave(error);
+        }
+        if seen.control {
+            self.hear();
+        }
+        Ok(seen)
+    }
+
+    fn arm_all(&mut self) -> Armed {
+        let mut armed = Armed::default();
+        let (watermark, delay) = (self.options.watermark, self.options.max_delay_us());
+        for ring in &mut self.rings {
+            match ring.arm(watermark, delay) {
+                // Or its life is over, of which `advance` knows more.
+                Wait::Ready => armed.ready |= !ring.is_drained(),
+                Wait::SleepAtMost(us) => {
+                    let delay = Duration::from_micros(us.into());
+                    armed.at_most = Some(armed.at_most.map_or(delay, |other| other.min(delay)));
+                }
+                Wait::Sleep => {}
+            }
+        }
+        armed
+    }
+
+    /// Moves the phase, now that every ring is drained.
+    fn advance(&mut self) -> Result<Standing, Error> {
+        loop {
+            // What the rings themselves say comes before what happened to the connection.
+            let unsettled = !matches!(self.phase, Phase::Ended | Phase::Failed(_));
+            match self.life() {
+                // The last packets may have been published just before the life was over.
+                life if unsettled && life != Life::Open && self.seek() => {
+                    return Ok(Standing::Packets);
+                }
+                Life::Ended if unsettled => self.end(),
+                Life::Quarantined if unsettled => self.fail(Error::Quarantined),
+                Life::Closed if matches!(self.phase, Phase::Live) => {
+                    self.phase = Phase::Closing {
+                        until: Instant::now() + CLOSING_LIMIT,
+                    };
+                    self.watch.set_timer(Some(CLOSING_LIMIT));
+                }
+                _ => {}
+            }
+            match &self.phase {
+                Phase::Live => return Ok(Standing::Quiet),
+                Phase::Ended => return Ok(Standing::Ended),
+                Phase::Failed(error) => return Err(error.clone()),
+                Phase::Closing { until } => {
+                    if Instant::now() < *until {
+                        return Ok(Standing::Quiet);
+                    }
+                    self.leave(Error::Gone("the host closed it without a reason".into()));
+                }
+                Phase::Away { at, why } => {
+                    if !self.options.reconnect {
+                        let why = why.clone();
+                        self.fail(why);
+                        continue;
+                    }
+                    // The memory is of no more use; a device that is unplugged needs it unmapped.
+                    self.rings.clear();
+                    if Instant::now() < *at {
+                        return Ok(Standing::Quiet);
+                    }
+                    self.reopen();
+                    if matches!(self.phase, Phase::Live) {
+                        self.arm_all();
+                        if self.seek() {
+                            return Ok(Standing::Packets);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The connection is of no more use; what was published stays readable.
+    fn leave(&mut self, why: Error) {
+        use std::os::fd::AsFd;
+        if let Some(link) = self.link.take() {
+            self.watch
+                .detach(link.wake.as_fd(), link.connection.as_fd());
+        }
+        if matches!(self.phase, Phase::Live | Phase::Closing { .. }) {
+            if self.opened_at.elapsed() > STEADY {
+                self.backoff = FIRST_BACKOFF;
+            }
+            self.away(why);
+        }
+    }
+
+    fn away(&mut self, why: Error) {
+        self.phase = Phase::Away {
+            at: Instant::now() + self.backoff,
+            why,
+        };
+        self.watch.set_timer(Some(self.backoff));
+        self.backoff = (self.backoff * 2).min(LAST_BACKOFF);
+    }
+
+    fn reopen(&mut self) {
+        let Phase::Away { why, .. } = &self.phase else {
+            return;
+        };
+        let why = why.clone();
+        let opened = Link::open(&self.options, true, REOPEN_LIMIT)
+            .and_then(|(link, rings)| self.install(link, rings));
+        match opened {
+            Ok(()) => self.counts.reopened += 1,
+            // A daemon that starts makes its socket before it opens it to everybody.
+            Err(error) if error.heals() || matches!(error, Error::Permission { .. }) => {
+                self.away(why);
+            }
+            Err(error) => self.fail(match why {
+                Error::Gone(reason) => Error::Gone(format!("{reason}; reopening: {error}")),
+                _ => error,
+            }),
+        }
+    }
+
+    fn end(&mut self) {
+        self.over(Phase::Ended);
+    }
+
+    fn fail(&mut self, error: Error) {
+        self.over(Phase::Failed(error));
+    }
+
+    /// Nothing comes any more; the descriptor stays readable so that nobody waits in vain.
+    fn over(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.watch.set_timer(Some(Duration::ZERO));
+    }
+
+    /// The rings' life as one.
+    fn life(&self) -> Life {
+        let any = |life| self.rings.iter().any(|ring| ring.life() == life);
+        if any(Life::Quarantined) {
+            Life::Quarantined
+        } else if any(Life::Closed) {
+            Life::Closed
+        } else if any(Life::Open) || self.rings.is_empty() {
+            Life::Open
+        } else {
+            Life::Ended
+        }
+    }
+}
+
+/// What arming all rings found.
+#[derive(Debug, Default)]
+struct Armed {
+    /// A ring has as many unread packets as the watermark says.
+    ready: bool,
+    /// Some packets are unread, fewer than the watermark: sleep at most so long.
+    at_most: Option<Duration>,
+}
+
+/// First pause before reopening.
+pub(super) const FIRST_BACKOFF: Duration = Duration::from_millis(10);
+/// Longest pause before reopening.
+const LAST_BACKOFF: Duration = Duration::from_millis(500);
+/// A port that lived so long starts with the first pause again.
+const STEADY: Duration = Duration::from_secs(1);
+/// Longest wait for the reason of a closed ring.
+const CLOSING_LIMIT: Duration = Duration::from_millis(200);
+/// Longest wait for one answer while reopening.
+const REOPEN_LIMIT: Duration = Duration::from_secs(2);

@@ -1,0 +1,6 @@
+//! The library and the agent against a small server under the test's control.
+
+#[cfg(test)]
+mod port;
+#[cfg(test)]
+mod support;

@@ -1,0 +1,365 @@
+//! A port against a server under the test's control.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use crate::support::{Dir, Server, eventually};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vnplug::{Client, Error, FilterSpec, Next, Port, PortOptions, Ready, VmKind, VmSpec, flags};
+use vnplug_ring::control::{Message, code};
+use vnplug_ring::layout::Life;
+
+fn open(server: &Server) -> Port {
+    PortOptions::new("host:eth0")
+        .socket(&server.path)
+        .open()
+        .unwrap()
+}
+
+fn take(port: &mut Port) -> Option<Vec<u8>> {
+    match port.next().unwrap() {
+        Next::Packet(packet) => Some(packet.bytes.to_vec()),
+        Next::Nothing => None,
+        Next::Ended => panic!("ended"),
+    }
+}
+
+fn readable(port: &Port, ms: i64) -> bool {
+    let time = Timespec {
+        tv_sec: ms / 1000,
+        tv_nsec: ms % 1000 * 1_000_000,
+    };
+    poll(
+        &mut [PollFd::from_borrowed_fd(port.fd(), PollFlags::IN)],
+        Some(&time),
+    )
+    .unwrap()
+        == 1
+}
+
+/// Drains the port as an application in an event loop does, until `count` packets came.
+fn collect(port: &mut Port, count: usize) -> Vec<(Vec<u8>, u16)> {
+    let start = Instant::now();
+    let mut got = Vec::new();
+    while got.len() < count {
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{} of {count}",
+            got.len()
+        );
+        match port.next().unwrap() {
+            Next::Packet(packet) => got.push((packet.bytes.to_vec(), packet.meta.flags)),
+            Next::Nothing => {
+                port.wait(Some(Duration::from_secs(1))).unwrap();
+            }
+            Next::Ended => panic!("ended"),
+        }
+    }
+    got
+}
+
+#[test]
+fn packets_arrive_in_order_and_nothing_is_not_an_end() {
+    let dir = Dir::new("order");
+    let server = Server::start(&dir.socket());
+    let mut port = open(&server);
+    assert_eq!(
+        (port.device(), port.link_type(), port.snaplen()),
+        ("host:eth0", 1, 2048)
+    );
+    assert_eq!(take(&mut port), None);
+    server.send(1, 0, &[b"one", b"two"]);
+    assert_eq!(take(&mut port).unwrap(), b"one");
+    assert_eq!(take(&mut port).unwrap(), b"two");
+    assert_eq!(take(&mut port), None);
+    let counts = port.counts();
+    assert_eq!((counts.received, counts.bytes, counts.lost), (2, 6, 0));
+}
+
+#[test]
+fn the_descriptor_is_readable_exactly_when_there_is_something() {
+    let dir = Dir::new("fd");
+    let server = Server::start(&dir.socket());
+    let mut port = open(&server);
+    for round in 0..100_u32 {
+        assert_eq!(take(&mut port), None);
+        assert!(!readable(&port, 0), "round {round}");
+        server.send(1, 0, &[&round.to_le_bytes()]);
+        assert!(readable(&port, 1000), "round {round}");
+        assert_eq!(take(&mut port).unwrap(), round.to_le_bytes());
+    }
+}
+
+#[test]
+fn wait_times_out_and_wakes_at_the_watermark() {
+    let dir = Dir::new("watermark");
+    let server = Server::start(&dir.socket());
+    let options = PortOptions::new("host:eth0")
+        .socket(&server.path)
+        .watermark(3);
+    let mut port = options.max_delay(Duration::from_secs(60)).open().unwrap();
+    let brief = Some(Duration::from_millis(10));
+    assert_eq!(port.wait(brief), Ok(Ready::TimedOut));
+    server.send(1, 0, &[b"1", b"2"]);
+    assert_eq!(port.wait(brief), Ok(Ready::TimedOut));
+    server.send(1, 0, &[b"3"]);
+    assert_eq!(port.wait(Some(Duration::from_secs(5))), Ok(Ready::Now));
+    assert_eq!(collect(&mut port, 3).len(), 3);
+}
+
+#[test]
+fn fewer_packets_than_the_watermark_wait_no_longer_than_the_delay() {
+    let dir = Dir::new("delay");
+    let server = Server::start(&dir.socket());
+    let options = PortOptions::new("host:eth0")
+        .socket(&server.path)
+        .watermark(100);
+    let mut port = options.max_delay(Duration::from_millis(20)).open().unwrap();
+    server.send(1, 0, &[b"1"]);
+    let start = Instant::now();
+    assert_eq!(port.wait(Some(Duration::from_secs(5))), Ok(Ready::Now));
+    assert!(start.elapsed() < Duration::from_secs(2));
+    assert_eq!(take(&mut port).unwrap(), b"1");
+}
+
+#[test]
+fn several_rings_are_merged_and_released() {
+    let dir = Dir::new("rings");
+    let server = Server::start(&dir.socket());
+    server.lock().queues = 3;
+    let mut port = open(&server);
+    assert_eq!(port.ring_count(), 3);
+    let body = [0_u8; 1000];
+    // Many times the rings' 64 KiB: only a port that releases all of them gets everything.
+    for _ in 0..200 {
+        for ring in 0..3 {
+            server.send(1, ring, &[&body, &body]);
+        }
+        assert_eq!(collect(&mut port, 6).len(), 6);
+    }
+    assert_eq!((port.counts().received, port.counts().lost), (1200, 0));
+}
+
+#[test]
+fn batches_cover_all_rings_and_lend_all_packets_at_once() {
+    let dir = Dir::new("batch");
+    let server = Server::start(&dir.socket());
+    server.lock().queues = 2;
+    let mut port = open(&server);
+    for _ in 0..100 {
+        server.send(1, 0, &[b"a1", b"a2"]);
+        server.send(1, 1, &[b"b1"]);
+        let batch: Vec<_> = port.batch(10).collect::<Result<_, _>>().unwrap();
+        let mut bytes: Vec<_> = batch.iter().map(|packet| packet.bytes).collect();
+        bytes.sort_unstable();
+        assert_eq!(bytes, [b"a1", b"a2", b"b1"]);
+    }
+    server.send(1, 0, &[b"a1", b"a2"]);
+    assert_eq!(port.batch(1).count(), 1);
+    assert_eq!(port.batch(0).count(), 0);
+    assert_eq!(port.counts().received, 301);
+}
+
+#[test]
+fn a_spinning_reader_gets_packets_and_learns_of_the_end() {
+    let dir = Dir::new("spin");
+    let server = Server::start(&dir.socket());
+    let options = PortOptions::new("host:eth0").socket(&server.path);
+    let mut port = options.reconnect(false).open().unwrap();
+    assert!(matches!(port.poll_next(), Ok(Next::Nothing)));
+    server.send(1, 0, &[b"x"]);
+    assert!(matches!(port.poll_next(), Ok(Next::Packet(_))));
+    server.kill();
+    let start = Instant::now();
+    while !matches!(port.poll_next(), Err(Error::Disconnected)) {
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}
+
+#[test]
+fn a_source_that_ends_is_read_to_its_last_packet() {
+    let dir = Dir::new("ended");
+    let server = Server::start(&dir.socket());
+    let mut port = open(&server);
+    assert_eq!(take(&mut port), None);
+    server.send(1, 0, &[b"last"]);
+    server.finish(1, Life::Ended);
+    server.kill();
+    assert_eq!(take(&mut port).unwrap(), b"last");
+    assert!(matches!(port.next(), Ok(Next::Ended)));
+    assert!(matches!(port.next(), Ok(Next::Ended)));
+    assert!(readable(&port, 1000), "nobody waits for an ended port");
+    assert_eq!(port.wait(None), Ok(Ready::Now));
+}
+
+#[test]
+fn a_quarantined_port_says_so() {
+    let dir = Dir::new("quarantine");
+    let server = Server::start(&dir.socket());
+    let mut port = open(&server);
+    assert_eq!(take(&mut port), None);
+    server.finish(1, Life::Quarantined);
+    assert!(readable(&port, 1000));
+    assert_eq!(port.next().unwrap_err(), Error::Quarantined);
+    assert_eq!(port.next().unwrap_err(), Error::Quarantined);
+}
+
+#[test]
+fn a_restart_is_survived_with_a_gap_and_the_same_descriptor() {
+    let dir = Dir::new("restart");
+    let server = Server::start(&dir.socket());
+    let options = PortOptions::new("host:eth0")
+        .socket(&server.path)
+        .filter("udp");
+    let mut port = options.open().unwrap();
+    let number = rustix::fd::AsRawFd::as_raw_fd(&port.fd());
+    assert_eq!(take(&mut port), None);
+    server.send(1, 0, &[b"before"]);
+    server.kill();
+    // What was published before the death is not lost.
+    assert_eq!(take(&mut port).unwrap(), b"before");
+    assert!(
+        readable(&port, 1000),
+        "the death makes the descriptor readable"
+    );
+    assert_eq!(take(&mut port), None);
+    assert!(port.is_away());
+    assert_eq!(port.set_filter(FilterSpec::All), Err(Error::Disconnected));
+    assert_eq!(port.stats().unwrap().host, None);
+
+    let server = Server::start(&dir.socket());
+    eventually("the port is reopened", || {
+        readable(&port, 100);
+        assert_eq!(take(&mut port), None);
+        !port.is_away()
+    });
+    let last = server.lock().requests.last().unwrap().1.clone();
+    let Message::Open(request) = last else {
+        panic!("{last:?}")
+    };
+    assert_eq!(
+        (request.reopened, request.filter),
+        (true, FilterSpec::Expression("udp".into()))
+    );
+    server.send(1, 0, &[b"after", b"more"]);
+    let got = collect(&mut port, 2);
+    assert_eq!(
+        got,
+        [(b"after".to_vec(), flags::GAP), (b"more".to_vec(), 0)]
+    );
+    let counts = port.counts();
+    assert_eq!((counts.gaps, counts.reopened, counts.received), (1, 1, 3));
+    assert_eq!(rustix::fd::AsRawFd::as_raw_fd(&port.fd()), number);
+}
+
+#[test]
+fn without_reconnect_a_death_is_an_error() {
+    let dir = Dir::new("no-reconnect");
+    let server = Server::start(&dir.socket());
+    let options = PortOptions::new("host:eth0").socket(&server.path);
+    let mut port = options.reconnect(false).open().unwrap();
+    assert_eq!(take(&mut port), None);
+    server.kill();
+    assert_eq!(port.wait(None), Ok(Ready::Now));
+    assert_eq!(port.next().unwrap_err(), Error::Disconnected);
+}
+
+#[test]
+fn a_port_that_may_not_be_reopened_ends_with_both_reasons() {
+    let dir = Dir::new("gone");
+    let server = Server::start(&dir.socket());
+    let mut port = open(&server);
+    assert_eq!(take(&mut port), None);
+    server.lock().refuse = Some((code::NOT_FOUND, "no device eth0".into()));
+    server.finish(1, Life::Closed);
+    server.gone(1, "eth0 was removed");
+    let error = loop {
+        assert_eq!(port.wait(Some(Duration::from_secs(5))), Ok(Ready::Now));
+        match port.next() {
+            Ok(Next::Nothing) => {}
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(
+        error.contains("eth0 was removed") && error.contains("no device eth0"),
+        "{error}"
+    );
+}
+
+#[test]
+fn refusals_and_absence_are_told_apart() {
+    let dir = Dir::new("refused");
+    let options = || PortOptions::new("host:eth0").socket(dir.socket());
+    assert!(matches!(options().open(), Err(Error::Unreachable { .. })));
+    let server = Server::start(&dir.socket());
+    let refused = |options: PortOptions| match options.open() {
+        Err(Error::Refused { code, .. }) => code,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(options().filter("bad")), code::FILTER);
+    assert_eq!(
+        refused(PortOptions::new("host:none").socket(&server.path)),
+        code::NOT_FOUND
+    );
+}
+
+#[test]
+fn filters_are_replaced_and_a_bad_one_changes_nothing() {
+    let dir = Dir::new("filter");
+    let server = Server::start(&dir.socket());
+    let mut port = open(&server);
+    port.set_filter(FilterSpec::Expression("tcp".into()))
+        .unwrap();
+    let bad = port.set_filter(FilterSpec::Expression("bad".into()));
+    assert!(matches!(
+        bad,
+        Err(Error::Refused {
+            code: code::FILTER,
+            ..
+        })
+    ));
+    let host = port.stats().unwrap().host.unwrap();
+    assert_eq!(
+        (host.name, host.values),
+        ("1".into(), vec![("delivered".into(), 7)])
+    );
+}
+
+#[test]
+fn many_ports_of_one_process_do_not_disturb_each_other() {
+    let dir = Dir::new("many");
+    let server = Server::start(&dir.socket());
+    let mut ports: Vec<Port> = (0..20).map(|_| open(&server)).collect();
+    for number in 1..=20_u32 {
+        server.send(number, 0, &[&number.to_le_bytes()]);
+    }
+    for port in &mut ports {
+        let number = port.number();
+        assert_eq!(take(port).unwrap(), number.to_le_bytes());
+        assert_eq!(take(port), None);
+    }
+}
+
+#[test]
+fn a_client_asks_for_everything_else() {
+    let dir = Dir::new("client");
+    let server = Server::start(&dir.socket());
+    let mut client = Client::connect_to(&server.path).unwrap();
+    assert_eq!(client.server(), "test");
+    assert_eq!(client.devices().unwrap()[0].name, "host:eth0");
+    assert_eq!(client.stats().unwrap()[0].name, "0");
+    let spec = VmSpec {
+        name: "vm".into(),
+        kind: VmKind::Uml,
+        pool_bytes: 0,
+        vectors: 0,
+        allow: Vec::new(),
+    };
+    assert_eq!(client.attach_vm(spec).unwrap().pool_path, "/pool/vm");
+    let (one, _two) = std::os::unix::net::UnixStream::pair().unwrap();
+    client.adopt("vm", one.as_fd()).unwrap();
+    client.detach_vm("vm").unwrap();
+    server.kill();
+    assert_eq!(client.devices(), Err(Error::Disconnected));
+}
