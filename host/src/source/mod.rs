@@ -7,6 +7,7 @@
 
 pub mod af_packet;
 pub mod generator;
+pub mod pcap;
 
 mod sleep;
 
