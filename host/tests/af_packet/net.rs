@@ -125,19 +125,64 @@ pub(crate) fn read(queue: &mut dyn Queue, enough: usize, limit: Duration) -> Vec
     got
 }
 
-/// Counts frames until none came for `quiet`.
-pub(crate) fn drain(queue: &mut dyn Queue, quiet: Duration) -> u64 {
-    let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
-    let mut read = 0;
-    let mut last = Instant::now();
-    while last.elapsed() < quiet {
-        match queue.receive(&mut |_| ()).expect("receive") {
-            Received::Frames(frames) => {
-                read += frames as u64;
-                last = Instant::now();
-            }
-            _ => queue.wait(waker.as_fd(), Some(quiet / 4)),
+/// Reads `expected` frames, and one more if there are too many.
+pub(crate) fn read_all(queue: &mut dyn Queue, expected: usize) -> Vec<Got> {
+    let mut got = read(queue, expected, LIMIT);
+    got.extend(read(queue, 1, QUIET));
+    got
+}
+
+/// Reads `expected` frames from all queues together, and more if there are too many.
+pub(crate) fn read_shared(queues: &mut [Box<dyn Queue>], expected: usize) -> Vec<Vec<Got>> {
+    let end = Instant::now() + LIMIT;
+    let mut got = vec![Vec::new(); queues.len()];
+    while got.iter().map(Vec::len).sum::<usize>() < expected && Instant::now() < end {
+        for (queue, got) in queues.iter_mut().zip(&mut got) {
+            got.extend(read(queue.as_mut(), usize::MAX, Duration::from_millis(5)));
         }
     }
-    read
+    for (queue, got) in queues.iter_mut().zip(&mut got) {
+        got.extend(read(queue.as_mut(), 1, QUIET));
+    }
+    got
 }
+
+/// Counts frames into `taken` until all `total` were taken or dropped.
+pub(crate) fn drain(queues: &mut [Box<dyn Queue>], taken: &mut [u64], total: u64) {
+    let end = Instant::now() + LIMIT;
+    let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
+    loop {
+        let mut dropped = 0;
+        for (queue, taken) in queues.iter_mut().zip(taken.iter_mut()) {
+            match queue.receive(&mut |_| ()).expect("receive") {
+                Received::Frames(frames) => *taken += frames as u64,
+                _ => queue.wait(waker.as_fd(), Some(Duration::from_millis(2))),
+            }
+            dropped += queue.counters().dropped;
+        }
+        let known = taken.iter().sum::<u64>() + dropped;
+        if known >= total {
+            return;
+        }
+        assert!(Instant::now() < end, "{known} frames of {total}");
+    }
+}
+
+/// Waits until the kernel has counted `total` frames.
+pub(crate) fn until_seen(queues: &mut [Box<dyn Queue>], total: u64) {
+    let end = Instant::now() + LIMIT;
+    while queues
+        .iter_mut()
+        .map(|queue| queue.counters().seen)
+        .sum::<u64>()
+        < total
+    {
+        assert!(Instant::now() < end, "not all of {total} frames seen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The longest wait for what must come; only a broken or a starved machine waits so long.
+pub(crate) const LIMIT: Duration = Duration::from_secs(5);
+/// The wait for what must not come.
+pub(crate) const QUIET: Duration = Duration::from_millis(50);

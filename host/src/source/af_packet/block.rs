@@ -168,7 +168,7 @@ fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
 /// Destination and source address.
 const MACS_LEN: usize = 12;
 /// Tag of IEEE 802.1Q-2018, 9.4: TPID and TCI, big-endian.
-pub(super) const VLAN_TAG_LEN: usize = 4;
+const VLAN_TAG_LEN: usize = 4;
 const TPID_8021Q: u16 = 0x8100;
 const TPID_8021AD: u16 = 0x88a8;
 
