@@ -48,6 +48,7 @@ pub struct Program {
     instructions: Arc<[Instruction]>,
     ops: Arc<[Op]>,
     loops: bool,
+    scratch: bool,
 }
 
 impl Program {
@@ -86,10 +87,12 @@ impl Program {
             return Err(VerifyError::NoReturnAtEnd { code: last });
         }
         let ops = run::decode(instructions);
+        let scratch = run::uses_scratch(&ops);
         Ok(Self {
             instructions: instructions.into(),
             ops: ops.into(),
             loops,
+            scratch,
         })
     }
 
@@ -105,6 +108,7 @@ impl Program {
             instructions: ret.into(),
             ops: run::decode(&ret).into(),
             loops: false,
+            scratch: false,
         }
     }
 
@@ -145,7 +149,11 @@ impl Program {
     /// [`OutOfSteps`]: reject the frame and count it. Only programs that loop can do this.
     #[inline]
     pub fn judge(&self, bytes: &[u8], wire_len: u32) -> Result<u32, OutOfSteps> {
-        run::run(&self.ops, bytes, wire_len)
+        if self.scratch {
+            run::run::<{ SCRATCH_WORDS as usize }>(&self.ops, bytes, wire_len)
+        } else {
+            run::run::<0>(&self.ops, bytes, wire_len)
+        }
     }
 }
 

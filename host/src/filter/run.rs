@@ -1,32 +1,41 @@
 //! The interpreter: one decoded operation per step, no allocation, nothing that can panic.
 //!
-//! A program is decoded once into [`Op`]s, one per instruction and at the same index, so that jump
-//! distances stay what they were. Where a load is followed by a comparison with a constant (most of
-//! what libpcap emits), the load's slot holds both: one step instead of two. The comparison keeps
-//! its own slot, because a jump may lead to it.
+//! A program is decoded once into [`Op`]s, one per instruction and at the same index. Where a load
+//! or a mask is followed by a comparison with a constant (most of what libpcap emits), the first
+//! one's slot holds both: one step instead of two. The comparison keeps its own slot, because a
+//! jump may lead to it.
 //!
 //! Steps are bounded. Without backward jumps every step moves forward, so there are at most as many
 //! as instructions. A backward jump over *n* instructions pays *n* from [`STEP_BUDGET`]; a run
 //! therefore takes at most `STEP_BUDGET + MAX_INSTRUCTIONS` steps, whatever the frame.
 
-use super::program::{Instruction, OutOfSteps, SCRATCH_WORDS, code};
+#[cfg(doc)]
+use super::program::SCRATCH_WORDS;
+use super::program::{Instruction, OutOfSteps, code};
 
 /// Instructions that one frame may make a looping program go back over.
 ///
 /// `protochain` takes about 20 per extension header: this is enough for 3,000 of them.
 pub const STEP_BUDGET: u32 = 65_536;
 
-/// Where a comparison goes: operations to skip.
+/// Where a comparison goes: indices of operations.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fork {
-    yes: u8,
-    no: u8,
+    yes: u16,
+    no: u16,
 }
 
 impl Fork {
     #[inline(always)]
-    fn skip(self, holds: bool) -> usize {
-        usize::from(if holds { self.yes } else { self.no })
+    fn to(self, holds: bool) -> usize {
+        if holds {
+            usize::from(self.yes)
+        } else {
+            // NB: not cold, but without the hint this compiles to a conditional move, and the next
+            // operation waits for the frame's bytes: 10 to 25 % slower over six filters.
+            std::hint::cold_path();
+            usize::from(self.no)
+        }
     }
 }
 
@@ -40,6 +49,10 @@ pub(super) enum Op {
     HalfEq(Fork, u32, u32),
     ByteEq(Fork, u32, u32),
     HalfSet(Fork, u32, u32),
+    WordXEq(Fork, u32, u32),
+    HalfXEq(Fork, u32, u32),
+    ByteXEq(Fork, u32, u32),
+    AndEq(Fork, u32, u32),
     WordX(u32),
     HalfX(u32),
     ByteX(u32),
@@ -89,28 +102,49 @@ pub(super) enum Op {
     RetA,
 }
 
-const _: () = assert!(size_of::<Op>() == 12);
+const _: () = assert!(size_of::<Op>() == 16);
 
 /// Decodes instructions that were verified.
 pub(super) fn decode(instructions: &[Instruction]) -> Vec<Op> {
-    let mut ops: Vec<Op> = instructions.iter().map(|i| single(*i)).collect();
+    let mut ops: Vec<Op> = instructions
+        .iter()
+        .enumerate()
+        .map(|(at, i)| single(*i, at))
+        .collect();
     for at in 0..ops.len().saturating_sub(1) {
         ops[at] = match (ops[at], ops[at + 1]) {
             (Op::Word(offset), Op::Eq(fork, k)) => Op::WordEq(fork, offset, k),
             (Op::Half(offset), Op::Eq(fork, k)) => Op::HalfEq(fork, offset, k),
             (Op::Byte(offset), Op::Eq(fork, k)) => Op::ByteEq(fork, offset, k),
             (Op::Half(offset), Op::Set(fork, k)) => Op::HalfSet(fork, offset, k),
+            (Op::WordX(offset), Op::Eq(fork, k)) => Op::WordXEq(fork, offset, k),
+            (Op::HalfX(offset), Op::Eq(fork, k)) => Op::HalfXEq(fork, offset, k),
+            (Op::ByteX(offset), Op::Eq(fork, k)) => Op::ByteXEq(fork, offset, k),
+            (Op::And(mask), Op::Eq(fork, k)) => Op::AndEq(fork, mask, k),
             (op, _) => op,
         };
     }
     ops
 }
 
+/// True if an operation uses scratch memory.
+pub(super) fn uses_scratch(ops: &[Op]) -> bool {
+    let uses = |op: &Op| matches!(op, Op::Mem(_) | Op::XMem(_) | Op::Store(_) | Op::StoreX(_));
+    ops.iter().any(uses)
+}
+
 /// Runs decoded operations; see [`Program::judge`](super::Program::judge).
-pub(super) fn run(ops: &[Op], bytes: &[u8], wire_len: u32) -> Result<u32, OutOfSteps> {
+///
+/// `SCRATCH` is [`SCRATCH_WORDS`], or 0 for a program that has no use for it: clearing it would be
+/// a good part of what a short program costs.
+pub(super) fn run<const SCRATCH: usize>(
+    ops: &[Op],
+    bytes: &[u8],
+    wire_len: u32,
+) -> Result<u32, OutOfSteps> {
     let mut a = 0_u32;
     let mut x = 0_u32;
-    let mut scratch = [0_u32; SCRATCH_WORDS as usize];
+    let mut scratch = [0_u32; SCRATCH];
     let mut budget = STEP_BUDGET;
     let mut pc = 0_usize;
     /// Takes the value, or rejects the frame.
@@ -128,19 +162,35 @@ pub(super) fn run(ops: &[Op], bytes: &[u8], wire_len: u32) -> Result<u32, OutOfS
         match op {
             Op::WordEq(fork, offset, k) => {
                 a = some!(word(bytes, offset as usize));
-                pc += 1 + fork.skip(a == k);
+                pc = fork.to(a == k);
             }
             Op::HalfEq(fork, offset, k) => {
                 a = some!(half(bytes, offset as usize));
-                pc += 1 + fork.skip(a == k);
+                pc = fork.to(a == k);
             }
             Op::ByteEq(fork, offset, k) => {
                 a = some!(byte(bytes, offset as usize));
-                pc += 1 + fork.skip(a == k);
+                pc = fork.to(a == k);
             }
             Op::HalfSet(fork, offset, k) => {
                 a = some!(half(bytes, offset as usize));
-                pc += 1 + fork.skip(a & k != 0);
+                pc = fork.to(a & k != 0);
+            }
+            Op::WordXEq(fork, offset, k) => {
+                a = some!(word(bytes, some!(sum(x, offset))));
+                pc = fork.to(a == k);
+            }
+            Op::HalfXEq(fork, offset, k) => {
+                a = some!(half(bytes, some!(sum(x, offset))));
+                pc = fork.to(a == k);
+            }
+            Op::ByteXEq(fork, offset, k) => {
+                a = some!(byte(bytes, some!(sum(x, offset))));
+                pc = fork.to(a == k);
+            }
+            Op::AndEq(fork, mask, k) => {
+                a &= mask;
+                pc = fork.to(a == k);
             }
             Op::Word(offset) => a = some!(word(bytes, offset as usize)),
             Op::Half(offset) => a = some!(half(bytes, offset as usize)),
@@ -153,10 +203,10 @@ pub(super) fn run(ops: &[Op], bytes: &[u8], wire_len: u32) -> Result<u32, OutOfS
             Op::XLen => x = wire_len,
             Op::Imm(k) => a = k,
             Op::XImm(k) => x = k,
-            Op::Mem(k) => a = scratch[(k % SCRATCH_WORDS) as usize],
-            Op::XMem(k) => x = scratch[(k % SCRATCH_WORDS) as usize],
-            Op::Store(k) => scratch[(k % SCRATCH_WORDS) as usize] = a,
-            Op::StoreX(k) => scratch[(k % SCRATCH_WORDS) as usize] = x,
+            Op::Mem(k) => a = some!(scratch.get(k as usize).copied()),
+            Op::XMem(k) => x = some!(scratch.get(k as usize).copied()),
+            Op::Store(k) => *some!(scratch.get_mut(k as usize)) = a,
+            Op::StoreX(k) => *some!(scratch.get_mut(k as usize)) = x,
             Op::Add(k) => a = a.wrapping_add(k),
             Op::Sub(k) => a = a.wrapping_sub(k),
             Op::Mul(k) => a = a.wrapping_mul(k),
@@ -185,14 +235,14 @@ pub(super) fn run(ops: &[Op], bytes: &[u8], wire_len: u32) -> Result<u32, OutOfS
                 budget = budget.checked_sub(distance).ok_or(OutOfSteps)?;
                 pc = pc.wrapping_sub(distance as usize);
             }
-            Op::Eq(fork, k) => pc += fork.skip(a == k),
-            Op::Gt(fork, k) => pc += fork.skip(a > k),
-            Op::Ge(fork, k) => pc += fork.skip(a >= k),
-            Op::Set(fork, k) => pc += fork.skip(a & k != 0),
-            Op::EqX(fork) => pc += fork.skip(a == x),
-            Op::GtX(fork) => pc += fork.skip(a > x),
-            Op::GeX(fork) => pc += fork.skip(a >= x),
-            Op::SetX(fork) => pc += fork.skip(a & x != 0),
+            Op::Eq(fork, k) => pc = fork.to(a == k),
+            Op::Gt(fork, k) => pc = fork.to(a > k),
+            Op::Ge(fork, k) => pc = fork.to(a >= k),
+            Op::Set(fork, k) => pc = fork.to(a & k != 0),
+            Op::EqX(fork) => pc = fork.to(a == x),
+            Op::GtX(fork) => pc = fork.to(a > x),
+            Op::GeX(fork) => pc = fork.to(a >= x),
+            Op::SetX(fork) => pc = fork.to(a & x != 0),
             Op::Ret(k) => return Ok(k),
             Op::RetA => return Ok(a),
         }
@@ -202,18 +252,14 @@ pub(super) fn run(ops: &[Op], bytes: &[u8], wire_len: u32) -> Result<u32, OutOfS
 
 #[inline(always)]
 fn word(bytes: &[u8], offset: usize) -> Option<u32> {
-    bytes
-        .get(offset..)?
-        .first_chunk()
-        .map(|chunk| u32::from_be_bytes(*chunk))
+    let word = bytes.get(offset..offset.checked_add(4)?)?;
+    Some(u32::from_be_bytes(word.try_into().ok()?))
 }
 
 #[inline(always)]
 fn half(bytes: &[u8], offset: usize) -> Option<u32> {
-    bytes
-        .get(offset..)?
-        .first_chunk()
-        .map(|chunk| u32::from(u16::from_be_bytes(*chunk)))
+    let half = bytes.get(offset..offset.checked_add(2)?)?;
+    Some(u32::from(u16::from_be_bytes(half.try_into().ok()?)))
 }
 
 #[inline(always)]
@@ -227,10 +273,12 @@ fn sum(x: u32, k: u32) -> Option<usize> {
     (x as usize).checked_add(k as usize)
 }
 
-fn single(i: Instruction) -> Op {
+fn single(i: Instruction, at: usize) -> Op {
+    // Inside the program, so at most MAX_INSTRUCTIONS: it fits.
+    let target = |skip: u8| (at + 1 + usize::from(skip)) as u16;
     let fork = Fork {
-        yes: i.jt,
-        no: i.jf,
+        yes: target(i.jt),
+        no: target(i.jf),
     };
     let k = i.k;
     match i.code {
