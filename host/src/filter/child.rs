@@ -128,7 +128,8 @@ fn answer(library: &Library, request: &Request) -> io::Result<(u8, Vec<u8>)> {
         compile(library, request, to_daemon)
     })?;
     let received = receive(from_copy, Instant::now() + JOB_LIMIT);
-    // Also when it answered: whatever it is still doing, nobody waits for it.
+    // If it answered and then does not end, the daemon's patience ends instead: it kills this
+    // process, and the copy dies with it.
     if received.as_ref().is_ok_and(Option::is_some) {
         Ok(judge(reap(pid)?, received?))
     } else {

@@ -341,3 +341,63 @@ const CACHE_BYTES: usize = 4 << 20;
 /// For the offset that only the kernel can load, which libpcap makes of these two words.
 const NO_DIRECTION: &str =
     "inbound/outbound not supported on a ring, whose frames have no direction";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: usize) -> Key {
+        (format!("tcp port {number}"), 96, 1)
+    }
+
+    #[test]
+    fn the_cache_forgets_what_is_unused_and_stays_small() {
+        let mut cache = Cache::default();
+        cache.keep(key(0), Program::accept(1));
+        for number in 1..50_000 {
+            cache.keep(key(number), Program::accept(1));
+            assert!(cache.find(&key(0)).is_some(), "in use, after {number}");
+        }
+        assert!(cache.find(&key(1)).is_none());
+        assert!(cache.young.len() + cache.old.len() <= CACHE_BYTES / 256);
+    }
+
+    #[test]
+    fn every_error_says_what_to_do_or_quotes_libpcap() {
+        let cases: &[(FilterError, &str)] = &[
+            (
+                FilterError::Refused("syntax error".to_owned()),
+                "syntax error",
+            ),
+            (FilterError::TooLong { len_bytes: 20_000 }, "at most 16384"),
+            (FilterError::Nul { at: 3 }, "remove it"),
+            (FilterError::TooComplex, "simplify it"),
+            (
+                FilterError::NoLibpcap("no file".to_owned()),
+                "apt install libpcap0.8",
+            ),
+            (FilterError::Crashed("signal 11".to_owned()), "signal 11"),
+            (FilterError::BadProgram(VerifyError::Empty), "unusable"),
+            (
+                FilterError::Start(io::ErrorKind::NotFound.into()),
+                "does not start",
+            ),
+        ];
+        for (error, text) in cases {
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_reply_of_unknown_kind_is_not_trusted() {
+        assert!(matches!(
+            outcome(9, Vec::new()),
+            Err(FilterError::Crashed(_))
+        ));
+        assert!(matches!(
+            outcome(status::TOO_COMPLEX, Vec::new()),
+            Err(FilterError::TooComplex)
+        ));
+        assert_eq!(outcome(status::PROGRAM, vec![1]).unwrap(), [1]);
+    }
+}
