@@ -1,1 +1,46 @@
-//! The lab.
+//! The **lab**: boots real guests for tests, the demo and the bench.
+//!
+//! ```text
+//!   Lab ── a directory that goes away, and a sweep of what killed labs left behind
+//!    ├── Netns        a network namespace: wires (veth), bridges, taps, no stray packet
+//!    ├── Uml::boot    User-mode Linux: a guest at native speed, no KVM needed
+//!    ├── Qemu::boot   a stock QEMU: `pc` or `q35`, KVM where it works, else TCG
+//!    │     └── Guest  run · spawn · pull · push · cpu_time · qmp · kill
+//!    └── traffic      sends numbered frames on an interface (also the tool `wiregen`)
+//! ```
+//!
+//! A guest is a kernel and an initramfs the lab packs on the spot: busybox, the modules asked for,
+//! the programs and files asked for, and an init that serves commands on a channel of its own
+//! (never on the console). Nothing is installed on the host and nothing outlives the process: every
+//! child dies with it, also when it is killed with SIGKILL.
+//!
+//! The lab knows nothing of vNPlug; what is under test comes in as files and programs.
+
+mod accel;
+mod base64;
+mod channel;
+mod child;
+mod error;
+mod guest;
+mod image;
+mod initramfs;
+mod kernel;
+mod lab;
+mod netns;
+mod owner;
+mod qemu;
+mod qmp;
+mod sys;
+pub mod traffic;
+mod uml;
+
+pub use accel::{Accel, accel_probe};
+pub use channel::{Job, Output};
+pub use error::{LabError, Result};
+pub use guest::Guest;
+pub use image::{GuestFile, Image};
+pub use lab::Lab;
+pub use netns::Netns;
+pub use qemu::{Machine, Qemu, QemuConfig};
+pub use qmp::Qmp;
+pub use uml::{Uml, UmlConfig};

@@ -1,0 +1,180 @@
+//! User-mode Linux: a guest as a process.
+
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::child::Tethered;
+use crate::error::{LabError, Result};
+use crate::guest::{CONSOLE, Guest, Transfer};
+use crate::image::Image;
+use crate::initramfs::{self, Wires};
+use crate::kernel;
+use crate::lab::Lab;
+use crate::netns;
+
+/// Boots guests under User-mode Linux (Debian's `user-mode-linux`).
+#[derive(Debug)]
+pub struct Uml;
+
+/// What a User-mode Linux guest is made of.
+#[derive(Debug)]
+pub struct UmlConfig {
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// A host file the guest finds as `/dev/mmapper`; its length is the device's.
+    pub pool: Option<PathBuf>,
+    /// Host ends of the guest's tty lines by line number: `(0, fd)` is `/dev/ttyS0`. The lab keeps
+    /// line 1 for itself.
+    pub lines: Vec<(u32, OwnedFd)>,
+    /// Host interfaces; the guest finds the first as `vec0` (vector driver, raw transport).
+    pub nics: Vec<String>,
+    /// The network namespace the guest's process runs in, where `nics` are found.
+    pub netns: Option<String>,
+    /// Files, programs and modules.
+    pub image: Image,
+    /// More kernel arguments.
+    pub kernel_args: Vec<String>,
+    /// Descriptors the guest's process inherits under their numbers, for use in `kernel_args`.
+    pub inherit: Vec<OwnedFd>,
+    /// Time allowed from start to the first command.
+    pub boot_limit: Duration,
+}
+
+impl Default for UmlConfig {
+    fn default() -> Self {
+        Self {
+            memory_mib: 128,
+            pool: None,
+            lines: Vec::new(),
+            nics: Vec::new(),
+            netns: None,
+            image: Image::default(),
+            kernel_args: Vec::new(),
+            inherit: Vec::new(),
+            boot_limit: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Uml {
+    /// Boots a guest and waits until it serves commands.
+    ///
+    /// # Errors
+    /// [`LabError::Missing`] without `linux.uml`, [`LabError::Boot`] with the console's end.
+    pub fn boot(lab: &Lab, config: UmlConfig) -> Result<Guest> {
+        let dir = lab.guest_dir()?;
+        let shared = dir.join("shared");
+        fs::create_dir(&shared).map_err(LabError::io("make the shared directory"))?;
+        let initrd = dir.join("initramfs");
+        let modules = kernel::uml_modules()?;
+        initramfs::build(&initrd, &config.image, Wires::Uml, &modules, &[], &shared)?;
+
+        let (ours, theirs) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
+        let mut inherit = config.inherit;
+        let mut command = Command::new("linux.uml");
+        command
+            .arg(format!("mem={}M", config.memory_mib))
+            .arg(format!("initrd={}", initrd.display()))
+            .arg(format!("uml_dir={}", dir.join("uml").display()))
+            .args([
+                "umid=guest",
+                "con=null",
+                "ssl=null",
+                "con0=null,fd:1",
+                "quiet",
+                "panic=-1",
+            ])
+            .arg(format!("ssl1=fd:{}", theirs.as_raw_fd()));
+        inherit.push(theirs.into());
+        for (number, line) in config.lines {
+            command.arg(format!("ssl{number}=fd:{}", line.as_raw_fd()));
+            inherit.push(line);
+        }
+        for (number, nic) in config.nics.iter().enumerate() {
+            command.arg(format!(
+                "vec{number}:transport=raw,ifname={nic},depth=128,gro=1"
+            ));
+        }
+        if let Some(pool) = &config.pool {
+            command.arg(format!("iomem=mmapper,{}", pool.display()));
+        }
+        command.args(&config.kernel_args);
+
+        let console =
+            File::create(dir.join(CONSOLE)).map_err(LabError::io("make the console log"))?;
+        let errors = console
+            .try_clone()
+            .map_err(LabError::io("clone the console log"))?;
+        command
+            .env("TMPDIR", memory_dir(config.memory_mib, &dir))
+            .stdin(Stdio::null())
+            .stdout(console)
+            .stderr(errors);
+        if needs_shim() {
+            command.env("LD_PRELOAD", shim(&dir)?);
+        }
+        let netns = config.netns.as_deref().map(netns::open).transpose()?;
+        let process = Tethered::spawn(command, inherit, netns).map_err(|error| match error {
+            LabError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                LabError::Missing(
+                    "no linux.uml on the host: apt-get install user-mode-linux".to_owned(),
+                )
+            }
+            other => other,
+        })?;
+        Guest::greet(
+            lab,
+            dir,
+            process,
+            ours,
+            Transfer::HostDir(shared),
+            config.boot_limit,
+        )
+    }
+}
+
+/// Where the guest's memory lies: shared memory if it has room, else the lab's disk.
+fn memory_dir(memory_mib: u32, fallback: &Path) -> PathBuf {
+    let shm = Path::new("/dev/shm");
+    let room = rustix::fs::statvfs(shm).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
+    if room > u64::from(memory_mib) << 20 {
+        shm.to_path_buf()
+    } else {
+        fallback.to_path_buf()
+    }
+}
+
+/// Whether this processor's state is larger than UML can restore; see `uml-xstate.c`.
+fn needs_shim() -> bool {
+    fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" amx_tile"))
+}
+
+/// Compiles the preload library into `dir`.
+fn shim(dir: &Path) -> Result<PathBuf> {
+    let source = dir.join("uml-xstate.c");
+    let library = dir.join("uml-xstate.so");
+    fs::write(&source, include_str!("../uml-xstate.c"))
+        .map_err(LabError::io("write uml-xstate.c"))?;
+    let output = Command::new("cc")
+        .args(["-O2", "-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .output()
+        .map_err(|_| {
+            LabError::Missing(
+                "UML on a processor with AMX needs a C compiler: apt-get install gcc".to_owned(),
+            )
+        })?;
+    if output.status.success() {
+        Ok(library)
+    } else {
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(LabError::Command {
+            command: "cc uml-xstate.c".to_owned(),
+            text,
+        })
+    }
+}
