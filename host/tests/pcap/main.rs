@@ -227,6 +227,29 @@ fn hostile_files_end_with_the_offset_of_the_lie() {
     }
 }
 
+/// F65: much of everything that is legal is read, in time that grows with the file only.
+#[test]
+fn many_options_interfaces_and_sections_are_read() {
+    let order = Order(false);
+    let options = order.option(2, &[0xff; 4]).repeat(1_000_000);
+    let long = order.option(2, &vec![b'n'; 65_535]);
+    let mut body = order.enhanced_body(1, 9, 60, &[5; 60]);
+    body.extend(order.option(4, &[]).repeat(1_000_000));
+    let mut file = order.section();
+    file.extend(order.interface(1, 0, &options));
+    file.extend(order.interface(1, 0, &long));
+    file.extend(order.block(6, &body));
+    file.extend(order.interface(1, 0, &[]).repeat(65_534));
+    file.extend(
+        [order.section(), order.interface(1, 0, &[])]
+            .concat()
+            .repeat(10_000),
+    );
+    file.extend(order.enhanced(0, 10, 60, &[5; 60]));
+    let (packets, result) = read_out(&file, usize::MAX);
+    assert_eq!((packets.len(), result), (2, Ok(())));
+}
+
 #[test]
 fn frame_check_sequences_are_taken_off() {
     let order = Order(true);

@@ -1,5 +1,6 @@
 //! Whole files through the source, and other people's tools as judges.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -7,8 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use vnplug_ring::witness::Protocol;
+use vnplugd::source::generator::{Gen, GenConfig, Sizes};
 use vnplugd::source::pcap::{PcapConfig, PcapFile, Repeat, Speed};
-use vnplugd::source::{Queue, Received, SourceError};
+use vnplugd::source::{Frame, Queue, Received, SourceError};
 
 use crate::golden::{self, Golden, Order};
 use crate::{Random, read_out};
@@ -279,4 +282,66 @@ fn lengths_and_times_agree_with_tshark() {
             .collect();
         assert_eq!(ours, told, "{format}");
     }
+}
+
+/// The generator's frames are flawless to a dissector, checksums included.
+#[test]
+fn generated_frames_are_well_formed_to_tshark() {
+    let dir = Dir::new("witness");
+    let order = Order(false);
+    let mut file = order.legacy_header(0xa1b2_c3d4, (2, 4), 1);
+    let mut count = 0;
+    for (protocols, sizes) in [
+        (Protocol::ALL.to_vec(), Sizes::Range(108, 1514)),
+        (vec![Protocol::Udp4], Sizes::Fixed(64)),
+    ] {
+        let config = GenConfig {
+            sizes,
+            protocols,
+            flows: 600,
+            vlan_tci: Some(7),
+            count: Some(600),
+            ..GenConfig::default()
+        };
+        let mut queues = Gen::open(&config).unwrap();
+        let mut write = |frames: &[Frame<'_>]| {
+            for frame in frames {
+                file.extend(order.u32s(&[1, 0, frame.wire_len, frame.wire_len]));
+                file.extend(frame.bytes);
+                count += 1;
+            }
+        };
+        while queues[0].receive(&mut write).unwrap() != Received::End {}
+    }
+    let path = dir.file("file", &file);
+    let mut tshark = Command::new("tshark");
+    tshark
+        .arg("-r")
+        .arg(&path)
+        .args(["-T", "fields", "-e", "ip.checksum.status"]);
+    for protocol in ["ip", "udp", "tcp"] {
+        tshark.args(["-o", &format!("{protocol}.check_checksum:TRUE")]);
+    }
+    for status in [
+        "udp.checksum.status",
+        "tcp.checksum.status",
+        "icmp.checksum.status",
+    ] {
+        tshark.args(["-e", status]);
+    }
+    tshark.args([
+        "-e",
+        "icmpv6.checksum.status",
+        "-e",
+        "_ws.malformed",
+        "-e",
+        "_ws.short",
+    ]);
+    let told = String::from_utf8(tshark.output().expect("tshark is installed").stdout).unwrap();
+    // 1 is good, 3 is "none" (UDP over IPv4 without a checksum), 0 would be bad.
+    assert_eq!(told.lines().count(), count);
+    let known = ["1\t3\t\t\t\t\t", "1\t\t1\t\t\t\t", "1\t\t\t1\t\t\t"];
+    let known_v6 = ["\t1\t\t\t\t\t", "\t\t1\t\t\t\t", "\t\t\t\t1\t\t"];
+    let kinds: BTreeSet<&str> = told.lines().collect();
+    assert_eq!(kinds, known.into_iter().chain(known_v6).collect());
 }

@@ -78,7 +78,7 @@ pub struct Shape {
     /// Frame length in bytes, Ethernet header and VLAN tag included, FCS excluded.
     pub len_bytes: usize,
     /// Flow number; its low 24 bits become the source address 10.x.y.z (or 2001:2::a:x:yz), and a
-    /// source port from 1024 up (an ICMP identifier).
+    /// source port from 49152 up (an ICMP identifier).
     pub flow: u32,
     /// What it looks like.
     pub protocol: Protocol,
@@ -235,7 +235,7 @@ impl Shape {
     /// Writes the transport header with checksum 0 and returns where the checksum goes.
     fn write_transport(&self, segment: &mut [u8]) -> usize {
         let len = segment.len() as u16;
-        let port = 1024 + (self.flow % 60_000) as u16;
+        let port = FIRST_PORT + (self.flow % 16_384) as u16;
         segment[..self.protocol.transport_bytes()].fill(0);
         match self.protocol {
             Protocol::Udp4 | Protocol::Udp6 => {
@@ -342,4 +342,6 @@ fn fold(mut sum: u64) -> u16 {
 const ETHERNET_BYTES: usize = 14;
 /// IPv4's total length is 16 bits wide.
 const MAX_BYTES: usize = 65_535;
+/// Dynamic ports (RFC 6335): no dissector takes the filling for its protocol.
+const FIRST_PORT: u16 = 49_152;
 const DISCARD_PORT: u16 = 9; // RFC 863
