@@ -494,6 +494,32 @@ mod tests {
     }
 
     #[test]
+    fn a_late_generator_says_so_and_skips_nothing() {
+        let config = GenConfig {
+            pps: Some(100_000),
+            ..GenConfig::default()
+        };
+        let start = Arc::new(OnceLock::new());
+        let second_ago = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        start.set(second_ago).unwrap();
+        let mut queue = GenQueue::new(&config, 0, start).unwrap();
+        assert_eq!(
+            queue.receive(&mut |_| ()).unwrap(),
+            Received::Frames(MAX_BATCH)
+        );
+        assert_eq!(
+            (queue.state(), queue.next_seq),
+            ("behind", MAX_BATCH as u64)
+        );
+        queue.next_seq = u64::from(u32::MAX);
+        assert_eq!(
+            queue.receive(&mut |_| unreachable!()).unwrap(),
+            Received::Nothing
+        );
+        assert_eq!(queue.state(), "up");
+    }
+
+    #[test]
     fn impossible_configurations_are_refused_in_words() {
         let base = GenConfig::default();
         for (config, word) in [

@@ -260,7 +260,11 @@ impl SeqSet {
 
     fn forget_below(&mut self, floor: u64) {
         self.floor_chunk = self.floor_chunk.max(floor);
-        self.partial = self.partial.split_off(&self.floor_chunk);
+        while let Some(lowest) = self.partial.first_entry()
+            && *lowest.key() < self.floor_chunk
+        {
+            lowest.remove();
+        }
         while let Some((first, end)) = self.full.iter().next().map(|(f, e)| (*f, *e)) {
             if first >= self.floor_chunk {
                 break;
