@@ -2,6 +2,8 @@
 //!
 //! Every test has a network namespace of its own, so they run side by side and leave nothing.
 
+mod counters;
+mod link;
 mod net;
 
 use std::io::{Read, Write};
@@ -9,39 +11,12 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
-use net::{Got, LIMIT, Sender, drain, ip, isolated, read, read_all, read_shared, until_seen, veth};
+use net::{
+    Got, LIMIT, Sender, config, frame, ip, isolated, open, read, read_all, read_shared, rx, udp,
+    until_received, veth,
+};
 use vnplug_ring::layout::flags;
-use vnplugd::source::Queue;
 use vnplugd::source::af_packet::{AfPacket, AfPacketConfig, Direction, interfaces};
-
-fn open(config: AfPacketConfig) -> Box<dyn Queue> {
-    AfPacket::open(config).expect("open").remove(0)
-}
-
-/// A small ring, as these tests send little.
-fn config(interface: &str) -> AfPacketConfig {
-    AfPacketConfig {
-        blocks: 8,
-        ..AfPacketConfig::new(interface)
-    }
-}
-
-fn rx(interface: &str) -> AfPacketConfig {
-    AfPacketConfig {
-        direction: Direction::Rx,
-        ..config(interface)
-    }
-}
-
-/// A frame of a private EtherType that nothing answers, `seq` in its bytes.
-fn frame(len: usize, seq: u32) -> Vec<u8> {
-    let mut frame = vec![0u8; len];
-    frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5]);
-    for (i, byte) in frame.iter_mut().enumerate().skip(14) {
-        *byte = (i as u32 ^ seq.rotate_left(i as u32 % 32)) as u8;
-    }
-    frame
-}
 
 fn error_of(config: AfPacketConfig) -> String {
     AfPacket::open(config)
@@ -156,7 +131,11 @@ fn each_direction_brings_its_frames_and_counts_no_others() {
 fn loopback_frames_come_once_and_super_frames_whole() {
     isolated(|| {
         ip("link set lo up");
-        let mut queue = open(config("lo"));
+        // Nothing is read meanwhile, so blocks must not be used up by their time.
+        let mut queue = open(AfPacketConfig {
+            block_timeout_ms: 100,
+            ..config("lo")
+        });
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
         let mut client =
             std::net::TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
@@ -201,230 +180,6 @@ fn tcp_payload(got: &Got) -> usize {
         u16::from_be_bytes([ip[2], ip[3]]),
     );
     usize::from(total) - ip_header - usize::from(ip[ip_header + 12] >> 4) * 4
-}
-
-#[test]
-fn overflow_is_counted_to_the_packet() {
-    const BURST: u64 = 20_000;
-    const BURSTS: u64 = 20;
-    for count in [1, 2] {
-        isolated(move || {
-            veth();
-            let mut queues = AfPacket::open(AfPacketConfig {
-                queues: count,
-                block_size: 4096,
-                blocks: 4,
-                snaplen: 512,
-                ..rx("va")
-            })
-            .expect("open");
-            let sender = Sender::new("vb");
-            let payloads = [udp(1000, 53), udp(1001, 53), udp(1002, 53), udp(1003, 53)];
-            let mut taken = vec![0; count as usize];
-            let mut lossy = 0;
-            for burst in 1..=BURSTS / u64::from(count) {
-                let send = || {
-                    for payload in payloads.iter().cycle().take(BURST as usize) {
-                        assert!(sender.send(payload));
-                    }
-                };
-                let before = dropped(&mut queues);
-                // Half of the bursts meet a reader that sleeps, half one that reads along.
-                if burst % 2 == 0 {
-                    send();
-                    drain(&mut queues, &mut taken, burst * BURST);
-                } else {
-                    std::thread::scope(|scope| {
-                        scope.spawn(send);
-                        drain(&mut queues, &mut taken, burst * BURST);
-                    });
-                }
-                let after: Vec<_> = queues.iter_mut().map(|queue| queue.counters()).collect();
-                assert_eq!(after.iter().map(|c| c.seen).sum::<u64>(), burst * BURST);
-                for (counters, taken) in after.iter().zip(&taken) {
-                    assert_eq!(counters.seen, taken + counters.dropped);
-                }
-                lossy += u64::from(dropped(&mut queues) > before);
-            }
-            assert!(
-                lossy >= BURSTS / u64::from(count) / 2,
-                "the ring must overflow to prove it"
-            );
-        });
-    }
-}
-
-fn dropped(queues: &mut [Box<dyn Queue>]) -> u64 {
-    queues
-        .iter_mut()
-        .map(|queue| queue.counters().dropped)
-        .sum()
-}
-
-#[test]
-fn first_frame_after_a_loss_says_so() {
-    isolated(|| {
-        veth();
-        let tiny = AfPacketConfig {
-            block_size: 4096,
-            blocks: 2,
-            snaplen: 512,
-            ..rx("va")
-        };
-        let mut queues = AfPacket::open(tiny).expect("open");
-        let sender = Sender::new("vb");
-        assert_eq!(until_received(&sender, queues[0].as_mut()).flags, 0);
-        (0..1000).for_each(|seq| assert!(sender.send(&frame(60, seq))));
-        until_seen(&mut queues, 1001);
-        let got = read(queues[0].as_mut(), 1, LIMIT);
-        assert_eq!(got[0].flags, flags::SOURCE_LOSS);
-        let mut taken = [1 + got.len() as u64];
-        drain(&mut queues, &mut taken, 1001);
-        assert_eq!(until_received(&sender, queues[0].as_mut()).flags, 0);
-    });
-}
-
-/// Sends by `sender` until `queue` hands out a frame.
-fn until_received(sender: &Sender, queue: &mut dyn Queue) -> Got {
-    let start = Instant::now();
-    while start.elapsed() < LIMIT {
-        sender.send(&frame(60, 5));
-        if let Some(got) = read(queue, 1, Duration::from_millis(10)).pop() {
-            return got;
-        }
-    }
-    panic!("nothing received in {LIMIT:?}; state {}", queue.state());
-}
-
-fn until_state(queue: &mut dyn Queue, state: &str) -> Duration {
-    let start = Instant::now();
-    while queue.state() != state {
-        assert!(
-            start.elapsed() < LIMIT,
-            "state {} instead of {state}",
-            queue.state()
-        );
-        assert!(read(queue, 1, Duration::from_millis(5)).is_empty());
-    }
-    start.elapsed()
-}
-
-#[test]
-fn goes_on_after_the_link_was_down() {
-    isolated(|| {
-        veth();
-        let mut queue = open(rx("va"));
-        let sender = Sender::new("vb");
-        assert_eq!(until_received(&sender, queue.as_mut()).flags, 0);
-        let mut soonest = LIMIT;
-        for times in 1..=3 {
-            ip("link set va down");
-            until_state(queue.as_mut(), "down");
-            ip("link set va up");
-            soonest = soonest.min(until_state(queue.as_mut(), "up"));
-            assert_eq!(
-                until_received(&sender, queue.as_mut()).flags,
-                flags::SOURCE_LOSS
-            );
-            assert_eq!(queue.counters().rebinds, times);
-        }
-        assert!(soonest < Duration::from_millis(100), "{soonest:?}");
-    });
-}
-
-#[test]
-fn opens_an_interface_that_is_still_down() {
-    isolated(|| {
-        veth();
-        ip("link set va down");
-        let mut queue = open(rx("va"));
-        assert_eq!(queue.state(), "down");
-        ip("link set va up");
-        until_received(&Sender::new("vb"), queue.as_mut());
-        until_state(queue.as_mut(), "up");
-    });
-}
-
-#[test]
-fn goes_on_when_the_interface_is_renamed() {
-    isolated(|| {
-        veth();
-        let mut queue = open(rx("va"));
-        ip("link set va down");
-        ip("link set va name vx");
-        until_state(queue.as_mut(), "down");
-        ip("link set vx up");
-        until_state(queue.as_mut(), "up");
-        until_received(&Sender::new("vb"), queue.as_mut());
-    });
-}
-
-#[test]
-fn finds_an_interface_that_was_deleted_and_made_again() {
-    isolated(|| {
-        veth();
-        let mut queues = AfPacket::open(AfPacketConfig {
-            queues: 2,
-            ..rx("va")
-        })
-        .expect("open");
-        let mut taken = [0; 2];
-        let mut sent = 0;
-        let mut soonest = LIMIT;
-        let mut send = |queues: &mut [Box<dyn Queue>]| {
-            let sender = Sender::new("vb");
-            (1000..1100).for_each(|port| assert!(sender.send(&udp(port, 53))));
-            sent += 100;
-            until_seen(queues, sent);
-            sent
-        };
-        for times in 1..=3 {
-            let sent = send(&mut queues);
-            // Deleted with frames unread: they still come, and are still counted.
-            ip("link del va");
-            drain(&mut queues, &mut taken, sent);
-            for queue in &mut queues {
-                until_state(queue.as_mut(), "gone");
-            }
-            std::thread::sleep(Duration::from_millis(150));
-            veth();
-            let back = Instant::now();
-            for queue in &mut queues {
-                until_state(queue.as_mut(), "up");
-                assert_eq!(queue.counters().rebinds, times);
-            }
-            soonest = soonest.min(back.elapsed());
-        }
-        assert!(soonest < Duration::from_millis(500), "{soonest:?}");
-        let sent = send(&mut queues);
-        let got = read_shared(&mut queues, 100);
-        for (i, got) in got.iter().enumerate() {
-            assert_eq!(got[0].flags, flags::SOURCE_LOSS);
-            taken[i] += got.len() as u64;
-            let counters = queues[i].counters();
-            assert_eq!((counters.seen, counters.dropped), (taken[i], 0));
-        }
-        assert_eq!(taken.iter().sum::<u64>(), sent, "each frame once");
-    });
-}
-
-/// A UDP datagram over IPv4 whose checksums nobody looks at; the reply has the ports swapped.
-fn udp(from: u16, to: u16) -> Vec<u8> {
-    let mut frame = frame(60, 0);
-    frame[12..14].copy_from_slice(&[8, 0]);
-    frame[14..24].copy_from_slice(&[0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17]);
-    let (client, server) = ([10, 0, 0, 1], [10, 0, 0, 2]);
-    let (source, destination) = if from > to {
-        (client, server)
-    } else {
-        (server, client)
-    };
-    frame[26..30].copy_from_slice(&source);
-    frame[30..34].copy_from_slice(&destination);
-    frame[34..36].copy_from_slice(&from.to_be_bytes());
-    frame[36..38].copy_from_slice(&to.to_be_bytes());
-    frame[38..40].copy_from_slice(&26u16.to_be_bytes());
-    frame
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::thread::UnshareFlags;
+use vnplugd::source::af_packet::{AfPacket, AfPacketConfig, Direction};
 use vnplugd::source::{Queue, Received};
 
 /// Runs a test in a thread with a network namespace of its own, which ends with the thread.
@@ -87,6 +88,56 @@ impl Sender {
     }
 }
 
+/// The first queue of a source.
+pub(crate) fn open(config: AfPacketConfig) -> Box<dyn Queue> {
+    AfPacket::open(config).expect("open").remove(0)
+}
+
+/// A small ring, as these tests send little.
+pub(crate) fn config(interface: &str) -> AfPacketConfig {
+    AfPacketConfig {
+        blocks: 32,
+        ..AfPacketConfig::new(interface)
+    }
+}
+
+/// What it receives, and not what it sends.
+pub(crate) fn rx(interface: &str) -> AfPacketConfig {
+    AfPacketConfig {
+        direction: Direction::Rx,
+        ..config(interface)
+    }
+}
+
+/// A frame of a private EtherType that nothing answers, `seq` in its bytes.
+pub(crate) fn frame(len: usize, seq: u32) -> Vec<u8> {
+    let mut frame = vec![0u8; len];
+    frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5]);
+    for (i, byte) in frame.iter_mut().enumerate().skip(14) {
+        *byte = (i as u32 ^ seq.rotate_left(i as u32 % 32)) as u8;
+    }
+    frame
+}
+
+/// A UDP datagram over IPv4 whose checksums nobody looks at; the reply has the ports swapped.
+pub(crate) fn udp(from: u16, to: u16) -> Vec<u8> {
+    let mut frame = frame(60, 0);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[14..24].copy_from_slice(&[0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17]);
+    let (client, server) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+    let (source, destination) = if from > to {
+        (client, server)
+    } else {
+        (server, client)
+    };
+    frame[26..30].copy_from_slice(&source);
+    frame[30..34].copy_from_slice(&destination);
+    frame[34..36].copy_from_slice(&from.to_be_bytes());
+    frame[36..38].copy_from_slice(&to.to_be_bytes());
+    frame[38..40].copy_from_slice(&26u16.to_be_bytes());
+    frame
+}
+
 /// A frame, copied out.
 #[derive(Debug, Clone)]
 pub(crate) struct Got {
@@ -123,6 +174,18 @@ pub(crate) fn read(queue: &mut dyn Queue, enough: usize, limit: Duration) -> Vec
         }
     }
     got
+}
+
+/// Sends by `sender` until `queue` hands out a frame.
+pub(crate) fn until_received(sender: &Sender, queue: &mut dyn Queue) -> Got {
+    let start = Instant::now();
+    while start.elapsed() < LIMIT {
+        sender.send(&frame(60, 5));
+        if let Some(got) = read(queue, 1, Duration::from_millis(10)).pop() {
+            return got;
+        }
+    }
+    panic!("nothing received in {LIMIT:?}; state {}", queue.state());
 }
 
 /// Reads `expected` frames, and one more if there are too many.

@@ -6,8 +6,11 @@
 //! the kernel's receive path per frame.
 //!
 //! - **Block timeout.** A block that does not fill is handed over after `block_timeout_ms`: the
-//!   latency of a quiet wire. It also bounds the stall that the ring survives on a quiet wire, as
-//!   every such block is used up by a few frames: `blocks × block_timeout_ms`.
+//!   latency of a quiet wire, half of it in the median. Measured on a busy 2-core machine, lone
+//!   frames at 1, 2, 4 and 8 ms took 0.6, 1.1, 2.2 and 6.2 ms, and a trickle of 7,000 frames/s
+//!   woke the reader 959, 483, 250 and 125 times a second (1.4, 1.8, 0.5 and 0.1 % of a core). It
+//!   also bounds the stall of the reader that the ring survives on a quiet wire, as a few frames
+//!   use up every such block: `blocks × block_timeout_ms`.
 //! - **Queues** share the interface's frames by a symmetric flow hash (`PACKET_FANOUT_HASH`): both
 //!   directions of a flow come to one queue, in order. Frames without an IP flow come to the first
 //!   queue; later fragments of a datagram hash by address alone; tunnels hash by their innermost
