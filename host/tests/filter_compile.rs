@@ -187,6 +187,17 @@ fn bombs_are_bounded_and_the_next_expression_compiles() {
 }
 
 #[test]
+fn a_list_of_fifty_hosts_compiles() {
+    let hosts: Vec<String> = (0..50).map(|n| format!("host 10.0.1.{n}")).collect();
+    let program = compile(&mut compiler(), &hosts.join(" or ")).unwrap();
+    let mut frame = frame(0x0800);
+    for last in 0..=255 {
+        frame[30..34].copy_from_slice(&[10, 0, 1, last]);
+        assert_eq!(program.run(&frame, 60) != 0, last < 50, "10.0.1.{last}");
+    }
+}
+
+#[test]
 fn a_compiler_that_answers_nonsense_is_an_error() {
     for exe in ["/bin/true", "/bin/echo", "/bin/cat"] {
         let mut compiler = Compiler::new(PathBuf::from(exe));

@@ -211,8 +211,8 @@ const OUT_OF_MEMORY: [&str; 4] = [
     "Cannot allocate memory",
 ];
 
-/// Address space of one compilation: the libraries take about 20 MiB of it.
-pub(super) const MEMORY_LIMIT_BYTES: u64 = 96 << 20;
+/// Address space of one compilation; libpcap and what it links to take about 7 MiB of it.
+pub(super) const MEMORY_LIMIT_BYTES: u64 = 64 << 20;
 
 /// Less than the daemon's own patience, so that this process survives and answers.
 const JOB_LIMIT: Duration = WALL_LIMIT.saturating_sub(Duration::from_millis(100));

@@ -22,7 +22,7 @@
 //! libpcap's scanner, parser and optimiser are C code, and guests write what they read. A guest's
 //! expression therefore meets libpcap in a process that may do nothing but compute, read public
 //! files and answer; the answer is verified like a guest's own program. Each expression gets a
-//! process of its own (a fork, about 0.3 ms), so neither a crash nor a take-over reaches the next
+//! process of its own (a fork, about 0.2 ms), so neither a crash nor a take-over reaches the next
 //! guest's expression. What this costs a name: only files resolve (`/etc/hosts`, `/etc/services`,
 //! `/etc/protocols`, `/etc/networks`, `/etc/ethers`), never DNS, because making a socket fails in
 //! there at once. A guest could otherwise make the host send queries of its choice.
