@@ -43,6 +43,8 @@ mod client;
 mod options;
 mod port;
 
+pub mod agent;
+
 pub use client::Client;
 pub use error::Error;
 pub use map::map as map_memory;

@@ -43,6 +43,9 @@ pub struct Port {
     turn: u32,
     empty_polls: u32,
     link: Option<Link>,
+    /// A link that is over; its socket closes after the rings are unmapped, since an agent takes
+    /// that as the sign that their place is free.
+    leaving: Option<Link>,
     phase: Phase,
     backoff: Duration,
     opened_at: Instant,
@@ -116,6 +119,7 @@ impl Port {
             turn: 0,
             empty_polls: 0,
             link: None,
+            leaving: None,
             phase: Phase::Live,
             backoff: phase::FIRST_BACKOFF,
             opened_at: Instant::now(),

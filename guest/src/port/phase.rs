@@ -197,6 +197,7 @@ impl Port {
                     }
                     // The memory is of no more use; a device that is unplugged needs it unmapped.
                     self.rings.clear();
+                    self.leaving = None;
                     if Instant::now() < *at {
                         return Ok(Standing::Quiet);
                     }
@@ -218,6 +219,7 @@ impl Port {
         if let Some(link) = self.link.take() {
             self.watch
                 .detach(link.wake.as_fd(), link.connection.as_fd());
+            self.leaving = Some(link);
         }
         if matches!(self.phase, Phase::Live | Phase::Closing { .. }) {
             if self.opened_at.elapsed() > STEADY {
@@ -267,6 +269,8 @@ impl Port {
     /// Nothing comes any more; the descriptor stays readable so that nobody waits in vain.
     fn over(&mut self, phase: Phase) {
         self.phase = phase;
+        self.rings.clear();
+        self.leaving = None;
         self.watch.set_timer(Some(Duration::ZERO));
     }
 

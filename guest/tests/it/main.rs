@@ -1,6 +1,8 @@
 //! The library and the agent against a small server under the test's control.
 
 #[cfg(test)]
+mod agent;
+#[cfg(test)]
 mod port;
 #[cfg(test)]
 mod support;

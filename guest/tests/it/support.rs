@@ -16,7 +16,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::pipe::{PipeFlags, pipe_with};
 use vnplug_ring::control::wire::{Framer, MAX_REQUEST};
 use vnplug_ring::control::{
-    Counted, Device, FilterSpec, Message, Open, Opened, RingPlace, VERSION, VmReady, code,
+    Counted, Device, FilterSpec, Message, Open, Opened, RingPlace, Role, VERSION, VmReady, code,
 };
 use vnplug_ring::layout::{Geometry, Life, Meta, flags, ring_size};
 use vnplug_ring::pool::{FIRST_RING, PoolHeader};
@@ -153,12 +153,6 @@ impl Server {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap()
-    }
-
-    /// The newest port; waits for one.
-    pub(crate) fn port(&self) -> u32 {
-        eventually("a port is opened", || self.lock().last_port != 0);
-        self.lock().last_port
     }
 
     /// Dies without a word: all sockets close, nothing is said in the rings.
@@ -340,7 +334,10 @@ impl Shared {
         self.requests.push((app, request.clone()));
         let plain = |message| Some((message, Vec::new()));
         match request {
-            Message::Hello { .. } => {
+            Message::Hello { role, .. } => {
+                if *role == Role::Agent {
+                    self.ports.clear();
+                }
                 let pool_id = self.pool.as_ref().map_or(0, |pool| pool.id);
                 plain(Message::Welcome {
                     version: VERSION,

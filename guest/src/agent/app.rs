@@ -1,0 +1,140 @@
+//! One application's connection to the agent.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::{Errno, read};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use vnplug_ring::control::wire::{Framer, MAX_REQUEST};
+use vnplug_ring::control::{Message, RingPlace};
+
+/// An application: its socket, what is still to be sent, what it may still map.
+#[derive(Debug)]
+pub(super) struct App {
+    socket: OwnedFd,
+    framer: Framer,
+    out: VecDeque<Outgoing>,
+    backlog: usize,
+    pub(super) uid: u32,
+    pub(super) greeted: bool,
+    /// Requests relayed and not yet answered.
+    pub(super) pending: usize,
+    /// Places of its closed ports; it may map them as long as it is connected.
+    pub(super) mapped: Vec<RingPlace>,
+}
+
+/// The connection is to be closed; the reason is for the log.
+#[derive(Debug)]
+pub(super) struct Hangup(pub(super) String);
+
+#[derive(Debug)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    sent: usize,
+    fds: Vec<OwnedFd>,
+}
+
+impl App {
+    pub(super) fn new(socket: OwnedFd, uid: u32) -> Self {
+        Self {
+            socket,
+            framer: Framer::strict(MAX_REQUEST),
+            out: VecDeque::new(),
+            backlog: 0,
+            uid,
+            greeted: false,
+            pending: 0,
+            mapped: Vec::new(),
+        }
+    }
+
+    /// Reads once (an application cannot keep the agent from the others) and returns the requests
+    /// with their ids.
+    pub(super) fn read(&mut self) -> Result<Vec<(u32, Message)>, Hangup> {
+        let mut bytes = [0; 4096];
+        // NB: `read`, not `recvmsg`: descriptors an application sends are closed by the kernel.
+        match read(&self.socket, &mut bytes) {
+            Ok(0) => return Err(Hangup("closed".into())),
+            Ok(count) => self.framer.push(&bytes[..count]),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Vec::new()),
+            Err(errno) => return Err(Hangup(errno.to_string())),
+        }
+        let mut requests = Vec::new();
+        let malformed = |malformed: vnplug_ring::control::Malformed| Hangup(malformed.to_string());
+        while let Some(frame) = self.framer.next_message().map_err(malformed)? {
+            let message = Message::from_frame(&frame).map_err(malformed)?;
+            if frame.0.id == 0 || frame.0.app != 0 {
+                return Err(Hangup("a request without a number".into()));
+            }
+            requests.push((frame.0.id, message));
+        }
+        Ok(requests)
+    }
+
+    /// Sends a message, with descriptors if any, or queues it.
+    pub(super) fn send(
+        &mut self,
+        message: &Message,
+        id: u32,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Hangup> {
+        let bytes = message.encode(id, 0);
+        self.backlog += bytes.len();
+        self.out.push_back(Outgoing {
+            bytes,
+            sent: 0,
+            fds,
+        });
+        self.flush()?;
+        // One answer may be longer than the limit, as long as the application reads it.
+        if self.backlog > MAX_BACKLOG && self.out.len() > 1 || self.out.len() > MAX_QUEUED {
+            return Err(Hangup("it does not read its answers".into()));
+        }
+        Ok(())
+    }
+
+    /// Sends what can be sent now.
+    pub(super) fn flush(&mut self) -> Result<(), Hangup> {
+        while let Some(first) = self.out.front_mut() {
+            let fds: Vec<_> = first.fds.iter().map(AsFd::as_fd).collect();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !fds.is_empty() {
+                control.push(SendAncillaryMessage::ScmRights(&fds));
+            }
+            let parts = [IoSlice::new(&first.bytes[first.sent..])];
+            match sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL) {
+                Ok(count) => {
+                    first.sent += count;
+                    first.fds.clear();
+                    self.backlog -= count;
+                    if first.sent == first.bytes.len() {
+                        self.out.pop_front();
+                    }
+                }
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Hangup(errno.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    /// True if something is queued.
+    pub(super) fn has_backlog(&self) -> bool {
+        !self.out.is_empty()
+    }
+}
+
+impl AsFd for App {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Bytes of answers that may wait for an application.
+const MAX_BACKLOG: usize = 64 << 10;
+/// Answers that may wait for an application.
+const MAX_QUEUED: usize = 64;

@@ -1,0 +1,95 @@
+//! The guest agent: answers applications in a guest as the daemon does on a host.
+//!
+//! ```text
+//!   application ──Unix socket── agent ──virtio-serial or tty── vnplugd
+//!        └───────── ring memory: ivshmem BAR or /dev/mmapper ─────┘
+//! ```
+//!
+//! The agent relays requests and answers, hands out the memory's descriptor, and forwards wake-ups
+//! into one pipe per port. It is not in the path of packets. One thread, one epoll loop; nothing
+//! runs while nothing happens, but for a question every few seconds whether the host still answers.
+//!
+//! | phase     | meaning                                   | next step                             |
+//! |-----------|-------------------------------------------|---------------------------------------|
+//! | Searching | no device, or no channel                  | look again every 300 ms (hot-plug)    |
+//! | Silent    | the channel's other end is not connected  | look again every 300 ms               |
+//! | Greeting  | Hello was said                            | say it again after 500 ms, then 2 s   |
+//! | Up        | Welcome, and its pool is our memory       | ask every 5 s; twice no answer: greet |
+//!
+//! Leaving Up closes every application's ports (`Gone`), answers what is pending with
+//! `UNAVAILABLE`, and keeps the connections: libraries reopen by themselves. The places of rings
+//! that applications may still map are named in the next Hello, and released when the
+//! application's connection closes, which a library does only after unmapping.
+//!
+//! Applications are not trusted: they may not say what only agents and operators may, a malformed
+//! message or an unread backlog closes the connection, and connections per user are limited.
+
+mod app;
+mod channel;
+mod find;
+mod relay;
+mod serve;
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use vnplug_ring::control::DEFAULT_SOCKET;
+
+use crate::error::Error;
+
+/// How the agent is to run.
+#[derive(Debug)]
+pub struct AgentConfig {
+    /// Where applications connect.
+    pub socket: PathBuf,
+    /// Group that may connect; `None`: every user may (applications need not be root).
+    pub group: Option<u32>,
+    /// Where the memory and the channel are.
+    pub device: AgentDevice,
+    /// The agent returns when this descriptor becomes readable or its other end closes.
+    pub stop: Option<OwnedFd>,
+}
+
+/// Where the memory and the channel are.
+#[derive(Debug, Default)]
+pub enum AgentDevice {
+    /// Look for them: a PCI device with the pool's header and a virtio-serial port of our name
+    /// (QEMU); or `/dev/mmapper` and the tty that the kernel command line names in `vnplug=ttyS0`
+    /// (User-mode Linux). They may come and go.
+    #[default]
+    Search,
+    /// Files or devices; what is `None` is searched.
+    Paths {
+        /// The memory pool.
+        memory: Option<PathBuf>,
+        /// The control channel.
+        channel: Option<PathBuf>,
+    },
+    /// Open descriptors, for tests and for those who start the agent with them.
+    Given {
+        /// The memory pool.
+        memory: OwnedFd,
+        /// The control channel: any byte stream.
+        channel: OwnedFd,
+    },
+}
+
+impl Default for AgentConfig {
+    fn default() -> Self {
+        Self {
+            socket: DEFAULT_SOCKET.into(),
+            group: None,
+            device: AgentDevice::Search,
+            stop: None,
+        }
+    }
+}
+
+/// Serves until [`AgentConfig::stop`] says otherwise.
+///
+/// # Errors
+/// [`Error::System`] if the socket cannot be made, or something of the system's fails that a retry
+/// does not heal. An absent device is no error: the agent waits for it.
+pub fn run(config: AgentConfig) -> Result<(), Error> {
+    serve::Agent::new(config)?.run()
+}

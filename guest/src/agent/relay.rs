@@ -1,0 +1,287 @@
+//! What the agent does with each message, from applications and from the host.
+
+use std::os::fd::OwnedFd;
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use vnplug_ring::control::{Header, Message, Opened, RingPlace, Role, VERSION, code};
+
+use super::app::Hangup;
+use super::serve::{Agent, Phase};
+
+/// An open port of an application.
+#[derive(Debug)]
+pub(super) struct PortEntry {
+    app: u32,
+    /// Our end of the pipe that wakes its reader.
+    bell: OwnedFd,
+    places: Vec<RingPlace>,
+}
+
+/// A relayed request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pending {
+    app: u32,
+    /// The application's own number for it.
+    id: u32,
+    /// The port it closes, if it closes one.
+    closes: Option<u32>,
+}
+
+impl Agent {
+    /// A request of an application.
+    pub(super) fn app_says(&mut self, app: u32, id: u32, request: Message) -> Result<(), Hangup> {
+        let greeted = self.apps.get(&app).is_some_and(|app| app.greeted);
+        match request {
+            Message::Hello {
+                min_version,
+                max_version,
+                role,
+                name,
+                ..
+            } if !greeted => {
+                if role != Role::Client || !(min_version..=max_version).contains(&VERSION) {
+                    self.refuse(app, id, code::PROTOCOL, "applications and version 1 only")?;
+                    return Err(Hangup("an impossible greeting".into()));
+                }
+                log::debug!("application {app} is {:?}", name);
+                if let Some(app) = self.apps.get_mut(&app) {
+                    app.greeted = true;
+                }
+                let server = format!("vnplug agent {}", env!("CARGO_PKG_VERSION"));
+                let welcome = Message::Welcome {
+                    version: VERSION,
+                    server,
+                    pool_id: 0,
+                };
+                self.answer(app, id, &welcome, Vec::new())
+            }
+            Message::List
+            | Message::Open(_)
+            | Message::Filter { .. }
+            | Message::Stats { .. }
+            | Message::Close { .. }
+                if greeted =>
+            {
+                self.relay(app, id, &request)
+            }
+            Message::AttachVm(_) | Message::DetachVm { .. } | Message::Adopt { .. } if greeted => {
+                let text = "only on the host: a guest may not attach virtual machines";
+                self.refuse(app, id, code::DENIED, text)
+            }
+            _ => {
+                self.refuse(app, id, code::PROTOCOL, "this message does not belong here")?;
+                Err(Hangup(format!("a message of kind {}", request.kind())))
+            }
+        }
+    }
+
+    /// A message of the host.
+    pub(super) fn host_says(&mut self, header: &Header, message: Message) {
+        if header.id == 0 {
+            return self.unasked(message);
+        }
+        if header.id == self.hello_id {
+            return self.welcomed(message);
+        }
+        if Some(header.id) == self.probe {
+            self.probe = None;
+            self.missed = 0;
+            if matches!(message, Message::Error { .. }) {
+                log::info!("the host does not know us any more");
+                self.lose("the host restarted");
+                self.greet();
+            }
+            return;
+        }
+        let Some(pending) = self.pending.remove(&header.id) else {
+            // The application died meanwhile; AppGone closed the port, nobody mapped it.
+            if let Message::Opened(opened) = message {
+                self.release(opened.rings);
+            }
+            return;
+        };
+        if let Some(app) = self.apps.get_mut(&pending.app) {
+            app.pending -= 1;
+        }
+        let sent = match message {
+            Message::Opened(opened) => self.opened(pending, opened),
+            message => {
+                if let (Message::Done, Some(port)) = (&message, pending.closes)
+                    && let Some(entry) = self.ports.remove(&port)
+                {
+                    self.release(entry.places);
+                }
+                self.answer(pending.app, pending.id, &message, Vec::new())
+            }
+        };
+        if let Err(hangup) = sent {
+            self.drop_app(pending.app, &hangup);
+        }
+    }
+
+    /// Ends every port and answers what is pending: the host does not know them any more.
+    pub(super) fn lose(&mut self, reason: &str) {
+        let mut hangups = Vec::new();
+        for pending in std::mem::take(&mut self.pending).into_values() {
+            if let Some(app) = self.apps.get_mut(&pending.app) {
+                app.pending -= 1;
+            }
+            if let Err(hangup) = self.refuse(pending.app, pending.id, code::UNAVAILABLE, reason) {
+                hangups.push((pending.app, hangup));
+            }
+        }
+        for (port, entry) in std::mem::take(&mut self.ports) {
+            let app = entry.app;
+            if let Err(hangup) = self.gone(port, entry, reason.into()) {
+                hangups.push((app, hangup));
+            }
+        }
+        for (app, hangup) in hangups {
+            self.drop_app(app, &hangup);
+        }
+    }
+
+    /// The application is gone: its ports close and its places are free.
+    pub(super) fn drop_app(&mut self, number: u32, why: &Hangup) {
+        // Its descriptor leaves the epoll instance with its last copy.
+        let Some(app) = self.apps.remove(&number) else {
+            return;
+        };
+        log::debug!("application {number}: {}", why.0);
+        let mut places = app.mapped;
+        self.ports.retain(|_, entry| {
+            if entry.app == number {
+                places.append(&mut entry.places);
+            }
+            entry.app != number
+        });
+        self.pending.retain(|_, pending| pending.app != number);
+        if app.greeted && self.phase == Phase::Up {
+            self.say(&Message::AppGone, 0, number);
+        }
+        self.release(places);
+    }
+
+    /// Places of rings that applications may map.
+    pub(super) fn live(&self) -> Vec<RingPlace> {
+        let of_ports = self.ports.values().flat_map(|entry| &entry.places);
+        let of_apps = self.apps.values().flat_map(|app| &app.mapped);
+        of_ports.chain(of_apps).copied().collect()
+    }
+
+    fn relay(&mut self, app: u32, id: u32, request: &Message) -> Result<(), Hangup> {
+        if self.phase != Phase::Up {
+            let text = "the host cannot be reached at this moment";
+            return self.refuse(app, id, code::UNAVAILABLE, text);
+        }
+        let backlog = self.channel.as_ref().map_or(0, |channel| channel.backlog());
+        let Some(entry) = self.apps.get_mut(&app) else {
+            return Ok(());
+        };
+        if backlog > MAX_BACKLOG || entry.pending >= MAX_PENDING {
+            return self.refuse(app, id, code::LIMIT, "too many requests at once");
+        }
+        entry.pending += 1;
+        let number = self.next_id();
+        let closes = match request {
+            // Somebody else's port is not ours to forget; the host refuses to close it.
+            Message::Close { port } => Some(*port)
+                .filter(|port| self.ports.get(port).is_some_and(|entry| entry.app == app)),
+            _ => None,
+        };
+        self.pending.insert(number, Pending { app, id, closes });
+        self.say(request, number, app);
+        Ok(())
+    }
+
+    fn opened(&mut self, pending: Pending, opened: Opened) -> Result<(), Hangup> {
+        let Pending { app, id, .. } = pending;
+        let memory = self.pools.first().map(|pool| pool.memory.try_clone());
+        let pipe = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
+        let (Some(Ok(memory)), Ok((reader, bell))) = (memory, pipe) else {
+            log::warn!("no descriptors left for a port of application {app}");
+            let close = Message::Close { port: opened.port };
+            let number = self.next_id();
+            self.say(&close, number, app);
+            self.release(opened.rings);
+            return self.refuse(app, id, code::LIMIT, "the agent is out of descriptors");
+        };
+        let entry = PortEntry {
+            app,
+            bell,
+            places: opened.rings.clone(),
+        };
+        self.ports.insert(opened.port, entry);
+        self.answer(app, id, &Message::Opened(opened), vec![memory, reader])
+    }
+
+    fn unasked(&mut self, message: Message) {
+        match message {
+            Message::Wake(ports) => {
+                for port in ports {
+                    if let Some(entry) = self.ports.get(&port) {
+                        ring(&entry.bell);
+                    }
+                }
+            }
+            Message::Gone { port, reason } => {
+                if let Some(entry) = self.ports.remove(&port) {
+                    let app = entry.app;
+                    if let Err(hangup) = self.gone(port, entry, reason) {
+                        self.drop_app(app, &hangup);
+                    }
+                }
+            }
+            other => log::debug!("the host says something of kind {}", other.kind()),
+        }
+    }
+
+    fn gone(&mut self, port: u32, entry: PortEntry, reason: String) -> Result<(), Hangup> {
+        if let Some(app) = self.apps.get_mut(&entry.app) {
+            app.mapped.extend(entry.places);
+        }
+        // The message comes before the end of the pipe, which closes here.
+        self.answer(entry.app, 0, &Message::Gone { port, reason }, Vec::new())
+    }
+
+    /// Tells the host that nobody maps these places any more.
+    fn release(&mut self, places: Vec<RingPlace>) {
+        // A host that has not heard a Hello yet has no places to keep.
+        if !places.is_empty() && matches!(self.phase, Phase::Up | Phase::Greeting) {
+            self.say(&Message::Release(places), 0, 0);
+        }
+    }
+
+    fn refuse(&mut self, app: u32, id: u32, code: u16, text: &str) -> Result<(), Hangup> {
+        let text = text.into();
+        self.answer(app, id, &Message::Error { code, text }, Vec::new())
+    }
+
+    fn answer(
+        &mut self,
+        app: u32,
+        id: u32,
+        message: &Message,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Hangup> {
+        let Some(entry) = self.apps.get_mut(&app) else {
+            return Ok(());
+        };
+        let sent = entry.send(message, id, fds);
+        self.watch_app(app);
+        sent
+    }
+}
+
+/// Wakes a reader; a full pipe has woken it already.
+fn ring(bell: &OwnedFd) {
+    match rustix::io::write(bell, &[1]) {
+        Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PIPE) => {}
+        Err(errno) => log::debug!("cannot ring: {errno}"),
+    }
+}
+
+/// Requests of one application that may be under way.
+const MAX_PENDING: usize = 16;
+/// Bytes that may wait for the host to read them.
+const MAX_BACKLOG: usize = 256 << 10;

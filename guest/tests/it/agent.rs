@@ -1,0 +1,374 @@
+//! The agent between applications and a server, over a socket pair as the channel and a memory
+//! file as the pool: everything but the virtual machine.
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::pipe::{PipeFlags, pipe_with};
+use vnplug::agent::{AgentConfig, AgentDevice, run};
+use vnplug::{Client, Error, FilterSpec, Next, Port, PortOptions, VmKind, VmSpec};
+use vnplug_ring::control::{Message, Role, code};
+use vnplug_ring::layout::flags;
+
+use crate::support::{Dir, Server, eventually};
+
+/// A guest: its pool, its channel, its agent.
+struct Guest {
+    dir: Dir,
+    server: Server,
+    pool: OwnedFd,
+    channel: UnixStream,
+    agent: Option<(OwnedFd, JoinHandle<Result<(), Error>>)>,
+}
+
+impl Guest {
+    fn new(name: &str) -> Self {
+        let dir = Dir::new(name);
+        let pool = memfd_create("test-pool", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&pool, POOL).unwrap();
+        let (host, channel) = UnixStream::pair().unwrap();
+        let server = Server::on_channel(host, &pool, POOL, 7);
+        let mut guest = Self {
+            dir,
+            server,
+            pool,
+            channel,
+            agent: None,
+        };
+        guest.start();
+        guest
+    }
+
+    fn start(&mut self) {
+        let (stopped, stop) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let config = AgentConfig {
+            socket: self.socket(),
+            group: None,
+            device: AgentDevice::Given {
+                memory: self.pool.try_clone().unwrap(),
+                channel: self.channel.try_clone().unwrap().into(),
+            },
+            stop: Some(stopped),
+        };
+        self.agent = Some((stop, std::thread::spawn(|| run(config))));
+        eventually("the agent listens", || {
+            Client::connect_to(&self.socket()).is_ok()
+        });
+    }
+
+    fn stop(&mut self) {
+        let (stop, thread) = self.agent.take().unwrap();
+        drop(stop);
+        thread.join().unwrap().unwrap();
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.socket()
+    }
+
+    fn options(&self) -> PortOptions {
+        PortOptions::new("host:eth0").socket(self.socket())
+    }
+
+    /// Opens a port as soon as the agent is connected.
+    fn open(&self) -> Port {
+        let mut port = None;
+        eventually("the host can be reached", || {
+            match self.options().open() {
+                Ok(opened) => port = Some(opened),
+                Err(Error::Refused {
+                    code: code::UNAVAILABLE,
+                    ..
+                }) => {}
+                Err(error) => panic!("{error}"),
+            }
+            port.is_some()
+        });
+        port.unwrap()
+    }
+
+    fn has_said(&self, what: impl Fn(u32, &Message) -> bool) -> bool {
+        let shared = self.server.lock();
+        shared
+            .requests
+            .iter()
+            .any(|(app, message)| what(*app, message))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        if self.agent.is_some() {
+            self.stop();
+        }
+    }
+}
+
+fn receive(port: &mut Port) -> (Vec<u8>, u16) {
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < Duration::from_secs(10), "no packet");
+        match port.next().unwrap() {
+            Next::Packet(packet) => return (packet.bytes.to_vec(), packet.meta.flags),
+            Next::Nothing => {
+                port.wait(Some(Duration::from_secs(1))).unwrap();
+            }
+            Next::Ended => panic!("ended"),
+        }
+    }
+}
+
+#[test]
+fn an_application_reads_the_pool_and_is_woken_over_the_channel() {
+    let guest = Guest::new("agent-relay");
+    let mut port = guest.open();
+    for round in 0..100_u32 {
+        assert!(matches!(port.next(), Ok(Next::Nothing)));
+        guest.server.send(port.number(), 0, &[&round.to_le_bytes()]);
+        assert_eq!(receive(&mut port).0, round.to_le_bytes());
+    }
+    port.set_filter(FilterSpec::Expression("tcp".into()))
+        .unwrap();
+    assert!(matches!(
+        port.set_filter(FilterSpec::Expression("bad".into())),
+        Err(Error::Refused {
+            code: code::FILTER,
+            ..
+        })
+    ));
+    assert_eq!(port.stats().unwrap().host.unwrap().values[0].1, 7);
+    let mut client = Client::connect_to(&guest.socket()).unwrap();
+    assert_eq!(client.devices().unwrap()[0].name, "host:eth0");
+    assert!(client.server().starts_with("vnplug agent"));
+}
+
+#[test]
+fn applications_have_numbers_and_ports_of_their_own() {
+    let guest = Guest::new("agent-many");
+    let mut ports: Vec<Port> = (0..8).map(|_| guest.open()).collect();
+    for port in &mut ports {
+        assert!(matches!(port.next(), Ok(Next::Nothing)));
+    }
+    for port in &ports {
+        let number = port.number();
+        guest.server.send(number, 0, &[&number.to_le_bytes()]);
+    }
+    for port in &mut ports {
+        let number = port.number();
+        assert_eq!(receive(port).0, number.to_le_bytes());
+    }
+    let mut apps: Vec<u32> = guest
+        .server
+        .lock()
+        .requests
+        .iter()
+        .filter(|(_, message)| matches!(message, Message::Open(_)))
+        .map(|(app, _)| *app)
+        .collect();
+    apps.dedup();
+    assert!(
+        apps.len() == 8 && apps.iter().all(|&app| app > 0),
+        "{apps:?}"
+    );
+}
+
+#[test]
+fn what_only_operators_may_is_refused_by_the_agent_itself() {
+    let guest = Guest::new("agent-denied");
+    let mut client = Client::connect_to(&guest.socket()).unwrap();
+    let spec = VmSpec {
+        name: "vm".into(),
+        kind: VmKind::Uml,
+        pool_bytes: 0,
+        vectors: 0,
+        allow: Vec::new(),
+    };
+    let denied = Err(Error::Refused {
+        code: code::DENIED,
+        text: "only on the host: a guest may not attach virtual machines".into(),
+    });
+    assert_eq!(client.attach_vm(spec).map(|_| ()), denied);
+    assert_eq!(client.detach_vm("vm"), denied);
+    assert!(!guest.has_said(|_, message| matches!(message, Message::DetachVm { .. })));
+}
+
+#[test]
+fn a_request_that_does_not_belong_here_closes_only_that_connection() {
+    let guest = Guest::new("agent-hostile");
+    let mut port = guest.open();
+    let hello = |role| {
+        Message::Hello {
+            min_version: 1,
+            max_version: 1,
+            role,
+            name: "x".into(),
+            live: Vec::new(),
+        }
+        .encode(1, 0)
+    };
+    let bad = [
+        b"GET / HTTP/1.0\r\n\r\n-----------------".to_vec(),
+        hello(Role::Agent),
+        Message::List.encode(1, 0),
+        [hello(Role::Client), Message::AppGone.encode(2, 0)].concat(),
+        [
+            hello(Role::Client),
+            Message::Release(Vec::new()).encode(2, 0),
+        ]
+        .concat(),
+        [hello(Role::Client), Message::List.encode(0, 0)].concat(),
+        [hello(Role::Client), Message::List.encode(2, 9)].concat(),
+    ];
+    for bytes in bad {
+        let mut stream = UnixStream::connect(guest.socket()).unwrap();
+        stream.write_all(&bytes).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(10)))
+            .unwrap();
+        let closed = std::io::copy(&mut stream, &mut std::io::sink());
+        let reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+        assert!(
+            closed.is_ok() || closed.as_ref().is_err_and(reset),
+            "{closed:?}"
+        );
+    }
+    assert!(matches!(port.next(), Ok(Next::Nothing)));
+    guest.server.send(port.number(), 0, &[b"still here"]);
+    assert_eq!(receive(&mut port).0, b"still here");
+}
+
+#[test]
+fn an_application_that_reads_no_answers_is_closed() {
+    let guest = Guest::new("agent-backlog");
+    drop(guest.open());
+    let mut stream = UnixStream::connect(guest.socket()).unwrap();
+    let hello = Message::Hello {
+        min_version: 1,
+        max_version: 1,
+        role: Role::Client,
+        name: "x".into(),
+        live: Vec::new(),
+    };
+    stream.write_all(&hello.encode(1, 0)).unwrap();
+    stream
+        .set_write_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    let request = Message::DetachVm { name: "x".into() }.encode(2, 0);
+    let closed = (0..100_000).find_map(|_| stream.write_all(&request).err());
+    let kind = closed.expect("the agent hangs up").kind();
+    assert!(
+        matches!(
+            kind,
+            std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset
+        ),
+        "{kind:?}"
+    );
+}
+
+#[test]
+fn garbage_on_the_channel_is_skipped() {
+    let guest = Guest::new("agent-garbage");
+    let mut port = guest.open();
+    assert!(matches!(port.next(), Ok(Next::Nothing)));
+    guest
+        .server
+        .garbage(b"VNPC some console noise \xff\x00 VNP");
+    guest.server.garbage(&[0xfe; 5000]);
+    guest.server.send(port.number(), 0, &[b"after the noise"]);
+    assert_eq!(receive(&mut port).0, b"after the noise");
+    assert_eq!(port.counts().gaps, 0);
+}
+
+#[test]
+fn an_application_that_dies_frees_its_ports_and_places() {
+    let guest = Guest::new("agent-app-dies");
+    let (port, other) = (guest.open(), guest.open());
+    let (number, other_number) = (port.number(), other.number());
+    drop(port);
+    eventually("its port is closed", || !guest.server.is_open(number));
+    eventually("its place is released", || {
+        guest
+            .has_said(|_, message| matches!(message, Message::Release(places) if places.len() == 1))
+    });
+    assert!(guest.server.is_open(other_number));
+}
+
+#[test]
+fn ports_survive_a_restart_of_the_agent() {
+    let mut guest = Guest::new("agent-restart");
+    let mut port = guest.open();
+    guest.server.send(port.number(), 0, &[b"before"]);
+    guest.stop();
+    assert_eq!(receive(&mut port), (b"before".to_vec(), 0));
+    assert!(matches!(port.next(), Ok(Next::Nothing)));
+    guest.start();
+    eventually("the port is reopened", || {
+        port.wait(Some(Duration::from_millis(50))).unwrap();
+        assert!(matches!(port.next(), Ok(Next::Nothing)));
+        !port.is_away()
+    });
+    guest.server.send(port.number(), 0, &[b"after"]);
+    assert_eq!(receive(&mut port), (b"after".to_vec(), flags::GAP));
+}
+
+#[test]
+fn a_host_that_does_not_answer_is_unavailable_and_not_a_hang() {
+    let guest = Guest::new("agent-mute");
+    drop(guest.open());
+    let mut guest = guest;
+    guest.stop();
+    guest.server.lock().mute = true;
+    guest.start();
+    let start = Instant::now();
+    let refused = guest.options().open();
+    assert!(
+        matches!(
+            refused,
+            Err(Error::Refused {
+                code: code::UNAVAILABLE,
+                ..
+            })
+        ),
+        "{refused:?}"
+    );
+    assert!(start.elapsed() < Duration::from_secs(2));
+    guest.server.lock().mute = false;
+    // Hello is said again, without anybody asking.
+    drop(guest.open());
+}
+
+#[test]
+fn a_host_that_closes_a_port_is_relayed_and_the_place_kept_until_unmapped() {
+    let guest = Guest::new("agent-gone");
+    let mut port = guest.open();
+    let number = port.number();
+    assert!(matches!(port.next(), Ok(Next::Nothing)));
+    guest.server.send(number, 0, &[b"last"]);
+    guest.server.lock().refuse = Some((code::NOT_FOUND, "no such device".into()));
+    guest.server.gone(number, "eth0 was removed");
+    std::thread::sleep(Duration::from_millis(20));
+    let released = || {
+        guest.has_said(
+            |_, message| matches!(message, Message::Release(places) if !places.is_empty()),
+        )
+    };
+    assert!(!released());
+    assert_eq!(receive(&mut port).0, b"last");
+    let start = Instant::now();
+    let error = loop {
+        assert!(start.elapsed() < Duration::from_secs(10));
+        match port.next() {
+            Ok(_) => port.wait(Some(Duration::from_secs(1))).unwrap(),
+            Err(error) => break error.to_string(),
+        };
+    };
+    assert!(error.contains("eth0 was removed"), "{error}");
+    eventually("its place is released", released);
+}
+
+const POOL: u64 = 4 << 20;
