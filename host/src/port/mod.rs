@@ -1,0 +1,327 @@
+//! One attached reader, as one queue's thread sees it: ring, filters, doorbell, counters.
+//!
+//! A port of a source with several queues has one [`Port`] (and one ring) in each queue's thread.
+//! Nothing a reader does reaches another port: a full ring drops and counts (R5), an impossible
+//! index quarantines this port (R2), a panic is caught by the fanout and quarantines this port
+//! (R10), and the doorbell never blocks (R8).
+
+pub mod doorbell;
+pub(crate) mod pool;
+
+use std::sync::Arc;
+
+use vnplug_ring::control::{Balance, Direction};
+use vnplug_ring::layout::{Life, Meta, flags};
+use vnplug_ring::{Bell, Producer};
+
+use crate::filter::Program;
+use crate::source::Frame;
+use doorbell::Doorbell;
+
+/// One reader's part in one queue.
+#[derive(Debug)]
+pub struct Port {
+    /// The port's number in the daemon.
+    pub id: u32,
+    /// Its ring.
+    pub producer: Producer,
+    /// The operator's obligatory filter; what it refuses the reader learns nothing of.
+    pub guard: Option<Arc<Program>>,
+    /// The reader's own filter.
+    pub filter: Option<Arc<Program>>,
+    /// Which frames by direction.
+    pub direction: Direction,
+    /// One in so many of those that pass the filter; at least 1.
+    pub sample: u32,
+    /// Captured bytes per packet, at most the ring's snaplen.
+    pub snaplen: u32,
+    /// Everything, or a share of a cluster's frames.
+    pub share: Share,
+    /// How the reader is woken.
+    pub doorbell: Doorbell,
+    /// The first record is marked as following a gap.
+    pub mark_gap: bool,
+    /// What became of each offered frame.
+    pub counters: PortCounters,
+    quarantined: Option<String>,
+    sampled: u32,
+    due_us: Option<u64>,
+}
+
+/// Which of a source's frames a port is offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Share {
+    /// All.
+    All,
+    /// Member `index` of a cluster of `of`.
+    Member {
+        /// Number of the cluster in the daemon.
+        cluster: u32,
+        /// Which member this is.
+        index: u32,
+        /// How many members there are.
+        of: u32,
+        /// How frames are dealt.
+        balance: Balance,
+    },
+}
+
+impl Share {
+    /// Whether the frame with this flow hash, the `turn`th of its queue, is for this port.
+    #[inline]
+    pub fn includes(&self, hash: u32, turn: u64) -> bool {
+        match *self {
+            Self::All => true,
+            Self::Member {
+                index, of, balance, ..
+            } => {
+                let member = match balance {
+                    Balance::Flow => (u64::from(hash) * u64::from(of)) >> 32,
+                    Balance::RoundRobin => turn % u64::from(of),
+                };
+                member == u64::from(index)
+            }
+        }
+    }
+}
+
+/// What became of every frame offered to a port. Exactly one counter goes up for each, so
+/// `offered` is the sum of all the others but `bytes` and `rings` (point S).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Frames this port had to judge.
+    pub offered: u64,
+    /// Refused by the operator's obligatory filter.
+    pub refused: u64,
+    /// Not the wanted direction.
+    pub direction: u64,
+    /// Not wanted by the reader's filter.
+    pub filtered: u64,
+    /// Passed the filter and was left out by 1-in-N sampling.
+    pub sampled_out: u64,
+    /// Published in the ring.
+    pub delivered: u64,
+    /// Dropped: the ring was full.
+    pub dropped_full: u64,
+    /// Dropped: the port is in quarantine.
+    pub dropped_quarantine: u64,
+    /// Captured bytes delivered.
+    pub bytes: u64,
+    /// Times the reader was rung.
+    pub rings: u64,
+}
+
+impl PortCounters {
+    /// Adds another queue's part.
+    pub fn add(&mut self, other: &Self) {
+        self.offered += other.offered;
+        self.refused += other.refused;
+        self.direction += other.direction;
+        self.filtered += other.filtered;
+        self.sampled_out += other.sampled_out;
+        self.delivered += other.delivered;
+        self.dropped_full += other.dropped_full;
+        self.dropped_quarantine += other.dropped_quarantine;
+        self.bytes += other.bytes;
+        self.rings += other.rings;
+    }
+
+    /// Frames whose fate is counted; equal to `offered` or we have a bug.
+    pub fn accounted(&self) -> u64 {
+        self.refused
+            + self.direction
+            + self.filtered
+            + self.sampled_out
+            + self.delivered
+            + self.dropped_full
+            + self.dropped_quarantine
+    }
+}
+
+/// What the frames of one batch share, computed once for all ports.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchInfo<'a> {
+    /// The frames.
+    pub frames: &'a [Frame<'a>],
+    /// Their flow hashes.
+    pub hashes: &'a [u32],
+    /// How many frames this queue had read before.
+    pub first: u64,
+    /// The source's number.
+    pub source: u16,
+    /// The queue's number.
+    pub queue: u16,
+    /// Monotonic clock, microseconds.
+    pub now_us: u64,
+}
+
+impl Port {
+    /// A port without filters that gets everything, and whose ring is `producer`.
+    pub fn new(id: u32, producer: Producer, doorbell: Doorbell) -> Self {
+        let snaplen = producer.geometry().snaplen;
+        Self {
+            id,
+            producer,
+            guard: None,
+            filter: None,
+            direction: Direction::Both,
+            sample: 1,
+            snaplen,
+            share: Share::All,
+            doorbell,
+            mark_gap: false,
+            counters: PortCounters::default(),
+            quarantined: None,
+            sampled: 0,
+            due_us: None,
+        }
+    }
+
+    /// Judges a batch, copies what the reader wants, publishes it and rings if that is due.
+    #[inline]
+    pub fn offer(&mut self, batch: &BatchInfo<'_>) {
+        for (turn, (frame, &hash)) in batch.frames.iter().zip(batch.hashes).enumerate() {
+            if self.share.includes(hash, batch.first + turn as u64) {
+                self.judge(frame, hash, batch);
+            }
+        }
+        if self.quarantined.is_none() {
+            self.producer.publish();
+            self.ring_if_due(batch.now_us);
+        }
+    }
+
+    /// Makes the counters exact after a panic in [`offer`](Self::offer), which began with
+    /// `offered_before` frames offered: what was not judged is dropped.
+    #[cold]
+    pub fn settle(&mut self, batch: &BatchInfo<'_>, offered_before: u64) {
+        let share = self.share;
+        let owed = (batch.first..)
+            .zip(batch.hashes)
+            .filter(|&(turn, &hash)| share.includes(hash, turn))
+            .count() as u64;
+        self.counters.offered = offered_before + owed;
+        let missing = self
+            .counters
+            .offered
+            .saturating_sub(self.counters.accounted());
+        self.counters.dropped_quarantine += missing;
+        self.quarantine("the daemon failed while serving it; please report this".to_owned());
+    }
+
+    #[inline]
+    fn judge(&mut self, frame: &Frame<'_>, hash: u32, batch: &BatchInfo<'_>) {
+        self.counters.offered += 1;
+        if self.quarantined.is_some() {
+            self.counters.dropped_quarantine += 1;
+            return;
+        }
+        if let Some(guard) = &self.guard
+            && guard.run(frame.bytes, frame.wire_len) == 0
+        {
+            self.counters.refused += 1;
+            return;
+        }
+        let outbound = frame.flags & flags::OUTBOUND != 0;
+        if (self.direction == Direction::Rx && outbound)
+            || (self.direction == Direction::Tx && !outbound)
+        {
+            self.counters.direction += 1;
+            return;
+        }
+        if let Some(filter) = &self.filter
+            && filter.run(frame.bytes, frame.wire_len) == 0
+        {
+            self.counters.filtered += 1;
+            return;
+        }
+        if self.sample > 1 {
+            self.sampled += 1;
+            if self.sampled < self.sample {
+                self.counters.sampled_out += 1;
+                return;
+            }
+            self.sampled = 0;
+        }
+        let bytes = &frame.bytes[..frame.bytes.len().min(self.snaplen as usize)];
+        let mut meta = Meta {
+            ts_ns: frame.ts_ns,
+            wire_len: frame.wire_len,
+            flow_hash: hash,
+            lost: 0,
+            flags: frame.flags,
+            vlan_tci: frame.vlan_tci,
+            source: batch.source,
+            queue: batch.queue,
+        };
+        if self.mark_gap {
+            meta.flags |= flags::GAP;
+        }
+        match self.producer.push(&meta, bytes) {
+            Ok(true) => {
+                self.mark_gap = false;
+                self.counters.delivered += 1;
+                self.counters.bytes += bytes.len() as u64;
+            }
+            Ok(false) => self.counters.dropped_full += 1,
+            Err(lie) => {
+                self.counters.dropped_quarantine += 1;
+                self.quarantine(lie.to_string());
+            }
+        }
+    }
+
+    /// Stops serving this reader; its frames are counted as dropped from now on.
+    pub fn quarantine(&mut self, reason: String) {
+        if self.quarantined.is_none() {
+            log::warn!(target: "port", "port {} is quarantined: {reason}", self.id);
+            self.producer.finish(Life::Quarantined);
+            self.doorbell.ring();
+            self.due_us = None;
+            self.quarantined = Some(reason);
+        }
+    }
+
+    /// Why the port is in quarantine, if it is.
+    pub fn quarantined(&self) -> Option<&str> {
+        self.quarantined.as_deref()
+    }
+
+    /// Ends the ring (the source ended, the port was closed) and wakes the reader.
+    pub fn finish(&mut self, life: Life) {
+        if self.quarantined.is_none() {
+            self.producer.finish(life);
+            self.doorbell.ring();
+            self.due_us = None;
+        }
+    }
+
+    /// When [`tick`](Self::tick) is to be called at the latest if nothing is offered before.
+    #[inline]
+    pub fn due_us(&self) -> Option<u64> {
+        self.due_us
+    }
+
+    /// Rings a reader whose maximum delay has passed.
+    pub fn tick(&mut self, now_us: u64) {
+        if self.due_us.is_some_and(|due| due <= now_us) && self.quarantined.is_none() {
+            self.ring_if_due(now_us);
+        }
+    }
+
+    #[inline]
+    fn ring_if_due(&mut self, now_us: u64) {
+        self.due_us = match self.producer.bell(now_us) {
+            Bell::Quiet => None,
+            Bell::Later(due_us) => Some(due_us),
+            Bell::Ring => {
+                self.counters.rings += 1;
+                self.doorbell.ring();
+                None
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests;

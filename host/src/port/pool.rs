@@ -1,0 +1,136 @@
+//! Places for rings in a VM's memory pool: first fit, page-aligned, checked against overlap.
+//!
+//! A place is free, used by a ring, or *lingering*: an application of the guest still maps it
+//! although its ring is gone (the daemon restarted). Lingering places come from the guest agent's
+//! Hello and go by its Release; a guest that lies about them only spoils its own pool.
+
+use vnplug_ring::control::RingPlace;
+use vnplug_ring::pool::FIRST_RING;
+
+const PAGE: u64 = 4096;
+
+/// The places of one pool.
+#[derive(Debug)]
+pub(crate) struct Places {
+    len: u64,
+    used: Vec<RingPlace>,
+    lingering: Vec<RingPlace>,
+}
+
+impl Places {
+    /// A pool of `len` bytes, all free but its first page.
+    pub(crate) fn new(len: u64) -> Self {
+        Self {
+            len,
+            used: Vec::new(),
+            lingering: Vec::new(),
+        }
+    }
+
+    /// Takes a place of at least `len` bytes, or `None` when no gap is large enough.
+    pub(crate) fn take(&mut self, len: u64) -> Option<RingPlace> {
+        let len = len.checked_next_multiple_of(PAGE)?;
+        let mut taken: Vec<RingPlace> = self.used.iter().chain(&self.lingering).copied().collect();
+        taken.sort_by_key(|place| place.offset);
+        let mut offset = FIRST_RING;
+        for place in taken {
+            if place.offset.saturating_sub(offset) >= len {
+                break;
+            }
+            offset = offset.max(place.offset + place.len);
+        }
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        let place = RingPlace { offset, len };
+        self.used.push(place);
+        Some(place)
+    }
+
+    /// Gives a place back.
+    pub(crate) fn give(&mut self, place: RingPlace) {
+        self.used.retain(|used| *used != place);
+    }
+
+    /// Notes places that applications still map; impossible ones are ignored.
+    pub(crate) fn linger(&mut self, places: &[RingPlace]) {
+        const MOST: usize = 4096;
+        for place in places.iter().take(MOST) {
+            let end = place.offset.checked_add(place.len);
+            if place.offset.is_multiple_of(PAGE) && end.is_some_and(|end| end <= self.len) {
+                self.lingering.push(*place);
+            }
+        }
+    }
+
+    /// Forgets lingering places.
+    pub(crate) fn release(&mut self, places: &[RingPlace]) {
+        self.lingering.retain(|place| !places.contains(place));
+    }
+
+    /// Forgets all lingering places: a new agent named the ones that count.
+    pub(crate) fn release_all(&mut self) {
+        self.lingering.clear();
+    }
+
+    /// Bytes not taken.
+    pub(crate) fn free(&self) -> u64 {
+        let taken: u64 = self
+            .used
+            .iter()
+            .chain(&self.lingering)
+            .map(|place| place.len)
+            .sum();
+        (self.len - FIRST_RING).saturating_sub(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_never_overlap_and_are_found_again() {
+        let mut places = Places::new(64 * PAGE);
+        let mut taken: Vec<RingPlace> = Vec::new();
+        let mut state = 12_345_u64;
+        for _ in 0..10_000 {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            if state >> 63 == 0 && !taken.is_empty() {
+                places.give(taken.swap_remove((state >> 32) as usize % taken.len()));
+            } else if let Some(new) = places.take((state >> 40) % (9 * PAGE) + 1) {
+                assert!(new.offset >= FIRST_RING && new.offset + new.len <= 64 * PAGE);
+                for old in &taken {
+                    assert!(
+                        new.offset >= old.offset + old.len || old.offset >= new.offset + new.len
+                    );
+                }
+                taken.push(new);
+            }
+        }
+        for place in taken {
+            places.give(place);
+        }
+        assert_eq!(places.free(), 63 * PAGE);
+        assert!(places.take(63 * PAGE).is_some() && places.take(1).is_none());
+    }
+
+    #[test]
+    fn lingering_places_are_not_given_out_until_released() {
+        let mut places = Places::new(4 * PAGE);
+        let mapped = RingPlace {
+            offset: PAGE,
+            len: 2 * PAGE,
+        };
+        let lie = RingPlace {
+            offset: u64::MAX - PAGE + 1,
+            len: PAGE,
+        };
+        places.linger(&[mapped, lie]);
+        assert_eq!(places.take(2 * PAGE), None);
+        places.release(&[mapped]);
+        assert_eq!(places.take(2 * PAGE), Some(mapped));
+    }
+}

@@ -1,0 +1,214 @@
+//! What a port does with frames, by one behaviour each.
+
+use std::sync::Arc;
+
+use vnplug_ring::control::{Balance, Direction};
+use vnplug_ring::layout::{Geometry, Life, flags, ring_size};
+use vnplug_ring::{Consumer, Producer, Region};
+
+use super::doorbell::Doorbell;
+use super::{BatchInfo, Port, Share};
+use crate::filter::Program;
+use crate::source::Frame;
+
+const CAPACITY: u64 = 1 << 16;
+
+fn ring(snaplen: u32) -> (Producer, Consumer, Region) {
+    let region = Region::heap(ring_size(CAPACITY));
+    let geometry = Geometry {
+        capacity: CAPACITY,
+        snaplen,
+        link_type: 1,
+        epoch: 256,
+        port: 1,
+        queue: 0,
+    };
+    let producer = Producer::create(region.clone(), geometry).unwrap();
+    (producer, Consumer::attach(region.clone()).unwrap(), region)
+}
+
+fn port(snaplen: u32) -> (Port, Consumer, Region) {
+    let (producer, consumer, region) = ring(snaplen);
+    (Port::new(1, producer, Doorbell::Silent), consumer, region)
+}
+
+fn frames(bytes: &[u8], count: usize) -> Vec<Frame<'_>> {
+    let frame = Frame {
+        bytes,
+        wire_len: bytes.len() as u32,
+        ts_ns: 1,
+        flags: 0,
+        vlan_tci: 0,
+    };
+    vec![frame; count]
+}
+
+fn offer(port: &mut Port, frames: &[Frame<'_>], first: u64) {
+    let hashes: Vec<u32> = (0..frames.len() as u32)
+        .map(|n| n.wrapping_mul(0x9e37_79b9))
+        .collect();
+    port.offer(&BatchInfo {
+        frames,
+        hashes: &hashes,
+        first,
+        source: 3,
+        queue: 2,
+        now_us: 0,
+    });
+    assert_eq!(port.counters.offered, port.counters.accounted());
+}
+
+fn nothing() -> Option<Arc<Program>> {
+    // ret 0
+    Some(Arc::new(
+        Program::from_bytes(&[6, 0, 0, 0, 0, 0, 0, 0], crate::filter::Trust::Guest).unwrap(),
+    ))
+}
+
+#[test]
+fn frames_arrive_whole_with_their_meta() {
+    let (mut port, mut consumer, _) = port(2000);
+    offer(&mut port, &frames(b"sixteen bytes ok", 2), 0);
+    let packet = consumer.next().unwrap().unwrap();
+    assert_eq!(packet.bytes, b"sixteen bytes ok");
+    assert_eq!(
+        (packet.meta.source, packet.meta.queue, packet.meta.wire_len),
+        (3, 2, 16)
+    );
+    assert_eq!(port.counters.delivered, 2);
+}
+
+#[test]
+fn the_snaplen_cuts_and_the_wire_length_stays() {
+    let (mut port, mut consumer, _) = port(10);
+    offer(&mut port, &frames(b"sixteen bytes ok", 1), 0);
+    let packet = consumer.next().unwrap().unwrap();
+    assert_eq!((packet.bytes.len(), packet.meta.wire_len), (10, 16));
+}
+
+#[test]
+fn a_full_ring_drops_counts_and_says_so_in_the_stream() {
+    let (mut port, mut consumer, _) = port(2000);
+    let bytes = [7; 1000];
+    offer(&mut port, &frames(&bytes, 100), 0);
+    let fits = port.counters.delivered;
+    assert_eq!(port.counters.dropped_full, 100 - fits);
+    while consumer.next().unwrap().is_some() {}
+    consumer.release();
+    offer(&mut port, &frames(&bytes, 1), 100);
+    let packet = consumer.next().unwrap().unwrap();
+    assert_eq!(u64::from(packet.meta.lost), 100 - fits);
+}
+
+#[test]
+fn a_reader_that_lies_is_quarantined_and_every_frame_stays_accounted_for() {
+    let (mut port, consumer, region) = port(2000);
+    let bytes = [7; 1000];
+    offer(&mut port, &frames(&bytes, 10), 0);
+    region.store_u64(
+        vnplug_ring::layout::TAIL,
+        1 << 40,
+        std::sync::atomic::Ordering::Relaxed,
+    );
+    offer(&mut port, &frames(&bytes, 100), 10);
+    assert!(port.quarantined().is_some());
+    assert_eq!(
+        port.counters.delivered + port.counters.dropped_quarantine,
+        110
+    );
+    assert_eq!(consumer.life(), Life::Quarantined);
+    offer(&mut port, &frames(&bytes, 5), 110);
+    assert_eq!(port.counters.offered, 115);
+}
+
+#[test]
+fn guard_direction_filter_and_sampling_each_count_their_own() {
+    let (mut port, _consumer, _) = port(2000);
+    port.guard = nothing();
+    offer(&mut port, &frames(b"x", 3), 0);
+    assert_eq!(port.counters.refused, 3);
+    port.guard = None;
+    port.filter = nothing();
+    offer(&mut port, &frames(b"x", 4), 3);
+    assert_eq!(port.counters.filtered, 4);
+    port.filter = None;
+    port.direction = Direction::Tx;
+    offer(&mut port, &frames(b"x", 5), 7);
+    assert_eq!(port.counters.direction, 5);
+    let mut sent = frames(b"x", 1);
+    sent[0].flags = flags::OUTBOUND;
+    offer(&mut port, &sent, 12);
+    assert_eq!(port.counters.delivered, 1);
+    port.direction = Direction::Both;
+    port.sample = 10;
+    offer(&mut port, &frames(b"x", 95), 13);
+    assert_eq!(
+        (port.counters.delivered, port.counters.sampled_out),
+        (10, 86)
+    );
+}
+
+#[test]
+fn members_of_a_cluster_share_every_frame_exactly_once() {
+    for balance in [Balance::Flow, Balance::RoundRobin] {
+        let mut members: Vec<_> = (0..3).map(|_| port(2000)).collect();
+        for (index, (port, _, _)) in members.iter_mut().enumerate() {
+            port.share = Share::Member {
+                cluster: 1,
+                index: index as u32,
+                of: 3,
+                balance,
+            };
+        }
+        for round in 0..4 {
+            for (port, _, _) in &mut members {
+                offer(port, &frames(b"frame", 100), round * 100);
+            }
+        }
+        let delivered: Vec<u64> = members
+            .iter()
+            .map(|(port, _, _)| port.counters.delivered)
+            .collect();
+        assert_eq!(
+            delivered.iter().sum::<u64>(),
+            400,
+            "{balance:?} {delivered:?}"
+        );
+        assert!(
+            delivered.iter().all(|&n| n > 60),
+            "{balance:?} {delivered:?}"
+        );
+    }
+}
+
+#[test]
+fn the_first_record_after_a_restart_is_marked_and_only_it() {
+    let (mut port, mut consumer, _) = port(2000);
+    port.mark_gap = true;
+    offer(&mut port, &frames(b"frame", 2), 0);
+    assert_ne!(consumer.next().unwrap().unwrap().meta.flags & flags::GAP, 0);
+    assert_eq!(consumer.next().unwrap().unwrap().meta.flags & flags::GAP, 0);
+}
+
+#[test]
+fn settling_after_a_panic_accounts_for_the_rest_of_the_batch() {
+    let (mut port, _consumer, _) = port(2000);
+    let batch = frames(b"frame", 10);
+    offer(&mut port, &batch[..4], 0);
+    // As if the port had panicked on the seventh frame of a batch of ten.
+    let hashes = [0; 10];
+    let info = BatchInfo {
+        frames: &batch,
+        hashes: &hashes,
+        first: 4,
+        source: 0,
+        queue: 0,
+        now_us: 0,
+    };
+    port.counters.offered += 7;
+    port.counters.delivered += 6;
+    port.settle(&info, 4);
+    assert_eq!((port.counters.offered, port.counters.accounted()), (14, 14));
+    assert_eq!(port.counters.dropped_quarantine, 4);
+    assert!(port.quarantined().is_some());
+}

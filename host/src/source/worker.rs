@@ -1,0 +1,308 @@
+//! The thread of one queue: receive, fan out, and between two batches do as told.
+//!
+//! The thread owns its queue, its ports and every counter; nobody else touches them. The control
+//! thread speaks to it by [`Command`]s and rings its eventfd, so that a thread that sleeps on its
+//! queue hears them at once. Under load it makes no system call per packet and none per batch
+//! beyond what its queue needs.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use vnplug_ring::layout::Life;
+
+use super::{Queue, QueueCounters, Received};
+use crate::fanout::{Fanout, FanoutCounters};
+use crate::filter::Program;
+use crate::port::{Port, PortCounters, Share};
+use crate::sys::event;
+
+/// What the control thread asks of a queue's thread.
+pub enum Command {
+    /// Serve this port from the next batch on, and share its cluster anew.
+    Attach(Box<Port>, Vec<(u32, Share)>),
+    /// Stop serving a port, whose ring ends with this life, and share its cluster anew.
+    Detach(u32, Life, Vec<(u32, Share)>, Sender<Option<PortCounters>>),
+    /// Judge with this filter from the next batch on.
+    Filter(u32, Option<Arc<Program>>, Sender<()>),
+    /// Report all counters.
+    Snapshot(Sender<Snapshot>),
+    /// End.
+    Stop,
+}
+
+/// The state of one queue between two batches.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// Counters below the daemon.
+    pub queue: QueueCounters,
+    /// Counters of the fanout.
+    pub fanout: FanoutCounters,
+    /// Counters of each port, with the reason of its quarantine.
+    pub ports: Vec<(u32, PortCounters, Option<String>)>,
+    /// `up`, `down`, `gone`, `waiting`, `ended`, `failed`.
+    pub state: String,
+    /// Why it failed.
+    pub failure: Option<String>,
+}
+
+/// The control thread's handle of a queue's thread.
+#[derive(Debug)]
+pub struct Worker {
+    commands: Sender<Command>,
+    pending: Arc<AtomicBool>,
+    waker: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How a queue's thread is to run.
+#[derive(Debug, Clone, Default)]
+pub struct WorkerOptions {
+    /// Thread name, at most 15 bytes are shown by the system.
+    pub name: String,
+    /// The source's number.
+    pub source: u16,
+    /// The queue's number.
+    pub queue: u16,
+    /// CPU to run on.
+    pub cpu: Option<usize>,
+    /// Do not receive before the first port is attached (files, counted generators).
+    pub hold: bool,
+    /// Never sleep: poll the queue (lowest latency, one whole core).
+    pub busy: bool,
+}
+
+impl Worker {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system's, when threads or descriptors are short.
+    pub fn start(queue: Box<dyn Queue>, options: WorkerOptions) -> std::io::Result<Self> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (commands, inbox) = channel();
+        let pending = Arc::new(AtomicBool::new(false));
+        let name = options.name.clone();
+        let run = Run {
+            queue,
+            fanout: Fanout::new(options.source, options.queue),
+            inbox,
+            pending: Arc::clone(&pending),
+            waker: Arc::clone(&waker),
+            started: Instant::now(),
+            over: None,
+            options,
+        };
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || run.run())?;
+        Ok(Self {
+            commands,
+            pending,
+            waker,
+            thread: Some(thread),
+        })
+    }
+
+    /// Sends a command; false if the thread is gone.
+    pub fn send(&self, command: Command) -> bool {
+        let sent = self.commands.send(command).is_ok();
+        // Release: pairs with the Acquire in Run::obey; the command is in the channel.
+        self.pending.store(true, Ordering::Release);
+        event::ring(&self.waker);
+        sent
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.send(Command::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!(target: "source", "a source's thread panicked");
+        }
+    }
+}
+
+struct Run {
+    queue: Box<dyn Queue>,
+    fanout: Fanout,
+    inbox: Receiver<Command>,
+    pending: Arc<AtomicBool>,
+    waker: Arc<OwnedFd>,
+    started: Instant,
+    over: Option<Over>,
+    options: WorkerOptions,
+}
+
+enum Over {
+    Ended,
+    Failed(String),
+}
+
+impl Run {
+    fn run(mut self) {
+        if let Some(cpu) = self.options.cpu {
+            pin(cpu);
+        }
+        let mut now_us = self.now_us();
+        loop {
+            if !self.obey() {
+                break;
+            }
+            if self.over.is_some() || (self.options.hold && self.fanout.ports().is_empty()) {
+                self.sleep_without_queue();
+                continue;
+            }
+            self.options.hold = false;
+            let fanout = &mut self.fanout;
+            let received = self
+                .queue
+                .receive(&mut |frames| fanout.deliver(frames, now_us));
+            now_us = self.now_us();
+            match received {
+                Ok(Received::Frames(_)) => {
+                    if self.fanout.due_us().is_some_and(|due| due <= now_us) {
+                        self.fanout.tick(now_us);
+                    }
+                }
+                Ok(Received::Nothing) => {
+                    self.fanout.tick(now_us);
+                    if !self.options.busy {
+                        let due = self.fanout.due_us();
+                        let timeout = due.map(|due| Duration::from_micros(due - now_us.min(due)));
+                        self.queue.wait(self.waker.as_fd(), timeout);
+                        now_us = self.now_us();
+                    }
+                }
+                Ok(Received::End) => self.end(Over::Ended),
+                Err(error) => {
+                    log::error!(target: "source", "{}: {error}", self.options.name);
+                    self.end(Over::Failed(error.to_string()));
+                }
+            }
+        }
+        for port in self.fanout.ports_mut() {
+            port.finish(Life::Closed);
+        }
+    }
+
+    /// Does what was asked; false when asked to stop.
+    #[inline]
+    fn obey(&mut self) -> bool {
+        // Acquire: pairs with the Release in Worker::send.
+        if !self.pending.load(Ordering::Relaxed) || !self.pending.swap(false, Ordering::Acquire) {
+            return true;
+        }
+        event::clear(&self.waker);
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::Attach(port, shares) => {
+                    self.attach(*port);
+                    self.fanout.reshare(&shares);
+                }
+                Command::Detach(id, life, shares, reply) => {
+                    let port = self.fanout.detach(id).map(|mut port| {
+                        port.finish(life);
+                        port.counters
+                    });
+                    self.fanout.reshare(&shares);
+                    tell(&reply, port);
+                }
+                Command::Filter(id, filter, reply) => {
+                    if let Some(port) = self.fanout.port_mut(id) {
+                        port.filter = filter;
+                    }
+                    tell(&reply, ());
+                }
+                Command::Snapshot(reply) => tell(&reply, self.snapshot()),
+                Command::Stop => return false,
+            }
+        }
+        true
+    }
+
+    fn attach(&mut self, mut port: Port) {
+        if self.over.is_some() {
+            port.finish(Life::Ended);
+        }
+        self.fanout.attach(port);
+    }
+
+    fn end(&mut self, over: Over) {
+        for port in self.fanout.ports_mut() {
+            port.finish(Life::Ended);
+        }
+        self.over = Some(over);
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        let (state, failure) = match &self.over {
+            Some(Over::Ended) => ("ended", None),
+            Some(Over::Failed(why)) => ("failed", Some(why.clone())),
+            None if self.options.hold => ("waiting", None),
+            None => (self.queue.state(), None),
+        };
+        Snapshot {
+            queue: self.queue.counters(),
+            fanout: *self.fanout.counters(),
+            ports: self
+                .fanout
+                .ports()
+                .iter()
+                .map(|port| {
+                    (
+                        port.id,
+                        port.counters,
+                        port.quarantined().map(str::to_owned),
+                    )
+                })
+                .collect(),
+            state: state.to_owned(),
+            failure,
+        }
+    }
+
+    fn sleep_without_queue(&mut self) {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let now_us = self.now_us();
+        self.fanout.tick(now_us);
+        let timeout = self.fanout.due_us().map(|due| {
+            let nanos = (due - now_us.min(due)) as i64 * 1_000;
+            Timespec {
+                tv_sec: nanos / 1_000_000_000,
+                tv_nsec: nanos % 1_000_000_000,
+            }
+        });
+        // A signal or an impossible error: the loop looks at its commands and comes back.
+        let _ = poll(
+            &mut [PollFd::new(&self.waker, PollFlags::IN)],
+            timeout.as_ref(),
+        );
+    }
+
+    fn now_us(&self) -> u64 {
+        self.started.elapsed().as_micros() as u64
+    }
+}
+
+/// Answers the control thread, which may have given up waiting.
+fn tell<T>(reply: &Sender<T>, answer: T) {
+    if reply.send(answer).is_err() {
+        log::warn!(target: "source", "an answer came too late for the control thread");
+    }
+}
+
+fn pin(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    if cpu < rustix::thread::CpuSet::MAX_CPU {
+        set.set(cpu);
+    }
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
+        log::warn!(target: "source", "cannot run on CPU {cpu}: {error}; running on any");
+    }
+}
