@@ -1,12 +1,27 @@
 //! vnplugd: receives every packet of a wire once and hands it to many readers.
 //!
 //! ```text
-//! wire -> source -> filter -> fanout -> port -> ring -> guest
+//! wire → source → filter → fanout → port → ring → guest
 //! ```
 //!
-//! - [`source`]: where frames come from: an interface, a capture file, the generator.
+//! - [`source`]: where frames come from (an interface, a capture file, the generator), and the
+//!   thread of each of its queues.
 //! - [`filter`]: which frames a port wants: the pcap-filter language, run here, before the copy.
+//! - [`fanout`]: one batch to many ports; clusters; the counters that add up.
+//! - [`port`]: one reader as a queue's thread sees it: ring, filters, doorbell, counters.
+//! - ring: crate [`vnplug_ring`], shared with the reader.
+//!
+//! Around that path, in the control thread: [`hub`] (sources, ports, policy), the client protocol
+//! in `control`, virtual machines in `vm`. [`config`] and [`daemon`] put it together. Threads: one
+//! per queue, the control loop, one that compiles filters, one per VM with a doorbell device.
 
+pub mod config;
+mod control;
+pub mod daemon;
+pub mod fanout;
 pub mod filter;
+pub mod hub;
+pub mod port;
 pub mod source;
 mod sys;
+mod vm;

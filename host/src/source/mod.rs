@@ -8,6 +8,8 @@
 pub mod af_packet;
 pub mod generator;
 pub mod pcap;
+pub mod spec;
+pub mod worker;
 
 mod sleep;
 
@@ -113,3 +115,35 @@ impl std::fmt::Display for SourceError {
 }
 
 impl std::error::Error for SourceError {}
+
+impl QueueCounters {
+    /// Adds another queue's.
+    pub fn add(&mut self, other: &Self) {
+        let Self {
+            seen,
+            dropped,
+            freezes,
+            rebinds,
+        } = other;
+        self.seen += seen;
+        self.dropped += dropped;
+        self.freezes += freezes;
+        self.rebinds += rebinds;
+    }
+
+    /// The counters with their public names.
+    pub fn named(&self) -> Vec<(String, u64)> {
+        let Self {
+            seen,
+            dropped,
+            freezes,
+            rebinds,
+        } = *self;
+        vec![
+            ("seen".into(), seen),
+            ("kernel_dropped".into(), dropped),
+            ("freezes".into(), freezes),
+            ("rebinds".into(), rebinds),
+        ]
+    }
+}

@@ -1,5 +1,10 @@
 //! The daemon's unsafe islands: one family of system calls per file, a safe door in front of each.
 
 pub(crate) mod confine;
+pub(crate) mod event;
+pub(crate) mod memory;
 pub(crate) mod packet;
 pub(crate) mod pcap;
+pub(crate) mod privileges;
+pub(crate) mod sigbus;
+pub(crate) mod signals;

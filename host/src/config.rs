@@ -1,0 +1,341 @@
+//! What the operator sets: a TOML file and command-line flags over it.
+//!
+//! ```toml
+//! socket = "/run/vnplug/vnplug.sock"   # where clients connect
+//! socket_mode = 0o660                  # who may (with socket_group)
+//! user = "vnplug"                      # switch to this user after start
+//! ring_bytes = "4MiB"                  # a ring when the reader does not say
+//!
+//! [[source]]
+//! name = "eth1"
+//! kind = "af_packet"
+//! queues = 2
+//!
+//! [[allow]]                            # who may see what; root sees everything
+//! vm = "probe"                         # or: uid = 1000
+//! source = "eth1"
+//! filter = "not port 22"               # obligatory, before the reader's own
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use serde::Deserialize;
+use vnplug_ring::control::{DEFAULT_SOCKET, Grant};
+
+use crate::source::spec::SourceSpec;
+
+/// Receives every packet of a wire once, filters it early and hands it to applications in virtual
+/// machines, containers and processes over shared-memory rings.
+#[derive(Debug, Parser)]
+#[command(name = "vnplugd", version, after_help = EXAMPLES)]
+pub struct Arguments {
+    /// Configuration file (TOML); flags add to it and override it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Unix socket for clients
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Directory for the sockets and records of VMs
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Directory for VMs' memory pools: a tmpfs or hugetlbfs
+    #[arg(long, value_name = "DIR")]
+    pub pool_dir: Option<PathBuf>,
+    /// A source: NAME=KIND:WHAT,OPTION=VALUE,… or just the name of an interface
+    #[arg(long, value_name = "SPEC")]
+    pub source: Vec<String>,
+    /// Grant: vm:NAME=SOURCE[:FILTER] or uid:N=SOURCE[:FILTER]; SOURCE may be *
+    #[arg(long, value_name = "GRANT")]
+    pub allow: Vec<String>,
+    /// Switch to this user after start
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// Say more (-v: debug)
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+const EXAMPLES: &str = "Examples:
+  vnplugd --source eth1
+  vnplugd --source 'eth1=af_packet:eth1,queues=2,cpus=2+3' --allow 'vm:probe=eth1:not port 22'
+  vnplugd --source lab=gen,size=60,pps=1000000 --source old=pcap:trace.pcapng,pace=top
+
+Options of each kind of source: see docs/sources.md. Clients: see vnplug(1).
+Exit status: 0 ended by SIGTERM or SIGINT, 1 could not start or go on, 2 wrong usage.";
+
+/// The whole configuration.
+#[derive(Debug)]
+pub struct Config {
+    /// Unix socket for clients.
+    pub socket: PathBuf,
+    /// Its permission bits.
+    pub socket_mode: u32,
+    /// Its group.
+    pub socket_group: Option<String>,
+    /// Directory for the sockets and records of VMs.
+    pub state_dir: PathBuf,
+    /// Directory for pools.
+    pub pool_dir: PathBuf,
+    /// User to switch to.
+    pub user: Option<String>,
+    /// Bytes of a ring's record area when a reader does not say.
+    pub ring_bytes: u64,
+    /// The most a reader may ask for.
+    pub max_ring_bytes: u64,
+    /// Bytes of a VM's pool when the operator does not say.
+    pub pool_bytes: u64,
+    /// Ports in all.
+    pub max_ports: usize,
+    /// Sources in order; their numbers are their places here.
+    pub sources: Vec<SourceSpec>,
+    /// Grants to users.
+    pub users: Vec<(u32, Grant)>,
+    /// Grants to VMs.
+    pub vms: Vec<(String, Grant)>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    socket: Option<PathBuf>,
+    socket_mode: Option<u32>,
+    socket_group: Option<String>,
+    state_dir: Option<PathBuf>,
+    pool_dir: Option<PathBuf>,
+    user: Option<String>,
+    ring_bytes: Option<toml::Value>,
+    max_ring_bytes: Option<toml::Value>,
+    pool_bytes: Option<toml::Value>,
+    max_ports: Option<usize>,
+    #[serde(default)]
+    source: Vec<BTreeMap<String, toml::Value>>,
+    #[serde(default)]
+    allow: Vec<AllowTable>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AllowTable {
+    vm: Option<String>,
+    uid: Option<u32>,
+    source: String,
+    #[serde(default)]
+    filter: String,
+}
+
+impl Config {
+    /// Reads the file, if any, and lays the flags over it.
+    ///
+    /// # Errors
+    /// A text that names the file or flag and what is wrong.
+    pub fn load(arguments: Arguments) -> Result<Self, String> {
+        let file = match &arguments.config {
+            None => File::default(),
+            Some(path) => read(path)?,
+        };
+        let size = |key: &str, value: Option<toml::Value>, default: u64| match value {
+            None => Ok(default),
+            Some(value) => bytes(&value).ok_or_else(|| {
+                format!("{key} is a number of bytes or a text like \"64MiB\", not {value}")
+            }),
+        };
+        let socket = arguments
+            .socket
+            .or(file.socket)
+            .unwrap_or_else(|| DEFAULT_SOCKET.into());
+        let state_dir = arguments.state_dir.or(file.state_dir).unwrap_or_else(|| {
+            socket
+                .parent()
+                .map_or_else(|| PathBuf::from("."), Path::to_owned)
+        });
+        let mut sources = Vec::new();
+        for table in file.source {
+            sources.push(source(table)?);
+        }
+        for text in &arguments.source {
+            sources.push(
+                text.parse::<SourceSpec>()
+                    .map_err(|error| error.to_string())?,
+            );
+        }
+        for (at, spec) in sources.iter().enumerate() {
+            if sources[..at]
+                .iter()
+                .any(|earlier| earlier.name() == spec.name())
+            {
+                return Err(format!("two sources are named {:?}", spec.name()));
+            }
+        }
+        let mut users = Vec::new();
+        let mut vms = Vec::new();
+        for table in file.allow {
+            let grant = Grant {
+                source: table.source,
+                filter: table.filter,
+            };
+            match (table.vm, table.uid) {
+                (Some(vm), None) => vms.push((vm, grant)),
+                (None, Some(uid)) => users.push((uid, grant)),
+                _ => return Err("an [[allow]] names either a vm or a uid".into()),
+            }
+        }
+        for text in &arguments.allow {
+            match allow(text)? {
+                (Whom::Vm(name), grant) => vms.push((name, grant)),
+                (Whom::User(uid), grant) => users.push((uid, grant)),
+            }
+        }
+        Ok(Self {
+            socket,
+            socket_mode: file.socket_mode.unwrap_or(0o600),
+            socket_group: file.socket_group,
+            state_dir,
+            pool_dir: arguments
+                .pool_dir
+                .or(file.pool_dir)
+                .unwrap_or_else(|| "/dev/shm".into()),
+            user: arguments.user.or(file.user),
+            ring_bytes: size("ring_bytes", file.ring_bytes, 4 << 20)?,
+            max_ring_bytes: size("max_ring_bytes", file.max_ring_bytes, 1 << 30)?,
+            pool_bytes: size("pool_bytes", file.pool_bytes, 64 << 20)?,
+            max_ports: file.max_ports.unwrap_or(4_096),
+            sources,
+            users,
+            vms,
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<File, String> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn source(mut table: BTreeMap<String, toml::Value>) -> Result<SourceSpec, String> {
+    let text = |value: toml::Value| match value {
+        toml::Value::String(text) => Ok(text),
+        toml::Value::Integer(number) => Ok(number.to_string()),
+        toml::Value::Boolean(yes) => Ok(if yes { "yes" } else { "no" }.to_owned()),
+        toml::Value::Float(number) => Ok(number.to_string()),
+        toml::Value::Array(items) => Ok(items
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("+")),
+        other => Err(format!("a source's option cannot be {other}")),
+    };
+    let mut take = |key: &str| table.remove(key).map(text).transpose();
+    let name = take("name")?.ok_or("a [[source]] needs a name")?;
+    let kind = take("kind")?.unwrap_or_else(|| "af_packet".into());
+    let options = table
+        .into_iter()
+        .map(|(key, value)| Ok((key, text(value)?)))
+        .collect::<Result<_, String>>()?;
+    SourceSpec::new(&name, &kind, options).map_err(|error| error.to_string())
+}
+
+enum Whom {
+    Vm(String),
+    User(u32),
+}
+
+fn allow(text: &str) -> Result<(Whom, Grant), String> {
+    let usage =
+        || format!("{text:?} is no grant: write vm:NAME=SOURCE[:FILTER] or uid:N=SOURCE[:FILTER]");
+    let (whom, what) = text.split_once('=').ok_or_else(usage)?;
+    let (source, filter) = what.split_once(':').unwrap_or((what, ""));
+    let grant = Grant {
+        source: source.to_owned(),
+        filter: filter.to_owned(),
+    };
+    match whom.split_once(':') {
+        Some(("vm", name)) => Ok((Whom::Vm(name.to_owned()), grant)),
+        Some(("uid", uid)) => Ok((Whom::User(uid.parse().map_err(|_| usage())?), grant)),
+        _ => Err(usage()),
+    }
+}
+
+/// A number of bytes, or a text with a binary suffix.
+fn bytes(value: &toml::Value) -> Option<u64> {
+    let text = match value {
+        toml::Value::Integer(number) => return u64::try_from(*number).ok(),
+        toml::Value::String(text) => text.trim(),
+        _ => return None,
+    };
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match text[digits.len()..]
+        .to_ascii_lowercase()
+        .trim_end_matches("ib")
+    {
+        "" => 1,
+        "k" => 1 << 10,
+        "m" => 1 << 20,
+        "g" => 1 << 30,
+        _ => return None,
+    };
+    digits.trim().parse::<u64>().ok()?.checked_mul(factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str, flags: &[&str]) -> Result<Config, String> {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("vnplugd-config-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, text).unwrap();
+        let path_text = path.to_str().unwrap();
+        let arguments = [&["vnplugd", "--config", path_text], flags].concat();
+        let config = Config::load(Arguments::try_parse_from(arguments).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        config
+    }
+
+    #[test]
+    fn a_file_and_flags_add_up() {
+        let text = "
+            socket = '/tmp/s'
+            ring_bytes = '1MiB'
+            [[source]]
+            name = 'eth1'
+            queues = 2
+            [[allow]]
+            vm = 'probe'
+            source = 'eth1'
+            filter = 'icmp'
+        ";
+        let flags = ["--source", "lab=gen", "--allow", "uid:1000=lab:port 53"];
+        let config = load(text, &flags).unwrap();
+        assert_eq!((config.ring_bytes, config.sources.len()), (1 << 20, 2));
+        assert_eq!(config.state_dir, Path::new("/tmp"));
+        assert_eq!(config.vms[0].1.filter, "icmp");
+        assert_eq!(
+            (config.users[0].0, config.users[0].1.filter.as_str()),
+            (1000, "port 53")
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, part) in [
+            ("sokket = 'x'", "sokket"),
+            ("ring_bytes = 'big'", "ring_bytes"),
+            ("[[source]]\nkind = 'gen'", "needs a name"),
+            ("[[allow]]\nsource = 'x'", "either a vm or a uid"),
+            ("[[source]]\nname='a'\n[[source]]\nname='a'", "two sources"),
+        ] {
+            let error = load(text, &[]).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(
+            load("", &["--allow", "probe"])
+                .unwrap_err()
+                .contains("no grant")
+        );
+    }
+}

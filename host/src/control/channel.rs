@@ -1,0 +1,238 @@
+//! VMs as the control thread sees them: attaching, channels, wake-ups.
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use vnplug_ring::control::{Counted, Grant, Message, VmSpec, code};
+
+use super::session::{Over, Session};
+use super::{Control, watch};
+use crate::hub::Refusal;
+use crate::hub::policy::Viewer;
+use crate::sys::event;
+use crate::vm::Vm;
+
+/// VMs in all.
+const MAX_VMS: usize = 1_024;
+
+impl Control {
+    /// Makes a VM known, or confirms one that is.
+    pub(super) fn attach_vm(&mut self, spec: &VmSpec) -> Result<Message, Refusal> {
+        if let Some(vm) = self.vms.get_mut(&spec.name) {
+            vm.readopt(spec, &self.dirs.state)?;
+            return Ok(Message::VmReady(vm.ready(&self.dirs.state)));
+        }
+        if self.vms.len() >= MAX_VMS {
+            let what = format!("{MAX_VMS} VMs are attached, the limit");
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        let vm = Vm::create(spec, &self.dirs)?;
+        let ready = vm.ready(&self.dirs.state);
+        log::info!(target: "vm", "VM {:?} is attached ({})", spec.name, vm.kind());
+        self.add_vm(vm)
+            .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))?;
+        Ok(Message::VmReady(ready))
+    }
+
+    /// Listens for a VM.
+    pub(super) fn add_vm(&mut self, vm: Vm) -> std::io::Result<()> {
+        let name = vm.name().to_owned();
+        let token = self.fresh_token();
+        watch(&self.epoll, std::os::fd::AsFd::as_fd(&vm.listener), token)?;
+        self.vm_listeners.insert(token, (name.clone(), false));
+        if let Some(server) = &vm.doorbell {
+            let token = self.fresh_token();
+            watch(
+                &self.epoll,
+                std::os::fd::AsFd::as_fd(&server.listener),
+                token,
+            )?;
+            self.vm_listeners.insert(token, (name.clone(), true));
+        }
+        self.vms.insert(name, vm);
+        Ok(())
+    }
+
+    /// Forgets a VM and closes its ports.
+    pub(super) fn detach_vm(&mut self, name: &str) -> Result<(), Refusal> {
+        let Some(vm) = self.vms.get(name) else {
+            let what = format!("no VM {name:?} is attached");
+            return Err(Refusal::new(code::NOT_FOUND, what));
+        };
+        if let Some(token) = vm.channel {
+            self.end(token, &Over::Closed);
+        }
+        if let Some(vm) = self.vms.remove(name) {
+            // Closing a listener takes it out of the epoll set.
+            self.vm_listeners.retain(|_, (owner, _)| owner != name);
+            vm.remove_files(&self.dirs.state);
+            log::info!(target: "vm", "VM {name:?} is detached");
+        }
+        Ok(())
+    }
+
+    /// Takes a descriptor as the control channel of a VM.
+    pub(super) fn adopt(&mut self, name: &str, gift: Option<OwnedFd>) -> Result<(), Refusal> {
+        let invalid = |what: &str| Refusal::new(code::INVALID, what.to_owned());
+        let fd = gift.ok_or_else(|| invalid("Adopt takes one descriptor, none came"))?;
+        let kind = rustix::net::sockopt::socket_type(&fd);
+        if kind != Ok(rustix::net::SocketType::STREAM) {
+            return Err(invalid(
+                "the descriptor of a control channel must be a stream socket",
+            ));
+        }
+        if !self.vms.contains_key(name) {
+            let what = format!("no VM {name:?} is attached");
+            return Err(Refusal::new(code::NOT_FOUND, what));
+        }
+        self.take_channel(name, fd);
+        Ok(())
+    }
+
+    /// Somebody connected to a VM's socket: QEMU's chardev, or its doorbell device.
+    pub(super) fn accept_vm(&mut self, token: u64) {
+        let Some((name, doorbell)) = self.vm_listeners.get(&token).cloned() else {
+            return;
+        };
+        let fd = match self.accept_on(token) {
+            Ok(Some(fd)) => fd,
+            Ok(None) => return,
+            Err(error) => {
+                log::warn!(target: "vm", "VM {name:?}: cannot accept a connection: {error}");
+                return;
+            }
+        };
+        if !doorbell {
+            self.take_channel(&name, fd);
+            return;
+        }
+        if let Some(server) = self.vms.get_mut(&name).and_then(|vm| vm.doorbell.as_mut()) {
+            match server.greet(fd) {
+                Ok(()) => log::info!(target: "vm", "VM {name:?}: its doorbell is plugged"),
+                Err(error) => log::warn!(target: "vm", "VM {name:?}: doorbell: {error}"),
+            }
+        }
+    }
+
+    fn take_channel(&mut self, name: &str, fd: OwnedFd) {
+        if let Some(old) = self.vms.get(name).and_then(|vm| vm.channel) {
+            self.end(
+                old,
+                &Over::Misbehaved("a newer control channel replaces it"),
+            );
+        }
+        let viewer = Viewer::Vm(name.to_owned());
+        let token = self.add_session(Session::new(fd, viewer, true, Instant::now()));
+        if let Some(vm) = self.vms.get_mut(name) {
+            vm.channel = token;
+            log::info!(target: "vm", "VM {name:?}: its control channel is open");
+        }
+    }
+
+    /// Somebody rang: compiled filters, and readers in VMs to be woken.
+    pub(super) fn bell(&mut self) {
+        event::clear(&self.bell);
+        while let Some(compiled) = self.compiler.next_done() {
+            self.compiled(compiled);
+        }
+        let mut ended = Vec::new();
+        let mut said = Vec::new();
+        for vm in self.vms.values() {
+            let Some((token, session)) = vm
+                .channel
+                .and_then(|token| Some((token, self.sessions.get_mut(&token)?)))
+            else {
+                continue;
+            };
+            // A channel that is not read keeps its bells; they are looked at again with the next.
+            if session.is_clogged() {
+                continue;
+            }
+            let ports: Vec<u32> = vm
+                .bells
+                .iter()
+                .filter(|(_, bell)| bell.take())
+                .map(|(port, _)| *port)
+                .collect();
+            if ports.is_empty() {
+                continue;
+            }
+            match session.say(&Message::Wake(ports), 0, 0, Vec::new()) {
+                Ok(()) => said.push(token),
+                Err(over) => ended.push((token, over)),
+            }
+        }
+        for token in said {
+            self.rearm(token);
+        }
+        for (token, over) in ended {
+            self.end(token, &over);
+        }
+    }
+
+    /// Drops VMs whose pool was truncated under us.
+    pub(super) fn drop_lost_vms(&mut self) {
+        let lost: Vec<String> = self
+            .vms
+            .values()
+            .filter(|vm| vm.is_lost())
+            .map(|vm| vm.name().to_owned())
+            .collect();
+        for name in lost {
+            log::error!(target: "vm", "VM {name:?}: its pool was truncated; it is detached");
+            if let Err(refusal) = self.detach_vm(&name) {
+                log::error!(target: "vm", "VM {name:?}: {}", refusal.text);
+            }
+        }
+    }
+
+    /// What a VM was granted when it was attached.
+    pub(super) fn grants(&self, viewer: &Viewer) -> Vec<Grant> {
+        self.vm_of(viewer).map(Vm::grants).unwrap_or_default()
+    }
+
+    /// The VM behind a viewer.
+    pub(super) fn vm_of(&self, viewer: &Viewer) -> Option<&Vm> {
+        match viewer {
+            Viewer::Vm(name) => self.vms.get(name),
+            Viewer::User(_) => None,
+        }
+    }
+
+    /// The VM behind a viewer.
+    pub(super) fn vm_of_mut(&mut self, viewer: &Viewer) -> Option<&mut Vm> {
+        match viewer {
+            Viewer::Vm(name) => self.vms.get_mut(name),
+            Viewer::User(_) => None,
+        }
+    }
+
+    /// One entry per VM.
+    pub(super) fn vm_counters(&self) -> Vec<Counted> {
+        let counted = |vm: &Vm| {
+            let session = vm.channel.and_then(|token| self.sessions.get(&token));
+            let state = match session {
+                Some(session) if session.greeted => "ready",
+                Some(_) => "connected",
+                None => "waiting",
+            };
+            let skipped = session.map_or(0, |session| session.framer.skipped());
+            Counted {
+                kind: "vm".into(),
+                name: vm.name().to_owned(),
+                labels: vec![
+                    ("kind".into(), vm.kind().into()),
+                    ("state".into(), state.into()),
+                ],
+                values: vec![
+                    ("pool_bytes".into(), vm.pool_bytes()),
+                    ("pool_free".into(), vm.places.free()),
+                    ("channel_skipped_bytes".into(), skipped),
+                ],
+            }
+        };
+        let mut all: Vec<Counted> = self.vms.values().map(counted).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+}

@@ -1,0 +1,409 @@
+//! The control thread: every connection of clients, agents and QEMUs, in one loop.
+//!
+//! It polls, reads, decides by the [`hub`](crate::hub) and answers; it never touches a packet and
+//! never waits for a peer. Each turn serves every connection that has something to say once, with
+//! a bounded amount of work (R4); a connection that asks too fast is read again when its bucket has
+//! a token (the kernel then holds its sender). Filters compile in a thread of their own.
+
+mod channel;
+mod compile;
+mod limit;
+mod request;
+mod session;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+
+use crate::hub::Hub;
+use crate::hub::policy::{Policy, Viewer};
+use crate::vm::{Dirs, Vm};
+use compile::CompileThread;
+use session::{Over, Session};
+
+/// Connections in all, and of one user that is not root.
+const MAX_SESSIONS: usize = 8_192;
+const MAX_SESSIONS_PER_USER: usize = 1_024;
+/// A connection that has not said Hello after this long is closed.
+const GREETING: Duration = Duration::from_secs(10);
+/// Messages of one connection per turn.
+const BUDGET: usize = 64;
+
+/// What the loop needs to know.
+pub(crate) struct Setup {
+    pub(crate) hub: Hub,
+    pub(crate) policy: Policy,
+    pub(crate) dirs: Dirs,
+    pub(crate) exe: PathBuf,
+    pub(crate) listener: OwnedFd,
+    pub(crate) termination: OwnedFd,
+}
+
+/// The control loop.
+pub(crate) struct Control {
+    hub: Hub,
+    policy: Policy,
+    dirs: Dirs,
+    compiler: CompileThread,
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    accepting: bool,
+    _termination: OwnedFd,
+    /// Rung by the compile thread and by ports of VMs that are woken through a channel.
+    bell: Arc<OwnedFd>,
+    sessions: HashMap<u64, Session>,
+    pending: HashMap<u64, request::Pending>,
+    vms: HashMap<String, Vm>,
+    /// Listeners of VMs by token: name, and whether it is the doorbell's.
+    vm_listeners: HashMap<u64, (String, bool)>,
+    paused: Vec<(Instant, u64)>,
+    next_token: u64,
+    spare: Option<OwnedFd>,
+}
+
+const LISTENER: u64 = 0;
+const TERMINATION: u64 = 1;
+const BELL: u64 = 2;
+
+/// Listens at a path, taking over a socket that nobody serves.
+pub(crate) fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+    use std::os::unix::fs::PermissionsExt;
+    if let Ok(metadata) = std::fs::symlink_metadata(path) {
+        use std::os::unix::fs::FileTypeExt;
+        if !metadata.file_type().is_socket() {
+            let what = format!("{} is there and is no socket", path.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+        }
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            let what = format!("another daemon serves {}", path.display());
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+        }
+        std::fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener.into())
+}
+
+impl Control {
+    /// Prepares the loop; VMs of an earlier daemon are served again.
+    pub(crate) fn new(setup: Setup) -> io::Result<Self> {
+        let Setup {
+            hub,
+            policy,
+            dirs,
+            exe,
+            listener,
+            termination,
+        } = setup;
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (fd, token) in [
+            (&listener, LISTENER),
+            (&termination, TERMINATION),
+            (&*bell, BELL),
+        ] {
+            watch(&epoll, fd.as_fd(), token)?;
+        }
+        let compiler = CompileThread::start(exe, Arc::clone(&bell))?;
+        let vms = Vm::load_all(&dirs);
+        let mut control = Self {
+            hub,
+            policy,
+            dirs,
+            compiler,
+            epoll,
+            listener,
+            accepting: true,
+            _termination: termination,
+            bell,
+            sessions: HashMap::new(),
+            pending: HashMap::new(),
+            vms: HashMap::new(),
+            vm_listeners: HashMap::new(),
+            paused: Vec::new(),
+            next_token: 16,
+            spare: spare(),
+        };
+        for vm in vms {
+            log::info!(target: "vm", "serving VM {:?} again", vm.name());
+            control.add_vm(vm)?;
+        }
+        Ok(control)
+    }
+
+    /// Serves until SIGTERM or SIGINT.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        let mut events = Vec::with_capacity(256);
+        loop {
+            events.clear();
+            let timeout = self.timeout();
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                Some(&timeout),
+            ) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            for event in &events {
+                let (flags, token) = (event.flags, event.data.u64());
+                match token {
+                    TERMINATION => return Ok(()),
+                    LISTENER => self.accept(),
+                    BELL => self.bell(),
+                    token if self.vm_listeners.contains_key(&token) => self.accept_vm(token),
+                    token => self.serve(token, flags),
+                }
+            }
+            self.housekeeping();
+        }
+    }
+
+    fn timeout(&self) -> Timespec {
+        let now = Instant::now();
+        let mut wait = Duration::from_secs(if self.vms.is_empty() { 3600 } else { 1 });
+        if self.sessions.values().any(|session| !session.greeted) {
+            wait = wait.min(Duration::from_secs(1));
+        }
+        if !self.accepting {
+            wait = wait.min(Duration::from_millis(100));
+        }
+        for (until, _) in &self.paused {
+            wait = wait.min(until.saturating_duration_since(now));
+        }
+        // Up to the next millisecond, so that a pause is over when we wake.
+        let wait = wait + Duration::from_millis(1);
+        Timespec {
+            tv_sec: wait.as_secs() as i64,
+            tv_nsec: i64::from(wait.subsec_nanos()),
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..BUDGET {
+            match self.accept_on(LISTENER) {
+                Ok(Some(fd)) => self.welcome_client(fd),
+                Ok(None) => return,
+                Err(error) => {
+                    self.refuse_for_want_of_descriptors(&error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Descriptors are short: close one connection at once instead of spinning on a readable
+    /// listener (F43), and listen again a little later.
+    fn refuse_for_want_of_descriptors(&mut self, error: &rustix::io::Errno) {
+        log::warn!(target: "control", "cannot accept a connection: {error}");
+        self.spare = None;
+        drop(self.accept_on(LISTENER));
+        self.spare = spare();
+        self.accepting = false;
+        unwatch(&self.epoll, self.listener.as_fd());
+    }
+
+    fn accept_on(&self, token: u64) -> rustix::io::Result<Option<OwnedFd>> {
+        let listener = match self.vm_listeners.get(&token) {
+            None => &self.listener,
+            Some((name, doorbell)) => match self.vms.get(name) {
+                Some(vm) if *doorbell => match &vm.doorbell {
+                    Some(server) => &server.listener,
+                    None => return Ok(None),
+                },
+                Some(vm) => &vm.listener,
+                None => return Ok(None),
+            },
+        };
+        match rustix::net::accept_with(listener, rustix::net::SocketFlags::CLOEXEC) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(
+                rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED,
+            ) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn welcome_client(&mut self, fd: OwnedFd) {
+        let uid = match rustix::net::sockopt::socket_peercred(&fd) {
+            Ok(credentials) => credentials.uid.as_raw(),
+            Err(error) => {
+                log::warn!(target: "control", "a client without credentials: {error}");
+                return;
+            }
+        };
+        let viewer = Viewer::User(uid);
+        let of_user = self
+            .sessions
+            .values()
+            .filter(|session| session.viewer == viewer)
+            .count();
+        let operator = self.policy.is_operator(&viewer);
+        if self.sessions.len() >= MAX_SESSIONS || (!operator && of_user >= MAX_SESSIONS_PER_USER) {
+            log::debug!(target: "control", "user {uid} has too many connections");
+            return;
+        }
+        self.add_session(Session::new(fd, viewer, false, Instant::now()));
+    }
+
+    fn add_session(&mut self, session: Session) -> Option<u64> {
+        let token = self.fresh_token();
+        if let Err(error) = watch(&self.epoll, session.fd(), token) {
+            log::warn!(target: "control", "cannot watch a connection: {error}");
+            return None;
+        }
+        self.sessions.insert(token, session);
+        Some(token)
+    }
+
+    fn serve(&mut self, token: u64, flags: epoll::EventFlags) {
+        let Some(session) = self.sessions.get_mut(&token) else {
+            return;
+        };
+        let mut result = Ok(());
+        if flags.contains(epoll::EventFlags::OUT) {
+            result = session.flush();
+        }
+        let readable = epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        if result.is_ok() && flags.intersects(readable) {
+            result = session.read();
+        }
+        match result {
+            Ok(()) => self.work(token),
+            Err(over) => self.end(token, &over),
+        }
+    }
+
+    /// Serves the whole messages that a connection has sent.
+    fn work(&mut self, token: u64) {
+        for _ in 0..BUDGET {
+            let Some(session) = self.sessions.get_mut(&token) else {
+                return;
+            };
+            if session.busy || session.is_clogged() {
+                break;
+            }
+            let message = match session.framer.next_message() {
+                Ok(Some(message)) => message,
+                Ok(None) => break,
+                Err(malformed) => {
+                    self.misbehaved(token, &malformed);
+                    return;
+                }
+            };
+            let cost = session.bucket.take(Instant::now());
+            if let Err(over) = self.request(token, &message) {
+                self.end(token, &over);
+                return;
+            }
+            if let Err(wait) = cost {
+                self.paused.push((Instant::now() + wait, token));
+                break;
+            }
+        }
+        self.rearm(token);
+    }
+
+    /// Watches for what a connection can do now: nothing is read while it is busy or paused.
+    fn rearm(&mut self, token: u64) {
+        let Some(session) = self.sessions.get(&token) else {
+            return;
+        };
+        let paused = self.paused.iter().any(|(_, paused)| *paused == token);
+        let mut flags = epoll::EventFlags::empty();
+        if !session.busy && !paused && !session.is_clogged() {
+            flags |= epoll::EventFlags::IN;
+        }
+        if session.has_queued() {
+            flags |= epoll::EventFlags::OUT;
+        }
+        let data = epoll::EventData::new_u64(token);
+        if let Err(error) = epoll::modify(&self.epoll, session.fd(), data, flags) {
+            log::warn!(target: "control", "cannot watch a connection: {error}");
+        }
+    }
+
+    /// Ends a connection and whatever was opened through it.
+    fn end(&mut self, token: u64, over: &Over) {
+        let Some(session) = self.sessions.remove(&token) else {
+            return;
+        };
+        match over {
+            Over::Closed => log::debug!(target: "control", "{:?}: {over}", session.viewer),
+            _ => log::info!(target: "control", "{:?} is cut off: {over}", session.viewer),
+        }
+        unwatch(&self.epoll, session.fd());
+        self.pending.remove(&token);
+        self.close_ports(
+            &session.viewer,
+            session.ports.iter().map(|(_, port)| *port).collect(),
+        );
+        if let Viewer::Vm(name) = &session.viewer
+            && let Some(vm) = self.vms.get_mut(name)
+            && vm.channel == Some(token)
+        {
+            vm.channel = None;
+            log::info!(target: "vm", "VM {name:?}: its control channel is closed");
+        }
+    }
+
+    fn housekeeping(&mut self) {
+        let now = Instant::now();
+        let (over, still): (Vec<_>, Vec<_>) =
+            self.paused.drain(..).partition(|(until, _)| *until <= now);
+        self.paused = still;
+        for (_, token) in over {
+            self.work(token);
+        }
+        if !self.accepting {
+            self.accepting = watch(&self.epoll, self.listener.as_fd(), LISTENER).is_ok();
+        }
+        let silent: Vec<u64> = self
+            .sessions
+            .iter()
+            .filter(|(_, session)| {
+                !session.greeted && !session.channel && now - session.since > GREETING
+            })
+            .map(|(token, _)| *token)
+            .collect();
+        for token in silent {
+            self.end(token, &Over::Misbehaved("it said no Hello"));
+        }
+        self.drop_lost_vms();
+    }
+
+    fn fresh_token(&mut self) -> u64 {
+        self.next_token += 1;
+        self.next_token
+    }
+}
+
+fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {
+    epoll::add(
+        epoll,
+        fd,
+        epoll::EventData::new_u64(token),
+        epoll::EventFlags::IN,
+    )
+}
+
+fn unwatch(epoll: &OwnedFd, fd: BorrowedFd<'_>) {
+    if let Err(error) = epoll::delete(epoll, fd) {
+        log::warn!(target: "control", "cannot stop watching a descriptor: {error}");
+    }
+}
+
+/// A descriptor held back for the moment when there are no more.
+fn spare() -> Option<OwnedFd> {
+    std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
+}

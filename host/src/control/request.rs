@@ -1,0 +1,446 @@
+//! What a client, an agent or an operator asks, and the answer.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use vnplug_ring::control::wire::{Header, Malformed};
+use vnplug_ring::control::{FilterSpec, Message, Open, Role, VERSION, code};
+use vnplug_ring::layout::MAX_SNAPLEN;
+
+use super::Control;
+use super::compile::{Compiled, Job};
+use super::session::Over;
+use crate::filter::Trust;
+use crate::hub::policy::{Sight, Viewer};
+use crate::hub::{Memory, Owner, Programs, Refusal};
+
+/// A request whose filter is being compiled.
+pub(super) struct Pending {
+    id: u32,
+    app: u32,
+    then: Then,
+}
+
+enum Then {
+    Open(Open),
+    Filter { port: u32 },
+}
+
+/// Compiling for longer than this costs the connection tokens: others wait for the same thread.
+const CHEAP: Duration = Duration::from_millis(20);
+
+impl Control {
+    /// Serves one message.
+    pub(super) fn request(&mut self, token: u64, frame: &(Header, Vec<u8>)) -> Result<(), Over> {
+        let (id, app) = (frame.0.id, frame.0.app);
+        let message = match Message::from_frame(frame) {
+            Ok(message) => message,
+            Err(malformed) => {
+                let refusal = Refusal::new(code::PROTOCOL, malformed.to_string());
+                return self.answer(token, id, app, Err(refusal));
+            }
+        };
+        let Some(session) = self.sessions.get(&token) else {
+            return Ok(());
+        };
+        let gift_expected = matches!(message, Message::Adopt { .. });
+        if session.gift.is_some() && !gift_expected {
+            return Err(Over::Misbehaved("a descriptor that no message takes"));
+        }
+        let greeted = session.greeted;
+        let viewer = session.viewer.clone();
+        match message {
+            Message::Hello {
+                min_version,
+                max_version,
+                role,
+                name,
+                live,
+            } => {
+                if !(min_version..=max_version).contains(&VERSION) {
+                    let what = format!(
+                        "this daemon speaks protocol version {VERSION}, the client {min_version} \
+                         to {max_version}: update one of them"
+                    );
+                    return self.answer(token, id, app, Err(Refusal::new(code::PROTOCOL, what)));
+                }
+                self.hello(token, &viewer, role, &name, &live);
+                let pool_id = self.vm_of(&viewer).map_or(0, |vm| vm.pool_id);
+                let server = format!("vnplugd {}", env!("CARGO_PKG_VERSION"));
+                let welcome = Message::Welcome {
+                    version: VERSION,
+                    server,
+                    pool_id,
+                };
+                self.answer(token, id, app, Ok((welcome, Vec::new())))
+            }
+            _ if !greeted => {
+                let refusal = Refusal::new(code::PROTOCOL, "say Hello first");
+                self.answer(token, id, app, Err(refusal))
+            }
+            Message::List => {
+                let grants = self.grants(&viewer);
+                let sight = |source: &str| self.policy.sight(&viewer, source, &grants);
+                let devices = self.hub.devices(&viewer, sight, &self.policy);
+                self.answer(token, id, app, Ok((Message::Devices(devices), Vec::new())))
+            }
+            Message::Open(open) => self.open(token, id, app, &viewer, open),
+            Message::Filter { port, filter } => self.filter(token, id, app, &viewer, port, filter),
+            Message::Stats { port } => {
+                let result = self.stats(token, app, &viewer, port);
+                self.answer(token, id, app, result)
+            }
+            Message::Close { port } => {
+                let result = self.owned(token, app, port).map(|()| {
+                    self.forget_ports(token, |_, opened| opened == port);
+                    self.close_ports(&viewer, vec![port]);
+                    (Message::Done, Vec::new())
+                });
+                self.answer(token, id, app, result)
+            }
+            Message::AppGone if session.channel => {
+                let ports = self.forget_ports(token, |opener, _| opener == app);
+                self.close_ports(&viewer, ports);
+                self.answer(token, id, app, Ok((Message::Done, Vec::new())))
+            }
+            Message::Release(places) if session.channel => {
+                if let Some(vm) = self.vm_of_mut(&viewer) {
+                    vm.places.release(&places);
+                }
+                self.answer(token, id, app, Ok((Message::Done, Vec::new())))
+            }
+            Message::AttachVm(_) | Message::DetachVm { .. } | Message::Adopt { .. }
+                if !self.policy.is_operator(&viewer) =>
+            {
+                let what = "only root or the daemon's own user may attach and detach VMs";
+                self.answer(token, id, app, Err(Refusal::new(code::DENIED, what)))
+            }
+            Message::AttachVm(spec) => {
+                let result = self.attach_vm(&spec);
+                self.answer(token, id, app, result.map(|ready| (ready, Vec::new())))
+            }
+            Message::DetachVm { name } => {
+                let result = self.detach_vm(&name);
+                self.answer(token, id, app, result.map(|()| (Message::Done, Vec::new())))
+            }
+            Message::Adopt { name } => {
+                let gift = self
+                    .sessions
+                    .get_mut(&token)
+                    .and_then(|session| session.gift.take());
+                let result = self.adopt(&name, gift);
+                self.answer(token, id, app, result.map(|()| (Message::Done, Vec::new())))
+            }
+            other => {
+                let what = format!("message {} is not a request to a daemon", other.kind());
+                self.answer(token, id, app, Err(Refusal::new(code::PROTOCOL, what)))
+            }
+        }
+    }
+
+    /// Tells a peer that it does not speak the protocol, and ends the connection.
+    pub(super) fn misbehaved(&mut self, token: u64, malformed: &Malformed) {
+        let refusal = Refusal::new(code::PROTOCOL, malformed.to_string());
+        // Told as far as it listens; it is cut off in any case.
+        let _ = self.answer(token, 0, 0, Err(refusal));
+        self.end(token, &Over::Misbehaved("it does not speak the protocol"));
+    }
+
+    fn answer(
+        &mut self,
+        token: u64,
+        id: u32,
+        app: u32,
+        result: Result<(Message, Vec<OwnedFd>), Refusal>,
+    ) -> Result<(), Over> {
+        let (message, fds) = match result {
+            Ok(answer) => answer,
+            Err(Refusal { code, text }) => (Message::Error { code, text }, Vec::new()),
+        };
+        match self.sessions.get_mut(&token) {
+            Some(session) => session.say(&message, id, app, fds),
+            None => Ok(()),
+        }
+    }
+
+    fn open(
+        &mut self,
+        token: u64,
+        id: u32,
+        app: u32,
+        viewer: &Viewer,
+        open: Open,
+    ) -> Result<(), Over> {
+        let guard = match self.guard(viewer, &open.device) {
+            Ok(guard) => guard,
+            Err(refusal) => return self.answer(token, id, app, Err(refusal)),
+        };
+        if guard.trim().is_empty() && matches!(open.filter, FilterSpec::All) {
+            let result = self.opened(token, app, viewer, &open, Programs::default());
+            return self.answer(token, id, app, result);
+        }
+        let filter = open.filter.clone();
+        let link_type = self.link_type(&open.device);
+        self.compile(token, viewer, guard, filter, link_type);
+        self.pending.insert(
+            token,
+            Pending {
+                id,
+                app,
+                then: Then::Open(open),
+            },
+        );
+        Ok(())
+    }
+
+    fn filter(
+        &mut self,
+        token: u64,
+        id: u32,
+        app: u32,
+        viewer: &Viewer,
+        port: u32,
+        filter: FilterSpec,
+    ) -> Result<(), Over> {
+        if let Err(refusal) = self.owned(token, app, port) {
+            return self.answer(token, id, app, Err(refusal));
+        }
+        if filter == FilterSpec::All {
+            self.hub.set_filter(port, None, String::new());
+            return self.answer(token, id, app, Ok((Message::Done, Vec::new())));
+        }
+        let link_type = self.hub.link_type_of(port);
+        self.compile(token, viewer, String::new(), filter, link_type);
+        self.pending.insert(
+            token,
+            Pending {
+                id,
+                app,
+                then: Then::Filter { port },
+            },
+        );
+        Ok(())
+    }
+
+    fn compile(
+        &mut self,
+        token: u64,
+        viewer: &Viewer,
+        guard: String,
+        filter: FilterSpec,
+        link_type: u32,
+    ) {
+        let trust = if self.policy.is_operator(viewer) {
+            Trust::Operator
+        } else {
+            Trust::Guest
+        };
+        let snaplen = MAX_SNAPLEN;
+        self.compiler.submit(Job {
+            session: token,
+            trust,
+            guard,
+            filter,
+            snaplen,
+            link_type,
+        });
+        if let Some(session) = self.sessions.get_mut(&token) {
+            session.busy = true;
+        }
+    }
+
+    /// Goes on with a request whose filter is compiled.
+    pub(super) fn compiled(&mut self, compiled: Compiled) {
+        let Compiled {
+            session: token,
+            programs,
+            took,
+        } = compiled;
+        let Some(pending) = self.pending.remove(&token) else {
+            return;
+        };
+        let Some(session) = self.sessions.get_mut(&token) else {
+            return;
+        };
+        session.busy = false;
+        if took > CHEAP {
+            session.bucket.charge(took.as_secs_f64() * 10_000.0);
+        }
+        let viewer = session.viewer.clone();
+        let Pending { id, app, then } = pending;
+        let result = match (programs, then) {
+            (Err(refusal), _) => Err(refusal),
+            (Ok(programs), Then::Open(open)) => self.opened(token, app, &viewer, &open, programs),
+            (Ok(programs), Then::Filter { port }) => {
+                self.hub.set_filter(port, programs.filter, programs.text);
+                Ok((Message::Done, Vec::new()))
+            }
+        };
+        match self.answer(token, id, app, result) {
+            Ok(()) => self.work(token),
+            Err(over) => self.end(token, &over),
+        }
+    }
+
+    fn opened(
+        &mut self,
+        token: u64,
+        app: u32,
+        viewer: &Viewer,
+        open: &Open,
+        programs: Programs,
+    ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
+        let opening = match viewer {
+            Viewer::User(uid) => {
+                self.hub
+                    .open(open, Owner::User(*uid), programs, Memory::Own, None)?
+            }
+            Viewer::Vm(name) => {
+                let Some(vm) = self.vms.get_mut(name) else {
+                    return Err(Refusal::new(code::NOT_FOUND, "the VM was detached"));
+                };
+                let (doorbell, bell, vector) = vm.bell(&self.bell);
+                let memory = Memory::Pool {
+                    region: &vm.region,
+                    places: &mut vm.places,
+                };
+                let owner = Owner::Vm(name.clone());
+                match self.hub.open(open, owner, programs, memory, Some(doorbell)) {
+                    Ok(mut opening) => {
+                        opening.opened.vector = vector;
+                        vm.note_bell(opening.opened.port, bell, vector);
+                        opening
+                    }
+                    Err(refusal) => {
+                        vm.give_vector(vector);
+                        return Err(refusal);
+                    }
+                }
+            }
+        };
+        if let Some(session) = self.sessions.get_mut(&token) {
+            session.ports.push((app, opening.opened.port));
+        }
+        Ok((Message::Opened(opening.opened), opening.fds))
+    }
+
+    fn stats(
+        &mut self,
+        token: u64,
+        app: u32,
+        viewer: &Viewer,
+        port: u32,
+    ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
+        let counters = if port != 0 {
+            self.owned(token, app, port)?;
+            self.hub.port_counters(&[port])
+        } else if self.policy.is_operator(viewer) {
+            let mut counters = self.hub.counters();
+            counters.extend(self.vm_counters());
+            counters
+        } else {
+            let ports: Vec<u32> = self
+                .sessions
+                .get(&token)
+                .into_iter()
+                .flat_map(|session| &session.ports)
+                .filter(|(opener, _)| *opener == app)
+                .map(|(_, port)| *port)
+                .collect();
+            self.hub.port_counters(&ports)
+        };
+        Ok((Message::Counters(counters), Vec::new()))
+    }
+
+    /// The obligatory filter of a viewer for a device; a source that it may not see is not there.
+    fn guard(&self, viewer: &Viewer, device: &str) -> Result<String, Refusal> {
+        let unseen = || {
+            let what = format!("no source {device:?}; `vnplug list` shows the sources");
+            Refusal::new(code::NOT_FOUND, what)
+        };
+        let (source, _) = self.hub.find(device).map_err(|refusal| match viewer {
+            _ if self.policy.is_operator(viewer) => refusal,
+            _ => unseen(),
+        })?;
+        let name = &self.hub.sources()[source].name;
+        match self.policy.sight(viewer, name, &self.grants(viewer)) {
+            Sight::Through(filter) => Ok(filter),
+            Sight::Nothing => Err(unseen()),
+        }
+    }
+
+    fn owned(&self, token: u64, app: u32, port: u32) -> Result<(), Refusal> {
+        let mine = self
+            .sessions
+            .get(&token)
+            .is_some_and(|session| session.ports.contains(&(app, port)));
+        if mine {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            code::NOT_FOUND,
+            format!("port {port} is not open on this connection"),
+        ))
+    }
+
+    fn link_type(&self, device: &str) -> u32 {
+        self.hub
+            .find(device)
+            .map_or(1, |(source, _)| self.hub.sources()[source].link_type)
+    }
+
+    /// Forgets the ports of a connection that `which` (application, port) names.
+    pub(super) fn forget_ports(
+        &mut self,
+        token: u64,
+        which: impl Fn(u32, u32) -> bool,
+    ) -> Vec<u32> {
+        let Some(session) = self.sessions.get_mut(&token) else {
+            return Vec::new();
+        };
+        let (gone, kept): (Vec<_>, Vec<_>) = session
+            .ports
+            .drain(..)
+            .partition(|&(app, port)| which(app, port));
+        session.ports = kept;
+        gone.into_iter().map(|(_, port)| port).collect()
+    }
+
+    /// Closes ports and gives their memory back.
+    pub(super) fn close_ports(&mut self, viewer: &Viewer, ports: Vec<u32>) {
+        for port in ports.into_iter().collect::<HashSet<_>>() {
+            let Some((_, places)) = self.hub.close(port) else {
+                continue;
+            };
+            if let Viewer::Vm(name) = viewer
+                && let Some(vm) = self.vms.get_mut(name)
+            {
+                vm.forget_port(port, &places);
+            }
+        }
+    }
+
+    fn hello(
+        &mut self,
+        token: u64,
+        viewer: &Viewer,
+        role: Role,
+        name: &str,
+        live: &[vnplug_ring::control::RingPlace],
+    ) {
+        log::debug!(target: "control", "{viewer:?} is {:?}", name.escape_debug().to_string());
+        // A second Hello on a channel: the agent or the guest was restarted.
+        let stale = self.forget_ports(token, |_, _| true);
+        self.close_ports(viewer, stale);
+        if role == Role::Agent
+            && let Some(vm) = self.vm_of_mut(viewer)
+        {
+            vm.places.release_all();
+            vm.places.linger(live);
+        }
+        if let Some(session) = self.sessions.get_mut(&token) {
+            session.greeted = true;
+        }
+    }
+}

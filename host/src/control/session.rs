@@ -1,0 +1,215 @@
+//! One connection: bytes in, messages out, nothing that blocks.
+//!
+//! Every descriptor here is a stream socket (a client's, QEMU's chardev, or one end of a pair that
+//! a User-mode Linux inherits), so each call can say `MSG_DONTWAIT` by itself and does not depend
+//! on flags that another process shares (R8). What a peer does not read is queued up to
+//! [`MAX_QUEUED`] bytes, then the connection is closed (R5). A client may send no descriptors but
+//! one with `Adopt`; whatever else comes is closed at once (R7).
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use vnplug_ring::control::Message;
+use vnplug_ring::control::wire::{Framer, MAX_REQUEST};
+
+use super::limit::Bucket;
+use crate::hub::policy::Viewer;
+
+/// Bytes of answers that may wait for a peer to read them.
+pub(crate) const MAX_QUEUED: usize = 4 << 20;
+/// Requests per second of one connection, and at once.
+const RATE: (f64, f64) = (2_000.0, 4_000.0);
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Session {
+    fd: OwnedFd,
+    /// Who is at the other end.
+    pub(crate) viewer: Viewer,
+    /// Messages come and go for several applications.
+    pub(crate) channel: bool,
+    /// Hello was said.
+    pub(crate) greeted: bool,
+    /// (application, port).
+    pub(crate) ports: Vec<(u32, u32)>,
+    /// A request of this connection waits for a filter to be compiled; nothing more is read.
+    pub(crate) busy: bool,
+    pub(crate) bucket: Bucket,
+    pub(crate) since: Instant,
+    /// A descriptor that came with the last bytes.
+    pub(crate) gift: Option<OwnedFd>,
+    pub(crate) framer: Framer,
+    queued: VecDeque<Outgoing>,
+    queued_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    sent: usize,
+    fds: Vec<OwnedFd>,
+}
+
+/// Why a connection is over.
+#[derive(Debug)]
+pub(crate) enum Over {
+    /// The peer closed it.
+    Closed,
+    /// The peer misbehaved.
+    Misbehaved(&'static str),
+    /// The system says so.
+    Failed(io::Error),
+}
+
+impl Session {
+    /// A connection to `viewer`; `channel` for a VM's control channel.
+    pub(crate) fn new(fd: OwnedFd, viewer: Viewer, channel: bool, now: Instant) -> Self {
+        let framer = if channel {
+            Framer::resyncing(MAX_REQUEST)
+        } else {
+            Framer::strict(MAX_REQUEST)
+        };
+        Self {
+            fd,
+            viewer,
+            channel,
+            greeted: false,
+            ports: Vec::new(),
+            busy: false,
+            bucket: Bucket::new(RATE.0, RATE.1, now),
+            since: now,
+            gift: None,
+            framer,
+            queued: VecDeque::new(),
+            queued_bytes: 0,
+        }
+    }
+
+    /// The socket.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Reads what is there, once, at most 64 KiB.
+    pub(crate) fn read(&mut self) -> Result<(), Over> {
+        let mut bytes = [0; 1 << 16];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(
+            &self.fd,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut ancillary,
+            flags,
+        );
+        let message = match received {
+            Ok(message) => message,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(()),
+            Err(rustix::io::Errno::CONNRESET) => return Err(Over::Closed),
+            Err(error) => return Err(Over::Failed(error.into())),
+        };
+        let mut fds: Vec<OwnedFd> = ancillary
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > 1 {
+            return Err(Over::Misbehaved("more descriptors than any message takes"));
+        }
+        if let Some(fd) = fds.pop() {
+            if self.channel || self.gift.is_some() {
+                return Err(Over::Misbehaved("a descriptor that no message takes"));
+            }
+            self.gift = Some(fd);
+        }
+        if message.bytes == 0 {
+            return Err(Over::Closed);
+        }
+        self.framer.push(&bytes[..message.bytes]);
+        Ok(())
+    }
+
+    /// Queues a message and sends what the peer takes now.
+    pub(crate) fn say(
+        &mut self,
+        message: &Message,
+        id: u32,
+        app: u32,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Over> {
+        let bytes = message.encode(id, app);
+        self.queued_bytes += bytes.len();
+        self.queued.push_back(Outgoing {
+            bytes,
+            sent: 0,
+            fds,
+        });
+        self.flush()?;
+        if self.queued_bytes > MAX_QUEUED {
+            return Err(Over::Misbehaved("it does not read its answers"));
+        }
+        Ok(())
+    }
+
+    /// Sends what the peer takes now.
+    pub(crate) fn flush(&mut self) -> Result<(), Over> {
+        while let Some(next) = self.queued.front_mut() {
+            let slice = [IoSlice::new(&next.bytes[next.sent..])];
+            let borrowed: Vec<BorrowedFd<'_>> = next.fds.iter().map(AsFd::as_fd).collect();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            if !borrowed.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(&borrowed));
+            }
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(&self.fd, &slice, &mut ancillary, flags) {
+                Ok(sent) => {
+                    // Descriptors travel with the first byte.
+                    next.fds.clear();
+                    next.sent += sent;
+                    self.queued_bytes -= sent;
+                    if next.sent == next.bytes.len() {
+                        self.queued.pop_front();
+                    }
+                }
+                Err(rustix::io::Errno::AGAIN) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
+                    return Err(Over::Closed);
+                }
+                Err(error) => return Err(Over::Failed(error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes wait for the peer to read.
+    pub(crate) fn has_queued(&self) -> bool {
+        !self.queued.is_empty()
+    }
+
+    /// So much waits that nothing more should be asked or said for now.
+    pub(crate) fn is_clogged(&self) -> bool {
+        self.queued_bytes > MAX_QUEUED / 2
+    }
+}
+
+impl std::fmt::Display for Over {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Closed => f.write_str("closed by the peer"),
+            Self::Misbehaved(what) => f.write_str(what),
+            Self::Failed(error) => write!(f, "{error}"),
+        }
+    }
+}

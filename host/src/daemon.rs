@@ -1,0 +1,145 @@
+//! From start to end: open everything, give up power, serve.
+//!
+//! 1. Read the configuration; open the sources (`CAP_NET_RAW`), the socket, the directories.
+//! 2. Keep `CAP_NET_RAW` and nothing else (`sys::privileges`); switch user if asked.
+//! 3. Start the sources' threads and the control loop. SIGTERM or SIGINT ends it: readers see
+//!    their rings closed, VMs stay recorded for the next daemon.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use vnplug_ring::control::Grant;
+
+use crate::config::Config;
+use crate::control::{Control, Setup, listen};
+use crate::hub::policy::Policy;
+use crate::hub::{Hub, Limits};
+use crate::sys::{memory, privileges, signals};
+use crate::vm::Dirs;
+
+/// Runs the daemon until it is told to end.
+///
+/// # Errors
+/// A text that says what could not be done and what to do about it.
+pub fn run(config: Config) -> Result<(), String> {
+    let termination = signals::termination().map_err(|error| format!("signals: {error}"))?;
+    raise_descriptor_limit();
+    let vms_dir = config.state_dir.join("vms");
+    for dir in [&config.state_dir, &vms_dir] {
+        std::fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    }
+    std::fs::set_permissions(&vms_dir, std::fs::Permissions::from_mode(0o711))
+        .map_err(|error| format!("{}: {error}", vms_dir.display()))?;
+    let listener = listen(&config.socket, config.socket_mode)
+        .map_err(|error| format!("cannot serve {}: {error}", config.socket.display()))?;
+    let mut open = Vec::new();
+    for spec in &config.sources {
+        open.push(spec.open().map_err(|error| error.to_string())?);
+    }
+    if open.is_empty() {
+        log::warn!(target: "source", "no source is configured; use --source or a [[source]] table");
+    }
+    let user = config.user.as_deref().map(privileges::user).transpose();
+    let user = user.map_err(|error| error.to_string())?;
+    give_files_to(user, &config)?;
+    let exe = std::env::current_exe().map_err(|error| format!("our own path: {error}"))?;
+    privileges::drop_all_but_net_raw(user)
+        .map_err(|error| format!("cannot give up privileges: {error}"))?;
+
+    let mut hub = Hub::new(Limits {
+        ports: config.max_ports,
+        ring_bytes: config.ring_bytes,
+        max_ring_bytes: config.max_ring_bytes,
+    });
+    for (source, number) in open.into_iter().zip(0_u16..) {
+        hub.add_source(source.start(number).map_err(|error| error.to_string())?);
+    }
+    let mut policy = Policy::new(rustix::process::geteuid().as_raw());
+    for (uid, grant) in config.users {
+        warn_unknown(&hub, &grant);
+        policy.grant_user(uid, grant);
+    }
+    for (vm, grant) in config.vms {
+        warn_unknown(&hub, &grant);
+        policy.grant_vm(&vm, grant);
+    }
+    let huge = memory::free_huge_pages();
+    log::info!(
+        target: "port",
+        "rings lie in {}",
+        if huge > 0 { format!("huge pages while they last ({huge} free)") } else { "ordinary memory (no free huge pages)".into() }
+    );
+    let dirs = Dirs {
+        state: config.state_dir,
+        pools: config.pool_dir,
+        pool_bytes: config.pool_bytes,
+    };
+    let setup = Setup {
+        hub,
+        policy,
+        dirs,
+        exe,
+        listener,
+        termination,
+    };
+    let control = Control::new(setup).map_err(|error| format!("cannot start: {error}"))?;
+    log::info!(target: "control", "serving {}", config.socket.display());
+    control
+        .run()
+        .map_err(|error| format!("the control loop failed: {error}"))?;
+    if let Err(error) = std::fs::remove_file(&config.socket) {
+        log::warn!(target: "control", "{}: {error}", config.socket.display());
+    }
+    log::info!(target: "control", "ended");
+    Ok(())
+}
+
+fn warn_unknown(hub: &Hub, grant: &Grant) {
+    let known = hub
+        .sources()
+        .iter()
+        .any(|source| source.name == grant.source);
+    if grant.source != "*" && !known {
+        log::warn!(target: "control", "a grant names {:?}, which is no source", grant.source);
+    }
+}
+
+/// What the daemon made as root and needs as the other user.
+fn give_files_to(user: Option<(u32, u32)>, config: &Config) -> Result<(), String> {
+    let group = config.socket_group.as_deref().map(group).transpose()?;
+    let vms = config.state_dir.join("vms");
+    let paths: [(&Path, Option<u32>); 3] = [
+        (&config.socket, group),
+        (&config.state_dir, None),
+        (&vms, None),
+    ];
+    for (path, group) in paths {
+        let uid = user.map(|(uid, _)| uid);
+        let gid = group.or(user.map(|(_, gid)| gid));
+        if uid.is_some() || gid.is_some() {
+            std::os::unix::fs::chown(path, uid, gid)
+                .map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn group(name: &str) -> Result<u32, String> {
+    let groups = std::fs::read_to_string("/etc/group").map_err(|error| error.to_string())?;
+    groups
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>())
+        .find(|fields| fields.first() == Some(&name))
+        .and_then(|fields| fields.get(2)?.parse().ok())
+        .ok_or_else(|| format!("no group {name:?}"))
+}
+
+/// A port takes three descriptors; a thousand ports must not end at the shell's soft limit.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        log::warn!(target: "control", "cannot raise the limit of open files: {error}");
+    }
+}

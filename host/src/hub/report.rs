@@ -1,0 +1,220 @@
+//! Counters as they are told to clients.
+//!
+//! Every source is snapshot between two batches of its threads, so the identities hold in every
+//! answer, also under load:
+//!
+//! - K, at rest: `seen = read + kernel_dropped + skipped`
+//! - R: `duties = Σ offered of its ports + departed_offered`, where `duties` adds up, for each
+//!   frame read, the subscribers of that moment (a cluster is one)
+//! - S, for each port: `offered = refused + direction + filtered + sampled_out + delivered +
+//!   dropped_full + dropped_quarantine`
+
+use std::collections::BTreeMap;
+
+use vnplug_ring::control::{Counted, Device, HOST_PREFIX};
+
+use super::policy::{Policy, Sight, Viewer};
+use super::{Hub, Owner};
+use crate::fanout::FanoutCounters;
+use crate::port::PortCounters;
+use crate::source::QueueCounters;
+use crate::source::worker::Snapshot;
+
+impl Hub {
+    /// The sources that a viewer may see.
+    pub fn devices(
+        &self,
+        viewer: &Viewer,
+        sight: impl Fn(&str) -> Sight,
+        policy: &Policy,
+    ) -> Vec<Device> {
+        let operator = policy.is_operator(viewer);
+        self.sources
+            .iter()
+            .enumerate()
+            .filter(|(_, source)| sight(&source.name) != Sight::Nothing)
+            .map(|(number, source)| {
+                let ports = self
+                    .ports
+                    .values()
+                    .filter(|port| port.source == number)
+                    .count();
+                Device {
+                    name: format!("{HOST_PREFIX}{}", source.name),
+                    kind: source.kind.to_owned(),
+                    state: states(&self.snapshots(number)),
+                    description: source.description.clone(),
+                    queues: source.workers.len() as u32,
+                    ports: if operator { ports as u32 } else { 0 },
+                }
+            })
+            .collect()
+    }
+
+    /// All counters, for an operator.
+    pub fn counters(&self) -> Vec<Counted> {
+        let mut all = vec![Counted {
+            kind: "daemon".into(),
+            name: "vnplugd".into(),
+            labels: vec![("version".into(), env!("CARGO_PKG_VERSION").into())],
+            values: vec![
+                ("ports_opened".into(), self.opened),
+                ("ports_closed".into(), self.closed),
+                ("ports".into(), self.ports.len() as u64),
+            ],
+        }];
+        for number in 0..self.sources.len() {
+            let snapshots = self.snapshots(number);
+            all.push(self.source_counters(number, &snapshots));
+            let parts = ports_of(&snapshots);
+            for (id, record) in self.ports.iter().filter(|(_, port)| port.source == number) {
+                if let Some((counters, quarantined)) = parts.get(id) {
+                    let mut counted = port_counted(*id, counters, quarantined.as_deref(), false);
+                    let owner = match &record.owner {
+                        Owner::User(uid) => format!("uid {uid}"),
+                        Owner::Vm(name) => format!("vm {name}"),
+                    };
+                    let cluster = record
+                        .cluster
+                        .as_ref()
+                        .map_or(String::new(), |(_, name)| name.clone());
+                    counted.labels.extend([
+                        (
+                            "device".into(),
+                            format!("{HOST_PREFIX}{}", self.sources[number].name),
+                        ),
+                        ("owner".into(), owner),
+                        ("label".into(), record.label.clone()),
+                        ("filter".into(), record.filter.clone()),
+                        ("cluster".into(), cluster),
+                    ]);
+                    counted
+                        .values
+                        .push(("filter_version".into(), record.filter_version));
+                    counted.values.push(("ring_bytes".into(), record.capacity));
+                    all.push(counted);
+                }
+            }
+        }
+        all
+    }
+
+    /// The counters of these ports as their readers may see them: what the operator's filter
+    /// refused was never there.
+    pub fn port_counters(&self, ids: &[u32]) -> Vec<Counted> {
+        let mut sources: Vec<usize> = ids
+            .iter()
+            .filter_map(|id| Some(self.ports.get(id)?.source))
+            .collect();
+        sources.sort_unstable();
+        sources.dedup();
+        let mut all = Vec::new();
+        for source in sources {
+            let parts = ports_of(&self.snapshots(source));
+            for id in ids {
+                if let (Some((counters, quarantined)), Some(record)) =
+                    (parts.get(id), self.ports.get(id))
+                {
+                    let mut counted = port_counted(*id, counters, quarantined.as_deref(), true);
+                    let device = format!("{HOST_PREFIX}{}", self.sources[record.source].name);
+                    counted.labels.push(("device".into(), device));
+                    counted
+                        .labels
+                        .push(("filter".into(), record.filter.clone()));
+                    all.push(counted);
+                }
+            }
+        }
+        all
+    }
+
+    fn source_counters(&self, number: usize, snapshots: &[Snapshot]) -> Counted {
+        let source = &self.sources[number];
+        let mut queue = QueueCounters::default();
+        let mut fanout = FanoutCounters::default();
+        for snapshot in snapshots {
+            queue.add(&snapshot.queue);
+            fanout.add(&snapshot.fanout);
+        }
+        let mut labels = vec![
+            ("kind".into(), source.kind.into()),
+            ("state".into(), states(snapshots)),
+            ("description".into(), source.description.clone()),
+        ];
+        if let Some(failure) = snapshots
+            .iter()
+            .find_map(|snapshot| snapshot.failure.clone())
+        {
+            labels.push(("failure".into(), failure));
+        }
+        let mut values = queue.named();
+        values.extend([
+            ("read".into(), fanout.read),
+            ("bytes".into(), fanout.bytes),
+            ("duties".into(), fanout.duties),
+            ("departed_offered".into(), fanout.departed.offered),
+            ("departed_accounted".into(), fanout.departed.accounted()),
+            ("departed_delivered".into(), fanout.departed.delivered),
+            ("departed_dropped_full".into(), fanout.departed.dropped_full),
+        ]);
+        Counted {
+            kind: "source".into(),
+            name: source.name.clone(),
+            labels,
+            values,
+        }
+    }
+}
+
+fn ports_of(snapshots: &[Snapshot]) -> BTreeMap<u32, (PortCounters, Option<String>)> {
+    let mut ports: BTreeMap<u32, (PortCounters, Option<String>)> = BTreeMap::new();
+    for (id, counters, quarantined) in snapshots.iter().flat_map(|snapshot| &snapshot.ports) {
+        let port = ports.entry(*id).or_default();
+        port.0.add(counters);
+        port.1 = port.1.take().or_else(|| quarantined.clone());
+    }
+    ports
+}
+
+fn port_counted(
+    id: u32,
+    counters: &PortCounters,
+    quarantined: Option<&str>,
+    hide_refused: bool,
+) -> Counted {
+    let hidden = if hide_refused { counters.refused } else { 0 };
+    let mut values = vec![("offered".to_owned(), counters.offered - hidden)];
+    if !hide_refused {
+        values.push(("refused".into(), counters.refused));
+    }
+    values.extend([
+        ("direction".into(), counters.direction),
+        ("filtered".into(), counters.filtered),
+        ("sampled_out".into(), counters.sampled_out),
+        ("delivered".into(), counters.delivered),
+        ("dropped_full".into(), counters.dropped_full),
+        ("dropped_quarantine".into(), counters.dropped_quarantine),
+        ("bytes".into(), counters.bytes),
+        ("rings".into(), counters.rings),
+    ]);
+    let state = quarantined.map_or("open".to_owned(), |why| format!("quarantined: {why}"));
+    Counted {
+        kind: "port".into(),
+        name: id.to_string(),
+        labels: vec![("state".into(), state)],
+        values,
+    }
+}
+
+fn states(snapshots: &[Snapshot]) -> String {
+    let mut words: Vec<&str> = snapshots
+        .iter()
+        .map(|snapshot| snapshot.state.as_str())
+        .collect();
+    words.dedup();
+    if words.is_empty() {
+        "stopped".to_owned()
+    } else {
+        words.join(",")
+    }
+}

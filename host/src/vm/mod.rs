@@ -1,0 +1,417 @@
+//! Virtual machines: what each has of the daemon, and what outlives the daemon.
+//!
+//! A VM has a memory pool (a file, because QEMU and User-mode Linux open it by path), a control
+//! channel and, optionally, an `ivshmem-doorbell` server. The pool and a record of the VM survive
+//! the daemon: a restarted daemon maps the same pool and listens on the same sockets, QEMU's
+//! chardev reconnects, `vnplug attach uml` hands its socket over again, and the guest agent says
+//! Hello. The VM notices nothing but a gap.
+
+pub(crate) mod doorbell;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde::{Deserialize, Serialize};
+use vnplug_ring::Region;
+use vnplug_ring::control::{Grant, RingPlace, VmKind, VmReady, VmSpec, code};
+use vnplug_ring::pool::{MAX_NAME, PoolHeader};
+
+use crate::hub::Refusal;
+use crate::port::doorbell::{Doorbell, VmBell};
+use crate::port::pool::Places;
+use crate::sys::event;
+use crate::sys::memory::{Watch, pool_file};
+use doorbell::DoorbellServer;
+
+/// Smallest and largest pool in bytes.
+const POOL_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;
+
+/// What is written down of a VM, to be read by the next daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Record {
+    name: String,
+    uml: bool,
+    pool: PathBuf,
+    pool_bytes: u64,
+    vectors: u32,
+    allow: Vec<(String, String)>,
+}
+
+/// One VM.
+pub(crate) struct Vm {
+    record: Record,
+    pub(crate) region: Region,
+    watch: Arc<Watch>,
+    pub(crate) pool_id: u64,
+    pub(crate) places: Places,
+    pub(crate) listener: OwnedFd,
+    /// Token of the connection that is its control channel.
+    pub(crate) channel: Option<u64>,
+    pub(crate) bells: HashMap<u32, VmBell>,
+    vectors: HashMap<u32, u32>,
+    pub(crate) doorbell: Option<DoorbellServer>,
+}
+
+/// Where VMs' files lie.
+#[derive(Debug, Clone)]
+pub(crate) struct Dirs {
+    /// Sockets and records.
+    pub(crate) state: PathBuf,
+    /// Pools: a tmpfs or hugetlbfs.
+    pub(crate) pools: PathBuf,
+    /// Bytes of a pool when the operator does not say.
+    pub(crate) pool_bytes: u64,
+}
+
+impl Vm {
+    /// Makes a VM known: pool, socket, record.
+    pub(crate) fn create(spec: &VmSpec, dirs: &Dirs) -> Result<Self, Refusal> {
+        check_name(&spec.name)?;
+        let pool_bytes = if spec.pool_bytes == 0 {
+            dirs.pool_bytes
+        } else {
+            spec.pool_bytes
+        };
+        if !pool_bytes.is_power_of_two() || !POOL_BYTES.contains(&pool_bytes) {
+            let what = format!(
+                "a pool of {pool_bytes} bytes: use a power of two from 1 MiB to 64 GiB (ivshmem \
+                 devices have such sizes only)"
+            );
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        if spec.vectors > doorbell::MAX_VECTORS {
+            let what = format!(
+                "{} vectors; at most {}",
+                spec.vectors,
+                doorbell::MAX_VECTORS
+            );
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        let instance = instance(&dirs.state);
+        let record = Record {
+            name: spec.name.clone(),
+            uml: spec.kind == VmKind::Uml,
+            pool: dirs
+                .pools
+                .join(format!("vnplug-{instance}-{}.pool", spec.name)),
+            pool_bytes,
+            vectors: spec.vectors,
+            allow: spec
+                .allow
+                .iter()
+                .map(|grant| (grant.source.clone(), grant.filter.clone()))
+                .collect(),
+        };
+        // A pool without a record is what an interrupted attach left behind.
+        remove(&record.pool);
+        let vm = Self::open(record, dirs, true).map_err(|error| {
+            let text = format!("VM {:?}: {error}", spec.name);
+            let short = matches!(error.kind(), io::ErrorKind::StorageFull)
+                || error.raw_os_error() == Some(libc::ENOMEM);
+            Refusal::new(
+                if short {
+                    code::NO_MEMORY
+                } else {
+                    code::INTERNAL
+                },
+                text,
+            )
+        })?;
+        vm.save(&dirs.state).map_err(|error| {
+            vm.remove_files(&dirs.state);
+            Refusal::new(code::INTERNAL, format!("VM {:?}: {error}", spec.name))
+        })?;
+        Ok(vm)
+    }
+
+    /// The VMs that an earlier daemon served; broken records are logged and left alone.
+    pub(crate) fn load_all(dirs: &Dirs) -> Vec<Self> {
+        let mut vms = Vec::new();
+        let Ok(entries) = std::fs::read_dir(dirs.state.join("vms")) else {
+            return vms;
+        };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            if path.extension().is_none_or(|extension| extension != "toml") {
+                continue;
+            }
+            let loaded = std::fs::read_to_string(&path)
+                .and_then(|text| toml::from_str::<Record>(&text).map_err(io::Error::other))
+                .and_then(|record| Self::open(record, dirs, false));
+            match loaded {
+                Ok(vm) => vms.push(vm),
+                Err(error) => log::error!(target: "vm", "{}: {error}", path.display()),
+            }
+        }
+        vms
+    }
+
+    fn open(record: Record, dirs: &Dirs, create: bool) -> io::Result<Self> {
+        let (region, watch) = pool_file(&record.pool, record.pool_bytes, create)?;
+        let header = PoolHeader::read(&region).filter(|_| !create);
+        let header = header.unwrap_or_else(|| PoolHeader {
+            len: record.pool_bytes,
+            id: event::random(),
+            name: record.name.clone(),
+        });
+        header.write(&region);
+        let listener = crate::control::listen(&control_path(&dirs.state, &record.name), 0o600)?;
+        let doorbell = match record.vectors {
+            0 => None,
+            vectors => {
+                let path = doorbell_path(&dirs.state, &record.name);
+                Some(DoorbellServer::listen(&path, vectors, &header)?)
+            }
+        };
+        Ok(Self {
+            places: Places::new(record.pool_bytes),
+            record,
+            region,
+            watch,
+            pool_id: header.id,
+            listener,
+            channel: None,
+            bells: HashMap::new(),
+            vectors: HashMap::new(),
+            doorbell,
+        })
+    }
+
+    /// The operator's name for it.
+    pub(crate) fn name(&self) -> &str {
+        &self.record.name
+    }
+
+    /// `qemu` or `uml`.
+    pub(crate) fn kind(&self) -> &'static str {
+        if self.record.uml { "uml" } else { "qemu" }
+    }
+
+    /// Bytes of its pool.
+    pub(crate) fn pool_bytes(&self) -> u64 {
+        self.record.pool_bytes
+    }
+
+    /// What it was granted when it was attached.
+    pub(crate) fn grants(&self) -> Vec<Grant> {
+        let grant = |(source, filter): &(String, String)| Grant {
+            source: source.clone(),
+            filter: filter.clone(),
+        };
+        self.record.allow.iter().map(grant).collect()
+    }
+
+    /// What to plug into it.
+    pub(crate) fn ready(&self, state: &Path) -> VmReady {
+        let doorbell = match self.record.vectors {
+            0 => String::new(),
+            _ => doorbell_path(state, self.name()).display().to_string(),
+        };
+        VmReady {
+            pool_path: self.record.pool.display().to_string(),
+            pool_len: self.record.pool_bytes,
+            control_path: control_path(state, self.name()).display().to_string(),
+            doorbell_path: doorbell,
+        }
+    }
+
+    /// Whether `spec` asks for what this VM is; the grants are taken over.
+    pub(crate) fn readopt(&mut self, spec: &VmSpec, state: &Path) -> Result<(), Refusal> {
+        let same_kind = (spec.kind == VmKind::Uml) == self.record.uml;
+        let same_pool = spec.pool_bytes == 0 || spec.pool_bytes == self.record.pool_bytes;
+        if !same_kind || !same_pool || spec.vectors != self.record.vectors {
+            let what = format!(
+                "VM {:?} is attached as {} with a pool of {} bytes and {} vectors; detach it first",
+                spec.name,
+                self.kind(),
+                self.record.pool_bytes,
+                self.record.vectors
+            );
+            return Err(Refusal::new(code::EXISTS, what));
+        }
+        self.record.allow = spec
+            .allow
+            .iter()
+            .map(|g| (g.source.clone(), g.filter.clone()))
+            .collect();
+        self.save(state)
+            .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))
+    }
+
+    /// How a new port of this VM is woken: a doorbell vector if one is free, else the channel.
+    /// Returns the vector too.
+    pub(crate) fn bell(&mut self, channel_bell: &Arc<OwnedFd>) -> (Doorbell, Option<VmBell>, u32) {
+        if let Some((bell, vector)) = self.doorbell.as_mut().and_then(DoorbellServer::take) {
+            return (Doorbell::Vm(bell), None, vector);
+        }
+        let bell = VmBell::new(Arc::clone(channel_bell));
+        (Doorbell::Vm(bell.clone()), Some(bell), u32::MAX)
+    }
+
+    /// Notes how a port that was opened is woken.
+    pub(crate) fn note_bell(&mut self, port: u32, bell: Option<VmBell>, vector: u32) {
+        if let Some(bell) = bell {
+            self.bells.insert(port, bell);
+        } else {
+            self.vectors.insert(port, vector);
+        }
+    }
+
+    /// Gives back what a port had here.
+    pub(crate) fn forget_port(&mut self, port: u32, places: &[RingPlace]) {
+        self.bells.remove(&port);
+        if let Some(vector) = self.vectors.remove(&port) {
+            self.give_vector(vector);
+        }
+        for place in places {
+            self.places.give(*place);
+        }
+    }
+
+    /// Gives a doorbell vector back; `u32::MAX` is none.
+    pub(crate) fn give_vector(&mut self, vector: u32) {
+        if let Some(server) = &mut self.doorbell {
+            server.give(vector);
+        }
+    }
+
+    /// Somebody truncated the pool's file; the VM cannot be served any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.watch.lost.load(Ordering::Acquire)
+    }
+
+    /// Deletes what lies in the file system.
+    pub(crate) fn remove_files(&self, state: &Path) {
+        for path in [
+            self.record.pool.clone(),
+            control_path(state, self.name()),
+            doorbell_path(state, self.name()),
+            record_path(state, self.name()),
+        ] {
+            remove(&path);
+        }
+    }
+
+    fn save(&self, state: &Path) -> io::Result<()> {
+        let text = toml::to_string(&self.record).map_err(io::Error::other)?;
+        let path = record_path(state, self.name());
+        let draft = path.with_extension("new");
+        std::fs::write(&draft, text)?;
+        std::fs::rename(&draft, &path)
+    }
+}
+
+fn remove(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            log::warn!(target: "vm", "{}: {error}", path.display());
+        }
+        _ => {}
+    }
+}
+
+fn control_path(state: &Path, name: &str) -> PathBuf {
+    state.join("vms").join(format!("{name}.control"))
+}
+
+fn doorbell_path(state: &Path, name: &str) -> PathBuf {
+    state.join("vms").join(format!("{name}.doorbell"))
+}
+
+fn record_path(state: &Path, name: &str) -> PathBuf {
+    state.join("vms").join(format!("{name}.toml"))
+}
+
+/// A short name for the daemon that owns this state directory, so that several can share a tmpfs.
+fn instance(state: &Path) -> String {
+    let state = std::fs::canonicalize(state).unwrap_or_else(|_| state.to_owned());
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in state.as_os_str().as_encoded_bytes() {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    format!("{:08x}", hash as u32)
+}
+
+fn check_name(name: &str) -> Result<(), Refusal> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty()
+        || name.len() > MAX_NAME
+        || name.starts_with('.')
+        || !name.chars().all(allowed)
+    {
+        let what = format!(
+            "{:?} is no VM name: use 1 to {MAX_NAME} letters, digits, - _ . (not first)",
+            name.chars().take(80).collect::<String>()
+        );
+        return Err(Refusal::new(code::INVALID, what));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dirs(name: &str) -> Dirs {
+        let state = std::env::temp_dir().join(format!("vnplug-vm-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(state.join("vms")).unwrap();
+        Dirs {
+            pools: state.clone(),
+            state,
+            pool_bytes: 1 << 20,
+        }
+    }
+
+    fn spec(name: &str) -> VmSpec {
+        let allow = vec![Grant {
+            source: "eth1".into(),
+            filter: "icmp".into(),
+        }];
+        VmSpec {
+            name: name.into(),
+            kind: VmKind::Qemu,
+            pool_bytes: 0,
+            vectors: 0,
+            allow,
+        }
+    }
+
+    #[test]
+    fn a_vm_is_found_again_by_the_next_daemon_with_the_same_pool() {
+        let dirs = dirs("again");
+        let vm = Vm::create(&spec("probe"), &dirs).unwrap();
+        let (id, ready) = (vm.pool_id, vm.ready(&dirs.state));
+        drop(vm);
+        let again = Vm::load_all(&dirs);
+        assert_eq!(again.len(), 1);
+        assert_eq!((again[0].pool_id, again[0].ready(&dirs.state)), (id, ready));
+        assert_eq!(again[0].grants(), spec("probe").allow);
+        again[0].remove_files(&dirs.state);
+        assert!(Vm::load_all(&dirs).is_empty());
+        std::fs::remove_dir_all(&dirs.state).unwrap();
+    }
+
+    #[test]
+    fn names_that_are_paths_and_sizes_that_are_no_power_of_two_are_refused() {
+        let dirs = dirs("bad");
+        for name in ["", "../x", "a/b", ".hidden", "ä", &"x".repeat(64)] {
+            let refusal = Vm::create(&spec(name), &dirs).err().unwrap();
+            assert_eq!(refusal.code, code::INVALID, "{name}");
+        }
+        let odd = VmSpec {
+            pool_bytes: (1 << 20) + 4096,
+            ..spec("odd")
+        };
+        assert!(
+            Vm::create(&odd, &dirs)
+                .err()
+                .unwrap()
+                .text
+                .contains("power of two")
+        );
+        std::fs::remove_dir_all(&dirs.state).unwrap();
+    }
+}
