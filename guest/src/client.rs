@@ -1,6 +1,6 @@
 //! Everything an application may ask for that is not a port.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -102,6 +102,14 @@ impl Client {
     pub fn adopt(&mut self, name: &str, channel: BorrowedFd<'_>) -> Result<(), Error> {
         let request = Message::Adopt { name: name.into() };
         done(&self.connection.exchange(&request, Some(channel))?)
+    }
+}
+
+/// For poll: readable outside a request means that the other side closed the connection, for it
+/// says nothing unasked to a client without ports.
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
     }
 }
 
