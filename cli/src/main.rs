@@ -1,2 +1,69 @@
-//! x
-fn main() {}
+//! vnplug: counts and dumps what a port delivers, and attaches virtual machines.
+//!
+//! The same binary serves on the host, where the daemon answers, and in a guest, where the agent
+//! does (`vnplug agent`). One file per command; [`out`] and [`failure`] say how they speak and end.
+
+mod attach;
+mod failure;
+mod out;
+mod qemu;
+mod sys;
+mod text;
+mod uml;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use vnplug::{Client, DEFAULT_SOCKET};
+
+use crate::failure::Failure;
+
+/// Reads the wire of a host, on the host and in its virtual machines
+#[derive(Debug, Parser)]
+#[command(name = "vnplug", version, max_term_width = 100, after_help = failure::EXIT_CODES)]
+struct Arguments {
+    /// Socket of the daemon (on a host) or of the agent (in a guest)
+    #[arg(long, global = true, value_name = "PATH", env = "VNPLUG_SOCKET", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+    #[command(subcommand)]
+    command: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Plug the daemon into a virtual machine
+    #[command(subcommand)]
+    Attach(attach::Attach),
+    /// Unplug the daemon from a virtual machine
+    #[command(subcommand)]
+    Detach(attach::Detach),
+}
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::new().filter("VNPLUG_LOG")).init();
+    let arguments = Arguments::parse();
+    let socket = arguments.socket;
+    let connect = || Client::connect_to(&socket).map_err(Failure::from);
+    let outcome = match arguments.command {
+        Action::Attach(attach) => attach.run(connect),
+        Action::Detach(detach) => detach.run(connect),
+    };
+    outcome.unwrap_or_else(|failure| {
+        let line = failure.line();
+        if !line.is_empty() {
+            out::note(&line);
+        }
+        failure.exit_code()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,130 @@
+//! Lets a QEMU that runs as another user (libvirt-qemu) open what the daemon made.
+//!
+//! The pool file and the sockets belong to the daemon's user. QEMU opens the pool for writing and
+//! connects to the sockets, so they are given to the user that QEMU runs as: the one in
+//! `/proc/PID/status` of the process at the other end of the monitor socket. Where a manager made
+//! that socket and handed it over, the process is the manager; `--qemu-user` then names the user.
+
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::Path;
+
+use rustix::net::sockopt::socket_peercred;
+use vnplug_ring::control::VmReady;
+
+use super::qmp::Qmp;
+use crate::failure::Failure;
+
+/// A user and its group, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+/// The user that QEMU runs as, or `None` if the kernel does not tell.
+pub(crate) fn qemu_user(qmp: &Qmp) -> Option<Owner> {
+    let peer = socket_peercred(qmp.stream()).ok()?;
+    let pid = peer.pid.as_raw_nonzero();
+    // The credentials are those of the time of listen(2); -runas changes them later.
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok();
+    status
+        .and_then(|status| owner_in_status(&status))
+        .or(Some(Owner {
+            uid: peer.uid.as_raw(),
+            gid: peer.gid.as_raw(),
+        }))
+}
+
+/// Parses `USER`, `UID` or `UID:GID`; a name is looked up in /etc/passwd alone (a static binary has
+/// no other user databases).
+pub(crate) fn parse_owner(text: &str) -> Result<Owner, String> {
+    let number = |text: &str| text.parse::<u32>().ok();
+    if let Some((uid, gid)) = text.split_once(':') {
+        if let (Some(uid), Some(gid)) = (number(uid), number(gid)) {
+            return Ok(Owner { uid, gid });
+        }
+    } else if let Some(uid) = number(text) {
+        return Ok(Owner { uid, gid: uid });
+    }
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    find_in_passwd(&passwd, text)
+        .ok_or_else(|| format!("`{text}` is not a user of /etc/passwd; give UID:GID"))
+}
+
+/// Gives the pool and the sockets to `owner` where they are not theirs already.
+///
+/// # Errors
+/// The file that could not be given away; only root may.
+pub(crate) fn hand_over(ready: &VmReady, owner: Owner) -> Result<(), Failure> {
+    // Root opens everything.
+    if owner.uid == 0 {
+        return Ok(());
+    }
+    for path in [&ready.pool_path, &ready.control_path, &ready.doorbell_path] {
+        if path.is_empty() {
+            continue;
+        }
+        let about = |error| {
+            let to = format!("cannot give {path} to user {} that QEMU runs as", owner.uid);
+            Failure::new(format!("{to}: {error}; run this as root"))
+        };
+        let metadata = std::fs::metadata(Path::new(path)).map_err(about)?;
+        if metadata.uid() != owner.uid {
+            chown(path, Some(owner.uid), Some(owner.gid)).map_err(about)?;
+        }
+    }
+    Ok(())
+}
+
+fn owner_in_status(status: &str) -> Option<Owner> {
+    // Real, effective, saved, file system (proc(5)); the last one opens files.
+    let last = |key| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+        line.split_whitespace().nth(3)?.parse().ok()
+    };
+    Some(Owner {
+        uid: last("Uid:")?,
+        gid: last("Gid:")?,
+    })
+}
+
+fn find_in_passwd(passwd: &str, name: &str) -> Option<Owner> {
+    let line = passwd
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>())
+        .find(|fields| fields.len() > 3 && fields[0] == name)?;
+    Some(Owner {
+        uid: line[2].parse().ok()?,
+        gid: line[3].parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_is_the_one_that_opens_files() {
+        let status = "Name:\tqemu\nUid:\t0\t0\t0\t64055\nGid:\t0\t0\t0\t108\n";
+        let owner = Owner {
+            uid: 64055,
+            gid: 108,
+        };
+        assert_eq!(owner_in_status(status), Some(owner));
+        assert_eq!(owner_in_status("Name:\tqemu\n"), None);
+    }
+
+    #[test]
+    fn users_are_numbers_or_names() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nlibvirt-qemu:x:64055:108::/:/bin/false\n";
+        let owner = Owner {
+            uid: 64055,
+            gid: 108,
+        };
+        assert_eq!(find_in_passwd(passwd, "libvirt-qemu"), Some(owner));
+        assert_eq!(find_in_passwd(passwd, "nobody"), None);
+        assert_eq!(parse_owner("64055:108"), Ok(owner));
+        assert_eq!(parse_owner("7"), Ok(Owner { uid: 7, gid: 7 }));
+        assert!(parse_owner("no such user").is_err());
+    }
+}

@@ -1,0 +1,296 @@
+//! Plugs a daemon's memory pool and control channel into a running QEMU, and out again.
+//!
+//! The VM is running: nothing here needs a reboot or a change of its definition (a q35 machine needs
+//! free PCIe ports, see [`slots`]). An attach that fails takes back what it did; one that was
+//! interrupted is completed by running it again.
+
+mod access;
+mod parts;
+mod qmp;
+mod slots;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use vnplug::Client;
+use vnplug_ring::control::{VmKind, VmReady, VmSpec};
+
+use self::access::Owner;
+use self::parts::{Kind, Left, Part};
+use self::qmp::{Qmp, QmpError};
+use crate::failure::{Failure, OK, Outcome, PENDING};
+use crate::{attach, out, text};
+
+/// Attaches a running QEMU virtual machine.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  vnplug attach qemu --name probe --qmp /run/probe.qmp --allow eth1
+  vnplug attach qemu --name probe --qmp /run/probe.qmp --pool 256M --doorbell 8
+  vnplug attach qemu --name q35 --qmp /run/q35.qmp --bus rp3 --bus rp4
+
+QEMU needs a monitor socket of its own for this: -qmp unix:/run/probe.qmp,server=on,wait=off
+A q35 machine needs two free pcie-root-ports (three with --doorbell).
+If QEMU runs as another user, the pool file and the sockets are given to that user.
+In the guest, run `vnplug agent`.")]
+pub(crate) struct Attach {
+    /// QEMU's monitor (QMP) socket
+    #[arg(long, value_name = "PATH")]
+    qmp: PathBuf,
+    #[command(flatten)]
+    vm: attach::VmArgs,
+    /// Also plug an interrupt doorbell with N vectors; the guest needs an IOMMU (intel-iommu)
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
+    doorbell: u32,
+    /// PCI bus or free PCIe port to plug into; once per device, in order. Default: found by itself
+    #[arg(long = "bus", value_name = "ID")]
+    buses: Vec<String>,
+    /// User that QEMU runs as (NAME, UID or UID:GID), where the monitor socket does not tell
+    #[arg(long, value_name = "USER", value_parser = access::parse_owner)]
+    qemu_user: Option<Owner>,
+}
+
+/// Detaches a QEMU virtual machine.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  vnplug detach qemu --name probe --qmp /run/probe.qmp
+
+The guest's system must let go of the PCI devices; while it does not (no system runs yet, or one
+without PCI hot-plug), the devices stay and the exit code is 4. Run the command again later.")]
+pub(crate) struct Detach {
+    /// QEMU's monitor (QMP) socket
+    #[arg(long, value_name = "PATH")]
+    qmp: PathBuf,
+    /// The name it was attached under
+    #[arg(long, value_parser = attach::vm_name)]
+    name: String,
+    /// How long to wait for the guest to let go of the devices
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = text::duration)]
+    timeout: Duration,
+}
+
+impl Attach {
+    pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
+        let name = &self.vm.name;
+        let mut qmp = Qmp::connect(&self.qmp, QMP_LIMIT)?;
+        let parts = parts::parts(name, self.doorbell > 0);
+        let mut present = parts::present(&mut qmp)?;
+        if !is_prefix(&parts, &present) {
+            out::note(&format!("{name}: finishing an earlier detach first"));
+            let left = parts::remove(&mut qmp, &parts::parts(name, true), QMP_LIMIT)?;
+            if !left.is_empty() {
+                return Err(Failure::about(name, pending(&left)));
+            }
+            present.clear();
+        }
+        let missing: Vec<&Part> = parts.iter().filter(|p| !present.contains(&p.id)).collect();
+        let pci = missing.iter().filter(|part| part.kind == Kind::Pci).count();
+        let buses = slots::choose(&mut qmp, &self.buses, pci)?
+            .map_err(|no_room| Failure::about(name, no_room))?;
+
+        let mut client = connect()?;
+        let ready = client.attach_vm(VmSpec {
+            name: name.clone(),
+            kind: VmKind::Qemu,
+            pool_bytes: self.vm.pool,
+            vectors: self.doorbell,
+            allow: self.vm.allow.clone(),
+        })?;
+        if missing.len() < parts.len() {
+            same_pool(&mut qmp, &parts[0], &ready)?;
+        }
+        if missing.is_empty() {
+            out::line(&format!("{name}: is attached already, nothing to do"))?;
+            return Ok(OK);
+        }
+        if let Err(failure) = self.plug(&mut qmp, &missing, &ready, buses) {
+            if missing.len() == parts.len() {
+                // Nothing of this VM was here before, so the daemon need not know it either.
+                client.detach_vm(name).unwrap_or_else(|error| {
+                    out::note(&format!("{name}: the daemon did not forget it: {error}"));
+                });
+            }
+            return Err(failure);
+        }
+        out::line(&self.summary(&ready, missing.len() < parts.len()))?;
+        Ok(OK)
+    }
+
+    /// Adds the missing parts, or none of them.
+    fn plug(
+        &self,
+        qmp: &mut Qmp,
+        missing: &[&Part],
+        ready: &VmReady,
+        buses: Vec<Option<String>>,
+    ) -> Result<(), Failure> {
+        let name = &self.vm.name;
+        if let Some(owner) = self.qemu_user.or_else(|| access::qemu_user(qmp)) {
+            access::hand_over(ready, owner)?;
+        }
+        let mut buses = buses.into_iter();
+        let mut done: Vec<Part> = Vec::new();
+        for part in missing {
+            let bus = match part.kind {
+                Kind::Pci => buses.next().flatten(),
+                _ => None,
+            };
+            let added = part.add(qmp, name, ready, self.doorbell, bus.as_deref());
+            // Without an answer it may be there; removing what is not there is harmless.
+            if !matches!(added, Err(QmpError::Refused { .. })) {
+                done.push((*part).clone());
+            }
+            if let Err(error) = added {
+                let advice = advice(&error);
+                let rolled_back = match parts::remove(qmp, &done, QMP_LIMIT) {
+                    Ok(left) if left.is_empty() => "nothing was changed".to_owned(),
+                    Ok(left) => pending(&left),
+                    Err(error) => format!("taking back what was done failed too: {error}"),
+                };
+                let part = &part.id;
+                let text = format!("{name}: {part}: {error}{advice}; {rolled_back}");
+                return Err(Failure::new(text));
+            }
+        }
+        Ok(())
+    }
+
+    fn summary(&self, ready: &VmReady, repaired: bool) -> String {
+        let how = if repaired {
+            "attached (completed an interrupted attach)"
+        } else {
+            "attached"
+        };
+        let doorbell = match self.doorbell {
+            0 => String::new(),
+            vectors => format!(", doorbell with {vectors} vectors"),
+        };
+        format!(
+            "{}: {how}: pool of {} MiB ({}){doorbell}; run `vnplug agent` in the guest",
+            self.vm.name,
+            ready.pool_len >> 20,
+            ready.pool_path,
+        )
+    }
+}
+
+impl Detach {
+    pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
+        let name = &self.name;
+        let mut qmp = Qmp::connect(&self.qmp, QMP_LIMIT)?;
+        // The daemon first: it closes the ports, so the guest's applications let go of the memory
+        // before it disappears under them.
+        let told = connect().and_then(|mut client| attach::forget(&mut client, name));
+        let known = told.unwrap_or_else(|failure| {
+            out::note(&format!(
+                "{name}: the daemon was not told: {}",
+                failure.line()
+            ));
+            false
+        });
+        let all = parts::parts(name, true);
+        let present = parts::present(&mut qmp)?;
+        let here: Vec<Part> = all
+            .into_iter()
+            .filter(|p| present.contains(&p.id))
+            .collect();
+        if here.is_empty() {
+            if !known {
+                return Err(Failure::about(name, "is not attached to this QEMU"));
+            }
+            out::line(&format!("{name}: nothing was plugged into this QEMU"))?;
+            return Ok(OK);
+        }
+        let left = parts::remove(&mut qmp, &here, self.timeout)?;
+        if !left.is_empty() {
+            let text = format!("{name}: {}", pending(&left));
+            return Err(Failure::with_code(PENDING, text));
+        }
+        out::line(&format!("{name}: detached"))?;
+        Ok(OK)
+    }
+}
+
+/// True if the parts that are present are the first ones.
+fn is_prefix(parts: &[Part], present: &[String]) -> bool {
+    let mut here = parts.iter().map(|part| present.contains(&part.id));
+    here.by_ref().find(|here| !here);
+    !here.any(|here| here)
+}
+
+/// Refuses to go on with a VM that has another pool than the daemon's.
+fn same_pool(qmp: &mut Qmp, memory: &Part, ready: &VmReady) -> Result<(), Failure> {
+    let mut get = |property| {
+        let path = format!("/objects/{}", memory.id);
+        qmp.execute("qom-get", json!({"path": path, "property": property}))
+    };
+    let (path, size) = (get("mem-path")?, get("size")?);
+    if path == ready.pool_path.as_str() && size == ready.pool_len {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "this QEMU has the pool {path} ({size} bytes), the daemon now has {} ({} bytes); run \
+         `vnplug detach qemu` first, then attach again",
+        ready.pool_path, ready.pool_len
+    )))
+}
+
+fn pending(left: &Left) -> String {
+    let mut text = format!(
+        "the guest has not let go of {} (its system must run and support PCI hot-plug: ACPI or \
+         pciehp)",
+        left.devices.join(", ")
+    );
+    if !left.held.is_empty() {
+        text += &format!("; {} stay with them", left.held.join(", "));
+    }
+    text + "; run `vnplug detach qemu` again later, or reset the guest"
+}
+
+fn advice(error: &QmpError) -> &'static str {
+    let QmpError::Refused { text, .. } = error else {
+        return "";
+    };
+    let has = |part| text.contains(part);
+    if has("no slot/function available") {
+        "; all PCI slots are taken, unplug a device or give --bus a bridge with room"
+    } else if has("does not support hotplug") {
+        "; give --bus a bus or port that does"
+    } else if has("Permission denied") {
+        "; QEMU may not open it: see --qemu-user, the permissions of the directories above, and \
+         AppArmor or SELinux profiles"
+    } else if has("not a valid device model name") {
+        "; this QEMU was built without it, install the full QEMU package"
+    } else {
+        ""
+    }
+}
+
+const QMP_LIMIT: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupted_attach_is_told_from_an_unanswered_detach() {
+        let all = parts::parts("a", false);
+        let ids = |suffixes: &[&str]| -> Vec<String> {
+            suffixes.iter().map(|s| format!("vnplug-a-{s}")).collect()
+        };
+        for attach in [
+            &[][..],
+            &["mem"],
+            &["mem", "chr", "shm"],
+            &["mem", "chr", "shm", "ser", "port"],
+        ] {
+            assert!(is_prefix(&all, &ids(attach)), "{attach:?}");
+        }
+        for detach in [&["mem", "shm", "ser"][..], &["mem", "shm"], &["chr"]] {
+            assert!(!is_prefix(&all, &ids(detach)), "{detach:?}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The pieces vNPlug puts into a QEMU, how each is made and how they go again.
+//!
+//! ```text
+//! object   vnplug-NAME-mem       memory-backend-file: the pool
+//! chardev  vnplug-NAME-chr       socket to the daemon, reconnects by itself
+//! chardev  vnplug-NAME-bell-chr  socket to the daemon's ivshmem server      (with a doorbell)
+//! device   vnplug-NAME-shm       ivshmem-plain: the pool in the guest
+//! device   vnplug-NAME-ser       virtio-serial-pci
+//! device   vnplug-NAME-port      virtserialport: the control channel
+//! device   vnplug-NAME-bell      ivshmem-doorbell                           (with a doorbell)
+//! ```
+//!
+//! They are made in this order and go in the opposite one. The order tells two accidents apart: an
+//! attach that was interrupted leaves the first pieces of the list; a detach whose guest did not
+//! answer has removed the chardev and left devices behind it.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use vnplug_ring::control::{VIRTIO_PORT_NAME, VmReady};
+
+use super::qmp::{Qmp, QmpError};
+
+/// What kind of thing a piece is for QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Object,
+    Chardev,
+    /// A device on a PCI bus: takes a slot, and the guest must let go of it.
+    Pci,
+    /// A device on a virtio-serial bus: goes at once.
+    Port,
+}
+
+/// One piece.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) kind: Kind,
+    pub(crate) id: String,
+    role: Role,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Memory,
+    Channel,
+    BellChannel,
+    Shm,
+    Serial,
+    Port,
+    Bell,
+}
+
+/// The pieces of the VM `name`, in the order in which they are made.
+pub(crate) fn parts(name: &str, doorbell: bool) -> Vec<Part> {
+    let all = [
+        (Kind::Object, Role::Memory, "mem"),
+        (Kind::Chardev, Role::Channel, "chr"),
+        (Kind::Chardev, Role::BellChannel, "bell-chr"),
+        (Kind::Pci, Role::Shm, "shm"),
+        (Kind::Pci, Role::Serial, "ser"),
+        (Kind::Port, Role::Port, "port"),
+        (Kind::Pci, Role::Bell, "bell"),
+    ];
+    let wanted = |role| doorbell || !matches!(role, Role::Bell | Role::BellChannel);
+    all.into_iter()
+        .filter(|(_, role, _)| wanted(*role))
+        .map(|(kind, role, suffix)| Part {
+            kind,
+            id: format!("vnplug-{name}-{suffix}"),
+            role,
+        })
+        .collect()
+}
+
+/// The ids of everything in this QEMU that a [`Part`] could be.
+pub(crate) fn present(qmp: &mut Qmp) -> Result<Vec<String>, QmpError> {
+    let mut ids = Vec::new();
+    for path in ["/objects", "/machine/peripheral"] {
+        let list = qmp.execute("qom-list", json!({"path": path}))?;
+        ids.extend(words(&list, "name"));
+    }
+    let chardevs = qmp.execute("query-chardev", json!({}))?;
+    ids.extend(words(&chardevs, "label"));
+    Ok(ids)
+}
+
+impl Part {
+    /// Puts this piece into QEMU, on `bus` if it is a PCI device and one is given.
+    pub(crate) fn add(
+        &self,
+        qmp: &mut Qmp,
+        name: &str,
+        ready: &VmReady,
+        vectors: u32,
+        bus: Option<&str>,
+    ) -> Result<(), QmpError> {
+        let other = |suffix: &str| format!("vnplug-{name}-{suffix}");
+        let mut arguments = match self.role {
+            Role::Memory => {
+                let arguments = json!({
+                    "qom-type": "memory-backend-file", "id": self.id, "share": true,
+                    "mem-path": ready.pool_path, "size": ready.pool_len,
+                });
+                return qmp.execute("object-add", arguments).map(drop);
+            }
+            Role::Channel => return self.connect(qmp, &ready.control_path, true),
+            Role::BellChannel => return self.connect(qmp, &ready.doorbell_path, false),
+            Role::Shm => json!({"driver": "ivshmem-plain", "memdev": other("mem")}),
+            Role::Serial => json!({"driver": "virtio-serial-pci"}),
+            Role::Port => json!({
+                "driver": "virtserialport", "bus": other("ser") + ".0",
+                "chardev": other("chr"), "name": VIRTIO_PORT_NAME,
+            }),
+            Role::Bell => json!({
+                "driver": "ivshmem-doorbell", "chardev": other("bell-chr"), "vectors": vectors,
+            }),
+        };
+        arguments["id"] = json!(self.id);
+        if let (Kind::Pci, Some(bus)) = (self.kind, bus) {
+            arguments["bus"] = json!(bus);
+        }
+        qmp.execute("device_add", arguments).map(drop)
+    }
+
+    /// Makes a socket chardev. The control channel's connects again by itself when the daemon
+    /// restarts; an ivshmem client cannot (QEMU, ivshmem-spec).
+    fn connect(&self, qmp: &mut Qmp, path: &str, reconnect: bool) -> Result<(), QmpError> {
+        let backend = |option: Option<(&str, u32)>| {
+            let mut data = json!({
+                "addr": {"type": "unix", "data": {"path": path}}, "server": false,
+            });
+            if let Some((name, value)) = option {
+                data[name] = json!(value);
+            }
+            json!({"id": self.id, "backend": {"type": "socket", "data": data}})
+        };
+        if !reconnect {
+            return qmp.execute("chardev-add", backend(None)).map(drop);
+        }
+        match qmp.execute("chardev-add", backend(Some(("reconnect", 1)))) {
+            // NB: deprecated in QEMU 9.2 in favour of reconnect-ms.
+            Err(QmpError::Refused { text, .. }) if text.contains("is unexpected") => qmp
+                .execute("chardev-add", backend(Some(("reconnect-ms", 1000))))
+                .map(drop),
+            other => other.map(drop),
+        }
+    }
+}
+
+/// What is left when not everything could be removed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Ids of devices the guest has not let go of.
+    pub(crate) devices: Vec<String>,
+    /// Ids that cannot go while those devices are there.
+    pub(crate) held: Vec<String>,
+}
+
+impl Left {
+    /// True if everything is gone.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.devices.is_empty() && self.held.is_empty()
+    }
+}
+
+/// Removes pieces, the last first: asks the guest for all devices at once, waits up to `limit` for
+/// it to let go, then removes what was behind them. Pieces that are not there are fine.
+///
+/// # Errors
+/// [`QmpError`] for anything but "not there" and "the guest has not answered".
+pub(crate) fn remove(qmp: &mut Qmp, parts: &[Part], limit: Duration) -> Result<Left, QmpError> {
+    let devices = || parts.iter().rev().filter(|part| part.is_device());
+    let mut waiting = Vec::new();
+    for part in devices() {
+        match qmp.execute("device_del", json!({"id": part.id})) {
+            Ok(_) => waiting.push(part.id.clone()),
+            Err(error) if error.is_pending() => waiting.push(part.id.clone()),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let deadline = Instant::now() + limit;
+    let mut refused = Vec::new();
+    while waiting.iter().any(|id| !refused.contains(id)) {
+        let Some(event) = qmp.event(deadline)? else {
+            break;
+        };
+        let about = event.data["device"].as_str().unwrap_or_default().to_owned();
+        match event.name.as_str() {
+            "DEVICE_DELETED" => waiting.retain(|id| *id != about),
+            "DEVICE_UNPLUG_GUEST_ERROR" => refused.push(about),
+            _ => {}
+        }
+    }
+    let mut left = Left::default();
+    // An event may have been lost, and the serial port goes with its controller: look, not guess.
+    let present = present(qmp)?;
+    left.devices = devices()
+        .map(|part| part.id.clone())
+        .filter(|id| present.contains(id))
+        .collect();
+    for part in parts.iter().rev().filter(|part| !part.is_device()) {
+        let command = match part.kind {
+            Kind::Object => "object-del",
+            _ => "chardev-remove",
+        };
+        match qmp.execute(command, json!({"id": part.id})) {
+            Ok(_) => {}
+            Err(error) if error.is_not_found() => {}
+            Err(QmpError::Refused { .. }) if !left.devices.is_empty() => {
+                left.held.push(part.id.clone());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(left)
+}
+
+impl Part {
+    fn is_device(&self) -> bool {
+        matches!(self.kind, Kind::Pci | Kind::Port)
+    }
+}
+
+fn words(list: &Value, key: &str) -> Vec<String> {
+    let items = list.as_array().map(Vec::as_slice).unwrap_or_default();
+    let word = |item: &Value| item[key].as_str().map(str::to_owned);
+    items.iter().filter_map(word).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chardevs_come_before_devices_so_that_accidents_can_be_told_apart() {
+        let ids = |doorbell| -> Vec<String> {
+            let suffix = |part: Part| part.id.replace("vnplug-a-", "");
+            parts("a", doorbell).into_iter().map(suffix).collect()
+        };
+        assert_eq!(ids(false), ["mem", "chr", "shm", "ser", "port"]);
+        assert_eq!(
+            ids(true),
+            ["mem", "chr", "bell-chr", "shm", "ser", "port", "bell"]
+        );
+    }
+}

@@ -1,0 +1,362 @@
+//! A client of QEMU's machine protocol: JSON lines over a Unix socket.
+//!
+//! QEMU greets, the client asks for capabilities, then commands are answered one by one; events
+//! may come between. A monitor socket serves one client: a second one connects and is left without
+//! a greeting, hence every wait here has a limit.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// One connection to a monitor, ready for commands.
+#[derive(Debug)]
+pub(crate) struct Qmp {
+    stream: UnixStream,
+    received: Vec<u8>,
+    events: VecDeque<Event>,
+    next_id: u64,
+    limit: Duration,
+}
+
+/// Something QEMU said unasked.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Event {
+    /// `DEVICE_DELETED`, …
+    pub(crate) name: String,
+    /// What it is about.
+    pub(crate) data: Value,
+}
+
+/// The monitor cannot be used, or refused a command.
+#[derive(Debug)]
+pub(crate) enum QmpError {
+    /// The socket cannot be connected to.
+    Connect(PathBuf, io::Error),
+    /// Connected, and no greeting within the limit: somebody else holds the monitor.
+    NoGreeting(PathBuf, Duration),
+    /// Whatever listens there is not a QMP monitor.
+    NotQmp(PathBuf),
+    /// QEMU refused the command.
+    Refused {
+        /// The command.
+        command: String,
+        /// `GenericError`, `DeviceNotFound`, …
+        class: String,
+        /// QEMU's words.
+        text: String,
+    },
+    /// No answer within the limit.
+    Silent(String, Duration),
+    /// QEMU ended or closed the monitor during a command.
+    Closed(String),
+}
+
+impl Qmp {
+    /// Connects and negotiates; every answer may take up to `limit`.
+    ///
+    /// # Errors
+    /// [`QmpError`]; its text says what to do.
+    pub(crate) fn connect(path: &Path, limit: Duration) -> Result<Self, QmpError> {
+        let stream =
+            UnixStream::connect(path).map_err(|error| QmpError::Connect(path.into(), error))?;
+        let mut qmp = Self {
+            stream,
+            received: Vec::new(),
+            events: VecDeque::new(),
+            next_id: 1,
+            limit,
+        };
+        match qmp.line(Instant::now() + limit) {
+            Ok(Some(greeting)) if greeting.get("QMP").is_some() => {}
+            Ok(Some(_)) => return Err(QmpError::NotQmp(path.into())),
+            Ok(None) => return Err(QmpError::NoGreeting(path.into(), limit)),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(QmpError::NotQmp(path.into()));
+            }
+            Err(_) => return Err(QmpError::Closed("greeting".into())),
+        }
+        qmp.execute("qmp_capabilities", json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Runs one command and returns what it returns.
+    ///
+    /// # Errors
+    /// [`QmpError::Refused`] with QEMU's words; [`QmpError::Silent`] or [`QmpError::Closed`], after
+    /// which the command may or may not have had its effect.
+    pub(crate) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        log::debug!("qmp {id}: {command} {arguments}");
+        let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
+        line.push('\n');
+        let closed = || QmpError::Closed(command.to_owned());
+        self.stream
+            .write_all(line.as_bytes())
+            .map_err(|_| closed())?;
+        let deadline = Instant::now() + self.limit;
+        loop {
+            let mut answer = match self.line(deadline) {
+                Ok(Some(answer)) => answer,
+                Ok(None) => return Err(QmpError::Silent(command.to_owned(), self.limit)),
+                Err(_) => return Err(closed()),
+            };
+            if let Some(event) = Event::from_json(&answer) {
+                self.keep(event);
+            } else if let Some(error) = answer.get("error") {
+                let word = |key| error[key].as_str().unwrap_or_default().to_owned();
+                return Err(QmpError::Refused {
+                    command: command.to_owned(),
+                    class: word("class"),
+                    text: word("desc"),
+                });
+            } else if answer["id"] == id {
+                log::debug!("qmp {id}: {}", answer["return"]);
+                return Ok(answer["return"].take());
+            }
+        }
+    }
+
+    /// The next event, from those that came between answers or from the socket; `None` at the
+    /// deadline.
+    ///
+    /// # Errors
+    /// [`QmpError::Closed`].
+    pub(crate) fn event(&mut self, deadline: Instant) -> Result<Option<Event>, QmpError> {
+        if let Some(event) = self.events.pop_front() {
+            return Ok(Some(event));
+        }
+        loop {
+            match self.line(deadline) {
+                Ok(Some(answer)) => {
+                    if let Some(event) = Event::from_json(&answer) {
+                        return Ok(Some(event));
+                    }
+                }
+                Ok(None) => return Ok(None),
+                Err(_) => return Err(QmpError::Closed("events".into())),
+            }
+        }
+    }
+
+    /// The connection, for its peer's credentials.
+    pub(crate) fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    fn keep(&mut self, event: Event) {
+        log::debug!("qmp event: {event:?}");
+        if self.events.len() == MAX_EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+    }
+
+    /// One line, or `None` at the deadline.
+    fn line(&mut self, deadline: Instant) -> io::Result<Option<Value>> {
+        loop {
+            if let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=end).collect();
+                return Ok(Some(serde_json::from_slice(&line)?));
+            }
+            if self.received.len() > MAX_LINE {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            let mut chunk = [0; 4096];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(len) => self.received.extend_from_slice(&chunk[..len]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Event {
+    fn from_json(value: &Value) -> Option<Self> {
+        Some(Self {
+            name: value.get("event")?.as_str()?.to_owned(),
+            data: value["data"].clone(),
+        })
+    }
+}
+
+impl QmpError {
+    /// True if QEMU refused because there is no such device.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused { class, text, .. }
+            if class == "DeviceNotFound" || text.ends_with("not found"))
+    }
+
+    /// True if QEMU is unplugging the device already.
+    pub(crate) fn is_pending(&self) -> bool {
+        matches!(self, Self::Refused { text, .. } if text.contains("in the process of unplug"))
+    }
+}
+
+impl std::fmt::Display for QmpError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Connect(path, error) => {
+                write!(f, "{}: {error}", path.display())?;
+                f.write_str(match error.kind() {
+                    io::ErrorKind::NotFound => {
+                        "; start QEMU with -qmp unix:PATH,server=on,wait=off and give that PATH"
+                    }
+                    io::ErrorKind::ConnectionRefused => {
+                        "; the socket file is left over, no QEMU listens there any more"
+                    }
+                    io::ErrorKind::PermissionDenied => {
+                        "; run this as root or as the user that QEMU runs as"
+                    }
+                    _ => "",
+                })
+            }
+            Self::NoGreeting(path, limit) => write!(
+                f,
+                "{}: no greeting within {} s, another client holds this monitor; start QEMU with a \
+                 second -qmp socket for vnplug (under libvirt a <qemu:arg> pair adds one, or use \
+                 `virsh qemu-monitor-command` by hand)",
+                path.display(),
+                limit.as_secs_f32()
+            ),
+            Self::NotQmp(path) => write!(
+                f,
+                "{}: this is not a QMP monitor (a human monitor, -monitor, cannot be used)",
+                path.display()
+            ),
+            Self::Refused { command, text, .. } => write!(f, "QEMU refused {command}: {text}"),
+            Self::Silent(command, limit) => write!(
+                f,
+                "QEMU did not answer {command} within {} s; it may be stopped or overloaded",
+                limit.as_secs_f32()
+            ),
+            Self::Closed(during) => {
+                write!(
+                    f,
+                    "QEMU closed the monitor (during {during}); it may have ended"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for QmpError {}
+
+const MAX_LINE: usize = 16 << 20;
+const MAX_EVENTS: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use super::*;
+
+    const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": []}}"#;
+
+    fn socket(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("vnplug-qmp-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        path
+    }
+
+    /// Serves one client: writes `greeting`, then one answer per received line, `%` being its id.
+    fn serve(name: &str, greeting: &'static str, answers: &'static [&'static str]) -> PathBuf {
+        let path = socket(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(greeting.as_bytes()).unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            for answer in ["{\"return\": {}, \"id\": %}\n"].iter().chain(answers) {
+                let Some(Ok(line)) = lines.next() else { return };
+                let request: Value = serde_json::from_str(&line).unwrap();
+                let answer = answer.replace('%', &request["id"].to_string());
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+            let _ = lines.next();
+        });
+        path
+    }
+
+    fn connect(path: &Path) -> Result<Qmp, QmpError> {
+        Qmp::connect(path, Duration::from_millis(500))
+    }
+
+    #[test]
+    fn answers_are_matched_and_events_in_between_kept() {
+        let answer = "{\"event\": \"RESET\", \"data\": {\"a\": 1}}\n{\"return\": 9, \"id\": 77}\n\
+                      {\"return\": 8, \"id\": %}\n";
+        let greeting = "{\"QMP\": {}}\r\n";
+        let path = serve("events", greeting, vec![answer].leak());
+        let mut qmp = connect(&path).unwrap();
+        assert_eq!(qmp.execute("query-status", json!({})).unwrap(), 8);
+        let event = qmp.event(Instant::now()).unwrap().unwrap();
+        assert_eq!(
+            (event.name.as_str(), &event.data["a"]),
+            ("RESET", &json!(1))
+        );
+        assert_eq!(qmp.event(Instant::now()).unwrap(), None);
+    }
+
+    #[test]
+    fn a_refusal_carries_qemus_words() {
+        let answer = "{\"error\": {\"class\": \"DeviceNotFound\", \"desc\": \"Device 'x' not \
+                      found\"}, \"id\": %}\n";
+        let path = serve("refused", "{\"QMP\": {}}\n", vec![answer].leak());
+        let error = connect(&path)
+            .unwrap()
+            .execute("device_del", json!({"id": "x"}));
+        let error = error.unwrap_err();
+        assert!(error.is_not_found());
+        assert_eq!(
+            error.to_string(),
+            "QEMU refused device_del: Device 'x' not found"
+        );
+    }
+
+    #[test]
+    fn each_way_not_to_get_a_monitor_says_what_to_do() {
+        let missing = connect(&socket("missing")).unwrap_err().to_string();
+        assert!(missing.contains("-qmp unix:PATH"), "{missing}");
+
+        let path = socket("dead");
+        drop(UnixListener::bind(&path).unwrap());
+        let dead = connect(&path).unwrap_err().to_string();
+        assert!(dead.contains("no QEMU listens"), "{dead}");
+
+        let path = socket("held");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let held = Qmp::connect(&path, Duration::from_millis(20));
+        let held = held.unwrap_err().to_string();
+        assert!(held.contains("second -qmp socket"), "{held}");
+
+        let path = serve("human", "QEMU 7.2 monitor\n(qemu) \n", &[]);
+        let human = connect(&path).unwrap_err().to_string();
+        assert!(human.contains("not a QMP monitor"), "{human}");
+    }
+
+    #[test]
+    fn silence_and_an_ended_qemu_are_told_apart() {
+        let path = serve("silent", "{\"QMP\": {}}\n", &["\n \n"]);
+        drop(GREETING);
+        let mut qmp = connect(&path).unwrap();
+        assert!(matches!(
+            qmp.execute("stop", json!({})),
+            Err(QmpError::Silent(..) | QmpError::Closed(..))
+        ));
+    }
+}

@@ -1,0 +1,189 @@
+//! Numbers as people write them, and foreign text as a terminal may see it.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// Parses bytes: `4096`, `64M`, `4MiB`, `1G`; the units are powers of 1024.
+///
+/// # Errors
+/// A text that says what is allowed.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    let (number, unit) = split(text);
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("`{text}` is not a size; write for example 65536, 64M or 1GiB"))?;
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(format!("`{unit}` is not a unit of size; use K, M, G or T")),
+    };
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| format!("`{text}` is too large"))
+}
+
+/// Parses a time: `5`, `5s`, `1.5s`, `200ms`, `50us`, `2m`, `1h`; without a unit, seconds.
+///
+/// # Errors
+/// A text that says what is allowed.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = split(text);
+    let wrong = || format!("`{text}` is not a time; write for example 5, 200ms, 50us or 2m");
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let factor = match unit {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "us" => 1e-6,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(wrong()),
+    };
+    Duration::try_from_secs_f64(number * factor).map_err(|_| wrong())
+}
+
+/// `text` without anything a terminal would act on: control characters as `\xNN`, characters that
+/// are invisible or change the direction of writing as `\u{…}`.
+pub(crate) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        // Writing to a String cannot fail.
+        let _ = match c {
+            c if c.is_control() => write!(out, "\\x{:02x}", u32::from(c)),
+            c if hidden => write!(out, "\\u{{{:x}}}", u32::from(c)),
+            c => write!(out, "{c}"),
+        };
+    }
+    out
+}
+
+/// A number with thin groups of three digits: `12,345,678`.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Rows as text in aligned columns, two spaces apart; columns of numbers are set to the right.
+pub(crate) fn columns(rows: &[Vec<String>]) -> String {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let cell = |row: &Vec<String>, column: usize| row.get(column).cloned().unwrap_or_default();
+    let width = |column| {
+        rows.iter()
+            .map(|row| cell(row, column).chars().count())
+            .max()
+    };
+    let widths: Vec<usize> = (0..count)
+        .map(|column| width(column).unwrap_or(0))
+        .collect();
+    let numeric = |column| {
+        let digit = |c: char| c.is_ascii_digit() || ",.".contains(c);
+        let number = |text: String| text.chars().all(digit) || text == "-";
+        rows.iter().skip(1).all(|row| number(cell(row, column)))
+    };
+    let right: Vec<bool> = (0..count).map(numeric).collect();
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for column in 0..count {
+            let text = cell(row, column);
+            let pad = " ".repeat(widths[column] - text.chars().count());
+            line += if column > 0 { "  " } else { "" };
+            line += &if right[column] {
+                pad + &text
+            } else {
+                text + &pad
+            };
+        }
+        out += line.trim_end();
+        out.push('\n');
+    }
+    out
+}
+
+fn split(text: &str) -> (&str, &str) {
+    let text = text.trim();
+    let end = text.find(|c: char| c.is_ascii_alphabetic());
+    let (number, unit) = text.split_at(end.unwrap_or(text.len()));
+    (number.trim_end(), unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_1024_however_written() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("64k", 65536),
+            ("64M", 64 << 20),
+            ("4MiB", 4 << 20),
+            ("4 mb", 4 << 20),
+            ("1G", 1 << 30),
+            ("2TiB", 2 << 40),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "-1", "1.5M", "1X", "1MM", "99999999999T", "0x10"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_have_units_and_default_to_seconds() {
+        for (text, ms) in [
+            ("5", 5000),
+            ("1.5s", 1500),
+            ("200ms", 200),
+            ("1000us", 1),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "s", "-1", "1x", "nan", "inf", "1e300"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_a_terminal_acts_on_survives() {
+        assert_eq!(escape("eth1 – ä"), "eth1 – ä");
+        assert_eq!(
+            escape("\x1b[2Ja\r\n\t\u{9b}"),
+            "\\x1b[2Ja\\x0d\\x0a\\x09\\x9b"
+        );
+        assert_eq!(escape("a\u{202e}b"), "a\\u{202e}b");
+    }
+
+    #[test]
+    fn digits_are_grouped_from_the_right() {
+        for (number, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1,000"),
+            (1_234_567, "1,234,567"),
+        ] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn words_are_set_left_and_numbers_right() {
+        let row = |words: [&str; 2]| words.map(str::to_owned).to_vec();
+        let rows = [row(["name", "n"]), row(["a", "1,000"]), row(["long", "7"])];
+        assert_eq!(columns(&rows), "name      n\na     1,000\nlong      7\n");
+    }
+}

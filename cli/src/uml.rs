@@ -1,0 +1,237 @@
+//! Runs a User-mode Linux with a daemon's memory pool and control channel.
+//!
+//! The pool is `/dev/mmapper` in the guest; a UML can get it only when it starts. The control
+//! channel is one end of a socket pair: UML inherits it as a tty line (`ssl0=fd:N`, checked with
+//! Debian's 6.1), the daemon gets a copy of the other end. This process keeps that end, so a daemon
+//! that restarts gets it again and the guest never notices more than a pause.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use vnplug::Client;
+use vnplug_ring::control::{VmKind, VmReady, VmSpec, code};
+
+use crate::failure::{Failure, OK, Outcome};
+use crate::{attach, out, sys};
+
+/// Starts a User-mode Linux that is attached, and stays until it ends.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  vnplug attach uml --name probe --allow eth1 -- linux.uml mem=256M root=/dev/root \\
+      rootfstype=hostfs init=/sbin/init con=null con0=fd:0,fd:1
+  vnplug attach uml --name probe --print -- linux.uml mem=256M
+
+Appends `iomem=mmapper,POOL ssl0=fd:N vnplug=ttyS0`; line ttyS0 is taken. Signals are passed on; the
+exit code is that of the UML (128 + N if signal N killed it). In the guest, run `vnplug agent`.")]
+pub(crate) struct Attach {
+    #[command(flatten)]
+    vm: attach::VmArgs,
+    /// Print the command that would run and exit; N is the descriptor of the control channel
+    #[arg(long)]
+    print: bool,
+    /// The UML binary and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Makes the daemon forget a User-mode Linux and close its ports.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  vnplug detach uml --name probe
+
+The UML keeps running, without packets; `attach uml` does this by itself when its UML ends.")]
+pub(crate) struct Detach {
+    /// The name it was attached under
+    #[arg(long, value_parser = attach::vm_name)]
+    name: String,
+}
+
+impl Attach {
+    pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
+        let mut client = connect()?;
+        let spec = VmSpec {
+            name: self.vm.name.clone(),
+            kind: VmKind::Uml,
+            pool_bytes: self.vm.pool,
+            vectors: 0,
+            allow: self.vm.allow.clone(),
+        };
+        let ready = client.attach_vm(spec.clone())?;
+        let ended = if self.print {
+            let command = self.command.iter().map(|word| word.to_string_lossy());
+            let words: Vec<_> = command
+                .chain(arguments(&ready, "N").map(Into::into))
+                .collect();
+            out::line(&words.join(" ")).map(|()| OK)
+        } else {
+            self.supervise(&connect, &mut client, spec, &ready)
+        };
+        let forgotten = attach::forget(&mut client, &self.vm.name)
+            .or_else(|_| attach::forget(&mut connect()?, &self.vm.name));
+        if let Err(failure) = forgotten {
+            out::note(&format!(
+                "{}: the daemon did not forget it: {}",
+                self.vm.name,
+                failure.line()
+            ));
+        }
+        ended
+    }
+
+    /// Starts the UML and keeps daemon and guest together until it ends.
+    fn supervise(
+        &self,
+        connect: &impl Fn() -> Result<Client, Failure>,
+        client: &mut Client,
+        spec: VmSpec,
+        ready: &VmReady,
+    ) -> Outcome {
+        let cannot = |errno| Failure::about("cannot make the control channel", errno);
+        let pair = |flags| socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let (ours, theirs) = pair(SocketFlags::CLOEXEC).map_err(cannot)?;
+        // The guest's end alone is inherited; nothing else is started in this process.
+        let theirs = rustix::io::dup(theirs).map_err(cannot)?;
+        client.adopt(&spec.name, ours.as_fd())?;
+        sys::catch_signals();
+        let program = &self.command[0];
+        let mut uml = Command::new(program)
+            .args(&self.command[1..])
+            .args(arguments(ready, &theirs.as_raw_fd().to_string()))
+            .spawn()
+            .map_err(|error| Failure::about(program.display(), error))?;
+        drop(theirs);
+        let mut link = Link {
+            spec,
+            channel: ours,
+            pool: (ready.pool_path.clone(), ready.pool_len),
+            retry: None,
+        };
+        let status = link.run(connect, client, &mut uml)?;
+        Ok(exit_code(status))
+    }
+}
+
+impl Detach {
+    pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
+        if !attach::forget(&mut connect()?, &self.name)? {
+            return Err(Failure::about(&self.name, "no VM of that name is attached"));
+        }
+        out::line(&format!("{}: detached", self.name))?;
+        Ok(OK)
+    }
+}
+
+/// The daemon's side of a running UML.
+struct Link {
+    spec: VmSpec,
+    channel: OwnedFd,
+    pool: (String, u64),
+    /// When to try to reach the daemon again, and how long to wait after that; `None` = it is there.
+    retry: Option<(Instant, Duration)>,
+}
+
+impl Link {
+    fn run(
+        &mut self,
+        connect: &impl Fn() -> Result<Client, Failure>,
+        client: &mut Client,
+        uml: &mut Child,
+    ) -> Result<ExitStatus, Failure> {
+        let pid = Pid::from_child(uml);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        loop {
+            if let Some(status) = uml.try_wait()? {
+                return Ok(status);
+            }
+            if let Some(signal) = sys::stop().and_then(Signal::from_named_raw) {
+                // It may have ended meanwhile; the next round sees that.
+                let _ = kill_process(pid, signal);
+            }
+            let gone = {
+                let mut fds = vec![PollFd::new(&pidfd, PollFlags::IN)];
+                if self.retry.is_none() {
+                    // The daemon says nothing unasked to an operator: readable means closed.
+                    fds.push(PollFd::from_borrowed_fd(client.as_fd(), PollFlags::IN));
+                }
+                // EINTR: a signal came, the next round passes it on.
+                let _ = poll(&mut fds, Some(&TICK));
+                fds.get(1).is_some_and(|fd| !fd.revents().is_empty())
+            };
+            if gone {
+                out::note(&format!(
+                    "{}: the daemon went away, waiting for it",
+                    self.spec.name
+                ));
+                self.retry = Some((Instant::now(), FIRST_RETRY));
+            }
+            if let Some((at, delay)) = self.retry
+                && Instant::now() >= at
+            {
+                match self.attach_again(connect) {
+                    Ok(new) => {
+                        *client = new;
+                        self.retry = None;
+                        out::note(&format!("{}: the daemon is back", self.spec.name));
+                    }
+                    Err(failure) => {
+                        log::info!("{}: {}", self.spec.name, failure.line());
+                        let next = (delay * 2).min(LAST_RETRY);
+                        self.retry = Some((Instant::now() + delay, next));
+                    }
+                }
+            }
+        }
+    }
+
+    fn attach_again(
+        &self,
+        connect: &impl Fn() -> Result<Client, Failure>,
+    ) -> Result<Client, Failure> {
+        let mut client = connect()?;
+        match client.attach_vm(self.spec.clone()) {
+            Ok(ready) if (&ready.pool_path, ready.pool_len) != (&self.pool.0, self.pool.1) => {
+                attach::forget(&mut client, &self.spec.name)?;
+                return Err(Failure::new(
+                    "the daemon came back with another pool; a running UML keeps the one it \
+                     started with, start it again",
+                ));
+            }
+            // A daemon that remembers its VMs has it already.
+            Err(vnplug::Error::Refused { code, .. }) if code == code::EXISTS => {}
+            other => drop(other?),
+        }
+        client.adopt(&self.spec.name, self.channel.as_fd())?;
+        Ok(client)
+    }
+}
+
+fn arguments(ready: &VmReady, fd: &str) -> impl Iterator<Item = String> {
+    [
+        format!("iomem=mmapper,{}", ready.pool_path),
+        format!("ssl0=fd:{fd}"),
+        "vnplug=ttyS0".to_owned(),
+    ]
+    .into_iter()
+}
+
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let signal = status.signal().map_or(1, |signal| 128 + signal);
+    // Both are below 256 by the kernel's encoding.
+    ExitCode::from(status.code().unwrap_or(signal) as u8)
+}
+
+const TICK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 200_000_000,
+};
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LAST_RETRY: Duration = Duration::from_secs(5);

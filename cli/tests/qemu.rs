@@ -1,0 +1,226 @@
+//! `attach qemu` and `detach qemu` against a real QEMU and a daemon that only keeps books.
+
+mod support;
+
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use support::{Daemon, Qemu, Scratch, finish, run, vnplug};
+use vnplug_ring::control::{Message, code};
+
+/// q35 that unplugs like real PCIe: at once while the slot has no power, so no guest is needed.
+const NATIVE: [&str; 4] = [
+    "-M",
+    "q35",
+    "-global",
+    "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
+];
+
+fn q35(ports: usize) -> Vec<String> {
+    let mut arguments: Vec<String> = NATIVE.map(str::to_owned).to_vec();
+    for port in 1..=ports {
+        arguments.push("-device".into());
+        arguments.push(format!("pcie-root-port,id=rp{port},slot={port}"));
+    }
+    arguments
+}
+
+struct Lab {
+    daemon: Daemon,
+    qemu: Qemu,
+    scratch: Scratch,
+}
+
+impl Lab {
+    fn new(arguments: &[impl AsRef<str>]) -> Self {
+        let scratch = Scratch::new();
+        let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
+        Self {
+            daemon: Daemon::start(&scratch),
+            qemu: Qemu::start(&scratch, &arguments),
+            scratch,
+        }
+    }
+
+    fn command(&self, verb: &str, more: &[&str]) -> std::process::Command {
+        let qmp = self.qemu.qmp.to_str().unwrap();
+        let fixed = [verb, "qemu", "--name", "probe", "--qmp", qmp];
+        vnplug(&self.daemon.socket, &[&fixed, more].concat())
+    }
+
+    fn run(&self, verb: &str, more: &[&str]) -> (i32, String, String) {
+        run(self.command(verb, more))
+    }
+
+    fn ok(&self, verb: &str, more: &[&str]) -> String {
+        let (code, out, err) = self.run(verb, more);
+        assert_eq!(code, 0, "{verb}: {out}{err}");
+        out
+    }
+}
+
+#[test]
+fn pc_takes_everything_and_gives_it_back_when_the_guest_lets_go() {
+    let mut lab = Lab::new(&["-M", "pc"]);
+    let out = lab.ok("attach", &["--pool", "2M", "--allow", "eth1=udp"]);
+    assert!(out.starts_with("probe: attached: pool of 2 MiB"), "{out}");
+    assert_eq!(lab.daemon.spec("probe").allow[0].filter, "udp");
+    let all = ["chr", "mem", "port", "ser", "shm"].map(|part| format!("vnplug-probe-{part}"));
+    assert_eq!(lab.qemu.ours(), all);
+
+    let out = lab.ok("attach", &["--pool", "2M"]);
+    assert!(out.contains("attached already"), "{out}");
+
+    // No system runs in the guest: it cannot let go.
+    let (code, _, err) = lab.run("detach", &["--timeout", "300ms"]);
+    assert_eq!(code, 4, "{err}");
+    assert!(
+        err.contains("vnplug-probe-shm, vnplug-probe-ser")
+            || err.contains("vnplug-probe-ser, vnplug-probe-shm"),
+        "{err}"
+    );
+    assert!(err.contains("has not let go"), "{err}");
+    assert_eq!(lab.daemon.vms(), [""; 0], "the daemon stopped serving it");
+    let (code, _, err) = lab.run("attach", &[]);
+    assert_eq!(code, 1, "{err}");
+    assert!(err.contains("finishing an earlier detach first"), "{err}");
+
+    // A reset of the machine counts as letting go.
+    let mut detach = lab.command("detach", &[]);
+    let child = detach
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !lab.qemu.ours().is_empty() {
+        assert!(Instant::now() < deadline, "left: {:?}", lab.qemu.ours());
+        lab.qemu.ask("system_reset", json!({}));
+        thread::sleep(Duration::from_millis(100));
+    }
+    let (code, out, err) = finish(child);
+    assert_eq!((code, out.as_str()), (0, "probe: detached\n"), "{err}");
+}
+
+#[test]
+fn q35_uses_free_ports_by_itself_or_as_told() {
+    let mut lab = Lab::new(&q35(4));
+    let occupied = json!({"driver": "virtio-serial-pci", "id": "other", "bus": "rp1"});
+    lab.qemu.ask("device_add", occupied);
+    lab.ok("attach", &[]);
+    assert_eq!(lab.qemu.ours().len(), 5);
+    lab.ok("detach", &[]);
+    assert_eq!(lab.qemu.ours(), [""; 0]);
+
+    lab.ok("attach", &["--bus", "rp4", "--bus", "rp3"]);
+    let path = json!({"path": "/machine/peripheral/rp4/rp4"});
+    let bus = lab.qemu.ask("qom-list", path).to_string();
+    assert!(bus.contains("link<ivshmem-plain>"), "{bus}");
+    lab.ok("detach", &[]);
+}
+
+#[test]
+fn q35_without_room_says_how_to_make_room_and_changes_nothing() {
+    let mut lab = Lab::new(&q35(1));
+    let (code, _, err) = lab.run("attach", &[]);
+    assert_eq!(code, 1);
+    assert!(err.contains("2 free PCIe ports are needed, the machine has 1 free of 1 (rp1)"));
+    assert!(err.contains("-device pcie-root-port"), "{err}");
+    assert_eq!((lab.qemu.ours().len(), lab.daemon.vms().len()), (0, 0));
+}
+
+#[test]
+fn the_doorbell_is_a_third_device() {
+    let mut lab = Lab::new(&q35(3));
+    lab.ok("attach", &["--doorbell", "2"]);
+    assert_eq!(lab.daemon.spec("probe").vectors, 2);
+    let ours = lab.qemu.ours();
+    assert!(ours.contains(&"vnplug-probe-bell".to_owned()), "{ours:?}");
+    assert_eq!(ours.len(), 7);
+    lab.ok("detach", &[]);
+    assert_eq!(lab.qemu.ours(), [""; 0]);
+}
+
+#[test]
+fn a_failure_in_the_middle_is_rolled_back() {
+    let mut lab = Lab::new(&q35(3));
+    // The serial controller fails: its port is not one that exists.
+    let (code, _, err) = lab.run("attach", &["--bus", "rp1", "--bus", "nosuch"]);
+    assert_eq!(code, 1);
+    assert!(
+        err.contains("vnplug-probe-ser: QEMU refused device_add"),
+        "{err}"
+    );
+    assert!(err.contains("nothing was changed"), "{err}");
+    assert_eq!((lab.qemu.ours().len(), lab.daemon.vms().len()), (0, 0));
+    lab.ok("attach", &[]);
+    lab.ok("detach", &[]);
+}
+
+#[test]
+fn an_interrupted_attach_is_completed() {
+    let mut lab = Lab::new(&q35(2));
+    lab.ok("attach", &[]);
+    lab.ok("detach", &[]);
+    let pool = lab.scratch.path("probe.pool");
+    let memory = json!({
+        "qom-type": "memory-backend-file", "id": "vnplug-probe-mem", "share": true,
+        "mem-path": pool, "size": 1 << 20,
+    });
+    lab.qemu.ask("object-add", memory);
+    let out = lab.ok("attach", &[]);
+    assert!(out.contains("completed an interrupted attach"), "{out}");
+    assert_eq!(lab.qemu.ours().len(), 5);
+    lab.ok("detach", &[]);
+    let (code, _, err) = lab.run("detach", &[]);
+    assert_eq!(code, 1);
+    assert!(err.contains("is not attached to this QEMU"), "{err}");
+}
+
+#[test]
+fn fifty_cycles_leave_no_trace() {
+    let mut lab = Lab::new(&q35(2));
+    lab.ok("attach", &[]);
+    lab.ok("detach", &[]);
+    let before = lab.qemu.fds();
+    for _ in 0..50 {
+        lab.ok("attach", &[]);
+        lab.ok("detach", &[]);
+    }
+    assert_eq!(lab.qemu.ours(), [""; 0]);
+    assert_eq!(lab.qemu.fds(), before);
+}
+
+#[test]
+fn a_monitor_somebody_else_holds_is_named_as_such() {
+    let lab = Lab::new(&["-M", "pc"]);
+    let _holder = UnixStream::connect(&lab.qemu.qmp).unwrap();
+    let (code, _, err) = lab.run("attach", &[]);
+    assert_eq!(code, 1);
+    assert!(
+        err.starts_with("vnplug: ") && err.contains("second -qmp socket"),
+        "{err}"
+    );
+}
+
+#[test]
+fn a_daemon_that_refuses_changes_nothing_and_its_words_are_escaped() {
+    let mut lab = Lab::new(&["-M", "pc"]);
+    let refusal = Message::Error {
+        code: code::DENIED,
+        text: "no \u{1b}[2J".into(),
+    };
+    lab.daemon.answer(17, refusal);
+    let (code, _, err) = lab.run("attach", &[]);
+    assert_eq!((code, err.as_str()), (1, "vnplug: no \\x1b[2J\n"));
+    assert_eq!(lab.qemu.ours(), [""; 0]);
+
+    let nobody = lab.scratch.path("nobody");
+    let qmp = lab.qemu.qmp.to_str().unwrap();
+    let command = vnplug(&nobody, &["attach", "qemu", "--name", "a", "--qmp", qmp]);
+    let (code, _, err) = run(command);
+    assert!(code == 1 && err.contains("start the daemon"), "{err}");
+}
