@@ -33,6 +33,12 @@
 //! The reader gives space back with a Release store of `tail`; the producer pairs it with an
 //! Acquire load.
 //!
+//! # Size
+//!
+//! A ring of 256 KiB to 1 MiB stays in the producer's L2 cache and is the fastest. Two processes,
+//! Mpps at 60 / 1514 bytes: 64 KiB 98 / 13, 256 KiB 152 / 25, 1 MiB 154 / 25, 4 MiB 104 / 16. A larger
+//! ring buys time for a reader that stops: 1 MiB holds 10,900 packets of 60 bytes.
+//!
 //! # Sleeping and ringing
 //!
 //! The reader **arms**: it stores `wake_at` (a count of records), `max_delay_us` and then a new
