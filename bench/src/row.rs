@@ -1,0 +1,153 @@
+//! What a row is, and the table of rows.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::handoff::{self, Reading};
+
+/// Any error of a row: it is printed and ends that row, not the others.
+pub(crate) type Error = Box<dyn std::error::Error>;
+/// The result of a row.
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// One line of the bench's plan: a name, a sentence and a function.
+pub(crate) struct Row {
+    /// Selected by any prefix of it.
+    pub(crate) name: &'static str,
+    /// What is measured, in one line.
+    pub(crate) about: &'static str,
+    /// Measures; ours and the peer's in turns.
+    pub(crate) run: fn(&Plan) -> Result<Vec<Figure>>,
+}
+
+/// Every row, in the order of the table.
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        name: "handoff-60",
+        about: "one ring between two processes, 60-byte frames, against DPDK memif",
+        run: |plan| handoff::against_memif(plan, 60, Reading::InPlace),
+    },
+    Row {
+        name: "handoff-1514",
+        about: "one ring between two processes, 1514-byte frames, against DPDK memif",
+        run: |plan| handoff::against_memif(plan, 1514, Reading::InPlace),
+    },
+    Row {
+        name: "handoff-copied-1514",
+        about: "as handoff-1514, our reader copies every byte out as memif's does",
+        run: |plan| handoff::against_memif(plan, 1514, Reading::CopiedOut),
+    },
+    Row {
+        name: "handoff-sizes",
+        about: "rings of 16 KiB to 16 MiB, 60 and 1514 bytes",
+        run: handoff::sizes,
+    },
+];
+
+/// Runs the part of a row that needs a process of its own.
+pub(crate) fn child(words: &[String]) -> Result<()> {
+    match words.split_first() {
+        Some((name, rest)) if name == "handoff-producer" => handoff::producer(rest),
+        _ => Err(format!("no such child: {words:?}").into()),
+    }
+}
+
+/// How often and how long to measure.
+pub(crate) struct Plan {
+    /// Rounds of ours and the peer's in turns.
+    pub(crate) rounds: usize,
+    /// Length of one measurement.
+    pub(crate) time: Duration,
+    /// The file of the figures.
+    pub(crate) out: PathBuf,
+}
+
+impl Plan {
+    /// Reads `ROUNDS`, `SECONDS` and `OUT`.
+    pub(crate) fn from_env() -> Result<Self> {
+        let word = |name, default: &str| std::env::var(name).unwrap_or(default.to_owned());
+        // NB: bash has a variable SECONDS of its own but does not export it.
+        let seconds: f64 = word("SECONDS", "2.0").parse()?;
+        Ok(Self {
+            rounds: word("ROUNDS", "5").parse::<usize>()?.max(1),
+            time: Duration::try_from_secs_f64(seconds.max(0.1))?,
+            out: word("OUT", "target/bench/results.json").into(),
+        })
+    }
+}
+
+/// One result: ours, and the peer's from the same rounds.
+pub(crate) struct Figure {
+    pub(crate) name: String,
+    pub(crate) unit: &'static str,
+    /// One sample per round.
+    pub(crate) ours: Samples,
+    /// Name and samples of the peer, where there is one.
+    pub(crate) peer: Option<(String, Samples)>,
+    /// What exactly both sides did.
+    pub(crate) note: String,
+}
+
+/// Samples of one quantity.
+#[derive(Default)]
+pub(crate) struct Samples(Vec<f64>);
+
+impl Samples {
+    pub(crate) fn push(&mut self, sample: f64) {
+        self.0.push(sample);
+        self.0.sort_by(f64::total_cmp);
+    }
+
+    /// The middle sample, 0 without samples.
+    pub(crate) fn median(&self) -> f64 {
+        self.0.get(self.0.len() / 2).copied().unwrap_or(0.0)
+    }
+
+    /// Lowest and highest sample.
+    pub(crate) fn range(&self) -> (f64, f64) {
+        (
+            self.0.first().copied().unwrap_or(0.0),
+            self.0.last().copied().unwrap_or(0.0),
+        )
+    }
+}
+
+impl Figure {
+    /// Ours divided by the peer's, medians.
+    pub(crate) fn ratio(&self) -> Option<f64> {
+        let (_, peer) = self.peer.as_ref()?;
+        (peer.median() > 0.0).then(|| self.ours.median() / peer.median())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_medians_and_ranges() {
+        let mut figure = Figure {
+            name: String::new(),
+            unit: "Mpps",
+            ours: Samples::default(),
+            peer: Some((String::new(), Samples::default())),
+            note: String::new(),
+        };
+        assert_eq!((figure.ours.median(), figure.ratio()), (0.0, None));
+        for sample in [9.0, 1.0, 4.0] {
+            figure.ours.push(sample);
+        }
+        if let Some((_, peer)) = &mut figure.peer {
+            peer.push(2.0);
+        }
+        assert_eq!(figure.ours.range(), (1.0, 9.0));
+        assert_eq!(figure.ratio(), Some(2.0));
+    }
+
+    #[test]
+    fn row_names_are_unique() {
+        for (at, row) in ROWS.iter().enumerate() {
+            assert!(ROWS[at + 1..].iter().all(|other| other.name != row.name));
+        }
+    }
+}
