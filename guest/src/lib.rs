@@ -45,6 +45,8 @@ mod port;
 
 pub mod agent;
 
+mod ffi;
+
 pub use client::Client;
 pub use error::Error;
 pub use map::map as map_memory;

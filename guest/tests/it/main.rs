@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod agent;
 #[cfg(test)]
+mod c;
+#[cfg(test)]
 mod port;
 #[cfg(test)]
 mod support;

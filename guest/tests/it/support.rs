@@ -52,6 +52,8 @@ pub(crate) struct Shared {
 
 struct Side {
     app: u32,
+    /// The connection it was opened on; 0 for a channel.
+    owner: u64,
     rings: Vec<Producer>,
     wake: Option<OwnedFd>,
     connection: Option<UnixStream>,
@@ -108,7 +110,7 @@ impl Server {
         };
         let shared = Arc::clone(&server.shared);
         std::thread::spawn(move || {
-            for stream in listener.incoming() {
+            for (serial, stream) in (1..).zip(listener.incoming()) {
                 let stream = stream.unwrap();
                 let mut guard = shared.lock().unwrap();
                 if guard.dead {
@@ -117,7 +119,7 @@ impl Server {
                 guard.connections.push(stream.try_clone().unwrap());
                 drop(guard);
                 let shared = Arc::clone(&shared);
-                std::thread::spawn(move || serve(&shared, stream, false));
+                std::thread::spawn(move || serve(&shared, stream, serial));
             }
         });
         server
@@ -147,7 +149,7 @@ impl Server {
             path: PathBuf::new(),
             shared: Arc::clone(&shared),
         };
-        std::thread::spawn(move || serve(&shared, channel, true));
+        std::thread::spawn(move || serve(&shared, channel, 0));
         server
     }
 
@@ -251,6 +253,7 @@ impl Shared {
         &mut self,
         open: &Open,
         app: u32,
+        owner: u64,
         stream: &UnixStream,
     ) -> Result<(Opened, Vec<OwnedFd>), (u16, String)> {
         let refuse = |code, text: &str| Err((code, text.into()));
@@ -307,6 +310,7 @@ impl Shared {
         });
         let side = Side {
             app,
+            owner,
             rings: rings.collect(),
             connection: wake.is_some().then(|| stream.try_clone().unwrap()),
             wake,
@@ -328,6 +332,7 @@ impl Shared {
     fn answer(
         &mut self,
         app: u32,
+        serial: u64,
         request: &Message,
         stream: &UnixStream,
     ) -> Option<(Message, Vec<OwnedFd>)> {
@@ -353,7 +358,7 @@ impl Shared {
                 queues: self.queues,
                 ports: 0,
             }])),
-            Message::Open(open) => Some(match self.open(open, app, stream) {
+            Message::Open(open) => Some(match self.open(open, app, serial, stream) {
                 Ok((opened, fds)) => (Message::Opened(opened), fds),
                 Err((code, text)) => (Message::Error { code, text }, Vec::new()),
             }),
@@ -393,8 +398,8 @@ impl Shared {
     }
 }
 
-fn serve(shared: &Mutex<Shared>, mut stream: UnixStream, channel: bool) {
-    let mut framer = if channel {
+fn serve(shared: &Mutex<Shared>, mut stream: UnixStream, serial: u64) {
+    let mut framer = if serial == 0 {
         Framer::resyncing(MAX_REQUEST)
     } else {
         Framer::strict(MAX_REQUEST)
@@ -402,7 +407,7 @@ fn serve(shared: &Mutex<Shared>, mut stream: UnixStream, channel: bool) {
     let mut bytes = [0; 4096];
     while let Ok(count) = stream.read(&mut bytes) {
         if count == 0 {
-            return;
+            break;
         }
         framer.push(&bytes[..count]);
         while let Some(frame) = framer.next_message().unwrap() {
@@ -412,11 +417,15 @@ fn serve(shared: &Mutex<Shared>, mut stream: UnixStream, channel: bool) {
                 shared.requests.push((frame.0.app, request));
                 continue;
             }
-            if let Some((answer, fds)) = shared.answer(frame.0.app, &request, &stream) {
+            if let Some((answer, fds)) = shared.answer(frame.0.app, serial, &request, &stream) {
                 let bytes = answer.encode(frame.0.id, frame.0.app);
                 write_with_fds(&stream, &bytes, &fds);
             }
         }
+    }
+    if serial != 0 {
+        let mut shared = shared.lock().unwrap();
+        shared.ports.retain(|_, side| side.owner != serial);
     }
 }
 

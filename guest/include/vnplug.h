@@ -1,0 +1,269 @@
+/*
+ * vnplug.h: read a host's packets from rings in shared memory, on the host and in its guests.
+ *
+ * Link with -lvnplug (shared), or with libvnplug.a -lpthread -ldl -lm (static).
+ *
+ * A PORT is one attached reader of one device. The smallest program:
+ *
+ *     struct vnplug_options options;
+ *     struct vnplug_packet packet;
+ *     vnplug_port *port;
+ *     char error[VNPLUG_ERRBUF];
+ *
+ *     vnplug_options_init(&options);
+ *     options.device = "host:eth1";
+ *     options.filter = "udp port 53";
+ *     if (vnplug_open(&options, error, sizeof error, &port) < 0)
+ *         errx(1, "%s", error);
+ *     for (;;) {
+ *         int got = vnplug_next(port, &packet);
+ *         if (got == VNPLUG_PACKET)
+ *             handle(packet.data, packet.cap_len);
+ *         else if (got == VNPLUG_NOTHING)
+ *             vnplug_wait(port, -1);
+ *         else
+ *             break;                      // VNPLUG_ENDED, or an error: vnplug_last_error(port)
+ *     }
+ *     vnplug_close(port);
+ *
+ * RESULTS. Functions return an int: 0 or more is an outcome, less than 0 an error. Outcomes that
+ * differ in meaning differ in value: a packet (1), nothing yet (0), ended (2).
+ *
+ * THREADS. A port serves one thread at a time; it may move between threads. Different ports are
+ * independent. The library starts no thread, installs no signal handler and never calls exit or
+ * abort. After fork(2) only one of the two processes may use a port.
+ *
+ * LIFETIMES. `data` of a packet points into the ring. It is valid until the next call of
+ * vnplug_next, vnplug_poll_next, vnplug_next_batch, vnplug_release, vnplug_wait or vnplug_close on
+ * the same port. Strings the library returns are valid as said at each function. Strings you pass
+ * are copied.
+ *
+ * RESTARTS. When the daemon (or a guest's agent) restarts, the port reopens by itself, under the
+ * same descriptor and with the same filter; the first packet afterwards has VNPLUG_FLAG_GAP. What
+ * was published before is read first. Set `no_reconnect` to get VNPLUG_E_DISCONNECTED instead.
+ *
+ * UNPLUGGING. In a QEMU guest the rings lie in a PCI device. If the device is removed while a port
+ * is open, and the host did not close the port first, touching the ring raises SIGBUS.
+ */
+#ifndef VNPLUG_H
+#define VNPLUG_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An attached reader. */
+typedef struct vnplug_port vnplug_port;
+
+/* Outcomes. */
+enum {
+    VNPLUG_OK = 0,
+    VNPLUG_NOTHING = 0,     /* next: nothing yet */
+    VNPLUG_PACKET = 1,      /* next: there is a packet */
+    VNPLUG_ENDED = 2,       /* next: the source ended, and everything was read */
+    VNPLUG_TIMEOUT = 0,     /* wait: the time is over */
+    VNPLUG_READY = 1,       /* wait: call next, it has something to say */
+    VNPLUG_INTERRUPTED = 3  /* wait: a signal was delivered */
+};
+
+/* Errors. */
+enum {
+    VNPLUG_E_INVALID = -1,      /* an argument is NULL or out of range */
+    VNPLUG_E_UNREACHABLE = -2,  /* nobody listens: start vnplugd (host) or the agent (guest) */
+    VNPLUG_E_PERMISSION = -3,   /* this user may not connect */
+    VNPLUG_E_DISCONNECTED = -4, /* the daemon or agent closed the connection */
+    VNPLUG_E_TIMED_OUT = -5,    /* no answer */
+    VNPLUG_E_PROTOCOL = -6,     /* the other side does not speak the protocol */
+    VNPLUG_E_VERSION = -7,      /* library and daemon do not match: update one */
+    VNPLUG_E_REFUSED = -10,     /* the daemon refuses, for a reason not below */
+    VNPLUG_E_NOT_FOUND = -11,   /* no such device */
+    VNPLUG_E_DENIED = -12,      /* the operator's policy forbids it */
+    VNPLUG_E_FILTER = -13,      /* the filter does not compile; the text says where */
+    VNPLUG_E_NO_MEMORY = -14,   /* no memory for the ring at this moment */
+    VNPLUG_E_LIMIT = -15,       /* a limit of the operator is reached */
+    VNPLUG_E_UNAVAILABLE = -16, /* the agent cannot reach the host at this moment */
+    VNPLUG_E_GONE = -20,        /* the host closed the port */
+    VNPLUG_E_QUARANTINED = -21, /* this reader's side of the ring was overwritten */
+    VNPLUG_E_CORRUPT = -22,     /* the ring was overwritten, or has an unknown layout */
+    VNPLUG_E_SYSTEM = -23,      /* a system call failed */
+    VNPLUG_E_INTERNAL = -24     /* a defect of the library; do not use the port any more */
+};
+
+/* Bytes that hold any usual error text; longer ones are cut. */
+#define VNPLUG_ERRBUF 256
+
+/* Bits of vnplug_packet.flags. */
+enum {
+    VNPLUG_FLAG_OUTBOUND = 1 << 0,      /* sent by the host's interface, else received */
+    VNPLUG_FLAG_VLAN = 1 << 1,          /* vlan_tci is valid */
+    VNPLUG_FLAG_HW_TIMESTAMP = 1 << 2,  /* the NIC took the timestamp */
+    VNPLUG_FLAG_GAP = 1 << 3,           /* an unknown number may be missing before this packet */
+    VNPLUG_FLAG_SOURCE_LOSS = 1 << 4,   /* some were lost in the kernel or NIC before this one */
+    VNPLUG_FLAG_CSUM_NOT_READY = 1 << 5 /* the checksum was left to the NIC, it is not valid */
+};
+
+/* One packet. */
+struct vnplug_packet {
+    const uint8_t *data; /* Ethernet header included, FCS excluded; see LIFETIMES */
+    uint64_t ts_ns;      /* nanoseconds since 1970-01-01 UTC */
+    uint32_t cap_len;    /* bytes at `data` */
+    uint32_t wire_len;   /* bytes on the wire, FCS excluded */
+    uint32_t flow_hash;  /* the same for both directions of a flow */
+    uint32_t lost;       /* packets this port lost just before this one */
+    uint16_t flags;      /* VNPLUG_FLAG_* */
+    uint16_t vlan_tci;   /* outermost 802.1Q tag; the bytes hold it too */
+    uint16_t source;     /* the daemon's number of the device */
+    uint16_t queue;      /* receive queue of the device */
+};
+
+/* One instruction of a classic BPF program; the same as struct bpf_insn and sock_filter. */
+struct vnplug_insn {
+    uint16_t code;
+    uint8_t jt, jf;
+    uint32_t k;
+};
+
+enum { VNPLUG_BOTH = 0, VNPLUG_RX = 1, VNPLUG_TX = 2 };
+enum { VNPLUG_BALANCE_FLOW = 0, VNPLUG_BALANCE_ROUND_ROBIN = 1 };
+
+/* What to open. Initialise with vnplug_options_init; zero is every field's default. */
+struct vnplug_options {
+    size_t size;                       /* set by vnplug_options_init; fields are only appended */
+    const char *device;                /* required, as vnplug_list names it; NAME@Q = one queue */
+    const char *filter;                /* pcap-filter(7); NULL = all */
+    const struct vnplug_insn *program; /* instead of `filter` */
+    size_t program_len;                /* instructions at `program` */
+    uint64_t ring_bytes;               /* per receive queue; 0 = the daemon's default */
+    uint64_t max_delay_us;             /* longest wait for the watermark; 0 = 10 ms */
+    uint32_t watermark;                /* sleep until so many are unread; 0 = 1 */
+    uint32_t snaplen;                  /* bytes per packet; 0 = whole packets */
+    uint32_t direction;                /* VNPLUG_BOTH, _RX, _TX */
+    uint32_t sample;                   /* one in so many; 0 = all */
+    const char *cluster;               /* share the device with this cluster; NULL = do not */
+    uint32_t balance;                  /* how the cluster shares: VNPLUG_BALANCE_* */
+    uint32_t no_reconnect;             /* not 0: do not survive a restart of the daemon */
+    const char *label;                 /* what the operator sees; NULL = program[pid] */
+    const char *socket;                /* NULL = $VNPLUG_SOCKET or /run/vnplug/vnplug.sock */
+};
+
+/* This reader's own counters since vnplug_open. */
+struct vnplug_stats {
+    size_t size;       /* set to sizeof(struct vnplug_stats); fields are only appended */
+    uint64_t received; /* packets taken */
+    uint64_t bytes;    /* their captured bytes */
+    uint64_t lost;     /* packets this port lost, as the packets after them told */
+    uint64_t gaps;     /* packets with VNPLUG_FLAG_GAP */
+    uint64_t reopened; /* restarts survived */
+};
+
+/* One device. Text comes from the host: escape it before printing. */
+struct vnplug_device {
+    const char *name;        /* to open it by */
+    const char *kind;        /* af_packet, pcap, gen, ... */
+    const char *state;       /* up, down, gone, ended, waiting */
+    const char *description; /* for people */
+    uint32_t queues;         /* receive queues */
+    uint32_t ports;          /* attached ports; 0 in guests */
+};
+
+static inline void vnplug_options_init(struct vnplug_options *options)
+{
+    memset(options, 0, sizeof *options);
+    options->size = sizeof *options;
+}
+
+/* The library's version, "major.minor.patch"; static. */
+const char *vnplug_version(void);
+
+/*
+ * Opens a port and stores it in *port. On an error *port is NULL and errbuf (which may be NULL, or
+ * errlen 0) gets the reason.
+ */
+int vnplug_open(const struct vnplug_options *options, char *errbuf, size_t errlen,
+                vnplug_port **port);
+
+/* Closes a port; NULL is allowed. Its descriptor and packets are invalid afterwards. */
+void vnplug_close(vnplug_port *port);
+
+/*
+ * The next packet: VNPLUG_PACKET, VNPLUG_NOTHING, VNPLUG_ENDED, or an error, which is final.
+ *
+ * VNPLUG_NOTHING has armed the wake-up: from then on vnplug_fd is readable at the next packet. A
+ * call that returns a packet that was published already makes no system call.
+ */
+int vnplug_next(vnplug_port *port, struct vnplug_packet *packet);
+
+/*
+ * The same for a reader that spins: does not arm the wake-up, and makes no system call but one in
+ * 65,536 empty calls. Before waiting call vnplug_next.
+ */
+int vnplug_poll_next(vnplug_port *port, struct vnplug_packet *packet);
+
+/*
+ * Up to `max` packets at once, all valid until the next call (see LIFETIMES). Returns VNPLUG_PACKET
+ * with *count > 0, else as vnplug_next with *count = 0.
+ */
+int vnplug_next_batch(vnplug_port *port, struct vnplug_packet *packets, size_t max, size_t *count);
+
+/* Gives the room of all packets taken back to the host. The calls above do it now and then. */
+void vnplug_release(vnplug_port *port);
+
+/*
+ * Sleeps until there is something to read (or the watermark is reached), at most timeout_ms (-1: no
+ * limit): VNPLUG_READY, VNPLUG_TIMEOUT, VNPLUG_INTERRUPTED, or an error.
+ */
+int vnplug_wait(vnplug_port *port, int timeout_ms);
+
+/*
+ * A descriptor for poll, select and epoll, the same for the port's life. Readable: call vnplug_next
+ * until VNPLUG_NOTHING. Level-triggered; also good edge-triggered. Do not read or close it, and call
+ * vnplug_next until VNPLUG_NOTHING once before waiting on it.
+ */
+int vnplug_fd(const vnplug_port *port);
+
+/* Replaces the filter between two packets; NULL or "" = all. On an error the old one stays. */
+int vnplug_set_filter(vnplug_port *port, const char *filter);
+
+/* The same with a program. */
+int vnplug_set_program(vnplug_port *port, const struct vnplug_insn *program, size_t len);
+
+/* This reader's counters. No request is made. Set stats->size first. */
+int vnplug_stats(const vnplug_port *port, struct vnplug_stats *stats);
+
+/*
+ * A counter of the host for this port, by its name in `vnplug stats`. Asks the host at each call.
+ * VNPLUG_E_NOT_FOUND: no such counter. VNPLUG_E_UNAVAILABLE: the host cannot be reached.
+ */
+int vnplug_host_counter(vnplug_port *port, const char *name, uint64_t *value);
+
+/* Why the last call that failed on this port did; valid until the next call. Never NULL. */
+const char *vnplug_last_error(const vnplug_port *port);
+
+/* The device's name, as the host calls it; valid until vnplug_close. */
+const char *vnplug_device_name(const vnplug_port *port);
+
+/* Link type: a DLT number of tcpdump.org; 1 = Ethernet. */
+uint32_t vnplug_link_type(const vnplug_port *port);
+
+/* Longest captured length in bytes. */
+uint32_t vnplug_snaplen(const vnplug_port *port);
+
+/*
+ * The devices that may be opened: *devices is an array of *count, to be freed with
+ * vnplug_list_free. socket: NULL = the default.
+ */
+int vnplug_list(const char *socket, char *errbuf, size_t errlen, struct vnplug_device **devices,
+                size_t *count);
+
+/* Frees what vnplug_list returned; NULL is allowed. */
+void vnplug_list_free(struct vnplug_device *devices, size_t count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

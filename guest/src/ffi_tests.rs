@@ -1,0 +1,219 @@
+//! The header and the Rust side agree, checked by the C and C++ compilers.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::mem::offset_of;
+use std::process::{Command, Stdio};
+
+use super::*;
+
+fn compile(compiler: &str, language: &str, source: &str) {
+    let include = concat!(env!("CARGO_MANIFEST_DIR"), "/include");
+    let mut child = Command::new(compiler)
+        .args([
+            "-fsyntax-only",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-pedantic",
+            "-x",
+            language,
+            "-",
+        ])
+        .args(["-I", include])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(source.as_bytes())
+        .unwrap();
+    assert!(child.wait().unwrap().success(), "{compiler}:\n{source}");
+}
+
+macro_rules! layout {
+    ($out:ident, $c:literal, $rust:ty, $($field:ident),+) => {
+        writeln!($out, "CHECK(sizeof(struct {}) == {});", $c, size_of::<$rust>()).unwrap();
+        $(writeln!(
+            $out,
+            "CHECK(offsetof(struct {}, {}) == {});",
+            $c, stringify!($field), offset_of!($rust, $field)
+        ).unwrap();)+
+    };
+}
+
+fn layouts() -> String {
+    let mut out = String::new();
+    layout!(
+        out,
+        "vnplug_packet",
+        CPacket,
+        data,
+        ts_ns,
+        cap_len,
+        wire_len,
+        flow_hash,
+        lost,
+        flags,
+        vlan_tci,
+        source,
+        queue
+    );
+    layout!(out, "vnplug_insn", CInsn, code, jt, jf, k);
+    layout!(
+        out,
+        "vnplug_options",
+        COptions,
+        size,
+        device,
+        filter,
+        program,
+        program_len,
+        ring_bytes,
+        max_delay_us,
+        watermark,
+        snaplen,
+        direction,
+        sample,
+        cluster,
+        balance,
+        no_reconnect,
+        label,
+        socket
+    );
+    layout!(
+        out,
+        "vnplug_stats",
+        CStats,
+        size,
+        received,
+        bytes,
+        lost,
+        gaps,
+        reopened
+    );
+    layout!(
+        out,
+        "vnplug_device",
+        CDevice,
+        name,
+        kind,
+        state,
+        description,
+        queues,
+        ports
+    );
+    out
+}
+
+fn values() -> String {
+    use vnplug_ring::layout::flags;
+    let refused = |code| Error::Refused {
+        code,
+        text: String::new(),
+    };
+    let checks = [
+        ("VNPLUG_PACKET", PACKET),
+        ("VNPLUG_E_INVALID", E_INVALID),
+        ("VNPLUG_E_INTERNAL", number(&Error::Invalid(DEFECT))),
+        ("VNPLUG_E_DISCONNECTED", number(&Error::Disconnected)),
+        ("VNPLUG_E_TIMED_OUT", number(&Error::TimedOut)),
+        ("VNPLUG_E_PROTOCOL", number(&Error::Protocol(String::new()))),
+        ("VNPLUG_E_REFUSED", number(&refused(code::INTERNAL))),
+        ("VNPLUG_E_NOT_FOUND", number(&refused(code::NOT_FOUND))),
+        ("VNPLUG_E_DENIED", number(&refused(code::DENIED))),
+        ("VNPLUG_E_FILTER", number(&refused(code::FILTER))),
+        ("VNPLUG_E_NO_MEMORY", number(&refused(code::NO_MEMORY))),
+        ("VNPLUG_E_LIMIT", number(&refused(code::LIMIT))),
+        ("VNPLUG_E_UNAVAILABLE", number(&refused(code::UNAVAILABLE))),
+        ("VNPLUG_E_GONE", number(&Error::Gone(String::new()))),
+        ("VNPLUG_E_QUARANTINED", number(&Error::Quarantined)),
+        ("VNPLUG_FLAG_OUTBOUND", flags::OUTBOUND.into()),
+        ("VNPLUG_FLAG_VLAN", flags::VLAN.into()),
+        ("VNPLUG_FLAG_HW_TIMESTAMP", flags::HW_TIMESTAMP.into()),
+        ("VNPLUG_FLAG_GAP", flags::GAP.into()),
+        ("VNPLUG_FLAG_SOURCE_LOSS", flags::SOURCE_LOSS.into()),
+        ("VNPLUG_FLAG_CSUM_NOT_READY", flags::CSUM_NOT_READY.into()),
+    ];
+    checks.iter().fold(String::new(), |mut out, (name, value)| {
+        writeln!(out, "CHECK({name} == {value});").unwrap();
+        out
+    })
+}
+
+#[test]
+fn sizes_offsets_and_values_are_the_same_in_c() {
+    let head = "#include <vnplug.h>\n#define CHECK(x) _Static_assert(x, #x)\n";
+    compile("cc", "c", &[head, &layouts(), &values()].concat());
+}
+
+#[test]
+fn the_header_is_good_in_cpp_and_they_are_the_same_there() {
+    let head = "#include <vnplug.h>\n#define CHECK(x) static_assert(x, #x)\n";
+    compile("c++", "c++", &[head, &layouts(), &values()].concat());
+}
+
+#[test]
+fn null_pointers_are_refused_everywhere() {
+    // SAFETY: null is allowed for every pointer.
+    unsafe {
+        let null = ptr::null_mut();
+        let mut packet = std::mem::MaybeUninit::uninit();
+        assert_eq!(
+            vnplug_open(ptr::null(), ptr::null_mut(), 0, ptr::null_mut()),
+            E_INVALID
+        );
+        assert_eq!(vnplug_next(null, packet.as_mut_ptr()), E_INVALID);
+        assert_eq!(
+            vnplug_next_batch(null, packet.as_mut_ptr(), 1, &mut 0),
+            E_INVALID
+        );
+        assert_eq!(vnplug_wait(null, 0), E_INVALID);
+        assert_eq!(vnplug_fd(null), E_INVALID);
+        assert_eq!(vnplug_set_filter(null, ptr::null()), E_INVALID);
+        assert_eq!(vnplug_stats(null, ptr::null_mut()), E_INVALID);
+        assert_eq!(
+            vnplug_host_counter(null, ptr::null(), ptr::null_mut()),
+            E_INVALID
+        );
+        vnplug_release(null);
+        vnplug_close(null);
+        vnplug_list_free(ptr::null_mut(), 0);
+    }
+}
+
+#[test]
+fn a_panic_becomes_an_error() {
+    let caught = guarded::<()>(|| panic!("on purpose"));
+    assert_eq!(caught.map_err(|error| number(&error)), Err(-24));
+}
+
+#[test]
+fn options_of_another_size_are_understood_or_refused() {
+    // SAFETY: all-zero is a valid COptions.
+    let mut options: [COptions; 2] = unsafe { std::mem::zeroed() };
+    options[0].device = c"host:eth0".as_ptr();
+    let read = |options: &[COptions; 2]| {
+        // SAFETY: `size` is at most that of the array; strings are literals.
+        unsafe { read_options(options.as_ptr()) }
+    };
+    options[0].size = 2 * size_of::<usize>();
+    assert_eq!(read(&options).unwrap().request.device, "host:eth0");
+    options[0].size = 2 * size_of::<COptions>();
+    assert!(read(&options).is_ok(), "unknown fields at their default");
+    options[1].watermark = 1;
+    assert!(matches!(read(&options), Err(Error::Invalid(_))));
+    options[0].size = 0;
+    assert!(matches!(read(&options), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn an_error_text_is_cut_to_the_buffer() {
+    let mut buffer = [1 as c_char; 8];
+    // SAFETY: seven of the eight bytes are offered.
+    unsafe { tell(&Error::Disconnected, buffer.as_mut_ptr(), 7) };
+    let told: Vec<u8> = buffer.iter().map(|&byte| byte as u8).collect();
+    assert_eq!(told, b"the co\0\x01");
+}
