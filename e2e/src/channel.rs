@@ -9,6 +9,7 @@
 //! wait in one, it stops delivering and does not always start again.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs;
 use std::io::{BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,7 +22,7 @@ use crate::base64;
 use crate::error::{LabError, Result};
 
 /// What a command in the guest left behind.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Output {
     /// Exit status; 128 + signal number if a signal ended it.
     pub status: i32,
@@ -40,6 +41,15 @@ impl Output {
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes).trim_end().to_owned()
+    }
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Output")
+            .field("status", &self.status)
+            .field("text", &self.text())
+            .finish()
     }
 }
 
