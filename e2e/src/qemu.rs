@@ -144,7 +144,9 @@ impl Qemu {
                     &format!("virtio-net-pci,netdev=net{number},mac=52:54:00:00:00:{number:02x}"),
                 ]);
         }
-        let mut kernel_args = "console=ttyS0 quiet panic=-1".to_owned();
+        // no_timer_check: on a busy host an emulated timer is late and the kernel would panic with
+        // "timer doesn't work through Interrupt-remapped IO-APIC".
+        let mut kernel_args = "console=ttyS0 quiet panic=-1 no_timer_check".to_owned();
         if config.iommu {
             kernel_args.push_str(" intel_iommu=on");
         }
