@@ -14,12 +14,14 @@
 //! (never on the console). Nothing is installed on the host and nothing outlives the process: every
 //! child dies with it, also when it is killed with SIGKILL.
 //!
-//! The lab knows nothing of vNPlug; what is under test comes in as files and programs.
+//! The lab knows nothing of vNPlug but [`daemon`]: where the programs under test are, and a daemon
+//! that ends with its test. Everything else under test comes in as files and programs.
 
 mod accel;
 mod base64;
 mod channel;
 mod child;
+pub mod daemon;
 mod error;
 mod guest;
 mod image;

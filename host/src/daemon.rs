@@ -12,6 +12,7 @@ use vnplug_ring::control::Grant;
 
 use crate::config::Config;
 use crate::control::{Control, Setup, listen};
+use crate::filter::Compiler;
 use crate::hub::policy::Policy;
 use crate::hub::{Hub, Limits};
 use crate::sys::{memory, privileges, signals};
@@ -42,7 +43,10 @@ pub fn run(config: Config) -> Result<(), String> {
     let user = config.user.as_deref().map(privileges::user).transpose();
     let user = user.map_err(|error| error.to_string())?;
     give_files_to(user, &config)?;
-    let exe = std::env::current_exe().map_err(|error| format!("our own path: {error}"))?;
+    let mut compiler = Compiler::new("/proc/self/exe".into());
+    if let Err(error) = compiler.start() {
+        log::warn!(target: "filter", "filters cannot be compiled now: {error}");
+    }
     privileges::drop_all_but_net_raw(user)
         .map_err(|error| format!("cannot give up privileges: {error}"))?;
 
@@ -78,7 +82,7 @@ pub fn run(config: Config) -> Result<(), String> {
         hub,
         policy,
         dirs,
-        exe,
+        compiler,
         listener,
         termination,
     };

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -42,13 +41,13 @@ pub(crate) struct CompileThread {
 
 impl CompileThread {
     /// Starts it; `bell`, an eventfd, becomes readable when a job is done.
-    pub(crate) fn start(exe: PathBuf, bell: Arc<OwnedFd>) -> std::io::Result<Self> {
+    pub(crate) fn start(compiler: Compiler, bell: Arc<OwnedFd>) -> std::io::Result<Self> {
         let (jobs, inbox) = channel();
         let done = Arc::new(Mutex::new(VecDeque::new()));
         let out = Arc::clone(&done);
         std::thread::Builder::new()
             .name("vnplug-compile".into())
-            .spawn(move || work(&inbox, Compiler::new(exe), &out, &bell))?;
+            .spawn(move || work(&inbox, compiler, &out, &bell))?;
         Ok(Self { jobs, done })
     }
 

@@ -15,13 +15,14 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
+use crate::filter::Compiler;
 use crate::hub::Hub;
 use crate::hub::policy::{Policy, Viewer};
 use crate::vm::{Dirs, Vm};
@@ -41,7 +42,7 @@ pub(crate) struct Setup {
     pub(crate) hub: Hub,
     pub(crate) policy: Policy,
     pub(crate) dirs: Dirs,
-    pub(crate) exe: PathBuf,
+    pub(crate) compiler: Compiler,
     pub(crate) listener: OwnedFd,
     pub(crate) termination: OwnedFd,
 }
@@ -101,7 +102,7 @@ impl Control {
             hub,
             policy,
             dirs,
-            exe,
+            compiler,
             listener,
             termination,
         } = setup;
@@ -114,7 +115,7 @@ impl Control {
         ] {
             watch(&epoll, fd.as_fd(), token)?;
         }
-        let compiler = CompileThread::start(exe, Arc::clone(&bell))?;
+        let compiler = CompileThread::start(compiler, Arc::clone(&bell))?;
         let vms = Vm::load_all(&dirs);
         let mut control = Self {
             hub,

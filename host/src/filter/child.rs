@@ -59,7 +59,7 @@ pub fn compile_child_main() -> ExitCode {
 }
 
 fn serve() -> io::Result<()> {
-    enter_service()?;
+    let files = enter_service()?;
     let library = match Library::load() {
         Ok(library) => library,
         Err(why) => return reply(status::NO_LIBPCAP, why.as_bytes()),
@@ -69,7 +69,7 @@ fn serve() -> io::Result<()> {
     let _ = library.compile(c"host localhost or tcp port http", 1, 1);
     reply(status::READY, &[])?;
     while let Some(request) = Request::read()? {
-        let (code, bytes) = answer(&library, &request)?;
+        let (code, bytes) = answer(&library, &request, files)?;
         reply(code, &bytes)?;
     }
     Ok(())
@@ -118,10 +118,11 @@ fn reply(code: u8, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Has a confined copy compile the expression; judges how it ended.
-fn answer(library: &Library, request: &Request) -> io::Result<(u8, Vec<u8>)> {
+fn answer(library: &Library, request: &Request, files: bool) -> io::Result<(u8, Vec<u8>)> {
     let limits = Limits {
         cpu: CPU_LIMIT,
         memory_bytes: MEMORY_LIMIT_BYTES,
+        files,
     };
     let (from_copy, to_us) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let pid = fork_confined(limits, to_us, |to_daemon| {

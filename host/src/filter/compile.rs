@@ -36,6 +36,15 @@ impl Compiler {
         }
     }
 
+    /// Starts the compiling process now: while the daemon still has the power to make it nobody.
+    ///
+    /// # Errors
+    /// [`FilterError::Start`] or [`FilterError::NoLibpcap`]; compiling tries again.
+    pub fn start(&mut self) -> Result<(), FilterError> {
+        self.service = Some(Service::start(&self.exe)?);
+        Ok(())
+    }
+
     /// Compiles a pcap-filter expression for frames of `link_type` (1 is Ethernet), accepting
     /// `snaplen` bytes of each frame that matches. No text at all matches every frame.
     ///

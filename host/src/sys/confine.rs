@@ -29,13 +29,19 @@ pub(crate) struct Limits {
     pub(crate) cpu: Duration,
     /// Address space in bytes.
     pub(crate) memory_bytes: u64,
+    /// It may read files: only where [`enter_service`] made the process nobody.
+    pub(crate) files: bool,
 }
 
-/// Stage 1; the process must be single-threaded and young.
+/// Stage 1; the process must be single-threaded and young. Returns whether it is nobody now.
+///
+/// Only root with `CAP_SETUID` and `CAP_SETGID` can become nobody: the daemon starts the service
+/// before it gives its capabilities up. A process that stays somebody owns files, and its jobs
+/// must not open any (service and host names do not resolve then, numbers do).
 ///
 /// # Errors
 /// The system's, when power cannot be given up; the process must then end.
-pub(crate) fn enter_service() -> io::Result<()> {
+pub(crate) fn enter_service() -> io::Result<bool> {
     single_threaded()?;
     // SAFETY: the process has just been executed and single-threaded, so nothing in it owns a
     // descriptor from 3 on.
@@ -43,12 +49,7 @@ pub(crate) fn enter_service() -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     rustix::thread::set_no_new_privs(true)?;
-    if rustix::process::geteuid().is_root() {
-        let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
-        rustix::thread::set_thread_groups(&[])?;
-        rustix::thread::set_thread_res_gid(gid, gid, gid)?;
-        rustix::thread::set_thread_res_uid(uid, uid, uid)?;
-    }
+    let nobody = become_nobody();
     let none = CapabilitySets {
         effective: CapabilitySet::empty(),
         permitted: CapabilitySet::empty(),
@@ -58,7 +59,14 @@ pub(crate) fn enter_service() -> io::Result<()> {
     for resource in [Resource::Core, Resource::Fsize] {
         limit(resource, 0)?;
     }
-    Ok(())
+    Ok(nobody.is_ok())
+}
+
+fn become_nobody() -> rustix::io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid)
 }
 
 /// Stage 2: runs `job` in a forked, confined process and returns its process id.
@@ -119,11 +127,11 @@ fn confine(limits: Limits, parent: Pid) -> io::Result<()> {
     if unsafe { libc::setitimer(libc::ITIMER_PROF, &raw const once, std::ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    allow_only_reading()
+    allow_only_reading(limits.files)
 }
 
 /// Installs the system-call filter of stage 2: everything that is not listed gives EACCES.
-fn allow_only_reading() -> io::Result<()> {
+fn allow_only_reading(files: bool) -> io::Result<()> {
     let step = |code: u16, k: u32, jt: u8, jf: u8| libc::sock_filter { code, jt, jf, k };
     let load = |offset: u32| step(code::LD_W_ABS, offset, 0, 0);
     let allow = step(code::RET, libc::SECCOMP_RET_ALLOW, 0, 0);
@@ -144,6 +152,9 @@ fn allow_only_reading() -> io::Result<()> {
         list.extend([step(code::JEQ_K, number, 0, 1), allow]);
     }
     for (number, argument, forbidden_bits) in ALLOWED_WITHOUT {
+        if *number == libc::SYS_openat && !files {
+            continue;
+        }
         let number = u32::try_from(*number).map_err(io::Error::other)?;
         list.extend([
             step(code::JEQ_K, number, 0, 4),

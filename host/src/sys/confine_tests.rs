@@ -50,10 +50,11 @@ fn probe() {
 }
 
 fn attempt_in_a_service() {
-    enter_service().unwrap();
+    let files = enter_service().unwrap();
     let limits = Limits {
         cpu: Duration::from_millis(50),
         memory_bytes: 64 << 20,
+        files,
     };
     let (mut from_job, to_us) = pipe();
     let service = rustix::process::getpid();

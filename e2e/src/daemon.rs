@@ -1,0 +1,258 @@
+//! The programs under test: where they are, and a daemon that ends with its test.
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vnplug::{Client, PortOptions};
+use vnplug_ring::control::{Counted, Message};
+
+use crate::child::Tethered;
+use crate::error::{LabError, Result};
+use crate::kernel;
+use crate::lab::Lab;
+use crate::netns::{self, Netns};
+
+/// A running `vnplugd` with a socket and state directory of its own; killed when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    dir: PathBuf,
+    args: Vec<String>,
+    netns: Option<String>,
+    process: Option<Tethered>,
+}
+
+const START: Duration = Duration::from_secs(20);
+
+impl Daemon {
+    /// Starts a daemon with these further arguments, in `netns` if given, and waits until it
+    /// serves.
+    ///
+    /// # Errors
+    /// [`LabError`] with the end of its log if it does not come up.
+    pub fn start(lab: &Lab, netns: Option<&Netns>, args: &[&str]) -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let dir = lab
+            .dir()
+            .join(format!("d{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        fs::create_dir(&dir).map_err(LabError::io(format!("make {}", dir.display())))?;
+        let mut daemon = Self {
+            dir,
+            args: args.iter().map(|&arg| arg.to_owned()).collect(),
+            netns: netns.map(|netns| netns.name().to_owned()),
+            process: None,
+        };
+        daemon.launch()?;
+        Ok(daemon)
+    }
+
+    /// Starts the process again after [`kill`](Self::kill), with the same arguments and directory.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn launch(&mut self) -> Result<()> {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path());
+        let log = log.map_err(LabError::io("the daemon's log"))?;
+        let mut command = Command::new(program("vnplugd")?);
+        command
+            .arg("--socket")
+            .arg(self.socket())
+            .arg("--verbose")
+            .args(&self.args);
+        command
+            .env("RUST_BACKTRACE", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        let netns: Option<OwnedFd> = self.netns.as_deref().map(netns::open).transpose()?;
+        let mut process = Tethered::spawn(command, Vec::new(), netns)?;
+        let deadline = Instant::now() + START;
+        while Client::connect_to(&self.socket()).is_err() {
+            if process.try_wait().is_some() || Instant::now() > deadline {
+                return Err(LabError::Boot {
+                    what: "vnplugd".into(),
+                    console: self.log(),
+                });
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// Kills it with SIGKILL.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill();
+        }
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("s")
+    }
+
+    /// What it logged so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Process id.
+    ///
+    /// # Panics
+    /// If it was killed.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.as_ref().expect("the daemon runs").pid()
+    }
+
+    /// Processor time of the daemon and its helper since it started.
+    #[must_use]
+    pub fn cpu_time(&self) -> Duration {
+        self.process
+            .as_ref()
+            .map_or(Duration::ZERO, Tethered::cpu_time)
+    }
+
+    /// Options for a port on this daemon.
+    #[must_use]
+    pub fn port(&self, device: &str) -> PortOptions {
+        PortOptions::new(device).socket(self.socket())
+    }
+
+    /// All counters.
+    ///
+    /// # Panics
+    /// If the daemon does not answer.
+    #[must_use]
+    pub fn counters(&self) -> Vec<Counted> {
+        let mut client = Client::connect_to(&self.socket()).expect("the daemon answers");
+        client.stats().expect("the daemon counts")
+    }
+
+    /// Checks that the counters close at points R and S; returns them.
+    ///
+    /// # Panics
+    /// If a sum does not close, with the numbers.
+    pub fn audit(&self) -> Vec<Counted> {
+        let counters = self.counters();
+        audit(&counters);
+        counters
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.dir.join("log")
+    }
+}
+
+/// One value of one entry; 0 if there is none.
+#[must_use]
+pub fn value(counted: &Counted, name: &str) -> u64 {
+    counted
+        .values
+        .iter()
+        .find(|(key, _)| key == name)
+        .map_or(0, |(_, value)| *value)
+}
+
+/// One label of one entry.
+#[must_use]
+pub fn label<'a>(counted: &'a Counted, name: &str) -> &'a str {
+    counted
+        .labels
+        .iter()
+        .find(|(key, _)| key == name)
+        .map_or("", |(_, value)| value)
+}
+
+/// Checks the identities of `host/src/hub/report.rs`.
+///
+/// # Panics
+/// If a sum does not close, with the numbers.
+pub fn audit(counters: &[Counted]) {
+    const FATES: [&str; 7] = [
+        "refused",
+        "direction",
+        "filtered",
+        "sampled_out",
+        "delivered",
+        "dropped_full",
+        "dropped_quarantine",
+    ];
+    for port in counters.iter().filter(|counted| counted.kind == "port") {
+        let fates: u64 = FATES.iter().map(|fate| value(port, fate)).sum();
+        assert_eq!(
+            value(port, "offered"),
+            fates,
+            "point S of port {}: {port:?}",
+            port.name
+        );
+    }
+    for source in counters.iter().filter(|counted| counted.kind == "source") {
+        let device = format!("host:{}", source.name);
+        let offered: u64 = counters
+            .iter()
+            .filter(|counted| counted.kind == "port" && label(counted, "device") == device)
+            .map(|port| value(port, "offered"))
+            .sum();
+        let departed = value(source, "departed_offered");
+        assert_eq!(
+            value(source, "duties"),
+            offered + departed,
+            "point R of {device}: {source:?}"
+        );
+        assert_eq!(
+            departed,
+            value(source, "departed_accounted"),
+            "point S of {device}'s past"
+        );
+    }
+}
+
+/// A program of ours, as the build left it beside the running test.
+///
+/// # Errors
+/// [`LabError::Missing`] that says how to build it.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().map_err(LabError::io("our own path"))?;
+    own.ancestors()
+        .skip(1)
+        .take(3)
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file())
+        .ok_or_else(|| LabError::Missing(format!("no {name} was built: run `make build` first")))
+}
+
+/// The static `vnplug` for guests.
+///
+/// # Errors
+/// [`LabError::Missing`] that says how to build it.
+pub fn guest_program() -> Result<PathBuf> {
+    let path = kernel::guest_dir()?.join("bin/vnplug");
+    if path.is_file() {
+        return Ok(path);
+    }
+    let what = format!("no {}: run `make build` first", path.display());
+    Err(LabError::Missing(what))
+}
+
+/// The error text of a refused request, or the message that came instead.
+///
+/// # Panics
+/// If the message is no error.
+#[must_use]
+pub fn refusal(message: Message) -> (u16, String) {
+    match message {
+        Message::Error { code, text } => (code, text),
+        other => panic!("not refused but {other:?}"),
+    }
+}

@@ -1,0 +1,243 @@
+//! The daemon and its readers, as processes on one machine.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use vnplug::{Next, Port};
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{Daemon, label, value};
+use vnplug_ring::control::{Balance, FilterSpec};
+use vnplug_ring::layout::flags;
+use vnplug_ring::witness::{Checker, View};
+
+/// Reads until the port ended or `limit` packets came; gives the checker and the packets lost.
+fn read(port: &mut Port, view: View, limit: u64) -> (Checker, u64, u64) {
+    let mut checker = Checker::new(view);
+    let (mut packets, mut lost) = (0, 0);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while packets < limit {
+        assert!(
+            Instant::now() < deadline,
+            "only {packets} packets in a minute"
+        );
+        match port.next().unwrap() {
+            Next::Packet(packet) => {
+                checker.feed(packet.bytes);
+                lost += u64::from(packet.meta.lost);
+                packets += 1;
+                if packets % 64 == 0 {
+                    port.release();
+                }
+            }
+            Next::Nothing => {
+                port.wait(Some(Duration::from_secs(1))).unwrap();
+            }
+            Next::Ended => break,
+        }
+    }
+    port.release();
+    (checker, packets, lost)
+}
+
+#[test]
+fn a_counted_run_arrives_whole_and_ends() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(
+        &lab,
+        None,
+        &["--source", "lab=gen,pps=200000,count=100000,run=7"],
+    )
+    .unwrap();
+    let mut port = daemon.port("lab").open().unwrap();
+    let (checker, packets, lost) = read(&mut port, View::Whole, u64::MAX);
+    assert_eq!((packets, lost), (100_000, 0));
+    let report = checker.report(7).unwrap();
+    assert!(report.is_perfect(), "{report:?}");
+    daemon.audit();
+}
+
+#[test]
+fn what_a_slow_reader_loses_is_told_in_its_stream_and_costs_the_others_nothing() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(
+        &lab,
+        None,
+        &["--source", "lab=gen,pps=300000,count=300000,run=1"],
+    )
+    .unwrap();
+    let mut stalled = daemon.port("lab").ring_bytes(1 << 16).open().unwrap();
+    let mut port = daemon.port("lab").ring_bytes(32 << 20).open().unwrap();
+    let (checker, packets, lost) = read(&mut port, View::Whole, u64::MAX);
+    let stalled_number = stalled.number().to_string();
+    let counters = daemon.audit();
+    let of = |name: &str| {
+        counters
+            .iter()
+            .find(|c| c.kind == "port" && c.name == name)
+            .unwrap()
+    };
+    // The reader that kept up lost nothing from the moment it attached.
+    let counted = of(&port.number().to_string());
+    assert_eq!((lost, value(counted, "offered")), (0, packets));
+    assert!(packets > 200_000 && checker.report(1).unwrap().duplicates == 0);
+    // The other one has what fits its ring, and knows the exact rest.
+    let (_, kept, _) = read(&mut stalled, View::Whole, u64::MAX);
+    let counted = of(&stalled_number);
+    assert_eq!(value(counted, "delivered"), kept);
+    assert_eq!(value(counted, "dropped_full"), 300_000 - kept);
+}
+
+#[test]
+fn filters_run_in_the_daemon_and_are_replaced_between_two_packets() {
+    let lab = Lab::new().unwrap();
+    let source = "lab=gen,pps=100000,flows=16,size=128,protocols=udp4+tcp4+icmp4,run=3";
+    let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
+    let options = daemon.port("lab").filter("udp");
+    let mut port = options.open().unwrap();
+    read(&mut port, View::Part, 1000);
+    for round in 0..50 {
+        let filter = if round % 2 == 0 { "tcp" } else { "icmp" };
+        port.set_filter(FilterSpec::Expression(filter.into()))
+            .unwrap();
+        let refused = port
+            .set_filter(FilterSpec::Expression("tcp prot 80".into()))
+            .unwrap_err();
+        assert!(refused.to_string().contains("syntax error"), "{refused}");
+        // What was published before the change drains first; then only the new kind comes.
+        let wanted = if filter == "tcp" { 6 } else { 1 };
+        let mut seen = 0;
+        while seen < 200 {
+            match port.next().unwrap() {
+                Next::Packet(packet) if packet.bytes[23] == wanted => seen += 1,
+                Next::Packet(_) => assert_eq!(seen, 0, "a packet of the old filter after the new"),
+                Next::Nothing => {
+                    port.release();
+                    port.wait(Some(Duration::from_secs(1))).unwrap();
+                }
+                Next::Ended => panic!("ended"),
+            }
+        }
+        port.release();
+    }
+    daemon.audit();
+}
+
+#[test]
+fn a_cluster_shares_by_flow_beside_a_full_copy_and_the_union_is_complete() {
+    let lab = Lab::new().unwrap();
+    let source = "lab=gen,pps=200000,count=200000,flows=500,run=9";
+    let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
+    let ring = 32 << 20;
+    let member = || {
+        daemon
+            .port("lab")
+            .cluster("ids", Balance::Flow)
+            .ring_bytes(ring)
+    };
+    let mut full = daemon.port("lab").ring_bytes(ring).open().unwrap();
+    let mut members = [member().open().unwrap(), member().open().unwrap()];
+    let (whole, packets, lost) = read(&mut full, View::Part, u64::MAX);
+    assert_eq!(lost, 0);
+    let mut union = None;
+    let mut flows: HashMap<u32, usize> = HashMap::new();
+    let mut sum = 0;
+    for (at, port) in members.iter_mut().enumerate() {
+        let mut checker = Checker::new(View::Part);
+        loop {
+            match port.next().unwrap() {
+                Next::Packet(packet) => {
+                    checker.feed(packet.bytes);
+                    sum += 1;
+                    let before = flows.insert(packet.meta.flow_hash, at);
+                    assert!(
+                        before.is_none_or(|before| before == at),
+                        "a flow changed its member"
+                    );
+                }
+                Next::Nothing => {
+                    port.wait(Some(Duration::from_secs(1))).unwrap();
+                }
+                Next::Ended => break,
+            }
+        }
+        let set = checker.set(9).unwrap().clone();
+        match &mut union {
+            None => union = Some(set),
+            Some(union) => assert_eq!(union.merge(&set), 0, "a packet went to both"),
+        }
+    }
+    // Both had their share, and from the first member's first packet on nothing is missing.
+    assert_eq!(
+        union.unwrap().ranges().len(),
+        1,
+        "the union of the members has holes"
+    );
+    assert!(packets - sum < 50_000, "{packets} {sum}");
+    drop(whole);
+    daemon.audit();
+}
+
+#[test]
+fn a_reader_survives_a_killed_daemon_and_sees_the_gap() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=50000,run=4"]).unwrap();
+    let mut port = daemon.port("lab").open().unwrap();
+    for _ in 0..3 {
+        read(&mut port, View::Whole, 5_000);
+        daemon.kill();
+        // What was published is still there; then nothing, until the next daemon.
+        let drained = Instant::now() + Duration::from_millis(300);
+        while Instant::now() < drained {
+            if let Next::Nothing = port.next().unwrap() {
+                port.wait(Some(Duration::from_millis(20))).unwrap();
+            }
+        }
+        daemon.launch().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let gap = loop {
+            assert!(Instant::now() < deadline, "the reader did not come back");
+            match port.next().unwrap() {
+                Next::Packet(packet) => break packet.meta.flags & flags::GAP,
+                Next::Nothing => {
+                    port.wait(Some(Duration::from_millis(100))).unwrap();
+                }
+                Next::Ended => panic!("ended"),
+            }
+        };
+        assert_ne!(gap, 0, "the first packet of the new ring is marked");
+    }
+    daemon.audit();
+}
+
+#[test]
+fn lists_and_counters_name_what_is_there() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000,queues=2"]).unwrap();
+    let port = daemon.port("host:lab@1").open().unwrap();
+    assert_eq!((port.device(), port.ring_count()), ("host:lab", 1));
+    let both = daemon.port("lab").open().unwrap();
+    assert_eq!(both.ring_count(), 2);
+    for (device, part) in [
+        ("lab@7", "queues are 0 to 1"),
+        ("eth9", "no source \"eth9\""),
+    ] {
+        let error = daemon.port(device).open().unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let counters = daemon.audit();
+    let source = counters
+        .iter()
+        .find(|counted| counted.kind == "source")
+        .unwrap();
+    assert_eq!(
+        (source.name.as_str(), label(source, "kind")),
+        ("lab", "gen")
+    );
+    assert_eq!(
+        counters
+            .iter()
+            .filter(|counted| counted.kind == "port")
+            .count(),
+        2
+    );
+}
