@@ -124,7 +124,6 @@ impl Daemon {
     }
 
     /// Options for a port on this daemon.
-    #[must_use]
     pub fn port(&self, device: &str) -> PortOptions {
         PortOptions::new(device).socket(self.socket())
     }
