@@ -3,10 +3,14 @@
 //! The same binary serves on the host, where the daemon answers, and in a guest, where the agent
 //! does (`vnplug agent`). One file per command; [`out`] and [`failure`] say how they speak and end.
 
+mod agent;
 mod attach;
+mod capture;
 mod failure;
+mod list;
 mod out;
 mod qemu;
+mod stats;
 mod sys;
 mod text;
 mod uml;
@@ -32,12 +36,22 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
+    /// Count the packets of a device
+    Count(capture::count::Count),
+    /// Write the packets of a device to a capture file or a pipe
+    Dump(capture::dump::Dump),
+    /// List the devices
+    List(list::List),
+    /// Show every counter and check that the accounts close
+    Stats(stats::Stats),
     /// Plug the daemon into a virtual machine
     #[command(subcommand)]
     Attach(attach::Attach),
     /// Unplug the daemon from a virtual machine
     #[command(subcommand)]
     Detach(attach::Detach),
+    /// Serve the applications of a guest; runs inside virtual machines
+    Agent(agent::Agent),
 }
 
 fn main() -> ExitCode {
@@ -46,8 +60,13 @@ fn main() -> ExitCode {
     let socket = arguments.socket;
     let connect = || Client::connect_to(&socket).map_err(Failure::from);
     let outcome = match arguments.command {
+        Action::Count(count) => count.run(&socket),
+        Action::Dump(dump) => dump.run(&socket),
+        Action::List(list) => list.run(connect),
+        Action::Stats(stats) => stats.run(connect),
         Action::Attach(attach) => attach.run(connect),
         Action::Detach(detach) => detach.run(connect),
+        Action::Agent(agent) => agent.run(&socket),
     };
     outcome.unwrap_or_else(|failure| {
         let line = failure.line();

@@ -3,6 +3,8 @@
 
 #![expect(unsafe_code, reason = "sigaction has no safe interface")]
 
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Number of the signal that asked us to stop; 0 = none.
@@ -10,7 +12,7 @@ static STOP: AtomicI32 = AtomicI32::new(0);
 
 /// From now on SIGINT, SIGTERM and SIGHUP are remembered ([`stop`]) and interrupt a wait.
 pub(crate) fn catch_signals() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for signal in SIGNALS {
         // SAFETY: an all-zero sigaction is valid: no flags (so waits return EINTR), empty mask.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = remember as *const () as libc::sighandler_t;
@@ -29,6 +31,32 @@ pub(crate) fn stop() -> Option<i32> {
     }
 }
 
+/// From now on these signals do nothing but make the descriptor readable; for a loop that polls.
+///
+/// # Errors
+/// No descriptor can be made.
+pub(crate) fn signals_as_fd() -> io::Result<OwnedFd> {
+    // SAFETY: an all-zero sigset_t is valid memory for sigemptyset to initialise.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` lives through the calls; the signal numbers are valid; the old mask is not asked
+    // for. This runs before the command starts any thread.
+    let fd = unsafe {
+        libc::sigemptyset(&mut set);
+        for signal in SIGNALS {
+            libc::sigaddset(&mut set, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` was just made and nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 extern "C" fn remember(signal: libc::c_int) {
     STOP.store(signal, Ordering::Relaxed);
 }
+
+const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];

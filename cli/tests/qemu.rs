@@ -34,6 +34,7 @@ struct Lab {
     scratch: Scratch,
 }
 
+#[expect(clippy::unwrap_used, reason = "a helper of tests")]
 impl Lab {
     fn new(arguments: &[impl AsRef<str>]) -> Self {
         let scratch = Scratch::new();

@@ -136,14 +136,30 @@ impl Part {
             json!({"id": self.id, "backend": {"type": "socket", "data": data}})
         };
         if !reconnect {
-            return qmp.execute("chardev-add", backend(None)).map(drop);
+            return insist(qmp, &backend(None));
         }
-        match qmp.execute("chardev-add", backend(Some(("reconnect", 1)))) {
+        match insist(qmp, &backend(Some(("reconnect", 1)))) {
             // NB: deprecated in QEMU 9.2 in favour of reconnect-ms.
-            Err(QmpError::Refused { text, .. }) if text.contains("is unexpected") => qmp
-                .execute("chardev-add", backend(Some(("reconnect-ms", 1000))))
-                .map(drop),
-            other => other.map(drop),
+            Err(QmpError::Refused { text, .. }) if text.contains("is unexpected") => {
+                insist(qmp, &backend(Some(("reconnect-ms", 1000))))
+            }
+            other => other,
+        }
+    }
+}
+
+/// Adds a chardev, for a while also against "duplicate yank instance": QEMU frees a removed socket
+/// chardev of the same id only when its connecting thread has ended (seen with 7.2).
+fn insist(qmp: &mut Qmp, arguments: &Value) -> Result<(), QmpError> {
+    let deadline = Instant::now() + STALE_CHARDEV;
+    loop {
+        match qmp.execute("chardev-add", arguments.clone()) {
+            Err(QmpError::Refused { text, .. })
+                if text.contains("yank") && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            other => return other.map(drop),
         }
     }
 }
@@ -228,6 +244,8 @@ fn words(list: &Value, key: &str) -> Vec<String> {
     let word = |item: &Value| item[key].as_str().map(str::to_owned);
     items.iter().filter_map(word).collect()
 }
+
+const STALE_CHARDEV: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests {

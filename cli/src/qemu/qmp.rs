@@ -265,8 +265,6 @@ mod tests {
 
     use super::*;
 
-    const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": []}}"#;
-
     fn socket(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("vnplug-qmp-{}-{name}", std::process::id()));
         let _ = std::fs::remove_file(&path);
@@ -352,7 +350,6 @@ mod tests {
     #[test]
     fn silence_and_an_ended_qemu_are_told_apart() {
         let path = serve("silent", "{\"QMP\": {}}\n", &["\n \n"]);
-        drop(GREETING);
         let mut qmp = connect(&path).unwrap();
         assert!(matches!(
             qmp.execute("stop", json!({})),

@@ -1,6 +1,7 @@
 //! A daemon that only says what the protocol asks of it, and a paused QEMU to plug into.
 
-#![expect(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, reason = "each test binary uses its part")]
+#![expect(clippy::unwrap_used, reason = "a test's helper fails loudly")]
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, IoSlice, Read, Write};
@@ -21,10 +22,10 @@ use vnplug_ring::control::wire::{Framer, MAX_REQUEST};
 use vnplug_ring::control::{Message, VERSION, VmReady, VmSpec, code};
 
 /// A directory of its own for one test, removed at the end.
-pub struct Scratch(pub PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("vnplug-cli-{}-{number}", std::process::id());
@@ -33,7 +34,7 @@ impl Scratch {
         Self(path)
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }
@@ -46,8 +47,8 @@ impl Drop for Scratch {
 
 /// Answers on a socket until the test ends.
 #[derive(Clone)]
-pub struct Daemon {
-    pub socket: PathBuf,
+pub(crate) struct Daemon {
+    pub(crate) socket: PathBuf,
     dir: PathBuf,
     state: Arc<Mutex<State>>,
 }
@@ -57,10 +58,11 @@ struct State {
     vms: Vec<VmSpec>,
     adopted: Vec<(String, OwnedFd)>,
     answers: Vec<(u8, Message)>,
+    connections: Vec<UnixStream>,
 }
 
 impl Daemon {
-    pub fn start(scratch: &Scratch) -> Self {
+    pub(crate) fn start(scratch: &Scratch) -> Self {
         let daemon = Self {
             socket: scratch.path("vnplug.sock"),
             dir: scratch.0.clone(),
@@ -78,25 +80,36 @@ impl Daemon {
     }
 
     /// From now on a request of this kind gets this answer.
-    pub fn answer(&self, kind: u8, answer: Message) {
+    pub(crate) fn answer(&self, kind: u8, answer: Message) {
         self.state.lock().unwrap().answers.push((kind, answer));
     }
 
-    pub fn vms(&self) -> Vec<String> {
+    pub(crate) fn vms(&self) -> Vec<String> {
         let state = self.state.lock().unwrap();
         state.vms.iter().map(|vm| vm.name.clone()).collect()
     }
 
-    pub fn spec(&self, name: &str) -> VmSpec {
+    pub(crate) fn spec(&self, name: &str) -> VmSpec {
         let state = self.state.lock().unwrap();
         state.vms.iter().find(|vm| vm.name == name).unwrap().clone()
     }
 
-    pub fn take_adopted(&self) -> Option<(String, OwnedFd)> {
+    pub(crate) fn take_adopted(&self) -> Option<(String, OwnedFd)> {
         self.state.lock().unwrap().adopted.pop()
     }
 
+    /// Forgets everything and closes every connection, as a daemon that ends does.
+    pub(crate) fn restart(&self) {
+        let mut state = self.state.lock().unwrap();
+        for connection in state.connections.drain(..) {
+            let _ = connection.shutdown(std::net::Shutdown::Both);
+        }
+        *state = State::default();
+    }
+
     fn serve(&self, stream: UnixStream) {
+        let copy = stream.try_clone().unwrap();
+        self.state.lock().unwrap().connections.push(copy);
         let mut framer = Framer::strict(MAX_REQUEST);
         loop {
             let mut fds = Vec::new();
@@ -252,14 +265,14 @@ fn receive(stream: &UnixStream, fds: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
 }
 
 /// A QEMU that stays paused (`-S`): its firmware never runs, hot-plug works all the same.
-pub struct Qemu {
+pub(crate) struct Qemu {
     child: Child,
-    pub qmp: PathBuf,
+    pub(crate) qmp: PathBuf,
     own: BufReader<UnixStream>,
 }
 
 impl Qemu {
-    pub fn start(scratch: &Scratch, arguments: &[&str]) -> Self {
+    pub(crate) fn start(scratch: &Scratch, arguments: &[&str]) -> Self {
         let qmp = scratch.path("qmp");
         let own = scratch.path("qmp-of-the-test");
         let monitor = |path: &Path| format!("unix:{},server=on,wait=off", path.display());
@@ -299,7 +312,7 @@ impl Qemu {
         qemu
     }
 
-    pub fn ask(&mut self, command: &str, arguments: Value) -> Value {
+    pub(crate) fn ask(&mut self, command: &str, arguments: Value) -> Value {
         let request = json!({"execute": command, "arguments": arguments}).to_string();
         self.own.get_mut().write_all(request.as_bytes()).unwrap();
         loop {
@@ -311,7 +324,7 @@ impl Qemu {
     }
 
     /// Names of everything of ours in it.
-    pub fn ours(&mut self) -> Vec<String> {
+    pub(crate) fn ours(&mut self) -> Vec<String> {
         let mut names = Vec::new();
         for path in ["/objects", "/machine/peripheral"] {
             let list = self.ask("qom-list", json!({"path": path}));
@@ -330,7 +343,7 @@ impl Qemu {
         names
     }
 
-    pub fn fds(&self) -> usize {
+    pub(crate) fn fds(&self) -> usize {
         let path = format!("/proc/{}/fd", self.child.id());
         fs::read_dir(path).unwrap().count()
     }
@@ -350,7 +363,7 @@ impl Drop for Qemu {
 }
 
 /// The command under test.
-pub fn vnplug(socket: &Path, arguments: &[&str]) -> Command {
+pub(crate) fn vnplug(socket: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vnplug"));
     command.arg("--socket").arg(socket).args(arguments);
     command.stdin(Stdio::null());
@@ -358,7 +371,7 @@ pub fn vnplug(socket: &Path, arguments: &[&str]) -> Command {
 }
 
 /// Its exit code, stdout and stderr, after at most 60 s.
-pub fn run(mut command: Command) -> (i32, String, String) {
+pub(crate) fn run(mut command: Command) -> (i32, String, String) {
     let child = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -368,7 +381,7 @@ pub fn run(mut command: Command) -> (i32, String, String) {
 }
 
 /// As [`run`], of a running child.
-pub fn finish(mut child: Child) -> (i32, String, String) {
+pub(crate) fn finish(mut child: Child) -> (i32, String, String) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
@@ -387,7 +400,7 @@ pub fn finish(mut child: Child) -> (i32, String, String) {
 }
 
 /// Reads what is there within `limit`.
-pub fn read_some(fd: OwnedFd, limit: Duration) -> Vec<u8> {
+pub(crate) fn read_some(fd: OwnedFd, limit: Duration) -> Vec<u8> {
     let mut stream = UnixStream::from(fd);
     stream.set_nonblocking(false).unwrap();
     stream.set_read_timeout(Some(limit)).unwrap();

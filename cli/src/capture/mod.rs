@@ -1,0 +1,193 @@
+//! What `count` and `dump` have in common: opening a port and reading it until something ends it.
+
+pub(crate) mod count;
+pub(crate) mod dump;
+mod pcap;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use vnplug::{Next, Packet, Port, PortOptions, Ready};
+
+use crate::failure::Failure;
+use crate::{sys, text};
+
+/// Which packets, how they are delivered, and when to stop.
+#[derive(Debug, Args)]
+pub(crate) struct PortArgs {
+    /// Device as `vnplug list` names it; DEVICE@Q is receive queue Q alone
+    device: String,
+    /// Only packets that match this pcap-filter(7) expression; the daemon runs it
+    #[arg(
+        short,
+        long,
+        value_name = "EXPRESSION",
+        default_value = "",
+        hide_default_value = true
+    )]
+    filter: String,
+    /// Stop after this time
+    #[arg(short = 't', long, value_name = "TIME", value_parser = text::duration)]
+    seconds: Option<Duration>,
+    /// Stop after this many packets
+    #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    packets: Option<u64>,
+    /// Bytes to capture of each packet [default: all]
+    #[arg(
+        short,
+        long,
+        value_name = "BYTES",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
+    snaplen: u32,
+    /// One packet in N of those that pass the filter
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    sample: u32,
+    /// Packets the interface received (rx), sent (tx), or both
+    #[arg(long, value_enum, default_value_t = Direction::Both)]
+    direction: Direction,
+    /// Share the device with all readers that name the same cluster
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    cluster: String,
+    /// How a cluster shares: a flow stays with one reader, or packet by packet (rr)
+    #[arg(long, value_enum, default_value_t = Balance::Flow, requires = "cluster")]
+    balance: Balance,
+    /// Size of each ring, for example 16M [default: the daemon's]
+    #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true, value_parser = text::size)]
+    ring: u64,
+    /// Sleep until this many packets are unread
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    watermark: u32,
+    /// Longest time a packet waits for the watermark
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = text::duration)]
+    max_delay: Duration,
+    /// Never sleep: lowest latency, one core busy
+    #[arg(long)]
+    busy_poll: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Direction {
+    Both,
+    Rx,
+    Tx,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Balance {
+    Flow,
+    Rr,
+}
+
+/// What is done with the packets.
+pub(crate) trait Sink {
+    /// One packet.
+    fn packet(&mut self, packet: &Packet<'_>) -> Result<(), Failure>;
+    /// Nothing more to read at this moment.
+    fn idle(&mut self) -> Result<(), Failure>;
+    /// About once a second.
+    fn tick(&mut self, port: &Port) -> Result<(), Failure>;
+}
+
+impl PortArgs {
+    /// Opens the port.
+    pub(crate) fn open(&self, socket: &Path) -> Result<Port, Failure> {
+        let direction = match self.direction {
+            Direction::Both => vnplug::Direction::Both,
+            Direction::Rx => vnplug::Direction::Rx,
+            Direction::Tx => vnplug::Direction::Tx,
+        };
+        let balance = match self.balance {
+            Balance::Flow => vnplug::Balance::Flow,
+            Balance::Rr => vnplug::Balance::RoundRobin,
+        };
+        let options = PortOptions::new(&self.device)
+            .socket(socket)
+            .filter(&self.filter)
+            .snaplen(self.snaplen)
+            .sample(self.sample)
+            .direction(direction)
+            .cluster(&self.cluster, balance)
+            .ring_bytes(self.ring)
+            .watermark(self.watermark)
+            .max_delay(self.max_delay);
+        options
+            .open()
+            .map_err(|error| Failure::about(&self.device, Failure::from(error).line()))
+    }
+
+    /// True if this reader gets every packet of the device.
+    pub(crate) fn gets_everything(&self) -> bool {
+        self.filter.trim().is_empty()
+            && self.sample == 1
+            && self.direction == Direction::Both
+            && self.cluster.is_empty()
+            && !self.device.contains('@')
+    }
+
+    /// Reads until a limit, a signal, the end of the source or a failure.
+    ///
+    /// # Errors
+    /// Why the port or the sink failed; everything before was delivered.
+    pub(crate) fn drive(&self, port: &mut Port, sink: &mut impl Sink) -> Result<(), Failure> {
+        let start = Instant::now();
+        let end = self.seconds.map(|seconds| start + seconds);
+        let mut left = self.packets.unwrap_or(u64::MAX);
+        let mut tick = start + TICK;
+        loop {
+            let mut idle = true;
+            for packet in port.batch(BATCH) {
+                sink.packet(&packet?)?;
+                idle = false;
+                left -= 1;
+                if left == 0 {
+                    return Ok(());
+                }
+            }
+            let now = Instant::now();
+            if sys::stop().is_some() || end.is_some_and(|end| now >= end) {
+                return Ok(());
+            }
+            if now >= tick {
+                sink.tick(port)?;
+                tick = (tick + TICK).max(now);
+            }
+            if !idle {
+                continue;
+            }
+            sink.idle()?;
+            let next = match self.busy_poll {
+                true => port.poll_next()?,
+                false => port.next()?,
+            };
+            match next {
+                Next::Packet(packet) => {
+                    sink.packet(&packet)?;
+                    left -= 1;
+                    if left == 0 {
+                        return Ok(());
+                    }
+                }
+                Next::Ended => return Ok(()),
+                Next::Nothing if self.busy_poll => std::hint::spin_loop(),
+                Next::Nothing => {
+                    let until = end.map_or(tick, |end| end.min(tick));
+                    let timeout = until.saturating_duration_since(now);
+                    match port.wait(Some(timeout))? {
+                        Ready::Now | Ready::TimedOut | Ready::Interrupted => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+const BATCH: usize = 256;
+const TICK: Duration = Duration::from_secs(1);

@@ -1,0 +1,94 @@
+//! What the command says: help, usage errors, an absent daemon.
+
+mod support;
+
+use support::{Daemon, Scratch, run, vnplug};
+use vnplug_ring::control::{Device, Message};
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("nobody");
+    for command in [
+        "count",
+        "dump",
+        "list",
+        "stats",
+        "agent",
+        "attach qemu",
+        "attach uml",
+        "detach qemu",
+        "detach uml",
+    ] {
+        let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let (code, out, _) = run(vnplug(&socket, &words));
+        assert_eq!(code, 0, "{command}");
+        assert!(
+            out.contains("Example") && out.contains(&format!("vnplug {command}")),
+            "{out}"
+        );
+    }
+    let (_, out, _) = run(vnplug(&socket, &["--help"]));
+    assert!(out.contains("Exit codes:"), "{out}");
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("nobody");
+    for words in [
+        &["count"][..],
+        &["nonsense"],
+        &["count", "eth1", "--ring", "64Q"],
+        &["count", "eth1", "--witness", "--snaplen", "60"],
+        &["count", "eth1", "--packets", "0"],
+        &["attach", "qemu", "--name", "a b", "--qmp", "x"],
+        &[
+            "attach", "uml", "--name", "a", "--pool", "3M", "--", "linux",
+        ],
+    ] {
+        let (code, _, err) = run(vnplug(&socket, words));
+        assert_eq!(code, 2, "{words:?}: {err}");
+    }
+}
+
+#[test]
+fn an_absent_daemon_is_exit_code_1_with_advice() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("nobody");
+    for words in [
+        &["list"][..],
+        &["stats"],
+        &["count", "eth1"],
+        &["dump", "eth1", "-w", "/x"],
+    ] {
+        let (code, _, err) = run(vnplug(&socket, words));
+        assert_eq!(code, 1, "{words:?}: {err}");
+        assert!(
+            err.starts_with("vnplug: ") && err.contains("start the daemon"),
+            "{err}"
+        );
+        assert_eq!(err.lines().count(), 1, "{err}");
+    }
+}
+
+#[test]
+fn devices_are_listed_as_text_and_json() {
+    let scratch = Scratch::new();
+    let daemon = Daemon::start(&scratch);
+    let device = Device {
+        name: "host:eth1".into(),
+        kind: "af_packet".into(),
+        state: "up".into(),
+        description: "eth1".into(),
+        queues: 2,
+        ports: 1,
+    };
+    daemon.answer(4, Message::Devices(vec![device]));
+    let (code, out, err) = run(vnplug(&daemon.socket, &["list"]));
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("host:eth1  af_packet  up"), "{out}");
+    let (_, out, _) = run(vnplug(&daemon.socket, &["list", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json[0]["queues"], 2);
+}
