@@ -16,7 +16,16 @@ pub(crate) const NOTE: &str = "memif: client testpmd txonly (writes the packet's
      of the bursts 16 to 128, rings 128 to 4096, buffers 1536 to 2048 and zero-copy tried).";
 
 /// Packets received per microsecond: the median of the per-second rates that the server prints.
+///
+/// NB: testpmd 22.11 now and then dies or never connects (a segmentation
+/// fault in the server); such a round is repeated, at most twice.
 pub(crate) fn measure(plan: &Plan, len: usize) -> Result<f64> {
+    attempt(plan, len)
+        .or_else(|_| attempt(plan, len))
+        .or_else(|_| attempt(plan, len))
+}
+
+fn attempt(plan: &Plan, len: usize) -> Result<f64> {
     let socket = std::env::temp_dir().join(format!("vnplug-bench-{}.sock", std::process::id()));
     let socket = socket
         .to_str()
