@@ -1,0 +1,54 @@
+# The commands a user and CI know. Everything they need, they install (setup.sh).
+#
+#   make demo    boots two guests and shows both ways of capture side by side
+#   make test    all tests, real guests included
+#   make bench   ours and the peers, in one table (ROWS="handoff fanout …" selects)
+#   make build   vnplugd, libvnplug, and the static vnplug for guests
+#   make install PREFIX=/usr/local
+
+PREFIX ?= /usr/local
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+STATIC := x86_64-unknown-linux-gnu
+GUEST_BIN := target/guest/bin/vnplug
+# Tests and the demo make network namespaces and boot guests; they ask for root only to run.
+AS_ROOT := ./.ci/as-root
+
+.PHONY: all setup build guest debug demo test bench install clean
+
+all: build
+
+setup:
+	./setup.sh
+
+guest: setup
+	RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --release \
+		--target $(STATIC) -p vnplug-cli
+	install -D -m 755 $(TARGET)/$(STATIC)/release/vnplug $(GUEST_BIN)
+
+build: guest
+	cargo build --locked --release -p vnplugd -p libvnplug -p vnplug-e2e -p vnplug-bench
+	@echo "built: $(TARGET)/release/vnplugd, $(TARGET)/release/libvnplug.so, $(GUEST_BIN)"
+
+demo: build
+	./e2e/setup-guest-kernel.sh
+	$(AS_ROOT) $(TARGET)/release/demo
+
+test: guest
+	./e2e/setup-guest-kernel.sh
+	cargo build --locked --workspace
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/.ci/as-root" \
+		cargo test --locked --workspace
+
+bench: build
+	./e2e/setup-guest-kernel.sh
+	$(AS_ROOT) $(TARGET)/release/vnplug-bench $(ROWS)
+
+install: build
+	install -D -m 755 $(TARGET)/release/vnplugd $(DESTDIR)$(PREFIX)/sbin/vnplugd
+	install -D -m 755 $(GUEST_BIN) $(DESTDIR)$(PREFIX)/bin/vnplug
+	install -D -m 755 $(TARGET)/release/libvnplug.so $(DESTDIR)$(PREFIX)/lib/libvnplug.so
+	install -D -m 644 $(TARGET)/release/libvnplug.a $(DESTDIR)$(PREFIX)/lib/libvnplug.a
+	install -D -m 644 guest/include/vnplug.h $(DESTDIR)$(PREFIX)/include/vnplug.h
+
+clean:
+	cargo clean

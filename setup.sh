@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Installs what building, testing and measuring need and the machine lacks: Debian 12 or Ubuntu,
+# with Rust. Quick when nothing is missing. Asks for root only to install packages.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+# program or file that must be there -> package that has it
+needs=(
+    cc:gcc ld:binutils make:make ip:iproute2 tcpdump:tcpdump tshark:tshark
+    qemu-system-x86_64:qemu-system-x86 linux.uml:user-mode-linux
+    /usr/bin/busybox:busybox-static /usr/share/doc/libpcap0.8:libpcap0.8
+    dpdk-testpmd:dpdk curl:curl python3:python3 ping:iputils-ping dnsmasq:dnsmasq-base
+    dig:bind9-dnsutils ethtool:ethtool setpriv:util-linux rsvg-convert:librsvg2-bin
+    editcap:wireshark-common g++:g++ strace:strace cpio:cpio modinfo:kmod
+)
+
+if ! command -v cargo >/dev/null; then
+    echo "setup: no cargo. Install Rust 1.95 or newer (https://rustup.rs), then try again." >&2
+    exit 1
+fi
+
+missing=()
+for need in "${needs[@]}"; do
+    what=${need%%:*} package=${need#*:}
+    if [[ $what == /* ]]; then
+        [[ -e $what ]] || missing+=("$package")
+    else
+        PATH=$PATH:/usr/sbin:/sbin command -v "$what" >/dev/null || missing+=("$package")
+    fi
+done
+[[ ${#missing[@]} -eq 0 ]] && exit 0
+
+if ! command -v apt-get >/dev/null; then
+    echo "setup: please install: ${missing[*]} (this script knows only apt-get)" >&2
+    exit 1
+fi
+echo "setup: installing ${missing[*]}"
+root=()
+[[ $(id -u) -eq 0 ]] || root=(sudo)
+"${root[@]}" apt-get update -qq
+"${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
