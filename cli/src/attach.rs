@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use vnplug::Client;
-use vnplug_ring::control::{Grant, code};
+use vnplug_ring::control::{Grant, HOST_PREFIX, code};
 use vnplug_ring::pool::MAX_NAME;
 
 use crate::failure::{Failure, Outcome};
@@ -39,7 +39,7 @@ pub(crate) struct VmArgs {
     pub(crate) pool: u64,
     /// A source the VM may see, with a filter that always applies; may be repeated, `*` means all.
     /// Added to what the daemon's configuration allows
-    #[arg(long, value_name = "SOURCE[=FILTER]", value_parser = grant)]
+    #[arg(long, value_name = "SOURCE[:FILTER]", value_parser = grant)]
     pub(crate) allow: Vec<Grant>,
 }
 
@@ -90,12 +90,13 @@ fn pool_size(text: &str) -> Result<u64, String> {
 }
 
 fn grant(text: &str) -> Result<Grant, String> {
-    let (source, filter) = text.split_once('=').unwrap_or((text, ""));
+    let name = text.strip_prefix(HOST_PREFIX).unwrap_or(text);
+    let (source, filter) = name.split_once(':').unwrap_or((name, ""));
     if source.is_empty() {
-        return Err("write SOURCE or SOURCE=FILTER, for example 'eth1=not port 22'".into());
+        return Err("write SOURCE or SOURCE:FILTER, for example 'eth1:not port 22'".into());
     }
     Ok(Grant {
-        source: source.strip_prefix("host:").unwrap_or(source).to_owned(),
+        source: source.to_owned(),
         filter: filter.trim().to_owned(),
     })
 }
@@ -129,7 +130,10 @@ mod tests {
         };
         assert_eq!(grant("*"), Ok(make("*", "")));
         assert_eq!(grant("host:eth1"), Ok(make("eth1", "")));
-        assert_eq!(grant("eth1=ip[2:2] = 40"), Ok(make("eth1", "ip[2:2] = 40")));
-        assert!(grant("=tcp").is_err());
+        assert_eq!(
+            grant("host:eth1:ip[2:2] = 40"),
+            Ok(make("eth1", "ip[2:2] = 40"))
+        );
+        assert!(grant(":tcp").is_err());
     }
 }

@@ -99,12 +99,11 @@ fn identities(all: &[Counted]) -> Vec<Identity> {
     let mut found = Vec::new();
     for source in all.iter().filter(|counted| counted.kind == "source") {
         let about = format!("source {}", source.name);
-        found.extend(sum(
-            &about,
-            source,
-            "seen",
-            &["read", "kernel_dropped", "skipped"],
-        ));
+        if let Some(mut identity) = sum(&about, source, "seen", &["read", "kernel_dropped"]) {
+            let skipped = value(source, "skipped").map(|value| ("skipped".to_owned(), value));
+            identity.right.extend(skipped);
+            found.push(identity);
+        }
         let ports = all
             .iter()
             .filter(|port| port.kind == "port" && is_of(port, source));

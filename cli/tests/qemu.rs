@@ -66,7 +66,7 @@ impl Lab {
 #[test]
 fn pc_takes_everything_and_gives_it_back_when_the_guest_lets_go() {
     let mut lab = Lab::new(&["-M", "pc"]);
-    let out = lab.ok("attach", &["--pool", "2M", "--allow", "eth1=udp"]);
+    let out = lab.ok("attach", &["--pool", "2M", "--allow", "eth1:udp"]);
     assert!(out.starts_with("probe: attached: pool of 2 MiB"), "{out}");
     assert_eq!(lab.daemon.spec("probe").allow[0].filter, "udp");
     let all = ["chr", "mem", "port", "ser", "shm"].map(|part| format!("vnplug-probe-{part}"));

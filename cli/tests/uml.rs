@@ -5,7 +5,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ fn script(scratch: &Scratch, body: &str) -> PathBuf {
 }
 
 #[expect(clippy::unwrap_used, reason = "a helper of tests")]
-fn attach(daemon: &Daemon, more: &[&str], linux: &PathBuf) -> Command {
+fn attach(daemon: &Daemon, more: &[&str], linux: &Path) -> Command {
     let fixed = ["attach", "uml", "--name", "probe"];
     let linux = ["--", linux.to_str().unwrap(), "mem=64M"];
     vnplug(&daemon.socket, &[&fixed, more, &linux].concat())
