@@ -1,7 +1,8 @@
 //! The peer: DPDK's memif between two `dpdk-testpmd`.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -12,13 +13,14 @@ pub(crate) const NAME: &str = "DPDK memif (testpmd)";
 /// What exactly the peer does.
 pub(crate) const NOTE: &str = "memif: client testpmd txonly (writes the packet's headers into an \
      mbuf from its cache), the driver copies the mbuf into the shared ring, server's driver copies \
-     it out into an mbuf, testpmd rxonly frees it; burst 64, ring 1024, buffers 1600 B (the best \
-     of the bursts 16 to 128, rings 128 to 4096, buffers 1536 to 2048 and zero-copy tried).";
+     it out into an mbuf, testpmd rxonly frees it; burst 64, buffers 1600 B, ring 1024 (4096 above \
+     60 B): the best of bursts 16 to 128, rings 128 to 16384, buffers 1536 to 2048; zero-copy gave \
+     no more.";
 
 /// Packets received per microsecond: the median of the per-second rates that the server prints.
 ///
-/// NB: testpmd 22.11 now and then dies or never connects (a segmentation
-/// fault in the server); such a round is repeated, at most twice.
+/// NB: testpmd 22.11 now and then dies or never connects (a segmentation fault in the server); such
+/// a round is repeated, at most twice.
 pub(crate) fn measure(plan: &Plan, len: usize) -> Result<f64> {
     attempt(plan, len)
         .or_else(|_| attempt(plan, len))
@@ -32,42 +34,35 @@ fn attempt(plan: &Plan, len: usize) -> Result<f64> {
         .ok_or("the temporary folder's name is not text")?;
     let _ = std::fs::remove_file(socket);
     // Both put their main thread, which only prints, on the CPU of the other's worker.
-    let mut server = testpmd("server", "0@1,1@0", socket, &["--forward-mode=rxonly"])?;
+    // NB: log2 of the ring, the faster one: 60 B 27 Mpps (12: 26), 1514 B 11.8 Mpps (10: 9.1).
+    let ring = if len <= 60 { 10 } else { 12 };
+    let device = format!("socket={socket},socket-abstract=no,bsize=1600,rsize={ring},id=0");
+    let mut server = testpmd("server", "0@1,1@0", &device, &["--forward-mode=rxonly"])?;
     sleep(Duration::from_millis(700));
     let size = format!("--txpkts={len}");
-    let client = testpmd(
+    let _client = testpmd(
         "client",
         "0@0,1@1",
-        socket,
+        &device,
         &["--forward-mode=txonly", &size],
     )?;
-    // Starting takes a second, the first second of traffic is not whole.
-    sleep(plan.time + Duration::from_secs(3));
-    drop(client);
-    let text = server.output()?;
-    let mut rates: Vec<f64> = text
-        .lines()
-        .filter_map(|line| {
-            line.split("Rx-pps:")
-                .nth(1)?
-                .split_whitespace()
-                .next()?
-                .parse()
-                .ok()
-        })
-        .filter(|rate| *rate > 0.0)
-        .collect();
-    if rates.len() < 2 {
-        return Err(format!("testpmd printed too few rates:\n{text}").into());
+    // The first second of traffic is not whole.
+    let want = plan.time.as_secs_f64().ceil() as usize + 1;
+    let printed = server.rates()?;
+    let mut rates = Vec::new();
+    while rates.len() < want {
+        match printed.recv_timeout(PATIENCE) {
+            Ok(rate) => rates.push(rate),
+            Err(_) => return Err(format!("testpmd printed {} rates only", rates.len()).into()),
+        }
     }
     rates.remove(0);
     rates.sort_by(f64::total_cmp);
     Ok(rates[rates.len() / 2] / 1e6)
 }
 
-fn testpmd(role: &str, lcores: &str, socket: &str, extra: &[&str]) -> Result<Testpmd> {
-    let device =
-        format!("--vdev=net_memif0,role={role},socket={socket},socket-abstract=no,bsize=1600,id=0");
+fn testpmd(role: &str, lcores: &str, device: &str, extra: &[&str]) -> Result<Testpmd> {
+    let device = format!("--vdev=net_memif0,role={role},{device}");
     let prefix = format!("--file-prefix=vnplug-bench-{role}-{}", std::process::id());
     let eal = [
         "--main-lcore=0",
@@ -102,14 +97,28 @@ fn testpmd(role: &str, lcores: &str, socket: &str, extra: &[&str]) -> Result<Tes
 struct Testpmd(Child);
 
 impl Testpmd {
-    /// Ends it and returns what it printed, a few kilobytes that the pipe holds.
-    fn output(&mut self) -> Result<String> {
-        self.0.kill()?;
-        let mut bytes = Vec::new();
-        if let Some(pipe) = &mut self.0.stdout {
-            pipe.read_to_end(&mut bytes)?;
-        }
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    /// The receive rates that it prints once a second, from the first packet on.
+    fn rates(&mut self) -> Result<Receiver<f64>> {
+        let pipe = self.0.stdout.take().ok_or("testpmd has no output")?;
+        let (printed, rates) = channel();
+        std::thread::spawn(move || {
+            let lines = BufReader::new(pipe).lines().map_while(|line| line.ok());
+            let words = lines.filter_map(|line| {
+                line.split("Rx-pps:")
+                    .nth(1)?
+                    .split_whitespace()
+                    .next()?
+                    .parse()
+                    .ok()
+            });
+            // Ends with the process, or when nobody waits any longer.
+            for rate in words.filter(|rate: &f64| *rate > 0.0) {
+                if printed.send(rate).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(rates)
     }
 }
 
@@ -120,3 +129,6 @@ impl Drop for Testpmd {
         let _ = self.0.wait();
     }
 }
+
+/// Longest time between two rates, and from the start to the first.
+const PATIENCE: Duration = Duration::from_secs(12);
