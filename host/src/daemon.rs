@@ -15,7 +15,7 @@ use crate::control::{Control, Setup, listen};
 use crate::filter::Compiler;
 use crate::hub::policy::Policy;
 use crate::hub::{Hub, Limits};
-use crate::sys::{memory, privileges, signals};
+use crate::sys::{privileges, signals};
 use crate::vm::Dirs;
 
 /// Runs the daemon until it is told to end.
@@ -67,12 +67,6 @@ pub fn run(config: Config) -> Result<(), String> {
         warn_unknown(&hub, &grant);
         policy.grant_vm(&vm, grant);
     }
-    let huge = memory::free_huge_pages();
-    log::info!(
-        target: "port",
-        "rings lie in {}",
-        if huge > 0 { format!("huge pages while they last ({huge} free)") } else { "ordinary memory (no free huge pages)".into() }
-    );
     let dirs = Dirs {
         state: config.state_dir,
         pools: config.pool_dir,

@@ -147,7 +147,8 @@ pub struct Hub {
     pub opened: u64,
     /// Ports closed since start.
     pub closed: u64,
-    warned_ordinary: bool,
+    /// Where the last ring came to lie.
+    huge: Option<bool>,
 }
 
 /// How long a queue's thread may take to answer; it answers between two batches.
@@ -165,7 +166,7 @@ impl Hub {
             next_cluster: 1,
             opened: 0,
             closed: 0,
-            warned_ordinary: false,
+            huge: None,
         }
     }
 
@@ -480,10 +481,13 @@ impl Hub {
     }
 
     fn say_pages(&mut self, huge: bool) {
-        if !huge && !self.warned_ordinary {
-            self.warned_ordinary = true;
-            log::info!(target: "port", "no free huge pages: rings lie in ordinary memory \
-                (`sysctl vm.nr_hugepages=N` reserves 2 MiB pages)");
+        if self.huge != Some(huge) {
+            self.huge = Some(huge);
+            log::info!(target: "port", "rings lie in {}", if huge {
+                "huge pages"
+            } else {
+                "ordinary memory: no huge pages are free (`sysctl vm.nr_hugepages=N` reserves some)"
+            });
         }
     }
 }

@@ -265,7 +265,8 @@ fn generator(options: &mut Options<'_>) -> Result<Opened, SourceError> {
         "generated frames of {size} bytes, {rate}, run {}",
         config.run
     );
-    let ends = config.count.is_some();
+    // Flat out for nobody would only heat a core.
+    let ends = config.count.is_some() || config.pps.is_none();
     Ok(("gen", description, Gen::open(&config)?, ends))
 }
 
