@@ -59,3 +59,7 @@ pub use vnplug_ring::control::{
     VmSpec, code,
 };
 pub use vnplug_ring::layout::{Meta, flags};
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/library.md")]
+mod library_md {}

@@ -88,12 +88,21 @@ impl Drop for Dir {
 }
 
 /// Waits until `condition`, at most ten seconds.
-pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, condition: impl FnMut() -> bool) {
+    let limit = Duration::from_secs(10);
+    assert!(eventually_within(limit, condition), "never: {what}");
+}
+
+/// Waits until `condition`, at most `limit`; false if it never holds.
+pub(crate) fn eventually_within(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(10), "never: {what}");
+    while start.elapsed() < limit {
+        if condition() {
+            return true;
+        }
         std::thread::sleep(Duration::from_millis(2));
     }
+    false
 }
 
 impl Server {
