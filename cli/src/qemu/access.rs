@@ -1,13 +1,19 @@
 //! Lets a QEMU that runs as another user (libvirt-qemu) open what the daemon made.
 //!
 //! The pool file and the sockets belong to the daemon's user. QEMU opens the pool for writing and
-//! connects to the sockets, so they are given to the user that QEMU runs as: the one in
-//! `/proc/PID/status` of the process at the other end of the monitor socket. Where a manager made
-//! that socket and handed it over, the process is the manager; `--qemu-user` then names the user.
+//! connects to the sockets, so the user that QEMU runs as may do so too: by an access control list,
+//! for the files must stay the daemon's (it gave up the power to open others' and needs them again
+//! when it restarts); by a change of owner where the file system has no such lists (hugetlbfs).
+//!
+//! The user is the one in `/proc/PID/status` of the process at the other end of the monitor socket.
+//! Where a manager made that socket and handed it over, the process is the manager; `--qemu-user`
+//! then names the user.
 
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
 
+use rustix::fs::{XattrFlags, setxattr};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use vnplug_ring::control::VmReady;
 
@@ -65,15 +71,43 @@ pub(crate) fn hand_over(ready: &VmReady, owner: Owner) -> Result<(), Failure> {
             continue;
         }
         let about = |error| {
-            let to = format!("cannot give {path} to user {} that QEMU runs as", owner.uid);
+            let to = format!("cannot open {path} to user {} that QEMU runs as", owner.uid);
             Failure::new(format!("{to}: {error}; run this as root"))
         };
         let metadata = std::fs::metadata(Path::new(path)).map_err(about)?;
-        if metadata.uid() != owner.uid {
-            chown(path, Some(owner.uid), Some(owner.gid)).map_err(about)?;
+        if metadata.uid() == owner.uid {
+            continue;
         }
+        let list = access_list(owner.uid);
+        match setxattr(path, ACL_ATTRIBUTE, &list, XattrFlags::empty()) {
+            Err(Errno::OPNOTSUPP) => chown(path, Some(owner.uid), Some(owner.gid)),
+            other => other.map_err(std::io::Error::from),
+        }
+        .map_err(about)?;
     }
     Ok(())
+}
+
+/// Read and write for the file's owner and for user `uid`, nothing for anybody else, as the kernel
+/// takes it (linux/posix_acl_xattr.h, version 2: tag, permissions, id).
+fn access_list(uid: u32) -> Vec<u8> {
+    const ANY: u32 = u32::MAX;
+    // ACL_USER_OBJ, ACL_USER, ACL_GROUP_OBJ, ACL_MASK, ACL_OTHER.
+    let entries = [
+        (1, 6, ANY),
+        (2, 6, uid),
+        (4, 0, ANY),
+        (0x10, 6, ANY),
+        (0x20, 0, ANY),
+    ];
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        let (tag, permissions): (u16, u16) = (tag, permissions);
+        list.extend(tag.to_le_bytes());
+        list.extend(permissions.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    }
+    list
 }
 
 fn owner_in_status(status: &str) -> Option<Owner> {
@@ -99,6 +133,8 @@ fn find_in_passwd(passwd: &str, name: &str) -> Option<Owner> {
     })
 }
 
+const ACL_ATTRIBUTE: &str = "system.posix_acl_access";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,6 +148,13 @@ mod tests {
         };
         assert_eq!(owner_in_status(status), Some(owner));
         assert_eq!(owner_in_status("Name:\tqemu\n"), None);
+    }
+
+    #[test]
+    fn the_access_list_lets_two_users_in_and_is_one_the_kernel_takes() {
+        let list = access_list(64055);
+        assert_eq!(list.len(), 4 + 5 * 8);
+        assert_eq!(list[12..20], [2, 0, 6, 0, 0x37, 0xfa, 0, 0]);
     }
 
     #[test]

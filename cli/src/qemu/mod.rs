@@ -33,7 +33,7 @@ Examples:
 
 QEMU needs a monitor socket of its own for this: -qmp unix:/run/probe.qmp,server=on,wait=off
 A q35 machine needs two free pcie-root-ports (three with --doorbell).
-If QEMU runs as another user, the pool file and the sockets are given to that user.
+If QEMU runs as another user, that user gets access to the pool file and the sockets (an ACL).
 In the guest, run `vnplug agent`.")]
 pub(crate) struct Attach {
     /// QEMU's monitor (QMP) socket
