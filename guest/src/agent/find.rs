@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use vnplug_ring::control::VIRTIO_PORT_NAME;
 use vnplug_ring::pool::{FIRST_RING, PoolHeader};
 
@@ -159,6 +159,12 @@ fn open_pool(path: &Path, id: &Path) -> Option<Pool> {
 fn pool(memory: OwnedFd, id: Option<Identity>) -> Option<Pool> {
     let region = map(memory.as_fd(), FIRST_RING).ok()?;
     let header = PoolHeader::read(&region)?;
+    // A doorbell device has our header too, to tell whose it is, but only that page.
+    let stat = fstat(&memory).ok()?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if is_file && (stat.st_size as u64) < header.len {
+        return None;
+    }
     Some(Pool { memory, header, id })
 }
 
@@ -208,14 +214,13 @@ mod tests {
     }
 
     fn pool_page(id: u64) -> Vec<u8> {
+        page(id, FIRST_RING)
+    }
+
+    fn page(id: u64, len: u64) -> Vec<u8> {
         let region = Region::heap(FIRST_RING);
         let name = "vm".into();
-        PoolHeader {
-            len: FIRST_RING,
-            id,
-            name,
-        }
-        .write(&region);
+        PoolHeader { len, id, name }.write(&region);
         let mut bytes = vec![0; FIRST_RING as usize];
         region.read(0, &mut bytes);
         bytes
@@ -227,6 +232,8 @@ mod tests {
         tree.pci("0000:00:03.0", "0x1000\n", &pool_page(1));
         tree.pci("0000:00:04.0", "0x1110\n", &[0; 4096]);
         tree.pci("0000:00:05.0", "0x1110\n", &pool_page(2));
+        // A doorbell device: the pool is longer than the device.
+        tree.pci("0000:00:02.0", "0x1110\n", &page(2, 1 << 20));
         let pools = search_pools(&tree.0);
         let ids: Vec<_> = pools.iter().map(|pool| pool.header.id).collect();
         assert_eq!(ids, [2]);

@@ -1,6 +1,7 @@
 //! What the agent does with each message, from applications and from the host.
 
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use vnplug_ring::control::{Header, Message, Opened, RingPlace, Role, VERSION, code};
@@ -15,6 +16,8 @@ pub(super) struct PortEntry {
     /// Our end of the pipe that wakes its reader.
     bell: OwnedFd,
     places: Vec<RingPlace>,
+    /// The host rings a doorbell device for it, which this agent does not listen to.
+    blind: bool,
 }
 
 /// A relayed request.
@@ -162,6 +165,20 @@ impl Agent {
         self.release(places);
     }
 
+    /// When the readers of blind ports are to be woken again; `None`: there are none.
+    pub(super) fn wake_blind(&mut self, now: Instant) -> Option<Instant> {
+        if !self.ports.values().any(|entry| entry.blind) {
+            return None;
+        }
+        if now >= self.blind_at {
+            self.blind_at = now + BLIND;
+            for entry in self.ports.values().filter(|entry| entry.blind) {
+                ring(&entry.bell);
+            }
+        }
+        Some(self.blind_at)
+    }
+
     /// Places of rings that applications may map.
     pub(super) fn live(&self) -> Vec<RingPlace> {
         let of_ports = self.ports.values().flat_map(|entry| &entry.places);
@@ -210,7 +227,16 @@ impl Agent {
             app,
             bell,
             places: opened.rings.clone(),
+            blind: opened.vector != u32::MAX,
         };
+        if entry.blind {
+            log::warn!(
+                "the host wakes port {} by a doorbell device, which this agent does not use: its \
+                 reader is woken every {} ms; attach the VM without one",
+                opened.port,
+                BLIND.as_millis()
+            );
+        }
         self.ports.insert(opened.port, entry);
         self.answer(app, id, &Message::Opened(opened), vec![memory, reader])
     }
@@ -281,6 +307,8 @@ fn ring(bell: &OwnedFd) {
     }
 }
 
+/// How late a reader may be that the host wakes by a doorbell we do not hear.
+const BLIND: Duration = Duration::from_millis(10);
 /// Requests of one application that may be under way.
 const MAX_PENDING: usize = 16;
 /// Bytes that may wait for the host to read them.

@@ -55,6 +55,7 @@ pub(super) struct Agent {
     pub(super) hello_id: u32,
     pub(super) probe: Option<u32>,
     pub(super) missed: u32,
+    pub(super) blind_at: Instant,
 }
 
 impl Agent {
@@ -83,6 +84,7 @@ impl Agent {
             hello_id: 0,
             probe: None,
             missed: 0,
+            blind_at: Instant::now(),
         };
         agent.watch(&agent.listener, LISTENER)?;
         if let Some(stop) = &agent.config.stop {
@@ -102,9 +104,9 @@ impl Agent {
                 self.watch(&self.listener, LISTENER)?;
             }
             self.watch_channel();
-            let next = self
-                .deaf_until
-                .map_or(self.tick_at, |until| until.min(self.tick_at));
+            let blind = self.wake_blind(now);
+            let next = [Some(self.tick_at), self.deaf_until, blind];
+            let next = next.into_iter().flatten().min().unwrap_or(now);
             let time = timespec(next.saturating_duration_since(Instant::now()));
             let mut events = [Event {
                 flags: EventFlags::empty(),

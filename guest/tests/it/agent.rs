@@ -148,6 +148,20 @@ fn an_application_reads_the_pool_and_is_woken_over_the_channel() {
 }
 
 #[test]
+fn a_port_with_a_doorbell_nobody_hears_is_late_but_not_asleep() {
+    let guest = Guest::new("agent-blind");
+    guest.server.lock().vector = Some(0);
+    let mut port = guest.open();
+    for round in 0..10_u32 {
+        assert!(matches!(port.next(), Ok(Next::Nothing)));
+        let start = Instant::now();
+        guest.server.send(port.number(), 0, &[&round.to_le_bytes()]);
+        assert_eq!(receive(&mut port).0, round.to_le_bytes());
+        assert!(start.elapsed() < Duration::from_millis(900));
+    }
+}
+
+#[test]
 fn applications_have_numbers_and_ports_of_their_own() {
     let guest = Guest::new("agent-many");
     let mut ports: Vec<Port> = (0..8).map(|_| guest.open()).collect();

@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) requests: Vec<(u32, Message)>,
     /// Answer every Open with this.
     pub(crate) refuse: Option<(u16, String)>,
+    /// Ports are woken by this vector of a doorbell device that nobody has.
+    pub(crate) vector: Option<u32>,
     /// Rings per port.
     pub(crate) queues: u32,
     /// Answer nothing any more.
@@ -251,6 +253,7 @@ impl Shared {
             Some(pipe) => {
                 rustix::io::write(pipe, &[1]).unwrap();
             }
+            None if self.vector.is_some() => {}
             None => {
                 let bytes = Message::Wake(vec![port]).encode(0, 0);
                 write_with_fds(self.channel.as_ref().unwrap(), &bytes, &[]);
@@ -333,7 +336,7 @@ impl Shared {
             snaplen: 2048,
             link_type: 1,
             device: open.device.clone(),
-            vector: u32::MAX,
+            vector: self.vector.unwrap_or(u32::MAX),
         };
         Ok((opened, fds))
     }
