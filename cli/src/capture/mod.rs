@@ -141,25 +141,33 @@ impl PortArgs {
         let end = self.seconds.map(|seconds| start + seconds);
         let mut left = self.packets.unwrap_or(u64::MAX);
         let mut tick = start + TICK;
+        let mut steps = 0;
         loop {
-            let mut idle = true;
+            let mut taken = 0;
             for packet in port.batch(BATCH) {
                 sink.packet(&packet?)?;
-                idle = false;
+                taken += 1;
                 left -= 1;
                 if left == 0 {
                     return Ok(());
                 }
             }
-            let now = Instant::now();
-            if sys::stop().is_some() || end.is_some_and(|end| now >= end) {
+            if sys::stop().is_some() {
                 return Ok(());
             }
-            if now >= tick {
-                sink.tick(port)?;
-                tick = (tick + TICK).max(now);
+            steps += 1 + taken;
+            if steps >= STEPS {
+                steps = 0;
+                let now = Instant::now();
+                if end.is_some_and(|end| now >= end) {
+                    return Ok(());
+                }
+                if now >= tick {
+                    sink.tick(port)?;
+                    tick = (tick + TICK).max(now);
+                }
             }
-            if !idle {
+            if taken > 0 {
                 continue;
             }
             sink.idle()?;
@@ -178,8 +186,10 @@ impl PortArgs {
                 Next::Ended => return Ok(()),
                 Next::Nothing if self.busy_poll => std::hint::spin_loop(),
                 Next::Nothing => {
+                    // The clock is looked at before and after a sleep.
+                    steps = STEPS;
                     let until = end.map_or(tick, |end| end.min(tick));
-                    let timeout = until.saturating_duration_since(now);
+                    let timeout = until.saturating_duration_since(Instant::now());
                     match port.wait(Some(timeout))? {
                         Ready::Now | Ready::TimedOut | Ready::Interrupted => {}
                     }
@@ -191,3 +201,8 @@ impl PortArgs {
 
 const BATCH: usize = 256;
 const TICK: Duration = Duration::from_secs(1);
+/// Packets and rounds between two looks at the clock.
+///
+/// NB: in User-mode Linux the clock is a system call, and a slow one. With a look per batch a reader
+/// there had 27 Mpps where the same reader on the host had 52; now both have 52.
+const STEPS: usize = 16_384;
