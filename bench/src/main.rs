@@ -18,6 +18,7 @@ mod memif;
 mod report;
 mod row;
 mod sys;
+mod uml;
 
 use std::process::ExitCode;
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::handoff::{self, Reading};
+use crate::uml;
 
 /// Any error of a row: it is printed and ends that row, not the others.
 pub(crate) type Error = Box<dyn std::error::Error>;
@@ -41,6 +42,16 @@ pub(crate) const ROWS: &[Row] = &[
         name: "handoff-sizes",
         about: "rings of 16 KiB to 16 MiB, 60 and 1514 bytes",
         run: handoff::sizes,
+    },
+    Row {
+        name: "uml-reader-60",
+        about: "one binary reads 60-byte frames in User-mode Linux and on the host",
+        run: |plan| uml::against_host(plan, 60),
+    },
+    Row {
+        name: "uml-reader-1514",
+        about: "one binary reads 1514-byte frames in User-mode Linux and on the host",
+        run: |plan| uml::against_host(plan, 1514),
     },
 ];
 

@@ -1,0 +1,157 @@
+//! One reader, `vnplug count`, in User-mode Linux and as a process of the host.
+//!
+//! Both run the same static binary with the same arguments, on the same CPU, in turns, and read from
+//! the flat-out generator of one daemon, whose thread has the other CPU. The guest's kernel and its
+//! programs are processes of that one CPU too, and idle while it is the host's turn.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use vnplug::{Client, Grant, VmKind, VmSpec};
+use vnplug_e2e::daemon::{Daemon, guest_program};
+use vnplug_e2e::{Guest, Image, Job, Lab, Uml, UmlConfig};
+
+use crate::row::{Figure, Plan, Result, Samples};
+use crate::sys;
+
+/// CPU of the source's thread.
+const SOURCE_CPU: usize = 0;
+/// CPU of the reader, and of everything of the guest.
+const READER_CPU: usize = 1;
+/// Bytes of the record area: it stays in the cache, as in the row `handoff`.
+const RING: &str = "512K";
+/// For everything that is not measured.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Packets per second in the guest and on the host, in turns.
+pub(crate) fn against_host(plan: &Plan, len: usize) -> Result<Vec<Figure>> {
+    let lab = Lab::new()?;
+    let source = format!("lab=gen,size={len},cpus={SOURCE_CPU}");
+    let daemon = Daemon::start(&lab, None, &["--source", &source])?;
+    // Processes inherit the CPU of the thread that starts them.
+    std::thread::scope(|scope| {
+        let readers = scope.spawn(|| {
+            sys::pin(READER_CPU)
+                .and_then(|()| in_turns(plan, len, &lab, &daemon))
+                .map_err(|error| error.to_string())
+        });
+        Ok(readers.join().map_err(|_| "the row panicked")??)
+    })
+}
+
+fn in_turns(plan: &Plan, len: usize, lab: &Lab, daemon: &Daemon) -> Result<Vec<Figure>> {
+    let guest = AttachedUml::boot(lab, daemon)?;
+    let count = format!(
+        "count lab --json --busy-poll --ring {RING} --seconds {}ms",
+        plan.time.as_millis()
+    );
+    let (mut ours, mut theirs) = (Samples::default(), Samples::default());
+    for round in 1..=plan.rounds {
+        let in_guest = guest.count(&count)?;
+        let on_host = count_on_host(daemon, &count)?;
+        eprintln!("  round {round}: guest {in_guest:.2}, host {on_host:.2} Mpps");
+        ours.push(in_guest);
+        theirs.push(on_host);
+    }
+    Ok(vec![Figure {
+        name: format!("uml-reader-{len}"),
+        unit: "Mpps",
+        ours,
+        peer: Some(("the same on the host".to_owned(), theirs)),
+        note: format!(
+            "received by the static `vnplug {count}`: ours in User-mode Linux through the agent and \
+             /dev/mmapper, the peer as a process of the host; both on CPU {READER_CPU}, the \
+             daemon's generator flat out on CPU {SOURCE_CPU}"
+        ),
+    }])
+}
+
+/// A User-mode Linux attached to a daemon, with its agent.
+pub(crate) struct AttachedUml {
+    guest: Guest,
+    _agent: Job,
+    /// Our end of the control channel, of which the daemon has a copy.
+    _channel: UnixStream,
+}
+
+impl AttachedUml {
+    /// Boots the guest and waits until its applications are served.
+    pub(crate) fn boot(lab: &Lab, daemon: &Daemon) -> Result<Self> {
+        let name = "bench";
+        let everything = Grant {
+            source: "*".into(),
+            filter: String::new(),
+        };
+        let mut client = Client::connect_to(&daemon.socket())?;
+        let ready = client.attach_vm(VmSpec {
+            name: name.into(),
+            kind: VmKind::Uml,
+            pool_bytes: 0,
+            vectors: 0,
+            allow: vec![everything],
+        })?;
+        let (channel, theirs) = UnixStream::pair()?;
+        client.adopt(name, channel.as_fd())?;
+        let config = UmlConfig {
+            pool: Some(ready.pool_path.into()),
+            lines: vec![(0, OwnedFd::from(theirs))],
+            kernel_args: vec!["vnplug=ttyS0".into()],
+            image: Image::default().file(guest_program()?, "/bin/vnplug", 0o755),
+            ..UmlConfig::default()
+        };
+        let guest = Uml::boot(lab, config)?;
+        let agent = guest.spawn("exec vnplug agent 2>&1")?;
+        let deadline = Instant::now() + LIMIT;
+        while !guest.run("vnplug list", LIMIT)?.success() {
+            if Instant::now() > deadline {
+                return Err(format!("no agent: {}", agent.peek(1000)?).into());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(Self {
+            guest,
+            _agent: agent,
+            _channel: channel,
+        })
+    }
+
+    fn count(&self, count: &str) -> Result<f64> {
+        let output = self.guest.run(&format!("vnplug {count}"), LIMIT)?;
+        rate(&output.text())
+    }
+}
+
+fn count_on_host(daemon: &Daemon, count: &str) -> Result<f64> {
+    let output = Command::new(guest_program()?)
+        .arg("--socket")
+        .arg(daemon.socket())
+        .args(count.split(' '))
+        .output()?;
+    rate(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Packets per microsecond in the summary that `vnplug count --json` ends with.
+fn rate(lines: &str) -> Result<f64> {
+    lines
+        .lines()
+        .last()
+        .and_then(|line| serde_json::from_str::<Value>(line).ok()?["packets_per_second"].as_f64())
+        .map(|rate| rate / 1e6)
+        .ok_or_else(|| format!("no summary: {lines}").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_the_summary_s() {
+        let lines =
+            "{\"packets_per_second\":1}\n{\"summary\":true,\"packets_per_second\":2500000}\n";
+        assert_eq!(rate(lines).unwrap(), 2.5);
+        assert!(rate("cannot open").is_err());
+    }
+}
