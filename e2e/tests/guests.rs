@@ -1,0 +1,391 @@
+//! The whole product in real guests: stock QEMU, hot-plugged while it runs, and User-mode Linux.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use vnplug::Client;
+use vnplug_e2e::daemon::{Daemon, guest_program, label, program, value};
+use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig, Uml, UmlConfig};
+use vnplug_ring::control::{Counted, Grant, VmKind, VmSpec};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const POOL: u64 = 64 << 20;
+
+fn image() -> Image {
+    Image::default().file(guest_program().unwrap(), "/bin/vnplug", 0o755)
+}
+
+/// A User-mode Linux attached to a daemon; our end of its channel is handed over again and again.
+struct AttachedUml {
+    guest: Guest,
+    channel: UnixStream,
+    spec: VmSpec,
+}
+
+impl AttachedUml {
+    fn boot(lab: &Lab, daemon: &Daemon, name: &str, allow: Vec<Grant>) -> Self {
+        let spec = VmSpec {
+            name: name.into(),
+            kind: VmKind::Uml,
+            pool_bytes: POOL,
+            vectors: 0,
+            allow,
+        };
+        let mut client = Client::connect_to(&daemon.socket()).unwrap();
+        let ready = client.attach_vm(spec.clone()).unwrap();
+        let (channel, theirs) = UnixStream::pair().unwrap();
+        client.adopt(name, channel.as_fd()).unwrap();
+        let guest = Uml::boot(
+            lab,
+            UmlConfig {
+                pool: Some(ready.pool_path.into()),
+                lines: vec![(0, OwnedFd::from(theirs))],
+                kernel_args: vec!["vnplug=ttyS0".into()],
+                image: image(),
+                ..UmlConfig::default()
+            },
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+        Self {
+            guest,
+            channel,
+            spec,
+        }
+    }
+
+    /// What `vnplug attach uml` does when the daemon was restarted.
+    fn adopt_again(&self, daemon: &Daemon) {
+        let mut client = Client::connect_to(&daemon.socket()).unwrap();
+        client.attach_vm(self.spec.clone()).unwrap();
+        client.adopt(&self.spec.name, self.channel.as_fd()).unwrap();
+    }
+}
+
+fn everything() -> Vec<Grant> {
+    vec![Grant {
+        source: "*".into(),
+        filter: String::new(),
+    }]
+}
+
+fn qemu(lab: &Lab, machine: Machine) -> Guest {
+    let config = QemuConfig {
+        machine,
+        image: image(),
+        ..QemuConfig::default()
+    };
+    Qemu::boot(lab, config).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Runs the `vnplug` command on the host.
+fn vnplug(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(program("vnplug").unwrap());
+    let output = command
+        .arg("--socket")
+        .arg(daemon.socket())
+        .args(args)
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) {
+    let qmp = guest.qmp_path().unwrap();
+    let qmp = qmp.to_str().unwrap();
+    let args = [
+        &[
+            "attach", "qemu", "--qmp", qmp, "--name", name, "--allow", "*",
+        ],
+        more,
+    ]
+    .concat();
+    let (code, text) = vnplug(daemon, &args);
+    assert_eq!(code, Some(0), "{text}");
+}
+
+/// Starts the agent in a guest and waits until its applications can list devices.
+fn agent(guest: &Guest) -> Job {
+    let job = guest.spawn("exec vnplug agent 2>&1").unwrap();
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let list = guest.run("vnplug list 2>&1", LIMIT).unwrap();
+        if list.status == 0 {
+            return job;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "no agent: {} / {}\n{}",
+            list.text(),
+            job.peek(4096).unwrap_or_default(),
+            guest.console_tail(10)
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Counts packets in a guest; panics unless all arrived, once, in order, intact.
+fn count_perfectly(guest: &Guest, device: &str, packets: u32) {
+    let command = format!("vnplug count {device} --packets {packets} --witness --json 2>&1");
+    let output = guest.run(&command, LIMIT).unwrap();
+    let text = output.text();
+    assert_eq!(output.status, 0, "{text}");
+    assert!(
+        text.contains("\"lost\":0") && text.contains("\"perfect\":true"),
+        "{text}"
+    );
+    assert!(text.contains(&format!("\"received\":{packets}")), "{text}");
+}
+
+fn ports(counters: &[Counted]) -> Vec<&Counted> {
+    counters
+        .iter()
+        .filter(|counted| counted.kind == "port")
+        .collect()
+}
+
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn uml_applications_read_the_hosts_wire_without_root_side_by_side() {
+    let lab = Lab::new().unwrap();
+    let source = "lab=gen,pps=20000,run=5,size=200,protocols=udp4+tcp4";
+    let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything());
+    let _agent = agent(&uml.guest);
+    count_perfectly(&uml.guest, "host:lab", 40_000);
+
+    // Two applications at once, not root, each with its own filter run on the host.
+    let nobody = "su -s /bin/sh nobody -c";
+    uml.guest
+        .run("echo nobody:x:65534:65534::/:/bin/sh >> /etc/passwd", LIMIT)
+        .unwrap();
+    let udp = format!("{nobody} 'vnplug count host:lab --filter udp --packets 10000 --json' 2>&1");
+    let tcp = format!("{nobody} 'vnplug count host:lab --filter tcp --packets 10000 --json' 2>&1");
+    let (udp, tcp) = (
+        uml.guest.spawn(&udp).unwrap(),
+        uml.guest.spawn(&tcp).unwrap(),
+    );
+    for output in [udp.wait(LIMIT).unwrap(), tcp.wait(LIMIT).unwrap()] {
+        let text = output.text();
+        assert_eq!(output.status, 0, "{text}");
+        assert!(
+            text.contains("\"packets\":10000") && text.contains("\"lost\":0"),
+            "{text}"
+        );
+    }
+    let bad = uml
+        .guest
+        .run("vnplug count host:lab --filter 'tcp prot 1' 2>&1", LIMIT)
+        .unwrap();
+    assert!(
+        bad.status == 1 && bad.text().contains("syntax error"),
+        "{}",
+        bad.text()
+    );
+
+    // An application that is killed frees its port.
+    let reader = uml
+        .guest
+        .spawn("exec vnplug count host:lab --seconds 60")
+        .unwrap();
+    eventually("the port is there", || ports(&daemon.audit()).len() == 1);
+    reader.signal("KILL").unwrap();
+    eventually("the port is freed", || ports(&daemon.audit()).is_empty());
+}
+
+#[test]
+fn a_guest_sees_what_the_operator_grants_and_nothing_else() {
+    let lab = Lab::new().unwrap();
+    let sources = [
+        "--source",
+        "lab=gen,pps=20000,size=200,protocols=udp4+tcp4",
+        "--source",
+        "secret=gen,pps=10",
+    ];
+    let daemon = Daemon::start(&lab, None, &sources).unwrap();
+    let grant = Grant {
+        source: "lab".into(),
+        filter: "udp".into(),
+    };
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", vec![grant]);
+    let _agent = agent(&uml.guest);
+    let list = uml.guest.run("vnplug list", LIMIT).unwrap().text();
+    assert!(
+        list.contains("host:lab") && !list.contains("secret"),
+        "{list}"
+    );
+    let refused = uml
+        .guest
+        .run("vnplug count host:secret 2>&1", LIMIT)
+        .unwrap();
+    assert!(
+        refused.status == 1 && refused.text().contains("no source"),
+        "{}",
+        refused.text()
+    );
+    let output = uml
+        .guest
+        .run("vnplug count host:lab --seconds 2 --json 2>&1", LIMIT)
+        .unwrap();
+    let text = output.text();
+    assert!(
+        text.contains("\"filtered\":0") && !text.contains("refused"),
+        "{text}"
+    );
+    let tcp = "timeout 3 vnplug count host:lab --filter tcp --seconds 2 --json 2>&1";
+    let text = uml.guest.run(tcp, LIMIT).unwrap().text();
+    assert!(text.contains("\"packets\":0"), "{text}");
+    let attach = "vnplug detach uml --name uml 2>&1";
+    assert_eq!(uml.guest.run(attach, LIMIT).unwrap().status, 1);
+    daemon.audit();
+}
+
+#[test]
+fn a_killed_uml_frees_its_ports() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=5000"]).unwrap();
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything());
+    let _agent = agent(&uml.guest);
+    let _reader = uml
+        .guest
+        .spawn("exec vnplug count host:lab --seconds 600")
+        .unwrap();
+    eventually("the port is there", || ports(&daemon.audit()).len() == 1);
+    uml.guest.kill();
+    drop(uml.channel);
+    eventually("the port is freed", || ports(&daemon.audit()).is_empty());
+    let counters = daemon.audit();
+    let vm = counters
+        .iter()
+        .find(|counted| counted.kind == "vm")
+        .unwrap();
+    assert_eq!(
+        (label(vm, "state"), value(vm, "pool_free")),
+        ("waiting", POOL - 4096)
+    );
+}
+
+#[test]
+fn a_uml_reader_survives_a_killed_daemon() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=5000"]).unwrap();
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything());
+    let _agent = agent(&uml.guest);
+    let reader = uml
+        .guest
+        .spawn("exec vnplug count host:lab --seconds 12 --json 2>&1")
+        .unwrap();
+    eventually("the port is there", || ports(&daemon.audit()).len() == 1);
+    for _ in 0..2 {
+        daemon.kill();
+        daemon.launch().unwrap();
+        uml.adopt_again(&daemon);
+        eventually("the reader is back", || {
+            let counters = daemon.audit();
+            ports(&counters)
+                .first()
+                .is_some_and(|port| value(port, "delivered") > 100)
+        });
+    }
+    let output = reader.wait(LIMIT).unwrap();
+    let text = output.text();
+    assert!(
+        output.status == 0 && text.contains("\"reopened\":2"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_running_pc_is_plugged_read_from_and_unplugged() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=5000"]).unwrap();
+    let guest = qemu(&lab, Machine::Pc);
+    plug(&daemon, &guest, "pc", &[]);
+    let agent_job = agent(&guest);
+    count_perfectly(&guest, "host:lab", 20_000);
+
+    let qmp = guest.qmp_path().unwrap();
+    let detach = [
+        "detach",
+        "qemu",
+        "--qmp",
+        qmp.to_str().unwrap(),
+        "--name",
+        "pc",
+    ];
+    let (code, text) = vnplug(&daemon, &detach);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(daemon.audit().iter().all(|counted| counted.kind != "vm"));
+    let gone = guest.run("vnplug list 2>&1", LIMIT).unwrap();
+    assert_ne!(gone.status, 0, "{}", gone.text());
+
+    // Again, into the same running guest, with the same agent.
+    plug(&daemon, &guest, "pc", &[]);
+    eventually("the agent finds the devices again", || {
+        guest
+            .run("vnplug list", LIMIT)
+            .is_ok_and(|list| list.status == 0)
+    });
+    count_perfectly(&guest, "host:lab", 5_000);
+    drop(agent_job);
+}
+
+#[test]
+fn a_running_q35_is_plugged_and_survives_a_killed_daemon() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=3000"]).unwrap();
+    let guest = qemu(&lab, Machine::Q35 { root_ports: 2 });
+    plug(&daemon, &guest, "q35", &[]);
+    let _agent = agent(&guest);
+    count_perfectly(&guest, "host:lab", 5_000);
+    let reader = guest
+        .spawn("exec vnplug count host:lab --seconds 15 --json 2>&1")
+        .unwrap();
+    eventually("the port is there", || ports(&daemon.audit()).len() == 1);
+    daemon.kill();
+    daemon.launch().unwrap();
+    eventually("the reader is back", || {
+        let counters = daemon.audit();
+        ports(&counters)
+            .first()
+            .is_some_and(|port| value(port, "delivered") > 100)
+    });
+    let output = reader.wait(LIMIT).unwrap();
+    let text = output.text();
+    assert!(
+        output.status == 0 && text.contains("\"reopened\":1"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_q35_without_free_ports_is_told_so() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000"]).unwrap();
+    let guest = qemu(&lab, Machine::Q35 { root_ports: 1 });
+    let qmp = guest.qmp_path().unwrap();
+    let attach = [
+        "attach",
+        "qemu",
+        "--qmp",
+        qmp.to_str().unwrap(),
+        "--name",
+        "full",
+    ];
+    let (code, text) = vnplug(&daemon, &attach);
+    assert!(
+        code == Some(1) && text.contains("pcie-root-port"),
+        "{code:?} {text}"
+    );
+    assert!(daemon.audit().iter().all(|counted| counted.kind != "vm"));
+    assert_eq!(guest.run("echo alive", LIMIT).unwrap().text(), "alive");
+}
