@@ -1,4 +1,5 @@
 //! The daemon and its readers, as processes on one machine.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
 //! The whole product in real guests: stock QEMU, hot-plugged while it runs, and User-mode Linux.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -157,7 +158,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 #[test]
 fn uml_applications_read_the_hosts_wire_without_root_side_by_side() {
     let lab = Lab::new().unwrap();
-    let source = "lab=gen,pps=20000,run=5,size=200,protocols=udp4+tcp4";
+    let source = "lab=gen,pps=20000,run=5,size=200,flows=4,protocols=udp4+tcp4";
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
     let uml = AttachedUml::boot(&lab, &daemon, "uml", everything());
     let _agent = agent(&uml.guest);
@@ -207,7 +208,7 @@ fn a_guest_sees_what_the_operator_grants_and_nothing_else() {
     let lab = Lab::new().unwrap();
     let sources = [
         "--source",
-        "lab=gen,pps=20000,size=200,protocols=udp4+tcp4",
+        "lab=gen,pps=20000,size=200,flows=4,protocols=udp4+tcp4",
         "--source",
         "secret=gen,pps=10",
     ];

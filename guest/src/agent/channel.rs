@@ -20,6 +20,7 @@ pub(super) struct Channel {
     framer: Framer,
     out: Vec<u8>,
     told_skipped: u64,
+    is_tty: bool,
 }
 
 /// What reading found.
@@ -34,7 +35,8 @@ pub(super) enum Heard {
 impl Channel {
     /// Takes an open channel; a tty is made an 8-bit clean byte channel.
     pub(super) fn new(fd: OwnedFd) -> Result<Self, Error> {
-        if isatty(&fd) {
+        let is_tty = isatty(&fd);
+        if is_tty {
             let mut modes = tcgetattr(&fd).map_err(Error::system("cannot inspect the tty"))?;
             modes.make_raw();
             tcsetattr(&fd, OptionalActions::Now, &modes)
@@ -48,16 +50,21 @@ impl Channel {
             framer: Framer::resyncing(MAX_PAYLOAD),
             out: Vec::new(),
             told_skipped: 0,
+            is_tty,
         })
     }
 
     /// Reads everything there is into `messages`; what cannot be decoded is skipped.
     pub(super) fn hear(&mut self, messages: &mut Vec<(Header, Message)>) -> Heard {
         let mut bytes = [0; 16 << 10];
+        let mut arrived = 0;
         let heard = loop {
             match read(&self.fd, &mut bytes) {
                 Ok(0) => break Heard::HungUp,
-                Ok(count) => self.framer.push(&bytes[..count]),
+                Ok(count) => {
+                    arrived += count;
+                    self.framer.push(&bytes[..count]);
+                }
                 Err(Errno::AGAIN) => break Heard::All,
                 Err(Errno::INTR) => continue,
                 Err(errno) => {
@@ -73,6 +80,10 @@ impl Channel {
                 }
             }
         };
+        if self.is_tty && arrived > 0 {
+            let bytes = arrived as u32;
+            self.say(&Message::Ack { bytes }, 0, 0);
+        }
         let skipped = self.framer.skipped();
         if skipped > self.told_skipped {
             log::warn!("skipped {} bytes of garbage", skipped - self.told_skipped);

@@ -9,7 +9,7 @@ use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use vnplug_ring::control::VIRTIO_PORT_NAME;
 use vnplug_ring::pool::{FIRST_RING, PoolHeader};
 
-use super::AgentDevice;
+use super::{AgentDevice, room};
 use crate::error::Error;
 use crate::map::map;
 
@@ -108,8 +108,10 @@ pub(super) fn find(device: &AgentDevice) -> Result<Option<Found>, Error> {
 /// All pools under `root`: PCI devices first, then User-mode Linux's.
 fn search_pools(root: &Path) -> Vec<Pool> {
     let mut pools = Vec::new();
-    for device in entries(&root.join("sys/bus/pci/devices")) {
+    let bus = root.join("sys/bus/pci");
+    for device in entries(&bus.join("devices")) {
         if is_ivshmem(&device) {
+            room::make(&bus, &device);
             // Resources of a device that no driver has enabled cannot be mapped.
             if let Err(error) = fs::write(device.join("enable"), "1") {
                 log::debug!("{}: cannot enable: {error}", device.display());

@@ -28,6 +28,7 @@ mod app;
 mod channel;
 mod find;
 mod relay;
+mod room;
 mod serve;
 
 use std::os::fd::OwnedFd;

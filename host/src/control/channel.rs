@@ -9,6 +9,7 @@ use super::session::{Over, Session};
 use super::{Control, watch};
 use crate::hub::Refusal;
 use crate::hub::policy::Viewer;
+use crate::port::doorbell::VmBell;
 use crate::sys::event;
 use crate::vm::Vm;
 
@@ -122,7 +123,11 @@ impl Control {
             );
         }
         let viewer = Viewer::Vm(name.to_owned());
-        let token = self.add_session(Session::new(fd, viewer, true, Instant::now()));
+        let mut session = Session::new(fd, viewer, true, Instant::now());
+        if self.vms.get(name).is_some_and(|vm| vm.kind() == "uml") {
+            session.expect_acknowledgements();
+        }
+        let token = self.add_session(session);
         if let Some(vm) = self.vms.get_mut(name) {
             vm.channel = token;
             log::info!(target: "vm", "VM {name:?}: its control channel is open");
@@ -135,38 +140,32 @@ impl Control {
         while let Some(compiled) = self.compiler.next_done() {
             self.compiled(compiled);
         }
-        let mut ended = Vec::new();
-        let mut said = Vec::new();
-        for vm in self.vms.values() {
-            let Some((token, session)) = vm
-                .channel
-                .and_then(|token| Some((token, self.sessions.get_mut(&token)?)))
-            else {
-                continue;
-            };
-            // A channel that is not read keeps its bells; they are looked at again with the next.
-            if session.is_clogged() {
-                continue;
-            }
-            let ports: Vec<u32> = vm
-                .bells
-                .iter()
-                .filter(|(_, bell)| bell.take())
-                .map(|(port, _)| *port)
-                .collect();
-            if ports.is_empty() {
-                continue;
-            }
-            match session.say(&Message::Wake(ports), 0, 0, Vec::new()) {
-                Ok(()) => said.push(token),
-                Err(over) => ended.push((token, over)),
-            }
+        let names: Vec<String> = self.vms.keys().cloned().collect();
+        for name in names {
+            self.wake_readers(&name);
         }
-        for token in said {
-            self.rearm(token);
+    }
+
+    /// Tells a VM's agent which readers to wake. While earlier messages wait for the channel, bells
+    /// stay rung; this is called again when the channel was served.
+    pub(super) fn wake_readers(&mut self, name: &str) {
+        let Some((vm, token)) = self.vms.get(name).and_then(|vm| Some((vm, vm.channel?))) else {
+            return;
+        };
+        let Some(session) = self.sessions.get_mut(&token) else {
+            return;
+        };
+        if session.has_queued() {
+            return;
         }
-        for (token, over) in ended {
-            self.end(token, &over);
+        let rung = |(port, bell): (&u32, &VmBell)| bell.take().then_some(*port);
+        let ports: Vec<u32> = vm.bells.iter().filter_map(rung).collect();
+        if ports.is_empty() {
+            return;
+        }
+        match session.say(&Message::Wake(ports), 0, 0, Vec::new()) {
+            Ok(()) => self.rearm(token),
+            Err(over) => self.end(token, &over),
         }
     }
 

@@ -22,16 +22,16 @@ impl Bucket {
         }
     }
 
-    /// Takes a token, or says how long until there is one.
-    pub(crate) fn take(&mut self, now: Instant) -> Result<(), Duration> {
+    /// Takes `cost` tokens, or says how long until they are there.
+    pub(crate) fn take(&mut self, cost: f64, now: Instant) -> Result<(), Duration> {
         let passed = now.saturating_duration_since(self.last).as_secs_f64();
         self.last = now;
         self.tokens = (self.tokens + passed * self.rate).min(self.burst);
-        if self.tokens >= 1.0 {
-            self.tokens -= 1.0;
+        if self.tokens >= cost {
+            self.tokens -= cost;
             return Ok(());
         }
-        Err(Duration::from_secs_f64((1.0 - self.tokens) / self.rate))
+        Err(Duration::from_secs_f64((cost - self.tokens) / self.rate))
     }
 
     /// Takes several tokens at once, into debt if need be: a request that was costly.
@@ -48,12 +48,20 @@ mod tests {
     fn a_burst_passes_and_then_the_rate_holds() {
         let start = Instant::now();
         let mut bucket = Bucket::new(10.0, 3.0, start);
-        assert!((0..3).all(|_| bucket.take(start).is_ok()));
-        let wait = bucket.take(start).unwrap_err();
+        assert!((0..3).all(|_| bucket.take(1.0, start).is_ok()));
+        let wait = bucket.take(1.0, start).unwrap_err();
         assert!(wait <= Duration::from_millis(100));
-        assert!(bucket.take(start + wait + Duration::from_millis(1)).is_ok());
+        assert!(
+            bucket
+                .take(1.0, start + wait + Duration::from_millis(1))
+                .is_ok()
+        );
         bucket.charge(10.0);
-        assert!(bucket.take(start + Duration::from_millis(500)).is_err());
-        assert!(bucket.take(start + Duration::from_secs(5)).is_ok());
+        assert!(
+            bucket
+                .take(1.0, start + Duration::from_millis(500))
+                .is_err()
+        );
+        assert!(bucket.take(1.0, start + Duration::from_secs(5)).is_ok());
     }
 }

@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
+use vnplug_ring::control::Message;
+
 use crate::filter::Compiler;
 use crate::hub::Hub;
 use crate::hub::policy::{Policy, Viewer};
@@ -302,7 +304,10 @@ impl Control {
                     return;
                 }
             };
-            let cost = session.bucket.take(Instant::now());
+            // An acknowledgement is part of what it acknowledges; only a flood of them costs.
+            let acknowledges = message.0.kind == Message::Ack { bytes: 0 }.kind();
+            let tokens = if acknowledges { 0.05 } else { 1.0 };
+            let cost = session.bucket.take(tokens, Instant::now());
             if let Err(over) = self.request(token, &message) {
                 self.end(token, &over);
                 return;
@@ -311,6 +316,18 @@ impl Control {
                 self.paused.push((Instant::now() + wait, token));
                 break;
             }
+        }
+        self.after_serving(token);
+    }
+
+    /// Wakes readers behind a channel that has room again, then watches it.
+    fn after_serving(&mut self, token: u64) {
+        let channel_of = |session: &Session| match &session.viewer {
+            Viewer::Vm(name) if session.channel => Some(name.clone()),
+            _ => None,
+        };
+        if let Some(name) = self.sessions.get(&token).and_then(channel_of) {
+            self.wake_readers(&name);
         }
         self.rearm(token);
     }
@@ -325,7 +342,7 @@ impl Control {
         if !session.busy && !paused && !session.is_clogged() {
             flags |= epoll::EventFlags::IN;
         }
-        if session.has_queued() {
+        if session.wants_to_send() {
             flags |= epoll::EventFlags::OUT;
         }
         let data = epoll::EventData::new_u64(token);

@@ -75,6 +75,13 @@ impl Control {
                 };
                 self.answer(token, id, app, Ok((welcome, Vec::new())))
             }
+            Message::Ack { bytes } if session.channel => {
+                if let Some(session) = self.sessions.get_mut(&token) {
+                    session.acknowledged(Some(bytes as usize));
+                    session.flush()?;
+                }
+                Ok(())
+            }
             _ if !greeted => {
                 let refusal = Refusal::new(code::PROTOCOL, "say Hello first");
                 self.answer(token, id, app, Err(refusal))
@@ -441,6 +448,7 @@ impl Control {
         }
         if let Some(session) = self.sessions.get_mut(&token) {
             session.greeted = true;
+            session.acknowledged(None);
         }
     }
 }

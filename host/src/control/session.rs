@@ -16,8 +16,8 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use vnplug_ring::control::Message;
 use vnplug_ring::control::wire::{Framer, MAX_REQUEST};
+use vnplug_ring::control::{Message, TTY_WINDOW};
 
 use super::limit::Bucket;
 use crate::hub::policy::Viewer;
@@ -48,6 +48,8 @@ pub(crate) struct Session {
     pub(crate) framer: Framer,
     queued: VecDeque<Outgoing>,
     queued_bytes: usize,
+    /// Bytes sent and not acknowledged, where the peer acknowledges.
+    unacknowledged: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -89,6 +91,19 @@ impl Session {
             framer,
             queued: VecDeque::new(),
             queued_bytes: 0,
+            unacknowledged: None,
+        }
+    }
+
+    /// From now on only [`TTY_WINDOW`] bytes may be on their way.
+    pub(crate) fn expect_acknowledgements(&mut self) {
+        self.unacknowledged = Some(0);
+    }
+
+    /// The peer read so many bytes; `None`: it began anew.
+    pub(crate) fn acknowledged(&mut self, bytes: Option<usize>) {
+        if let Some(pending) = &mut self.unacknowledged {
+            *pending = bytes.map_or(0, |bytes| pending.saturating_sub(bytes));
         }
     }
 
@@ -164,7 +179,14 @@ impl Session {
     /// Sends what the peer takes now.
     pub(crate) fn flush(&mut self) -> Result<(), Over> {
         while let Some(next) = self.queued.front_mut() {
-            let slice = [IoSlice::new(&next.bytes[next.sent..])];
+            let room = self
+                .unacknowledged
+                .map_or(usize::MAX, |pending| TTY_WINDOW.saturating_sub(pending));
+            if room == 0 {
+                return Ok(());
+            }
+            let end = next.bytes.len().min(next.sent.saturating_add(room));
+            let slice = [IoSlice::new(&next.bytes[next.sent..end])];
             let borrowed: Vec<BorrowedFd<'_>> = next.fds.iter().map(AsFd::as_fd).collect();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -178,6 +200,9 @@ impl Session {
                     next.fds.clear();
                     next.sent += sent;
                     self.queued_bytes -= sent;
+                    if let Some(pending) = &mut self.unacknowledged {
+                        *pending += sent;
+                    }
                     if next.sent == next.bytes.len() {
                         self.queued.pop_front();
                     }
@@ -196,6 +221,14 @@ impl Session {
     /// Bytes wait for the peer to read.
     pub(crate) fn has_queued(&self) -> bool {
         !self.queued.is_empty()
+    }
+
+    /// Bytes wait for the socket, and not for an acknowledgement.
+    pub(crate) fn wants_to_send(&self) -> bool {
+        self.has_queued()
+            && self
+                .unacknowledged
+                .is_none_or(|pending| pending < TTY_WINDOW)
     }
 
     /// So much waits that nothing more should be asked or said for now.

@@ -268,6 +268,12 @@ pub enum Message {
         /// The VM.
         name: String,
     },
+    /// Agents on a tty, unasked and unanswered: so many bytes arrived since the last one. The daemon
+    /// has at most [`super::TTY_WINDOW`] unacknowledged bytes on their way.
+    Ack {
+        /// Bytes read from the channel.
+        bytes: u32,
+    },
 }
 
 impl Message {
@@ -294,6 +300,7 @@ impl Message {
             Self::VmReady(_) => 18,
             Self::DetachVm { .. } => 19,
             Self::Adopt { .. } => 20,
+            Self::Ack { .. } => 21,
         }
     }
 
@@ -411,6 +418,7 @@ impl Message {
                 w.text(&ready.doorbell_path);
             }
             Self::DetachVm { name } | Self::Adopt { name } => w.text(name),
+            Self::Ack { bytes } => w.u32(*bytes),
         }
     }
 
@@ -526,6 +534,9 @@ impl Message {
             },
             20 => Self::Adopt {
                 name: r.text("name")?,
+            },
+            21 => Self::Ack {
+                bytes: r.u32("bytes")?,
             },
             kind => return Err(Malformed::Kind(kind)),
         })
@@ -683,6 +694,7 @@ mod tests {
             Message::DetachVm {
                 name: "probe".into(),
             },
+            Message::Ack { bytes: 77 },
             Message::Adopt {
                 name: "probe".into(),
             },

@@ -42,6 +42,11 @@ pub const VERSION: u8 = 1;
 /// Name of the virtio-serial port that carries the protocol into a QEMU guest.
 pub const VIRTIO_PORT_NAME: &str = "org.vnplug.control";
 
+/// Bytes that a daemon may have on their way to an agent behind a tty before the agent acknowledges
+/// some. A guest's tty holds 4096 bytes (N_TTY_BUF_SIZE); User-mode Linux (6.1) stops reading a
+/// line that was full once, and may never begin again.
+pub const TTY_WINDOW: usize = 2048;
+
 /// Prefix of the names of the host's devices; required in guests, allowed on the host.
 pub const HOST_PREFIX: &str = "host:";
 
