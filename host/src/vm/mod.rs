@@ -159,11 +159,14 @@ impl Vm {
         });
         header.write(&region);
         let listener = crate::control::listen(&control_path(&dirs.state, &record.name), 0o600)?;
+        share_access(&record.pool, &control_path(&dirs.state, &record.name));
         let doorbell = match record.vectors {
             0 => None,
             vectors => {
                 let path = doorbell_path(&dirs.state, &record.name);
-                Some(DoorbellServer::listen(&path, vectors, &header)?)
+                let server = DoorbellServer::listen(&path, vectors, &header)?;
+                share_access(&record.pool, &path);
+                Some(server)
             }
         };
         Ok(Self {
@@ -304,6 +307,21 @@ impl Vm {
     }
 }
 
+/// Lets whoever was given access to the pool (a QEMU that runs as another user) connect to a socket
+/// too: attaching gave both an access control list, and a restarted daemon makes new sockets.
+fn share_access(pool: &Path, socket: &Path) {
+    const ACL: &str = "system.posix_acl_access";
+    let mut list = vec![0; 4096];
+    // No list (ENODATA) and no lists at all (ENOTSUP) leave the socket to the daemon's own user.
+    let Ok(len) = rustix::fs::getxattr(pool, ACL, &mut list) else {
+        return;
+    };
+    let flags = rustix::fs::XattrFlags::empty();
+    if let Err(error) = rustix::fs::setxattr(socket, ACL, &list[..len], flags) {
+        log::warn!(target: "vm", "{}: {error}", socket.display());
+    }
+}
+
 fn remove(path: &Path) {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -391,6 +409,38 @@ mod tests {
         assert_eq!(again[0].grants(), spec("probe").allow);
         again[0].remove_files(&dirs.state);
         assert!(Vm::load_all(&dirs).is_empty());
+        std::fs::remove_dir_all(&dirs.state).unwrap();
+    }
+
+    #[test]
+    fn who_may_map_the_pool_may_connect_after_a_restart() {
+        const ACL: &str = "system.posix_acl_access";
+        let dirs = dirs("acl");
+        let vm = Vm::create(&spec("probe"), &dirs).unwrap();
+        // linux/posix_acl_xattr.h: version 2; (tag, permissions, id): owner, user 65534, group,
+        // mask, others.
+        let entries = [
+            (1, 6, u32::MAX),
+            (2, 6, 65_534),
+            (4, 0, u32::MAX),
+            (16, 6, u32::MAX),
+            (32, 0, u32::MAX),
+        ];
+        let mut list = 2_u32.to_le_bytes().to_vec();
+        for (tag, permissions, id) in entries {
+            list.extend(u16::to_le_bytes(tag));
+            list.extend(u16::to_le_bytes(permissions));
+            list.extend(id.to_le_bytes());
+        }
+        let pool = vm.ready(&dirs.state).pool_path;
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&pool, ACL, &list, flags).unwrap();
+        drop(vm);
+        let again = Vm::load_all(&dirs).pop().unwrap();
+        let mut found = vec![0; 4096];
+        let len = rustix::fs::getxattr(again.ready(&dirs.state).control_path, ACL, &mut found);
+        assert_eq!(found[..len.unwrap()], list);
+        again.remove_files(&dirs.state);
         std::fs::remove_dir_all(&dirs.state).unwrap();
     }
 
