@@ -63,6 +63,7 @@ impl Connection {
             role: Role::Client,
             name: format!("libvnplug {}", env!("CARGO_PKG_VERSION")),
             live: Vec::new(),
+            vectors: 0,
         };
         match connection.exchange(&hello, None)? {
             Message::Welcome {

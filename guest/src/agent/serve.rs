@@ -156,6 +156,7 @@ impl Agent {
             role: Role::Agent,
             name: format!("vnplug agent {}", env!("CARGO_PKG_VERSION")),
             live: self.live(),
+            vectors: 0,
         };
         self.phase = Phase::Greeting;
         self.say(&hello, self.hello_id, 0);

@@ -222,6 +222,7 @@ fn a_request_that_does_not_belong_here_closes_only_that_connection() {
             role,
             name: "x".into(),
             live: Vec::new(),
+            vectors: 0,
         }
         .encode(1, 0)
     };
@@ -267,6 +268,7 @@ fn an_application_that_reads_no_answers_is_closed() {
         role: Role::Client,
         name: "x".into(),
         live: Vec::new(),
+        vectors: 0,
     };
     stream.write_all(&hello.encode(1, 0)).unwrap();
     stream

@@ -216,6 +216,19 @@ impl Control {
                 None => "waiting",
             };
             let skipped = session.map_or(0, |session| session.framer.skipped());
+            let mut values = vec![
+                ("pool_bytes".into(), vm.pool_bytes()),
+                ("pool_free".into(), vm.places.free()),
+                ("channel_skipped_bytes".into(), skipped),
+            ];
+            if let Some(server) = &vm.doorbell {
+                let (raised, from_guest) = server.counts();
+                values.extend([
+                    ("doorbell_vectors_heard".into(), u64::from(vm.heard)),
+                    ("doorbell_to_guest".into(), raised),
+                    ("doorbell_from_guest".into(), from_guest),
+                ]);
+            }
             Counted {
                 kind: "vm".into(),
                 name: vm.name().to_owned(),
@@ -223,11 +236,7 @@ impl Control {
                     ("kind".into(), vm.kind().into()),
                     ("state".into(), state.into()),
                 ],
-                values: vec![
-                    ("pool_bytes".into(), vm.pool_bytes()),
-                    ("pool_free".into(), vm.places.free()),
-                    ("channel_skipped_bytes".into(), skipped),
-                ],
+                values,
             }
         };
         let mut all: Vec<Counted> = self.vms.values().map(counted).collect();

@@ -57,6 +57,7 @@ impl Control {
                 role,
                 name,
                 live,
+                vectors,
             } => {
                 if !(min_version..=max_version).contains(&VERSION) {
                     let what = format!(
@@ -65,7 +66,7 @@ impl Control {
                     );
                     return self.answer(token, id, app, Err(Refusal::new(code::PROTOCOL, what)));
                 }
-                self.hello(token, &viewer, role, &name, &live);
+                self.hello(token, &viewer, role, &name, &live, vectors);
                 let pool_id = self.vm_of(&viewer).map_or(0, |vm| vm.pool_id);
                 let server = format!("vnplugd {}", env!("CARGO_PKG_VERSION"));
                 let welcome = Message::Welcome {
@@ -313,17 +314,13 @@ impl Control {
                     places: &mut vm.places,
                 };
                 let owner = Owner::Vm(name.clone());
-                match self.hub.open(open, owner, programs, memory, Some(doorbell)) {
-                    Ok(mut opening) => {
-                        opening.opened.vector = vector;
-                        vm.note_bell(opening.opened.port, bell, vector);
-                        opening
-                    }
-                    Err(refusal) => {
-                        vm.give_vector(vector);
-                        return Err(refusal);
-                    }
-                }
+                let mut opening = self
+                    .hub
+                    .open(open, owner, programs, memory, Some(doorbell))?;
+                opening.opened.vector = vector;
+                let port = opening.opened.port;
+                vm.bells.extend(bell.map(|bell| (port, bell)));
+                opening
             }
         };
         if let Some(session) = self.sessions.get_mut(&token) {
@@ -435,6 +432,7 @@ impl Control {
         role: Role,
         name: &str,
         live: &[vnplug_ring::control::RingPlace],
+        vectors: u32,
     ) {
         log::debug!(target: "control", "{viewer:?} is {:?}", name.escape_debug().to_string());
         // A second Hello on a channel: the agent or the guest was restarted.
@@ -445,6 +443,7 @@ impl Control {
         {
             vm.places.release_all();
             vm.places.linger(live);
+            vm.heard = vectors;
         }
         if let Some(session) = self.sessions.get_mut(&token) {
             session.greeted = true;

@@ -72,6 +72,11 @@ impl VmBell {
         }
     }
 
+    /// Whether somebody has a clone of it.
+    pub fn is_held(&self) -> bool {
+        Arc::strong_count(&self.pending) > 1
+    }
+
     /// Whether it was rung since the last call.
     pub fn take(&self) -> bool {
         self.pending.swap(false, Ordering::AcqRel)

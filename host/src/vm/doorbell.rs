@@ -7,8 +7,14 @@
 //! eventfd of peer 0, us, which the guest's doorbell register writes; and one eventfd per vector of
 //! its own, which we write and QEMU turns into MSI-X (by irqfd under KVM).
 //!
-//! QEMU shares these eventfds, so a write to one may block (R8). Only this VM's own thread writes
-//! them; queues' threads ring that thread.
+//! A ring of the guest is answered by raising vector 0. An agent does not rely on vectors before it
+//! has seen that answer: it proves both ways, interrupt remapping included, and that this daemon
+//! and not an earlier one is at the other end. Rings of the guest are counted and otherwise mean
+//! nothing; they are heard at most once a millisecond, so that a guest that rings without end costs
+//! little (R4).
+//!
+//! QEMU shares these eventfds, so a write to one may block, or a read (R8). Only this VM's own
+//! thread touches them; queues' threads ring that thread.
 //!
 //! The device's clients cannot reconnect to another server. After a restart of the daemon wake-ups
 //! go by the control channel until the device is plugged again.
@@ -17,10 +23,11 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vnplug_ring::pool::PoolHeader;
 
@@ -33,21 +40,40 @@ pub(crate) const MAX_VECTORS: u32 = 64;
 /// QEMU's id on this server; ours is 0.
 const QEMU_ID: i64 = 1;
 
+/// Between two looks whether the guest rang.
+const PACE: Duration = Duration::from_millis(1);
+
 /// One VM's doorbell.
 pub(crate) struct DoorbellServer {
     pub(crate) listener: OwnedFd,
     vectors: u32,
     page: memory::Shared,
     thread_bell: Arc<OwnedFd>,
-    lines: Arc<Mutex<Vec<Line>>>,
-    stop: Arc<AtomicBool>,
-    connected: Option<OwnedFd>,
+    shared: Arc<Shared>,
 }
 
+/// What the thread and the server share.
+#[derive(Default)]
+struct Shared {
+    plugged: Mutex<Option<Plugged>>,
+    stop: AtomicBool,
+    raised: AtomicU64,
+    from_guest: AtomicU64,
+}
+
+/// A QEMU that is connected.
+struct Plugged {
+    /// QEMU takes a closed connection as the end of its server; we take it as an unplugged device.
+    qemu: Arc<OwnedFd>,
+    /// The eventfd that the guest's doorbell register writes.
+    own: Arc<OwnedFd>,
+    lines: Vec<Line>,
+}
+
+/// One vector.
 struct Line {
     bell: VmBell,
-    irq: OwnedFd,
-    used: bool,
+    irq: Arc<OwnedFd>,
 }
 
 impl DoorbellServer {
@@ -56,12 +82,11 @@ impl DoorbellServer {
         let page = memory::sealed("vnplug-doorbell", 4096)?;
         header.write(&page.region);
         let thread_bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        let stop = Arc::new(AtomicBool::new(false));
+        let shared = Arc::new(Shared::default());
         let thread = Raise {
             bell: Arc::clone(&thread_bell),
-            lines: Arc::clone(&lines),
-            stop: Arc::clone(&stop),
+            shared: Arc::clone(&shared),
+            deaf_until: None,
         };
         std::thread::Builder::new()
             .name("vnplug-doorbell".into())
@@ -71,90 +96,169 @@ impl DoorbellServer {
             vectors,
             page,
             thread_bell,
-            lines,
-            stop,
-            connected: None,
+            shared,
         })
     }
 
     /// Does the handshake with a QEMU that just connected; an earlier one is forgotten.
-    pub(crate) fn greet(&mut self, qemu: OwnedFd) -> io::Result<()> {
+    pub(crate) fn greet(&self, qemu: OwnedFd) -> io::Result<()> {
         let own = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let mut lines = Vec::new();
         let mut messages: Vec<(i64, Option<OwnedFd>)> = vec![
             (0, None),
             (QEMU_ID, None),
             (-1, Some(rustix::io::dup(&self.page.fd)?)),
-            (0, Some(own)),
+            (0, Some(rustix::io::dup(&own)?)),
         ];
         for _ in 0..self.vectors {
             let irq = eventfd(0, EventfdFlags::CLOEXEC)?;
             messages.push((QEMU_ID, Some(rustix::io::dup(&irq)?)));
             let bell = VmBell::new(Arc::clone(&self.thread_bell));
-            lines.push(Line {
-                bell,
-                irq,
-                used: false,
-            });
+            let irq = Arc::new(irq);
+            lines.push(Line { bell, irq });
         }
         for (number, fd) in &messages {
             send(&qemu, *number, fd.as_ref().map(AsFd::as_fd))?;
         }
-        *self.lines.lock().unwrap_or_else(PoisonError::into_inner) = lines;
-        // QEMU takes a closed connection as the end of its server.
-        self.connected = Some(qemu);
+        *self.shared.plugged() = Some(Plugged {
+            qemu: Arc::new(qemu),
+            own: Arc::new(own),
+            lines,
+        });
+        // It looks at these descriptors now.
+        event::ring(&self.thread_bell);
         Ok(())
     }
 
-    /// A free vector and its bell, if QEMU is connected and one is left.
-    pub(crate) fn take(&mut self) -> Option<(VmBell, u32)> {
-        self.connected.as_ref()?;
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        let (vector, line) = lines.iter_mut().enumerate().find(|(_, line)| !line.used)?;
-        line.used = true;
+    /// A vector below `heard` that no port has, and its bell, if QEMU is connected.
+    pub(crate) fn free(&self, heard: u32) -> Option<(VmBell, u32)> {
+        let plugged = self.shared.plugged();
+        let lines = plugged.as_ref()?.lines.iter().take(heard as usize);
+        let (vector, line) = lines.enumerate().find(|(_, line)| !line.bell.is_held())?;
+        // What was rung for the port before means nothing to the next.
+        line.bell.take();
         Some((line.bell.clone(), vector as u32))
     }
 
-    /// Gives a vector back.
-    pub(crate) fn give(&mut self, vector: u32) {
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(line) = lines.get_mut(vector as usize) {
-            line.used = false;
-        }
+    /// Interrupts raised, and rings of the guest.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        // Relaxed: only counts.
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (of(&self.shared.raised), of(&self.shared.from_guest))
     }
 }
 
 impl Drop for DoorbellServer {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
+        // Release: pairs with the thread's Acquire.
+        self.shared.stop.store(true, Ordering::Release);
         event::ring(&self.thread_bell);
+    }
+}
+
+impl Shared {
+    fn plugged(&self) -> MutexGuard<'_, Option<Plugged>> {
+        self.plugged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn raise(&self, irq: &OwnedFd) {
+        // Relaxed: only a count.
+        self.raised.fetch_add(1, Ordering::Relaxed);
+        event::ring(irq);
     }
 }
 
 struct Raise {
     bell: Arc<OwnedFd>,
-    lines: Arc<Mutex<Vec<Line>>>,
-    stop: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+    /// Rings of the guest are not listened to until then.
+    deaf_until: Option<Instant>,
 }
 
 impl Raise {
-    fn run(self) {
-        while !self.stop.load(Ordering::Acquire) {
-            if rustix::io::read(&self.bell, &mut [0; 8]).is_err() {
-                continue;
+    fn run(mut self) {
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let plugged = self.shared.plugged();
+            let peer = plugged
+                .as_ref()
+                .map(|it| (Arc::clone(&it.qemu), Arc::clone(&it.own)));
+            drop(plugged);
+            let (bell, qemu, own) = self.wait(peer.as_ref());
+            if bell {
+                // It stays readable while it was rung, so this does not block.
+                event::clear(&self.bell);
+                self.raise_due();
             }
-            // Descriptors are duplicated so that a write that blocks holds no lock.
-            let due: Vec<OwnedFd> = self
-                .lines
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .iter()
-                .filter(|line| line.bell.take())
-                .filter_map(|line| rustix::io::dup(&line.irq).ok())
-                .collect();
-            for irq in due {
-                event::ring(&irq);
+            if let Some((its_qemu, its_own)) = &peer {
+                if own {
+                    self.answer(its_own);
+                }
+                if qemu {
+                    let mut plugged = self.shared.plugged();
+                    if plugged
+                        .as_ref()
+                        .is_some_and(|now| Arc::ptr_eq(&now.qemu, its_qemu))
+                    {
+                        *plugged = None;
+                        log::info!(target: "vm", "a doorbell is unplugged");
+                    }
+                }
             }
+        }
+    }
+
+    /// Waits; tells what has news: the bell, QEMU's connection, the guest's ring.
+    fn wait(&mut self, peer: Option<&(Arc<OwnedFd>, Arc<OwnedFd>)>) -> (bool, bool, bool) {
+        let now = Instant::now();
+        self.deaf_until = self.deaf_until.filter(|until| *until > now);
+        let rest = self.deaf_until.map(|until| Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from((until - now).subsec_nanos()),
+        });
+        let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
+        if let Some((qemu, own)) = peer {
+            fds.push(PollFd::new(qemu, PollFlags::IN));
+            if rest.is_none() {
+                fds.push(PollFd::new(own, PollFlags::IN));
+            }
+        }
+        match poll(&mut fds, rest.as_ref()) {
+            Ok(_) => {
+                let has = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+                (has(0), has(1), has(2))
+            }
+            Err(_) => (false, false, false),
+        }
+    }
+
+    /// Raises the vectors whose ports were rung. Without the lock, because it may block.
+    fn raise_due(&self) {
+        let mut due = Vec::new();
+        if let Some(plugged) = self.shared.plugged().as_ref() {
+            let rung = plugged.lines.iter().filter(|line| line.bell.take());
+            due.extend(rung.map(|line| Arc::clone(&line.irq)));
+        }
+        for irq in due {
+            self.shared.raise(&irq);
+        }
+    }
+
+    /// Counts the guest's rings and answers them.
+    fn answer(&mut self, own: &OwnedFd) {
+        let mut count = [0; 8];
+        if rustix::io::read(own, &mut count) != Ok(8) {
+            return;
+        }
+        self.deaf_until = Some(Instant::now() + PACE);
+        // Relaxed: only a count.
+        let rings = u64::from_ne_bytes(count);
+        self.shared.from_guest.fetch_add(rings, Ordering::Relaxed);
+        let plugged = self.shared.plugged();
+        let first = plugged.as_ref().and_then(|it| it.lines.first());
+        let irq = first.map(|line| Arc::clone(&line.irq));
+        drop(plugged);
+        if let Some(irq) = irq {
+            self.shared.raise(&irq);
         }
     }
 }
@@ -173,5 +277,102 @@ fn send(qemu: &OwnedFd, number: i64, fd: Option<BorrowedFd<'_>>) -> io::Result<(
         Ok(())
     } else {
         Err(io::ErrorKind::WriteZero.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSliceMut;
+    use std::os::unix::net::UnixStream;
+
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+    use super::*;
+
+    /// Plays QEMU: gives its connection and the descriptors, ours first, then the vectors'.
+    fn plug(server: &DoorbellServer) -> (UnixStream, Vec<OwnedFd>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        server.greet(theirs.into()).unwrap();
+        let (mut numbers, mut fds) = (Vec::new(), Vec::new());
+        for _ in 0..4 + server.vectors {
+            let mut bytes = [0; 8];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let into = &mut [IoSliceMut::new(&mut bytes)];
+            recvmsg(&ours, into, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+            numbers.push(i64::from_le_bytes(bytes));
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    fds.extend(rights);
+                }
+            }
+        }
+        assert_eq!(numbers, [0, 1, -1, 0, 1, 1]);
+        (ours, fds.split_off(1))
+    }
+
+    fn is_rung(fd: &OwnedFd) -> bool {
+        let time = Timespec {
+            tv_sec: 10,
+            tv_nsec: 0,
+        };
+        poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&time)) == Ok(1)
+            && rustix::io::read(fd, &mut [0; 8]) == Ok(8)
+    }
+
+    fn server(name: &str) -> DoorbellServer {
+        let file = format!("vnplug-bell-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(file);
+        let header = PoolHeader {
+            len: 1 << 20,
+            id: 5,
+            name: "vm".into(),
+        };
+        let server = DoorbellServer::listen(&path, 2, &header).unwrap();
+        std::fs::remove_file(path).unwrap();
+        server
+    }
+
+    #[test]
+    fn a_ring_of_the_guest_is_answered_and_counted() {
+        let server = server("answer");
+        let (_qemu, fds) = plug(&server);
+        for round in 1..=3 {
+            event::ring(&fds[0]);
+            assert!(is_rung(&fds[1]));
+            assert_eq!(server.counts(), (round, round));
+        }
+    }
+
+    #[test]
+    fn a_vector_belongs_to_one_port_until_that_is_gone() {
+        let server = server("vectors");
+        assert!(server.free(2).is_none(), "no QEMU is there");
+        let (_qemu, fds) = plug(&server);
+        assert!(server.free(0).is_none(), "the agent listens to none");
+        let first = server.free(1).unwrap();
+        assert!(first.1 == 0 && server.free(1).is_none());
+        let second = server.free(2).unwrap();
+        assert!(second.1 == 1 && server.free(2).is_none());
+        crate::port::doorbell::Doorbell::Vm(second.0.clone()).ring();
+        assert!(is_rung(&fds[2]));
+        drop(first);
+        assert_eq!(server.free(2).map(|(_, vector)| vector), Some(0));
+    }
+
+    #[test]
+    fn an_unplugged_device_has_no_vectors() {
+        let server = server("unplug");
+        let (qemu, fds) = plug(&server);
+        drop(qemu);
+        // The descriptors' other ends are closed by the thread when it has seen it.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while server.free(2).is_some() {
+            assert!(Instant::now() < deadline, "still plugged");
+            std::thread::yield_now();
+        }
+        drop(fds);
+        let (_qemu, _fds) = plug(&server);
+        assert!(server.free(2).is_some());
     }
 }

@@ -52,8 +52,9 @@ pub(crate) struct Vm {
     /// Token of the connection that is its control channel.
     pub(crate) channel: Option<u64>,
     pub(crate) bells: HashMap<u32, VmBell>,
-    vectors: HashMap<u32, u32>,
     pub(crate) doorbell: Option<DoorbellServer>,
+    /// How many of its vectors the agent listens to.
+    pub(crate) heard: u32,
 }
 
 /// Where VMs' files lie.
@@ -178,8 +179,8 @@ impl Vm {
             listener,
             channel: None,
             bells: HashMap::new(),
-            vectors: HashMap::new(),
             doorbell,
+            heard: 0,
         })
     }
 
@@ -244,40 +245,22 @@ impl Vm {
             .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))
     }
 
-    /// How a new port of this VM is woken: a doorbell vector if one is free, else the channel.
-    /// Returns the vector too.
-    pub(crate) fn bell(&mut self, channel_bell: &Arc<OwnedFd>) -> (Doorbell, Option<VmBell>, u32) {
-        if let Some((bell, vector)) = self.doorbell.as_mut().and_then(DoorbellServer::take) {
+    /// How a new port of this VM is woken: a doorbell vector that the agent listens to, if one is
+    /// free, else the channel. Returns the vector too.
+    pub(crate) fn bell(&self, channel_bell: &Arc<OwnedFd>) -> (Doorbell, Option<VmBell>, u32) {
+        let free = self.doorbell.as_ref().and_then(|it| it.free(self.heard));
+        if let Some((bell, vector)) = free {
             return (Doorbell::Vm(bell), None, vector);
         }
         let bell = VmBell::new(Arc::clone(channel_bell));
         (Doorbell::Vm(bell.clone()), Some(bell), u32::MAX)
     }
 
-    /// Notes how a port that was opened is woken.
-    pub(crate) fn note_bell(&mut self, port: u32, bell: Option<VmBell>, vector: u32) {
-        if let Some(bell) = bell {
-            self.bells.insert(port, bell);
-        } else {
-            self.vectors.insert(port, vector);
-        }
-    }
-
     /// Gives back what a port had here.
     pub(crate) fn forget_port(&mut self, port: u32, places: &[RingPlace]) {
         self.bells.remove(&port);
-        if let Some(vector) = self.vectors.remove(&port) {
-            self.give_vector(vector);
-        }
         for place in places {
             self.places.give(*place);
-        }
-    }
-
-    /// Gives a doorbell vector back; `u32::MAX` is none.
-    pub(crate) fn give_vector(&mut self, vector: u32) {
-        if let Some(server) = &mut self.doorbell {
-            server.give(vector);
         }
     }
 

@@ -194,6 +194,9 @@ pub enum Message {
         /// Agents: places in the pool that applications still map; the daemon makes no ring there
         /// until [`Message::Release`] names them.
         live: Vec<RingPlace>,
+        /// Agents: how many vectors of the VM's doorbell device, from 0 on, the agent listens to;
+        /// others are not given to ports. An agent that does not say so listens to none.
+        vectors: u32,
     },
     /// The answer to Hello.
     Welcome {
@@ -329,12 +332,14 @@ impl Message {
                 role,
                 name,
                 live,
+                vectors,
             } => {
                 w.u8(*min_version);
                 w.u8(*max_version);
                 w.u8(*role as u8);
                 w.text(name);
                 w.list(live, place);
+                w.u32(*vectors);
             }
             Self::Welcome {
                 version,
@@ -439,6 +444,7 @@ impl Message {
                 role: one_of(r, "role", &[Role::Client, Role::Agent])?,
                 name: r.text("name")?,
                 live: r.list("live", read_place)?,
+                vectors: r.appended_u32("vectors")?,
             },
             2 => Self::Welcome {
                 version: r.u8("version")?,
@@ -611,6 +617,7 @@ mod tests {
                 role: Role::Agent,
                 name: "agent".into(),
                 live: vec![place],
+                vectors: 8,
             },
             Message::Welcome {
                 version: 1,
@@ -721,14 +728,24 @@ mod tests {
         for message in every_message() {
             let (header, payload) = frame(&message.encode(1, 0));
             for cut in 0..payload.len() {
-                assert!(
-                    Message::decode(&header, &payload[..cut]).is_err(),
-                    "{message:?} at {cut}"
-                );
+                let refused = Message::decode(&header, &payload[..cut]).is_err();
+                // A Hello of an earlier agent ends before the number of vectors.
+                let earlier = header.kind == 1 && cut == payload.len() - 4;
+                assert_eq!(refused, !earlier, "{message:?} at {cut}");
             }
             let longer = [&payload[..], b"fields of a later version"].concat();
             assert_eq!(Message::decode(&header, &longer).as_ref(), Ok(&message));
         }
+    }
+
+    #[test]
+    fn an_agent_that_says_nothing_about_vectors_listens_to_none() {
+        let (header, payload) = frame(&every_message()[0].encode(1, 0));
+        let earlier = Message::decode(&header, &payload[..payload.len() - 4]);
+        let Ok(Message::Hello { live, vectors, .. }) = earlier else {
+            panic!("{earlier:?}");
+        };
+        assert_eq!((live.len(), vectors), (1, 0));
     }
 
     #[test]

@@ -279,6 +279,17 @@ impl<'a> Reader<'a> {
         self.take(field).map(u32::from_le_bytes)
     }
 
+    /// Reads a `u32` that was appended to a message later; 0 where the payload ends before it.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`] if the payload ends within it.
+    pub fn appended_u32(&mut self, field: &'static str) -> Result<u32, Malformed> {
+        if self.rest.is_empty() {
+            return Ok(0);
+        }
+        self.u32(field)
+    }
+
     /// Reads a `u64`.
     ///
     /// # Errors
