@@ -23,7 +23,7 @@ setup:
 guest: setup
 	RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --release \
 		--target $(STATIC) -p vnplug-cli
-	install -D -m 755 $(TARGET)/$(STATIC)/release/vnplug $(GUEST_BIN)
+	install -s -D -m 755 $(TARGET)/$(STATIC)/release/vnplug $(GUEST_BIN)
 
 build: guest
 	cargo build --locked --release -p vnplugd -p libvnplug -p vnplug-e2e -p vnplug-bench

@@ -1,41 +1,67 @@
-//! `vnplug list`: which devices can be opened.
+//! `vnplug list`: which devices can be opened, and, for the operator, who reads them.
 
 use clap::Args;
-use serde_json::json;
-use vnplug::{Client, Device};
+use serde_json::{Value, json};
+use vnplug::{Client, Counted, Device};
 
 use crate::failure::{Failure, OK, Outcome};
-use crate::{out, text};
+use crate::{out, stats, text};
 
-/// Lists the devices that can be opened.
+/// Lists the devices that can be opened; on the host also attached ports and virtual machines.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   vnplug list
   vnplug list --json
 
-In a guest these are the host's devices that the operator lets it see.")]
+In a guest these are the host's devices that the operator lets it see. Ports and virtual machines
+are shown to root and to the daemon's own user; `vnplug stats` has all their counters.")]
 pub(crate) struct List {
-    /// One JSON array of objects
+    /// One JSON object: arrays `devices`, `ports`, `vms`
     #[arg(long)]
     json: bool,
 }
 
 impl List {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
-        let devices = connect()?.devices()?;
+        let mut client = connect()?;
+        let devices = client.devices()?;
+        let counted = client.stats()?;
+        let of = |kind: &str| {
+            counted
+                .iter()
+                .filter(|one| one.kind == kind)
+                .collect::<Vec<_>>()
+        };
+        let (ports, vms) = (of("port"), of("vm"));
         if self.json {
-            out::raw(&format!("{}\n", to_json(&devices)))?;
-        } else if devices.is_empty() {
+            let all = |counted: &[&Counted]| -> Value {
+                counted
+                    .iter()
+                    .map(|counted| stats::to_json(counted))
+                    .collect()
+            };
+            let list =
+                json!({"devices": to_json(&devices), "ports": all(&ports), "vms": all(&vms)});
+            out::raw(&format!("{list}\n"))?;
+            return Ok(OK);
+        }
+        if devices.is_empty() {
             out::note("there is no device to see; the daemon's configuration decides which are");
         } else {
             out::raw(&to_text(&devices))?;
+        }
+        if !ports.is_empty() {
+            out::raw(&format!("\n{}", ports_to_text(&ports)))?;
+        }
+        if !vms.is_empty() {
+            out::raw(&format!("\n{}", vms_to_text(&vms)))?;
         }
         Ok(OK)
     }
 }
 
-fn to_json(devices: &[Device]) -> serde_json::Value {
+fn to_json(devices: &[Device]) -> Value {
     let one = |device: &Device| {
         json!({
             "name": device.name, "kind": device.kind, "state": device.state,
@@ -57,11 +83,63 @@ fn to_text(devices: &[Device]) -> String {
             text::escape(&device.description),
         ]
     };
-    let head = head.map(str::to_owned).to_vec();
-    let rows: Vec<_> = std::iter::once(head)
-        .chain(devices.iter().map(row))
-        .collect();
-    text::columns(&rows)
+    table(&head, devices.iter().map(row))
+}
+
+fn ports_to_text(ports: &[&Counted]) -> String {
+    let head = [
+        "PORT",
+        "DEVICE",
+        "OWNER",
+        "STATE",
+        "DELIVERED",
+        "DROPPED",
+        "READER",
+        "FILTER",
+    ];
+    let row = |port: &&Counted| {
+        let dropped = value(port, "dropped_full") + value(port, "dropped_quarantine");
+        vec![
+            text::escape(&port.name),
+            text::escape(label(port, "device")),
+            text::escape(label(port, "owner")),
+            text::escape(label(port, "state")),
+            text::grouped(value(port, "delivered")),
+            text::grouped(dropped),
+            text::escape(label(port, "label")),
+            text::escape(label(port, "filter")),
+        ]
+    };
+    table(&head, ports.iter().map(row))
+}
+
+fn vms_to_text(vms: &[&Counted]) -> String {
+    let head = ["VM", "KIND", "STATE", "POOL BYTES", "FREE"];
+    let row = |vm: &&Counted| {
+        vec![
+            text::escape(&vm.name),
+            text::escape(label(vm, "kind")),
+            text::escape(label(vm, "state")),
+            text::grouped(value(vm, "pool_bytes")),
+            text::grouped(value(vm, "pool_free")),
+        ]
+    };
+    table(&head, vms.iter().map(row))
+}
+
+fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let head = head.iter().map(|&word| word.to_owned()).collect();
+    text::columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+}
+
+fn label<'a>(counted: &'a Counted, name: &str) -> &'a str {
+    let found = counted.labels.iter().find(|(key, _)| key == name);
+    found.map_or("", |(_, value)| value)
+}
+
+fn value(counted: &Counted, name: &str) -> u64 {
+    let found = counted.values.iter().find(|(key, _)| key == name);
+    found.map_or(0, |(_, value)| *value)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 mod support;
 
 use support::{Daemon, Scratch, run, vnplug};
-use vnplug_ring::control::{Device, Message};
+use vnplug_ring::control::{Counted, Device, Message};
 
 #[test]
 fn every_command_has_help_with_an_example() {
@@ -85,10 +85,22 @@ fn devices_are_listed_as_text_and_json() {
         ports: 1,
     };
     daemon.answer(4, Message::Devices(vec![device]));
+    let port = Counted {
+        kind: "port".into(),
+        name: "7".into(),
+        labels: vec![("label".into(), "probe[\u{1b}1]".into())],
+        values: vec![("delivered".into(), 1234)],
+    };
+    daemon.answer(10, Message::Counters(vec![port]));
     let (code, out, err) = run(vnplug(&daemon.socket, &["list"]));
     assert_eq!(code, 0, "{err}");
     assert!(out.contains("host:eth1  af_packet  up"), "{out}");
+    assert!(
+        out.contains("1,234") && out.contains("probe[\\x1b1]"),
+        "{out}"
+    );
     let (_, out, _) = run(vnplug(&daemon.socket, &["list", "--json"]));
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(json[0]["queues"], 2);
+    assert_eq!(json["ports"][0]["name"], "7");
+    assert_eq!(json["devices"][0]["queues"], 2);
 }
