@@ -13,6 +13,8 @@
 //! A row is a function in a table ([`row::ROWS`]); it returns figures, [`report`] prints and stores
 //! them. Some rows start this program again as a second process, with `child NAME ARGS…`.
 
+mod attached;
+mod fanout;
 mod handoff;
 mod memif;
 mod report;

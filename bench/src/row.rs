@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::handoff::{self, Reading};
-use crate::uml;
+use crate::{attached, fanout, uml};
 
 /// Any error of a row: it is printed and ends that row, not the others.
 pub(crate) type Error = Box<dyn std::error::Error>;
@@ -53,12 +53,48 @@ pub(crate) const ROWS: &[Row] = &[
         about: "one binary reads 1514-byte frames in User-mode Linux and on the host",
         run: |plan| uml::against_host(plan, 1514),
     },
+    Row {
+        name: "fanout-1-60",
+        about: "one source of 60-byte frames to 1 port, against copying alone",
+        run: |plan| fanout::against_memcpy(plan, 60, 1),
+    },
+    Row {
+        name: "fanout-2-60",
+        about: "one source of 60-byte frames to 2 ports, against copying alone",
+        run: |plan| fanout::against_memcpy(plan, 60, 2),
+    },
+    Row {
+        name: "fanout-8-60",
+        about: "one source of 60-byte frames to 8 ports, against copying alone",
+        run: |plan| fanout::against_memcpy(plan, 60, 8),
+    },
+    Row {
+        name: "fanout-64-60",
+        about: "one source of 60-byte frames to 64 ports, against copying alone",
+        run: |plan| fanout::against_memcpy(plan, 60, 64),
+    },
+    Row {
+        name: "fanout-8-1514",
+        about: "one source of 1514-byte frames to 8 ports, against copying alone",
+        run: |plan| fanout::against_memcpy(plan, 1514, 8),
+    },
+    Row {
+        name: "idle",
+        about: "the daemon's processor time while nothing happens",
+        run: attached::idle,
+    },
+    Row {
+        name: "attach-1000",
+        about: "time to attach and detach 1,000 ports",
+        run: attached::attach,
+    },
 ];
 
 /// Runs the part of a row that needs a process of its own.
 pub(crate) fn child(words: &[String]) -> Result<()> {
     match words.split_first() {
         Some((name, rest)) if name == "handoff-producer" => handoff::producer(rest),
+        Some((name, rest)) if name == "attach" => attached::client(rest),
         _ => Err(format!("no such child: {words:?}").into()),
     }
 }

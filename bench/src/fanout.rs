@@ -1,0 +1,163 @@
+//! One source to many ports.
+//!
+//! A daemon's generator runs flat out on one CPU; on the other CPU one thread of ours holds all
+//! ports and takes their packets without looking into them, so that the figure is the producer's
+//! cost. The peer is the floor of any design that gives every reader a copy of its own: one thread
+//! on the source's CPU that copies the same frames into as many plain buffers, which nobody reads.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use vnplug::Port;
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{Daemon, value};
+
+use crate::row::{Figure, Plan, Result, Samples};
+use crate::sys;
+
+/// CPU of the source's thread, and of the copying peer.
+const SOURCE_CPU: usize = 0;
+/// CPU of the thread that takes all packets.
+const READER_CPU: usize = 1;
+/// Bytes of each ring.
+const RING: usize = 1 << 19;
+/// Frames per batch, as the daemon's.
+const BATCH: usize = 64;
+/// The peer's name in the table.
+const PEER: &str = "memcpy to plain buffers";
+
+/// Rate, and cost per packet and port, with `ports` ports.
+pub(crate) fn against_memcpy(plan: &Plan, len: usize, ports: usize) -> Result<Vec<Figure>> {
+    let ring = RING;
+    let (mut rates, mut costs, mut dropped) =
+        (Samples::default(), Samples::default(), Samples::default());
+    let (mut peer_rates, mut peer_costs) = (Samples::default(), Samples::default());
+    // Nanoseconds per packet and port, of so many packets per microsecond.
+    let cost = |rate: f64| 1e3 / (rate * ports as f64);
+    for round in 1..=plan.rounds {
+        let (rate, lost) = measure(plan.time, len, ports, ring)?;
+        let peer = copy(plan.time, len, ports, ring)?;
+        eprintln!("  round {round}: ours {rate:.2}, memcpy {peer:.2} Mpps, dropped {lost:.3}");
+        rates.push(rate);
+        costs.push(cost(rate));
+        dropped.push(lost);
+        peer_rates.push(peer);
+        peer_costs.push(cost(peer));
+    }
+    let note = format!(
+        "a daemon's generator on CPU {SOURCE_CPU}, {ports} ports without filters, rings of {ring} \
+         B, one thread on CPU {READER_CPU} takes from all; of the packets for the ports {:.1} % \
+         found a full ring (a drop is cheaper than a copy). The peer copies {len} B per packet \
+         and port into plain buffers of {ring} B, which nobody reads.",
+        dropped.median() * 100.0
+    );
+    Ok(vec![
+        Figure {
+            name: format!("fanout-{ports}-{len}"),
+            unit: "Mpps of the source",
+            ours: rates,
+            peer: Some((PEER.to_owned(), peer_rates)),
+            note: note.clone(),
+        },
+        Figure {
+            name: format!("fanout-{ports}-{len}-cost"),
+            unit: "ns per packet and port",
+            ours: costs,
+            peer: Some((PEER.to_owned(), peer_costs)),
+            note,
+        },
+    ])
+}
+
+/// Packets of the source per microsecond, and the share that found a full ring.
+fn measure(time: Duration, len: usize, ports: usize, ring: usize) -> Result<(f64, f64)> {
+    let lab = Lab::new()?;
+    let source = format!("lab=gen,size={len},cpus={SOURCE_CPU}");
+    let daemon = Daemon::start(&lab, None, &["--source", &source])?;
+    let mut opened = Vec::new();
+    for _ in 0..ports {
+        opened.push(daemon.port("lab").ring_bytes(ring as u64).open()?);
+    }
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| drain(opened, &over).map_err(|error| error.to_string()));
+        std::thread::sleep(time / 8);
+        let (begin, before) = (Instant::now(), Tally::of(&daemon));
+        std::thread::sleep(time);
+        let after = Tally::of(&daemon);
+        let seconds = begin.elapsed().as_secs_f64();
+        over.store(true, Ordering::Relaxed);
+        reader.join().map_err(|_| "the reader panicked")??;
+        let rate = (after.read - before.read) as f64 / seconds / 1e6;
+        let offered = (after.offered - before.offered).max(1);
+        Ok((rate, (after.full - before.full) as f64 / offered as f64))
+    })
+}
+
+/// The daemon's sums.
+struct Tally {
+    read: u64,
+    offered: u64,
+    full: u64,
+}
+
+impl Tally {
+    fn of(daemon: &Daemon) -> Self {
+        let counters = daemon.counters();
+        let sum = |kind: &str, name: &str| {
+            let of_kind = counters.iter().filter(|counted| counted.kind == kind);
+            of_kind.map(|counted| value(counted, name)).sum()
+        };
+        Self {
+            read: sum("source", "read"),
+            offered: sum("port", "offered"),
+            full: sum("port", "dropped_full"),
+        }
+    }
+}
+
+/// Takes all packets of all ports.
+fn drain(mut ports: Vec<Port>, over: &AtomicBool) -> Result<()> {
+    sys::pin(READER_CPU)?;
+    while !over.load(Ordering::Relaxed) {
+        for port in &mut ports {
+            for packet in port.batch(usize::MAX) {
+                std::hint::black_box(packet?.meta.wire_len);
+            }
+            port.release();
+        }
+    }
+    Ok(())
+}
+
+/// The peer: packets copied into every buffer, per microsecond.
+fn copy(time: Duration, len: usize, ports: usize, ring: usize) -> Result<f64> {
+    std::thread::scope(|scope| {
+        let copier = scope.spawn(|| {
+            sys::pin(SOURCE_CPU).map_err(|error| error.to_string())?;
+            let frames: Vec<Vec<u8>> = (0..BATCH).map(|frame| vec![frame as u8; len]).collect();
+            let mut buffers = vec![(vec![0_u8; ring], 0); ports];
+            let (begin, mut packets) = (Instant::now(), 0_u64);
+            loop {
+                for _ in 0..16 {
+                    for (buffer, at) in &mut buffers {
+                        for frame in &frames {
+                            if *at + len > ring {
+                                *at = 0;
+                            }
+                            buffer[*at..*at + len].copy_from_slice(frame);
+                            *at += len.next_multiple_of(8);
+                        }
+                        std::hint::black_box(&buffer);
+                    }
+                    packets += BATCH as u64;
+                }
+                let elapsed = begin.elapsed();
+                if elapsed >= time {
+                    return Ok::<_, String>(packets as f64 / elapsed.as_secs_f64() / 1e6);
+                }
+            }
+        });
+        Ok(copier.join().map_err(|_| "the peer panicked")??)
+    })
+}
