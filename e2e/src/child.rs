@@ -100,6 +100,13 @@ impl Tethered {
         }
     }
 
+    /// Sends a signal to the leader.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) -> Result<()> {
+        let pid = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(pid, signal)
+            .map_err(|errno| LabError::io("signal a child")(errno.into()))
+    }
+
     /// Kills the whole group and waits until the leader is gone.
     pub(crate) fn kill(&mut self) {
         if self.try_wait().is_none() {

@@ -178,6 +178,14 @@ pub fn label<'a>(counted: &'a Counted, name: &str) -> &'a str {
 /// # Panics
 /// If a sum does not close, with the numbers.
 pub fn audit(counters: &[Counted]) {
+    closes(counters).unwrap_or_else(|text| panic!("{text}"));
+}
+
+/// As [`audit`], without the panic.
+///
+/// # Errors
+/// What does not close, with the numbers.
+pub fn closes(counters: &[Counted]) -> std::result::Result<(), String> {
     const FATES: [&str; 7] = [
         "refused",
         "direction",
@@ -187,14 +195,14 @@ pub fn audit(counters: &[Counted]) {
         "dropped_full",
         "dropped_quarantine",
     ];
+    let equal = |left: u64, right: u64, what: &dyn Fn() -> String| match left == right {
+        true => Ok(()),
+        false => Err(format!("{left} is not {right}: {}", what())),
+    };
     for port in counters.iter().filter(|counted| counted.kind == "port") {
         let fates: u64 = FATES.iter().map(|fate| value(port, fate)).sum();
-        assert_eq!(
-            value(port, "offered"),
-            fates,
-            "point S of port {}: {port:?}",
-            port.name
-        );
+        let what = || format!("point S of port {}: {port:?}", port.name);
+        equal(value(port, "offered"), fates, &what)?;
     }
     for source in counters.iter().filter(|counted| counted.kind == "source") {
         let device = format!("host:{}", source.name);
@@ -204,17 +212,12 @@ pub fn audit(counters: &[Counted]) {
             .map(|port| value(port, "offered"))
             .sum();
         let departed = value(source, "departed_offered");
-        assert_eq!(
-            value(source, "duties"),
-            offered + departed,
-            "point R of {device}: {source:?}"
-        );
-        assert_eq!(
-            departed,
-            value(source, "departed_accounted"),
-            "point S of {device}'s past"
-        );
+        let what = || format!("point R of {device}: {source:?}");
+        equal(value(source, "duties"), offered + departed, &what)?;
+        let what = || format!("point S of {device}'s past");
+        equal(departed, value(source, "departed_accounted"), &what)?;
     }
+    Ok(())
 }
 
 /// A program of ours, as the build left it beside the running test.

@@ -15,13 +15,14 @@
 //! child dies with it, also when it is killed with SIGKILL.
 //!
 //! The lab knows nothing of vNPlug but [`daemon`]: where the programs under test are, and a daemon
-//! that ends with its test. Everything else under test comes in as files and programs.
+//! that ends with its test; and [`demo`], which shows it. Everything else under test comes in as files and programs.
 
 mod accel;
 mod base64;
 mod channel;
 mod child;
 pub mod daemon;
+pub mod demo;
 mod error;
 mod guest;
 mod image;
