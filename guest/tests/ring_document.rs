@@ -26,8 +26,10 @@ const GEOMETRY: Geometry = Geometry {
 /// The first block of C in the document.
 fn reader_in_the_document() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ring-format.md");
-    let text = std::fs::read_to_string(path).unwrap();
-    let (_, rest) = text.split_once("\n```c\n").expect("a block of C");
+    let text = std::fs::read_to_string(path).expect("the document");
+    let (_, rest) = text
+        .split_once("\n```c\n")
+        .expect("the document has a block of C");
     rest.split_once("\n```\n").expect("its end").0.to_owned() + "\n"
 }
 
@@ -35,13 +37,13 @@ struct Dir(PathBuf);
 
 impl Drop for Dir {
     fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).unwrap();
+        std::fs::remove_dir_all(&self.0).expect("our own directory");
     }
 }
 
 fn compile(dir: &Path) -> PathBuf {
     let source = dir.join("reader.c");
-    std::fs::write(&source, reader_in_the_document()).unwrap();
+    std::fs::write(&source, reader_in_the_document()).expect("our own directory");
     let program = dir.join("reader");
     let flags = "-std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pedantic";
     let status = Command::new("cc")
@@ -49,7 +51,7 @@ fn compile(dir: &Path) -> PathBuf {
         .arg("-o")
         .args([&program, &source])
         .status()
-        .unwrap();
+        .expect("a C compiler");
     assert!(status.success());
     program
 }
@@ -89,9 +91,9 @@ impl Host {
     }
 
     fn ring(&self) {
-        File::from(self.bell.try_clone().unwrap())
+        File::from(self.bell.try_clone().expect("a descriptor"))
             .write_all(&[1])
-            .unwrap();
+            .expect("the reader lives");
     }
 
     /// Waits until everything was read; keeps the reader's time meanwhile.
@@ -139,7 +141,9 @@ fn the_documents_reader_sees_every_packet_and_every_loss() {
         dice ^= dice << 13;
         dice ^= dice >> 7;
         dice ^= dice << 17;
-        let bytes: Vec<u8> = (0..dice % 1001).map(|at| (number ^ at * 7) as u8).collect();
+        let bytes: Vec<u8> = (0..dice % 1001)
+            .map(|at| (number ^ (at * 7)) as u8)
+            .collect();
         let mut meta = Meta {
             ts_ns: 1_700_000_000_000_000_000 + number,
             wire_len: bytes.len() as u32 + 4,

@@ -39,6 +39,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         role: Role::Client,
         name: "probe".into(),
         live: Vec::new(),
+        vectors: 0,
     };
     let welcome = Message::Welcome {
         version: 1,
