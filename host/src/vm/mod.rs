@@ -151,13 +151,17 @@ impl Vm {
     }
 
     fn open(record: Record, dirs: &Dirs, create: bool) -> io::Result<Self> {
+        check_name(&record.name).map_err(|refusal| io::Error::other(refusal.text))?;
         let (region, watch) = pool_file(&record.pool, record.pool_bytes, create)?;
-        let header = PoolHeader::read(&region).filter(|_| !create);
-        let header = header.unwrap_or_else(|| PoolHeader {
+        // The guest can write its pool: of an old header only the number is taken, which the guest
+        // compares with what its own channel says.
+        let header = PoolHeader {
             len: record.pool_bytes,
-            id: event::random(),
+            id: PoolHeader::read(&region)
+                .filter(|_| !create)
+                .map_or_else(event::random, |header| header.id),
             name: record.name.clone(),
-        });
+        };
         header.write(&region);
         let listener = crate::control::listen(&control_path(&dirs.state, &record.name), 0o600)?;
         share_access(&record.pool, &control_path(&dirs.state, &record.name));
@@ -424,6 +428,23 @@ mod tests {
         let len = rustix::fs::getxattr(again.ready(&dirs.state).control_path, ACL, &mut found);
         assert_eq!(found[..len.unwrap()], list);
         again.remove_files(&dirs.state);
+        std::fs::remove_dir_all(&dirs.state).unwrap();
+    }
+
+    #[test]
+    fn what_a_guest_wrote_over_its_pools_header_does_not_reach_the_next_daemon() {
+        let dirs = dirs("scribbled");
+        let vm = Vm::create(&spec("probe"), &dirs).unwrap();
+        let id = vm.pool_id;
+        // A name that is longer once its bytes are made UTF-8, and another length.
+        vm.region.write(0x20, &[0xff; MAX_NAME]);
+        vm.region.write(0x10, &u64::MAX.to_le_bytes());
+        drop(vm);
+        let again = Vm::load_all(&dirs);
+        assert_eq!((again[0].name(), again[0].pool_id), ("probe", id));
+        let header = PoolHeader::read(&again[0].region).unwrap();
+        assert_eq!((header.len, header.name.as_str()), (1 << 20, "probe"));
+        again[0].remove_files(&dirs.state);
         std::fs::remove_dir_all(&dirs.state).unwrap();
     }
 
