@@ -1,9 +1,12 @@
 //! A VM's pool is a file that QEMU or User-mode Linux also opened; whoever truncates it would kill
 //! the daemon by SIGBUS at the next store (F32).
 //!
-//! The handler looks the faulting address up among the guarded mappings, puts a private zero page
-//! there and sets the mapping's [`Watch`]; the daemon then sees `lost` and drops the VM. A SIGBUS
-//! anywhere else gets the default action: it is a bug.
+//! The handler looks the faulting address up among the guarded mappings, puts private zero pages in
+//! place of the whole mapping and sets its [`Watch`]; the daemon then sees `lost` and drops the VM. A
+//! SIGBUS anywhere else gets the default action: it is a bug.
+//!
+//! NB: the whole mapping, not one page: a page of 4 KiB cannot replace a part of a huge one, and a
+//! page at a time could run into the limit of mappings (`vm.max_map_count`).
 #![expect(unsafe_code, reason = "a signal handler and what it may touch")]
 
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -12,7 +15,6 @@ use std::sync::{Arc, Once};
 use super::memory::Watch;
 
 const SLOTS: usize = 1024;
-const PAGE: usize = 4096;
 
 struct Slot {
     start: AtomicUsize,
@@ -104,15 +106,14 @@ extern "C" fn on_sigbus(
         if start == 0 || address < start || address - start >= len {
             continue;
         }
-        let page = address & !(PAGE - 1);
-        // SAFETY: replaces one page inside a mapping of ours by private zeroes; mmap is a plain
-        // system call.
+        // SAFETY: replaces exactly a mapping of ours, which its owner unmaps later with the same
+        // length, by private zeroes; mmap is a plain system call.
         let mapped = unsafe {
             libc::mmap(
-                std::ptr::with_exposed_provenance_mut(page),
-                PAGE,
+                std::ptr::with_exposed_provenance_mut(start),
+                len,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
                 -1,
                 0,
             )
