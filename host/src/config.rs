@@ -88,6 +88,10 @@ pub struct Config {
     pub pool_bytes: u64,
     /// Ports in all.
     pub max_ports: usize,
+    /// Ports of one user that is no operator, or of one VM.
+    pub max_ports_each: usize,
+    /// Bytes of rings of one user that is no operator; a VM has its pool.
+    pub max_user_bytes: u64,
     /// Sources in order; their numbers are their places here.
     pub sources: Vec<SourceSpec>,
     /// Grants to users.
@@ -109,6 +113,8 @@ struct File {
     max_ring_bytes: Option<toml::Value>,
     pool_bytes: Option<toml::Value>,
     max_ports: Option<usize>,
+    max_ports_each: Option<usize>,
+    max_user_bytes: Option<toml::Value>,
     #[serde(default)]
     source: Vec<BTreeMap<String, toml::Value>>,
     #[serde(default)]
@@ -201,6 +207,8 @@ impl Config {
             max_ring_bytes: size("max_ring_bytes", file.max_ring_bytes, 1 << 30)?,
             pool_bytes: size("pool_bytes", file.pool_bytes, 64 << 20)?,
             max_ports: file.max_ports.unwrap_or(4_096),
+            max_ports_each: file.max_ports_each.unwrap_or(1_024),
+            max_user_bytes: size("max_user_bytes", file.max_user_bytes, 512 << 20)?,
             sources,
             users,
             vms,

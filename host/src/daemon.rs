@@ -52,6 +52,8 @@ pub fn run(config: Config) -> Result<(), String> {
 
     let mut hub = Hub::new(Limits {
         ports: config.max_ports,
+        ports_each: config.max_ports_each,
+        user_bytes: config.max_user_bytes,
         ring_bytes: config.ring_bytes,
         max_ring_bytes: config.max_ring_bytes,
     });

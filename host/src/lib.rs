@@ -21,6 +21,7 @@ pub mod daemon;
 pub mod fanout;
 pub mod filter;
 pub mod hub;
+mod noise;
 pub mod port;
 pub mod source;
 mod sys;

@@ -9,6 +9,7 @@ use super::session::{Over, Session};
 use super::{Control, watch};
 use crate::hub::Refusal;
 use crate::hub::policy::Viewer;
+use crate::noise::peer_log;
 use crate::port::doorbell::VmBell;
 use crate::sys::event;
 use crate::vm::Vm;
@@ -99,7 +100,7 @@ impl Control {
             Ok(Some(fd)) => fd,
             Ok(None) => return,
             Err(error) => {
-                log::warn!(target: "vm", "VM {name:?}: cannot accept a connection: {error}");
+                self.refuse_for_want_of_descriptors(token, &error);
                 return;
             }
         };
@@ -109,8 +110,16 @@ impl Control {
         }
         if let Some(server) = self.vms.get_mut(&name).and_then(|vm| vm.doorbell.as_mut()) {
             match server.greet(fd) {
-                Ok(()) => log::info!(target: "vm", "VM {name:?}: its doorbell is plugged"),
-                Err(error) => log::warn!(target: "vm", "VM {name:?}: doorbell: {error}"),
+                Ok(()) => {
+                    peer_log!(
+                        log::Level::Info,
+                        "vm",
+                        "VM {name:?}: its doorbell is plugged"
+                    );
+                }
+                Err(error) => {
+                    peer_log!(log::Level::Warn, "vm", "VM {name:?}: doorbell: {error}");
+                }
             }
         }
     }
@@ -130,7 +139,11 @@ impl Control {
         let token = self.add_session(session);
         if let Some(vm) = self.vms.get_mut(name) {
             vm.channel = token;
-            log::info!(target: "vm", "VM {name:?}: its control channel is open");
+            peer_log!(
+                log::Level::Info,
+                "vm",
+                "VM {name:?}: its control channel is open"
+            );
         }
     }
 

@@ -22,19 +22,15 @@ impl Bucket {
         }
     }
 
-    /// Takes `cost` tokens, or says how long until they are there.
-    pub(crate) fn take(&mut self, cost: f64, now: Instant) -> Result<(), Duration> {
+    /// How long until there is a token; `None`: there is one now.
+    pub(crate) fn wait(&mut self, now: Instant) -> Option<Duration> {
         let passed = now.saturating_duration_since(self.last).as_secs_f64();
         self.last = now;
         self.tokens = (self.tokens + passed * self.rate).min(self.burst);
-        if self.tokens >= cost {
-            self.tokens -= cost;
-            return Ok(());
-        }
-        Err(Duration::from_secs_f64((cost - self.tokens) / self.rate))
+        (self.tokens < 1.0).then(|| Duration::from_secs_f64((1.0 - self.tokens) / self.rate))
     }
 
-    /// Takes several tokens at once, into debt if need be: a request that was costly.
+    /// Takes tokens, into debt if need be: 1 for a request, more for one that was costly.
     pub(crate) fn charge(&mut self, tokens: f64) {
         self.tokens -= tokens;
     }
@@ -48,20 +44,16 @@ mod tests {
     fn a_burst_passes_and_then_the_rate_holds() {
         let start = Instant::now();
         let mut bucket = Bucket::new(10.0, 3.0, start);
-        assert!((0..3).all(|_| bucket.take(1.0, start).is_ok()));
-        let wait = bucket.take(1.0, start).unwrap_err();
+        for _ in 0..3 {
+            assert_eq!(bucket.wait(start), None);
+            bucket.charge(1.0);
+        }
+        let wait = bucket.wait(start).unwrap();
         assert!(wait <= Duration::from_millis(100));
-        assert!(
-            bucket
-                .take(1.0, start + wait + Duration::from_millis(1))
-                .is_ok()
-        );
-        bucket.charge(10.0);
-        assert!(
-            bucket
-                .take(1.0, start + Duration::from_millis(500))
-                .is_err()
-        );
-        assert!(bucket.take(1.0, start + Duration::from_secs(5)).is_ok());
+        let later = start + wait + Duration::from_millis(1);
+        assert_eq!(bucket.wait(later), None);
+        bucket.charge(11.0);
+        assert!(bucket.wait(start + Duration::from_millis(500)).is_some());
+        assert_eq!(bucket.wait(start + Duration::from_secs(5)), None);
     }
 }

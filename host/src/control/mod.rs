@@ -27,6 +27,7 @@ use vnplug_ring::control::Message;
 use crate::filter::Compiler;
 use crate::hub::Hub;
 use crate::hub::policy::{Policy, Viewer};
+use crate::noise::peer_log;
 use crate::vm::{Dirs, Vm};
 use compile::CompileThread;
 use session::{Over, Session};
@@ -36,8 +37,15 @@ const MAX_SESSIONS: usize = 8_192;
 const MAX_SESSIONS_PER_USER: usize = 1_024;
 /// A connection that has not said Hello after this long is closed.
 const GREETING: Duration = Duration::from_secs(10);
-/// Messages of one connection per turn.
-const BUDGET: usize = 64;
+/// Messages of one connection per turn, and for how long: another one waits for all who ask.
+const BUDGET: usize = 16;
+const SLICE: Duration = Duration::from_micros(100);
+/// Connections accepted (or refused) per turn.
+const ACCEPTS: usize = 64;
+/// So many bytes of garbage in a channel cost as much as a message.
+const GARBAGE: f64 = 256.0;
+/// How long a listener rests when descriptors are short.
+const REST: Duration = Duration::from_millis(50);
 
 /// What the loop needs to know.
 pub(crate) struct Setup {
@@ -57,7 +65,8 @@ pub(crate) struct Control {
     compiler: CompileThread,
     epoll: OwnedFd,
     listener: OwnedFd,
-    accepting: bool,
+    /// Listeners that rest because descriptors are short, and until when.
+    resting: Vec<(Instant, u64)>,
     _termination: OwnedFd,
     /// Rung by the compile thread and by ports of VMs that are woken through a channel.
     bell: Arc<OwnedFd>,
@@ -66,7 +75,10 @@ pub(crate) struct Control {
     vms: HashMap<String, Vm>,
     /// Listeners of VMs by token: name, and whether it is the doorbell's.
     vm_listeners: HashMap<u64, (String, bool)>,
-    paused: Vec<(Instant, u64)>,
+    /// Connections that asked too much, and until when nothing of theirs is served.
+    paused: HashMap<u64, Instant>,
+    /// Connections with a turn's work left over.
+    unfinished: Vec<u64>,
     next_token: u64,
     spare: Option<OwnedFd>,
 }
@@ -84,11 +96,21 @@ pub(crate) fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
             let what = format!("{} is there and is no socket", path.display());
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
         }
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            let what = format!("another daemon serves {}", path.display());
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+        match std::os::unix::net::UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Not being allowed to connect to it does not make it ours.
+            Err(error) => {
+                let what = format!("{} may be in use: {error}", path.display());
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+            }
+            Ok(_) => {
+                let what = format!("another daemon serves {}", path.display());
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+            }
         }
-        std::fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
@@ -126,14 +148,15 @@ impl Control {
             compiler,
             epoll,
             listener,
-            accepting: true,
+            resting: Vec::new(),
             _termination: termination,
             bell,
             sessions: HashMap::new(),
             pending: HashMap::new(),
             vms: HashMap::new(),
             vm_listeners: HashMap::new(),
-            paused: Vec::new(),
+            paused: HashMap::new(),
+            unfinished: Vec::new(),
             next_token: 16,
             spare: spare(),
         };
@@ -178,14 +201,13 @@ impl Control {
         if self.sessions.values().any(|session| !session.greeted) {
             wait = wait.min(Duration::from_secs(1));
         }
-        if !self.accepting {
-            wait = wait.min(Duration::from_millis(100));
-        }
-        for (until, _) in &self.paused {
+        let rests = self.resting.iter().map(|(until, _)| until);
+        for until in rests.chain(self.paused.values()) {
             wait = wait.min(until.saturating_duration_since(now));
         }
-        // Up to the next millisecond, so that a pause is over when we wake.
-        let wait = wait + Duration::from_millis(1);
+        if !self.unfinished.is_empty() {
+            wait = Duration::ZERO;
+        }
         Timespec {
             tv_sec: wait.as_secs() as i64,
             tv_nsec: i64::from(wait.subsec_nanos()),
@@ -193,40 +215,55 @@ impl Control {
     }
 
     fn accept(&mut self) {
-        for _ in 0..BUDGET {
+        for _ in 0..ACCEPTS {
             match self.accept_on(LISTENER) {
                 Ok(Some(fd)) => self.welcome_client(fd),
                 Ok(None) => return,
                 Err(error) => {
-                    self.refuse_for_want_of_descriptors(&error);
+                    self.refuse_for_want_of_descriptors(LISTENER, &error);
                     return;
                 }
             }
         }
     }
 
-    /// Descriptors are short: close one connection at once instead of spinning on a readable
+    /// Descriptors are short: close who is waiting at once instead of spinning on a readable
     /// listener (F43), and listen again a little later.
-    fn refuse_for_want_of_descriptors(&mut self, error: &rustix::io::Errno) {
-        log::warn!(target: "control", "cannot accept a connection: {error}");
+    fn refuse_for_want_of_descriptors(&mut self, token: u64, error: &rustix::io::Errno) {
+        peer_log!(
+            log::Level::Warn,
+            "control",
+            "cannot accept a connection: {error}"
+        );
         self.spare = None;
-        drop(self.accept_on(LISTENER));
+        for _ in 0..ACCEPTS {
+            if !matches!(self.accept_on(token), Ok(Some(_))) {
+                break;
+            }
+        }
         self.spare = spare();
-        self.accepting = false;
-        unwatch(&self.epoll, self.listener.as_fd());
+        if let Some(listener) = self.listener_of(token) {
+            unwatch(&self.epoll, listener.as_fd());
+            self.resting.push((Instant::now() + REST, token));
+        }
+    }
+
+    fn listener_of(&self, token: u64) -> Option<&OwnedFd> {
+        if token == LISTENER {
+            return Some(&self.listener);
+        }
+        let (name, doorbell) = self.vm_listeners.get(&token)?;
+        let vm = self.vms.get(name)?;
+        if *doorbell {
+            vm.doorbell.as_ref().map(|server| &server.listener)
+        } else {
+            Some(&vm.listener)
+        }
     }
 
     fn accept_on(&self, token: u64) -> rustix::io::Result<Option<OwnedFd>> {
-        let listener = match self.vm_listeners.get(&token) {
-            None => &self.listener,
-            Some((name, doorbell)) => match self.vms.get(name) {
-                Some(vm) if *doorbell => match &vm.doorbell {
-                    Some(server) => &server.listener,
-                    None => return Ok(None),
-                },
-                Some(vm) => &vm.listener,
-                None => return Ok(None),
-            },
+        let Some(listener) = self.listener_of(token) else {
+            return Ok(None);
         };
         match rustix::net::accept_with(listener, rustix::net::SocketFlags::CLOEXEC) {
             Ok(fd) => Ok(Some(fd)),
@@ -241,7 +278,11 @@ impl Control {
         let uid = match rustix::net::sockopt::socket_peercred(&fd) {
             Ok(credentials) => credentials.uid.as_raw(),
             Err(error) => {
-                log::warn!(target: "control", "a client without credentials: {error}");
+                peer_log!(
+                    log::Level::Warn,
+                    "control",
+                    "a client without credentials: {error}"
+                );
                 return;
             }
         };
@@ -287,35 +328,51 @@ impl Control {
         }
     }
 
-    /// Serves the whole messages that a connection has sent.
+    /// Serves the whole messages that a connection has sent, as far as its turn goes.
     fn work(&mut self, token: u64) {
-        for _ in 0..BUDGET {
+        let begun = Instant::now();
+        let mut now = begun;
+        for turn in 0.. {
             let Some(session) = self.sessions.get_mut(&token) else {
                 return;
             };
-            if session.busy || session.is_clogged() {
+            if session.busy || session.is_clogged() || self.paused.contains_key(&token) {
                 break;
             }
+            if turn == BUDGET || now - begun > SLICE {
+                if !session.unfinished {
+                    session.unfinished = true;
+                    self.unfinished.push(token);
+                }
+                break;
+            }
+            if let Some(wait) = session.bucket.wait(now) {
+                self.paused.insert(token, now + wait);
+                break;
+            }
+            let skipped = session.framer.skipped();
             let message = match session.framer.next_message() {
                 Ok(Some(message)) => message,
-                Ok(None) => break,
+                Ok(None) => {
+                    let garbage = session.framer.skipped() - skipped;
+                    session.bucket.charge(garbage as f64 / GARBAGE);
+                    break;
+                }
                 Err(malformed) => {
                     self.misbehaved(token, &malformed);
                     return;
                 }
             };
+            let garbage = session.framer.skipped() - skipped;
             // An acknowledgement is part of what it acknowledges; only a flood of them costs.
             let acknowledges = message.0.kind == Message::Ack { bytes: 0 }.kind();
             let tokens = if acknowledges { 0.05 } else { 1.0 };
-            let cost = session.bucket.take(tokens, Instant::now());
+            session.bucket.charge(tokens + garbage as f64 / GARBAGE);
             if let Err(over) = self.request(token, &message) {
                 self.end(token, &over);
                 return;
             }
-            if let Err(wait) = cost {
-                self.paused.push((Instant::now() + wait, token));
-                break;
-            }
+            now = Instant::now();
         }
         self.after_serving(token);
     }
@@ -337,9 +394,9 @@ impl Control {
         let Some(session) = self.sessions.get(&token) else {
             return;
         };
-        let paused = self.paused.iter().any(|(_, paused)| *paused == token);
+        let waits = session.busy || session.unfinished || session.is_clogged();
         let mut flags = epoll::EventFlags::empty();
-        if !session.busy && !paused && !session.is_clogged() {
+        if !waits && !self.paused.contains_key(&token) {
             flags |= epoll::EventFlags::IN;
         }
         if session.wants_to_send() {
@@ -358,10 +415,18 @@ impl Control {
         };
         match over {
             Over::Closed => log::debug!(target: "control", "{:?}: {over}", session.viewer),
-            _ => log::info!(target: "control", "{:?} is cut off: {over}", session.viewer),
+            _ => {
+                peer_log!(
+                    log::Level::Info,
+                    "control",
+                    "{:?} is cut off: {over}",
+                    session.viewer
+                );
+            }
         }
         unwatch(&self.epoll, session.fd());
         self.pending.remove(&token);
+        self.paused.remove(&token);
         self.close_ports(
             &session.viewer,
             session.ports.iter().map(|(_, port)| *port).collect(),
@@ -371,20 +436,39 @@ impl Control {
             && vm.channel == Some(token)
         {
             vm.channel = None;
-            log::info!(target: "vm", "VM {name:?}: its control channel is closed");
+            peer_log!(
+                log::Level::Info,
+                "vm",
+                "VM {name:?}: its control channel is closed"
+            );
         }
     }
 
     fn housekeeping(&mut self) {
         let now = Instant::now();
-        let (over, still): (Vec<_>, Vec<_>) =
-            self.paused.drain(..).partition(|(until, _)| *until <= now);
-        self.paused = still;
-        for (_, token) in over {
+        let over: Vec<u64> = self
+            .paused
+            .extract_if(|_, until| *until <= now)
+            .map(|(token, _)| token)
+            .collect();
+        let left_over = std::mem::take(&mut self.unfinished);
+        for &token in &left_over {
+            if let Some(session) = self.sessions.get_mut(&token) {
+                session.unfinished = false;
+            }
+        }
+        for token in left_over.into_iter().chain(over) {
             self.work(token);
         }
-        if !self.accepting {
-            self.accepting = watch(&self.epoll, self.listener.as_fd(), LISTENER).is_ok();
+        let (rested, still): (Vec<_>, Vec<_>) =
+            self.resting.drain(..).partition(|(until, _)| *until <= now);
+        self.resting = still;
+        for (_, token) in rested {
+            if let Some(listener) = self.listener_of(token)
+                && let Err(error) = watch(&self.epoll, listener.as_fd(), token)
+            {
+                log::error!(target: "control", "cannot listen again: {error}");
+            }
         }
         let silent: Vec<u64> = self
             .sessions

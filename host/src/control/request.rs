@@ -29,6 +29,11 @@ enum Then {
 
 /// Compiling for longer than this costs the connection tokens: others wait for the same thread.
 const CHEAP: Duration = Duration::from_millis(20);
+/// What a request costs beyond its own token if the queues' threads have to answer it too.
+const ASKS_QUEUES: f64 = 9.0;
+/// The longest name of a cluster in bytes, and as much of a filter's text as lists show.
+const MAX_CLUSTER: usize = 64;
+const SHOWN_FILTER: usize = 256;
 
 impl Control {
     /// Serves one message.
@@ -88,6 +93,7 @@ impl Control {
                 self.answer(token, id, app, Err(refusal))
             }
             Message::List => {
+                self.charge(token, ASKS_QUEUES);
                 let grants = self.grants(&viewer);
                 let sight = |source: &str| self.policy.sight(&viewer, source, &grants);
                 let devices = self.hub.devices(&viewer, sight, &self.policy);
@@ -96,6 +102,7 @@ impl Control {
             Message::Open(open) => self.open(token, id, app, &viewer, open),
             Message::Filter { port, filter } => self.filter(token, id, app, &viewer, port, filter),
             Message::Stats { port } => {
+                self.charge(token, ASKS_QUEUES);
                 let result = self.stats(token, app, &viewer, port);
                 self.answer(token, id, app, result)
             }
@@ -172,6 +179,12 @@ impl Control {
         }
     }
 
+    fn charge(&mut self, token: u64, tokens: f64) {
+        if let Some(session) = self.sessions.get_mut(&token) {
+            session.bucket.charge(tokens);
+        }
+    }
+
     fn open(
         &mut self,
         token: u64,
@@ -180,6 +193,10 @@ impl Control {
         viewer: &Viewer,
         open: Open,
     ) -> Result<(), Over> {
+        if open.cluster.len() > MAX_CLUSTER {
+            let what = format!("a cluster's name has at most {MAX_CLUSTER} bytes");
+            return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
+        }
         let guard = match self.guard(viewer, &open.device) {
             Ok(guard) => guard,
             Err(refusal) => return self.answer(token, id, app, Err(refusal)),
@@ -262,9 +279,16 @@ impl Control {
     pub(super) fn compiled(&mut self, compiled: Compiled) {
         let Compiled {
             session: token,
-            programs,
+            mut programs,
             took,
         } = compiled;
+        if let Ok(programs) = &mut programs
+            && programs.text.len() > SHOWN_FILTER
+        {
+            let end = programs.text.floor_char_boundary(SHOWN_FILTER);
+            programs.text.truncate(end);
+            programs.text.push('…');
+        }
         let Some(pending) = self.pending.remove(&token) else {
             return;
         };
@@ -301,10 +325,15 @@ impl Control {
     ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
         let opening = match viewer {
             Viewer::User(uid) => {
-                self.hub
-                    .open(open, Owner::User(*uid), programs, Memory::Own, None)?
+                let owner = Owner::User(*uid);
+                if !self.policy.is_operator(viewer) {
+                    self.hub.within_limits(open, &owner)?;
+                }
+                self.hub.open(open, owner, programs, Memory::Own, None)?
             }
             Viewer::Vm(name) => {
+                let owner = Owner::Vm(name.clone());
+                self.hub.within_limits(open, &owner)?;
                 let Some(vm) = self.vms.get_mut(name) else {
                     return Err(Refusal::new(code::NOT_FOUND, "the VM was detached"));
                 };
@@ -313,7 +342,6 @@ impl Control {
                     region: &vm.region,
                     places: &mut vm.places,
                 };
-                let owner = Owner::Vm(name.clone());
                 let mut opening = self
                     .hub
                     .open(open, owner, programs, memory, Some(doorbell))?;

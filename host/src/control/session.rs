@@ -3,7 +3,7 @@
 //! Every descriptor here is a stream socket (a client's, QEMU's chardev, or one end of a pair that
 //! a User-mode Linux inherits), so each call can say `MSG_DONTWAIT` by itself and does not depend
 //! on flags that another process shares (R8). What a peer does not read is queued up to
-//! [`MAX_QUEUED`] bytes, then the connection is closed (R5). A client may send no descriptors but
+//! [`MAX_QUEUED`] bytes, then the connection is closed (R5); long before that its requests wait. A client may send no descriptors but
 //! one with `Adopt`; whatever else comes is closed at once (R7).
 
 use std::collections::VecDeque;
@@ -16,14 +16,16 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use vnplug_ring::control::wire::{Framer, MAX_REQUEST};
+use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD, MAX_REQUEST};
 use vnplug_ring::control::{Message, TTY_WINDOW};
 
 use super::limit::Bucket;
 use crate::hub::policy::Viewer;
 
-/// Bytes of answers that may wait for a peer to read them.
-pub(crate) const MAX_QUEUED: usize = 4 << 20;
+/// No request is served while more bytes of answers wait for the peer to read them.
+const CLOGGED: usize = 64 << 10;
+/// With what is said unasked, and one long answer, so many bytes may wait.
+pub(crate) const MAX_QUEUED: usize = CLOGGED + 2 * MAX_PAYLOAD;
 /// Requests per second of one connection, and at once.
 const RATE: (f64, f64) = (2_000.0, 4_000.0);
 
@@ -41,6 +43,9 @@ pub(crate) struct Session {
     pub(crate) ports: Vec<(u32, u32)>,
     /// A request of this connection waits for a filter to be compiled; nothing more is read.
     pub(crate) busy: bool,
+    /// Whole messages may be left over from its last turn; nothing more is read before they are
+    /// served.
+    pub(crate) unfinished: bool,
     pub(crate) bucket: Bucket,
     pub(crate) since: Instant,
     /// A descriptor that came with the last bytes.
@@ -85,6 +90,7 @@ impl Session {
             greeted: false,
             ports: Vec::new(),
             busy: false,
+            unfinished: false,
             bucket: Bucket::new(RATE.0, RATE.1, now),
             since: now,
             gift: None,
@@ -231,9 +237,11 @@ impl Session {
                 .is_none_or(|pending| pending < TTY_WINDOW)
     }
 
-    /// So much waits that nothing more should be asked or said for now.
+    /// So much waits that nothing more should be asked or said for now. A channel with
+    /// acknowledgements is never clogged, for they would not be read either; it is cut off at
+    /// [`MAX_QUEUED`].
     pub(crate) fn is_clogged(&self) -> bool {
-        self.queued_bytes > MAX_QUEUED / 2
+        self.unacknowledged.is_none() && self.queued_bytes > CLOGGED
     }
 }
 

@@ -50,6 +50,10 @@ impl Refusal {
 pub struct Limits {
     /// Ports in all.
     pub ports: usize,
+    /// Ports of one user that is no operator, or of one VM.
+    pub ports_each: usize,
+    /// Bytes of rings of one user that is no operator.
+    pub user_bytes: u64,
     /// Bytes of a ring's record area when a reader does not say.
     pub ring_bytes: u64,
     /// The most a reader may ask for.
@@ -84,7 +88,7 @@ pub(crate) enum Memory<'a> {
 }
 
 /// Who asked for a port, for lists and limits.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     /// A process of this user.
     User(u32),
@@ -96,7 +100,7 @@ pub enum Owner {
 pub struct PortRecord {
     source: usize,
     queues: Vec<usize>,
-    cluster: Option<(usize, String)>,
+    cluster: Option<ClusterKey>,
     places: Vec<RingPlace>,
     /// Who has it.
     pub owner: Owner,
@@ -109,6 +113,9 @@ pub struct PortRecord {
     /// Bytes of each ring's record area.
     pub capacity: u64,
 }
+
+/// A cluster belongs to who made it: nobody can join another's and take a share of its frames.
+type ClusterKey = (usize, Owner, String);
 
 struct Cluster {
     number: u32,
@@ -139,7 +146,7 @@ pub struct Programs {
 pub struct Hub {
     sources: Vec<Source>,
     ports: BTreeMap<u32, PortRecord>,
-    clusters: BTreeMap<(usize, String), Cluster>,
+    clusters: BTreeMap<ClusterKey, Cluster>,
     limits: Limits,
     next_port: u32,
     next_cluster: u32,
@@ -240,7 +247,8 @@ impl Hub {
         };
         let capacity = self.capacity(request, snaplen)?;
         let snaplen = snaplen.min(longest_record(capacity));
-        let cluster = (!request.cluster.is_empty()).then(|| (source, request.cluster.clone()));
+        let cluster =
+            (!request.cluster.is_empty()).then(|| (source, owner.clone(), request.cluster.clone()));
         if let Some(existing) = cluster.as_ref().and_then(|key| self.clusters.get(key))
             && existing.balance != request.balance
         {
@@ -332,7 +340,7 @@ impl Hub {
                 cluster,
                 places: given,
                 owner,
-                label: request.label.chars().take(128).collect(),
+                label: request.label.chars().take(64).collect(),
                 filter: programs.text,
                 filter_version: 0,
                 capacity,
@@ -350,6 +358,38 @@ impl Hub {
         Ok(Opening { opened, fds })
     }
 
+    /// Whether somebody who is no operator may open one more port; all readers share the daemon's
+    /// ports and the host's memory.
+    ///
+    /// # Errors
+    /// [`Refusal`] that names the limit.
+    pub(crate) fn within_limits(&self, request: &Open, owner: &Owner) -> Result<(), Refusal> {
+        let (source, queue) = self.find(&request.device)?;
+        let own = || self.ports.values().filter(|port| port.owner == *owner);
+        let most = self.limits.ports_each;
+        if own().count() >= most {
+            let what = format!("{most} ports of yours are open, the limit (max_ports_each)");
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        if matches!(owner, Owner::Vm(_)) {
+            return Ok(());
+        }
+        let queues = queue.map_or(self.sources[source].workers.len(), |_| 1);
+        let wanted = self.capacity(request, 0)? * queues as u64;
+        let has: u64 = own()
+            .map(|port| port.capacity * port.queues.len() as u64)
+            .sum();
+        let most = self.limits.user_bytes;
+        if has + wanted > most {
+            let what = format!(
+                "your rings have {has} bytes and this port needs {wanted}; the limit is {most} \
+                 (max_user_bytes)"
+            );
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        Ok(())
+    }
+
     /// Closes a port. Returns its final counters and the places to give back to its pool.
     pub fn close(&mut self, id: u32) -> Option<(PortCounters, Vec<RingPlace>)> {
         let record = self.ports.remove(&id)?;
@@ -360,7 +400,7 @@ impl Hub {
             let command = Command::Detach(id, Life::Closed, shares.clone(), reply);
             self.sources[record.source].workers[queue].send(command);
             match answer.recv_timeout(ANSWER) {
-                Ok(Some(part)) => counters.add(&part),
+                Ok(Some(port)) => counters.add(&port.counters),
                 _ => log::error!(target: "port", "port {id}: a source's thread does not answer"),
             }
         }
@@ -445,7 +485,7 @@ impl Hub {
 
     fn join(
         &mut self,
-        key: Option<&(usize, String)>,
+        key: Option<&ClusterKey>,
         id: u32,
         balance: Balance,
     ) -> (Share, Vec<(u32, Share)>) {
@@ -467,7 +507,7 @@ impl Hub {
         (own, shares)
     }
 
-    fn leave(&mut self, key: Option<&(usize, String)>, id: u32) -> Vec<(u32, Share)> {
+    fn leave(&mut self, key: Option<&ClusterKey>, id: u32) -> Vec<(u32, Share)> {
         let Some((key, cluster)) = key.and_then(|key| Some((key, self.clusters.get_mut(key)?)))
         else {
             return Vec::new();
@@ -516,7 +556,11 @@ fn longest_record(capacity: u64) -> u32 {
 }
 
 fn no_memory(bytes: u64, error: &io::Error) -> Refusal {
-    let what = format!("{bytes} bytes of ring memory: {error}; use a smaller ring or free memory");
+    let advice = match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => "close ports or raise the limit of open files",
+        _ => "use a smaller ring or free memory",
+    };
+    let what = format!("{bytes} bytes of ring memory: {error}; {advice}");
     Refusal::new(code::NO_MEMORY, what)
 }
 

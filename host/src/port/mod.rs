@@ -15,6 +15,7 @@ use vnplug_ring::layout::{Life, Meta, flags};
 use vnplug_ring::{Bell, Producer};
 
 use crate::filter::Program;
+use crate::noise::peer_log;
 use crate::source::Frame;
 use doorbell::Doorbell;
 
@@ -274,7 +275,12 @@ impl Port {
     /// Stops serving this reader; its frames are counted as dropped from now on.
     pub fn quarantine(&mut self, reason: String) {
         if self.quarantined.is_none() {
-            log::warn!(target: "port", "port {} is quarantined: {reason}", self.id);
+            peer_log!(
+                log::Level::Warn,
+                "port",
+                "port {} is quarantined: {reason}",
+                self.id
+            );
             self.producer.finish(Life::Quarantined);
             self.doorbell.ring();
             self.due_us = None;

@@ -24,8 +24,9 @@ use crate::sys::event;
 pub enum Command {
     /// Serve this port from the next batch on, and share its cluster anew.
     Attach(Box<Port>, Vec<(u32, Share)>),
-    /// Stop serving a port, whose ring ends with this life, and share its cluster anew.
-    Detach(u32, Life, Vec<(u32, Share)>, Sender<Option<PortCounters>>),
+    /// Stop serving a port, whose ring ends with this life, and share its cluster anew. The port is
+    /// handed back: unmapping a large ring takes longer than a queue can wait.
+    Detach(u32, Life, Vec<(u32, Share)>, Sender<Option<Box<Port>>>),
     /// Judge with this filter from the next batch on.
     Filter(u32, Option<Arc<Program>>, Sender<()>),
     /// Report all counters.
@@ -208,7 +209,7 @@ impl Run {
                 Command::Detach(id, life, shares, reply) => {
                     let port = self.fanout.detach(id).map(|mut port| {
                         port.finish(life);
-                        port.counters
+                        Box::new(port)
                     });
                     self.fanout.reshare(&shares);
                     tell(&reply, port);
