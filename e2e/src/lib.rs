@@ -14,8 +14,9 @@
 //! (never on the console). Nothing is installed on the host and nothing outlives the process: every
 //! child dies with it, also when it is killed with SIGKILL.
 //!
-//! The lab knows nothing of vNPlug but [`daemon`]: where the programs under test are, and a daemon
-//! that ends with its test; and [`demo`], which shows it. Everything else under test comes in as files and programs.
+//! The lab knows nothing of vNPlug but [`daemon`], [`raw`] and [`demo`]: where the programs under
+//! test are, a daemon that ends with its test, a client that says what it likes, and what shows it
+//! all. Everything else under test comes in as files and programs.
 
 mod accel;
 mod base64;
@@ -33,6 +34,7 @@ mod netns;
 mod owner;
 mod qemu;
 mod qmp;
+pub mod raw;
 mod sys;
 pub mod traffic;
 mod uml;
