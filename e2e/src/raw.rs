@@ -174,6 +174,7 @@ pub fn hello(role: Role) -> Message {
         role,
         name: "raw".into(),
         live: Vec::new(),
+        vectors: 0,
     }
 }
 
