@@ -4,6 +4,7 @@
 //! ports and takes their packets without looking into them, so that the figure is the producer's
 //! cost. The peer is the floor of any design that gives every reader a copy of its own: one thread
 //! on the source's CPU that copies the same frames into as many plain buffers, which nobody reads.
+//! With 8 ports DPDK's memif is a second peer: one testpmd sends to as many interfaces, one receives.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use vnplug::Port;
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
 
+use crate::memif;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::sys;
 
@@ -23,21 +25,29 @@ const READER_CPU: usize = 1;
 const RING: usize = 1 << 19;
 /// Frames per batch, as the daemon's.
 const BATCH: usize = 64;
+/// The number of ports for which memif is a peer too.
+const MEMIF_PORTS: usize = 8;
 /// The peer's name in the table.
 const PEER: &str = "memcpy to plain buffers";
 
 /// Rate, and cost per packet and port, with `ports` ports.
-pub(crate) fn against_memcpy(plan: &Plan, len: usize, ports: usize) -> Result<Vec<Figure>> {
+pub(crate) fn against_copies(plan: &Plan, len: usize, ports: usize) -> Result<Vec<Figure>> {
     let ring = RING;
     let (mut rates, mut costs, mut dropped) =
         (Samples::default(), Samples::default(), Samples::default());
     let (mut peer_rates, mut peer_costs) = (Samples::default(), Samples::default());
+    let mut memif_rates = Samples::default();
     // Nanoseconds per packet and port, of so many packets per microsecond.
     let cost = |rate: f64| 1e3 / (rate * ports as f64);
     for round in 1..=plan.rounds {
         let (rate, lost) = measure(plan.time, len, ports, ring)?;
         let peer = copy(plan.time, len, ports, ring)?;
         eprintln!("  round {round}: ours {rate:.2}, memcpy {peer:.2} Mpps, dropped {lost:.3}");
+        if ports == MEMIF_PORTS {
+            let memif = memif::measure(plan, len, ports)? / ports as f64;
+            eprintln!("           memif {memif:.2} Mpps to each");
+            memif_rates.push(memif);
+        }
         rates.push(rate);
         costs.push(cost(rate));
         dropped.push(lost);
@@ -47,14 +57,27 @@ pub(crate) fn against_memcpy(plan: &Plan, len: usize, ports: usize) -> Result<Ve
     let note = format!(
         "a daemon's generator on CPU {SOURCE_CPU}, {ports} ports without filters, rings of {ring} \
          B, one thread on CPU {READER_CPU} takes from all; of the packets for the ports {:.1} % \
-         found a full ring (a drop is cheaper than a copy). The peer copies {len} B per packet \
+         found a full ring; what is counted is delivered. The peer copies {len} B per packet \
          and port into plain buffers of {ring} B, which nobody reads.",
         dropped.median() * 100.0
     );
-    Ok(vec![
+    let mut figures = Vec::new();
+    if ports == MEMIF_PORTS {
+        figures.push(Figure {
+            name: format!("fanout-{ports}-{len}-memif"),
+            unit: "Mpps to each port",
+            ours: rates.clone(),
+            peer: Some((memif::NAME.to_owned(), memif_rates)),
+            note: format!(
+                "{note} This peer: what each of {ports} interfaces receives. {}",
+                memif::NOTE
+            ),
+        });
+    }
+    figures.extend([
         Figure {
             name: format!("fanout-{ports}-{len}"),
-            unit: "Mpps of the source",
+            unit: "Mpps to each port",
             ours: rates,
             peer: Some((PEER.to_owned(), peer_rates)),
             note: note.clone(),
@@ -66,10 +89,11 @@ pub(crate) fn against_memcpy(plan: &Plan, len: usize, ports: usize) -> Result<Ve
             peer: Some((PEER.to_owned(), peer_costs)),
             note,
         },
-    ])
+    ]);
+    Ok(figures)
 }
 
-/// Packets of the source per microsecond, and the share that found a full ring.
+/// Packets delivered to each port per microsecond, and the share that found a full ring.
 fn measure(time: Duration, len: usize, ports: usize, ring: usize) -> Result<(f64, f64)> {
     let lab = Lab::new()?;
     let source = format!("lab=gen,size={len},cpus={SOURCE_CPU}");
@@ -88,30 +112,28 @@ fn measure(time: Duration, len: usize, ports: usize, ring: usize) -> Result<(f64
         let seconds = begin.elapsed().as_secs_f64();
         over.store(true, Ordering::Relaxed);
         reader.join().map_err(|_| "the reader panicked")??;
-        let rate = (after.read - before.read) as f64 / seconds / 1e6;
-        let offered = (after.offered - before.offered).max(1);
-        Ok((rate, (after.full - before.full) as f64 / offered as f64))
+        let (delivered, full) = (after.delivered - before.delivered, after.full - before.full);
+        let rate = delivered as f64 / ports as f64 / seconds / 1e6;
+        Ok((rate, full as f64 / (full + delivered).max(1) as f64))
     })
 }
 
-/// The daemon's sums.
+/// Sums over all ports.
 struct Tally {
-    read: u64,
-    offered: u64,
+    delivered: u64,
     full: u64,
 }
 
 impl Tally {
     fn of(daemon: &Daemon) -> Self {
         let counters = daemon.counters();
-        let sum = |kind: &str, name: &str| {
-            let of_kind = counters.iter().filter(|counted| counted.kind == kind);
-            of_kind.map(|counted| value(counted, name)).sum()
+        let sum = |name: &str| {
+            let ports = counters.iter().filter(|counted| counted.kind == "port");
+            ports.map(|counted| value(counted, name)).sum()
         };
         Self {
-            read: sum("source", "read"),
-            offered: sum("port", "offered"),
-            full: sum("port", "dropped_full"),
+            delivered: sum("delivered"),
+            full: sum("dropped_full"),
         }
     }
 }

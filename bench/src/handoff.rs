@@ -42,7 +42,7 @@ pub(crate) fn against_memif(plan: &Plan, len: usize, reading: Reading) -> Result
     let (mut ours, mut theirs) = (Samples::default(), Samples::default());
     for round in 1..=plan.rounds {
         let our_rate = measure(plan.time, len, CAPACITY, reading)?;
-        let their_rate = memif::measure(plan, len)?;
+        let their_rate = memif::measure(plan, len, 1)?;
         eprintln!("  round {round}: ours {our_rate:.2}, memif {their_rate:.2} Mpps");
         ours.push(our_rate);
         theirs.push(their_rate);

@@ -17,17 +17,18 @@ pub(crate) const NOTE: &str = "memif: client testpmd txonly (writes the packet's
      60 B): the best of bursts 16 to 128, rings 128 to 16384, buffers 1536 to 2048; zero-copy gave \
      no more.";
 
-/// Packets received per microsecond: the median of the per-second rates that the server prints.
+/// Packets received per microsecond over so many interfaces between the same two processes: the
+/// median of the per-second rates that the server prints.
 ///
 /// NB: testpmd 22.11 now and then dies or never connects (a segmentation fault in the server); such
 /// a round is repeated, at most twice.
-pub(crate) fn measure(plan: &Plan, len: usize) -> Result<f64> {
-    attempt(plan, len)
-        .or_else(|_| attempt(plan, len))
-        .or_else(|_| attempt(plan, len))
+pub(crate) fn measure(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
+    attempt(plan, len, interfaces)
+        .or_else(|_| attempt(plan, len, interfaces))
+        .or_else(|_| attempt(plan, len, interfaces))
 }
 
-fn attempt(plan: &Plan, len: usize) -> Result<f64> {
+fn attempt(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
     let socket = std::env::temp_dir().join(format!("vnplug-bench-{}.sock", std::process::id()));
     let socket = socket
         .to_str()
@@ -36,19 +37,21 @@ fn attempt(plan: &Plan, len: usize) -> Result<f64> {
     // Both put their main thread, which only prints, on the CPU of the other's worker.
     // NB: log2 of the ring, the faster one: 60 B 27 Mpps (12: 26), 1514 B 11.8 Mpps (10: 9.1).
     let ring = if len <= 60 { 10 } else { 12 };
-    let device = format!("socket={socket},socket-abstract=no,bsize=1600,rsize={ring},id=0");
-    let mut server = testpmd("server", "0@1,1@0", &device, &["--forward-mode=rxonly"])?;
+    let devices: Vec<String> = (0..interfaces)
+        .map(|id| format!("socket={socket},socket-abstract=no,bsize=1600,rsize={ring},id={id}"))
+        .collect();
+    let mut server = testpmd("server", "0@1,1@0", &devices, &["--forward-mode=rxonly"])?;
     sleep(Duration::from_millis(700));
     let size = format!("--txpkts={len}");
     let _client = testpmd(
         "client",
         "0@0,1@1",
-        &device,
+        &devices,
         &["--forward-mode=txonly", &size],
     )?;
     // The first second of traffic is not whole.
     let want = plan.time.as_secs_f64().ceil() as usize + 1;
-    let printed = server.rates()?;
+    let printed = server.rates(interfaces)?;
     let mut rates = Vec::new();
     while rates.len() < want {
         match printed.recv_timeout(PATIENCE) {
@@ -61,8 +64,11 @@ fn attempt(plan: &Plan, len: usize) -> Result<f64> {
     Ok(rates[rates.len() / 2] / 1e6)
 }
 
-fn testpmd(role: &str, lcores: &str, device: &str, extra: &[&str]) -> Result<Testpmd> {
-    let device = format!("--vdev=net_memif0,role={role},{device}");
+fn testpmd(role: &str, lcores: &str, devices: &[String], extra: &[&str]) -> Result<Testpmd> {
+    let devices = devices
+        .iter()
+        .enumerate()
+        .map(|(at, device)| format!("--vdev=net_memif{at},role={role},{device}"));
     let prefix = format!("--file-prefix=vnplug-bench-{role}-{}", std::process::id());
     let eal = [
         "--main-lcore=0",
@@ -81,7 +87,9 @@ fn testpmd(role: &str, lcores: &str, device: &str, extra: &[&str]) -> Result<Tes
     ];
     let child = Command::new("dpdk-testpmd")
         .args(eal)
-        .args([&prefix, &device, "--"])
+        .arg(&prefix)
+        .args(devices)
+        .arg("--")
         .args(pmd)
         .arg("--no-lsc-interrupt")
         .args(extra)
@@ -97,23 +105,24 @@ fn testpmd(role: &str, lcores: &str, device: &str, extra: &[&str]) -> Result<Tes
 struct Testpmd(Child);
 
 impl Testpmd {
-    /// The receive rates that it prints once a second, from the first packet on.
-    fn rates(&mut self) -> Result<Receiver<f64>> {
+    /// The receive rates over all interfaces that it prints once a second, from the first packet on.
+    fn rates(&mut self, interfaces: usize) -> Result<Receiver<f64>> {
         let pipe = self.0.stdout.take().ok_or("testpmd has no output")?;
         let (printed, rates) = channel();
         std::thread::spawn(move || {
             let lines = BufReader::new(pipe).lines().map_while(|line| line.ok());
-            let words = lines.filter_map(|line| {
+            let mut words = lines.filter_map(|line| {
                 line.split("Rx-pps:")
                     .nth(1)?
                     .split_whitespace()
                     .next()?
-                    .parse()
+                    .parse::<f64>()
                     .ok()
             });
             // Ends with the process, or when nobody waits any longer.
-            for rate in words.filter(|rate: &f64| *rate > 0.0) {
-                if printed.send(rate).is_err() {
+            while let Some(first) = words.next() {
+                let others: f64 = words.by_ref().take(interfaces - 1).sum();
+                if first + others > 0.0 && printed.send(first + others).is_err() {
                     return;
                 }
             }

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 
 use crate::row::{Figure, Result, Samples};
 
-/// Prints one line per figure.
+/// Prints the machine and one line per figure.
 pub(crate) fn print(figures: &[Figure]) {
+    println!("{}", machine());
     println!(
         "{:<24} {:>10} {:>19}  {:<22} {:>10} {:>19} {:>7}",
         "row", "ours", "min..max", "peer", "peer's", "min..max", "ratio"
@@ -32,6 +33,23 @@ pub(crate) fn print(figures: &[Figure]) {
             figure.unit,
         );
     }
+}
+
+/// What the figures depend on most; a word is missing where the system does not tell it.
+fn machine() -> String {
+    let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpus = text("/proc/cpuinfo");
+    let mut models = cpus
+        .lines()
+        .filter(|line| line.starts_with("model name"))
+        .filter_map(|line| line.split(": ").nth(1));
+    let model = models.next().unwrap_or("unknown processor");
+    format!(
+        "{} x {model}, L2 {} each, Linux {}",
+        1 + models.count(),
+        text("/sys/devices/system/cpu/cpu0/cache/index2/size").trim_end(),
+        text("/proc/sys/kernel/osrelease").trim_end(),
+    )
 }
 
 /// Writes the figures as a JSON list.

@@ -56,27 +56,27 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "fanout-1-60",
         about: "one source of 60-byte frames to 1 port, against copying alone",
-        run: |plan| fanout::against_memcpy(plan, 60, 1),
+        run: |plan| fanout::against_copies(plan, 60, 1),
     },
     Row {
         name: "fanout-2-60",
         about: "one source of 60-byte frames to 2 ports, against copying alone",
-        run: |plan| fanout::against_memcpy(plan, 60, 2),
+        run: |plan| fanout::against_copies(plan, 60, 2),
     },
     Row {
         name: "fanout-8-60",
         about: "one source of 60-byte frames to 8 ports, against copying alone",
-        run: |plan| fanout::against_memcpy(plan, 60, 8),
+        run: |plan| fanout::against_copies(plan, 60, 8),
     },
     Row {
         name: "fanout-64-60",
         about: "one source of 60-byte frames to 64 ports, against copying alone",
-        run: |plan| fanout::against_memcpy(plan, 60, 64),
+        run: |plan| fanout::against_copies(plan, 60, 64),
     },
     Row {
         name: "fanout-8-1514",
         about: "one source of 1514-byte frames to 8 ports, against copying alone",
-        run: |plan| fanout::against_memcpy(plan, 1514, 8),
+        run: |plan| fanout::against_copies(plan, 1514, 8),
     },
     Row {
         name: "idle",
@@ -136,7 +136,7 @@ pub(crate) struct Figure {
 }
 
 /// Samples of one quantity.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Samples(Vec<f64>);
 
 impl Samples {
