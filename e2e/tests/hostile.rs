@@ -1,0 +1,405 @@
+//! Readers that lie, stop, die or spoil what they share: they cost the others nothing.
+
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use vnplug::{Next, Port, map_memory};
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{Daemon, label, program, value};
+use vnplug_e2e::raw::{Raw, hello, open};
+use vnplug_ring::Region;
+use vnplug_ring::control::{Counted, Message, Role, VmKind, VmSpec};
+use vnplug_ring::layout::{DATA_OFFSET, HEAD, LIFE, MAX_DELAY_US, READ, TAIL, WAKE_AT, WAKE_SEQ};
+use vnplug_ring::witness::{Checker, View};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A bystander: reads until the source ends, keeps exact books.
+fn bystand(mut port: Port) -> (String, u64, u64, Checker) {
+    let mut checker = Checker::new(View::Whole);
+    let (mut packets, mut lost) = (0, 0);
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        assert!(Instant::now() < deadline, "only {packets} packets");
+        match port.next().expect("a bystander's port lives") {
+            Next::Packet(packet) => {
+                checker.feed(packet.bytes);
+                lost += u64::from(packet.meta.lost);
+                packets += 1;
+            }
+            Next::Nothing => {
+                port.wait(Some(Duration::from_millis(100))).expect("sleep");
+            }
+            Next::Ended => return (port.number().to_string(), packets, lost, checker),
+        }
+    }
+}
+
+/// A reader that maps its ring itself.
+struct Liar {
+    /// The port lives as long as this.
+    _raw: Raw,
+    port: u32,
+    region: Region,
+    wake: std::os::fd::OwnedFd,
+}
+
+fn liar(daemon: &Daemon, ring_bytes: u64) -> Liar {
+    let mut raw = Raw::greeted(&daemon.socket());
+    let Message::Opened(opened) = raw.ask(&Message::Open(open("lab", ring_bytes)), 0) else {
+        panic!("not opened");
+    };
+    let mut fds = raw.take_fds();
+    assert_eq!(fds.len(), 2);
+    let wake = fds.pop().expect("a pipe");
+    let region = map_memory(fds[0].as_fd(), opened.map_len).expect("the ring is mapped");
+    Liar {
+        _raw: raw,
+        port: opened.port,
+        region,
+        wake,
+    }
+}
+
+fn port_of<'a>(counters: &'a [Counted], number: &str) -> &'a Counted {
+    counters
+        .iter()
+        .find(|counted| counted.kind == "port" && counted.name == number)
+        .expect("the port is counted")
+}
+
+/// Starts a counted run with bystanders, lets `attack` run beside it, and checks that nobody lost a
+/// packet and that the books close, all the time.
+fn beside<T: Send>(
+    rate: u64,
+    count: u64,
+    attack: impl FnOnce(&Daemon, &AtomicBool) -> T + Send,
+) -> T {
+    let lab = Lab::new().expect("a lab");
+    // The first port starts the run; a paused reader would lose, so rings hold all of it.
+    let source = format!("lab=gen,pps={rate},count={count},size=64,run=5");
+    let daemon = Daemon::start(&lab, None, &["--source", &source]).expect("the daemon starts");
+    let ring = (count * 96).next_power_of_two().min(64 << 20);
+    let ports: Vec<Port> = (0..3)
+        .map(|_| daemon.port("lab").ring_bytes(ring).open().expect("a port"))
+        .collect();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (daemon, over) = (&daemon, &over);
+        let attack = scope.spawn(move || attack(daemon, over));
+        let auditor = scope.spawn(move || {
+            let mut audits = 0;
+            while !over.load(Ordering::Relaxed) {
+                daemon.audit();
+                audits += 1;
+                thread::sleep(Duration::from_millis(5));
+            }
+            audits
+        });
+        let readers: Vec<_> = ports
+            .into_iter()
+            .map(|port| scope.spawn(move || bystand(port)))
+            .collect();
+        let results: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
+        over.store(true, Ordering::Relaxed);
+        assert!(auditor.join().expect("every audit closes") > 5);
+        let outcome = attack.join().expect("the attacker runs to its end");
+        for (at, result) in results.into_iter().enumerate() {
+            let (_, packets, lost, checker) = result.expect("bystanders read to the end");
+            assert_eq!(lost, 0, "a bystander lost packets");
+            let report = checker.report(5).expect("frames of the run");
+            assert_eq!((report.duplicates, checker.corrupt()), (0, 0), "{report:?}");
+            // The first port started the run: it has all of it.
+            assert!(at > 0 || packets == count, "{packets} of {count}");
+        }
+        daemon.audit();
+        outcome
+    })
+}
+
+#[test]
+fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
+    let (liars, stores) = beside(100_000, 250_000, |daemon, over| {
+        let stores = AtomicU64::new(0);
+        let mut liars = Vec::new();
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        while !over.load(Ordering::Relaxed) {
+            let reader = liar(daemon, 1 << 16);
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(30) {
+                for _ in 0..1000 {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    // The header, all words of both sides, records.
+                    let offset = match state % 8 {
+                        0 => state >> 20 & 0x38,
+                        1 => [HEAD, HEAD + 8, HEAD + 16, LIFE][(state >> 20) as usize & 3],
+                        2 => TAIL,
+                        3 => READ,
+                        4 => WAKE_AT,
+                        5 => WAKE_SEQ,
+                        _ => DATA_OFFSET + (state >> 20 & 0xfff8),
+                    };
+                    reader
+                        .region
+                        .store_u64(offset, state.rotate_left(17), Ordering::Relaxed);
+                    stores.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            let counters = daemon.counters();
+            let state = label(port_of(&counters, &reader.port.to_string()), "state").to_owned();
+            liars.push(state);
+        }
+        (liars, stores.into_inner())
+    });
+    let caught = liars
+        .iter()
+        .filter(|state| state.starts_with("quarantined"))
+        .count();
+    eprintln!(
+        "{stores} stores, {caught} of {} liars in quarantine",
+        liars.len()
+    );
+    assert!(stores > 1_000_000);
+    // A liar is only caught if a frame comes while its tail is impossible: nearly always.
+    assert!(caught > 0 && caught * 10 >= liars.len() * 8, "{liars:?}");
+}
+
+#[test]
+fn a_tail_ahead_or_backwards_is_a_quarantine_and_the_reason_names_it() {
+    beside(50_000, 150_000, |daemon, _| {
+        for lie in [1 << 63, 1 << 40, 1 << 20, 0] {
+            let reader = liar(daemon, 1 << 16);
+            // The control: honest so far.
+            let number = reader.port.to_string();
+            assert_eq!(label(port_of(&daemon.counters(), &number), "state"), "open");
+            // Backwards is a lie only once the ring has gone round.
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while lie == 0 && reader.region.load_u64(HEAD, Ordering::Acquire) < 4 << 16 {
+                assert!(Instant::now() < deadline, "the ring does not go round");
+                let head = reader.region.load_u64(HEAD, Ordering::Acquire);
+                reader.region.store_u64(TAIL, head, Ordering::Release);
+            }
+            loop {
+                reader.region.store_u64(TAIL, lie, Ordering::Release);
+                let counters = daemon.counters();
+                let port = port_of(&counters, &number);
+                if label(port, "state").starts_with("quarantined") {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "tail {lie}: {port:?}");
+                thread::sleep(Duration::from_millis(1));
+            }
+            // The reader sees it, whatever else it wrote.
+            assert_eq!(reader.region.load_u64(LIFE, Ordering::Acquire) & 0xff, 3);
+        }
+    });
+}
+
+#[test]
+fn a_pipe_that_the_reader_fills_and_makes_blocking_stalls_nobody() {
+    let filled = beside(100_000, 200_000, |daemon, over| {
+        let reader = liar(daemon, 1 << 20);
+        // Another open file of the same pipe, for writing: what a reader gets from /proc.
+        let path = format!("/proc/self/fd/{}", reader.wake.as_raw_fd());
+        let mut pipe = std::fs::File::options()
+            .write(true)
+            .open(path)
+            .expect("the pipe reopens");
+        rustix::io::ioctl_fionbio(&pipe, true).expect("a flag");
+        let mut filled = 0;
+        while let Ok(count) = pipe.write(&[0; 4096]) {
+            filled += count;
+        }
+        rustix::io::ioctl_fionbio(&pipe, false).expect("a flag");
+        rustix::io::ioctl_fionbio(&reader.wake, false).expect("a flag");
+        // The control: the pipe is full and blocks.
+        let mut full = [rustix::event::PollFd::new(
+            &pipe,
+            rustix::event::PollFlags::OUT,
+        )];
+        let now = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        assert_eq!(rustix::event::poll(&mut full, Some(&now)), Ok(0));
+        let mut seq = 0;
+        while !over.load(Ordering::Relaxed) {
+            // Always to be woken, at once.
+            seq += 1;
+            reader.region.store_u64(WAKE_AT, 0, Ordering::Relaxed);
+            reader.region.store_u32(MAX_DELAY_US, 0, Ordering::Relaxed);
+            reader.region.store_u32(WAKE_SEQ, seq, Ordering::SeqCst);
+            let head = reader.region.load_u64(HEAD, Ordering::Acquire);
+            reader.region.store_u64(TAIL, head, Ordering::Release);
+        }
+        let counters = daemon.counters();
+        let rings = value(port_of(&counters, &reader.port.to_string()), "rings");
+        assert!(rings > 100, "it was rung only {rings} times");
+        filled
+    });
+    assert!(filled >= 4096);
+}
+
+/// The command line tool as a reader in a process of its own.
+fn reader_process(daemon: &Daemon, ring: &str) -> std::process::Child {
+    Command::new(program("vnplug").expect("the program is built"))
+        .args(["count", "--ring", ring, "lab"])
+        .env("VNPLUG_SOCKET", daemon.socket())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a reader starts")
+}
+
+fn ports(daemon: &Daemon) -> u64 {
+    let counters = daemon.audit();
+    counters
+        .iter()
+        .filter(|counted| counted.kind == "port")
+        .count() as u64
+}
+
+#[test]
+fn readers_killed_at_any_moment_free_their_ports_and_cost_nobody_a_packet() {
+    let frees = beside(20_000, 300_000, |daemon, _| {
+        let mut frees = Vec::new();
+        let mut state = 12_345_u64;
+        let mut killed = 0;
+        while killed < 200 {
+            // Four at a time, each killed at its own moment.
+            let mut readers: Vec<_> = (0..4).map(|_| reader_process(daemon, "64K")).collect();
+            for reader in &mut readers {
+                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                thread::sleep(Duration::from_micros(state >> 51));
+                reader.kill().expect("it is ours");
+                reader.wait().expect("it is ours");
+                killed += 1;
+            }
+            let begun = Instant::now();
+            // Bystanders end when the run does, and their ports with them.
+            while ports(daemon) > 3 {
+                assert!(
+                    begun.elapsed() < Duration::from_secs(5),
+                    "a port is not freed"
+                );
+                thread::sleep(Duration::from_millis(2));
+            }
+            frees.push(begun.elapsed());
+        }
+        frees.sort();
+        frees
+    });
+    eprintln!(
+        "ports of killed readers are free after {:?}, at most {:?}",
+        frees[frees.len() / 2],
+        frees[frees.len() - 1]
+    );
+    // 100 ms is the figure; the machine may be busy.
+    assert!(
+        frees[frees.len() / 2] < Duration::from_millis(200),
+        "{frees:?}"
+    );
+}
+
+#[test]
+fn one_stopped_reader_and_one_slow_one_cost_seven_others_nothing() {
+    let dropped = beside(50_000, 150_000, |daemon, over| {
+        let mut stopped = reader_process(daemon, "64K");
+        let slow = daemon.port("lab").ring_bytes(1 << 16).open();
+        let mut slow = slow.expect("a slow reader");
+        let others: Vec<_> = (0..4)
+            .map(|_| {
+                daemon
+                    .port("lab")
+                    .ring_bytes(16 << 20)
+                    .open()
+                    .expect("a port")
+            })
+            .collect();
+        thread::scope(|scope| {
+            let others: Vec<_> = others
+                .into_iter()
+                .map(|port| scope.spawn(move || bystand(port)))
+                .collect();
+            while ports(daemon) < 9 {
+                thread::sleep(Duration::from_millis(5));
+            }
+            let pid = Pid::from_child(&stopped);
+            kill_process(pid, Signal::STOP).expect("it is ours");
+            while !over.load(Ordering::Relaxed) {
+                let _ = slow.next().expect("the slow one's port lives");
+                slow.release();
+                thread::sleep(Duration::from_millis(5));
+            }
+            for other in others {
+                let (_, _, lost, _) = other.join().expect("it reads to the end");
+                assert_eq!(lost, 0);
+            }
+            let counters = daemon.audit();
+            stopped.kill().expect("it is ours");
+            stopped.wait().expect("it is ours");
+            let full = |counted: &&Counted| value(counted, "dropped_full") > 0;
+            counters
+                .iter()
+                .filter(|counted| counted.kind == "port")
+                .filter(full)
+                .count()
+        })
+    });
+    // The control: the stopped and the slow one did lose.
+    assert_eq!(dropped, 2);
+}
+
+#[test]
+fn a_truncated_pool_costs_its_vm_and_nobody_else() {
+    beside(50_000, 100_000, |daemon, _| {
+        let mut operator = vnplug::Client::connect_to(&daemon.socket()).expect("a client");
+        let spec = VmSpec {
+            name: "truncated".into(),
+            kind: VmKind::Qemu,
+            pool_bytes: 4 << 20,
+            vectors: 0,
+            allow: vec![vnplug_ring::control::Grant {
+                source: "lab".into(),
+                filter: String::new(),
+            }],
+        };
+        let ready = operator.attach_vm(spec.clone()).expect("a VM");
+        let control = std::path::Path::new(&ready.control_path);
+        let mut agent = Raw::connect(control);
+        agent.hello(Role::Agent);
+        let opened = agent.ask(&Message::Open(open("host:lab", 1 << 16)), 1);
+        assert!(matches!(opened, Message::Opened(_)), "{opened:?}");
+        // The control: the pool is truncated while a queue's thread writes it.
+        let pool = std::fs::File::options().write(true).open(&ready.pool_path);
+        pool.expect("the pool")
+            .set_len(4096)
+            .expect("it is truncated");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while daemon.counters().iter().any(|counted| counted.kind == "vm") {
+            assert!(Instant::now() < deadline, "the VM is not dropped");
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert!(
+            daemon.log().contains("pool was truncated"),
+            "{}",
+            daemon.log()
+        );
+        // Nothing of it is left, and it may come back.
+        let again = operator.attach_vm(spec).expect("the VM comes back");
+        assert_eq!(again, ready);
+        let mut agent = Raw::connect(control);
+        agent
+            .send(&hello(Role::Agent).encode(1, 0))
+            .expect("a channel");
+        assert!(matches!(agent.next(), Some((1, Message::Welcome { .. }))));
+        operator.detach_vm("truncated").expect("it is detached");
+    });
+}
