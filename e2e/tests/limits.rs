@@ -1,0 +1,280 @@
+//! What runs out or goes away: interfaces, memory, files, the doorbell's peer.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vnplug::{Client, Next, PortOptions};
+use vnplug_e2e::daemon::{Daemon, label, program, refusal, value};
+use vnplug_e2e::raw::{Holdings, Raw, open};
+use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::{Lab, Netns};
+use vnplug_ring::control::{Counted, Message, VmKind, VmSpec, code};
+
+fn source(daemon: &Daemon, name: &str) -> Counted {
+    let mut all = daemon.audit().into_iter();
+    all.find(|counted| counted.kind == "source" && counted.name == name)
+        .expect("the source is counted")
+}
+
+fn becomes(daemon: &Daemon, name: &str, state: &str) -> Counted {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let counted = source(daemon, name);
+        if label(&counted, "state") == state {
+            return counted;
+        }
+        assert!(Instant::now() < deadline, "not {state}: {counted:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Reads so many packets of an open port.
+fn read(port: &mut vnplug::Port, count: u64) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut packets = 0;
+    while packets < count {
+        assert!(Instant::now() < deadline, "{packets} of {count}");
+        match port.next().expect("the port lives") {
+            Next::Packet(_) => packets += 1,
+            Next::Nothing => {
+                port.wait(Some(Duration::from_millis(100))).expect("sleep");
+            }
+            Next::Ended => panic!("ended after {packets}"),
+        }
+    }
+}
+
+#[test]
+fn an_interface_that_goes_and_returns_keeps_its_readers() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let mut port = daemon.port("wire1").ring_bytes(1 << 20).open().unwrap();
+    let send = || {
+        netns
+            .enter(|| Stream::new("wire0", 2000).send())
+            .unwrap()
+            .unwrap()
+    };
+    for round in 0..3 {
+        assert_eq!(send().frames, 2000);
+        read(&mut port, 2000);
+        if round < 2 {
+            netns.ip(&["link", "del", "wire0"]).unwrap();
+            becomes(&daemon, "wire1", "gone");
+            netns.veth("wire0", "wire1").unwrap();
+            becomes(&daemon, "wire1", "up");
+        }
+    }
+    // Point K, at rest.
+    let counted = source(&daemon, "wire1");
+    let of = |name| value(&counted, name);
+    assert_eq!(of("read"), 6000);
+    assert_eq!(
+        of("seen"),
+        of("read") + of("kernel_dropped") + of("skipped"),
+        "{counted:?}"
+    );
+}
+
+#[test]
+fn an_interface_that_is_missing_at_start_is_named() {
+    let lab = Lab::new().unwrap();
+    let socket = lab.dir().join("s");
+    let mut command = Command::new(program("vnplugd").unwrap());
+    command
+        .args(["--source", "nosuchif0", "--socket"])
+        .arg(&socket);
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && text.contains("nosuchif0"),
+        "{text}"
+    );
+    assert!(
+        PortOptions::new("nosuchif0")
+            .socket(socket)
+            .reconnect(false)
+            .open()
+            .is_err()
+    );
+}
+
+#[test]
+fn idle_ports_on_a_silent_wire_cost_nothing() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let _ports: Vec<_> = (0..100)
+        .map(|_| daemon.port("wire1").ring_bytes(1 << 16).open().unwrap())
+        .collect();
+    thread::sleep(Duration::from_millis(500));
+    let before = daemon.cpu_time();
+    thread::sleep(Duration::from_secs(4));
+    let spent = daemon.cpu_time() - before;
+    eprintln!("{spent:?} in 4 s with 100 idle ports");
+    assert!(spent <= Duration::from_millis(40), "{spent:?}");
+}
+
+#[test]
+fn a_damaged_file_is_played_up_to_the_damage_and_the_others_go_on() {
+    let lab = Lab::new().unwrap();
+    let file = lab.dir().join("cut.pcap");
+    // A little-endian pcap file with microseconds; 50 records, the last cut short.
+    let mut bytes = Vec::new();
+    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65535, 1] {
+        bytes.extend(word.to_le_bytes());
+    }
+    for at in 0..50_u32 {
+        for word in [1_700_000_000, at, 60, 60] {
+            bytes.extend(u32::to_le_bytes(word));
+        }
+        bytes.extend([at as u8; 60]);
+    }
+    bytes.truncate(bytes.len() - 7);
+    fs::write(&file, &bytes).unwrap();
+    let cut = format!("cut=pcap:{},pace=top", file.display());
+    let daemon = Daemon::start(
+        &lab,
+        None,
+        &["--source", &cut, "--source", "lab=gen,pps=1000"],
+    )
+    .unwrap();
+    let mut port = daemon.port("cut").open().unwrap();
+    read(&mut port, 49);
+    let counted = becomes(&daemon, "cut", "failed");
+    assert_eq!(value(&counted, "read"), 49);
+    // The last record begins at 24 + 49 * 76.
+    let offset = (24 + 49 * 76).to_string();
+    let failure = label(&counted, "failure");
+    assert!(failure.contains(&offset), "{failure}");
+    assert!(daemon.log().contains(failure), "{}", daemon.log());
+    let mut other = daemon.port("lab").open().unwrap();
+    read(&mut other, 100);
+}
+
+/// A tmpfs that is unmounted when dropped.
+struct Tmpfs(std::path::PathBuf);
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+fn spec(name: &str, pool_bytes: u64, vectors: u32) -> VmSpec {
+    VmSpec {
+        name: name.into(),
+        kind: VmKind::Qemu,
+        pool_bytes,
+        vectors,
+        allow: Vec::new(),
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_advice_and_leaves_nothing() {
+    let lab = Lab::new().unwrap();
+    let pools = lab.dir().join("pools");
+    fs::create_dir(&pools).unwrap();
+    let mut mount = Command::new("mount");
+    mount
+        .args(["-t", "tmpfs", "-o", "size=2m", "vnplug-test"])
+        .arg(&pools);
+    assert!(mount.status().unwrap().success());
+    let _tmpfs = Tmpfs(pools.clone());
+    let config = lab.dir().join("config");
+    fs::write(&config, "max_ports = 3\nmax_ring_bytes = '1MiB'\n").unwrap();
+    let args = [
+        "--config",
+        config.to_str().unwrap(),
+        "--pool-dir",
+        pools.to_str().unwrap(),
+    ];
+    let daemon = Daemon::start(
+        &lab,
+        None,
+        &[&args[..], &["--source", "lab=gen,pps=10"]].concat(),
+    )
+    .unwrap();
+    let mut raw = Raw::greeted(&daemon.socket());
+    let before = Holdings::of(daemon.pid());
+    for _ in 0..20 {
+        let answer = raw.ask(&Message::AttachVm(spec("large", 4 << 20, 0)), 0);
+        assert_eq!(refusal(answer).0, code::NO_MEMORY);
+        let answer = raw.ask(&Message::AttachVm(spec("odd", 12_345, 0)), 0);
+        assert!(refusal(answer).1.contains("power of two"));
+        let answer = raw.ask(&Message::Open(open("lab", 1 << 30)), 0);
+        assert!(refusal(answer).1.contains("the limit is 1048576"));
+    }
+    assert_eq!(fs::read_dir(&pools).unwrap().count(), 0);
+    let after = Holdings::of(daemon.pid());
+    assert_eq!((after.fds, after.maps), (before.fds, before.maps));
+    for _ in 0..3 {
+        let opened = raw.ask(&Message::Open(open("lab", 4096)), 0);
+        assert!(matches!(opened, Message::Opened(_)));
+    }
+    let (kind, text) = refusal(raw.ask(&Message::Open(open("lab", 4096)), 0));
+    assert!(kind == code::LIMIT && text.contains("max_ports"), "{text}");
+    // What fits is served: the refusals were about size.
+    let ready = raw.ask(&Message::AttachVm(spec("small", 1 << 20, 0)), 0);
+    assert!(matches!(ready, Message::VmReady(_)), "{ready:?}");
+    let gone = raw.ask(
+        &Message::DetachVm {
+            name: "small".into(),
+        },
+        0,
+    );
+    assert_eq!(gone, Message::Done);
+    daemon.audit();
+}
+
+#[test]
+fn a_doorbells_handshake_comes_whole_and_its_peers_harm_nobody() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000"]).unwrap();
+    let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+    let ready = operator.attach_vm(spec("bell", 1 << 20, 8)).unwrap();
+    let fds = Holdings::of(daemon.pid()).fds;
+    // Peers that connect and leave, or connect and do not read.
+    let mut silent = Vec::new();
+    for turn in 0..50 {
+        let stream = UnixStream::connect(&ready.doorbell_path).unwrap();
+        if turn % 2 == 0 {
+            silent.push(stream);
+        }
+        operator.stats().unwrap();
+    }
+    let mut stream = UnixStream::connect(&ready.doorbell_path).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    // Version 0, id 1, memory, one eventfd of peer 0, eight of peer 1: ivshmem-spec. (The
+    // descriptors that come along are closed by the kernel, as no room is given for them.)
+    let mut numbers = Vec::new();
+    for _ in 0..12 {
+        let mut word = [0; 8];
+        stream.read_exact(&mut word).unwrap();
+        numbers.push(i64::from_le_bytes(word));
+    }
+    assert_eq!(numbers[..4], [0, 1, -1, 0]);
+    assert_eq!(numbers[4..], [1; 8]);
+    drop((silent, stream));
+    operator.detach_vm("bell").unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Holdings::of(daemon.pid()).fds >= fds {
+        assert!(
+            Instant::now() < deadline,
+            "descriptors stay: {:?}",
+            Holdings::of(daemon.pid())
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
+    daemon.audit();
+}
