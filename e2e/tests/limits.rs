@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Client, Next, PortOptions};
 use vnplug_e2e::daemon::{Daemon, label, program, refusal, value};
-use vnplug_e2e::raw::{Holdings, Raw, open};
+use vnplug_e2e::raw::{Holdings, Raw, hello, open, status};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
-use vnplug_ring::control::{Counted, Message, VmKind, VmSpec, code};
+use vnplug_ring::control::{Counted, Message, Role, VmKind, VmSpec, code};
 
 fn source(daemon: &Daemon, name: &str) -> Counted {
     let mut all = daemon.audit().into_iter();
@@ -277,4 +277,64 @@ fn a_doorbells_handshake_comes_whole_and_its_peers_harm_nobody() {
         thread::sleep(Duration::from_millis(20));
     }
     daemon.audit();
+}
+
+#[test]
+fn a_channel_of_garbage_and_resets_finds_its_words_again() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000"]).unwrap();
+    let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+    let ready = operator.attach_vm(spec("noisy", 1 << 20, 0)).unwrap();
+    let fds = Holdings::of(daemon.pid()).fds;
+    let greeting = hello(Role::Agent).encode(1, 0);
+    let mut state = 77_u64;
+    for turn in 0..100_usize {
+        let mut agent = Raw::connect(ready.control_path.as_ref());
+        // Noise, the letters of the magic without end, and a message that a reset cut.
+        let mut noise: Vec<u8> = (0..turn * 40)
+            .map(|_| {
+                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                (state >> 56) as u8
+            })
+            .collect();
+        noise.extend(b"VNPC".repeat(turn));
+        agent.send(&noise).unwrap();
+        agent.send(&greeting[..turn % 24]).unwrap();
+        agent.send(&greeting).unwrap();
+        let welcome = agent.next();
+        assert!(
+            matches!(welcome, Some((1, Message::Welcome { .. }))),
+            "{welcome:?}"
+        );
+    }
+    let counters = daemon.audit();
+    assert!(counters.iter().any(|counted| counted.kind == "vm"));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Holdings::of(daemon.pid()).fds > fds {
+        assert!(Instant::now() < deadline, "channels stay open");
+        thread::sleep(Duration::from_millis(20));
+    }
+    operator.detach_vm("noisy").unwrap();
+}
+
+#[test]
+fn as_another_user_it_serves_the_same() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let args = ["--source", "wire1", "--user", "nobody"];
+    let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+    assert!(status(daemon.pid(), "Uid").starts_with("65534"));
+    let mut port = daemon.port("wire1").filter("udp").open().unwrap();
+    let sent = netns.enter(|| Stream::new("wire0", 1000).send());
+    assert_eq!(sent.unwrap().unwrap().frames, 1000);
+    read(&mut port, 1000);
+    // With what it kept it still finds an interface that comes back.
+    netns.ip(&["link", "del", "wire0"]).unwrap();
+    becomes(&daemon, "wire1", "gone");
+    netns.veth("wire0", "wire1").unwrap();
+    becomes(&daemon, "wire1", "up");
+    let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+    operator.attach_vm(spec("other", 1 << 20, 0)).unwrap();
+    operator.detach_vm("other").unwrap();
 }
