@@ -52,7 +52,17 @@ fn free_pool(counters: &[Counted]) -> u64 {
 #[test]
 fn ten_thousand_ports_under_load_leave_nothing_behind() {
     let lab = Lab::new().unwrap();
-    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=20000"]).unwrap();
+    let daemon = Daemon::start(
+        &lab,
+        None,
+        &[
+            "--pool-dir",
+            lab.dir().to_str().unwrap(),
+            "--source",
+            "lab=gen,pps=20000",
+        ],
+    )
+    .unwrap();
     let ready = vm(&daemon, "churn");
     let mut agent = Raw::connect(Path::new(&ready.control_path));
     agent.hello(Role::Agent);
@@ -135,7 +145,17 @@ fn a_thousand_ports_get_identical_streams() {
 #[test]
 fn twenty_times_killed_and_back_with_readers_and_a_vm() {
     let lab = Lab::new().unwrap();
-    let mut daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=5000"]).unwrap();
+    let mut daemon = Daemon::start(
+        &lab,
+        None,
+        &[
+            "--pool-dir",
+            lab.dir().to_str().unwrap(),
+            "--source",
+            "lab=gen,pps=5000",
+        ],
+    )
+    .unwrap();
     let ready = vm(&daemon, "phoenix");
     let mut readers: Vec<_> = (0..3)
         .map(|_| daemon.port("lab").ring_bytes(1 << 18).open().unwrap())

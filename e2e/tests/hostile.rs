@@ -293,6 +293,10 @@ fn readers_killed_at_any_moment_free_their_ports_and_cost_nobody_a_packet() {
             }
             frees.push(begun.elapsed());
         }
+        // The control: many were killed while they had a port, not before.
+        let opened = value(&daemon.counters()[0], "ports_opened");
+        assert!(opened > 20, "{opened} ports of 200 readers");
+        eprintln!("{opened} ports of 200 readers");
         frees.sort();
         frees
     });
