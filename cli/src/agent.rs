@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use vnplug::agent::{self, AgentConfig, AgentDevice};
 
 use crate::failure::{OK, Outcome};
@@ -15,9 +15,14 @@ Examples:
   vnplug agent
   vnplug agent --memory /dev/mmapper --channel /dev/ttyS0
   vnplug --socket /tmp/vnplug.sock agent --group 100
+  vnplug agent --doorbell off
 
 Finds the memory and the channel that `vnplug attach` plugged in, also when they come later, and
-listens on the socket that applications here use. Ends at SIGTERM or Ctrl-C.")]
+listens on the socket that applications here use. Ends at SIGTERM or Ctrl-C.
+
+A doorbell (`vnplug attach qemu --doorbell N`) wakes readers by interrupts. It needs the module
+vfio-pci here and a VM with -device intel-iommu,intremap=on; without, it is said why, and readers
+are woken over the channel.")]
 pub(crate) struct Agent {
     /// The memory pool [default: found by itself]
     #[arg(long, value_name = "PATH")]
@@ -28,6 +33,18 @@ pub(crate) struct Agent {
     /// Number of the group whose users may connect [default: every user may]
     #[arg(long, value_name = "GID")]
     group: Option<u32>,
+    /// Have readers woken by the VM's doorbell device, if there is one and VFIO works
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Doorbell::Auto)]
+    doorbell: Doorbell,
+}
+
+/// Whether to use a doorbell device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Doorbell {
+    /// If it works; else it is said why not
+    Auto,
+    /// Readers are woken over the channel
+    Off,
 }
 
 impl Agent {
@@ -40,6 +57,7 @@ impl Agent {
             socket: socket.to_owned(),
             group: self.group,
             device,
+            doorbell: self.doorbell == Doorbell::Auto,
             stop: Some(sys::signals_as_fd()?),
         })?;
         Ok(OK)

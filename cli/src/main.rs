@@ -55,7 +55,7 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::new().filter("VNPLUG_LOG")).init();
+    env_logger::Builder::from_env(env_logger::Env::new().filter_or("VNPLUG_LOG", "warn")).init();
     let arguments = Arguments::parse();
     let socket = arguments.socket;
     let connect = || Client::connect_to(&socket).map_err(Failure::from);

@@ -12,6 +12,8 @@ use vnplug_ring::Region;
 
 use crate::error::Error;
 
+pub(crate) mod vfio;
+
 /// Maps `len` bytes from the start of `fd`, shared, readable and writable. A [`Port`](crate::Port)
 /// does this by itself; it is public for tools that serve rings of their own.
 ///

@@ -147,7 +147,7 @@ fn search_channel(root: &Path) -> Option<(PathBuf, PathBuf)> {
 }
 
 /// Vendor and device number of QEMU's shared memory device.
-fn is_ivshmem(device: &Path) -> bool {
+pub(super) fn is_ivshmem(device: &Path) -> bool {
     let word = |file| fs::read_to_string(device.join(file)).unwrap_or_default();
     word("vendor").trim_end() == "0x1af4" && word("device").trim_end() == "0x1110"
 }
@@ -170,14 +170,14 @@ fn pool(memory: OwnedFd, id: Option<Identity>) -> Option<Pool> {
     Some(Pool { memory, header, id })
 }
 
-fn entries(dir: &Path) -> Vec<PathBuf> {
+pub(super) fn entries(dir: &Path) -> Vec<PathBuf> {
     let list = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut paths: Vec<_> = list.map(|entry| entry.path()).collect();
     paths.sort();
     paths
 }
 
-fn open_flags() -> OFlags {
+pub(super) fn open_flags() -> OFlags {
     OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY
 }
 

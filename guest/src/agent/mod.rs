@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The agent relays requests and answers, hands out the memory's descriptor, and forwards wake-ups
-//! into one pipe per port. It is not in the path of packets. One thread, one epoll loop; nothing
+//! into one pipe per port. With a doorbell device that works ([`doorbell`]) ports are woken by
+//! interrupts instead, past the agent. It is not in the path of packets. One thread, one epoll loop; nothing
 //! runs while nothing happens, but for a question every few seconds whether the host still answers.
 //!
 //! | phase     | meaning                                   | next step                             |
@@ -26,6 +27,7 @@
 
 mod app;
 mod channel;
+mod doorbell;
 mod find;
 mod relay;
 mod room;
@@ -47,6 +49,9 @@ pub struct AgentConfig {
     pub group: Option<u32>,
     /// Where the memory and the channel are.
     pub device: AgentDevice,
+    /// Use the VM's doorbell device, if it has one that works; not with [`AgentDevice::Given`]. It
+    /// is taken into use when the host is met, or later as soon as no port is open.
+    pub doorbell: bool,
     /// The agent returns when this descriptor becomes readable or its other end closes.
     pub stop: Option<OwnedFd>,
 }
@@ -81,6 +86,7 @@ impl Default for AgentConfig {
             socket: DEFAULT_SOCKET.into(),
             group: None,
             device: AgentDevice::Search,
+            doorbell: true,
             stop: None,
         }
     }

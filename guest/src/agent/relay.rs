@@ -3,21 +3,31 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use vnplug_ring::control::{Header, Message, Opened, RingPlace, Role, VERSION, code};
 
 use super::app::Hangup;
+use super::doorbell::Line;
 use super::serve::{Agent, Phase};
 
 /// An open port of an application.
 #[derive(Debug)]
 pub(super) struct PortEntry {
     app: u32,
-    /// Our end of the pipe that wakes its reader.
-    bell: OwnedFd,
+    wake: Wake,
     places: Vec<RingPlace>,
-    /// The host rings a doorbell device for it, which this agent does not listen to.
-    blind: bool,
+}
+
+/// How the reader of a port is woken.
+#[derive(Debug)]
+enum Wake {
+    /// By us, when the host says so: our end of its pipe.
+    Pipe(OwnedFd),
+    /// By a vector of the doorbell, past us.
+    Vector(#[expect(dead_code, reason = "it is silenced when dropped")] Line),
+    /// By us, every few milliseconds: the host rings a vector that we do not hear.
+    Blind(OwnedFd),
 }
 
 /// A relayed request.
@@ -167,14 +177,15 @@ impl Agent {
 
     /// When the readers of blind ports are to be woken again; `None`: there are none.
     pub(super) fn wake_blind(&mut self, now: Instant) -> Option<Instant> {
-        if !self.ports.values().any(|entry| entry.blind) {
-            return None;
-        }
+        let blind = self.ports.values().filter_map(|entry| match &entry.wake {
+            Wake::Blind(bell) => Some(bell),
+            _ => None,
+        });
+        let mut blind = blind.peekable();
+        blind.peek()?;
         if now >= self.blind_at {
             self.blind_at = now + BLIND;
-            for entry in self.ports.values().filter(|entry| entry.blind) {
-                ring(&entry.bell);
-            }
+            blind.for_each(ring);
         }
         Some(self.blind_at)
     }
@@ -214,8 +225,7 @@ impl Agent {
     fn opened(&mut self, pending: Pending, opened: Opened) -> Result<(), Hangup> {
         let Pending { app, id, .. } = pending;
         let memory = self.pools.first().map(|pool| pool.memory.try_clone());
-        let pipe = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK);
-        let (Some(Ok(memory)), Ok((reader, bell))) = (memory, pipe) else {
+        let (Some(Ok(memory)), Ok((reader, wake))) = (memory, self.wake(&opened)) else {
             log::warn!("no descriptors left for a port of application {app}");
             let close = Message::Close { port: opened.port };
             let number = self.next_id();
@@ -223,30 +233,48 @@ impl Agent {
             self.release(opened.rings);
             return self.refuse(app, id, code::LIMIT, "the agent is out of descriptors");
         };
-        let entry = PortEntry {
-            app,
-            bell,
-            places: opened.rings.clone(),
-            blind: opened.vector != u32::MAX,
-        };
-        if entry.blind {
-            log::warn!(
-                "the host wakes port {} by a doorbell device, which this agent does not use: its \
-                 reader is woken every {} ms; attach the VM without one",
-                opened.port,
-                BLIND.as_millis()
-            );
-        }
+        let places = opened.rings.clone();
+        let entry = PortEntry { app, wake, places };
         self.ports.insert(opened.port, entry);
         self.answer(app, id, &Message::Opened(opened), vec![memory, reader])
+    }
+
+    /// The descriptor that wakes a reader, and our part in that.
+    fn wake(&self, opened: &Opened) -> Result<(OwnedFd, Wake), Errno> {
+        if opened.vector != u32::MAX {
+            let doorbell = self.doorbell.as_ref();
+            match doorbell.map(|doorbell| doorbell.listen(opened.vector)) {
+                Some(Ok((event, line))) => {
+                    log::debug!("vector {} wakes port {}", opened.vector, opened.port);
+                    return Ok((event, Wake::Vector(line)));
+                }
+                Some(Err(errno)) => log::warn!("vector {}: {errno}", opened.vector),
+                None => {}
+            }
+        }
+        let (reader, bell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        if opened.vector == u32::MAX {
+            return Ok((reader, Wake::Pipe(bell)));
+        }
+        log::warn!(
+            "the host wakes port {} by a vector that this agent does not hear: its reader is \
+             woken every {} ms",
+            opened.port,
+            BLIND.as_millis()
+        );
+        Ok((reader, Wake::Blind(bell)))
     }
 
     fn unasked(&mut self, message: Message) {
         match message {
             Message::Wake(ports) => {
                 for port in ports {
-                    if let Some(entry) = self.ports.get(&port) {
-                        ring(&entry.bell);
+                    if let Some(PortEntry {
+                        wake: Wake::Pipe(bell),
+                        ..
+                    }) = self.ports.get(&port)
+                    {
+                        ring(bell);
                     }
                 }
             }
@@ -302,12 +330,12 @@ impl Agent {
 /// Wakes a reader; a full pipe has woken it already.
 fn ring(bell: &OwnedFd) {
     match rustix::io::write(bell, &[1]) {
-        Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PIPE) => {}
+        Ok(_) | Err(Errno::AGAIN | Errno::PIPE) => {}
         Err(errno) => log::debug!("cannot ring: {errno}"),
     }
 }
 
-/// How late a reader may be that the host wakes by a doorbell we do not hear.
+/// How late a reader may be that the host wakes by a vector we do not hear.
 const BLIND: Duration = Duration::from_millis(10);
 /// Requests of one application that may be under way.
 const MAX_PENDING: usize = 16;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -14,11 +15,12 @@ use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use vnplug_ring::control::{Message, Role, VERSION};
 
-use super::AgentConfig;
 use super::app::{App, Hangup};
 use super::channel::{Channel, Heard};
+use super::doorbell::{self, Doorbell};
 use super::find::{Identity, Pool, find};
 use super::relay::{Pending, PortEntry};
+use super::{AgentConfig, AgentDevice};
 use crate::connection::timespec;
 use crate::error::Error;
 
@@ -56,6 +58,9 @@ pub(super) struct Agent {
     pub(super) probe: Option<u32>,
     pub(super) missed: u32,
     pub(super) blind_at: Instant,
+    pub(super) doorbell: Option<Rc<Doorbell>>,
+    /// A doorbell that did not work or was asked back; not touched again while the channel is open.
+    shunned: Option<Identity>,
 }
 
 impl Agent {
@@ -85,6 +90,8 @@ impl Agent {
             probe: None,
             missed: 0,
             blind_at: Instant::now(),
+            doorbell: None,
+            shunned: None,
         };
         agent.watch(&agent.listener, LISTENER)?;
         if let Some(stop) = &agent.config.stop {
@@ -122,6 +129,7 @@ impl Agent {
                     LISTENER => self.accept(),
                     CHANNEL => self.hear(),
                     STOP => return Ok(()),
+                    DOORBELL => self.give_doorbell_back(),
                     app => self.serve(app as u32, event.flags),
                 }
             }
@@ -156,7 +164,7 @@ impl Agent {
             role: Role::Agent,
             name: format!("vnplug agent {}", env!("CARGO_PKG_VERSION")),
             live: self.live(),
-            vectors: 0,
+            vectors: self.doorbell.as_ref().map_or(0, |it| it.vectors),
         };
         self.phase = Phase::Greeting;
         self.say(&hello, self.hello_id, 0);
@@ -186,8 +194,12 @@ impl Agent {
                 };
                 self.pools.swap(0, ours);
                 self.pools.truncate(1);
+                self.greetings = 0;
+                if self.take_doorbell() {
+                    return self.greet();
+                }
                 log::info!("connected to {server:?}");
-                (self.phase, self.greetings) = (Phase::Up, 0);
+                self.phase = Phase::Up;
                 (self.probe, self.missed) = (None, 0);
                 self.tick_in(PROBE);
             }
@@ -242,6 +254,9 @@ impl Agent {
             self.lose("the host does not answer");
             return self.greet();
         }
+        if self.ports.is_empty() && self.pending.is_empty() && self.take_doorbell() {
+            return self.greet();
+        }
         let id = self.next_id();
         self.probe = Some(id);
         self.say(&Message::List, id, 0);
@@ -279,6 +294,46 @@ impl Agent {
             return self.close_channel();
         }
         self.greetings = 0;
+        self.shunned = None;
+        self.greet();
+    }
+
+    /// Takes a doorbell into use, if there is one that works and we have none; then the host has
+    /// to be told.
+    fn take_doorbell(&mut self) -> bool {
+        let Some(pool_id) = self.pools.first().map(|pool| pool.header.id) else {
+            return false;
+        };
+        let given = matches!(self.config.device, AgentDevice::Given { .. });
+        let held = self.doorbell.as_ref().map(|it| it.pool_id);
+        if !self.config.doorbell || given || held == Some(pool_id) {
+            return false;
+        }
+        self.doorbell = None;
+        match doorbell::find(pool_id, self.shunned.as_ref()) {
+            None => return held.is_some(),
+            Some(Err(unusable)) => {
+                log::warn!("{unusable}; readers are woken over the channel");
+                self.shunned = Some(unusable.id);
+                return held.is_some();
+            }
+            Some(Ok(doorbell)) => match self.watch(&doorbell, DOORBELL) {
+                Ok(()) => self.doorbell = Some(Rc::new(doorbell)),
+                Err(error) => {
+                    log::warn!("{error}");
+                    self.shunned = Some(doorbell.id);
+                    return held.is_some();
+                }
+            },
+        }
+        true
+    }
+
+    /// The doorbell is being unplugged: its ports open again and are woken over the channel.
+    fn give_doorbell_back(&mut self) {
+        log::info!("the doorbell is being unplugged");
+        self.lose("the doorbell is being unplugged");
+        self.shunned = self.doorbell.take().map(|it| it.id.clone());
         self.greet();
     }
 
@@ -295,6 +350,7 @@ impl Agent {
         if heard == Heard::HungUp {
             log::info!("the channel's other end is gone");
             self.lose("the host's daemon is gone");
+            self.doorbell = None;
             if let Some(channel) = &mut self.channel {
                 channel.reset();
                 self.phase = Phase::Silent;
@@ -310,6 +366,7 @@ impl Agent {
     fn close_channel(&mut self) {
         self.channel = None;
         self.channel_id = None;
+        self.doorbell = None;
         self.pools.clear();
         self.phase = Phase::Searching;
         self.tick_in(SEARCH);
@@ -478,6 +535,7 @@ fn listen(path: &Path, group: Option<u32>) -> Result<OwnedFd, Error> {
 const LISTENER: u64 = 1 << 32;
 const CHANNEL: u64 = 2 << 32;
 const STOP: u64 = 3 << 32;
+const DOORBELL: u64 = 4 << 32;
 
 /// Between looks for the device, and for the host's end of the channel.
 const SEARCH: Duration = Duration::from_millis(300);

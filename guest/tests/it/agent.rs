@@ -54,6 +54,7 @@ impl Guest {
                 channel: self.channel.try_clone().unwrap().into(),
             },
             stop: Some(stopped),
+            ..AgentConfig::default()
         };
         self.agent = Some((stop, std::thread::spawn(|| run(config))));
         eventually("the agent listens", || {

@@ -1,0 +1,181 @@
+//! Readers in a QEMU guest woken by interrupts: `ivshmem-doorbell` through VFIO.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use vnplug_e2e::daemon::{Daemon, guest_program, program, value};
+use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig};
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// A daemon with one source, and a guest that runs an agent, with a doorbell of 8 vectors.
+struct Attached {
+    daemon: Daemon,
+    guest: Guest,
+    agent: Job,
+    _lab: Lab,
+}
+
+#[expect(clippy::unwrap_used, reason = "a helper of tests")]
+impl Attached {
+    fn boot(iommu: bool) -> Self {
+        let lab = Lab::new().unwrap();
+        let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000,run=5"]).unwrap();
+        let config = QemuConfig {
+            machine: Machine::Q35 { root_ports: 3 },
+            iommu,
+            image: Image::default().file(guest_program().unwrap(), "/bin/vnplug", 0o755),
+            ..QemuConfig::default()
+        };
+        let guest = Qemu::boot(&lab, config).unwrap_or_else(|error| panic!("{error}"));
+        cli(&daemon, &guest, "attach", ATTACH);
+        let agent = guest
+            .spawn("VNPLUG_LOG=debug exec vnplug agent 2>&1")
+            .unwrap();
+        let attached = Self {
+            daemon,
+            guest,
+            agent,
+            _lab: lab,
+        };
+        attached.meets_the_host();
+        attached
+    }
+
+    fn meets_the_host(&self) {
+        self.eventually("the agent serves applications", || {
+            self.guest.run("vnplug list", LIMIT).unwrap().success()
+        });
+    }
+
+    fn log(&self) -> String {
+        self.agent.peek(1 << 16).unwrap_or_default()
+    }
+
+    /// The VM's counter of this name.
+    fn counter(&self, name: &str) -> u64 {
+        let counters = self.daemon.audit();
+        let vm = counters.iter().find(|counted| counted.kind == "vm");
+        value(vm.unwrap(), name)
+    }
+
+    fn ports(&self) -> usize {
+        let counters = self.daemon.audit();
+        counters.iter().filter(|it| it.kind == "port").count()
+    }
+
+    fn eventually(&self, what: &str, mut done: impl FnMut() -> bool) {
+        let deadline = Instant::now() + LIMIT;
+        while !done() {
+            let late = Instant::now() > deadline;
+            assert!(
+                !late,
+                "{what}: {}\n{}",
+                self.log(),
+                self.guest.console_tail(20)
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Counts packets in the guest; all must arrive, once, in order, intact.
+    fn counts_perfectly(&self, packets: u32) {
+        let command = format!("vnplug count host:lab --packets {packets} --witness --json 2>&1");
+        let text = self.guest.run(&command, LIMIT).unwrap().text();
+        let whole = format!("\"received\":{packets}");
+        for part in ["\"lost\":0", "\"perfect\":true", &whole] {
+            assert!(text.contains(part), "{text}\n{}", self.log());
+        }
+    }
+}
+
+const ATTACH: &[&str] = &["--allow", "*", "--doorbell", "8"];
+
+#[expect(clippy::unwrap_used, reason = "a helper of tests")]
+fn cli(daemon: &Daemon, guest: &Guest, verb: &str, more: &[&str]) {
+    let mut command = Command::new(program("vnplug").unwrap());
+    command.arg("--socket").arg(daemon.socket());
+    command
+        .args([verb, "qemu", "--name", "vm", "--qmp"])
+        .arg(guest.qmp_path().unwrap());
+    let output = command.args(more).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    let console = guest.console_tail(20);
+    let qemu = std::fs::read_to_string(guest.dir().join("qemu.log")).unwrap_or_default();
+    assert!(output.status.success(), "{verb}: {text}\n{qemu}\n{console}");
+}
+
+#[test]
+fn each_reader_has_a_vector_and_goes_on_when_the_doorbell_is_unplugged() {
+    let vm = Attached::boot(true);
+    let log = vm.log();
+    assert!(log.contains("8 vectors, the host answers in"), "{log}");
+    assert_eq!(vm.counter("doorbell_vectors_heard"), 8);
+    assert!(vm.counter("doorbell_from_guest") >= 9);
+
+    let before = vm.counter("doorbell_to_guest");
+    vm.counts_perfectly(3_000);
+    let raised = vm.counter("doorbell_to_guest") - before;
+    assert!(raised > 10, "{raised} interrupts");
+    assert!(vm.log().contains("vector 0 wakes port"), "{}", vm.log());
+
+    // Two at once: each wakes by interrupts of its own.
+    let read = "exec vnplug count host:lab --seconds 15 --json 2>&1";
+    let readers = [vm.guest.spawn(read).unwrap(), vm.guest.spawn(read).unwrap()];
+    vm.eventually("both ports are there", || vm.ports() == 2);
+    vm.eventually("both vectors were raised", || {
+        let list = vm.guest.run("grep vfio-msix /proc/interrupts", LIMIT);
+        let text = list.unwrap().text();
+        let counts = |line: &str| line.split_whitespace().nth(1).map(str::to_owned);
+        let counts: Vec<_> = text.lines().filter_map(counts).collect();
+        counts.len() == 2 && counts.iter().all(|count| count != "0")
+    });
+
+    // The doorbell alone is unplugged: the guest lets go of it, the readers open again.
+    let mut qmp = vm.guest.qmp().unwrap();
+    qmp.execute("device_del", json!({ "id": "vnplug-vm-bell" }))
+        .unwrap();
+    qmp.wait_event("DEVICE_DELETED", LIMIT).unwrap();
+    assert_eq!(vm.counter("doorbell_vectors_heard"), 0);
+    for reader in readers {
+        let text = reader.wait(LIMIT).unwrap().text();
+        assert!(text.contains("\"reopened\":1"), "{text}");
+    }
+    vm.counts_perfectly(1_000);
+    cli(&vm.daemon, &vm.guest, "detach", &[]);
+}
+
+#[test]
+fn a_restarted_daemon_wakes_over_the_channel_and_the_doorbell_can_go() {
+    let mut vm = Attached::boot(true);
+    vm.daemon.kill();
+    vm.daemon.launch().unwrap();
+    vm.eventually("the agent tries the doorbell", || {
+        vm.log().contains("the host does not answer it")
+    });
+    vm.meets_the_host();
+    assert_eq!(vm.counter("doorbell_vectors_heard"), 0);
+    vm.counts_perfectly(1_000);
+
+    // A reader holds its port while the devices go.
+    let read = "exec vnplug count host:lab --seconds 60 2>&1";
+    let reader = vm.guest.spawn(read).unwrap();
+    vm.eventually("the port is there", || vm.ports() == 1);
+    cli(&vm.daemon, &vm.guest, "detach", &[]);
+    drop(reader);
+}
+
+#[test]
+fn without_an_iommu_the_agent_says_why_and_uses_the_channel() {
+    let vm = Attached::boot(false);
+    let log = vm.log();
+    assert!(
+        log.contains("the VM has no IOMMU in use") && log.contains("intremap=on"),
+        "{log}"
+    );
+    assert_eq!(vm.counter("doorbell_vectors_heard"), 0);
+    vm.counts_perfectly(2_000);
+    assert_eq!(vm.counter("doorbell_to_guest"), 0);
+    cli(&vm.daemon, &vm.guest, "detach", &[]);
+}
