@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -16,11 +16,13 @@ use crate::error::{LabError, Result};
 use crate::kernel;
 use crate::lab::Lab;
 use crate::netns::{self, Netns};
+use crate::owner;
 
 /// A running `vnplugd` with a socket and state directory of its own; killed when dropped.
 #[derive(Debug)]
 pub struct Daemon {
     dir: PathBuf,
+    pools: PathBuf,
     args: Vec<String>,
     netns: Option<String>,
     process: Option<Tethered>,
@@ -40,8 +42,12 @@ impl Daemon {
             .dir()
             .join(format!("d{}", NEXT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir(&dir).map_err(LabError::io(format!("make {}", dir.display())))?;
+        // In memory, and under a name that the next lab sweeps: a killed daemon leaves its pools.
+        let pools = Path::new(MEMORY).join(owner::unique_name());
+        fs::create_dir(&pools).map_err(LabError::io(format!("make {}", pools.display())))?;
         let mut daemon = Self {
             dir,
+            pools,
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
             netns: netns.map(|netns| netns.name().to_owned()),
             process: None,
@@ -66,6 +72,9 @@ impl Daemon {
             .arg(self.socket())
             .arg("--verbose")
             .args(&self.args);
+        if !self.args.iter().any(|arg| arg == "--pool-dir") {
+            command.arg("--pool-dir").arg(&self.pools);
+        }
         command
             .env("RUST_BACKTRACE", "1")
             .stdin(Stdio::null())
@@ -152,6 +161,17 @@ impl Daemon {
         self.dir.join("log")
     }
 }
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.kill();
+        // NB: a failure leaves the directory to the next lab's sweep.
+        let _ = fs::remove_dir_all(&self.pools);
+    }
+}
+
+/// Where pools lie.
+pub(crate) const MEMORY: &str = "/dev/shm";
 
 /// One value of one entry; 0 if there is none.
 #[must_use]

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::daemon;
 use crate::error::{LabError, Result};
 use crate::netns;
 use crate::owner;
@@ -30,6 +31,7 @@ impl Lab {
     pub fn new() -> Result<Self> {
         let base = env::temp_dir();
         sweep(&base);
+        sweep(Path::new(daemon::MEMORY));
         netns::sweep();
         let path = base.join(owner::unique_name());
         // Sockets live here, and a Unix socket's path has at most 107 bytes (unix(7)).

@@ -125,7 +125,7 @@ pub(super) fn until(what: &str, mut ready: impl FnMut() -> Result<bool>) -> Resu
     Ok(())
 }
 
-/// Removes namespaces and the lab's directory when we end without doing it ourselves: a shell that
+/// Removes namespaces, the lab's directory and the pools when we end without doing it ourselves: a shell that
 /// waits for the end of a pipe whose other end is ours.
 #[derive(Debug)]
 struct Janitor(Child);
@@ -151,8 +151,11 @@ impl Drop for Janitor {
     }
 }
 
-/// The pause lets the guests' watchdogs kill first, so the directory is no longer in use.
+/// The pause lets the guests' watchdogs kill first, so nothing is in use any more. Pools lie in
+/// directories that are named as the lab's, with another last number.
 const SWEEP: &str = r#"read -r _; sleep 1; dir=$1; shift
-for netns; do ip netns delete "$netns"; done; rm -rf "$dir""#;
+for netns; do ip netns delete "$netns"; done
+owner=${dir##*/}; owner=${owner%-*}
+rm -rf "$dir" /dev/shm/"$owner"-*"#;
 const NEAR_MAC: &str = "02:00:00:00:77:02";
 const FAR_MAC: &str = "02:00:00:00:77:01";
