@@ -136,7 +136,9 @@ fn q35_without_room_says_how_to_make_room_and_changes_nothing() {
 #[test]
 fn the_doorbell_is_a_third_device() {
     let mut lab = Lab::new(&q35(3));
-    lab.ok("attach", &["--doorbell", "2"]);
+    let (code, _, err) = lab.run("attach", &["--doorbell", "2"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("without KVM and may crash"), "{err}");
     assert_eq!(lab.daemon.spec("probe").vectors, 2);
     let ours = lab.qemu.ours();
     assert!(ours.contains(&"vnplug-probe-bell".to_owned()), "{ours:?}");

@@ -33,6 +33,9 @@ Examples:
 
 QEMU needs a monitor socket of its own for this: -qmp unix:/run/probe.qmp,server=on,wait=off
 A q35 machine needs two free pcie-root-ports (three with --doorbell).
+A doorbell serves until the daemon is restarted; then readers are woken over the control channel
+until the VM is detached and attached again. Without KVM keep it plugged: QEMU (7.2 at least) does
+not forget its descriptors when it is unplugged and may crash later.
 If QEMU runs as another user, that user gets access to the pool file and the sockets (an ACL).
 In the guest, run `vnplug agent`.")]
 pub(crate) struct Attach {
@@ -116,6 +119,13 @@ impl Attach {
             return Err(failure);
         }
         out::line(&self.summary(&ready, missing.len() < parts.len()))?;
+        // NB: hw/misc/ivshmem.c closes the vectors' eventfds and leaves its handlers on their
+        // numbers; with KVM's irqfd it has none. Two crashes seen after detach and attach.
+        if self.doorbell > 0 && !has_kvm(&mut qmp) {
+            out::note(&format!(
+                "{name}: this QEMU runs without KVM and may crash after the doorbell is unplugged"
+            ));
+        }
         Ok(OK)
     }
 
@@ -212,6 +222,12 @@ impl Detach {
         out::line(&format!("{name}: detached"))?;
         Ok(OK)
     }
+}
+
+/// True if this QEMU runs its guest by KVM; false if it does not say so.
+fn has_kvm(qmp: &mut Qmp) -> bool {
+    qmp.execute("query-kvm", json!({}))
+        .is_ok_and(|answer| answer["enabled"] == true)
 }
 
 /// True if the parts that are present are the first ones.
