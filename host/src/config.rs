@@ -46,8 +46,12 @@ pub struct Arguments {
     /// A source: NAME=KIND:WHAT,OPTION=VALUE,… or just the name of an interface
     #[arg(long, value_name = "SPEC")]
     pub source: Vec<String>,
-    /// Grant: vm:NAME=SOURCE[:FILTER] or uid:N=SOURCE[:FILTER]; SOURCE may be *
-    #[arg(long, value_name = "GRANT")]
+    /// Grants
+    #[arg(
+        long,
+        value_name = "GRANT",
+        help = "Grant: vm:NAME=SOURCE[:FILTER] or uid:N=SOURCE[:FILTER]; SOURCE may be *"
+    )]
     pub allow: Vec<String>,
     /// Switch to this user after start
     #[arg(long, value_name = "NAME")]
