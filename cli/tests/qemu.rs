@@ -8,25 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use support::{Daemon, Qemu, Scratch, finish, run, vnplug};
+use support::{Daemon, Qemu, Scratch, finish, q35, run, vnplug};
 use vnplug_ring::control::{Message, code};
-
-/// q35 that unplugs like real PCIe: at once while the slot has no power, so no guest is needed.
-const NATIVE: [&str; 4] = [
-    "-M",
-    "q35",
-    "-global",
-    "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
-];
-
-fn q35(ports: usize) -> Vec<String> {
-    let mut arguments: Vec<String> = NATIVE.map(str::to_owned).to_vec();
-    for port in 1..=ports {
-        arguments.push("-device".into());
-        arguments.push(format!("pcie-root-port,id=rp{port},slot={port}"));
-    }
-    arguments
-}
 
 struct Lab {
     daemon: Daemon,

@@ -5,19 +5,17 @@
 //! for the files must stay the daemon's (it gave up the power to open others' and needs them again
 //! when it restarts); by a change of owner where the file system has no such lists (hugetlbfs).
 //!
-//! The user is the one in `/proc/PID/status` of the process at the other end of the monitor socket.
-//! Where a manager made that socket and handed it over, the process is the manager; `--qemu-user`
-//! then names the user.
+//! The user is the one in `/proc/PID/status` of the process at the other end of the monitor socket,
+//! or of the domain's process under libvirt. Where a manager made that socket and handed it over,
+//! the process is the manager; `--qemu-user` then names the user.
 
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
 
 use rustix::fs::{XattrFlags, setxattr};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use vnplug_ring::control::VmReady;
 
-use super::qmp::Qmp;
 use crate::failure::Failure;
 
 /// A user and its group, by number.
@@ -27,18 +25,9 @@ pub(crate) struct Owner {
     pub(crate) gid: u32,
 }
 
-/// The user that QEMU runs as, or `None` if the kernel does not tell.
-pub(crate) fn qemu_user(qmp: &Qmp) -> Option<Owner> {
-    let peer = socket_peercred(qmp.stream()).ok()?;
-    let pid = peer.pid.as_raw_nonzero();
-    // The credentials are those of the time of listen(2); -runas changes them later.
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok();
-    status
-        .and_then(|status| owner_in_status(&status))
-        .or(Some(Owner {
-            uid: peer.uid.as_raw(),
-            gid: peer.gid.as_raw(),
-        }))
+/// The user that the process `pid` opens files as (`self`: this one), or `None` if it is not there.
+pub(crate) fn user_of(pid: &str) -> Option<Owner> {
+    owner_in_status(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
 
 /// Parses `USER`, `UID` or `UID:GID`; a name is looked up in /etc/passwd alone (a static binary has

@@ -5,11 +5,13 @@
 //! interrupted is completed by running it again.
 
 mod access;
+mod monitor;
 mod parts;
 mod qmp;
 mod slots;
+mod virsh;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -18,10 +20,32 @@ use vnplug::Client;
 use vnplug_ring::control::{VmKind, VmReady, VmSpec};
 
 use self::access::Owner;
+use self::monitor::{Monitor, MonitorError};
 use self::parts::{Kind, Left, Part};
-use self::qmp::{Qmp, QmpError};
+use self::qmp::Qmp;
+use self::slots::Place;
+use self::virsh::Virsh;
 use crate::failure::{Failure, OK, Outcome, PENDING};
 use crate::{attach, out, text};
+
+/// Where QEMU's monitor is.
+#[derive(Debug, Args)]
+struct MonitorArgs {
+    /// QEMU's monitor (QMP) socket, one that nobody else holds
+    #[arg(
+        long,
+        value_name = "PATH",
+        required_unless_present = "libvirt",
+        conflicts_with = "libvirt"
+    )]
+    qmp: Option<PathBuf>,
+    /// The VM's domain in libvirt: its name, id or UUID. The monitor stays libvirt's (uses virsh)
+    #[arg(long, value_name = "DOMAIN")]
+    libvirt: Option<String>,
+    /// The libvirt to ask, for example qemu:///system. Default: virsh's (LIBVIRT_DEFAULT_URI)
+    #[arg(long, value_name = "URI", requires = "libvirt", conflicts_with = "qmp")]
+    connect: Option<String>,
+}
 
 /// Attaches a running QEMU virtual machine.
 #[derive(Debug, Args)]
@@ -30,8 +54,9 @@ Examples:
   vnplug attach qemu --name probe --qmp /run/probe.qmp --allow eth1
   vnplug attach qemu --name probe --qmp /run/probe.qmp --pool 256M --doorbell 8
   vnplug attach qemu --name q35 --qmp /run/q35.qmp --bus rp3 --bus rp4
+  vnplug attach qemu --name probe --libvirt probe --allow eth1
 
-QEMU needs a monitor socket of its own for this: -qmp unix:/run/probe.qmp,server=on,wait=off
+QEMU needs a monitor socket of its own for --qmp: -qmp unix:/run/probe.qmp,server=on,wait=off
 A q35 machine needs two free pcie-root-ports (three with --doorbell).
 A doorbell serves until the daemon is restarted; then readers are woken over the control channel
 until the VM is detached and attached again. Without KVM keep it plugged: QEMU (7.2 at least) does
@@ -39,9 +64,8 @@ not forget its descriptors when it is unplugged and may crash later.
 If QEMU runs as another user, that user gets access to the pool file and the sockets (an ACL).
 In the guest, run `vnplug agent`.")]
 pub(crate) struct Attach {
-    /// QEMU's monitor (QMP) socket
-    #[arg(long, value_name = "PATH")]
-    qmp: PathBuf,
+    #[command(flatten)]
+    monitor: MonitorArgs,
     #[command(flatten)]
     vm: attach::VmArgs,
     /// Also plug an interrupt doorbell with N vectors; the guest needs an IOMMU (intel-iommu)
@@ -50,7 +74,7 @@ pub(crate) struct Attach {
     /// PCI bus or free PCIe port to plug into; once per device, in order. Default: found by itself
     #[arg(long = "bus", value_name = "ID")]
     buses: Vec<String>,
-    /// User that QEMU runs as (NAME, UID or UID:GID), where the monitor socket does not tell
+    /// User that QEMU runs as (NAME, UID or UID:GID), where it is not found by itself
     #[arg(long, value_name = "USER", value_parser = access::parse_owner)]
     qemu_user: Option<Owner>,
 }
@@ -58,15 +82,15 @@ pub(crate) struct Attach {
 /// Detaches a QEMU virtual machine.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Example:
+Examples:
   vnplug detach qemu --name probe --qmp /run/probe.qmp
+  vnplug detach qemu --name probe --libvirt probe
 
 The guest's system must let go of the PCI devices; while it does not (no system runs yet, or one
 without PCI hot-plug), the devices stay and the exit code is 4. Run the command again later.")]
 pub(crate) struct Detach {
-    /// QEMU's monitor (QMP) socket
-    #[arg(long, value_name = "PATH")]
-    qmp: PathBuf,
+    #[command(flatten)]
+    monitor: MonitorArgs,
     /// The name it was attached under
     #[arg(long, value_parser = attach::vm_name)]
     name: String,
@@ -75,15 +99,27 @@ pub(crate) struct Detach {
     timeout: Duration,
 }
 
+impl MonitorArgs {
+    fn open(&self) -> Result<Box<dyn Monitor>, MonitorError> {
+        if let Some(domain) = &self.libvirt {
+            let virsh = Virsh::open(domain, self.connect.as_deref(), VIRSH_LIMIT)?;
+            return Ok(Box::new(virsh));
+        }
+        // clap insists on one of the two.
+        let socket = self.qmp.as_deref().unwrap_or(Path::new(""));
+        Ok(Box::new(Qmp::connect(socket, QMP_LIMIT)?))
+    }
+}
+
 impl Attach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         let name = &self.vm.name;
-        let mut qmp = Qmp::connect(&self.qmp, QMP_LIMIT)?;
+        let mut monitor = self.monitor.open()?;
         let parts = parts::parts(name, self.doorbell > 0);
-        let mut present = parts::present(&mut qmp)?;
+        let mut present = parts::present(monitor.as_mut())?;
         if !is_prefix(&parts, &present) {
             out::note(&format!("{name}: finishing an earlier detach first"));
-            let left = parts::remove(&mut qmp, &parts::parts(name, true), QMP_LIMIT)?;
+            let left = parts::remove(monitor.as_mut(), &parts::parts(name, true), QMP_LIMIT)?;
             if !left.is_empty() {
                 return Err(Failure::about(name, pending(&left)));
             }
@@ -91,7 +127,7 @@ impl Attach {
         }
         let missing: Vec<&Part> = parts.iter().filter(|p| !present.contains(&p.id)).collect();
         let pci = missing.iter().filter(|part| part.kind == Kind::Pci).count();
-        let buses = slots::choose(&mut qmp, &self.buses, pci)?
+        let places = slots::choose(monitor.as_mut(), &self.buses, pci)?
             .map_err(|no_room| Failure::about(name, no_room))?;
 
         let mut client = connect()?;
@@ -103,13 +139,13 @@ impl Attach {
             allow: self.vm.allow.clone(),
         })?;
         if missing.len() < parts.len() {
-            same_pool(&mut qmp, &parts[0], &ready)?;
+            same_pool(monitor.as_mut(), &parts[0], &ready)?;
         }
         if missing.is_empty() {
             out::line(&format!("{name}: is attached already, nothing to do"))?;
             return Ok(OK);
         }
-        if let Err(failure) = self.plug(&mut qmp, &missing, &ready, buses) {
+        if let Err(failure) = self.plug(monitor.as_mut(), &missing, &ready, places) {
             if missing.len() == parts.len() {
                 // Nothing of this VM was here before, so the daemon need not know it either.
                 client.detach_vm(name).unwrap_or_else(|error| {
@@ -132,30 +168,34 @@ impl Attach {
     /// Adds the missing parts, or none of them.
     fn plug(
         &self,
-        qmp: &mut Qmp,
+        monitor: &mut dyn Monitor,
         missing: &[&Part],
         ready: &VmReady,
-        buses: Vec<Option<String>>,
+        places: Vec<Place>,
     ) -> Result<(), Failure> {
         let name = &self.vm.name;
-        if let Some(owner) = self.qemu_user.or_else(|| access::qemu_user(qmp)) {
+        let owner = match self.qemu_user {
+            Some(owner) => Some(owner),
+            None => monitor.qemu_user()?,
+        };
+        if let Some(owner) = owner {
             access::hand_over(ready, owner)?;
         }
-        let mut buses = buses.into_iter();
+        let mut places = places.into_iter();
         let mut done: Vec<Part> = Vec::new();
         for part in missing {
-            let bus = match part.kind {
-                Kind::Pci => buses.next().flatten(),
-                _ => None,
+            let place = match part.kind {
+                Kind::Pci => places.next().unwrap_or_default(),
+                _ => Place::default(),
             };
-            let added = part.add(qmp, name, ready, self.doorbell, bus.as_deref());
+            let added = part.add(monitor, name, ready, self.doorbell, &place);
             // Without an answer it may be there; removing what is not there is harmless.
-            if !matches!(added, Err(QmpError::Refused { .. })) {
+            if !matches!(added, Err(MonitorError::Refused { .. })) {
                 done.push((*part).clone());
             }
             if let Err(error) = added {
                 let advice = advice(&error);
-                let rolled_back = match parts::remove(qmp, &done, QMP_LIMIT) {
+                let rolled_back = match parts::remove(monitor, &done, QMP_LIMIT) {
                     Ok(left) if left.is_empty() => "nothing was changed".to_owned(),
                     Ok(left) => pending(&left),
                     Err(error) => format!("taking back what was done failed too: {error}"),
@@ -190,7 +230,7 @@ impl Attach {
 impl Detach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         let name = &self.name;
-        let mut qmp = Qmp::connect(&self.qmp, QMP_LIMIT)?;
+        let mut monitor = self.monitor.open()?;
         // The daemon first: it closes the ports, so the guest's applications let go of the memory
         // before it disappears under them.
         let told = connect().and_then(|mut client| attach::forget(&mut client, name));
@@ -202,7 +242,7 @@ impl Detach {
             false
         });
         let all = parts::parts(name, true);
-        let present = parts::present(&mut qmp)?;
+        let present = parts::present(monitor.as_mut())?;
         let here: Vec<Part> = all
             .into_iter()
             .filter(|p| present.contains(&p.id))
@@ -214,7 +254,7 @@ impl Detach {
             out::line(&format!("{name}: nothing was plugged into this QEMU"))?;
             return Ok(OK);
         }
-        let left = parts::remove(&mut qmp, &here, self.timeout)?;
+        let left = parts::remove(monitor.as_mut(), &here, self.timeout)?;
         if !left.is_empty() {
             let text = format!("{name}: {}", pending(&left));
             return Err(Failure::with_code(PENDING, text));
@@ -238,10 +278,10 @@ fn is_prefix(parts: &[Part], present: &[String]) -> bool {
 }
 
 /// Refuses to go on with a VM that has another pool than the daemon's.
-fn same_pool(qmp: &mut Qmp, memory: &Part, ready: &VmReady) -> Result<(), Failure> {
+fn same_pool(monitor: &mut dyn Monitor, memory: &Part, ready: &VmReady) -> Result<(), Failure> {
     let mut get = |property| {
         let path = format!("/objects/{}", memory.id);
-        qmp.execute("qom-get", json!({"path": path, "property": property}))
+        monitor.execute("qom-get", json!({"path": path, "property": property}))
     };
     let (path, size) = (get("mem-path")?, get("size")?);
     if path == ready.pool_path.as_str() && size == ready.pool_len {
@@ -266,8 +306,8 @@ fn pending(left: &Left) -> String {
     text + "; run `vnplug detach qemu` again later, or reset the guest"
 }
 
-fn advice(error: &QmpError) -> &'static str {
-    let QmpError::Refused { text, .. } = error else {
+fn advice(error: &MonitorError) -> &'static str {
+    let MonitorError::Refused { text, .. } = error else {
         return "";
     };
     let has = |part| text.contains(part);
@@ -286,6 +326,8 @@ fn advice(error: &QmpError) -> &'static str {
 }
 
 const QMP_LIMIT: Duration = Duration::from_secs(5);
+/// More, for virsh may have to wait until libvirt's daemon has started.
+const VIRSH_LIMIT: Duration = Duration::from_secs(15);
 
 #[cfg(test)]
 mod tests {

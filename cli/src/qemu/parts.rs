@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use vnplug_ring::control::{VIRTIO_PORT_NAME, VmReady};
 
-use super::qmp::{Qmp, QmpError};
+use super::monitor::{Monitor, MonitorError, News};
+use super::slots::Place;
 
 /// What kind of thing a piece is for QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,27 +75,27 @@ pub(crate) fn parts(name: &str, doorbell: bool) -> Vec<Part> {
 }
 
 /// The ids of everything in this QEMU that a [`Part`] could be.
-pub(crate) fn present(qmp: &mut Qmp) -> Result<Vec<String>, QmpError> {
+pub(crate) fn present(monitor: &mut dyn Monitor) -> Result<Vec<String>, MonitorError> {
     let mut ids = Vec::new();
     for path in ["/objects", "/machine/peripheral"] {
-        let list = qmp.execute("qom-list", json!({"path": path}))?;
+        let list = monitor.execute("qom-list", json!({"path": path}))?;
         ids.extend(words(&list, "name"));
     }
-    let chardevs = qmp.execute("query-chardev", json!({}))?;
+    let chardevs = monitor.execute("query-chardev", json!({}))?;
     ids.extend(words(&chardevs, "label"));
     Ok(ids)
 }
 
 impl Part {
-    /// Puts this piece into QEMU, on `bus` if it is a PCI device and one is given.
+    /// Puts this piece into QEMU, at `place` if it is a PCI device.
     pub(crate) fn add(
         &self,
-        qmp: &mut Qmp,
+        monitor: &mut dyn Monitor,
         name: &str,
         ready: &VmReady,
         vectors: u32,
-        bus: Option<&str>,
-    ) -> Result<(), QmpError> {
+        place: &Place,
+    ) -> Result<(), MonitorError> {
         let other = |suffix: &str| format!("vnplug-{name}-{suffix}");
         let mut arguments = match self.role {
             Role::Memory => {
@@ -102,10 +103,10 @@ impl Part {
                     "qom-type": "memory-backend-file", "id": self.id, "share": true,
                     "mem-path": ready.pool_path, "size": ready.pool_len,
                 });
-                return qmp.execute("object-add", arguments).map(drop);
+                return monitor.execute("object-add", arguments).map(drop);
             }
-            Role::Channel => return self.connect(qmp, &ready.control_path, true),
-            Role::BellChannel => return self.connect(qmp, &ready.doorbell_path, false),
+            Role::Channel => return self.connect(monitor, &ready.control_path, true),
+            Role::BellChannel => return self.connect(monitor, &ready.doorbell_path, false),
             Role::Shm => json!({"driver": "ivshmem-plain", "memdev": other("mem")}),
             Role::Serial => json!({"driver": "virtio-serial-pci"}),
             Role::Port => json!({
@@ -117,15 +118,25 @@ impl Part {
             }),
         };
         arguments["id"] = json!(self.id);
-        if let (Kind::Pci, Some(bus)) = (self.kind, bus) {
-            arguments["bus"] = json!(bus);
+        if self.kind == Kind::Pci {
+            if let Some(bus) = &place.bus {
+                arguments["bus"] = json!(bus);
+            }
+            if let Some(slot) = place.slot {
+                arguments["addr"] = json!(format!("{slot:x}"));
+            }
         }
-        qmp.execute("device_add", arguments).map(drop)
+        monitor.execute("device_add", arguments).map(drop)
     }
 
     /// Makes a socket chardev. The control channel's connects again by itself when the daemon
     /// restarts; an ivshmem client cannot (QEMU, ivshmem-spec).
-    fn connect(&self, qmp: &mut Qmp, path: &str, reconnect: bool) -> Result<(), QmpError> {
+    fn connect(
+        &self,
+        monitor: &mut dyn Monitor,
+        path: &str,
+        reconnect: bool,
+    ) -> Result<(), MonitorError> {
         let backend = |option: Option<(&str, u32)>| {
             let mut data = json!({
                 "addr": {"type": "unix", "data": {"path": path}}, "server": false,
@@ -136,12 +147,12 @@ impl Part {
             json!({"id": self.id, "backend": {"type": "socket", "data": data}})
         };
         if !reconnect {
-            return insist(qmp, &backend(None));
+            return insist(monitor, &backend(None));
         }
-        match insist(qmp, &backend(Some(("reconnect", 1)))) {
+        match insist(monitor, &backend(Some(("reconnect", 1)))) {
             // NB: deprecated in QEMU 9.2 in favour of reconnect-ms.
-            Err(QmpError::Refused { text, .. }) if text.contains("is unexpected") => {
-                insist(qmp, &backend(Some(("reconnect-ms", 1000))))
+            Err(MonitorError::Refused { text, .. }) if text.contains("is unexpected") => {
+                insist(monitor, &backend(Some(("reconnect-ms", 1000))))
             }
             other => other,
         }
@@ -150,11 +161,11 @@ impl Part {
 
 /// Adds a chardev, for a while also against "duplicate yank instance": QEMU frees a removed socket
 /// chardev of the same id only when its connecting thread has ended (seen with 7.2).
-fn insist(qmp: &mut Qmp, arguments: &Value) -> Result<(), QmpError> {
+fn insist(monitor: &mut dyn Monitor, arguments: &Value) -> Result<(), MonitorError> {
     let deadline = Instant::now() + STALE_CHARDEV;
     loop {
-        match qmp.execute("chardev-add", arguments.clone()) {
-            Err(QmpError::Refused { text, .. })
+        match monitor.execute("chardev-add", arguments.clone()) {
+            Err(MonitorError::Refused { text, .. })
                 if text.contains("yank") && Instant::now() < deadline =>
             {
                 std::thread::sleep(Duration::from_millis(20));
@@ -184,12 +195,16 @@ impl Left {
 /// it to let go, then removes what was behind them. Pieces that are not there are fine.
 ///
 /// # Errors
-/// [`QmpError`] for anything but "not there" and "the guest has not answered".
-pub(crate) fn remove(qmp: &mut Qmp, parts: &[Part], limit: Duration) -> Result<Left, QmpError> {
+/// [`MonitorError`] for anything but "not there" and "the guest has not answered".
+pub(crate) fn remove(
+    monitor: &mut dyn Monitor,
+    parts: &[Part],
+    limit: Duration,
+) -> Result<Left, MonitorError> {
     let devices = || parts.iter().rev().filter(|part| part.is_device());
     let mut waiting = Vec::new();
     for part in devices() {
-        match qmp.execute("device_del", json!({"id": part.id})) {
+        match monitor.execute("device_del", json!({"id": part.id})) {
             Ok(_) => waiting.push(part.id.clone()),
             Err(error) if error.is_pending() => waiting.push(part.id.clone()),
             Err(error) if error.is_not_found() => {}
@@ -199,8 +214,14 @@ pub(crate) fn remove(qmp: &mut Qmp, parts: &[Part], limit: Duration) -> Result<L
     let deadline = Instant::now() + limit;
     let mut refused = Vec::new();
     while waiting.iter().any(|id| !refused.contains(id)) {
-        let Some(event) = qmp.event(deadline)? else {
-            break;
+        let event = match monitor.news(deadline)? {
+            News::Event(event) => event,
+            News::Look => {
+                let present = present(monitor)?;
+                waiting.retain(|id| present.contains(id));
+                continue;
+            }
+            News::Nothing => break,
         };
         let about = event.data["device"].as_str().unwrap_or_default().to_owned();
         match event.name.as_str() {
@@ -211,7 +232,7 @@ pub(crate) fn remove(qmp: &mut Qmp, parts: &[Part], limit: Duration) -> Result<L
     }
     let mut left = Left::default();
     // An event may have been lost, and the serial port goes with its controller: look, not guess.
-    let present = present(qmp)?;
+    let present = present(monitor)?;
     left.devices = devices()
         .map(|part| part.id.clone())
         .filter(|id| present.contains(id))
@@ -221,10 +242,10 @@ pub(crate) fn remove(qmp: &mut Qmp, parts: &[Part], limit: Duration) -> Result<L
             Kind::Object => "object-del",
             _ => "chardev-remove",
         };
-        match qmp.execute(command, json!({"id": part.id})) {
+        match monitor.execute(command, json!({"id": part.id})) {
             Ok(_) => {}
             Err(error) if error.is_not_found() => {}
-            Err(QmpError::Refused { .. }) if !left.devices.is_empty() => {
+            Err(MonitorError::Refused { .. }) if !left.devices.is_empty() => {
                 left.held.push(part.id.clone());
             }
             Err(error) => return Err(error),

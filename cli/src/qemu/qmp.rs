@@ -7,10 +7,14 @@
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::socket_peercred;
 use serde_json::{Value, json};
+
+use super::access::{self, Owner};
+use super::monitor::{Event, Monitor, MonitorError, News};
 
 /// One connection to a monitor, ready for commands.
 #[derive(Debug)]
@@ -22,47 +26,14 @@ pub(crate) struct Qmp {
     limit: Duration,
 }
 
-/// Something QEMU said unasked.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Event {
-    /// `DEVICE_DELETED`, …
-    pub(crate) name: String,
-    /// What it is about.
-    pub(crate) data: Value,
-}
-
-/// The monitor cannot be used, or refused a command.
-#[derive(Debug)]
-pub(crate) enum QmpError {
-    /// The socket cannot be connected to.
-    Connect(PathBuf, io::Error),
-    /// Connected, and no greeting within the limit: somebody else holds the monitor.
-    NoGreeting(PathBuf, Duration),
-    /// Whatever listens there is not a QMP monitor.
-    NotQmp(PathBuf),
-    /// QEMU refused the command.
-    Refused {
-        /// The command.
-        command: String,
-        /// `GenericError`, `DeviceNotFound`, …
-        class: String,
-        /// QEMU's words.
-        text: String,
-    },
-    /// No answer within the limit.
-    Silent(String, Duration),
-    /// QEMU ended or closed the monitor during a command.
-    Closed(String),
-}
-
 impl Qmp {
     /// Connects and negotiates; every answer may take up to `limit`.
     ///
     /// # Errors
-    /// [`QmpError`]; its text says what to do.
-    pub(crate) fn connect(path: &Path, limit: Duration) -> Result<Self, QmpError> {
+    /// [`MonitorError`]; its text says what to do.
+    pub(crate) fn connect(path: &Path, limit: Duration) -> Result<Self, MonitorError> {
         let stream =
-            UnixStream::connect(path).map_err(|error| QmpError::Connect(path.into(), error))?;
+            UnixStream::connect(path).map_err(|error| MonitorError::Connect(path.into(), error))?;
         let mut qmp = Self {
             stream,
             received: Vec::new(),
@@ -72,80 +43,15 @@ impl Qmp {
         };
         match qmp.line(Instant::now() + limit) {
             Ok(Some(greeting)) if greeting.get("QMP").is_some() => {}
-            Ok(Some(_)) => return Err(QmpError::NotQmp(path.into())),
-            Ok(None) => return Err(QmpError::NoGreeting(path.into(), limit)),
+            Ok(Some(_)) => return Err(MonitorError::NotQmp(path.into())),
+            Ok(None) => return Err(MonitorError::NoGreeting(path.into(), limit)),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return Err(QmpError::NotQmp(path.into()));
+                return Err(MonitorError::NotQmp(path.into()));
             }
-            Err(_) => return Err(QmpError::Closed("greeting".into())),
+            Err(_) => return Err(MonitorError::Closed("greeting".into())),
         }
         qmp.execute("qmp_capabilities", json!({}))?;
         Ok(qmp)
-    }
-
-    /// Runs one command and returns what it returns.
-    ///
-    /// # Errors
-    /// [`QmpError::Refused`] with QEMU's words; [`QmpError::Silent`] or [`QmpError::Closed`], after
-    /// which the command may or may not have had its effect.
-    pub(crate) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        let id = self.next_id;
-        self.next_id += 1;
-        log::debug!("qmp {id}: {command} {arguments}");
-        let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
-        line.push('\n');
-        let closed = || QmpError::Closed(command.to_owned());
-        self.stream
-            .write_all(line.as_bytes())
-            .map_err(|_| closed())?;
-        let deadline = Instant::now() + self.limit;
-        loop {
-            let mut answer = match self.line(deadline) {
-                Ok(Some(answer)) => answer,
-                Ok(None) => return Err(QmpError::Silent(command.to_owned(), self.limit)),
-                Err(_) => return Err(closed()),
-            };
-            if let Some(event) = Event::from_json(&answer) {
-                self.keep(event);
-            } else if let Some(error) = answer.get("error") {
-                let word = |key| error[key].as_str().unwrap_or_default().to_owned();
-                return Err(QmpError::Refused {
-                    command: command.to_owned(),
-                    class: word("class"),
-                    text: word("desc"),
-                });
-            } else if answer["id"] == id {
-                log::debug!("qmp {id}: {}", answer["return"]);
-                return Ok(answer["return"].take());
-            }
-        }
-    }
-
-    /// The next event, from those that came between answers or from the socket; `None` at the
-    /// deadline.
-    ///
-    /// # Errors
-    /// [`QmpError::Closed`].
-    pub(crate) fn event(&mut self, deadline: Instant) -> Result<Option<Event>, QmpError> {
-        if let Some(event) = self.events.pop_front() {
-            return Ok(Some(event));
-        }
-        loop {
-            match self.line(deadline) {
-                Ok(Some(answer)) => {
-                    if let Some(event) = Event::from_json(&answer) {
-                        return Ok(Some(event));
-                    }
-                }
-                Ok(None) => return Ok(None),
-                Err(_) => return Err(QmpError::Closed("events".into())),
-            }
-        }
-    }
-
-    /// The connection, for its peer's credentials.
-    pub(crate) fn stream(&self) -> &UnixStream {
-        &self.stream
     }
 
     fn keep(&mut self, event: Event) {
@@ -183,76 +89,65 @@ impl Qmp {
     }
 }
 
-impl Event {
-    fn from_json(value: &Value) -> Option<Self> {
-        Some(Self {
-            name: value.get("event")?.as_str()?.to_owned(),
-            data: value["data"].clone(),
-        })
-    }
-}
-
-impl QmpError {
-    /// True if QEMU refused because there is no such device.
-    pub(crate) fn is_not_found(&self) -> bool {
-        matches!(self, Self::Refused { class, text, .. }
-            if class == "DeviceNotFound" || text.ends_with("not found"))
-    }
-
-    /// True if QEMU is unplugging the device already.
-    pub(crate) fn is_pending(&self) -> bool {
-        matches!(self, Self::Refused { text, .. } if text.contains("in the process of unplug"))
-    }
-}
-
-impl std::fmt::Display for QmpError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Connect(path, error) => {
-                write!(f, "{}: {error}", path.display())?;
-                f.write_str(match error.kind() {
-                    io::ErrorKind::NotFound => {
-                        "; start QEMU with -qmp unix:PATH,server=on,wait=off and give that PATH"
-                    }
-                    io::ErrorKind::ConnectionRefused => {
-                        "; the socket file is left over, no QEMU listens there any more"
-                    }
-                    io::ErrorKind::PermissionDenied => {
-                        "; run this as root or as the user that QEMU runs as"
-                    }
-                    _ => "",
-                })
-            }
-            Self::NoGreeting(path, limit) => write!(
-                f,
-                "{}: no greeting within {} s, another client holds this monitor; start QEMU with a \
-                 second -qmp socket for vnplug (under libvirt a <qemu:arg> pair adds one, or use \
-                 `virsh qemu-monitor-command` by hand)",
-                path.display(),
-                limit.as_secs_f32()
-            ),
-            Self::NotQmp(path) => write!(
-                f,
-                "{}: this is not a QMP monitor (a human monitor, -monitor, cannot be used)",
-                path.display()
-            ),
-            Self::Refused { command, text, .. } => write!(f, "QEMU refused {command}: {text}"),
-            Self::Silent(command, limit) => write!(
-                f,
-                "QEMU did not answer {command} within {} s; it may be stopped or overloaded",
-                limit.as_secs_f32()
-            ),
-            Self::Closed(during) => {
-                write!(
-                    f,
-                    "QEMU closed the monitor (during {during}); it may have ended"
-                )
+impl Monitor for Qmp {
+    fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, MonitorError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        log::debug!("qmp {id}: {command} {arguments}");
+        let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
+        line.push('\n');
+        let closed = || MonitorError::Closed(command.to_owned());
+        self.stream
+            .write_all(line.as_bytes())
+            .map_err(|_| closed())?;
+        let deadline = Instant::now() + self.limit;
+        loop {
+            let mut answer = match self.line(deadline) {
+                Ok(Some(answer)) => answer,
+                Ok(None) => return Err(MonitorError::Silent(command.to_owned(), self.limit)),
+                Err(_) => return Err(closed()),
+            };
+            if let Some(event) = Event::from_json(&answer) {
+                self.keep(event);
+            } else if let Some(refused) = MonitorError::in_answer(command, &answer) {
+                return Err(refused);
+            } else if answer["id"] == id {
+                log::debug!("qmp {id}: {}", answer["return"]);
+                return Ok(answer["return"].take());
             }
         }
     }
-}
 
-impl std::error::Error for QmpError {}
+    /// The next event, from those that came between answers or from the socket.
+    fn news(&mut self, deadline: Instant) -> Result<News, MonitorError> {
+        if let Some(event) = self.events.pop_front() {
+            return Ok(News::Event(event));
+        }
+        loop {
+            match self.line(deadline) {
+                Ok(Some(answer)) => {
+                    if let Some(event) = Event::from_json(&answer) {
+                        return Ok(News::Event(event));
+                    }
+                }
+                Ok(None) => return Ok(News::Nothing),
+                Err(_) => return Err(MonitorError::Closed("events".into())),
+            }
+        }
+    }
+
+    fn qemu_user(&mut self) -> Result<Option<Owner>, MonitorError> {
+        let Ok(peer) = socket_peercred(&self.stream) else {
+            return Ok(None);
+        };
+        // The credentials are those of the time of listen(2); -runas changes them later.
+        let now = access::user_of(&peer.pid.as_raw_nonzero().to_string());
+        Ok(now.or(Some(Owner {
+            uid: peer.uid.as_raw(),
+            gid: peer.gid.as_raw(),
+        })))
+    }
+}
 
 const MAX_LINE: usize = 16 << 20;
 const MAX_EVENTS: usize = 1024;
@@ -261,6 +156,7 @@ const MAX_EVENTS: usize = 1024;
 mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
     use std::thread;
 
     use super::*;
@@ -290,7 +186,7 @@ mod tests {
         path
     }
 
-    fn connect(path: &Path) -> Result<Qmp, QmpError> {
+    fn connect(path: &Path) -> Result<Qmp, MonitorError> {
         Qmp::connect(path, Duration::from_millis(500))
     }
 
@@ -302,12 +198,14 @@ mod tests {
         let path = serve("events", greeting, vec![answer].leak());
         let mut qmp = connect(&path).unwrap();
         assert_eq!(qmp.execute("query-status", json!({})).unwrap(), 8);
-        let event = qmp.event(Instant::now()).unwrap().unwrap();
+        let News::Event(event) = qmp.news(Instant::now()).unwrap() else {
+            panic!("the event is lost");
+        };
         assert_eq!(
             (event.name.as_str(), &event.data["a"]),
             ("RESET", &json!(1))
         );
-        assert_eq!(qmp.event(Instant::now()).unwrap(), None);
+        assert_eq!(qmp.news(Instant::now()).unwrap(), News::Nothing);
     }
 
     #[test]
@@ -353,7 +251,7 @@ mod tests {
         let mut qmp = connect(&path).unwrap();
         assert!(matches!(
             qmp.execute("stop", json!({})),
-            Err(QmpError::Silent(..) | QmpError::Closed(..))
+            Err(MonitorError::Silent(..) | MonitorError::Closed(..))
         ));
     }
 }

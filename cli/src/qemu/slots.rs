@@ -1,12 +1,24 @@
 //! Where in a running machine there is room for PCI devices.
 //!
-//! On `pc` (i440fx) QEMU finds a free slot on `pci.0` by itself. On `q35` and other PCIe machines a
-//! device can only be hot-plugged into a `pcie-root-port` (or a switch's downstream port), which
-//! holds one device; the ports themselves must be there from the start.
+//! On `pc` (i440fx) a device takes a free slot of `pci.0`. On `q35` and other PCIe machines a device
+//! can only be hot-plugged into a `pcie-root-port` (or a switch's downstream port), which holds one
+//! device; the ports themselves must be there from the start.
+//!
+//! Slots and ports are taken from the last one down: QEMU and libvirt go up from the first, and
+//! libvirt does not know what we plugged; it would fail to hot-plug where we are.
 
 use serde_json::{Value, json};
 
-use super::qmp::{Qmp, QmpError};
+use super::monitor::{Monitor, MonitorError};
+
+/// Where one device goes; QEMU chooses what is not said.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The id of a bus or of a port.
+    pub(crate) bus: Option<String>,
+    /// The slot on the bus.
+    pub(crate) slot: Option<u8>,
+}
 
 /// Not enough places for the devices.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,29 +31,33 @@ pub(crate) struct NoRoom {
     pub(crate) ports: usize,
 }
 
-/// The bus for each of `needed` devices; `None` lets QEMU choose. `wanted` are the operator's.
+/// The place of each of `needed` devices. `wanted` are the operator's buses and ports.
 ///
 /// # Errors
 /// `Ok(Err(NoRoom))` if the machine has too few free ports.
 pub(crate) fn choose(
-    qmp: &mut Qmp,
+    monitor: &mut dyn Monitor,
     wanted: &[String],
     needed: usize,
-) -> Result<Result<Vec<Option<String>>, NoRoom>, QmpError> {
-    let ports = ports(qmp)?;
+) -> Result<Result<Vec<Place>, NoRoom>, MonitorError> {
+    let ports = ports(monitor)?;
     if let [bus] = wanted
         && !ports.iter().any(|port| port.id == *bus)
     {
         // A conventional bus (pci.0, a bridge) holds many devices.
-        return Ok(Ok(vec![Some(bus.clone()); needed]));
+        return Ok(Ok(vec![on(bus); needed]));
     }
     let free: Vec<String> = if !wanted.is_empty() {
         wanted.to_vec()
-    } else if is_conventional(qmp)? {
-        return Ok(Ok(vec![None; needed]));
+    } else if is_conventional(monitor)? {
+        let root = monitor.execute("query-pci", json!({}))?;
+        return Ok(Ok(last_slots(&root, needed)));
     } else {
         let free = ports.iter().filter(|port| port.free);
-        free.map(|port| port.id.clone()).collect()
+        let mut free: Vec<String> = free.map(|port| port.id.clone()).collect();
+        // pci.10 comes after pci.9.
+        free.sort_by_key(|id| std::cmp::Reverse((id.len(), id.clone())));
+        free
     };
     if free.len() < needed {
         return Ok(Err(NoRoom {
@@ -50,7 +66,32 @@ pub(crate) fn choose(
             ports: ports.len(),
         }));
     }
-    Ok(Ok(free.into_iter().take(needed).map(Some).collect()))
+    Ok(Ok(free.iter().take(needed).map(|port| on(port)).collect()))
+}
+
+fn on(bus: &str) -> Place {
+    Place {
+        bus: Some(bus.to_owned()),
+        slot: None,
+    }
+}
+
+/// The last free slots of the root bus in `buses`, QEMU's list of buses and their devices; where
+/// there are too few, the rest is left to QEMU, which says so best.
+fn last_slots(buses: &Value, needed: usize) -> Vec<Place> {
+    let root = list(buses).first().map(|bus| list(&bus["devices"]));
+    let used = |slot: u8| {
+        let mut devices = root.unwrap_or_default().iter();
+        devices.any(|device| device["slot"] == slot)
+    };
+    // Slot 0 is the host bridge on every machine.
+    let free = (1..SLOTS).rev().filter(|slot| !used(*slot));
+    let places = free.map(|slot| Place {
+        bus: None,
+        slot: Some(slot),
+    });
+    let rest = std::iter::repeat(Place::default());
+    places.chain(rest).take(needed).collect()
 }
 
 struct Port {
@@ -60,9 +101,9 @@ struct Port {
 
 /// Every port with an id that takes a hot-plugged device. The occupants are read from QEMU's object
 /// tree and not by query-pci, which knows nothing behind a port that the firmware has not numbered.
-fn ports(qmp: &mut Qmp) -> Result<Vec<Port>, QmpError> {
+fn ports(monitor: &mut dyn Monitor) -> Result<Vec<Port>, MonitorError> {
     let path = "/machine/peripheral".to_owned();
-    let devices = qmp.execute("qom-list", json!({"path": path}))?;
+    let devices = monitor.execute("qom-list", json!({"path": path}))?;
     let mut ports = Vec::new();
     for device in list(&devices) {
         let (Some(id), Some(kind)) = (device["name"].as_str(), device["type"].as_str()) else {
@@ -77,8 +118,8 @@ fn ports(qmp: &mut Qmp) -> Result<Vec<Port>, QmpError> {
         let own = format!("{path}/{id}");
         let hotplug = json!({"path": own, "property": "hotplug"});
         // Ports without the property (before QEMU 5.0) always take devices.
-        let hotplug = qmp.execute("qom-get", hotplug);
-        let bus = qmp.execute("qom-list", json!({"path": format!("{own}/{id}")}))?;
+        let hotplug = monitor.execute("qom-get", hotplug);
+        let bus = monitor.execute("qom-list", json!({"path": format!("{own}/{id}")}))?;
         let occupant = |item: &Value| {
             item["name"]
                 .as_str()
@@ -93,9 +134,9 @@ fn ports(qmp: &mut Qmp) -> Result<Vec<Port>, QmpError> {
 }
 
 /// True for machines whose root bus takes hot-plugged devices.
-fn is_conventional(qmp: &mut Qmp) -> Result<bool, QmpError> {
+fn is_conventional(monitor: &mut dyn Monitor) -> Result<bool, MonitorError> {
     let machine = json!({"path": "/machine", "property": "type"});
-    let kind = qmp.execute("qom-get", machine)?;
+    let kind = monitor.execute("qom-get", machine)?;
     let kind = kind.as_str().unwrap_or_default();
     Ok(["i440fx", "pc-0", "pc-1", "pseries"]
         .iter()
@@ -129,11 +170,26 @@ impl std::fmt::Display for NoRoom {
     }
 }
 
+/// Slots of a conventional PCI bus.
+const SLOTS: u8 = 32;
 const PORT_TYPES: [&str; 3] = ["pcie-root-port", "ioh3420", "xio3130-downstream"];
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slots_are_taken_from_the_last_one_down() {
+        let devices: Vec<Value> = [0, 1, 30].map(|slot| json!({"slot": slot})).into();
+        let buses = json!([{"bus": 0, "devices": devices}]);
+        let slots: Vec<_> = last_slots(&buses, 3).iter().map(|p| p.slot).collect();
+        assert_eq!(slots, [Some(31), Some(29), Some(28)]);
+
+        let full: Vec<Value> = (0..31).map(|slot| json!({"slot": slot})).collect();
+        let slots = last_slots(&json!([{"bus": 0, "devices": full}]), 2);
+        assert_eq!(slots[0].slot, Some(31));
+        assert_eq!(slots[1], Place::default());
+    }
 
     #[test]
     fn no_room_says_how_to_make_room() {

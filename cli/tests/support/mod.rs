@@ -362,6 +362,24 @@ impl Drop for Qemu {
     }
 }
 
+/// q35 that unplugs like real PCIe: at once while the slot has no power, so no guest is needed.
+const NATIVE: [&str; 4] = [
+    "-M",
+    "q35",
+    "-global",
+    "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
+];
+
+/// The arguments of such a machine with this many ports, `rp1` and on.
+pub(crate) fn q35(ports: usize) -> Vec<String> {
+    let mut arguments: Vec<String> = NATIVE.map(str::to_owned).to_vec();
+    for port in 1..=ports {
+        arguments.push("-device".into());
+        arguments.push(format!("pcie-root-port,id=rp{port},slot={port}"));
+    }
+    arguments
+}
+
 /// The command under test.
 pub(crate) fn vnplug(socket: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vnplug"));
