@@ -157,7 +157,7 @@ impl Attach {
         out::line(&self.summary(&ready, missing.len() < parts.len()))?;
         // NB: hw/misc/ivshmem.c closes the vectors' eventfds and leaves its handlers on their
         // numbers; with KVM's irqfd it has none. Two crashes seen after detach and attach.
-        if self.doorbell > 0 && !has_kvm(&mut qmp) {
+        if self.doorbell > 0 && !has_kvm(monitor.as_mut()) {
             out::note(&format!(
                 "{name}: this QEMU runs without KVM and may crash after the doorbell is unplugged"
             ));
@@ -265,8 +265,9 @@ impl Detach {
 }
 
 /// True if this QEMU runs its guest by KVM; false if it does not say so.
-fn has_kvm(qmp: &mut Qmp) -> bool {
-    qmp.execute("query-kvm", json!({}))
+fn has_kvm(monitor: &mut dyn Monitor) -> bool {
+    monitor
+        .execute("query-kvm", json!({}))
         .is_ok_and(|answer| answer["enabled"] == true)
 }
 
@@ -317,7 +318,10 @@ fn advice(error: &MonitorError) -> &'static str {
         "; give --bus a bus or port that does"
     } else if has("Permission denied") {
         "; QEMU may not open it: see --qemu-user, the permissions of the directories above, and \
-         AppArmor or SELinux profiles"
+         AppArmor or SELinux profiles; under libvirt, start the VM after its directory is mounted"
+    } else if has("backing store") && has("No such file") {
+        "; QEMU does not see it: libvirt gives each VM a /dev of its own, with what was mounted \
+         under /dev when the VM started; a pool directory must be a mount of its own by then"
     } else if has("not a valid device model name") {
         "; this QEMU was built without it, install the full QEMU package"
     } else {
