@@ -213,14 +213,15 @@ impl Port {
     #[inline]
     fn judge(&mut self, frame: &Frame<'_>, hash: u32, batch: &BatchInfo<'_>) {
         self.counters.offered += 1;
-        if self.quarantined.is_some() {
-            self.counters.dropped_quarantine += 1;
-            return;
-        }
+        // First, and also in quarantine: no other counter may tell of what the operator refuses.
         if let Some(guard) = &self.guard
             && guard.run(frame.bytes, frame.wire_len) == 0
         {
             self.counters.refused += 1;
+            return;
+        }
+        if self.quarantined.is_some() {
+            self.counters.dropped_quarantine += 1;
             return;
         }
         let outbound = frame.flags & flags::OUTBOUND != 0;

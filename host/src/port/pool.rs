@@ -55,22 +55,59 @@ impl Places {
     /// Notes places that applications still map; impossible ones are ignored.
     pub(crate) fn linger(&mut self, places: &[RingPlace]) {
         const MOST: usize = 4096;
-        for place in places.iter().take(MOST) {
-            let end = place.offset.checked_add(place.len);
-            if place.offset.is_multiple_of(PAGE) && end.is_some_and(|end| end <= self.len) {
-                self.lingering.push(*place);
-            }
-        }
+        let possible = places
+            .iter()
+            .take(MOST)
+            .filter(|place| self.is_possible(place));
+        let possible: Vec<RingPlace> = possible.copied().collect();
+        self.lingering.extend(possible);
     }
 
-    /// Forgets lingering places.
+    /// Forgets lingering places, whole or in part; impossible ones are ignored.
     pub(crate) fn release(&mut self, places: &[RingPlace]) {
-        // A guest may name thousands of places in each message.
-        let key = |place: &RingPlace| (place.offset, place.len);
-        let mut gone: Vec<(u64, u64)> = places.iter().map(key).collect();
+        // A guest may name thousands of places in each message: both lists are walked once.
+        let possible = places.iter().filter(|place| self.is_possible(place));
+        let mut gone: Vec<(u64, u64)> = possible
+            .map(|place| (place.offset, place.offset + place.len))
+            .collect();
         gone.sort_unstable();
-        self.lingering
-            .retain(|place| gone.binary_search(&key(place)).is_err());
+        gone.dedup_by(|next, kept| {
+            let joins = next.0 <= kept.1;
+            if joins {
+                kept.1 = kept.1.max(next.1);
+            }
+            joins
+        });
+        let mut left = Vec::new();
+        for place in &self.lingering {
+            let (mut at, end) = (place.offset, place.offset + place.len);
+            let first = gone.partition_point(|&(_, gone_end)| gone_end <= at);
+            for &(gone_at, gone_end) in gone[first..].iter().take_while(|gone| gone.0 < end) {
+                if at < gone_at {
+                    left.push(RingPlace {
+                        offset: at,
+                        len: gone_at - at,
+                    });
+                }
+                at = at.max(gone_end);
+            }
+            if at < end {
+                left.push(RingPlace {
+                    offset: at,
+                    len: end - at,
+                });
+            }
+        }
+        self.lingering = left;
+    }
+
+    fn is_possible(&self, place: &RingPlace) -> bool {
+        let end = place.offset.checked_add(place.len);
+        place.offset >= FIRST_RING
+            && place.len > 0
+            && place.offset.is_multiple_of(PAGE)
+            && place.len.is_multiple_of(PAGE)
+            && end.is_some_and(|end| end <= self.len)
     }
 
     /// Forgets all lingering places: a new agent named the ones that count.
@@ -120,6 +157,53 @@ mod tests {
         }
         assert_eq!(places.free(), 63 * PAGE);
         assert!(places.take(63 * PAGE).is_some() && places.take(1).is_none());
+    }
+
+    #[test]
+    fn a_guest_cannot_shift_rings_off_their_pages() {
+        let mut places = Places::new(16 * PAGE);
+        for (offset, len) in [
+            (5 * PAGE, 2 * PAGE + 1),
+            (0, PAGE),
+            (PAGE, 0),
+            (PAGE + 8, PAGE),
+        ] {
+            places.linger(&[RingPlace { offset, len }]);
+        }
+        let first = places.take(15 * PAGE).unwrap();
+        assert_eq!(
+            first,
+            RingPlace {
+                offset: PAGE,
+                len: 15 * PAGE
+            }
+        );
+    }
+
+    #[test]
+    fn a_lingering_place_is_released_in_parts() {
+        let mut places = Places::new(16 * PAGE);
+        places.linger(&[RingPlace {
+            offset: PAGE,
+            len: 8 * PAGE,
+        }]);
+        places.release(&[
+            RingPlace {
+                offset: 5 * PAGE,
+                len: PAGE,
+            },
+            RingPlace {
+                offset: 2 * PAGE,
+                len: 2 * PAGE,
+            },
+        ]);
+        assert_eq!(places.free(), (15 - 5) * PAGE);
+        assert_eq!(places.take(2 * PAGE).unwrap().offset, 2 * PAGE);
+        places.release(&[RingPlace {
+            offset: PAGE,
+            len: 8 * PAGE,
+        }]);
+        assert_eq!(places.free(), (15 - 2) * PAGE);
     }
 
     #[test]

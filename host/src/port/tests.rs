@@ -122,6 +122,18 @@ fn a_reader_that_lies_is_quarantined_and_every_frame_stays_accounted_for() {
 }
 
 #[test]
+fn quarantine_tells_nothing_of_what_the_operator_refuses() {
+    let (mut port, _consumer, _) = port(2000);
+    port.guard = nothing();
+    port.quarantine("it lied".into());
+    offer(&mut port, &frames(b"secret", 9), 0);
+    assert_eq!(
+        (port.counters.refused, port.counters.dropped_quarantine),
+        (9, 0)
+    );
+}
+
+#[test]
 fn guard_direction_filter_and_sampling_each_count_their_own() {
     let (mut port, _consumer, _) = port(2000);
     port.guard = nothing();

@@ -111,9 +111,11 @@ impl Worker {
     /// Sends a command; false if the thread is gone.
     pub fn send(&self, command: Command) -> bool {
         let sent = self.commands.send(command).is_ok();
+        // NB: rung before the flag is set. The other way round, a thread that is awake may take the
+        // command and clear the bell before it rings, and then finds it ringing for ever.
+        event::ring(&self.waker);
         // Release: pairs with the Acquire in Run::obey; the command is in the channel.
         self.pending.store(true, Ordering::Release);
-        event::ring(&self.waker);
         sent
     }
 }
