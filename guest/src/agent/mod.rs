@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The agent relays requests and answers, hands out the memory's descriptor, and forwards wake-ups
-//! into one pipe per port. With a doorbell device that works ([`doorbell`]) ports are woken by
+//! into one pipe per port. With a doorbell device that works (`agent::doorbell`) ports are woken by
 //! interrupts instead, past the agent. It is not in the path of packets. One thread, one epoll loop; nothing
 //! runs while nothing happens, but for a question every few seconds whether the host still answers.
 //!
