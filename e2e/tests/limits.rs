@@ -122,11 +122,8 @@ fn idle_ports_on_a_silent_wire_cost_nothing() {
     assert!(spent <= Duration::from_millis(40), "{spent:?}");
 }
 
-#[test]
-fn a_damaged_file_is_played_up_to_the_damage_and_the_others_go_on() {
-    let lab = Lab::new().unwrap();
-    let file = lab.dir().join("cut.pcap");
-    // A little-endian pcap file with microseconds; 50 records, the last cut short.
+/// A little-endian pcap file with microseconds; 50 records, the last cut short.
+fn cut_file() -> Vec<u8> {
     let mut bytes = Vec::new();
     for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65535, 1] {
         bytes.extend(word.to_le_bytes());
@@ -138,7 +135,14 @@ fn a_damaged_file_is_played_up_to_the_damage_and_the_others_go_on() {
         bytes.extend([at as u8; 60]);
     }
     bytes.truncate(bytes.len() - 7);
-    fs::write(&file, &bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_damaged_file_is_played_up_to_the_damage_and_the_others_go_on() {
+    let lab = Lab::new().unwrap();
+    let file = lab.dir().join("cut.pcap");
+    fs::write(&file, cut_file()).unwrap();
     let cut = format!("cut=pcap:{},pace=top", file.display());
     let daemon = Daemon::start(
         &lab,
@@ -155,8 +159,52 @@ fn a_damaged_file_is_played_up_to_the_damage_and_the_others_go_on() {
     let failure = label(&counted, "failure");
     assert!(failure.contains(&offset), "{failure}");
     assert!(daemon.log().contains(failure), "{}", daemon.log());
+    // The reader hears of it, and so does one that comes after it.
+    for mut port in [port, daemon.port("cut").open().unwrap()] {
+        let error = loop {
+            match port.next() {
+                Err(error) => break error.to_string(),
+                Ok(Next::Nothing) => {
+                    let woken = port.wait(Some(Duration::from_secs(10)));
+                    assert_eq!(woken, Ok(vnplug::Ready::Now));
+                }
+                Ok(other) => panic!("{other:?}"),
+            }
+        };
+        assert!(error.contains(&offset), "{error}");
+    }
     let mut other = daemon.port("lab").open().unwrap();
     read(&mut other, 100);
+}
+
+#[test]
+fn a_damaged_file_fails_the_programs_that_read_it_after_all_whole_packets() {
+    let lab = Lab::new().unwrap();
+    let file = lab.dir().join("cut.pcap");
+    fs::write(&file, cut_file()).unwrap();
+    let offset = (24 + 49 * 76).to_string();
+    let written = lab.dir().join("out.pcap");
+    for command in [&["count"][..], &["dump", "-w", written.to_str().unwrap()]] {
+        let cut = format!("cut=pcap:{},pace=top", file.display());
+        let daemon = Daemon::start(&lab, None, &["--source", &cut]).unwrap();
+        let mut vnplug = Command::new(program("vnplug").unwrap());
+        let output = vnplug
+            .arg("--socket")
+            .arg(daemon.socket())
+            .args(command)
+            .arg("host:cut")
+            .output()
+            .unwrap();
+        let said =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("49 packets") && said.contains(&offset),
+            "{said}"
+        );
+    }
+    // A header and 49 whole records.
+    assert_eq!(fs::metadata(&written).unwrap().len(), 24 + 49 * 76);
 }
 
 /// A tmpfs that is unmounted when dropped.

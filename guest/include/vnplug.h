@@ -90,7 +90,8 @@ enum {
     VNPLUG_E_QUARANTINED = -21, /* this reader's side of the ring was overwritten */
     VNPLUG_E_CORRUPT = -22,     /* the ring was overwritten, or has an unknown layout */
     VNPLUG_E_SYSTEM = -23,      /* a system call failed */
-    VNPLUG_E_INTERNAL = -24     /* a defect of the library; do not use the port any more */
+    VNPLUG_E_INTERNAL = -24,    /* a defect of the library; do not use the port any more */
+    VNPLUG_E_SOURCE = -25       /* the source failed (a damaged file); what came before was read */
 };
 
 /* Bytes that hold any usual error text; longer ones are cut. */

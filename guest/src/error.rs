@@ -47,6 +47,8 @@ pub enum Error {
     /// The host stopped serving this port because the reader's indices made no sense: some other
     /// code in this process, or another process that maps the ring, wrote to it.
     Quarantined,
+    /// The source failed (a damaged file), for this reason; everything before it was delivered.
+    SourceFailed(String),
     /// The ring's memory cannot be read by this library.
     Ring(AttachError),
     /// The ring's memory was overwritten by somebody.
@@ -120,6 +122,7 @@ impl std::fmt::Display for Error {
             Self::Quarantined => f.write_str(
                 "the port is quarantined: this reader's side of the ring was overwritten",
             ),
+            Self::SourceFailed(reason) => write!(f, "the source failed: {reason}"),
             Self::Ring(_) => f.write_str("the ring cannot be attached"),
             Self::Corrupt(_) => f.write_str("the ring was overwritten"),
             Self::Invalid(what) => write!(f, "invalid argument: {what}"),

@@ -738,6 +738,7 @@ fn number(error: &Error) -> c_int {
         Error::Quarantined => -21,
         Error::Corrupt(_) | Error::Ring(_) => -22,
         Error::System { .. } => -23,
+        Error::SourceFailed(_) => -25,
     }
 }
 

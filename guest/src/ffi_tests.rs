@@ -118,6 +118,10 @@ fn values() -> String {
         ("VNPLUG_PACKET", PACKET),
         ("VNPLUG_E_INVALID", E_INVALID),
         ("VNPLUG_E_INTERNAL", number(&Error::Invalid(DEFECT))),
+        (
+            "VNPLUG_E_SOURCE",
+            number(&Error::SourceFailed(String::new())),
+        ),
         ("VNPLUG_E_DISCONNECTED", number(&Error::Disconnected)),
         ("VNPLUG_E_TIMED_OUT", number(&Error::TimedOut)),
         ("VNPLUG_E_PROTOCOL", number(&Error::Protocol(String::new()))),

@@ -144,7 +144,8 @@ pub mod flags {
     pub const CSUM_NOT_READY: u16 = 1 << 5;
 }
 
-/// Where a ring is in its life; the host alone moves it, and only downwards in this list.
+/// Where a ring is in its life. The host alone moves it: out of `Open` once, and from `Ended` or
+/// `Failed` to `Closed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Life {
@@ -156,6 +157,8 @@ pub enum Life {
     Closed = 2,
     /// The host stopped serving this ring because its reader's indices made no sense.
     Quarantined = 3,
+    /// The source failed (a damaged file); what was published stays readable, more was meant to come.
+    Failed = 4,
 }
 
 impl Life {
@@ -165,6 +168,7 @@ impl Life {
             0 => Self::Open,
             1 => Self::Ended,
             3 => Self::Quarantined,
+            4 => Self::Failed,
             _ => Self::Closed,
         }
     }
@@ -244,7 +248,13 @@ mod tests {
 
     #[test]
     fn life_words_round_trip_and_unknown_means_closed() {
-        for life in [Life::Open, Life::Ended, Life::Closed, Life::Quarantined] {
+        for life in [
+            Life::Open,
+            Life::Ended,
+            Life::Closed,
+            Life::Quarantined,
+            Life::Failed,
+        ] {
             assert_eq!(Life::from_word(0xabc00 | life as u64), life);
         }
         assert_eq!(Life::from_word(77), Life::Closed);

@@ -63,7 +63,8 @@ pub enum Next<'a> {
     Packet(Packet<'a>),
     /// Nothing yet; the port's descriptor becomes readable when there is.
     Nothing,
-    /// The source ended and everything was read (a file played once).
+    /// The source ended and everything was read (a file played once). A source that failed is an
+    /// error instead.
     Ended,
 }
 

@@ -171,6 +171,10 @@ impl Port {
                 }
                 Life::Ended if unsettled => self.end(),
                 Life::Quarantined if unsettled => self.fail(Error::Quarantined),
+                Life::Failed if unsettled => {
+                    let why = self.failure();
+                    self.fail(Error::SourceFailed(why));
+                }
                 Life::Closed if matches!(self.phase, Phase::Live) => {
                     self.phase = Phase::Closing {
                         until: Instant::now() + CLOSING_LIMIT,
@@ -274,11 +278,25 @@ impl Port {
         self.watch.set_timer(Some(Duration::ZERO));
     }
 
+    /// Why the source failed, as the host says; a host that cannot be asked does not hide that it did.
+    fn failure(&mut self) -> String {
+        let host = self.stats().ok().and_then(|stats| stats.host);
+        let mut labels = host.map(|host| host.labels).unwrap_or_default().into_iter();
+        let told = labels.find(|(key, _)| key == "failure");
+        told.map_or_else(
+            || "the daemon's log says why".to_owned(),
+            |(_, reason)| reason,
+        )
+    }
+
     /// The rings' life as one.
     fn life(&self) -> Life {
         let any = |life| self.rings.iter().any(|ring| ring.life() == life);
         if any(Life::Quarantined) {
             Life::Quarantined
+        } else if any(Life::Failed) {
+            // Also if other queues go on: a reader is not to take a part for the whole.
+            Life::Failed
         } else if any(Life::Closed) {
             Life::Closed
         } else if any(Life::Open) || self.rings.is_empty() {

@@ -205,6 +205,37 @@ fn a_quarantined_port_says_so() {
 }
 
 #[test]
+fn a_source_that_fails_is_an_error_after_its_last_packet() {
+    let dir = Dir::new("failed");
+    let server = Server::start(&dir.socket());
+    server.lock().failure = Some("cut at byte 99".into());
+    let mut port = open(&server);
+    assert_eq!(take(&mut port), None);
+    server.send(1, 0, &[b"last"]);
+    server.finish(1, Life::Failed);
+    assert_eq!(take(&mut port).unwrap(), b"last");
+    let failed = Error::SourceFailed("cut at byte 99".into());
+    assert_eq!(port.next().unwrap_err(), failed);
+    assert_eq!(port.next().unwrap_err(), failed);
+    assert!(readable(&port, 1000), "nobody waits for a failed port");
+}
+
+#[test]
+fn a_failure_is_told_also_if_nobody_can_say_why() {
+    let dir = Dir::new("failed-alone");
+    let server = Server::start(&dir.socket());
+    server.lock().queues = 2;
+    let mut port = open(&server);
+    assert_eq!(take(&mut port), None);
+    server.send(1, 1, &[b"last"]);
+    server.finish(1, Life::Failed);
+    server.kill();
+    assert_eq!(take(&mut port).unwrap(), b"last");
+    let error = port.next().unwrap_err();
+    assert!(matches!(error, Error::SourceFailed(_)), "{error:?}");
+}
+
+#[test]
 fn a_restart_is_survived_with_a_gap_and_the_same_descriptor() {
     let dir = Dir::new("restart");
     let server = Server::start(&dir.socket());

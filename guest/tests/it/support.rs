@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) requests: Vec<(u32, Message)>,
     /// Answer every Open with this.
     pub(crate) refuse: Option<(u16, String)>,
+    /// Why the source failed, for Stats.
+    pub(crate) failure: Option<String>,
     /// Ports are woken by this vector of a doorbell device that nobody has.
     pub(crate) vector: Option<u32>,
     /// Rings per port.
@@ -387,7 +389,10 @@ impl Shared {
             Message::Stats { port } => plain(Message::Counters(vec![Counted {
                 kind: "port".into(),
                 name: port.to_string(),
-                labels: Vec::new(),
+                labels: match &self.failure {
+                    Some(failure) => vec![("failure".into(), failure.clone())],
+                    None => Vec::new(),
+                },
                 values: vec![("delivered".into(), 7)],
             }])),
             Message::AttachVm(spec) => plain(Message::VmReady(VmReady {

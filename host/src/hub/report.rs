@@ -110,7 +110,8 @@ impl Hub {
         sources.dedup();
         let mut all = Vec::new();
         for source in sources {
-            let parts = ports_of(&self.snapshots(source));
+            let snapshots = self.snapshots(source);
+            let parts = ports_of(&snapshots);
             for id in ids {
                 if let (Some((counters, quarantined)), Some(record)) =
                     (parts.get(id), self.ports.get(id))
@@ -121,6 +122,10 @@ impl Hub {
                     counted
                         .labels
                         .push(("filter".into(), record.filter.clone()));
+                    // The library tells it when the ring's life is `Failed`.
+                    if let Some(failure) = failure_of(&snapshots) {
+                        counted.labels.push(("failure".into(), failure));
+                    }
                     all.push(counted);
                 }
             }
@@ -141,10 +146,7 @@ impl Hub {
             ("state".into(), states(snapshots)),
             ("description".into(), source.description.clone()),
         ];
-        if let Some(failure) = snapshots
-            .iter()
-            .find_map(|snapshot| snapshot.failure.clone())
-        {
+        if let Some(failure) = failure_of(snapshots) {
             labels.push(("failure".into(), failure));
         }
         let mut values = queue.named();
@@ -164,6 +166,11 @@ impl Hub {
             values,
         }
     }
+}
+
+fn failure_of(snapshots: &[Snapshot]) -> Option<String> {
+    let mut failures = snapshots.iter().map(|snapshot| &snapshot.failure);
+    failures.find_map(Clone::clone)
 }
 
 fn ports_of(snapshots: &[Snapshot]) -> BTreeMap<u32, (PortCounters, Option<String>)> {

@@ -147,6 +147,16 @@ enum Over {
     Failed(String),
 }
 
+impl Over {
+    /// What the readers' rings say of it.
+    fn life(&self) -> Life {
+        match self {
+            Self::Ended => Life::Ended,
+            Self::Failed(_) => Life::Failed,
+        }
+    }
+}
+
 impl Run {
     fn run(mut self) {
         if let Some(cpu) = self.options.cpu {
@@ -230,15 +240,15 @@ impl Run {
     }
 
     fn attach(&mut self, mut port: Port) {
-        if self.over.is_some() {
-            port.finish(Life::Ended);
+        if let Some(over) = &self.over {
+            port.finish(over.life());
         }
         self.fanout.attach(port);
     }
 
     fn end(&mut self, over: Over) {
         for port in self.fanout.ports_mut() {
-            port.finish(Life::Ended);
+            port.finish(over.life());
         }
         self.over = Some(over);
     }

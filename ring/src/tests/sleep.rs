@@ -105,7 +105,7 @@ fn filled_but_unpublished_records_ring_nobody() {
 
 #[test]
 fn the_end_of_life_keeps_a_reader_awake() {
-    for life in [Life::Ended, Life::Closed, Life::Quarantined] {
+    for life in [Life::Ended, Life::Closed, Life::Quarantined, Life::Failed] {
         let (mut producer, mut consumer, _) = ring(4096, 64);
         producer.finish(life);
         assert_eq!(consumer.arm(10, 500), Wait::Ready);
