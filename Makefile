@@ -10,6 +10,8 @@ PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 STATIC := x86_64-unknown-linux-gnu
 GUEST_BIN := target/guest/bin/vnplug
+# Lets User-mode Linux run on processors with AMX; `vnplug attach uml` finds it in ../lib/vnplug.
+UML_PRELOAD := target/guest/lib/vnplug/libvnplug-uml-xstate.so
 # Tests and the demo make network namespaces and boot guests; they ask for root only to run.
 AS_ROOT := ./.ci/as-root
 
@@ -20,10 +22,14 @@ all: build
 setup:
 	./setup.sh
 
-guest: setup
+guest: setup $(UML_PRELOAD)
 	RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --release \
 		--target $(STATIC) -p vnplug-cli
 	install -s -D -m 755 $(TARGET)/$(STATIC)/release/vnplug $(GUEST_BIN)
+
+$(UML_PRELOAD): cli/uml-xstate.c | setup
+	install -d $(@D)
+	$(CC) -O2 -shared -fPIC -o $@ $<
 
 build: guest
 	cargo build --locked --release -p vnplugd -p libvnplug -p vnplug-e2e -p vnplug-bench
@@ -49,6 +55,7 @@ install: build
 	install -D -m 755 $(GUEST_BIN) $(DESTDIR)$(PREFIX)/bin/vnplug
 	install -D -m 755 $(TARGET)/release/libvnplug.so $(DESTDIR)$(PREFIX)/lib/libvnplug.so
 	install -D -m 644 $(TARGET)/release/libvnplug.a $(DESTDIR)$(PREFIX)/lib/libvnplug.a
+	install -D -m 644 $(UML_PRELOAD) $(DESTDIR)$(PREFIX)/lib/vnplug/$(notdir $(UML_PRELOAD))
 	install -D -m 644 guest/include/vnplug.h $(DESTDIR)$(PREFIX)/include/vnplug.h
 
 clean:

@@ -21,16 +21,20 @@ use vnplug_ring::control::{VmKind, VmReady, VmSpec, code};
 use crate::failure::{Failure, OK, Outcome};
 use crate::{attach, out, sys};
 
+mod preload;
+
 /// Starts a User-mode Linux that is attached, and stays until it ends.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  vnplug attach uml --name probe --allow eth1 -- linux.uml mem=256M root=/dev/root \\
-      rootfstype=hostfs init=/sbin/init con=null con0=fd:0,fd:1
+  vnplug attach uml --name probe --allow eth1 -- linux.uml mem=256M initrd=probe.img \\
+      con=null con0=fd:0,fd:1
   vnplug attach uml --name probe --print -- linux.uml mem=256M
 
 Appends `iomem=mmapper,POOL ssl0=fd:N vnplug=ttyS0`; line ttyS0 is taken. Signals are passed on; the
-exit code is that of the UML (128 + N if signal N killed it). In the guest, run `vnplug agent`.")]
+exit code is that of the UML (128 + N if signal N killed it). In the guest, run `vnplug agent`.
+Debian's linux.uml needs libvnplug-uml-xstate.so on processors with AMX; it is preloaded if installed,
+and VNPLUG_UML_PRELOAD names another.")]
 pub(crate) struct Attach {
     #[command(flatten)]
     vm: attach::VmArgs,
@@ -103,7 +107,11 @@ impl Attach {
         client.adopt(&spec.name, ours.as_fd())?;
         sys::catch_signals();
         let program = &self.command[0];
-        let mut uml = Command::new(program)
+        let mut command = Command::new(program);
+        if let Some(list) = preload::preload()? {
+            command.env("LD_PRELOAD", list);
+        }
+        let mut uml = command
             .args(&self.command[1..])
             .args(arguments(ready, &theirs.as_raw_fd().to_string()))
             .spawn()

@@ -79,6 +79,32 @@ fn a_command_that_cannot_start_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
+fn what_is_to_be_preloaded_must_exist_and_comes_before_the_rest() {
+    let scratch = Scratch::new();
+    let daemon = Daemon::start(&scratch);
+    let linux = script(&scratch, "echo \"$LD_PRELOAD\"");
+    let library = scratch.path("extra.so");
+    let preload = |path: &Path| {
+        let mut command = attach(&daemon, &[], &linux);
+        command
+            .env("VNPLUG_UML_PRELOAD", path)
+            .env("LD_PRELOAD", "/absent/other.so");
+        run(command)
+    };
+    let (code, _, err) = preload(&library);
+    assert!(code == 1 && err.contains("VNPLUG_UML_PRELOAD"), "{err}");
+    assert_eq!(daemon.vms(), [""; 0]);
+    // The loader notes that neither is a library, and goes on.
+    fs::write(&library, "").unwrap();
+    let (code, out, err) = preload(&library);
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(
+        out.trim(),
+        format!("{}:/absent/other.so", library.display())
+    );
+}
+
+#[test]
 fn a_restarted_daemon_gets_the_same_channel_again() {
     let scratch = Scratch::new();
     let daemon = Daemon::start(&scratch);

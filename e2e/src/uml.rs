@@ -114,8 +114,8 @@ impl Uml {
             .stdin(Stdio::null())
             .stdout(console)
             .stderr(errors);
-        if needs_shim() {
-            command.env("LD_PRELOAD", shim(&dir)?);
+        if needs_preload() {
+            command.env("LD_PRELOAD", preload()?);
         }
         let netns = config.netns.as_deref().map(netns::open).transpose()?;
         let process = Tethered::spawn(command, inherit, netns).map_err(|error| match error {
@@ -148,33 +148,19 @@ fn memory_dir(memory_mib: u32, fallback: &Path) -> PathBuf {
     }
 }
 
-/// Whether this processor's state is larger than UML can restore; see `uml-xstate.c`.
-fn needs_shim() -> bool {
+/// Whether this processor's state is larger than UML can restore; see `cli/uml-xstate.c`.
+fn needs_preload() -> bool {
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" amx_tile"))
 }
 
-/// Compiles the preload library into `dir`.
-fn shim(dir: &Path) -> Result<PathBuf> {
-    let source = dir.join("uml-xstate.c");
-    let library = dir.join("uml-xstate.so");
-    fs::write(&source, include_str!("../uml-xstate.c"))
-        .map_err(LabError::io("write uml-xstate.c"))?;
-    let output = Command::new("cc")
-        .args(["-O2", "-shared", "-fPIC", "-o"])
-        .args([&library, &source])
-        .output()
-        .map_err(|_| {
-            LabError::Missing(
-                "UML on a processor with AMX needs a C compiler: apt-get install gcc".to_owned(),
-            )
-        })?;
-    if output.status.success() {
-        Ok(library)
-    } else {
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        Err(LabError::Command {
-            command: "cc uml-xstate.c".to_owned(),
-            text,
-        })
+/// The library of the product that helps it.
+fn preload() -> Result<PathBuf> {
+    let library = kernel::guest_dir()?.join("lib/vnplug/libvnplug-uml-xstate.so");
+    if library.is_file() {
+        return Ok(library);
     }
+    Err(LabError::Missing(format!(
+        "no {}, which UML needs on a processor with AMX: run `make guest` first",
+        library.display()
+    )))
 }
