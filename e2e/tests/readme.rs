@@ -1,0 +1,58 @@
+//! What the README tells a reader to type, typed.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use vnplug::Client;
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{Daemon, guest_program};
+
+/// The indented blocks of a section of the README, as one script.
+fn script(heading: &str) -> String {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let text = fs::read_to_string(readme).unwrap();
+    let (_, rest) = text.split_once(&format!("\n{heading}\n")).unwrap();
+    let section = rest.split("\n## ").next().unwrap();
+    let lines = section.lines().filter_map(|line| line.strip_prefix("    "));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// Runs a script with the programs as they are installed, and nothing to read.
+fn run(script: &str, dir: &Path, daemon: &Daemon) -> Output {
+    let installed = guest_program().unwrap();
+    let path = format!(
+        "{}:{}",
+        installed.parent().unwrap().display(),
+        std::env::var("PATH").unwrap()
+    );
+    // Nothing here takes long; what hangs is ended with its children.
+    Command::new("timeout")
+        .args(["-k", "5", "120", "sh", "-exc", script])
+        .current_dir(dir)
+        .env("PATH", path)
+        .env("VNPLUG_SOCKET", daemon.socket())
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn user_mode_linux_starts_counts_ends_and_is_forgotten() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=20000,flows=10"]).unwrap();
+    let dir = lab.dir().join("readme");
+    fs::create_dir(&dir).unwrap();
+    let output = run(&script("## User-mode Linux"), &dir, &daemon);
+    let console = String::from_utf8_lossy(&output.stdout);
+    let said = format!("{console}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    assert!(console.contains("host:lab"), "{said}");
+    // The summary of `vnplug count --witness`.
+    assert!(console.contains("0 lost"), "{said}");
+    let vms = Client::connect_to(&daemon.socket())
+        .unwrap()
+        .stats()
+        .unwrap();
+    assert!(vms.iter().all(|counted| counted.kind != "vm"), "{vms:?}");
+}
