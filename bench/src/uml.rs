@@ -92,6 +92,7 @@ impl AttachedUml {
             pool_bytes: 0,
             vectors: 0,
             allow: vec![everything],
+            owner: 0,
         })?;
         let (channel, theirs) = UnixStream::pair()?;
         client.adopt(name, channel.as_fd())?;

@@ -61,9 +61,9 @@ impl Detach {
     }
 }
 
-/// Makes the daemon forget a VM; false if it did not know it.
-pub(crate) fn forget(client: &mut Client, name: &str) -> Result<bool, Failure> {
-    match client.detach_vm(name) {
+/// Makes the daemon forget a VM if it is still `owner`'s (0: whoever's); false if it did not know it.
+pub(crate) fn forget(client: &mut Client, name: &str, owner: u64) -> Result<bool, Failure> {
+    match client.detach_own_vm(name, owner) {
         Ok(()) => Ok(true),
         Err(vnplug::Error::Refused { code, .. }) if code == code::NOT_FOUND => Ok(false),
         Err(error) => Err(error.into()),

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use vnplug::Client;
-use vnplug_ring::control::{VmKind, VmReady, VmSpec, code};
+use vnplug_ring::control::{VmKind, VmReady, VmSpec};
 
 use crate::failure::{Failure, OK, Outcome};
 use crate::{attach, out, sys};
@@ -68,6 +68,7 @@ impl Attach {
             pool_bytes: self.vm.pool,
             vectors: 0,
             allow: self.vm.allow.clone(),
+            owner: fresh_owner()?,
         };
         let ready = client.attach_vm(spec.clone())?;
         let ended = if self.print {
@@ -77,10 +78,10 @@ impl Attach {
                 .collect();
             out::line(&words.join(" ")).map(|()| OK)
         } else {
-            self.supervise(&connect, &mut client, spec, &ready)
+            self.supervise(&connect, &mut client, spec.clone(), &ready)
         };
-        let forgotten = attach::forget(&mut client, &self.vm.name)
-            .or_else(|_| attach::forget(&mut connect()?, &self.vm.name));
+        let forgotten = attach::forget(&mut client, &self.vm.name, spec.owner)
+            .or_else(|_| attach::forget(&mut connect()?, &self.vm.name, spec.owner));
         if let Err(failure) = forgotten {
             out::note(&format!(
                 "{}: the daemon did not forget it: {}",
@@ -130,7 +131,7 @@ impl Attach {
 
 impl Detach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
-        if !attach::forget(&mut connect()?, &self.name)? {
+        if !attach::forget(&mut connect()?, &self.name, 0)? {
             return Err(Failure::about(&self.name, "no VM of that name is attached"));
         }
         out::line(&format!("{}: detached", self.name))?;
@@ -207,14 +208,12 @@ impl Link {
         let mut client = connect()?;
         match client.attach_vm(self.spec.clone()) {
             Ok(ready) if (&ready.pool_path, ready.pool_len) != (&self.pool.0, self.pool.1) => {
-                attach::forget(&mut client, &self.spec.name)?;
+                attach::forget(&mut client, &self.spec.name, self.spec.owner)?;
                 return Err(Failure::new(
                     "the daemon came back with another pool; a running UML keeps the one it \
                      started with, start it again",
                 ));
             }
-            // A daemon that remembers its VMs has it already.
-            Err(vnplug::Error::Refused { code, .. }) if code == code::EXISTS => {}
             other => drop(other?),
         }
         client.adopt(&self.spec.name, self.channel.as_fd())?;
@@ -229,6 +228,13 @@ fn arguments(ready: &VmReady, fd: &str) -> impl Iterator<Item = String> {
         "vnplug=ttyS0".to_owned(),
     ]
     .into_iter()
+}
+
+/// A number by which the daemon knows this run again: nobody else may have the VM while it runs.
+fn fresh_owner() -> Result<u64, Failure> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(bytes).max(1))
 }
 
 fn exit_code(status: ExitStatus) -> ExitCode {

@@ -40,6 +40,7 @@ fn vm(daemon: &Daemon, name: &str) -> VmReady {
         pool_bytes: 1 << 20,
         vectors: 0,
         allow,
+        owner: 0,
     };
     operator.attach_vm(spec).expect("a VM")
 }
@@ -264,4 +265,76 @@ fn without_descriptors_it_refuses_and_does_not_spin() {
         thread::sleep(Duration::from_millis(20));
     }
     daemon.audit();
+}
+
+#[test]
+fn a_running_vm_is_its_owners_alone() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000"]).unwrap();
+    let spec = |owner, source: &str| VmSpec {
+        name: "probe".into(),
+        kind: VmKind::Uml,
+        pool_bytes: 1 << 20,
+        vectors: 0,
+        allow: vec![Grant {
+            source: source.into(),
+            filter: String::new(),
+        }],
+        owner,
+    };
+    let taken = |result: Result<VmReady, vnplug::Error>| {
+        let text = result.expect_err("it is refused").to_string();
+        assert!(text.contains("VM \"probe\" is running"), "{text}");
+    };
+    let pool =
+        |path: &str| std::fs::metadata(path).map(|it| std::os::unix::fs::MetadataExt::ino(&it));
+    let mut first = Client::connect_to(&daemon.socket()).unwrap();
+    let mut second = Client::connect_to(&daemon.socket()).unwrap();
+    let ready = first.attach_vm(spec(1, "lab")).unwrap();
+    let file = pool(&ready.pool_path).unwrap();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    // Only who attached it hands over its channel.
+    let refused = second.adopt("probe", std::os::fd::AsFd::as_fd(&ours));
+    assert!(refused.is_err());
+    first
+        .adopt("probe", std::os::fd::AsFd::as_fd(&ours))
+        .unwrap();
+    let mut agent = Raw::over(theirs);
+    agent.hello(Role::Agent);
+    for owner in [2, 0] {
+        taken(second.attach_vm(spec(owner, "*")));
+        let (other, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(
+            second
+                .adopt("probe", std::os::fd::AsFd::as_fd(&other))
+                .is_err()
+        );
+    }
+    assert!(second.detach_own_vm("probe", 2).is_err());
+    // Its channel is open and its grants are as they were.
+    let opened = agent.ask(&Message::Open(open("host:lab", 1 << 16)), 1);
+    assert!(matches!(opened, Message::Opened(_)), "{opened:?}");
+    // The owner may, while it runs and after the daemon was restarted.
+    assert_eq!(first.attach_vm(spec(1, "lab")).unwrap(), ready);
+    daemon.kill();
+    daemon.launch().unwrap();
+    let mut first = Client::connect_to(&daemon.socket()).unwrap();
+    assert_eq!(first.attach_vm(spec(1, "lab")).unwrap(), ready);
+    assert_eq!(pool(&ready.pool_path).unwrap(), file, "the same pool");
+    first
+        .adopt("probe", std::os::fd::AsFd::as_fd(&ours))
+        .unwrap();
+    agent.hello(Role::Agent);
+    // When its machine is gone the name is free, with a pool of its own; the first one's end is
+    // not the second one's.
+    drop((agent, ours));
+    let mut second = Client::connect_to(&daemon.socket()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while second.attach_vm(spec(2, "lab")).is_err() {
+        assert!(Instant::now() < deadline, "the name stays taken");
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_ne!(pool(&ready.pool_path).unwrap(), file, "another pool");
+    assert!(first.detach_own_vm("probe", 1).is_err());
+    second.detach_own_vm("probe", 2).unwrap();
 }

@@ -33,6 +33,7 @@ impl AttachedUml {
             pool_bytes: POOL,
             vectors: 0,
             allow,
+            owner: 77,
         };
         let mut client = Client::connect_to(&daemon.socket()).unwrap();
         let ready = client.attach_vm(spec.clone()).unwrap();

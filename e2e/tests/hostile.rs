@@ -374,6 +374,7 @@ fn a_truncated_pool_costs_its_vm_and_nobody_else() {
                 source: "lab".into(),
                 filter: String::new(),
             }],
+            owner: 0,
         };
         let ready = operator.attach_vm(spec.clone()).expect("a VM");
         let control = std::path::Path::new(&ready.control_path);

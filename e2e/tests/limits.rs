@@ -223,6 +223,7 @@ fn spec(name: &str, pool_bytes: u64, vectors: u32) -> VmSpec {
         pool_bytes,
         vectors,
         allow: Vec::new(),
+        owner: 0,
     }
 }
 
@@ -276,6 +277,7 @@ fn what_does_not_fit_is_refused_with_advice_and_leaves_nothing() {
     let gone = raw.ask(
         &Message::DetachVm {
             name: "small".into(),
+            owner: 0,
         },
         0,
     );

@@ -90,12 +90,24 @@ impl Client {
     /// # Errors
     /// Those of any request; agents refuse it.
     pub fn detach_vm(&mut self, name: &str) -> Result<(), Error> {
-        let request = Message::DetachVm { name: name.into() };
+        self.detach_own_vm(name, 0)
+    }
+
+    /// As [`detach_vm`](Self::detach_vm), but refused if another [`VmSpec::owner`] attached the
+    /// machine meanwhile.
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn detach_own_vm(&mut self, name: &str, owner: u64) -> Result<(), Error> {
+        let request = Message::DetachVm {
+            name: name.into(),
+            owner,
+        };
         done(&self.connection.exchange(&request, None)?)
     }
 
-    /// Hands the daemon the control channel of a virtual machine: one end of a socket pair whose
-    /// other end is the guest's tty (User-mode Linux).
+    /// Hands the daemon the control channel of a virtual machine that was attached over this
+    /// connection: one end of a socket pair whose other end is the guest's tty (User-mode Linux).
     ///
     /// # Errors
     /// Those of any request; agents refuse it.

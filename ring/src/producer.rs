@@ -128,8 +128,10 @@ impl Producer {
                 have: region.len(),
             });
         }
-        // What an earlier user of the memory left behind reaches nobody.
-        region.clear(0, need);
+        // The words of an earlier ring must not count. Its records may stay: nobody reads what was
+        // not published, and the memory is fresh (all zero) or the same VM's. Clearing it would
+        // keep the caller for as long as a ring is large.
+        region.clear(0, DATA_OFFSET);
         let versions =
             u64::from(VERSION_MAJOR) | u64::from(VERSION_MINOR) << 16 | u64::from(link_type) << 32;
         let words = [

@@ -56,6 +56,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         pool_bytes: 1 << 26,
         vectors: 0,
         allow: Vec::new(),
+        owner: 0,
     };
     vec![
         ("Hello, request 1", hello, 1, 0),

@@ -14,8 +14,10 @@ use std::path::Path;
 
 use rustix::fs::{XattrFlags, setxattr};
 use rustix::io::Errno;
+use serde_json::json;
 use vnplug_ring::control::VmReady;
 
+use super::monitor::{Monitor, MonitorError};
 use crate::failure::Failure;
 
 /// A user and its group, by number.
@@ -28,6 +30,29 @@ pub(crate) struct Owner {
 /// The user that the process `pid` opens files as (`self`: this one), or `None` if it is not there.
 pub(crate) fn user_of(pid: &str) -> Option<Owner> {
     owner_in_status(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
+}
+
+/// A number that is this QEMU's as long as it runs and no other's: by it the daemon lets the same
+/// machine attach again, and nobody else while it runs. Made of the machine's UUID and its first
+/// processor's thread, which QEMU tells through any monitor.
+pub(crate) fn identity(monitor: &mut dyn Monitor) -> Result<u64, MonitorError> {
+    let uuid = monitor.execute("query-uuid", json!({}))?;
+    let cpus = monitor.execute("query-cpus-fast", json!({}))?;
+    let thread = &cpus[0]["thread-id"];
+    // Numbers of threads come again, but not with the same time.
+    let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
+    let started = starting_time(&stat).unwrap_or_default();
+    let text = format!("{} {thread} {started}", uuid["UUID"]);
+    // FNV-1a: the number has to differ, not to be secret.
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    Ok(hash.max(1))
+}
+
+/// The 22nd field of `/proc/PID/stat`; the second one, the name, may hold spaces and brackets.
+fn starting_time(stat: &str) -> Option<&str> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)
 }
 
 /// Parses `USER`, `UID` or `UID:GID`; a name is looked up in /etc/passwd alone (a static binary has
@@ -127,6 +152,14 @@ const ACL_ATTRIBUTE: &str = "system.posix_acl_access";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_with_any_name_tells_when_it_started() {
+        let fields: Vec<String> = (3..=52).map(|field| field.to_string()).collect();
+        let stat = format!("812 (a) b (c) {}", fields.join(" "));
+        assert_eq!(starting_time(&stat), Some("22"));
+        assert_eq!(starting_time(""), None);
+    }
 
     #[test]
     fn the_user_is_the_one_that_opens_files() {

@@ -130,6 +130,7 @@ impl Attach {
         let places = slots::choose(monitor.as_mut(), &self.buses, pci)?
             .map_err(|no_room| Failure::about(name, no_room))?;
 
+        let owner = access::identity(monitor.as_mut())?;
         let mut client = connect()?;
         let ready = client.attach_vm(VmSpec {
             name: name.clone(),
@@ -137,6 +138,7 @@ impl Attach {
             pool_bytes: self.vm.pool,
             vectors: self.doorbell,
             allow: self.vm.allow.clone(),
+            owner,
         })?;
         if missing.len() < parts.len() {
             same_pool(monitor.as_mut(), &parts[0], &ready)?;
@@ -148,7 +150,7 @@ impl Attach {
         if let Err(failure) = self.plug(monitor.as_mut(), &missing, &ready, places) {
             if missing.len() == parts.len() {
                 // Nothing of this VM was here before, so the daemon need not know it either.
-                client.detach_vm(name).unwrap_or_else(|error| {
+                client.detach_own_vm(name, owner).unwrap_or_else(|error| {
                     out::note(&format!("{name}: the daemon did not forget it: {error}"));
                 });
             }
@@ -233,7 +235,7 @@ impl Detach {
         let mut monitor = self.monitor.open()?;
         // The daemon first: it closes the ports, so the guest's applications let go of the memory
         // before it disappears under them.
-        let told = connect().and_then(|mut client| attach::forget(&mut client, name));
+        let told = connect().and_then(|mut client| attach::forget(&mut client, name, 0));
         let known = told.unwrap_or_else(|failure| {
             out::note(&format!(
                 "{name}: the daemon was not told: {}",

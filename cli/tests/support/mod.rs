@@ -148,7 +148,7 @@ impl Daemon {
                 state.vms.push(spec);
                 Message::VmReady(ready)
             }
-            Message::DetachVm { name } => {
+            Message::DetachVm { name, .. } => {
                 let before = state.vms.len();
                 state.vms.retain(|vm| vm.name != name);
                 if state.vms.len() < before {

@@ -54,6 +54,7 @@ pub(super) fn uml(stage: &Stage, findings: &mut Findings) -> Result<()> {
         pool_bytes: POOL_BYTES,
         vectors: 0,
         allow: vec![grant],
+        owner: 0,
     };
     let ready = client.attach_vm(spec).map_err(failed)?;
     let (ours, theirs) = UnixStream::pair().map_err(LabError::io("socket pair"))?;

@@ -202,6 +202,7 @@ fn what_only_operators_may_is_refused_by_the_agent_itself() {
         pool_bytes: 0,
         vectors: 0,
         allow: Vec::new(),
+        owner: 0,
     };
     let denied = Err(Error::Refused {
         code: code::DENIED,
@@ -275,7 +276,11 @@ fn an_application_that_reads_no_answers_is_closed() {
     stream
         .set_write_timeout(Some(Duration::from_secs(10)))
         .unwrap();
-    let request = Message::DetachVm { name: "x".into() }.encode(2, 0);
+    let request = Message::DetachVm {
+        name: "x".into(),
+        owner: 0,
+    }
+    .encode(2, 0);
     let closed = (0..100_000).find_map(|_| stream.write_all(&request).err());
     let kind = closed.expect("the agent hangs up").kind();
     assert!(

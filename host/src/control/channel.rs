@@ -19,21 +19,62 @@ const MAX_VMS: usize = 1_024;
 
 impl Control {
     /// Makes a VM known, or confirms one that is.
-    pub(super) fn attach_vm(&mut self, spec: &VmSpec) -> Result<Message, Refusal> {
+    ///
+    /// A VM whose control channel is open is its owner's alone: two machines in one pool would read
+    /// each other's packets. Without a channel the name may be taken over; another owner gets a
+    /// pool of its own, for a machine that lost its channel may still map the old one.
+    pub(super) fn attach_vm(&mut self, token: u64, mut spec: VmSpec) -> Result<Message, Refusal> {
+        let anonymous = spec.owner == 0;
+        if anonymous {
+            // Nobody knows this number, so nobody comes again while the channel is open.
+            spec.owner = event::random().max(1);
+        }
         if let Some(vm) = self.vms.get_mut(&spec.name) {
-            vm.readopt(spec, &self.dirs.state)?;
-            return Ok(Message::VmReady(vm.ready(&self.dirs.state)));
+            let same = vm.owner() == spec.owner;
+            if !same && vm.channel.is_some() {
+                let name = &spec.name;
+                let what =
+                    format!("VM {name:?} is running; choose another name or detach it first");
+                return Err(Refusal::new(code::EXISTS, what));
+            }
+            if same || anonymous {
+                vm.readopt(&spec, &self.dirs.state)?;
+                let ready = vm.ready(&self.dirs.state);
+                self.claim(token, &spec);
+                return Ok(Message::VmReady(ready));
+            }
+            log::info!(target: "vm", "VM {:?} is taken over", spec.name);
+            self.detach_vm(&spec.name)?;
         }
         if self.vms.len() >= MAX_VMS {
             let what = format!("{MAX_VMS} VMs are attached, the limit");
             return Err(Refusal::new(code::LIMIT, what));
         }
-        let vm = Vm::create(spec, &self.dirs)?;
+        let vm = Vm::create(&spec, &self.dirs)?;
         let ready = vm.ready(&self.dirs.state);
         log::info!(target: "vm", "VM {:?} is attached ({})", spec.name, vm.kind());
         self.add_vm(vm)
             .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))?;
+        self.claim(token, &spec);
         Ok(Message::VmReady(ready))
+    }
+
+    /// Notes that this connection attached a VM: it may hand over its channel.
+    fn claim(&mut self, token: u64, spec: &VmSpec) {
+        if let Some(session) = self.sessions.get_mut(&token) {
+            session.attached.retain(|(name, _)| *name != spec.name);
+            session.attached.push((spec.name.clone(), spec.owner));
+        }
+    }
+
+    /// Forgets a VM for its owner; 0 is an operator who names any VM.
+    pub(super) fn detach_own_vm(&mut self, name: &str, owner: u64) -> Result<(), Refusal> {
+        let other = |vm: &Vm| owner != 0 && vm.owner() != owner;
+        if self.vms.get(name).is_some_and(other) {
+            let what = format!("VM {name:?} was attached by somebody else meanwhile");
+            return Err(Refusal::new(code::EXISTS, what));
+        }
+        self.detach_vm(name)
     }
 
     /// Listens for a VM.
@@ -74,7 +115,12 @@ impl Control {
     }
 
     /// Takes a descriptor as the control channel of a VM.
-    pub(super) fn adopt(&mut self, name: &str, gift: Option<OwnedFd>) -> Result<(), Refusal> {
+    pub(super) fn adopt(
+        &mut self,
+        token: u64,
+        name: &str,
+        gift: Option<OwnedFd>,
+    ) -> Result<(), Refusal> {
         let invalid = |what: &str| Refusal::new(code::INVALID, what.to_owned());
         let fd = gift.ok_or_else(|| invalid("Adopt takes one descriptor, none came"))?;
         let kind = rustix::net::sockopt::socket_type(&fd);
@@ -83,9 +129,15 @@ impl Control {
                 "the descriptor of a control channel must be a stream socket",
             ));
         }
-        if !self.vms.contains_key(name) {
+        let Some(vm) = self.vms.get(name) else {
             let what = format!("no VM {name:?} is attached");
             return Err(Refusal::new(code::NOT_FOUND, what));
+        };
+        let mine = (name.to_owned(), vm.owner());
+        let claimed = |session: &Session| session.attached.contains(&mine);
+        if !self.sessions.get(&token).is_some_and(claimed) {
+            let what = format!("VM {name:?} is not attached over this connection: attach it first");
+            return Err(Refusal::new(code::EXISTS, what));
         }
         self.take_channel(name, fd);
         Ok(())

@@ -132,11 +132,11 @@ impl Control {
                 self.answer(token, id, app, Err(Refusal::new(code::DENIED, what)))
             }
             Message::AttachVm(spec) => {
-                let result = self.attach_vm(&spec);
+                let result = self.attach_vm(token, spec);
                 self.answer(token, id, app, result.map(|ready| (ready, Vec::new())))
             }
-            Message::DetachVm { name } => {
-                let result = self.detach_vm(&name);
+            Message::DetachVm { name, owner } => {
+                let result = self.detach_own_vm(&name, owner);
                 self.answer(token, id, app, result.map(|()| (Message::Done, Vec::new())))
             }
             Message::Adopt { name } => {
@@ -144,7 +144,7 @@ impl Control {
                     .sessions
                     .get_mut(&token)
                     .and_then(|session| session.gift.take());
-                let result = self.adopt(&name, gift);
+                let result = self.adopt(token, &name, gift);
                 self.answer(token, id, app, result.map(|()| (Message::Done, Vec::new())))
             }
             other => {

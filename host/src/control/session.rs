@@ -50,6 +50,8 @@ pub(crate) struct Session {
     pub(crate) since: Instant,
     /// A descriptor that came with the last bytes.
     pub(crate) gift: Option<OwnedFd>,
+    /// VMs attached over this connection, with the owner they had then.
+    pub(crate) attached: Vec<(String, u64)>,
     pub(crate) framer: Framer,
     queued: VecDeque<Outgoing>,
     queued_bytes: usize,
@@ -94,6 +96,7 @@ impl Session {
             bucket: Bucket::new(RATE.0, RATE.1, now),
             since: now,
             gift: None,
+            attached: Vec::new(),
             framer,
             queued: VecDeque::new(),
             queued_bytes: 0,

@@ -39,6 +39,9 @@ struct Record {
     pool_bytes: u64,
     vectors: u32,
     allow: Vec<(String, String)>,
+    /// Who attached it; as text, for TOML's numbers have a sign.
+    #[serde(default)]
+    owner: String,
 }
 
 /// One VM.
@@ -106,6 +109,7 @@ impl Vm {
                 .iter()
                 .map(|grant| (grant.source.clone(), grant.filter.clone()))
                 .collect(),
+            owner: spec.owner.to_string(),
         };
         // A pool without a record is what an interrupted attach left behind.
         remove(&record.pool);
@@ -198,6 +202,11 @@ impl Vm {
         if self.record.uml { "uml" } else { "qemu" }
     }
 
+    /// Who attached it: [`VmSpec::owner`].
+    pub(crate) fn owner(&self) -> u64 {
+        self.record.owner.parse().unwrap_or(0)
+    }
+
     /// Bytes of its pool.
     pub(crate) fn pool_bytes(&self) -> u64 {
         self.record.pool_bytes
@@ -226,7 +235,7 @@ impl Vm {
         }
     }
 
-    /// Whether `spec` asks for what this VM is; the grants are taken over.
+    /// Whether `spec` asks for what this VM is; the grants and the owner are taken over.
     pub(crate) fn readopt(&mut self, spec: &VmSpec, state: &Path) -> Result<(), Refusal> {
         let same_kind = (spec.kind == VmKind::Uml) == self.record.uml;
         let same_pool = spec.pool_bytes == 0 || spec.pool_bytes == self.record.pool_bytes;
@@ -245,6 +254,7 @@ impl Vm {
             .iter()
             .map(|g| (g.source.clone(), g.filter.clone()))
             .collect();
+        self.record.owner = spec.owner.to_string();
         self.save(state)
             .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))
     }
@@ -381,6 +391,7 @@ mod tests {
             pool_bytes: 0,
             vectors: 0,
             allow,
+            owner: 7,
         }
     }
 

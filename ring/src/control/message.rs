@@ -153,6 +153,10 @@ pub struct VmSpec {
     pub vectors: u32,
     /// Which sources the VM may see, beside what the daemon's configuration grants it.
     pub allow: Vec<Grant>,
+    /// Whose it is: a number that tells one attacher from another, drawn by it. While the VM's
+    /// control channel is open, only the same owner may attach it again. 0 = nobody that comes
+    /// again.
+    pub owner: u64,
 }
 
 /// Permission to see a source.
@@ -265,6 +269,8 @@ pub enum Message {
     DetachVm {
         /// The VM.
         name: String,
+        /// Only if it is still this owner's ([`VmSpec::owner`]); 0 = whoever's it is.
+        owner: u64,
     },
     /// Operators: the descriptor sent along is the control channel of this VM (User-mode Linux).
     Adopt {
@@ -415,6 +421,7 @@ impl Message {
                     w.text(&grant.source);
                     w.text(&grant.filter);
                 });
+                w.u64(spec.owner);
             }
             Self::VmReady(ready) => {
                 w.text(&ready.pool_path);
@@ -422,7 +429,11 @@ impl Message {
                 w.text(&ready.control_path);
                 w.text(&ready.doorbell_path);
             }
-            Self::DetachVm { name } | Self::Adopt { name } => w.text(name),
+            Self::DetachVm { name, owner } => {
+                w.text(name);
+                w.u64(*owner);
+            }
+            Self::Adopt { name } => w.text(name),
             Self::Ack { bytes } => w.u32(*bytes),
         }
     }
@@ -528,6 +539,7 @@ impl Message {
                         filter: r.text("filter")?,
                     })
                 })?,
+                owner: r.appended_u64("owner")?,
             }),
             18 => Self::VmReady(VmReady {
                 pool_path: r.text("pool_path")?,
@@ -537,6 +549,7 @@ impl Message {
             }),
             19 => Self::DetachVm {
                 name: r.text("name")?,
+                owner: r.appended_u64("owner")?,
             },
             20 => Self::Adopt {
                 name: r.text("name")?,
@@ -691,6 +704,7 @@ mod tests {
                     source: "eth1".into(),
                     filter: "not port 22".into(),
                 }],
+                owner: 77,
             }),
             Message::VmReady(VmReady {
                 pool_path: "/dev/shm/p".into(),
@@ -700,6 +714,7 @@ mod tests {
             }),
             Message::DetachVm {
                 name: "probe".into(),
+                owner: 77,
             },
             Message::Ack { bytes: 77 },
             Message::Adopt {
@@ -729,8 +744,10 @@ mod tests {
             let (header, payload) = frame(&message.encode(1, 0));
             for cut in 0..payload.len() {
                 let refused = Message::decode(&header, &payload[..cut]).is_err();
-                // A Hello of an earlier agent ends before the number of vectors.
-                let earlier = header.kind == 1 && cut == payload.len() - 4;
+                // What was appended later is missing in messages of earlier peers: a Hello's number
+                // of vectors, a VM's owner.
+                let earlier = header.kind == 1 && cut == payload.len() - 4
+                    || matches!(header.kind, 17 | 19) && cut == payload.len() - 8;
                 assert_eq!(refused, !earlier, "{message:?} at {cut}");
             }
             let longer = [&payload[..], b"fields of a later version"].concat();

@@ -290,6 +290,17 @@ impl<'a> Reader<'a> {
         self.u32(field)
     }
 
+    /// Reads a `u64` that was appended to a message later; 0 where the payload ends before it.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`] if the payload ends within it.
+    pub fn appended_u64(&mut self, field: &'static str) -> Result<u64, Malformed> {
+        if self.rest.is_empty() {
+            return Ok(0);
+        }
+        self.u64(field)
+    }
+
     /// Reads a `u64`.
     ///
     /// # Errors
