@@ -212,7 +212,7 @@ impl Config {
             pool_bytes: size("pool_bytes", file.pool_bytes, 64 << 20)?,
             max_ports: file.max_ports.unwrap_or(4_096),
             max_ports_each: file.max_ports_each.unwrap_or(1_024),
-            max_user_bytes: size("max_user_bytes", file.max_user_bytes, 512 << 20)?,
+            max_user_bytes: size("max_user_bytes", file.max_user_bytes, 128 << 20)?,
             sources,
             users,
             vms,
@@ -227,26 +227,29 @@ fn read(path: &Path) -> Result<File, String> {
 }
 
 fn source(mut table: BTreeMap<String, toml::Value>) -> Result<SourceSpec, String> {
-    let text = |value: toml::Value| match value {
-        toml::Value::String(text) => Ok(text),
-        toml::Value::Integer(number) => Ok(number.to_string()),
-        toml::Value::Boolean(yes) => Ok(if yes { "yes" } else { "no" }.to_owned()),
-        toml::Value::Float(number) => Ok(number.to_string()),
-        toml::Value::Array(items) => Ok(items
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>()
-            .join("+")),
-        other => Err(format!("a source's option cannot be {other}")),
-    };
-    let mut take = |key: &str| table.remove(key).map(text).transpose();
+    let mut take = |key: &str| table.remove(key).map(option).transpose();
     let name = take("name")?.ok_or("a [[source]] needs a name")?;
     let kind = take("kind")?.unwrap_or_else(|| "af_packet".into());
     let options = table
         .into_iter()
-        .map(|(key, value)| Ok((key, text(value)?)))
+        .map(|(key, value)| Ok((key, option(value)?)))
         .collect::<Result<_, String>>()?;
     SourceSpec::new(&name, &kind, options).map_err(|error| error.to_string())
+}
+
+/// A source's option as the command line has it; a list is joined by `+`.
+fn option(value: toml::Value) -> Result<String, String> {
+    match value {
+        toml::Value::String(text) => Ok(text),
+        toml::Value::Integer(number) => Ok(number.to_string()),
+        toml::Value::Boolean(yes) => Ok(if yes { "yes" } else { "no" }.to_owned()),
+        toml::Value::Float(number) => Ok(number.to_string()),
+        toml::Value::Array(items) => {
+            let items: Result<Vec<_>, _> = items.into_iter().map(option).collect();
+            Ok(items?.join("+"))
+        }
+        other => Err(format!("a source's option cannot be {other}")),
+    }
 }
 
 enum Whom {
@@ -330,6 +333,21 @@ mod tests {
             (config.users[0].0, config.users[0].1.filter.as_str()),
             (1000, "port 53")
         );
+    }
+
+    #[test]
+    fn lists_are_what_the_command_line_joins_by_plus() {
+        let text = "
+            [[source]]
+            name = 'lab'
+            kind = 'gen'
+            protocols = ['udp4', 'tcp4']
+            cpus = [0, 1]
+        ";
+        let config = load(text, &[]).unwrap();
+        let flag = "lab=gen,protocols=udp4+tcp4,cpus=0+1";
+        assert_eq!(config.sources[0], flag.parse().unwrap());
+        assert!(config.sources[0].open().is_ok());
     }
 
     #[test]

@@ -127,7 +127,15 @@ impl FromStr for SourceSpec {
         let (kind, what) = first.split_once(':').unwrap_or((first, ""));
         let mut options = BTreeMap::new();
         if !what.is_empty() {
-            let key = if kind == "pcap" { "path" } else { "interface" };
+            let key = match kind {
+                "pcap" => "path",
+                "gen" => {
+                    return Err(SourceError::new(format!(
+                        "source {name:?}: gen takes nothing behind a colon ({what:?}), only options"
+                    )));
+                }
+                _ => "interface",
+            };
             options.insert(key.to_owned(), what.to_owned());
         }
         for part in parts {
@@ -136,7 +144,11 @@ impl FromStr for SourceSpec {
                     "source {name:?}: {part:?} is not OPTION=VALUE"
                 )));
             };
-            options.insert(key.to_owned(), value.to_owned());
+            if options.insert(key.to_owned(), value.to_owned()).is_some() {
+                return Err(SourceError::new(format!(
+                    "source {name:?}: {key} is given twice"
+                )));
+            }
         }
         Self::new(name, kind, options)
     }
@@ -249,6 +261,9 @@ fn generator(options: &mut Options<'_>) -> Result<Opened, SourceError> {
         },
     }
     config.count = options.number("count")?;
+    if config.count == Some(0) {
+        return Err(options.bad("count", "0", "a number of packets above 0"));
+    }
     config.vlan_tci = options.number("vlan")?;
     options.set("flows", &mut config.flows)?;
     options.set("run", &mut config.run)?;
@@ -385,6 +400,10 @@ mod tests {
             ("lab=gen,colour=red", "no option \"colour\""),
             ("lab=gen,pps=fast", "a number or max"),
             ("lab=gen,protocols=udp+ipx", "\"ipx\""),
+            ("lab=gen:foo", "takes nothing behind a colon"),
+            ("lab=gen,count=0", "above 0"),
+            ("lab=gen,pps=1,pps=2", "pps is given twice"),
+            ("a=pcap:x,path=y", "path is given twice"),
             ("lab=tape", "no kind \"tape\""),
             ("file=pcap", "needs a path"),
             ("file=pcap:/nowhere/x.pcap", "/nowhere/x.pcap"),
