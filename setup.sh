@@ -4,14 +4,14 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-# program or file that must be there -> package that has it
+# program, file or library that must be there -> package that has it
 needs=(
     cc:gcc ld:binutils make:make ip:iproute2 tcpdump:tcpdump tshark:tshark
     qemu-system-x86_64:qemu-system-x86 linux.uml:user-mode-linux
-    /usr/bin/busybox:busybox-static /usr/share/doc/libpcap0.8:libpcap0.8
+    /usr/bin/busybox:busybox-static libpcap.so.0.8:libpcap0.8
     dpdk-testpmd:dpdk curl:curl python3:python3 ping:iputils-ping dnsmasq:dnsmasq-base
-    dig:bind9-dnsutils ethtool:ethtool setpriv:util-linux rsvg-convert:librsvg2-bin
-    editcap:wireshark-common g++:g++ strace:strace cpio:cpio modinfo:kmod
+    dig:bind9-dnsutils ethtool:ethtool setpriv:util-linux editcap:wireshark-common g++:g++
+    cpio:cpio modinfo:kmod
 )
 
 if ! command -v cargo >/dev/null; then
@@ -19,11 +19,24 @@ if ! command -v cargo >/dev/null; then
     exit 1
 fi
 
+# format and lints; an installation of rustup may have neither
+for component in fmt:rustfmt clippy:clippy; do
+    cargo "${component%%:*}" --version >/dev/null 2>&1 && continue
+    if ! command -v rustup >/dev/null; then
+        echo "setup: no cargo ${component%%:*}, and no rustup to add it: install ${component#*:}" >&2
+        exit 1
+    fi
+    rustup component add "${component#*:}"
+done
+
 missing=()
 for need in "${needs[@]}"; do
     what=${need%%:*} package=${need#*:}
     if [[ $what == /* ]]; then
         [[ -e $what ]] || missing+=("$package")
+    elif [[ $what == *.so.* ]]; then
+        # No pipe into `grep -q`: it ends early, and pipefail would call that a failure.
+        [[ $(/sbin/ldconfig -p) == *"$what "* ]] || missing+=("$package")
     else
         PATH=$PATH:/usr/sbin:/sbin command -v "$what" >/dev/null || missing+=("$package")
     fi

@@ -6,7 +6,8 @@ set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 kernel=${VNPLUG_GUEST_KERNEL:-$here/../target/guest/kernel}
-meta=linux-image-cloud-amd64
+# Debian's small kernel for virtual machines, else Ubuntu's, else Ubuntu's for all machines.
+metas='linux-image-cloud-amd64 linux-image-virtual linux-image-generic'
 
 fail() {
     echo "setup-guest-kernel: $*" >&2
@@ -25,15 +26,41 @@ exec 9>"$parent/.kernel.lock"
 flock -w 600 9 || fail "another run has held $parent/.kernel.lock for ten minutes"
 [ -e "$kernel/.complete" ] && exit 0
 
-package=$(apt-cache depends "$meta" | sed -n 's/^ *Depends: \(linux-image-[0-9].*-cloud-amd64\)$/\1/p' | head -n 1)
-[ -n "$package" ] || fail "apt knows no $meta; run 'apt-get update' first"
+# The kernel package that the first meta package known to apt stands for.
+find_package() {
+    for meta in $metas; do
+        package=$(apt-cache depends "$meta" 2>/dev/null |
+            sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
+        [ -z "$package" ] || return 0
+    done
+    return 1
+}
+
+# Root's apt would drop to user _apt, who may not write here.
+download() {
+    (cd "$work" && apt-get -q -o APT::Sandbox::User="$(id -un)" download "$package" >&2)
+}
+
+update() {
+    if [ "$(id -u)" -eq 0 ]; then apt-get -qq update >&2; else sudo apt-get -qq update >&2; fi
+}
 
 work=$(mktemp -d "$parent/.kernel.XXXXXX")
 trap 'rm -rf "$work"' EXIT INT TERM
-# Root's apt would drop to user _apt, who may not write here.
-(cd "$work" && apt-get -q -o APT::Sandbox::User="$(id -un)" download "$package" >&2) ||
-    fail "apt-get could not download $package; run 'apt-get update' and try again"
-dpkg-deb -x "$work"/*.deb "$work/tree" || fail "$package does not unpack"
+# No lists, or lists so old that the package is gone: update, and try once more.
+if ! find_package || ! download; then
+    update || fail "'apt-get update' failed"
+    find_package || fail "apt knows none of $metas"
+    download || fail "apt-get could not download $package"
+fi
+modules=linux-modules-${package#linux-image-}
+# Ubuntu has the modules in a package of their own.
+if apt-cache depends "$package" | grep "Depends: $modules\$" >/dev/null; then
+    package=$modules download || fail "apt-get could not download $modules"
+fi
+for file in "$work"/*.deb; do
+    dpkg-deb -x "$file" "$work/tree" || fail "$file does not unpack"
+done
 ls "$work"/tree/boot/vmlinuz-* >/dev/null 2>&1 || fail "$package holds no boot/vmlinuz-*"
 touch "$work/tree/.complete"
 chmod 755 "$work/tree"
