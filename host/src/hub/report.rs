@@ -8,6 +8,9 @@
 //!   frame read, the subscribers of that moment (a cluster is one)
 //! - S, for each port: `offered = refused + direction + filtered + sampled_out + delivered +
 //!   dropped_full + dropped_quarantine`
+//!
+//! `source_kernel_dropped` of a port is what the kernel dropped of its queues since it was attached:
+//! lost before any port, and so in none of the sums.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +19,8 @@ use vnplug_ring::control::{Counted, Device, HOST_PREFIX};
 use super::policy::{Policy, Sight, Viewer};
 use super::{Hub, Owner};
 use crate::fanout::FanoutCounters;
-use crate::port::PortCounters;
 use crate::source::QueueCounters;
-use crate::source::worker::Snapshot;
+use crate::source::worker::{PortSnapshot, Snapshot};
 
 impl Hub {
     /// The sources that a viewer may see.
@@ -68,8 +70,8 @@ impl Hub {
             all.push(self.source_counters(number, &snapshots));
             let parts = ports_of(&snapshots);
             for (id, record) in self.ports.iter().filter(|(_, port)| port.source == number) {
-                if let Some((counters, quarantined)) = parts.get(id) {
-                    let mut counted = port_counted(*id, counters, quarantined.as_deref(), false);
+                if let Some(part) = parts.get(id) {
+                    let mut counted = port_counted(part, false);
                     let owner = match &record.owner {
                         Owner::User(uid) => format!("uid {uid}"),
                         Owner::Vm(name) => format!("vm {name}"),
@@ -113,10 +115,8 @@ impl Hub {
             let snapshots = self.snapshots(source);
             let parts = ports_of(&snapshots);
             for id in ids {
-                if let (Some((counters, quarantined)), Some(record)) =
-                    (parts.get(id), self.ports.get(id))
-                {
-                    let mut counted = port_counted(*id, counters, quarantined.as_deref(), true);
+                if let (Some(part), Some(record)) = (parts.get(id), self.ports.get(id)) {
+                    let mut counted = port_counted(part, true);
                     let device = format!("{HOST_PREFIX}{}", self.sources[record.source].name);
                     counted.labels.push(("device".into(), device));
                     counted
@@ -173,22 +173,21 @@ fn failure_of(snapshots: &[Snapshot]) -> Option<String> {
     failures.find_map(Clone::clone)
 }
 
-fn ports_of(snapshots: &[Snapshot]) -> BTreeMap<u32, (PortCounters, Option<String>)> {
-    let mut ports: BTreeMap<u32, (PortCounters, Option<String>)> = BTreeMap::new();
-    for (id, counters, quarantined) in snapshots.iter().flat_map(|snapshot| &snapshot.ports) {
-        let port = ports.entry(*id).or_default();
-        port.0.add(counters);
-        port.1 = port.1.take().or_else(|| quarantined.clone());
+/// Each port as one, over its queues.
+fn ports_of(snapshots: &[Snapshot]) -> BTreeMap<u32, PortSnapshot> {
+    let mut ports: BTreeMap<u32, PortSnapshot> = BTreeMap::new();
+    for part in snapshots.iter().flat_map(|snapshot| &snapshot.ports) {
+        let port = ports.entry(part.id).or_default();
+        port.id = part.id;
+        port.counters.add(&part.counters);
+        port.kernel_dropped += part.kernel_dropped;
+        port.quarantined = port.quarantined.take().or_else(|| part.quarantined.clone());
     }
     ports
 }
 
-fn port_counted(
-    id: u32,
-    counters: &PortCounters,
-    quarantined: Option<&str>,
-    hide_refused: bool,
-) -> Counted {
+fn port_counted(port: &PortSnapshot, hide_refused: bool) -> Counted {
+    let counters = &port.counters;
     let hidden = if hide_refused { counters.refused } else { 0 };
     let mut values = vec![("offered".to_owned(), counters.offered - hidden)];
     if !hide_refused {
@@ -203,11 +202,15 @@ fn port_counted(
         ("dropped_quarantine".into(), counters.dropped_quarantine),
         ("bytes".into(), counters.bytes),
         ("rings".into(), counters.rings),
+        ("source_kernel_dropped".into(), port.kernel_dropped),
     ]);
-    let state = quarantined.map_or("open".to_owned(), |why| format!("quarantined: {why}"));
+    let state = match &port.quarantined {
+        None => "open".to_owned(),
+        Some(why) => format!("quarantined: {why}"),
+    };
     Counted {
         kind: "port".into(),
-        name: id.to_string(),
+        name: port.id.to_string(),
         labels: vec![("state".into(), state)],
         values,
     }

@@ -44,6 +44,8 @@ pub struct Port {
     pub mark_gap: bool,
     /// What became of each offered frame.
     pub counters: PortCounters,
+    /// What the kernel had dropped of this queue when the port was attached.
+    pub dropped_before: u64,
     quarantined: Option<String>,
     sampled: u32,
     due_us: Option<u64>,
@@ -172,6 +174,7 @@ impl Port {
             doorbell,
             mark_gap: false,
             counters: PortCounters::default(),
+            dropped_before: 0,
             quarantined: None,
             sampled: 0,
             due_us: None,

@@ -42,12 +42,25 @@ pub struct Snapshot {
     pub queue: QueueCounters,
     /// Counters of the fanout.
     pub fanout: FanoutCounters,
-    /// Counters of each port, with the reason of its quarantine.
-    pub ports: Vec<(u32, PortCounters, Option<String>)>,
+    /// Each port.
+    pub ports: Vec<PortSnapshot>,
     /// `up`, `down`, `gone`, `waiting`, `ended`, `failed`.
     pub state: String,
     /// Why it failed.
     pub failure: Option<String>,
+}
+
+/// One port's part in a queue.
+#[derive(Debug, Clone, Default)]
+pub struct PortSnapshot {
+    /// The port's number.
+    pub id: u32,
+    /// What became of its frames.
+    pub counters: PortCounters,
+    /// What the kernel dropped of this queue since the port was attached.
+    pub kernel_dropped: u64,
+    /// Why it is in quarantine, if it is.
+    pub quarantined: Option<String>,
 }
 
 /// The control thread's handle of a queue's thread.
@@ -243,6 +256,7 @@ impl Run {
         if let Some(over) = &self.over {
             port.finish(over.life());
         }
+        port.dropped_before = self.queue.counters().dropped;
         self.fanout.attach(port);
     }
 
@@ -260,19 +274,19 @@ impl Run {
             None if self.options.hold => ("waiting", None),
             None => (self.queue.state(), None),
         };
+        let queue = self.queue.counters();
         Snapshot {
-            queue: self.queue.counters(),
+            queue,
             fanout: *self.fanout.counters(),
             ports: self
                 .fanout
                 .ports()
                 .iter()
-                .map(|port| {
-                    (
-                        port.id,
-                        port.counters,
-                        port.quarantined().map(str::to_owned),
-                    )
+                .map(|port| PortSnapshot {
+                    id: port.id,
+                    counters: port.counters,
+                    kernel_dropped: queue.dropped - port.dropped_before,
+                    quarantined: port.quarantined().map(str::to_owned),
                 })
                 .collect(),
             state: state.to_owned(),
