@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Next, Port};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, label, value};
+use vnplug_e2e::daemon::{Daemon, label, program, value};
 use vnplug_ring::control::{Balance, FilterSpec};
 use vnplug_ring::layout::flags;
 use vnplug_ring::witness::{Checker, View};
@@ -243,4 +243,26 @@ fn lists_and_counters_name_what_is_there() {
             .count(),
         2
     );
+}
+
+#[test]
+fn the_witness_judges_several_queues_together() {
+    let lab = Lab::new().unwrap();
+    let source = "lab=gen,pps=100000,queues=4,run=5,flows=16";
+    let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
+    let count = |limit: &[&str]| {
+        let output = std::process::Command::new(program("vnplug").unwrap())
+            .arg("--socket")
+            .arg(daemon.socket())
+            .args(["count", "host:lab", "--witness"])
+            .args(limit)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{limit:?}: {said}");
+        assert!(said.contains("witness: perfect"), "{limit:?}: {said}");
+    };
+    count(&["-t", "2s"]);
+    count(&["-c", "30000"]);
+    count(&["-c", "5"]);
 }

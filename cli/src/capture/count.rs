@@ -4,11 +4,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::json;
 use vnplug::{Packet, Port};
-use vnplug_ring::witness::{Checker, View};
 
-use super::{PortArgs, Sink};
+use super::witness::{Verdict, Witness};
+use super::{BeforeDaemon, PortArgs, Sink, Stop};
 use crate::failure::{Failure, OK, Outcome, WITNESS};
 use crate::text::grouped;
 use crate::{out, stats, sys};
@@ -22,7 +22,8 @@ Examples:
   vnplug count host:gen0 -c 1000000 --witness
   vnplug count host:eth1 --cluster ids --balance flow
 
-lost: packets this reader was too slow for (its ring was full). --witness judges the generator's
+lost: packets this reader was too slow for (its ring was full). What the kernel lost before the
+daemon could read it is told apart. --witness judges the generator's
 numbered frames: missing, duplicated, reordered, corrupt; the exit code is then 3. With a filter,
 sampling or a cluster it cannot know what is missing and judges the rest.")]
 pub(crate) struct Count {
@@ -42,7 +43,8 @@ struct CountSink {
     now: Tally,
     before: (Instant, Tally),
     lines: u64,
-    checker: Option<Checker>,
+    before_daemon: BeforeDaemon,
+    witness: Option<Witness>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -55,10 +57,6 @@ struct Tally {
 impl Count {
     pub(crate) fn run(&self, socket: &Path) -> Outcome {
         let mut port = self.port.open(socket)?;
-        let view = match self.port.gets_everything() {
-            true => View::Whole,
-            false => View::Part,
-        };
         let start = Instant::now();
         let mut sink = CountSink {
             json: self.json,
@@ -66,12 +64,15 @@ impl Count {
             now: Tally::default(),
             before: (start, Tally::default()),
             lines: 0,
-            checker: self.witness.then(|| Checker::new(view)),
+            before_daemon: BeforeDaemon::default(),
+            witness: self.witness.then(Witness::default),
         };
         sys::catch_signals();
         let driven = self.port.drive(&mut port, &mut sink);
         // The summary comes whatever ended it, also without the daemon.
-        let verdict = sink.summary(&mut port)?;
+        let stop = driven.as_ref().map_or(Stop::Time, |stop| *stop);
+        let whole = self.port.gets_everything();
+        let verdict = sink.summary(&mut port, whole, stop)?;
         driven?;
         Ok(verdict.map_or(OK, std::process::ExitCode::from))
     }
@@ -82,8 +83,9 @@ impl Sink for CountSink {
     fn packet(&mut self, packet: &Packet<'_>) -> Result<(), Failure> {
         self.now.packets += 1;
         self.now.wire_bytes += u64::from(packet.meta.wire_len);
-        if let Some(checker) = &mut self.checker {
-            checker.feed(packet.bytes);
+        self.before_daemon.see(packet);
+        if let Some(witness) = &mut self.witness {
+            witness.feed(packet);
         }
         Ok(())
     }
@@ -92,7 +94,10 @@ impl Sink for CountSink {
         Ok(())
     }
 
-    fn tick(&mut self, port: &Port) -> Result<(), Failure> {
+    fn tick(&mut self, port: &mut Port) -> Result<(), Failure> {
+        if self.before_daemon.marks > 0 {
+            self.before_daemon.ask(port);
+        }
         self.now.lost = port.counts().lost;
         let now = Instant::now();
         let (then, before) = self.before;
@@ -108,6 +113,7 @@ impl Sink for CountSink {
                 "seconds": millis(total),
                 "packets": self.now.packets, "bytes": self.now.wire_bytes, "lost": self.now.lost,
                 "packets_per_second": packets, "bits_per_second": bits, "lost_now": lost,
+                "lost_before_daemon": self.before_daemon.lost(),
                 "away": port.is_away(),
             });
             return out::raw(&format!("{line}\n"));
@@ -126,23 +132,27 @@ impl Sink for CountSink {
             ""
         };
         out::raw(&format!(
-            "{head}{total:>8.1} {:>14} {:>12.3} {:>12} {:>16} {:>14}{away}\n",
+            "{head}{total:>8.1} {:>14} {:>12.3} {:>12} {:>16} {:>14}{}{away}\n",
             grouped(packets),
             bits as f64 / 1e6,
             grouped(lost),
             grouped(self.now.packets),
             grouped(self.now.lost),
+            self.before_daemon.words(),
         ))
     }
 }
 
 impl CountSink {
     /// Prints the last words; the exit code if the witness found something.
-    fn summary(&mut self, port: &mut Port) -> Result<Option<u8>, Failure> {
+    fn summary(&mut self, port: &mut Port, whole: bool, stop: Stop) -> Result<Option<u8>, Failure> {
         let seconds = self.start.elapsed().as_secs_f64();
         let counts = port.counts();
         // Its own counters are enough if the daemon is gone.
         let host = port.stats().ok().and_then(|stats| stats.host);
+        if let Some(host) = &host {
+            self.before_daemon.hear(port.number(), host);
+        }
         let lost = counts.lost;
         let Tally {
             packets,
@@ -151,12 +161,17 @@ impl CountSink {
         } = self.now;
         let rate = (packets as f64 / seconds).round() as u64;
         let bits = (wire_bytes as f64 * 8.0 / seconds).round() as u64;
-        let witness = self.checker.as_ref().map(Verdict::of);
+        let rings = port.ring_count();
+        let witness = self
+            .witness
+            .as_ref()
+            .map(|witness| witness.verdict(whole, stop, rings));
         if self.json {
             let line = json!({
                 "summary": true, "seconds": millis(seconds),
                 "packets": packets, "bytes": wire_bytes, "captured_bytes": counts.bytes,
-                "lost": lost, "gaps": counts.gaps, "reopened": counts.reopened,
+                "lost": lost, "lost_before_daemon": self.before_daemon.lost(),
+                "source_loss_marks": self.before_daemon.marks, "gaps": counts.gaps, "reopened": counts.reopened,
                 "packets_per_second": rate, "bits_per_second": bits,
                 "host": host.as_ref().map(stats::to_json),
                 "witness": witness.as_ref().map(Verdict::to_json),
@@ -164,12 +179,13 @@ impl CountSink {
             out::raw(&format!("{line}\n"))?;
         } else {
             let mut text = format!(
-                "{} packets, {} bytes in {seconds:.3} s: {} packets/s, {:.3} Mbit/s; {} lost",
+                "{} packets, {} bytes in {seconds:.3} s: {} packets/s, {:.3} Mbit/s; {} lost{}",
                 grouped(packets),
                 grouped(wire_bytes),
                 grouped(rate),
                 bits as f64 / 1e6,
                 grouped(lost),
+                self.before_daemon.words(),
             );
             if counts.gaps > 0 {
                 text += &format!(
@@ -188,159 +204,8 @@ impl CountSink {
     }
 }
 
-/// What the witness frames prove, over all runs.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Verdict {
-    runs: u64,
-    received: u64,
-    missing: u64,
-    duplicates: u64,
-    reordered: u64,
-    corrupt: u64,
-    unjudged: u64,
-    foreign: u64,
-    /// The first missing sequences, as text.
-    where_missing: Vec<String>,
-}
-
-impl Verdict {
-    fn of(checker: &Checker) -> Self {
-        let mut verdict = Self {
-            corrupt: checker.corrupt(),
-            foreign: checker.foreign(),
-            ..Self::default()
-        };
-        for run in checker.runs() {
-            let Some(report) = checker.report(run) else {
-                continue;
-            };
-            verdict.runs += 1;
-            verdict.received += report.received;
-            verdict.missing += report.missing.count;
-            verdict.duplicates += report.duplicates;
-            verdict.reordered += report.reordered;
-            verdict.unjudged += report.unjudged;
-            for gap in &report.missing.first {
-                verdict
-                    .where_missing
-                    .push(format!("{}..{}", gap.start, gap.end));
-            }
-        }
-        verdict
-    }
-
-    fn is_perfect(&self) -> bool {
-        self.received > 0
-            && self.missing == 0
-            && self.duplicates == 0
-            && self.reordered == 0
-            && self.corrupt == 0
-            && self.unjudged == 0
-    }
-
-    fn to_json(&self) -> Value {
-        json!({
-            "perfect": self.is_perfect(), "runs": self.runs, "received": self.received,
-            "missing": self.missing, "duplicates": self.duplicates, "reordered": self.reordered,
-            "corrupt": self.corrupt, "unjudged": self.unjudged, "foreign": self.foreign,
-            "first_missing": self.where_missing,
-        })
-    }
-
-    fn to_text(&self) -> String {
-        if self.received == 0 && self.corrupt == 0 {
-            return "witness: no generator's frame was received".to_owned();
-        }
-        let verdict = if self.is_perfect() {
-            "perfect"
-        } else {
-            "NOT perfect"
-        };
-        let mut text = format!(
-            "witness: {verdict}: {} received, {} missing, {} duplicates, {} reordered, {} corrupt",
-            grouped(self.received),
-            grouped(self.missing),
-            grouped(self.duplicates),
-            grouped(self.reordered),
-            grouped(self.corrupt),
-        );
-        for (count, what) in [(self.unjudged, "unjudged"), (self.foreign, "of others")] {
-            if count > 0 {
-                text += &format!(", {} {what}", grouped(count));
-            }
-        }
-        if !self.where_missing.is_empty() {
-            text += &format!("; missing first: {}", self.where_missing.join(" "));
-        }
-        text
-    }
-}
-
 fn millis(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
 }
 
 const LINES_PER_HEAD: u64 = 20;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn silence_is_no_proof() {
-        let verdict = Verdict::of(&Checker::new(View::Whole));
-        assert!(!verdict.is_perfect());
-        assert!(verdict.to_text().contains("no generator's frame"));
-    }
-
-    #[test]
-    fn every_defect_spoils_the_verdict_and_is_named() {
-        let good = || Verdict {
-            runs: 1,
-            received: 10,
-            ..Verdict::default()
-        };
-        assert!(good().is_perfect());
-        for (bad, words) in [
-            (
-                Verdict {
-                    missing: 2,
-                    where_missing: vec!["3..5".into()],
-                    ..good()
-                },
-                "missing first: 3..5",
-            ),
-            (
-                Verdict {
-                    duplicates: 1,
-                    ..good()
-                },
-                "1 duplicates",
-            ),
-            (
-                Verdict {
-                    reordered: 1,
-                    ..good()
-                },
-                "1 reordered",
-            ),
-            (
-                Verdict {
-                    corrupt: 1,
-                    ..good()
-                },
-                "1 corrupt",
-            ),
-            (
-                Verdict {
-                    unjudged: 1,
-                    ..good()
-                },
-                "1 unjudged",
-            ),
-        ] {
-            assert!(!bad.is_perfect(), "{words}");
-            assert!(bad.to_text().contains(words), "{}", bad.to_text());
-        }
-    }
-}

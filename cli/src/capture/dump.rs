@@ -10,7 +10,7 @@ use clap::Args;
 use vnplug::{Packet, Port};
 
 use super::pcap::{Format, Origin, Totals, Writer};
-use super::{PortArgs, Sink};
+use super::{BeforeDaemon, PortArgs, Sink};
 use crate::failure::{Failure, OK, Outcome};
 use crate::text::grouped;
 use crate::{out, sys};
@@ -40,6 +40,7 @@ struct DumpSink {
     name: String,
     is_pipe: bool,
     packets: u64,
+    before_daemon: BeforeDaemon,
     /// Nothing can be written any more.
     broken: bool,
 }
@@ -57,6 +58,7 @@ impl Dump {
         let from_ns = now_ns();
         let driven = self.port.drive(&mut port, &mut sink);
         let lost = port.counts().lost;
+        sink.before_daemon.ask(&mut port);
         let totals = Totals {
             from_ns,
             to_ns: now_ns(),
@@ -71,9 +73,10 @@ impl Dump {
                 .map_err(|error| sink.failure(error)),
         };
         out::note(&format!(
-            "{} packets written, {} lost on this port",
+            "{} packets written, {} lost on this port{}",
             grouped(sink.writer.written()),
-            grouped(lost)
+            grouped(lost),
+            sink.before_daemon.words()
         ));
         driven.and(finished).map(|()| OK)
     }
@@ -102,6 +105,7 @@ impl Dump {
             name,
             is_pipe,
             packets: 0,
+            before_daemon: BeforeDaemon::default(),
             broken: false,
         };
         // A reader of a pipe starts with the header; a full disk is found at once.
@@ -146,6 +150,7 @@ impl Sink for DumpSink {
     #[inline]
     fn packet(&mut self, packet: &Packet<'_>) -> Result<(), Failure> {
         self.packets += 1;
+        self.before_daemon.see(packet);
         let written = self.writer.packet(packet);
         written.map_err(|error| self.failure(error))
     }
@@ -154,7 +159,10 @@ impl Sink for DumpSink {
         if self.is_pipe { self.flush() } else { Ok(()) }
     }
 
-    fn tick(&mut self, _: &Port) -> Result<(), Failure> {
+    fn tick(&mut self, port: &mut Port) -> Result<(), Failure> {
+        if self.before_daemon.marks > 0 {
+            self.before_daemon.ask(port);
+        }
         self.flush()
     }
 }

@@ -3,12 +3,13 @@
 pub(crate) mod count;
 pub(crate) mod dump;
 mod pcap;
+mod witness;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use vnplug::{Next, Packet, Port, PortOptions, Ready};
+use vnplug::{Counted, Next, Packet, Port, PortOptions, Ready, flags};
 
 use crate::failure::Failure;
 use crate::{sys, text};
@@ -93,7 +94,71 @@ pub(crate) trait Sink {
     /// Nothing more to read at this moment.
     fn idle(&mut self) -> Result<(), Failure>;
     /// About once a second.
-    fn tick(&mut self, port: &Port) -> Result<(), Failure>;
+    fn tick(&mut self, port: &mut Port) -> Result<(), Failure>;
+}
+
+/// Why reading stopped without a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// The source ended, and everything was read.
+    Ended,
+    /// The time is over, or a signal came.
+    Time,
+    /// So many packets were asked for; others may lie in the rings.
+    Packets,
+}
+
+/// What was lost before the daemon saw it: in the kernel, for all its readers.
+#[derive(Debug, Default)]
+pub(crate) struct BeforeDaemon {
+    /// Packets that say that others were lost before them.
+    pub(crate) marks: u64,
+    port: u32,
+    now: u64,
+    earlier: u64,
+}
+
+impl BeforeDaemon {
+    /// Looks at a packet's mark.
+    #[inline]
+    pub(crate) fn see(&mut self, packet: &Packet<'_>) {
+        self.marks += u64::from(packet.meta.flags & flags::SOURCE_LOSS != 0);
+    }
+
+    /// Asks the daemon for the number; without an answer the last one stays.
+    pub(crate) fn ask(&mut self, port: &mut Port) {
+        let host = port.stats().ok().and_then(|stats| stats.host);
+        if let Some(host) = host {
+            self.hear(port.number(), &host);
+        }
+    }
+
+    /// Takes the number from the daemon's counters of a port.
+    pub(crate) fn hear(&mut self, port: u32, host: &Counted) {
+        // A port that was reopened counts anew.
+        if self.port != port {
+            self.earlier += std::mem::take(&mut self.now);
+            self.port = port;
+        }
+        let value = host
+            .values
+            .iter()
+            .find(|(key, _)| key == "source_kernel_dropped");
+        self.now = value.map_or(self.now, |(_, value)| *value);
+    }
+
+    /// Packets lost while this reader was attached.
+    pub(crate) fn lost(&self) -> u64 {
+        self.earlier + self.now
+    }
+
+    /// `, N lost before the daemon (kernel)`, or nothing.
+    pub(crate) fn words(&self) -> String {
+        match self.lost() {
+            0 => String::new(),
+            lost => format!(", {} lost before the daemon (kernel)", text::grouped(lost)),
+        }
+    }
 }
 
 impl PortArgs {
@@ -136,7 +201,7 @@ impl PortArgs {
     ///
     /// # Errors
     /// Why the port or the sink failed; everything before was delivered.
-    pub(crate) fn drive(&self, port: &mut Port, sink: &mut impl Sink) -> Result<(), Failure> {
+    pub(crate) fn drive(&self, port: &mut Port, sink: &mut impl Sink) -> Result<Stop, Failure> {
         let start = Instant::now();
         let end = self.seconds.map(|seconds| start + seconds);
         let mut left = self.packets.unwrap_or(u64::MAX);
@@ -149,18 +214,18 @@ impl PortArgs {
                 taken += 1;
                 left -= 1;
                 if left == 0 {
-                    return Ok(());
+                    return Ok(Stop::Packets);
                 }
             }
             if sys::stop().is_some() {
-                return Ok(());
+                return Ok(Stop::Time);
             }
             steps += 1 + taken;
             if steps >= STEPS {
                 steps = 0;
                 let now = Instant::now();
                 if end.is_some_and(|end| now >= end) {
-                    return Ok(());
+                    return Ok(Stop::Time);
                 }
                 if now >= tick {
                     sink.tick(port)?;
@@ -180,10 +245,10 @@ impl PortArgs {
                     sink.packet(&packet)?;
                     left -= 1;
                     if left == 0 {
-                        return Ok(());
+                        return Ok(Stop::Packets);
                     }
                 }
-                Next::Ended => return Ok(()),
+                Next::Ended => return Ok(Stop::Ended),
                 Next::Nothing if self.busy_poll => std::hint::spin_loop(),
                 Next::Nothing => {
                     // The clock is looked at before and after a sleep.
@@ -206,3 +271,25 @@ const TICK: Duration = Duration::from_secs(1);
 /// NB: in User-mode Linux the clock is a system call, and a slow one. With a look per batch a reader
 /// there had half the rate of the same reader on the host; now it has the same (row `uml-reader`).
 const STEPS: usize = 16_384;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_before_the_daemon_add_up_over_a_reopened_port() {
+        let host = |value| Counted {
+            kind: "port".into(),
+            name: "1".into(),
+            labels: Vec::new(),
+            values: vec![("source_kernel_dropped".into(), value)],
+        };
+        let mut before = BeforeDaemon::default();
+        assert_eq!(before.words(), "");
+        for (port, value, lost) in [(1, 0, 0), (1, 1500, 1500), (4, 0, 1500), (4, 7, 1507)] {
+            before.hear(port, &host(value));
+            assert_eq!(before.lost(), lost);
+        }
+        assert_eq!(before.words(), ", 1,507 lost before the daemon (kernel)");
+    }
+}
