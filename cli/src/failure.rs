@@ -21,6 +21,8 @@ const ERROR: u8 = 1;
 pub(crate) const WITNESS: u8 = 3;
 /// Exit code of `detach`: the guest did not let go of a device; run it again later.
 pub(crate) const PENDING: u8 = 4;
+/// Exit code of `stats`: an account does not close.
+pub(crate) const ACCOUNTS: u8 = 5;
 
 /// Shown at the end of `vnplug --help`.
 pub(crate) const EXIT_CODES: &str = "\
@@ -30,6 +32,7 @@ Exit codes:
   2  wrong usage
   3  count --witness: packets are missing, duplicated, reordered or corrupt
   4  detach: the guest has not let go of a device yet
+  5  stats: an account does not close
 attach uml ends with the exit code of the User-mode Linux it ran.";
 
 impl Failure {

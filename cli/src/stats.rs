@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use vnplug::{Client, Counted};
 use vnplug_ring::control::HOST_PREFIX;
 
-use crate::failure::{Failure, OK, Outcome};
+use crate::failure::{ACCOUNTS, Failure, OK, Outcome};
 use crate::out;
 use crate::text::{escape, grouped};
 
@@ -27,7 +27,8 @@ Examples:
   vnplug stats --json | jq '.counters[] | select(.kind == \"port\")'
 
 `closes: yes` means that every frame that was read is accounted for, to the packet. A source's
-frames that the kernel has counted and the daemon not read yet show as a difference under load.")]
+frames that the kernel has counted and the daemon not read yet show as a difference under load. If
+an account does not close the exit code is 5.")]
 pub(crate) struct Stats {
     /// One JSON object
     #[arg(long)]
@@ -63,7 +64,8 @@ impl Stats {
             let head = if lines.is_empty() { "" } else { "accounts\n" };
             out::raw(&format!("{counters}{head}{lines}closes: {closes}\n"))?;
         }
-        Ok(OK)
+        let closes = identities.iter().all(Identity::closes);
+        Ok(if closes { OK } else { ACCOUNTS.into() })
     }
 }
 
