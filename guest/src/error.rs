@@ -1,6 +1,7 @@
 //! What can go wrong, and what to do about it.
 
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use vnplug_ring::control::{Malformed, code};
@@ -97,19 +98,22 @@ impl From<Corrupt> for Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
+            // Asked only now: nothing is decided by it.
+            Self::Unreachable { path, .. } if is_no_socket(path) => {
+                write!(f, "{} is not a socket; give the daemon's", path.display())
+            }
             Self::Unreachable { path, errno } => write!(
                 f,
-                "nobody listens on {} ({errno}): on a host start the daemon (systemctl start \
-                 vnplugd), in a guest the agent (vnplug agent)",
+                "nobody listens on {} ({errno}): on a host start the daemon (vnplugd --source \
+                 INTERFACE), in a guest the agent (vnplug agent)",
                 path.display()
             ),
-            Self::Permission { path } => {
-                write!(
-                    f,
-                    "no permission to connect to {}: join its group",
-                    path.display()
-                )
-            }
+            Self::Permission { path } => write!(
+                f,
+                "connecting to {} is not permitted: ask the operator for socket_mode or \
+                 socket_group, or run as root",
+                path.display()
+            ),
             Self::Disconnected => f.write_str("the connection was closed by the other side"),
             Self::TimedOut => f.write_str("no answer within the time limit"),
             Self::Protocol(text) => write!(f, "protocol error: {text}"),
@@ -129,6 +133,11 @@ impl std::fmt::Display for Error {
             Self::System { what, errno } => write!(f, "{what}: {errno}"),
         }
     }
+}
+
+/// True for a directory, a file or whatever else is there and cannot be listened on.
+fn is_no_socket(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|there| !there.file_type().is_socket())
 }
 
 impl std::error::Error for Error {
@@ -164,6 +173,14 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_socket_is_told_as_such() {
+        let path = std::env::temp_dir();
+        let errno = Errno::CONNREFUSED;
+        let text = Error::Unreachable { path, errno }.to_string();
+        assert!(text.contains("is not a socket"), "{text}");
+    }
+
+    #[test]
     fn an_absent_daemon_is_named_with_the_remedy() {
         let path = PathBuf::from("/run/x.sock");
         let text = Error::Unreachable {
@@ -172,7 +189,7 @@ mod tests {
         }
         .to_string();
         assert!(
-            text.contains("/run/x.sock") && text.contains("systemctl start vnplugd"),
+            text.contains("/run/x.sock") && text.contains("vnplugd --source"),
             "{text}"
         );
     }
