@@ -122,7 +122,7 @@ impl PacketQueue {
         if up {
             self.counters.rebinds += 1;
             self.mark |= flags::SOURCE_LOSS;
-            log::info!("interface {:?} is up again", self.opener.config().interface);
+            log::info!(target: "source", "interface {:?} is up again", self.opener.config().interface);
         }
     }
 
@@ -130,7 +130,7 @@ impl PacketQueue {
     fn look_for_another(&mut self) {
         let now = Instant::now();
         let LinkState::Gone { retry_at, pause } = self.link else {
-            log::warn!("interface {:?} is gone", self.opener.config().interface);
+            log::warn!(target: "source", "interface {:?} is gone", self.opener.config().interface);
             // The last frames come when their block's time is over.
             let drain = 2 * Duration::from_millis(self.opener.config().block_timeout_ms.into());
             self.link = LinkState::Gone {
@@ -151,10 +151,10 @@ impl PacketQueue {
                 self.settle(bound.link.up);
                 self.counters.rebinds += 1;
                 self.mark |= flags::SOURCE_LOSS;
-                log::info!("interface {:?} is back", self.opener.config().interface);
+                log::info!(target: "source", "interface {:?} is back", self.opener.config().interface);
             }
             Err(error) => {
-                log::debug!("{error}");
+                log::debug!(target: "source", "{error}");
                 let retry_at = now + pause;
                 self.link = LinkState::Gone {
                     retry_at,
@@ -227,7 +227,7 @@ impl Queue for PacketQueue {
         let failed = sleep(waker, Some(self.ring.socket().as_fd()), limit).contains(PollFlags::ERR);
         if failed && let Some(cause) = self.ring.socket().take_error() {
             let name = &self.opener.config().interface;
-            log::warn!("interface {name:?}: {cause}");
+            log::warn!(target: "source", "interface {name:?}: {cause}");
             self.look();
         } else if !matches!(self.link, LinkState::Up) {
             self.look();

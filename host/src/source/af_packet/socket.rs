@@ -119,7 +119,7 @@ impl Opener {
         if self.config.hardware_timestamps {
             if let Err(cause) = socket.stamp_in_hardware(&self.config.interface) {
                 let name = &self.config.interface;
-                log::warn!("interface {name:?} gives no hardware timestamps: {cause}");
+                log::warn!(target: "source", "interface {name:?} gives no hardware timestamps: {cause}");
             }
             socket.set(
                 libc::PACKET_TIMESTAMP,
