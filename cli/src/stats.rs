@@ -3,7 +3,7 @@
 //! The daemon takes its counters between two batches, so these hold in every answer:
 //!
 //! ```text
-//! source   seen    = read + kernel_dropped + skipped
+//! source   seen    = read + kernel_dropped
 //! source   duties  = offered of its ports + departed_offered
 //! port     offered = refused + direction + filtered + sampled_out + delivered + dropped_…
 //! ```
@@ -101,11 +101,7 @@ fn identities(all: &[Counted]) -> Vec<Identity> {
     let mut found = Vec::new();
     for source in all.iter().filter(|counted| counted.kind == "source") {
         let about = format!("source {}", source.name);
-        if let Some(mut identity) = sum(&about, source, "seen", &["read", "kernel_dropped"]) {
-            let skipped = value(source, "skipped").map(|value| ("skipped".to_owned(), value));
-            identity.right.extend(skipped);
-            found.push(identity);
-        }
+        found.extend(sum(&about, source, "seen", &["read", "kernel_dropped"]));
         let ports = all
             .iter()
             .filter(|port| port.kind == "port" && is_of(port, source));
@@ -230,7 +226,6 @@ mod tests {
             ("seen", 110),
             ("read", 100),
             ("kernel_dropped", 10),
-            ("skipped", 0),
             ("duties", 205),
             ("departed_offered", 5),
         ];

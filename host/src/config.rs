@@ -66,7 +66,7 @@ const EXAMPLES: &str = "Examples:
   vnplugd --source 'eth1=af_packet:eth1,queues=2,cpus=2+3' --allow 'vm:probe=eth1:not port 22'
   vnplugd --source lab=gen,size=60,pps=1000000 --source old=pcap:trace.pcapng,pace=top
 
-Options of each kind of source: see docs/sources.md. Clients: see vnplug(1).
+Options of each kind of source: see docs/sources.md. Clients: see vnplug --help.
 Exit status: 0 ended by SIGTERM or SIGINT, 1 could not start or go on, 2 wrong usage.";
 
 /// The whole configuration.

@@ -1,4 +1,4 @@
-//! A bound on how much peers can make the daemon log (F90).
+//! A bound on how much peers can make the daemon log.
 //!
 //! Whatever a peer can provoke at will (a connection cut off, a port in quarantine, a channel that
 //! comes and goes) is logged with [`peer_log`]: at most [`LINES`] lines in one second in all, and

@@ -228,7 +228,7 @@ impl Control {
     }
 
     /// Descriptors are short: close who is waiting at once instead of spinning on a readable
-    /// listener (F43), and listen again a little later.
+    /// listener, and listen again a little later.
     fn refuse_for_want_of_descriptors(&mut self, token: u64, error: &rustix::io::Errno) {
         peer_log!(
             log::Level::Warn,

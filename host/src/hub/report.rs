@@ -3,7 +3,7 @@
 //! Every source is snapshot between two batches of its threads, so the identities hold in every
 //! answer, also under load:
 //!
-//! - K, at rest: `seen = read + kernel_dropped + skipped`
+//! - K, at rest: `seen = read + kernel_dropped`
 //! - R: `duties = Σ offered of its ports + departed_offered`, where `duties` adds up, for each
 //!   frame read, the subscribers of that moment (a cluster is one)
 //! - S, for each port: `offered = refused + direction + filtered + sampled_out + delivered +

@@ -1,5 +1,5 @@
 //! A VM's pool is a file that QEMU or User-mode Linux also opened; whoever truncates it would kill
-//! the daemon by SIGBUS at the next store (F32).
+//! the daemon by SIGBUS at the next store.
 //!
 //! The handler looks the faulting address up among the guarded mappings, puts private zero pages in
 //! place of the whole mapping and sets its [`Watch`]; the daemon then sees `lost` and drops the VM. A

@@ -59,7 +59,7 @@ fn every_variant_reads_exactly() {
     }
 }
 
-/// F63: a file cut at every byte.
+/// A file cut at every byte.
 #[test]
 fn cut_anywhere_gives_the_whole_packets_and_then_where_it_was_cut() {
     for Golden { name, records } in golden::all() {
@@ -90,7 +90,7 @@ fn cut_anywhere_gives_the_whole_packets_and_then_where_it_was_cut() {
     }
 }
 
-/// F62, F65: what a file may claim.
+/// What a file may claim.
 #[test]
 fn hostile_files_end_with_the_offset_of_the_lie() {
     let order = Order(false);
@@ -227,7 +227,7 @@ fn hostile_files_end_with_the_offset_of_the_lie() {
     }
 }
 
-/// F65: much of everything that is legal is read, in time that grows with the file only.
+/// Much of everything that is legal is read, in time that grows with the file only.
 #[test]
 fn many_options_interfaces_and_sections_are_read() {
     let order = Order(false);

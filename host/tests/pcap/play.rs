@@ -135,7 +135,6 @@ fn a_day_between_packets_can_be_waited_for_and_interrupted() {
     assert!((86..5000).contains(&start.elapsed().as_millis()));
 }
 
-/// F64.
 #[test]
 fn strange_inputs_are_refused_or_bounded() {
     let dir = Dir::new("strange");
