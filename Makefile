@@ -56,6 +56,9 @@ install: build
 	install -D -m 755 $(TARGET)/release/libvnplug.so $(DESTDIR)$(PREFIX)/lib/libvnplug.so
 	install -D -m 644 $(TARGET)/release/libvnplug.a $(DESTDIR)$(PREFIX)/lib/libvnplug.a
 	install -D -m 644 $(UML_PRELOAD) $(DESTDIR)$(PREFIX)/lib/vnplug/$(notdir $(UML_PRELOAD))
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's|/usr/local/|$(PREFIX)/|' dist/vnplugd.service \
+		>$(DESTDIR)$(PREFIX)/lib/systemd/system/vnplugd.service
 	install -D -m 644 guest/include/vnplug.h $(DESTDIR)$(PREFIX)/include/vnplug.h
 
 clean:
