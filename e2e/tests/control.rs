@@ -14,7 +14,7 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, program, refusal};
 use vnplug_e2e::raw::{Holdings, Raw, hello, open};
 use vnplug_ring::control::wire::{HEADER, Header, MAX_REQUEST};
-use vnplug_ring::control::{Message, Role, VERSION, code};
+use vnplug_ring::control::{FilterSpec, Message, Role, VERSION, code};
 
 const SOURCE: &[&str] = &["--source", "lab=gen,pps=1000"];
 
@@ -294,6 +294,90 @@ fn flooders_and_the_silent_do_not_keep_others_waiting() {
     }
     drop(silent);
     daemon.audit();
+}
+
+/// Opens with a filter of its own number that takes long to compile.
+fn costly(number: u64) -> Message {
+    let [high, low] = (number as u16).to_be_bytes();
+    let hosts = (0..100).map(|host| format!("host 10.{high}.{low}.{host}"));
+    let mut open = open("lab", 0);
+    open.filter = FilterSpec::Expression(hosts.collect::<Vec<_>>().join(" or "));
+    Message::Open(open)
+}
+
+#[test]
+fn filters_of_connections_that_are_gone_keep_nobody_waiting() {
+    let lab = Lab::new().unwrap();
+    let config = lab.dir().join("config");
+    fs::write(&config, "socket_mode = 0o666\n").unwrap();
+    let config = ["--config", config.to_str().unwrap()];
+    let grant = ["--allow", "uid:65534=lab"];
+    let daemon = Daemon::start(&lab, None, &[&config[..], SOURCE, &grant].concat()).unwrap();
+    let before = at_rest(&daemon);
+    let begun = Instant::now();
+    let mut abandoned = 0;
+    while begun.elapsed() < Duration::from_secs(2) {
+        let mut raw = Raw::greeted(&daemon.socket());
+        raw.send(&costly(abandoned).encode(2, 0)).unwrap();
+        abandoned += 1;
+    }
+    // Another user has a filter compiled that the daemon has not seen.
+    let begun = Instant::now();
+    let count = ["count", "-c", "1", "-f", "ip and not port 4711", "lab"];
+    let counted = as_nobody(&daemon, &count);
+    let other = begun.elapsed();
+    assert!(counted.contains("packet"), "{counted}");
+    // So has a new connection of the one who left so many.
+    let begun = Instant::now();
+    let mut raw = Raw::greeted(&daemon.socket());
+    let mut fresh = open("lab", 0);
+    fresh.filter = FilterSpec::Expression("ip and not port 4712".into());
+    let opened = raw.ask(&Message::Open(fresh), 0);
+    let same = begun.elapsed();
+    assert!(matches!(opened, Message::Opened(_)), "{opened:?}");
+    eprintln!("after {abandoned} abandoned filters: another user {other:?}, the same {same:?}");
+    assert!(abandoned > 100, "{abandoned}");
+    assert!(other < Duration::from_secs(1), "{other:?}");
+    assert!(same < Duration::from_secs(1), "{same:?}");
+    drop(raw);
+    settles(&daemon, before);
+}
+
+#[test]
+fn one_user_may_let_64_filters_wait_and_is_told_about_the_next() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, SOURCE).unwrap();
+    let mut raws: Vec<Raw> = (0..200).map(|_| Raw::greeted(&daemon.socket())).collect();
+    for (number, raw) in (1..).zip(&mut raws) {
+        raw.send(&costly(number).encode(2, 0)).unwrap();
+    }
+    let answers: Vec<Message> = raws.iter_mut().map(|raw| raw.next().unwrap().1).collect();
+    let told =
+        |answer: &&Message| matches!(answer, Message::Error { code, .. } if *code == code::LIMIT);
+    let refused = answers.iter().filter(told).count();
+    eprintln!("{refused} of {} refused", answers.len());
+    assert!((1..=200 - 64).contains(&refused), "{refused}");
+}
+
+#[test]
+fn what_a_refusal_quotes_is_cut_short() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, SOURCE).unwrap();
+    let mut raw = Raw::greeted(&daemon.socket());
+    let long = "\u{1}".repeat(60_000);
+    let mut filtered = open("lab", 0);
+    filtered.filter = FilterSpec::Expression(format!("tcp {}", &long[..7_000]));
+    for message in [
+        Message::Open(open(&long, 0)),
+        Message::Open(filtered),
+        Message::DetachVm {
+            name: long.clone(),
+            owner: 0,
+        },
+    ] {
+        let (_, text) = refusal(raw.ask(&message, 0));
+        assert!(text.len() <= 1024, "{} bytes", text.len());
+    }
 }
 
 #[test]

@@ -2,14 +2,13 @@
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 use vnplug_ring::control::wire::{Header, Malformed};
 use vnplug_ring::control::{FilterSpec, Message, Open, Role, VERSION, code};
 use vnplug_ring::layout::MAX_SNAPLEN;
 
 use super::Control;
-use super::compile::{Compiled, Job};
+use super::compile::{CHEAP, Compiled, Job, Ticket};
 use super::session::Over;
 use crate::filter::Trust;
 use crate::hub::policy::{Sight, Viewer};
@@ -20,6 +19,8 @@ pub(super) struct Pending {
     id: u32,
     app: u32,
     then: Then,
+    /// Dropped with this when the connection ends.
+    _ticket: Ticket,
 }
 
 enum Then {
@@ -27,13 +28,29 @@ enum Then {
     Filter { port: u32 },
 }
 
-/// Compiling for longer than this costs the connection tokens: others wait for the same thread.
-const CHEAP: Duration = Duration::from_millis(20);
 /// What a request costs beyond its own token if the queues' threads have to answer it too.
 const ASKS_QUEUES: f64 = 9.0;
 /// The longest name of a cluster in bytes, and as much of a filter's text as lists show.
 const MAX_CLUSTER: usize = 64;
 const SHOWN_FILTER: usize = 256;
+/// The longest reason of a refusal in bytes, and as much as it quotes of what was sent.
+const MAX_REASON: usize = 1024;
+const MAX_QUOTED: usize = 200;
+
+/// What a peer sent, as a refusal quotes it.
+pub(super) fn quoted(text: &str) -> String {
+    cut(format!("{:?}", cut(text.into(), MAX_QUOTED)), MAX_QUOTED)
+}
+
+/// At most so many bytes of a text, with a sign that there was more.
+fn cut(mut text: String, most_bytes: usize) -> String {
+    const MORE: char = '…';
+    if text.len() > most_bytes {
+        text.truncate(text.floor_char_boundary(most_bytes - MORE.len_utf8()));
+        text.push(MORE);
+    }
+    text
+}
 
 impl Control {
     /// Serves one message.
@@ -171,7 +188,10 @@ impl Control {
     ) -> Result<(), Over> {
         let (message, fds) = match result {
             Ok(answer) => answer,
-            Err(Refusal { code, text }) => (Message::Error { code, text }, Vec::new()),
+            Err(Refusal { code, text }) => {
+                let text = cut(text, MAX_REASON);
+                (Message::Error { code, text }, Vec::new())
+            }
         };
         match self.sessions.get_mut(&token) {
             Some(session) => session.say(&message, id, app, fds),
@@ -207,16 +227,8 @@ impl Control {
         }
         let filter = open.filter.clone();
         let link_type = self.link_type(&open.device);
-        self.compile(token, viewer, guard, filter, link_type);
-        self.pending.insert(
-            token,
-            Pending {
-                id,
-                app,
-                then: Then::Open(open),
-            },
-        );
-        Ok(())
+        let then = Then::Open(open);
+        self.compile(token, id, app, viewer, then, (guard, filter, link_type))
     }
 
     fn filter(
@@ -236,43 +248,50 @@ impl Control {
             return self.answer(token, id, app, Ok((Message::Done, Vec::new())));
         }
         let link_type = self.hub.link_type_of(port);
-        self.compile(token, viewer, String::new(), filter, link_type);
-        self.pending.insert(
-            token,
-            Pending {
-                id,
-                app,
-                then: Then::Filter { port },
-            },
-        );
-        Ok(())
+        let what = (String::new(), filter, link_type);
+        self.compile(token, id, app, viewer, Then::Filter { port }, what)
     }
 
+    /// Has the operator's and the reader's filter compiled; the request goes on in
+    /// [`compiled`](Self::compiled).
     fn compile(
         &mut self,
         token: u64,
+        id: u32,
+        app: u32,
         viewer: &Viewer,
-        guard: String,
-        filter: FilterSpec,
-        link_type: u32,
-    ) {
+        then: Then,
+        (guard, filter, link_type): (String, FilterSpec, u32),
+    ) -> Result<(), Over> {
         let trust = if self.policy.is_operator(viewer) {
             Trust::Operator
         } else {
             Trust::Guest
         };
-        let snaplen = MAX_SNAPLEN;
-        self.compiler.submit(Job {
+        let submitted = self.compiler.submit(Job {
             session: token,
+            owner: viewer.clone(),
             trust,
             guard,
             filter,
-            snaplen,
+            snaplen: MAX_SNAPLEN,
             link_type,
         });
+        let ticket = match submitted {
+            Ok(ticket) => ticket,
+            Err(refusal) => return self.answer(token, id, app, Err(refusal)),
+        };
+        let pending = Pending {
+            id,
+            app,
+            then,
+            _ticket: ticket,
+        };
+        self.pending.insert(token, pending);
         if let Some(session) = self.sessions.get_mut(&token) {
             session.busy = true;
         }
+        Ok(())
     }
 
     /// Goes on with a request whose filter is compiled.
@@ -282,12 +301,8 @@ impl Control {
             mut programs,
             took,
         } = compiled;
-        if let Ok(programs) = &mut programs
-            && programs.text.len() > SHOWN_FILTER
-        {
-            let end = programs.text.floor_char_boundary(SHOWN_FILTER);
-            programs.text.truncate(end);
-            programs.text.push('…');
+        if let Ok(programs) = &mut programs {
+            programs.text = cut(std::mem::take(&mut programs.text), SHOWN_FILTER);
         }
         let Some(pending) = self.pending.remove(&token) else {
             return;
@@ -300,7 +315,7 @@ impl Control {
             session.bucket.charge(took.as_secs_f64() * 10_000.0);
         }
         let viewer = session.viewer.clone();
-        let Pending { id, app, then } = pending;
+        let Pending { id, app, then, .. } = pending;
         let result = match (programs, then) {
             (Err(refusal), _) => Err(refusal),
             (Ok(programs), Then::Open(open)) => self.opened(token, app, &viewer, &open, programs),
@@ -388,7 +403,8 @@ impl Control {
     /// The obligatory filter of a viewer for a device; a source that it may not see is not there.
     fn guard(&self, viewer: &Viewer, device: &str) -> Result<String, Refusal> {
         let unseen = || {
-            let what = format!("no source {device:?}; `vnplug list` shows the sources");
+            let device = quoted(device);
+            let what = format!("no source {device}; `vnplug list` shows the sources");
             Refusal::new(code::NOT_FOUND, what)
         };
         let (source, _) = self.hub.find(device).map_err(|refusal| match viewer {

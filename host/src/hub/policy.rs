@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use vnplug_ring::control::Grant;
 
 /// Who asks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Viewer {
     /// A process of this user on the host.
     User(u32),
