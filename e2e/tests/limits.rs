@@ -94,11 +94,13 @@ fn an_interface_that_is_missing_at_start_is_named() {
     );
     assert!(
         PortOptions::new("nosuchif0")
-            .socket(socket)
+            .socket(socket.clone())
             .reconnect(false)
             .open()
             .is_err()
     );
+    // It left no socket behind that nobody serves.
+    assert!(!socket.exists());
 }
 
 #[test]
@@ -368,9 +370,32 @@ fn as_another_user_it_serves_the_same() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
     netns.veth("wire0", "wire1").unwrap();
-    let args = ["--source", "wire1", "--user", "nobody"];
+    let pools = lab.dir().join("pools");
+    fs::create_dir(&pools).unwrap();
+    let pool_dir = pools.to_str().unwrap();
+    let args = [
+        "--source",
+        "wire1",
+        "--user",
+        "nobody",
+        "--pool-dir",
+        pool_dir,
+    ];
+    // Where it may not write, it says so at start, and takes nothing that was there before.
+    let refused = Daemon::start(&lab, Some(&netns), &args)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains(pool_dir) && refused.contains("--pool-dir"),
+        "{refused}"
+    );
+    std::os::unix::fs::chown(&pools, Some(65534), None).unwrap();
     let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
     assert!(status(daemon.pid(), "Uid").starts_with("65534"));
+    let state = daemon.socket().parent().unwrap().to_owned();
+    let uid =
+        |path: &std::path::Path| std::os::unix::fs::MetadataExt::uid(&fs::metadata(path).unwrap());
+    assert_eq!((uid(&state), uid(&state.join("vms"))), (0, 65534));
     let mut port = daemon.port("wire1").filter("udp").open().unwrap();
     let sent = netns.enter(|| Stream::new("wire0", 1000).send());
     assert_eq!(sent.unwrap().unwrap().frames, 1000);

@@ -5,8 +5,9 @@
 //! 3. Start the sources' threads and the control loop. SIGTERM or SIGINT ends it: readers see
 //!    their rings closed, VMs stay recorded for the next daemon.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use vnplug_ring::control::Grant;
 
@@ -26,13 +27,35 @@ pub fn run(config: Config) -> Result<(), String> {
     let termination = signals::termination().map_err(|error| format!("signals: {error}"))?;
     raise_descriptor_limit();
     let vms_dir = config.state_dir.join("vms");
+    let mut made = Vec::new();
     for dir in [&config.state_dir, &vms_dir] {
+        if !dir.exists() {
+            made.push(dir.clone());
+        }
         std::fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     }
     std::fs::set_permissions(&vms_dir, std::fs::Permissions::from_mode(0o711))
         .map_err(|error| format!("{}: {error}", vms_dir.display()))?;
     let listener = listen(&config.socket, config.socket_mode)
         .map_err(|error| format!("cannot serve {}: {error}", config.socket.display()))?;
+    let socket = config.socket.clone();
+    let served = serve(config, &made, listener, termination);
+    // However it ends: a socket that nobody serves only misleads.
+    if let Err(error) = std::fs::remove_file(&socket) {
+        log::warn!(target: "control", "{}: {error}", socket.display());
+    }
+    served?;
+    log::info!(target: "control", "ended");
+    Ok(())
+}
+
+/// From opened sources to the end; `made` are the directories that this process made.
+fn serve(
+    config: Config,
+    made: &[PathBuf],
+    listener: OwnedFd,
+    termination: OwnedFd,
+) -> Result<(), String> {
     let mut open = Vec::new();
     for spec in &config.sources {
         open.push(spec.open().map_err(|error| error.to_string())?);
@@ -42,13 +65,15 @@ pub fn run(config: Config) -> Result<(), String> {
     }
     let user = config.user.as_deref().map(privileges::user).transpose();
     let user = user.map_err(|error| error.to_string())?;
-    give_files_to(user, &config)?;
+    give_files_to(user, made, &config)?;
     let mut compiler = Compiler::new("/proc/self/exe".into());
     if let Err(error) = compiler.start() {
         log::warn!(target: "filter", "filters cannot be compiled now: {error}");
     }
     privileges::drop_all_but_net_raw(user)
         .map_err(|error| format!("cannot give up privileges: {error}"))?;
+    must_write(&config.state_dir.join("vms"), "--state-dir")?;
+    must_write(&config.pool_dir, "--pool-dir")?;
 
     let mut hub = Hub::new(Limits {
         ports: config.max_ports,
@@ -86,12 +111,20 @@ pub fn run(config: Config) -> Result<(), String> {
     log::info!(target: "control", "serving {}", config.socket.display());
     control
         .run()
-        .map_err(|error| format!("the control loop failed: {error}"))?;
-    if let Err(error) = std::fs::remove_file(&config.socket) {
-        log::warn!(target: "control", "{}: {error}", config.socket.display());
-    }
-    log::info!(target: "control", "ended");
-    Ok(())
+        .map_err(|error| format!("the control loop failed: {error}"))
+}
+
+/// Whether the user that the daemon now is may make files in a directory.
+fn must_write(dir: &Path, flag: &str) -> Result<(), String> {
+    use rustix::fs::{Access, access};
+    access(dir, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| {
+        let user = rustix::process::geteuid().as_raw();
+        let dir = dir.display();
+        format!(
+            "{dir}: {error}: user {user} must be able to make files in it; give the directory to \
+             that user or name another one with {flag}"
+        )
+    })
 }
 
 fn warn_unknown(hub: &Hub, grant: &Grant) {
@@ -104,16 +137,16 @@ fn warn_unknown(hub: &Hub, grant: &Grant) {
     }
 }
 
-/// What the daemon made as root and needs as the other user.
-fn give_files_to(user: Option<(u32, u32)>, config: &Config) -> Result<(), String> {
+/// What the daemon made as root and needs as the other user. A directory that was there before is
+/// somebody's, and stays so.
+fn give_files_to(
+    user: Option<(u32, u32)>,
+    made: &[PathBuf],
+    config: &Config,
+) -> Result<(), String> {
     let group = config.socket_group.as_deref().map(group).transpose()?;
-    let vms = config.state_dir.join("vms");
-    let paths: [(&Path, Option<u32>); 3] = [
-        (&config.socket, group),
-        (&config.state_dir, None),
-        (&vms, None),
-    ];
-    for (path, group) in paths {
+    let dirs = made.iter().map(|dir| (dir.as_path(), None));
+    for (path, group) in std::iter::once((config.socket.as_path(), group)).chain(dirs) {
         let uid = user.map(|(uid, _)| uid);
         let gid = group.or(user.map(|(_, gid)| gid));
         if uid.is_some() || gid.is_some() {

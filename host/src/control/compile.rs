@@ -16,6 +16,7 @@ use super::request::quoted;
 use crate::filter::{Compiler, Program, Trust};
 use crate::hub::policy::Viewer;
 use crate::hub::{Programs, Refusal};
+use crate::noise::peer_log;
 use crate::sys::event;
 
 /// Compiling for longer than this costs who asked: others wait for the same thread.
@@ -218,7 +219,15 @@ fn compile(compiler: &mut Compiler, job: &Job) -> Result<Programs, Refusal> {
     let guard = match job.guard.trim() {
         "" => None,
         guard => Some(Arc::new(expression(guard).map_err(|refusal| {
-            let what = format!("the operator's filter {guard:?} fails: {}", refusal.text);
+            // The text is the operator's business, not the reader's.
+            peer_log!(
+                log::Level::Error,
+                "filter",
+                "the filter {guard:?} of a grant fails: {}",
+                refusal.text
+            );
+            let what =
+                "what the operator allows here cannot be compiled; the daemon's log says why";
             Refusal::new(code::INTERNAL, what)
         })?)),
     };
