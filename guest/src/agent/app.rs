@@ -21,6 +21,8 @@ pub(super) struct App {
     pub(super) greeted: bool,
     /// Requests relayed and not yet answered.
     pub(super) pending: usize,
+    /// It asked for a port, so the host is told when it goes.
+    pub(super) asked_for_port: bool,
     /// Places of its closed ports; it may map them as long as it is connected.
     pub(super) mapped: Vec<RingPlace>,
 }
@@ -46,31 +48,44 @@ impl App {
             uid,
             greeted: false,
             pending: 0,
+            asked_for_port: false,
             mapped: Vec::new(),
         }
     }
 
-    /// Reads once (an application cannot keep the agent from the others) and returns the requests
-    /// with their ids.
-    pub(super) fn read(&mut self) -> Result<Vec<(u32, Message)>, Hangup> {
+    /// Reads once: an application cannot keep the agent from the others.
+    pub(super) fn read(&mut self) -> Result<(), Hangup> {
         let mut bytes = [0; 4096];
         // NB: `read`, not `recvmsg`: descriptors an application sends are closed by the kernel.
         match read(&self.socket, &mut bytes) {
             Ok(0) => return Err(Hangup("closed".into())),
             Ok(count) => self.framer.push(&bytes[..count]),
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Vec::new()),
+            Err(Errno::AGAIN | Errno::INTR) => {}
             Err(errno) => return Err(Hangup(errno.to_string())),
         }
-        let mut requests = Vec::new();
-        let malformed = |malformed: vnplug_ring::control::Malformed| Hangup(malformed.to_string());
-        while let Some(frame) = self.framer.next_message().map_err(malformed)? {
-            let message = Message::from_frame(&frame).map_err(malformed)?;
-            if frame.0.id == 0 || frame.0.app != 0 {
-                return Err(Hangup("a request without a number".into()));
-            }
-            requests.push((frame.0.id, message));
+        Ok(())
+    }
+
+    /// The next request that was read, with its id; `None` as well while the application is
+    /// [busy](Self::is_busy).
+    pub(super) fn next_request(&mut self) -> Result<Option<(u32, Message)>, Hangup> {
+        if self.is_busy() {
+            return Ok(None);
         }
-        Ok(requests)
+        let malformed = |malformed: vnplug_ring::control::Malformed| Hangup(malformed.to_string());
+        let Some(frame) = self.framer.next_message().map_err(malformed)? else {
+            return Ok(None);
+        };
+        let message = Message::from_frame(&frame).map_err(malformed)?;
+        if frame.0.id == 0 || frame.0.app != 0 {
+            return Err(Hangup("a request without a number".into()));
+        }
+        Ok(Some((frame.0.id, message)))
+    }
+
+    /// So many requests are under way that no more are read before one is answered.
+    pub(super) fn is_busy(&self) -> bool {
+        self.pending >= MAX_PENDING
     }
 
     /// Sends a message, with descriptors if any, or queues it.
@@ -134,6 +149,8 @@ impl AsFd for App {
     }
 }
 
+/// Requests of one application that may be under way.
+const MAX_PENDING: usize = 16;
 /// Bytes of answers that may wait for an application.
 const MAX_BACKLOG: usize = 64 << 10;
 /// Answers that may wait for an application.

@@ -19,6 +19,8 @@ pub(super) struct Channel {
     fd: OwnedFd,
     framer: Framer,
     out: Vec<u8>,
+    /// Bytes of `out` that were written.
+    written: usize,
     told_skipped: u64,
     is_tty: bool,
 }
@@ -49,6 +51,7 @@ impl Channel {
             fd,
             framer: Framer::resyncing(MAX_PAYLOAD),
             out: Vec::new(),
+            written: 0,
             told_skipped: 0,
             is_tty,
         })
@@ -100,20 +103,23 @@ impl Channel {
 
     /// Writes what can be written now. A failed write shows when reading.
     pub(super) fn flush(&mut self) {
-        let mut done = 0;
-        while done < self.out.len() {
-            match write(&self.fd, &self.out[done..]) {
-                Ok(count) => done += count,
+        while self.backlog() > 0 {
+            match write(&self.fd, &self.out[self.written..]) {
+                Ok(count) => self.written += count,
                 Err(Errno::INTR) => {}
                 Err(_) => break,
             }
         }
-        self.out.drain(..done);
+        // What is left moves only when as much was written: no byte is moved twice on average.
+        if self.written >= self.backlog() {
+            self.out.drain(..self.written);
+            self.written = 0;
+        }
     }
 
     /// Bytes still to be written.
     pub(super) fn backlog(&self) -> usize {
-        self.out.len()
+        self.out.len() - self.written
     }
 
     /// Forgets half-read and unwritten messages. The rest of a message of which the host got the
@@ -121,6 +127,7 @@ impl Channel {
     pub(super) fn reset(&mut self) {
         self.framer.reset();
         self.out.clear();
+        self.written = 0;
     }
 
     /// True if the other end is connected.

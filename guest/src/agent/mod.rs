@@ -23,7 +23,8 @@
 //! application's connection closes, which a library does only after unmapping.
 //!
 //! Applications are not trusted: they may not say what only agents and operators may, a malformed
-//! message or an unread backlog closes the connection, and connections per user are limited.
+//! message or an unread backlog closes the connection, and connections per user are limited. An
+//! application with too many requests under way is read again when one is answered.
 
 mod app;
 mod channel;
@@ -32,6 +33,8 @@ mod find;
 mod relay;
 mod room;
 mod serve;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

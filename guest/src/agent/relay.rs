@@ -1,5 +1,6 @@
 //! What the agent does with each message, from applications and from the host.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -90,15 +91,16 @@ impl Agent {
 
     /// A message of the host.
     pub(super) fn host_says(&mut self, header: &Header, message: Message) {
+        // Whatever it says, it lives; it may be slow because somebody asks it too much.
+        self.missed = 0;
         if header.id == 0 {
             return self.unasked(message);
         }
         if header.id == self.hello_id {
             return self.welcomed(message);
         }
-        if Some(header.id) == self.probe {
-            self.probe = None;
-            self.missed = 0;
+        if let Some(at) = self.probes.iter().position(|&probe| probe == header.id) {
+            self.probes.drain(..=at);
             if matches!(message, Message::Error { .. }) {
                 log::info!("the host does not know us any more");
                 self.lose("the host restarted");
@@ -127,15 +129,18 @@ impl Agent {
                 self.answer(pending.app, pending.id, &message, Vec::new())
             }
         };
-        if let Err(hangup) = sent {
-            self.drop_app(pending.app, &hangup);
+        match sent {
+            Ok(()) => self.serve_requests(pending.app),
+            Err(hangup) => self.drop_app(pending.app, &hangup),
         }
     }
 
     /// Ends every port and answers what is pending: the host does not know them any more.
     pub(super) fn lose(&mut self, reason: &str) {
         let mut hangups = Vec::new();
+        let mut answered = BTreeSet::new();
         for pending in std::mem::take(&mut self.pending).into_values() {
+            answered.insert(pending.app);
             if let Some(app) = self.apps.get_mut(&pending.app) {
                 app.pending -= 1;
             }
@@ -152,6 +157,7 @@ impl Agent {
         for (app, hangup) in hangups {
             self.drop_app(app, &hangup);
         }
+        self.held_back.append(&mut answered);
     }
 
     /// The application is gone: its ports close and its places are free.
@@ -169,7 +175,8 @@ impl Agent {
             entry.app != number
         });
         self.pending.retain(|_, pending| pending.app != number);
-        if app.greeted && self.phase == Phase::Up {
+        // It would come after whatever waits, and there is nothing to close.
+        if app.asked_for_port && self.phase == Phase::Up {
             self.say(&Message::AppGone, 0, number);
         }
         self.release(places);
@@ -190,11 +197,17 @@ impl Agent {
         Some(self.blind_at)
     }
 
-    /// Places of rings that applications may map.
+    /// Places of rings that applications may map, as many as a message takes.
     pub(super) fn live(&self) -> Vec<RingPlace> {
         let of_ports = self.ports.values().flat_map(|entry| &entry.places);
         let of_apps = self.apps.values().flat_map(|app| &app.mapped);
-        of_ports.chain(of_apps).copied().collect()
+        coalesce(of_ports.chain(of_apps).copied().collect(), MAX_NAMED)
+    }
+
+    /// So much waits for the host that nothing is added that can be left out.
+    pub(super) fn is_clogged(&self) -> bool {
+        let backlog = self.channel.as_ref().map_or(0, |channel| channel.backlog());
+        backlog > MAX_BACKLOG
     }
 
     fn relay(&mut self, app: u32, id: u32, request: &Message) -> Result<(), Hangup> {
@@ -202,14 +215,14 @@ impl Agent {
             let text = "the host cannot be reached at this moment";
             return self.refuse(app, id, code::UNAVAILABLE, text);
         }
-        let backlog = self.channel.as_ref().map_or(0, |channel| channel.backlog());
+        if self.is_clogged() {
+            return self.refuse(app, id, code::LIMIT, "too many requests at once");
+        }
         let Some(entry) = self.apps.get_mut(&app) else {
             return Ok(());
         };
-        if backlog > MAX_BACKLOG || entry.pending >= MAX_PENDING {
-            return self.refuse(app, id, code::LIMIT, "too many requests at once");
-        }
         entry.pending += 1;
+        entry.asked_for_port |= matches!(request, Message::Open(_));
         let number = self.next_id();
         let closes = match request {
             // Somebody else's port is not ours to forget; the host refuses to close it.
@@ -293,6 +306,11 @@ impl Agent {
     fn gone(&mut self, port: u32, entry: PortEntry, reason: String) -> Result<(), Hangup> {
         if let Some(app) = self.apps.get_mut(&entry.app) {
             app.mapped.extend(entry.places);
+            if app.mapped.len() > MAX_MAPPED {
+                return Err(Hangup(
+                    "it lost too many ports: it is to connect anew".into(),
+                ));
+            }
         }
         // The message comes before the end of the pipe, which closes here.
         self.answer(entry.app, 0, &Message::Gone { port, reason }, Vec::new())
@@ -301,8 +319,10 @@ impl Agent {
     /// Tells the host that nobody maps these places any more.
     fn release(&mut self, places: Vec<RingPlace>) {
         // A host that has not heard a Hello yet has no places to keep.
-        if !places.is_empty() && matches!(self.phase, Phase::Up | Phase::Greeting) {
-            self.say(&Message::Release(places), 0, 0);
+        if matches!(self.phase, Phase::Up | Phase::Greeting) {
+            for places in places.chunks(MAX_NAMED) {
+                self.say(&Message::Release(places.to_vec()), 0, 0);
+            }
         }
     }
 
@@ -335,9 +355,80 @@ fn ring(bell: &OwnedFd) {
     }
 }
 
+/// The same places as at most so many; those nearest to each other are joined if need be, with what
+/// lies between them.
+fn coalesce(mut places: Vec<RingPlace>, most: usize) -> Vec<RingPlace> {
+    places.sort_unstable_by_key(|place| place.offset);
+    let mut gap = 0_u64;
+    loop {
+        places.dedup_by(|next, place| {
+            let end = place.offset.saturating_add(place.len);
+            let joined = next.offset <= end.saturating_add(gap);
+            if joined {
+                let end = end.max(next.offset.saturating_add(next.len));
+                place.len = end - place.offset;
+            }
+            joined
+        });
+        if places.len() <= most.max(1) {
+            return places;
+        }
+        gap = gap.saturating_mul(2).max(4096);
+    }
+}
+
 /// How late a reader may be that the host wakes by a vector we do not hear.
 const BLIND: Duration = Duration::from_millis(10);
-/// Requests of one application that may be under way.
-const MAX_PENDING: usize = 16;
 /// Bytes that may wait for the host to read them.
 const MAX_BACKLOG: usize = 256 << 10;
+/// Places of closed ports that an application may keep.
+const MAX_MAPPED: usize = 512;
+/// Places in one message; it has to be shorter than `MAX_REQUEST`.
+const MAX_NAMED: usize = 2048;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnplug_ring::control::wire::MAX_REQUEST;
+
+    fn every_third_page(count: u64) -> Vec<RingPlace> {
+        let place = |page| RingPlace {
+            offset: page * 3 * 4096,
+            len: 4096,
+        };
+        (0..count).map(place).collect()
+    }
+
+    #[test]
+    fn adjacent_places_are_one_and_others_stay() {
+        let mut places: Vec<RingPlace> = (0..100)
+            .map(|page| RingPlace {
+                offset: page * 4096,
+                len: 4096,
+            })
+            .collect();
+        places.reverse();
+        let all = RingPlace {
+            offset: 0,
+            len: 100 * 4096,
+        };
+        assert_eq!(coalesce(places, 10), [all]);
+        assert_eq!(coalesce(every_third_page(10), 10), every_third_page(10));
+        assert!(coalesce(Vec::new(), 10).is_empty());
+    }
+
+    #[test]
+    fn however_many_places_there_are_a_message_takes_them() {
+        let places = every_third_page(100_000);
+        let named = coalesce(places.clone(), MAX_NAMED);
+        assert!(named.len() <= MAX_NAMED);
+        let covers = |place: &RingPlace| {
+            named.iter().any(|named| {
+                named.offset <= place.offset && place.offset + place.len <= named.offset + named.len
+            })
+        };
+        assert!(places.iter().step_by(997).all(covers));
+        let full = every_third_page(MAX_NAMED as u64);
+        assert!(Message::Release(full).encode(1, 0).len() < MAX_REQUEST / 2 + 100);
+    }
+}

@@ -1,6 +1,6 @@
 //! The agent's loop: the listener, the applications, the channel and its phases.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -55,7 +55,11 @@ pub(super) struct Agent {
     last_app: u32,
     last_id: u32,
     pub(super) hello_id: u32,
-    pub(super) probe: Option<u32>,
+    /// Applications that were busy until the host was lost.
+    pub(super) held_back: BTreeSet<u32>,
+    /// Questions that the host has not answered.
+    pub(super) probes: VecDeque<u32>,
+    /// Ticks since the host said anything.
     pub(super) missed: u32,
     pub(super) blind_at: Instant,
     pub(super) doorbell: Option<Rc<Doorbell>>,
@@ -87,7 +91,8 @@ impl Agent {
             last_app: 0,
             last_id: 0,
             hello_id: 0,
-            probe: None,
+            held_back: BTreeSet::new(),
+            probes: VecDeque::new(),
             missed: 0,
             blind_at: Instant::now(),
             doorbell: None,
@@ -109,6 +114,9 @@ impl Agent {
             if self.deaf_until.is_some_and(|until| now >= until) {
                 self.deaf_until = None;
                 self.watch(&self.listener, LISTENER)?;
+            }
+            for app in std::mem::take(&mut self.held_back) {
+                self.serve_requests(app);
             }
             self.watch_channel();
             let blind = self.wake_blind(now);
@@ -167,6 +175,7 @@ impl Agent {
             vectors: self.doorbell.as_ref().map_or(0, |it| it.vectors),
         };
         self.phase = Phase::Greeting;
+        self.probes.clear();
         self.say(&hello, self.hello_id, 0);
         self.greetings += 1;
         self.tick_in(if self.greetings > 5 {
@@ -200,7 +209,6 @@ impl Agent {
                 }
                 log::info!("connected to {server:?}");
                 self.phase = Phase::Up;
-                (self.probe, self.missed) = (None, 0);
                 self.tick_in(PROBE);
             }
             Message::Error { text, .. } => log::warn!("the host refuses: {text:?}"),
@@ -208,17 +216,15 @@ impl Agent {
         }
     }
 
-    /// Watches for room in an application's socket while something waits for it.
+    /// Watches for requests of an application unless it is busy, and for room in its socket while
+    /// something waits for it.
     pub(super) fn watch_app(&self, number: u32) {
         if let Some(app) = self.apps.get(&number) {
-            let out = if app.has_backlog() {
-                EventFlags::OUT
-            } else {
-                EventFlags::empty()
-            };
+            let mut flags = EventFlags::empty();
+            flags.set(EventFlags::IN, !app.is_busy());
+            flags.set(EventFlags::OUT, app.has_backlog());
             let data = EventData::new_u64(u64::from(number));
-            if let Err(errno) = epoll::modify(&self.epoll, app.as_fd(), data, EventFlags::IN | out)
-            {
+            if let Err(errno) = epoll::modify(&self.epoll, app.as_fd(), data, flags) {
                 log::warn!("cannot watch application {number}: {errno}");
             }
         }
@@ -245,8 +251,8 @@ impl Agent {
     }
 
     /// Asks whether the host still knows us: a tty does not tell when its other end restarts.
-    fn ask(&mut self) {
-        if self.probe.is_some() {
+    pub(super) fn ask(&mut self) {
+        if !self.probes.is_empty() {
             self.missed += 1;
         }
         if self.missed >= 2 {
@@ -258,7 +264,10 @@ impl Agent {
             return self.greet();
         }
         let id = self.next_id();
-        self.probe = Some(id);
+        self.probes.push_back(id);
+        if self.probes.len() > MAX_PROBES {
+            self.probes.pop_front();
+        }
         self.say(&Message::List, id, 0);
         self.tick_in(PROBE);
     }
@@ -381,6 +390,10 @@ impl Agent {
     }
 
     fn accept(&mut self) {
+        // Each may leave a farewell behind, which has to find room.
+        if self.is_clogged() {
+            return self.rest();
+        }
         // A few at a time; the epoll instance reminds of the rest.
         for _ in 0..8 {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -389,10 +402,7 @@ impl Agent {
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
                 Err(errno) => {
                     log::warn!("cannot accept applications: {errno}");
-                    let deleted = epoll::delete(&self.epoll, &self.listener);
-                    debug_assert!(deleted.is_ok(), "the listener was watched");
-                    self.deaf_until = Some(Instant::now() + Duration::from_millis(200));
-                    return;
+                    return self.rest();
                 }
             };
             let uid = socket_peercred(&socket).map_or(u32::MAX, |peer| peer.uid.as_raw());
@@ -411,6 +421,13 @@ impl Agent {
         }
     }
 
+    /// Accepts nobody for a moment.
+    fn rest(&mut self) {
+        let deleted = epoll::delete(&self.epoll, &self.listener);
+        debug_assert!(deleted.is_ok(), "the listener was watched");
+        self.deaf_until = Some(Instant::now() + Duration::from_millis(200));
+    }
+
     fn serve(&mut self, number: u32, flags: EventFlags) {
         let Some(app) = self.apps.get_mut(&number) else {
             return;
@@ -418,24 +435,39 @@ impl Agent {
         let mut served = Ok(());
         if flags.contains(EventFlags::OUT) {
             served = app.flush();
-            self.watch_app(number);
         }
-        if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
-            served = served.and_then(|()| self.read_app(number));
+        // NB: a busy application is not read, and its hang-up would be reported on and on.
+        let gone = flags.intersects(EventFlags::HUP | EventFlags::ERR);
+        if gone && app.is_busy() {
+            served = Err(Hangup("closed".into()));
+        } else if gone || flags.contains(EventFlags::IN) {
+            served = served.and_then(|()| app.read());
         }
-        if let Err(hangup) = served {
-            self.drop_app(number, &hangup);
+        match served {
+            Ok(()) => self.serve_requests(number),
+            Err(hangup) => self.drop_app(number, &hangup),
         }
     }
 
-    fn read_app(&mut self, number: u32) -> Result<(), Hangup> {
-        let Some(app) = self.apps.get_mut(&number) else {
-            return Ok(());
+    /// Serves the requests of an application that were read, until it is busy.
+    pub(super) fn serve_requests(&mut self, number: u32) {
+        let served = loop {
+            let Some(app) = self.apps.get_mut(&number) else {
+                return;
+            };
+            let said = match app.next_request() {
+                Ok(Some((id, request))) => self.app_says(number, id, request),
+                Ok(None) => break Ok(()),
+                Err(hangup) => Err(hangup),
+            };
+            if said.is_err() {
+                break said;
+            }
         };
-        for (id, request) in app.read()? {
-            self.app_says(number, id, request)?;
+        match served {
+            Ok(()) => self.watch_app(number),
+            Err(hangup) => self.drop_app(number, &hangup),
         }
-        Ok(())
     }
 
     /// Numbers come back only after four billion others.
@@ -545,6 +577,8 @@ const GREETING: Duration = Duration::from_millis(500);
 const SLOW_GREETING: Duration = Duration::from_secs(2);
 /// Between questions whether the host is still there.
 const PROBE: Duration = Duration::from_secs(5);
+/// Questions that are remembered.
+const MAX_PROBES: usize = 8;
 /// Connections of one user.
 const MAX_PER_USER: usize = 256;
 /// Connections of all.

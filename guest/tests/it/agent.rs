@@ -1,7 +1,7 @@
 //! The agent between applications and a server, over a socket pair as the channel and a memory
 //! file as the pool: everything but the virtual machine.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
 use vnplug::agent::{AgentConfig, AgentDevice, run};
 use vnplug::{Client, Error, FilterSpec, Next, Port, PortOptions, VmKind, VmSpec};
+use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{Message, Role, code};
 use vnplug_ring::layout::flags;
 
@@ -290,6 +291,93 @@ fn an_application_that_reads_no_answers_is_closed() {
         ),
         "{kind:?}"
     );
+}
+
+/// An application that said Hello and reads nothing by itself.
+fn greeted(guest: &Guest) -> UnixStream {
+    let mut stream = UnixStream::connect(guest.socket()).unwrap();
+    let limit = Some(Duration::from_secs(10));
+    stream.set_read_timeout(limit).unwrap();
+    stream.set_write_timeout(limit).unwrap();
+    let hello = Message::Hello {
+        min_version: 1,
+        max_version: 1,
+        role: Role::Client,
+        name: "x".into(),
+        live: Vec::new(),
+        vectors: 0,
+    };
+    stream.write_all(&hello.encode(1, 0)).unwrap();
+    stream
+}
+
+#[test]
+fn requests_beyond_what_may_be_under_way_wait_and_are_answered_in_order() {
+    let guest = Guest::new("agent-pipeline");
+    drop(guest.open());
+    let mut stream = greeted(&guest);
+    let mut answers = stream.try_clone().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut framer = Framer::strict(MAX_PAYLOAD);
+        let mut ids = Vec::new();
+        let mut bytes = [0; 4096];
+        while ids.len() < 1001 {
+            let count = answers.read(&mut bytes).unwrap();
+            assert!(count > 0, "closed after {}", ids.len());
+            framer.push(&bytes[..count]);
+            while let Some(frame) = framer.next_message().unwrap() {
+                let message = Message::from_frame(&frame).unwrap();
+                assert!(!matches!(message, Message::Error { .. }), "{message:?}");
+                ids.push(frame.0.id);
+            }
+        }
+        ids
+    });
+    let requests: Vec<u8> = (2..=1001)
+        .flat_map(|id| Message::List.encode(id, 0))
+        .collect();
+    stream.write_all(&requests).unwrap();
+    assert_eq!(reader.join().unwrap(), (1..=1001).collect::<Vec<u32>>());
+}
+
+#[test]
+fn an_application_whose_requests_are_not_answered_is_not_read_on() {
+    let guest = Guest::new("agent-busy");
+    drop(guest.open());
+    guest.server.lock().mute = true;
+    let mut stream = greeted(&guest);
+    stream
+        .write_all(&Message::Stats { port: 9 }.encode(2, 0).repeat(300))
+        .unwrap();
+    let relayed = || {
+        let is_stats = |(_, message): &&(u32, Message)| matches!(message, Message::Stats { .. });
+        guest.server.lock().requests.iter().filter(is_stats).count()
+    };
+    eventually("some are relayed", || relayed() > 0);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(relayed() <= 64, "{}", relayed());
+    // It leaves, and others are served.
+    drop(stream);
+    guest.server.lock().mute = false;
+    drop(guest.open());
+    assert!(relayed() <= 64, "{}", relayed());
+}
+
+#[test]
+fn the_host_is_not_told_about_applications_it_never_heard_of() {
+    let guest = Guest::new("agent-passers-by");
+    drop(guest.open());
+    let farewells = || {
+        let is_gone = |(_, message): &&(u32, Message)| matches!(message, Message::AppGone);
+        guest.server.lock().requests.iter().filter(is_gone).count()
+    };
+    eventually("the host is told about the port's", || farewells() == 1);
+    for _ in 0..300 {
+        drop(greeted(&guest));
+    }
+    drop(guest.open());
+    eventually("the host is told about the port's", || farewells() >= 2);
+    assert_eq!(farewells(), 2);
 }
 
 #[test]

@@ -1,0 +1,63 @@
+//! When the agent takes the host for alive, without any host.
+
+use vnplug_ring::control::{Header, Message, VERSION, code};
+
+use super::serve::{Agent, Phase};
+use super::{AgentConfig, AgentDevice};
+
+/// An agent that knows its host, and has no channel.
+fn up(name: &str) -> Agent {
+    let name = format!("vnplug-agent-{name}-{}", std::process::id());
+    let config = AgentConfig {
+        socket: std::env::temp_dir().join(name),
+        group: None,
+        device: AgentDevice::default(),
+        doorbell: false,
+        stop: None,
+    };
+    let mut agent = Agent::new(config).unwrap();
+    agent.phase = Phase::Up;
+    agent
+}
+
+fn header(id: u32) -> Header {
+    Header {
+        version: VERSION,
+        kind: 0,
+        len: 0,
+        id,
+        app: 0,
+    }
+}
+
+#[test]
+fn a_host_that_says_anything_lives() {
+    let mut agent = up("life");
+    for _ in 0..20 {
+        agent.ask();
+        agent.host_says(&header(0), Message::Wake(Vec::new()));
+    }
+    assert_eq!(agent.phase, Phase::Up);
+    assert!(agent.probes.len() < 20);
+    agent.ask();
+    assert_eq!(agent.phase, Phase::Up);
+    agent.ask();
+    assert_eq!(agent.phase, Phase::Greeting);
+}
+
+#[test]
+fn a_late_answer_counts_and_a_refusal_says_that_the_host_is_another() {
+    let mut agent = up("late");
+    agent.ask();
+    for _ in 0..20 {
+        let first = agent.probes[0];
+        agent.ask();
+        agent.host_says(&header(first), Message::Devices(Vec::new()));
+        assert_eq!((agent.phase, agent.missed), (Phase::Up, 0));
+    }
+    let (code, text) = (code::PROTOCOL, "say Hello first".into());
+    let first = agent.probes[0];
+    agent.host_says(&header(first), Message::Error { code, text });
+    assert_eq!(agent.phase, Phase::Greeting);
+    assert!(agent.probes.is_empty());
+}
