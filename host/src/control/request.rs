@@ -316,6 +316,14 @@ impl Control {
         }
         let viewer = session.viewer.clone();
         let Pending { id, app, then, .. } = pending;
+        let programs = programs.and_then(|programs| {
+            let (device, port) = match &then {
+                Then::Open(open) => (open.device.as_str(), None),
+                Then::Filter { port } => ("", Some(*port)),
+            };
+            self.bears(&viewer, device, port, &programs)?;
+            Ok(programs)
+        });
         let result = match (programs, then) {
             (Err(refusal), _) => Err(refusal),
             (Ok(programs), Then::Open(open)) => self.opened(token, app, &viewer, &open, programs),
@@ -328,6 +336,21 @@ impl Control {
             Ok(()) => self.work(token),
             Err(over) => self.end(token, &over),
         }
+    }
+
+    fn bears(
+        &self,
+        viewer: &Viewer,
+        device: &str,
+        port: Option<u32>,
+        programs: &Programs,
+    ) -> Result<(), Refusal> {
+        let owner = match viewer {
+            _ if self.policy.is_operator(viewer) => return Ok(()),
+            Viewer::User(uid) => Owner::User(*uid),
+            Viewer::Vm(name) => Owner::Vm(name.clone()),
+        };
+        self.hub.bears(device, port, &owner, programs)
     }
 
     fn opened(

@@ -102,6 +102,8 @@ pub struct PortRecord {
     queues: Vec<usize>,
     cluster: Option<ClusterKey>,
     places: Vec<RingPlace>,
+    /// Instructions of its filter times its queues.
+    filter_work: usize,
     /// Who has it.
     pub owner: Owner,
     /// What its reader said of itself.
@@ -114,8 +116,10 @@ pub struct PortRecord {
     pub capacity: u64,
 }
 
-/// A cluster belongs to who made it: nobody can join another's and take a share of its frames.
-type ClusterKey = (usize, Owner, String);
+/// Source, queue if one was named, owner, name. A cluster belongs to who made it: nobody can join
+/// another's and take a share of its frames. Its members read the same queues, or frames of a queue
+/// that one of them does not read would be nobody's.
+type ClusterKey = (usize, Option<usize>, Owner, String);
 
 struct Cluster {
     number: u32,
@@ -141,6 +145,19 @@ pub struct Programs {
     /// What to show for it.
     pub text: String,
 }
+
+impl Programs {
+    /// The most instructions that the reader's filter may cost per frame.
+    fn filter_work(&self) -> usize {
+        self.filter
+            .as_ref()
+            .map_or(0, |filter| filter.instructions().len())
+    }
+}
+
+/// Instructions of all filters of one owner, who is no operator, on one source, added up over its
+/// queues. Everybody's frames wait while a queue's thread runs one reader's filters.
+pub const MAX_FILTER_WORK: usize = 16_384;
 
 /// Sources and ports.
 pub struct Hub {
@@ -232,7 +249,7 @@ impl Hub {
         request: &Open,
         owner: Owner,
         programs: Programs,
-        memory: Memory<'_>,
+        mut memory: Memory<'_>,
         doorbell: Option<Doorbell>,
     ) -> Result<Opening, Refusal> {
         let (source, queue) = self.find(&request.device)?;
@@ -247,8 +264,8 @@ impl Hub {
         };
         let capacity = self.capacity(request, snaplen)?;
         let snaplen = snaplen.min(longest_record(capacity));
-        let cluster =
-            (!request.cluster.is_empty()).then(|| (source, owner.clone(), request.cluster.clone()));
+        let cluster = (!request.cluster.is_empty())
+            .then(|| (source, queue, owner.clone(), request.cluster.clone()));
         if let Some(existing) = cluster.as_ref().and_then(|key| self.clusters.get(key))
             && existing.balance != request.balance
         {
@@ -265,7 +282,7 @@ impl Hub {
         let id = self.fresh_port();
         let each = ring_size(capacity).next_multiple_of(4096);
         let total = each * queues.len() as u64;
-        let (region, base, mut fds, map_len, given) = match memory {
+        let (region, base, mut fds, map_len, given) = match &mut memory {
             Memory::Own => {
                 let shared = memory::sealed(&format!("vnplug-port-{id}"), total)
                     .map_err(|error| no_memory(total, &error))?;
@@ -282,7 +299,7 @@ impl Hub {
                     Refusal::new(code::NO_MEMORY, what)
                 })?;
                 (
-                    region.clone(),
+                    Region::clone(region),
                     place.offset,
                     Vec::new(),
                     region.len(),
@@ -298,8 +315,9 @@ impl Hub {
                 doorbell
             }
         };
-        let share = self.join(cluster.as_ref(), id, request.balance);
+        // All rings first: what fails here leaves nothing behind but the place, which goes back.
         let mut rings = Vec::with_capacity(queues.len());
+        let mut producers = Vec::with_capacity(queues.len());
         for (at, &queue) in queues.iter().enumerate() {
             let place = RingPlace {
                 offset: base + at as u64 * each,
@@ -313,13 +331,27 @@ impl Hub {
                 port: id,
                 queue: queue as u32,
             };
-            let producer = region
-                .part(place.offset, place.len)
+            let part = region.part(place.offset, place.len);
+            let producer = part
                 .ok_or_else(|| Refusal::new(code::INTERNAL, "a ring outside its memory"))
                 .and_then(|part| {
                     Producer::create(part, geometry)
                         .map_err(|error| Refusal::new(code::INVALID, error.to_string()))
-                })?;
+                });
+            match producer {
+                Ok(producer) => producers.push(producer),
+                Err(refusal) => {
+                    if let (Memory::Pool { places, .. }, Some(place)) = (memory, given.first()) {
+                        places.give(*place);
+                    }
+                    return Err(refusal);
+                }
+            }
+            rings.push(place);
+        }
+        let filter_work = programs.filter_work() * queues.len();
+        let share = self.join(cluster.as_ref(), id, request.balance);
+        for (producer, &queue) in producers.into_iter().zip(&queues) {
             let mut port = Port::new(id, producer, doorbell.clone());
             port.guard.clone_from(&programs.guard);
             port.filter.clone_from(&programs.filter);
@@ -329,7 +361,6 @@ impl Hub {
             port.mark_gap = request.reopened;
             let command = Command::Attach(Box::new(port), share.1.clone());
             self.sources[source].workers[queue].send(command);
-            rings.push(place);
         }
         self.opened += 1;
         self.ports.insert(
@@ -339,6 +370,7 @@ impl Hub {
                 queues,
                 cluster,
                 places: given,
+                filter_work,
                 owner,
                 label: request.label.chars().take(64).collect(),
                 filter: programs.text,
@@ -390,22 +422,68 @@ impl Hub {
         Ok(())
     }
 
+    /// Whether the filters of somebody who is no operator, with this one, are still bearable for the
+    /// other readers of the source. `port` is the one whose filter it replaces.
+    ///
+    /// # Errors
+    /// [`Refusal`] that names the limit.
+    pub(crate) fn bears(
+        &self,
+        device: &str,
+        port: Option<u32>,
+        owner: &Owner,
+        programs: &Programs,
+    ) -> Result<(), Refusal> {
+        let (source, queues) = match port.and_then(|port| self.ports.get(&port)) {
+            Some(record) => (record.source, record.queues.len()),
+            None => {
+                let (source, queue) = self.find(device)?;
+                (
+                    source,
+                    queue.map_or(self.sources[source].workers.len(), |_| 1),
+                )
+            }
+        };
+        let others: usize = self
+            .ports
+            .iter()
+            .filter(|(id, record)| {
+                Some(**id) != port && record.source == source && record.owner == *owner
+            })
+            .map(|(_, record)| record.filter_work)
+            .sum();
+        let wanted = programs.filter_work() * queues;
+        if others + wanted > MAX_FILTER_WORK {
+            let what = format!(
+                "your filters on this source have {others} instructions and this one {wanted}; \
+                 the limit is {MAX_FILTER_WORK}: use shorter filters or fewer ports"
+            );
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        Ok(())
+    }
+
     /// Closes a port. Returns its final counters and the places to give back to its pool.
     pub fn close(&mut self, id: u32) -> Option<(PortCounters, Vec<RingPlace>)> {
         let record = self.ports.remove(&id)?;
         let shares = self.leave(record.cluster.as_ref(), id);
         let mut counters = PortCounters::default();
+        let mut places = record.places;
         for &queue in &record.queues {
             let (reply, answer) = channel();
             let command = Command::Detach(id, Life::Closed, shares.clone(), reply);
             self.sources[record.source].workers[queue].send(command);
             match answer.recv_timeout(ANSWER) {
                 Ok(Some(port)) => counters.add(&port.counters),
-                _ => log::error!(target: "port", "port {id}: a source's thread does not answer"),
+                _ => {
+                    log::error!(target: "port", "port {id}: a source's thread does not answer");
+                    // It may still write there: the place is lost, not given to another ring.
+                    places.clear();
+                }
             }
         }
         self.closed += 1;
-        Some((counters, record.places))
+        Some((counters, places))
     }
 
     /// Replaces a port's filter; the next batch is judged by the new one.
@@ -415,6 +493,10 @@ impl Hub {
         };
         record.filter = text;
         record.filter_version += 1;
+        let instructions = filter
+            .as_ref()
+            .map_or(0, |filter| filter.instructions().len());
+        record.filter_work = instructions * record.queues.len();
         let (source, queues) = (record.source, record.queues.clone());
         for queue in queues {
             let (reply, answer) = channel();
@@ -567,4 +649,107 @@ fn no_memory(bytes: u64, error: &io::Error) -> Refusal {
 fn fresh_epoch() -> u64 {
     // Low eight bits zero, never zero in all.
     (event::random() | 1 << 32) & !0xff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::Trust;
+    use crate::port::pool::Places;
+    use crate::source::spec::SourceSpec;
+
+    fn hub() -> Hub {
+        let mut hub = Hub::new(Limits {
+            ports: 100,
+            ports_each: 100,
+            user_bytes: 1 << 30,
+            ring_bytes: 1 << 16,
+            max_ring_bytes: 1 << 20,
+        });
+        let spec: SourceSpec = "lab=gen,pps=10,queues=2".parse().unwrap();
+        hub.add_source(spec.open().unwrap().start(0).unwrap());
+        hub
+    }
+
+    fn request(device: &str, cluster: &str) -> Open {
+        Open {
+            device: device.into(),
+            ring_bytes: 4096,
+            snaplen: 0,
+            direction: vnplug_ring::control::Direction::Both,
+            sample: 0,
+            filter: vnplug_ring::control::FilterSpec::All,
+            cluster: cluster.into(),
+            balance: Balance::Flow,
+            reopened: false,
+            label: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_port_that_cannot_be_made_leaves_no_member_and_no_place_behind() {
+        let mut hub = hub();
+        // The region is smaller than its places say: the second ring does not fit.
+        let region = Region::heap(4 * 4096);
+        let mut places = Places::new(16 * 4096);
+        let free = places.free();
+        let memory = Memory::Pool {
+            region: &region,
+            places: &mut places,
+        };
+        let owner = Owner::Vm("vm".into());
+        let doorbell = Some(Doorbell::Silent);
+        let refused = hub.open(
+            &request("lab", "ids"),
+            owner,
+            Programs::default(),
+            memory,
+            doorbell,
+        );
+        assert_eq!(refused.err().unwrap().code, code::INTERNAL);
+        assert_eq!(places.free(), free);
+        assert!(hub.clusters.is_empty() && hub.ports.is_empty());
+    }
+
+    #[test]
+    fn members_that_read_different_queues_are_different_clusters() {
+        let mut hub = hub();
+        for device in ["lab", "lab@1", "lab"] {
+            let owner = Owner::User(0);
+            let request = request(device, "ids");
+            hub.open(&request, owner, Programs::default(), Memory::Own, None)
+                .unwrap();
+        }
+        let mut sizes: Vec<usize> = hub.clusters.values().map(|it| it.members.len()).collect();
+        sizes.sort_unstable();
+        assert_eq!(sizes, [1, 2]);
+    }
+
+    #[test]
+    fn filters_of_one_owner_are_bounded_in_sum() {
+        let mut hub = hub();
+        let accept = [6, 0, 0, 0, 1, 0, 0, 0];
+        let long = [[0; 8]; 4095].concat();
+        let bytes = [&long[..], &accept].concat();
+        let program = Program::from_bytes(&bytes, Trust::Guest).unwrap();
+        let programs = Programs {
+            filter: Some(Arc::new(program)),
+            ..Programs::default()
+        };
+        let owner = Owner::User(1000);
+        // On two queues each costs twice its length: two ports of this filter fill the limit.
+        for _ in 0..2 {
+            hub.bears("lab", None, &owner, &programs).unwrap();
+            let request = request("lab", "");
+            hub.open(&request, owner.clone(), programs.clone(), Memory::Own, None)
+                .unwrap();
+        }
+        let refusal = hub.bears("lab", None, &owner, &programs).unwrap_err();
+        assert_eq!(refusal.code, code::LIMIT);
+        assert!(hub.bears("lab", Some(1), &owner, &programs).is_ok());
+        assert!(
+            hub.bears("lab", None, &Owner::User(1001), &programs)
+                .is_ok()
+        );
+    }
 }

@@ -79,7 +79,7 @@ impl Hub {
                     let cluster = record
                         .cluster
                         .as_ref()
-                        .map_or(String::new(), |(_, _, name)| name.clone());
+                        .map_or(String::new(), |(.., name)| name.clone());
                     counted.labels.extend([
                         (
                             "device".into(),

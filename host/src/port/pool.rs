@@ -61,6 +61,16 @@ impl Places {
             .filter(|place| self.is_possible(place));
         let possible: Vec<RingPlace> = possible.copied().collect();
         self.lingering.extend(possible);
+        // Overlapping ones become one, so that a release cuts each page out of one place only.
+        self.lingering.sort_unstable_by_key(|place| place.offset);
+        self.lingering.dedup_by(|next, kept| {
+            let end = kept.offset + kept.len;
+            let joins = next.offset <= end;
+            if joins {
+                kept.len = end.max(next.offset + next.len) - kept.offset;
+            }
+            joins
+        });
     }
 
     /// Forgets lingering places, whole or in part; impossible ones are ignored.
@@ -178,6 +188,24 @@ mod tests {
                 len: 15 * PAGE
             }
         );
+    }
+
+    #[test]
+    fn overlapping_lies_do_not_multiply() {
+        let mut places = Places::new(10_000 * PAGE);
+        let lie = RingPlace {
+            offset: PAGE,
+            len: 9_000 * PAGE,
+        };
+        places.linger(&[lie; 4_000]);
+        let holes: Vec<RingPlace> = (1..4_000)
+            .map(|hole| RingPlace {
+                offset: 2 * hole * PAGE,
+                len: PAGE,
+            })
+            .collect();
+        places.release(&holes);
+        assert!(places.lingering.len() <= holes.len() + 1);
     }
 
     #[test]
