@@ -1,0 +1,101 @@
+//! What opening leaves behind, and who shares with whom.
+
+use super::*;
+use crate::filter::Trust;
+use crate::port::pool::Places;
+use crate::source::spec::SourceSpec;
+
+fn hub() -> Hub {
+    let mut hub = Hub::new(Limits {
+        ports: 100,
+        ports_each: 100,
+        user_bytes: 1 << 30,
+        ring_bytes: 1 << 16,
+        max_ring_bytes: 1 << 20,
+    });
+    let spec: SourceSpec = "lab=gen,pps=10,queues=2".parse().unwrap();
+    hub.add_source(spec.open().unwrap().start(0).unwrap());
+    hub
+}
+
+fn request(device: &str, cluster: &str) -> Open {
+    Open {
+        device: device.into(),
+        ring_bytes: 4096,
+        snaplen: 0,
+        direction: vnplug_ring::control::Direction::Both,
+        sample: 0,
+        filter: vnplug_ring::control::FilterSpec::All,
+        cluster: cluster.into(),
+        balance: Balance::Flow,
+        reopened: false,
+        label: String::new(),
+    }
+}
+
+#[test]
+fn a_port_that_cannot_be_made_leaves_no_member_and_no_place_behind() {
+    let mut hub = hub();
+    // The region is smaller than its places say: the second ring does not fit.
+    let region = Region::heap(4 * 4096);
+    let mut places = Places::new(16 * 4096);
+    let free = places.free();
+    let memory = Memory::Pool {
+        region: &region,
+        places: &mut places,
+    };
+    let owner = Owner::Vm("vm".into());
+    let doorbell = Some(Doorbell::Silent);
+    let refused = hub.open(
+        &request("lab", "ids"),
+        owner,
+        Programs::default(),
+        memory,
+        doorbell,
+    );
+    assert_eq!(refused.err().unwrap().code, code::INTERNAL);
+    assert_eq!(places.free(), free);
+    assert!(hub.clusters.is_empty() && hub.ports.is_empty());
+}
+
+#[test]
+fn members_that_read_different_queues_are_different_clusters() {
+    let mut hub = hub();
+    for device in ["lab", "lab@1", "lab"] {
+        let owner = Owner::User(0);
+        let request = request(device, "ids");
+        hub.open(&request, owner, Programs::default(), Memory::Own, None)
+            .unwrap();
+    }
+    let mut sizes: Vec<usize> = hub.clusters.values().map(|it| it.members.len()).collect();
+    sizes.sort_unstable();
+    assert_eq!(sizes, [1, 2]);
+}
+
+#[test]
+fn filters_of_one_owner_are_bounded_in_sum() {
+    let mut hub = hub();
+    let accept = [6, 0, 0, 0, 1, 0, 0, 0];
+    let long = [[0; 8]; 4095].concat();
+    let bytes = [&long[..], &accept].concat();
+    let program = Program::from_bytes(&bytes, Trust::Guest).unwrap();
+    let programs = Programs {
+        filter: Some(Arc::new(program)),
+        ..Programs::default()
+    };
+    let owner = Owner::User(1000);
+    // On two queues each costs twice its length: two ports of this filter fill the limit.
+    for _ in 0..2 {
+        hub.bears("lab", None, &owner, &programs).unwrap();
+        let request = request("lab", "");
+        hub.open(&request, owner.clone(), programs.clone(), Memory::Own, None)
+            .unwrap();
+    }
+    let refusal = hub.bears("lab", None, &owner, &programs).unwrap_err();
+    assert_eq!(refusal.code, code::LIMIT);
+    assert!(hub.bears("lab", Some(1), &owner, &programs).is_ok());
+    assert!(
+        hub.bears("lab", None, &Owner::User(1001), &programs)
+            .is_ok()
+    );
+}
