@@ -3,7 +3,7 @@
 //! The daemon takes its counters between two batches, so these hold in every answer:
 //!
 //! ```text
-//! source   seen    = read + kernel_dropped
+//! source   seen    = read + kernel_dropped + in_kernel
 //! source   duties  = offered of its ports + departed_offered
 //! port     offered = refused + direction + filtered + sampled_out + delivered + dropped_…
 //! ```
@@ -101,7 +101,12 @@ fn identities(all: &[Counted]) -> Vec<Identity> {
     let mut found = Vec::new();
     for source in all.iter().filter(|counted| counted.kind == "source") {
         let about = format!("source {}", source.name);
-        found.extend(sum(&about, source, "seen", &["read", "kernel_dropped"]));
+        found.extend(sum(
+            &about,
+            source,
+            "seen",
+            &["read", "kernel_dropped", "in_kernel"],
+        ));
         let ports = all
             .iter()
             .filter(|port| port.kind == "port" && is_of(port, source));
@@ -223,9 +228,10 @@ mod tests {
             counted("port", name, &values)
         };
         let source = [
-            ("seen", 110),
+            ("seen", 117),
             ("read", 100),
             ("kernel_dropped", 10),
+            ("in_kernel", 7),
             ("duties", 205),
             ("departed_offered", 5),
         ];

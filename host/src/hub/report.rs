@@ -3,7 +3,8 @@
 //! Every source is snapshot between two batches of its threads, so the identities hold in every
 //! answer, also under load:
 //!
-//! - K, at rest: `seen = read + kernel_dropped`
+//! - K: `seen = read + kernel_dropped + in_kernel`, where `in_kernel` is what waits in the receive
+//!   ring to be read: 0 at rest
 //! - R: `duties = Σ offered of its ports + departed_offered`, where `duties` adds up, for each
 //!   frame read, the subscribers of that moment (a cluster is one)
 //! - S, for each port: `offered = refused + direction + filtered + sampled_out + delivered +
@@ -150,7 +151,9 @@ impl Hub {
             labels.push(("failure".into(), failure));
         }
         let mut values = queue.named();
+        let told = fanout.read + queue.dropped;
         values.extend([
+            ("in_kernel".into(), queue.seen.saturating_sub(told)),
             ("read".into(), fanout.read),
             ("bytes".into(), fanout.bytes),
             ("duties".into(), fanout.duties),
