@@ -266,3 +266,24 @@ fn the_witness_judges_several_queues_together() {
     count(&["-c", "30000"]);
     count(&["-c", "5"]);
 }
+
+#[test]
+fn a_grant_of_a_source_that_is_not_there_is_refused_at_once() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=10"]).unwrap();
+    let output = std::process::Command::new(program("vnplug").unwrap())
+        .arg("--socket")
+        .arg(daemon.socket())
+        .args([
+            "attach", "uml", "--name", "vm", "--allow", "bal", "--", "true",
+        ])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("no source \"bal\"") && said.contains("lab"),
+        "{said}"
+    );
+    assert!(daemon.audit().iter().all(|counted| counted.kind != "vm"));
+}

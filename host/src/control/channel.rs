@@ -24,6 +24,18 @@ impl Control {
     /// each other's packets. Without a channel the name may be taken over; another owner gets a
     /// pool of its own, for a machine that lost its channel may still map the old one.
     pub(super) fn attach_vm(&mut self, token: u64, mut spec: VmSpec) -> Result<Message, Refusal> {
+        for grant in spec.allow.iter().filter(|grant| grant.source != "*") {
+            let sources = self.hub.sources();
+            if sources.iter().all(|source| source.name != grant.source) {
+                let names: Vec<&str> = sources.iter().map(|source| source.name.as_str()).collect();
+                let what = format!(
+                    "no source {:?} to allow; there are: {}",
+                    grant.source,
+                    names.join(", ")
+                );
+                return Err(Refusal::new(code::NOT_FOUND, what));
+            }
+        }
         let anonymous = spec.owner == 0;
         if anonymous {
             // Nobody knows this number, so nobody comes again while the channel is open.
