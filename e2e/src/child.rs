@@ -79,8 +79,7 @@ impl Tethered {
         if self.exit.is_none() {
             self.exit = self.process.try_wait().ok().flatten();
             if self.exit.is_some() {
-                sys::kill_group(self.process.id());
-                dismiss(&mut self.watchdog);
+                self.bury();
             }
         }
         self.exit
@@ -107,13 +106,31 @@ impl Tethered {
             .map_err(|errno| LabError::io("signal a child")(errno.into()))
     }
 
-    /// Kills the whole group and waits until the leader is gone.
+    /// Kills the whole group and waits until none of it runs.
     pub(crate) fn kill(&mut self) {
         if self.try_wait().is_none() {
             sys::kill_group(self.process.id());
             self.exit = self.process.wait().ok();
-            dismiss(&mut self.watchdog);
+            self.bury();
         }
+    }
+
+    /// Kills what the leader left behind, waits until it is gone and dismisses the watchdog.
+    ///
+    /// NB: a killed process still runs until the kernel comes round to it, and only the leader is
+    /// ours to wait for: User-mode Linux's helpers are seen for some milliseconds after its end.
+    fn bury(&mut self) {
+        let group = self.process.id();
+        let deadline = Instant::now() + BURIAL;
+        sys::kill_group(group);
+        while runs(group) {
+            if Instant::now() >= deadline {
+                eprintln!("processes of group {group} outlive SIGKILL by {BURIAL:?}");
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        dismiss(&mut self.watchdog);
     }
 
     /// Processor time of the leader and all its descendants, user and system, since their start;
@@ -154,6 +171,21 @@ impl Drop for Tethered {
     }
 }
 
+/// Whether a process of this group runs. Zombies do not; they are the business of their parents.
+fn runs(group: u32) -> bool {
+    if !sys::group_exists(group) {
+        return false;
+    }
+    let group = group.to_string();
+    fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(stat_fields)
+        .any(|fields| fields.get(2) == Some(&group) && !["Z", "X"].contains(&fields[0].as_str()))
+}
+
 /// Ends a watchdog without its killing anything.
 fn dismiss(watchdog: &mut Child) {
     if let Some(mut pipe) = watchdog.stdin.take() {
@@ -163,5 +195,40 @@ fn dismiss(watchdog: &mut Child) {
     let _ = watchdog.wait();
 }
 
+/// How long killed processes may take to end; the kernel may be writing back their memory.
+const BURIAL: Duration = Duration::from_secs(10);
+
 /// Line 1 is the group to guard, line 2 the dismissal; an end of file before it is our death.
 const WATCHDOG: &str = r#"read -r group; read -r dismissal || kill -s KILL -- "-$group""#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Tethered {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]).stdout(Stdio::null());
+        Tethered::spawn(command, Vec::new(), None).unwrap()
+    }
+
+    #[test]
+    fn a_killed_group_does_not_run_any_more() {
+        // Processes with much memory, which the kernel takes a while to take back.
+        let busy = "dd if=/dev/zero of=/dev/null bs=64M count=1000 2>/dev/null";
+        for _ in 0..5 {
+            let mut group = shell(&format!("{busy} & {busy} & {busy} & wait"));
+            // Whatever they have come to by now.
+            thread::sleep(Duration::from_millis(200));
+            group.kill();
+            assert!(!runs(group.pid()));
+        }
+    }
+
+    #[test]
+    fn a_leader_that_ends_takes_its_group_along() {
+        let mut group = shell("for n in $(seq 50); do sleep 1000 & done; exit 3");
+        let ended = group.wait(Duration::from_secs(60)).unwrap();
+        assert_eq!(ended.code(), Some(3));
+        assert!(!runs(group.pid()));
+    }
+}

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use rustix::io::FdFlags;
+use rustix::io::{Errno, FdFlags};
 use rustix::process::{Pid, Signal};
 use rustix::thread::LinkNameSpaceType;
 
@@ -58,6 +58,12 @@ pub(crate) fn kill_group(pid: u32) {
         // NB: ESRCH means there is nobody left to kill, which is what the caller wants.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
     }
+}
+
+/// Whether a process group has members, zombies included.
+pub(crate) fn group_exists(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| rustix::process::test_kill_process_group(pid) != Err(Errno::SRCH))
 }
 
 /// A packet socket (packet(7)) bound to one interface, for sending only.
