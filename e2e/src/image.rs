@@ -27,6 +27,7 @@ pub struct Image {
     files: Vec<GuestFile>,
     programs: Vec<(PathBuf, PathBuf)>,
     modules: Vec<String>,
+    host_root: bool,
 }
 
 impl Image {
@@ -62,6 +63,20 @@ impl Image {
     pub fn module(mut self, name: impl Into<String>) -> Self {
         self.modules.push(name.into());
         self
+    }
+
+    /// Lets the guest run every program of the host: `world COMMAND` runs one as it is installed
+    /// there. User-mode Linux only; the host's root is read-only, while `/tmp`, `/run` and `/root`
+    /// are the guest's.
+    #[must_use]
+    pub fn host_root(mut self) -> Self {
+        self.host_root = true;
+        self
+    }
+
+    /// Whether the guest gets the host's root.
+    pub(crate) fn has_host_root(&self) -> bool {
+        self.host_root
     }
 
     /// The modules asked for, in order.

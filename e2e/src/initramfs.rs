@@ -58,6 +58,10 @@ pub(crate) fn build(
     ] {
         archive.dir(dir);
     }
+    if image.has_host_root() {
+        archive.dir("/world");
+        archive.file("/bin/world", 0o755, include_bytes!("guest/world.sh"));
+    }
     archive.file("/etc/passwd", 0o644, b"root::0:0:root:/root:/bin/sh\n");
     archive.file("/etc/group", 0o644, b"root:x:0:\n");
     archive.file("/init", 0o755, include_bytes!("guest/init.sh"));

@@ -160,3 +160,32 @@ fn a_panic_of_the_guest_is_told_with_its_console() {
     assert!(matches!(gone, Err(LabError::GuestGone { .. })), "{gone:?}");
     assert!(guest.wait_exit(LIMIT).is_some());
 }
+
+#[test]
+fn programs_of_the_host_run_in_the_guest_as_they_are() {
+    let (_lab, guest) = boot(UmlConfig {
+        image: Image::default().host_root(),
+        ..UmlConfig::default()
+    });
+    // A program that loads libraries at run time and reads its own files.
+    let python = guest
+        .run(
+            "world python3 -c 'import ssl, socket; print(socket.gethostname())'",
+            LIMIT,
+        )
+        .unwrap();
+    assert!(python.success(), "{}", python.text());
+    let shared = guest
+        .run(
+            "world sh -c 'echo one >/tmp/a; cat /proc/cmdline' && cat /tmp/a",
+            LIMIT,
+        )
+        .unwrap();
+    assert!(
+        shared.text().contains("uml_dir=") && shared.text().ends_with("one"),
+        "{}",
+        shared.text()
+    );
+    let kept = guest.run("world touch /usr/lib/new", LIMIT).unwrap();
+    assert!(kept.text().contains("Read-only"), "{}", kept.text());
+}

@@ -20,6 +20,16 @@ done </lab/modules.list
 
 . /lab/settings
 [ -n "$LAB_HOST_DIR" ] && mount -t hostfs none /host -o "$LAB_HOST_DIR"
+if [ -d /world ]; then
+    # The host's root, with what is the guest's own on top.
+    mount -t hostfs -o ro,/ none /world
+    for own in /proc /sys /dev /dev/pts /dev/shm /run /tmp; do
+        mount --bind $own /world$own
+    done
+    mount -t tmpfs none /world/root
+    mount -t tmpfs none /world/var/log
+    mount -t tmpfs none /world/var/lib
+fi
 if [ -n "$LAB_TTY" ]; then
     stty -F "$LAB_TTY" raw -echo
     channel=$LAB_TTY
