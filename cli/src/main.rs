@@ -12,6 +12,7 @@ mod out;
 mod qemu;
 mod stats;
 mod sys;
+mod tap;
 mod text;
 mod uml;
 
@@ -40,6 +41,8 @@ enum Action {
     Count(capture::count::Count),
     /// Write the packets of a device to a capture file or a pipe
     Dump(capture::dump::Dump),
+    /// Feed a device into a network interface (TAP), for programs that want one
+    Tap(tap::TapArgs),
     /// List the devices
     List(list::List),
     /// Show every counter and check that the accounts close
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.command {
         Action::Count(count) => count.run(&socket),
         Action::Dump(dump) => dump.run(&socket),
+        Action::Tap(tap) => tap.run(&socket),
         Action::List(list) => list.run(connect),
         Action::Stats(stats) => stats.run(connect),
         Action::Attach(attach) => attach.run(connect),

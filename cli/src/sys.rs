@@ -3,6 +3,8 @@
 
 #![expect(unsafe_code, reason = "sigaction has no safe interface")]
 
+pub(crate) mod tun;
+
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};

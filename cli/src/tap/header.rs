@@ -1,0 +1,131 @@
+//! The vnet header before each frame (struct virtio_net_hdr, virtio 1.2 section 5.1.6).
+//!
+//! It says one thing: that a frame was captured before its sender's NIC filled in the transport
+//! checksum. Readers of the TAP then see the same mark as on the interface itself (packet(7),
+//! `TP_STATUS_CSUMNOTREADY`), and do not take such packets for damaged ones.
+
+use vnplug::{Packet, flags};
+
+/// Bytes of the header; the TUN driver's default (TUNSETVNETHDRSZ).
+pub(super) const SIZE: usize = 10;
+
+/// The header for this packet.
+#[inline]
+pub(super) fn of(packet: &Packet<'_>) -> [u8; SIZE] {
+    let mut header = [0; SIZE];
+    if packet.meta.flags & flags::CSUM_NOT_READY != 0
+        && let Some((start, offset)) = checksum(packet.bytes)
+    {
+        header[0] = NEEDS_CSUM;
+        // NB: legacy headers are in the machine's own byte order.
+        header[6..8].copy_from_slice(&start.to_ne_bytes());
+        header[8..10].copy_from_slice(&offset.to_ne_bytes());
+    }
+    header
+}
+
+/// Where the transport header starts in the frame, and where in it the checksum is; `None` if the
+/// captured bytes do not reach so far, or there is no such header.
+fn checksum(frame: &[u8]) -> Option<(u16, u16)> {
+    let mut at = 12;
+    let mut kind = word(frame, at)?;
+    while matches!(kind, VLAN | SERVICE_VLAN) {
+        at += 4;
+        kind = word(frame, at)?;
+    }
+    at += 2;
+    let (start, protocol) = match kind {
+        IPV4 => {
+            let fragment = word(frame, at + 6)? & 0x1fff != 0;
+            let header = usize::from(frame.get(at)? & 15) * 4;
+            (at + header, *frame.get(at + 9).filter(|_| !fragment)?)
+        }
+        IPV6 => (at + 40, *frame.get(at + 6)?),
+        _ => return None,
+    };
+    let offset = match protocol {
+        TCP => 16,
+        UDP => 6,
+        _ => return None,
+    };
+    word(frame, start + offset)?;
+    Some((u16::try_from(start).ok()?, offset as u16))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u16> {
+    let word = bytes.get(at..at + 2)?;
+    Some(u16::from_be_bytes([word[0], word[1]]))
+}
+
+const NEEDS_CSUM: u8 = 1;
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const VLAN: u16 = 0x8100;
+const SERVICE_VLAN: u16 = 0x88a8;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kinds: &[u16], ip: &[u8], transport: usize) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        for (index, kind) in kinds.iter().enumerate() {
+            frame.extend(if index == 0 { vec![] } else { vec![0, 7] });
+            frame.extend(kind.to_be_bytes());
+        }
+        frame.extend(ip);
+        frame.resize(frame.len() + transport, 0);
+        frame
+    }
+
+    fn ipv4(words: u8, protocol: u8, fragment: u16) -> Vec<u8> {
+        let mut ip = vec![0; usize::from(words) * 4];
+        (ip[0], ip[9]) = (0x40 | words, protocol);
+        ip[6..8].copy_from_slice(&fragment.to_be_bytes());
+        ip
+    }
+
+    #[test]
+    fn the_checksum_is_found_behind_tags_and_options() {
+        let mut ipv6 = vec![0; 40];
+        ipv6[6] = TCP;
+        for (frame, place) in [
+            (frame(&[IPV4], &ipv4(5, UDP, 0), 8), Some((34, 6))),
+            (frame(&[IPV4], &ipv4(7, TCP, 0x4000), 20), Some((42, 16))),
+            (frame(&[VLAN, IPV4], &ipv4(5, TCP, 0), 20), Some((38, 16))),
+            (
+                frame(&[SERVICE_VLAN, VLAN, IPV6], &ipv6, 20),
+                Some((62, 16)),
+            ),
+            (frame(&[IPV4], &ipv4(5, UDP, 100), 8), None),
+            (frame(&[IPV4], &ipv4(5, 1, 0), 8), None),
+            (frame(&[IPV4], &ipv4(5, TCP, 0), 17), None),
+            (frame(&[0x0806], &[0; 28], 0), None),
+        ] {
+            assert_eq!(checksum(&frame), place, "{frame:02x?}");
+        }
+    }
+
+    #[test]
+    fn any_cut_of_a_frame_is_looked_at_safely() {
+        let whole = frame(&[VLAN, IPV4], &ipv4(15, TCP, 0), 20);
+        for len in 0..whole.len() {
+            checksum(&whole[..len]);
+        }
+        assert_eq!(checksum(&[0xff; 64]), None);
+    }
+
+    #[test]
+    fn only_frames_without_their_checksum_are_marked() {
+        let bytes = frame(&[IPV4], &ipv4(5, UDP, 0), 8);
+        let mut packet = Packet {
+            meta: vnplug::Meta::default(),
+            bytes: &bytes,
+        };
+        assert_eq!(of(&packet), [0; SIZE]);
+        packet.meta.flags = flags::CSUM_NOT_READY;
+        assert_eq!(of(&packet)[0], NEEDS_CSUM);
+    }
+}
