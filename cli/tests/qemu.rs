@@ -79,7 +79,7 @@ fn pc_takes_everything_and_gives_it_back_when_the_guest_lets_go() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !lab.qemu.ours().is_empty() {
         assert!(Instant::now() < deadline, "left: {:?}", lab.qemu.ours());
         lab.qemu.ask("system_reset", json!({}));
@@ -171,13 +171,19 @@ fn fifty_cycles_leave_no_trace() {
     let mut lab = Lab::new(&q35(2));
     lab.ok("attach", &[]);
     lab.ok("detach", &[]);
+    // What QEMU has let go of it closes a little later, in a thread of its own.
+    thread::sleep(Duration::from_secs(1));
     let before = lab.qemu.fds();
     for _ in 0..50 {
         lab.ok("attach", &[]);
         lab.ok("detach", &[]);
     }
     assert_eq!(lab.qemu.ours(), [""; 0]);
-    assert_eq!(lab.qemu.fds(), before);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while lab.qemu.fds() > before {
+        assert!(Instant::now() < deadline, "descriptors stay in QEMU");
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

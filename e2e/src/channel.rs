@@ -314,9 +314,9 @@ fn parse_reply(line: &str) -> Option<(u64, Reply)> {
     ))
 }
 
-const SIGNAL_LIMIT: Duration = Duration::from_secs(10);
+const SIGNAL_LIMIT: Duration = Duration::from_secs(60);
 /// The guest reads a line at once, however busy its commands are.
-const LINE_LIMIT: Duration = Duration::from_secs(20);
+const LINE_LIMIT: Duration = Duration::from_secs(60);
 /// Characters of base64 in a line; whole groups of four.
 const PIECE_LEN: usize = 2000;
 

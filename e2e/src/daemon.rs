@@ -28,7 +28,7 @@ pub struct Daemon {
     process: Option<Tethered>,
 }
 
-const START: Duration = Duration::from_secs(20);
+const START: Duration = Duration::from_secs(60);
 
 impl Daemon {
     /// Starts a daemon with these further arguments, in `netns` if given, and waits until it
@@ -43,7 +43,7 @@ impl Daemon {
             .join(format!("d{}", NEXT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir(&dir).map_err(LabError::io(format!("make {}", dir.display())))?;
         // In memory, and under a name that the next lab sweeps: a killed daemon leaves its pools.
-        let pools = Path::new(MEMORY).join(owner::unique_name());
+        let pools = pool_base(lab).join(owner::unique_name());
         fs::create_dir(&pools).map_err(LabError::io(format!("make {}", pools.display())))?;
         let mut daemon = Self {
             dir,
@@ -132,6 +132,23 @@ impl Daemon {
             .map_or(Duration::ZERO, Tethered::cpu_time)
     }
 
+    /// Processor time that the daemon and its helper use in `window` when nothing is asked of them.
+    /// What was asked before may still be under way: looks until it is at most `enough`, a few
+    /// times, and gives the last look.
+    #[must_use]
+    pub fn cpu_at_rest(&self, window: Duration, enough: Duration) -> Duration {
+        let mut spent = Duration::MAX;
+        for _ in 0..8 {
+            let before = self.cpu_time();
+            thread::sleep(window);
+            spent = self.cpu_time().saturating_sub(before);
+            if spent <= enough {
+                break;
+            }
+        }
+        spent
+    }
+
     /// Options for a port on this daemon.
     pub fn port(&self, device: &str) -> PortOptions {
         PortOptions::new(device).socket(self.socket())
@@ -170,8 +187,19 @@ impl Drop for Daemon {
     }
 }
 
-/// Where pools lie.
+/// Where pools lie, if there is room: a container may have as little as 64 MiB of it.
 pub(crate) const MEMORY: &str = "/dev/shm";
+
+/// Room that the pools of all tests that run at once have.
+const ROOM: u64 = 2 << 30;
+
+fn pool_base(lab: &Lab) -> &Path {
+    let shm = Path::new(MEMORY);
+    match rustix::fs::statvfs(shm) {
+        Ok(stat) if stat.f_bavail.saturating_mul(stat.f_frsize) >= ROOM => shm,
+        _ => lab.dir(),
+    }
+}
 
 /// One value of one entry; 0 if there is none.
 #[must_use]

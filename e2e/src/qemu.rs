@@ -78,7 +78,7 @@ impl Default for QemuConfig {
             qemu_args: Vec::new(),
             inherit: Vec::new(),
             accel: None,
-            boot_limit: Duration::from_secs(120),
+            boot_limit: Duration::from_secs(300),
         }
     }
 }

@@ -41,7 +41,7 @@ impl Qmp {
     ///
     /// # Errors
     /// [`LabError::Protocol`] with QEMU's words if it refuses; [`LabError::Io`] if it does not
-    /// answer within 10 s.
+    /// answer within a minute.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let mut request = json!({ "execute": command, "arguments": arguments }).to_string();
         request.push('\n');
@@ -113,4 +113,4 @@ impl Qmp {
     }
 }
 
-const REPLY_LIMIT: Duration = Duration::from_secs(10);
+const REPLY_LIMIT: Duration = Duration::from_secs(60);

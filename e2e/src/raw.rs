@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use rustix::net::{
@@ -19,7 +20,7 @@ use vnplug_ring::control::{Balance, Direction, FilterSpec, Message, Open, Role, 
 /// A connection on which any bytes can be sent.
 #[derive(Debug)]
 pub struct Raw {
-    /// The socket; reading and writing wait at most ten seconds.
+    /// The socket; reading and writing wait at most a minute.
     pub stream: UnixStream,
     framer: Framer,
     fds: Vec<OwnedFd>,
@@ -52,7 +53,7 @@ impl Raw {
     /// If it cannot be set up.
     #[must_use]
     pub fn over(stream: UnixStream) -> Self {
-        let limit = Some(Duration::from_secs(10));
+        let limit = Some(Duration::from_secs(60));
         stream.set_read_timeout(limit).expect("a read timeout");
         stream.set_write_timeout(limit).expect("a write timeout");
         Self {
@@ -116,7 +117,7 @@ impl Raw {
     /// The next message and its id; `None` when the connection was closed.
     ///
     /// # Panics
-    /// If nothing comes in ten seconds, or what comes is no message.
+    /// If nothing comes in a minute, or what comes is no message.
     #[expect(
         clippy::should_implement_trait,
         reason = "not an iterator: it may be asked on"
@@ -209,6 +210,26 @@ pub struct Holdings {
 }
 
 impl Holdings {
+    /// Looks at a process when it has neither opened nor closed anything for half a second.
+    ///
+    /// # Panics
+    /// If it is gone, or never at rest.
+    #[must_use]
+    pub fn at_rest(pid: u32) -> Self {
+        let (mut last, mut same) = (Self::of(pid), 0);
+        for _ in 0..1200 {
+            thread::sleep(Duration::from_millis(50));
+            let now = Self::of(pid);
+            let rests = (now.fds, now.threads) == (last.fds, last.threads);
+            same = if rests { same + 1 } else { 0 };
+            last = now;
+            if same == 10 {
+                return now;
+            }
+        }
+        panic!("it opens and closes for a minute: {last:?}");
+    }
+
     /// Looks at a process.
     ///
     /// # Panics

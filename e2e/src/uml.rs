@@ -55,7 +55,7 @@ impl Default for UmlConfig {
             image: Image::default(),
             kernel_args: Vec::new(),
             inherit: Vec::new(),
-            boot_limit: Duration::from_secs(60),
+            boot_limit: Duration::from_secs(180),
         }
     }
 }
@@ -141,7 +141,8 @@ impl Uml {
 fn memory_dir(memory_mib: u32, fallback: &Path) -> PathBuf {
     let shm = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(shm).map_or(0, |stat| stat.f_bavail * stat.f_frsize);
-    if room > u64::from(memory_mib) << 20 {
+    // Others take of it too, and a guest that finds none later is killed: ask for plenty.
+    if room > u64::from(memory_mib) << 23 {
         shm.to_path_buf()
     } else {
         fallback.to_path_buf()

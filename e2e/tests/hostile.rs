@@ -17,7 +17,7 @@ use vnplug_ring::control::{Counted, Message, Role, VmKind, VmSpec};
 use vnplug_ring::layout::{DATA_OFFSET, HEAD, LIFE, MAX_DELAY_US, READ, TAIL, WAKE_AT, WAKE_SEQ};
 use vnplug_ring::witness::{Checker, View};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// A bystander: reads until the source ends, keeps exact books.
 fn bystand(mut port: Port) -> (String, u64, u64, Checker) {
@@ -131,30 +131,39 @@ fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
         while !over.load(Ordering::Relaxed) {
             let reader = liar(daemon, 1 << 16);
             let begun = Instant::now();
-            while begun.elapsed() < Duration::from_millis(30) {
-                for _ in 0..1000 {
-                    state ^= state << 13;
-                    state ^= state >> 7;
-                    state ^= state << 17;
-                    // The header, all words of both sides, records.
-                    let offset = match state % 8 {
-                        0 => state >> 20 & 0x38,
-                        1 => [HEAD, HEAD + 8, HEAD + 16, LIFE][(state >> 20) as usize & 3],
-                        2 => TAIL,
-                        3 => READ,
-                        4 => WAKE_AT,
-                        5 => WAKE_SEQ,
-                        _ => DATA_OFFSET + (state >> 20 & 0xfff8),
-                    };
-                    reader
-                        .region
-                        .store_u64(offset, state.rotate_left(17), Ordering::Relaxed);
-                    stores.fetch_add(1, Ordering::Relaxed);
+            // A liar is only caught if a frame comes while its tail is impossible: it goes on until
+            // then. Only the run's end can save one.
+            let end = loop {
+                let burst = Instant::now();
+                while burst.elapsed() < Duration::from_millis(30) {
+                    for _ in 0..1000 {
+                        state ^= state << 13;
+                        state ^= state >> 7;
+                        state ^= state << 17;
+                        // The header, all words of both sides, records.
+                        let offset = match state % 8 {
+                            0 => state >> 20 & 0x38,
+                            1 => [HEAD, HEAD + 8, HEAD + 16, LIFE][(state >> 20) as usize & 3],
+                            2 => TAIL,
+                            3 => READ,
+                            4 => WAKE_AT,
+                            5 => WAKE_SEQ,
+                            _ => DATA_OFFSET + (state >> 20 & 0xfff8),
+                        };
+                        reader
+                            .region
+                            .store_u64(offset, state.rotate_left(17), Ordering::Relaxed);
+                        stores.fetch_add(1, Ordering::Relaxed);
+                    }
                 }
-            }
-            let counters = daemon.counters();
-            let state = label(port_of(&counters, &reader.port.to_string()), "state").to_owned();
-            liars.push(state);
+                let counters = daemon.counters();
+                let end = label(port_of(&counters, &reader.port.to_string()), "state").to_owned();
+                if end.starts_with("quarantined") || over.load(Ordering::Relaxed) {
+                    break end;
+                }
+                assert!(begun.elapsed() < LIMIT, "{end}");
+            };
+            liars.push(end);
         }
         (liars, stores.into_inner())
     });
@@ -167,20 +176,19 @@ fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
         liars.len()
     );
     assert!(stores > 1_000_000);
-    // A liar is only caught if a frame comes while its tail is impossible: nearly always.
-    assert!(caught > 0 && caught * 10 >= liars.len() * 8, "{liars:?}");
+    assert!(caught > 0 && caught + 1 >= liars.len(), "{liars:?}");
 }
 
 #[test]
 fn a_tail_ahead_or_backwards_is_a_quarantine_and_the_reason_names_it() {
-    beside(50_000, 150_000, |daemon, _| {
+    beside(20_000, 150_000, |daemon, _| {
         for lie in [1 << 63, 1 << 40, 1 << 20, 0] {
             let reader = liar(daemon, 1 << 16);
             // The control: honest so far.
             let number = reader.port.to_string();
             assert_eq!(label(port_of(&daemon.counters(), &number), "state"), "open");
             // Backwards is a lie only once the ring has gone round.
-            let deadline = Instant::now() + Duration::from_secs(20);
+            let deadline = Instant::now() + Duration::from_secs(60);
             while lie == 0 && reader.region.load_u64(HEAD, Ordering::Acquire) < 4 << 16 {
                 assert!(Instant::now() < deadline, "the ring does not go round");
                 let head = reader.region.load_u64(HEAD, Ordering::Acquire);
@@ -204,7 +212,7 @@ fn a_tail_ahead_or_backwards_is_a_quarantine_and_the_reason_names_it() {
 
 #[test]
 fn a_pipe_that_the_reader_fills_and_makes_blocking_stalls_nobody() {
-    let filled = beside(100_000, 200_000, |daemon, over| {
+    let filled = beside(50_000, 200_000, |daemon, over| {
         let reader = liar(daemon, 1 << 20);
         // Another open file of the same pipe, for writing: what a reader gets from /proc.
         let path = format!("/proc/self/fd/{}", reader.wake.as_raw_fd());
@@ -271,13 +279,14 @@ fn readers_killed_at_any_moment_free_their_ports_and_cost_nobody_a_packet() {
     let frees = beside(20_000, 300_000, |daemon, _| {
         let mut frees = Vec::new();
         let mut state = 12_345_u64;
-        let mut killed = 0;
+        let (mut killed, mut opened) = (0, 0);
+        let mut longest = Duration::from_millis(8);
         while killed < 200 {
             // Four at a time, each killed at its own moment.
             let mut readers: Vec<_> = (0..4).map(|_| reader_process(daemon, "64K")).collect();
             for reader in &mut readers {
                 state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-                thread::sleep(Duration::from_micros(state >> 51));
+                thread::sleep(longest * (state >> 48) as u32 / (1 << 16));
                 reader.kill().expect("it is ours");
                 reader.wait().expect("it is ours");
                 killed += 1;
@@ -286,15 +295,20 @@ fn readers_killed_at_any_moment_free_their_ports_and_cost_nobody_a_packet() {
             // Bystanders end when the run does, and their ports with them.
             while ports(daemon) > 3 {
                 assert!(
-                    begun.elapsed() < Duration::from_secs(5),
+                    begun.elapsed() < Duration::from_secs(60),
                     "a port is not freed"
                 );
                 thread::sleep(Duration::from_millis(2));
             }
             frees.push(begun.elapsed());
+            // On a busy machine it takes readers longer to come to a port.
+            let now = value(&daemon.counters()[0], "ports_opened");
+            if now == opened {
+                longest = (2 * longest).min(Duration::from_secs(1));
+            }
+            opened = now;
         }
         // The control: many were killed while they had a port, not before.
-        let opened = value(&daemon.counters()[0], "ports_opened");
         assert!(opened > 20, "{opened} ports of 200 readers");
         eprintln!("{opened} ports of 200 readers");
         frees.sort();
@@ -306,15 +320,12 @@ fn readers_killed_at_any_moment_free_their_ports_and_cost_nobody_a_packet() {
         frees[frees.len() - 1]
     );
     // 100 ms is the figure; the machine may be busy.
-    assert!(
-        frees[frees.len() / 2] < Duration::from_millis(200),
-        "{frees:?}"
-    );
+    assert!(frees[frees.len() / 2] < Duration::from_secs(3), "{frees:?}");
 }
 
 #[test]
 fn one_stopped_reader_and_one_slow_one_cost_seven_others_nothing() {
-    let dropped = beside(50_000, 150_000, |daemon, over| {
+    let dropped = beside(20_000, 150_000, |daemon, over| {
         let mut stopped = reader_process(daemon, "64K");
         let slow = daemon.port("lab").ring_bytes(1 << 16).open();
         let mut slow = slow.expect("a slow reader");
@@ -332,7 +343,9 @@ fn one_stopped_reader_and_one_slow_one_cost_seven_others_nothing() {
                 .into_iter()
                 .map(|port| scope.spawn(move || bystand(port)))
                 .collect();
+            let deadline = Instant::now() + LIMIT;
             while ports(daemon) < 9 {
+                assert!(Instant::now() < deadline, "not all are there");
                 thread::sleep(Duration::from_millis(5));
             }
             let pid = Pid::from_child(&stopped);
@@ -363,7 +376,7 @@ fn one_stopped_reader_and_one_slow_one_cost_seven_others_nothing() {
 
 #[test]
 fn a_truncated_pool_costs_its_vm_and_nobody_else() {
-    beside(50_000, 100_000, |daemon, _| {
+    beside(20_000, 100_000, |daemon, _| {
         let mut operator = vnplug::Client::connect_to(&daemon.socket()).expect("a client");
         let spec = VmSpec {
             name: "truncated".into(),
@@ -387,7 +400,7 @@ fn a_truncated_pool_costs_its_vm_and_nobody_else() {
         pool.expect("the pool")
             .set_len(4096)
             .expect("it is truncated");
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while daemon.counters().iter().any(|counted| counted.kind == "vm") {
             assert!(Instant::now() < deadline, "the VM is not dropped");
             thread::sleep(Duration::from_millis(20));

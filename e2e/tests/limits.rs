@@ -21,7 +21,7 @@ fn source(daemon: &Daemon, name: &str) -> Counted {
 }
 
 fn becomes(daemon: &Daemon, name: &str, state: &str) -> Counted {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let counted = source(daemon, name);
         if label(&counted, "state") == state {
@@ -34,7 +34,7 @@ fn becomes(daemon: &Daemon, name: &str, state: &str) -> Counted {
 
 /// Reads so many packets of an open port.
 fn read(port: &mut vnplug::Port, count: u64) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(120);
     let mut packets = 0;
     while packets < count {
         assert!(Instant::now() < deadline, "{packets} of {count}");
@@ -112,12 +112,10 @@ fn idle_ports_on_a_silent_wire_cost_nothing() {
     let _ports: Vec<_> = (0..100)
         .map(|_| daemon.port("wire1").ring_bytes(1 << 16).open().unwrap())
         .collect();
-    thread::sleep(Duration::from_millis(500));
-    let before = daemon.cpu_time();
-    thread::sleep(Duration::from_secs(4));
-    let spent = daemon.cpu_time() - before;
+    let little = Duration::from_millis(40);
+    let spent = daemon.cpu_at_rest(Duration::from_secs(4), little);
     eprintln!("{spent:?} in 4 s with 100 idle ports");
-    assert!(spent <= Duration::from_millis(40), "{spent:?}");
+    assert!(spent <= little, "{spent:?}");
 }
 
 /// A little-endian pcap file with microseconds; 50 records, the last cut short.
@@ -163,7 +161,7 @@ fn a_damaged_file_is_played_up_to_the_damage_and_the_others_go_on() {
             match port.next() {
                 Err(error) => break error.to_string(),
                 Ok(Next::Nothing) => {
-                    let woken = port.wait(Some(Duration::from_secs(10)));
+                    let woken = port.wait(Some(Duration::from_secs(60)));
                     assert_eq!(woken, Ok(vnplug::Ready::Now));
                 }
                 Ok(other) => panic!("{other:?}"),
@@ -251,7 +249,7 @@ fn what_does_not_fit_is_refused_with_advice_and_leaves_nothing() {
     )
     .unwrap();
     let mut raw = Raw::greeted(&daemon.socket());
-    let before = Holdings::of(daemon.pid());
+    let before = Holdings::at_rest(daemon.pid());
     for _ in 0..20 {
         let answer = raw.ask(&Message::AttachVm(spec("large", 4 << 20, 0)), 0);
         assert_eq!(refusal(answer).0, code::NO_MEMORY);
@@ -261,7 +259,7 @@ fn what_does_not_fit_is_refused_with_advice_and_leaves_nothing() {
         assert!(refusal(answer).1.contains("the limit is 1048576"));
     }
     assert_eq!(fs::read_dir(&pools).unwrap().count(), 0);
-    let after = Holdings::of(daemon.pid());
+    let after = Holdings::at_rest(daemon.pid());
     assert_eq!((after.fds, after.maps), (before.fds, before.maps));
     for _ in 0..3 {
         let opened = raw.ask(&Message::Open(open("lab", 4096)), 0);
@@ -289,7 +287,7 @@ fn a_doorbells_handshake_comes_whole_and_its_peers_harm_nobody() {
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000"]).unwrap();
     let mut operator = Client::connect_to(&daemon.socket()).unwrap();
     let ready = operator.attach_vm(spec("bell", 1 << 20, 8)).unwrap();
-    let fds = Holdings::of(daemon.pid()).fds;
+    let fds = Holdings::at_rest(daemon.pid()).fds;
     // Peers that connect and leave, or connect and do not read.
     let mut silent = Vec::new();
     for turn in 0..50 {
@@ -301,7 +299,7 @@ fn a_doorbells_handshake_comes_whole_and_its_peers_harm_nobody() {
     }
     let mut stream = UnixStream::connect(&ready.doorbell_path).unwrap();
     stream
-        .set_read_timeout(Some(Duration::from_secs(10)))
+        .set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();
     // Version 0, id 1, memory, one eventfd of peer 0, eight of peer 1: ivshmem-spec. (The
     // descriptors that come along are closed by the kernel, as no room is given for them.)
@@ -315,7 +313,7 @@ fn a_doorbells_handshake_comes_whole_and_its_peers_harm_nobody() {
     assert_eq!(numbers[4..], [1; 8]);
     drop((silent, stream));
     operator.detach_vm("bell").unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while Holdings::of(daemon.pid()).fds >= fds {
         assert!(
             Instant::now() < deadline,
@@ -333,7 +331,7 @@ fn a_channel_of_garbage_and_resets_finds_its_words_again() {
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000"]).unwrap();
     let mut operator = Client::connect_to(&daemon.socket()).unwrap();
     let ready = operator.attach_vm(spec("noisy", 1 << 20, 0)).unwrap();
-    let fds = Holdings::of(daemon.pid()).fds;
+    let fds = Holdings::at_rest(daemon.pid()).fds;
     let greeting = hello(Role::Agent).encode(1, 0);
     let mut state = 77_u64;
     for turn in 0..100_usize {
@@ -357,7 +355,7 @@ fn a_channel_of_garbage_and_resets_finds_its_words_again() {
     }
     let counters = daemon.audit();
     assert!(counters.iter().any(|counted| counted.kind == "vm"));
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while Holdings::of(daemon.pid()).fds > fds {
         assert!(Instant::now() < deadline, "channels stay open");
         thread::sleep(Duration::from_millis(20));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use vnplug_e2e::{Guest, Image, Lab, Machine, Netns, Qemu, QemuConfig};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn boot(lab: &Lab, config: QemuConfig) -> Guest {
     Qemu::boot(lab, config).unwrap_or_else(|error| panic!("{error}"))

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vnplug_e2e::{Guest, Image, Lab, LabError, Uml, UmlConfig};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(120);
 
 #[expect(clippy::unwrap_used, reason = "a helper of tests")]
 fn boot(config: UmlConfig) -> (Lab, Guest) {
@@ -63,7 +63,7 @@ fn commands_run_side_by_side_and_a_late_one_is_killed() {
     let start = Instant::now();
     let late = guest.run("echo begun; sleep 1000", Duration::from_millis(500));
     assert!(matches!(late, Err(LabError::Timeout { .. })), "{late:?}");
-    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(start.elapsed() < LIMIT);
     assert_eq!(
         guest
             .run("ps | grep -c '[s]leep 1000'", LIMIT)
@@ -73,7 +73,10 @@ fn commands_run_side_by_side_and_a_late_one_is_killed() {
     );
 
     let job = guest.spawn("echo first words; sleep 1000").unwrap();
-    while job.peek(100).unwrap() != "first words" {}
+    let deadline = Instant::now() + LIMIT;
+    while job.peek(100).unwrap() != "first words" {
+        assert!(Instant::now() < deadline, "it says nothing");
+    }
     job.signal("TERM").unwrap();
     assert_eq!(job.wait(LIMIT).unwrap().status, 128 + 15);
 }

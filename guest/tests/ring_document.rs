@@ -98,7 +98,7 @@ impl Host {
 
     /// Waits until everything was read; keeps the reader's time meanwhile.
     fn drain(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(120);
         while self.producer.used() > 0 {
             assert!(Instant::now() < deadline, "the reader does not read");
             self.publish();

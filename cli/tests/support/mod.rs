@@ -294,7 +294,7 @@ impl Qemu {
             .stderr(Stdio::null())
             .spawn()
             .expect("qemu-system-x86_64 is installed");
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(120);
         let stream = loop {
             match UnixStream::connect(&own) {
                 Ok(stream) => break stream,
@@ -388,7 +388,7 @@ pub(crate) fn vnplug(socket: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Its exit code, stdout and stderr, after at most 60 s.
+/// Its exit code, stdout and stderr, after at most three minutes.
 pub(crate) fn run(mut command: Command) -> (i32, String, String) {
     let child = command
         .stdout(Stdio::piped())
@@ -400,7 +400,7 @@ pub(crate) fn run(mut command: Command) -> (i32, String, String) {
 
 /// As [`run`], of a running child.
 pub(crate) fn finish(mut child: Child) -> (i32, String, String) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(180);
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
             let _ = child.kill();

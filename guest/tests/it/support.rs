@@ -91,9 +91,9 @@ impl Drop for Dir {
     }
 }
 
-/// Waits until `condition`, at most ten seconds.
+/// Waits until `condition`, at most a minute.
 pub(crate) fn eventually(what: &str, condition: impl FnMut() -> bool) {
-    let limit = Duration::from_secs(10);
+    let limit = Duration::from_secs(60);
     assert!(eventually_within(limit, condition), "never: {what}");
 }
 

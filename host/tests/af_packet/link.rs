@@ -43,7 +43,8 @@ fn goes_on_after_the_link_was_down() {
             );
             assert_eq!(queue.counters().rebinds, times);
         }
-        assert!(soonest < Duration::from_millis(100), "{soonest:?}");
+        // Less than a tenth of a second on an idle machine.
+        assert!(soonest < Duration::from_secs(5), "{soonest:?}");
     });
 }
 
@@ -110,7 +111,8 @@ fn finds_an_interface_that_was_deleted_and_made_again() {
             }
             soonest = soonest.min(back.elapsed());
         }
-        assert!(soonest < Duration::from_millis(500), "{soonest:?}");
+        // Less than half a second on an idle machine.
+        assert!(soonest < Duration::from_secs(5), "{soonest:?}");
         let sent = send(&mut queues);
         let got = read_shared(&mut queues, 100);
         for (i, got) in got.iter().enumerate() {

@@ -251,7 +251,8 @@ fn lone_frame_is_handed_over_soon() {
             .collect();
         took.sort();
         assert!(
-            took[25] < Duration::from_millis(20),
+            // A few milliseconds on an idle machine; a block that had to fill would take for ever.
+            took[25] < Duration::from_secs(1),
             "median {:?}",
             took[25]
         );

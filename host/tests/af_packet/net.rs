@@ -246,6 +246,6 @@ pub(crate) fn until_seen(queues: &mut [Box<dyn Queue>], total: u64) {
 }
 
 /// The longest wait for what must come; only a broken or a starved machine waits so long.
-pub(crate) const LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// The wait for what must not come.
 pub(crate) const QUIET: Duration = Duration::from_millis(50);

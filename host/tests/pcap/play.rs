@@ -124,15 +124,15 @@ fn a_day_between_packets_can_be_waited_for_and_interrupted() {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let start = Instant::now();
     queue.wait(reader.as_fd(), Some(Duration::from_millis(20)));
-    assert!((20..5000).contains(&start.elapsed().as_millis()));
+    assert!((20..60_000).contains(&start.elapsed().as_millis()));
     rustix::io::write(&writer, b"x").unwrap();
     queue.wait(reader.as_fd(), None);
-    assert!(start.elapsed().as_secs() < 5);
+    assert!(start.elapsed().as_secs() < 60);
     // A million times as fast, a day is 86 ms.
     let mut queue = open(&path, Speed::Times(1e6), Repeat::Once).unwrap();
     let start = Instant::now();
     assert_eq!(play(queue.as_mut(), 100).0.len(), 3);
-    assert!((86..5000).contains(&start.elapsed().as_millis()));
+    assert!((86..60_000).contains(&start.elapsed().as_millis()));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::layout::{Life, Meta};
 use crate::{Bell, Consumer, Producer, Wait};
 
 /// Longer than any delay or pause of these tests: a reader asleep for so long missed its wake-up.
-const WATCHDOG: Duration = Duration::from_secs(20);
+const WATCHDOG: Duration = Duration::from_secs(60);
 
 fn ring_bell(doorbell: &SyncSender<()>) {
     // Like an eventfd: rung twice is rung.
