@@ -66,13 +66,30 @@ fn to_json(devices: &[Device]) -> Value {
         json!({
             "name": device.name, "kind": device.kind, "state": device.state,
             "queues": device.queues, "ports": device.ports, "description": device.description,
+            "link_type": device.link_type, "mtu": device.mtu, "speed_mbps": device.speed_mbps,
+            "mac": mac(device), "addresses": device.addresses,
         })
     };
     devices.iter().map(one).collect()
 }
 
 fn to_text(devices: &[Device]) -> String {
-    let head = ["DEVICE", "KIND", "STATE", "QUEUES", "PORTS", "DESCRIPTION"];
+    let head = [
+        "DEVICE",
+        "KIND",
+        "STATE",
+        "QUEUES",
+        "PORTS",
+        "MTU",
+        "MBIT/S",
+        "MAC",
+        "DESCRIPTION",
+        "ADDRESSES",
+    ];
+    let known = |number: u32| match number {
+        0 => "-".to_owned(),
+        number => number.to_string(),
+    };
     let row = |device: &Device| {
         vec![
             text::escape(&device.name),
@@ -80,10 +97,19 @@ fn to_text(devices: &[Device]) -> String {
             text::escape(&device.state),
             device.queues.to_string(),
             device.ports.to_string(),
+            known(device.mtu),
+            known(device.speed_mbps),
+            mac(device).unwrap_or_else(|| "-".into()),
             text::escape(&device.description),
+            text::escape(&device.addresses.join(", ")),
         ]
     };
     table(&head, devices.iter().map(row))
+}
+
+fn mac(device: &Device) -> Option<String> {
+    let bytes = device.mac.map(|byte| format!("{byte:02x}"));
+    (device.mac != [0; 6]).then(|| bytes.join(":"))
 }
 
 fn ports_to_text(ports: &[&Counted]) -> String {
@@ -154,14 +180,14 @@ mod tests {
             state: "up".into(),
             description: "1\u{1b}[0m".into(),
             queues,
-            ports: 0,
+            ..Device::default()
         };
         let text = to_text(&[device("host:a", 1), device("host:long", 12)]);
         assert_eq!(
             text,
-            "DEVICE     KIND  STATE  QUEUES  PORTS  DESCRIPTION\n\
-             host:a     gen   up          1      0  1\\x1b[0m\n\
-             host:long  gen   up         12      0  1\\x1b[0m\n"
+            "DEVICE     KIND  STATE  QUEUES  PORTS  MTU  MBIT/S  MAC  DESCRIPTION  ADDRESSES\n\
+             host:a     gen   up          1      0    -       -    -  1\\x1b[0m\n\
+             host:long  gen   up         12      0    -       -    -  1\\x1b[0m\n"
         );
     }
 }

@@ -5,7 +5,8 @@
 //! ```text
 //! source   seen    = read + kernel_dropped + in_kernel
 //! source   duties  = offered of its ports + departed_offered
-//! port     offered = refused + direction + filtered + sampled_out + delivered + dropped_…
+//! port     offered = refused + paused + direction + filtered + sampled_out + delivered +
+//!                    dropped_…
 //! ```
 //!
 //! A guest sees its own ports alone; an identity whose counters are not all there is not judged.
@@ -125,7 +126,13 @@ fn identities(all: &[Counted]) -> Vec<Identity> {
         }
     }
     for port in all.iter().filter(|counted| counted.kind == "port") {
-        let parts = ["direction", "filtered", "sampled_out", "delivered"];
+        let parts = [
+            "paused",
+            "direction",
+            "filtered",
+            "sampled_out",
+            "delivered",
+        ];
         let about = format!("port {}", port.name);
         if let Some(mut identity) = sum(&about, port, "offered", &parts) {
             let more = |name: &str| name == "refused" || name.starts_with("dropped_");
@@ -217,6 +224,7 @@ mod tests {
             let values = [
                 ("offered", 100),
                 ("refused", 1),
+                ("paused", 0),
                 ("direction", 2),
                 ("filtered", 3),
                 ("sampled_out", 0),

@@ -83,6 +83,11 @@ fn devices_are_listed_as_text_and_json() {
         description: "eth1".into(),
         queues: 2,
         ports: 1,
+        mtu: 1500,
+        speed_mbps: 10_000,
+        mac: [2, 0, 0, 0, 0, 1],
+        addresses: vec!["192.0.2.1/24".into(), "fe80::1/64".into()],
+        ..Device::default()
     };
     daemon.answer(4, Message::Devices(vec![device]));
     let port = Counted {
@@ -96,11 +101,21 @@ fn devices_are_listed_as_text_and_json() {
     assert_eq!(code, 0, "{err}");
     assert!(out.contains("host:eth1  af_packet  up"), "{out}");
     assert!(
+        out.contains("02:00:00:00:00:01") && out.contains("192.0.2.1/24"),
+        "{out}"
+    );
+    assert!(
         out.contains("1,234") && out.contains("probe[\\x1b1]"),
         "{out}"
     );
     let (_, out, _) = run(vnplug(&daemon.socket, &["list", "--json"]));
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(json["ports"][0]["name"], "7");
-    assert_eq!(json["devices"][0]["queues"], 2);
+    let device = &json["devices"][0];
+    assert_eq!(
+        (&device["queues"], &device["mtu"]),
+        (&2.into(), &1500.into())
+    );
+    assert_eq!(device["mac"], "02:00:00:00:00:01");
+    assert_eq!(device["addresses"][1], "fe80::1/64");
 }

@@ -234,8 +234,9 @@ pub fn audit(counters: &[Counted]) {
 /// # Errors
 /// What does not close, with the numbers.
 pub fn closes(counters: &[Counted]) -> std::result::Result<(), String> {
-    const FATES: [&str; 7] = [
+    const FATES: [&str; 8] = [
         "refused",
+        "paused",
         "direction",
         "filtered",
         "sampled_out",

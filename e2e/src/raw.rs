@@ -15,7 +15,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
-use vnplug_ring::control::{Balance, Direction, FilterSpec, Message, Open, Role, VERSION};
+use vnplug_ring::control::{Balance, FilterSpec, Message, Open, Role, Tuning, VERSION};
 
 /// A connection on which any bytes can be sent.
 #[derive(Debug)]
@@ -186,8 +186,7 @@ pub fn open(device: &str, ring_bytes: u64) -> Open {
         device: device.into(),
         ring_bytes,
         snaplen: 0,
-        direction: Direction::Both,
-        sample: 1,
+        tuning: Tuning::default(),
         filter: FilterSpec::All,
         cluster: String::new(),
         balance: Balance::Flow,

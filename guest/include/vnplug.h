@@ -150,6 +150,14 @@ struct vnplug_options {
     uint32_t no_reconnect;             /* not 0: do not survive a restart of the daemon */
     const char *label;                 /* what the operator sees; NULL = program[pid] */
     const char *socket;                /* NULL = $VNPLUG_SOCKET or /run/vnplug/vnplug.sock */
+    uint32_t paused;                   /* not 0: gets nothing before vnplug_tune says so */
+};
+
+/* What can be turned while a port is open. */
+struct vnplug_tuning {
+    uint32_t direction; /* VNPLUG_BOTH, _RX, _TX */
+    uint32_t sample;    /* one in so many; 0 = all */
+    uint32_t paused;    /* not 0: the port gets nothing; the host counts that as "paused" */
 };
 
 /* This reader's own counters since vnplug_open. */
@@ -170,6 +178,11 @@ struct vnplug_device {
     const char *description; /* for people */
     uint32_t queues;         /* receive queues */
     uint32_t ports;          /* attached ports; 0 in guests */
+    uint32_t link_type;      /* a DLT number of tcpdump.org; 1 = Ethernet */
+    uint32_t mtu;            /* of the host's interface; 0 = unknown */
+    uint32_t speed_mbps;     /* megabits per second; 0 = unknown */
+    uint8_t mac[6];          /* the interface's; zeros = none */
+    const char *const *addresses; /* "192.0.2.1/24", "fe80::1/64", then NULL; none in guests */
 };
 
 static inline void vnplug_options_init(struct vnplug_options *options)
@@ -232,6 +245,9 @@ int vnplug_set_filter(vnplug_port *port, const char *filter);
 
 /* The same with a program. */
 int vnplug_set_program(vnplug_port *port, const struct vnplug_insn *program, size_t len);
+
+/* Turns direction, sampling, or the port off or on, between two packets. All fields count. */
+int vnplug_tune(vnplug_port *port, const struct vnplug_tuning *tuning);
 
 /* This reader's counters. No request is made. Set stats->size first. */
 int vnplug_stats(const vnplug_port *port, struct vnplug_stats *stats);

@@ -55,8 +55,8 @@ pub use port::{Batch, Counts, Next, Port, PortStats, Ready};
 
 pub use vnplug_ring::Packet;
 pub use vnplug_ring::control::{
-    Balance, Counted, DEFAULT_SOCKET, Device, Direction, FilterSpec, Grant, VmKind, VmReady,
-    VmSpec, code,
+    Balance, Counted, DEFAULT_SOCKET, Device, Direction, FilterSpec, Grant, Tuning, VmKind,
+    VmReady, VmSpec, code,
 };
 pub use vnplug_ring::layout::{Meta, flags};
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vnplug_ring::control::{Balance, Direction, FilterSpec, Open};
+use vnplug_ring::control::{Balance, Direction, FilterSpec, Open, Tuning};
 
 use crate::connection::socket_path;
 use crate::error::Error;
@@ -39,8 +39,7 @@ impl PortOptions {
             device: device.into(),
             ring_bytes: 0,
             snaplen: 0,
-            direction: Direction::Both,
-            sample: 0,
+            tuning: Tuning::default(),
             filter: FilterSpec::All,
             cluster: String::new(),
             balance: Balance::Flow,
@@ -79,13 +78,19 @@ impl PortOptions {
 
     /// Received packets, sent packets, or both.
     pub fn direction(mut self, direction: Direction) -> Self {
-        self.request.direction = direction;
+        self.request.tuning.direction = direction;
         self
     }
 
     /// One in so many of the packets that pass the filter; 0 and 1 = all.
     pub fn sample(mut self, one_in: u32) -> Self {
-        self.request.sample = one_in;
+        self.request.tuning.sample = one_in;
+        self
+    }
+
+    /// Whether the port gets anything from the start; [`Port::tune`] starts one that does not.
+    pub fn enabled(mut self, enabled: bool) -> Self {
+        self.request.tuning.enabled = enabled;
         self
     }
 

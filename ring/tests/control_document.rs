@@ -4,7 +4,8 @@ use std::path::Path;
 
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{
-    Balance, Direction, FilterSpec, Message, Open, Opened, RingPlace, Role, VmKind, VmSpec, code,
+    Balance, Direction, FilterSpec, Message, Open, Opened, RingPlace, Role, Tuning, VmKind, VmSpec,
+    code,
 };
 
 /// What the document shows: heading of the block, message, request number, application.
@@ -13,8 +14,10 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         device: "host:eth1".into(),
         ring_bytes: 1 << 20,
         snaplen: 128,
-        direction: Direction::Rx,
-        sample: 0,
+        tuning: Tuning {
+            direction: Direction::Rx,
+            ..Tuning::default()
+        },
         filter: FilterSpec::Expression("udp port 53".into()),
         cluster: String::new(),
         balance: Balance::Flow,
@@ -50,6 +53,11 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         code: code::FILTER,
         text: "syntax error".into(),
     };
+    let paused = Tuning {
+        direction: Direction::Both,
+        sample: 10,
+        enabled: false,
+    };
     let attach = VmSpec {
         name: "probe".into(),
         kind: VmKind::Qemu,
@@ -70,8 +78,17 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
             3,
             9,
         ),
+        (
+            "Tune of port 4, request 4",
+            Message::Tune {
+                port: 4,
+                tuning: paused,
+            },
+            4,
+            0,
+        ),
         ("Wake for ports 4 and 5", Message::Wake(vec![4, 5]), 0, 0),
-        ("AttachVm, request 4", Message::AttachVm(attach), 4, 0),
+        ("AttachVm, request 5", Message::AttachVm(attach), 5, 0),
         ("Ack of 2048 bytes", Message::Ack { bytes: 2048 }, 0, 0),
     ]
 }

@@ -72,6 +72,7 @@ impl Agent {
             Message::List
             | Message::Open(_)
             | Message::Filter { .. }
+            | Message::Tune { .. }
             | Message::Stats { .. }
             | Message::Close { .. }
                 if greeted =>

@@ -19,7 +19,7 @@ mod watch;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use vnplug_ring::control::{Counted, FilterSpec, Message};
+use vnplug_ring::control::{Counted, FilterSpec, Message, Tuning};
 use vnplug_ring::layout::{Meta, flags};
 use vnplug_ring::{Consumer, Packet};
 
@@ -235,6 +235,23 @@ impl Port {
         done(&self.ask(&request)?)?;
         self.options.request.filter = filter;
         Ok(())
+    }
+
+    /// Turns the port's direction, sampling, or turns it off or on, between two packets. What was
+    /// published before is read as ever. On an error it stays as it was.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`] while reconnecting; those of any request.
+    pub fn tune(&mut self, tuning: Tuning) -> Result<(), Error> {
+        let port = self.number;
+        done(&self.ask(&Message::Tune { port, tuning })?)?;
+        self.options.request.tuning = tuning;
+        Ok(())
+    }
+
+    /// How the port is tuned.
+    pub fn tuning(&self) -> Tuning {
+        self.options.request.tuning
     }
 
     /// This reader's counters and the host's.

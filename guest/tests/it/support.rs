@@ -370,8 +370,12 @@ impl Shared {
                 state: "up".into(),
                 description: "a test".into(),
                 queues: self.queues,
-                ports: 0,
+                link_type: 1,
+                mtu: 1500,
+                mac: [2, 0, 0, 0, 0, 1],
+                ..Device::default()
             }])),
+            Message::Tune { .. } => plain(Message::Done),
             Message::Open(open) => Some(match self.open(open, app, serial, stream) {
                 Ok((opened, fds)) => (Message::Opened(opened), fds),
                 Err((code, text)) => (Message::Error { code, text }, Vec::new()),

@@ -118,6 +118,14 @@ impl Control {
             }
             Message::Open(open) => self.open(token, id, app, &viewer, open),
             Message::Filter { port, filter } => self.filter(token, id, app, &viewer, port, filter),
+            Message::Tune { port, tuning } => {
+                self.charge(token, ASKS_QUEUES);
+                let result = self.owned(token, app, port).map(|()| {
+                    self.hub.tune(port, tuning);
+                    (Message::Done, Vec::new())
+                });
+                self.answer(token, id, app, result)
+            }
             Message::Stats { port } => {
                 self.charge(token, ASKS_QUEUES);
                 let result = self.stats(token, app, &viewer, port);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use vnplug_ring::control::{Balance, HOST_PREFIX, Open, Opened, RingPlace, code};
+use vnplug_ring::control::{Balance, HOST_PREFIX, Open, Opened, RingPlace, Tuning, code};
 use vnplug_ring::layout::{
     Geometry, Life, MAX_CAPACITY, MAX_SNAPLEN, MIN_CAPACITY, record_size, ring_size,
 };
@@ -23,6 +23,7 @@ use vnplug_ring::{Producer, Region};
 use crate::filter::Program;
 use crate::port::doorbell::Doorbell;
 use crate::port::{Port, PortCounters, Share};
+use crate::source::af_packet::Interface;
 use crate::source::worker::{Command, Snapshot, Worker};
 use crate::sys::{event, memory};
 
@@ -70,6 +71,8 @@ pub struct Source {
     pub description: String,
     /// DLT of its frames.
     pub link_type: u32,
+    /// The interface behind it.
+    pub interface: Option<Interface>,
     /// One thread per queue.
     pub workers: Vec<Worker>,
 }
@@ -112,6 +115,8 @@ pub struct PortRecord {
     pub filter: String,
     /// `filter` was replaced so many times.
     pub filter_version: u64,
+    /// How its reader tuned it.
+    pub tuning: Tuning,
     /// Bytes of each ring's record area.
     pub capacity: u64,
 }
@@ -355,8 +360,7 @@ impl Hub {
             let mut port = Port::new(id, producer, doorbell.clone());
             port.guard.clone_from(&programs.guard);
             port.filter.clone_from(&programs.filter);
-            port.direction = request.direction;
-            port.sample = request.sample.max(1);
+            port.tune(request.tuning);
             port.share = share.0;
             port.mark_gap = request.reopened;
             let command = Command::Attach(Box::new(port), share.1.clone());
@@ -375,6 +379,7 @@ impl Hub {
                 label: request.label.chars().take(64).collect(),
                 filter: programs.text,
                 filter_version: 0,
+                tuning: request.tuning,
                 capacity,
             },
         );
@@ -484,6 +489,29 @@ impl Hub {
         }
         self.closed += 1;
         Some((counters, places))
+    }
+
+    /// Tunes a port; the next batch is judged so.
+    pub fn tune(&mut self, id: u32, tuning: Tuning) {
+        let Some(record) = self.ports.get_mut(&id) else {
+            return;
+        };
+        record.tuning = tuning;
+        let answers: Vec<_> = record
+            .queues
+            .iter()
+            .map(|&queue| {
+                let (reply, answer) = channel();
+                let command = Command::Tune(id, tuning, reply);
+                self.sources[record.source].workers[queue].send(command);
+                answer
+            })
+            .collect();
+        for answer in answers {
+            if answer.recv_timeout(ANSWER).is_err() {
+                log::error!(target: "port", "port {id}: a source's thread does not answer");
+            }
+        }
     }
 
     /// Replaces a port's filter; the next batch is judged by the new one.

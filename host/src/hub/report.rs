@@ -7,21 +7,23 @@
 //!   ring to be read: 0 at rest
 //! - R: `duties = Σ offered of its ports + departed_offered`, where `duties` adds up, for each
 //!   frame read, the subscribers of that moment (a cluster is one)
-//! - S, for each port: `offered = refused + direction + filtered + sampled_out + delivered +
-//!   dropped_full + dropped_quarantine`
+//! - S, for each port: `offered = refused + paused + direction + filtered + sampled_out +
+//!   delivered + dropped_full + dropped_quarantine`
 //!
 //! `source_kernel_dropped` of a port is what the kernel dropped of its queues since it was attached:
 //! lost before any port, and so in none of the sums.
 
 use std::collections::BTreeMap;
 
-use vnplug_ring::control::{Counted, Device, HOST_PREFIX};
+use vnplug_ring::control::{Counted, Device, Direction, HOST_PREFIX, Tuning};
 
 use super::policy::{Policy, Sight, Viewer};
 use super::{Hub, Owner};
 use crate::fanout::FanoutCounters;
 use crate::source::QueueCounters;
+use crate::source::af_packet::Interface;
 use crate::source::worker::{PortSnapshot, Snapshot};
+use crate::sys::interface;
 
 impl Hub {
     /// The sources that a viewer may see.
@@ -32,6 +34,16 @@ impl Hub {
         policy: &Policy,
     ) -> Vec<Device> {
         let operator = policy.is_operator(viewer);
+        // What the host is called on its networks is not the guests' business.
+        let addresses = match viewer {
+            Viewer::User(_) if self.sources.iter().any(|it| it.interface.is_some()) => {
+                interface::addresses().unwrap_or_else(|error| {
+                    log::warn!(target: "source", "cannot list addresses: {error}");
+                    BTreeMap::new()
+                })
+            }
+            _ => BTreeMap::new(),
+        };
         self.sources
             .iter()
             .enumerate()
@@ -42,6 +54,9 @@ impl Hub {
                     .values()
                     .filter(|port| port.source == number)
                     .count();
+                let asked = source.interface.as_ref();
+                let facts = asked.map(Interface::facts).unwrap_or_default();
+                let addresses = asked.and_then(|it| addresses.get(it.name()));
                 Device {
                     name: format!("{HOST_PREFIX}{}", source.name),
                     kind: source.kind.to_owned(),
@@ -49,6 +64,11 @@ impl Hub {
                     description: source.description.clone(),
                     queues: source.workers.len() as u32,
                     ports: if operator { ports as u32 } else { 0 },
+                    link_type: source.link_type,
+                    mtu: facts.mtu,
+                    speed_mbps: facts.speed_mbps,
+                    mac: facts.mac,
+                    addresses: addresses.cloned().unwrap_or_default(),
                 }
             })
             .collect()
@@ -89,6 +109,7 @@ impl Hub {
                         ("owner".into(), owner),
                         ("label".into(), record.label.clone()),
                         ("filter".into(), record.filter.clone()),
+                        ("tuning".into(), tuning(&record.tuning)),
                         ("cluster".into(), cluster),
                     ]);
                     counted
@@ -197,6 +218,7 @@ fn port_counted(port: &PortSnapshot, hide_refused: bool) -> Counted {
         values.push(("refused".into(), counters.refused));
     }
     values.extend([
+        ("paused".into(), counters.paused),
         ("direction".into(), counters.direction),
         ("filtered".into(), counters.filtered),
         ("sampled_out".into(), counters.sampled_out),
@@ -217,6 +239,19 @@ fn port_counted(port: &PortSnapshot, hide_refused: bool) -> Counted {
         labels: vec![("state".into(), state)],
         values,
     }
+}
+
+/// How a port is tuned, as far as that is not the usual.
+fn tuning(tuning: &Tuning) -> String {
+    let direction = match tuning.direction {
+        Direction::Both => None,
+        Direction::Rx => Some("received only".to_owned()),
+        Direction::Tx => Some("sent only".to_owned()),
+    };
+    let sample = (tuning.sample > 1).then(|| format!("one in {}", tuning.sample));
+    let paused = (!tuning.enabled).then(|| "paused".to_owned());
+    let words: Vec<String> = [paused, direction, sample].into_iter().flatten().collect();
+    words.join(", ")
 }
 
 fn states(snapshots: &[Snapshot]) -> String {

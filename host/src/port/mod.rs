@@ -10,7 +10,7 @@ pub(crate) mod pool;
 
 use std::sync::Arc;
 
-use vnplug_ring::control::{Balance, Direction};
+use vnplug_ring::control::{Balance, Direction, Tuning};
 use vnplug_ring::layout::{Life, Meta, flags};
 use vnplug_ring::{Bell, Producer};
 
@@ -30,10 +30,6 @@ pub struct Port {
     pub guard: Option<Arc<Program>>,
     /// The reader's own filter.
     pub filter: Option<Arc<Program>>,
-    /// Which frames by direction.
-    pub direction: Direction,
-    /// One in so many of those that pass the filter; at least 1.
-    pub sample: u32,
     /// Captured bytes per packet, at most the ring's snaplen.
     pub snaplen: u32,
     /// Everything, or a share of a cluster's frames.
@@ -46,6 +42,7 @@ pub struct Port {
     pub counters: PortCounters,
     /// What the kernel had dropped of this queue when the port was attached.
     pub dropped_before: u64,
+    tuning: Tuning,
     quarantined: Option<String>,
     sampled: u32,
     due_us: Option<u64>,
@@ -96,6 +93,8 @@ pub struct PortCounters {
     pub offered: u64,
     /// Refused by the operator's obligatory filter.
     pub refused: u64,
+    /// Passed by while the reader had paused the port.
+    pub paused: u64,
     /// Not the wanted direction.
     pub direction: u64,
     /// Not wanted by the reader's filter.
@@ -119,6 +118,7 @@ impl PortCounters {
     pub fn add(&mut self, other: &Self) {
         self.offered += other.offered;
         self.refused += other.refused;
+        self.paused += other.paused;
         self.direction += other.direction;
         self.filtered += other.filtered;
         self.sampled_out += other.sampled_out;
@@ -132,6 +132,7 @@ impl PortCounters {
     /// Frames whose fate is counted; equal to `offered` or we have a bug.
     pub fn accounted(&self) -> u64 {
         self.refused
+            + self.paused
             + self.direction
             + self.filtered
             + self.sampled_out
@@ -167,8 +168,7 @@ impl Port {
             producer,
             guard: None,
             filter: None,
-            direction: Direction::Both,
-            sample: 1,
+            tuning: Tuning::default(),
             snaplen,
             share: Share::All,
             doorbell,
@@ -179,6 +179,12 @@ impl Port {
             sampled: 0,
             due_us: None,
         }
+    }
+
+    /// Judges as told from the next batch on; all counters stay.
+    pub fn tune(&mut self, tuning: Tuning) {
+        self.tuning = tuning;
+        self.sampled = 0;
     }
 
     /// Judges a batch, copies what the reader wants, publishes it and rings if that is due.
@@ -227,10 +233,17 @@ impl Port {
             self.counters.dropped_quarantine += 1;
             return;
         }
+        if !self.tuning.enabled {
+            self.counters.paused += 1;
+            return;
+        }
         let outbound = frame.flags & flags::OUTBOUND != 0;
-        if (self.direction == Direction::Rx && outbound)
-            || (self.direction == Direction::Tx && !outbound)
-        {
+        let wanted = match self.tuning.direction {
+            Direction::Both => true,
+            Direction::Rx => !outbound,
+            Direction::Tx => outbound,
+        };
+        if !wanted {
             self.counters.direction += 1;
             return;
         }
@@ -240,9 +253,9 @@ impl Port {
             self.counters.filtered += 1;
             return;
         }
-        if self.sample > 1 {
+        if self.tuning.sample > 1 {
             self.sampled += 1;
-            if self.sampled < self.sample {
+            if self.sampled < self.tuning.sample {
                 self.counters.sampled_out += 1;
                 return;
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vnplug_ring::control::{Balance, Direction};
+use vnplug_ring::control::{Balance, Direction, Tuning};
 use vnplug_ring::layout::{Geometry, Life, flags, ring_size};
 use vnplug_ring::{Consumer, Producer, Region};
 
@@ -144,20 +144,36 @@ fn guard_direction_filter_and_sampling_each_count_their_own() {
     offer(&mut port, &frames(b"x", 4), 3);
     assert_eq!(port.counters.filtered, 4);
     port.filter = None;
-    port.direction = Direction::Tx;
+    port.tune(Tuning {
+        direction: Direction::Tx,
+        ..Tuning::default()
+    });
     offer(&mut port, &frames(b"x", 5), 7);
     assert_eq!(port.counters.direction, 5);
     let mut sent = frames(b"x", 1);
     sent[0].flags = flags::OUTBOUND;
     offer(&mut port, &sent, 12);
     assert_eq!(port.counters.delivered, 1);
-    port.direction = Direction::Both;
-    port.sample = 10;
+    let mut tuning = Tuning {
+        sample: 10,
+        ..Tuning::default()
+    };
+    port.tune(tuning);
     offer(&mut port, &frames(b"x", 95), 13);
     assert_eq!(
         (port.counters.delivered, port.counters.sampled_out),
         (10, 86)
     );
+    tuning.enabled = false;
+    port.tune(tuning);
+    offer(&mut port, &frames(b"x", 7), 108);
+    assert_eq!((port.counters.delivered, port.counters.paused), (10, 7));
+    // A port that goes on begins a new round of its sampling.
+    tuning.enabled = true;
+    port.tune(tuning);
+    offer(&mut port, &frames(b"x", 10), 115);
+    assert_eq!(port.counters.delivered, 11);
+    assert_eq!(port.counters.offered, port.counters.accounted());
 }
 
 #[test]

@@ -17,7 +17,7 @@ use std::str::FromStr;
 
 use vnplug_ring::witness::Protocol;
 
-use super::af_packet::{AfPacket, AfPacketConfig, Direction};
+use super::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
 use super::generator::{Gen, GenConfig};
 use super::pcap::{PcapConfig, PcapFile, Repeat, Speed};
 use super::worker::{Worker, WorkerOptions};
@@ -37,6 +37,7 @@ pub struct OpenSource {
     name: String,
     kind: &'static str,
     description: String,
+    interface: Option<Interface>,
     queues: Vec<Box<dyn Queue>>,
     cpus: Vec<usize>,
     hold: bool,
@@ -86,8 +87,9 @@ impl SourceSpec {
         let cpus = options.list("cpus", |text| text.parse().ok())?;
         let busy = options.flag("busy")?.unwrap_or(false);
         let start = options.take("start");
+        let mut interface = None;
         let (kind, description, queues, ends) = match self.kind.as_str() {
-            "af_packet" => af_packet(&mut options)?,
+            "af_packet" => af_packet(&mut options, &mut interface)?,
             "pcap" => pcap(&mut options)?,
             "gen" => generator(&mut options)?,
             kind => {
@@ -108,6 +110,7 @@ impl SourceSpec {
             name: self.name.clone(),
             kind,
             description,
+            interface,
             queues,
             cpus,
             hold,
@@ -179,6 +182,7 @@ impl OpenSource {
             kind: self.kind,
             description: self.description,
             link_type: LINKTYPE_ETHERNET,
+            interface: self.interface,
             workers,
         })
     }
@@ -188,7 +192,10 @@ const LINKTYPE_ETHERNET: u32 = 1;
 
 type Opened = (&'static str, String, Vec<Box<dyn Queue>>, bool);
 
-fn af_packet(options: &mut Options<'_>) -> Result<Opened, SourceError> {
+fn af_packet(
+    options: &mut Options<'_>,
+    asked: &mut Option<Interface>,
+) -> Result<Opened, SourceError> {
     let interface = options
         .take("interface")
         .unwrap_or_else(|| options.name.to_owned());
@@ -211,6 +218,7 @@ fn af_packet(options: &mut Options<'_>) -> Result<Opened, SourceError> {
         config.hardware_timestamps = yes;
     }
     let description = format!("interface {}", config.interface);
+    *asked = Some(Interface::new(config.interface.clone())?);
     Ok(("af_packet", description, AfPacket::open(config)?, false))
 }
 

@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use vnplug_ring::control::Tuning;
 use vnplug_ring::layout::Life;
 
 use super::{Queue, QueueCounters, Received};
@@ -29,6 +30,8 @@ pub enum Command {
     Detach(u32, Life, Vec<(u32, Share)>, Sender<Option<Box<Port>>>),
     /// Judge with this filter from the next batch on.
     Filter(u32, Option<Arc<Program>>, Sender<()>),
+    /// Tune a port so from the next batch on.
+    Tune(u32, Tuning, Sender<()>),
     /// Report all counters.
     Snapshot(Sender<Snapshot>),
     /// End.
@@ -242,6 +245,12 @@ impl Run {
                 Command::Filter(id, filter, reply) => {
                     if let Some(port) = self.fanout.port_mut(id) {
                         port.filter = filter;
+                    }
+                    tell(&reply, ());
+                }
+                Command::Tune(id, tuning, reply) => {
+                    if let Some(port) = self.fanout.port_mut(id) {
+                        port.tune(tuning);
                     }
                     tell(&reply, ());
                 }

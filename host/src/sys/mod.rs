@@ -2,6 +2,7 @@
 
 pub(crate) mod confine;
 pub(crate) mod event;
+pub(crate) mod interface;
 pub(crate) mod memory;
 pub(crate) mod packet;
 pub(crate) mod pcap;

@@ -1,13 +1,13 @@
-//! Packet sockets (`AF_PACKET`, packet(7)): options, interface facts, the mapped receive ring.
+//! Packet sockets (`AF_PACKET`, packet(7)): options, the mapped receive ring.
 //!
 //! Only what touches raw memory or lacks a safe wrapper is here. What the bytes in a ring mean is
 //! `source::af_packet::block`'s business; this file lends them while the kernel leaves them alone.
 #![expect(
     unsafe_code,
-    reason = "packet socket options, interface requests and the mapped ring have no safe wrapper"
+    reason = "packet socket options and the mapped ring have no safe wrapper"
 )]
 
-use std::ffi::{CStr, c_int, c_ulong};
+use std::ffi::c_int;
 use std::io;
 use std::mem::{MaybeUninit, offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,23 +16,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::interface::named;
+
 /// A packet socket that receives nothing until [`Socket::bind`].
 #[derive(Debug)]
 pub(crate) struct Socket(OwnedFd);
-
-/// Facts about an interface, asked of the kernel by name.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Link {
-    pub(crate) index: i32,
-    /// `ARPHRD_*`.
-    pub(crate) hardware: u16,
-    pub(crate) mac: [u8; 6],
-    pub(crate) mtu: u32,
-    /// Administratively up (`IFF_UP`).
-    pub(crate) up: bool,
-    /// Has a carrier (`IFF_RUNNING`).
-    pub(crate) running: bool,
-}
 
 /// The receive ring's shape; `frames` and `frame_size` only satisfy the kernel's sanity checks.
 #[derive(Debug, Clone, Copy)]
@@ -128,6 +116,14 @@ impl Socket {
         };
         check(result)?;
         Ok(address.sll_ifindex)
+    }
+
+    /// Has the kernel stamp every frame once, where it arrives or leaves: without it each packet
+    /// socket stamps for itself, and two of them tell two times of one frame. Concerns all sockets
+    /// of the machine for as long as this one lives.
+    pub(crate) fn stamp_in_kernel(&self) -> io::Result<()> {
+        let on: c_int = 1;
+        set_option(&self.0, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &on)
     }
 
     /// Asks the NIC's driver to stamp every received frame; needs `CAP_NET_ADMIN`.
@@ -268,66 +264,6 @@ impl Drop for Ring {
     }
 }
 
-/// Asks about an interface by name, through any socket of the network namespace in question.
-///
-/// # Errors
-/// `ENODEV` if no interface has that name.
-pub(crate) fn link(socket: impl AsFd, name: &str) -> io::Result<Link> {
-    let ask = |what: c_ulong| -> io::Result<libc::ifreq> {
-        let mut request = named(name)?;
-        // SAFETY: these requests read the name and write one member of the `ifreq`.
-        check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), what as _, &raw mut request) })?;
-        Ok(request)
-    };
-    let hardware = ask(libc::SIOCGIFHWADDR as c_ulong)?;
-    let (flags, mtu) = (
-        ask(libc::SIOCGIFFLAGS as c_ulong)?,
-        ask(libc::SIOCGIFMTU as c_ulong)?,
-    );
-    let index = rustix::net::netdevice::name_to_index(&socket, name)?;
-    // SAFETY: every member of the union is plain data, and each request wrote the one read here.
-    let (address, flags, mtu) = unsafe {
-        (
-            hardware.ifr_ifru.ifru_hwaddr,
-            c_int::from(flags.ifr_ifru.ifru_flags),
-            mtu.ifr_ifru.ifru_mtu,
-        )
-    };
-    Ok(Link {
-        index: index as i32,
-        hardware: address.sa_family,
-        mac: std::array::from_fn(|i| address.sa_data[i] as u8),
-        mtu: mtu.max(0) as u32,
-        up: flags & libc::IFF_UP != 0,
-        running: flags & libc::IFF_RUNNING != 0,
-    })
-}
-
-/// The names of this network namespace's interfaces.
-pub(crate) fn names() -> io::Result<Vec<String>> {
-    // SAFETY: no arguments; the list is freed below.
-    let list = unsafe { libc::if_nameindex() };
-    if list.is_null() {
-        return Err(io::Error::last_os_error());
-    }
-    let mut names = Vec::new();
-    let mut entry = list;
-    // SAFETY: the list ends with an entry whose index is 0 and whose name is null; every entry
-    // before it has a NUL-terminated name; it is freed once and not used afterwards.
-    unsafe {
-        while (*entry).if_index != 0 && !(*entry).if_name.is_null() {
-            names.push(
-                CStr::from_ptr((*entry).if_name)
-                    .to_string_lossy()
-                    .into_owned(),
-            );
-            entry = entry.add(1);
-        }
-        libc::if_freenameindex(list);
-    }
-    Ok(names)
-}
-
 /// Types whose every bit pattern, all zeros included, is a value.
 ///
 /// # Safety
@@ -373,19 +309,6 @@ fn get_option<T: Plain>(fd: &OwnedFd, level: c_int, option: c_int) -> io::Result
         )
     })?;
     Ok(value)
-}
-
-fn named(name: &str) -> io::Result<libc::ifreq> {
-    // SAFETY: an `ifreq` of zeros is one with an empty name and a null pointer.
-    let mut request: libc::ifreq = unsafe { MaybeUninit::zeroed().assume_init() };
-    // One byte stays zero, the end of the name.
-    if name.is_empty() || name.len() >= request.ifr_name.len() || name.contains('\0') {
-        return Err(io::Error::from_raw_os_error(libc::ENODEV));
-    }
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from as _;
-    }
-    Ok(request)
 }
 
 fn check(result: c_int) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! Every message, there and back, cut and random.
 
 use super::*;
-use crate::control::wire;
+use crate::control::{Balance, Direction, Grant, VmKind, wire};
 
 fn every_message() -> Vec<Message> {
     let place = RingPlace {
@@ -35,13 +35,21 @@ fn every_message() -> Vec<Message> {
             description: "eth1".into(),
             queues: 2,
             ports: 3,
+            link_type: 1,
+            mtu: 1500,
+            speed_mbps: 10_000,
+            mac: [2, 0, 0, 0, 0, 1],
+            addresses: vec!["192.0.2.1/24".into(), "fe80::1/64".into()],
         }]),
         Message::Open(Open {
             device: "host:eth1@1".into(),
             ring_bytes: 1 << 20,
             snaplen: 96,
-            direction: Direction::Tx,
-            sample: 10,
+            tuning: Tuning {
+                direction: Direction::Tx,
+                sample: 10,
+                enabled: false,
+            },
             filter: FilterSpec::Expression("tcp port 80".into()),
             cluster: "ids".into(),
             balance: Balance::RoundRobin,
@@ -64,6 +72,10 @@ fn every_message() -> Vec<Message> {
         Message::Filter {
             port: 4,
             filter: FilterSpec::All,
+        },
+        Message::Tune {
+            port: 4,
+            tuning: Tuning::default(),
         },
         Message::Done,
         Message::Stats { port: 0 },
@@ -164,7 +176,7 @@ fn random_payloads_never_panic() {
                 (state as u8) >> (state >> 8 & 7)
             })
             .collect();
-        let kind = (round % 24) as u8;
+        let kind = (round % 32) as u8;
         let header = Header {
             version: 1,
             kind,

@@ -9,6 +9,7 @@
 //! List    → Devices
 //! Open    → Opened   + 2 file descriptors on a Unix socket: the ring's memory, the wake-up pipe
 //! Filter  → Done               takes effect between two packets; the old one stays on Error
+//! Tune    → Done               direction, sampling, pause; between two packets, too
 //! Stats   → Counters
 //! Close   → Done
 //! any     → Error              the request had no effect
@@ -28,12 +29,15 @@
 
 pub mod wire;
 
+mod device;
 mod message;
+mod open;
+mod vm;
 
-pub use message::{
-    Balance, Counted, Device, Direction, FilterSpec, Grant, Message, Open, Opened, RingPlace, Role,
-    VmKind, VmReady, VmSpec,
-};
+pub use device::{Counted, Device};
+pub use message::{Message, Role};
+pub use open::{Balance, Direction, FilterSpec, Open, Opened, RingPlace, Tuning};
+pub use vm::{Grant, VmKind, VmReady, VmSpec};
 pub use wire::{Header, Malformed};
 
 /// Version of the protocol. `Hello` offers a range, `Welcome` picks one.

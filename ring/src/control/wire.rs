@@ -223,6 +223,11 @@ impl Writer {
         self.bytes.extend_from_slice(&value.to_le_bytes());
     }
 
+    /// Writes bytes whose number both sides know.
+    pub fn array<const N: usize>(&mut self, value: &[u8; N]) {
+        self.bytes.extend_from_slice(value);
+    }
+
     /// Writes a length and the bytes.
     pub fn bytes(&mut self, value: &[u8]) {
         self.u32(value.len() as u32);
@@ -260,7 +265,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// [`Malformed::Short`].
     pub fn u8(&mut self, field: &'static str) -> Result<u8, Malformed> {
-        Ok(self.take::<1>(field)?[0])
+        Ok(self.array::<1>(field)?[0])
     }
 
     /// Reads a `u16`.
@@ -268,7 +273,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// [`Malformed::Short`].
     pub fn u16(&mut self, field: &'static str) -> Result<u16, Malformed> {
-        self.take(field).map(u16::from_le_bytes)
+        self.array(field).map(u16::from_le_bytes)
     }
 
     /// Reads a `u32`.
@@ -276,7 +281,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// [`Malformed::Short`].
     pub fn u32(&mut self, field: &'static str) -> Result<u32, Malformed> {
-        self.take(field).map(u32::from_le_bytes)
+        self.array(field).map(u32::from_le_bytes)
     }
 
     /// Reads a `u32` that was appended to a message later; 0 where the payload ends before it.
@@ -306,7 +311,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// [`Malformed::Short`].
     pub fn u64(&mut self, field: &'static str) -> Result<u64, Malformed> {
-        self.take(field).map(u64::from_le_bytes)
+        self.array(field).map(u64::from_le_bytes)
     }
 
     /// Reads a byte string.
@@ -349,13 +354,37 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| one(self)).collect()
     }
 
-    fn take<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], Malformed> {
+    /// Reads bytes whose number both sides know.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`].
+    pub fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], Malformed> {
         let (head, rest) = self
             .rest
             .split_first_chunk::<N>()
             .ok_or(Malformed::Short(field))?;
         self.rest = rest;
         Ok(*head)
+    }
+
+    /// Reads a byte that is 0 or 1.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`] or [`Malformed::Value`].
+    pub fn flag(&mut self, field: &'static str) -> Result<bool, Malformed> {
+        self.one_of(field, &[false, true])
+    }
+
+    /// Reads a byte that numbers one of `values`.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`] or [`Malformed::Value`].
+    pub fn one_of<T: Copy>(&mut self, field: &'static str, values: &[T]) -> Result<T, Malformed> {
+        let number = self.u8(field)?;
+        values
+            .get(usize::from(number))
+            .copied()
+            .ok_or(Malformed::Value(field, u64::from(number)))
     }
 }
 

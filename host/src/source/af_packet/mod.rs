@@ -28,7 +28,7 @@ mod socket;
 
 use std::sync::Arc;
 
-pub use interfaces::{InterfaceInfo, interfaces};
+pub use interfaces::{Facts, Interface, InterfaceInfo, interfaces};
 use vnplug_ring::layout::MAX_SNAPLEN;
 
 use super::{Queue, SourceError};

@@ -21,7 +21,8 @@ use super::block::{Cursor, Walk};
 use super::socket::{BoundRing, Opener};
 use crate::source::sleep::sleep;
 use crate::source::{Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError};
-use crate::sys::packet::{self, Ring};
+use crate::sys::interface;
+use crate::sys::packet::Ring;
 
 /// A packet socket with its ring.
 #[derive(Debug)]
@@ -116,7 +117,7 @@ impl PacketQueue {
         // By index, as it may have been renamed.
         let up = netdevice::index_to_name(socket, self.index as u32)
             .map_err(Into::into)
-            .and_then(|name| packet::link(socket, &name))
+            .and_then(|name| interface::link(socket, &name))
             .is_ok_and(|link| link.up);
         self.link = if up { LinkState::Up } else { LinkState::Down };
         if up {

@@ -11,7 +11,8 @@ use libc::{c_int, sock_filter};
 
 use super::{AfPacketConfig, Direction, is_capturable};
 use crate::source::SourceError;
-use crate::sys::packet::{self, Link, Ring, RingShape, Socket};
+use crate::sys::interface::{self, Link};
+use crate::sys::packet::{Ring, RingShape, Socket};
 
 /// Opens sockets of one configuration; shared by the queues of an interface.
 #[derive(Debug)]
@@ -95,7 +96,7 @@ impl Opener {
     /// Asks about the interface by name.
     pub(super) fn link(&self, socket: &Socket) -> Result<Link, SourceError> {
         let name = &self.config.interface;
-        packet::link(socket, name).map_err(|cause| match cause.raw_os_error() {
+        interface::link(socket, name).map_err(|cause| match cause.raw_os_error() {
             Some(libc::ENODEV | libc::ENXIO) => SourceError::new(format!(
                 "no interface {name:?} here; list them with: ip link"
             )),
@@ -116,6 +117,8 @@ impl Opener {
             // Saves the kernel the work; the filter alone would do.
             socket.set(libc::PACKET_IGNORE_OUTGOING, 1)?;
         }
+        // The time of a frame is then what every other reader of the wire has, to the nanosecond.
+        socket.stamp_in_kernel()?;
         if self.config.hardware_timestamps {
             if let Err(cause) = socket.stamp_in_hardware(&self.config.interface) {
                 let name = &self.config.interface;

@@ -5,6 +5,9 @@ use std::io::Write as _;
 use std::mem::offset_of;
 use std::process::{Command, Stdio};
 
+use super::error::DEFECT;
+use super::list::*;
+use super::packet::*;
 use super::*;
 
 fn compile(compiler: &str, language: &str, source: &str) {
@@ -81,8 +84,10 @@ fn layouts() -> String {
         balance,
         no_reconnect,
         label,
-        socket
+        socket,
+        paused
     );
+    layout!(out, "vnplug_tuning", CTuning, direction, sample, paused);
     layout!(
         out,
         "vnplug_stats",
@@ -103,7 +108,12 @@ fn layouts() -> String {
         state,
         description,
         queues,
-        ports
+        ports,
+        link_type,
+        mtu,
+        speed_mbps,
+        mac,
+        addresses
     );
     out
 }

@@ -1,0 +1,144 @@
+//! Reading what a program wants of a port.
+#![expect(unsafe_code, reason = "the C ABI's island")]
+
+use std::ffi::c_char;
+use std::ptr;
+use std::time::Duration;
+
+use vnplug_ring::control::{Balance, Direction, FilterSpec};
+
+use super::error::text;
+use crate::{Error, PortOptions};
+
+/// `struct vnplug_insn`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CInsn {
+    pub(super) code: u16,
+    pub(super) jt: u8,
+    pub(super) jf: u8,
+    pub(super) k: u32,
+}
+
+/// `struct vnplug_options`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct COptions {
+    pub(super) size: usize,
+    pub(super) device: *const c_char,
+    pub(super) filter: *const c_char,
+    pub(super) program: *const CInsn,
+    pub(super) program_len: usize,
+    pub(super) ring_bytes: u64,
+    pub(super) max_delay_us: u64,
+    pub(super) watermark: u32,
+    pub(super) snaplen: u32,
+    pub(super) direction: u32,
+    pub(super) sample: u32,
+    pub(super) cluster: *const c_char,
+    pub(super) balance: u32,
+    pub(super) no_reconnect: u32,
+    pub(super) label: *const c_char,
+    pub(super) socket: *const c_char,
+    pub(super) paused: u32,
+}
+
+/// # Safety
+/// As [`vnplug_open`](super::vnplug_open) for `options`.
+pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions, Error> {
+    if given.is_null() {
+        return Err(Error::Invalid("options is NULL"));
+    }
+    // SAFETY: every version of the struct begins with its size.
+    let size = unsafe { given.cast::<usize>().read() };
+    if size < size_of::<usize>() || size > 1 << 16 {
+        return Err(Error::Invalid("options.size: use vnplug_options_init"));
+    }
+    let known = size.min(size_of::<COptions>());
+    let mut options = std::mem::MaybeUninit::<COptions>::zeroed();
+    // SAFETY: `known` bytes are readable and fit; all-zero is a valid COptions.
+    let options = unsafe {
+        ptr::copy_nonoverlapping(given.cast::<u8>(), options.as_mut_ptr().cast(), known);
+        options.assume_init()
+    };
+    // SAFETY: the caller says that `size` bytes are there.
+    let rest = unsafe { std::slice::from_raw_parts(given.cast::<u8>().add(known), size - known) };
+    if rest.iter().any(|&byte| byte != 0) {
+        return Err(Error::Invalid(
+            "options: this library is older than the program",
+        ));
+    }
+    // SAFETY: the strings end with 0, by the caller's promise.
+    let (device, filter, cluster, label, socket) = unsafe {
+        (
+            text(options.device, "device is not UTF-8")?,
+            text(options.filter, "filter is not UTF-8")?,
+            text(options.cluster, "cluster is not UTF-8")?,
+            text(options.label, "label is not UTF-8")?,
+            text(options.socket, "socket is not UTF-8")?,
+        )
+    };
+    let mut port = PortOptions::new(device.ok_or(Error::Invalid("device is NULL"))?)
+        .filter(filter.unwrap_or(""))
+        .snaplen(options.snaplen)
+        .sample(options.sample)
+        .ring_bytes(options.ring_bytes)
+        .watermark(options.watermark)
+        .reconnect(options.no_reconnect == 0)
+        .enabled(options.paused == 0)
+        .direction(direction(options.direction)?);
+    if !options.program.is_null() {
+        if filter.is_some() {
+            return Err(Error::Invalid("filter and program: set one of them"));
+        }
+        // SAFETY: the caller's promise.
+        port = port.filter_spec(unsafe { read_program(options.program, options.program_len) }?);
+    }
+    if options.max_delay_us > 0 {
+        port = port.max_delay(Duration::from_micros(options.max_delay_us));
+    }
+    if let Some(cluster) = cluster {
+        let balance = match options.balance {
+            0 => Balance::Flow,
+            1 => Balance::RoundRobin,
+            _ => return Err(Error::Invalid("balance")),
+        };
+        port = port.cluster(cluster, balance);
+    }
+    if let Some(label) = label {
+        port = port.label(label);
+    }
+    Ok(match socket {
+        Some(socket) => port.socket(socket),
+        None => port,
+    })
+}
+
+/// # Safety
+/// `program` is null or points to `len` instructions.
+pub(super) unsafe fn read_program(program: *const CInsn, len: usize) -> Result<FilterSpec, Error> {
+    if program.is_null() || len == 0 || len > MAX_INSNS {
+        return Err(Error::Invalid(
+            "a program of no or of more than 4096 instructions",
+        ));
+    }
+    // SAFETY: not null; the caller's promise.
+    let insns = unsafe { std::slice::from_raw_parts(program, len) };
+    let bytes = insns.iter().flat_map(|insn| {
+        let ([a, b], k) = (insn.code.to_le_bytes(), insn.k.to_le_bytes());
+        [a, b, insn.jt, insn.jf, k[0], k[1], k[2], k[3]]
+    });
+    Ok(FilterSpec::Program(bytes.collect()))
+}
+
+/// A direction by its number in `vnplug.h`.
+pub(super) fn direction(number: u32) -> Result<Direction, Error> {
+    Ok(match number {
+        0 => Direction::Both,
+        1 => Direction::Rx,
+        2 => Direction::Tx,
+        _ => return Err(Error::Invalid("direction")),
+    })
+}
+
+const MAX_INSNS: usize = 4096;

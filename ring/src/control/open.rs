@@ -1,0 +1,220 @@
+//! Asking for a port, and what it is told of its ring.
+
+use super::wire::{Malformed, Reader, Writer};
+
+/// Which frames of a source a port is offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Direction {
+    /// Received and sent by the interface.
+    #[default]
+    Both,
+    /// Received only.
+    Rx,
+    /// Sent only.
+    Tx,
+}
+
+/// How the members of a cluster share a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Balance {
+    /// By symmetric flow hash: a flow stays with one member.
+    #[default]
+    Flow,
+    /// Packet by packet in turn.
+    RoundRobin,
+}
+
+/// A port's filter.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum FilterSpec {
+    /// Everything.
+    #[default]
+    All,
+    /// pcap-filter(7) text, compiled by the daemon.
+    Expression(String),
+    /// A classic BPF program: 8 bytes per instruction (u16 code, u8 jt, u8 jf, u32 k).
+    Program(Vec<u8>),
+}
+
+/// What can be turned while a port is open, beside its filter and its rules; it takes effect
+/// between two packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuning {
+    /// Which frames.
+    pub direction: Direction,
+    /// One packet in so many of those that pass the filter; 0 and 1 = all.
+    pub sample: u32,
+    /// False: the port gets nothing, and what it does not get is counted as `paused`.
+    pub enabled: bool,
+}
+
+impl Default for Tuning {
+    /// Everything.
+    fn default() -> Self {
+        Self {
+            direction: Direction::Both,
+            sample: 0,
+            enabled: true,
+        }
+    }
+}
+
+/// Asks for a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Open {
+    /// Name of a source, with or without `host:`; `NAME@Q` asks for receive queue Q alone.
+    pub device: String,
+    /// Wanted bytes of each ring's record area; rounded up to a power of two. 0 = the daemon's
+    /// default.
+    pub ring_bytes: u64,
+    /// Captured bytes per packet; 0 = whole packets.
+    pub snaplen: u32,
+    /// Which frames, how many of them, and whether any.
+    pub tuning: Tuning,
+    /// Which frames, by content.
+    pub filter: FilterSpec,
+    /// Cluster to join; empty = a port of its own that gets everything.
+    pub cluster: String,
+    /// How the cluster shares; all members must agree.
+    pub balance: Balance,
+    /// This replaces a ring of an earlier daemon: the first record is marked `GAP`.
+    pub reopened: bool,
+    /// What the operator sees in lists, for example the program's name and process number.
+    pub label: String,
+}
+
+/// Where one ring lies in the memory that came with [`Opened`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingPlace {
+    /// Bytes from the start of the memory.
+    pub offset: u64,
+    /// Bytes of the ring, header included.
+    pub len: u64,
+}
+
+/// A port was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opened {
+    /// The port's number.
+    pub port: u32,
+    /// Bytes of memory to map, from offset 0 of the descriptor.
+    pub map_len: u64,
+    /// One ring per receive queue of the source.
+    pub rings: Vec<RingPlace>,
+    /// The longest record.
+    pub snaplen: u32,
+    /// DLT of the frames.
+    pub link_type: u32,
+    /// The source's name, with `host:`.
+    pub device: String,
+    /// MSI-X vector of the VM's doorbell device that rings for this port; `u32::MAX` = the control
+    /// channel does. No meaning outside VM channels.
+    pub vector: u32,
+}
+
+impl FilterSpec {
+    pub(super) fn write(&self, w: &mut Writer) {
+        let (kind, bytes): (u8, &[u8]) = match self {
+            Self::All => (0, &[]),
+            Self::Expression(text) => (1, text.as_bytes()),
+            Self::Program(bytes) => (2, bytes),
+        };
+        w.u8(kind);
+        w.bytes(bytes);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(match r.u8("filter kind")? {
+            0 => {
+                r.bytes("filter")?;
+                Self::All
+            }
+            1 => Self::Expression(r.text("filter")?),
+            2 => Self::Program(r.bytes("filter")?.to_vec()),
+            kind => return Err(Malformed::Value("filter kind", u64::from(kind))),
+        })
+    }
+}
+
+impl Tuning {
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.u8(self.direction as u8);
+        w.u32(self.sample);
+        w.u8(u8::from(self.enabled));
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let directions = [Direction::Both, Direction::Rx, Direction::Tx];
+        Ok(Self {
+            direction: r.one_of("direction", &directions)?,
+            sample: r.u32("sample")?,
+            enabled: r.flag("enabled")?,
+        })
+    }
+}
+
+impl Open {
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.text(&self.device);
+        w.u64(self.ring_bytes);
+        w.u32(self.snaplen);
+        self.tuning.write(w);
+        self.filter.write(w);
+        w.text(&self.cluster);
+        w.u8(self.balance as u8);
+        w.u8(u8::from(self.reopened));
+        w.text(&self.label);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            device: r.text("device")?,
+            ring_bytes: r.u64("ring_bytes")?,
+            snaplen: r.u32("snaplen")?,
+            tuning: Tuning::read(r)?,
+            filter: FilterSpec::read(r)?,
+            cluster: r.text("cluster")?,
+            balance: r.one_of("balance", &[Balance::Flow, Balance::RoundRobin])?,
+            reopened: r.flag("reopened")?,
+            label: r.text("label")?,
+        })
+    }
+}
+
+impl RingPlace {
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.u64(self.offset);
+        w.u64(self.len);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            offset: r.u64("offset")?,
+            len: r.u64("len")?,
+        })
+    }
+}
+
+impl Opened {
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.u32(self.port);
+        w.u64(self.map_len);
+        w.list(&self.rings, |w, place| place.write(w));
+        w.u32(self.snaplen);
+        w.u32(self.link_type);
+        w.text(&self.device);
+        w.u32(self.vector);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            port: r.u32("port")?,
+            map_len: r.u64("map_len")?,
+            rings: r.list("rings", RingPlace::read)?,
+            snaplen: r.u32("snaplen")?,
+            link_type: r.u32("link_type")?,
+            device: r.text("device")?,
+            vector: r.u32("vector")?,
+        })
+    }
+}

@@ -1,0 +1,101 @@
+//! Virtual machines, as operators make them known.
+
+use super::wire::{Malformed, Reader, Writer};
+
+/// Which kind of virtual machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VmKind {
+    /// QEMU: the pool is an ivshmem device, the channel a virtio-serial port.
+    Qemu,
+    /// User-mode Linux: the pool is `/dev/mmapper`, the channel a tty line.
+    Uml,
+}
+
+/// Asks for a VM to be made known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmSpec {
+    /// The operator's name for it: 1 to 63 letters, digits, `-`, `_`, `.`.
+    pub name: String,
+    /// Which kind.
+    pub kind: VmKind,
+    /// Bytes of its memory pool; a power of two; 0 = the daemon's default.
+    pub pool_bytes: u64,
+    /// MSI-X vectors of an `ivshmem-doorbell` device; 0 = none.
+    pub vectors: u32,
+    /// Which sources the VM may see, beside what the daemon's configuration grants it.
+    pub allow: Vec<Grant>,
+    /// Whose it is: a number that tells one attacher from another, drawn by it. While the VM's
+    /// control channel is open, only the same owner may attach it again. 0 = nobody that comes
+    /// again.
+    pub owner: u64,
+}
+
+/// Permission to see a source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// Name of the source, without `host:`; `*` = every source.
+    pub source: String,
+    /// Obligatory filter (pcap-filter(7)), run before the reader's own; empty = none.
+    pub filter: String,
+}
+
+/// A VM is known; here is what to plug into it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmReady {
+    /// File of the memory pool.
+    pub pool_path: String,
+    /// Its length in bytes.
+    pub pool_len: u64,
+    /// Unix socket on which the daemon listens for the VM's control channel.
+    pub control_path: String,
+    /// Unix socket of the ivshmem server; empty without a doorbell.
+    pub doorbell_path: String,
+}
+
+impl VmSpec {
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.text(&self.name);
+        w.u8(self.kind as u8);
+        w.u64(self.pool_bytes);
+        w.u32(self.vectors);
+        w.list(&self.allow, |w, grant| {
+            w.text(&grant.source);
+            w.text(&grant.filter);
+        });
+        w.u64(self.owner);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            name: r.text("name")?,
+            kind: r.one_of("kind", &[VmKind::Qemu, VmKind::Uml])?,
+            pool_bytes: r.u64("pool_bytes")?,
+            vectors: r.u32("vectors")?,
+            allow: r.list("allow", |r| {
+                Ok(Grant {
+                    source: r.text("source")?,
+                    filter: r.text("filter")?,
+                })
+            })?,
+            owner: r.appended_u64("owner")?,
+        })
+    }
+}
+
+impl VmReady {
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.text(&self.pool_path);
+        w.u64(self.pool_len);
+        w.text(&self.control_path);
+        w.text(&self.doorbell_path);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            pool_path: r.text("pool_path")?,
+            pool_len: r.u64("pool_len")?,
+            control_path: r.text("control_path")?,
+            doorbell_path: r.text("doorbell_path")?,
+        })
+    }
+}
