@@ -83,9 +83,10 @@ impl App {
         Ok(Some((frame.0.id, message)))
     }
 
-    /// So many requests are under way that no more are read before one is answered.
+    /// So many requests are under way that no more are read before one is answered, and the answer
+    /// taken: who reads slowly is served slowly, and not cut off.
     pub(super) fn is_busy(&self) -> bool {
-        self.pending >= MAX_PENDING
+        self.pending + self.out.len() >= MAX_PENDING
     }
 
     /// Sends a message, with descriptors if any, or queues it.
@@ -149,9 +150,10 @@ impl AsFd for App {
     }
 }
 
-/// Requests of one application that may be under way.
+/// Requests of one application that may be under way, those included whose answers it has not
+/// taken.
 const MAX_PENDING: usize = 16;
 /// Bytes of answers that may wait for an application.
 const MAX_BACKLOG: usize = 64 << 10;
-/// Answers that may wait for an application.
+/// Messages that may wait for an application: answers, and what is said unasked.
 const MAX_QUEUED: usize = 64;
