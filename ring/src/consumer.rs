@@ -178,6 +178,12 @@ impl Consumer {
     /// `arm`, then sleep as the answer says. Waking early is harmless.
     pub fn arm(&mut self, watermark: u32, max_delay_us: u32) -> Wait {
         self.release();
+        self.arm_lent(watermark, max_delay_us)
+    }
+
+    /// As [`arm`](Self::arm), but what was taken stays lent: for a reader that sleeps while somebody
+    /// looks at its last packet. The room of that packet comes back with the next release.
+    pub fn arm_lent(&mut self, watermark: u32, max_delay_us: u32) -> Wait {
         loop {
             let wake_at = self.read.wrapping_add(u64::from(watermark.max(1)));
             self.region.store_u64(WAKE_AT, wake_at, Ordering::Relaxed);
@@ -229,6 +235,17 @@ impl Consumer {
     /// Packets this ring lost for want of room, as the host last published it.
     pub fn dropped(&self) -> u64 {
         self.region.load_u64(DROPPED, Ordering::Relaxed)
+    }
+
+    /// Packets that were published and not taken, as the host last published their count.
+    pub fn unread(&self) -> u64 {
+        // Acquire: pairs with the Release in Producer::publish.
+        let published = self.region.load_u64(PUBLISHED, Ordering::Acquire);
+        // NB: the count may be behind `head`, of which more was taken already.
+        match published.wrapping_sub(self.read) {
+            unread if unread < 1 << 63 => unread,
+            _ => 0,
+        }
     }
 
     /// Packets taken since the ring was made, by this reader and those before it.
@@ -312,7 +329,7 @@ impl Consumer {
         let Taken { at, cap_len } = taken;
         let meta = read_meta(&self.region, at);
         // SAFETY: the host reuses a record only after `tail` passed it (ring contract, trusted
-        // host). `release` and `arm`, which move `tail`, take `&mut self` and so end every loan:
+        // host). `release` and `arm`, which give `tail` away, take `&mut self` and so end every loan:
         // the two callers tie 'a to a borrow of the consumer.
         let bytes = unsafe { self.region.lend(at + RECORD_HEADER, u64::from(cap_len)) };
         Packet { meta, bytes }

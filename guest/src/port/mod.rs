@@ -14,6 +14,7 @@
 mod batch;
 mod link;
 mod phase;
+mod settle;
 mod watch;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -42,6 +43,8 @@ pub struct Port {
     current: usize,
     turn: u32,
     empty_polls: u32,
+    /// The descriptor is readable because [`Port::settle`] made it so.
+    flagged: bool,
     link: Option<Link>,
     /// A link that is over; its socket closes after the rings are unmapped, since an agent takes
     /// that as the sign that their place is free.
@@ -119,6 +122,7 @@ impl Port {
             current: 0,
             turn: 0,
             empty_polls: 0,
+            flagged: false,
             link: None,
             leaving: None,
             phase: Phase::Live,

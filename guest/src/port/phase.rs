@@ -47,6 +47,7 @@ impl Port {
     /// No ring had a packet: looks at the descriptors, arms the rings, moves the phase.
     #[cold]
     pub(super) fn idle(&mut self) -> Result<Standing, Error> {
+        self.unflag();
         self.attend(Some(Duration::ZERO))?;
         self.arm_all();
         // Asked after arming, so that a packet is either seen here or rings.
@@ -59,6 +60,7 @@ impl Port {
     /// See [`Port::wait`].
     pub(super) fn sleep(&mut self, timeout: Option<Duration>) -> Result<Ready, Error> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        self.unflag();
         let mut rang = self.attend(Some(Duration::ZERO))?.wake;
         loop {
             let armed = self.arm_all();
@@ -99,6 +101,7 @@ impl Port {
         self.watch
             .attach(link.wake.as_fd(), link.connection.as_fd())?;
         self.watch.set_timer(None);
+        self.flagged = false;
         let opened = &link.opened;
         self.number = opened.port;
         self.device.clone_from(&opened.device);
@@ -127,7 +130,10 @@ impl Port {
     }
 
     /// Waits for the descriptors and hears what they have to say.
-    fn attend(&mut self, timeout: Option<Duration>) -> Result<super::watch::Seen, Error> {
+    pub(super) fn attend(
+        &mut self,
+        timeout: Option<Duration>,
+    ) -> Result<super::watch::Seen, Error> {
         let seen = self.watch.look(timeout)?;
         if seen.wake
             && let Some(Err(error)) = self.link.as_ref().map(Link::hush)
@@ -143,10 +149,16 @@ impl Port {
     }
 
     fn arm_all(&mut self) -> Armed {
+        self.release();
+        self.arm_all_lent()
+    }
+
+    /// As `arm_all`, but what was taken stays lent.
+    pub(super) fn arm_all_lent(&mut self) -> Armed {
         let mut armed = Armed::default();
         let (watermark, delay) = (self.options.watermark, self.options.max_delay_us());
         for ring in &mut self.rings {
-            match ring.arm(watermark, delay) {
+            match ring.arm_lent(watermark, delay) {
                 // Or its life is over, of which `advance` knows more.
                 Wait::Ready => armed.ready |= !ring.is_drained(),
                 Wait::SleepAtMost(us) => {
@@ -238,6 +250,7 @@ impl Port {
             at: Instant::now() + self.backoff,
             why,
         };
+        self.flagged = false;
         self.watch.set_timer(Some(self.backoff));
         self.backoff = (self.backoff * 2).min(LAST_BACKOFF);
     }
@@ -275,6 +288,7 @@ impl Port {
         self.phase = phase;
         self.rings.clear();
         self.leaving = None;
+        self.flagged = false;
         self.watch.set_timer(Some(Duration::ZERO));
     }
 
@@ -309,7 +323,7 @@ impl Port {
 
 /// What arming all rings found.
 #[derive(Debug, Default)]
-struct Armed {
+pub(super) struct Armed {
     /// A ring has as many unread packets as the watermark says.
     ready: bool,
     /// Some packets are unread, fewer than the watermark: sleep at most so long.

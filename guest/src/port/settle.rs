@@ -1,0 +1,90 @@
+//! The descriptor tells the truth between two calls, while the last packet is still lent.
+//!
+//! [`Port::next`] leaves the doorbell alone until it finds nothing, and [`Port::wait`] gives the
+//! lent packet back. A reader that takes one packet, keeps it, and then waits for the descriptor
+//! together with others (an event loop over libpcap) needs both: [`Port::settle`].
+
+use std::time::{Duration, Instant};
+
+use super::Port;
+use super::phase::Phase;
+use crate::error::Error;
+
+impl Port {
+    /// Makes [`fd`](Self::fd) readable if packets are unread, and otherwise not before there are:
+    /// true in the first case. What [`next`](Self::next) lent last stays lent.
+    ///
+    /// Costs a few loads, and system calls only where the answer differs from the last one.
+    ///
+    /// # Errors
+    /// Only of the system. A port that is over or has news is readable.
+    pub fn settle(&mut self) -> Result<bool, Error> {
+        if self.has_unread() {
+            self.flag();
+            return Ok(true);
+        }
+        if !matches!(self.phase, Phase::Live) {
+            self.unflag();
+            return Ok(false);
+        }
+        self.unflag();
+        self.attend(Some(Duration::ZERO))?;
+        self.arm_all_lent();
+        // Asked after arming, so that a packet is either seen here or rings. A ring whose life is
+        // over does not ring again, and `attend` may have heard news: both are for `next` to tell.
+        let news = !self.all_open() || !matches!(self.phase, Phase::Live);
+        let unread = self.has_unread();
+        if unread || news {
+            self.flag();
+        }
+        Ok(unread)
+    }
+
+    /// For each ring, the number of its queue and how many of its packets were published and not
+    /// taken.
+    pub fn unread(&self) -> impl Iterator<Item = (u16, u64)> {
+        self.rings
+            .iter()
+            .map(|ring| (ring.geometry().queue as u16, ring.unread()))
+    }
+
+    /// Bytes of each ring's record area.
+    pub fn ring_bytes(&self) -> u64 {
+        self.rings
+            .first()
+            .map_or(0, |ring| ring.geometry().capacity)
+    }
+
+    /// Replaces the watermark and the longest wait for it, from the next sleep on; see
+    /// [`PortOptions::watermark`](crate::PortOptions::watermark).
+    pub fn set_watermark(&mut self, packets: u32, max_delay: Duration) {
+        self.options.watermark = packets.max(1);
+        self.options.max_delay = max_delay;
+    }
+
+    fn has_unread(&mut self) -> bool {
+        self.rings.iter_mut().any(|ring| !ring.is_drained())
+    }
+
+    fn flag(&mut self) {
+        if !self.flagged {
+            self.flagged = true;
+            self.watch.set_timer(Some(Duration::ZERO));
+        }
+    }
+
+    /// Sets the timer to what the phase needs.
+    pub(super) fn unflag(&mut self) {
+        if !self.flagged {
+            return;
+        }
+        self.flagged = false;
+        let left = |at: Instant| at.saturating_duration_since(Instant::now());
+        self.watch.set_timer(match &self.phase {
+            Phase::Live => None,
+            Phase::Closing { until } => Some(left(*until)),
+            Phase::Away { at, .. } => Some(left(*at)),
+            Phase::Ended | Phase::Failed(_) => Some(Duration::ZERO),
+        });
+    }
+}
