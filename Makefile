@@ -32,7 +32,7 @@ $(UML_PRELOAD): cli/uml-xstate.c | setup
 	$(CC) -O2 -shared -fPIC -o $@ $<
 
 build: guest
-	cargo build --locked --release -p vnplugd -p libvnplug -p vnplug-e2e -p vnplug-bench
+	cargo build --locked --release -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-e2e -p vnplug-bench
 	@echo "built: $(TARGET)/release/vnplugd, $(TARGET)/release/libvnplug.so, $(GUEST_BIN)"
 
 demo: build
@@ -55,6 +55,9 @@ install: build
 	install -D -m 755 $(GUEST_BIN) $(DESTDIR)$(PREFIX)/bin/vnplug
 	install -D -m 755 $(TARGET)/release/libvnplug.so $(DESTDIR)$(PREFIX)/lib/libvnplug.so
 	install -D -m 644 $(TARGET)/release/libvnplug.a $(DESTDIR)$(PREFIX)/lib/libvnplug.a
+	install -D -m 644 $(TARGET)/release/libvnplug_pcap.so \
+		$(DESTDIR)$(PREFIX)/lib/vnplug/libpcap.so.0.8
+	ln -sf libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/vnplug/libpcap.so.1
 	install -D -m 644 $(UML_PRELOAD) $(DESTDIR)$(PREFIX)/lib/vnplug/$(notdir $(UML_PRELOAD))
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|/usr/local/|$(PREFIX)/|' dist/vnplugd.service \

@@ -1,0 +1,109 @@
+//! Filters: compiled by the real library, executed by the daemon.
+//!
+//! The daemon replaces a filter between two packets. What it published before that may still lie in
+//! the ring; libpcap looks at such packets once more with the new filter, and so do we ([`Screen`]).
+#![expect(unsafe_code, reason = "programs in the memory of a C program")]
+
+use std::ffi::c_int;
+
+use vnplug::{FilterSpec, Meta, Port};
+
+use crate::abi::{ERROR, ERROR_NOT_ACTIVATED, Insn, Program};
+use crate::devices::describe;
+use crate::handle::Handle;
+use crate::real::{MISSING, is_missing, real};
+
+/// The packets of before a change, which the new filter must pass too.
+#[derive(Debug)]
+pub(crate) struct Screen {
+    program: Vec<Insn>,
+    /// For each ring: its queue, and how many of its packets are left.
+    left: Vec<(u16, u64)>,
+}
+
+impl Screen {
+    /// For what is unread now.
+    fn new(program: Vec<Insn>, port: &Port) -> Option<Box<Self>> {
+        let left: Vec<_> = port.unread().filter(|&(_, unread)| unread > 0).collect();
+        (!left.is_empty()).then(|| Box::new(Self { program, left }))
+    }
+
+    /// Whether the program is to see this packet.
+    #[cold]
+    pub(crate) fn passes(&mut self, meta: &Meta, bytes: &[u8]) -> bool {
+        // A ring of a queue alone carries that queue's number, in its packets too.
+        let old = self
+            .left
+            .iter_mut()
+            .find(|(queue, left)| *queue == meta.queue && *left > 0);
+        let Some((_, left)) = old else {
+            return true;
+        };
+        *left -= 1;
+        // SAFETY: the program was validated when it was set; the bytes have the length given.
+        let verdict = unsafe {
+            let len = bytes.len() as u32;
+            (real().bpf_filter)(self.program.as_ptr(), bytes.as_ptr(), meta.wire_len, len)
+        };
+        verdict != 0
+    }
+
+    /// True while packets of before are left.
+    pub(crate) fn is_over(&self) -> bool {
+        self.left.iter().all(|&(_, left)| left == 0)
+    }
+}
+
+/// `pcap_setfilter`.
+///
+/// # Safety
+/// `program` is null or points to a program.
+pub(crate) unsafe fn set(handle: &Handle, program: *const Program) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(program) = (unsafe { program.as_ref() }) else {
+        return fail(handle, "setfilter: No filter specified");
+    };
+    if program.insns.is_null() || !(1..=MAX_INSNS).contains(&program.len) {
+        return fail(handle, "BPF program is not valid");
+    }
+    // SAFETY: not null, and of this length by the caller's promise.
+    let insns = unsafe { std::slice::from_raw_parts(program.insns, program.len as usize) }.to_vec();
+    // Without a real library the daemon alone judges the program.
+    // SAFETY: the program has the length given.
+    let valid = unsafe { (real().bpf_validate)(insns.as_ptr(), program.len as c_int) } != 0;
+    if !valid && !is_missing() {
+        return fail(handle, "BPF program is not valid");
+    }
+    let bytes = insns.iter().flat_map(|insn| {
+        let ([a, b], k) = (insn.code.to_le_bytes(), insn.k.to_le_bytes());
+        [a, b, insn.jt, insn.jf, k[0], k[1], k[2], k[3]]
+    });
+    let spec = FilterSpec::Program(bytes.collect());
+    let set = handle.live(|live| {
+        live.port.set_filter(spec)?;
+        live.screen = Screen::new(insns, &live.port);
+        Ok::<_, vnplug::Error>(())
+    });
+    match set {
+        Some(Ok(())) => 0,
+        Some(Err(error)) => fail(handle, &describe(&error)),
+        None => {
+            handle.set_error("This handle hasn't been activated yet");
+            ERROR_NOT_ACTIVATED
+        }
+    }
+}
+
+/// Sets the text that the real library has for a call that only it serves, or why it does not.
+pub(crate) fn fail(handle: &Handle, text: &str) -> c_int {
+    handle.set_error(text);
+    ERROR
+}
+
+/// The text for a call that the real library cannot serve.
+pub(crate) fn missing() -> String {
+    MISSING.to_string_lossy().into_owned()
+}
+
+/// The kernel's limit, and the daemon's.
+const MAX_INSNS: u32 = 4096;

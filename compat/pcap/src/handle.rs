@@ -1,0 +1,326 @@
+//! Our `pcap_t`.
+//!
+//! The first word of a handle of ours is the address of a static of this library; that of the real
+//! library's is a function of it. So one load and one comparison tell them apart.
+//!
+//! pcap(3) lets one thread at a time use a handle, with two exceptions that the fields outside
+//! [`State`] serve:
+//!
+//! | call                         | from                        | touches                        |
+//! |------------------------------|-----------------------------|--------------------------------|
+//! | `pcap_breakloop`             | any thread, signal handlers | `break_flag`, the eventfd      |
+//! | `pcap_close` during a call   | any thread, a callback      | `closed`, and the same         |
+//!
+//! The second is an error of the program, and must not crash it: the closer sets `closed`, wakes the
+//! thread that is inside, and whoever of the two comes last takes the state apart. After a close by
+//! another thread the handle itself stays behind, a few hundred bytes without a state, on which
+//! every call fails as on a handle that was never activated.
+#![expect(unsafe_code, reason = "handles that a C program holds")]
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::abi::{ERRBUF_SIZE, Pcap};
+use crate::activate::Options;
+use crate::read::Live;
+use crate::real::real;
+
+/// See the module's comment.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Handle {
+    tag: *const u8,
+    /// The loop is to end.
+    pub(crate) break_flag: AtomicBool,
+    closed: AtomicU8,
+    /// Somebody is taking the state apart.
+    taken: AtomicBool,
+    /// The thread inside a call that may wait or calls back; 0 = none.
+    busy: AtomicUsize,
+    /// An eventfd that ends a wait.
+    break_fd: c_int,
+    error: UnsafeCell<[c_char; ERRBUF_SIZE]>,
+    state: UnsafeCell<State>,
+}
+
+/// What one thread at a time uses.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// As the program named it.
+    pub(crate) name: CString,
+    pub(crate) options: Options,
+    /// After activation.
+    pub(crate) live: Option<Box<Live>>,
+    /// A dead handle of the real library with our link type and snaplen; null until it is needed.
+    pub(crate) dead: Pcap,
+}
+
+impl Handle {
+    /// A handle for the device that the program calls `name`; `None` without descriptors.
+    pub(crate) fn create(name: &CStr) -> Option<Pcap> {
+        // SAFETY: plain numbers.
+        let break_fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if break_fd < 0 {
+            return None;
+        }
+        let handle = Self {
+            tag: &raw const TAG,
+            break_flag: AtomicBool::new(false),
+            closed: AtomicU8::new(OPEN),
+            taken: AtomicBool::new(false),
+            busy: AtomicUsize::new(0),
+            break_fd,
+            error: UnsafeCell::new([0; ERRBUF_SIZE]),
+            state: UnsafeCell::new(State {
+                name: name.to_owned(),
+                options: Options::default(),
+                live: None,
+                dead: ptr::null_mut(),
+            }),
+        };
+        Some(Box::into_raw(Box::new(handle)).cast())
+    }
+
+    /// The handle behind a program's pointer; `None`: the real library's, or null.
+    ///
+    /// # Safety
+    /// `p` is null or an open handle of this or the real library, which stays open for `'a`.
+    #[inline]
+    pub(crate) unsafe fn of<'a>(p: Pcap) -> Option<&'a Self> {
+        // SAFETY: handles of both libraries are larger than a word.
+        if p.is_null() || unsafe { (*p).first } != &raw const TAG {
+            return None;
+        }
+        // SAFETY: only `create` makes handles with this first word.
+        Some(unsafe { &*p.cast::<Self>() })
+    }
+
+    /// The state, for one short look. No code of the program's runs in `look`, nor does it ask for
+    /// the state again.
+    #[inline]
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        // SAFETY: pcap(3) lets one thread at a time use a handle, and `look` does not come back
+        // here, by the rule above.
+        look(unsafe { &mut *self.state.get() })
+    }
+
+    /// The activated part of the state; `None` before.
+    #[inline]
+    pub(crate) fn live<T>(&self, look: impl FnOnce(&mut Live) -> T) -> Option<T> {
+        self.with(|state| state.live.as_deref_mut().map(look))
+    }
+
+    /// Remembers the text of an error, cut to what programs expect.
+    pub(crate) fn set_error(&self, text: &str) {
+        // SAFETY: as in `with`.
+        let buffer = unsafe { &mut *self.error.get() };
+        write_text(buffer, text.as_bytes());
+    }
+
+    /// Where the text of the last error is; it stays for the handle's life.
+    pub(crate) fn error(&self) -> *mut c_char {
+        self.error.get().cast()
+    }
+
+    /// The text of the last error.
+    pub(crate) fn error_text(&self) -> String {
+        // SAFETY: `set_error` ends it with 0; it began as zeros.
+        let text = unsafe { CStr::from_ptr(self.error()) };
+        text.to_string_lossy().into_owned()
+    }
+
+    /// Ends a loop or a wait, now or the next one. For signal handlers too.
+    pub(crate) fn break_loop(&self) {
+        // Release: pairs with the Acquire in `take_break`.
+        self.break_flag.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// True once for a call of `break_loop`.
+    #[inline]
+    pub(crate) fn take_break(&self) -> bool {
+        if !self.break_flag.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut count = 0_u64;
+        // SAFETY: an eventfd of ours and room for its count. Nothing to read is fine.
+        unsafe { libc::read(self.break_fd, (&raw mut count).cast(), 8) };
+        // Acquire: pairs with the Release in `break_loop`.
+        self.break_flag.swap(false, Ordering::Acquire)
+    }
+
+    /// Waits until `fd` is readable, the loop is to end, a signal was handled, or `until`.
+    pub(crate) fn wait(&self, fd: c_int, until: Option<Instant>) {
+        let poll = |fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut fds = [poll(fd), poll(self.break_fd)];
+        let time = until.map(|until| {
+            let left = until.saturating_duration_since(Instant::now());
+            libc::timespec {
+                tv_sec: left.as_secs().min(86_400) as libc::time_t,
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: two entries, a time or none, and no signal mask.
+        unsafe { libc::ppoll(fds.as_mut_ptr(), 2, time, ptr::null()) };
+        if fds[1].revents != 0 && !self.break_flag.load(Ordering::Relaxed) {
+            // An old ring of the bell, whose flag was taken before it was heard.
+            let mut count = 0_u64;
+            // SAFETY: as in `take_break`.
+            unsafe { libc::read(self.break_fd, (&raw mut count).cast(), 8) };
+        }
+    }
+
+    /// The calling thread begins a call that may wait or calls back. Returns what `leave` wants.
+    #[inline]
+    pub(crate) fn enter(&self) -> usize {
+        let before = self.busy.load(Ordering::Relaxed);
+        self.busy.store(this_thread(), Ordering::Relaxed);
+        before
+    }
+
+    /// True after `pcap_close`, to a thread that is still inside.
+    #[inline]
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed) != OPEN
+    }
+
+    /// The end of what `enter` began.
+    ///
+    /// # Safety
+    /// `p` is a handle of ours, not used by the caller any more.
+    #[inline]
+    pub(crate) unsafe fn leave(p: Pcap, before: usize) {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { &*p.cast::<Self>() };
+        // Acquire: pairs with the Release in `close`.
+        if before == 0 && handle.closed.load(Ordering::Acquire) != OPEN {
+            // SAFETY: this thread was the last inside.
+            unsafe { Self::dismantle(p) };
+            return;
+        }
+        // Release: pairs with the Acquire in `close`.
+        handle.busy.store(before, Ordering::Release);
+    }
+
+    /// Closes a handle; see the module's comment for one that is in use.
+    ///
+    /// # Safety
+    /// `p` is an open handle of ours.
+    pub(crate) unsafe fn close(p: Pcap) {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { &*p.cast::<Self>() };
+        let me = this_thread();
+        let inside = handle.busy.load(Ordering::Acquire);
+        if inside == 0 {
+            handle.closed.store(BY_ITS_THREAD, Ordering::Relaxed);
+            // SAFETY: nobody is inside.
+            return unsafe { Self::dismantle(p) };
+        }
+        let by = if inside == me {
+            BY_ITS_THREAD
+        } else {
+            BY_ANOTHER
+        };
+        // Release: pairs with the Acquire in `leave`.
+        handle.closed.store(by, Ordering::Release);
+        handle.break_loop();
+        if by == BY_ITS_THREAD {
+            // From a callback: the call it came from takes the state apart.
+            return;
+        }
+        // NB: `leave` looks at `closed` and then clears `busy`, without a fence. If it looked just
+        // before our store, we see `busy` cleared within the time a store takes to become visible,
+        // far less than this limit; if it did not, it takes the state apart itself.
+        let until = Instant::now() + CLOSE_LIMIT;
+        while Instant::now() < until && !handle.taken.load(Ordering::Acquire) {
+            if handle.busy.load(Ordering::Acquire) == 0 {
+                // SAFETY: nobody is inside.
+                return unsafe { Self::dismantle(p) };
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Closes the port and all that belongs to it, once.
+    ///
+    /// # Safety
+    /// `p` is a handle of ours that is closed, and no thread is inside.
+    unsafe fn dismantle(p: Pcap) {
+        // SAFETY: the caller's promise; the handle is freed below at the earliest.
+        let handle = unsafe { &*p.cast::<Self>() };
+        // AcqRel: of two that come here, one goes on, and sees all that was done before.
+        if handle.taken.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let dead = handle.with(|state| {
+            drop(state.live.take());
+            std::mem::replace(&mut state.dead, ptr::null_mut())
+        });
+        if !dead.is_null() {
+            // SAFETY: it came from the real library and is not used again.
+            unsafe { (real().pcap_close)(dead) };
+        }
+        if handle.closed.load(Ordering::Acquire) == BY_ANOTHER {
+            handle.set_error("the handle was closed by another thread");
+            handle.busy.store(0, Ordering::Release);
+            return;
+        }
+        // SAFETY: the handle came from Box::into_raw in `create`; its one thread gives it back.
+        let handle = unsafe { Box::from_raw(p.cast::<Self>()) };
+        // SAFETY: ours, and closed once.
+        unsafe { libc::close(handle.break_fd) };
+    }
+
+    /// Rings the eventfd. Safe in signal handlers, where errno must not change.
+    fn wake(&self) {
+        // SAFETY: errno is the thread's own; the eventfd is ours. A full one is rung enough.
+        unsafe {
+            let errno = libc::__errno_location();
+            let kept = *errno;
+            libc::write(self.break_fd, (&raw const ONE).cast(), 8);
+            *errno = kept;
+        }
+    }
+}
+
+/// Writes `text`, cut to the buffer and ended with 0.
+pub(crate) fn write_text(buffer: &mut [c_char], text: &[u8]) {
+    let Some((last, rest)) = buffer.split_last_mut() else {
+        return;
+    };
+    *last = 0;
+    let text = text.iter().filter(|&&byte| byte != 0);
+    let mut len = 0;
+    for (place, byte) in rest.iter_mut().zip(text) {
+        *place = *byte as c_char;
+        len += 1;
+    }
+    if let Some(end) = rest.get_mut(len) {
+        *end = 0;
+    }
+}
+
+#[inline]
+fn this_thread() -> usize {
+    // SAFETY: no arguments.
+    unsafe { libc::pthread_self() as usize }
+}
+
+/// Its address marks our handles. Not a constant, which could share its address with another.
+static TAG: u8 = 0x76;
+static ONE: u64 = 1;
+
+const OPEN: u8 = 0;
+const BY_ITS_THREAD: u8 = 1;
+const BY_ANOTHER: u8 = 2;
+
+/// Longest time a close waits for the thread that is inside.
+const CLOSE_LIMIT: Duration = Duration::from_millis(500);

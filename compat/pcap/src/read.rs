@@ -1,0 +1,348 @@
+//! Packets, from the ring to the program: `pcap_next_ex`, `pcap_dispatch`, `pcap_loop`.
+//!
+//! A packet is handed over where it lies. Per packet there is no system call, no lock and no copy;
+//! the one atomic load is of the flag that ends the loop. The library sleeps only when the ring is
+//! empty; the port then wakes it at a watermark or when the packet buffer timeout is over, as the
+//! kernel does with a block.
+//!
+//! A program that waits for the descriptor itself gets it told the truth before each call returns
+//! ([`Port::settle`]): readable while packets are unread, and at the next one if there are none. So
+//! level- and edge-triggered waiting work, also for one packet per call.
+#![expect(unsafe_code, reason = "calls the program's handler")]
+
+use std::ffi::{c_int, c_uchar};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use vnplug::{Direction, Error, Next, Port, flags};
+
+use crate::abi::{ERROR, ERROR_BREAK, ERROR_NOT_ACTIVATED, Handler, PacketHeader};
+use crate::activate::Options;
+use crate::devices::describe;
+use crate::filter::Screen;
+use crate::handle::Handle;
+use crate::stats::Base;
+
+/// An activated handle.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) port: Port,
+    pub(crate) snaplen: c_int,
+    pub(crate) nanoseconds: bool,
+    pub(crate) nonblock: bool,
+    /// The program asked for the descriptor.
+    pub(crate) selectable: bool,
+    /// Longest wait of a dispatch for its first packet; `None` = no limit.
+    timeout: Option<Duration>,
+    /// Packets from before a change of the filter are looked at once more.
+    pub(crate) screen: Option<Box<Screen>>,
+    pub(crate) direction: Direction,
+    pub(crate) base: Base,
+    /// The header that `pcap_next_ex` lends.
+    pub(crate) header: PacketHeader,
+}
+
+/// Which of the two loops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// `pcap_dispatch`: what there is, waiting once.
+    OneBuffer,
+    /// `pcap_loop`: so many packets.
+    Count,
+}
+
+/// A packet, valid until the next step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lent {
+    pub(crate) header: PacketHeader,
+    pub(crate) bytes: *const c_uchar,
+}
+
+enum Step {
+    Packet(Lent),
+    Nothing,
+    Over(Error),
+    Ended,
+}
+
+impl Live {
+    pub(crate) fn new(port: Port, snaplen: c_int, options: Options) -> Self {
+        let timeout = match options.timeout_ms {
+            0 => None,
+            ms => Some(Duration::from_millis(u64::from(ms.max(0).unsigned_abs()))),
+        };
+        Self {
+            port,
+            snaplen,
+            nanoseconds: options.nanoseconds,
+            nonblock: options.nonblock,
+            selectable: false,
+            timeout,
+            screen: None,
+            direction: Direction::Both,
+            base: Base::default(),
+            header: PacketHeader {
+                ts: libc::timeval {
+                    tv_sec: 0,
+                    tv_usec: 0,
+                },
+                caplen: 0,
+                len: 0,
+            },
+        }
+    }
+
+    /// The next packet that the program is to see.
+    #[inline]
+    fn step(&mut self) -> Step {
+        loop {
+            let next = if self.nonblock && !self.selectable {
+                // Who never waits is not rung either, which saves the system calls of arming.
+                self.port.poll_next()
+            } else {
+                self.port.next()
+            };
+            let packet = match next {
+                Ok(Next::Packet(packet)) => packet,
+                Ok(Next::Nothing) => return Step::Nothing,
+                Ok(Next::Ended) => return Step::Ended,
+                Err(error) => return Step::Over(error),
+            };
+            let (meta, bytes) = (packet.meta, packet.bytes);
+            let lent = Lent {
+                header: header(&meta, bytes.len(), self.nanoseconds),
+                bytes: bytes.as_ptr(),
+            };
+            let mut passes = true;
+            if let Some(screen) = &mut self.screen {
+                passes = screen.passes(&meta, bytes);
+                if screen.is_over() {
+                    self.screen = None;
+                }
+            }
+            if meta.flags & flags::GAP != 0 {
+                self.base.restarted(self.port.counts(), meta.lost);
+            }
+            if self.direction != Direction::Both {
+                passes &= (self.direction == Direction::Tx) == (meta.flags & flags::OUTBOUND != 0);
+            }
+            if !passes {
+                continue;
+            }
+            return Step::Packet(lent);
+        }
+    }
+}
+
+/// `pcap_next_ex`, less its pointers: 1 and the packet, or a status.
+#[inline]
+pub(crate) fn one(handle: &Handle) -> Result<Lent, c_int> {
+    let mut deadline = None;
+    loop {
+        if handle.take_break() {
+            return Err(ERROR_BREAK);
+        }
+        match handle.live(Live::step) {
+            Some(Step::Packet(lent)) => {
+                handle.live(|live| live.header = lent.header);
+                settle(handle);
+                return Ok(lent);
+            }
+            Some(Step::Nothing) => {
+                if !rest(handle, Until::OneBuffer, &mut deadline) {
+                    settle(handle);
+                    return Err(0);
+                }
+            }
+            other => return Err(over(handle, other)),
+        }
+    }
+}
+
+/// `pcap_dispatch` and `pcap_loop`.
+///
+/// # Safety
+/// `handler` may be called with `user`.
+pub(crate) unsafe fn many(
+    handle: &Handle,
+    count: c_int,
+    until: Until,
+    handler: Handler,
+    user: *mut c_uchar,
+) -> c_int {
+    let Some(handler) = handler else {
+        handle.set_error("no handler was given");
+        return ERROR;
+    };
+    let most = match (count, until) {
+        (1.., _) => u64::from(count.unsigned_abs()),
+        (_, Until::OneBuffer) => ONE_BUFFER,
+        (_, Until::Count) => u64::MAX,
+    };
+    let mut done = 0_u64;
+    let mut deadline = None;
+    let mut last = None;
+    while done < most {
+        if handle.break_flag.load(std::sync::atomic::Ordering::Relaxed) {
+            if (done == 0 || until == Until::Count) && handle.take_break() {
+                return ERROR_BREAK;
+            }
+            // The flag stays, for the next call to say so.
+            break;
+        }
+        match handle.live(Live::step) {
+            Some(Step::Packet(lent)) => {
+                done += 1;
+                // SAFETY: the header lives here, the bytes lie in the ring until the next step, and
+                // the caller promises the rest. No borrow of the state is held.
+                unsafe { handler(user, &raw const lent.header, lent.bytes) };
+                if handle.is_closed() {
+                    return ERROR_BREAK;
+                }
+            }
+            Some(Step::Nothing) => {
+                if done > 0 && until == Until::OneBuffer {
+                    break;
+                }
+                if !rest(handle, until, &mut deadline) {
+                    break;
+                }
+            }
+            other => {
+                // What was handed over is told first; the reason is there for the next call.
+                if done == 0 || until == Until::Count {
+                    return over(handle, other);
+                }
+                last = other;
+                break;
+            }
+        }
+    }
+    drop(last);
+    settle(handle);
+    match until {
+        Until::Count => 0,
+        Until::OneBuffer => c_int::try_from(done).unwrap_or(c_int::MAX),
+    }
+}
+
+/// `pcap_setnonblock`.
+pub(crate) fn set_nonblock(handle: &Handle, nonblock: bool) {
+    handle.with(|state| match &mut state.live {
+        Some(live) => live.nonblock = nonblock,
+        None => state.options.nonblock = nonblock,
+    });
+    settle(handle);
+}
+
+/// `pcap_setdirection`: by what the records say, so that it holds for the next packet.
+pub(crate) fn set_direction(handle: &Handle, direction: c_int) -> c_int {
+    let direction = match direction {
+        0 => Direction::Both,
+        1 => Direction::Rx,
+        2 => Direction::Tx,
+        _ => {
+            handle.set_error("no such direction");
+            return ERROR;
+        }
+    };
+    match handle.live(|live| live.direction = direction) {
+        Some(()) => 0,
+        None => over(handle, None),
+    }
+}
+
+/// `pcap_get_selectable_fd`: from now on it is kept truthful.
+pub(crate) fn selectable_fd(handle: &Handle) -> Option<c_int> {
+    let fd = handle.live(|live| {
+        live.selectable = true;
+        live.port.fd().as_raw_fd()
+    })?;
+    settle(handle);
+    Some(fd)
+}
+
+/// Nothing is there: waits. `false`: the call is to return, with nothing.
+#[cold]
+fn rest(handle: &Handle, until: Until, deadline: &mut Option<Instant>) -> bool {
+    let Some((fd, nonblock, timeout)) = handle.live(|live| {
+        let fd = live.port.fd().as_raw_fd();
+        (fd, live.nonblock, live.timeout)
+    }) else {
+        return false;
+    };
+    if handle.is_closed() {
+        handle.break_loop();
+        return true;
+    }
+    match until {
+        // A loop never returns for want of packets; spinning would help nobody.
+        Until::Count => {
+            if nonblock {
+                // It was not armed.
+                handle.live(|live| live.port.settle().map(drop));
+            }
+            handle.wait(fd, None);
+            true
+        }
+        Until::OneBuffer if nonblock => false,
+        Until::OneBuffer => {
+            if let Some(timeout) = timeout
+                && deadline.is_none()
+            {
+                *deadline = Instant::now().checked_add(timeout);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return false;
+            }
+            handle.wait(fd, *deadline);
+            true
+        }
+    }
+}
+
+/// Makes the descriptor truthful, for a program that waits for it.
+#[inline]
+fn settle(handle: &Handle) {
+    handle.live(|live| {
+        if live.selectable {
+            // What cannot be settled is told by the next step.
+            let settled = live.port.settle();
+            debug_assert!(settled.is_ok(), "{settled:?}");
+        }
+    });
+}
+
+/// There will be no more packets: the status, and its text.
+#[cold]
+fn over(handle: &Handle, why: Option<Step>) -> c_int {
+    let text = match why {
+        None => {
+            handle.set_error("This handle hasn't been activated yet");
+            return ERROR_NOT_ACTIVATED;
+        }
+        // libpcap's words, which programs know.
+        Some(Step::Over(Error::Gone(_))) => "The interface disappeared".to_owned(),
+        Some(Step::Over(error)) => describe(&error),
+        Some(_) => "the source ended: its capture file was played to the end".to_owned(),
+    };
+    handle.set_error(&text);
+    ERROR
+}
+
+#[inline]
+fn header(meta: &vnplug::Meta, caplen: usize, nanoseconds: bool) -> PacketHeader {
+    let (seconds, rest) = (meta.ts_ns / 1_000_000_000, meta.ts_ns % 1_000_000_000);
+    let fraction = if nanoseconds { rest } else { rest / 1000 };
+    PacketHeader {
+        ts: libc::timeval {
+            tv_sec: seconds as libc::time_t,
+            tv_usec: fraction as libc::suseconds_t,
+        },
+        caplen: caplen as u32,
+        len: meta.wire_len,
+    }
+}
+
+/// Packets of one unlimited `pcap_dispatch`: "one bufferful", so that it ends on a busy wire.
+const ONE_BUFFER: u64 = 4096;
