@@ -53,6 +53,8 @@ pub struct Port {
     backoff: Duration,
     opened_at: Instant,
     counts: Counts,
+    /// `counts.lost` when the present rings were attached.
+    lost_before: u64,
     number: u32,
     device: String,
     link_type: u32,
@@ -129,6 +131,7 @@ impl Port {
             backoff: phase::FIRST_BACKOFF,
             opened_at: Instant::now(),
             counts: Counts::default(),
+            lost_before: 0,
             number: 0,
             device: String::new(),
             link_type: 0,
@@ -273,6 +276,13 @@ impl Port {
             own: self.counts,
             host,
         })
+    }
+
+    /// Packets this port lost since it was opened, as its rings say now: those too that no packet
+    /// has told of yet ([`Counts::lost`]). No request is made.
+    pub fn dropped(&self) -> u64 {
+        let rings: u64 = self.rings.iter().map(Consumer::dropped).sum();
+        self.counts.lost.max(self.lost_before + rings)
     }
 
     /// This reader's counters; no request is made.

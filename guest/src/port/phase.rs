@@ -107,6 +107,7 @@ impl Port {
         self.device.clone_from(&opened.device);
         (self.link_type, self.snaplen) = (opened.link_type, opened.snaplen);
         (self.rings, self.current, self.turn) = (rings, 0, 0);
+        self.lost_before = self.counts.lost;
         (self.link, self.phase) = (Some(link), Phase::Live);
         self.opened_at = Instant::now();
         // What came between the opening and the watching.
