@@ -32,7 +32,7 @@ $(UML_PRELOAD): cli/uml-xstate.c | setup
 	$(CC) -O2 -shared -fPIC -o $@ $<
 
 build: guest
-	cargo build --locked --release -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-e2e -p vnplug-bench
+	cargo build --locked --release -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-e2e -p vnplug-bench
 	@echo "built: $(TARGET)/release/vnplugd, $(TARGET)/release/libvnplug.so, $(GUEST_BIN)"
 
 demo: build
@@ -63,6 +63,10 @@ install: build
 	sed 's|/usr/local/|$(PREFIX)/|' dist/vnplugd.service \
 		>$(DESTDIR)$(PREFIX)/lib/systemd/system/vnplugd.service
 	install -D -m 644 guest/include/vnplug.h $(DESTDIR)$(PREFIX)/include/vnplug.h
+	install -D -m 755 $(TARGET)/release/libpfring.so $(DESTDIR)$(PREFIX)/lib/libpfring.so
+	install -D -m 644 $(TARGET)/release/libpfring.a $(DESTDIR)$(PREFIX)/lib/libpfring.a
+	cd compat/pfring/include && for header in *.h linux/*.h; do \
+		install -D -m 644 $$header $(DESTDIR)$(PREFIX)/include/$$header; done
 
 clean:
 	cargo clean

@@ -1,0 +1,104 @@
+//! What was asked of a ring, so that its ports can be opened again with all of it.
+
+use std::time::Duration;
+
+use vnplug::{Balance, FilterSpec, PortOptions, Tuning};
+
+/// See the module's comment.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// Longest captured length; 0 = whole packets.
+    pub(crate) caplen: u32,
+    /// Direction, sampling, enabled.
+    pub(crate) tuning: Tuning,
+    /// The program's expression; empty = all.
+    pub(crate) filter: String,
+    /// The VLAN asked for; `None` = all.
+    pub(crate) vlan: Option<u16>,
+    /// Cluster number and how it shares.
+    pub(crate) cluster: Option<(u32, Balance)>,
+    /// What the operator sees; empty = the library's default.
+    pub(crate) label: String,
+    /// Packets at which a sleeper is woken.
+    pub(crate) watermark: u32,
+    /// Longest wait for the watermark; `None` = the poll duration.
+    pub(crate) watermark_timeout: Option<Duration>,
+    /// Longest single wait.
+    pub(crate) poll_duration: Duration,
+}
+
+impl Settings {
+    pub(crate) fn new(caplen: u32, poll_duration: Duration) -> Self {
+        Self {
+            caplen,
+            tuning: Tuning {
+                enabled: false,
+                ..Tuning::default()
+            },
+            filter: String::new(),
+            vlan: None,
+            cluster: None,
+            label: String::new(),
+            watermark: 1,
+            watermark_timeout: None,
+            poll_duration,
+        }
+    }
+
+    /// The options of a port on `target`.
+    pub(crate) fn options(&self, target: &str) -> PortOptions {
+        let mut options = PortOptions::new(target)
+            .filter_spec(self.filter_spec())
+            .snaplen(self.caplen)
+            .direction(self.tuning.direction)
+            .sample(self.tuning.sample)
+            .enabled(self.tuning.enabled)
+            .watermark(self.watermark)
+            .max_delay(self.max_delay());
+        if let Some((number, balance)) = self.cluster {
+            options = options.cluster(format!("pfring-{number}"), balance);
+        }
+        if !self.label.is_empty() {
+            options = options.label(self.label.clone());
+        }
+        options
+    }
+
+    /// The program's filter and its VLAN in one expression.
+    pub(crate) fn filter_spec(&self) -> FilterSpec {
+        let filter = self.filter.trim();
+        // NB: what stands behind `vlan` is looked for inside the tag, also behind `not vlan`.
+        FilterSpec::Expression(match (self.vlan, filter) {
+            (None, "") => return FilterSpec::All,
+            (None, filter) => filter.into(),
+            (Some(0), "") => "not vlan".into(),
+            (Some(0), filter) => format!("({filter}) and not vlan"),
+            (Some(id), "") => format!("vlan {id}"),
+            (Some(id), filter) => format!("vlan {id} and ({filter})"),
+        })
+    }
+
+    /// How long an unread packet may wait for the watermark.
+    pub(crate) fn max_delay(&self) -> Duration {
+        self.watermark_timeout.unwrap_or(self.poll_duration)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filter_is_looked_for_inside_the_vlan() {
+        let mut settings = Settings::new(0, Duration::from_millis(500));
+        assert_eq!(settings.filter_spec(), FilterSpec::All);
+        settings.filter = "udp or tcp".into();
+        settings.vlan = Some(7);
+        let is = |text: &str| FilterSpec::Expression(text.into());
+        assert_eq!(settings.filter_spec(), is("vlan 7 and (udp or tcp)"));
+        settings.vlan = Some(0);
+        assert_eq!(settings.filter_spec(), is("(udp or tcp) and not vlan"));
+        settings.filter.clear();
+        assert_eq!(settings.filter_spec(), is("not vlan"));
+    }
+}
