@@ -79,7 +79,13 @@ impl Client {
     /// # Errors
     /// Those of any request; agents refuse it.
     pub fn attach_vm(&mut self, spec: VmSpec) -> Result<VmReady, Error> {
-        match self.connection.exchange(&Message::AttachVm(spec), None)? {
+        // The pool is committed before the answer comes.
+        let gib = u32::try_from(spec.pool_bytes >> 30).unwrap_or(u32::MAX);
+        let limit = ANSWER_LIMIT + COMMIT_LIMIT.saturating_mul(gib);
+        let answer = self
+            .connection
+            .exchange_within(limit, &Message::AttachVm(spec), None);
+        match answer? {
             Message::VmReady(ready) => Ok(ready),
             other => Err(unexpected(&other)),
         }
@@ -132,6 +138,9 @@ pub(crate) fn done(answer: &Message) -> Result<(), Error> {
         other => Err(unexpected(other)),
     }
 }
+
+/// How long a GiB of a pool may take.
+const COMMIT_LIMIT: Duration = Duration::from_secs(4);
 
 /// Longest wait for one answer.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);

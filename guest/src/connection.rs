@@ -113,6 +113,19 @@ impl Connection {
         }
     }
 
+    /// As [`exchange`](Self::exchange), with a limit of its own.
+    pub(crate) fn exchange_within(
+        &mut self,
+        limit: Duration,
+        request: &Message,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Message, Error> {
+        let usual = std::mem::replace(&mut self.limit, limit);
+        let answer = self.exchange(request, fd);
+        self.limit = usual;
+        answer
+    }
+
     /// Takes the two descriptors that came with an Opened; both are closed if there are not exactly
     /// two.
     pub(crate) fn take_two_fds(&mut self) -> Result<(OwnedFd, OwnedFd), Error> {

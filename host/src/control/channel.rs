@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use vnplug_ring::control::{Counted, Grant, Message, VmSpec, code};
 
+use super::memory::{LARGE, Want};
+use super::request::Then;
 use super::session::{Over, Session};
 use super::{Control, watch};
 use crate::hub::Refusal;
@@ -12,10 +14,19 @@ use crate::hub::policy::Viewer;
 use crate::noise::peer_log;
 use crate::port::doorbell::VmBell;
 use crate::sys::event;
-use crate::vm::Vm;
+use crate::sys::memory::Pool;
+use crate::vm::{Plan, Vm};
 
 /// VMs in all.
 const MAX_VMS: usize = 1_024;
+
+/// What becomes of an attach.
+pub(super) enum Attaching {
+    /// The answer.
+    Done(Message),
+    /// What has to be made first, and what then.
+    Waits(Want, Then),
+}
 
 impl Control {
     /// Makes a VM known, or confirms one that is.
@@ -23,7 +34,9 @@ impl Control {
     /// A VM whose control channel is open is its owner's alone: two machines in one pool would read
     /// each other's packets. Without a channel the name may be taken over; another owner gets a
     /// pool of its own, for a machine that lost its channel may still map the old one.
-    pub(super) fn attach_vm(&mut self, token: u64, mut spec: VmSpec) -> Result<Message, Refusal> {
+    ///
+    /// Gives the answer, or what to wait for: a new VM's pool has to be made first.
+    pub(super) fn attach_vm(&mut self, token: u64, mut spec: VmSpec) -> Result<Attaching, Refusal> {
         for grant in spec.allow.iter().filter(|grant| grant.source != "*") {
             let sources = self.hub.sources();
             if sources.iter().all(|source| source.name != grant.source) {
@@ -53,21 +66,40 @@ impl Control {
                 vm.readopt(&spec, &self.dirs.state)?;
                 let ready = vm.ready(&self.dirs.state);
                 self.claim(token, &spec);
-                return Ok(Message::VmReady(ready));
+                return Ok(Attaching::Done(Message::VmReady(ready)));
             }
             log::info!(target: "vm", "VM {:?} is taken over", spec.name);
             self.detach_vm(&spec.name)?;
         }
-        if self.vms.len() >= MAX_VMS {
+        if self.attaching.contains(&spec.name) {
+            let what = format!("VM {:?} is being attached; try again later", spec.name);
+            return Err(Refusal::new(code::EXISTS, what));
+        }
+        if self.vms.len() + self.attaching.len() >= MAX_VMS {
             let what = format!("{MAX_VMS} VMs are attached, the limit");
             return Err(Refusal::new(code::LIMIT, what));
         }
-        let vm = Vm::create(&spec, &self.dirs)?;
+        let plan = Plan::new(&spec, &self.dirs)?;
+        // Nobody else makes a pool of this name until the thread is done with this one, also if who
+        // asked for it goes away.
+        self.attaching.insert(spec.name.clone());
+        Ok(Attaching::Waits(Want::Pool(plan), Then::Attach(spec)))
+    }
+
+    /// Makes a VM known whose pool was made, for the connection that waits for it.
+    pub(super) fn attached(
+        &mut self,
+        token: u64,
+        spec: &VmSpec,
+        plan: Plan,
+        pool: std::io::Result<Pool>,
+    ) -> Result<Message, Refusal> {
+        let vm = Vm::create(plan, pool, &self.dirs)?;
         let ready = vm.ready(&self.dirs.state);
         log::info!(target: "vm", "VM {:?} is attached ({})", spec.name, vm.kind());
         self.add_vm(vm)
             .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))?;
-        self.claim(token, &spec);
+        self.claim(token, spec);
         Ok(Message::VmReady(ready))
     }
 
@@ -92,26 +124,39 @@ impl Control {
     /// Listens for a VM.
     pub(super) fn add_vm(&mut self, vm: Vm) -> std::io::Result<()> {
         let name = vm.name().to_owned();
-        let token = self.fresh_token();
-        watch(&self.epoll, std::os::fd::AsFd::as_fd(&vm.listener), token)?;
-        self.vm_listeners.insert(token, (name.clone(), false));
-        if let Some(server) = &vm.doorbell {
-            let token = self.fresh_token();
-            watch(
+        // Known first, so that what fails here can be detached.
+        let vm = self.vms.entry(name.clone()).insert_entry(vm).into_mut();
+        let listeners = [
+            Some(&vm.listener),
+            vm.doorbell.as_ref().map(|it| &it.listener),
+        ];
+        let mut watched = Ok(());
+        for (doorbell, listener) in [false, true].into_iter().zip(listeners) {
+            let Some(listener) = listener else { continue };
+            self.next_token += 1;
+            watched = watched.and(watch(
                 &self.epoll,
-                std::os::fd::AsFd::as_fd(&server.listener),
-                token,
-            )?;
-            self.vm_listeners.insert(token, (name.clone(), true));
+                std::os::fd::AsFd::as_fd(listener),
+                self.next_token,
+            ));
+            self.vm_listeners
+                .insert(self.next_token, (name.clone(), doorbell));
         }
-        self.vms.insert(name, vm);
-        Ok(())
+        if watched.is_err()
+            && let Err(refusal) = self.detach_vm(&name)
+        {
+            log::error!(target: "vm", "VM {name:?}: {}", refusal.text);
+        }
+        Ok(watched?)
     }
 
     /// Forgets a VM and closes its ports.
     pub(super) fn detach_vm(&mut self, name: &str) -> Result<(), Refusal> {
         let Some(vm) = self.vms.get(name) else {
-            let what = format!("no VM {name:?} is attached");
+            let what = match self.attaching.contains(name) {
+                true => format!("VM {name:?} is still being attached"),
+                false => format!("no VM {name:?} is attached"),
+            };
             return Err(Refusal::new(code::NOT_FOUND, what));
         };
         if let Some(token) = vm.channel {
@@ -120,7 +165,11 @@ impl Control {
         if let Some(vm) = self.vms.remove(name) {
             // Closing a listener takes it out of the epoll set.
             self.vm_listeners.retain(|_, (owner, _)| owner != name);
-            vm.remove_files(&self.dirs.state);
+            let large = vm.pool_bytes() >= LARGE;
+            let memory = vm.dissolve(&self.dirs.state);
+            if large {
+                self.memory.discard(memory);
+            }
             log::info!(target: "vm", "VM {name:?} is detached");
         }
         Ok(())
@@ -211,11 +260,14 @@ impl Control {
         }
     }
 
-    /// Somebody rang: compiled filters, and readers in VMs to be woken.
+    /// Somebody rang: compiled filters, memory that was made, and readers in VMs to be woken.
     pub(super) fn bell(&mut self) {
         event::clear(&self.bell);
         while let Some(compiled) = self.compiler.next_done() {
             self.compiled(compiled);
+        }
+        while let Some(completed) = self.memory.next_done() {
+            self.made(completed);
         }
         let names: Vec<String> = self.vms.keys().cloned().collect();
         for name in names {

@@ -47,6 +47,25 @@ pub(crate) struct Ticket {
     _waits: Arc<()>,
 }
 
+/// The other half of a ticket.
+pub(crate) struct Waits(Weak<()>);
+
+impl Ticket {
+    /// A ticket, and how its job sees whether anybody holds it.
+    pub(crate) fn new() -> (Self, Waits) {
+        let waits = Arc::new(());
+        let half = Waits(Arc::downgrade(&waits));
+        (Self { _waits: waits }, half)
+    }
+}
+
+impl Waits {
+    /// Somebody holds the ticket.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
 /// A compiled job, with the time it took.
 pub(crate) struct Compiled {
     pub(crate) session: u64,
@@ -121,12 +140,12 @@ struct Queue {
 
 struct Waiting {
     job: Job,
-    ticket: Weak<()>,
+    waits: Waits,
 }
 
 impl Waiting {
     fn is_awaited(&self) -> bool {
-        self.ticket.strong_count() > 0
+        self.waits.is_awaited()
     }
 }
 
@@ -145,10 +164,9 @@ impl Queue {
             let what = format!("{MAX_WAITING} filters of yours wait to be compiled: try later");
             return Err(Refusal::new(code::LIMIT, what));
         }
-        let waits = Arc::new(());
-        let ticket = Arc::downgrade(&waits);
-        jobs.push_back(Waiting { job, ticket });
-        Ok(Ticket { _waits: waits })
+        let (ticket, waits) = Ticket::new();
+        jobs.push_back(Waiting { job, waits });
+        Ok(ticket)
     }
 
     /// The job whose turn it is: of the owner that waits longest of those with the least debt.

@@ -3,15 +3,17 @@
 //! It polls, reads, decides by the [`hub`](crate::hub) and answers; it never touches a packet and
 //! never waits for a peer. Each turn serves every connection that has something to say once, with
 //! a bounded amount of work (R4); a connection that asks too fast is read again when its bucket has
-//! a token (the kernel then holds its sender). Filters compile in a thread of their own.
+//! a token (the kernel then holds its sender). Filters compile, and memory is committed, in threads
+//! of their own.
 
 mod channel;
 mod compile;
 mod limit;
+mod memory;
 mod request;
 mod session;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -30,6 +32,7 @@ use crate::hub::policy::{Policy, Viewer};
 use crate::noise::peer_log;
 use crate::vm::{Dirs, Vm};
 use compile::CompileThread;
+use memory::MemoryThread;
 use session::{Over, Session};
 
 /// Connections in all, and of one user that is not root.
@@ -63,16 +66,19 @@ pub(crate) struct Control {
     policy: Policy,
     dirs: Dirs,
     compiler: CompileThread,
+    memory: MemoryThread,
     epoll: OwnedFd,
     listener: OwnedFd,
     /// Listeners that rest because descriptors are short, and until when.
     resting: Vec<(Instant, u64)>,
     _termination: OwnedFd,
-    /// Rung by the compile thread and by ports of VMs that are woken through a channel.
+    /// Rung by the compile and memory threads and by ports of VMs that are woken through a channel.
     bell: Arc<OwnedFd>,
     sessions: HashMap<u64, Session>,
     pending: HashMap<u64, request::Pending>,
     vms: HashMap<String, Vm>,
+    /// Names of VMs whose pools are being made.
+    attaching: HashSet<String>,
     /// Listeners of VMs by token: name, and whether it is the doorbell's.
     vm_listeners: HashMap<u64, (String, bool)>,
     /// Connections that asked too much, and until when nothing of theirs is served.
@@ -140,12 +146,14 @@ impl Control {
             watch(&epoll, fd.as_fd(), token)?;
         }
         let compiler = CompileThread::start(compiler, Arc::clone(&bell))?;
+        let memory = MemoryThread::start(Arc::clone(&bell))?;
         let vms = Vm::load_all(&dirs);
         let mut control = Self {
             hub,
             policy,
             dirs,
             compiler,
+            memory,
             epoll,
             listener,
             resting: Vec::new(),
@@ -154,6 +162,7 @@ impl Control {
             sessions: HashMap::new(),
             pending: HashMap::new(),
             vms: HashMap::new(),
+            attaching: HashSet::new(),
             vm_listeners: HashMap::new(),
             paused: HashMap::new(),
             unfinished: Vec::new(),

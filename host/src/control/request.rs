@@ -4,17 +4,20 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
 use vnplug_ring::control::wire::{Header, Malformed};
-use vnplug_ring::control::{FilterSpec, Message, Open, Role, VERSION, code};
+use vnplug_ring::control::{FilterSpec, Message, Open, Role, VERSION, VmSpec, code};
 use vnplug_ring::layout::MAX_SNAPLEN;
 
 use super::Control;
+use super::channel::Attaching;
 use super::compile::{CHEAP, Compiled, Job, Ticket};
+use super::memory::{Completed, LARGE, Made, Want, rings};
 use super::session::Over;
 use crate::filter::Trust;
 use crate::hub::policy::{Sight, Viewer};
-use crate::hub::{Memory, Owner, Programs, Refusal};
+use crate::hub::{Closed, Memory, Owner, Programs, Refusal, no_memory};
+use crate::sys::memory::Shared;
 
-/// A request whose filter is being compiled.
+/// A request that waits for its filter to be compiled or for its memory.
 pub(super) struct Pending {
     id: u32,
     app: u32,
@@ -23,9 +26,12 @@ pub(super) struct Pending {
     _ticket: Ticket,
 }
 
-enum Then {
+/// What such a request goes on with.
+pub(super) enum Then {
     Open(Open),
     Filter { port: u32 },
+    Rings(Open, Programs),
+    Attach(VmSpec),
 }
 
 /// What a request costs beyond its own token if the queues' threads have to answer it too.
@@ -157,8 +163,14 @@ impl Control {
                 self.answer(token, id, app, Err(Refusal::new(code::DENIED, what)))
             }
             Message::AttachVm(spec) => {
-                let result = self.attach_vm(token, spec);
-                self.answer(token, id, app, result.map(|ready| (ready, Vec::new())))
+                let result = match self.attach_vm(token, spec) {
+                    Ok(Attaching::Waits(want, then)) => {
+                        return self.make(token, id, app, want, then);
+                    }
+                    Ok(Attaching::Done(ready)) => Ok((ready, Vec::new())),
+                    Err(refusal) => Err(refusal),
+                };
+                self.answer(token, id, app, result)
             }
             Message::DetachVm { name, owner } => {
                 let result = self.detach_own_vm(&name, owner);
@@ -230,8 +242,7 @@ impl Control {
             Err(refusal) => return self.answer(token, id, app, Err(refusal)),
         };
         if guard.trim().is_empty() && matches!(open.filter, FilterSpec::All) {
-            let result = self.opened(token, app, viewer, &open, Programs::default());
-            return self.answer(token, id, app, result);
+            return self.open_with(token, id, app, viewer, open, Programs::default());
         }
         let filter = open.filter.clone();
         let link_type = self.link_type(&open.device);
@@ -289,6 +300,27 @@ impl Control {
             Ok(ticket) => ticket,
             Err(refusal) => return self.answer(token, id, app, Err(refusal)),
         };
+        self.wait(token, id, app, then, ticket);
+        Ok(())
+    }
+
+    /// Has memory made; the request goes on in [`made`](Self::made).
+    fn make(&mut self, token: u64, id: u32, app: u32, want: Want, then: Then) -> Result<(), Over> {
+        match self.memory.make(token, want) {
+            Ok(ticket) => {
+                self.wait(token, id, app, then, ticket);
+                Ok(())
+            }
+            Err(refusal) => {
+                if let Then::Attach(spec) = &then {
+                    self.attaching.remove(&spec.name);
+                }
+                self.answer(token, id, app, Err(refusal))
+            }
+        }
+    }
+
+    fn wait(&mut self, token: u64, id: u32, app: u32, then: Then, ticket: Ticket) {
         let pending = Pending {
             id,
             app,
@@ -299,7 +331,6 @@ impl Control {
         if let Some(session) = self.sessions.get_mut(&token) {
             session.busy = true;
         }
-        Ok(())
     }
 
     /// Goes on with a request whose filter is compiled.
@@ -326,24 +357,98 @@ impl Control {
         let Pending { id, app, then, .. } = pending;
         let programs = programs.and_then(|programs| {
             let (device, port) = match &then {
-                Then::Open(open) => (open.device.as_str(), None),
                 Then::Filter { port } => ("", Some(*port)),
+                Then::Open(open) | Then::Rings(open, _) => (open.device.as_str(), None),
+                Then::Attach(_) => return Ok(programs),
             };
             self.bears(&viewer, device, port, &programs)?;
             Ok(programs)
         });
-        let result = match (programs, then) {
-            (Err(refusal), _) => Err(refusal),
-            (Ok(programs), Then::Open(open)) => self.opened(token, app, &viewer, &open, programs),
+        let went = match (programs, then) {
+            (Err(refusal), _) => self.answer(token, id, app, Err(refusal)),
+            (Ok(programs), Then::Open(open)) => {
+                self.open_with(token, id, app, &viewer, open, programs)
+            }
             (Ok(programs), Then::Filter { port }) => {
                 self.hub.set_filter(port, programs.filter, programs.text);
-                Ok((Message::Done, Vec::new()))
+                self.answer(token, id, app, Ok((Message::Done, Vec::new())))
             }
+            (Ok(_), Then::Rings(..) | Then::Attach(_)) => Ok(()),
         };
-        match self.answer(token, id, app, result) {
+        self.went_on(token, went);
+    }
+
+    /// Goes on with a request whose memory is made.
+    pub(super) fn made(&mut self, completed: Completed) {
+        let token = completed.session;
+        if let Made::Pool(plan, _) = &completed.made {
+            self.attaching.remove(plan.name());
+        }
+        let (Some(pending), Some(session)) =
+            (self.pending.remove(&token), self.sessions.get_mut(&token))
+        else {
+            // Who asked for it is gone.
+            completed.abandon(&self.memory);
+            return;
+        };
+        session.busy = false;
+        let viewer = session.viewer.clone();
+        let Pending { id, app, then, .. } = pending;
+        let result = match (completed.made, then) {
+            (Made::Pool(plan, pool), Then::Attach(spec)) => self
+                .attached(token, &spec, plan, pool)
+                .map(|ready| (ready, Vec::new())),
+            (Made::Rings(bytes, memory), Then::Rings(open, programs)) => memory
+                .map_err(|error| no_memory(bytes, &error))
+                .and_then(|memory| self.opened(token, app, &viewer, &open, programs, Some(memory))),
+            _ => Err(Refusal::new(code::INTERNAL, "not what was asked for")),
+        };
+        let went = self.answer(token, id, app, result);
+        self.went_on(token, went);
+    }
+
+    /// Goes on with a connection that waited.
+    fn went_on(&mut self, token: u64, went: Result<(), Over>) {
+        match went {
             Ok(()) => self.work(token),
             Err(over) => self.end(token, &over),
         }
+    }
+
+    /// Opens a port whose filters are compiled: at once, or when its rings are made.
+    fn open_with(
+        &mut self,
+        token: u64,
+        id: u32,
+        app: u32,
+        viewer: &Viewer,
+        open: Open,
+        programs: Programs,
+    ) -> Result<(), Over> {
+        let memory = match viewer {
+            Viewer::Vm(_) => Ok(None),
+            Viewer::User(uid) => match self.ring_bytes(viewer, &open, &Owner::User(*uid)) {
+                Ok(bytes) if bytes >= LARGE => {
+                    let then = Then::Rings(open, programs);
+                    return self.make(token, id, app, Want::Rings(bytes), then);
+                }
+                Ok(bytes) => rings(bytes, &|| true)
+                    .map(Some)
+                    .map_err(|error| no_memory(bytes, &error)),
+                Err(refusal) => Err(refusal),
+            },
+        };
+        let result =
+            memory.and_then(|memory| self.opened(token, app, viewer, &open, programs, memory));
+        self.answer(token, id, app, result)
+    }
+
+    /// Bytes of memory for a port, if it may be.
+    fn ring_bytes(&self, viewer: &Viewer, open: &Open, owner: &Owner) -> Result<u64, Refusal> {
+        if !self.policy.is_operator(viewer) {
+            self.hub.within_limits(open, owner)?;
+        }
+        self.hub.ring_bytes(open, owner)
     }
 
     fn bears(
@@ -368,14 +473,18 @@ impl Control {
         viewer: &Viewer,
         open: &Open,
         programs: Programs,
+        memory: Option<Shared>,
     ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
         let opening = match viewer {
             Viewer::User(uid) => {
                 let owner = Owner::User(*uid);
-                if !self.policy.is_operator(viewer) {
-                    self.hub.within_limits(open, &owner)?;
-                }
-                self.hub.open(open, owner, programs, Memory::Own, None)?
+                let bytes = self.ring_bytes(viewer, open, &owner)?;
+                // What was asked for when it was made is what is asked for now.
+                let memory = memory
+                    .filter(|memory| memory.len >= bytes)
+                    .ok_or_else(|| Refusal::new(code::INTERNAL, "no memory was made"))?;
+                self.hub
+                    .open(open, owner, programs, Memory::Own(memory), None)?
             }
             Viewer::Vm(name) => {
                 let owner = Owner::Vm(name.clone());
@@ -489,9 +598,15 @@ impl Control {
     /// Closes ports and gives their memory back.
     pub(super) fn close_ports(&mut self, viewer: &Viewer, ports: Vec<u32>) {
         for port in ports.into_iter().collect::<HashSet<_>>() {
-            let Some((_, places)) = self.hub.close(port) else {
+            let Some(Closed {
+                places, remains, ..
+            }) = self.hub.close(port)
+            else {
                 continue;
             };
+            if remains.iter().map(|port| port.ring_bytes()).sum::<u64>() >= LARGE {
+                self.memory.discard(remains);
+            }
             if let Viewer::Vm(name) = viewer
                 && let Some(vm) = self.vms.get_mut(name)
             {

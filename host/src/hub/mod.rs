@@ -79,8 +79,9 @@ pub struct Source {
 
 /// Where a port's ring memory comes from.
 pub(crate) enum Memory<'a> {
-    /// A memfd of its own; the descriptor travels with the answer.
-    Own,
+    /// A memfd of its own, with at least [`Hub::ring_bytes`]; the descriptor travels with the
+    /// answer.
+    Own(memory::Shared),
     /// A VM's pool.
     Pool {
         /// The pool.
@@ -88,6 +89,23 @@ pub(crate) enum Memory<'a> {
         /// Its places.
         places: &'a mut crate::port::pool::Places,
     },
+}
+
+/// A port that may be, without memory.
+struct Plan {
+    source: usize,
+    queues: Vec<usize>,
+    cluster: Option<ClusterKey>,
+    snaplen: u32,
+    capacity: u64,
+    /// Bytes of one queue's ring with its header.
+    each: u64,
+}
+
+impl Plan {
+    fn bytes(&self) -> u64 {
+        self.each * self.queues.len() as u64
+    }
 }
 
 /// Who asked for a port, for lists and limits.
@@ -138,6 +156,17 @@ pub struct Opening {
     pub opened: Opened,
     /// Memory and wake-up descriptors; none for a port in a pool.
     pub fds: Vec<OwnedFd>,
+}
+
+/// What is left of a port that was closed.
+pub struct Closed {
+    /// Its final counters.
+    pub counters: PortCounters,
+    /// Places to give back to its VM's pool.
+    pub places: Vec<RingPlace>,
+    /// Its parts in the queues; with the last of them its memory is unmapped, which takes a while
+    /// if it is large.
+    pub remains: Vec<Box<Port>>,
 }
 
 /// Programs of a port: the operator's, the reader's, and the reader's as text.
@@ -245,18 +274,8 @@ impl Hub {
         }
     }
 
-    /// Makes a port and tells the source's threads.
-    ///
-    /// # Errors
-    /// [`Refusal`]; nothing was changed.
-    pub(crate) fn open(
-        &mut self,
-        request: &Open,
-        owner: Owner,
-        programs: Programs,
-        mut memory: Memory<'_>,
-        doorbell: Option<Doorbell>,
-    ) -> Result<Opening, Refusal> {
+    /// What a port would be.
+    fn plan(&self, request: &Open, owner: &Owner) -> Result<Plan, Refusal> {
         let (source, queue) = self.find(&request.device)?;
         if self.ports.len() >= self.limits.ports {
             let most = self.limits.ports;
@@ -284,17 +303,55 @@ impl Hub {
             Some(queue) => vec![queue],
             None => (0..self.sources[source].workers.len()).collect(),
         };
+        Ok(Plan {
+            each: ring_size(capacity).next_multiple_of(4096),
+            source,
+            queues,
+            cluster,
+            snaplen,
+            capacity,
+        })
+    }
+
+    /// Bytes of memory that a port needs for its rings.
+    ///
+    /// # Errors
+    /// [`Refusal`], as [`open`](Self::open) would give it.
+    pub(crate) fn ring_bytes(&self, request: &Open, owner: &Owner) -> Result<u64, Refusal> {
+        Ok(self.plan(request, owner)?.bytes())
+    }
+
+    /// Makes a port and tells the source's threads.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing was changed.
+    pub(crate) fn open(
+        &mut self,
+        request: &Open,
+        owner: Owner,
+        programs: Programs,
+        memory: Memory<'_>,
+        doorbell: Option<Doorbell>,
+    ) -> Result<Opening, Refusal> {
+        let plan = self.plan(request, &owner)?;
+        let total = plan.bytes();
+        let Plan {
+            source,
+            queues,
+            cluster,
+            snaplen,
+            capacity,
+            each,
+        } = plan;
         let id = self.fresh_port();
-        let each = ring_size(capacity).next_multiple_of(4096);
-        let total = each * queues.len() as u64;
-        let (region, base, mut fds, map_len, given) = match &mut memory {
-            Memory::Own => {
-                let shared = memory::sealed(&format!("vnplug-port-{id}"), total)
-                    .map_err(|error| no_memory(total, &error))?;
+        let mut pool = None;
+        let (region, base, mut fds, map_len, given) = match memory {
+            Memory::Own(shared) => {
                 self.say_pages(shared.huge);
                 (shared.region, 0, vec![shared.fd], shared.len, Vec::new())
             }
             Memory::Pool { region, places } => {
+                let places = pool.insert(places);
                 let place = places.take(total).ok_or_else(|| {
                     let free = places.free();
                     let what = format!(
@@ -346,7 +403,7 @@ impl Hub {
             match producer {
                 Ok(producer) => producers.push(producer),
                 Err(refusal) => {
-                    if let (Memory::Pool { places, .. }, Some(place)) = (memory, given.first()) {
+                    if let (Some(places), Some(place)) = (pool, given.first()) {
                         places.give(*place);
                     }
                     return Err(refusal);
@@ -468,18 +525,22 @@ impl Hub {
         Ok(())
     }
 
-    /// Closes a port. Returns its final counters and the places to give back to its pool.
-    pub fn close(&mut self, id: u32) -> Option<(PortCounters, Vec<RingPlace>)> {
+    /// Closes a port.
+    pub fn close(&mut self, id: u32) -> Option<Closed> {
         let record = self.ports.remove(&id)?;
         let shares = self.leave(record.cluster.as_ref(), id);
         let mut counters = PortCounters::default();
         let mut places = record.places;
+        let mut remains = Vec::new();
         for &queue in &record.queues {
             let (reply, answer) = channel();
             let command = Command::Detach(id, Life::Closed, shares.clone(), reply);
             self.sources[record.source].workers[queue].send(command);
             match answer.recv_timeout(ANSWER) {
-                Ok(Some(port)) => counters.add(&port.counters),
+                Ok(Some(port)) => {
+                    counters.add(&port.counters);
+                    remains.push(port);
+                }
                 _ => {
                     log::error!(target: "port", "port {id}: a source's thread does not answer");
                     // It may still write there: the place is lost, not given to another ring.
@@ -488,7 +549,11 @@ impl Hub {
             }
         }
         self.closed += 1;
-        Some((counters, places))
+        Some(Closed {
+            counters,
+            places,
+            remains,
+        })
     }
 
     /// Tunes a port; the next batch is judged so.
@@ -665,7 +730,7 @@ fn longest_record(capacity: u64) -> u32 {
     MAX_SNAPLEN.min(u32::try_from(half).unwrap_or(MAX_SNAPLEN))
 }
 
-fn no_memory(bytes: u64, error: &io::Error) -> Refusal {
+pub(crate) fn no_memory(bytes: u64, error: &io::Error) -> Refusal {
     let advice = match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE) => "close ports or raise the limit of open files",
         _ => "use a smaller ring or free memory",

@@ -32,6 +32,11 @@ fn request(device: &str, cluster: &str) -> Open {
     }
 }
 
+/// Memory for two small rings.
+fn own() -> Memory<'static> {
+    Memory::Own(crate::sys::memory::sealed("test", 1 << 16, &|| true).unwrap())
+}
+
 #[test]
 fn a_port_that_cannot_be_made_leaves_no_member_and_no_place_behind() {
     let mut hub = hub();
@@ -63,7 +68,7 @@ fn members_that_read_different_queues_are_different_clusters() {
     for device in ["lab", "lab@1", "lab"] {
         let owner = Owner::User(0);
         let request = request(device, "ids");
-        hub.open(&request, owner, Programs::default(), Memory::Own, None)
+        hub.open(&request, owner, Programs::default(), own(), None)
             .unwrap();
     }
     let mut sizes: Vec<usize> = hub.clusters.values().map(|it| it.members.len()).collect();
@@ -87,7 +92,7 @@ fn filters_of_one_owner_are_bounded_in_sum() {
     for _ in 0..2 {
         hub.bears("lab", None, &owner, &programs).unwrap();
         let request = request("lab", "");
-        hub.open(&request, owner.clone(), programs.clone(), Memory::Own, None)
+        hub.open(&request, owner.clone(), programs.clone(), own(), None)
             .unwrap();
     }
     let refusal = hub.bears("lab", None, &owner, &programs).unwrap_err();

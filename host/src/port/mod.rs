@@ -187,6 +187,12 @@ impl Port {
         self.sampled = 0;
     }
 
+    /// Bytes of its ring's record area.
+    #[must_use]
+    pub fn ring_bytes(&self) -> u64 {
+        self.producer.geometry().capacity
+    }
+
     /// Judges a batch, copies what the reader wants, publishes it and rings if that is due.
     #[inline]
     pub fn offer(&mut self, batch: &BatchInfo<'_>) {

@@ -4,6 +4,9 @@
 //! allocated before the descriptor leaves the daemon, so that no later shortage or truncation can
 //! raise SIGBUS here (R7, R9). A VM's pool is a file, because QEMU and User-mode Linux open it by
 //! path; a file cannot be sealed, so its mapping is watched by [`super::sigbus`].
+//!
+//! Committing takes about half a second for each GiB. It goes in chunks, so that it can be given up
+//! between two of them ([`GoOn`]) and other threads that map memory wait for one chunk at most.
 #![expect(unsafe_code, reason = "mmap and munmap")]
 
 use std::fs::File;
@@ -14,11 +17,17 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use vnplug_ring::Region;
 
 /// Bytes of the huge pages we ask for.
 const HUGE: u64 = 2 << 20;
+
+/// Bytes that are committed, or unmapped, at a time.
+const CHUNK: u64 = 16 << 20;
+
+/// Asked between two chunks: whether anybody still wants the memory.
+pub(crate) type GoOn<'a> = &'a dyn Fn() -> bool;
 
 /// Shared memory with its descriptor.
 #[derive(Debug)]
@@ -34,29 +43,33 @@ pub(crate) struct Shared {
 /// Makes a sealed memfd of at least `len` bytes, in huge pages if enough are free.
 ///
 /// # Errors
-/// The system's, `ENOMEM` and `ENOSPC` among them: there is not enough memory now.
-pub(crate) fn sealed(name: &str, len: u64) -> io::Result<Shared> {
+/// The system's, `ENOMEM` and `ENOSPC` among them: there is not enough memory now. `Interrupted` if
+/// nobody wants it any more.
+pub(crate) fn sealed(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<Shared> {
     if len >= HUGE {
         let len = len.next_multiple_of(HUGE);
         if free_huge_pages() >= len / HUGE {
-            match memfd(name, len, MemfdFlags::HUGETLB) {
-                Ok(shared) => return Ok(shared),
-                Err(error) => log::debug!(target: "port", "no huge pages for {name}: {error}"),
+            match memfd(name, len, MemfdFlags::HUGETLB, go_on) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    log::debug!(target: "port", "no huge pages for {name}: {error}");
+                }
+                done => return done,
             }
         }
     }
-    memfd(name, len.next_multiple_of(4096), MemfdFlags::empty())
+    let len = len.next_multiple_of(4096);
+    memfd(name, len, MemfdFlags::empty(), go_on)
 }
 
-fn memfd(name: &str, len: u64, flags: MemfdFlags) -> io::Result<Shared> {
+fn memfd(name: &str, len: u64, flags: MemfdFlags, go_on: GoOn<'_>) -> io::Result<Shared> {
     let fd = rustix::fs::memfd_create(
         name,
         MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags,
     )?;
     ftruncate(&fd, len)?;
-    fallocate(&fd, FallocateFlags::empty(), 0, len)?;
+    commit(&fd, len, go_on)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let region = map(&fd, len, None)?;
+    let region = map(&fd, len, None, go_on)?;
     Ok(Shared {
         region,
         fd,
@@ -68,33 +81,81 @@ fn memfd(name: &str, len: u64, flags: MemfdFlags) -> io::Result<Shared> {
 /// Opens or makes the file of a VM's pool, commits its memory and maps it.
 ///
 /// # Errors
-/// The system's; an existing file of another length is refused with `InvalidData`.
-pub(crate) fn pool_file(path: &Path, len: u64, create: bool) -> io::Result<(Region, Arc<Watch>)> {
-    use std::os::unix::fs::OpenOptionsExt;
+/// The system's; an existing file of another length, another user's or no regular file is refused
+/// with `InvalidData`. `Interrupted` if nobody wants it any more. Nothing is left of a file that
+/// could not be made.
+pub(crate) fn pool_file(path: &Path, len: u64, create: bool, go_on: GoOn<'_>) -> io::Result<Pool> {
+    let made = open_pool(path, len, create, go_on);
+    if create && made.is_err() {
+        // The shortage is what the caller is told of; what is left of the file is nobody's.
+        let _ = std::fs::remove_file(path);
+    }
+    made
+}
+
+/// A VM's pool, mapped.
+pub(crate) type Pool = (Region, Arc<Watch>);
+
+fn open_pool(path: &Path, len: u64, create: bool, go_on: GoOn<'_>) -> io::Result<Pool> {
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     let mut options = File::options();
     options
         .read(true)
         .write(true)
         .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW);
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = if create {
         options.create_new(true).open(path)?
     } else {
         options.open(path)?
     };
-    if create && let Err(error) = fallocate(&file, FallocateFlags::empty(), 0, len) {
-        // The shortage is what the caller is told of; what is left of the file is nobody's.
-        let _ = std::fs::remove_file(path);
-        return Err(error.into());
+    if create {
+        commit(&file, len, go_on)?;
     }
-    let have = file.metadata()?.len();
-    if have != len {
-        let what = format!("{} has {have} bytes, not {len}", path.display());
-        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    let have = file.metadata()?;
+    let wrong = |what: String| {
+        let what = format!("{} {what}", path.display());
+        Err(io::Error::new(io::ErrorKind::InvalidData, what))
+    };
+    if !have.is_file() {
+        return wrong("is no regular file".into());
+    }
+    // Who owns the file can give it to others.
+    let us = rustix::process::geteuid().as_raw();
+    if have.uid() != us {
+        return wrong(format!("belongs to user {}, not to user {us}", have.uid()));
+    }
+    if have.len() != len {
+        return wrong(format!("has {} bytes, not {len}", have.len()));
     }
     let watch = Arc::new(Watch::default());
-    let region = map(&file, len, Some(&watch))?;
+    let region = map(&file, len, Some(&watch), go_on)?;
     Ok((region, watch))
+}
+
+/// Allocates every page of a file.
+fn commit(file: &impl AsFd, len: u64, go_on: GoOn<'_>) -> io::Result<()> {
+    in_chunks(len, go_on, |offset, bytes| {
+        fallocate(file, FallocateFlags::empty(), offset, bytes)
+    })
+}
+
+/// Does `what` to each chunk (offset, bytes) of `len` bytes.
+fn in_chunks(
+    len: u64,
+    go_on: GoOn<'_>,
+    what: impl Fn(u64, u64) -> rustix::io::Result<()>,
+) -> io::Result<()> {
+    let mut offset = 0;
+    while offset < len {
+        if !go_on() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let bytes = CHUNK.min(len - offset);
+        what(offset, bytes)?;
+        offset += bytes;
+    }
+    Ok(())
 }
 
 /// Whether a mapping lost pages under us: its file was truncated by somebody.
@@ -103,7 +164,12 @@ pub(crate) struct Watch {
     pub(crate) lost: std::sync::atomic::AtomicBool,
 }
 
-fn map(fd: &impl AsFd, len: u64, watch: Option<&Arc<Watch>>) -> io::Result<Region> {
+fn map(
+    fd: &impl AsFd,
+    len: u64,
+    watch: Option<&Arc<Watch>>,
+    go_on: GoOn<'_>,
+) -> io::Result<Region> {
     let bytes = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
@@ -112,18 +178,15 @@ fn map(fd: &impl AsFd, len: u64, watch: Option<&Arc<Watch>>) -> io::Result<Regio
             std::ptr::null_mut(),
             bytes,
             protection,
-            MapFlags::SHARED | MapFlags::POPULATE,
+            MapFlags::SHARED,
             fd,
             0,
         )
     }?;
     let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
     let guard = watch.map(|watch| super::sigbus::guard(base.as_ptr().addr(), bytes, watch));
-    let mapping = Mapping {
-        base,
-        bytes,
-        _guard: guard,
-    };
+    let mapping = Mapping { base, bytes, guard };
+    in_chunks(len, go_on, |offset, bytes| mapping.populate(offset, bytes))?;
     // SAFETY: mapped for `len` bytes until `mapping`, the owner, is dropped; page-aligned.
     Ok(unsafe { Region::from_raw(base, len, Arc::new(mapping)) })
 }
@@ -131,7 +194,23 @@ fn map(fd: &impl AsFd, len: u64, watch: Option<&Arc<Watch>>) -> io::Result<Regio
 struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
-    _guard: Option<super::sigbus::Guard>,
+    guard: Option<super::sigbus::Guard>,
+}
+
+impl Mapping {
+    /// Maps the pages of a part, which the file has, before a queue's thread writes there.
+    fn populate(&self, offset: u64, bytes: u64) -> rustix::io::Result<()> {
+        // SAFETY: the part lies in the mapping, and its pages stay what they are.
+        let done = unsafe {
+            let part = self.base.as_ptr().add(offset as usize);
+            madvise(part.cast(), bytes as usize, Advice::LinuxPopulateWrite)
+        };
+        match done {
+            // Before Linux 5.14: the first store to a page maps it, which costs its time then.
+            Err(rustix::io::Errno::INVAL) => Ok(()),
+            done => done,
+        }
+    }
 }
 
 // SAFETY: an address and a length; unmapping may happen on any thread.
@@ -141,8 +220,15 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and every region into it is gone (they own us).
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+        // Before the addresses may be somebody else's.
+        self.guard = None;
+        let (mut offset, chunk) = (0, CHUNK as usize);
+        while offset < self.bytes {
+            let bytes = chunk.min(self.bytes - offset);
+            // SAFETY: the mapping is ours and every region into it is gone (they own us).
+            let _ = unsafe { munmap(self.base.as_ptr().add(offset).cast(), bytes) };
+            offset += bytes;
+        }
     }
 }
 
@@ -161,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_sealed_memfd_can_neither_shrink_nor_grow() {
-        let shared = sealed("test", 10_000).unwrap();
+        let shared = sealed("test", 10_000, &|| true).unwrap();
         assert_eq!(shared.len, 12_288);
         assert!(ftruncate(&shared.fd, 4096).is_err());
         assert!(ftruncate(&shared.fd, 1 << 20).is_err());
@@ -170,10 +256,50 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_wants_any_more_is_given_up_between_two_chunks() {
+        let name = format!("vnplug-pool-given-up-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let left = std::cell::Cell::new(3);
+        let go_on = || {
+            left.set(left.get() - 1);
+            left.get() > 0
+        };
+        let error = pool_file(&path, 64 * CHUNK, true, &go_on).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+        assert_eq!(left.get(), 0);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_pool_that_is_not_ours_is_not_mapped() {
+        let name = format!("vnplug-pool-theirs-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let wrong = |path: &Path| {
+            let opened = pool_file(path, 1 << 20, false, &|| true);
+            opened.err().unwrap().to_string()
+        };
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, 0o600.into()).unwrap();
+        let error = wrong(&path);
+        assert!(error.contains("no regular file"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        wrong(&path);
+        std::fs::remove_file(&path).unwrap();
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        pool_file(&path, 1 << 20, false, &|| true).unwrap();
+        // Only root can give a file away; without, there is nothing to refuse.
+        if std::os::unix::fs::chown(&path, Some(65534), None).is_ok() {
+            let error = wrong(&path);
+            assert!(error.contains("belongs to user 65534"), "{error}");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
     fn a_truncated_pool_reads_as_zero_and_is_noticed() {
         let path = std::env::temp_dir().join(format!("vnplug-pool-test-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
-        let (region, watch) = pool_file(&path, 1 << 20, true).unwrap();
+        let (region, watch) = pool_file(&path, 1 << 20, true, &|| true).unwrap();
         region.store_u64(8192, 7, Ordering::Relaxed);
         assert!(!watch.lost.load(Ordering::Relaxed));
         File::options()

@@ -79,8 +79,10 @@ struct Line {
 impl DoorbellServer {
     /// Listens for QEMU at `path`.
     pub(crate) fn listen(path: &Path, vectors: u32, header: &PoolHeader) -> io::Result<Self> {
-        let page = memory::sealed("vnplug-doorbell", 4096)?;
+        let page = memory::sealed("vnplug-doorbell", 4096, &|| true)?;
         header.write(&page.region);
+        // What may fail comes before the thread, which nobody would end.
+        let listener = crate::control::listen(path, 0o600)?;
         let thread_bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let shared = Arc::new(Shared::default());
         let thread = Raise {
@@ -92,7 +94,7 @@ impl DoorbellServer {
             .name("vnplug-doorbell".into())
             .spawn(move || thread.run())?;
         Ok(Self {
-            listener: crate::control::listen(path, 0o600)?,
+            listener,
             vectors,
             page,
             thread_bell,

@@ -24,7 +24,7 @@ use crate::hub::Refusal;
 use crate::port::doorbell::{Doorbell, VmBell};
 use crate::port::pool::Places;
 use crate::sys::event;
-use crate::sys::memory::{Watch, pool_file};
+use crate::sys::memory::{GoOn, Pool, Watch, pool_file};
 use doorbell::DoorbellServer;
 
 /// Smallest and largest pool in bytes.
@@ -42,6 +42,19 @@ struct Record {
     /// Who attached it; as text, for TOML's numbers have a sign.
     #[serde(default)]
     owner: String,
+}
+
+impl Record {
+    fn remove_files(&self, state: &Path) {
+        for path in [
+            self.pool.clone(),
+            control_path(state, &self.name),
+            doorbell_path(state, &self.name),
+            record_path(state, &self.name),
+        ] {
+            remove(&path);
+        }
+    }
 }
 
 /// One VM.
@@ -71,9 +84,14 @@ pub(crate) struct Dirs {
     pub(crate) pool_bytes: u64,
 }
 
-impl Vm {
-    /// Makes a VM known: pool, socket, record.
-    pub(crate) fn create(spec: &VmSpec, dirs: &Dirs) -> Result<Self, Refusal> {
+/// A VM that an operator asked for and that has nothing yet.
+pub(crate) struct Plan {
+    record: Record,
+}
+
+impl Plan {
+    /// Checks what was asked for.
+    pub(crate) fn new(spec: &VmSpec, dirs: &Dirs) -> Result<Self, Refusal> {
         check_name(&spec.name)?;
         let pool_bytes = if spec.pool_bytes == 0 {
             dirs.pool_bytes
@@ -111,26 +129,51 @@ impl Vm {
                 .collect(),
             owner: spec.owner.to_string(),
         };
+        Ok(Self { record })
+    }
+
+    /// The operator's name for it.
+    pub(crate) fn name(&self) -> &str {
+        &self.record.name
+    }
+
+    /// Makes its pool, which takes long: half a second for each GiB.
+    ///
+    /// # Errors
+    /// The system's; `Interrupted` if `go_on` said so. Nothing is left then.
+    pub(crate) fn commit(&self, go_on: GoOn<'_>) -> io::Result<Pool> {
         // A pool without a record is what an interrupted attach left behind.
-        remove(&record.pool);
-        let vm = Self::open(record, dirs, true).map_err(|error| {
-            let text = format!("VM {:?}: {error}", spec.name);
+        remove(&self.record.pool);
+        pool_file(&self.record.pool, self.record.pool_bytes, true, go_on)
+    }
+
+    /// Deletes a pool that was made for nobody.
+    pub(crate) fn abandon(&self) {
+        remove(&self.record.pool);
+    }
+}
+
+impl Vm {
+    /// Makes a VM known that has its pool: socket, record.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing is left then, the pool's file neither.
+    pub(crate) fn create(plan: Plan, pool: io::Result<Pool>, dirs: &Dirs) -> Result<Self, Refusal> {
+        let record = plan.record;
+        let made = pool
+            .and_then(|pool| Self::open(record.clone(), pool, event::random(), dirs))
+            .and_then(|vm| vm.save(&dirs.state).map(|()| vm));
+        made.map_err(|error| {
+            record.remove_files(&dirs.state);
             let short = matches!(error.kind(), io::ErrorKind::StorageFull)
                 || error.raw_os_error() == Some(libc::ENOMEM);
-            Refusal::new(
-                if short {
-                    code::NO_MEMORY
-                } else {
-                    code::INTERNAL
-                },
-                text,
-            )
-        })?;
-        vm.save(&dirs.state).map_err(|error| {
-            vm.remove_files(&dirs.state);
-            Refusal::new(code::INTERNAL, format!("VM {:?}: {error}", spec.name))
-        })?;
-        Ok(vm)
+            let code = if short {
+                code::NO_MEMORY
+            } else {
+                code::INTERNAL
+            };
+            Refusal::new(code, format!("VM {:?}: {error}", record.name))
+        })
     }
 
     /// The VMs that an earlier daemon served; broken records are logged and left alone.
@@ -145,7 +188,7 @@ impl Vm {
             }
             let loaded = std::fs::read_to_string(&path)
                 .and_then(|text| toml::from_str::<Record>(&text).map_err(io::Error::other))
-                .and_then(|record| Self::open(record, dirs, false));
+                .and_then(|record| Self::reopen(record, dirs));
             match loaded {
                 Ok(vm) => vms.push(vm),
                 Err(error) => log::error!(target: "vm", "{}: {error}", path.display()),
@@ -154,16 +197,19 @@ impl Vm {
         vms
     }
 
-    fn open(record: Record, dirs: &Dirs, create: bool) -> io::Result<Self> {
+    fn reopen(record: Record, dirs: &Dirs) -> io::Result<Self> {
         check_name(&record.name).map_err(|refusal| io::Error::other(refusal.text))?;
-        let (region, watch) = pool_file(&record.pool, record.pool_bytes, create)?;
+        let pool = pool_file(&record.pool, record.pool_bytes, false, &|| true)?;
         // The guest can write its pool: of an old header only the number is taken, which the guest
         // compares with what its own channel says.
+        let id = PoolHeader::read(&pool.0).map_or_else(event::random, |header| header.id);
+        Self::open(record, pool, id, dirs)
+    }
+
+    fn open(record: Record, (region, watch): Pool, id: u64, dirs: &Dirs) -> io::Result<Self> {
         let header = PoolHeader {
             len: record.pool_bytes,
-            id: PoolHeader::read(&region)
-                .filter(|_| !create)
-                .map_or_else(event::random, |header| header.id),
+            id,
             name: record.name.clone(),
         };
         header.write(&region);
@@ -283,16 +329,10 @@ impl Vm {
         self.watch.lost.load(Ordering::Acquire)
     }
 
-    /// Deletes what lies in the file system.
-    pub(crate) fn remove_files(&self, state: &Path) {
-        for path in [
-            self.record.pool.clone(),
-            control_path(state, self.name()),
-            doorbell_path(state, self.name()),
-            record_path(state, self.name()),
-        ] {
-            remove(&path);
-        }
+    /// Deletes what lies in the file system, and gives the memory away: to unmap it takes long.
+    pub(crate) fn dissolve(self, state: &Path) -> Region {
+        self.record.remove_files(state);
+        self.region
     }
 
     fn save(&self, state: &Path) -> io::Result<()> {
@@ -395,17 +435,42 @@ mod tests {
         }
     }
 
+    fn create(spec: &VmSpec, dirs: &Dirs) -> Result<Vm, Refusal> {
+        let plan = Plan::new(spec, dirs)?;
+        let pool = plan.commit(&|| true);
+        Vm::create(plan, pool, dirs)
+    }
+
+    #[test]
+    fn an_attach_that_fails_leaves_nothing() {
+        let dirs = dirs("failed");
+        // Something that is no socket is where the doorbell's has to be.
+        let obstacle = doorbell_path(&dirs.state, "probe");
+        std::fs::create_dir(&obstacle).unwrap();
+        let wanted = VmSpec {
+            vectors: 2,
+            ..spec("probe")
+        };
+        let refusal = create(&wanted, &dirs).err().unwrap();
+        assert!(refusal.text.contains("no socket"), "{}", refusal.text);
+        std::fs::remove_dir(&obstacle).unwrap();
+        let left = std::fs::read_dir(dirs.state.join("vms")).unwrap();
+        assert_eq!(left.count(), 0);
+        assert_eq!(std::fs::read_dir(&dirs.pools).unwrap().count(), 1);
+        std::fs::remove_dir_all(&dirs.state).unwrap();
+    }
+
     #[test]
     fn a_vm_is_found_again_by_the_next_daemon_with_the_same_pool() {
         let dirs = dirs("again");
-        let vm = Vm::create(&spec("probe"), &dirs).unwrap();
+        let vm = create(&spec("probe"), &dirs).unwrap();
         let (id, ready) = (vm.pool_id, vm.ready(&dirs.state));
         drop(vm);
         let again = Vm::load_all(&dirs);
         assert_eq!(again.len(), 1);
         assert_eq!((again[0].pool_id, again[0].ready(&dirs.state)), (id, ready));
         assert_eq!(again[0].grants(), spec("probe").allow);
-        again[0].remove_files(&dirs.state);
+        again[0].record.remove_files(&dirs.state);
         assert!(Vm::load_all(&dirs).is_empty());
         std::fs::remove_dir_all(&dirs.state).unwrap();
     }
@@ -414,7 +479,7 @@ mod tests {
     fn who_may_map_the_pool_may_connect_after_a_restart() {
         const ACL: &str = "system.posix_acl_access";
         let dirs = dirs("acl");
-        let vm = Vm::create(&spec("probe"), &dirs).unwrap();
+        let vm = create(&spec("probe"), &dirs).unwrap();
         // linux/posix_acl_xattr.h: version 2; (tag, permissions, id): owner, user 65534, group,
         // mask, others.
         let entries = [
@@ -438,14 +503,14 @@ mod tests {
         let mut found = vec![0; 4096];
         let len = rustix::fs::getxattr(again.ready(&dirs.state).control_path, ACL, &mut found);
         assert_eq!(found[..len.unwrap()], list);
-        again.remove_files(&dirs.state);
+        again.record.remove_files(&dirs.state);
         std::fs::remove_dir_all(&dirs.state).unwrap();
     }
 
     #[test]
     fn what_a_guest_wrote_over_its_pools_header_does_not_reach_the_next_daemon() {
         let dirs = dirs("scribbled");
-        let vm = Vm::create(&spec("probe"), &dirs).unwrap();
+        let vm = create(&spec("probe"), &dirs).unwrap();
         let id = vm.pool_id;
         // A name that is longer once its bytes are made UTF-8, and another length.
         vm.region.write(0x20, &[0xff; MAX_NAME]);
@@ -455,7 +520,7 @@ mod tests {
         assert_eq!((again[0].name(), again[0].pool_id), ("probe", id));
         let header = PoolHeader::read(&again[0].region).unwrap();
         assert_eq!((header.len, header.name.as_str()), (1 << 20, "probe"));
-        again[0].remove_files(&dirs.state);
+        again[0].record.remove_files(&dirs.state);
         std::fs::remove_dir_all(&dirs.state).unwrap();
     }
 
@@ -463,7 +528,7 @@ mod tests {
     fn names_that_are_paths_and_sizes_that_are_no_power_of_two_are_refused() {
         let dirs = dirs("bad");
         for name in ["", "../x", "a/b", ".hidden", "ä", &"x".repeat(64)] {
-            let refusal = Vm::create(&spec(name), &dirs).err().unwrap();
+            let refusal = create(&spec(name), &dirs).err().unwrap();
             assert_eq!(refusal.code, code::INVALID, "{name}");
         }
         let odd = VmSpec {
@@ -471,7 +536,7 @@ mod tests {
             ..spec("odd")
         };
         assert!(
-            Vm::create(&odd, &dirs)
+            create(&odd, &dirs)
                 .err()
                 .unwrap()
                 .text

@@ -1,0 +1,163 @@
+//! Memory is committed and given back beside everything else that the daemon does.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vnplug::{Client, map_memory};
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{Daemon, refusal};
+use vnplug_e2e::raw::{Holdings, Raw, open};
+use vnplug_ring::Region;
+use vnplug_ring::control::{Grant, Message, Role, VmKind, VmReady, VmSpec, code};
+use vnplug_ring::layout::{HEAD, MAX_DELAY_US, TAIL, WAKE_AT, WAKE_SEQ};
+
+const SOURCE: &[&str] = &["--source", "lab=gen,pps=1000"];
+/// A quarter of a second and more to commit.
+const LARGE: u64 = 512 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn spec(name: &str, pool_bytes: u64) -> VmSpec {
+    let allow = vec![Grant {
+        source: "lab".into(),
+        filter: String::new(),
+    }];
+    VmSpec {
+        name: name.into(),
+        kind: VmKind::Qemu,
+        pool_bytes,
+        vectors: 0,
+        allow,
+        owner: 0,
+    }
+}
+
+fn pools(ready: &VmReady) -> usize {
+    let pool = std::path::Path::new(&ready.pool_path);
+    let dir = fs::read_dir(pool.parent().expect("a directory of pools"));
+    dir.expect("it is there").count()
+}
+
+/// A reader in a VM that asks to be woken for every packet.
+struct Reader {
+    channel: Raw,
+    ring: Region,
+    port: u32,
+    seq: u32,
+}
+
+#[expect(clippy::unwrap_used, reason = "a helper of tests")]
+impl Reader {
+    fn open(ready: &VmReady) -> Self {
+        let mut channel = Raw::connect(ready.control_path.as_ref());
+        channel.hello(Role::Agent);
+        let opened = channel.ask(&Message::Open(open("host:lab", 1 << 16)), 1);
+        let Message::Opened(opened) = opened else {
+            panic!("{opened:?}");
+        };
+        let mut options = File::options();
+        let pool = options.read(true).write(true).open(&ready.pool_path);
+        let pool = pool.unwrap();
+        let pool = map_memory(pool.as_fd(), ready.pool_len).unwrap();
+        let place = opened.rings[0];
+        Self {
+            channel,
+            ring: pool.part(place.offset, place.len).unwrap(),
+            port: opened.port,
+            seq: 0,
+        }
+    }
+
+    /// Sleeps until the next packet.
+    fn wake(&mut self) {
+        self.seq += 1;
+        let head = self.ring.load_u64(HEAD, Ordering::Acquire);
+        self.ring.store_u64(TAIL, head, Ordering::Release);
+        self.ring.store_u64(WAKE_AT, head + 1, Ordering::Relaxed);
+        self.ring.store_u32(MAX_DELAY_US, 0, Ordering::Relaxed);
+        self.ring.store_u32(WAKE_SEQ, self.seq, Ordering::SeqCst);
+        match self.channel.next() {
+            Some((0, Message::Wake(ports))) => assert_eq!(ports, [self.port]),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_large_attach_and_detach_and_a_large_ring_keep_nobody_waiting() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, SOURCE).unwrap();
+    let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+    let ready = operator.attach_vm(spec("small", 1 << 20)).unwrap();
+    let mut reader = Reader::open(&ready);
+    let over = AtomicBool::new(false);
+    let (answered, woken) = thread::scope(|scope| {
+        let (over, daemon, reader) = (&over, &daemon, &mut reader);
+        let mut client = Raw::greeted(&daemon.socket());
+        let count = |mut turn: Box<dyn FnMut() + Send>| {
+            move || {
+                let mut turns = 0;
+                while !over.load(Ordering::Acquire) {
+                    turn();
+                    turns += 1;
+                }
+                turns
+            }
+        };
+        let answered = scope.spawn(count(Box::new(move || {
+            assert!(matches!(client.ask(&Message::List, 0), Message::Devices(_)));
+        })));
+        let woken = scope.spawn(count(Box::new(move || reader.wake())));
+        // The control: these take long.
+        let begun = Instant::now();
+        operator.attach_vm(spec("large", LARGE)).unwrap();
+        let ring = daemon.port("lab").ring_bytes(LARGE / 2).open().unwrap();
+        drop(ring);
+        operator.detach_vm("large").unwrap();
+        eprintln!("attached, opened and detached in {:?}", begun.elapsed());
+        over.store(true, Ordering::Release);
+        (answered.join().unwrap(), woken.join().unwrap())
+    });
+    // A daemon that commits memory in its one thread answers and wakes once or twice meanwhile.
+    eprintln!("{answered} answers, {woken} wake-ups");
+    assert!(answered > 10 && woken > 10, "{answered} {woken}");
+    daemon.audit();
+}
+
+#[test]
+fn who_leaves_while_a_pool_is_made_leaves_nothing() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, SOURCE).unwrap();
+    let mut operator = Client::connect_to(&daemon.socket()).unwrap();
+    let ready = operator.attach_vm(spec("other", 1 << 20)).unwrap();
+    let before = Holdings::at_rest(daemon.pid());
+    for _ in 0..3 {
+        let mut leaver = Raw::greeted(&daemon.socket());
+        let request = Message::AttachVm(spec("vm", LARGE));
+        leaver.send(&request.encode(7, 0)).unwrap();
+        // Its name is taken meanwhile.
+        let deadline = Instant::now() + LIMIT;
+        while pools(&ready) < 2 {
+            assert!(Instant::now() < deadline, "no pool is begun");
+        }
+        let mut second = Raw::greeted(&daemon.socket());
+        let answer = second.ask(&request, 0);
+        if !matches!(answer, Message::VmReady(_)) {
+            let (kind, text) = refusal(answer);
+            assert!(kind == code::EXISTS && text.contains("vm"), "{text}");
+        }
+        drop((leaver, second));
+        // Given up, or made before: either way it is as it was, and the name is free.
+        let deadline = Instant::now() + LIMIT;
+        while let Err(error) = operator.attach_vm(spec("vm", LARGE)) {
+            assert!(Instant::now() < deadline, "{error}");
+            thread::sleep(Duration::from_millis(5));
+        }
+        operator.detach_vm("vm").unwrap();
+        assert_eq!(pools(&ready), 1);
+    }
+    let after = Holdings::at_rest(daemon.pid());
+    assert_eq!((after.fds, after.maps), (before.fds, before.maps));
+}

@@ -1,0 +1,227 @@
+//! Memory is committed, and given back, by a thread of its own: half a second for each GiB, in
+//! which everybody else is served.
+//!
+//! Tasks are done in turn, so that what is given back is there for who asks next. Every task that
+//! makes something comes back, also one that was given up because its connection is gone; what it
+//! made is then the control thread's to throw away.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use vnplug_ring::control::code;
+
+use super::compile::{Ticket, Waits};
+use crate::hub::Refusal;
+use crate::sys::event;
+use crate::sys::memory::{GoOn, Pool, Shared, sealed};
+use crate::vm::Plan;
+
+/// Memory from this size on is this thread's business; less takes no longer than a request may.
+pub(crate) const LARGE: u64 = 8 << 20;
+
+/// What is to be made.
+pub(crate) enum Want {
+    /// A VM's pool.
+    Pool(Plan),
+    /// A port's rings of so many bytes.
+    Rings(u64),
+}
+
+/// What was made.
+pub(crate) enum Made {
+    Pool(Plan, io::Result<Pool>),
+    Rings(u64, io::Result<Shared>),
+}
+
+/// The end of a task.
+pub(crate) struct Completed {
+    /// Token of the connection that asked; it may be gone.
+    pub(crate) session: u64,
+    pub(crate) made: Made,
+}
+
+enum Task {
+    Make(u64, Want, Waits),
+    Discard(Box<dyn Send>),
+}
+
+/// The thread, as the control thread sees it.
+pub(crate) struct MemoryThread {
+    tasks: Option<Sender<Task>>,
+    done: Receiver<Completed>,
+    closing: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl MemoryThread {
+    /// Starts it; `bell`, an eventfd, becomes readable when something is made.
+    pub(crate) fn start(bell: Arc<OwnedFd>) -> io::Result<Self> {
+        let (tasks, inbox) = channel();
+        let (outbox, done) = channel();
+        let closing = Arc::new(AtomicBool::new(false));
+        let theirs = Arc::clone(&closing);
+        let thread = std::thread::Builder::new()
+            .name("vnplug-memory".into())
+            .spawn(move || work(&inbox, &outbox, &theirs, &bell))?;
+        Ok(Self {
+            tasks: Some(tasks),
+            done,
+            closing,
+            thread: Some(thread),
+        })
+    }
+
+    /// Has memory made for a connection; it comes back by [`next_done`](Self::next_done). When the
+    /// ticket is dropped before, it is given up.
+    ///
+    /// # Errors
+    /// `INTERNAL` if the thread is gone.
+    pub(crate) fn make(&self, session: u64, want: Want) -> Result<Ticket, Refusal> {
+        let (ticket, waits) = Ticket::new();
+        if self.send(Task::Make(session, want, waits)) {
+            return Ok(ticket);
+        }
+        let what = "the thread that commits memory is gone: restart the daemon";
+        Err(Refusal::new(code::INTERNAL, what))
+    }
+
+    /// Drops something that holds much memory.
+    pub(crate) fn discard(&self, what: impl Send + 'static) {
+        // Without the thread it is dropped here.
+        self.send(Task::Discard(Box::new(what)));
+    }
+
+    /// What was made next.
+    pub(crate) fn next_done(&self) -> Option<Completed> {
+        self.done.try_recv().ok()
+    }
+
+    fn send(&self, task: Task) -> bool {
+        self.tasks
+            .as_ref()
+            .is_some_and(|tasks| tasks.send(task).is_ok())
+    }
+}
+
+impl Drop for MemoryThread {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `work`.
+        self.closing.store(true, Ordering::Release);
+        self.tasks = None;
+        // What it had begun it gives up, and leaves no file behind.
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!(target: "control", "the thread that commits memory panicked");
+        }
+        for completed in self.done.try_iter() {
+            if let Made::Pool(plan, Ok(_)) = completed.made {
+                plan.abandon();
+            }
+        }
+    }
+}
+
+impl Completed {
+    /// Deletes what was made for nobody.
+    pub(crate) fn abandon(self, thread: &MemoryThread) {
+        if let Made::Pool(plan, Ok(_)) = &self.made {
+            plan.abandon();
+        }
+        thread.discard(self.made);
+    }
+}
+
+fn work(inbox: &Receiver<Task>, outbox: &Sender<Completed>, closing: &AtomicBool, bell: &OwnedFd) {
+    for task in inbox {
+        let (session, want, waits) = match task {
+            Task::Make(session, want, waits) => (session, want, waits),
+            Task::Discard(what) => {
+                drop(what);
+                continue;
+            }
+        };
+        // Acquire: pairs with the Release in `MemoryThread::drop`.
+        let go_on = || waits.is_awaited() && !closing.load(Ordering::Acquire);
+        let made = match want {
+            Want::Pool(plan) => {
+                let pool = guarded(|| plan.commit(&go_on));
+                Made::Pool(plan, pool)
+            }
+            Want::Rings(bytes) => Made::Rings(bytes, guarded(|| rings(bytes, &go_on))),
+        };
+        if outbox.send(Completed { session, made }).is_err() {
+            return;
+        }
+        event::ring(bell);
+    }
+}
+
+/// The memory of a port's rings.
+pub(crate) fn rings(bytes: u64, go_on: GoOn<'_>) -> io::Result<Shared> {
+    sealed("vnplug-port", bytes, go_on)
+}
+
+/// A panic is an error of one task, and not the end of the thread.
+fn guarded<T>(make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|_| {
+        log::error!(target: "control", "committing memory panicked");
+        Err(io::Error::other(
+            "committing it failed; the daemon's log says why",
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::time::{Duration, Instant};
+
+    fn thread() -> MemoryThread {
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        MemoryThread::start(bell).unwrap()
+    }
+
+    fn next(thread: &MemoryThread) -> Completed {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(completed) = thread.next_done() {
+                return completed;
+            }
+            assert!(Instant::now() < deadline, "nothing comes back");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn what_is_awaited_is_made_and_what_is_not_is_given_up_in_turn() {
+        let thread = thread();
+        drop(thread.make(1, Want::Rings(8192)).ok().unwrap());
+        let _ticket = thread.make(2, Want::Rings(8192)).ok().unwrap();
+        let first = next(&thread);
+        assert_eq!(first.session, 1);
+        // It may have been made before the ticket was dropped.
+        if let Made::Rings(_, Err(error)) = first.made {
+            assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+        }
+        let second = next(&thread);
+        assert_eq!(second.session, 2);
+        let Made::Rings(8192, Ok(shared)) = second.made else {
+            panic!("not made");
+        };
+        assert_eq!(shared.len, 8192);
+        thread.discard(shared);
+    }
+
+    #[test]
+    fn a_panic_is_one_tasks_error() {
+        let error = guarded::<()>(|| panic!("on purpose")).unwrap_err();
+        assert!(error.to_string().contains("the daemon's log"), "{error}");
+    }
+}
