@@ -155,6 +155,19 @@ impl Consumer {
         Batch {
             consumer: self,
             left: max,
+            rest: Rest::Anywhere,
+        }
+    }
+
+    /// As [`batch`](Self::batch), but ends before the end of the record area: the packets lie one
+    /// after the other in memory, with their headers and padding in between.
+    #[inline]
+    pub fn span(&mut self, max: usize) -> Batch<'_> {
+        self.refresh();
+        Batch {
+            consumer: self,
+            left: max,
+            rest: Rest::BehindTheNext,
         }
     }
 
@@ -268,6 +281,21 @@ impl Consumer {
         }
     }
 
+    /// True if the next packet lies at the start of the record area.
+    #[inline]
+    fn is_at_wrap(&self) -> bool {
+        let offset = self.tail & (self.geometry.capacity - 1);
+        // Nothing is written at `head` yet, where `take` finds nothing anyway.
+        let pad = || {
+            self.tail != self.head
+                && self
+                    .region
+                    .load_u32(DATA_OFFSET + offset, Ordering::Relaxed)
+                    == PAD
+        };
+        offset == 0 || pad()
+    }
+
     #[inline]
     fn take(&mut self) -> Result<Option<Taken>, Corrupt> {
         let mask = self.geometry.capacity - 1;
@@ -345,11 +373,23 @@ impl Consumer {
     }
 }
 
-/// Packets published when the batch was begun; see [`Consumer::batch`].
+/// Packets published when the batch was begun; see [`Consumer::batch`] and [`Consumer::span`].
 #[derive(Debug)]
 pub struct Batch<'a> {
     consumer: &'a mut Consumer,
     left: usize,
+    rest: Rest,
+}
+
+/// Where the packets of a batch may lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// Anywhere.
+    Anywhere,
+    /// Behind the one that comes next, wherever that is.
+    BehindTheNext,
+    /// Behind those taken.
+    Behind,
 }
 
 impl<'a> Iterator for Batch<'a> {
@@ -357,8 +397,11 @@ impl<'a> Iterator for Batch<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        if self.left == 0 {
+        if self.left == 0 || (self.rest == Rest::Behind && self.consumer.is_at_wrap()) {
             return None;
+        }
+        if self.rest == Rest::BehindTheNext {
+            self.rest = Rest::Behind;
         }
         self.left -= 1;
         match self.consumer.take() {

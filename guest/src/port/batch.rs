@@ -9,7 +9,8 @@ use super::Counts;
 use super::phase::Phase;
 use crate::error::Error;
 
-/// Packets that were published when the batch was begun; see [`Port::batch`](super::Port::batch).
+/// Packets that were published when the batch was begun; see [`Port::batch`](super::Port::batch) and
+/// [`Port::span`](super::Port::span).
 #[derive(Debug)]
 pub struct Batch<'a> {
     rings: Chain<IterMut<'a, Consumer>, IterMut<'a, Consumer>>,
@@ -34,6 +35,20 @@ impl<'a> Batch<'a> {
             left: max,
             counts,
             phase,
+        }
+    }
+
+    /// Up to `max` packets of this ring, in one piece.
+    pub(super) fn span(
+        ring: Option<&'a mut Consumer>,
+        max: usize,
+        counts: &'a mut Counts,
+        phase: &'a mut Phase,
+    ) -> Self {
+        let now = ring.map(|ring| ring.span(max));
+        Self {
+            now,
+            ..Self::new(&mut [], &mut [], max, counts, phase)
         }
     }
 }

@@ -283,3 +283,42 @@ fn an_unaligned_tail_is_not_attached_to() {
         Err(AttachError::Geometry("tail", 3))
     ));
 }
+
+#[test]
+fn a_span_lies_in_one_piece_and_all_spans_together_are_everything() {
+    let (mut producer, mut consumer, _region) = ring(4096, 600);
+    let mut dice = Dice(7);
+    let (mut pushed, mut taken, mut wraps) = (0_u64, 0_u64, 0);
+    for _ in 0..5000 {
+        for _ in 0..dice.below(8) {
+            let len = dice.below(600) as usize;
+            if producer
+                .push(&meta(pushed, len), &bytes(pushed, len))
+                .unwrap()
+            {
+                pushed += 1;
+            }
+        }
+        producer.publish();
+        let max = 1 + dice.below(6) as usize;
+        let before = taken;
+        let mut end = 0;
+        for packet in consumer.span(max) {
+            let packet = packet.unwrap();
+            let start = packet.bytes.as_ptr().addr();
+            // Nothing but padding and a header in between.
+            let gap = start.wrapping_sub(end);
+            assert!(end == 0 || gap < 32 + 8, "{gap}");
+            end = start + packet.bytes.len();
+            assert_eq!(packet.bytes, bytes(taken, packet.bytes.len()));
+            taken += 1;
+        }
+        wraps += u64::from(taken - before < max as u64 && taken < pushed);
+        consumer.release();
+    }
+    assert!(wraps > 100, "{wraps} spans ended at the end of the area");
+    while taken < pushed {
+        taken += consumer.span(8).count() as u64;
+    }
+    assert!(consumer.is_drained());
+}
