@@ -14,8 +14,10 @@ GUEST_BIN := target/guest/bin/vnplug
 UML_PRELOAD := target/guest/lib/vnplug/libvnplug-uml-xstate.so
 # Tests and the demo make network namespaces and boot guests; they ask for root only to run.
 AS_ROOT := ./.ci/as-root
+# The Python package and what its tests need are installed here, from PyPI.
+VENV := target/venv
 
-.PHONY: all setup build guest debug demo test bench install clean
+.PHONY: all setup build guest debug demo test test-python bench install clean
 
 all: build
 
@@ -44,6 +46,14 @@ test: guest
 	cargo build --locked --workspace
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/.ci/as-root" \
 		cargo test --locked --workspace
+	$(MAKE) test-python
+
+test-python: setup
+	cargo build --locked -p vnplugd
+	test -x $(VENV)/bin/pip || python3 -m venv $(VENV)
+	$(VENV)/bin/pip install -q 'numpy>=2,<3' 'mypy>=1.18,<3'
+	$(VENV)/bin/pip install -q ./python
+	cd python/tests && ../../$(AS_ROOT) ../../$(VENV)/bin/python -B -m unittest
 
 # Both sides of every row run in a real-time class, so that other work of the machine does not decide.
 bench: build

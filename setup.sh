@@ -41,6 +41,8 @@ for need in "${needs[@]}"; do
         PATH=$PATH:/usr/sbin:/sbin command -v "$what" >/dev/null || missing+=("$package")
     fi
 done
+# The tests of the Python package make a virtual environment.
+python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 [[ ${#missing[@]} -eq 0 ]] && exit 0
 
 if ! command -v apt-get >/dev/null; then

@@ -1,6 +1,38 @@
-//! The native part of the Python package `vnplug`.
+//! The native part of the Python package `vnplug`: a port, its packets, and batches of them as
+//! memory that NumPy reads where it lies.
+//!
+//! ```text
+//!   Port ── Shared ── libvnplug's port, one loan at a time
+//!     ├── Packet    owns its bytes
+//!     └── Batch     rows about packets (owned), and their bytes: in the ring (a loan) or copied
+//!           └── View    what memoryview and NumPy see; keeps rows, bytes and loan alive
+//! ```
+//!
+//! The interpreter's lock is released while a port waits, opens or asks. What Python sees of it is
+//! described in `vnplug/_native.pyi`; misuse raises, it never reads memory that is not ours
+//! (`shared.rs` says why).
+
+mod error;
+
+mod shared;
+mod view;
+
+mod batch;
+mod packet;
+mod port;
+
+mod devices;
 
 use pyo3::prelude::*;
 
 #[pymodule]
-mod _native {}
+mod _native {
+    #[pymodule_export]
+    use crate::batch::Batch;
+    #[pymodule_export]
+    use crate::devices::{Device, devices};
+    #[pymodule_export]
+    use crate::packet::Packet;
+    #[pymodule_export]
+    use crate::port::{Batches, Port, Stats, open};
+}

@@ -1,0 +1,276 @@
+"""What the native part offers; see docs/python.md."""
+
+from collections.abc import Iterator
+from os import PathLike
+from types import TracebackType
+from typing import Literal, final
+
+__all__ = ["Batch", "Batches", "Device", "Packet", "Port", "Stats", "devices", "open"]
+
+_Path = str | PathLike[str]
+
+@final
+class Device:
+    """A device that may be opened."""
+
+    @property
+    def name(self) -> str:
+        """The name to open it by, with `host:`."""
+    @property
+    def kind(self) -> str:
+        """`af_packet`, `pcap` or `gen`."""
+    @property
+    def state(self) -> str:
+        """`up`, `down`, `gone`, `ended` or `waiting`."""
+    @property
+    def description(self) -> str:
+        """For people: interface, file, rate."""
+    @property
+    def queues(self) -> int:
+        """Receive queues; `NAME@Q` opens queue Q alone."""
+    @property
+    def ports(self) -> int:
+        """Readers that are attached; 0 in guests."""
+
+def devices(*, socket: _Path | None = None) -> list[Device]:
+    """The devices that may be opened, as `vnplug list` shows them."""
+
+def open(
+    device: str,
+    *,
+    filter: str = "",
+    snaplen: int = 0,
+    direction: Literal["both", "rx", "tx"] = "both",
+    sample: int = 1,
+    cluster: str = "",
+    balance: Literal["flow", "rr"] = "flow",
+    ring_bytes: int = 0,
+    watermark: int = 1,
+    max_delay: float = 0.01,
+    reconnect: bool = True,
+    label: str | None = None,
+    socket: _Path | None = None,
+) -> Port:
+    """Opens a port on a device.
+
+    filter: a pcap-filter(7) expression; the daemon runs it.
+    snaplen: captured bytes per packet; 0 is all.
+    direction: packets that the interface received, sent, or both.
+    sample: one in so many of the packets that pass the filter.
+    cluster, balance: share the device with the other readers of this cluster, a flow to one reader
+        or packet by packet.
+    ring_bytes: size of each ring; 0 is the daemon's default.
+    watermark, max_delay: sleep until so many packets are unread, or so many seconds over.
+    reconnect: survive a restart of the daemon; the first packet afterwards has `Flag.GAP`.
+    label: what the operator sees; the default is the program's name and number.
+    socket: of the daemon or agent; the default is $VNPLUG_SOCKET or the usual place.
+
+    Raises UnreachableError, NotFoundError, FilterError, DeniedError, LimitError, InvalidError.
+    """
+
+@final
+class Port:
+    """One attached reader of a device; a context manager and an iterator over packets.
+
+    One thread at a time may use it. Iteration ends when the source ends.
+    """
+
+    @property
+    def device(self) -> str:
+        """The device's name, with `host:`."""
+    @property
+    def link_type(self) -> int:
+        """Link type of the packets (DLT); 1 is Ethernet."""
+    @property
+    def snaplen(self) -> int:
+        """The longest captured length."""
+    @property
+    def rings(self) -> int:
+        """Rings, one per receive queue of the device."""
+    @property
+    def away(self) -> bool:
+        """True while the daemon is gone and the port tries to reopen."""
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+    def next(self, timeout: float | None = None) -> Packet | None:
+        """The next packet; None when `timeout` seconds are over (0: do not wait).
+
+        Raises EndedError when the source ended, GoneError when the port is over.
+        """
+    def batch(self, max: int = 4096, timeout: float | None = None, copy: bool = False) -> Batch:
+        """Packets that are there now, at most `max`, at least one, waiting `timeout` seconds for it.
+
+        An empty batch means that the time is over. Without `copy` their bytes stay in the ring until
+        the batch is released: by its `release`, by `with`, or by the port's next call, which raises
+        LoanError while memoryviews or arrays of the bytes are alive.
+
+        Raises EndedError when the source ended, GoneError when the port is over.
+        """
+    def batches(
+        self, max: int = 4096, timeout: float | None = None, copy: bool = False
+    ) -> Batches:
+        """Batches until the source ends; an empty one whenever `timeout` seconds are over."""
+    def set_filter(self, filter: str) -> None:
+        """Replaces the filter, between two packets. On FilterError the old one stays."""
+    def stats(self) -> Stats:
+        """The counters, this reader's and the host's."""
+    def fileno(self) -> int:
+        """A descriptor for select, poll, epoll and asyncio.
+
+        Readable means: call `next(0)` until it gives None. Do not wait before it did so once, and do
+        not read the descriptor. It stays the same over a reconnect.
+        """
+    def close(self) -> None:
+        """Closes the port. A thread that waits on it gets a ClosedError.
+
+        Raises LoanError while views of the last batch are alive.
+        """
+    def __iter__(self) -> Port: ...
+    def __next__(self) -> Packet: ...
+    def __enter__(self) -> Port: ...
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+
+@final
+class Packet:
+    """A packet, which owns its bytes: `bytes(p)`, `memoryview(p)`, `p.data`."""
+
+    @property
+    def data(self) -> bytes:
+        """The captured bytes, Ethernet header included."""
+    @property
+    def ts_ns(self) -> int:
+        """Nanoseconds since 1970-01-01 UTC."""
+    @property
+    def time(self) -> float:
+        """Seconds since 1970-01-01 UTC, rounded to what a float holds."""
+    @property
+    def wire_len(self) -> int:
+        """Length on the wire in bytes, FCS excluded."""
+    @property
+    def caplen(self) -> int:
+        """Captured bytes."""
+    @property
+    def vlan(self) -> int | None:
+        """Outermost 802.1Q tag (TCI); the bytes hold it too."""
+    @property
+    def flags(self) -> int:
+        """Bits of `Flag`."""
+    @property
+    def outbound(self) -> bool:
+        """True if the host's interface sent it."""
+    @property
+    def flow_hash(self) -> int:
+        """The same for both directions of a flow."""
+    @property
+    def lost(self) -> int:
+        """Packets that this port lost just before this one."""
+    @property
+    def source(self) -> int:
+        """The daemon's number of the source."""
+    @property
+    def queue(self) -> int:
+        """Receive queue of the source."""
+    def __len__(self) -> int: ...
+    def __bytes__(self) -> bytes: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Batch:
+    """Packets that were taken together; `batch[i]` is the bytes of one.
+
+    The columns are memoryviews, for numpy.asarray; they are the batch's own and outlive its release.
+    `data` and `batch[i]` look into the ring, unless `is_copy`; see `Port.batch`.
+    """
+
+    @property
+    def records(self) -> memoryview:
+        """All columns as one: a structured array for numpy.asarray, of 40-byte rows."""
+    @property
+    def data(self) -> memoryview:
+        """The bytes of all packets; packet i is `data[offset[i] : offset[i] + caplen[i]]`."""
+    @property
+    def ts_ns(self) -> memoryview[int]:
+        """int64: nanoseconds since 1970-01-01 UTC."""
+    @property
+    def offset(self) -> memoryview[int]:
+        """uint64: where in `data` a packet begins."""
+    @property
+    def caplen(self) -> memoryview[int]:
+        """uint32: captured bytes."""
+    @property
+    def wire_len(self) -> memoryview[int]:
+        """uint32: bytes on the wire."""
+    @property
+    def flow_hash(self) -> memoryview[int]:
+        """uint32: the same for both directions of a flow."""
+    @property
+    def lost(self) -> memoryview[int]:
+        """uint32: packets that this port lost just before."""
+    @property
+    def vlan(self) -> memoryview[int]:
+        """uint16: outermost 802.1Q tag, where `flags` has `Flag.VLAN`."""
+    @property
+    def flags(self) -> memoryview[int]:
+        """uint16: bits of `Flag`."""
+    @property
+    def source(self) -> memoryview[int]:
+        """uint16: the daemon's number of the source."""
+    @property
+    def queue(self) -> memoryview[int]:
+        """uint16: receive queue of the source."""
+    @property
+    def is_copy(self) -> bool:
+        """True if the bytes are the batch's own, and may be kept."""
+    @property
+    def released(self) -> bool:
+        """True if the bytes were in the ring and are not there any more."""
+    def copy(self) -> Batch:
+        """The same packets, with bytes of its own."""
+    def release(self) -> None:
+        """Gives the room in the ring back. Raises LoanError while views of the bytes are alive."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> memoryview: ...
+    def __iter__(self) -> Iterator[memoryview]: ...
+    def __enter__(self) -> Batch: ...
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+
+@final
+class Batches:
+    """Batches until the source ends; see `Port.batches`."""
+
+    def __iter__(self) -> Batches: ...
+    def __next__(self) -> Batch: ...
+
+@final
+class Stats:
+    """Counters of a port since it was opened."""
+
+    @property
+    def received(self) -> int:
+        """Packets taken."""
+    @property
+    def bytes(self) -> int:
+        """Their captured bytes."""
+    @property
+    def lost(self) -> int:
+        """Packets this port lost, also those that no packet has told of yet."""
+    @property
+    def gaps(self) -> int:
+        """Packets with `Flag.GAP`."""
+    @property
+    def reopened(self) -> int:
+        """Times the port was reopened."""
+    @property
+    def host(self) -> dict[str, int] | None:
+        """The daemon's counters of this port (docs/vnplugd.md); None while it cannot be reached."""
