@@ -6,14 +6,16 @@
 #![expect(unsafe_code, reason = "a list in C's memory")]
 
 use std::ffi::{CString, c_char, c_int};
+use std::net::IpAddr;
 use std::ptr;
 
 use vnplug::{Client, Device, Error};
 
 use crate::abi::{
-    Address, ERRBUF_SIZE, ERROR, IF_CONNECTED, IF_DISCONNECTED, IF_NOT_APPLICABLE, IF_RUNNING,
-    IF_UP, Interface,
+    ERRBUF_SIZE, ERROR, IF_CONNECTED, IF_DISCONNECTED, IF_NOT_APPLICABLE, IF_RUNNING, IF_UP,
+    Interface,
 };
+use crate::addresses;
 use crate::handle::write_text;
 use crate::real::{is_missing, real};
 
@@ -49,7 +51,7 @@ pub(crate) unsafe fn find_all(list: *mut *mut Interface, errbuf: *mut c_char) ->
     }
     for device in &devices {
         // SAFETY: `end` is the place of the list's last null.
-        let Some(node) = (unsafe { allocate::<Interface>() }) else {
+        let Some(node) = (unsafe { addresses::allocate::<Interface>() }) else {
             // SAFETY: the list is whole, and the caller gets none of it.
             unsafe {
                 (real().pcap_freealldevs)(*list);
@@ -58,11 +60,12 @@ pub(crate) unsafe fn find_all(list: *mut *mut Interface, errbuf: *mut c_char) ->
             }
             return ERROR;
         };
-        let name = device.name.strip_prefix("host:").unwrap_or(&device.name);
+        let name = plain_name(device);
         // SAFETY: a fresh node; zeros are a valid one. `end` is the list's last pointer.
         unsafe {
             (*node).name = copy(&format!("{prefix}{name}"));
             (*node).description = copy(&description(device));
+            (*node).addresses = addresses::list(&device.addresses);
             (*node).flags = state_flags(device);
             *end = node;
             end = &raw mut (*node).next;
@@ -82,7 +85,7 @@ pub(crate) unsafe fn free(mut list: *mut Interface) {
         // SAFETY: a node of ours, made with malloc as all it points to.
         unsafe {
             let node = list.read();
-            free_addresses(node.addresses);
+            addresses::free(node.addresses);
             libc::free(node.name.cast());
             libc::free(node.description.cast());
             libc::free(list.cast());
@@ -101,6 +104,29 @@ pub(crate) unsafe fn tell(errbuf: *mut c_char, text: &str) {
         let buffer = unsafe { std::slice::from_raw_parts_mut(errbuf, ERRBUF_SIZE) };
         write_text(buffer, text.as_bytes());
     }
+}
+
+/// `pcap_lookupnet`: network and mask of a device's first IPv4 address; 0 and 0 if it has none that
+/// we know, as the real library has it.
+pub(crate) fn network(name: &str) -> (u32, u32) {
+    let wanted = device_of(name).unwrap_or(name);
+    let wanted = wanted
+        .split_once('@')
+        .map_or(wanted, |(device, _queue)| device);
+    let (devices, _) = ours();
+    let device = devices.iter().find(|device| plain_name(device) == wanted);
+    let addresses = device.into_iter().flat_map(|device| &device.addresses);
+    addresses
+        .filter_map(|text| match addresses::parse(text)? {
+            (IpAddr::V4(address), bits) => Some(addresses::network(address, bits)),
+            _ => None,
+        })
+        .next()
+        .unwrap_or((0, 0))
+}
+
+fn plain_name(device: &Device) -> &str {
+    device.name.strip_prefix("host:").unwrap_or(&device.name)
 }
 
 /// An error with its cause, on one line.
@@ -143,37 +169,6 @@ fn state_flags(device: &Device) -> u32 {
         "up" | "waiting" => IF_UP | IF_RUNNING | connection,
         _ => connection,
     }
-}
-
-/// # Safety
-/// `list` is null or a list of addresses made with malloc, freed once.
-unsafe fn free_addresses(mut list: *mut Address) {
-    while !list.is_null() {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let address = list.read();
-            for part in [
-                address.addr,
-                address.netmask,
-                address.broadaddr,
-                address.dstaddr,
-            ] {
-                libc::free(part.cast());
-            }
-            libc::free(list.cast());
-            list = address.next;
-        }
-    }
-}
-
-/// Memory of zeros for a `T`.
-///
-/// # Safety
-/// Zeros are a valid `T`.
-unsafe fn allocate<T>() -> Option<*mut T> {
-    // SAFETY: a plain allocation.
-    let memory = unsafe { libc::calloc(1, size_of::<T>()) };
-    (!memory.is_null()).then_some(memory.cast())
 }
 
 /// A copy of `text` made with malloc; null without memory, which programs know as "no text".

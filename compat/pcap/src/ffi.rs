@@ -415,10 +415,10 @@ pub(crate) unsafe extern "C" fn pcap_lookupnet(
     // SAFETY: the caller's promises are passed on.
     unsafe {
         match our_device(device) {
-            Some(_) => {
-                // As the real library for an interface without an IPv4 address.
-                net.write(0);
-                mask.write(0);
+            Some(name) => {
+                let (number, bits) = guarded((0, 0), || devices::network(&name.to_string_lossy()));
+                net.write(number);
+                mask.write(bits);
                 0
             }
             None => (real().pcap_lookupnet)(device, net, mask, errbuf),

@@ -24,6 +24,7 @@ mod forward;
 mod handle;
 
 mod activate;
+mod addresses;
 mod devices;
 mod filter;
 mod read;

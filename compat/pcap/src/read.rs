@@ -14,12 +14,12 @@ use std::ffi::{c_int, c_uchar};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use vnplug::{Direction, Error, Next, Port, flags};
+use vnplug::{Direction, Error, Next, Port, Tuning, flags};
 
 use crate::abi::{ERROR, ERROR_BREAK, ERROR_NOT_ACTIVATED, Handler, PacketHeader};
 use crate::activate::Options;
 use crate::devices::describe;
-use crate::filter::Screen;
+use crate::filter::{Screen, fail};
 use crate::handle::Handle;
 use crate::stats::Base;
 
@@ -235,7 +235,7 @@ pub(crate) fn set_nonblock(handle: &Handle, nonblock: bool) {
     settle(handle);
 }
 
-/// `pcap_setdirection`: by what the records say, so that it holds for the next packet.
+/// `pcap_setdirection`: by the daemon, and here for what it published before.
 pub(crate) fn set_direction(handle: &Handle, direction: c_int) -> c_int {
     let direction = match direction {
         0 => Direction::Both,
@@ -246,8 +246,18 @@ pub(crate) fn set_direction(handle: &Handle, direction: c_int) -> c_int {
             return ERROR;
         }
     };
-    match handle.live(|live| live.direction = direction) {
-        Some(()) => 0,
+    let tuned = handle.live(|live| {
+        let tuning = Tuning {
+            direction,
+            ..live.port.tuning()
+        };
+        live.port.tune(tuning)?;
+        live.direction = direction;
+        Ok::<_, Error>(())
+    });
+    match tuned {
+        Some(Ok(())) => 0,
+        Some(Err(error)) => fail(handle, &describe(&error)),
         None => over(handle, None),
     }
 }

@@ -1,0 +1,244 @@
+//! Unmodified tcpdump over the rings sees what tcpdump on the wire sees. Needs root.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{DropIn, text};
+use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::{Lab, Netns};
+
+/// A wire, a daemon that captures at its end, the drop-in.
+struct Bench {
+    lab: Lab,
+    netns: Netns,
+    daemon: Daemon,
+    drop_in: DropIn,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let lab = Lab::new().unwrap();
+        let netns = Netns::new().unwrap();
+        netns.veth("wire0", "wire1").unwrap();
+        let daemon =
+            Daemon::start(&lab, Some(&netns), &["--source", "wire=af_packet:wire1"]).unwrap();
+        let drop_in = DropIn::new(&lab);
+        Self {
+            lab,
+            netns,
+            daemon,
+            drop_in,
+        }
+    }
+
+    /// tcpdump in the wire's namespace, over the drop-in or not.
+    fn tcpdump(&self, ours: bool, args: &[&str]) -> Command {
+        let mut command = self.netns.command("timeout");
+        command
+            .args(["-s", "KILL", "120", "tcpdump", "-n", "-Z", "root"])
+            .args(args);
+        if ours {
+            command.env("LD_LIBRARY_PATH", &self.drop_in.dir);
+            command.env("VNPLUG_SOCKET", self.daemon.socket());
+        }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.lab.dir().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn send(&self, count: u64) {
+        let stream = Stream {
+            pps: std::num::NonZeroU64::new(20_000),
+            flows: 7,
+            len_bytes: 200,
+            ..Stream::new("wire0", count)
+        };
+        let sent = self.netns.enter(|| stream.send()).unwrap().unwrap();
+        assert_eq!(sent.frames, count);
+    }
+}
+
+fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is() {
+        assert!(Instant::now() < deadline, "not within a minute: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits until tcpdump listens, by the head of the file it writes; `-U` wrote it.
+fn listens(file: &str) {
+    eventually("tcpdump listens", || {
+        std::fs::metadata(file).is_ok_and(|file| file.len() >= 24)
+    });
+}
+
+fn finish(child: Child) -> String {
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+/// `timeout` passes SIGINT on to tcpdump.
+fn interrupt(child: &Child) {
+    let status = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(status.unwrap().success());
+}
+
+/// (seconds, microseconds, wire length, bytes) of each packet of a pcap file.
+fn packets(path: &str) -> Vec<(u32, u32, u32, Vec<u8>)> {
+    let bytes = std::fs::read(Path::new(path)).unwrap();
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    assert_eq!(word(0), 0xa1b2_c3d4, "{path}");
+    let (mut all, mut at) = (Vec::new(), 24);
+    while at + 16 <= bytes.len() {
+        let len = word(at + 8) as usize;
+        let data = bytes[at + 16..at + 16 + len].to_vec();
+        all.push((word(at), word(at + 4), word(at + 12), data));
+        at += 16 + len;
+    }
+    all
+}
+
+#[test]
+fn it_writes_the_packets_of_the_wire_in_their_order_and_time() {
+    let bench = Bench::new();
+    let (ours, real) = (bench.file("ours.pcap"), bench.file("real.pcap"));
+    let write = |file: &str| ["-U", "-c", "5000", "-w", file].map(str::to_owned);
+    let start = |is_ours: bool, device: &str, file: &str| {
+        let args = write(file);
+        let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+        args.extend(["-i", device, "udp and not port 1"]);
+        let child = bench.tcpdump(is_ours, &args).spawn().unwrap();
+        listens(file);
+        child
+    };
+    let children = [
+        start(true, "vnplug:wire", &ours),
+        start(false, "wire1", &real),
+    ];
+    bench.send(5000);
+    for child in children {
+        let said = finish(child);
+        assert!(said.contains("5000 packets captured"), "{said}");
+        assert!(said.contains("\n0 packets dropped by kernel"), "{said}");
+    }
+    let (ours, real) = (packets(&ours), packets(&real));
+    assert_eq!((ours.len(), real.len()), (5000, 5000));
+    for (ours, real) in ours.iter().zip(&real) {
+        assert_eq!((ours.2, &ours.3), (real.2, &real.3));
+        let us = |packet: &(u32, u32, u32, Vec<u8>)| {
+            i64::from(packet.0) * 1_000_000 + i64::from(packet.1)
+        };
+        // Two sockets of one kernel, which stamps each packet once for each of them.
+        assert!((us(ours) - us(real)).abs() < 1_000_000, "{ours:?} {real:?}");
+    }
+}
+
+#[test]
+fn interrupted_it_tells_its_statistics() {
+    let bench = Bench::new();
+    let file = bench.file("x.pcap");
+    let child = bench
+        .tcpdump(true, &["-U", "-i", "host:wire", "-w", &file, "udp"])
+        .spawn()
+        .unwrap();
+    listens(&file);
+    bench.send(1000);
+    eventually("tcpdump wrote them", || packets(&file).len() == 1000);
+    interrupt(&child);
+    let said = finish(child);
+    for part in [
+        "1000 packets captured",
+        "1000 packets received by filter",
+        "0 packets dropped by kernel",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+}
+
+#[test]
+fn filters_with_vlan_and_ip6_run_on_the_host() {
+    let bench = Bench::new();
+    for (filter, wanted) in [("vlan", 0), ("ip6", 0), ("vlan and ip6", 0), ("ip", 300)] {
+        let file = bench.file(&format!("{}.pcap", filter.replace(' ', "-")));
+        let child = bench
+            .tcpdump(true, &["-U", "-i", "host:wire", "-w", &file, filter])
+            .spawn()
+            .unwrap();
+        listens(&file);
+        bench.send(300);
+        if wanted > 0 {
+            eventually("they were written", || packets(&file).len() == wanted);
+        }
+        interrupt(&child);
+        let said = finish(child);
+        assert!(
+            said.contains(&format!("{wanted} packets received by filter")),
+            "{said}"
+        );
+    }
+    let said = bench
+        .tcpdump(true, &["-i", "host:wire", "ip prot 5"])
+        .output()
+        .unwrap();
+    assert!(!said.status.success() && text(&said).contains("syntax error"));
+}
+
+#[test]
+fn it_rotates_its_files() {
+    let bench = Bench::new();
+    let file = bench.file("rotated");
+    let args = [
+        "-U",
+        "-i",
+        "host:wire",
+        "-c",
+        "9000",
+        "-C",
+        "1",
+        "-w",
+        &file,
+    ];
+    let child = bench.tcpdump(true, &args).spawn().unwrap();
+    listens(&file);
+    bench.send(12_000);
+    finish(child);
+    let parts: Vec<usize> = [file.clone(), format!("{file}1")]
+        .iter()
+        .map(|part| packets(part).len())
+        .collect();
+    assert_eq!(parts.iter().sum::<usize>(), 9000, "{parts:?}");
+}
+
+#[test]
+fn it_lists_ours_and_still_captures_on_real_devices() {
+    let bench = Bench::new();
+    let listed = text(&bench.tcpdump(true, &["-D"]).output().unwrap());
+    assert!(
+        listed.contains("wire1 [") && listed.contains("vnplug:wire (vNPlug"),
+        "{listed}"
+    );
+    let file = bench.file("real.pcap");
+    let child = bench
+        .tcpdump(true, &["-U", "-i", "wire1", "-c", "500", "-w", &file])
+        .spawn()
+        .unwrap();
+    listens(&file);
+    bench.send(500);
+    let said = finish(child);
+    assert!(
+        said.contains("listening on wire1") && packets(&file).len() == 500,
+        "{said}"
+    );
+    let said = bench.tcpdump(true, &["-r", &file]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&said.stdout).lines().count(), 500);
+}
