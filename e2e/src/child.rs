@@ -85,6 +85,15 @@ impl Tethered {
         self.exit
     }
 
+    /// Whether the leader has ended, if [`try_wait`](Self::try_wait) has not said so yet.
+    pub(crate) fn has_ended(&self) -> bool {
+        let id = rustix::process::WaitId::Pid(rustix::process::Pid::from_child(&self.process));
+        let look = rustix::process::WaitIdOptions::EXITED
+            | rustix::process::WaitIdOptions::NOHANG
+            | rustix::process::WaitIdOptions::NOWAIT;
+        self.exit.is_some() || matches!(rustix::process::waitid(id, look), Ok(Some(_)))
+    }
+
     /// Waits for the leader's end; `None` when it still runs after `limit`.
     pub(crate) fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + limit;
@@ -104,6 +113,13 @@ impl Tethered {
         let pid = rustix::process::Pid::from_child(&self.process);
         rustix::process::kill_process(pid, signal)
             .map_err(|errno| LabError::io("signal a child")(errno.into()))
+    }
+
+    /// Sends a signal to the whole group, as a terminal does.
+    pub(crate) fn signal_group(&self, signal: rustix::process::Signal) -> Result<()> {
+        let group = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process_group(group, signal)
+            .map_err(|errno| LabError::io("signal a child's group")(errno.into()))
     }
 
     /// Kills the whole group and waits until none of it runs.

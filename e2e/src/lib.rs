@@ -6,7 +6,8 @@
 //!    ├── Uml::boot    User-mode Linux: a guest at native speed, no KVM needed
 //!    ├── Qemu::boot   a stock QEMU: `pc` or `q35`, KVM where it works, else TCG
 //!    │     └── Guest  run · spawn · pull · push · cpu_time · qmp · kill
-//!    └── traffic      sends numbered frames on an interface (also the tool `wiregen`)
+//!    ├── traffic      sends numbered frames on an interface (also the tool `wiregen`)
+//!    └── programs     what nobody here wrote, on the real wire and through vNPlug's libpcap
 //! ```
 //!
 //! A guest is a kernel and an initramfs the lab packs on the spot: busybox, the modules asked for,
@@ -14,9 +15,9 @@
 //! (never on the console). Nothing is installed on the host and nothing outlives the process: every
 //! child dies with it, also when it is killed with SIGKILL.
 //!
-//! The lab knows nothing of vNPlug but [`daemon`], [`raw`] and [`demo`]: where the programs under
-//! test are, a daemon that ends with its test, a client that says what it likes, and what shows it
-//! all. Everything else under test comes in as files and programs.
+//! The lab knows nothing of vNPlug but [`daemon`], [`raw`], [`programs`] and [`demo`]: where the
+//! programs under test are, a daemon that ends with its test, a client that says what it likes,
+//! other people's programs, and what shows it all. Everything else under test comes in as files and programs.
 
 mod accel;
 mod base64;
@@ -32,6 +33,7 @@ mod kernel;
 mod lab;
 mod netns;
 mod owner;
+pub mod programs;
 mod qemu;
 mod qmp;
 pub mod raw;

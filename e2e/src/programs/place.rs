@@ -1,0 +1,174 @@
+//! Where a program runs: on the host, or in a guest that has vNPlug.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+
+use vnplug::Client;
+use vnplug_ring::control::{Grant, VmKind, VmSpec};
+
+use super::{LIMIT, Stage, until};
+use crate::daemon::{guest_program, program};
+use crate::error::{LabError, Result};
+use crate::guest::Guest;
+use crate::image::Image;
+use crate::lab::Lab;
+use crate::qemu::{Qemu, QemuConfig};
+use crate::uml::{Uml, UmlConfig};
+
+/// Where programs read the wire through vNPlug's libpcap.
+#[derive(Debug)]
+pub enum Place {
+    /// The host itself.
+    Host,
+    /// A User-mode Linux in which every program of the host runs.
+    Uml(Guest),
+    /// A QEMU guest with the programs it was given.
+    Qemu(Guest),
+}
+
+impl Place {
+    /// What the wire is called there.
+    #[must_use]
+    pub fn device(&self) -> &'static str {
+        match self {
+            Self::Host => "vnplug:wire",
+            Self::Uml(_) | Self::Qemu(_) => "host:wire",
+        }
+    }
+
+    /// A word for messages.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Uml(_) => "uml",
+            Self::Qemu(_) => "qemu",
+        }
+    }
+
+    /// The guest, if it is one.
+    #[must_use]
+    pub fn guest(&self) -> Option<&Guest> {
+        match self {
+            Self::Host => None,
+            Self::Uml(guest) | Self::Qemu(guest) => Some(guest),
+        }
+    }
+}
+
+impl Stage {
+    /// Boots a User-mode Linux with vNPlug's memory; its agent serves.
+    ///
+    /// # Errors
+    /// As [`Uml::boot`]; [`LabError::Protocol`] if the daemon refuses.
+    pub fn uml(&self) -> Result<Place> {
+        let failed = |error: vnplug::Error| LabError::Protocol(format!("attach uml: {error}"));
+        let mut client = Client::connect_to(&self.daemon.socket()).map_err(failed)?;
+        let grant = Grant {
+            source: "*".into(),
+            filter: String::new(),
+        };
+        let spec = VmSpec {
+            name: "programs-uml".into(),
+            kind: VmKind::Uml,
+            pool_bytes: POOL_BYTES,
+            vectors: 0,
+            allow: vec![grant],
+            owner: 0,
+        };
+        let ready = client.attach_vm(spec).map_err(failed)?;
+        let (ours, theirs) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
+        client.adopt("programs-uml", ours.as_fd()).map_err(failed)?;
+        let config = UmlConfig {
+            pool: Some(ready.pool_path.into()),
+            lines: vec![(0, OwnedFd::from(theirs))],
+            kernel_args: vec!["vnplug=ttyS0".to_owned()],
+            image: self.image(Image::default().host_root())?,
+            memory_mib: 256,
+            ..UmlConfig::default()
+        };
+        let guest = Uml::boot(&self.lab, config)?;
+        serve(&guest)?;
+        Ok(Place::Uml(guest))
+    }
+
+    /// Boots a QEMU guest with these programs of the host, then plugs vNPlug in; its agent serves.
+    ///
+    /// # Errors
+    /// As [`Qemu::boot`]; [`LabError::Command`] if attaching fails.
+    pub fn qemu(&self, programs: &[&str]) -> Result<Place> {
+        let image = programs
+            .iter()
+            .fold(Image::default(), |image, path| image.program(*path));
+        let config = QemuConfig {
+            image: self.image(image)?,
+            ..QemuConfig::default()
+        };
+        let guest = Qemu::boot(&self.lab, config)?;
+        let qmp = guest.qmp_path();
+        let qmp = qmp.ok_or_else(|| LabError::Missing("QEMU has no QMP socket".to_owned()))?;
+        let mut attach = Command::new(program("vnplug")?);
+        attach.arg("--socket").arg(self.daemon.socket());
+        attach.args(["attach", "qemu", "--name", "programs-qemu", "--allow", "*"]);
+        attach.arg("--qmp").arg(qmp);
+        let output = attach.output().map_err(LabError::io("run vnplug attach"))?;
+        if !output.status.success() {
+            return Err(LabError::Command {
+                command: "vnplug attach qemu".to_owned(),
+                text: String::from_utf8_lossy(&output.stderr).into_owned(),
+            });
+        }
+        serve(&guest)?;
+        Ok(Place::Qemu(guest))
+    }
+
+    /// The agent and the drop-in, beside what else the guest needs.
+    fn image(&self, image: Image) -> Result<Image> {
+        let library = (
+            self.dropin.join(LIBRARY),
+            format!("{GUEST_DROPIN}/{LIBRARY}"),
+        );
+        Ok(image
+            .file(guest_program()?, "/usr/bin/vnplug", 0o755)
+            .program_at(library.0, library.1))
+    }
+}
+
+/// A directory that has only the drop-in, for `LD_LIBRARY_PATH`.
+pub(super) fn dropin(lab: &Lab) -> Result<PathBuf> {
+    let dir = lab.dir().join("pcap");
+    fs::create_dir(&dir).map_err(LabError::io("make the drop-in's directory"))?;
+    let link = dir.join(LIBRARY);
+    std::os::unix::fs::symlink(program(BUILT)?, &link).map_err(LabError::io("link the drop-in"))?;
+    Ok(dir)
+}
+
+/// Starts the agent and waits until programs in the guest see the wire.
+fn serve(guest: &Guest) -> Result<()> {
+    let agent = guest.spawn("exec vnplug agent")?;
+    until(
+        || {
+            format!(
+                "the guest sees the wire: {}",
+                agent.peek(2000).unwrap_or_default()
+            )
+        },
+        || {
+            Ok(guest
+                .run("vnplug list 2>&1", LIMIT)?
+                .text()
+                .contains("host:wire"))
+        },
+    )
+}
+
+/// As programs ask for it.
+const LIBRARY: &str = "libpcap.so.0.8";
+/// As cargo calls it.
+const BUILT: &str = "libvnplug_pcap.so";
+/// Where guests have it.
+pub(super) const GUEST_DROPIN: &str = "/run/pcap";
+const POOL_BYTES: u64 = 64 << 20;
