@@ -212,7 +212,16 @@ fn an_interface_reader_sees_the_wire_packet_for_packet() {
         netns.ip(&["link", "set", wire, "mtu", "9000"]).unwrap();
     }
     let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
-    let args = ["host:wire1", "--name", "vn0", "--ring", "16M", "--stats"];
+    let args = [
+        "host:wire1",
+        "--name",
+        "vn0",
+        "--ring",
+        "16M",
+        "--stats",
+        "--mtu",
+        "1500",
+    ];
     let tap = Tap::start(&lab, &netns, &daemon, &args);
     let count = 5000 + 6;
     let mut dumps = ["wire1", "vn0"].map(|name| tcpdump(&lab, &netns, name, count));
@@ -263,11 +272,13 @@ fn a_flow_stays_in_one_of_several_queues() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
     netns.veth("wire0", "wire1").unwrap();
+    netns.ip(&["link", "set", "wire1", "mtu", "4321"]).unwrap();
     let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
     let args = ["host:wire1", "--name", "vn0", "--queues", "4"];
     let tap = Tap::start(&lab, &netns, &daemon, &args);
     let detail = netns.ip(&["-d", "link", "show", "vn0"]).unwrap();
     assert!(detail.contains("multi_queue"), "{detail}");
+    assert!(detail.contains("mtu 4321"), "as the source's: {detail}");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tap/fanout.py");
     let mut reader = netns
         .command("python3")

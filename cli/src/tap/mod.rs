@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::{Value, json};
-use vnplug::{Packet, Port};
+use vnplug::{Client, Device, Packet, Port};
 
 use crate::capture::{BeforeDaemon, PortArgs, Sink};
 use crate::failure::{Failure, OK, Outcome};
@@ -49,9 +49,9 @@ pub(crate) struct TapArgs {
     /// Receive queues; a flow stays in one
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     queues: u16,
-    /// Largest frame without its Ethernet header, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u16).range(68..=65521))]
-    mtu: u16,
+    /// Largest frame without its Ethernet header, in bytes [default: the device's, else 1500]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(MTUS))]
+    mtu: Option<u16>,
     /// Hardware address [default: made up]
     #[arg(long, value_name = "ADDRESS", value_parser = mac)]
     mac: Option<[u8; 6]>,
@@ -88,10 +88,11 @@ impl TapArgs {
             );
             return Err(Failure::about(port.device(), text));
         }
+        let mtu = self.mtu.unwrap_or_else(|| mtu_of(socket, port.device()));
         let tap = Tap::new(&Plan {
             name: &self.name,
             queues: self.queues.into(),
-            mtu: self.mtu,
+            mtu,
             mac: self.mac,
             up: !self.down,
         })?;
@@ -99,7 +100,7 @@ impl TapArgs {
             "{} receives {}: MTU {}, {}; Ctrl-C removes it",
             tap.name(),
             port.device(),
-            self.mtu,
+            mtu,
             match tap.queues() {
                 1 => "1 queue".to_owned(),
                 queues => format!("{queues} queues"),
@@ -108,7 +109,7 @@ impl TapArgs {
         let start = Instant::now();
         let mut sink = TapSink {
             tap,
-            longest: usize::from(self.mtu) + ETHERNET_HEADER + VLAN_TAG,
+            longest: usize::from(mtu) + ETHERNET_HEADER + VLAN_TAG,
             stats: self.stats,
             json: self.json,
             start,
@@ -214,7 +215,7 @@ impl TapSink {
             grouped(now.dropped()),
             self.tap.name(),
             now.reasons(),
-            grouped(port.counts().lost),
+            grouped(port.dropped()),
             self.before_daemon.words(),
         );
         for (count, what) in [
@@ -243,11 +244,22 @@ impl TapSink {
             "received": self.now.received, "injected": self.now.injected,
             "dropped": self.now.dropped(), "dropped_by_reason": self.now.dropped_json(),
             "above_mtu": self.now.above_mtu, "cut": self.now.cut,
-            "lost": port.counts().lost, "lost_before_daemon": self.before_daemon.lost(),
+            "lost": port.dropped(), "lost_before_daemon": self.before_daemon.lost(),
             "gaps": port.counts().gaps, "reopened": port.counts().reopened,
             "interface_received": link.map(|link| link.received),
             "interface_dropped": link.map(|link| link.dropped),
         })
+    }
+}
+
+/// The MTU of a device's interface; of a device without one, that of any Ethernet.
+fn mtu_of(socket: &Path, device: &str) -> u16 {
+    let devices = Client::connect_to(socket).and_then(|mut client| client.devices());
+    let own = |devices: Vec<Device>| devices.into_iter().find(|known| known.name == device);
+    let mtu = devices.ok().and_then(own).map_or(0, |device| device.mtu);
+    match u16::try_from(mtu).unwrap_or(u16::MAX) {
+        0 => 1500,
+        mtu => mtu.clamp(68, 65521),
     }
 }
 
@@ -301,6 +313,8 @@ fn mac(text: &str) -> Result<[u8; 6], String> {
 const ETHERNET: u32 = 1;
 const ETHERNET_HEADER: usize = 14;
 const VLAN_TAG: usize = 4;
+/// What the TUN driver takes as an MTU.
+const MTUS: std::ops::RangeInclusive<i64> = 68..=65521;
 
 #[cfg(test)]
 mod tests {
