@@ -23,6 +23,16 @@ pub(crate) struct Device {
     queues: u32,
     /// Readers that are attached; 0 in guests.
     ports: u32,
+    /// Link type of its packets (DLT); 1 is Ethernet.
+    link_type: u32,
+    /// Bytes behind the Ethernet header that a packet of the interface may have; None: unknown.
+    mtu: Option<u32>,
+    /// Megabits per second; None: unknown.
+    speed_mbps: Option<u32>,
+    /// The interface's hardware address, as `02:00:00:00:00:01`.
+    mac: Option<String>,
+    /// The interface's network addresses with their prefix lengths; empty in guests.
+    addresses: Vec<String>,
 }
 
 #[pymethods]
@@ -53,7 +63,16 @@ pub(crate) fn devices(py: Python<'_>, socket: Option<PathBuf>) -> PyResult<Vec<D
         description: device.description,
         queues: device.queues,
         ports: device.ports,
+        link_type: device.link_type,
+        mtu: Some(device.mtu).filter(|&mtu| mtu != 0),
+        speed_mbps: Some(device.speed_mbps).filter(|&speed| speed != 0),
+        mac: Some(device.mac).filter(|&mac| mac != [0; 6]).map(mac),
+        addresses: device.addresses,
     };
     let list = list.map_err(raise)?;
     Ok(list.into_iter().map(known).collect())
+}
+
+fn mac(bytes: [u8; 6]) -> String {
+    bytes.map(|byte| format!("{byte:02x}")).join(":")
 }

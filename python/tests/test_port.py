@@ -69,6 +69,9 @@ class Ports(lab.Test):
     def test_the_bytes_are_those_of_the_wire(self) -> None:
         netns = self.netns()
         daemon = self.daemon("wire1", netns=netns)
+        (device,) = vnplug.devices(socket=daemon.socket)
+        self.assertEqual((device.mtu, device.link_type), (1500, 1))
+        self.assertRegex(device.mac or "", "^([0-9a-f]{2}:){5}[0-9a-f]{2}$")
         frames = [
             bytes.fromhex("020000000001020000000002") + kind + bytes(range(50))
             for kind in (b"\x88\xb5", b"\x81\x00\xa0\x07\x88\xb5")

@@ -31,6 +31,21 @@ class Device:
     @property
     def ports(self) -> int:
         """Readers that are attached; 0 in guests."""
+    @property
+    def link_type(self) -> int:
+        """Link type of its packets (DLT); 1 is Ethernet."""
+    @property
+    def mtu(self) -> int | None:
+        """Bytes behind the Ethernet header that a packet of the interface may have; None: unknown."""
+    @property
+    def speed_mbps(self) -> int | None:
+        """Megabits per second; None: unknown."""
+    @property
+    def mac(self) -> str | None:
+        """The interface's hardware address, as `02:00:00:00:00:01`."""
+    @property
+    def addresses(self) -> list[str]:
+        """The interface's network addresses with their prefix lengths; empty in guests."""
 
 def devices(*, socket: _Path | None = None) -> list[Device]:
     """The devices that may be opened, as `vnplug list` shows them."""
