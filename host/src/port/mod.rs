@@ -193,6 +193,12 @@ impl Port {
         self.producer.geometry().capacity
     }
 
+    /// Whether packets are wanted at all.
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.tuning.enabled
+    }
+
     /// Judges a batch, copies what the reader wants, publishes it and rings if that is due.
     #[inline]
     pub fn offer(&mut self, batch: &BatchInfo<'_>) {

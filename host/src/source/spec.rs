@@ -8,8 +8,8 @@
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
 //!
 //! For every kind: `cpus=2+3` (one per queue, in order), `busy=yes` (never sleep), `start=now` or
-//! `start=attach` (do not begin before the first port is attached; the default for files played a
-//! number of times and generators with a count).
+//! `start=attach` (do not begin before the first port is attached that is not paused; the default
+//! for files played a number of times and generators with a count).
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -86,7 +86,8 @@ pub struct WorkerOptions {
     pub queue: u16,
     /// CPU to run on.
     pub cpu: Option<usize>,
-    /// Do not receive before the first port is attached (files, counted generators).
+    /// Do not receive before the first port that is not paused is attached (files, counted
+    /// generators).
     pub hold: bool,
     /// Never sleep: poll the queue (lowest latency, one whole core).
     pub busy: bool,
@@ -183,7 +184,7 @@ impl Run {
             if !self.obey() {
                 break;
             }
-            if self.over.is_some() || (self.options.hold && self.fanout.ports().is_empty()) {
+            if self.over.is_some() || self.holds() {
                 self.sleep_without_queue();
                 continue;
             }
@@ -218,6 +219,11 @@ impl Run {
         for port in self.fanout.ports_mut() {
             port.finish(Life::Closed);
         }
+    }
+
+    /// True while nobody wants a packet of a source that waits for somebody.
+    fn holds(&self) -> bool {
+        self.options.hold && !self.fanout.ports().iter().any(Port::is_enabled)
     }
 
     /// Does what was asked; false when asked to stop.
