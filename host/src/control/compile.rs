@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -97,7 +98,11 @@ impl CompileThread {
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("vnplug-compile".into())
-            .spawn(move || work(&theirs, compiler, &bell))?;
+            .spawn(move || {
+                let mut compiler = compiler;
+                let each = |job: &Job| guarded(&mut compiler, |compiler| compile(compiler, job));
+                work(&theirs, each, &bell);
+            })?;
         Ok(Self { shared, thread })
     }
 
@@ -200,7 +205,11 @@ impl Queue {
     }
 }
 
-fn work(shared: &Shared, mut compiler: Compiler, bell: &OwnedFd) {
+fn work(
+    shared: &Shared,
+    mut compile: impl FnMut(&Job) -> Result<Programs, Refusal>,
+    bell: &OwnedFd,
+) {
     let mut queue = lock(&shared.queue);
     while !queue.closed {
         let Some(job) = queue.next(Instant::now()) else {
@@ -210,7 +219,7 @@ fn work(shared: &Shared, mut compiler: Compiler, bell: &OwnedFd) {
         };
         drop(queue);
         let begun = Instant::now();
-        let programs = compile(&mut compiler, &job);
+        let programs = compile(&job);
         let took = begun.elapsed();
         lock(&shared.done).push_back(Compiled {
             session: job.session,
@@ -221,6 +230,19 @@ fn work(shared: &Shared, mut compiler: Compiler, bell: &OwnedFd) {
         queue = lock(&shared.queue);
         queue.charge(job.owner, took, Instant::now());
     }
+}
+
+/// A panic is the error of one job, and not the end of the thread: whoever waits is answered.
+fn guarded(
+    compiler: &mut Compiler,
+    job: impl FnOnce(&mut Compiler) -> Result<Programs, Refusal>,
+) -> Result<Programs, Refusal> {
+    catch_unwind(AssertUnwindSafe(|| job(compiler))).unwrap_or_else(|_| {
+        log::error!(target: "filter", "compiling a filter panicked");
+        compiler.reset();
+        let what = "compiling this filter failed inside the daemon; its log says why";
+        Err(Refusal::new(code::INTERNAL, what))
+    })
 }
 
 /// What these locks guard is whole after every statement.
@@ -295,6 +317,35 @@ mod tests {
         std::iter::from_fn(|| queue.next(now))
             .map(|job| job.session)
             .collect()
+    }
+
+    #[test]
+    fn a_job_that_panics_is_answered_and_the_next_one_is_done() {
+        let shared = Shared {
+            queue: Mutex::new(Queue::default()),
+            added: Condvar::new(),
+            done: Mutex::default(),
+        };
+        let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let tickets: Vec<_> = [1, 2]
+            .map(|session| lock(&shared.queue).add(job(session, 7)).ok().unwrap())
+            .into();
+        let mut compiler = Compiler::new("/nonexistent".into());
+        let each = |job: &Job| {
+            guarded(&mut compiler, |compiler| match job.session {
+                1 => panic!("on purpose"),
+                _ => {
+                    lock(&shared.queue).closed = true;
+                    compile(compiler, job)
+                }
+            })
+        };
+        work(&shared, each, &bell);
+        drop(tickets);
+        let done: Vec<Compiled> = lock(&shared.done).drain(..).collect();
+        let refusal = done[0].programs.as_ref().err().unwrap();
+        assert_eq!((done[0].session, refusal.code), (1, code::INTERNAL));
+        assert_eq!((done[1].session, done[1].programs.is_ok()), (2, true));
     }
 
     #[test]

@@ -36,6 +36,11 @@ impl Compiler {
         }
     }
 
+    /// Forgets the compiling process, whatever state it is in; the next expression starts another.
+    pub(crate) fn reset(&mut self) {
+        self.service = None;
+    }
+
     /// Starts the compiling process now: while the daemon still has the power to make it nobody.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 //! beyond what its queue needs.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -175,10 +176,27 @@ impl Over {
 }
 
 impl Run {
+    /// Serves until told to stop.
+    ///
+    /// A panic outside a port's own code, which the fanout catches, is a bug in the source's: the
+    /// source has failed, its readers are told, and the thread goes on answering.
     fn run(mut self) {
         if let Some(cpu) = self.options.cpu {
             pin(cpu);
         }
+        for _ in 0..MAX_PANICS {
+            if catch_unwind(AssertUnwindSafe(|| self.serve())).is_ok() {
+                return;
+            }
+            let what = "its thread panicked, which is a bug in vnplugd: restart the daemon";
+            log::error!(target: "source", "{}: {what}", self.options.name);
+            if self.over.is_none() {
+                self.end(Over::Failed(what.into()));
+            }
+        }
+    }
+
+    fn serve(&mut self) {
         let mut now_us = self.now_us();
         loop {
             if !self.obey() {
@@ -332,6 +350,9 @@ impl Run {
     }
 }
 
+/// A thread that panics so often, though its source is over, ends.
+const MAX_PANICS: usize = 64;
+
 /// Answers the control thread, which may have given up waiting.
 fn tell<T>(reply: &Sender<T>, answer: T) {
     if reply.send(answer).is_err() {
@@ -346,5 +367,75 @@ fn pin(cpu: usize) {
     }
     if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
         log::warn!(target: "source", "cannot run on CPU {cpu}: {error}; running on any");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+
+    use vnplug_ring::layout::{Geometry, ring_size};
+    use vnplug_ring::{Consumer, Producer, Region};
+
+    use super::super::{Frame, SourceError};
+    use super::*;
+    use crate::port::doorbell::Doorbell;
+
+    /// A source with a bug.
+    struct Broken;
+
+    impl Queue for Broken {
+        fn receive(&mut self, _: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+            panic!("on purpose")
+        }
+
+        fn wait(&mut self, _: BorrowedFd<'_>, _: Option<Duration>) {}
+
+        fn counters(&mut self) -> QueueCounters {
+            QueueCounters::default()
+        }
+
+        fn state(&self) -> &'static str {
+            "up"
+        }
+    }
+
+    #[test]
+    fn a_source_that_panics_has_failed_and_its_readers_are_told() {
+        let options = WorkerOptions {
+            hold: true,
+            ..WorkerOptions::default()
+        };
+        let worker = Worker::start(Box::new(Broken), options).unwrap();
+        let mut consumers = Vec::new();
+        for id in [1, 2] {
+            let geometry = Geometry {
+                capacity: 4096,
+                snaplen: 64,
+                link_type: 1,
+                epoch: 256,
+                port: id,
+                queue: 0,
+            };
+            let region = Region::heap(ring_size(4096));
+            let producer = Producer::create(region.clone(), geometry).unwrap();
+            consumers.push(Consumer::attach(region).unwrap());
+            let port = Port::new(id, producer, Doorbell::Silent);
+            worker.send(Command::Attach(Box::new(port), Vec::new()));
+            // The first port starts it; the second one comes when it has failed.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while consumers[consumers.len() - 1].life() != Life::Failed {
+                assert!(Instant::now() < deadline, "port {id} is not told");
+                std::thread::yield_now();
+            }
+        }
+        let (reply, answer) = channel();
+        worker.send(Command::Snapshot(reply));
+        let snapshot = answer.recv().unwrap();
+        assert_eq!(
+            (snapshot.state.as_str(), snapshot.ports.len()),
+            ("failed", 2)
+        );
+        assert!(snapshot.failure.unwrap().contains("panicked"));
     }
 }
