@@ -63,6 +63,11 @@ fn main() -> ExitCode {
     let socket = arguments.socket;
     let connect = || Client::connect_to(&socket).map_err(Failure::from);
     let outcome = match arguments.command {
+        // An agent is started by init systems of all kinds, and prints nothing.
+        Action::Agent(agent) => agent.run(&socket),
+        _ if sys::stdout_was_closed() => Err(Failure::new(
+            "standard output is closed: open it, or send it to /dev/null",
+        )),
         Action::Count(count) => count.run(&socket),
         Action::Dump(dump) => dump.run(&socket),
         Action::Tap(tap) => tap.run(&socket),
@@ -70,7 +75,6 @@ fn main() -> ExitCode {
         Action::Stats(stats) => stats.run(connect),
         Action::Attach(attach) => attach.run(connect),
         Action::Detach(detach) => detach.run(connect),
-        Action::Agent(agent) => agent.run(&socket),
     };
     outcome.unwrap_or_else(|failure| {
         let line = failure.line();

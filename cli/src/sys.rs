@@ -1,13 +1,16 @@
-//! Signals, the one thing here that the safe libraries lack: SIGINT, SIGTERM and SIGHUP end a
-//! command cleanly instead of killing it.
+//! What the safe libraries lack: SIGINT, SIGTERM and SIGHUP end a command cleanly instead of killing
+//! it; and whether standard output was closed when we were started.
 
-#![expect(unsafe_code, reason = "sigaction has no safe interface")]
+#![expect(
+    unsafe_code,
+    reason = "sigaction has no safe interface, and nothing safe runs before the standard library"
+)]
 
 pub(crate) mod tun;
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// Number of the signal that asked us to stop; 0 = none.
 static STOP: AtomicI32 = AtomicI32::new(0);
@@ -21,6 +24,28 @@ pub(crate) fn catch_signals() {
         // SAFETY: `action` is initialised and the handler does one atomic store, which is
         // async-signal-safe. With a valid signal number this cannot fail.
         unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
+    }
+}
+
+/// Whether we were started without a standard output (`>&-`). Rust's start puts `/dev/null` in its
+/// place, so that all we print would vanish and look as if written.
+pub(crate) fn stdout_was_closed() -> bool {
+    // Relaxed: written before there was a second thread.
+    STDOUT_CLOSED.load(Ordering::Relaxed)
+}
+
+static STDOUT_CLOSED: AtomicBool = AtomicBool::new(false);
+
+// SAFETY: the C library calls what is in this section once, before Rust's start; `look` makes one
+// system call and one atomic store.
+#[unsafe(link_section = ".init_array")]
+#[used]
+static LOOK: extern "C" fn() = look;
+
+extern "C" fn look() {
+    // SAFETY: fcntl with F_GETFD takes no pointers.
+    if unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } < 0 {
+        STDOUT_CLOSED.store(true, Ordering::Relaxed);
     }
 }
 

@@ -53,6 +53,37 @@ fn wrong_usage_is_exit_code_2() {
 }
 
 #[test]
+fn a_closed_standard_output_is_an_error_and_a_discarded_one_is_not() {
+    let scratch = Scratch::new();
+    let daemon = Daemon::start(&scratch);
+    daemon.answer(4, Message::Devices(Vec::new()));
+    daemon.answer(10, Message::Counters(Vec::new()));
+    let shell = |redirection: &str, words: &str| {
+        let mut command = std::process::Command::new("sh");
+        let program = env!("CARGO_BIN_EXE_vnplug");
+        let script = format!("exec \"$0\" --socket \"$1\" {words} {redirection}");
+        command
+            .args(["-c", &script, program])
+            .arg(&daemon.socket)
+            .stdin(std::process::Stdio::null());
+        run(command)
+    };
+    for words in ["list", "stats", "count eth1 -c 1", "dump eth1"] {
+        let (code, _, err) = shell(">&-", words);
+        assert!(
+            code == 1 && err.contains("standard output is closed"),
+            "{words}: {code} {err}"
+        );
+    }
+    for null in [">/dev/null", "1<>/dev/null"] {
+        let (code, _, err) = shell(null, "list");
+        assert_eq!(code, 0, "{err}");
+    }
+    let (code, _, err) = shell(">/dev/full", "list --json");
+    assert!(code == 1 && err.contains("cannot write"), "{err}");
+}
+
+#[test]
 fn an_absent_daemon_is_exit_code_1_with_advice() {
     let scratch = Scratch::new();
     let socket = scratch.path("nobody");
