@@ -118,9 +118,18 @@ pub(crate) fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
             }
         }
     }
-    let listener = UnixListener::bind(path)
+    // Nobody may connect before the mode is set, so it is made with that mode. The mask is the whole
+    // process's; what other threads make in this moment becomes no laxer by it.
+    let mask = rustix::process::umask(rustix::fs::Mode::from_bits_truncate(!mode & 0o777));
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(mask);
+    let listener = bound
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    // A directory's default access list goes before the mask.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).inspect_err(|_| {
+        // A socket that nobody serves only misleads.
+        let _ = std::fs::remove_file(path);
+    })?;
     listener.set_nonblocking(true)?;
     Ok(listener.into())
 }
