@@ -22,6 +22,7 @@ mod packet;
 mod port;
 
 mod devices;
+mod open;
 
 use pyo3::prelude::*;
 
@@ -32,7 +33,9 @@ mod _native {
     #[pymodule_export]
     use crate::devices::{Device, devices};
     #[pymodule_export]
+    use crate::open::open;
+    #[pymodule_export]
     use crate::packet::Packet;
     #[pymodule_export]
-    use crate::port::{Batches, Port, Stats, open};
+    use crate::port::{Batches, Port, Stats};
 }

@@ -1,0 +1,93 @@
+//! Opening a port: Python's keyword arguments as the library's options.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use vnplug::{Balance, Direction, PortOptions};
+
+use crate::error::{InvalidError, raise};
+use crate::port::Port;
+
+/// Opens a port on a device.
+///
+/// filter: a pcap-filter(7) expression; the daemon runs it.
+/// snaplen: captured bytes per packet; 0 is all.
+/// direction: packets that the interface received, sent, or both.
+/// sample: one in so many of the packets that pass the filter.
+/// cluster, balance: share the device with the other readers of this cluster, a flow to one reader
+///     or packet by packet.
+/// ring_bytes: size of each ring; 0 is the daemon's default.
+/// watermark, max_delay: sleep until so many packets are unread, or so many seconds over.
+/// reconnect: survive a restart of the daemon; the first packet afterwards has `Flag.GAP`.
+/// label: what the operator sees; the default is the program's name and number.
+/// socket: of the daemon or agent; the default is $VNPLUG_SOCKET or the usual place.
+///
+/// Raises UnreachableError, NotFoundError, FilterError, DeniedError, LimitError, InvalidError.
+#[pyfunction]
+#[pyo3(signature = (device, *, filter = "", snaplen = 0, direction = "both", sample = 1,
+    cluster = "", balance = "flow", ring_bytes = 0, watermark = 1, max_delay = 0.01,
+    reconnect = true, label = None, socket = None))]
+#[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
+pub(crate) fn open(
+    py: Python<'_>,
+    device: &str,
+    filter: &str,
+    snaplen: u32,
+    direction: &str,
+    sample: u32,
+    cluster: &str,
+    balance: &str,
+    ring_bytes: u64,
+    watermark: u32,
+    max_delay: f64,
+    reconnect: bool,
+    label: Option<String>,
+    socket: Option<PathBuf>,
+) -> PyResult<Port> {
+    let direction = match direction {
+        "both" => Direction::Both,
+        "rx" => Direction::Rx,
+        "tx" => Direction::Tx,
+        _ => return Err(unknown("direction", direction, "'both', 'rx' or 'tx'")),
+    };
+    let balance = match balance {
+        "flow" => Balance::Flow,
+        "rr" => Balance::RoundRobin,
+        _ => return Err(unknown("balance", balance, "'flow' or 'rr'")),
+    };
+    let mut options = PortOptions::new(device)
+        .filter(filter)
+        .snaplen(snaplen)
+        .direction(direction)
+        .sample(sample)
+        .cluster(cluster, balance)
+        .ring_bytes(ring_bytes)
+        .watermark(watermark)
+        .max_delay(seconds("max_delay", max_delay)?)
+        .reconnect(reconnect);
+    if let Some(label) = label {
+        options = options.label(label);
+    }
+    if let Some(path) = socket {
+        options = options.socket(path);
+    }
+    let port = py.detach(|| options.open()).map_err(raise)?;
+    Ok(Port::new(port))
+}
+
+/// A number of seconds as Python gives it.
+pub(crate) fn seconds(name: &str, value: f64) -> PyResult<Duration> {
+    match Duration::try_from_secs_f64(value) {
+        Ok(duration) => Ok(duration),
+        // Longer than anybody waits.
+        Err(_) if value > 0.0 => Ok(Duration::from_secs(u32::MAX.into())),
+        Err(_) => Err(InvalidError::new_err(format!(
+            "{name} is {value}, not a number of seconds"
+        ))),
+    }
+}
+
+fn unknown(name: &str, value: &str, allowed: &str) -> PyErr {
+    InvalidError::new_err(format!("{name} is {value:?}; it may be {allowed}"))
+}
