@@ -9,7 +9,7 @@ use vnplug_ring::control::{Grant, VmKind, VmSpec};
 
 use super::capture::{Subject, Way};
 use super::wire::{TAPPED, until};
-use super::{Findings, LIMIT, Stage};
+use super::{Findings, LIMIT, Stage, unchanged};
 use crate::accel::accel_probe;
 use crate::daemon::{Daemon, guest_program};
 use crate::error::{LabError, Result};
@@ -72,7 +72,8 @@ pub(super) fn uml(stage: &Stage, findings: &mut Findings) -> Result<()> {
         &subject(stage, &guest, "uml", Way::Vnplug(&daemon)),
         2,
         findings,
-    )
+    )?;
+    unchanged::tcpdump(stage, &guest)
 }
 
 /// A QEMU gets vNPlug while it runs.
@@ -122,7 +123,8 @@ pub(super) fn qemu(stage: &Stage, findings: &mut Findings) -> Result<()> {
         &subject(stage, &guest, &name, Way::Vnplug(&daemon)),
         4,
         findings,
-    )
+    )?;
+    unchanged::tcpdump(stage, &guest)
 }
 
 /// Plugs vNPlug into the running machine, by the user's own command.
@@ -186,7 +188,7 @@ fn subject<'a>(stage: &'a Stage, guest: &'a Guest, name: &'a str, way: Way<'a>) 
 
 /// What both ways need in the guest.
 fn image() -> Result<Image> {
-    let image = Image::default().program("/usr/bin/tcpdump");
+    let image = unchanged::image(Image::default())?;
     Ok(image.file(guest_program()?, "/usr/bin/vnplug", 0o755))
 }
 

@@ -9,6 +9,8 @@
 //!                                           └────▶ vnplugd ──ring──▶ vnplug dump|count in it
 //! ```
 //!
+//! At the end of each guest, unmodified tcpdump prints a few packets of the wire in it.
+//!
 //! Only one of the guest's two ways works at a time, so neither pays for the other.
 
 mod capture;
@@ -18,6 +20,7 @@ mod picture;
 mod reference;
 mod report;
 mod talk;
+mod unchanged;
 mod wire;
 
 use std::time::{Duration, Instant};
