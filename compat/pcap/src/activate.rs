@@ -11,7 +11,7 @@ use crate::abi::{
     ERROR_RFMON_NOTSUP, ERROR_TSTAMP_PRECISION_NOTSUP, PRECISION_MICRO, PRECISION_NANO,
     TSTAMP_HOST,
 };
-use crate::devices::{describe, device_of};
+use crate::devices::{describe, device_of, socket};
 use crate::handle::{Handle, State};
 use crate::read::Live;
 
@@ -122,7 +122,10 @@ fn open(state: &mut State) -> Result<(), (c_int, String)> {
 /// Opens the port; a ring that is larger than the operator allows, or the machine can give, is
 /// tried smaller, as libpcap does.
 fn port(device: &str, snaplen: c_int, options: Options) -> Result<Port, Error> {
-    let request = PortOptions::new(device).direction(Direction::Both);
+    let mut request = PortOptions::new(device).direction(Direction::Both);
+    if let Some(socket) = socket() {
+        request = request.socket(socket);
+    }
     let bytes = |number: c_int| u64::from(number.unsigned_abs());
     let mut ring = bytes(options.buffer_bytes.max(0));
     let cut = if snaplen < MAX_SNAPLEN {

@@ -91,6 +91,34 @@ fn the_descriptor_is_readable_exactly_when_there_is_something() {
 }
 
 #[test]
+fn a_settled_descriptor_tells_the_truth_while_the_last_packet_is_lent() {
+    let dir = Dir::new("settle");
+    let server = Server::start(&dir.socket());
+    let mut port = open(&server);
+    eventually("the port is open", || server.is_open(1));
+    assert!(!port.settle().unwrap());
+    for round in 0..20_u8 {
+        server.send(1, 0, &[&[round], &[round, 1]]);
+        assert!(readable(&port, 20_000));
+        assert_eq!(take(&mut port), Some(vec![round]));
+        // One is unread: readable, and it stays so.
+        assert_eq!(port.unread().map(|(_, unread)| unread).sum::<u64>(), 1);
+        assert!(port.settle().unwrap() && port.settle().unwrap());
+        assert!(readable(&port, 0));
+        assert_eq!(take(&mut port), Some(vec![round, 1]));
+        // None is: not readable, and the next one rings, without a call of `next` in between.
+        assert!(!port.settle().unwrap() && !port.settle().unwrap());
+        assert!(!readable(&port, 20));
+    }
+    // A reader that does not settle finds everything as before.
+    assert_eq!(take(&mut port), None);
+    server.send(1, 0, &[b"x"]);
+    assert!(port.wait(Some(Duration::from_secs(20))).unwrap() == Ready::Now);
+    assert!(port.settle().unwrap());
+    assert_eq!(take(&mut port), Some(b"x".to_vec()));
+}
+
+#[test]
 fn wait_times_out_and_wakes_at_the_watermark() {
     let dir = Dir::new("watermark");
     let server = Server::start(&dir.socket());
