@@ -140,8 +140,8 @@ struct vnplug_options {
     size_t program_len;                /* instructions at `program` */
     uint64_t ring_bytes;               /* per receive queue; 0 = the daemon's default */
     uint64_t max_delay_us;             /* longest wait for the watermark; 0 = 10 ms */
-    uint32_t watermark;                /* sleep until so many are unread; 0 = 1; at most
-                                          half of what fits the ring, or packets are lost */
+    uint32_t watermark;                /* sleep until so many are unread, or half the
+                                          ring is; 0 = 1 */
     uint32_t snaplen;                  /* bytes per packet; 0 = whole packets */
     uint32_t direction;                /* VNPLUG_BOTH, _RX, _TX */
     uint32_t sample;                   /* one in so many; 0 = all */

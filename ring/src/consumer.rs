@@ -59,7 +59,7 @@ pub struct Corrupt {
 /// What [`Consumer::arm`] found. The doorbell stays armed in every case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// The watermark is reached already, or the ring's life is over: do not sleep.
+    /// The watermark or half of the ring is reached already, or its life is over: do not sleep.
     Ready,
     /// Nothing is unread: sleep until the doorbell, the host keeps the time.
     Sleep,
@@ -184,8 +184,8 @@ impl Consumer {
         }
     }
 
-    /// Releases, and asks to be rung once: when `watermark` packets (at least 1) are unread, or
-    /// `max_delay_us` after the first of them. A watermark of 1 rings at the first packet.
+    /// Releases, and asks to be rung once: when `watermark` packets (at least 1) or more than half of
+    /// the ring are unread, or `max_delay_us` after the first of them. A watermark of 1 rings at the first packet.
     ///
     /// The order that misses no wake-up: empty the doorbell, take packets until there are none,
     /// `arm`, then sleep as the answer says. Waking early is harmless.
@@ -217,6 +217,11 @@ impl Consumer {
             match (self.tail == self.head, reached(published, wake_at)) {
                 (false, true) => return Wait::Ready,
                 (false, false) if watermark <= 1 || max_delay_us == 0 => return Wait::Ready,
+                (false, false)
+                    if self.head.wrapping_sub(self.tail) > self.geometry.capacity / 2 =>
+                {
+                    return Wait::Ready;
+                }
                 (false, false) => return Wait::SleepAtMost(max_delay_us),
                 (true, false) => return Wait::Sleep,
                 // Nothing is unread, yet the counts say so: an earlier reader of this ring died

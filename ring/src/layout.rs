@@ -49,7 +49,7 @@
 //!
 //! | the record was published | who sees it | who keeps the time |
 //! |---|---|---|
-//! | after the arming | the producer sees the arming | the producer: it rings at the watermark, or `max_delay_us` after it first saw the record |
+//! | after the arming | the producer sees the arming | the producer: it rings at the watermark, when more than half of the area is unread, or `max_delay_us` after it first saw the record |
 //! | before the arming | the reader sees the record | the reader: it does not sleep at the watermark, else at most `max_delay_us` |
 //!
 //! Hence the producer has no timer for a reader that is awake, and the reader has none when it goes

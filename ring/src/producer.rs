@@ -329,7 +329,9 @@ impl Producer {
 
     fn armed(&mut self, seq: u32, now_us: u64) -> Bell {
         // Acquire: pairs with the Release in Consumer::release.
-        if self.region.load_u64(TAIL, Ordering::Acquire) == self.announced {
+        let tail = self.region.load_u64(TAIL, Ordering::Acquire);
+        let unread = self.announced.wrapping_sub(tail);
+        if unread == 0 {
             // Nothing unread: the delay starts with the next record.
             self.waiting = None;
             return Bell::Quiet;
@@ -344,7 +346,10 @@ impl Producer {
             },
         };
         let due_us = waiting.since_us.saturating_add(u64::from(delay_us));
-        if reached(self.published, wake_at) || now_us >= due_us {
+        // Whatever the watermark, the reader is to have the time that half a ring gives. A tail that
+        // lies rings its own reader, once.
+        let filling = unread > self.geometry.capacity / 2;
+        if filling || reached(self.published, wake_at) || now_us >= due_us {
             self.rung = seq;
             self.waiting = None;
             return Bell::Ring;

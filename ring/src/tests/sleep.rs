@@ -52,6 +52,21 @@ fn the_watermark_rings_at_the_crossing() {
 }
 
 #[test]
+fn half_a_ring_rings_below_any_watermark() {
+    let (mut producer, mut consumer, _) = ring(4096, 64);
+    assert_eq!(consumer.arm(1000, 500), Wait::Sleep);
+    // A record takes 40 bytes: 51 are less than half of the ring, 52 more.
+    publish(&mut producer, 51);
+    assert_eq!(producer.bell(100), Bell::Later(600));
+    publish(&mut producer, 1);
+    assert_eq!(producer.bell(200), Bell::Ring);
+    // Who finds it so does not go to sleep.
+    assert_eq!(consumer.arm(1000, 500), Wait::Ready);
+    assert_eq!(drain(&mut consumer), 52);
+    assert_eq!(consumer.arm(1000, 500), Wait::Sleep);
+}
+
+#[test]
 fn the_delay_counts_from_the_first_unread_record() {
     let (mut producer, mut consumer, _) = ring(4096, 64);
     assert_eq!(consumer.arm(10, 500), Wait::Sleep);
