@@ -161,10 +161,8 @@ fn sleep(options: Options, ring_bytes: u64, snaplen: c_int) -> (u32, Duration) {
     if options.immediate {
         return (1, delay);
     }
-    // Half of the ring full of the longest frames there are; the rest is for what comes while the
-    // program wakes.
-    let longest = snaplen.unsigned_abs().min(LONGEST_FRAME);
-    let packets = ring_bytes / 2 / record_size(longest);
+    // The host wakes the program when half of the ring is unread, too, so longer frames are no danger.
+    let packets = ring_bytes / 4 / record_size(snaplen.unsigned_abs().min(SHORT_FRAME));
     (packets.clamp(1, MOST_PACKETS) as u32, delay)
 }
 
@@ -181,8 +179,8 @@ fn refusal(error: &Error) -> (c_int, String) {
 
 /// libpcap's `MAXIMUM_SNAPLEN`.
 pub(crate) const MAX_SNAPLEN: c_int = 262_144;
-/// A frame that the kernel put together from segments, with its Ethernet header and tags.
-const LONGEST_FRAME: u32 = 65_536 + 64;
+/// The shortest Ethernet frames there are.
+const SHORT_FRAME: u32 = 60;
 /// Packets slept for at most: more saves nothing.
 const MOST_PACKETS: u64 = 4096;
 /// A ring is not tried smaller than this.
