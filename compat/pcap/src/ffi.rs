@@ -99,10 +99,17 @@ export! {
         // SAFETY: the caller's promise about `program`.
         |handle| unsafe { filter::set(handle, program) }, ERROR;
     fn pcap_compile(p: Pcap, program: *mut Program, text: *const c_char, optimize: c_int, netmask: u32) -> c_int =
-        |handle| with_dead(handle, "pcap_compile", ERROR, |dead| {
-            // SAFETY: the caller's promises, for a handle of the real library.
-            unsafe { (real().pcap_compile)(dead, program, text, optimize, netmask) }
-        }), ERROR;
+        |handle| {
+            let snaplen = if is_missing() { handle.live(|live| live.snaplen) } else { None };
+            // SAFETY: the caller's promises.
+            if snaplen.is_some_and(|bytes| unsafe { filter::compile_nothing(program, text, bytes) }) {
+                return 0;
+            }
+            with_dead(handle, "pcap_compile", ERROR, |dead| {
+                // SAFETY: the caller's promises, for a handle of the real library.
+                unsafe { (real().pcap_compile)(dead, program, text, optimize, netmask) }
+            })
+        }, ERROR;
     fn pcap_dump_open(p: Pcap, name: *const c_char) -> *mut Opaque =
         |handle| with_dead(handle, "pcap_dump_open", ptr::null_mut(), |dead| {
             // SAFETY: as for `pcap_compile`.

@@ -4,7 +4,8 @@
 //! the ring; libpcap looks at such packets once more with the new filter, and so do we ([`Screen`]).
 #![expect(unsafe_code, reason = "programs in the memory of a C program")]
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
 
 use vnplug::{FilterSpec, Meta, Port};
 
@@ -94,6 +95,58 @@ pub(crate) unsafe fn set(handle: &Handle, program: *const Program) -> c_int {
     }
 }
 
+/// The program of an empty expression, which needs no compiler: every packet, whole. For programs
+/// that set one always, on a machine without a real library.
+///
+/// # Safety
+/// `program` may be written; `text` is null or ends with 0.
+pub(crate) unsafe fn compile_nothing(
+    program: *mut Program,
+    text: *const c_char,
+    snaplen: c_int,
+) -> bool {
+    // SAFETY: not null, and ends with 0 by the caller's promise.
+    let blank = text.is_null()
+        || unsafe { CStr::from_ptr(text) }
+            .to_bytes()
+            .trim_ascii()
+            .is_empty();
+    if !blank || program.is_null() {
+        return false;
+    }
+    // SAFETY: a plain allocation with room for one instruction; the caller's promise.
+    unsafe {
+        let insns = libc::malloc(size_of::<Insn>()).cast::<Insn>();
+        if insns.is_null() {
+            return false;
+        }
+        insns.write(Insn {
+            code: RETURN,
+            jt: 0,
+            jf: 0,
+            k: snaplen.unsigned_abs(),
+        });
+        program.write(Program { len: 1, insns });
+    }
+    true
+}
+
+/// `pcap_freecode` without a real library.
+///
+/// # Safety
+/// `program` is null or points to a program made by [`compile_nothing`], or to an empty one.
+pub(crate) unsafe fn free(program: *mut Program) {
+    // SAFETY: the caller's promise.
+    if let Some(program) = unsafe { program.as_mut() } {
+        // SAFETY: made with malloc, or null.
+        unsafe { libc::free(program.insns.cast()) };
+        *program = Program {
+            len: 0,
+            insns: ptr::null_mut(),
+        };
+    }
+}
+
 /// Sets the text that the real library has for a call that only it serves, or why it does not.
 pub(crate) fn fail(handle: &Handle, text: &str) -> c_int {
     handle.set_error(text);
@@ -105,5 +158,7 @@ pub(crate) fn missing() -> String {
     MISSING.to_string_lossy().into_owned()
 }
 
+/// `BPF_RET | BPF_K`.
+const RETURN: u16 = 6;
 /// The kernel's limit, and the daemon's.
 const MAX_INSNS: u32 = 4096;

@@ -1,10 +1,11 @@
 //! A C program written for libpcap runs over the rings, however the drop-in is loaded. Needs root,
 //! as captures on real interfaces do.
 
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::support::{DropIn, limited, said_ok};
+use crate::support::{DropIn, limited, said_ok, text};
 use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::{Lab, Netns};
 
@@ -138,4 +139,53 @@ fn real_devices_work_beside_ours_and_without_a_daemon() {
     let nobody = lab.dir().join("nobody");
     assert!(!inside(&nobody, &["list"]).contains("vnplug:"));
     inside(&nobody, &["unreachable", "vnplug:lab"]);
+}
+
+#[test]
+fn without_a_real_library_ours_works_and_the_rest_says_what_is_missing() {
+    let lab = Lab::new().unwrap();
+    let drop_in = DropIn::new(&lab);
+    let daemon = Daemon::start(&lab, None, &["--source", MIXED]).unwrap();
+    let empty = lab.dir().join("empty");
+    std::fs::write(&empty, "").unwrap();
+    let real = std::fs::canonicalize("/usr/lib/x86_64-linux-gnu/libpcap.so.0.8").unwrap();
+    // In a mount namespace of its own the system's library is an empty file.
+    let run = |command: &str| {
+        let hide = format!("mount --bind {} {}", empty.display(), real.display());
+        let output = limited(Path::new("unshare"))
+            .args(["-m", "sh", "-c", &format!("{hide} && {command}")])
+            .env("LD_LIBRARY_PATH", &drop_in.dir)
+            .env("VNPLUG_SOCKET", daemon.socket())
+            .output()
+            .unwrap();
+        text(&output)
+    };
+    let program = drop_in.program.display();
+    assert!(run(&format!("{program} count host:lab 1000")).contains("ok"));
+    let said = run("tcpdump -n -i host:lab -c 5");
+    assert!(said.contains("5 packets captured"), "{said}");
+    for other in ["tcpdump -n -i lo -c 1", "tcpdump -n -i host:lab -c 1 udp"] {
+        let said = run(other);
+        assert!(
+            said.contains("the real libpcap is not there: install"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn two_programs_on_one_device_see_all_of_it() {
+    let lab = Lab::new().unwrap();
+    let drop_in = DropIn::new(&lab);
+    let daemon = Daemon::start(&lab, None, &["--source", MIXED]).unwrap();
+    std::thread::scope(|scope| {
+        for command in [
+            ["count", "host:lab", "20000"],
+            ["poll", "vnplug:lab", "20000"],
+        ] {
+            let (drop_in, daemon) = (&drop_in, &daemon);
+            scope.spawn(move || drop_in.ok(daemon, &command));
+        }
+    });
+    daemon.audit();
 }
