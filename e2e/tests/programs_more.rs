@@ -1,7 +1,7 @@
 //! Debian's programs that capture with libpcap, each its own way, against themselves on the real
 //! wire. What each calls is in its row.
 
-use vnplug_e2e::programs::{Place, Stage, same};
+use vnplug_e2e::programs::{Place, Seen, Stage, same};
 
 /// One program.
 struct Program {
@@ -94,5 +94,29 @@ fn six_programs_see_the_same_as_on_the_wire() {
             let own = |line: &&str| !program.own.iter().any(|own| line.contains(own));
             text[..end].lines().filter(own).collect()
         });
+    }
+}
+
+/// `pcap_create` and its options, `pcap_loop` in a thread that `pthread_cancel` ends, `pcap_dump`.
+#[test]
+fn sngrep_saves_the_same_call() {
+    let stage = Stage::new().unwrap_or_else(|error| panic!("{error}"));
+    let uml = stage.uml().unwrap();
+    let command = "sngrep -d {dev} -N -q -O {dir}/call.pcap udp port 5060";
+    let mut watch = stage.watch(&[&Place::Host, &uml], command, "").unwrap();
+    watch.talk("call").unwrap();
+    let bye = b"CSeq: 3 BYE";
+    let whole = |bytes: &[u8]| bytes.windows(bye.len()).filter(|part| part == bye).count() == 2;
+    watch.until_file("call.pcap", whole).unwrap();
+    watch.signal("INT").unwrap();
+    let all: Vec<Seen> = watch.wait_all().unwrap();
+    let real = watch.file(0, "call.pcap").unwrap();
+    for (run, seen) in all.iter().enumerate() {
+        assert_eq!(seen.status, all[0].status, "{}", seen.text);
+        assert!(
+            watch.file(run, "call.pcap").unwrap() == real,
+            "{}",
+            seen.place
+        );
     }
 }

@@ -17,7 +17,7 @@ use crate::activate::{MAX_SNAPLEN, activate, set, set_precision, set_tstamp_type
 use crate::devices::{self, device_of, tell};
 use crate::filter::{self, fail, missing};
 use crate::handle::{Handle, State};
-use crate::read::{self, Live, Until};
+use crate::read::{self, Live, Progress, Turn, Until};
 use crate::real::{is_missing, real};
 
 /// Functions whose call on our handle is one expression.
@@ -220,7 +220,7 @@ pub(crate) unsafe extern "C" fn pcap_close(p: Pcap) {
 /// # Safety
 /// As its manual page says.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pcap_next_ex(
+pub(crate) unsafe extern "C-unwind" fn pcap_next_ex(
     p: Pcap,
     header: *mut *mut PacketHeader,
     bytes: *mut *const c_uchar,
@@ -231,7 +231,7 @@ pub(crate) unsafe extern "C" fn pcap_next_ex(
         return unsafe { (real().pcap_next_ex)(p, header, bytes) };
     };
     let before = handle.enter();
-    let status = guarded(ERROR, || match read::one(handle) {
+    let status = match one(handle) {
         Ok(lent) => {
             // SAFETY: both may be written by the caller's promise. The header stays with the handle.
             handle.live(|live| unsafe {
@@ -241,7 +241,7 @@ pub(crate) unsafe extern "C" fn pcap_next_ex(
             1
         }
         Err(status) => status,
-    });
+    };
     // SAFETY: our handle, not used here any more.
     unsafe { Handle::leave(p, before) };
     status
@@ -252,14 +252,17 @@ pub(crate) unsafe extern "C" fn pcap_next_ex(
 /// # Safety
 /// As its manual page says.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pcap_next(p: Pcap, header: *mut PacketHeader) -> *const c_uchar {
+pub(crate) unsafe extern "C-unwind" fn pcap_next(
+    p: Pcap,
+    header: *mut PacketHeader,
+) -> *const c_uchar {
     // SAFETY: the caller's promise.
     let Some(handle) = (unsafe { Handle::of(p) }) else {
         // SAFETY: the caller's promise is passed on.
         return unsafe { (real().pcap_next)(p, header) };
     };
     let before = handle.enter();
-    let lent = guarded(Err(ERROR), || read::one(handle));
+    let lent = one(handle);
     // SAFETY: our handle, not used here any more.
     unsafe { Handle::leave(p, before) };
     match lent {
@@ -277,7 +280,7 @@ pub(crate) unsafe extern "C" fn pcap_next(p: Pcap, header: *mut PacketHeader) ->
 /// # Safety
 /// As its manual page says.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pcap_dispatch(
+pub(crate) unsafe extern "C-unwind" fn pcap_dispatch(
     p: Pcap,
     count: c_int,
     handler: Handler,
@@ -297,7 +300,7 @@ pub(crate) unsafe extern "C" fn pcap_dispatch(
 /// # Safety
 /// As its manual page says.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pcap_loop(
+pub(crate) unsafe extern "C-unwind" fn pcap_loop(
     p: Pcap,
     count: c_int,
     handler: Handler,
@@ -444,13 +447,33 @@ unsafe fn many(
     user: *mut c_uchar,
 ) -> c_int {
     let before = handle.enter();
-    // SAFETY: the caller's promise is passed on.
-    let status = guarded(ERROR, || unsafe {
-        read::many(handle, count, until, handler, user)
-    });
+    let mut progress = Progress::default();
+    let status = loop {
+        // SAFETY: the caller's promise is passed on.
+        let turn = guarded(Turn::Return(ERROR), || unsafe {
+            read::many(handle, &mut progress, count, until, handler, user)
+        });
+        match turn {
+            Turn::Return(status) => break status,
+            Turn::Wait(fd, limit) => handle.wait(fd, limit),
+        }
+    };
     // SAFETY: our handle, not used here any more.
     unsafe { Handle::leave(p, before) };
     status
+}
+
+/// One packet, as [`read::one`] gives it.
+#[inline]
+fn one(handle: &Handle) -> Result<read::Lent, c_int> {
+    let mut progress = Progress::default();
+    loop {
+        let bad = Turn::Return(Err(ERROR));
+        match guarded(bad, || read::one(handle, &mut progress)) {
+            Turn::Return(lent) => return lent,
+            Turn::Wait(fd, limit) => handle.wait(fd, limit),
+        }
+    }
 }
 
 /// The device's name if it is ours.
@@ -467,10 +490,27 @@ unsafe fn our_device<'a>(device: *const c_char) -> Option<&'a CStr> {
 }
 
 /// Runs `call`; a panic, which is a defect of this library, becomes `bad`.
+///
+/// The thread cannot be cancelled (`pthread_cancel`) meanwhile: that unwinds, and ends the program
+/// where something catches. It can be in [`Handle::wait`], as in the real library's.
 #[inline]
 fn guarded<T>(bad: T, call: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or(bad)
+    let mut before = 0;
+    // SAFETY: a place for the old state.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+    let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(bad);
+    // SAFETY: the state that was; no place for the one that is.
+    unsafe { pthread_setcancelstate(before, ptr::null_mut()) };
+    result
 }
+
+unsafe extern "C" {
+    // glibc writes the old state only where there is a place for it (pthread_setcancelstate(3)).
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// bits/pthread.h of glibc.
+const CANCEL_DISABLE: c_int = 1;
 
 /// Runs `look` on an activated handle.
 fn activated(handle: &Handle, look: impl FnOnce(&mut Live) -> c_int) -> c_int {

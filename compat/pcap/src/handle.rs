@@ -152,7 +152,8 @@ impl Handle {
         self.break_flag.swap(false, Ordering::Acquire)
     }
 
-    /// Waits until `fd` is readable, the loop is to end, a signal was handled, or `until`.
+    /// Waits until `fd` is readable, the loop is to end, a signal was handled, or `until`. The thread
+    /// may be cancelled here and only here, so nothing has to be cleaned up.
     pub(crate) fn wait(&self, fd: c_int, until: Option<Instant>) {
         let poll = |fd| libc::pollfd {
             fd,
@@ -168,14 +169,16 @@ impl Handle {
             }
         });
         let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+        let me = self.busy.swap(PARKED, Ordering::AcqRel);
         // SAFETY: two entries, a time or none, and no signal mask.
-        unsafe { libc::ppoll(fds.as_mut_ptr(), 2, time, ptr::null()) };
+        unsafe { ppoll(fds.as_mut_ptr(), 2, time, ptr::null()) };
         if fds[1].revents != 0 && !self.break_flag.load(Ordering::Relaxed) {
             // An old ring of the bell, whose flag was taken before it was heard.
             let mut count = 0_u64;
             // SAFETY: as in `take_break`.
             unsafe { libc::read(self.break_fd, (&raw mut count).cast(), 8) };
         }
+        self.busy.store(me, Ordering::Relaxed);
     }
 
     /// The calling thread begins a call that may wait or calls back. Returns what `leave` wants.
@@ -247,6 +250,11 @@ impl Handle {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+        if handle.busy.load(Ordering::Acquire) == PARKED {
+            // It was woken and did not come: it was cancelled.
+            // SAFETY: nobody is inside.
+            unsafe { Self::dismantle(p) };
+        }
     }
 
     /// Closes the port and all that belongs to it, once.
@@ -313,6 +321,19 @@ fn this_thread() -> usize {
     // SAFETY: no arguments.
     unsafe { libc::pthread_self() as usize }
 }
+
+unsafe extern "C-unwind" {
+    // A cancellation point (pthreads(7)): it may unwind.
+    fn ppoll(
+        fds: *mut libc::pollfd,
+        count: libc::nfds_t,
+        time: *const libc::timespec,
+        mask: *const libc::sigset_t,
+    ) -> c_int;
+}
+
+/// In `busy`: the thread inside waits. No thread has this number.
+const PARKED: usize = usize::MAX;
 
 /// Its address marks our handles. Not a constant, which could share its address with another.
 static TAG: u8 = 0x76;

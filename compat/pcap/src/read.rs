@@ -58,6 +58,23 @@ pub(crate) struct Lent {
     pub(crate) bytes: *const c_uchar,
 }
 
+/// What a call is to do next.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Turn<T> {
+    /// Return this.
+    Return(T),
+    /// Wait for the descriptor, until then at most, and call again. The wait is the caller's: a
+    /// thread that is cancelled in it unwinds through no frame that catches.
+    Wait(c_int, Option<Instant>),
+}
+
+/// What a call has behind it when it waits.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Progress {
+    done: u64,
+    deadline: Option<Instant>,
+}
+
 enum Step {
     Packet(Lent),
     Nothing,
@@ -136,25 +153,26 @@ impl Live {
 
 /// `pcap_next_ex`, less its pointers: 1 and the packet, or a status.
 #[inline]
-pub(crate) fn one(handle: &Handle) -> Result<Lent, c_int> {
-    let mut deadline = None;
+pub(crate) fn one(handle: &Handle, progress: &mut Progress) -> Turn<Result<Lent, c_int>> {
     loop {
         if handle.take_break() {
-            return Err(ERROR_BREAK);
+            return Turn::Return(Err(ERROR_BREAK));
         }
         match handle.live(Live::step) {
             Some(Step::Packet(lent)) => {
                 handle.live(|live| live.header = lent.header);
                 settle(handle);
-                return Ok(lent);
+                return Turn::Return(Ok(lent));
             }
-            Some(Step::Nothing) => {
-                if !rest(handle, Until::OneBuffer, &mut deadline) {
+            Some(Step::Nothing) => match rest(handle, Until::OneBuffer, &mut progress.deadline) {
+                Rest::Over => {
                     settle(handle);
-                    return Err(0);
+                    return Turn::Return(Err(0));
                 }
-            }
-            other => return Err(over(handle, other)),
+                Rest::Again => {}
+                Rest::Wait(fd, until) => return Turn::Wait(fd, until),
+            },
+            other => return Turn::Return(Err(over(handle, other))),
         }
     }
 }
@@ -165,27 +183,28 @@ pub(crate) fn one(handle: &Handle) -> Result<Lent, c_int> {
 /// `handler` may be called with `user`.
 pub(crate) unsafe fn many(
     handle: &Handle,
+    progress: &mut Progress,
     count: c_int,
     until: Until,
     handler: Handler,
     user: *mut c_uchar,
-) -> c_int {
+) -> Turn<c_int> {
     let Some(handler) = handler else {
         handle.set_error("no handler was given");
-        return ERROR;
+        return Turn::Return(ERROR);
     };
     let most = match (count, until) {
         (1.., _) => u64::from(count.unsigned_abs()),
         (_, Until::OneBuffer) => ONE_BUFFER,
         (_, Until::Count) => u64::MAX,
     };
-    let mut done = 0_u64;
-    let mut deadline = None;
+    let Progress { mut done, deadline } = *progress;
+    let mut deadline = deadline;
     let mut last = None;
     while done < most {
         if handle.break_flag.load(std::sync::atomic::Ordering::Relaxed) {
             if (done == 0 || until == Until::Count) && handle.take_break() {
-                return ERROR_BREAK;
+                return Turn::Return(ERROR_BREAK);
             }
             // The flag stays, for the next call to say so.
             break;
@@ -197,21 +216,26 @@ pub(crate) unsafe fn many(
                 // the caller promises the rest. No borrow of the state is held.
                 unsafe { handler(user, &raw const lent.header, lent.bytes) };
                 if handle.is_closed() {
-                    return ERROR_BREAK;
+                    return Turn::Return(ERROR_BREAK);
                 }
             }
             Some(Step::Nothing) => {
                 if done > 0 && until == Until::OneBuffer {
                     break;
                 }
-                if !rest(handle, until, &mut deadline) {
-                    break;
+                match rest(handle, until, &mut deadline) {
+                    Rest::Over => break,
+                    Rest::Again => {}
+                    Rest::Wait(fd, limit) => {
+                        *progress = Progress { done, deadline };
+                        return Turn::Wait(fd, limit);
+                    }
                 }
             }
             other => {
                 // What was handed over is told first; the reason is there for the next call.
                 if done == 0 || until == Until::Count {
-                    return over(handle, other);
+                    return Turn::Return(over(handle, other));
                 }
                 last = other;
                 break;
@@ -220,10 +244,10 @@ pub(crate) unsafe fn many(
     }
     drop(last);
     settle(handle);
-    match until {
+    Turn::Return(match until {
         Until::Count => 0,
         Until::OneBuffer => c_int::try_from(done).unwrap_or(c_int::MAX),
-    }
+    })
 }
 
 /// `pcap_setnonblock`.
@@ -272,18 +296,26 @@ pub(crate) fn selectable_fd(handle: &Handle) -> Option<c_int> {
     Some(fd)
 }
 
-/// Nothing is there: waits. `false`: the call is to return, with nothing.
+/// What to do when nothing is there.
+enum Rest {
+    /// Look again.
+    Again,
+    Wait(c_int, Option<Instant>),
+    /// The call is to return, with nothing.
+    Over,
+}
+
 #[cold]
-fn rest(handle: &Handle, until: Until, deadline: &mut Option<Instant>) -> bool {
+fn rest(handle: &Handle, until: Until, deadline: &mut Option<Instant>) -> Rest {
     let Some((fd, nonblock, timeout)) = handle.live(|live| {
         let fd = live.port.fd().as_raw_fd();
         (fd, live.nonblock, live.timeout)
     }) else {
-        return false;
+        return Rest::Over;
     };
     if handle.is_closed() {
         handle.break_loop();
-        return true;
+        return Rest::Again;
     }
     match until {
         // A loop never returns for want of packets; spinning would help nobody.
@@ -292,10 +324,9 @@ fn rest(handle: &Handle, until: Until, deadline: &mut Option<Instant>) -> bool {
                 // It was not armed.
                 handle.live(|live| live.port.settle().map(drop));
             }
-            handle.wait(fd, None);
-            true
+            Rest::Wait(fd, None)
         }
-        Until::OneBuffer if nonblock => false,
+        Until::OneBuffer if nonblock => Rest::Over,
         Until::OneBuffer => {
             if let Some(timeout) = timeout
                 && deadline.is_none()
@@ -303,10 +334,9 @@ fn rest(handle: &Handle, until: Until, deadline: &mut Option<Instant>) -> bool {
                 *deadline = Instant::now().checked_add(timeout);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return false;
+                return Rest::Over;
             }
-            handle.wait(fd, *deadline);
-            true
+            Rest::Wait(fd, *deadline)
         }
     }
 }
