@@ -163,6 +163,11 @@ impl Handle {
         reader.enable(enabled, &self.gate)?;
         self.enabled.store(enabled, Ordering::Release);
         self.ring.enabled.store(enabled.into(), Ordering::Relaxed);
+        drop(reader);
+        // Ports may be new since the program asked for the descriptor.
+        if enabled && self.gate.is_watched() {
+            self.arm();
+        }
         Ok(())
     }
 
@@ -289,13 +294,16 @@ impl Handle {
     pub(crate) fn watch(&self) -> c_int {
         use std::os::fd::AsRawFd;
         self.gate.watch();
-        // Arms the ports; what it finds stays ahead.
-        if let Ok(mut reader) = self.reader.try_lock()
-            && matches!(reader.peek(true, &self.gate), Ok(Found::Packet(_)))
-        {
+        self.arm();
+        self.gate.fd().as_raw_fd()
+    }
+
+    /// Arms the ports; what it finds stays ahead and makes the descriptor readable.
+    fn arm(&self) {
+        let found = self.reader().peek(true, &self.gate);
+        if !matches!(found, Ok(Found::Nothing)) {
             self.gate.set_ready(true);
         }
-        self.gate.fd().as_raw_fd()
     }
 
     /// Packets taken and packets lost. Waits for nobody: signal handlers may ask.

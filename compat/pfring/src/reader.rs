@@ -84,6 +84,7 @@ impl Reader {
         (self.ports, self.targets, self.turn) = (ports, targets, 0);
         self.renamed = false;
         self.burst.clear();
+        self.taken = 0;
         Ok(())
     }
 

@@ -156,6 +156,8 @@ static void waiting(const char *device)
     CHECK(pfring_get_selectable_fd(ring) == ring->fd);
     CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, ring->fd, &event) == 0);
     CHECK(epoll_wait(epoll, &event, 1, 0) == 0);
+    /* The descriptor is the same when the port behind it is another. */
+    CHECK(pfring_set_cluster(ring, 9, cluster_per_flow) == 0);
     CHECK(pfring_enable_ring(ring) == 0 && ring->enabled);
     CHECK(pfring_set_cluster(ring, 9, 0) == PF_RING_ERROR_INVALID_STATUS);
     /* One packet for each time the descriptor is readable. */

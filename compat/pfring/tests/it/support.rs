@@ -75,6 +75,8 @@ impl Running {
         let mut child = Command::new(program)
             .args(args)
             .env("VNPLUG_SOCKET", socket)
+            // Cargo's own would find another libpfring.so first.
+            .env_remove("LD_LIBRARY_PATH")
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
             .spawn()
