@@ -5,8 +5,8 @@
 //! ```text
 //! source   seen    = read + kernel_dropped + in_kernel
 //! source   duties  = offered of its ports + departed_offered
-//! port     offered = refused + paused + direction + filtered + sampled_out + delivered +
-//!                    dropped_…
+//! port     offered = refused + paused + direction + filtered + ruled_out + sampled_out +
+//!                    delivered + dropped_…
 //! ```
 //!
 //! A guest sees its own ports alone; an identity whose counters are not all there is not judged.
@@ -130,6 +130,7 @@ fn identities(all: &[Counted]) -> Vec<Identity> {
             "paused",
             "direction",
             "filtered",
+            "ruled_out",
             "sampled_out",
             "delivered",
         ];
@@ -227,6 +228,7 @@ mod tests {
                 ("paused", 0),
                 ("direction", 2),
                 ("filtered", 3),
+                ("ruled_out", 0),
                 ("sampled_out", 0),
                 ("delivered", delivered),
                 ("dropped_full", 4),

@@ -234,11 +234,12 @@ pub fn audit(counters: &[Counted]) {
 /// # Errors
 /// What does not close, with the numbers.
 pub fn closes(counters: &[Counted]) -> std::result::Result<(), String> {
-    const FATES: [&str; 8] = [
+    const FATES: [&str; 9] = [
         "refused",
         "paused",
         "direction",
         "filtered",
+        "ruled_out",
         "sampled_out",
         "delivered",
         "dropped_full",

@@ -160,6 +160,52 @@ struct vnplug_tuning {
     uint32_t paused;    /* not 0: the port gets nothing; the host counts that as "paused" */
 };
 
+/* What a rule does with a packet; whatever it does, it counts it. */
+enum {
+    VNPLUG_ACCEPT = 0, /* the port gets it; no further rule is tried */
+    VNPLUG_DROP = 1,   /* the port does not get it; no further rule is tried */
+    VNPLUG_COUNT = 2   /* the next rules, and at last the default, decide */
+};
+
+/* Kinds of rules. */
+enum { VNPLUG_FLOW_RULES = 0, VNPLUG_WILDCARD_RULES = 1 };
+
+/* One flow, both directions; it does not matter which end is a. Ports in host byte order. */
+struct vnplug_flow {
+    uint16_t vlan_id; /* the outermost VLAN; 0 = untagged */
+    uint8_t proto;    /* IP protocol, behind IPv6's extension headers */
+    uint8_t version;  /* 4 or 6 */
+    uint8_t host_a[16], host_b[16]; /* as in the packet; IPv4 in the first four bytes */
+    uint16_t port_a, port_b;        /* 0 where there are none */
+};
+
+enum { VNPLUG_NO_VLAN = 4096 };
+
+/*
+ * Packets that have everything that is not 0. Zeros are every packet. Ports in host byte order, the
+ * lowest and the highest.
+ */
+struct vnplug_pattern {
+    uint16_t vlan_id;      /* VNPLUG_NO_VLAN = untagged */
+    uint16_t ethertype;    /* behind VLAN tags */
+    uint8_t proto;         /* IP protocol, behind IPv6's extension headers */
+    uint8_t bidirectional; /* not 0: also with source and target swapped */
+    uint8_t source_mac[6], target_mac[6];
+    uint8_t version;       /* of the four addresses: 4 or 6; 0 = they do not count */
+    uint8_t tos, tos_mask; /* type of service or traffic class, in the bits of the mask */
+    uint8_t tcp_flags, tcp_flags_mask;
+    uint8_t unused;        /* 0 */
+    uint8_t source[16], source_mask[16]; /* IPv4 in the first four bytes */
+    uint8_t target[16], target_mask[16];
+    uint16_t source_ports[2], target_ports[2];
+};
+
+/* Counters of one rule, since it was added or the port reopened. */
+struct vnplug_rule_stats {
+    uint64_t matched; /* packets that it was about */
+    uint64_t idle_ms; /* since the last of them, or since it was added */
+};
+
 /* This reader's own counters since vnplug_open. */
 struct vnplug_stats {
     size_t size;       /* set to sizeof(struct vnplug_stats); fields are only appended */
@@ -248,6 +294,31 @@ int vnplug_set_program(vnplug_port *port, const struct vnplug_insn *program, siz
 
 /* Turns direction, sampling, or the port off or on, between two packets. All fields count. */
 int vnplug_tune(vnplug_port *port, const struct vnplug_tuning *tuning);
+
+/*
+ * RULES are run on the host behind the filter: first the one about the packet's flow, found by a
+ * hash; then wildcard rules by ascending id; what none of them decides the default does, which is to
+ * accept. A rule with the key of an old one replaces it. They survive a restart of the daemon; their
+ * counters do not. Limits: 65,536 flows, 4,096 wildcard rules.
+ */
+int vnplug_add_flow_rules(vnplug_port *port, const struct vnplug_flow *flows, size_t count,
+                          uint32_t action);
+int vnplug_add_wildcard_rule(vnplug_port *port, uint16_t id, const struct vnplug_pattern *pattern,
+                             uint32_t action);
+
+/* What becomes of packets that no rule decides: not 0 = the port gets them. */
+int vnplug_set_rule_default(vnplug_port *port, int accept);
+
+/* VNPLUG_E_NOT_FOUND: there is no such rule. */
+int vnplug_remove_flow_rule(vnplug_port *port, const struct vnplug_flow *flow);
+int vnplug_remove_wildcard_rule(vnplug_port *port, uint16_t id);
+int vnplug_flow_rule_stats(vnplug_port *port, const struct vnplug_flow *flow,
+                           struct vnplug_rule_stats *stats);
+int vnplug_wildcard_rule_stats(vnplug_port *port, uint16_t id, struct vnplug_rule_stats *stats);
+
+/* Removes the rules of a kind (VNPLUG_*_RULES) that no packet matched for so long; counts them in
+ * *removed, which may be NULL. */
+int vnplug_purge_rules(vnplug_port *port, uint32_t kind, uint64_t idle_ms, size_t *removed);
 
 /* This reader's counters. No request is made. Set stats->size first. */
 int vnplug_stats(const vnplug_port *port, struct vnplug_stats *stats);

@@ -51,12 +51,13 @@ pub use client::Client;
 pub use error::Error;
 pub use map::map as map_memory;
 pub use options::PortOptions;
-pub use port::{Batch, Counts, Next, Port, PortStats, Ready};
+pub use port::{Batch, Counts, Next, Port, PortStats, Ready, RuleStats};
 
 pub use vnplug_ring::Packet;
 pub use vnplug_ring::control::{
-    Balance, Counted, DEFAULT_SOCKET, Device, Direction, FilterSpec, Grant, Tuning, VmKind,
-    VmReady, VmSpec, code,
+    Balance, Counted, DEFAULT_SOCKET, Device, Direction, ExactRule, FilterSpec, Flow, Grant,
+    MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern, Rule, RuleAction, RuleKey,
+    RuleKind, Tuning, VmKind, VmReady, VmSpec, WildcardRule, code,
 };
 pub use vnplug_ring::layout::{Meta, flags};
 

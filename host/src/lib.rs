@@ -7,6 +7,7 @@
 //! - [`source`]: where frames come from (an interface, a capture file, the generator), and the
 //!   thread of each of its queues.
 //! - [`filter`]: which frames a port wants: the pcap-filter language, run here, before the copy.
+//! - [`rules`]: many per port, each with an action and counters, run behind the filter.
 //! - [`fanout`]: one batch to many ports; clusters; the counters that add up.
 //! - [`port`]: one reader as a queue's thread sees it: ring, filters, doorbell, counters.
 //! - ring: crate [`vnplug_ring`], shared with the reader.
@@ -23,6 +24,7 @@ pub mod filter;
 pub mod hub;
 mod noise;
 pub mod port;
+pub mod rules;
 pub mod source;
 mod sys;
 mod vm;

@@ -73,6 +73,11 @@ impl Agent {
             | Message::Open(_)
             | Message::Filter { .. }
             | Message::Tune { .. }
+            | Message::AddRules { .. }
+            | Message::RemoveRule { .. }
+            | Message::RuleDefault { .. }
+            | Message::PurgeRules { .. }
+            | Message::RuleStats { .. }
             | Message::Stats { .. }
             | Message::Close { .. }
                 if greeted =>

@@ -8,6 +8,7 @@ mod error;
 mod list;
 mod options;
 mod packet;
+mod rules;
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::os::fd::AsRawFd;

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use super::error::DEFECT;
 use super::list::*;
 use super::packet::*;
+use super::rules::*;
 use super::*;
 
 fn compile(compiler: &str, language: &str, source: &str) {
@@ -88,6 +89,42 @@ fn layouts() -> String {
         paused
     );
     layout!(out, "vnplug_tuning", CTuning, direction, sample, paused);
+    layout!(
+        out,
+        "vnplug_flow",
+        CFlow,
+        vlan_id,
+        proto,
+        version,
+        host_a,
+        host_b,
+        port_a,
+        port_b
+    );
+    layout!(
+        out,
+        "vnplug_pattern",
+        CPattern,
+        vlan_id,
+        ethertype,
+        proto,
+        bidirectional,
+        source_mac,
+        target_mac,
+        version,
+        tos,
+        tos_mask,
+        tcp_flags,
+        tcp_flags_mask,
+        unused,
+        source,
+        source_mask,
+        target,
+        target_mask,
+        source_ports,
+        target_ports
+    );
+    layout!(out, "vnplug_rule_stats", CRuleStats, matched, idle_ms);
     layout!(
         out,
         "vnplug_stats",

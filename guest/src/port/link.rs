@@ -8,6 +8,8 @@ use rustix::io::{Errno, read};
 use vnplug_ring::Consumer;
 use vnplug_ring::control::{Message, Opened};
 
+use super::Kept;
+use crate::client::done;
 use crate::connection::{Connection, unexpected};
 use crate::error::Error;
 use crate::map::map;
@@ -25,12 +27,15 @@ impl Link {
     /// Connects, opens the port, maps its memory and attaches its rings.
     pub(crate) fn open(
         options: &PortOptions,
+        rules: &Kept,
         reopened: bool,
         limit: Duration,
     ) -> Result<(Self, Vec<Consumer>), Error> {
         let mut connection = Connection::open(&options.path(), limit)?;
         let mut request = options.request.clone();
         request.reopened = reopened;
+        // Nothing comes before the rules are there that say what may.
+        request.tuning.enabled &= !rules.matter();
         let opened = match connection.exchange(&Message::Open(request), None)? {
             Message::Opened(opened) => opened,
             other => return Err(unexpected(&other)),
@@ -50,6 +55,11 @@ impl Link {
         let rings = rings.collect::<Result<Vec<_>, _>>()?;
         if rings.is_empty() {
             return Err(Error::Protocol("a port without a ring".into()));
+        }
+        if rules.matter() {
+            let (port, tuning) = (opened.port, options.request.tuning);
+            rules.give(&mut connection, port)?;
+            done(&connection.exchange(&Message::Tune { port, tuning }, None)?)?;
         }
         Ok((
             Self {

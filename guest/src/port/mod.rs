@@ -14,6 +14,7 @@
 mod batch;
 mod link;
 mod phase;
+mod rules;
 mod settle;
 mod watch;
 
@@ -32,12 +33,15 @@ use crate::options::PortOptions;
 pub use batch::Batch;
 use link::Link;
 use phase::{Phase, Standing};
+pub(crate) use rules::Kept;
+pub use rules::RuleStats;
 use watch::Watch;
 
 /// One attached reader. It may move between threads but serves one at a time.
 #[derive(Debug)]
 pub struct Port {
     options: PortOptions,
+    rules: Kept,
     watch: Watch,
     rings: Vec<Consumer>,
     current: usize,
@@ -116,9 +120,11 @@ impl Port {
     /// device, the filter does not compile, or the operator forbids it.
     pub fn open(options: PortOptions) -> Result<Self, Error> {
         let watch = Watch::new()?;
-        let (link, rings) = Link::open(&options, false, ANSWER_LIMIT)?;
+        let rules = Kept::default();
+        let (link, rings) = Link::open(&options, &rules, false, ANSWER_LIMIT)?;
         let mut port = Self {
             options,
+            rules,
             watch,
             rings: Vec::new(),
             current: 0,

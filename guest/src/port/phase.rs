@@ -261,7 +261,7 @@ impl Port {
             return;
         };
         let why = why.clone();
-        let opened = Link::open(&self.options, true, REOPEN_LIMIT)
+        let opened = Link::open(&self.options, &self.rules, true, REOPEN_LIMIT)
             .and_then(|(link, rings)| self.install(link, rings));
         match opened {
             Ok(()) => self.counts.reopened += 1,

@@ -11,6 +11,7 @@ mod compile;
 mod limit;
 mod memory;
 mod request;
+mod rules;
 mod session;
 
 use std::collections::{HashMap, HashSet};

@@ -132,6 +132,15 @@ impl Control {
                 });
                 self.answer(token, id, app, result)
             }
+            Message::AddRules { .. }
+            | Message::RemoveRule { .. }
+            | Message::RuleDefault { .. }
+            | Message::PurgeRules { .. }
+            | Message::RuleStats { .. } => {
+                self.charge(token, ASKS_QUEUES);
+                let result = self.rules(token, app, &viewer, message);
+                self.answer(token, id, app, result)
+            }
             Message::Stats { port } => {
                 self.charge(token, ASKS_QUEUES);
                 let result = self.stats(token, app, &viewer, port);
@@ -558,7 +567,7 @@ impl Control {
         }
     }
 
-    fn owned(&self, token: u64, app: u32, port: u32) -> Result<(), Refusal> {
+    pub(super) fn owned(&self, token: u64, app: u32, port: u32) -> Result<(), Refusal> {
         let mine = self
             .sessions
             .get(&token)

@@ -6,6 +6,7 @@
 
 pub mod policy;
 pub mod report;
+pub mod rules;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -26,6 +27,8 @@ use crate::port::{Port, PortCounters, Share};
 use crate::source::af_packet::Interface;
 use crate::source::worker::{Command, Snapshot, Worker};
 use crate::sys::{event, memory};
+
+pub use rules::RuleBook;
 
 /// A request was refused, with the code and text of the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,8 +138,17 @@ pub struct PortRecord {
     pub filter_version: u64,
     /// How its reader tuned it.
     pub tuning: Tuning,
+    /// How many rules it has.
+    pub rules: RuleBook,
     /// Bytes of each ring's record area.
     pub capacity: u64,
+}
+
+impl PortRecord {
+    /// What its filter and rules cost per frame at most, in instructions, times its queues.
+    fn work(&self) -> usize {
+        self.filter_work + self.rules.work() * self.queues.len()
+    }
 }
 
 /// Source, queue if one was named, owner, name. A cluster belongs to who made it: nobody can join
@@ -189,8 +201,8 @@ impl Programs {
     }
 }
 
-/// Instructions of all filters of one owner, who is no operator, on one source, added up over its
-/// queues. Everybody's frames wait while a queue's thread runs one reader's filters.
+/// Instructions of all filters and rules of one owner, who is no operator, on one source, added up
+/// over its queues. Everybody's frames wait while a queue's thread runs one reader's filters.
 pub const MAX_FILTER_WORK: usize = 16_384;
 
 /// Sources and ports.
@@ -437,6 +449,7 @@ impl Hub {
                 filter: programs.text,
                 filter_version: 0,
                 tuning: request.tuning,
+                rules: RuleBook::default(),
                 capacity,
             },
         );
@@ -512,9 +525,11 @@ impl Hub {
             .filter(|(id, record)| {
                 Some(**id) != port && record.source == source && record.owner == *owner
             })
-            .map(|(_, record)| record.filter_work)
+            .map(|(_, record)| record.work())
             .sum();
-        let wanted = programs.filter_work() * queues;
+        let rules = port.and_then(|port| self.ports.get(&port));
+        let rules = rules.map_or(0, |record| record.rules.work());
+        let wanted = (programs.filter_work() + rules) * queues;
         if others + wanted > MAX_FILTER_WORK {
             let what = format!(
                 "your filters on this source have {others} instructions and this one {wanted}; \

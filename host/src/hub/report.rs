@@ -7,8 +7,8 @@
 //!   ring to be read: 0 at rest
 //! - R: `duties = Σ offered of its ports + departed_offered`, where `duties` adds up, for each
 //!   frame read, the subscribers of that moment (a cluster is one)
-//! - S, for each port: `offered = refused + paused + direction + filtered + sampled_out +
-//!   delivered + dropped_full + dropped_quarantine`
+//! - S, for each port: `offered = refused + paused + direction + filtered + ruled_out +
+//!   sampled_out + delivered + dropped_full + dropped_quarantine`
 //!
 //! `source_kernel_dropped` of a port is what the kernel dropped of its queues since it was attached:
 //! lost before any port, and so in none of the sums.
@@ -112,6 +112,7 @@ impl Hub {
                         ("tuning".into(), tuning(&record.tuning)),
                         ("cluster".into(), cluster),
                     ]);
+                    record.rules.tell(&mut counted);
                     counted
                         .values
                         .push(("filter_version".into(), record.filter_version));
@@ -144,6 +145,7 @@ impl Hub {
                     counted
                         .labels
                         .push(("filter".into(), record.filter.clone()));
+                    record.rules.tell(&mut counted);
                     // The library tells it when the ring's life is `Failed`.
                     if let Some(failure) = failure_of(&snapshots) {
                         counted.labels.push(("failure".into(), failure));
@@ -221,6 +223,7 @@ fn port_counted(port: &PortSnapshot, hide_refused: bool) -> Counted {
         ("paused".into(), counters.paused),
         ("direction".into(), counters.direction),
         ("filtered".into(), counters.filtered),
+        ("ruled_out".into(), counters.ruled_out),
         ("sampled_out".into(), counters.sampled_out),
         ("delivered".into(), counters.delivered),
         ("dropped_full".into(), counters.dropped_full),

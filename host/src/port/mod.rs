@@ -16,6 +16,7 @@ use vnplug_ring::{Bell, Producer};
 
 use crate::filter::Program;
 use crate::noise::peer_log;
+use crate::rules::Rules;
 use crate::source::Frame;
 use doorbell::Doorbell;
 
@@ -30,6 +31,8 @@ pub struct Port {
     pub guard: Option<Arc<Program>>,
     /// The reader's own filter.
     pub filter: Option<Arc<Program>>,
+    /// The reader's rules, behind its filter.
+    pub rules: Rules,
     /// Captured bytes per packet, at most the ring's snaplen.
     pub snaplen: u32,
     /// Everything, or a share of a cluster's frames.
@@ -99,6 +102,8 @@ pub struct PortCounters {
     pub direction: u64,
     /// Not wanted by the reader's filter.
     pub filtered: u64,
+    /// Not wanted by the reader's rules.
+    pub ruled_out: u64,
     /// Passed the filter and was left out by 1-in-N sampling.
     pub sampled_out: u64,
     /// Published in the ring.
@@ -121,6 +126,7 @@ impl PortCounters {
         self.paused += other.paused;
         self.direction += other.direction;
         self.filtered += other.filtered;
+        self.ruled_out += other.ruled_out;
         self.sampled_out += other.sampled_out;
         self.delivered += other.delivered;
         self.dropped_full += other.dropped_full;
@@ -135,6 +141,7 @@ impl PortCounters {
             + self.paused
             + self.direction
             + self.filtered
+            + self.ruled_out
             + self.sampled_out
             + self.delivered
             + self.dropped_full
@@ -169,6 +176,7 @@ impl Port {
             guard: None,
             filter: None,
             tuning: Tuning::default(),
+            rules: Rules::default(),
             snaplen,
             share: Share::All,
             doorbell,
@@ -263,6 +271,10 @@ impl Port {
             && filter.run(frame.bytes, frame.wire_len) == 0
         {
             self.counters.filtered += 1;
+            return;
+        }
+        if !self.rules.accept(frame.bytes, batch.now_us) {
+            self.counters.ruled_out += 1;
             return;
         }
         if self.tuning.sample > 1 {

@@ -20,6 +20,7 @@ use super::{Queue, QueueCounters, Received};
 use crate::fanout::{Fanout, FanoutCounters};
 use crate::filter::Program;
 use crate::port::{Port, PortCounters, Share};
+use crate::rules::{Change, Changed};
 use crate::sys::event;
 
 /// What the control thread asks of a queue's thread.
@@ -33,6 +34,8 @@ pub enum Command {
     Filter(u32, Option<Arc<Program>>, Sender<()>),
     /// Tune a port so from the next batch on.
     Tune(u32, Tuning, Sender<()>),
+    /// Change a port's rules from the next batch on.
+    Rules(u32, Change, Sender<Changed>),
     /// Report all counters.
     Snapshot(Sender<Snapshot>),
     /// End.
@@ -277,6 +280,12 @@ impl Run {
                         port.tune(tuning);
                     }
                     tell(&reply, ());
+                }
+                Command::Rules(id, change, reply) => {
+                    let now_us = self.now_us();
+                    let port = self.fanout.port_mut(id);
+                    let changed = port.map(|port| port.rules.change(change, now_us));
+                    tell(&reply, changed.unwrap_or_default());
                 }
                 Command::Snapshot(reply) => tell(&reply, self.snapshot()),
                 Command::Stop => return false,

@@ -3,6 +3,7 @@
 use super::VERSION;
 use super::device::{Counted, Device};
 use super::open::{FilterSpec, Open, Opened, RingPlace, Tuning};
+use super::rule::{self, Rule, RuleKey, RuleKind};
 use super::vm::{VmReady, VmSpec};
 use super::wire::{Header, Malformed, Reader, Writer};
 
@@ -73,6 +74,53 @@ pub enum Message {
         port: u32,
         /// From the next packet on.
         tuning: Tuning,
+    },
+    /// Adds rules to a port: all or, on Error, none. One with the key of an old one replaces it
+    /// and counts from 0.
+    AddRules {
+        /// The port.
+        port: u32,
+        /// The rules.
+        rules: Vec<Rule>,
+    },
+    /// Removes a rule.
+    RemoveRule {
+        /// The port.
+        port: u32,
+        /// Which.
+        key: RuleKey,
+    },
+    /// Says what becomes of packets that no rule decides.
+    RuleDefault {
+        /// The port.
+        port: u32,
+        /// The port gets them.
+        accept: bool,
+    },
+    /// Removes the rules of one kind that no packet matched for some time.
+    PurgeRules {
+        /// The port.
+        port: u32,
+        /// Which kind.
+        kind: RuleKind,
+        /// For so long, in milliseconds.
+        idle_ms: u64,
+    },
+    /// These were removed.
+    Purged(Vec<RuleKey>),
+    /// Asks for the counters of a rule.
+    RuleStats {
+        /// The port.
+        port: u32,
+        /// Which.
+        key: RuleKey,
+    },
+    /// They are these.
+    RuleCounters {
+        /// Packets that it was about.
+        matched: u64,
+        /// Milliseconds since the last of them, or since it was added.
+        idle_ms: u64,
     },
     /// It is done.
     Done,
@@ -152,6 +200,13 @@ impl Message {
             Self::Adopt { .. } => 20,
             Self::Ack { .. } => 21,
             Self::Tune { .. } => 22,
+            Self::AddRules { .. } => 23,
+            Self::RemoveRule { .. } => 24,
+            Self::RuleDefault { .. } => 25,
+            Self::PurgeRules { .. } => 26,
+            Self::Purged(_) => 27,
+            Self::RuleStats { .. } => 28,
+            Self::RuleCounters { .. } => 29,
         }
     }
 
@@ -212,6 +267,32 @@ impl Message {
             Self::Tune { port, tuning } => {
                 w.u32(*port);
                 tuning.write(w);
+            }
+            Self::AddRules { port, rules } => {
+                w.u32(*port);
+                w.list(rules, |w, rule| rule.write(w));
+            }
+            Self::RemoveRule { port, key } | Self::RuleStats { port, key } => {
+                w.u32(*port);
+                key.write(w);
+            }
+            Self::RuleDefault { port, accept } => {
+                w.u32(*port);
+                w.u8(u8::from(*accept));
+            }
+            Self::PurgeRules {
+                port,
+                kind,
+                idle_ms,
+            } => {
+                w.u32(*port);
+                w.u8(*kind as u8);
+                w.u64(*idle_ms);
+            }
+            Self::Purged(keys) => w.list(keys, |w, key| key.write(w)),
+            Self::RuleCounters { matched, idle_ms } => {
+                w.u64(*matched);
+                w.u64(*idle_ms);
             }
             Self::Stats { port } | Self::Close { port } => w.u32(*port),
             Self::Counters(all) => w.list(all, |w, counted| counted.write(w)),
@@ -298,6 +379,32 @@ impl Message {
             22 => Self::Tune {
                 port: r.u32("port")?,
                 tuning: Tuning::read(r)?,
+            },
+            23 => Self::AddRules {
+                port: r.u32("port")?,
+                rules: r.list("rules", Rule::read)?,
+            },
+            24 => Self::RemoveRule {
+                port: r.u32("port")?,
+                key: RuleKey::read(r)?,
+            },
+            25 => Self::RuleDefault {
+                port: r.u32("port")?,
+                accept: r.flag("accept")?,
+            },
+            26 => Self::PurgeRules {
+                port: r.u32("port")?,
+                kind: rule::read_kind(r)?,
+                idle_ms: r.u64("idle_ms")?,
+            },
+            27 => Self::Purged(r.list("rules", RuleKey::read)?),
+            28 => Self::RuleStats {
+                port: r.u32("port")?,
+                key: RuleKey::read(r)?,
+            },
+            29 => Self::RuleCounters {
+                matched: r.u64("matched")?,
+                idle_ms: r.u64("idle_ms")?,
             },
             kind => return Err(Malformed::Kind(kind)),
         })

@@ -1,12 +1,49 @@
 //! Every message, there and back, cut and random.
 
 use super::*;
-use crate::control::{Balance, Direction, Grant, VmKind, wire};
+use crate::control::{
+    Balance, Direction, ExactRule, Flow, Grant, NO_VLAN, Network, Pattern, RuleAction, VmKind,
+    WildcardRule, wire,
+};
 
 fn every_message() -> Vec<Message> {
     let place = RingPlace {
         offset: 4096,
         len: 8192,
+    };
+    let exact = ExactRule {
+        flow: Flow {
+            vlan_id: 5,
+            proto: 6,
+            host_a: [192, 0, 2, 1].into(),
+            host_b: [0x20; 16].into(),
+            port_a: 80,
+            port_b: 40_000,
+        },
+        action: RuleAction::Drop,
+    };
+    let wildcard = WildcardRule {
+        id: 7,
+        matches: Pattern {
+            bidirectional: true,
+            source_mac: [2; 6],
+            target_mac: [4; 6],
+            vlan_id: NO_VLAN,
+            ethertype: 0x0800,
+            proto: 17,
+            source: Some(Network {
+                address: [10, 0, 0, 0].into(),
+                mask: [255, 0, 0, 0].into(),
+            }),
+            target: None,
+            source_ports: (53, 53),
+            target_ports: (1024, 65_535),
+            tos: 4,
+            tos_mask: 0xfc,
+            tcp_flags: 2,
+            tcp_flags_mask: 18,
+        },
+        action: RuleAction::Count,
     };
     let pairs = vec![("read".to_owned(), 7)];
     vec![
@@ -76,6 +113,32 @@ fn every_message() -> Vec<Message> {
         Message::Tune {
             port: 4,
             tuning: Tuning::default(),
+        },
+        Message::AddRules {
+            port: 4,
+            rules: vec![Rule::Exact(exact), Rule::Wildcard(wildcard)],
+        },
+        Message::RemoveRule {
+            port: 4,
+            key: RuleKey::Exact(exact.flow),
+        },
+        Message::RuleDefault {
+            port: 4,
+            accept: true,
+        },
+        Message::PurgeRules {
+            port: 4,
+            kind: RuleKind::Wildcard,
+            idle_ms: 90_000,
+        },
+        Message::Purged(vec![RuleKey::Wildcard(7), RuleKey::Exact(exact.flow)]),
+        Message::RuleStats {
+            port: 4,
+            key: RuleKey::Wildcard(7),
+        },
+        Message::RuleCounters {
+            matched: 9,
+            idle_ms: 1234,
         },
         Message::Done,
         Message::Stats { port: 0 },

@@ -10,6 +10,7 @@
 //! Open    → Opened   + 2 file descriptors on a Unix socket: the ring's memory, the wake-up pipe
 //! Filter  → Done               takes effect between two packets; the old one stays on Error
 //! Tune    → Done               direction, sampling, pause; between two packets, too
+//! AddRules, RemoveRule, RuleDefault → Done;  PurgeRules → Purged;  RuleStats → RuleCounters
 //! Stats   → Counters
 //! Close   → Done
 //! any     → Error              the request had no effect
@@ -32,11 +33,16 @@ pub mod wire;
 mod device;
 mod message;
 mod open;
+mod rule;
 mod vm;
 
 pub use device::{Counted, Device};
 pub use message::{Message, Role};
 pub use open::{Balance, Direction, FilterSpec, Open, Opened, RingPlace, Tuning};
+pub use rule::{
+    ExactRule, Flow, MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern, Rule,
+    RuleAction, RuleKey, RuleKind, WildcardRule,
+};
 pub use vm::{Grant, VmKind, VmReady, VmSpec};
 pub use wire::{Header, Malformed};
 

@@ -1,0 +1,71 @@
+//! Requests about the rules of a port.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use vnplug_ring::control::{Message, code};
+
+use super::Control;
+use crate::hub::policy::Viewer;
+use crate::hub::{Owner, Refusal};
+use crate::rules::{Key, Prepared};
+
+impl Control {
+    /// Serves a request about the rules of a port of this application.
+    pub(super) fn rules(
+        &mut self,
+        token: u64,
+        app: u32,
+        viewer: &Viewer,
+        request: Message,
+    ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
+        let invalid = |what: String| Refusal::new(code::INVALID, what);
+        let answer = match request {
+            Message::AddRules { port, rules } => {
+                self.owned(token, app, port)?;
+                let rules = Prepared::new(&rules).map_err(invalid)?;
+                let owner = match viewer {
+                    _ if self.policy.is_operator(viewer) => None,
+                    Viewer::User(uid) => Some(Owner::User(*uid)),
+                    Viewer::Vm(name) => Some(Owner::Vm(name.clone())),
+                };
+                self.hub.add_rules(port, &rules, owner.as_ref())?;
+                Message::Done
+            }
+            Message::RemoveRule { port, key } => {
+                self.owned(token, app, port)?;
+                self.hub
+                    .remove_rule(port, Key::new(&key).map_err(invalid)?)?;
+                Message::Done
+            }
+            Message::RuleDefault { port, accept } => {
+                self.owned(token, app, port)?;
+                self.hub.rule_default(port, accept);
+                Message::Done
+            }
+            Message::PurgeRules {
+                port,
+                kind,
+                idle_ms,
+            } => {
+                self.owned(token, app, port)?;
+                let idle = Duration::from_millis(idle_ms);
+                Message::Purged(self.hub.purge_rules(port, kind, idle))
+            }
+            Message::RuleStats { port, key } => {
+                self.owned(token, app, port)?;
+                let key = Key::new(&key).map_err(invalid)?;
+                let (matched, idle_us) = self.hub.rule_hits(port, key)?;
+                Message::RuleCounters {
+                    matched,
+                    idle_ms: idle_us / 1000,
+                }
+            }
+            other => {
+                let what = format!("message {} is not about rules", other.kind());
+                return Err(Refusal::new(code::PROTOCOL, what));
+            }
+        };
+        Ok((answer, Vec::new()))
+    }
+}

@@ -1,0 +1,250 @@
+//! The ports' filtering rules, as the control thread knows them: how many there are, and what they
+//! may cost. The rules themselves are the queues' threads' (`crate::rules`).
+
+use std::collections::BTreeSet;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use vnplug_ring::control::{Counted, MAX_EXACT_RULES, MAX_WILDCARD_RULES, RuleKey, RuleKind, code};
+
+use super::{ANSWER, Hub, MAX_FILTER_WORK, Owner, PortRecord, Refusal};
+use crate::rules::{Change, Changed, Key, Prepared, Room};
+use crate::source::worker::Command;
+
+/// How many rules a port has, and what for.
+#[derive(Debug, Clone, Copy)]
+pub struct RuleBook {
+    /// Exact rules.
+    pub exact: usize,
+    /// Wildcard rules.
+    pub wildcard: usize,
+    /// What no rule decides is accepted.
+    pub accept: bool,
+    /// Exact and wildcard rules for which each queue has memory.
+    room: (usize, usize),
+}
+
+/// Exact rules of one owner, who is no operator, in all, times queues: each takes 136 bytes.
+pub const MAX_EXACT_EACH: usize = 262_144;
+/// What any rules cost per frame, in instructions of a filter: the frame is parsed and looked up.
+const RULES_WORK: usize = 32;
+/// What each wildcard rule costs per frame, in instructions of a filter.
+const WILDCARD_WORK: usize = 3;
+
+impl Default for RuleBook {
+    fn default() -> Self {
+        Self {
+            exact: 0,
+            wildcard: 0,
+            accept: true,
+            room: (0, 0),
+        }
+    }
+}
+
+impl RuleBook {
+    /// What they cost per frame at most, in instructions of a filter.
+    pub(super) fn work(&self) -> usize {
+        match (self.exact, self.wildcard) {
+            (0, 0) => 0,
+            (_, wildcard) => RULES_WORK + wildcard * WILDCARD_WORK,
+        }
+    }
+
+    /// Adds what there is to tell to a port's counters.
+    pub(super) fn tell(&self, counted: &mut Counted) {
+        let accept = if self.accept { "accept" } else { "drop" };
+        counted.labels.push(("rule_default".into(), accept.into()));
+        counted.values.extend([
+            ("exact_rules".into(), self.exact as u64),
+            ("wildcard_rules".into(), self.wildcard as u64),
+        ]);
+    }
+
+    fn forget(&mut self, removed: (usize, usize)) {
+        self.exact = self.exact.saturating_sub(removed.0);
+        self.wildcard = self.wildcard.saturating_sub(removed.1);
+    }
+}
+
+impl Hub {
+    /// Adds rules to a port, or none of them. The limits of what an owner may have are checked for
+    /// `owner`, if it is no operator. A rule that replaces another counts as one more here.
+    ///
+    /// # Errors
+    /// [`Refusal`] that names the limit.
+    pub(crate) fn add_rules(
+        &mut self,
+        id: u32,
+        rules: &Prepared,
+        owner: Option<&Owner>,
+    ) -> Result<(), Refusal> {
+        let Some(record) = self.ports.get(&id) else {
+            return Err(gone(id));
+        };
+        let (exact, wildcard) = rules.len();
+        let wanted = RuleBook {
+            exact: record.rules.exact + exact,
+            wildcard: record.rules.wildcard + wildcard,
+            ..record.rules
+        };
+        for (has, most, kind) in [
+            (wanted.exact, MAX_EXACT_RULES, "exact"),
+            (wanted.wildcard, MAX_WILDCARD_RULES, "wildcard"),
+        ] {
+            if has > most {
+                let what = format!("a port has at most {most} {kind} rules; remove some");
+                return Err(Refusal::new(code::LIMIT, what));
+            }
+        }
+        if let Some(owner) = owner {
+            self.bears_rules(id, record, owner, &wanted)?;
+        }
+        let mut room = record.rules.room;
+        let before = room;
+        let answers = self.change(id, || {
+            room = before;
+            let larger = Room::beyond(&mut room, (wanted.exact, wanted.wildcard));
+            Change::Add(rules.clone(), larger)
+        });
+        // All queues have the same rules; one that does not answer is logged.
+        let added = answers.first().map_or((0, 0), |changed| changed.added);
+        let refused: usize = answers.iter().map(|changed| changed.refused).sum();
+        if let Some(record) = self.ports.get_mut(&id) {
+            record.rules.room = room;
+            record.rules.exact += added.0;
+            record.rules.wildcard += added.1;
+        }
+        if refused > 0 {
+            let what = format!("no room was made for {refused} rules; please report this");
+            return Err(Refusal::new(code::INTERNAL, what));
+        }
+        Ok(())
+    }
+
+    /// Removes a rule.
+    ///
+    /// # Errors
+    /// [`Refusal`] if there is none.
+    pub(crate) fn remove_rule(&mut self, id: u32, key: Key) -> Result<(), Refusal> {
+        match self.remove_all(id, &[key]) {
+            (0, 0) => Err(no_rule(key)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes the rules of a kind that are idle in every queue of a port, and names them.
+    pub(crate) fn purge_rules(&mut self, id: u32, kind: RuleKind, idle: Duration) -> Vec<RuleKey> {
+        let Some(record) = self.ports.get(&id) else {
+            return Vec::new();
+        };
+        let most = match kind {
+            RuleKind::Exact => record.rules.exact,
+            RuleKind::Wildcard => record.rules.wildcard,
+        };
+        let idle_us = u64::try_from(idle.as_micros()).unwrap_or(u64::MAX);
+        let idle = self.change(id, || Change::Idle(kind, idle_us, Vec::with_capacity(most)));
+        let sets = idle.into_iter().map(|changed| changed.idle);
+        let keys = sets.reduce(|all, more| {
+            let more: BTreeSet<Key> = more.into_iter().collect();
+            all.into_iter().filter(|key| more.contains(key)).collect()
+        });
+        let keys = keys.unwrap_or_default();
+        self.remove_all(id, &keys);
+        keys.into_iter().map(Key::named).collect()
+    }
+
+    /// Says what becomes of frames that no rule decides.
+    pub(crate) fn rule_default(&mut self, id: u32, accept: bool) {
+        if let Some(record) = self.ports.get_mut(&id) {
+            record.rules.accept = accept;
+        }
+        self.change(id, || Change::Default(accept));
+    }
+
+    /// How often a rule matched, and microseconds since then.
+    ///
+    /// # Errors
+    /// [`Refusal`] if there is none.
+    pub(crate) fn rule_hits(&self, id: u32, key: Key) -> Result<(u64, u64), Refusal> {
+        let answers = self.change(id, || Change::Ask(key));
+        let hits = answers.iter().filter_map(|changed| changed.hits);
+        hits.reduce(|all, more| (all.0 + more.0, all.1.min(more.1)))
+            .ok_or_else(|| no_rule(key))
+    }
+
+    fn remove_all(&mut self, id: u32, keys: &[Key]) -> (usize, usize) {
+        let answers = self.change(id, || Change::RemoveAll(keys.to_vec()));
+        let removed = answers.first().map_or((0, 0), |changed| changed.removed);
+        if let Some(record) = self.ports.get_mut(&id) {
+            record.rules.forget(removed);
+        }
+        removed
+    }
+
+    /// Has every queue of a port change its rules, and waits until all did.
+    fn change(&self, id: u32, mut change: impl FnMut() -> Change) -> Vec<Changed> {
+        let Some(record) = self.ports.get(&id) else {
+            return Vec::new();
+        };
+        let sent = record.queues.iter().map(|&queue| {
+            let (reply, answer) = channel();
+            let command = Command::Rules(id, change(), reply);
+            self.sources[record.source].workers[queue].send(command);
+            answer
+        });
+        let sent: Vec<_> = sent.collect();
+        let answers = sent.iter().map(|answer| answer.recv_timeout(ANSWER));
+        let answers = answers.inspect(|answer| {
+            if answer.is_err() {
+                log::error!(target: "port", "port {id}: a source's thread does not answer");
+            }
+        });
+        answers.filter_map(Result::ok).collect()
+    }
+
+    /// Whether somebody's rules are still bearable for the others: for the readers of the source,
+    /// whose frames wait while rules are tried, and for the daemon's memory.
+    fn bears_rules(
+        &self,
+        id: u32,
+        record: &PortRecord,
+        owner: &Owner,
+        wanted: &RuleBook,
+    ) -> Result<(), Refusal> {
+        let others = || {
+            let own = |(other, port): &(&u32, &PortRecord)| **other != id && port.owner == *owner;
+            self.ports.iter().filter(own).map(|(_, port)| port)
+        };
+        let queues = record.queues.len();
+        let exact: usize = others().map(|it| it.rules.exact * it.queues.len()).sum();
+        if exact + wanted.exact * queues > MAX_EXACT_EACH {
+            let what = format!(
+                "your other ports have {exact} exact rules, counted once per queue, and this one \
+                 wants {}; the limit is {MAX_EXACT_EACH}: remove some or open one queue",
+                wanted.exact * queues
+            );
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        let same = others().filter(|port| port.source == record.source);
+        let work: usize = same.map(PortRecord::work).sum();
+        let wanted = record.filter_work + wanted.work() * queues;
+        if work + wanted > MAX_FILTER_WORK {
+            let what = format!(
+                "your other ports on this source cost {work} instructions and this one {wanted} \
+                 ({WILDCARD_WORK} for each wildcard rule, times queues); the limit is \
+                 {MAX_FILTER_WORK}: use fewer wildcard rules or exact ones"
+            );
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        Ok(())
+    }
+}
+
+fn no_rule(key: Key) -> Refusal {
+    Refusal::new(code::NOT_FOUND, format!("no such rule: {:?}", key.named()))
+}
+
+fn gone(id: u32) -> Refusal {
+    Refusal::new(code::NOT_FOUND, format!("port {id} is closed"))
+}
