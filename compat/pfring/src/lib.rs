@@ -24,5 +24,6 @@ mod settings;
 
 mod parse;
 mod print;
+mod rules;
 
 mod ffi;

@@ -3,6 +3,7 @@
 
 pub(crate) mod packet;
 pub(crate) mod ring;
+pub(crate) mod rule;
 
 #[cfg(test)]
 mod tests;

@@ -30,6 +30,11 @@ impl IpAddr {
         self.words[0]
     }
 
+    /// Whether it uses no more than an IPv4 address does.
+    pub(crate) fn is_v4(self) -> bool {
+        self.words[1..] == [0; 3]
+    }
+
     pub(crate) fn as_v6(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         for (chunk, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(self.words) {

@@ -1,11 +1,11 @@
 //! Filtering rules.
 
-use std::ffi::{c_char, c_ulong, c_void};
+use std::ffi::{c_char, c_ulong};
 
 use super::packet::IpAddr;
 
 /// `filtering_rule_core_fields`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C, packed)]
 pub(crate) struct Core {
     pub(crate) if_index: i32,
@@ -26,7 +26,7 @@ pub(crate) struct Core {
 }
 
 /// The anonymous `tunnel` of `filtering_rule_extended_fields`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct TunnelFields {
     pub(crate) tunnel_id: u32,
@@ -37,7 +37,7 @@ pub(crate) struct TunnelFields {
 }
 
 /// `filtering_rule_extended_fields`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C, packed)]
 pub(crate) struct ExtendedFields {
     pub(crate) optional_fields: u16,
@@ -46,15 +46,15 @@ pub(crate) struct ExtendedFields {
 }
 
 /// `filtering_internals`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C, packed)]
 pub(crate) struct Internals {
     pub(crate) jiffies_last_match: c_ulong,
-    pub(crate) reflector_dev: *mut c_void,
+    pub(crate) reflector_dev: usize,
 }
 
 /// `filtering_rule`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C, packed)]
 pub(crate) struct FilteringRule {
     pub(crate) rule_id: u16,
@@ -70,7 +70,7 @@ pub(crate) struct FilteringRule {
 }
 
 /// `hash_filtering_rule`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C, packed)]
 pub(crate) struct HashRule {
     pub(crate) rule_id: u16,
@@ -89,7 +89,7 @@ pub(crate) struct HashRule {
 /// `hash_filtering_rule_stats`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, packed)]
-pub(crate) struct RuleStats {
+pub(crate) struct Stats {
     pub(crate) matched: u64,
     pub(crate) filtered: u64,
     pub(crate) match_forward: u64,

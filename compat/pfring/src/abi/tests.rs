@@ -8,6 +8,7 @@ use super::packet::{
     CardSettings, Extended, Interface, Offsets, PacketHeader, PacketInfo, Parsed, Stat, Tcp, Tunnel,
 };
 use super::ring::{Calls, Ring};
+use super::rule::{Core, ExtendedFields, FilteringRule, HashRule, Stats, TunnelFields};
 
 macro_rules! layout {
     ($($c:literal = $rust:ty { $($member:literal = $field:ident),* $(,)? })*) => {
@@ -61,6 +62,34 @@ fn ours() -> Vec<(String, usize)> {
             "status" = status, "license" = license, "license_expiration" = license_expiration,
             "next" = next
         }
+        "filtering_rule_core_fields" = Core {
+            "if_index" = if_index, "smac" = smac, "dmac" = dmac, "vlan_id" = vlan_id,
+            "eth_type" = eth_type, "proto" = proto, "shost" = shost, "dhost" = dhost,
+            "shost_mask" = shost_mask, "dhost_mask" = dhost_mask, "sport_low" = sport_low,
+            "sport_high" = sport_high, "dport_low" = dport_low, "dport_high" = dport_high,
+            "tcp.flags" = tcp_flags
+        }
+        "filtering_rule_extended_fields" = ExtendedFields {
+            "optional_fields" = optional_fields, "tunnel" = tunnel,
+            "payload_pattern" = payload_pattern
+        }
+        "filtering_rule" = FilteringRule {
+            "rule_id" = rule_id, "rule_action" = rule_action, "balance_id" = balance_id,
+            "balance_pool" = balance_pool, "locked" = locked, "bidirectional" = bidirectional,
+            "core_fields" = core, "extended_fields" = extended,
+            "reflector_device_name" = reflector_device_name, "internals" = internals
+        }
+        "hash_filtering_rule" = HashRule {
+            "rule_id" = rule_id, "vlan_id" = vlan_id, "ip_version" = ip_version, "proto" = proto,
+            "host_peer_a" = host_peer_a, "host_peer_b" = host_peer_b,
+            "port_peer_a" = port_peer_a, "port_peer_b" = port_peer_b,
+            "rule_action" = rule_action, "reflector_device_name" = reflector_device_name,
+            "internals" = internals
+        }
+        "hash_filtering_rule_stats" = Stats {
+            "match" = matched, "filtered" = filtered, "match_forward" = match_forward,
+            "inactivity" = inactivity
+        }
         "struct __pfring" = Ring {
             "initialized" = initialized, "enabled" = enabled, "zc_device" = zc_device,
             "is_shutting_down" = is_shutting_down, "direction" = direction, "mode" = mode,
@@ -84,6 +113,14 @@ fn ours() -> Vec<(String, usize)> {
         (
             member("get_link_type"),
             calls + offset_of!(Calls, get_link_type),
+        ),
+        (
+            "offsetof(filtering_rule, extended_fields.tunnel.dhost_mask)".into(),
+            {
+                let tunnel =
+                    offset_of!(FilteringRule, extended) + offset_of!(ExtendedFields, tunnel);
+                tunnel + offset_of!(TunnelFields, dhost_mask)
+            },
         ),
         ("offsetof(struct pkt_parsing_info, tcp.seq_num)".into(), {
             offset_of!(Parsed, tcp) + offset_of!(Tcp, seq_num)

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::{about, life, receive, select};
+use super::{about, life, receive, rules, select};
 use crate::abi::ring::Calls;
 
 macro_rules! present {
@@ -39,6 +39,15 @@ present! {
         remove_from_cluster = pfring_remove_from_cluster,
         enable_rss_rehash = pfring_enable_rss_rehash, set_bpf_filter = pfring_set_bpf_filter,
         remove_bpf_filter = pfring_remove_bpf_filter;
+    rules:
+        add_filtering_rule = pfring_add_filtering_rule,
+        remove_filtering_rule = pfring_remove_filtering_rule,
+        purge_idle_rules = pfring_purge_idle_rules,
+        get_filtering_rule_stats = pfring_get_filtering_rule_stats,
+        handle_hash_filtering_rule = pfring_handle_hash_filtering_rule,
+        get_hash_filtering_rule_stats = pfring_get_hash_filtering_rule_stats,
+        purge_idle_hash_rules = pfring_purge_idle_hash_rules,
+        toggle_filtering_policy = pfring_toggle_filtering_policy;
     about:
         stats = pfring_stats, version = pfring_version,
         get_num_rx_channels = pfring_get_num_rx_channels,

@@ -64,18 +64,6 @@ unsupported! {
     pfring_handle_arista_hw_timestamp(*mut u8, *mut c_void);
 }
 
-// Rules.
-unsupported! {
-    pfring_add_filtering_rule(*mut Ring, *mut c_void);
-    pfring_remove_filtering_rule(*mut Ring, u16);
-    pfring_get_filtering_rule_stats(*mut Ring, u16, *mut c_char, *mut c_uint);
-    pfring_purge_idle_rules(*mut Ring, u16);
-    pfring_handle_hash_filtering_rule(*mut Ring, *mut c_void, u8);
-    pfring_get_hash_filtering_rule_stats(*mut Ring, *mut c_void, *mut c_char, *mut c_uint);
-    pfring_purge_idle_hash_rules(*mut Ring, u16);
-    pfring_toggle_filtering_policy(*mut Ring, u8);
-}
-
 // Compiling filters in the program; the daemon does it.
 unsupported! {
     pfring_parse_bpf_filter(*const c_char, c_uint, *mut c_void);

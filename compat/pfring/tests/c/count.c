@@ -3,8 +3,9 @@
  * line of results at the end. Written against the API's documentation.
  *
  *   -i device  -n packets  -l caplen  -f filter  -c cluster  -H cluster-type  -w watermark
- *   -p poll-ms  -e direction  -s sampling  -V vlan  -x none|long|copy  -r recv|parsed|burst|loop|poll
- *   -a (active)  -t threads  -R rule-file-like word: drop-udp-hash, drop-udp-wild, only-tcp-wild
+ *   -p poll-ms  -e direction  -s sampling  -V vlan  -m (long header)
+ *   -r recv|copy|parsed|burst|loop|poll
+ *   -a (active)  -t threads
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -133,52 +134,9 @@ static int receive(const char *how, int wait)
     return 0;
 }
 
-static void add_rule(const char *what)
-{
-    int rc = -99;
-    if (strcmp(what, "drop-udp-wild") == 0 || strcmp(what, "only-tcp-wild") == 0) {
-        filtering_rule rule;
-        memset(&rule, 0, sizeof rule);
-        if (what[0] == 'd') {
-            rule.rule_id = 5;
-            rule.rule_action = dont_forward_packet_and_stop_rule_evaluation;
-            rule.core_fields.proto = 17;
-        } else {
-            rule.rule_id = FILTERING_RULE_AUTO_RULE_ID;
-            rule.rule_action = forward_packet_and_stop_rule_evaluation;
-            rule.core_fields.proto = 6;
-            rule.core_fields.shost.v4 = ntohl(inet_addr("10.0.0.0"));
-            rule.core_fields.shost_mask.v4 = 0xff000000;
-            pfring_toggle_filtering_policy(ring, 0);
-        }
-        rc = pfring_add_filtering_rule(ring, &rule);
-        if (rule.rule_id == FILTERING_RULE_AUTO_RULE_ID)
-            rc = -98;
-    } else if (strcmp(what, "drop-flow-hash") == 0) {
-        /* the first packet's flow, seen by a look at it */
-        hash_filtering_rule rule;
-        struct pfring_pkthdr h;
-        u_char *p = NULL;
-        memset(&h, 0, sizeof h);
-        if (pfring_recv_parsed(ring, &p, 0, &h, 1, 4, 0, 0) < 4)
-            exit(9);
-        memset(&rule, 0, sizeof rule);
-        rule.vlan_id = h.extended_hdr.parsed_pkt.vlan_id;
-        rule.proto = h.extended_hdr.parsed_pkt.l3_proto;
-        rule.ip_version = h.extended_hdr.parsed_pkt.ip_version;
-        rule.host_peer_a = h.extended_hdr.parsed_pkt.ip_src;
-        rule.host_peer_b = h.extended_hdr.parsed_pkt.ip_dst;
-        rule.port_peer_a = h.extended_hdr.parsed_pkt.l4_src_port;
-        rule.port_peer_b = h.extended_hdr.parsed_pkt.l4_dst_port;
-        rule.rule_action = dont_forward_packet_and_stop_rule_evaluation;
-        rc = pfring_handle_hash_filtering_rule(ring, &rule, 1);
-    }
-    printf("rule %d\n", rc);
-}
-
 int main(int argc, char **argv)
 {
-    const char *device = "eth0", *filter = NULL, *how = "recv", *rule = NULL;
+    const char *device = "eth0", *filter = NULL, *how = "recv";
     int option, rc, cluster = 0, type = cluster_per_flow_5_tuple, watermark = 0, poll_ms = 0;
     int direction = 0, sampling = 0, vlan = -1, wait = 1, threads = 0;
     u_int32_t caplen = 1536, flags = PF_RING_PROMISC;
@@ -201,7 +159,6 @@ int main(int argc, char **argv)
         case 'r': how = optarg; break;
         case 'a': wait = 0; break;
         case 't': threads = atoi(optarg); flags |= PF_RING_REENTRANT; break;
-        case 'R': rule = optarg; break;
         default: return 2;
         }
     }
@@ -227,8 +184,6 @@ int main(int argc, char **argv)
         printf("duration %d\n", rc);
     if (sampling && (rc = pfring_set_sampling_rate(ring, sampling)) != 0)
         printf("sampling %d\n", rc);
-    if (rule && strcmp(rule, "drop-flow-hash") != 0)
-        add_rule(rule);
     signal(SIGINT, leave);
     signal(SIGALRM, leave);
     if ((rc = pfring_enable_ring(ring)) != 0) {
@@ -237,8 +192,6 @@ int main(int argc, char **argv)
     }
     printf("ready\n");
     fflush(stdout);
-    if (rule && strcmp(rule, "drop-flow-hash") == 0)
-        add_rule(rule);
     if (threads) {
         pthread_t all[16];
         for (int i = 0; i < threads; i++)

@@ -61,12 +61,13 @@ fn programs_read_the_hosts_packets_in_a_guest() {
     let daemon = Daemon::start(&lab, None, &args).unwrap();
     let shared = compile(lab.dir(), "count", Library::Shared);
     let fixed = compile(lab.dir(), "calls", Library::Static);
+    let rules = compile(lab.dir(), "rules", Library::Static);
     let library = lab.dir().join("libpfring.so");
-    let image =
-        Image::default()
-            .program(shared)
-            .program(fixed)
-            .file(library, "/lib/libpfring.so", 0o755);
+    let image = Image::default()
+        .program(shared)
+        .program(fixed)
+        .program(rules)
+        .file(library, "/lib/libpfring.so", 0o755);
     let (guest, _channel) = boot(&lab, &daemon, image);
     let _agent = guest.spawn("exec vnplug agent 2>&1").unwrap();
     let deadline = Instant::now() + LIMIT;
@@ -99,6 +100,7 @@ fn programs_read_the_hosts_packets_in_a_guest() {
     let text = run(&guest, "count -i host:g -n 500 -m -c 5 -H 1");
     assert_eq!(number(&text, "packets"), 500, "{text}");
     assert!(run(&guest, "calls host:end host:fin").ends_with("all calls"));
+    assert!(run(&guest, "rules host:g").ends_with("rules"));
     drop(guest);
     daemon.audit();
 }

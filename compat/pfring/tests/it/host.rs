@@ -211,6 +211,15 @@ fn every_other_call_does_what_the_header_says() {
 }
 
 #[test]
+fn rules_run_on_the_host_with_their_statistics() {
+    let bench = Bench::new("rules", &[MIXED]);
+    let running = bench.start(&["g"]);
+    running.expect("rules");
+    running.finish();
+    bench.daemon.audit();
+}
+
+#[test]
 fn a_sender_is_told_why_it_cannot() {
     let bench = Bench::new("send", &["g=gen,pps=10"]);
     let running = bench.start(&["g"]);

@@ -4,13 +4,17 @@
 //! the next one is taken. So a packet stays valid until the next call that receives, as PF_RING
 //! promises, and no port is asked while some of its packets wait here.
 
+mod rules;
+
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
-use vnplug::{Error, Meta, Next, Port, Tuning};
+use vnplug::{Error, Meta, Next, Port, Rule, RuleKey, Tuning};
 
 use crate::device::Target;
 use crate::gate::Gate;
 use crate::settings::Settings;
+use rules::Kept;
 
 /// See the module's comment.
 #[derive(Debug)]
@@ -21,6 +25,11 @@ pub(crate) struct Reader {
     turn: usize,
     burst: Vec<Lent>,
     taken: usize,
+    rules: BTreeMap<RuleKey, Kept>,
+    /// What happens to packets that no rule decides.
+    rule_default: bool,
+    /// Some of `rules` are gone on the host.
+    purged: bool,
     /// The name changed: the ports are opened again when they are enabled.
     renamed: bool,
     /// Losses of ports that were closed.
@@ -58,6 +67,9 @@ impl Reader {
             turn: 0,
             burst: Vec::with_capacity(BURST),
             taken: 0,
+            rules: BTreeMap::new(),
+            rule_default: true,
+            purged: false,
             renamed: false,
             lost_before: 0,
         };
@@ -78,6 +90,7 @@ impl Reader {
     /// Replaces the ports by ports on `targets`, with the settings there are. On an error nothing
     /// changes. What was not read yet is lost.
     pub(crate) fn replace(&mut self, targets: Vec<Target>, gate: &Gate) -> Result<(), Error> {
+        self.forget_purged();
         let ports = targets.iter().map(|target| self.open_port(target, gate));
         let ports = ports.collect::<Result<Vec<_>, _>>()?;
         self.lost_before += self.dropped_by_ports();
@@ -247,7 +260,12 @@ impl Reader {
     }
 
     fn open_port(&self, target: &str, gate: &Gate) -> Result<Port, Error> {
-        let port = self.settings.options(target).open()?;
+        let mut port = self.settings.options(target).open()?;
+        if !self.rule_default {
+            port.set_rule_default(false)?;
+        }
+        let rules: Vec<Rule> = self.rules.values().map(|kept| kept.rule).collect();
+        port.add_rules(&rules)?;
         gate.add(port.as_fd()).map_err(|errno| Error::System {
             what: "cannot watch a port",
             errno,
