@@ -92,8 +92,8 @@ pub(crate) const ERROR_ACTIVATED: c_int = -4;
 pub(crate) const ERROR_NO_SUCH_DEVICE: c_int = -5;
 pub(crate) const ERROR_RFMON_NOTSUP: c_int = -6;
 pub(crate) const ERROR_PERM_DENIED: c_int = -8;
-pub(crate) const ERROR_CANTSET_TSTAMP_TYPE: c_int = -10;
 pub(crate) const ERROR_TSTAMP_PRECISION_NOTSUP: c_int = -12;
+pub(crate) const WARNING_TSTAMP_TYPE_NOTSUP: c_int = 3;
 
 /// Time stamps are the host's.
 pub(crate) const TSTAMP_HOST: c_int = 0;

@@ -7,9 +7,9 @@ use vnplug::{Direction, Error, Port, PortOptions, code};
 use vnplug_ring::layout::record_size;
 
 use crate::abi::{
-    ERROR, ERROR_ACTIVATED, ERROR_CANTSET_TSTAMP_TYPE, ERROR_NO_SUCH_DEVICE, ERROR_PERM_DENIED,
-    ERROR_RFMON_NOTSUP, ERROR_TSTAMP_PRECISION_NOTSUP, PRECISION_MICRO, PRECISION_NANO,
-    TSTAMP_HOST,
+    ERROR, ERROR_ACTIVATED, ERROR_NO_SUCH_DEVICE, ERROR_PERM_DENIED, ERROR_RFMON_NOTSUP,
+    ERROR_TSTAMP_PRECISION_NOTSUP, PRECISION_MICRO, PRECISION_NANO, TSTAMP_HOST,
+    WARNING_TSTAMP_TYPE_NOTSUP,
 };
 use crate::devices::{describe, device_of, socket};
 use crate::handle::{Handle, State};
@@ -54,10 +54,11 @@ pub(crate) fn set_tstamp_type(handle: &Handle, kind: c_int) -> c_int {
     match set(handle, |_| ()) {
         0 if kind == TSTAMP_HOST => 0,
         0 => {
+            // Programs warn and go on, as on an interface with one kind of time stamps.
             handle.set_error(
                 "the time stamps are the daemon's, taken by its host; the program cannot set how",
             );
-            ERROR_CANTSET_TSTAMP_TYPE
+            WARNING_TSTAMP_TYPE_NOTSUP
         }
         status => status,
     }

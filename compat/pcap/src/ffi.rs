@@ -74,7 +74,8 @@ export! {
         ptr::null_mut();
 
     fn pcap_datalink(p: Pcap) -> c_int = |handle| activated(handle, link_type), ERROR;
-    fn pcap_datalink_ext(p: Pcap) -> c_int = |handle| activated(handle, link_type), ERROR;
+    // The bits that a file's header has beside the link type; there are none.
+    fn pcap_datalink_ext(p: Pcap) -> c_int = |handle| activated(handle, |_| 0), ERROR;
     fn pcap_snapshot(p: Pcap) -> c_int = |handle| activated(handle, |live| live.snaplen), ERROR;
     fn pcap_is_swapped(p: Pcap) -> c_int = |handle| activated(handle, |_| 0), ERROR;
     fn pcap_major_version(p: Pcap) -> c_int = |handle| activated(handle, |_| 0), ERROR;

@@ -60,6 +60,10 @@ impl Screen {
 /// # Safety
 /// `program` is null or points to a program.
 pub(crate) unsafe fn set(handle: &Handle, program: *const Program) -> c_int {
+    if handle.live(|_| ()).is_none() {
+        handle.set_error("This handle hasn't been activated yet");
+        return ERROR_NOT_ACTIVATED;
+    }
     // SAFETY: the caller's promise.
     let Some(program) = (unsafe { program.as_ref() }) else {
         return fail(handle, "setfilter: No filter specified");
