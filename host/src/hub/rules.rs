@@ -21,10 +21,11 @@ pub struct RuleBook {
     /// What no rule decides is accepted.
     pub accept: bool,
     /// Exact and wildcard rules for which each queue has memory.
-    room: (usize, usize),
+    pub(super) room: (usize, usize),
 }
 
-/// Exact rules of one owner, who is no operator, in all, times queues: each takes 136 bytes.
+/// Exact rules of one owner, who is no operator, in all, times queues: each takes 136 bytes, up to
+/// four times that while many are removed.
 pub const MAX_EXACT_EACH: usize = 262_144;
 /// What any rules cost per frame, in instructions of a filter: the frame is parsed and looked up.
 const RULES_WORK: usize = 32;
@@ -48,6 +49,14 @@ impl RuleBook {
         match (self.exact, self.wildcard) {
             (0, 0) => 0,
             (_, wildcard) => RULES_WORK + wildcard * WILDCARD_WORK,
+        }
+    }
+
+    /// Rules of a kind for which each queue has memory.
+    pub(crate) fn room(&self, kind: RuleKind) -> usize {
+        match kind {
+            RuleKind::Exact => self.room.0,
+            RuleKind::Wildcard => self.room.1,
         }
     }
 
@@ -115,6 +124,7 @@ impl Hub {
             record.rules.exact += added.0;
             record.rules.wildcard += added.1;
         }
+        self.fit_room(id);
         if refused > 0 {
             let what = format!("no room was made for {refused} rules; please report this");
             return Err(Refusal::new(code::INTERNAL, what));
@@ -179,7 +189,34 @@ impl Hub {
         if let Some(record) = self.ports.get_mut(&id) {
             record.rules.forget(removed);
         }
+        self.fit_room(id);
         removed
+    }
+
+    /// Gives back memory of rules that are not there any more, or were named twice: an owner's
+    /// memory is bounded by the number of rules.
+    fn fit_room(&mut self, id: u32) {
+        let Some(record) = self.ports.get(&id) else {
+            return;
+        };
+        let (before, needed) = (
+            record.rules.room,
+            (record.rules.exact, record.rules.wildcard),
+        );
+        let mut fit = before;
+        let Some(first) = Room::within(&mut fit, needed) else {
+            return;
+        };
+        let mut first = Some(first);
+        self.change(id, || {
+            let room = first
+                .take()
+                .or_else(|| Room::within(&mut { before }, needed));
+            Change::Add(Prepared::default(), room.unwrap_or_default())
+        });
+        if let Some(record) = self.ports.get_mut(&id) {
+            record.rules.room = fit;
+        }
     }
 
     /// Has every queue of a port change its rules, and waits until all did.

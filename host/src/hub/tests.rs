@@ -103,3 +103,63 @@ fn filters_of_one_owner_are_bounded_in_sum() {
             .is_ok()
     );
 }
+
+#[test]
+fn rules_that_are_gone_hold_no_memory() {
+    use crate::rules::{Key, Prepared};
+    use vnplug_ring::control::{
+        ExactRule, Flow, Pattern, Rule, RuleAction, RuleKey, RuleKind, WildcardRule,
+    };
+    let mut hub = hub();
+    let owner = Owner::User(1000);
+    let open = request("lab", "");
+    let opening = hub.open(&open, owner.clone(), Programs::default(), own(), None);
+    let port = opening.ok().unwrap().opened.port;
+    let flow = |n: u32| Flow {
+        vlan_id: 0,
+        proto: 6,
+        host_a: n.to_be_bytes().into(),
+        host_b: [10, 0, 0, 1].into(),
+        port_a: 1,
+        port_b: 2,
+    };
+    let exact = |n: u32| {
+        Rule::Exact(ExactRule {
+            flow: flow(n),
+            action: RuleAction::Drop,
+        })
+    };
+    let wildcard = |id: u16| {
+        Rule::Wildcard(WildcardRule {
+            id,
+            matches: Pattern::default(),
+            action: RuleAction::Count,
+        })
+    };
+    let add = |hub: &mut Hub, rules: Vec<Rule>| {
+        let prepared = Prepared::new(&rules).unwrap();
+        hub.add_rules(port, &prepared, Some(&owner)).unwrap();
+    };
+    let room = |hub: &Hub| hub.ports()[&port].rules.room;
+    add(&mut hub, (0..5000).map(exact).collect());
+    add(&mut hub, (0..2000).map(wildcard).collect());
+    assert!(room(&hub).0 >= 5000 && room(&hub).1 >= 2000);
+    for n in 1..5000 {
+        let key = Key::new(&RuleKey::Exact(flow(n))).unwrap();
+        hub.remove_rule(port, key).unwrap();
+    }
+    assert!(room(&hub).0 <= 64, "{:?}", room(&hub));
+    let purged = hub.purge_rules(port, RuleKind::Wildcard, Duration::ZERO);
+    assert_eq!(purged.len(), 2000);
+    assert!(room(&hub).1 <= 64, "{:?}", room(&hub));
+    // One rule named very often takes the room of one.
+    add(&mut hub, vec![exact(7); 5000]);
+    assert!(room(&hub).0 <= 64, "{:?}", room(&hub));
+    // What is left is where it was, and there is room again.
+    add(&mut hub, (100..4000).map(exact).collect());
+    for n in [0, 7, 100, 3999] {
+        let key = Key::new(&RuleKey::Exact(flow(n))).unwrap();
+        assert!(hub.rule_hits(port, key).is_ok(), "{n}");
+    }
+    assert_eq!(hub.ports()[&port].rules.exact, 3902);
+}

@@ -30,7 +30,7 @@ struct Entry {
 impl Exact {
     /// An empty table for so many rules.
     pub(super) fn with_room(rules: usize) -> Self {
-        let slots = (rules.max(32) * 2).next_power_of_two();
+        let slots = (rules.max(super::LEAST_EXACT) * 2).next_power_of_two();
         let entry = Entry {
             key: FlowKey([0; 5]),
             hits: Hits::default(),

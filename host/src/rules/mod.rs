@@ -45,7 +45,7 @@ pub struct Hits {
 /// A change of a port's rules.
 #[derive(Debug)]
 pub enum Change {
-    /// Add these, after moving all rules to larger memory if it is given.
+    /// Add these, after moving all rules to other memory if it is given.
     Add(Prepared, Room),
     /// Remove these.
     RemoveAll(Vec<Key>),
@@ -90,7 +90,7 @@ enum Named {
     Wildcard(u16),
 }
 
-/// Larger memory for rules.
+/// Other memory for rules.
 #[derive(Debug, Default)]
 pub struct Room {
     exact: Option<Exact>,
@@ -112,6 +112,25 @@ impl Room {
             room.wildcards = Some(wildcards);
         }
         room
+    }
+
+    /// Memory with twice the room that so many rules need, where `has` is more than four times as
+    /// much; it becomes that. `None`: it fits.
+    pub fn within(has: &mut (usize, usize), needed: (usize, usize)) -> Option<Self> {
+        let mut room = Self::default();
+        let exact = LEAST_EXACT.max(needed.0 * 2);
+        if has.0 > exact * 2 {
+            let exact = Exact::with_room(exact);
+            has.0 = exact.room();
+            room.exact = Some(exact);
+        }
+        let wildcard = LEAST_WILDCARDS.max(needed.1 * 2);
+        if has.1 > wildcard * 2 {
+            let wildcards = Wildcards::with_room(wildcard);
+            has.1 = wildcards.room();
+            room.wildcards = Some(wildcards);
+        }
+        (room.exact.is_some() || room.wildcards.is_some()).then_some(room)
     }
 }
 
@@ -288,6 +307,10 @@ impl Hits {
         self.last_us = now_us;
     }
 }
+
+/// Rules of a kind for which there is room at least, if there are any.
+const LEAST_EXACT: usize = 32;
+const LEAST_WILDCARDS: usize = 16;
 
 const NO_FLOW: &str = "a flow has two addresses of one family, and a VLAN of 0 (none) to 4095";
 

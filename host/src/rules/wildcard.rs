@@ -157,7 +157,7 @@ impl Wildcard {
 impl Wildcards {
     /// No rules, and room for so many.
     pub(super) fn with_room(rules: usize) -> Self {
-        let rules = rules.max(16).next_power_of_two();
+        let rules = rules.max(super::LEAST_WILDCARDS).next_power_of_two();
         Self {
             slots: Vec::with_capacity(rules),
             order: Vec::with_capacity(rules),
