@@ -11,7 +11,7 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, refusal};
 use vnplug_e2e::raw::{Holdings, Raw, open};
 use vnplug_ring::Region;
-use vnplug_ring::control::{Grant, Message, Role, VmKind, VmReady, VmSpec, code};
+use vnplug_ring::control::{FilterSpec, Grant, Message, Role, VmKind, VmReady, VmSpec, code};
 use vnplug_ring::layout::{HEAD, MAX_DELAY_US, TAIL, WAKE_AT, WAKE_SEQ};
 
 const SOURCE: &[&str] = &["--source", "lab=gen,pps=1000"];
@@ -160,4 +160,58 @@ fn who_leaves_while_a_pool_is_made_leaves_nothing() {
     }
     let after = Holdings::at_rest(daemon.pid());
     assert_eq!((after.fds, after.maps), (before.fds, before.maps));
+}
+
+#[test]
+fn a_user_who_asks_on_many_connections_at_once_gets_no_more_than_on_one() {
+    let lab = Lab::new().unwrap();
+    let config = lab.dir().join("config.toml");
+    let text = "socket_mode = 0o666\nmax_user_bytes = '128MiB'\n\
+        [[allow]]\nuid = 65534\nsource = 'lab'\n";
+    fs::write(&config, text).unwrap();
+    let config = config.to_str().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--config", config, "--source", SOURCE[1]]).unwrap();
+    let socket = daemon.socket();
+    for dir in [lab.dir(), socket.parent().unwrap()] {
+        fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    // The longest program there is: four of them are what the other readers must bear.
+    let mut longest = [0, 0, 0, 0, 0, 0, 0, 0].repeat(4095);
+    longest.extend([6, 0, 0, 0, 0xff, 0xff, 0, 0]);
+    let outcome = |filter: FilterSpec, ring_bytes: u64, count: u32| {
+        let ask = || {
+            rustix::thread::set_thread_uid(rustix::thread::Uid::from_raw(65534)).unwrap();
+            let mut all: Vec<Raw> = (0..count).map(|_| Raw::greeted(&socket)).collect();
+            let mut request = open("lab", ring_bytes);
+            request.filter = filter;
+            for raw in &mut all {
+                raw.send(&Message::Open(request.clone()).encode(7, 0))
+                    .unwrap();
+            }
+            let answers = all.iter_mut().map(|raw| match raw.next().unwrap().1 {
+                Message::Opened(_) => None,
+                other => Some(refusal(other)),
+            });
+            let answers: Vec<_> = answers.collect();
+            answers
+        };
+        thread::scope(|scope| scope.spawn(ask).join().unwrap())
+    };
+    let refused = outcome(FilterSpec::Program(longest), 8 << 20, 12);
+    let limits = refused
+        .iter()
+        .flatten()
+        .filter(|(code, _)| *code == code::LIMIT);
+    assert_eq!(limits.count(), 8, "{refused:?}");
+    let ports = || daemon.audit().iter().filter(|it| it.kind == "port").count();
+    let deadline = Instant::now() + LIMIT;
+    while ports() > 0 {
+        assert!(Instant::now() < deadline, "ports stay");
+        thread::sleep(Duration::from_millis(10));
+    }
+    // No memory is made that would be refused afterwards: the next one would wait for it.
+    let refused = outcome(FilterSpec::All, 64 << 20, 300);
+    let opened = refused.iter().filter(|refusal| refusal.is_none()).count();
+    assert!((1..=2).contains(&opened), "{opened}");
+    daemon.audit();
 }

@@ -480,3 +480,22 @@ fn inside_a_guest() {
     assert!(value(&host, "ruled_out") > 0);
     assert_eq!(value(&host, "exact_rules"), 2001);
 }
+
+#[test]
+fn what_keeps_a_queue_from_its_packets_is_asked_less_often() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000"]).unwrap();
+    let mut port = daemon.port("lab").open().unwrap();
+    let many: Vec<Rule> = (0..60_000)
+        .map(|number| exact(stranger(number), RuleAction::Drop))
+        .collect();
+    let begun = Instant::now();
+    port.add_rules(&many).unwrap();
+    // Every one may have to look through the whole table.
+    for _ in 0..4 {
+        let idle = Duration::from_secs(3600);
+        assert_eq!(port.purge_rules(RuleKind::Exact, idle).unwrap(), 0);
+    }
+    assert!(begun.elapsed() > Duration::from_secs(1));
+    daemon.audit();
+}

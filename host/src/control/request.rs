@@ -36,6 +36,8 @@ pub(super) enum Then {
 
 /// What a request costs beyond its own token if the queues' threads have to answer it too.
 const ASKS_QUEUES: f64 = 9.0;
+/// So many rules that a request has a queue's thread touch cost as much as a request.
+const RULES_AT_ONCE: f64 = 32.0;
 /// The longest name of a cluster in bytes, and as much of a filter's text as lists show.
 const MAX_CLUSTER: usize = 64;
 const SHOWN_FILTER: usize = 256;
@@ -137,7 +139,8 @@ impl Control {
             | Message::RuleDefault { .. }
             | Message::PurgeRules { .. }
             | Message::RuleStats { .. } => {
-                self.charge(token, ASKS_QUEUES);
+                let touched = self.touched_rules(&message);
+                self.charge(token, ASKS_QUEUES + touched as f64 / RULES_AT_ONCE);
                 let result = self.rules(token, app, &viewer, message);
                 self.answer(token, id, app, result)
             }
@@ -436,28 +439,50 @@ impl Control {
     ) -> Result<(), Over> {
         let memory = match viewer {
             Viewer::Vm(_) => Ok(None),
-            Viewer::User(uid) => match self.ring_bytes(viewer, &open, &Owner::User(*uid)) {
-                Ok(bytes) if bytes >= LARGE => {
-                    let then = Then::Rings(open, programs);
-                    return self.make(token, id, app, Want::Rings(bytes), then);
+            Viewer::User(uid) => {
+                let owner = Owner::User(*uid);
+                let awaited = self.awaited(viewer, &owner);
+                match self.ring_bytes(viewer, &open, &owner, awaited) {
+                    Ok(bytes) if bytes >= LARGE => {
+                        let then = Then::Rings(open, programs);
+                        return self.make(token, id, app, Want::Rings(bytes), then);
+                    }
+                    Ok(bytes) => rings(bytes, &|| true)
+                        .map(Some)
+                        .map_err(|error| no_memory(bytes, &error)),
+                    Err(refusal) => Err(refusal),
                 }
-                Ok(bytes) => rings(bytes, &|| true)
-                    .map(Some)
-                    .map_err(|error| no_memory(bytes, &error)),
-                Err(refusal) => Err(refusal),
-            },
+            }
         };
         let result =
             memory.and_then(|memory| self.opened(token, app, viewer, &open, programs, memory));
         self.answer(token, id, app, result)
     }
 
-    /// Bytes of memory for a port, if it may be.
-    fn ring_bytes(&self, viewer: &Viewer, open: &Open, owner: &Owner) -> Result<u64, Refusal> {
+    /// Bytes of memory for a port, if it may be beside what its owner waits for.
+    fn ring_bytes(
+        &self,
+        viewer: &Viewer,
+        open: &Open,
+        owner: &Owner,
+        awaited: (usize, u64),
+    ) -> Result<u64, Refusal> {
         if !self.policy.is_operator(viewer) {
-            self.hub.within_limits(open, owner)?;
+            self.hub.within_limits(open, owner, awaited)?;
         }
         self.hub.ring_bytes(open, owner)
+    }
+
+    /// Ports whose rings are being made for a user, on whatever connection, and their bytes.
+    fn awaited(&self, viewer: &Viewer, owner: &Owner) -> (usize, u64) {
+        let rings = self.pending.iter().filter_map(|(token, pending)| {
+            let own = self.sessions.get(token)?.viewer == *viewer;
+            match &pending.then {
+                Then::Rings(open, _) if own => Some(self.hub.ring_bytes(open, owner).unwrap_or(0)),
+                _ => None,
+            }
+        });
+        rings.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes))
     }
 
     fn bears(
@@ -484,10 +509,12 @@ impl Control {
         programs: Programs,
         memory: Option<Shared>,
     ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
+        // Others of its owner may have been opened while its rings were made.
+        self.bears(viewer, &open.device, None, &programs)?;
         let opening = match viewer {
             Viewer::User(uid) => {
                 let owner = Owner::User(*uid);
-                let bytes = self.ring_bytes(viewer, open, &owner)?;
+                let bytes = self.ring_bytes(viewer, open, &owner, (0, 0))?;
                 // What was asked for when it was made is what is asked for now.
                 let memory = memory
                     .filter(|memory| memory.len >= bytes)
@@ -497,7 +524,7 @@ impl Control {
             }
             Viewer::Vm(name) => {
                 let owner = Owner::Vm(name.clone());
-                self.hub.within_limits(open, &owner)?;
+                self.hub.within_limits(open, &owner, (0, 0))?;
                 let Some(vm) = self.vms.get_mut(name) else {
                     return Err(Refusal::new(code::NOT_FOUND, "the VM was detached"));
                 };

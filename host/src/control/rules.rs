@@ -11,6 +11,19 @@ use crate::hub::{Owner, Refusal};
 use crate::rules::{Key, Prepared};
 
 impl Control {
+    /// How many rules a request has each queue's thread touch, in which its packets wait.
+    pub(super) fn touched_rules(&self, request: &Message) -> usize {
+        match request {
+            Message::AddRules { rules, .. } => rules.len(),
+            Message::PurgeRules { port, kind, .. } => self
+                .hub
+                .ports()
+                .get(port)
+                .map_or(0, |record| record.rules.room(*kind)),
+            _ => 1,
+        }
+    }
+
     /// Serves a request about the rules of a port of this application.
     pub(super) fn rules(
         &mut self,

@@ -466,15 +466,20 @@ impl Hub {
     }
 
     /// Whether somebody who is no operator may open one more port; all readers share the daemon's
-    /// ports and the host's memory.
+    /// ports and the host's memory. `awaited`: ports that they wait for, and their bytes.
     ///
     /// # Errors
     /// [`Refusal`] that names the limit.
-    pub(crate) fn within_limits(&self, request: &Open, owner: &Owner) -> Result<(), Refusal> {
+    pub(crate) fn within_limits(
+        &self,
+        request: &Open,
+        owner: &Owner,
+        awaited: (usize, u64),
+    ) -> Result<(), Refusal> {
         let (source, queue) = self.find(&request.device)?;
         let own = || self.ports.values().filter(|port| port.owner == *owner);
         let most = self.limits.ports_each;
-        if own().count() >= most {
+        if own().count() + awaited.0 >= most {
             let what = format!("{most} ports of yours are open, the limit (max_ports_each)");
             return Err(Refusal::new(code::LIMIT, what));
         }
@@ -485,7 +490,8 @@ impl Hub {
         let wanted = self.capacity(request, 0)? * queues as u64;
         let has: u64 = own()
             .map(|port| port.capacity * port.queues.len() as u64)
-            .sum();
+            .sum::<u64>()
+            + awaited.1;
         let most = self.limits.user_bytes;
         if has + wanted > most {
             let what = format!(
