@@ -235,10 +235,10 @@ pub(crate) unsafe extern "C-unwind" fn pcap_next_ex(
     let status = match one(handle) {
         Ok(lent) => {
             // SAFETY: both may be written by the caller's promise. The header stays with the handle.
-            handle.live(|live| unsafe {
-                header.write(&raw mut live.header);
+            unsafe {
+                header.write(lent.header);
                 bytes.write(lent.bytes);
-            });
+            }
             1
         }
         Err(status) => status,
@@ -263,17 +263,18 @@ pub(crate) unsafe extern "C-unwind" fn pcap_next(
         return unsafe { (real().pcap_next)(p, header) };
     };
     let before = handle.enter();
-    let lent = one(handle);
-    // SAFETY: our handle, not used here any more.
-    unsafe { Handle::leave(p, before) };
-    match lent {
+    let bytes = match one(handle) {
         Ok(lent) => {
-            // SAFETY: may be written by the caller's promise.
-            unsafe { header.write(lent.header) };
+            // SAFETY: may be written by the caller's promise; the handle's header is there until
+            // it is left.
+            unsafe { header.write(*lent.header) };
             lent.bytes
         }
         Err(_) => ptr::null(),
-    }
+    };
+    // SAFETY: our handle, not used here any more.
+    unsafe { Handle::leave(p, before) };
+    bytes
 }
 
 /// See its manual page.

@@ -38,7 +38,7 @@ pub(crate) struct Live {
     pub(crate) screen: Option<Box<Screen>>,
     pub(crate) direction: Direction,
     pub(crate) base: Base,
-    /// The header that `pcap_next_ex` lends.
+    /// The header of the packet that is lent.
     pub(crate) header: PacketHeader,
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum Until {
 /// A packet, valid until the next step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lent {
-    pub(crate) header: PacketHeader,
+    pub(crate) header: *mut PacketHeader,
     pub(crate) bytes: *const c_uchar,
 }
 
@@ -125,28 +125,38 @@ impl Live {
                 Ok(Next::Ended) => return Step::Ended,
                 Err(error) => return Step::Over(error),
             };
-            let (meta, bytes) = (packet.meta, packet.bytes);
-            let lent = Lent {
-                header: header(&meta, bytes.len(), self.nanoseconds),
-                bytes: bytes.as_ptr(),
+            // NB: field by field, into one place that stays: copies of structures just written in
+            // smaller pieces wait for the stores, which cost as much as the packet itself.
+            let (meta, bytes) = (&packet.meta, packet.bytes);
+            let fraction_ns = meta.ts_ns % 1_000_000_000;
+            self.header.ts.tv_sec = (meta.ts_ns / 1_000_000_000) as libc::time_t;
+            self.header.ts.tv_usec = match self.nanoseconds {
+                true => fraction_ns as libc::suseconds_t,
+                false => (fraction_ns / 1000) as libc::suseconds_t,
             };
+            self.header.caplen = bytes.len() as u32;
+            self.header.len = meta.wire_len;
+            let (marks, lost, bytes_at) = (meta.flags, meta.lost, bytes.as_ptr());
             let mut passes = true;
             if let Some(screen) = &mut self.screen {
-                passes = screen.passes(&meta, bytes);
+                passes = screen.passes(meta, bytes);
                 if screen.is_over() {
                     self.screen = None;
                 }
             }
-            if meta.flags & flags::GAP != 0 {
-                self.base.restarted(self.port.counts(), meta.lost);
+            if marks & flags::GAP != 0 {
+                self.base.restarted(self.port.counts(), lost);
             }
             if self.direction != Direction::Both {
-                passes &= (self.direction == Direction::Tx) == (meta.flags & flags::OUTBOUND != 0);
+                passes &= (self.direction == Direction::Tx) == (marks & flags::OUTBOUND != 0);
             }
             if !passes {
                 continue;
             }
-            return Step::Packet(lent);
+            return Step::Packet(Lent {
+                header: &raw mut self.header,
+                bytes: bytes_at,
+            });
         }
     }
 }
@@ -160,7 +170,6 @@ pub(crate) fn one(handle: &Handle, progress: &mut Progress) -> Turn<Result<Lent,
         }
         match handle.live(Live::step) {
             Some(Step::Packet(lent)) => {
-                handle.live(|live| live.header = lent.header);
                 settle(handle);
                 return Turn::Return(Ok(lent));
             }
@@ -212,9 +221,9 @@ pub(crate) unsafe fn many(
         match handle.live(Live::step) {
             Some(Step::Packet(lent)) => {
                 done += 1;
-                // SAFETY: the header lives here, the bytes lie in the ring until the next step, and
-                // the caller promises the rest. No borrow of the state is held.
-                unsafe { handler(user, &raw const lent.header, lent.bytes) };
+                // SAFETY: the header stays until the next step, and so do the bytes in the ring; the
+                // caller promises the rest. No borrow of the state is held.
+                unsafe { handler(user, lent.header, lent.bytes) };
                 if handle.is_closed() {
                     return Turn::Return(ERROR_BREAK);
                 }
@@ -368,20 +377,6 @@ fn over(handle: &Handle, why: Option<Step>) -> c_int {
     };
     handle.set_error(&text);
     ERROR
-}
-
-#[inline]
-fn header(meta: &vnplug::Meta, caplen: usize, nanoseconds: bool) -> PacketHeader {
-    let (seconds, rest) = (meta.ts_ns / 1_000_000_000, meta.ts_ns % 1_000_000_000);
-    let fraction = if nanoseconds { rest } else { rest / 1000 };
-    PacketHeader {
-        ts: libc::timeval {
-            tv_sec: seconds as libc::time_t,
-            tv_usec: fraction as libc::suseconds_t,
-        },
-        caplen: caplen as u32,
-        len: meta.wire_len,
-    }
 }
 
 /// Packets of one unlimited `pcap_dispatch`: "one bufferful", so that it ends on a busy wire.
