@@ -78,7 +78,7 @@ fn shares(plan: &Plan, daemon: &Daemon, time: Duration) -> Result<Samples> {
 }
 
 /// Processor time of all threads, to the nanosecond.
-fn cpu_time(pid: u32) -> Result<Duration> {
+pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
     let mut nanos = 0;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let text = std::fs::read_to_string(thread?.path().join("schedstat"))?;

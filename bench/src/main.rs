@@ -17,6 +17,7 @@ mod attached;
 mod fanout;
 mod handoff;
 mod memif;
+mod pcap;
 mod report;
 mod row;
 mod sys;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::handoff::{self, Reading};
-use crate::{attached, fanout, uml};
+use crate::{attached, fanout, pcap, uml};
 
 /// Any error of a row: it is printed and ends that row, not the others.
 pub(crate) type Error = Box<dyn std::error::Error>;
@@ -88,6 +88,36 @@ pub(crate) const ROWS: &[Row] = &[
         about: "time to attach and detach 1,000 ports",
         run: attached::attach,
     },
+    Row {
+        name: "pcap-dispatch-60",
+        about: "a pcap_dispatch counter, 60-byte frames, the drop-in against the system's libpcap",
+        run: |plan| pcap::dispatch(plan, 60),
+    },
+    Row {
+        name: "pcap-dispatch-1514",
+        about: "a pcap_dispatch counter, 1514-byte frames, the drop-in against the system's libpcap",
+        run: |plan| pcap::dispatch(plan, 1514),
+    },
+    Row {
+        name: "pcap-tcpdump-60",
+        about: "tcpdump -w /dev/null, 60-byte frames, the drop-in against the system's libpcap",
+        run: |plan| pcap::tcpdump(plan, 60),
+    },
+    Row {
+        name: "pcap-tcpdump-1514",
+        about: "tcpdump -w /dev/null, 1514-byte frames, the drop-in against the system's libpcap",
+        run: |plan| pcap::tcpdump(plan, 1514),
+    },
+    Row {
+        name: "pcap-uml-60",
+        about: "a pcap_dispatch counter in User-mode Linux, over vNPlug against the guest's NIC",
+        run: pcap::in_uml,
+    },
+    Row {
+        name: "pcap-uml-filtered",
+        about: "what a guest with a filter pays for the packets it does not want",
+        run: pcap::filtered,
+    },
 ];
 
 /// Runs the part of a row that needs a process of its own.
@@ -95,6 +125,7 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
     match words.split_first() {
         Some((name, rest)) if name == "handoff-producer" => handoff::producer(rest),
         Some((name, rest)) if name == "attach" => attached::client(rest),
+        Some((name, rest)) if name == "pcap-count" => pcap::child(rest),
         _ => Err(format!("no such child: {words:?}").into()),
     }
 }

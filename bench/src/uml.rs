@@ -80,6 +80,11 @@ pub(crate) struct AttachedUml {
 impl AttachedUml {
     /// Boots the guest and waits until its applications are served.
     pub(crate) fn boot(lab: &Lab, daemon: &Daemon) -> Result<Self> {
+        Self::boot_with(lab, daemon, Image::default())
+    }
+
+    /// As [`boot`](Self::boot), with more files.
+    pub(crate) fn boot_with(lab: &Lab, daemon: &Daemon, image: Image) -> Result<Self> {
         let name = "bench";
         let everything = Grant {
             source: "*".into(),
@@ -100,7 +105,7 @@ impl AttachedUml {
             pool: Some(ready.pool_path.into()),
             lines: vec![(0, OwnedFd::from(theirs))],
             kernel_args: vec!["vnplug=ttyS0".into()],
-            image: Image::default().file(guest_program()?, "/bin/vnplug", 0o755),
+            image: image.file(guest_program()?, "/bin/vnplug", 0o755),
             ..UmlConfig::default()
         };
         let guest = Uml::boot(lab, config)?;
@@ -117,6 +122,11 @@ impl AttachedUml {
             _agent: agent,
             _channel: channel,
         })
+    }
+
+    /// The guest itself.
+    pub(crate) fn guest(&self) -> &Guest {
+        &self.guest
     }
 
     fn count(&self, count: &str) -> Result<f64> {

@@ -1,0 +1,184 @@
+//! libpcap as a program meets it: by name, through the dynamic loader.
+#![expect(unsafe_code, reason = "calls into libpcap through dlopen")]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_uint, c_void};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use crate::row::Result;
+
+/// The functions that a counter needs.
+pub(super) struct Library {
+    create: Create,
+    set_snaplen: SetInt,
+    set_promisc: SetInt,
+    set_timeout: SetInt,
+    set_buffer_size: SetInt,
+    activate: Activate,
+    dispatch: Dispatch,
+    last_error: LastError,
+    close: Close,
+    compile: Compile,
+    set_filter: SetFilter,
+    breakloop: Close,
+}
+
+type Create = unsafe extern "C" fn(*const c_char, *mut c_char) -> *mut c_void;
+type SetInt = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
+type Activate = unsafe extern "C" fn(*mut c_void) -> c_int;
+type Dispatch = unsafe extern "C" fn(*mut c_void, c_int, Callback, *mut c_uchar) -> c_int;
+type LastError = unsafe extern "C" fn(*mut c_void) -> *const c_char;
+type Close = unsafe extern "C" fn(*mut c_void);
+type Compile =
+    unsafe extern "C" fn(*mut c_void, *mut Program, *const c_char, c_int, c_uint) -> c_int;
+type SetFilter = unsafe extern "C" fn(*mut c_void, *mut Program) -> c_int;
+
+type Callback = extern "C" fn(*mut c_uchar, *const c_void, *const c_uchar);
+
+/// `struct bpf_program`; its contents are libpcap's.
+#[repr(C)]
+struct Program {
+    len: c_uint,
+    instructions: *mut c_void,
+}
+
+impl Library {
+    /// Loads `libpcap.so.0.8` from wherever the loader finds it first.
+    pub(super) fn load() -> Result<Self> {
+        // SAFETY: a NUL-terminated name; libpcap's constructors are those of any user of it.
+        let handle = unsafe { libc::dlopen(c"libpcap.so.0.8".as_ptr(), libc::RTLD_NOW) };
+        let handle = NonNull::new(handle).ok_or("no libpcap.so.0.8")?;
+        let symbol = |name: &CStr| {
+            // SAFETY: `handle` came from dlopen and is never closed.
+            NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
+                .map(NonNull::as_ptr)
+                .ok_or_else(|| format!("no {}", name.to_string_lossy()))
+        };
+        // SAFETY: the types are those of pcap.h 1.10 for these names.
+        Ok(unsafe {
+            use std::mem::transmute;
+            Self {
+                create: transmute::<*mut c_void, Create>(symbol(c"pcap_create")?),
+                set_snaplen: transmute::<*mut c_void, SetInt>(symbol(c"pcap_set_snaplen")?),
+                set_promisc: transmute::<*mut c_void, SetInt>(symbol(c"pcap_set_promisc")?),
+                set_timeout: transmute::<*mut c_void, SetInt>(symbol(c"pcap_set_timeout")?),
+                set_buffer_size: transmute::<*mut c_void, SetInt>(symbol(c"pcap_set_buffer_size")?),
+                activate: transmute::<*mut c_void, Activate>(symbol(c"pcap_activate")?),
+                dispatch: transmute::<*mut c_void, Dispatch>(symbol(c"pcap_dispatch")?),
+                last_error: transmute::<*mut c_void, LastError>(symbol(c"pcap_geterr")?),
+                close: transmute::<*mut c_void, Close>(symbol(c"pcap_close")?),
+                compile: transmute::<*mut c_void, Compile>(symbol(c"pcap_compile")?),
+                set_filter: transmute::<*mut c_void, SetFilter>(symbol(c"pcap_setfilter")?),
+                breakloop: transmute::<*mut c_void, Close>(symbol(c"pcap_breakloop")?),
+            }
+        })
+    }
+
+    /// Captures from a device: whole packets, promiscuous, 100 ms, [`BUFFER_BYTES`].
+    pub(super) fn open(self, device: &str, filter: &str) -> Result<Capture> {
+        let name = CString::new(device)?;
+        let mut error = [0; 256];
+        // SAFETY: a NUL-terminated name and PCAP_ERRBUF_SIZE bytes.
+        let handle = unsafe { (self.create)(name.as_ptr(), error.as_mut_ptr()) };
+        let handle = NonNull::new(handle).ok_or_else(|| format!("cannot capture from {device}"))?;
+        let capture = Capture {
+            library: self,
+            handle,
+        };
+        let (library, pcap) = (&capture.library, capture.handle.as_ptr());
+        // SAFETY: `pcap` is open until the capture is dropped.
+        let status = unsafe {
+            (library.set_snaplen)(pcap, 262_144);
+            (library.set_promisc)(pcap, 1);
+            (library.set_timeout)(pcap, 100);
+            (library.set_buffer_size)(pcap, BUFFER_BYTES);
+            (library.activate)(pcap)
+        };
+        if status < 0 {
+            return Err(capture.error());
+        }
+        if !filter.is_empty() {
+            let text = CString::new(filter)?;
+            let mut program = Program {
+                len: 0,
+                instructions: std::ptr::null_mut(),
+            };
+            // SAFETY: all of them live through both calls. The program is not freed: the process
+            // needs it to its end.
+            let failed = unsafe {
+                (library.compile)(pcap, &raw mut program, text.as_ptr(), 1, u32::MAX) < 0
+                    || (library.set_filter)(pcap, &raw mut program) < 0
+            };
+            if failed {
+                return Err(capture.error());
+            }
+        }
+        capture.break_on_interrupt();
+        Ok(capture)
+    }
+}
+
+/// An open capture.
+pub(super) struct Capture {
+    library: Library,
+    handle: NonNull<c_void>,
+}
+
+impl Capture {
+    /// Makes SIGINT end [`dispatch`](Self::dispatch).
+    fn break_on_interrupt(&self) {
+        extern "C" fn interrupted(_: c_int) {
+            if let Some((breakloop, handle)) = BREAK.get() {
+                // SAFETY: the process ends soon after the handle is closed; pcap_breakloop may be
+                // called from a signal handler.
+                unsafe { breakloop(*handle as *mut c_void) };
+            }
+        }
+        // A second capture would keep the first one's; the process has one.
+        let _ = BREAK.set((self.library.breakloop, self.handle.as_ptr() as usize));
+        // SAFETY: the handler only does what signal-safety(7) and pcap_breakloop(3PCAP) allow; no
+        // SA_RESTART, so that it ends a waiting call.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = interrupted as extern "C" fn(c_int) as usize;
+            libc::sigaction(libc::SIGINT, &raw const action, std::ptr::null_mut());
+        }
+    }
+
+    /// Waits for packets, and says how many the callback got; `None` after SIGINT.
+    pub(super) fn dispatch(&mut self) -> Result<Option<u64>> {
+        extern "C" fn count(user: *mut c_uchar, _: *const c_void, _: *const c_uchar) {
+            // SAFETY: `user` is the counter below, which nobody else touches meanwhile.
+            unsafe { *user.cast::<u64>() += 1 };
+        }
+        let mut packets = 0_u64;
+        let user = (&raw mut packets).cast();
+        // SAFETY: the handle is open; `count` and `user` fit together and outlive the call.
+        let status = unsafe { (self.library.dispatch)(self.handle.as_ptr(), -1, count, user) };
+        match status {
+            PCAP_ERROR_BREAK => Ok(None),
+            0.. => Ok(Some(packets)),
+            _ => Err(self.error()),
+        }
+    }
+
+    fn error(&self) -> crate::row::Error {
+        // SAFETY: the handle is open; the text is NUL-terminated and valid until the next call.
+        let text = unsafe { CStr::from_ptr((self.library.last_error)(self.handle.as_ptr())) };
+        text.to_string_lossy().into_owned().into()
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        // SAFETY: the handle is open, and this is its end.
+        unsafe { (self.library.close)(self.handle.as_ptr()) };
+    }
+}
+
+/// What the signal handler calls, and with what.
+static BREAK: OnceLock<(Close, usize)> = OnceLock::new();
+/// pcap.h's: the loop ended because of pcap_breakloop.
+const PCAP_ERROR_BREAK: c_int = -2;
+/// The kernel's or the daemon's buffer for one capture.
+pub(super) const BUFFER_BYTES: c_int = 16 << 20;

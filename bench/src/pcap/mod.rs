@@ -1,0 +1,157 @@
+//! Applications of libpcap over the drop-in, against the same programs over the real library.
+//!
+//! The wire is a veth in a namespace. Frames go in at a rate that both sides keep up with, to tell
+//! the cost of a packet, then flat out, to tell the loss. The daemon runs only in its own turns:
+//! its socket would cost the other side's sender a copy.
+
+mod counter;
+mod guest;
+mod host;
+mod library;
+
+use std::num::NonZeroU64;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+
+use vnplug_e2e::traffic::{Sent, Stream};
+use vnplug_e2e::{Lab, Netns};
+
+use crate::row::{Figure, Result, Samples};
+
+pub(crate) use counter::child;
+pub(crate) use guest::{filtered, in_uml};
+pub(crate) use host::{dispatch, tcpdump};
+
+/// A silent wire in a namespace of its own: what enters at `far0` comes out of `wire0`.
+struct Wire {
+    lab: Lab,
+    netns: Netns,
+}
+
+impl Wire {
+    fn new() -> Result<Self> {
+        let (lab, netns) = (Lab::new()?, Netns::new()?);
+        // Nothing speaks unasked on this wire.
+        netns.enter(|| std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1"))??;
+        netns.veth("wire0", "far0")?;
+        Ok(Self { lab, netns })
+    }
+
+    /// Sends frames into the far end.
+    fn send(&self, count: u64, len: usize, load: Load) -> Result<Sent> {
+        let stream = Stream {
+            len_bytes: len,
+            pps: load.pps(),
+            flows: load.flows(),
+            ..Stream::new("far0", count)
+        };
+        Ok(self.netns.enter(|| stream.send())??)
+    }
+}
+
+/// How fast frames come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Load {
+    /// So many per second, which every side keeps up with.
+    Steady(u64),
+    /// The same, of this many flows in turn.
+    Flows(u64, u32),
+    /// As fast as the sender can.
+    FlatOut,
+}
+
+impl Load {
+    fn pps(self) -> Option<NonZeroU64> {
+        match self {
+            Self::Steady(pps) | Self::Flows(pps, _) => NonZeroU64::new(pps),
+            Self::FlatOut => None,
+        }
+    }
+
+    fn flows(self) -> u32 {
+        match self {
+            Self::Flows(_, flows) => flows,
+            Self::Steady(_) | Self::FlatOut => 1,
+        }
+    }
+}
+
+/// One turn of one side.
+#[derive(Clone, Copy)]
+struct Turn {
+    sent: u64,
+    captured: u64,
+    /// Processor time of the application, in seconds.
+    own_s: f64,
+    /// Processor time of the daemon, in seconds; 0 in the peer's turns.
+    daemon_s: f64,
+}
+
+impl Turn {
+    fn lost_percent(&self) -> f64 {
+        let lost = self.sent.saturating_sub(self.captured);
+        lost as f64 / self.sent.max(1) as f64 * 100.0
+    }
+
+    /// Seconds of the application per million packets it got.
+    fn own_cost(&self) -> f64 {
+        self.own_s * 1e6 / self.captured.max(1) as f64
+    }
+
+    /// The same, with the daemon's.
+    fn whole_cost(&self) -> f64 {
+        (self.own_s + self.daemon_s) * 1e6 / self.captured.max(1) as f64
+    }
+}
+
+/// The turns of both sides.
+#[derive(Default)]
+struct Turns {
+    ours: Vec<Turn>,
+    theirs: Vec<Turn>,
+}
+
+impl Turns {
+    /// A figure of one quantity of all turns.
+    fn figure(
+        &self,
+        name: String,
+        unit: &'static str,
+        quantity: fn(&Turn) -> f64,
+        peer: &str,
+        note: String,
+    ) -> Figure {
+        let samples = |turns: &[Turn]| {
+            let mut samples = Samples::default();
+            turns.iter().for_each(|turn| samples.push(quantity(turn)));
+            samples
+        };
+        Figure {
+            name,
+            unit,
+            ours: samples(&self.ours),
+            peer: Some((peer.to_owned(), samples(&self.theirs))),
+            note,
+        }
+    }
+}
+
+/// A folder with the drop-in under the name that programs ask for.
+fn drop_in(lab: &Lab) -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let built = program.with_file_name("libvnplug_pcap.so");
+    if !built.exists() {
+        return Err(format!("no {}: run `make build`", built.display()).into());
+    }
+    let dir = lab.dir().join("pcap");
+    if !dir.exists() {
+        std::fs::create_dir(&dir)?;
+        symlink(built, dir.join(LIBRARY))?;
+    }
+    Ok(dir)
+}
+
+/// What programs are linked to.
+const LIBRARY: &str = "libpcap.so.0.8";
+/// Unit of what a packet costs.
+const COST: &str = "CPU s/Mpkt";
