@@ -55,6 +55,8 @@ pub struct Port {
     leaving: Option<Link>,
     phase: Phase,
     backoff: Duration,
+    /// Since when the socket refuses this user, while the port is away.
+    refused_since: Option<Instant>,
     opened_at: Instant,
     counts: Counts,
     /// `counts.lost` when the present rings were attached.
@@ -135,6 +137,7 @@ impl Port {
             leaving: None,
             phase: Phase::Live,
             backoff: phase::FIRST_BACKOFF,
+            refused_since: None,
             opened_at: Instant::now(),
             counts: Counts::default(),
             lost_before: 0,

@@ -263,12 +263,15 @@ impl Port {
         let why = why.clone();
         let opened = Link::open(&self.options, &self.rules, true, REOPEN_LIMIT)
             .and_then(|(link, rings)| self.install(link, rings));
+        let refused = matches!(opened, Err(Error::Permission { .. }));
+        let since = refused.then(|| self.refused_since.unwrap_or_else(Instant::now));
+        self.refused_since = since;
+        // A daemon that starts makes its socket before it gives it to its group. Later it is for
+        // good: a program that gave up its rights after it opened the port must be told.
+        let starts = since.is_some_and(|since| since.elapsed() < REFUSED_LIMIT);
         match opened {
             Ok(()) => self.counts.reopened += 1,
-            // A daemon that starts makes its socket before it opens it to everybody.
-            Err(error) if error.heals() || matches!(error, Error::Permission { .. }) => {
-                self.away(why);
-            }
+            Err(error) if error.heals() || starts => self.away(why),
             Err(error) => self.fail(match why {
                 Error::Gone(reason) => Error::Gone(format!("{reason}; reopening: {error}")),
                 _ => error,
@@ -335,6 +338,8 @@ pub(super) struct Armed {
 pub(super) const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 /// Longest pause before reopening.
 const LAST_BACKOFF: Duration = Duration::from_millis(500);
+/// Longest time that a socket refuses this user because its daemon has just started.
+const REFUSED_LIMIT: Duration = Duration::from_secs(3);
 /// A port that lived so long starts with the first pause again.
 const STEADY: Duration = Duration::from_secs(1);
 /// Longest wait for the reason of a closed ring.

@@ -1,5 +1,6 @@
 //! Unmodified tcpdump over the rings sees what tcpdump on the wire sees. Needs root.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -163,6 +164,25 @@ fn interrupted_it_tells_its_statistics() {
     ] {
         assert!(said.contains(part), "{said}");
     }
+}
+
+#[test]
+fn without_its_rights_it_is_told_that_a_new_daemon_refuses_it() {
+    let mut bench = Bench::new();
+    let mut child = bench
+        .tcpdump(true, &["-Z", "nobody", "-i", "host:wire"])
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    while !said.contains("listening on") {
+        assert_ne!(errors.read_line(&mut said).unwrap(), 0, "{said}");
+    }
+    bench.daemon.kill();
+    bench.daemon.launch().unwrap();
+    errors.read_to_string(&mut said).unwrap();
+    assert!(!child.wait().unwrap().success(), "{said}");
+    assert!(said.contains("not permitted"), "{said}");
 }
 
 #[test]
