@@ -23,11 +23,26 @@ use vnplug_ring::control::{DEFAULT_SOCKET, Message, Role, VERSION};
 use crate::error::Error;
 
 /// Where to connect: `explicit`, else `$VNPLUG_SOCKET`, else [`DEFAULT_SOCKET`].
+///
+/// A program that gained rights by being executed does not look at the variable: its environment is
+/// a stranger's, and who names the daemon chooses the memory that the program reads.
 pub(crate) fn socket_path(explicit: Option<&Path>) -> PathBuf {
-    match explicit {
-        Some(path) => path.to_owned(),
-        None => std::env::var_os("VNPLUG_SOCKET").map_or_else(|| DEFAULT_SOCKET.into(), Into::into),
+    if let Some(path) = explicit {
+        return path.to_owned();
     }
+    let named = std::env::var_os("VNPLUG_SOCKET").filter(|_| !is_privileged());
+    named.map_or_else(|| DEFAULT_SOCKET.into(), Into::into)
+}
+
+/// True in a set-user-ID program, one with file capabilities and the like (`AT_SECURE`, ld.so(8)).
+#[expect(unsafe_code, reason = "getauxval")]
+fn is_privileged() -> bool {
+    unsafe extern "C" {
+        fn getauxval(kind: std::ffi::c_ulong) -> std::ffi::c_ulong;
+    }
+    const AT_SECURE: std::ffi::c_ulong = 23;
+    // SAFETY: a plain question.
+    unsafe { getauxval(AT_SECURE) != 0 }
 }
 
 /// A greeted connection.
@@ -327,3 +342,42 @@ pub(crate) fn timespec(duration: Duration) -> Timespec {
 
 /// No message comes with more descriptors than an Opened.
 const MAX_FDS: usize = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::process::Command;
+
+    const NAMED: &str = "/tmp/a-strangers.sock";
+
+    #[test]
+    #[ignore = "run by the next test, as another program"]
+    fn prints_its_socket() {
+        println!("socket={}", socket_path(None).display());
+    }
+
+    #[test]
+    fn a_program_that_gained_rights_does_not_ask_a_strangers_daemon() {
+        if !rustix::process::geteuid().is_root() {
+            // Only root can make a program another user's.
+            return;
+        }
+        let copy = std::env::temp_dir().join(format!("vnplug-setuid-{}", std::process::id()));
+        std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        let socket_as = |user: u32, mode: u32| {
+            chown(&copy, Some(user), None).unwrap();
+            std::fs::set_permissions(&copy, PermissionsExt::from_mode(mode)).unwrap();
+            let mut command = Command::new(&copy);
+            command.args(["--ignored", "--nocapture", "prints_its_socket"]);
+            let output = command.env("VNPLUG_SOCKET", NAMED).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let (_, socket) = text.split_once("socket=").expect(&text);
+            socket.lines().next().unwrap().to_owned()
+        };
+        let (plain, privileged) = (socket_as(0, 0o755), socket_as(65534, 0o4755));
+        std::fs::remove_file(&copy).unwrap();
+        assert_eq!(plain, NAMED);
+        assert_eq!(privileged, DEFAULT_SOCKET);
+    }
+}
