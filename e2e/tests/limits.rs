@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -406,4 +406,32 @@ fn as_another_user_it_serves_the_same() {
     let mut operator = Client::connect_to(&daemon.socket()).unwrap();
     operator.attach_vm(spec("other", 1 << 20, 0)).unwrap();
     operator.detach_vm("other").unwrap();
+}
+
+#[test]
+fn a_start_that_fails_ends_with_its_reason() {
+    let lab = Lab::new().unwrap();
+    let missing = lab.dir().join("missing");
+    // As root: by then it has given up the power to kill its compiler, which is another user.
+    let mut daemon = Command::new(program("vnplugd").unwrap())
+        .arg("--socket")
+        .arg(lab.dir().join("s"))
+        .arg("--pool-dir")
+        .arg(&missing)
+        .args(["--source", "lab=gen"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while daemon.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            daemon.kill().unwrap();
+            panic!("it neither serves nor ends");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    let output = daemon.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(said.contains(missing.to_str().unwrap()), "{said}");
 }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -230,7 +231,10 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Its copies die with it (parent-death signal). It may be dead already.
+        // Its copies die with it (parent-death signal). It may be dead already; and a daemon that
+        // gave its powers up may not kill it, for it is another user: the end of its connection
+        // ends it too.
+        let _ = self.stream.shutdown(Shutdown::Both);
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
