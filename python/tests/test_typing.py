@@ -24,7 +24,8 @@ class Typing(unittest.TestCase):
         tests = pathlib.Path(__file__).parent
         examples = tests.parent / "examples"
         self.mypy("mypy", "--strict", "--package", "vnplug")
-        self.mypy("mypy", "--strict", str(tests), str(examples))
+        config = str(tests.parent / "pyproject.toml")
+        self.mypy("mypy", "--strict", "--config-file", config, str(tests), str(examples))
 
     def test_the_stubs_agree_with_the_native_part(self) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as allowed:

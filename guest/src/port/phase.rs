@@ -106,8 +106,8 @@ impl Port {
         self.number = opened.port;
         self.device.clone_from(&opened.device);
         (self.link_type, self.snaplen) = (opened.link_type, opened.snaplen);
+        self.forget_rings();
         (self.rings, self.current, self.turn) = (rings, 0, 0);
-        self.lost_before = self.counts.lost;
         (self.link, self.phase) = (Some(link), Phase::Live);
         self.opened_at = Instant::now();
         // What came between the opening and the watching.
@@ -212,10 +212,11 @@ impl Port {
                         self.fail(why);
                         continue;
                     }
+                    let at = *at;
                     // The memory is of no more use; a device that is unplugged needs it unmapped.
-                    self.rings.clear();
+                    self.forget_rings();
                     self.leaving = None;
-                    if Instant::now() < *at {
+                    if Instant::now() < at {
                         return Ok(Standing::Quiet);
                     }
                     self.reopen();
@@ -290,10 +291,16 @@ impl Port {
     /// Nothing comes any more; the descriptor stays readable so that nobody waits in vain.
     fn over(&mut self, phase: Phase) {
         self.phase = phase;
-        self.rings.clear();
+        self.forget_rings();
         self.leaving = None;
         self.flagged = false;
         self.watch.set_timer(Some(Duration::ZERO));
+    }
+
+    /// Unmaps the rings; what they say of losses stays, for no packet may have told of the last ones.
+    fn forget_rings(&mut self) {
+        self.lost_before = self.dropped();
+        self.rings.clear();
     }
 
     /// Why the source failed, as the host says; a host that cannot be asked does not hide that it did.

@@ -423,3 +423,21 @@ fn a_client_asks_for_everything_else() {
     server.kill();
     assert_eq!(client.devices(), Err(Error::Disconnected));
 }
+
+#[test]
+fn the_losses_before_an_end_are_counted_after_it() {
+    let dir = Dir::new("tail");
+    let server = Server::start(&dir.socket());
+    let mut port = open(&server);
+    // More than the ring holds; no packet comes after the lost ones to tell of them.
+    let sent = 10_000;
+    server.send(1, 0, &vec![&[7; 2000][..]; sent]);
+    server.finish(1, Life::Ended);
+    let mut received = 0;
+    while let Next::Packet(_) = port.next().unwrap() {
+        received += 1;
+    }
+    assert!(matches!(port.next(), Ok(Next::Ended)));
+    assert!(received < sent, "nothing was lost");
+    assert_eq!((received as u64) + port.dropped(), sent as u64);
+}
