@@ -1,13 +1,12 @@
 //! One attachment of a port: its connection, its wake-up descriptor, its rings.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, read};
+use vnplug_ring::Consumer;
 use vnplug_ring::control::{Message, Opened};
-use vnplug_ring::{Consumer, Region};
 
 use super::Kept;
 use crate::client::done;
@@ -22,15 +21,6 @@ pub(crate) struct Link {
     pub(crate) connection: Connection,
     pub(crate) wake: OwnedFd,
     pub(crate) opened: Opened,
-}
-
-/// Looks at every page once, so that no packet of a ring's first round waits for a page fault.
-/// User-mode Linux needs some 40 µs for one.
-fn touch(ring: &Region) {
-    for page in (0..ring.len()).step_by(4096) {
-        // The read must happen; what is there does not matter.
-        std::hint::black_box(ring.load_u32(page, Ordering::Relaxed));
-    }
 }
 
 impl Link {
@@ -60,7 +50,6 @@ impl Link {
             let part = region.part(place.offset, place.len).ok_or_else(|| {
                 Error::Protocol(format!("a ring at {} lies outside", place.offset))
             })?;
-            touch(&part);
             Consumer::attach(part).map_err(Error::Ring)
         });
         let rings = rings.collect::<Result<Vec<_>, _>>()?;
