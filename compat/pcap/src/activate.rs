@@ -11,7 +11,7 @@ use crate::abi::{
     ERROR_TSTAMP_PRECISION_NOTSUP, PRECISION_MICRO, PRECISION_NANO, TSTAMP_HOST,
     WARNING_TSTAMP_TYPE_NOTSUP,
 };
-use crate::devices::{describe, device_of, socket};
+use crate::devices::{describe, device_of};
 use crate::handle::{Handle, State};
 use crate::read::Live;
 
@@ -123,10 +123,7 @@ fn open(state: &mut State) -> Result<(), (c_int, String)> {
 /// Opens the port; a ring that is larger than the operator allows, or the machine can give, is
 /// tried smaller, as libpcap does.
 fn port(device: &str, snaplen: c_int, options: Options) -> Result<Port, Error> {
-    let mut request = PortOptions::new(device).direction(Direction::Both);
-    if let Some(socket) = socket() {
-        request = request.socket(socket);
-    }
+    let request = PortOptions::new(device).direction(Direction::Both);
     let bytes = |number: c_int| u64::from(number.unsigned_abs());
     let mut ring = bytes(options.buffer_bytes.max(0));
     let cut = if snaplen < MAX_SNAPLEN {

@@ -7,10 +7,9 @@
 
 use std::ffi::{CString, c_char, c_int};
 use std::net::IpAddr;
-use std::path::Path;
 use std::ptr;
 
-use vnplug::{Client, DEFAULT_SOCKET, Device, Error};
+use vnplug::{Client, Device, Error};
 
 use crate::abi::{
     ERRBUF_SIZE, ERROR, IF_CONNECTED, IF_DISCONNECTED, IF_NOT_APPLICABLE, IF_RUNNING, IF_UP,
@@ -18,7 +17,7 @@ use crate::abi::{
 };
 use crate::addresses;
 use crate::handle::write_text;
-use crate::real::{is_missing, is_privileged, real};
+use crate::real::{is_missing, real};
 
 /// The daemon's name of a device of ours; `None`: the device is the real library's.
 pub(crate) fn device_of(name: &str) -> Option<&str> {
@@ -141,22 +140,12 @@ pub(crate) fn describe(error: &Error) -> String {
 /// The devices of the daemon or agent, and what to put before their names; none if nobody answers:
 /// programs that list devices are to see those that work.
 fn ours() -> (Vec<Device>, &'static str) {
-    let client = match socket() {
-        Some(path) => Client::connect_to(path),
-        None => Client::connect(),
-    };
-    let listed = client.and_then(|mut client| {
+    let listed = Client::connect().and_then(|mut client| {
         let devices = client.devices()?;
         let is_host = client.server().starts_with("vnplugd");
         Ok((devices, if is_host { "vnplug:" } else { "host:" }))
     });
     listed.unwrap_or_default()
-}
-
-/// The only daemon that a program may ask which gained rights by being executed: the environment,
-/// and so `VNPLUG_SOCKET`, is a stranger's. `None`: libvnplug's choice.
-pub(crate) fn socket() -> Option<&'static Path> {
-    is_privileged().then(|| Path::new(DEFAULT_SOCKET))
 }
 
 fn description(device: &Device) -> String {

@@ -61,7 +61,7 @@ fn candidates() -> Vec<PathBuf> {
 
 /// True in a program that gained rights by being executed: its environment is a stranger's.
 #[expect(unsafe_code, reason = "getauxval")]
-pub(crate) fn is_privileged() -> bool {
+fn is_privileged() -> bool {
     // SAFETY: a plain question.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }

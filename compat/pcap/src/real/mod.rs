@@ -18,7 +18,6 @@ use std::sync::OnceLock;
 
 use crate::abi::ERRBUF_SIZE;
 
-pub(crate) use find::is_privileged;
 pub(crate) use table::Real;
 
 /// The real library's functions; loaded by the first call.
