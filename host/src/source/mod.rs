@@ -9,12 +9,15 @@ pub mod af_packet;
 pub mod generator;
 pub mod pcap;
 pub mod spec;
+pub mod transmit;
 pub mod worker;
 
 mod sleep;
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
+
+pub use transmit::{Flushed, Transmit};
 
 /// One frame, borrowed from the queue that received it.
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +65,22 @@ pub trait Queue: Send {
 
     /// One word on how it is: `up`, `down`, `gone`, `ended` and so on, for `vnplug list`.
     fn state(&self) -> &'static str;
+
+    /// Whether frames can be sent through this queue at all; asked before its thread starts.
+    fn transmits(&self) -> bool {
+        false
+    }
+
+    /// Takes a frame to be sent, Ethernet header included, FCS excluded, without blocking. `bytes`
+    /// is the daemon's own copy; it is not needed after the call. The caller flushes after a batch.
+    fn transmit(&mut self, _bytes: &[u8]) -> Transmit {
+        Transmit::Unsupported
+    }
+
+    /// Sends what was taken, without blocking, and says what became of it.
+    fn flush(&mut self) -> Flushed {
+        Flushed::default()
+    }
 }
 
 /// Counters below the daemon's own `read`. At rest `seen == read + dropped` (point K).
