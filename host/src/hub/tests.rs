@@ -1,7 +1,11 @@
 //! What opening leaves behind, and who shares with whom.
 
+use vnplug_ring::Region;
+use vnplug_ring::control::{Balance, Open};
+
 use super::*;
 use crate::filter::Trust;
+use crate::port::doorbell::Doorbell;
 use crate::port::pool::Places;
 use crate::source::spec::SourceSpec;
 

@@ -1,0 +1,301 @@
+//! Opening a port: what it would be, its memory, and telling the source's threads.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use vnplug_ring::control::{HOST_PREFIX, Open, Opened, RingPlace, code};
+use vnplug_ring::layout::{
+    Geometry, MAX_CAPACITY, MAX_SNAPLEN, MIN_CAPACITY, record_size, ring_size,
+};
+use vnplug_ring::{Producer, Region};
+
+use super::cluster::ClusterKey;
+use super::{Hub, Owner, PortRecord, Programs, Refusal, RuleBook};
+use crate::port::Port;
+use crate::port::doorbell::Doorbell;
+use crate::source::worker::Command;
+use crate::sys::{event, memory};
+
+/// Where a port's ring memory comes from.
+pub(crate) enum Memory<'a> {
+    /// A memfd of its own, with at least [`Hub::ring_bytes`]; the descriptor travels with the
+    /// answer.
+    Own(memory::Shared),
+    /// A VM's pool.
+    Pool {
+        /// The pool.
+        region: &'a Region,
+        /// Its places.
+        places: &'a mut crate::port::pool::Places,
+    },
+}
+
+/// A port that may be, without memory.
+struct Plan {
+    source: usize,
+    queues: Vec<usize>,
+    cluster: Option<ClusterKey>,
+    snaplen: u32,
+    capacity: u64,
+    /// Bytes of one queue's ring with its header.
+    each: u64,
+}
+
+impl Plan {
+    fn bytes(&self) -> u64 {
+        self.each * self.queues.len() as u64
+    }
+}
+
+/// What was opened, with the descriptors for a process.
+pub(crate) struct Opening {
+    /// The answer.
+    pub opened: Opened,
+    /// Memory and wake-up descriptors; none for a port in a pool.
+    pub fds: Vec<OwnedFd>,
+}
+
+impl Hub {
+    /// What a port would be.
+    fn plan(&self, request: &Open, owner: &Owner) -> Result<Plan, Refusal> {
+        let (source, queue) = self.find(&request.device)?;
+        if self.ports.len() >= self.limits.ports {
+            let most = self.limits.ports;
+            let what = format!("{most} ports are open, the limit; close some or raise max_ports");
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        let snaplen = match request.snaplen {
+            0 => MAX_SNAPLEN,
+            snaplen => snaplen.min(MAX_SNAPLEN),
+        };
+        let capacity = self.capacity(request, snaplen)?;
+        let snaplen = snaplen.min(longest_record(capacity));
+        let cluster = (!request.cluster.is_empty())
+            .then(|| (source, queue, owner.clone(), request.cluster.clone()));
+        if let Some(existing) = cluster.as_ref().and_then(|key| self.clusters.get(key))
+            && existing.balance != request.balance
+        {
+            let what = format!(
+                "cluster {:?} shares by {:?}; all members must use the same",
+                request.cluster, existing.balance
+            );
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        let queues: Vec<usize> = match queue {
+            Some(queue) => vec![queue],
+            None => (0..self.sources[source].workers.len()).collect(),
+        };
+        Ok(Plan {
+            each: ring_size(capacity).next_multiple_of(4096),
+            source,
+            queues,
+            cluster,
+            snaplen,
+            capacity,
+        })
+    }
+
+    /// Bytes of memory that a port needs for its rings.
+    ///
+    /// # Errors
+    /// [`Refusal`], as [`open`](Self::open) would give it.
+    pub(crate) fn ring_bytes(&self, request: &Open, owner: &Owner) -> Result<u64, Refusal> {
+        Ok(self.plan(request, owner)?.bytes())
+    }
+
+    /// Makes a port and tells the source's threads.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing was changed.
+    pub(crate) fn open(
+        &mut self,
+        request: &Open,
+        owner: Owner,
+        programs: Programs,
+        memory: Memory<'_>,
+        doorbell: Option<Doorbell>,
+    ) -> Result<Opening, Refusal> {
+        let plan = self.plan(request, &owner)?;
+        let total = plan.bytes();
+        let Plan {
+            source,
+            queues,
+            cluster,
+            snaplen,
+            capacity,
+            each,
+        } = plan;
+        let id = self.fresh_port();
+        let mut pool = None;
+        let (region, base, mut fds, map_len, given) = match memory {
+            Memory::Own(shared) => {
+                self.say_pages(shared.huge);
+                (shared.region, 0, vec![shared.fd], shared.len, Vec::new())
+            }
+            Memory::Pool { region, places } => {
+                let places = pool.insert(places);
+                let place = places.take(total).ok_or_else(|| {
+                    let free = places.free();
+                    let what = format!(
+                        "the VM's pool has {free} bytes free and this port needs {total} in one \
+                         piece: use a smaller ring, close ports or attach with a larger --pool"
+                    );
+                    Refusal::new(code::NO_MEMORY, what)
+                })?;
+                (
+                    Region::clone(region),
+                    place.offset,
+                    Vec::new(),
+                    region.len(),
+                    vec![place],
+                )
+            }
+        };
+        let doorbell = match doorbell {
+            Some(doorbell) => doorbell,
+            None => {
+                let (doorbell, read) = Doorbell::pipe().map_err(|error| no_memory(0, &error))?;
+                fds.push(read);
+                doorbell
+            }
+        };
+        // All rings first: what fails here leaves nothing behind but the place, which goes back.
+        let mut rings = Vec::with_capacity(queues.len());
+        let mut producers = Vec::with_capacity(queues.len());
+        for (at, &queue) in queues.iter().enumerate() {
+            let place = RingPlace {
+                offset: base + at as u64 * each,
+                len: each,
+            };
+            let geometry = Geometry {
+                capacity,
+                snaplen,
+                link_type: self.sources[source].link_type,
+                epoch: fresh_epoch(),
+                port: id,
+                queue: queue as u32,
+            };
+            let part = region.part(place.offset, place.len);
+            let producer = part
+                .ok_or_else(|| Refusal::new(code::INTERNAL, "a ring outside its memory"))
+                .and_then(|part| {
+                    Producer::create(part, geometry)
+                        .map_err(|error| Refusal::new(code::INVALID, error.to_string()))
+                });
+            match producer {
+                Ok(producer) => producers.push(producer),
+                Err(refusal) => {
+                    if let (Some(places), Some(place)) = (pool, given.first()) {
+                        places.give(*place);
+                    }
+                    return Err(refusal);
+                }
+            }
+            rings.push(place);
+        }
+        let filter_work = programs.filter_work() * queues.len();
+        let share = self.join(cluster.as_ref(), id, request.balance);
+        for (producer, &queue) in producers.into_iter().zip(&queues) {
+            let mut port = Port::new(id, producer, doorbell.clone());
+            port.guard.clone_from(&programs.guard);
+            port.filter.clone_from(&programs.filter);
+            port.tune(request.tuning);
+            port.share = share.0;
+            port.mark_gap = request.reopened;
+            let command = Command::Attach(Box::new(port), share.1.clone());
+            self.sources[source].workers[queue].send(command);
+        }
+        self.opened += 1;
+        self.ports.insert(
+            id,
+            PortRecord {
+                source,
+                queues,
+                cluster,
+                places: given,
+                filter_work,
+                owner,
+                label: request.label.chars().take(64).collect(),
+                filter: programs.text,
+                filter_version: 0,
+                tuning: request.tuning,
+                rules: RuleBook::default(),
+                capacity,
+            },
+        );
+        let opened = Opened {
+            port: id,
+            map_len,
+            rings,
+            snaplen,
+            link_type: self.sources[source].link_type,
+            device: format!("{HOST_PREFIX}{}", self.sources[source].name),
+            vector: u32::MAX,
+        };
+        Ok(Opening { opened, fds })
+    }
+
+    pub(super) fn capacity(&self, request: &Open, snaplen: u32) -> Result<u64, Refusal> {
+        let most = self.limits.max_ring_bytes.min(MAX_CAPACITY);
+        let wanted = match request.ring_bytes {
+            0 => self.limits.ring_bytes,
+            bytes if bytes > most => {
+                let what = format!("a ring of {bytes} bytes; the limit is {most}");
+                return Err(Refusal::new(code::INVALID, what));
+            }
+            bytes => bytes,
+        };
+        let capacity = wanted.max(MIN_CAPACITY).next_power_of_two();
+        // A snaplen asked for by name must fit; whole packets are cut to what fits.
+        if request.snaplen != 0 && snaplen > longest_record(capacity) {
+            let what = format!(
+                "a ring of {capacity} bytes holds records up to {}; make the ring larger or the \
+                 snaplen smaller",
+                longest_record(capacity)
+            );
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        Ok(capacity)
+    }
+
+    fn fresh_port(&mut self) -> u32 {
+        loop {
+            let id = self.next_port;
+            self.next_port = self.next_port.checked_add(1).unwrap_or(1);
+            if !self.ports.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    fn say_pages(&mut self, huge: bool) {
+        if self.huge != Some(huge) {
+            self.huge = Some(huge);
+            log::info!(target: "port", "rings lie in {}", if huge {
+                "huge pages"
+            } else {
+                "ordinary memory: no huge pages are free (`sysctl vm.nr_hugepages=N` reserves some)"
+            });
+        }
+    }
+}
+
+/// The longest record that always fits a ring of this capacity.
+fn longest_record(capacity: u64) -> u32 {
+    let half = capacity / 2 - record_size(0) - 8;
+    MAX_SNAPLEN.min(u32::try_from(half).unwrap_or(MAX_SNAPLEN))
+}
+
+pub(crate) fn no_memory(bytes: u64, error: &io::Error) -> Refusal {
+    let advice = match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => "close ports or raise the limit of open files",
+        _ => "use a smaller ring or free memory",
+    };
+    let what = format!("{bytes} bytes of ring memory: {error}; {advice}");
+    Refusal::new(code::NO_MEMORY, what)
+}
+
+fn fresh_epoch() -> u64 {
+    // Low eight bits zero, never zero in all.
+    (event::random() | 1 << 32) & !0xff
+}
