@@ -50,3 +50,5 @@ pub use run::STEP_BUDGET;
 
 #[cfg(test)]
 mod differential;
+#[cfg(test)]
+pub(crate) mod packets;
