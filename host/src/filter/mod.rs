@@ -35,6 +35,7 @@
 
 mod child;
 mod compile;
+pub mod ebpf;
 mod program;
 mod run;
 

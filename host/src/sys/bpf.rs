@@ -12,6 +12,7 @@
     reason = "bpf(2) has no safe wrapper; its arguments are addresses of buffers"
 )]
 
+mod counter;
 mod insn;
 
 use std::ffi::c_int;
@@ -19,6 +20,7 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+pub(crate) use counter::Counter;
 #[cfg(test)]
 pub(crate) use insn::{Alu, If, Width};
 pub(crate) use insn::{Insn, Reg};
@@ -54,12 +56,22 @@ impl Map {
         (key_bytes, value_bytes): (usize, usize),
         entries: u32,
     ) -> io::Result<Self> {
+        Self::create_with(kind, name, (key_bytes, value_bytes), entries, 0)
+    }
+
+    fn create_with(
+        kind: MapKind,
+        name: &str,
+        (key_bytes, value_bytes): (usize, usize),
+        entries: u32,
+        flags: u32,
+    ) -> io::Result<Self> {
         let mut attr = MapCreate {
             kind: kind as u32,
             key_bytes: key_bytes as u32,
             value_bytes: value_bytes as u32,
             entries,
-            flags: 0,
+            flags,
             inner_map_fd: 0,
             numa_node: 0,
             name: object_name(name),

@@ -164,6 +164,11 @@ pub(crate) struct Watch {
     pub(crate) lost: std::sync::atomic::AtomicBool,
 }
 
+/// Maps `len` bytes of what a descriptor has, for as long as the region lives.
+pub(crate) fn mapped(fd: &impl AsFd, len: u64) -> io::Result<Region> {
+    map(fd, len, None, &|| true)
+}
+
 fn map(
     fd: &impl AsFd,
     len: u64,

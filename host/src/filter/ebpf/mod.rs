@@ -1,0 +1,238 @@
+//! Filters for the kernel: classic programs as eBPF, so that a frame that nobody wants is dropped
+//! where it arrives.
+//!
+//! ```text
+//! Program (verified, no loop) -> fragment -> verdict: accept or reject, as Program::run says
+//! fragments of all ports      -> one socket filter (af_packet), or one verdict (XDP)
+//! ```
+//!
+//! - A fragment gives the verdict of [`Program::run`] on the bytes that the program sees: scratch
+//!   memory is zero, a load beyond the end or a division by zero rejects, shifts of 32 and more give
+//!   zero. A root test runs both on thousands of pairs (`host/tests/ebpf.rs`).
+//! - Where the kernel's packet is not the one that the judge will see (a VLAN tag beside it, bytes
+//!   that a snaplen cuts off), a frame that the judge would accept is accepted. A longer packet
+//!   never makes a verdict stricter: the run is the same up to the load that the shorter one has
+//!   not, and that load rejects.
+//! - Programs that loop are not translated ([`Untranslatable::Loops`]).
+//!
+//! Filters come from guests. What guards the kernel is its own verifier; what guards the daemon is
+//! that this translation has no state, no recursion and at most a few dozen eBPF instructions per
+//! classic one.
+
+mod asm;
+mod socket;
+mod translate;
+mod xdp;
+
+use std::fmt;
+use std::sync::Arc;
+
+use asm::{Alu, Asm, Cond, Operand, R0, R1, R2, R6, Size};
+use socket::{SKB_PKT_TYPE, Skb};
+use translate::Labels;
+use xdp::Xdp;
+
+use super::Program;
+use crate::sys::bpf::{self, Counter, Insn, LoadError, ProgramKind};
+
+/// A filter that cannot run in the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Untranslatable {
+    /// It jumps backwards.
+    Loops,
+    /// It is too long.
+    TooLong,
+}
+
+impl fmt::Display for Untranslatable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Loops => "a filter loops (protochain)",
+            Self::TooLong => "the filters are too long",
+        })
+    }
+}
+
+impl std::error::Error for Untranslatable {}
+
+/// What a socket's filter does beside judging.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SocketShape {
+    /// Frames of the other direction are refused and not counted: `Some(true)` wants what this host
+    /// sends, `Some(false)` what it receives.
+    pub(crate) outbound: Option<bool>,
+    /// Bytes that the socket keeps of a frame.
+    pub(crate) snaplen: u32,
+}
+
+/// A socket filter that lets through what one of the programs wants, and counts the rest. No
+/// program: nobody wants anything.
+///
+/// # Errors
+/// [`Untranslatable`].
+pub(crate) fn socket_filter(
+    programs: &[Arc<Program>],
+    shape: SocketShape,
+    counter: &Counter,
+) -> Result<Vec<Insn>, Untranslatable> {
+    let mut asm = Asm::default();
+    let (accept, other) = (asm.label(), asm.label());
+    if let Some(outbound) = shape.outbound {
+        asm.load(Size::Word, R0, R1, SKB_PKT_TYPE);
+        let wrong = if outbound { Cond::Ne } else { Cond::Eq };
+        asm.jump32_if(wrong, R0, Operand::K(PACKET_OUTGOING), other);
+    }
+    let reach = Skb::new(programs.iter().map(Arc::as_ref));
+    if !programs.is_empty() {
+        reach.prepare(&mut asm, accept);
+    }
+    let rejects = fragments(&mut asm, programs, &reach, accept)?;
+    if rejects {
+        count(&mut asm, counter);
+    }
+    if rejects || asm.is_used(other) {
+        asm.bind(other);
+        asm.alu64(Alu::Mov, R0, Operand::K(0));
+        asm.exit();
+    }
+    if asm.is_used(accept) {
+        asm.bind(accept);
+        asm.alu32(Alu::Mov, R0, Operand::K(shape.snaplen));
+        asm.exit();
+    }
+    asm.finish().map_err(|_| Untranslatable::TooLong)
+}
+
+/// The verdict of some programs together in an XDP program.
+///
+/// On entry R1 is the context (`struct xdp_md *`). Execution leaves behind the last instruction with
+/// R0 = 1 if one of the programs wants the frame, else 0, and R6 = the context. R1 to R9 and the 96
+/// bytes below the frame pointer are used. Filters that ask for the length, load at variable
+/// offsets or beyond 16 KiB need Linux ≥ 5.18.
+///
+/// # Errors
+/// [`Untranslatable`].
+pub(crate) fn xdp_verdict(programs: &[Arc<Program>]) -> Result<Vec<Insn>, Untranslatable> {
+    let mut asm = Asm::default();
+    let (accept, done) = (asm.label(), asm.label());
+    let asks_length = programs.iter().any(|it| translate::asks_length(it));
+    Xdp::prepare(&mut asm, asks_length);
+    if fragments(&mut asm, programs, &Xdp, accept)? {
+        asm.alu64(Alu::Mov, R0, Operand::K(0));
+        asm.jump(done);
+    }
+    if asm.is_used(accept) {
+        asm.bind(accept);
+        asm.alu64(Alu::Mov, R0, Operand::K(1));
+    }
+    asm.bind(done);
+    Xdp::context(&mut asm, R6);
+    asm.finish().map_err(|_| Untranslatable::TooLong)
+}
+
+/// One fragment after the other; execution goes on behind them if all reject. False: that cannot
+/// be, as one wants everything.
+fn fragments(
+    asm: &mut Asm,
+    programs: &[Arc<Program>],
+    reach: &impl translate::Reach,
+    accept: asm::Label,
+) -> Result<bool, Untranslatable> {
+    for program in programs {
+        if program.loops() {
+            return Err(Untranslatable::Loops);
+        }
+        let reject = asm.label();
+        translate::append(asm, program, reach, Labels { accept, reject });
+        asm.bind(reject);
+        if !asm.is_used(reject) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Adds one to this CPU's counter. CPUs may share a counter, so it is added as one.
+fn count(asm: &mut Asm, counter: &Counter) {
+    asm.call(GET_SMP_PROCESSOR_ID);
+    asm.alu64(Alu::And, R0, Operand::K(counter.slots() - 1));
+    asm.alu64(Alu::Mul, R0, Operand::K(Counter::SLOT_BYTES));
+    asm.map_value(R1, counter.descriptor());
+    asm.alu64(Alu::Add, R1, Operand::X(R0));
+    asm.alu64(Alu::Mov, R2, Operand::K(1));
+    asm.atomic_add(R1, R2);
+}
+
+/// One program alone in the kernel, run on frames by hand: for tests and measurements.
+///
+/// Needs `CAP_BPF` or root.
+#[derive(Debug)]
+pub struct KernelJudge {
+    program: bpf::Program,
+    /// How often a socket filter rejected.
+    rejected: Option<Counter>,
+}
+
+impl KernelJudge {
+    /// As a socket filter.
+    ///
+    /// # Errors
+    /// A text: it cannot be translated, or the kernel does not take it.
+    pub fn socket(programs: &[Arc<Program>]) -> Result<Self, String> {
+        let counter = Counter::create("vnplug_judge").map_err(|error| error.to_string())?;
+        let shape = SocketShape {
+            outbound: None,
+            snaplen: u32::MAX,
+        };
+        let code = socket_filter(programs, shape, &counter).map_err(|error| error.to_string())?;
+        Self::load(ProgramKind::SocketFilter, &code, Some(counter))
+    }
+
+    /// As an XDP program that passes (`XDP_PASS`, 2) what is wanted, and drops the rest.
+    ///
+    /// # Errors
+    /// As [`socket`](Self::socket).
+    pub fn xdp(programs: &[Arc<Program>]) -> Result<Self, String> {
+        let mut code = xdp_verdict(programs).map_err(|error| error.to_string())?;
+        let mut end = Asm::default();
+        end.alu64(Alu::Add, R0, Operand::K(1));
+        end.exit();
+        code.extend(
+            end.finish()
+                .map_err(|_| Untranslatable::TooLong.to_string())?,
+        );
+        Self::load(ProgramKind::Xdp, &code, None)
+    }
+
+    fn load(kind: ProgramKind, code: &[Insn], rejected: Option<Counter>) -> Result<Self, String> {
+        let loaded = bpf::Program::load(kind, "vnplug_judge", code, false);
+        let program = loaded.map_err(|error: LoadError| error.to_string())?;
+        Ok(Self { program, rejected })
+    }
+
+    /// Whether the kernel lets a frame of at most about 3,500 bytes through; for XDP, of 14 at
+    /// least.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn wants(&self, frame: &[u8]) -> std::io::Result<bool> {
+        if self.rejected.is_none() {
+            return Ok(self.program.test(frame)? == XDP_PASS);
+        }
+        // The kernel takes a link header off before it runs a socket filter so.
+        let mut framed = vec![0; 14];
+        framed.extend_from_slice(frame);
+        Ok(self.program.test(&framed)? != 0)
+    }
+
+    /// How many frames a socket filter has counted as dropped.
+    pub fn rejected(&self) -> u64 {
+        self.rejected.as_ref().map_or(0, Counter::sum)
+    }
+}
+
+/// `skb->pkt_type` of what this host sends.
+const PACKET_OUTGOING: u32 = 4;
+/// `bpf_get_smp_processor_id`; Linux ≥ 4.1.
+const GET_SMP_PROCESSOR_ID: u32 = 8;
+const XDP_PASS: u32 = 2;

@@ -1,0 +1,86 @@
+//! The packet as an XDP program sees it: bytes from R8 to R9.
+//!
+//! What a driver puts into further buffers (frames longer than a page) is out of reach of fixed
+//! loads, which reject; AF_XDP sources take frames of one buffer. Nothing here needs more than
+//! `CAP_BPF` and `CAP_NET_ADMIN`: pointers are neither subtracted nor moved by variables.
+
+use super::asm::{Alu, Asm, Cond, FP, Operand, R0, R1, R2, R3, R4, R8, R9, Reg, Size};
+use super::translate::{Labels, Reach, SLOTS};
+
+use Operand::{K, X};
+
+/// R8: the first byte; R9: behind the last one.
+#[derive(Debug)]
+pub(super) struct Xdp;
+
+impl Xdp {
+    /// From R1, the context, to what the fragments need.
+    pub(super) fn prepare(asm: &mut Asm, asks_length: bool) {
+        asm.store(Size::Double, FP, CONTEXT, R1);
+        asm.load(Size::Word, R8, R1, XDP_DATA);
+        asm.load(Size::Word, R9, R1, XDP_DATA_END);
+        if asks_length {
+            asm.call(XDP_GET_BUFF_LEN);
+            asm.store(Size::Double, FP, WIRE_LEN, R0);
+        }
+    }
+
+    /// Puts the context into `dst` again.
+    pub(super) fn context(asm: &mut Asm, dst: Reg) {
+        asm.load(Size::Double, dst, FP, CONTEXT);
+    }
+}
+
+impl Reach for Xdp {
+    fn fixed(&self, asm: &mut Asm, size: Size, dst: Reg, offset: u32, labels: &Labels) {
+        let end = u64::from(offset) + u64::from(size.bytes());
+        if end > u64::from(LONGEST_DIRECT) {
+            asm.alu32(Alu::Mov, R2, K(offset));
+            return self.variable(asm, size, dst, labels);
+        }
+        asm.alu64(Alu::Mov, R1, X(R8));
+        asm.alu64(Alu::Add, R1, K(end as u32));
+        asm.jump_if(Cond::Gt, R1, X(R9), labels.reject);
+        asm.load(size, dst, R8, offset as i16);
+        asm.network_order(dst, size);
+    }
+
+    fn variable(&self, asm: &mut Asm, size: Size, dst: Reg, labels: &Labels) {
+        asm.jump_if(Cond::Gt, R2, K(LONGEST), labels.reject);
+        Self::context(asm, R1);
+        asm.alu64(Alu::Mov, R3, X(FP));
+        asm.alu64(Alu::Add, R3, K(i32::from(LOADED).cast_unsigned()));
+        asm.alu64(Alu::Mov, R4, K(size.bytes()));
+        asm.call(XDP_LOAD_BYTES);
+        asm.jump_if(Cond::Ne, R0, K(0), labels.reject);
+        asm.load(size, dst, FP, LOADED);
+        asm.network_order(dst, size);
+    }
+
+    fn wire_len(&self, asm: &mut Asm, dst: Reg) {
+        asm.load(Size::Word, dst, FP, WIRE_LEN_LOW);
+    }
+}
+
+/// Fixed loads beyond are helper calls.
+const LONGEST_DIRECT: u32 = 16_384;
+/// The helper takes no more.
+const LONGEST: u32 = 0xffff;
+
+// Slots on the stack.
+const CONTEXT: i16 = SLOTS - 8;
+const WIRE_LEN: i16 = SLOTS - 16;
+const WIRE_LEN_LOW: i16 = if cfg!(target_endian = "little") {
+    WIRE_LEN
+} else {
+    WIRE_LEN + 4
+};
+const LOADED: i16 = SLOTS - 24;
+
+// struct xdp_md
+const XDP_DATA: i16 = 0;
+const XDP_DATA_END: i16 = 4;
+
+/// `bpf_xdp_get_buff_len` and `bpf_xdp_load_bytes`; Linux ≥ 5.18.
+const XDP_GET_BUFF_LEN: u32 = 188;
+const XDP_LOAD_BYTES: u32 = 189;

@@ -1,0 +1,57 @@
+//! A number that programs add to and the daemon reads without a system call.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+
+use vnplug_ring::Region;
+
+use super::{Map, MapKind, possible_cpus};
+use crate::sys::memory;
+
+/// A counter in parts, one per CPU (Linux ≥ 5.5). Reading it needs no capability, whatever
+/// `kernel.unprivileged_bpf_disabled` says.
+#[derive(Debug)]
+pub(crate) struct Counter {
+    map: Map,
+    values: Region,
+    slots: u32,
+}
+
+impl Counter {
+    /// Bytes of a part: a cache line of its own.
+    pub(crate) const SLOT_BYTES: u32 = 64;
+
+    /// A counter at 0.
+    pub(crate) fn create(name: &str) -> io::Result<Self> {
+        let cpus = possible_cpus()?.next_power_of_two();
+        let slots = u32::try_from(cpus).unwrap_or(MOST).min(MOST);
+        let bytes = (slots * Self::SLOT_BYTES).next_multiple_of(4096);
+        let map = Map::create_with(MapKind::Array, name, (4, bytes as usize), 1, MMAPABLE)?;
+        let values = memory::mapped(&map.fd, bytes.into())?;
+        Ok(Self { map, values, slots })
+    }
+
+    /// The map's descriptor; its one value has the parts.
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.map.fd.as_raw_fd()
+    }
+
+    /// How many parts; a power of two. CPUs beyond share them.
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// What was counted.
+    pub(crate) fn sum(&self) -> u64 {
+        let slots = (0..self.slots).map(|slot| u64::from(slot * Self::SLOT_BYTES));
+        // Relaxed: numbers that nothing else depends on.
+        slots.fold(0, |sum, at| {
+            sum.wrapping_add(self.values.load_u64(at, Ordering::Relaxed))
+        })
+    }
+}
+
+const MOST: u32 = 1024;
+/// `BPF_F_MMAPABLE`
+const MMAPABLE: u32 = 1 << 10;

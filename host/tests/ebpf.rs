@@ -1,0 +1,248 @@
+//! Filters in the kernel judge as they do in the daemon: the same programs, the same frames, run by
+//! `BPF_PROG_TEST_RUN` as socket filters and as XDP programs. Needs root.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use vnplugd::filter::ebpf::{KernelJudge, Untranslatable};
+use vnplugd::filter::{Compiler, Instruction, Program, Trust};
+
+#[path = "../src/filter/packets.rs"]
+mod packets;
+
+use packets::{Random, cuts, frames};
+
+const SNAPLEN: u32 = 262_144;
+const ETHERNET: u32 = 1;
+/// The kernel runs frames of one page, less its own headers.
+const LONGEST: usize = 3_000;
+
+const EXPRESSIONS: &[&str] = &[
+    "ip",
+    "arp",
+    "tcp port 80 and host 10.0.0.1",
+    "portrange 1000-40000",
+    "src host 10.0.0.1 and not dst host 10.0.0.2",
+    "net 192.168.0.0 mask 255.255.0.0",
+    "ip6 host 2001:db8::1",
+    "ip6 net 2001:db8::/32",
+    "ether src 02:00:00:00:00:01 or ether dst 02:00:00:00:00:02",
+    "ether multicast",
+    "vlan",
+    "vlan 5 and tcp port 80",
+    "vlan 5 and vlan 7 and udp",
+    "mpls 1024 and ip",
+    "mpls and mpls and host 10.0.0.1",
+    "pppoes and tcp port 80",
+    "greater 500",
+    "len > 100 and len < 1000",
+    "ip[6:2] & 0x1fff != 0",
+    "ip[6:2] & 0x3fff != 0 and ip proto 17",
+    "tcp[tcpflags] & (tcp-syn|tcp-fin) != 0",
+    "tcp[((tcp[12]&0xf0)>>2):4] = 0x47455420",
+    "udp[8:2] > udp[4:2]",
+    "ip[2:2] - ((ip[0]&0xf)<<2) > 100",
+    "ip6[6] = 44 and ip6[40] = 17",
+    "not (tcp or udp or arp)",
+    "ip and not tcp port 22 and not udp portrange 5000-6000",
+    "link[12:2] = 0x0800 and ip[len - 30] = 0",
+    "((ip[0] * 3 + len) / (ip[1] + 1)) % 7 = 2",
+    "ip[1] / (ip[8] - ip[9]) > 3 or ip[8] % (ip[9] & 1) = 0",
+    "1 << (ip[1] & 63) = 0 or ip[8] ^ ip[9] = 0x51",
+    "ether[150] = 0 or ether[600:4] > 7",
+    "geneve and ip",
+];
+
+/// Both kinds of programs of one union.
+struct Judges {
+    socket: KernelJudge,
+    xdp: KernelJudge,
+}
+
+impl Judges {
+    fn load(programs: &[Arc<Program>]) -> Self {
+        Self {
+            socket: KernelJudge::socket(programs).unwrap_or_else(|e| panic!("{programs:?}: {e}")),
+            xdp: KernelJudge::xdp(programs).unwrap_or_else(|e| panic!("{programs:?}: {e}")),
+        }
+    }
+
+    /// Compares both with the daemon's judge; true if the frame is wanted.
+    fn check(&self, programs: &[Arc<Program>], frame: &[u8], what: &str) -> bool {
+        let wanted = programs
+            .iter()
+            .any(|it| it.run(frame, frame.len() as u32) != 0);
+        let before = self.socket.rejected();
+        let socket = self.socket.wants(frame).expect("run");
+        assert_eq!(socket, wanted, "{what}: socket filter: {frame:02x?}");
+        assert_eq!(
+            self.socket.rejected() - before,
+            u64::from(!wanted),
+            "{what}: counted"
+        );
+        if frame.len() >= 14 {
+            let xdp = self.xdp.wants(frame).expect("run");
+            assert_eq!(xdp, wanted, "{what}: XDP: {frame:02x?}");
+        }
+        wanted
+    }
+}
+
+fn compile(expressions: &[&str]) -> Vec<Arc<Program>> {
+    let mut compiler = Compiler::new(PathBuf::from(env!("CARGO_BIN_EXE_vnplugd")));
+    let one = |expression: &&str| {
+        let program = compiler.compile(expression, SNAPLEN, ETHERNET);
+        Arc::new(program.unwrap_or_else(|error| panic!("{expression}: {error}")))
+    };
+    expressions.iter().map(one).collect()
+}
+
+#[test]
+fn the_kernel_judges_300000_pairs_as_the_daemon_does() {
+    let mut all: Vec<Vec<u8>> = frames(9_000, 0x5eed).into_iter().map(|(f, _)| f).collect();
+    all.extend(cuts(4, 0xc07).into_iter().map(|(f, _)| f));
+    all.retain(|frame| frame.len() <= LONGEST);
+    let mut pairs = 0;
+    for (expression, program) in EXPRESSIONS.iter().zip(compile(EXPRESSIONS)) {
+        let programs = [program];
+        let judges = Judges::load(&programs);
+        let wanted = all
+            .iter()
+            .filter(|frame| judges.check(&programs, frame, expression));
+        let wanted = wanted.count();
+        pairs += all.len();
+        // Frames worth the name: each filter takes some and leaves some.
+        assert!(wanted > 0 && wanted < all.len(), "{expression}: {wanted}");
+    }
+    assert!(pairs > 300_000, "{pairs}");
+}
+
+#[test]
+fn a_union_wants_what_one_of_its_filters_wants() {
+    let all = frames(4_000, 0x0417);
+    let unions: &[&[&str]] = &[
+        &[],
+        &["vlan 5 and tcp port 80", "ip6 host 2001:db8::1", "mpls"],
+        &[
+            "tcp port 22",
+            "len > 800",
+            "tcp[((tcp[12]&0xf0)>>2):4] = 0x47455420",
+            "arp",
+        ],
+        &[
+            "udp port 53",
+            "ip6 proto 44",
+            "ip[6:2] & 0x1fff != 0",
+            "pppoes 1",
+        ],
+    ];
+    for expressions in unions {
+        let programs = compile(expressions);
+        let judges = Judges::load(&programs);
+        let mut wanted = 0;
+        for (frame, _) in all.iter().filter(|(frame, _)| frame.len() <= LONGEST) {
+            wanted += usize::from(judges.check(&programs, frame, &expressions.join(" | ")));
+        }
+        assert_eq!(wanted > 0, !expressions.is_empty());
+    }
+    // Whatever stands beside a filter that wants everything.
+    let all_of_it = [compile(&["arp"]).remove(0), Arc::new(Program::accept(1))];
+    assert!(Judges::load(&all_of_it).check(&all_of_it, &[0; 60], "everything"));
+}
+
+#[test]
+fn random_programs_judge_alike_and_the_verifier_takes_them_all() {
+    let frames = frames(64, 0xf00d);
+    let mut random = Random(0x0bad_cafe);
+    let (mut loaded, mut wanted) = (0, 0);
+    for _ in 0..4_000 {
+        let len = 1 + random.below(24);
+        let list: Vec<_> = (0..len)
+            .map(|at| instruction(&mut random, len - at))
+            .chain([ret()])
+            .collect();
+        let Ok(program) = Program::from_instructions(&list, Trust::Guest) else {
+            continue;
+        };
+        loaded += 1;
+        let programs = [Arc::new(program)];
+        let judges = Judges::load(&programs);
+        for (frame, _) in frames.iter().skip(random.below(56)).take(8) {
+            if frame.len() <= LONGEST {
+                wanted += usize::from(judges.check(&programs, frame, &format!("{list:?}")));
+            }
+        }
+    }
+    assert!(
+        loaded > 1_000 && wanted > 1_000,
+        "{loaded} loaded, {wanted} wanted"
+    );
+}
+
+#[test]
+fn a_frame_that_is_longer_in_the_kernel_is_wanted_whenever_its_cut_is() {
+    let all: Vec<_> = frames(400, 0x1e55)
+        .into_iter()
+        .filter(|(f, _)| f.len() <= LONGEST)
+        .collect();
+    let mut kept = 0;
+    for (expression, program) in EXPRESSIONS.iter().zip(compile(EXPRESSIONS)) {
+        let judge = KernelJudge::socket(&[Arc::clone(&program)]).expect("load");
+        for (frame, _) in &all {
+            let whole = judge.wants(frame).expect("run");
+            for snaplen in [14, 34, 40, 64, 96] {
+                let cut = &frame[..snaplen.min(frame.len())];
+                let wanted = program.run(cut, frame.len() as u32) != 0;
+                kept += usize::from(wanted);
+                assert!(whole || !wanted, "{expression}: {frame:02x?}");
+            }
+        }
+    }
+    assert!(kept > 1_000, "{kept}");
+}
+
+#[test]
+fn what_cannot_run_in_the_kernel_is_said() {
+    let back = Instruction {
+        code: 0x05,
+        jt: 0,
+        jf: 0,
+        k: (-1_i32).cast_unsigned(),
+    };
+    let looping = Program::from_instructions(&[back, ret()], Trust::Operator).unwrap();
+    let error = KernelJudge::socket(&[Arc::new(looping)]).unwrap_err();
+    assert_eq!(error, Untranslatable::Loops.to_string());
+}
+
+fn ret() -> Instruction {
+    Instruction {
+        code: 0x16,
+        jt: 0,
+        jf: 0,
+        k: 0,
+    }
+}
+
+/// An instruction that is likely to pass, with `left` behind it.
+fn instruction(random: &mut Random, left: usize) -> Instruction {
+    let known = [
+        0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x07, 0x0c, 0x14, 0x15, 0x1c, 0x1d, 0x20, 0x24, 0x25,
+        0x28, 0x2c, 0x2d, 0x30, 0x34, 0x35, 0x3c, 0x3d, 0x40, 0x44, 0x45, 0x48, 0x4c, 0x4d, 0x50,
+        0x54, 0x5c, 0x60, 0x61, 0x64, 0x6c, 0x74, 0x7c, 0x80, 0x81, 0x84, 0x87, 0x94, 0x9c, 0xa4,
+        0xac, 0xb1, 0x06, 0x16,
+    ];
+    let code = random.pick(&known);
+    let k = match random.below(8) {
+        0 if code != 0x05 => random.next(),
+        1 if code != 0x05 => {
+            random.pick(&[0, 1, u32::MAX, 0x7fff_ffff, 0x8000_0000, 31, 32, 65_535])
+        }
+        _ => random.below(left.min(16)) as u32,
+    };
+    Instruction {
+        code,
+        jt: random.below(left.min(3)) as u8,
+        jf: random.below(left.min(3)) as u8,
+        k,
+    }
+}
