@@ -9,7 +9,7 @@ const SNAPLEN: u32 = 262_144;
 const ETHERNET: u32 = 1;
 const FRAMES: usize = 20_000;
 
-const EXPRESSIONS: &[&str] = &[
+pub(super) const EXPRESSIONS: &[&str] = &[
     "ip",
     "ip6",
     "arp",

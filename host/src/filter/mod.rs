@@ -33,16 +33,26 @@
 //! [`WALL_LIMIT`] in all, and give [`MAX_INSTRUCTIONS`]. Whoever takes expressions from guests also
 //! limits how many a guest may send: each one that fails may cost those limits.
 
+mod analyse;
 mod child;
 mod compile;
 pub mod ebpf;
+mod field;
+mod frames;
+mod index;
+mod lookup;
 mod program;
 mod run;
+mod table;
 
+pub use analyse::{Analysis, Base, Key};
 pub use child::compile_child_main;
 pub use compile::{
     COMPILE_FILTER_ARG, CPU_LIMIT, Compiler, FilterError, MAX_EXPRESSION_BYTES, WALL_LIMIT,
 };
+pub use field::Field;
+pub use frames::FrameSet;
+pub use index::{Index, JudgeId, Totals};
 pub(crate) use program::code;
 pub use program::{
     INSTRUCTION_BYTES, Instruction, MAX_INSTRUCTIONS, OutOfSteps, Program, Trust, VerifyError,

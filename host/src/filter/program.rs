@@ -12,12 +12,14 @@
 //!   metered when it runs.
 
 use std::fmt;
-use std::sync::Arc;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, OnceLock};
 
+use super::analyse::{self, Analysis};
 use super::run::{self, Op};
 
 /// One classic BPF instruction, laid out as Linux `struct sock_filter` and libpcap `bpf_insn`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Instruction {
     /// Operation.
@@ -49,6 +51,7 @@ pub struct Program {
     ops: Arc<[Op]>,
     loops: bool,
     scratch: bool,
+    analysis: Arc<OnceLock<Analysis>>,
 }
 
 impl Program {
@@ -93,6 +96,7 @@ impl Program {
             ops: ops.into(),
             loops,
             scratch,
+            analysis: Arc::default(),
         })
     }
 
@@ -109,6 +113,7 @@ impl Program {
             ops: run::decode(&ret).into(),
             loops: false,
             scratch: false,
+            analysis: Arc::default(),
         }
     }
 
@@ -129,6 +134,12 @@ impl Program {
     /// True if it jumps backwards somewhere; [`Trust::Guest`] would have refused it.
     pub fn loops(&self) -> bool {
         self.loops
+    }
+
+    /// On which frames it must be run at all; found out by the first who asks, in up to a few
+    /// milliseconds.
+    pub fn analysis(&self) -> &Analysis {
+        self.analysis.get_or_init(|| analyse::analyse(self))
     }
 
     /// How many bytes of a frame the filter wants: 0 is "not this frame", and a number may be
@@ -170,6 +181,12 @@ impl PartialEq for Program {
 }
 
 impl Eq for Program {}
+
+impl Hash for Program {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.instructions.hash(state);
+    }
+}
 
 /// A looping program used up its step budget on one frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
