@@ -289,6 +289,10 @@ fn compile(compiler: &mut Compiler, job: &Job) -> Result<Programs, Refusal> {
             (Some(Arc::new(program)), text)
         }
     };
+    // Here, because the queues' threads have no time for it.
+    for program in [&guard, &filter].into_iter().flatten() {
+        program.analysis();
+    }
     Ok(Programs {
         guard,
         filter,

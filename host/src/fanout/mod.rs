@@ -1,27 +1,51 @@
 //! One batch to many ports.
 //!
-//! Ports are served one after the other, each with the whole batch: the batch stays in the first
-//! cache level, and a port's ring is touched once per batch. Attaching, detaching and new filters
-//! take effect between two batches, so that every port has judged an exact range of frames and the
-//! sums close (point R): `duties`, the frames read times the subscribers of that moment, equals
-//! what all ports, present and departed, were offered. A cluster is one subscriber.
+//! Attaching, detaching and new filters take effect between two batches, so that every port has
+//! judged an exact range of frames and the sums close (point R): `duties`, the frames read times
+//! the subscribers of that moment, equals what all ports, present and departed, were offered. A
+//! cluster is one subscriber.
+//!
+//! Ports are of two kinds. Those that want every frame, or a share of a cluster's, are *offered*
+//! each batch whole, one after the other: the batch stays in the first cache level, and a ring is
+//! touched once per batch. The others, with a filter or a guard, are *looked up*: their programs
+//! are in an [`Index`], which tells for each batch whose frames it has. A port without any is not
+//! touched; ten thousand of them cost what the lookup costs. What became of the frames that it
+//! never saw is told by running totals, exactly, whenever somebody asks ([`seat`]).
 
 pub mod flow;
+mod seat;
 
-use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
+use vnplug_ring::control::Tuning;
+use vnplug_ring::layout::{Life, flags};
+
+use crate::filter::{FrameSet, Index, Program, Totals};
 use crate::port::{BatchInfo, Port, PortCounters, Share};
-use crate::source::Frame;
+use crate::source::{Frame, MAX_BATCH};
+use seat::{Place, Seat};
 
 /// The ports of one queue.
 #[derive(Debug, Default)]
 pub struct Fanout {
     source: u16,
     queue: u16,
-    ports: Vec<Port>,
+    seats: Vec<Option<Seat>>,
+    free: Vec<u32>,
+    by_id: HashMap<u32, u32>,
+    /// Seats of ports that are offered every batch whole.
+    whole: Vec<u32>,
+    index: Index,
+    /// When which seat's reader is to be rung.
+    due: BTreeSet<(u64, u32)>,
+    /// Seats that are to be placed anew after the batch.
+    moved: Vec<u32>,
     hashes: Vec<u32>,
-    subscribers: u64,
+    /// Ports that share with nobody, and members of each cluster.
+    alone: u64,
+    clusters: HashMap<u32, u64>,
+    totals: Totals,
     counters: FanoutCounters,
 }
 
@@ -58,14 +82,24 @@ impl Fanout {
         }
     }
 
-    /// Gives a batch to every port.
+    /// Gives a batch to every port that wants some of it.
     #[inline]
     pub fn deliver(&mut self, frames: &[Frame<'_>], now_us: u64) {
-        self.hashes.clear();
-        if !self.ports.is_empty() {
-            self.hashes
-                .extend(frames.iter().map(|frame| flow::flow_hash(frame.bytes)));
+        for batch in frames.chunks(MAX_BATCH) {
+            self.deliver_batch(batch, now_us);
         }
+    }
+
+    #[inline]
+    fn deliver_batch(&mut self, frames: &[Frame<'_>], now_us: u64) {
+        let mut outbound = FrameSet::default();
+        for (place, frame) in frames.iter().enumerate() {
+            if frame.flags & flags::OUTBOUND != 0 {
+                outbound.insert(place);
+            }
+        }
+        let wanted = self.index.judge(frames, &outbound);
+        self.hash(frames, &wanted);
         let batch = BatchInfo {
             frames,
             hashes: &self.hashes,
@@ -74,72 +108,159 @@ impl Fanout {
             queue: self.queue,
             now_us,
         };
-        for port in &mut self.ports {
-            // A panic here would be a bug of ours that one reader may have found a way to: it
-            // costs that reader its port and nobody else anything (R10).
-            let before = port.counters.offered;
-            if catch_unwind(AssertUnwindSafe(|| port.offer(&batch))).is_err() {
-                port.settle(&batch, before);
+        let (seats, due, moved) = (&mut self.seats, &mut self.due, &mut self.moved);
+        for &at in &self.whole {
+            if let Some(seat) = &mut seats[at as usize] {
+                seat.offer(&batch);
+                seat.note(at, due, moved);
             }
         }
+        for nth in 0..self.index.touched() {
+            let (followers, accepted) = self.index.wanted(nth);
+            for &at in followers {
+                if let Some(seat) = &mut seats[at as usize] {
+                    seat.take(&batch, accepted, &self.index, &outbound);
+                    seat.note(at, due, moved);
+                }
+            }
+        }
+        self.index.forget();
+        self.totals.frames += frames.len() as u64;
+        self.totals.outbound += outbound.len();
         self.counters.read += frames.len() as u64;
         self.counters.bytes += frames
             .iter()
             .map(|frame| frame.bytes.len() as u64)
             .sum::<u64>();
-        self.counters.duties += frames.len() as u64 * self.subscribers;
+        self.counters.duties += frames.len() as u64 * self.subscribers();
+        while let Some(at) = self.moved.pop() {
+            self.leave(at);
+            self.place(at);
+        }
+    }
+
+    /// Computes the flow hashes that somebody needs.
+    #[inline]
+    fn hash(&mut self, frames: &[Frame<'_>], wanted: &FrameSet) {
+        self.hashes.clear();
+        if !self.whole.is_empty() {
+            let hashes = frames.iter().map(|frame| flow::flow_hash(frame.bytes));
+            self.hashes.extend(hashes);
+        } else if !wanted.is_empty() {
+            self.hashes.resize(frames.len(), 0);
+            for place in wanted.iter() {
+                self.hashes[place] = flow::flow_hash(frames[place].bytes);
+            }
+        }
     }
 
     /// The next time [`tick`](Self::tick) has something to do.
     pub fn due_us(&self) -> Option<u64> {
-        self.ports.iter().filter_map(Port::due_us).min()
+        self.due.first().map(|(due_us, _)| *due_us)
     }
 
     /// Rings readers whose maximum delay has passed.
     pub fn tick(&mut self, now_us: u64) {
-        for port in &mut self.ports {
-            port.tick(now_us);
+        while let Some(&(due_us, at)) = self.due.first()
+            && due_us <= now_us
+        {
+            self.due.pop_first();
+            if let Some(seat) = &mut self.seats[at as usize] {
+                seat.due_us = None;
+                seat.port.tick(now_us);
+                seat.note(at, &mut self.due, &mut self.moved);
+            }
         }
     }
 
     /// Adds a port; it is offered the next batch.
-    pub fn attach(&mut self, port: Port) {
-        self.ports.push(port);
-        self.recount();
+    pub fn attach(&mut self, port: Box<Port>) {
+        let at = self.free.pop().unwrap_or(self.seats.len() as u32);
+        self.by_id.insert(port.id, at);
+        self.count(port.share, true);
+        let seat = Some(Seat::new(port));
+        match self.seats.get_mut(at as usize) {
+            Some(place) => *place = seat,
+            None => self.seats.push(seat),
+        }
+        self.place(at);
     }
 
-    /// Removes a port.
-    pub fn detach(&mut self, id: u32) -> Option<Port> {
-        let at = self.ports.iter().position(|port| port.id == id)?;
-        let port = self.ports.remove(at);
-        self.counters.departed.add(&port.counters);
-        self.recount();
-        Some(port)
+    /// Removes a port; its counters are final.
+    pub fn detach(&mut self, id: u32) -> Option<Box<Port>> {
+        let at = self.by_id.remove(&id)?;
+        self.leave(at);
+        let seat = self.seats[at as usize].take()?;
+        if let Some(due_us) = seat.due_us {
+            self.due.remove(&(due_us, at));
+        }
+        self.free.push(at);
+        self.count(seat.port.share, false);
+        self.counters.departed.add(&seat.port.counters);
+        Some(seat.port)
     }
 
-    /// One port.
+    /// One port, for what does not decide which frames it is given: pause, direction, share, guard
+    /// and filter have methods of their own here.
     pub fn port_mut(&mut self, id: u32) -> Option<&mut Port> {
-        self.ports.iter_mut().find(|port| port.id == id)
+        let at = *self.by_id.get(&id)?;
+        self.seats[at as usize].as_mut().map(|seat| &mut *seat.port)
+    }
+
+    /// Gives a port another filter; the old one is for the caller to free.
+    pub fn set_filter(&mut self, id: u32, filter: Option<Arc<Program>>) -> Option<Arc<Program>> {
+        let mut filter = filter;
+        self.change(id, |port| std::mem::swap(&mut port.filter, &mut filter));
+        filter
+    }
+
+    /// Tunes a port.
+    pub fn tune(&mut self, id: u32, tuning: Tuning) {
+        self.change(id, |port| port.tune(tuning));
     }
 
     /// Gives cluster members their new shares.
     pub fn reshare(&mut self, shares: &[(u32, Share)]) {
-        for (id, share) in shares {
-            if let Some(port) = self.port_mut(*id) {
-                port.share = *share;
+        for &(id, share) in shares {
+            let Some(before) = self.port_mut(id).map(|port| port.share) else {
+                continue;
+            };
+            self.count(before, false);
+            self.count(share, true);
+            self.change(id, |port| port.share = share);
+        }
+    }
+
+    /// Ends all rings with this life.
+    pub fn finish(&mut self, life: Life) {
+        for (at, seat) in (0..).zip(&mut self.seats) {
+            if let Some(seat) = seat {
+                seat.port.finish(life);
+                seat.note(at, &mut self.due, &mut self.moved);
             }
         }
-        self.recount();
     }
 
-    /// All ports.
-    pub fn ports(&self) -> &[Port] {
-        &self.ports
+    /// All ports. Their own counters may lack frames that they were not shown; see
+    /// [`accounts`](Self::accounts).
+    pub fn ports(&self) -> impl Iterator<Item = &Port> {
+        self.seats.iter().flatten().map(|seat| &*seat.port)
     }
 
-    /// All ports, to end them.
-    pub fn ports_mut(&mut self) -> &mut [Port] {
-        &mut self.ports
+    /// All ports, with what became of every frame that they were offered.
+    pub fn accounts(&self) -> impl Iterator<Item = (&Port, PortCounters)> {
+        self.seats
+            .iter()
+            .flatten()
+            .map(|seat| self.account_of(seat))
+    }
+
+    /// One port, with what became of every frame that it was offered.
+    pub fn account(&self, id: u32) -> Option<(&Port, PortCounters)> {
+        let at = *self.by_id.get(&id)?;
+        self.seats[at as usize]
+            .as_ref()
+            .map(|seat| self.account_of(seat))
     }
 
     /// The counters, consistent between two batches.
@@ -147,16 +268,65 @@ impl Fanout {
         &self.counters
     }
 
-    fn recount(&mut self) {
-        let mut clusters = HashSet::new();
-        self.subscribers = self
-            .ports
-            .iter()
-            .filter(|port| match port.share {
-                Share::All => true,
-                Share::Member { cluster, .. } => clusters.insert(cluster),
-            })
-            .count() as u64;
+    /// The programs of ports that are looked up.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    fn account_of<'a>(&self, seat: &'a Seat) -> (&'a Port, PortCounters) {
+        (&seat.port, seat.counters(&self.index, self.totals))
+    }
+
+    /// Changes something that decides which frames a port is given.
+    fn change(&mut self, id: u32, change: impl FnOnce(&mut Port)) {
+        let Some(&at) = self.by_id.get(&id) else {
+            return;
+        };
+        self.leave(at);
+        if let Some(seat) = &mut self.seats[at as usize] {
+            change(&mut seat.port);
+        }
+        self.place(at);
+    }
+
+    /// Finds out how a seat's port is to be given frames, from the next batch on.
+    fn place(&mut self, at: u32) {
+        if let Some(seat) = &mut self.seats[at as usize] {
+            seat.enter(at, &mut self.index, self.totals);
+            if matches!(seat.place, Place::Whole) {
+                self.whole.push(at);
+            }
+        }
+    }
+
+    /// Undoes [`place`](Self::place); the port's counters are exact by themselves.
+    fn leave(&mut self, at: u32) {
+        if let Some(seat) = &mut self.seats[at as usize] {
+            if matches!(seat.place, Place::Whole) {
+                self.whole.retain(|other| *other != at);
+            }
+            seat.leave(at, &mut self.index, self.totals);
+        }
+    }
+
+    fn count(&mut self, share: Share, comes: bool) {
+        let change = |count: &mut u64| match comes {
+            true => *count += 1,
+            false => *count -= 1,
+        };
+        match share {
+            Share::All => change(&mut self.alone),
+            Share::Member { cluster, .. } => {
+                change(self.clusters.entry(cluster).or_default());
+                if self.clusters.get(&cluster) == Some(&0) {
+                    self.clusters.remove(&cluster);
+                }
+            }
+        }
+    }
+
+    fn subscribers(&self) -> u64 {
+        self.alone + self.clusters.len() as u64
     }
 }
 

@@ -20,8 +20,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use vnplug_ring::layout::flags;
-
 use super::analyse::Analysis;
 #[cfg(doc)]
 use super::analyse::Key;
@@ -164,13 +162,15 @@ impl Index {
         }
     }
 
-    /// Judges a batch of at most [`MAX_BATCH`] frames; true if any program accepted any of them.
+    /// Judges a batch of at most [`MAX_BATCH`] frames, of which the host sent `outbound`; returns
+    /// those that any program accepted.
     ///
     /// The verdicts hold until [`forget`](Self::forget), which comes before the next batch.
-    pub fn judge(&mut self, frames: &[Frame<'_>]) -> bool {
+    pub fn judge(&mut self, frames: &[Frame<'_>], outbound: &FrameSet) -> FrameSet {
         let frames = &frames[..frames.len().min(MAX_BATCH)];
+        let mut all = FrameSet::default();
         if self.by_program.is_empty() {
-            return false;
+            return all;
         }
         let (verdicts, touched) = (&mut self.verdicts, &mut self.touched);
         self.lookup.ask(frames, |candidate, place| {
@@ -186,12 +186,6 @@ impl Index {
         for &id in &self.always {
             self.verdicts[id as usize].maybe = FrameSet::first(frames.len());
         }
-        let mut outbound = FrameSet::default();
-        for (place, frame) in frames.iter().enumerate() {
-            if frame.flags & flags::OUTBOUND != 0 {
-                outbound.insert(place);
-            }
-        }
         self.touched.extend(&self.always);
         let (verdicts, judges) = (&mut self.verdicts, &mut self.judges);
         self.touched.retain(|&id| {
@@ -206,10 +200,11 @@ impl Index {
             }
             verdict.maybe = FrameSet::default();
             judge.totals.frames += verdict.yes.len();
-            judge.totals.outbound += verdict.yes.and(&outbound).len();
+            judge.totals.outbound += verdict.yes.and(outbound).len();
+            all = all.or(&verdict.yes);
             !verdict.yes.is_empty()
         });
-        !self.touched.is_empty()
+        all
     }
 
     /// Programs that accepted a frame of the batch: as many as this, by numbers from 0.

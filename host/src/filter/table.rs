@@ -214,18 +214,18 @@ mod tests {
             let comes = (state >> 33) % 100 < if round < 20_000 { 60 } else { 40 };
             let list = model.entry(value).or_default();
             if comes {
-                table.insert(value, Candidate::new(round, round % 3 == 0));
+                table.insert(value, Candidate::new(round, round.is_multiple_of(3)));
                 list.push(round);
             } else if !list.is_empty() {
                 let gone = list.swap_remove((state >> 20) as usize % list.len());
-                table.remove(value, Candidate::new(gone, gone % 3 == 0));
+                table.remove(value, Candidate::new(gone, gone.is_multiple_of(3)));
             }
             let asked = (state >> 10) % 700;
             let found = table.find(asked, table.place(asked));
             let mut judges: Vec<u32> = found
                 .into_iter()
                 .flat_map(|(first, more)| std::iter::once(first).chain(more.iter().copied()))
-                .inspect(|it| assert_eq!(it.is_sure(), it.judge() % 3 == 0))
+                .inspect(|it| assert_eq!(it.is_sure(), it.judge().is_multiple_of(3)))
                 .map(Candidate::judge)
                 .collect();
             judges.sort_unstable();
@@ -235,7 +235,7 @@ mod tests {
         }
         for (value, list) in model {
             for judge in list {
-                table.remove(value, Candidate::new(judge, judge % 3 == 0));
+                table.remove(value, Candidate::new(judge, judge.is_multiple_of(3)));
             }
         }
         assert!(table.is_empty() && table.entries.len() == LEAST);

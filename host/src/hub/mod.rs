@@ -22,7 +22,7 @@ use vnplug_ring::layout::Life;
 use crate::filter::Program;
 use crate::port::{Port, PortCounters};
 use crate::source::af_packet::Interface;
-use crate::source::worker::{Command, Snapshot, Worker};
+use crate::source::worker::{Asked, Command, Snapshot, Worker};
 
 use cluster::{Cluster, ClusterKey};
 pub use limits::{Limits, MAX_FILTER_WORK};
@@ -300,13 +300,13 @@ impl Hub {
     }
 
     /// The counters of every queue of a source, each consistent between two batches.
-    pub fn snapshots(&self, source: usize) -> Vec<Snapshot> {
+    pub fn snapshots(&self, source: usize, asked: &Asked) -> Vec<Snapshot> {
         let answers: Vec<_> = self.sources[source]
             .workers
             .iter()
             .map(|worker| {
                 let (reply, answer) = channel();
-                worker.send(Command::Snapshot(reply));
+                worker.send(Command::Snapshot(asked.clone(), reply));
                 answer
             })
             .collect();

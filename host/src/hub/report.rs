@@ -22,7 +22,7 @@ use super::{Hub, Owner};
 use crate::fanout::FanoutCounters;
 use crate::source::QueueCounters;
 use crate::source::af_packet::Interface;
-use crate::source::worker::{PortSnapshot, Snapshot};
+use crate::source::worker::{Asked, PortSnapshot, Snapshot};
 use crate::sys::interface;
 
 impl Hub {
@@ -44,6 +44,7 @@ impl Hub {
             }
             _ => BTreeMap::new(),
         };
+        let none = Asked::These(Vec::new());
         self.sources
             .iter()
             .enumerate()
@@ -60,7 +61,7 @@ impl Hub {
                 Device {
                     name: format!("{HOST_PREFIX}{}", source.name),
                     kind: source.kind.to_owned(),
-                    state: states(&self.snapshots(number)),
+                    state: states(&self.snapshots(number, &none)),
                     description: source.description.clone(),
                     queues: source.workers.len() as u32,
                     ports: if operator { ports as u32 } else { 0 },
@@ -87,7 +88,7 @@ impl Hub {
             ],
         }];
         for number in 0..self.sources.len() {
-            let snapshots = self.snapshots(number);
+            let snapshots = self.snapshots(number, &Asked::All);
             all.push(self.source_counters(number, &snapshots));
             let parts = ports_of(&snapshots);
             for (id, record) in self.ports.iter().filter(|(_, port)| port.source == number) {
@@ -135,9 +136,11 @@ impl Hub {
         sources.dedup();
         let mut all = Vec::new();
         for source in sources {
-            let snapshots = self.snapshots(source);
+            let here = |id: &&u32| self.ports.get(id).is_some_and(|it| it.source == source);
+            let own: Vec<u32> = ids.iter().filter(here).copied().collect();
+            let snapshots = self.snapshots(source, &Asked::These(own.clone()));
             let parts = ports_of(&snapshots);
-            for id in ids {
+            for id in &own {
                 if let (Some(part), Some(record)) = (parts.get(id), self.ports.get(id)) {
                     let mut counted = port_counted(part, true);
                     let device = format!("{HOST_PREFIX}{}", self.sources[record.source].name);

@@ -14,7 +14,7 @@ use vnplug_ring::control::{Balance, Direction, Tuning};
 use vnplug_ring::layout::{Life, Meta, flags};
 use vnplug_ring::{Bell, Producer};
 
-use crate::filter::Program;
+use crate::filter::{FrameSet, Program};
 use crate::noise::peer_log;
 use crate::rules::Rules;
 use crate::source::Frame;
@@ -207,6 +207,12 @@ impl Port {
         self.tuning.enabled
     }
 
+    /// Which frames are wanted by their direction.
+    #[must_use]
+    pub fn direction(&self) -> Direction {
+        self.tuning.direction
+    }
+
     /// Judges a batch, copies what the reader wants, publishes it and rings if that is due.
     #[inline]
     pub fn offer(&mut self, batch: &BatchInfo<'_>) {
@@ -221,6 +227,36 @@ impl Port {
         }
     }
 
+    /// Takes these frames of a batch, which its guard and its filter accept and which have the
+    /// wanted direction; with `own_filter` it still judges by its filter. `offered` is counted by
+    /// whoever hands them over.
+    #[inline]
+    pub fn take(&mut self, batch: &BatchInfo<'_>, frames: &FrameSet, own_filter: bool) {
+        for place in frames.iter() {
+            let (frame, hash) = (&batch.frames[place], batch.hashes[place]);
+            if self.quarantined.is_some() {
+                self.counters.dropped_quarantine += 1;
+            } else if own_filter && self.is_filtered(frame) {
+                self.counters.filtered += 1;
+            } else {
+                self.accept(frame, hash, batch);
+            }
+        }
+        if self.quarantined.is_none() {
+            self.producer.publish();
+            self.ring_if_due(batch.now_us);
+        }
+    }
+
+    /// Makes the counters exact after a panic in [`take`](Self::take): what is missing to
+    /// `accounted` frames is dropped.
+    #[cold]
+    pub fn settle_to(&mut self, accounted: u64) {
+        let missing = accounted.saturating_sub(self.counters.accounted());
+        self.counters.dropped_quarantine += missing;
+        self.quarantine(FAILED.to_owned());
+    }
+
     /// Makes the counters exact after a panic in [`offer`](Self::offer), which began with
     /// `offered_before` frames offered: what was not judged is dropped.
     #[cold]
@@ -231,12 +267,7 @@ impl Port {
             .filter(|&(turn, &hash)| share.includes(hash, turn))
             .count() as u64;
         self.counters.offered = offered_before + owed;
-        let missing = self
-            .counters
-            .offered
-            .saturating_sub(self.counters.accounted());
-        self.counters.dropped_quarantine += missing;
-        self.quarantine("the daemon failed while serving it; please report this".to_owned());
+        self.settle_to(self.counters.offered);
     }
 
     #[inline]
@@ -267,12 +298,22 @@ impl Port {
             self.counters.direction += 1;
             return;
         }
-        if let Some(filter) = &self.filter
-            && filter.run(frame.bytes, frame.wire_len) == 0
-        {
+        if self.is_filtered(frame) {
             self.counters.filtered += 1;
             return;
         }
+        self.accept(frame, hash, batch);
+    }
+
+    #[inline]
+    fn is_filtered(&self, frame: &Frame<'_>) -> bool {
+        let filter = self.filter.as_ref();
+        filter.is_some_and(|filter| filter.run(frame.bytes, frame.wire_len) == 0)
+    }
+
+    /// What comes behind the filters.
+    #[inline]
+    fn accept(&mut self, frame: &Frame<'_>, hash: u32, batch: &BatchInfo<'_>) {
         if !self.rules.accept(frame.bytes, batch.now_us) {
             self.counters.ruled_out += 1;
             return;
@@ -369,6 +410,9 @@ impl Port {
         };
     }
 }
+
+/// Why a port is in quarantine after a panic.
+const FAILED: &str = "the daemon failed while serving it; please report this";
 
 #[cfg(test)]
 mod tests;
