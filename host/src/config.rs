@@ -24,6 +24,7 @@ use clap::Parser;
 use serde::Deserialize;
 use vnplug_ring::control::{DEFAULT_SOCKET, Grant};
 
+use crate::filter::DEFAULT_LIMIT_BYTES;
 use crate::source::spec::SourceSpec;
 
 /// Receives every packet of a wire once, filters it early and hands it to applications in virtual
@@ -56,6 +57,9 @@ pub struct Arguments {
     /// Switch to this user after start
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
+    /// Whether filters become machine code, in the background: on or off
+    #[arg(long, value_name = "on|off")]
+    pub jit: Option<Switch>,
     /// Say more (-v: debug)
     #[arg(short, long)]
     pub verbose: bool,
@@ -68,6 +72,16 @@ const EXAMPLES: &str = "Examples:
 
 Options of each kind of source: see docs/sources.md. Clients: see vnplug --help.
 Exit status: 0 ended by SIGTERM or SIGINT, 1 could not start or go on, 2 wrong usage.";
+
+/// A choice of two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// It is done.
+    On,
+    /// It is not done.
+    Off,
+}
 
 /// The whole configuration.
 #[derive(Debug)]
@@ -96,6 +110,10 @@ pub struct Config {
     pub max_ports_each: usize,
     /// Bytes of rings of one user that is no operator; a VM has its pool.
     pub max_user_bytes: u64,
+    /// Filters become machine code.
+    pub jit: Switch,
+    /// Bytes that all their machine code may take.
+    pub jit_bytes: u64,
     /// Sources in order; their numbers are their places here.
     pub sources: Vec<SourceSpec>,
     /// Grants to users.
@@ -119,6 +137,8 @@ struct File {
     max_ports: Option<usize>,
     max_ports_each: Option<usize>,
     max_user_bytes: Option<toml::Value>,
+    jit: Option<Switch>,
+    jit_bytes: Option<toml::Value>,
     #[serde(default)]
     source: Vec<BTreeMap<String, toml::Value>>,
     #[serde(default)]
@@ -213,6 +233,8 @@ impl Config {
             max_ports: file.max_ports.unwrap_or(4_096),
             max_ports_each: file.max_ports_each.unwrap_or(1_024),
             max_user_bytes: size("max_user_bytes", file.max_user_bytes, 128 << 20)?,
+            jit: arguments.jit.or(file.jit).unwrap_or(Switch::On),
+            jit_bytes: size("jit_bytes", file.jit_bytes, DEFAULT_LIMIT_BYTES)?,
             sources,
             users,
             vms,
@@ -316,6 +338,8 @@ mod tests {
         let text = "
             socket = '/tmp/s'
             ring_bytes = '1MiB'
+            jit = 'off'
+            jit_bytes = '1MiB'
             [[source]]
             name = 'eth1'
             queues = 2
@@ -327,6 +351,9 @@ mod tests {
         let flags = ["--source", "lab=gen", "--allow", "uid:1000=lab:port 53"];
         let config = load(text, &flags).unwrap();
         assert_eq!((config.ring_bytes, config.sources.len()), (1 << 20, 2));
+        assert_eq!((config.jit, config.jit_bytes), (Switch::Off, 1 << 20));
+        let config_on = load(text, &["--jit", "on"]).unwrap();
+        assert_eq!(config_on.jit, Switch::On);
         assert_eq!(config.state_dir, Path::new("/tmp"));
         assert_eq!(config.vms[0].1.filter, "icmp");
         assert_eq!(
@@ -354,6 +381,7 @@ mod tests {
     fn what_is_wrong_is_named() {
         for (text, part) in [
             ("sokket = 'x'", "sokket"),
+            ("jit = 'maybe'", "jit"),
             ("ring_bytes = 'big'", "ring_bytes"),
             ("[[source]]\nkind = 'gen'", "needs a name"),
             ("[[allow]]\nsource = 'x'", "either a vm or a uid"),

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use vnplug_ring::control::Grant;
 
-use crate::config::Config;
+use crate::config::{Config, Switch};
 use crate::control::{Control, Setup, listen};
-use crate::filter::Compiler;
+use crate::filter::{Compiler, Jit};
 use crate::hub::policy::Policy;
 use crate::hub::{Hub, Limits};
 use crate::sys::{privileges, signals};
@@ -75,6 +75,10 @@ fn serve(
     must_write(&config.state_dir.join("vms"), "--state-dir")?;
     must_write(&config.pool_dir, "--pool-dir")?;
 
+    let jit = match config.jit {
+        Switch::On => Jit::start(config.jit_bytes),
+        Switch::Off => Jit::off(),
+    };
     let mut hub = Hub::new(Limits {
         ports: config.max_ports,
         ports_each: config.max_ports_each,
@@ -82,6 +86,7 @@ fn serve(
         ring_bytes: config.ring_bytes,
         max_ring_bytes: config.max_ring_bytes,
     });
+    hub.jit = jit.clone();
     for (source, number) in open.into_iter().zip(0_u16..) {
         hub.add_source(source.start(number).map_err(|error| error.to_string())?);
     }
@@ -104,6 +109,7 @@ fn serve(
         policy,
         dirs,
         compiler,
+        jit,
         listener,
         termination,
     };

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use vnplug_ring::control::{FilterSpec, code};
 
 use super::request::quoted;
-use crate::filter::{Compiler, Program, Trust};
+use crate::filter::{Compiler, Jit, Program, Trust};
 use crate::hub::policy::Viewer;
 use crate::hub::{Programs, Refusal};
 use crate::noise::peer_log;
@@ -89,7 +89,9 @@ struct Shared {
 
 impl CompileThread {
     /// Starts it; `bell`, an eventfd, becomes readable when a job is done.
-    pub(crate) fn start(compiler: Compiler, bell: Arc<OwnedFd>) -> std::io::Result<Self> {
+    ///
+    /// What it compiles is handed on to `jit`.
+    pub(crate) fn start(compiler: Compiler, jit: Jit, bell: Arc<OwnedFd>) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue::default()),
             added: Condvar::new(),
@@ -100,7 +102,11 @@ impl CompileThread {
             .name("vnplug-compile".into())
             .spawn(move || {
                 let mut compiler = compiler;
-                let each = |job: &Job| guarded(&mut compiler, |compiler| compile(compiler, job));
+                let each = |job: &Job| {
+                    let programs = guarded(&mut compiler, |compiler| compile(compiler, job))?;
+                    hand_on(&jit, &job.owner, &programs);
+                    Ok(programs)
+                };
                 work(&theirs, each, &bell);
             })?;
         Ok(Self { shared, thread })
@@ -243,6 +249,17 @@ fn guarded(
         let what = "compiling this filter failed inside the daemon; its log says why";
         Err(Refusal::new(code::INTERNAL, what))
     })
+}
+
+/// Has them made native in their owner's turn.
+fn hand_on(jit: &Jit, owner: &Viewer, programs: &Programs) {
+    let owner = match owner {
+        Viewer::User(uid) => format!("uid {uid}"),
+        Viewer::Vm(name) => format!("vm {name}"),
+    };
+    for program in programs.guard.iter().chain(&programs.filter) {
+        jit.submit(&owner, program);
+    }
 }
 
 /// What these locks guard is whole after every statement.

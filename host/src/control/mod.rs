@@ -27,7 +27,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use vnplug_ring::control::Message;
 
-use crate::filter::Compiler;
+use crate::filter::{Compiler, Jit};
 use crate::hub::Hub;
 use crate::hub::policy::{Policy, Viewer};
 use crate::noise::peer_log;
@@ -57,6 +57,7 @@ pub(crate) struct Setup {
     pub(crate) policy: Policy,
     pub(crate) dirs: Dirs,
     pub(crate) compiler: Compiler,
+    pub(crate) jit: Jit,
     pub(crate) listener: OwnedFd,
     pub(crate) termination: OwnedFd,
 }
@@ -143,6 +144,7 @@ impl Control {
             policy,
             dirs,
             compiler,
+            jit,
             listener,
             termination,
         } = setup;
@@ -155,7 +157,7 @@ impl Control {
         ] {
             watch(&epoll, fd.as_fd(), token)?;
         }
-        let compiler = CompileThread::start(compiler, Arc::clone(&bell))?;
+        let compiler = CompileThread::start(compiler, jit, Arc::clone(&bell))?;
         let memory = MemoryThread::start(Arc::clone(&bell))?;
         let vms = Vm::load_all(&dirs);
         let mut control = Self {

@@ -1,6 +1,7 @@
-//! Ours against libpcap's interpreter: the same programs, the same frames, the same verdicts.
+//! Native code and our interpreter against libpcap's: the same programs, the same frames, the same verdicts.
 
-use super::packets::{Random, cuts, frames};
+use super::native::translate_now;
+use super::packets::{Packet, Random, cuts, frames};
 use super::{Instruction, Program, Trust, code};
 use crate::sys::pcap::Library;
 
@@ -74,44 +75,84 @@ pub(super) const EXPRESSIONS: &[&str] = &[
 ];
 
 #[test]
-fn verdicts_are_libpcaps_for_61_expressions_and_20000_frames() {
-    let library = Library::load().unwrap();
-    let mut frames = frames(FRAMES, 0x5eed);
-    frames.extend(cuts(150, 0xc07));
-    let mut indifferent = Vec::new();
-    for expression in EXPRESSIONS {
-        let text = std::ffi::CString::new(*expression).unwrap();
-        let list = library.compile(&text, SNAPLEN, ETHERNET).expect(expression);
-        let ours = Program::from_instructions(&list, Trust::Operator).expect(expression);
-        let theirs = library.reference(&list).expect(expression);
-        let mut accepted = 0;
-        for (frame, wire_len) in &frames {
-            let verdict = ours.judge(frame, *wire_len).expect(expression);
-            assert_eq!(
-                verdict,
-                theirs.run(frame, *wire_len),
-                "{expression}: {frame:02x?}"
-            );
-            accepted += usize::from(verdict != 0);
-        }
-        if accepted == 0 || accepted == frames.len() {
-            indifferent.push(*expression);
-        }
-    }
+fn verdicts_are_libpcaps_for_61_expressions_and_2_million_pairs() {
     assert_eq!(EXPRESSIONS.len(), 61);
+    let mut frames = frames(FRAMES, 0x5eed);
+    frames.extend(cuts(200, 0xc07));
+    let (pairs, indifferent) = compare(&frames);
+    assert!(pairs > 2_000_000, "{pairs}");
     // The frames must be worth the name: each expression but these takes some and leaves some.
     assert_eq!(indifferent, Vec::<&str>::new());
 }
 
 #[test]
+#[ignore = "takes minutes: cargo test --release -p vnplugd verdicts_for_500 -- --ignored"]
+fn verdicts_for_500_million_pairs() {
+    let mut pairs = 0;
+    for seed in 1.. {
+        let mut frames = frames(FRAMES, seed);
+        frames.extend(cuts(200, !seed));
+        pairs += compare(&frames).0;
+        if pairs > 500_000_000 {
+            break;
+        }
+    }
+    println!("{pairs} pairs");
+}
+
+/// Compares native code, interpreter and libpcap over all expressions: how many pairs of a frame
+/// and native code there were, and the expressions that took none or all of the frames.
+fn compare(frames: &[Packet]) -> (usize, Vec<&'static str>) {
+    let library = Library::load().unwrap();
+    let (mut pairs, mut indifferent) = (0, Vec::new());
+    for expression in EXPRESSIONS {
+        let text = std::ffi::CString::new(*expression).unwrap();
+        let list = library.compile(&text, SNAPLEN, ETHERNET).expect(expression);
+        let ours = Program::from_instructions(&list, Trust::Operator).expect(expression);
+        translate_now(std::slice::from_ref(&ours));
+        assert_eq!(ours.is_native(), !ours.loops(), "{expression}");
+        let theirs = library.reference(&list).expect(expression);
+        let mut accepted = 0;
+        for (frame, wire_len) in frames {
+            let verdict = ours.interpret(frame, *wire_len).expect(expression);
+            let reference = theirs.run(frame, *wire_len);
+            assert_eq!(verdict, reference, "{expression}: {frame:02x?}");
+            let native = ours.run(frame, *wire_len);
+            assert_eq!(native, reference, "native {expression}: {frame:02x?}");
+            accepted += usize::from(verdict != 0);
+        }
+        pairs += if ours.is_native() { frames.len() } else { 0 };
+        if accepted == 0 || accepted == frames.len() {
+            indifferent.push(*expression);
+        }
+    }
+    (pairs, indifferent)
+}
+
+#[test]
 fn random_programs_are_refused_or_run_as_libpcap_runs_them() {
+    let (accepted, looping, native) = compare_random(200_000, 0xbad_cafe, 10);
+    assert!(
+        accepted > 10_000 && looping > 100 && native > 1_000,
+        "{accepted} accepted, {looping} looping, {native} native"
+    );
+}
+
+#[test]
+#[ignore = "takes minutes: cargo test --release -p vnplugd random_programs_for_long -- --ignored"]
+fn random_programs_for_long() {
+    println!("{:?}", compare_random(10_000_000, 0xfeed, 1));
+}
+
+/// Programs that were accepted, that loop, and that got native code: every `nth` that may.
+fn compare_random(tries: usize, seed: u64, nth: usize) -> (usize, usize, usize) {
     let library = Library::load().unwrap();
     let frames = frames(64, 0xf00d);
-    let mut random = Random(0xbad_cafe);
+    let mut random = Random(seed);
     // libpcap leaves scratch memory as it finds it, so each program sets all of it first.
     let stores: Vec<Instruction> = (0..16).map(|k| op(code::ST, k)).collect();
-    let (mut accepted, mut looping) = (0, 0);
-    for _ in 0..200_000 {
+    let (mut accepted, mut looping, mut native) = (0, 0, 0);
+    for _ in 0..tries {
         let len = 1 + random.below(24);
         let mut list = stores.clone();
         list.extend((0..len).map(|_| instruction(&mut random, len)));
@@ -120,12 +161,20 @@ fn random_programs_are_refused_or_run_as_libpcap_runs_them() {
             continue;
         };
         accepted += 1;
+        if accepted % nth == 0 {
+            translate_now(std::slice::from_ref(&ours));
+            native += usize::from(ours.is_native());
+        }
         let theirs = library
             .reference(&list)
             .expect("what we accept, libpcap accepts");
-        for (frame, wire_len) in frames.iter().skip(random.below(56)).take(8) {
-            match ours.judge(frame, *wire_len) {
-                Ok(verdict) => assert_eq!(verdict, theirs.run(frame, *wire_len), "{list:?}"),
+        let some = if ours.is_native() { 64 } else { 8 };
+        for (frame, wire_len) in frames.iter().skip(random.below(56)).take(some) {
+            match ours.interpret(frame, *wire_len) {
+                Ok(verdict) => {
+                    assert_eq!(verdict, theirs.run(frame, *wire_len), "{list:?}");
+                    assert_eq!(ours.run(frame, *wire_len), verdict, "{list:?} {frame:02x?}");
+                }
                 // libpcap would not come back.
                 Err(_) => assert!(ours.loops()),
             }
@@ -136,10 +185,7 @@ fn random_programs_are_refused_or_run_as_libpcap_runs_them() {
         let guest = Program::from_bytes(&ours.to_bytes(), Trust::Guest);
         assert_eq!(guest.is_err(), ours.loops());
     }
-    assert!(
-        accepted > 10_000 && looping > 100,
-        "{accepted} accepted, {looping} looping"
-    );
+    (accepted, looping, native)
 }
 
 #[test]

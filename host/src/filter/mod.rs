@@ -14,6 +14,8 @@
 //!   path knows; whoever sends a program in wire form needs no libpcap anywhere.
 //! - [`Program::run`] gives libpcap's own verdict (`pcap_offline_filter`), to the bit; a test
 //!   compares the two over generated frames. It cannot panic, and its steps are bounded.
+//! - [`Jit`]: makes machine code of programs in the background; until then, and where it cannot, they
+//!   are interpreted, with the same verdicts.
 //! - [`Compiler`]: expression to program by libpcap itself, so the language is the whole language
 //!   and the messages are the ones people know.
 //!
@@ -41,6 +43,7 @@ mod field;
 mod frames;
 mod index;
 mod lookup;
+mod native;
 mod program;
 mod run;
 mod table;
@@ -53,6 +56,7 @@ pub use compile::{
 pub use field::Field;
 pub use frames::FrameSet;
 pub use index::{Index, JudgeId, Totals};
+pub use native::{DEFAULT_LIMIT_BYTES, Jit};
 pub(crate) use program::code;
 pub use program::{
     INSTRUCTION_BYTES, Instruction, MAX_INSTRUCTIONS, OutOfSteps, Program, Trust, VerifyError,

@@ -16,6 +16,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
 use super::analyse::{self, Analysis};
+use super::native::Slot;
 use super::run::{self, Op};
 
 /// One classic BPF instruction, laid out as Linux `struct sock_filter` and libpcap `bpf_insn`.
@@ -44,7 +45,7 @@ pub enum Trust {
     Operator,
 }
 
-/// A verified program; cloning shares it.
+/// A verified program; cloning shares it, and the native code that it may get.
 #[derive(Clone)]
 pub struct Program {
     instructions: Arc<[Instruction]>,
@@ -52,6 +53,7 @@ pub struct Program {
     loops: bool,
     scratch: bool,
     analysis: Arc<OnceLock<Analysis>>,
+    native: Arc<Slot>,
 }
 
 impl Program {
@@ -97,6 +99,7 @@ impl Program {
             loops,
             scratch,
             analysis: Arc::default(),
+            native: Arc::default(),
         })
     }
 
@@ -114,6 +117,7 @@ impl Program {
             loops: false,
             scratch: false,
             analysis: Arc::default(),
+            native: Arc::default(),
         }
     }
 
@@ -160,11 +164,34 @@ impl Program {
     /// [`OutOfSteps`]: reject the frame and count it. Only programs that loop can do this.
     #[inline]
     pub fn judge(&self, bytes: &[u8], wire_len: u32) -> Result<u32, OutOfSteps> {
+        // A program that loops never gets native code.
+        if let Some(native) = self.native.get() {
+            return Ok(native.run(bytes, wire_len));
+        }
+        self.interpret(bytes, wire_len)
+    }
+
+    /// As [`Program::judge`], by the interpreter in any case.
+    ///
+    /// # Errors
+    /// As [`Program::judge`].
+    #[inline]
+    pub fn interpret(&self, bytes: &[u8], wire_len: u32) -> Result<u32, OutOfSteps> {
         if self.scratch {
             run::run::<{ SCRATCH_WORDS as usize }>(&self.ops, bytes, wire_len)
         } else {
             run::run::<0>(&self.ops, bytes, wire_len)
         }
+    }
+
+    /// Whether it runs as machine code by now.
+    pub fn is_native(&self) -> bool {
+        self.native.get().is_some()
+    }
+
+    /// What is translated, and where the native code goes.
+    pub(super) fn parts(&self) -> (&Arc<[Instruction]>, &Arc<Slot>) {
+        (&self.instructions, &self.native)
     }
 }
 

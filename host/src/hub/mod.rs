@@ -19,7 +19,7 @@ use std::time::Duration;
 use vnplug_ring::control::{HOST_PREFIX, RingPlace, Tuning, code};
 use vnplug_ring::layout::Life;
 
-use crate::filter::Program;
+use crate::filter::{Jit, Program};
 use crate::port::{Port, PortCounters};
 use crate::source::af_packet::Interface;
 use crate::source::worker::{Asked, Command, Snapshot, Worker};
@@ -147,6 +147,8 @@ pub struct Hub {
     pub opened: u64,
     /// Ports closed since start.
     pub closed: u64,
+    /// What makes machine code of filters, for its counters.
+    pub jit: Jit,
     /// Where the last ring came to lie.
     huge: Option<bool>,
 }
@@ -166,6 +168,7 @@ impl Hub {
             next_cluster: 1,
             opened: 0,
             closed: 0,
+            jit: Jit::off(),
             huge: None,
         }
     }

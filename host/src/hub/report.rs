@@ -87,6 +87,7 @@ impl Hub {
                 ("ports".into(), self.ports.len() as u64),
             ],
         }];
+        all[0].values.extend(self.jit.counters());
         for number in 0..self.sources.len() {
             let snapshots = self.snapshots(number, &Asked::All);
             all.push(self.source_counters(number, &snapshots));

@@ -7,6 +7,7 @@
 pub(crate) mod bpf;
 pub(crate) mod confine;
 pub(crate) mod event;
+pub(crate) mod executable;
 pub(crate) mod interface;
 pub(crate) mod memory;
 pub(crate) mod packet;

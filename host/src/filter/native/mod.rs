@@ -1,0 +1,248 @@
+//! Filters as machine code, made in the background; the interpreter until it is ready.
+//!
+//! ```text
+//!  compile thread                    vnplug-jit (lowest priority)              queue's thread
+//!  Program --submit--> Queue -----> Translator --> pages, executable --.
+//!     |               by owner       (Cranelift)                       | set once
+//!     `-- Slot <-------------------------------------------------------'---> Program::run
+//! ```
+//!
+//! - [`translate`]: a verified program that does not loop becomes one function.
+//! - [`code`]: functions lie together in pages that are executable and never writable again; the
+//!   pages go with the last program in them.
+//! - [`workshop`]: equal programs share one function; limits; a panic costs one program its speed.
+//!
+//! A program that is not translated gives the same verdicts, only slower, so nothing here is an
+//! error for a reader. That is how it stays on other processors than x86-64, where executable
+//! memory is forbidden, beyond the bytes that the operator gives, and for programs that loop
+//! (`protochain`), whose steps are metered.
+//!
+//! Translating takes 0.1 to 1 ms for what people write. The time grows with the length and not
+//! faster: the hardest of the longest programs (4,096 instructions) take 0.2 s, so that is the most
+//! by which one owner can delay another's program in each turn.
+
+mod budget;
+mod code;
+mod queue;
+mod reach;
+mod translate;
+mod workshop;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Program;
+use budget::Gauge;
+use code::Native;
+use queue::{Job, Queue, Wanted};
+use translate::Translator;
+use workshop::Workshop;
+
+/// Where a program's native code appears.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    /// It was handed in.
+    asked: AtomicBool,
+    native: OnceLock<Native>,
+}
+
+impl Slot {
+    /// The native code, once it is there.
+    #[inline(always)]
+    pub(super) fn get(&self) -> Option<&Native> {
+        self.native.get()
+    }
+}
+
+/// Hands programs to the thread that translates them; clones hand them to the same one.
+#[derive(Debug, Clone, Default)]
+pub struct Jit(Option<Arc<Handle>>);
+
+#[derive(Debug)]
+struct Handle(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// Something was added to the queue, or it was closed.
+    added: Condvar,
+    counters: Arc<Counters>,
+}
+
+/// What became of programs.
+#[derive(Debug, Default)]
+struct Counters {
+    /// Programs that run natively now.
+    programs: Gauge,
+    /// Bytes of their pages.
+    bytes: Gauge,
+    /// Over a limit.
+    refused: AtomicU64,
+    /// The translator or the system failed.
+    failed: AtomicU64,
+}
+
+impl Jit {
+    /// One that translates nothing: every program is interpreted.
+    pub fn off() -> Self {
+        Self::default()
+    }
+
+    /// Starts the thread; all native code together may take `limit_bytes`, one owner's a fourth.
+    ///
+    /// Where this processor or the system has no use for it, this says so in the log and is
+    /// [`off`](Self::off).
+    pub fn start(limit_bytes: u64) -> Self {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let started = Translator::new().and_then(|translator| {
+            let counters = Arc::clone(&shared.counters);
+            let workshop = Workshop::new(translator, counters, limit_bytes);
+            std::thread::Builder::new()
+                .name("vnplug-jit".into())
+                .stack_size(STACK_BYTES)
+                .spawn(move || work(&theirs, workshop))
+                .map_err(|error| error.to_string())
+        });
+        match started {
+            Ok(_) => Self(Some(Arc::new(Handle(shared)))),
+            Err(why) => {
+                log::info!(target: "filter", "filters are interpreted: {why}");
+                Self::off()
+            }
+        }
+    }
+
+    /// Has a program translated when its owner's turn comes; does not wait.
+    pub fn submit(&self, owner: &str, program: &Program) {
+        let Some(Handle(shared)) = self.0.as_deref() else {
+            return;
+        };
+        let (instructions, slot) = program.parts();
+        if program.loops() || instructions.len() < 2 {
+            return;
+        }
+        // Relaxed: it only keeps us from doing things twice.
+        if slot.asked.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if lock(&shared.queue).add(Job::new(owner, instructions, slot)) {
+            shared.added.notify_one();
+        } else {
+            slot.asked.store(false, Ordering::Relaxed);
+            shared.counters.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Names and values for people, none if it is off.
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let Some(Handle(shared)) = self.0.as_deref() else {
+            return Vec::new();
+        };
+        let counters = &shared.counters;
+        let waiting = lock(&shared.queue).len() as u64;
+        [
+            ("native_filters", counters.programs.now()),
+            ("native_bytes", counters.bytes.now()),
+            ("native_waiting", waiting),
+            ("native_refused", counters.refused.load(Ordering::Relaxed)),
+            ("native_failed", counters.failed.load(Ordering::Relaxed)),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        lock(&self.0.queue).closed = true;
+        self.0.added.notify_one();
+    }
+}
+
+fn work(shared: &Shared, mut workshop: Workshop) {
+    if let Err(error) = rustix::process::setpriority_process(None, LOWEST_PRIORITY) {
+        log::debug!(target: "filter", "vnplug-jit keeps its priority: {error}");
+    }
+    while let Some(first) = next(shared, None) {
+        // A function is small and a page is not: what comes within a moment shares pages.
+        let begun = Instant::now();
+        workshop.translate(first);
+        while workshop.batch_bytes() < BATCH_BYTES && begun.elapsed() < LONGEST_BATCH {
+            let Some(more) = next(shared, Some(begun + GATHER)) else {
+                break;
+            };
+            workshop.translate(more);
+        }
+        workshop.place();
+    }
+}
+
+/// Waits for the next program, until `deadline` if there is one; `None` also when it is to end.
+fn next(shared: &Shared, deadline: Option<Instant>) -> Option<Wanted> {
+    let mut queue = lock(&shared.queue);
+    loop {
+        if queue.closed {
+            return None;
+        }
+        if let Some(wanted) = queue.next() {
+            return Some(wanted);
+        }
+        queue = match deadline {
+            None => {
+                let woken = shared.added.wait(queue);
+                woken.unwrap_or_else(PoisonError::into_inner)
+            }
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return None;
+                }
+                let woken = shared.added.wait_timeout(queue, left);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+    }
+}
+
+/// What this lock guards is whole after every statement.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Native code of all filters when the operator does not say.
+pub const DEFAULT_LIMIT_BYTES: u64 = 32 << 20;
+
+/// How long a program waits for others, to share pages with them.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// The longest that a program waits while others keep coming.
+const LONGEST_BATCH: Duration = Duration::from_millis(200);
+
+/// Bytes of code that are placed without waiting for more.
+const BATCH_BYTES: usize = 128 << 10;
+
+/// Cranelift recurses; address space only.
+const STACK_BYTES: usize = 16 << 20;
+
+const LOWEST_PRIORITY: i32 = 19;
+
+/// Gives programs native code at once, as the thread would in time.
+#[cfg(test)]
+pub(super) fn translate_now(programs: &[Program]) {
+    let counters = Arc::new(Counters::default());
+    let mut workshop = Workshop::new(Translator::new().unwrap(), counters, u64::MAX);
+    for program in programs.iter().filter(|program| !program.loops()) {
+        let (instructions, slot) = program.parts();
+        workshop.translate(Wanted {
+            owner: String::new(),
+            instructions: Arc::clone(instructions),
+            slot: Arc::clone(slot),
+        });
+    }
+    workshop.place();
+}
+
+#[cfg(test)]
+mod tests;
