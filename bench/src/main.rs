@@ -14,6 +14,7 @@
 //! them. Some rows start this program again as a second process, with `child NAME ARGS…`.
 
 mod attached;
+mod capture;
 mod fanout;
 mod handoff;
 mod memif;
@@ -22,6 +23,7 @@ mod report;
 mod row;
 mod sys;
 mod uml;
+mod wire;
 
 use std::process::ExitCode;
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::handoff::{self, Reading};
-use crate::{attached, fanout, pcap, uml};
+use crate::{attached, capture, fanout, pcap, uml};
 
 /// Any error of a row: it is printed and ends that row, not the others.
 pub(crate) type Error = Box<dyn std::error::Error>;
@@ -23,6 +23,31 @@ pub(crate) struct Row {
 
 /// Every row, in the order of the table.
 pub(crate) const ROWS: &[Row] = &[
+    Row {
+        name: "capture-host",
+        about: "by frame size: a reader on the host, against libpcap",
+        run: capture::on_host,
+    },
+    Row {
+        name: "capture-uml",
+        about: "by frame size: a reader in User-mode Linux, against the guest's own NIC and the host",
+        run: capture::one_uml,
+    },
+    Row {
+        name: "capture-uml-two",
+        about: "by frame size: two readers in one User-mode Linux, against the guest's own NIC",
+        run: capture::two_in_uml,
+    },
+    Row {
+        name: "capture-umls",
+        about: "by frame size: readers in two User-mode Linux, against the guests' own NICs",
+        run: capture::two_umls,
+    },
+    Row {
+        name: "capture-qemu",
+        about: "by frame size: a reader in QEMU, against virtio-net",
+        run: capture::qemu,
+    },
     Row {
         name: "handoff-60",
         about: "one ring between two processes, 60-byte frames, against DPDK memif",
@@ -174,6 +199,11 @@ impl Samples {
     pub(crate) fn push(&mut self, sample: f64) {
         self.0.push(sample);
         self.0.sort_by(f64::total_cmp);
+    }
+
+    /// All of them, the lowest first.
+    pub(crate) fn all(&self) -> &[f64] {
+        &self.0
     }
 
     /// The middle sample, 0 without samples.

@@ -3,11 +3,13 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::process::getpid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vnplug_ring::Region;
 
 use crate::row::Result;
@@ -44,7 +46,75 @@ pub(crate) fn map(fd: impl AsFd, len: u64) -> Result<Region> {
 
 /// Keeps the calling thread on one CPU.
 pub(crate) fn pin(cpu: usize) -> Result<()> {
+    pin_to(&[cpu])
+}
+
+/// The CPUs that this process may use, as `taskset` left them.
+pub(crate) fn cpus() -> &'static [usize] {
+    static CPUS: OnceLock<Vec<usize>> = OnceLock::new();
+    CPUS.get_or_init(|| match sched_getaffinity(Some(getpid())) {
+        Ok(set) => (0..CpuSet::MAX_CPU)
+            .filter(|&cpu| set.is_set(cpu))
+            .collect(),
+        Err(_) => vec![0],
+    })
+}
+
+/// The nth of them; a machine that has fewer shares.
+pub(crate) fn cpu(number: usize) -> usize {
+    let all = cpus();
+    all.get(number % all.len().max(1)).copied().unwrap_or(0)
+}
+
+/// Works on all CPUs but the first, which the sender gets; what the work starts inherits them.
+pub(crate) fn beside_sender<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let others = match cpus() {
+        [_, others @ ..] if !others.is_empty() => others,
+        all => all,
+    };
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            pin_to(others)
+                .and_then(|()| work())
+                .map_err(|error| error.to_string())
+        });
+        Ok(worker.join().map_err(|_| "the row panicked")??)
+    })
+}
+
+fn pin_to(cpus: &[usize]) -> Result<()> {
     let mut set = CpuSet::new();
-    set.set(cpu);
+    cpus.iter().for_each(|&cpu| set.set(cpu));
     Ok(sched_setaffinity(None, &set)?)
 }
+
+/// Makes SIGINT and SIGTERM set a flag instead of ending this process.
+pub(crate) fn catch_signals() -> Result<()> {
+    extern "C" fn caught(signal: libc::c_int) {
+        // Relaxed: a flag that is polled.
+        CAUGHT.store(signal, Ordering::Relaxed);
+    }
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: the handler only stores a number.
+        let status = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = caught as extern "C" fn(libc::c_int) as usize;
+            action.sa_flags = libc::SA_RESTART;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut())
+        };
+        if status != 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+    }
+    Ok(())
+}
+
+/// The signal that came, if one did.
+pub(crate) fn caught() -> Option<i32> {
+    match CAUGHT.load(Ordering::Relaxed) {
+        0 => None,
+        signal => Some(signal),
+    }
+}
+
+static CAUGHT: AtomicI32 = AtomicI32::new(0);

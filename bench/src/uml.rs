@@ -24,7 +24,7 @@ const READER_CPU: usize = 1;
 /// Bytes of the record area: it stays in the cache, as in the row `handoff`.
 const RING: &str = "512K";
 /// For everything that is not measured.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Packets per second in the guest and on the host, in turns.
 pub(crate) fn against_host(plan: &Plan, len: usize) -> Result<Vec<Figure>> {
@@ -85,7 +85,20 @@ impl AttachedUml {
 
     /// As [`boot`](Self::boot), with more files.
     pub(crate) fn boot_with(lab: &Lab, daemon: &Daemon, image: Image) -> Result<Self> {
-        let name = "bench";
+        let config = UmlConfig {
+            image,
+            ..UmlConfig::default()
+        };
+        Self::boot_as(lab, daemon, "bench", config)
+    }
+
+    /// As [`boot`](Self::boot), under a name, made of what the configuration says.
+    pub(crate) fn boot_as(
+        lab: &Lab,
+        daemon: &Daemon,
+        name: &str,
+        mut config: UmlConfig,
+    ) -> Result<Self> {
         let everything = Grant {
             source: "*".into(),
             filter: String::new(),
@@ -101,22 +114,12 @@ impl AttachedUml {
         })?;
         let (channel, theirs) = UnixStream::pair()?;
         client.adopt(name, channel.as_fd())?;
-        let config = UmlConfig {
-            pool: Some(ready.pool_path.into()),
-            lines: vec![(0, OwnedFd::from(theirs))],
-            kernel_args: vec!["vnplug=ttyS0".into()],
-            image: image.file(guest_program()?, "/bin/vnplug", 0o755),
-            ..UmlConfig::default()
-        };
+        config.pool = Some(ready.pool_path.into());
+        config.lines.push((0, OwnedFd::from(theirs)));
+        config.kernel_args.push("vnplug=ttyS0".into());
+        config.image = config.image.file(guest_program()?, "/bin/vnplug", 0o755);
         let guest = Uml::boot(lab, config)?;
-        let agent = guest.spawn("exec vnplug agent 2>&1")?;
-        let deadline = Instant::now() + LIMIT;
-        while !guest.run("vnplug list", LIMIT)?.success() {
-            if Instant::now() > deadline {
-                return Err(format!("no agent: {}", agent.peek(1000)?).into());
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let agent = serve(&guest)?;
         Ok(Self {
             guest,
             _agent: agent,
@@ -133,6 +136,19 @@ impl AttachedUml {
         let output = self.guest.run(&format!("vnplug {count}"), LIMIT)?;
         rate(&output.text())
     }
+}
+
+/// Starts the agent in a guest and waits until applications there are served.
+pub(crate) fn serve(guest: &Guest) -> Result<Job> {
+    let agent = guest.spawn("exec vnplug agent 2>&1")?;
+    let deadline = Instant::now() + LIMIT;
+    while !guest.run("vnplug list", LIMIT)?.success() {
+        if Instant::now() > deadline {
+            return Err(format!("no agent: {}", agent.peek(1000)?).into());
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(agent)
 }
 
 fn count_on_host(daemon: &Daemon, count: &str) -> Result<f64> {

@@ -8,15 +8,17 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::library::Library;
+use std::time::{Duration, Instant};
+
+use super::library::{self, Library};
 use crate::row::Result;
 
 /// The words that start it: `child pcap-count DEVICE [FILTER]`.
-pub(super) const NAME: &str = "pcap-count";
+pub(crate) const NAME: &str = "pcap-count";
 /// What it prints when it captures.
-pub(super) const READY: &str = "ready";
+pub(crate) const READY: &str = "ready";
 
-/// The process: captures from a device until SIGINT.
+/// The process: captures from a device until SIGINT; says how far it is on SIGUSR1.
 pub(crate) fn child(words: &[String]) -> Result<()> {
     let (device, filter) = match words {
         [device] => (device, ""),
@@ -25,9 +27,23 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
     };
     let mut capture = Library::load()?.open(device, filter)?;
     println!("{READY}");
-    let mut packets = 0;
-    while let Some(taken) = capture.dispatch()? {
-        packets += taken;
+    let (mut packets, mut answers) = (0, 0);
+    let (mut first, mut last) = (None, None);
+    while !library::ended() {
+        let taken = capture.dispatch()?;
+        if taken > 0 {
+            packets += taken;
+            last = Some(Instant::now());
+            first = first.or(last);
+        }
+        if library::asked() {
+            answers += 1;
+            let busy = last
+                .zip(first)
+                .map_or(Duration::ZERO, |(last, first)| last - first);
+            println!("{TOLD} {answers} {packets} {}", busy.as_nanos());
+            (first, last) = (None, None);
+        }
     }
     println!("{packets}");
     Ok(())
@@ -39,15 +55,41 @@ pub(super) fn parse(output: &str) -> Result<u64> {
     last.ok_or_else(|| format!("the counter said {output:?}").into())
 }
 
+/// A counter's answer to SIGUSR1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// How many answers it has given.
+    pub(crate) answers: u64,
+    /// Packets since it started.
+    pub(crate) packets: u64,
+    /// From the first to the last packet since the answer before.
+    pub(crate) busy: Duration,
+}
+
+impl Told {
+    /// The last answer in what a counter has printed so far.
+    pub(crate) fn last_in(output: &str) -> Option<Self> {
+        let line = output.lines().rev().find(|line| line.starts_with(TOLD))?;
+        let mut numbers = line.split(' ').skip(1).map(|word| word.parse().ok());
+        Some(Self {
+            answers: numbers.next()??,
+            packets: numbers.next()??,
+            busy: Duration::from_nanos(numbers.next()??),
+        })
+    }
+}
+
+const TOLD: &str = "told";
+
 /// A child process of ours that says something once it captures.
-pub(super) struct Listener {
+pub(crate) struct Listener {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
 impl Listener {
     /// Starts it and waits for its word.
-    pub(super) fn start(mut command: Command) -> Result<Self> {
+    pub(crate) fn start(mut command: Command) -> Result<Self> {
         let mut child = command.stdout(Stdio::piped()).spawn()?;
         let stdout = child.stdout.take().ok_or("no pipe")?;
         let mut listener = Self {
@@ -64,12 +106,21 @@ impl Listener {
         Err(format!("it ended before it captured: {:?}", listener.child.wait()?).into())
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
+    /// Asks a counter how far it is.
+    pub(crate) fn ask(&mut self) -> Result<Told> {
+        let pid = Pid::from_raw(self.pid().cast_signed()).ok_or("no process")?;
+        kill_process(pid, Signal::USR1)?;
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Told::last_in(&line).ok_or_else(|| format!("the counter said {line:?}").into())
+    }
+
     /// Interrupts it; everything it says until it ends.
-    pub(super) fn end(mut self) -> Result<String> {
+    pub(crate) fn end(mut self) -> Result<String> {
         let pid = Pid::from_raw(self.pid().cast_signed()).ok_or("no process")?;
         kill_process(pid, Signal::INT)?;
         let mut rest = String::new();
@@ -96,5 +147,14 @@ mod tests {
         assert_eq!(parse("ready\n7\n").unwrap(), 7);
         assert!(parse("").is_err());
         assert!(parse("cannot open").is_err());
+    }
+
+    #[test]
+    fn the_last_answer_counts() {
+        let told = Told::last_in("ready\ntold 1 5 7\ntold 2 9 1000\n").unwrap();
+        assert_eq!((told.answers, told.packets), (2, 9));
+        assert_eq!(told.busy, Duration::from_micros(1));
+        assert_eq!(Told::last_in("told 1 5"), None);
+        assert_eq!(Told::last_in("ready"), None);
     }
 }

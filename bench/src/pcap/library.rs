@@ -4,6 +4,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::row::Result;
 
@@ -113,9 +114,19 @@ impl Library {
                 return Err(capture.error());
             }
         }
-        capture.break_on_interrupt();
+        capture.break_on_signals();
         Ok(capture)
     }
+}
+
+/// Whether somebody has asked how far it is (SIGUSR1) since the last look.
+pub(super) fn asked() -> bool {
+    ASKED.swap(false, Ordering::Relaxed)
+}
+
+/// Whether SIGINT came.
+pub(super) fn ended() -> bool {
+    ENDED.load(Ordering::Relaxed)
 }
 
 /// An open capture.
@@ -125,9 +136,15 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Makes SIGINT end [`dispatch`](Self::dispatch).
-    fn break_on_interrupt(&self) {
-        extern "C" fn interrupted(_: c_int) {
+    /// Makes SIGINT and SIGUSR1 end a call of [`dispatch`](Self::dispatch).
+    fn break_on_signals(&self) {
+        extern "C" fn interrupted(signal: c_int) {
+            if signal == libc::SIGUSR1 {
+                // Relaxed: read by the same thread, after the signal.
+                ASKED.store(true, Ordering::Relaxed);
+            } else {
+                ENDED.store(true, Ordering::Relaxed);
+            }
             if let Some((breakloop, handle)) = BREAK.get() {
                 // SAFETY: the process ends soon after the handle is closed; pcap_breakloop may be
                 // called from a signal handler.
@@ -136,17 +153,19 @@ impl Capture {
         }
         // A second capture would keep the first one's; the process has one.
         let _ = BREAK.set((self.library.breakloop, self.handle.as_ptr() as usize));
-        // SAFETY: the handler only does what signal-safety(7) and pcap_breakloop(3PCAP) allow; no
-        // SA_RESTART, so that it ends a waiting call.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = interrupted as extern "C" fn(c_int) as usize;
-            libc::sigaction(libc::SIGINT, &raw const action, std::ptr::null_mut());
+        for signal in [libc::SIGINT, libc::SIGUSR1] {
+            // SAFETY: the handler only does what signal-safety(7) and pcap_breakloop(3PCAP) allow;
+            // no SA_RESTART, so that it ends a waiting call.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = interrupted as extern "C" fn(c_int) as usize;
+                libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+            }
         }
     }
 
-    /// Waits for packets, and says how many the callback got; `None` after SIGINT.
-    pub(super) fn dispatch(&mut self) -> Result<Option<u64>> {
+    /// Waits for packets or for a signal, and says how many the callback got.
+    pub(super) fn dispatch(&mut self) -> Result<u64> {
         extern "C" fn count(user: *mut c_uchar, _: *const c_void, _: *const c_uchar) {
             // SAFETY: `user` is the counter below, which nobody else touches meanwhile.
             unsafe { *user.cast::<u64>() += 1 };
@@ -156,8 +175,7 @@ impl Capture {
         // SAFETY: the handle is open; `count` and `user` fit together and outlive the call.
         let status = unsafe { (self.library.dispatch)(self.handle.as_ptr(), -1, count, user) };
         match status {
-            PCAP_ERROR_BREAK => Ok(None),
-            0.. => Ok(Some(packets)),
+            0.. | PCAP_ERROR_BREAK => Ok(packets),
             _ => Err(self.error()),
         }
     }
@@ -176,6 +194,10 @@ impl Drop for Capture {
     }
 }
 
+/// A signal came that asks.
+static ASKED: AtomicBool = AtomicBool::new(false);
+/// A signal came that ends.
+static ENDED: AtomicBool = AtomicBool::new(false);
 /// What the signal handler calls, and with what.
 static BREAK: OnceLock<(Close, usize)> = OnceLock::new();
 /// pcap.h's: the loop ended because of pcap_breakloop.

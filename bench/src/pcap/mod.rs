@@ -9,72 +9,17 @@ mod guest;
 mod host;
 mod library;
 
-use std::num::NonZeroU64;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-use vnplug_e2e::traffic::{Sent, Stream};
-use vnplug_e2e::{Lab, Netns};
+use vnplug_e2e::Lab;
 
 use crate::row::{Figure, Result, Samples};
+use crate::wire::{Load, Wire};
 
-pub(crate) use counter::child;
+pub(crate) use counter::{Listener, NAME as COUNTER, READY, Told, child};
 pub(crate) use guest::{filtered, in_uml};
 pub(crate) use host::{dispatch, tcpdump};
-
-/// A silent wire in a namespace of its own: what enters at `far0` comes out of `wire0`.
-struct Wire {
-    lab: Lab,
-    netns: Netns,
-}
-
-impl Wire {
-    fn new() -> Result<Self> {
-        let (lab, netns) = (Lab::new()?, Netns::new()?);
-        // Nothing speaks unasked on this wire.
-        netns.enter(|| std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1"))??;
-        netns.veth("wire0", "far0")?;
-        Ok(Self { lab, netns })
-    }
-
-    /// Sends frames into the far end.
-    fn send(&self, count: u64, len: usize, load: Load) -> Result<Sent> {
-        let stream = Stream {
-            len_bytes: len,
-            pps: load.pps(),
-            flows: load.flows(),
-            ..Stream::new("far0", count)
-        };
-        Ok(self.netns.enter(|| stream.send())??)
-    }
-}
-
-/// How fast frames come.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Load {
-    /// So many per second, which every side keeps up with.
-    Steady(u64),
-    /// The same, of this many flows in turn.
-    Flows(u64, u32),
-    /// As fast as the sender can.
-    FlatOut,
-}
-
-impl Load {
-    fn pps(self) -> Option<NonZeroU64> {
-        match self {
-            Self::Steady(pps) | Self::Flows(pps, _) => NonZeroU64::new(pps),
-            Self::FlatOut => None,
-        }
-    }
-
-    fn flows(self) -> u32 {
-        match self {
-            Self::Flows(_, flows) => flows,
-            Self::Steady(_) | Self::FlatOut => 1,
-        }
-    }
-}
 
 /// One turn of one side.
 #[derive(Clone, Copy)]
@@ -137,7 +82,7 @@ impl Turns {
 }
 
 /// A folder with the drop-in under the name that programs ask for.
-fn drop_in(lab: &Lab) -> Result<PathBuf> {
+pub(crate) fn drop_in(lab: &Lab) -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let built = program.with_file_name("libvnplug_pcap.so");
     if !built.exists() {
@@ -152,6 +97,6 @@ fn drop_in(lab: &Lab) -> Result<PathBuf> {
 }
 
 /// What programs are linked to.
-const LIBRARY: &str = "libpcap.so.0.8";
+pub(crate) const LIBRARY: &str = "libpcap.so.0.8";
 /// Unit of what a packet costs.
 const COST: &str = "CPU s/Mpkt";

@@ -1,0 +1,223 @@
+//! One way to the packets: its counters, and the processes whose time it costs.
+
+use std::fmt;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::{Guest, Job};
+
+use super::sent_mpps;
+use crate::attached::cpu_time;
+use crate::pcap::{COUNTER, Listener, READY, Told};
+use crate::row::Result;
+use crate::sys;
+use crate::wire::{Load, Wire};
+
+/// Counters that all see the same wire.
+pub(super) struct Way<'g> {
+    /// Where frames for them are sent.
+    far: &'static str,
+    counters: Vec<Counter<'g>>,
+    guests: Vec<&'g Guest>,
+    daemon: Option<&'g Daemon>,
+}
+
+/// A counter, on the host or in a guest.
+enum Counter<'g> {
+    Host(Listener),
+    Guest { guest: &'g Guest, job: Job },
+}
+
+impl<'g> Way<'g> {
+    /// A way without counters, from a far end of the wire, maybe by a daemon.
+    pub(super) fn new(far: &'static str, daemon: Option<&'g Daemon>) -> Self {
+        Self {
+            far,
+            counters: Vec::new(),
+            guests: Vec::new(),
+            daemon,
+        }
+    }
+
+    /// Adds a counter on the host, in the wire's namespace; `command` runs this program.
+    pub(super) fn on_host(
+        mut self,
+        wire: &Wire,
+        mut command: Command,
+        device: &str,
+    ) -> Result<Self> {
+        command.args(["child", COUNTER, device]);
+        let listener = wire
+            .netns
+            .enter(|| Listener::start(command).map_err(|error| error.to_string()))??;
+        self.counters.push(Counter::Host(listener));
+        Ok(self)
+    }
+
+    /// Adds a counter in a guest, whose whole processor time counts; `prefix` sets its environment.
+    pub(super) fn in_guest(mut self, guest: &'g Guest, prefix: &str, device: &str) -> Result<Self> {
+        let job = guest.spawn(&format!("{prefix} exec counter child {COUNTER} {device}"))?;
+        let deadline = Instant::now() + LIMIT;
+        while !job.peek(1000)?.contains(READY) {
+            if job.is_done() || Instant::now() > deadline {
+                return Err(format!("the counter in the guest: {}", job.peek(1000)?).into());
+            }
+            sleep(Duration::from_millis(50));
+        }
+        self.counters.push(Counter::Guest { guest, job });
+        if !self.guests.iter().any(|known| std::ptr::eq(*known, guest)) {
+            self.guests.push(guest);
+        }
+        Ok(self)
+    }
+
+    /// Sends so many frames, waits until they are worked off, and asks all counters.
+    pub(super) fn turn(
+        &mut self,
+        wire: &Wire,
+        frames: u64,
+        len: usize,
+        load: Load,
+    ) -> Result<Turn> {
+        let before = self.ask()?;
+        let spent = self.cpu()?;
+        let sent = wire.send_from(Some(sys::cpu(0)), self.far, frames, len, load)?;
+        self.settle()?;
+        let cpu_s = (self.cpu()?.saturating_sub(spent)).as_secs_f64();
+        let after = self.ask()?;
+        let captured = before
+            .iter()
+            .zip(&after)
+            .map(|(before, after)| after.packets - before.packets);
+        let busy = after.iter().map(|told| told.busy).max().unwrap_or_default();
+        Ok(Turn {
+            sent_mpps: sent_mpps(&sent),
+            sent: sent.frames * self.counters.len() as u64,
+            captured: captured.sum(),
+            seconds: sent.elapsed.max(busy).as_secs_f64(),
+            cpu_s,
+        })
+    }
+
+    fn ask(&mut self) -> Result<Vec<Told>> {
+        self.counters.iter_mut().map(Counter::ask).collect()
+    }
+
+    /// Waits until neither the daemon nor a counter has anything left to do.
+    fn settle(&self) -> Result<()> {
+        let deadline = Instant::now() + SETTLED;
+        loop {
+            let before = self.cpu()?;
+            sleep(LOOK);
+            if self.cpu()?.saturating_sub(before) < LOOK / 5 || Instant::now() > deadline {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Processor time of everything that captures.
+    fn cpu(&self) -> Result<Duration> {
+        let mut sum: Duration = self.guests.iter().map(|guest| guest.cpu_time()).sum();
+        for counter in &self.counters {
+            if let Counter::Host(listener) = counter {
+                sum += cpu_time(listener.pid())?;
+            }
+        }
+        if let Some(daemon) = self.daemon {
+            sum += cpu_time(daemon.pid())?;
+        }
+        Ok(sum)
+    }
+}
+
+impl Counter<'_> {
+    fn ask(&mut self) -> Result<Told> {
+        let (guest, job) = match self {
+            Self::Host(listener) => return listener.ask(),
+            Self::Guest { guest, job } => (guest, job),
+        };
+        let known = Told::last_in(&job.peek(200)?).unwrap_or_default();
+        job.signal("USR1")?;
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let output = job.peek(200)?;
+            match Told::last_in(&output) {
+                Some(told) if told.answers > known.answers => return Ok(told),
+                _ if job.is_done() || Instant::now() > deadline => {
+                    let console = guest.console_tail(3);
+                    return Err(format!("the counter in the guest: {output} {console}").into());
+                }
+                _ => sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+}
+
+/// What one turn brought.
+pub(super) struct Turn {
+    sent_mpps: f64,
+    /// Over all counters: what each should have got.
+    sent: u64,
+    captured: u64,
+    /// From the first frame to the last, as sent or as read, whichever took longer.
+    seconds: f64,
+    cpu_s: f64,
+}
+
+impl Turn {
+    /// Packets captured per microsecond, by all counters together.
+    pub(super) fn mpps(&self) -> f64 {
+        self.captured as f64 / self.seconds.max(1e-9) / 1e6
+    }
+
+    /// Packets sent per microsecond.
+    pub(super) fn sent_mpps(&self) -> f64 {
+        self.sent_mpps
+    }
+
+    /// Percent of what all counters should have got.
+    pub(super) fn lost_percent(&self) -> f64 {
+        let lost = self.sent.saturating_sub(self.captured);
+        lost as f64 / self.sent.max(1) as f64 * 100.0
+    }
+
+    /// Percent of the capturing CPUs' time that nothing of this way needed.
+    pub(super) fn idle_percent(&self) -> f64 {
+        let all = self.seconds.max(1e-9) * (sys::cpus().len().max(2) - 1) as f64;
+        (100.0 * (1.0 - self.cpu_s / all)).max(0.0)
+    }
+}
+
+impl fmt::Display for Turn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rate, lost, idle) = (self.mpps(), self.lost_percent(), self.idle_percent());
+        write!(f, "{rate:.3} Mpps, {lost:.2} % lost, {idle:.0} % idle")
+    }
+}
+
+/// Longest wait for a counter's word.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Longest wait until a side has worked off its rings.
+const SETTLED: Duration = Duration::from_secs(10);
+/// How long a side must be at rest.
+const LOOK: Duration = Duration::from_millis(150);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_readers_lower_the_rate_and_the_idle_share() {
+        let turn = Turn {
+            sent_mpps: 1.0,
+            sent: 1_000_000,
+            captured: 500_000,
+            seconds: 2.0,
+            cpu_s: 1e9,
+        };
+        assert_eq!((turn.mpps(), turn.lost_percent()), (0.25, 50.0));
+        assert_eq!(turn.idle_percent(), 0.0);
+    }
+}
