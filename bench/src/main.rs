@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! vnplug-bench [ROW…]        rows whose names start with one of the words; all without words
+//! vnplug-bench plot FILE     draws the plots of a results.json again
 //!   ROWS="handoff"           the same, by environment
 //!   ROUNDS=5 SECONDS=2.0     rounds of ours and the peer's in turns; seconds per measurement
 //!   OUT=target/bench/results.json
@@ -10,27 +11,37 @@
 //! On a machine that does other work at the same time run it as `chrt -r 10 vnplug-bench`: the
 //! children inherit the priority, ours and the peers alike.
 //!
+//! Beside the figures lie plots (`*.svg`) and a page that shows them (`index.html`).
+//!
 //! A row is a function in a table ([`row::ROWS`]); it returns figures, [`report`] prints and stores
-//! them. Some rows start this program again as a second process, with `child NAME ARGS…`.
+//! them, [`plot`] draws them. Rows run in processes of their own ([`supervise`]), and some start this
+//! program again as a second process, with `child NAME ARGS…`.
 
 mod attached;
 mod capture;
 mod fanout;
+mod goal;
 mod handoff;
 mod memif;
 mod pcap;
+mod plot;
 mod report;
 mod row;
+mod supervise;
 mod sys;
 mod uml;
 mod wire;
 
+use std::path::Path;
 use std::process::ExitCode;
+
+use supervise::Outcome;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match words.split_first() {
         Some((first, rest)) if first == "child" => row::child(rest),
+        Some((first, rest)) if first == "plot" => replot(rest),
         _ => run(words),
     };
     match outcome {
@@ -42,30 +53,52 @@ fn main() -> ExitCode {
     }
 }
 
+/// Draws the plots again beside a file of figures.
+fn replot(words: &[String]) -> row::Result<()> {
+    let [file] = words else {
+        return Err("plot FILE".into());
+    };
+    let file = Path::new(file);
+    plot::all(
+        &report::load(file)?,
+        file.parent().unwrap_or(Path::new(".")),
+    )
+}
+
 fn run(mut wanted: Vec<String>) -> row::Result<()> {
     let rows = std::env::var("ROWS").unwrap_or_default();
     wanted.extend(rows.split_whitespace().map(str::to_owned));
     let plan = row::Plan::from_env()?;
-    let mut figures = Vec::new();
-    let mut failed = Vec::new();
-    for row in row::ROWS {
-        if wanted.is_empty()
-            || wanted
-                .iter()
-                .any(|word| row.name.starts_with(word.as_str()))
-        {
-            eprintln!("# {}: {}", row.name, row.about);
-            match (row.run)(&plan) {
-                Ok(measured) => figures.extend(measured),
-                Err(error) => failed.push(format!("{}: {error}", row.name)),
+    let wanted = |row: &&row::Row| {
+        let begins = |word: &String| row.name.starts_with(word.as_str());
+        wanted.is_empty() || wanted.iter().any(begins)
+    };
+    sys::catch_signals()?;
+    let (mut figures, mut failed) = (Vec::new(), Vec::new());
+    let mut interrupted = false;
+    for row in row::ROWS.iter().filter(wanted) {
+        eprintln!("# {}: {}", row.name, row.about);
+        match supervise::run(row, &plan) {
+            Outcome::Measured(measured) => figures.extend(measured),
+            Outcome::Failed(reason) => {
+                eprintln!("  failed: {reason}");
+                failed.push((row.name, reason));
+            }
+            Outcome::Interrupted(signal) => {
+                failed.push((row.name, format!("interrupted by signal {signal}")));
+                interrupted = true;
             }
         }
+        // After every row: an end in between loses nothing.
+        report::save(&figures, &failed, &plan.out)?;
+        if interrupted {
+            break;
+        }
     }
-    report::print(&figures);
-    report::save(&figures, &plan.out)?;
-    if failed.is_empty() {
-        Ok(())
-    } else {
-        Err(failed.join("; ").into())
+    report::print(&figures, &failed);
+    plot::all(&figures, plan.out.parent().unwrap_or(Path::new(".")))?;
+    match failed.len() {
+        0 => Ok(()),
+        many => Err(format!("{many} row(s) failed").into()),
     }
 }

@@ -4,13 +4,17 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::goal::Goal;
 use crate::row::{Figure, Result, Samples};
 
-/// Prints the machine and one line per figure.
-pub(crate) fn print(figures: &[Figure]) {
+/// Names of rows, each with the reason why it has no figures.
+pub(crate) type Failed<'a> = [(&'a str, String)];
+
+/// Prints the machine, one line per figure, and one per row that failed.
+pub(crate) fn print(figures: &[Figure], failed: &Failed<'_>) {
     println!("{}", machine());
     println!(
-        "{:<24} {:>10} {:>19}  {:<22} {:>10} {:>19} {:>7}",
+        "{:<28} {:>10} {:>19}  {:<22} {:>10} {:>19} {:>7}",
         "row", "ours", "min..max", "peer", "peer's", "min..max", "ratio"
     );
     for figure in figures {
@@ -21,8 +25,16 @@ pub(crate) fn print(figures: &[Figure]) {
         let ratio = figure
             .ratio()
             .map_or("-".to_owned(), |ratio| format!("{ratio:.2}x"));
+        let goal = Goal::of(figure).map_or(String::new(), |goal| {
+            let verdict = match goal.is_met(figure) {
+                Some(true) => "met",
+                Some(false) => "MISSED",
+                None => "not judged",
+            };
+            format!("  goal {}: {verdict}", goal.words())
+        });
         println!(
-            "{:<24} {:>10} {:>19}  {:<22} {:>10} {:>19} {:>7}  {}",
+            "{:<28} {:>10} {:>19}  {:<22} {:>10} {:>19} {:>7}  {}{goal}",
             figure.name,
             number(figure.ours.median()),
             range(&figure.ours),
@@ -33,10 +45,13 @@ pub(crate) fn print(figures: &[Figure]) {
             figure.unit,
         );
     }
+    for (row, reason) in failed {
+        println!("{row:<28} FAILED: {reason}");
+    }
 }
 
 /// What the figures depend on most; a word is missing where the system does not tell it.
-fn machine() -> String {
+pub(crate) fn machine() -> String {
     let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpus = text("/proc/cpuinfo");
     let mut models = cpus
@@ -52,12 +67,13 @@ fn machine() -> String {
     )
 }
 
-/// Writes the figures as a JSON list.
-pub(crate) fn save(figures: &[Figure], path: &Path) -> Result<()> {
+/// Writes the figures as a JSON list; a row that failed has no value, and a note that says why.
+pub(crate) fn save(figures: &[Figure], failed: &Failed<'_>, path: &Path) -> Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    let list: Vec<Value> = figures.iter().map(object).collect();
+    let mut list: Vec<Value> = figures.iter().map(object).collect();
+    list.extend(failed.iter().map(|(row, reason)| nothing(row, reason)));
     std::fs::write(path, serde_json::to_string_pretty(&list)? + "\n")?;
     Ok(())
 }
@@ -75,6 +91,78 @@ fn object(figure: &Figure) -> Value {
         "ratio": figure.ratio(),
         "note": figure.note,
     })
+}
+
+fn nothing(row: &str, reason: &str) -> Value {
+    json!({
+        "name": row,
+        "value": null,
+        "unit": null,
+        "spread": null,
+        "peer": null,
+        "peer_value": null,
+        "peer_spread": null,
+        "ratio": null,
+        "note": format!("failed: {reason}"),
+    })
+}
+
+/// A figure with all its samples, for [`parse`].
+pub(crate) fn whole(figure: &Figure) -> Value {
+    let peer = figure.peer.as_ref();
+    json!({
+        "name": figure.name,
+        "unit": figure.unit,
+        "ours": figure.ours.all(),
+        "peer": peer.map(|(name, _)| name),
+        "theirs": peer.map(|(_, samples)| samples.all()),
+        "note": figure.note,
+    })
+}
+
+/// What [`whole`] made.
+pub(crate) fn parse(value: &Value) -> Option<Figure> {
+    let text = |name: &str| value[name].as_str().map(str::to_owned);
+    let samples = |name: &str| {
+        let mut samples = Samples::default();
+        let list = value[name].as_array()?;
+        list.iter()
+            .filter_map(Value::as_f64)
+            .for_each(|sample| samples.push(sample));
+        Some(samples)
+    };
+    Some(Figure {
+        name: text("name")?,
+        // NB: a figure's unit is a constant of its row; a few hundred short words stay in memory.
+        unit: text("unit")?.leak(),
+        ours: samples("ours")?,
+        peer: text("peer").zip(samples("theirs")),
+        note: text("note")?,
+    })
+}
+
+/// The figures of a file that [`save`] wrote: their medians and ranges stand for the samples.
+pub(crate) fn load(path: &Path) -> Result<Vec<Figure>> {
+    let list: Vec<Value> = serde_json::from_slice(&std::fs::read(path)?)?;
+    let samples = |value: &Value, spread: &Value| {
+        let mut samples = Samples::default();
+        samples.push(value.as_f64()?);
+        samples.push(spread[0].as_f64()?);
+        samples.push(spread[1].as_f64()?);
+        Some(samples)
+    };
+    let figure = |value: &Value| {
+        let text = |name: &str| value[name].as_str().map(str::to_owned);
+        Some(Figure {
+            name: text("name")?,
+            unit: text("unit")?.leak(),
+            ours: samples(&value["value"], &value["spread"])?,
+            peer: text("peer").zip(samples(&value["peer_value"], &value["peer_spread"])),
+            note: text("note")?,
+        })
+    };
+    // A row that failed has no value.
+    Ok(list.iter().filter_map(figure).collect())
 }
 
 fn spread(samples: &Samples) -> Value {
@@ -114,5 +202,13 @@ mod tests {
         assert_eq!(value["value"], 2.5);
         assert_eq!(value["spread"], json!([2.5, 2.5]));
         assert!(value["peer"].is_null() && value["ratio"].is_null());
+        let again = parse(&whole(&figure)).unwrap();
+        assert_eq!(object(&again), value);
+        let path = std::env::temp_dir().join(format!("vnplug-bench-{}", std::process::id()));
+        save(&[again], &[("y", "why".into())], &path).unwrap();
+        let loaded = load(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(loaded.len(), 1);
+        assert_eq!(object(&loaded[0]), value);
     }
 }

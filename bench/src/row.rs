@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::handoff::{self, Reading};
-use crate::{attached, capture, fanout, pcap, uml};
+use crate::{attached, capture, fanout, pcap, supervise, uml};
 
 /// Any error of a row: it is printed and ends that row, not the others.
 pub(crate) type Error = Box<dyn std::error::Error>;
@@ -148,6 +148,7 @@ pub(crate) const ROWS: &[Row] = &[
 /// Runs the part of a row that needs a process of its own.
 pub(crate) fn child(words: &[String]) -> Result<()> {
     match words.split_first() {
+        Some((name, rest)) if name == "row" => supervise::child(rest),
         Some((name, rest)) if name == "handoff-producer" => handoff::producer(rest),
         Some((name, rest)) if name == "attach" => attached::client(rest),
         Some((name, rest)) if name == "pcap-count" => pcap::child(rest),

@@ -1,0 +1,102 @@
+//! The goals, and whether a figure meets its own.
+
+use crate::row::Figure;
+
+/// What a figure should reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Goal {
+    /// At least so many times the peer's.
+    TimesPeer(f64),
+    /// At most this share of the peer's.
+    ShareOfPeer(f64),
+    /// At most this value.
+    AtMost(f64),
+}
+
+impl Goal {
+    /// The goal of a figure, if it has one.
+    pub(crate) fn of(figure: &Figure) -> Option<Self> {
+        let named = |(name, _): &&(&str, Self)| *name == figure.name;
+        GOALS.iter().find(named).map(|(_, goal)| *goal)
+    }
+
+    /// Whether the figure's median meets it; `None` where the peer has no figure.
+    pub(crate) fn is_met(self, figure: &Figure) -> Option<bool> {
+        let value = figure.ours.median();
+        Some(match self {
+            Self::TimesPeer(times) => figure.ratio()? >= times,
+            Self::ShareOfPeer(share) => figure.ratio()? <= share,
+            Self::AtMost(most) => value <= most,
+        })
+    }
+
+    /// The goal in the figure's own unit.
+    pub(crate) fn value(self, figure: &Figure) -> Option<f64> {
+        let peer = || figure.peer.as_ref().map(|(_, samples)| samples.median());
+        match self {
+            Self::TimesPeer(factor) | Self::ShareOfPeer(factor) => Some(factor * peer()?),
+            Self::AtMost(value) => Some(value),
+        }
+    }
+
+    /// In words: `>= 2x`.
+    pub(crate) fn words(self) -> String {
+        match self {
+            Self::TimesPeer(times) => format!(">= {times}x"),
+            Self::ShareOfPeer(share) => format!("<= {share}x"),
+            Self::AtMost(value) => format!("<= {value}"),
+        }
+    }
+}
+
+/// By the figure's name.
+const GOALS: &[(&str, Goal)] = &[
+    ("capture-uml-64-host", Goal::TimesPeer(0.95)),
+    ("capture-uml-1514-host", Goal::TimesPeer(0.95)),
+    ("capture-uml-64", Goal::TimesPeer(10.0)),
+    ("capture-uml-64-lossless", Goal::TimesPeer(10.0)),
+    ("capture-uml-64-loss", Goal::AtMost(0.0)),
+    ("capture-qemu-64", Goal::TimesPeer(10.0)),
+    ("capture-qemu-64-lossless", Goal::TimesPeer(10.0)),
+    ("capture-qemu-64-loss", Goal::AtMost(0.0)),
+    ("handoff-60", Goal::TimesPeer(2.0)),
+    ("handoff-1514", Goal::TimesPeer(1.5)),
+    ("uml-reader-60", Goal::TimesPeer(0.95)),
+    ("uml-reader-1514", Goal::TimesPeer(0.95)),
+    ("idle-64", Goal::AtMost(1.0)),
+    ("idle-64-uml", Goal::AtMost(1.0)),
+    ("attach-1000-by-1", Goal::AtMost(10.0)),
+    ("attach-1000-by-4", Goal::AtMost(10.0)),
+    ("pcap-dispatch-60", Goal::ShareOfPeer(0.5)),
+    ("pcap-dispatch-1514", Goal::ShareOfPeer(0.5)),
+    ("pcap-tcpdump-60", Goal::ShareOfPeer(0.5)),
+    ("pcap-tcpdump-1514", Goal::ShareOfPeer(0.5)),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::Samples;
+
+    #[test]
+    fn a_goal_is_judged_by_the_medians() {
+        let samples = |value| {
+            let mut samples = Samples::default();
+            samples.push(value);
+            samples
+        };
+        let mut figure = Figure {
+            name: "handoff-60".into(),
+            unit: "Mpps",
+            ours: samples(50.0),
+            peer: Some(("memif".into(), samples(20.0))),
+            note: String::new(),
+        };
+        let goal = Goal::of(&figure).unwrap();
+        assert_eq!(goal.is_met(&figure), Some(true));
+        assert_eq!(goal.value(&figure), Some(40.0));
+        figure.peer = None;
+        assert_eq!(goal.is_met(&figure), None);
+        assert_eq!(Goal::AtMost(9.0).is_met(&figure), Some(false));
+    }
+}

@@ -1,0 +1,161 @@
+//! Plots of the figures: one SVG file for each group, and a page that shows them all.
+
+mod axis;
+mod dots;
+mod groups;
+mod lines;
+mod svg;
+
+use std::fmt::Write;
+use std::path::Path;
+
+use dots::Dots;
+use lines::Lines;
+use svg::{LABEL, Svg, Text, escape};
+
+use crate::report;
+use crate::row::{Figure, Result};
+
+/// One file: a title, and rows of panels below each other.
+struct Plot {
+    /// The file's name without its end.
+    name: &'static str,
+    title: &'static str,
+    panels: &'static [&'static [Panel]],
+}
+
+/// A part of a plot.
+enum Panel {
+    Lines(Lines),
+    Dots(Dots),
+}
+
+/// Draws every plot that has figures into a folder, and a page of them all.
+pub(crate) fn all(figures: &[Figure], folder: &Path) -> Result<()> {
+    let mut page = String::new();
+    for plot in groups::PLOTS {
+        if let Some(file) = plot.draw(figures) {
+            let name = format!("{}.svg", plot.name);
+            std::fs::write(folder.join(&name), file)?;
+            let title = escape(plot.title);
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                page,
+                "<h2>{title}</h2>\n<img src=\"{name}\" alt=\"{title}\">"
+            );
+        }
+    }
+    let machine = escape(&report::machine());
+    let page = format!(
+        "<!doctype html>\n<meta charset=\"utf-8\">\n<title>vNPlug bench</title>\n\
+         <style>body {{ font-family: sans-serif; margin: 2em }} img {{ max-width: 100% }}</style>\n\
+         <h1>vNPlug bench</h1>\n<p>{machine}</p>\n<p>Marks are medians, lines beside them the lowest \
+         and the highest round. All figures: <a href=\"results.json\">results.json</a>.</p>\n{page}"
+    );
+    Ok(std::fs::write(folder.join("index.html"), page)?)
+}
+
+impl Plot {
+    /// The file, if any figure is in it.
+    fn draw(&self, figures: &[Figure]) -> Option<String> {
+        let mut shapes = Vec::new();
+        let (mut top, mut width) = (HEAD, 0.0_f64);
+        for row in self.panels {
+            let (mut left, mut height) = (0.0, 0.0_f64);
+            for panel in row.iter().filter(|panel| panel.has_any(figures)) {
+                shapes.push((panel, (left, top)));
+                let (wide, high) = panel.size(figures);
+                left += wide;
+                height = height.max(high);
+            }
+            width = width.max(left);
+            top += height;
+        }
+        if shapes.is_empty() {
+            return None;
+        }
+        let mut svg = Svg::new(width, top + 6.0);
+        svg.text(
+            (8.0, 24.0),
+            self.title,
+            Text {
+                bold: true,
+                size: 16.0,
+                ..LABEL
+            },
+        );
+        for (panel, place) in shapes {
+            match panel {
+                Panel::Lines(lines) => lines.draw(&mut svg, figures, place),
+                Panel::Dots(dots) => dots.draw(&mut svg, figures, place),
+            }
+        }
+        Some(svg.finish())
+    }
+}
+
+impl Panel {
+    fn has_any(&self, figures: &[Figure]) -> bool {
+        match self {
+            Self::Lines(lines) => lines.has_any(figures),
+            Self::Dots(dots) => dots.has_any(figures),
+        }
+    }
+
+    fn size(&self, figures: &[Figure]) -> (f64, f64) {
+        match self {
+            Self::Lines(_) => (lines::WIDTH, lines::HEIGHT),
+            Self::Dots(dots) => (dots::WIDTH, dots.height(figures)),
+        }
+    }
+}
+
+/// Height of a plot's title.
+const HEAD: f64 = 36.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::Samples;
+
+    fn figure(name: &str, unit: &'static str, value: f64) -> Figure {
+        let mut ours = Samples::default();
+        for sample in [value * 0.9, value, value * 1.1] {
+            ours.push(sample);
+        }
+        Figure {
+            name: name.into(),
+            unit,
+            peer: Some(("libpcap".into(), ours.clone())),
+            ours,
+            note: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_plot_has_what_was_measured_and_no_more() {
+        let plot = |name| groups::PLOTS.iter().find(|plot| plot.name == name).unwrap();
+        assert_eq!(plot("capture").draw(&[]), None);
+        let figures = [
+            figure("capture-host-64", "Mpps", 1.5),
+            figure("capture-host-1514", "Mpps", 0.8),
+            figure("handoff-60", "Mpps", 100.0),
+        ];
+        let file = plot("capture").draw(&figures).unwrap();
+        assert!(file.contains(">1514</text>") && !file.contains("handoff"));
+        assert!(
+            plot("handoff")
+                .draw(&figures)
+                .unwrap()
+                .contains("handoff-60")
+        );
+    }
+
+    #[test]
+    fn files_have_names_of_their_own() {
+        for (at, plot) in groups::PLOTS.iter().enumerate() {
+            let others = &groups::PLOTS[at + 1..];
+            assert!(others.iter().all(|other| other.name != plot.name));
+        }
+    }
+}
