@@ -7,9 +7,8 @@
 use std::sync::atomic::{Ordering, fence};
 
 use crate::layout::{
-    ALIGN, DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_CAPACITY, MAX_DELAY_US,
-    MAX_SNAPLEN, MIN_CAPACITY, Meta, PAD, PUBLISHED, READ, RECORD_HEADER, TAIL, VERSION_MAJOR,
-    WAKE_AT, WAKE_SEQ, header, reached, record_size, ring_size,
+    ALIGN, DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_DELAY_US, Meta, PAD,
+    PUBLISHED, READ, RECORD_HEADER, TAIL, VERSION_MAJOR, WAKE_AT, WAKE_SEQ, reached, record_size,
 };
 use crate::region::Region;
 
@@ -37,7 +36,7 @@ pub struct Packet<'a> {
 /// The memory is not a ring this reader can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttachError {
-    /// It does not start with [`MAGIC`].
+    /// It does not start with the magic number of this kind of ring.
     Magic(u64),
     /// Its major version is not [`VERSION_MAJOR`]; the host and this library do not match.
     Version(u16),
@@ -74,43 +73,8 @@ impl Consumer {
     /// # Errors
     /// [`AttachError`] if the header is not that of a ring of this version.
     pub fn attach(region: Region) -> Result<Self, AttachError> {
-        if region.len() < DATA_OFFSET {
-            return Err(AttachError::Geometry("region", region.len()));
-        }
-        // Acquire: pairs with the Release of the magic in Producer::create.
-        let magic = region.load_u64(header::MAGIC, Ordering::Acquire);
-        if magic != MAGIC {
-            return Err(AttachError::Magic(magic));
-        }
+        let geometry = crate::header::look(&region, MAGIC)?;
         let word = |offset| region.load_u64(offset, Ordering::Relaxed);
-        let major = word(header::MAJOR) as u16;
-        if major != VERSION_MAJOR {
-            return Err(AttachError::Version(major));
-        }
-        let geometry = Geometry {
-            capacity: word(header::CAPACITY),
-            snaplen: word(header::SNAPLEN) as u32,
-            link_type: (word(header::MAJOR) >> 32) as u32,
-            epoch: word(header::EPOCH),
-            port: (word(header::SNAPLEN) >> 32) as u32,
-            queue: word(header::QUEUE) as u32,
-        };
-        let capacity = geometry.capacity;
-        if !capacity.is_power_of_two()
-            || !(MIN_CAPACITY..=MAX_CAPACITY).contains(&capacity)
-            || ring_size(capacity) > region.len()
-        {
-            return Err(AttachError::Geometry("capacity", capacity));
-        }
-        if word(header::DATA) != DATA_OFFSET {
-            return Err(AttachError::Geometry("data offset", word(header::DATA)));
-        }
-        if geometry.snaplen > MAX_SNAPLEN {
-            return Err(AttachError::Geometry(
-                "snaplen",
-                u64::from(geometry.snaplen),
-            ));
-        }
         let tail = word(TAIL);
         if !tail.is_multiple_of(ALIGN) {
             return Err(AttachError::Geometry("tail", tail));

@@ -57,9 +57,30 @@
 //! and, only in the second case, for a timer. Early wake-ups are allowed, late ones are not.
 //!
 //! After the end of a ring's life (`life`) the producer's side rings once more, armed or not.
+//!
+//! # Transmit rings
+//!
+//! A ring in the other direction: the reader's application is the producer (the **sender**), the
+//! host the consumer (`Intake`). Layout, records and the handshake are the same with the roles
+//! swapped; `SEND_MAGIC` tells the two kinds apart.
+//!
+//! ```text
+//! offset  sole writer      content
+//! 0x000   host, once       header
+//! 0x080   sender, batch    head · published · dropped (times there was no room)
+//! 0x100   host, batch      tail · read
+//! 0x180   host, asleep     wake_at · wake_seq · max_delay_us (0) · life
+//! 0x1000  sender           records
+//! ```
+//!
+//! Of a record the host takes `cap_len` and the bytes, each once, into memory of its own; the other
+//! fields of its header mean nothing. The host arms before its thread sleeps, for the first record,
+//! and the sender **kicks** it then.
 
 /// First eight bytes of a ring: `VNPLRING` in memory order.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"VNPLRING");
+/// First eight bytes of a transmit ring: `VNPLSEND` in memory order.
+pub const SEND_MAGIC: u64 = u64::from_le_bytes(*b"VNPLSEND");
 /// Layout version a reader must know. A reader refuses any other.
 pub const VERSION_MAJOR: u16 = 1;
 /// Additions an old reader may ignore.
@@ -126,6 +147,8 @@ pub const WAKE_SEQ: u64 = 0x188;
 /// `u32`, reader: wake me this many microseconds after the first unread record even if `wake_at`
 /// is not reached. 0: at the first record.
 pub const MAX_DELAY_US: u64 = 0x18c;
+/// `u64`, host: as [`LIFE`], of a transmit ring, where the line of `LIFE` is the sender's.
+pub const SEND_LIFE: u64 = 0x190;
 
 /// Bits of a record's `flags`.
 pub mod flags {
@@ -234,7 +257,8 @@ const _: () = {
     assert!(header::SIZE <= HEAD);
     assert!(HEAD / 128 != TAIL / 128 && TAIL / 128 != WAKE_AT / 128);
     assert!(HEAD.is_multiple_of(128) && TAIL.is_multiple_of(128) && WAKE_AT.is_multiple_of(128));
-    assert!(LIFE + 8 <= TAIL && READ + 8 <= WAKE_AT && MAX_DELAY_US + 4 <= DATA_OFFSET);
+    assert!(LIFE + 8 <= TAIL && READ + 8 <= WAKE_AT && MAX_DELAY_US + 4 <= SEND_LIFE);
+    assert!(SEND_LIFE / 128 == WAKE_AT / 128);
     assert!(DATA_OFFSET.is_multiple_of(4096) && RECORD_HEADER.is_multiple_of(ALIGN));
     assert!(MIN_CAPACITY.is_power_of_two() && MAX_CAPACITY.is_power_of_two());
     // A pad record needs its first four bytes; ALIGN leaves at least eight.

@@ -19,13 +19,16 @@
 //!
 //! Trust is asymmetric. The reader trusts the host. The host trusts nothing the reader can write:
 //! it keeps its own indices, froze the geometry when it created the ring, and takes one word from
-//! the reader, `tail`, as a distance that must not exceed the capacity ([`PeerLied`]).
+//! the reader, `tail`, as a distance that must not exceed the capacity ([`PeerLied`]). From a ring
+//! that transmits ([`Intake`]) it copies each frame once before anything looks at it.
 
 pub mod layout;
 
 mod region;
 
 mod consumer;
+mod header;
+mod intake;
 mod producer;
 
 pub mod control;
@@ -34,6 +37,7 @@ pub mod pool;
 pub mod witness;
 
 pub use consumer::{AttachError, Batch, Consumer, Corrupt, Packet, Wait};
+pub use intake::{Intake, SenderLied};
 pub use producer::{Bell, CreateError, PeerLied, Producer, Slot};
 pub use region::Region;
 

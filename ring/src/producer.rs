@@ -7,10 +7,11 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use crate::consumer::AttachError;
 use crate::layout::{
-    DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_CAPACITY, MAX_DELAY_US,
-    MAX_SNAPLEN, MIN_CAPACITY, Meta, PAD, PUBLISHED, READ, TAIL, VERSION_MAJOR, VERSION_MINOR,
-    WAKE_AT, WAKE_SEQ, header, reached, record_size, ring_size,
+    ALIGN, DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_CAPACITY, MAX_DELAY_US,
+    MIN_CAPACITY, Meta, PAD, PUBLISHED, SEND_LIFE, SEND_MAGIC, TAIL, WAKE_AT, WAKE_SEQ, reached,
+    record_size,
 };
 use crate::region::Region;
 
@@ -103,68 +104,45 @@ impl Producer {
         geometry: Geometry,
         start: u64,
     ) -> Result<Self, CreateError> {
-        let Geometry {
-            capacity,
-            snaplen,
-            link_type,
-            epoch,
-            port,
-            queue,
-        } = geometry;
-        if !capacity.is_power_of_two() || !(MIN_CAPACITY..=MAX_CAPACITY).contains(&capacity) {
-            return Err(CreateError::Capacity(capacity));
+        crate::header::lay(&region, &geometry, MAGIC, LIFE, start)?;
+        Ok(Self::at(region, geometry, start, start))
+    }
+
+    /// The sender's end of a transmit ring (see [`layout`](crate::layout)), at its present head.
+    ///
+    /// # Errors
+    /// [`AttachError`] if the header is not that of a transmit ring of this version.
+    pub fn attach(region: Region) -> Result<Self, AttachError> {
+        let geometry = crate::header::look(&region, SEND_MAGIC)?;
+        let head = region.load_u64(HEAD, Ordering::Relaxed);
+        if !head.is_multiple_of(ALIGN) {
+            return Err(AttachError::Geometry("head", head));
         }
-        // Any record fits an empty ring even after the longest padding.
-        if snaplen > MAX_SNAPLEN || 2 * record_size(snaplen) > capacity {
-            return Err(CreateError::Snaplen(snaplen));
+        // Where the host is, lies between what the ring can hold and the head.
+        let tail = region.load_u64(TAIL, Ordering::Acquire);
+        if head.wrapping_sub(tail) > geometry.capacity {
+            return Err(AttachError::Geometry("tail", tail));
         }
-        if epoch == 0 || epoch & 0xff != 0 {
-            return Err(CreateError::Epoch(epoch));
-        }
-        let need = ring_size(capacity);
-        if region.len() < need {
-            return Err(CreateError::Region {
-                need,
-                have: region.len(),
-            });
-        }
-        // The words of an earlier ring must not count. Its records may stay: nobody reads what was
-        // not published, and the memory is fresh (all zero) or the same VM's. Clearing it would
-        // keep the caller for as long as a ring is large.
-        region.clear(0, DATA_OFFSET);
-        let versions =
-            u64::from(VERSION_MAJOR) | u64::from(VERSION_MINOR) << 16 | u64::from(link_type) << 32;
-        let words = [
-            (header::MAJOR, versions),
-            (header::EPOCH, epoch),
-            (header::CAPACITY, capacity),
-            (header::DATA, DATA_OFFSET),
-            (header::SNAPLEN, u64::from(snaplen) | u64::from(port) << 32),
-            (header::QUEUE, u64::from(queue)),
-            (LIFE, epoch | Life::Open as u64),
-            (HEAD, start),
-            (PUBLISHED, start),
-            (TAIL, start),
-            (READ, start),
-            // Release: the magic comes last, so that whoever sees it sees the rest.
-            (header::MAGIC, MAGIC),
-        ];
-        for (offset, word) in words {
-            region.store_u64(offset, word, Ordering::Release);
-        }
-        Ok(Self {
+        let written = region.load_u64(PUBLISHED, Ordering::Relaxed);
+        let mut producer = Self::at(region, geometry, head, written);
+        producer.tail = tail;
+        Ok(producer)
+    }
+
+    fn at(region: Region, geometry: Geometry, start: u64, written: u64) -> Self {
+        Self {
             region,
             geometry,
             head: start,
             tail: start,
             announced: start,
-            written: start,
-            published: start,
+            written,
+            published: written,
             dropped: 0,
             lost: 0,
             rung: 0,
             waiting: None,
-        })
+        }
     }
 
     /// The geometry frozen at creation.
@@ -302,6 +280,34 @@ impl Producer {
         self.publish();
         self.region
             .store_u64(LIFE, self.geometry.epoch | life as u64, Ordering::Release);
+    }
+
+    /// Where a transmit ring is in its life; [`Life::Closed`] also if its memory serves another ring.
+    pub fn life(&self) -> Life {
+        // Acquire: pairs with the Release in Intake::finish.
+        let word = self.region.load_u64(SEND_LIFE, Ordering::Acquire);
+        if word & !0xff != self.geometry.epoch {
+            Life::Closed
+        } else {
+            Life::from_word(word)
+        }
+    }
+
+    /// True if a record of `cap_len` bytes fits now; nothing is counted if not.
+    ///
+    /// # Errors
+    /// [`PeerLied`] as [`reserve`](Self::reserve).
+    #[inline]
+    pub fn has_room(&mut self, cap_len: u32) -> Result<bool, PeerLied> {
+        let capacity = self.geometry.capacity;
+        let size = record_size(cap_len);
+        let to_end = capacity - (self.head & (capacity - 1));
+        let needed = if size > to_end { to_end + size } else { size };
+        if self.head.wrapping_sub(self.tail) + needed <= capacity {
+            return Ok(true);
+        }
+        self.refresh_tail()?;
+        Ok(self.head.wrapping_sub(self.tail) + needed <= capacity)
     }
 
     /// Bytes published and not yet released, as far as the reader tells.

@@ -3,6 +3,7 @@
 mod exhaustive;
 mod hostile;
 mod model;
+mod send;
 mod sleep;
 mod threads;
 

@@ -1,0 +1,224 @@
+//! The host's end of a transmit ring: frames of somebody who may lie, copied out one by one.
+//!
+//! The sender owns the memory and may change any of it at any time. So the host keeps its own
+//! position and geometry, takes `head` as a distance that must not exceed the capacity nor fall
+//! back, loads a record's length **once** and checks that copy, and copies the bytes out **once**:
+//! what it then looks at, nobody else can change (R1 to R3). Every call does work for one record at
+//! most; how many calls there are in a turn is the caller's bound (R4).
+
+use std::sync::atomic::{Ordering, fence};
+
+use crate::layout::{
+    ALIGN, DATA_OFFSET, Geometry, HEAD, Life, MAX_DELAY_US, PAD, READ, RECORD_HEADER, SEND_LIFE,
+    SEND_MAGIC, TAIL, WAKE_AT, WAKE_SEQ, record_size,
+};
+use crate::producer::CreateError;
+use crate::region::Region;
+
+/// The host's end of a transmit ring.
+#[derive(Debug)]
+pub struct Intake {
+    region: Region,
+    geometry: Geometry,
+    /// The last head that was believable.
+    head: u64,
+    tail: u64,
+    released: u64,
+    taken: u64,
+    wake_seq: u32,
+}
+
+/// What the sender wrote is impossible; the port must be quarantined. The sender's fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SenderLied {
+    /// Its head.
+    Head {
+        /// What it wrote.
+        head: u64,
+        /// The host's own position.
+        tail: u64,
+    },
+    /// The length of a record.
+    Record {
+        /// What it wrote.
+        cap_len: u32,
+        /// Bytes published from the record on.
+        available: u64,
+    },
+}
+
+impl Intake {
+    /// Lays an empty ring into `region`, which may hold anything, and opens it.
+    ///
+    /// # Errors
+    /// [`CreateError`] when the geometry is not a ring's or does not fit.
+    pub fn create(region: Region, geometry: Geometry) -> Result<Self, CreateError> {
+        Self::create_at(region, geometry, 0)
+    }
+
+    /// [`create`](Self::create) with all positions and counts starting at `start`.
+    pub(crate) fn create_at(
+        region: Region,
+        geometry: Geometry,
+        start: u64,
+    ) -> Result<Self, CreateError> {
+        crate::header::lay(&region, &geometry, SEND_MAGIC, SEND_LIFE, start)?;
+        Ok(Self {
+            region,
+            geometry,
+            head: start,
+            tail: start,
+            released: start,
+            taken: start,
+            wake_seq: 0,
+        })
+    }
+
+    /// The geometry frozen at creation.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Copies the next frame into `into` and returns its length in bytes; `None`: nothing is
+    /// published.
+    ///
+    /// # Errors
+    /// [`SenderLied`]; stop using the ring.
+    ///
+    /// # Panics
+    /// If `into` is shorter than the geometry's `snaplen`.
+    #[inline]
+    pub fn take(&mut self, into: &mut [u8]) -> Result<Option<usize>, SenderLied> {
+        if self.tail == self.head && !self.refresh()? {
+            return Ok(None);
+        }
+        let capacity = self.geometry.capacity;
+        let mut offset = self.tail & (capacity - 1);
+        let mut skip = 0;
+        let mut cap_len = self.cap_len(offset);
+        if cap_len == PAD {
+            skip = capacity - offset;
+            if skip >= self.head.wrapping_sub(self.tail) {
+                return Err(self.lie(cap_len));
+            }
+            offset = 0;
+            cap_len = self.cap_len(0);
+        }
+        if cap_len > self.geometry.snaplen {
+            return Err(self.lie(cap_len));
+        }
+        let size = record_size(cap_len);
+        let available = self.head.wrapping_sub(self.tail) - skip;
+        if size > available || size > capacity - offset {
+            return Err(self.lie(cap_len));
+        }
+        let len = cap_len as usize;
+        self.region
+            .read(DATA_OFFSET + offset + RECORD_HEADER, &mut into[..len]);
+        self.tail = self.tail.wrapping_add(skip + size);
+        self.taken = self.taken.wrapping_add(1);
+        Ok(Some(len))
+    }
+
+    /// Gives the room of what was taken back to the sender. Once per batch.
+    #[inline]
+    pub fn release(&mut self) {
+        if self.released != self.tail {
+            // Release: pairs with the Acquire in Producer::refresh_tail; our copies are made.
+            self.region.store_u64(TAIL, self.tail, Ordering::Release);
+            self.region.store_u64(READ, self.taken, Ordering::Release);
+            self.released = self.tail;
+        }
+    }
+
+    /// True if something is published.
+    ///
+    /// # Errors
+    /// [`SenderLied`], as [`take`](Self::take).
+    #[inline]
+    pub fn has_news(&mut self) -> Result<bool, SenderLied> {
+        Ok(self.tail != self.head || self.refresh()?)
+    }
+
+    /// Asks to be kicked once, at the next record. True: something is published already; do not
+    /// sleep.
+    ///
+    /// # Errors
+    /// [`SenderLied`], as [`take`](Self::take).
+    pub fn arm(&mut self) -> Result<bool, SenderLied> {
+        self.release();
+        self.region
+            .store_u64(WAKE_AT, self.taken.wrapping_add(1), Ordering::Relaxed);
+        // With a delay of 0 the first record rings, whatever the count.
+        self.region.store_u32(MAX_DELAY_US, 0, Ordering::Relaxed);
+        self.wake_seq = self.wake_seq.wrapping_add(1);
+        // Release: pairs with the Acquire in Producer::bell; it sees the words before.
+        self.region
+            .store_u32(WAKE_SEQ, self.wake_seq, Ordering::Release);
+        // Pairs with the fence in Producer::bell: either it sees our arming or we its head.
+        fence(Ordering::SeqCst);
+        self.has_news()
+    }
+
+    /// Ends the ring's life: nothing is taken any more.
+    pub fn finish(&mut self, life: Life) {
+        self.release();
+        // Release: pairs with the Acquire in Producer::life.
+        self.region.store_u64(
+            SEND_LIFE,
+            self.geometry.epoch | life as u64,
+            Ordering::Release,
+        );
+    }
+
+    /// Records taken since the ring was made.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// The one load of a record's length.
+    #[inline]
+    fn cap_len(&self, offset: u64) -> u32 {
+        self.region
+            .load_u32(DATA_OFFSET + offset, Ordering::Relaxed)
+    }
+
+    /// Looks for newly published records.
+    #[inline]
+    fn refresh(&mut self) -> Result<bool, SenderLied> {
+        // Acquire: pairs with the Release in Producer::publish; the records are visible.
+        let head = self.region.load_u64(HEAD, Ordering::Acquire);
+        let ahead = head.wrapping_sub(self.tail);
+        let fell_back = ahead < self.head.wrapping_sub(self.tail);
+        if ahead > self.geometry.capacity || fell_back || !head.is_multiple_of(ALIGN) {
+            let tail = self.tail;
+            return Err(SenderLied::Head { head, tail });
+        }
+        self.head = head;
+        Ok(ahead > 0)
+    }
+
+    #[cold]
+    fn lie(&self, cap_len: u32) -> SenderLied {
+        SenderLied::Record {
+            cap_len,
+            available: self.head.wrapping_sub(self.tail),
+        }
+    }
+}
+
+impl std::fmt::Display for SenderLied {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Head { head, tail } => {
+                write!(f, "the sender's head {head} is impossible with tail {tail}")
+            }
+            Self::Record { cap_len, available } => write!(
+                f,
+                "the sender's record of {cap_len} bytes is impossible with {available} published"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for SenderLied {}
