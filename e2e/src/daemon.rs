@@ -245,6 +245,13 @@ pub fn closes(counters: &[Counted]) -> std::result::Result<(), String> {
         "dropped_full",
         "dropped_quarantine",
     ];
+    const SEND_FATES: [&str; 5] = [
+        "sent",
+        "send_dropped_full",
+        "send_dropped_length",
+        "send_dropped_link",
+        "send_dropped_unsupported",
+    ];
     let equal = |left: u64, right: u64, what: &dyn Fn() -> String| match left == right {
         true => Ok(()),
         false => Err(format!("{left} is not {right}: {}", what())),
@@ -253,6 +260,14 @@ pub fn closes(counters: &[Counted]) -> std::result::Result<(), String> {
         let fates: u64 = FATES.iter().map(|fate| value(port, fate)).sum();
         let what = || format!("point S of port {}: {port:?}", port.name);
         equal(value(port, "offered"), fates, &what)?;
+    }
+    for sender in counters
+        .iter()
+        .filter(|it| it.values.iter().any(|(key, _)| key == "sent"))
+    {
+        let fates: u64 = SEND_FATES.iter().map(|fate| value(sender, fate)).sum();
+        let what = || format!("point T of {}: {sender:?}", sender.name);
+        equal(value(sender, "send_taken"), fates, &what)?;
     }
     for source in counters.iter().filter(|counted| counted.kind == "source") {
         let device = format!("host:{}", source.name);

@@ -192,6 +192,7 @@ pub fn open(device: &str, ring_bytes: u64) -> Open {
         balance: Balance::Flow,
         reopened: false,
         label: "raw".into(),
+        transmit_bytes: 0,
     }
 }
 

@@ -115,7 +115,7 @@ impl Connection {
             self.dead = Some(error.clone());
         }
         match answer? {
-            // Only an Opened brings descriptors; see `take_two_fds`.
+            // Only an Opened brings descriptors; see `take_fds`.
             Message::Opened(opened) => Ok(Message::Opened(opened)),
             _ if !self.fds.is_empty() => {
                 self.fds.clear();
@@ -141,23 +141,22 @@ impl Connection {
         answer
     }
 
-    /// Takes the two descriptors that came with an Opened; both are closed if there are not exactly
-    /// two.
-    pub(crate) fn take_two_fds(&mut self) -> Result<(OwnedFd, OwnedFd), Error> {
-        match (
-            self.fds.pop_front(),
-            self.fds.pop_front(),
-            self.fds.is_empty(),
-        ) {
-            (Some(memory), Some(wake), true) => Ok((memory, wake)),
-            _ => {
-                self.fds.clear();
-                let error =
-                    Error::Protocol("two descriptors should come with an opened port".into());
-                self.dead = Some(error.clone());
-                Err(error)
-            }
+    /// Takes the descriptors that came with an Opened: the memory, the wake-up and, for a port that
+    /// sends, the kick. All are closed if there are not exactly as many.
+    pub(crate) fn take_fds(
+        &mut self,
+        sends: bool,
+    ) -> Result<(OwnedFd, OwnedFd, Option<OwnedFd>), Error> {
+        if self.fds.len() == 2 + usize::from(sends)
+            && let (Some(memory), Some(wake)) = (self.fds.pop_front(), self.fds.pop_front())
+        {
+            return Ok((memory, wake, self.fds.pop_front()));
         }
+        self.fds.clear();
+        let what = "not the descriptors that should come with an opened port";
+        let error = Error::Protocol(what.into());
+        self.dead = Some(error.clone());
+        Err(error)
     }
 
     /// The next unasked message, without waiting. `Ok(None)`: none now.
@@ -341,7 +340,7 @@ pub(crate) fn timespec(duration: Duration) -> Timespec {
 }
 
 /// No message comes with more descriptors than an Opened.
-const MAX_FDS: usize = 2;
+const MAX_FDS: usize = 3;
 
 #[cfg(test)]
 mod tests {

@@ -45,6 +45,7 @@ impl PortOptions {
             balance: Balance::Flow,
             reopened: false,
             label: default_label(),
+            transmit_bytes: 0,
         };
         Self {
             request,
@@ -97,6 +98,13 @@ impl PortOptions {
     /// Bytes of each ring, rounded up to a power of two; 0 = the daemon's default.
     pub fn ring_bytes(mut self, bytes: u64) -> Self {
         self.request.ring_bytes = bytes;
+        self
+    }
+
+    /// A ring of so many bytes for sending, rounded up to a power of two; 0 = the port does not
+    /// send. Needs a grant of its own: who sends puts any frame onto the wire.
+    pub fn transmit(mut self, bytes: u64) -> Self {
+        self.request.transmit_bytes = bytes;
         self
     }
 

@@ -15,6 +15,7 @@
 //! vm = "probe"                         # or: uid = 1000
 //! source = "eth1"
 //! filter = "not port 22"               # obligatory, before the reader's own
+//! send = true                          # and may send any frame through it; default: false
 //! ```
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ use serde::Deserialize;
 use vnplug_ring::control::{DEFAULT_SOCKET, Grant};
 
 use crate::filter::DEFAULT_LIMIT_BYTES;
+use crate::hub::policy::Viewer;
 use crate::source::spec::SourceSpec;
 
 /// Receives every packet of a wire once, filters it early and hands it to applications in virtual
@@ -54,6 +56,13 @@ pub struct Arguments {
         help = "Grant: vm:NAME=SOURCE[:FILTER] or uid:N=SOURCE[:FILTER]; SOURCE may be *"
     )]
     pub allow: Vec<String>,
+    /// Permissions to send
+    #[arg(
+        long,
+        value_name = "GRANT",
+        help = "Permission to send frames onto a wire: vm:NAME=SOURCE or uid:N=SOURCE"
+    )]
+    pub allow_send: Vec<String>,
     /// Switch to this user after start
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
@@ -120,6 +129,8 @@ pub struct Config {
     pub users: Vec<(u32, Grant)>,
     /// Grants to VMs.
     pub vms: Vec<(String, Grant)>,
+    /// Who may send through which source.
+    pub senders: Vec<(Viewer, String)>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -153,6 +164,8 @@ struct AllowTable {
     source: String,
     #[serde(default)]
     filter: String,
+    #[serde(default)]
+    send: bool,
 }
 
 impl Config {
@@ -200,7 +213,15 @@ impl Config {
         }
         let mut users = Vec::new();
         let mut vms = Vec::new();
+        let mut senders = Vec::new();
         for table in file.allow {
+            if table.send {
+                let whom = match (&table.vm, table.uid) {
+                    (Some(vm), _) => Viewer::Vm(vm.clone()),
+                    (None, uid) => Viewer::User(uid.unwrap_or_default()),
+                };
+                senders.push((whom, table.source.clone()));
+            }
             let grant = Grant {
                 source: table.source,
                 filter: table.filter,
@@ -216,6 +237,12 @@ impl Config {
                 (Whom::Vm(name), grant) => vms.push((name, grant)),
                 (Whom::User(uid), grant) => users.push((uid, grant)),
             }
+        }
+        for text in &arguments.allow_send {
+            senders.push(match allow(text)? {
+                (Whom::Vm(name), grant) => (Viewer::Vm(name), grant.source),
+                (Whom::User(uid), grant) => (Viewer::User(uid), grant.source),
+            });
         }
         Ok(Self {
             socket,
@@ -238,6 +265,7 @@ impl Config {
             sources,
             users,
             vms,
+            senders,
         })
     }
 }
@@ -347,9 +375,16 @@ mod tests {
             vm = 'probe'
             source = 'eth1'
             filter = 'icmp'
+            send = true
         ";
         let flags = ["--source", "lab=gen", "--allow", "uid:1000=lab:port 53"];
+        let flags = [&flags[..], &["--allow-send", "uid:1000=lab"]].concat();
         let config = load(text, &flags).unwrap();
+        let senders = [
+            (Viewer::Vm("probe".into()), "eth1".to_owned()),
+            (Viewer::User(1000), "lab".to_owned()),
+        ];
+        assert_eq!(config.senders, senders);
         assert_eq!((config.ring_bytes, config.sources.len()), (1 << 20, 2));
         assert_eq!((config.jit, config.jit_bytes), (Switch::Off, 1 << 20));
         let config_on = load(text, &["--jit", "on"]).unwrap();

@@ -99,6 +99,9 @@ fn serve(
         warn_unknown(&hub, &grant);
         policy.grant_vm(&vm, grant);
     }
+    for (viewer, source) in config.senders {
+        policy.grant_sending(viewer, &source);
+    }
     let dirs = Dirs {
         state: config.state_dir,
         pools: config.pool_dir,

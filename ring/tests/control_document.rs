@@ -23,6 +23,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         balance: Balance::Flow,
         reopened: false,
         label: "probe[7]".into(),
+        transmit_bytes: 0,
     };
     let opened = Opened {
         port: 4,
@@ -35,6 +36,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         link_type: 1,
         device: "host:eth1".into(),
         vector: u32::MAX,
+        transmit: RingPlace::default(),
     };
     let hello = Message::Hello {
         min_version: 1,

@@ -5,12 +5,14 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
 use vnplug_ring::control::{Header, Message, Opened, RingPlace, Role, VERSION, code};
 
 use super::app::Hangup;
 use super::doorbell::Line;
 use super::serve::{Agent, Phase};
+use crate::error::Error;
 
 /// An open port of an application.
 #[derive(Debug)]
@@ -18,6 +20,8 @@ pub(super) struct PortEntry {
     app: u32,
     wake: Wake,
     places: Vec<RingPlace>,
+    /// Our end of the socket by which its application kicks the host, if it sends.
+    kick: Option<OwnedFd>,
 }
 
 /// How the reader of a port is woken.
@@ -117,7 +121,7 @@ impl Agent {
         let Some(pending) = self.pending.remove(&header.id) else {
             // The application died meanwhile; AppGone closed the port, nobody mapped it.
             if let Message::Opened(opened) = message {
-                self.release(opened.rings);
+                self.release(places_of(&opened));
             }
             return;
         };
@@ -244,18 +248,64 @@ impl Agent {
     fn opened(&mut self, pending: Pending, opened: Opened) -> Result<(), Hangup> {
         let Pending { app, id, .. } = pending;
         let memory = self.pools.first().map(|pool| pool.memory.try_clone());
-        let (Some(Ok(memory)), Ok((reader, wake))) = (memory, self.wake(&opened)) else {
+        let kicks = self.kicks(&opened);
+        let (Some(Ok(memory)), Ok((reader, wake)), Ok((kick, kicker))) =
+            (memory, self.wake(&opened), kicks)
+        else {
             log::warn!("no descriptors left for a port of application {app}");
             let close = Message::Close { port: opened.port };
             let number = self.next_id();
             self.say(&close, number, app);
-            self.release(opened.rings);
+            self.release(places_of(&opened));
             return self.refuse(app, id, code::LIMIT, "the agent is out of descriptors");
         };
-        let places = opened.rings.clone();
-        let entry = PortEntry { app, wake, places };
+        let entry = PortEntry {
+            app,
+            wake,
+            places: places_of(&opened),
+            kick,
+        };
         self.ports.insert(opened.port, entry);
-        self.answer(app, id, &Message::Opened(opened), vec![memory, reader])
+        let fds = [memory, reader].into_iter().chain(kicker).collect();
+        self.answer(app, id, &Message::Opened(opened), fds)
+    }
+
+    /// The socket by which an application kicks: our end, which is listened to, and its own.
+    fn kicks(&self, opened: &Opened) -> Result<(Option<OwnedFd>, Option<OwnedFd>), Error> {
+        if opened.transmit.len == 0 {
+            return Ok((None, None));
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(Error::system("cannot make a socket for kicks"))?;
+        self.watch_kick(&ours, opened.port)?;
+        Ok((Some(ours), Some(theirs)))
+    }
+
+    /// An application kicks: frames wait in the transmit ring of its port. The host is told once per
+    /// turn, and not before it has read what waits for it already.
+    pub(super) fn kicked(&mut self, port: u32) {
+        let entry = self.ports.get(&port);
+        let Some(kick) = entry.and_then(|entry| entry.kick.as_ref()) else {
+            return;
+        };
+        let mut bytes = [0; 256];
+        // Nothing at all: the application closed its end, which would be ready for ever.
+        if recv(kick, &mut bytes, RecvFlags::DONTWAIT) == Ok((0, 0)) {
+            self.unwatch(kick);
+        }
+        self.kicks_owed.insert(port);
+    }
+
+    /// Tells the host of ports that were kicked.
+    pub(super) fn relay_kicks(&mut self) {
+        if self.phase == Phase::Up && !self.kicks_owed.is_empty() && !self.is_clogged() {
+            let owed = std::mem::take(&mut self.kicks_owed).into_iter();
+            let ports: Vec<u32> = owed.filter(|port| self.ports.contains_key(port)).collect();
+            for ports in ports.chunks(MAX_NAMED) {
+                self.say(&Message::Kick(ports.to_vec()), 0, 0);
+            }
+        }
     }
 
     /// The descriptor that wakes a reader, and our part in that.
@@ -351,6 +401,12 @@ impl Agent {
         self.watch_app(app);
         sent
     }
+}
+
+/// Where all rings of a port lie.
+fn places_of(opened: &Opened) -> Vec<RingPlace> {
+    let transmit = (opened.transmit.len > 0).then_some(opened.transmit);
+    opened.rings.iter().copied().chain(transmit).collect()
 }
 
 /// Wakes a reader; a full pipe has woken it already.

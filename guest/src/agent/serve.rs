@@ -57,6 +57,8 @@ pub(super) struct Agent {
     pub(super) hello_id: u32,
     /// Applications that were busy until the host was lost.
     pub(super) held_back: BTreeSet<u32>,
+    /// Ports that were kicked, of which the host is to be told.
+    pub(super) kicks_owed: BTreeSet<u32>,
     /// Questions that the host has not answered.
     pub(super) probes: VecDeque<u32>,
     /// Ticks since the host said anything.
@@ -92,6 +94,7 @@ impl Agent {
             last_id: 0,
             hello_id: 0,
             held_back: BTreeSet::new(),
+            kicks_owed: BTreeSet::new(),
             probes: VecDeque::new(),
             missed: 0,
             blind_at: Instant::now(),
@@ -118,6 +121,7 @@ impl Agent {
             for app in std::mem::take(&mut self.held_back) {
                 self.serve_requests(app);
             }
+            self.relay_kicks();
             self.watch_channel();
             let blind = self.wake_blind(now);
             let next = [Some(self.tick_at), self.deaf_until, blind];
@@ -138,6 +142,7 @@ impl Agent {
                     CHANNEL => self.hear(),
                     STOP => return Ok(()),
                     DOORBELL => self.give_doorbell_back(),
+                    kick if kick >> 32 == KICK >> 32 => self.kicked(kick as u32),
                     app => self.serve(app as u32, event.flags),
                 }
             }
@@ -485,6 +490,18 @@ impl Agent {
             .map_err(Error::system("cannot watch a descriptor"))
     }
 
+    /// Watches for kicks of a port; its descriptor leaves with its last copy.
+    pub(super) fn watch_kick(&self, kick: &OwnedFd, port: u32) -> Result<(), Error> {
+        self.watch(kick, KICK | u64::from(port))
+    }
+
+    /// Does not watch a descriptor any more.
+    pub(super) fn unwatch(&self, fd: &OwnedFd) {
+        if let Err(errno) = epoll::delete(&self.epoll, fd) {
+            log::debug!("a descriptor was not watched: {errno}");
+        }
+    }
+
     /// Watches for room in the channel while something waits for it.
     fn watch_channel(&mut self) {
         let Some(channel) = &self.channel else {
@@ -568,6 +585,8 @@ const LISTENER: u64 = 1 << 32;
 const CHANNEL: u64 = 2 << 32;
 const STOP: u64 = 3 << 32;
 const DOORBELL: u64 = 4 << 32;
+/// And the port's number.
+const KICK: u64 = 5 << 32;
 
 /// Between looks for the device, and for the host's end of the channel.
 const SEARCH: Duration = Duration::from_millis(300);

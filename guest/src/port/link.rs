@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, read};
-use vnplug_ring::Consumer;
 use vnplug_ring::control::{Message, Opened};
+use vnplug_ring::{Consumer, Producer};
 
-use super::Kept;
+use super::{Kept, Outbox};
 use crate::client::done;
 use crate::connection::{Connection, unexpected};
 use crate::error::Error;
@@ -21,6 +21,8 @@ pub(crate) struct Link {
     pub(crate) connection: Connection,
     pub(crate) wake: OwnedFd,
     pub(crate) opened: Opened,
+    /// What transmits, until the port takes it into use.
+    pub(crate) outbox: Option<Outbox>,
 }
 
 impl Link {
@@ -40,7 +42,8 @@ impl Link {
             Message::Opened(opened) => opened,
             other => return Err(unexpected(&other)),
         };
-        let (memory, wake) = connection.take_two_fds()?;
+        let sends = opened.transmit.len > 0;
+        let (memory, wake, kick) = connection.take_fds(sends)?;
         // The flag belongs to the read end, which was given away; the writer has its own (R8).
         let flags = fcntl_getfl(&wake).map_err(Error::system("cannot inspect the wake-up pipe"))?;
         fcntl_setfl(&wake, flags | OFlags::NONBLOCK)
@@ -56,6 +59,23 @@ impl Link {
         if rings.is_empty() {
             return Err(Error::Protocol("a port without a ring".into()));
         }
+        let outbox = match kick {
+            Some(kick) => {
+                let place = opened.transmit;
+                let part = region.part(place.offset, place.len).ok_or_else(|| {
+                    Error::Protocol(format!("a ring at {} lies outside", place.offset))
+                })?;
+                Some(Outbox::new(
+                    Producer::attach(part).map_err(Error::Ring)?,
+                    kick,
+                ))
+            }
+            None if options.request.transmit_bytes > 0 => {
+                let what = "the daemon or agent is too old to send: update it";
+                return Err(Error::Protocol(what.into()));
+            }
+            None => None,
+        };
         if rules.matter() {
             let (port, tuning) = (opened.port, options.request.tuning);
             rules.give(&mut connection, port)?;
@@ -66,6 +86,7 @@ impl Link {
                 connection,
                 wake,
                 opened,
+                outbox,
             },
             rings,
         ))

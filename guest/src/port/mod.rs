@@ -15,6 +15,7 @@ mod batch;
 mod link;
 mod phase;
 mod rules;
+mod send;
 mod settle;
 mod watch;
 
@@ -35,6 +36,7 @@ use link::Link;
 use phase::{Phase, Standing};
 pub(crate) use rules::Kept;
 pub use rules::RuleStats;
+pub use send::Outbox;
 use watch::Watch;
 
 /// One attached reader. It may move between threads but serves one at a time.
@@ -44,6 +46,7 @@ pub struct Port {
     rules: Kept,
     watch: Watch,
     rings: Vec<Consumer>,
+    outbox: Option<Outbox>,
     current: usize,
     turn: u32,
     empty_polls: u32,
@@ -129,6 +132,7 @@ impl Port {
             rules,
             watch,
             rings: Vec::new(),
+            outbox: None,
             current: 0,
             turn: 0,
             empty_polls: 0,
@@ -201,6 +205,11 @@ impl Port {
     /// An empty batch does not say why it is empty: ask [`next`](Self::next).
     #[inline]
     pub fn batch(&mut self, max: usize) -> Batch<'_> {
+        self.batch_beside(max).0
+    }
+
+    #[inline]
+    fn batch_beside(&mut self, max: usize) -> (Batch<'_>, Option<&mut Outbox>) {
         self.release();
         let failed = matches!(self.phase, Phase::Failed(_));
         self.current = match self.current + 1 {
@@ -209,7 +218,8 @@ impl Port {
         };
         let (before, from) = self.rings.split_at_mut(self.current);
         let max = if failed { 0 } else { max };
-        Batch::new(from, before, max, &mut self.counts, &mut self.phase)
+        let batch = Batch::new(from, before, max, &mut self.counts, &mut self.phase);
+        (batch, self.outbox.as_mut())
     }
 
     /// As [`batch`](Self::batch), but of one ring, and in one piece of memory: from the first byte of

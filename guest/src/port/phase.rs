@@ -96,7 +96,7 @@ impl Port {
     }
 
     /// Takes a fresh attachment into use.
-    pub(super) fn install(&mut self, link: Link, rings: Vec<Consumer>) -> Result<(), Error> {
+    pub(super) fn install(&mut self, mut link: Link, rings: Vec<Consumer>) -> Result<(), Error> {
         use std::os::fd::AsFd;
         self.watch
             .attach(link.wake.as_fd(), link.connection.as_fd())?;
@@ -108,6 +108,7 @@ impl Port {
         (self.link_type, self.snaplen) = (opened.link_type, opened.snaplen);
         self.forget_rings();
         (self.rings, self.current, self.turn) = (rings, 0, 0);
+        self.outbox = link.outbox.take();
         (self.link, self.phase) = (Some(link), Phase::Live);
         self.opened_at = Instant::now();
         // What came between the opening and the watching.
@@ -301,6 +302,7 @@ impl Port {
     fn forget_rings(&mut self) {
         self.lost_before = self.dropped();
         self.rings.clear();
+        self.outbox = None;
     }
 
     /// Why the source failed, as the host says; a host that cannot be asked does not hide that it did.

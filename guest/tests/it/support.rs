@@ -339,6 +339,7 @@ impl Shared {
             link_type: 1,
             device: open.device.clone(),
             vector: self.vector.unwrap_or(u32::MAX),
+            transmit: RingPlace::default(),
         };
         Ok((opened, fds))
     }

@@ -162,6 +162,12 @@ impl Control {
                 self.close_ports(&viewer, ports);
                 self.answer(token, id, app, Ok((Message::Done, Vec::new())))
             }
+            Message::Kick(ports) if session.channel => {
+                let own: HashSet<u32> = session.ports.iter().map(|(_, port)| *port).collect();
+                self.hub
+                    .kick(ports.into_iter().filter(|port| own.contains(port)));
+                Ok(())
+            }
             Message::Release(places) if session.channel => {
                 if let Some(vm) = self.vm_of_mut(&viewer) {
                     vm.places.release(&places);
@@ -249,7 +255,10 @@ impl Control {
             let what = format!("a cluster's name has at most {MAX_CLUSTER} bytes");
             return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
         }
-        let guard = match self.guard(viewer, &open.device) {
+        let guard = self
+            .guard(viewer, &open.device)
+            .and_then(|guard| self.may_send(viewer, &open).map(|()| guard));
+        let guard = match guard {
             Ok(guard) => guard,
             Err(refusal) => return self.answer(token, id, app, Err(refusal)),
         };
@@ -592,6 +601,23 @@ impl Control {
             Sight::Through(filter) => Ok(filter),
             Sight::Nothing => Err(unseen()),
         }
+    }
+
+    /// Whether a port may have the transmit ring that it asks for, if it asks for one.
+    fn may_send(&self, viewer: &Viewer, open: &Open) -> Result<(), Refusal> {
+        if open.transmit_bytes == 0 {
+            return Ok(());
+        }
+        let (source, _) = self.hub.find(&open.device)?;
+        let name = &self.hub.sources()[source].name;
+        if self.policy.may_send(viewer, name) {
+            return Ok(());
+        }
+        let what = format!(
+            "sending through {name:?} needs a grant of its own: the operator gives it with \
+             `send = true` in an [[allow]] or with --allow-send"
+        );
+        Err(Refusal::new(code::DENIED, what))
     }
 
     pub(super) fn owned(&self, token: u64, app: u32, port: u32) -> Result<(), Refusal> {

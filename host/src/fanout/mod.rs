@@ -219,6 +219,11 @@ impl Fanout {
         self.change(id, |port| port.tune(tuning));
     }
 
+    /// Stops serving a port.
+    pub fn quarantine(&mut self, id: u32, why: String) {
+        self.change(id, |port| port.quarantine(why));
+    }
+
     /// Gives cluster members their new shares.
     pub fn reshare(&mut self, shares: &[(u32, Share)]) {
         for &(id, share) in shares {

@@ -46,9 +46,10 @@ impl Hub {
             return Ok(());
         }
         let queues = queue.map_or(self.sources[source].workers.len(), |_| 1);
-        let wanted = self.capacity(request, 0)? * queues as u64;
+        let wanted =
+            self.capacity(request, 0)? * queues as u64 + self.transmit_capacity(request)?;
         let has: u64 = own()
-            .map(|port| port.capacity * port.queues.len() as u64)
+            .map(|port| port.capacity * port.queues.len() as u64 + port.transmit)
             .sum::<u64>()
             + awaited.1;
         let most = self.limits.user_bytes;

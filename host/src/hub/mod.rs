@@ -10,6 +10,7 @@ mod open;
 pub mod policy;
 pub mod report;
 pub mod rules;
+mod send;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,6 +61,8 @@ pub struct Source {
     pub link_type: u32,
     /// The interface behind it.
     pub interface: Option<Interface>,
+    /// Whether ports may send through it.
+    pub transmits: bool,
     /// One thread per queue.
     pub workers: Vec<Worker>,
 }
@@ -95,6 +98,8 @@ pub struct PortRecord {
     pub rules: RuleBook,
     /// Bytes of each ring's record area.
     pub capacity: u64,
+    /// Bytes of the transmit ring's record area; 0 = the port does not send.
+    pub transmit: u64,
 }
 
 impl PortRecord {
@@ -226,6 +231,9 @@ impl Hub {
         let mut counters = PortCounters::default();
         let mut places = record.places;
         let mut remains = Vec::new();
+        if record.transmit > 0 && !self.detach_sender(id, record.source, record.queues[0]) {
+            places.clear();
+        }
         for &queue in &record.queues {
             let (reply, answer) = channel();
             let command = Command::Detach(id, Life::Closed, shares.clone(), reply);

@@ -10,6 +10,7 @@ use vnplug_ring::layout::{
 use vnplug_ring::{Producer, Region};
 
 use super::cluster::ClusterKey;
+use super::send::MAX_SEND;
 use super::{Hub, Owner, PortRecord, Programs, Refusal, RuleBook};
 use crate::port::Port;
 use crate::port::doorbell::Doorbell;
@@ -39,11 +40,21 @@ struct Plan {
     capacity: u64,
     /// Bytes of one queue's ring with its header.
     each: u64,
+    /// Bytes of the transmit ring's record area; 0 = none.
+    transmit: u64,
 }
 
 impl Plan {
     fn bytes(&self) -> u64 {
-        self.each * self.queues.len() as u64
+        self.each * self.queues.len() as u64 + self.transmit_bytes()
+    }
+
+    /// Bytes of the transmit ring with its header.
+    fn transmit_bytes(&self) -> u64 {
+        match self.transmit {
+            0 => 0,
+            capacity => ring_size(capacity).next_multiple_of(4096),
+        }
     }
 }
 
@@ -92,6 +103,7 @@ impl Hub {
             cluster,
             snaplen,
             capacity,
+            transmit: self.transmit_capacity(request)?,
         })
     }
 
@@ -117,6 +129,7 @@ impl Hub {
     ) -> Result<Opening, Refusal> {
         let plan = self.plan(request, &owner)?;
         let total = plan.bytes();
+        let transmit_bytes = plan.transmit_bytes();
         let Plan {
             source,
             queues,
@@ -124,6 +137,7 @@ impl Hub {
             snaplen,
             capacity,
             each,
+            transmit,
         } = plan;
         let id = self.fresh_port();
         let mut pool = None;
@@ -151,6 +165,7 @@ impl Hub {
                 )
             }
         };
+        let is_process = doorbell.is_none();
         let doorbell = match doorbell {
             Some(doorbell) => doorbell,
             None => {
@@ -193,6 +208,36 @@ impl Hub {
             }
             rings.push(place);
         }
+        let mut transmits = RingPlace::default();
+        if transmit > 0 {
+            transmits = RingPlace {
+                offset: base + each * queues.len() as u64,
+                len: transmit_bytes,
+            };
+            let geometry = Geometry {
+                capacity: transmit,
+                snaplen: longest_record(transmit).min(MAX_SEND),
+                link_type: self.sources[source].link_type,
+                epoch: fresh_epoch(),
+                port: id,
+                queue: queues[0] as u32,
+            };
+            match self.attach_sender(
+                &region,
+                transmits,
+                geometry,
+                (source, queues[0]),
+                is_process,
+            ) {
+                Ok(kick) => fds.extend(kick),
+                Err(refusal) => {
+                    if let (Some(places), Some(place)) = (pool, given.first()) {
+                        places.give(*place);
+                    }
+                    return Err(refusal);
+                }
+            }
+        }
         let filter_work = programs.filter_work() * queues.len();
         let share = self.join(cluster.as_ref(), id, request.balance);
         for (producer, &queue) in producers.into_iter().zip(&queues) {
@@ -221,6 +266,7 @@ impl Hub {
                 tuning: request.tuning,
                 rules: RuleBook::default(),
                 capacity,
+                transmit,
             },
         );
         let opened = Opened {
@@ -231,6 +277,7 @@ impl Hub {
             link_type: self.sources[source].link_type,
             device: format!("{HOST_PREFIX}{}", self.sources[source].name),
             vector: u32::MAX,
+            transmit: transmits,
         };
         Ok(Opening { opened, fds })
     }

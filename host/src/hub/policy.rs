@@ -3,6 +3,9 @@
 //! Root and the daemon's own user see everything and may attach VMs. Everyone else sees what a
 //! grant names, through its obligatory filter; without a grant, nothing. The filters of several
 //! grants for one source are alternatives; a grant without a filter grants all of it.
+//!
+//! Sending through a source is a power of its own, which no grant of sight includes: who has it puts
+//! any frame onto the wire, under any address. Only the daemon's own configuration gives it.
 
 use std::collections::BTreeMap;
 
@@ -23,6 +26,8 @@ pub struct Policy {
     operators: Vec<u32>,
     users: BTreeMap<u32, Vec<Grant>>,
     vms: BTreeMap<String, Vec<Grant>>,
+    /// Who may send through which source; `*` = every source.
+    senders: Vec<(Viewer, String)>,
 }
 
 /// What a viewer may see of a source.
@@ -51,6 +56,18 @@ impl Policy {
     /// Grants a VM something.
     pub fn grant_vm(&mut self, name: &str, grant: Grant) {
         self.vms.entry(name.to_owned()).or_default().push(grant);
+    }
+
+    /// Lets somebody send through a source (`*`: every source).
+    pub fn grant_sending(&mut self, viewer: Viewer, source: &str) {
+        self.senders.push((viewer, source.to_owned()));
+    }
+
+    /// Whether the viewer may send through a source.
+    pub fn may_send(&self, viewer: &Viewer, source: &str) -> bool {
+        let granted =
+            |(to, what): &(Viewer, String)| to == viewer && (what == "*" || what == source);
+        self.is_operator(viewer) || self.senders.iter().any(granted)
     }
 
     /// Whether the viewer may attach VMs and see all ports.
@@ -116,6 +133,21 @@ mod tests {
             Sight::Nothing
         );
         assert!(policy.is_operator(&Viewer::User(0)) && !policy.is_operator(&Viewer::User(1000)));
+    }
+
+    #[test]
+    fn sight_is_no_permission_to_send() {
+        let mut policy = Policy::new(77);
+        let (user, vm) = (Viewer::User(1000), Viewer::Vm("probe".into()));
+        policy.grant_user(1000, grant("*", ""));
+        policy.grant_vm("probe", grant("*", ""));
+        assert!(policy.may_send(&Viewer::User(0), "eth1"));
+        assert!(!policy.may_send(&user, "eth1") && !policy.may_send(&vm, "eth1"));
+        policy.grant_sending(user.clone(), "eth1");
+        policy.grant_sending(vm.clone(), "*");
+        assert!(policy.may_send(&user, "eth1") && !policy.may_send(&user, "eth2"));
+        assert!(policy.may_send(&vm, "eth2"));
+        assert!(!policy.may_send(&Viewer::Vm("other".into()), "eth2"));
     }
 
     #[test]

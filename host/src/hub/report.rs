@@ -10,6 +10,9 @@
 //! - S, for each port: `offered = refused + paused + direction + filtered + ruled_out +
 //!   sampled_out + delivered + dropped_full + dropped_quarantine`
 //!
+//! - T, for each port that sends, and for each source: `send_taken = sent + send_dropped_full +
+//!   send_dropped_length + send_dropped_link + send_dropped_unsupported`
+//!
 //! `source_kernel_dropped` of a port is what the kernel dropped of its queues since it was attached:
 //! lost before any port, and so in none of the sums.
 
@@ -20,9 +23,10 @@ use vnplug_ring::control::{Counted, Device, Direction, HOST_PREFIX, Tuning};
 use super::policy::{Policy, Sight, Viewer};
 use super::{Hub, Owner};
 use crate::fanout::FanoutCounters;
-use crate::source::QueueCounters;
+use crate::port::sender::SendCounters;
 use crate::source::af_packet::Interface;
 use crate::source::worker::{Asked, PortSnapshot, Snapshot};
+use crate::source::{Latency, QueueCounters};
 use crate::sys::interface;
 
 impl Hub {
@@ -95,6 +99,7 @@ impl Hub {
             for (id, record) in self.ports.iter().filter(|(_, port)| port.source == number) {
                 if let Some(part) = parts.get(id) {
                     let mut counted = port_counted(part, false);
+                    tell_sends(&mut counted, &snapshots, *id);
                     let owner = match &record.owner {
                         Owner::User(uid) => format!("uid {uid}"),
                         Owner::Vm(name) => format!("vm {name}"),
@@ -144,6 +149,7 @@ impl Hub {
             for id in &own {
                 if let (Some(part), Some(record)) = (parts.get(id), self.ports.get(id)) {
                     let mut counted = port_counted(part, true);
+                    tell_sends(&mut counted, &snapshots, *id);
                     let device = format!("{HOST_PREFIX}{}", self.sources[record.source].name);
                     counted.labels.push(("device".into(), device));
                     counted
@@ -165,9 +171,11 @@ impl Hub {
         let source = &self.sources[number];
         let mut queue = QueueCounters::default();
         let mut fanout = FanoutCounters::default();
+        let mut sends = SendCounters::default();
         for snapshot in snapshots {
             queue.add(&snapshot.queue);
             fanout.add(&snapshot.fanout);
+            sends.add(&snapshot.sends);
         }
         let mut labels = vec![
             ("kind".into(), source.kind.into()),
@@ -189,6 +197,15 @@ impl Hub {
             ("departed_delivered".into(), fanout.departed.delivered),
             ("departed_dropped_full".into(), fanout.departed.dropped_full),
         ]);
+        if source.transmits {
+            values.extend(sends.named());
+        }
+        let measured = snapshots.iter().filter_map(|snapshot| snapshot.latency);
+        let latency = measured.reduce(|mut all, more| {
+            all.add(&more);
+            all
+        });
+        values.extend(latency.iter().flat_map(Latency::named));
         Counted {
             kind: "source".into(),
             name: source.name.clone(),
@@ -214,6 +231,14 @@ fn ports_of(snapshots: &[Snapshot]) -> BTreeMap<u32, PortSnapshot> {
         port.quarantined = port.quarantined.take().or_else(|| part.quarantined.clone());
     }
     ports
+}
+
+/// Adds what became of the frames that a port sent, if it sends.
+fn tell_sends(counted: &mut Counted, snapshots: &[Snapshot], id: u32) {
+    let mut all = snapshots.iter().flat_map(|snapshot| &snapshot.senders);
+    if let Some((_, counters)) = all.find(|(sender, _)| *sender == id) {
+        counted.values.extend(counters.named());
+    }
 }
 
 fn port_counted(port: &PortSnapshot, hide_refused: bool) -> Counted {

@@ -33,6 +33,7 @@ fn request(device: &str, cluster: &str) -> Open {
         balance: Balance::Flow,
         reopened: false,
         label: String::new(),
+        transmit_bytes: 0,
     }
 }
 

@@ -7,6 +7,7 @@
 
 pub mod doorbell;
 pub(crate) mod pool;
+pub mod sender;
 
 use std::sync::Arc;
 

@@ -10,6 +10,9 @@
 //! rate is more than the core can do, or the sink is slow, the generator runs flat out and its
 //! state says `behind`; it never skips a sequence.
 //!
+//! Frames that a port sends end here: those of this generator that come back tell how long they took
+//! (`source/echo.rs`), and all count as sent.
+//!
 //! The timestamp is the time a batch was made, the same for all its frames.
 
 use std::hash::{BuildHasher, RandomState};
@@ -21,7 +24,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use vnplug_ring::layout::flags;
 use vnplug_ring::witness::{Protocol, Shape, Stamp};
 
-use super::{Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError, sleep::sleep};
+use super::echo::Echo;
+use super::{
+    Flushed, Frame, Latency, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit,
+    sleep::sleep,
+};
 
 /// What to generate.
 #[derive(Debug, Clone)]
@@ -172,6 +179,9 @@ struct GenQueue {
     vlan_tci: u16,
     generated: u64,
     behind: bool,
+    echo: Echo,
+    /// Frames taken from senders since the last flush.
+    taken: u64,
 }
 
 /// A prepared frame in the arena.
@@ -218,6 +228,8 @@ impl GenQueue {
             vlan_tci: config.vlan_tci.unwrap_or(0),
             generated: 0,
             behind: false,
+            echo: Echo::new(config.run, config.queues as u64),
+            taken: 0,
         })
     }
 
@@ -258,7 +270,7 @@ impl Queue for GenQueue {
         self.behind = elapsed.saturating_sub(self.next_due(pps)) > BEHIND && self.pps.is_some();
 
         let count = due.min(MAX_BATCH as u64) as usize;
-        let first = self.next_slot;
+        let (first, first_seq) = (self.next_slot, self.next_seq);
         let slots = self.slots[first..].iter().chain(&self.slots).take(count);
         for slot in slots.clone() {
             slot.stamp
@@ -277,6 +289,7 @@ impl Queue for GenQueue {
             frame.bytes = &self.arena[slot.at..slot.at + slot.len];
             frame.wire_len = slot.len as u32;
         }
+        self.echo.handed_over(first_seq, count);
         sink(&frames[..count]);
         self.next_slot = (first + count) % self.slots.len();
         self.generated += count as u64;
@@ -309,6 +322,31 @@ impl Queue for GenQueue {
             _ if self.behind => "behind",
             _ => "up",
         }
+    }
+
+    fn transmits(&self) -> bool {
+        true
+    }
+
+    fn transmit(&mut self, bytes: &[u8]) -> Transmit {
+        self.echo.came_back(bytes);
+        self.taken += 1;
+        Transmit::Taken
+    }
+
+    fn flush(&mut self) -> Flushed {
+        Flushed {
+            sent: std::mem::take(&mut self.taken),
+            ..Flushed::default()
+        }
+    }
+
+    fn listen(&mut self) {
+        self.echo.begin();
+    }
+
+    fn latency(&self) -> Option<Latency> {
+        self.echo.latency()
     }
 }
 

@@ -12,12 +12,14 @@ pub mod spec;
 pub mod transmit;
 pub mod worker;
 
+mod echo;
+mod senders;
 mod sleep;
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-pub use transmit::{Flushed, Transmit};
+pub use transmit::{Flushed, Latency, Transmit};
 
 /// One frame, borrowed from the queue that received it.
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +82,14 @@ pub trait Queue: Send {
     /// Sends what was taken, without blocking, and says what became of it.
     fn flush(&mut self) -> Flushed {
         Flushed::default()
+    }
+
+    /// A sender was attached where there was none: what [`latency`](Self::latency) tells begins anew.
+    fn listen(&mut self) {}
+
+    /// How long frames took to a reader and back, if the source measures that.
+    fn latency(&self) -> Option<Latency> {
+        None
     }
 }
 

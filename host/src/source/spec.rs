@@ -163,6 +163,7 @@ impl OpenSource {
     /// # Errors
     /// [`SourceError`] when threads or descriptors are short.
     pub fn start(self, number: u16) -> Result<Source, SourceError> {
+        let transmits = self.queues.iter().all(|queue| queue.transmits());
         let mut workers = Vec::new();
         for (queue, at) in self.queues.into_iter().zip(0_u16..) {
             let options = WorkerOptions {
@@ -183,6 +184,7 @@ impl OpenSource {
             description: self.description,
             link_type: LINKTYPE_ETHERNET,
             interface: self.interface,
+            transmits,
             workers,
         })
     }

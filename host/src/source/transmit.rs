@@ -32,3 +32,47 @@ pub struct Flushed {
     /// Dropped: the link is down or the interface is gone.
     pub link_down: u64,
 }
+
+/// How long frames took to a reader and back, in nanoseconds, since the first sender was attached.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Latency {
+    /// Frames that came back.
+    pub count: u64,
+    /// The shortest.
+    pub min_ns: u64,
+    /// The median.
+    pub p50_ns: u64,
+    /// 99 % took at most so long.
+    pub p99_ns: u64,
+    /// 99.9 % took at most so long.
+    pub p999_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+impl Latency {
+    /// Adds another queue's: the times of the slower one, for a histogram is gone by now.
+    pub fn add(&mut self, other: &Self) {
+        self.min_ns = match self.count {
+            0 => other.min_ns,
+            _ => self.min_ns.min(other.min_ns),
+        };
+        self.count += other.count;
+        self.p50_ns = self.p50_ns.max(other.p50_ns);
+        self.p99_ns = self.p99_ns.max(other.p99_ns);
+        self.p999_ns = self.p999_ns.max(other.p999_ns);
+        self.max_ns = self.max_ns.max(other.max_ns);
+    }
+
+    /// The values with their public names.
+    pub fn named(&self) -> [(String, u64); 6] {
+        [
+            ("echoes".into(), self.count),
+            ("echo_min_ns".into(), self.min_ns),
+            ("echo_p50_ns".into(), self.p50_ns),
+            ("echo_p99_ns".into(), self.p99_ns),
+            ("echo_p999_ns".into(), self.p999_ns),
+            ("echo_max_ns".into(), self.max_ns),
+        ]
+    }
+}

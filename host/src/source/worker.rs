@@ -16,9 +16,11 @@ use std::time::{Duration, Instant};
 use vnplug_ring::control::Tuning;
 use vnplug_ring::layout::Life;
 
-use super::{Queue, QueueCounters, Received};
+use super::senders::Senders;
+use super::{Latency, Queue, QueueCounters, Received};
 use crate::fanout::{Fanout, FanoutCounters};
 use crate::filter::Program;
+use crate::port::sender::{self, SendCounters};
 use crate::port::{Port, PortCounters, Share};
 use crate::rules::{Change, Changed};
 use crate::sys::event;
@@ -39,6 +41,12 @@ pub enum Command {
     Rules(u32, Change, Sender<Changed>),
     /// Report the queue's counters and those of these ports.
     Snapshot(Asked, Sender<Snapshot>),
+    /// Send what this port transmits, from now on.
+    AttachSender(Box<sender::Sender>),
+    /// Stop sending for a port.
+    DetachSender(u32, Sender<Option<Box<sender::Sender>>>),
+    /// Frames wait in transmit rings: look, as every turn does.
+    Kick,
     /// End.
     Stop,
 }
@@ -61,6 +69,12 @@ pub struct Snapshot {
     pub fanout: FanoutCounters,
     /// The ports asked for.
     pub ports: Vec<PortSnapshot>,
+    /// What became of the frames of each port that sends through this queue.
+    pub senders: Vec<(u32, SendCounters)>,
+    /// What became of all frames sent through this queue.
+    pub sends: SendCounters,
+    /// How long frames took to a reader and back.
+    pub latency: Option<Latency>,
     /// `up`, `down`, `gone`, `waiting`, `ended`, `failed`.
     pub state: String,
     /// Why it failed.
@@ -121,6 +135,7 @@ impl Worker {
         let run = Run {
             queue,
             fanout: Fanout::new(options.source, options.queue),
+            senders: Senders::default(),
             inbox,
             pending: Arc::clone(&pending),
             waker: Arc::clone(&waker),
@@ -165,6 +180,7 @@ impl Drop for Worker {
 struct Run {
     queue: Box<dyn Queue>,
     fanout: Fanout,
+    senders: Senders,
     inbox: Receiver<Command>,
     pending: Arc<AtomicBool>,
     waker: Arc<OwnedFd>,
@@ -215,8 +231,11 @@ impl Run {
             if !self.obey() {
                 break;
             }
+            let sending = self.send();
             if self.over.is_some() || self.holds() {
-                self.sleep_without_queue();
+                if !sending {
+                    self.sleep_without_queue();
+                }
                 continue;
             }
             self.options.hold = false;
@@ -233,10 +252,12 @@ impl Run {
                 }
                 Ok(Received::Nothing) => {
                     self.fanout.tick(now_us);
-                    if !self.options.busy {
+                    if !self.options.busy && !sending && !self.arm_senders() {
                         let due = self.fanout.due_us();
                         let timeout = due.map(|due| Duration::from_micros(due - now_us.min(due)));
-                        self.queue.wait(self.waker.as_fd(), timeout);
+                        let waker = self.senders.waker(self.waker.as_fd());
+                        self.queue.wait(waker, timeout);
+                        self.senders.hush();
                         now_us = self.now_us();
                     }
                 }
@@ -248,6 +269,36 @@ impl Run {
             }
         }
         self.fanout.finish(Life::Closed);
+        self.senders.finish(Life::Closed);
+    }
+
+    /// Sends what waits in transmit rings; true if there was anything.
+    #[inline]
+    fn send(&mut self) -> bool {
+        if self.senders.is_empty() {
+            return false;
+        }
+        let served = self.senders.serve(&mut *self.queue);
+        self.quarantine(served.liar);
+        served.frames > 0
+    }
+
+    /// Arms the transmit rings before a sleep; true if somebody has frames already.
+    #[inline]
+    fn arm_senders(&mut self) -> bool {
+        if self.senders.is_empty() {
+            return false;
+        }
+        let (ready, liar) = self.senders.arm();
+        self.quarantine(liar);
+        ready
+    }
+
+    /// Who lies in one ring is not served in the other.
+    fn quarantine(&mut self, liar: Option<(u32, String)>) {
+        if let Some((id, why)) = liar {
+            self.fanout.quarantine(id, why);
+        }
     }
 
     /// True while nobody wants a packet of a source that waits for somebody.
@@ -292,6 +343,21 @@ impl Run {
                     tell(&reply, changed.unwrap_or_default());
                 }
                 Command::Snapshot(asked, reply) => tell(&reply, self.snapshot(&asked)),
+                Command::AttachSender(mut sender) => {
+                    if let Some(failed @ Over::Failed(_)) = &self.over {
+                        sender.finish(failed.life());
+                    }
+                    if self.senders.is_empty() {
+                        self.queue.listen();
+                    }
+                    self.senders.attach(*sender, self.waker.as_fd());
+                }
+                Command::DetachSender(id, reply) => {
+                    let sender = self.senders.detach(id, Life::Closed);
+                    tell(&reply, sender.map(Box::new));
+                }
+                // The turn that follows looks.
+                Command::Kick => {}
                 Command::Stop => return false,
             }
         }
@@ -308,6 +374,10 @@ impl Run {
 
     fn end(&mut self, over: Over) {
         self.fanout.finish(over.life());
+        // Through a source that has ended can still be sent.
+        if matches!(over, Over::Failed(_)) {
+            self.senders.finish(over.life());
+        }
         self.over = Some(over);
     }
 
@@ -335,6 +405,9 @@ impl Run {
                     accounts.map(told).collect()
                 }
             },
+            senders: self.senders.counters().collect(),
+            sends: self.senders.total(),
+            latency: self.queue.latency(),
             state: state.to_owned(),
             failure,
         }
@@ -342,6 +415,9 @@ impl Run {
 
     fn sleep_without_queue(&mut self) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        if self.arm_senders() {
+            return;
+        }
         let now_us = self.now_us();
         self.fanout.tick(now_us);
         let timeout = self.fanout.due_us().map(|due| {
@@ -353,9 +429,13 @@ impl Run {
         });
         // A signal or an impossible error: the loop looks at its commands and comes back.
         let _ = poll(
-            &mut [PollFd::new(&self.waker, PollFlags::IN)],
+            &mut [PollFd::new(
+                &self.senders.waker(self.waker.as_fd()),
+                PollFlags::IN,
+            )],
             timeout.as_ref(),
         );
+        self.senders.hush();
     }
 
     fn now_us(&self) -> u64 {

@@ -138,6 +138,8 @@ pub enum Message {
     },
     /// Unasked, VM channels: wake the readers of these ports.
     Wake(Vec<u32>),
+    /// Agents, unasked: frames wait in the transmit rings of these ports, whose host sleeps.
+    Kick(Vec<u32>),
     /// Unasked: the port is closed, for this reason.
     Gone {
         /// The port.
@@ -207,6 +209,7 @@ impl Message {
             Self::Purged(_) => 27,
             Self::RuleStats { .. } => 28,
             Self::RuleCounters { .. } => 29,
+            Self::Kick(_) => 30,
         }
     }
 
@@ -296,7 +299,7 @@ impl Message {
             }
             Self::Stats { port } | Self::Close { port } => w.u32(*port),
             Self::Counters(all) => w.list(all, |w, counted| counted.write(w)),
-            Self::Wake(ports) => w.list(ports, |w, port| w.u32(*port)),
+            Self::Wake(ports) | Self::Kick(ports) => w.list(ports, |w, port| w.u32(*port)),
             Self::Gone { port, reason } => {
                 w.u32(*port);
                 w.text(reason);
@@ -406,6 +409,7 @@ impl Message {
                 matched: r.u64("matched")?,
                 idle_ms: r.u64("idle_ms")?,
             },
+            30 => Self::Kick(r.list("ports", |r| r.u32("port"))?),
             kind => return Err(Malformed::Kind(kind)),
         })
     }

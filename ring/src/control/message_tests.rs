@@ -92,6 +92,7 @@ fn every_message() -> Vec<Message> {
             balance: Balance::RoundRobin,
             reopened: true,
             label: "tcpdump[12]".into(),
+            transmit_bytes: 0,
         }),
         Message::Opened(Opened {
             port: 4,
@@ -101,6 +102,7 @@ fn every_message() -> Vec<Message> {
             link_type: 1,
             device: "host:eth1".into(),
             vector: u32::MAX,
+            transmit: RingPlace::default(),
         }),
         Message::Filter {
             port: 4,
@@ -150,6 +152,7 @@ fn every_message() -> Vec<Message> {
         }]),
         Message::Close { port: 4 },
         Message::Wake(vec![4, 5]),
+        Message::Kick(vec![4]),
         Message::Gone {
             port: 4,
             reason: "quarantined".into(),
@@ -206,9 +209,11 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
         for cut in 0..payload.len() {
             let refused = Message::decode(&header, &payload[..cut]).is_err();
             // What was appended later is missing in messages of earlier peers: a Hello's number
-            // of vectors, a VM's owner.
-            let earlier = header.kind == 1 && cut == payload.len() - 4
-                || matches!(header.kind, 17 | 19) && cut == payload.len() - 8;
+            // of vectors, a VM's owner, the ring that transmits.
+            let left = payload.len() - cut;
+            let earlier = header.kind == 1 && left == 4
+                || matches!(header.kind, 6 | 17 | 19) && left == 8
+                || header.kind == 7 && matches!(left, 8 | 16);
             assert_eq!(refused, !earlier, "{message:?} at {cut}");
         }
         let longer = [&payload[..], b"fields of a later version"].concat();

@@ -81,10 +81,12 @@ pub struct Open {
     pub reopened: bool,
     /// What the operator sees in lists, for example the program's name and process number.
     pub label: String,
+    /// Wanted bytes of the record area of a ring that transmits; 0 = the port does not send.
+    pub transmit_bytes: u64,
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RingPlace {
     /// Bytes from the start of the memory.
     pub offset: u64,
@@ -110,6 +112,8 @@ pub struct Opened {
     /// MSI-X vector of the VM's doorbell device that rings for this port; `u32::MAX` = the control
     /// channel does. No meaning outside VM channels.
     pub vector: u32,
+    /// The ring that transmits, in the same memory; length 0 = there is none.
+    pub transmit: RingPlace,
 }
 
 impl FilterSpec {
@@ -164,6 +168,7 @@ impl Open {
         w.u8(self.balance as u8);
         w.u8(u8::from(self.reopened));
         w.text(&self.label);
+        w.u64(self.transmit_bytes);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -177,6 +182,7 @@ impl Open {
             balance: r.one_of("balance", &[Balance::Flow, Balance::RoundRobin])?,
             reopened: r.flag("reopened")?,
             label: r.text("label")?,
+            transmit_bytes: r.appended_u64("transmit_bytes")?,
         })
     }
 }
@@ -204,6 +210,7 @@ impl Opened {
         w.u32(self.link_type);
         w.text(&self.device);
         w.u32(self.vector);
+        self.transmit.write(w);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -215,6 +222,10 @@ impl Opened {
             link_type: r.u32("link_type")?,
             device: r.text("device")?,
             vector: r.u32("vector")?,
+            transmit: RingPlace {
+                offset: r.appended_u64("transmit offset")?,
+                len: r.appended_u64("transmit length")?,
+            },
         })
     }
 }

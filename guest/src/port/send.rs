@@ -1,0 +1,191 @@
+//! Sending: frames into the port's transmit ring, and a kick when the host sleeps.
+//!
+//! The host takes frames in the order they were written and counts what becomes of each
+//! ([`Port::stats`]: `sent`, `send_dropped_…`). Nothing comes back to the sender but room: a full
+//! ring means that the wire, or the host's thread, is slower than the sender.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
+use vnplug_ring::layout::{Life, Meta, RECORD_HEADER};
+use vnplug_ring::{Bell, PeerLied, Producer};
+
+use super::phase::{Phase, Standing};
+use super::{Batch, Port};
+use crate::error::Error;
+
+/// The sending end of a port; see [`Port::outbox`].
+#[derive(Debug)]
+pub struct Outbox {
+    ring: Producer,
+    kick: OwnedFd,
+    pushed: u64,
+}
+
+impl Outbox {
+    pub(super) fn new(ring: Producer, kick: OwnedFd) -> Self {
+        Self {
+            ring,
+            kick,
+            pushed: 0,
+        }
+    }
+
+    /// Writes a frame, Ethernet header included, FCS excluded; it leaves with the next
+    /// [`flush`](Self::flush). False: the ring has no room now.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the frame is longer than [`max_frame`](Self::max_frame).
+    #[inline]
+    pub fn push(&mut self, frame: &[u8]) -> Result<bool, Error> {
+        if frame.len() > self.max_frame() {
+            return Err(Error::Invalid("a frame longer than the port can send"));
+        }
+        let len = frame.len() as u32;
+        if !self.ring.has_room(len).map_err(nonsense)? {
+            return Ok(false);
+        }
+        let meta = Meta {
+            wire_len: len,
+            ..Meta::default()
+        };
+        let pushed = self.ring.push(&meta, frame).map_err(nonsense)?;
+        self.pushed += u64::from(pushed);
+        Ok(pushed)
+    }
+
+    /// Hands what was written to the host: once per batch. A system call only if the host sleeps.
+    #[inline]
+    pub fn flush(&mut self) {
+        self.ring.publish();
+        if self.ring.bell(0) == Bell::Ring {
+            self.kick();
+        }
+    }
+
+    /// The longest frame in bytes.
+    pub fn max_frame(&self) -> usize {
+        self.ring.geometry().snaplen as usize
+    }
+
+    /// Frames written since the port was opened (or reopened).
+    pub fn pushed(&self) -> u64 {
+        self.pushed
+    }
+
+    /// Bytes of the ring that the host has not taken yet.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.ring.used()
+    }
+
+    fn life(&self) -> Life {
+        self.ring.life()
+    }
+
+    /// Wakes the host's thread (or the agent, which tells it). A full buffer has woken it already,
+    /// and a closed one has nobody behind it, which the control connection tells too.
+    #[cold]
+    fn kick(&self) {
+        // NB: a socket and not a pipe, so that a program that does not ignore SIGPIPE survives the
+        // daemon's death.
+        match send(&self.kick, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(_) | Err(Errno::AGAIN | Errno::PIPE) => {}
+            Err(errno) => log::debug!("cannot kick the host: {errno}"),
+        }
+    }
+}
+
+impl Port {
+    /// Sends a frame. False: the ring is full, try again later
+    /// ([`wait_for_room`](Self::wait_for_room)).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: the port was opened without [`PortOptions::transmit`], or the frame is too
+    /// long. [`Error::Disconnected`] while reconnecting. The port is over, with the reason.
+    ///
+    /// [`PortOptions::transmit`]: crate::PortOptions::transmit
+    #[inline]
+    pub fn send(&mut self, frame: &[u8]) -> Result<bool, Error> {
+        let outbox = self.outbox()?;
+        let pushed = outbox.push(frame)?;
+        outbox.flush();
+        Ok(pushed)
+    }
+
+    /// The sending end, for several frames before one flush.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    #[inline]
+    pub fn outbox(&mut self) -> Result<&mut Outbox, Error> {
+        let open = matches!(self.phase, Phase::Live)
+            && matches!(&self.outbox, Some(outbox) if outbox.life() == Life::Open);
+        if !open {
+            self.reopen_outbox()?;
+        }
+        self.outbox.as_mut().ok_or(Error::Disconnected)
+    }
+
+    /// As [`batch`](Self::batch), with the sending end beside it: packets can be sent back, or on,
+    /// from where they lie.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn batch_and_outbox(&mut self, max: usize) -> Result<(Batch<'_>, &mut Outbox), Error> {
+        self.outbox()?;
+        let (batch, outbox) = self.batch_beside(max);
+        Ok((batch, outbox.ok_or(Error::Disconnected)?))
+    }
+
+    /// Waits until a frame of `len` bytes finds room, or `timeout` is over (false). The host does
+    /// not ring for room, so this sleeps for a short while, longer each time up to a millisecond.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn wait_for_room(&mut self, len: usize, timeout: Duration) -> Result<bool, Error> {
+        let deadline = Instant::now() + timeout;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let outbox = self.outbox()?;
+            outbox.flush();
+            let needed = u32::try_from(len).unwrap_or(u32::MAX - RECORD_HEADER as u32 - 8);
+            if outbox.ring.has_room(needed).map_err(nonsense)? {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LAST_PAUSE);
+            // A daemon that died takes nothing any more, and only its socket tells.
+            self.attend(Some(Duration::ZERO))?;
+        }
+    }
+
+    /// The ring is over, or was never there.
+    #[cold]
+    fn reopen_outbox(&mut self) -> Result<(), Error> {
+        if self.options.request.transmit_bytes == 0 {
+            return Err(Error::Invalid(
+                "the port was opened without a transmit ring",
+            ));
+        }
+        match self.idle()? {
+            Standing::Ended => Err(Error::Gone("the source ended".into())),
+            Standing::Packets | Standing::Quiet => match &self.outbox {
+                Some(outbox) if self.link.is_some() && outbox.life() == Life::Open => Ok(()),
+                Some(outbox) if outbox.life() == Life::Quarantined => Err(Error::Quarantined),
+                _ => Err(Error::Disconnected),
+            },
+        }
+    }
+}
+
+fn nonsense(lie: PeerLied) -> Error {
+    Error::Protocol(format!("the host's position in the transmit ring: {lie}"))
+}
+
+const FIRST_PAUSE: Duration = Duration::from_micros(20);
+const LAST_PAUSE: Duration = Duration::from_millis(1);
