@@ -1,5 +1,5 @@
-//! The reader in `docs/ring-format.md`, compiled as it stands there, reads a real ring while the
-//! producer writes it: wraps, pads, losses, sleeping and the end.
+//! The readers in `docs/ring-format.md`, compiled as they stand there, read a real ring and a real
+//! group while the producer writes them: wraps, pads, losses, sleeping and the end.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,8 +9,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use vnplug_ring::arena::arena_size;
 use vnplug_ring::layout::{Geometry, Life, Meta, ring_size};
-use vnplug_ring::{Bell, Producer};
+use vnplug_ring::{Arena, ArenaGeometry, Bell, Producer};
 
 const PACKETS: u64 = 4_000;
 const OFFSET: u64 = 8192;
@@ -23,13 +24,14 @@ const GEOMETRY: Geometry = Geometry {
     queue: 3,
 };
 
-/// The first block of C in the document.
-fn reader_in_the_document() -> String {
+/// A block of C in the document: the first is the reader of a ring, the second that of a group.
+fn reader_in_the_document(number: usize) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ring-format.md");
     let text = std::fs::read_to_string(path).expect("the document");
-    let (_, rest) = text
-        .split_once("\n```c\n")
-        .expect("the document has a block of C");
+    let rest = text
+        .split("\n```c\n")
+        .nth(number)
+        .expect("the document has such a block of C");
     rest.split_once("\n```\n").expect("its end").0.to_owned() + "\n"
 }
 
@@ -41,9 +43,9 @@ impl Drop for Dir {
     }
 }
 
-fn compile(dir: &Path) -> PathBuf {
+fn compile(dir: &Path, number: usize) -> PathBuf {
     let source = dir.join("reader.c");
-    std::fs::write(&source, reader_in_the_document()).expect("our own directory");
+    std::fs::write(&source, reader_in_the_document(number)).expect("our own directory");
     let program = dir.join("reader");
     let flags = "-std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pedantic";
     let status = Command::new("cc")
@@ -107,12 +109,95 @@ impl Host {
     }
 }
 
+fn dir(what: &str) -> Dir {
+    let name = format!("vnplug-{what}-document-{}", std::process::id());
+    let dir = Dir(std::env::temp_dir().join(name));
+    std::fs::create_dir_all(&dir.0).expect("a directory of our own");
+    dir
+}
+
+#[test]
+fn the_documents_reader_of_a_group_sees_every_packet_or_counts_it() {
+    const ARENA: u64 = 1 << 14;
+    let dir = dir("group");
+    let program = compile(&dir.0, 2);
+    let place = OFFSET + ring_size(GEOMETRY.capacity);
+    let memory = memfd_create("group", MemfdFlags::CLOEXEC).unwrap();
+    let len = place + arena_size(ARENA);
+    ftruncate(&memory, len).unwrap();
+    let region = vnplug::map_memory(memory.as_fd(), len).unwrap();
+    let part = |from, len| region.part(from, len).unwrap();
+    let geometry = Geometry {
+        snaplen: 300,
+        ..GEOMETRY
+    };
+    let mut producer =
+        Producer::create_descriptors(part(OFFSET, place - OFFSET), geometry).unwrap();
+    let arena = ArenaGeometry {
+        capacity: ARENA,
+        snaplen: 1000,
+        epoch: 0x700,
+        queue: 3,
+    };
+    let mut arena = Arena::create(part(place, len - place), arena).unwrap();
+    let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+    let mut reader = Command::new(program)
+        .args([&path, &OFFSET.to_string(), &path, &place.to_string()])
+        .stdout(Stdio::from(File::create(dir.0.join("out")).unwrap()))
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let mut expected = Vec::new();
+    for number in 0..PACKETS {
+        let bytes: Vec<u8> = (0..number * 37 % 1001)
+            .map(|at| (number ^ (at * 7)) as u8)
+            .collect();
+        let meta = Meta {
+            ts_ns: number,
+            wire_len: bytes.len() as u32 + 4,
+            ..Meta::default()
+        };
+        let cut = &bytes[..bytes.len().min(300)];
+        expected.push((meta, cut.to_owned()));
+        if producer.reserve_descriptor().unwrap() {
+            let placed = arena.place(&meta, &bytes);
+            producer.describe(placed, false);
+        }
+        if number % 5 == 0 {
+            producer.publish();
+        }
+        // Half of the time the reader is waited for, else it would lose almost all.
+        while number % 64 < 32 && producer.used() > 0 {
+            assert!(Instant::now() < deadline, "the reader does not read");
+            producer.publish();
+            std::thread::yield_now();
+        }
+    }
+    producer.finish(Life::Ended);
+    assert!(reader.wait().unwrap().success());
+    let text = std::fs::read_to_string(dir.0.join("out")).unwrap();
+    let (mut next, mut received) = (0, 0);
+    for found in text.lines() {
+        if let Some(lost) = found.strip_prefix("lost ") {
+            assert_eq!(received + lost.parse::<u64>().unwrap(), PACKETS);
+            assert!(received > PACKETS / 4, "{received} of {PACKETS}");
+            return;
+        }
+        let mut words = found.split(' ');
+        let lost: u64 = words.nth(3).unwrap().parse().unwrap();
+        next += lost;
+        let (mut meta, bytes) = expected[next as usize].clone();
+        meta.lost = lost as u32;
+        assert_eq!(found, line(&meta, &bytes), "packet {next}");
+        (next, received) = (next + 1, received + 1);
+    }
+    panic!("the reader did not say what it lost");
+}
+
 #[test]
 fn the_documents_reader_sees_every_packet_and_every_loss() {
-    let name = format!("vnplug-ring-document-{}", std::process::id());
-    let dir = Dir(std::env::temp_dir().join(name));
-    std::fs::create_dir_all(&dir.0).unwrap();
-    let program = compile(&dir.0);
+    let dir = dir("ring");
+    let program = compile(&dir.0, 1);
 
     let memory = memfd_create("ring", MemfdFlags::CLOEXEC).unwrap();
     let len = OFFSET + ring_size(GEOMETRY.capacity);

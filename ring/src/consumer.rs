@@ -4,6 +4,8 @@
 //! length against the geometry it copied at attach: a ring that was closed and its memory reused
 //! shows as [`Corrupt`] or as [`Life::Closed`], not as a crash.
 
+mod shared;
+
 use std::sync::atomic::{Ordering, fence};
 
 use crate::layout::{
@@ -11,6 +13,9 @@ use crate::layout::{
     PUBLISHED, READ, RECORD_HEADER, TAIL, VERSION_MAJOR, WAKE_AT, WAKE_SEQ, reached, record_size,
 };
 use crate::region::Region;
+
+pub use shared::Look;
+use shared::Shared;
 
 /// The reader's end of one ring.
 #[derive(Debug)]
@@ -22,6 +27,8 @@ pub struct Consumer {
     released: u64,
     read: u64,
     wake_seq: u32,
+    /// The ring holds descriptors of packets that lie elsewhere.
+    shared: Option<Box<Shared>>,
 }
 
 /// One packet, lent from the ring until [`Consumer::release`].
@@ -73,7 +80,11 @@ impl Consumer {
     /// # Errors
     /// [`AttachError`] if the header is not that of a ring of this version.
     pub fn attach(region: Region) -> Result<Self, AttachError> {
-        let geometry = crate::header::look(&region, MAGIC)?;
+        Self::attach_kind(region, MAGIC)
+    }
+
+    fn attach_kind(region: Region, kind: u64) -> Result<Self, AttachError> {
+        let geometry = crate::header::look(&region, kind)?;
         let word = |offset| region.load_u64(offset, Ordering::Relaxed);
         let tail = word(TAIL);
         if !tail.is_multiple_of(ALIGN) {
@@ -89,6 +100,7 @@ impl Consumer {
             released: tail,
             read,
             wake_seq,
+            shared: None,
         })
     }
 
@@ -105,6 +117,10 @@ impl Consumer {
     #[inline]
     #[expect(clippy::should_implement_trait, reason = "a lending iterator")]
     pub fn next(&mut self) -> Result<Option<Packet<'_>>, Corrupt> {
+        if self.shared.is_some() {
+            self.stage(false)?;
+            return Ok(self.take_staged().map(|taken| self.lend(taken)));
+        }
         if self.tail == self.head {
             self.refresh();
         }
@@ -115,6 +131,7 @@ impl Consumer {
     /// [`release`](Self::release).
     #[inline]
     pub fn batch(&mut self, max: usize) -> Batch<'_> {
+        self.begin_copies();
         self.refresh();
         Batch {
             consumer: self,
@@ -127,6 +144,7 @@ impl Consumer {
     /// after the other in memory, with their headers and padding in between.
     #[inline]
     pub fn span(&mut self, max: usize) -> Batch<'_> {
+        self.begin_copies();
         self.refresh();
         Batch {
             consumer: self,
@@ -205,18 +223,23 @@ impl Consumer {
         }
     }
 
-    /// True when every published packet was taken.
+    /// True when every published packet was taken, or lost.
     #[inline]
     pub fn is_drained(&mut self) -> bool {
+        if self.shared.is_some() {
+            // What is corrupt is for the taker to tell.
+            return matches!(self.stage(false), Ok(false));
+        }
         if self.tail == self.head {
             self.refresh();
         }
         self.tail == self.head
     }
 
-    /// Packets this ring lost for want of room, as the host last published it.
+    /// Packets this reader lost: for want of room, as the host last published it, and those that
+    /// were [`recycled`](Self::recycled).
     pub fn dropped(&self) -> u64 {
-        self.region.load_u64(DROPPED, Ordering::Relaxed)
+        self.region.load_u64(DROPPED, Ordering::Relaxed) + self.recycled()
     }
 
     /// Packets that were published and not taken, as the host last published their count.
@@ -253,6 +276,10 @@ impl Consumer {
     /// True if the next packet lies at the start of the record area.
     #[inline]
     fn is_at_wrap(&self) -> bool {
+        // Copies lie one after the other.
+        if self.shared.is_some() {
+            return false;
+        }
         let offset = self.tail & (self.geometry.capacity - 1);
         // Nothing is written at `head` yet, where `take` finds nothing anyway.
         let pad = || {
@@ -267,6 +294,11 @@ impl Consumer {
 
     #[inline]
     fn take(&mut self) -> Result<Option<Taken>, Corrupt> {
+        if self.shared.is_some() {
+            // Room for one more stays, for who asks between two batches.
+            self.stage(true)?;
+            return Ok(self.take_staged());
+        }
         let mask = self.geometry.capacity - 1;
         if self.tail == self.head {
             return Ok(None);
@@ -324,11 +356,16 @@ impl Consumer {
     )]
     fn lend<'a>(&self, taken: Taken) -> Packet<'a> {
         let Taken { at, cap_len } = taken;
-        let meta = read_meta(&self.region, at);
+        let region = match &self.shared {
+            None => &self.region,
+            Some(shared) => &shared.copies,
+        };
+        let (_, meta) = read_meta(region, at);
         // SAFETY: the host reuses a record only after `tail` passed it (ring contract, trusted
         // host). `release` and `arm`, which give `tail` away, take `&mut self` and so end every loan:
-        // the two callers tie 'a to a borrow of the consumer.
-        let bytes = unsafe { self.region.lend(at + RECORD_HEADER, u64::from(cap_len)) };
+        // the two callers tie 'a to a borrow of the consumer. The copies of a group are private
+        // memory, and overwritten only where no loan can be: see `take_staged`.
+        let bytes = unsafe { region.lend(at + RECORD_HEADER, u64::from(cap_len)) };
         Packet { meta, bytes }
     }
 
@@ -390,9 +427,9 @@ struct Taken {
 }
 
 #[inline]
-fn read_meta(region: &Region, at: u64) -> Meta {
+pub(crate) fn read_meta(region: &Region, at: u64) -> (u32, Meta) {
     let [lens, ts_ns, hash_lost, tail] = region.read_words(at);
-    Meta {
+    let meta = Meta {
         ts_ns,
         wire_len: (lens >> 32) as u32,
         flow_hash: hash_lost as u32,
@@ -401,7 +438,8 @@ fn read_meta(region: &Region, at: u64) -> Meta {
         vlan_tci: (tail >> 16) as u16,
         source: (tail >> 32) as u16,
         queue: (tail >> 48) as u16,
-    }
+    };
+    (lens as u32, meta)
 }
 
 impl std::fmt::Display for AttachError {

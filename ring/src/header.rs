@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::arena::DESCRIPTORS_MAGIC;
 use crate::consumer::AttachError;
 use crate::layout::{
     DATA_OFFSET, Geometry, HEAD, Life, MAX_CAPACITY, MAX_SNAPLEN, MIN_CAPACITY, PUBLISHED, READ,
@@ -30,8 +31,9 @@ pub(crate) fn lay(
     if !capacity.is_power_of_two() || !(MIN_CAPACITY..=MAX_CAPACITY).contains(&capacity) {
         return Err(CreateError::Capacity(capacity));
     }
-    // Any record fits an empty ring even after the longest padding.
-    if snaplen > MAX_SNAPLEN || 2 * record_size(snaplen) > capacity {
+    // Any record fits an empty ring even after the longest padding; descriptors always do.
+    let fits = magic == DESCRIPTORS_MAGIC || 2 * record_size(snaplen) <= capacity;
+    if snaplen > MAX_SNAPLEN || !fits {
         return Err(CreateError::Snaplen(snaplen));
     }
     if epoch == 0 || epoch & 0xff != 0 {

@@ -14,6 +14,9 @@
 //! over a Unix socket on host and in guests and over a VM's control channel. [`witness`] is what
 //! generated frames carry, so that a receiver can prove loss, duplication, reordering, corruption.
 //!
+//! Readers that trust each other may share one copy of each packet: an [`arena`], with a ring of
+//! descriptors for each of them.
+//!
 //! This crate is not an allocator, makes no system call and maps no memory: callers hand it a
 //! [`Region`]. It has no dependencies.
 //!
@@ -22,6 +25,7 @@
 //! the reader, `tail`, as a distance that must not exceed the capacity ([`PeerLied`]). From a ring
 //! that transmits ([`Intake`]) it copies each frame once before anything looks at it.
 
+pub mod arena;
 pub mod layout;
 
 mod region;
@@ -36,7 +40,8 @@ pub mod crc;
 pub mod pool;
 pub mod witness;
 
-pub use consumer::{AttachError, Batch, Consumer, Corrupt, Packet, Wait};
+pub use arena::{Arena, ArenaGeometry, ArenaReader, Placed};
+pub use consumer::{AttachError, Batch, Consumer, Corrupt, Look, Packet, Wait};
 pub use intake::{Intake, SenderLied};
 pub use producer::{Bell, CreateError, PeerLied, Producer, Slot};
 pub use region::Region;

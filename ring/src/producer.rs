@@ -5,6 +5,8 @@
 //! ring by then, or not" follows. A reader that writes nonsense there is woken too early, too late
 //! or never: its own loss.
 
+mod descriptors;
+
 use std::sync::atomic::{Ordering, fence};
 
 use crate::consumer::AttachError;
@@ -206,15 +208,7 @@ impl Producer {
         }
         let offset = self.head & mask;
         let lost = meta.lost.saturating_add(self.lost);
-        let header = [
-            u64::from(slot.cap_len) | u64::from(meta.wire_len) << 32,
-            meta.ts_ns,
-            u64::from(meta.flow_hash) | u64::from(lost) << 32,
-            u64::from(meta.flags)
-                | u64::from(meta.vlan_tci) << 16
-                | u64::from(meta.source) << 32
-                | u64::from(meta.queue) << 48,
-        ];
+        let header = record_header(meta, slot.cap_len, lost);
         self.region
             .write_record(DATA_OFFSET + offset, header, bytes);
         self.head = self.head.wrapping_add(record_size(slot.cap_len));
@@ -379,6 +373,20 @@ impl Producer {
         self.tail = tail;
         Ok(())
     }
+}
+
+/// The four words before a record's bytes.
+#[inline]
+pub(crate) fn record_header(meta: &Meta, cap_len: u32, lost: u32) -> [u64; 4] {
+    [
+        u64::from(cap_len) | u64::from(meta.wire_len) << 32,
+        meta.ts_ns,
+        u64::from(meta.flow_hash) | u64::from(lost) << 32,
+        u64::from(meta.flags)
+            | u64::from(meta.vlan_tci) << 16
+            | u64::from(meta.source) << 32
+            | u64::from(meta.queue) << 48,
+    ]
 }
 
 impl std::fmt::Display for PeerLied {

@@ -35,7 +35,9 @@ impl Region {
     ///
     /// # Safety
     /// `base..base + len` must stay mapped readable and writable until `owner` is dropped, `base`
-    /// must be aligned to 8 bytes, and nobody may hold a Rust reference into it.
+    /// must be aligned to 8 bytes, and nobody may hold a Rust reference into it. Memory that is
+    /// readable only will do where nothing is ever stored
+    /// ([`ArenaReader`](crate::arena::ArenaReader)).
     pub unsafe fn from_raw(base: NonNull<u8>, len: u64, owner: Arc<dyn Any + Send + Sync>) -> Self {
         assert!(
             base.as_ptr().addr().is_multiple_of(8),
@@ -159,6 +161,33 @@ impl Region {
         let from = self.at(offset, into.len() as u64);
         // SAFETY: in bounds; `into` is private memory, so the two cannot overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies a record of which another region has the bytes: `header`, then `len` bytes of `other`
+    /// from `from` on, which may change meanwhile. This region is private memory.
+    #[inline]
+    pub(crate) fn copy_record(
+        &self,
+        offset: u64,
+        header: [u64; 4],
+        other: &Self,
+        from: u64,
+        len: u32,
+    ) {
+        let to = self.at(offset, RECORD_HEADER + u64::from(len));
+        let from = other.at(from, u64::from(len));
+        let header = header.map(u64::to_le);
+        // SAFETY: both in bounds; private and shared memory do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(header.as_ptr().cast(), to, RECORD_HEADER as usize);
+            std::ptr::copy_nonoverlapping(from, to.add(RECORD_HEADER as usize), len as usize);
+        }
+    }
+
+    /// The address of `len` bytes, for who knows what may become of them.
+    #[inline]
+    pub(crate) fn address(&self, offset: u64, len: u64) -> *const u8 {
+        self.at(offset, len)
     }
 
     /// Overwrites `len` bytes with zeroes.

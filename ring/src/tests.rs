@@ -1,6 +1,8 @@
 //! The two ends together: exactness, sleeping, and peers that lie.
 
 mod exhaustive;
+mod floor;
+mod group;
 mod hostile;
 mod model;
 mod send;
