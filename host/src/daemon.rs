@@ -1,7 +1,8 @@
 //! From start to end: open everything, give up power, serve.
 //!
 //! 1. Read the configuration; open the sources (`CAP_NET_RAW`), the socket, the directories.
-//! 2. Keep `CAP_NET_RAW` and nothing else (`sys::privileges`); switch user if asked.
+//! 2. Keep `CAP_NET_RAW`, with an AF_XDP source `CAP_IPC_LOCK`, and nothing else
+//!    (`sys::privileges`); switch user if asked.
 //! 3. Start the sources' threads and the control loop. SIGTERM or SIGINT ends it: readers see
 //!    their rings closed, VMs stay recorded for the next daemon.
 
@@ -16,6 +17,7 @@ use crate::control::{Control, Setup, listen};
 use crate::filter::{Compiler, Jit};
 use crate::hub::policy::Policy;
 use crate::hub::{Hub, Limits};
+use crate::source::spec::OpenSource;
 use crate::sys::{privileges, signals};
 use crate::vm::Dirs;
 
@@ -70,7 +72,11 @@ fn serve(
     if let Err(error) = compiler.start() {
         log::warn!(target: "filter", "filters cannot be compiled now: {error}");
     }
-    privileges::drop_all_but_net_raw(user)
+    let mut keep = vec![privileges::Keep::NetRaw];
+    if open.iter().any(OpenSource::locks_memory) {
+        keep.push(privileges::Keep::IpcLock);
+    }
+    privileges::drop_all_but(&keep, user)
         .map_err(|error| format!("cannot give up privileges: {error}"))?;
     must_write(&config.state_dir.join("vms"), "--state-dir")?;
     must_write(&config.pool_dir, "--pool-dir")?;

@@ -83,6 +83,12 @@ impl Region {
         self.len == 0
     }
 
+    /// Where it starts, for a system call that wants an address; dereferencing it is up to the
+    /// caller's own reasons.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
     /// Reads a word once.
     #[inline]
     pub fn load_u64(&self, offset: u64, order: Ordering) -> u64 {

@@ -6,6 +6,7 @@
 //! sink returns, and every port that wants them copies them once, into its ring.
 
 pub mod af_packet;
+pub mod af_xdp;
 pub mod generator;
 pub mod pcap;
 pub mod spec;

@@ -4,12 +4,15 @@
 //! | kind | what | options |
 //! |---|---|---|
 //! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=BYTES`, `blocks=N`, `block_timeout_ms=N`, `snaplen=BYTES`, `hardware_timestamps=yes\|no` |
+//! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `busy_poll=MICROSECONDS` |
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
 //!
 //! For every kind: `cpus=2+3` (one per queue, in order), `busy=yes` (never sleep), `start=now` or
 //! `start=attach` (do not begin before the first port is attached that is not paused; the default
 //! for files played a number of times and generators with a count).
+
+mod af_xdp;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -90,11 +93,12 @@ impl SourceSpec {
         let mut interface = None;
         let (kind, description, queues, ends) = match self.kind.as_str() {
             "af_packet" => af_packet(&mut options, &mut interface)?,
+            "af_xdp" => af_xdp::open(&mut options, &mut interface)?,
             "pcap" => pcap(&mut options)?,
             "gen" => generator(&mut options)?,
             kind => {
                 return Err(SourceError::new(format!(
-                    "source {:?}: no kind {kind:?}; there are af_packet, pcap and gen",
+                    "source {:?}: no kind {kind:?}; there are af_packet, af_xdp, pcap and gen",
                     self.name
                 )));
             }
@@ -158,6 +162,11 @@ impl FromStr for SourceSpec {
 }
 
 impl OpenSource {
+    /// Whether it must be able to lock memory once more, when its interface comes back.
+    pub(crate) fn locks_memory(&self) -> bool {
+        self.kind == "af_xdp"
+    }
+
     /// Starts a thread per queue. `number` is the source's number in the daemon.
     ///
     /// # Errors

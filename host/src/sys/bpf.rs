@@ -20,17 +20,14 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-pub(crate) use counter::Counter;
-#[cfg(test)]
-pub(crate) use insn::{Alu, If, Width};
-pub(crate) use insn::{Insn, Reg};
+pub(crate) use counter::{Counter, Counters};
+pub(crate) use insn::{Alu, If, Insn, Reg, Width};
 
 /// A map: memory that programs and the daemon share.
 #[derive(Debug)]
 pub(crate) struct Map {
     fd: OwnedFd,
     key_bytes: usize,
-    /// Bytes of a value as the daemon reads it: of all CPUs together where each has its own.
     value_bytes: usize,
 }
 
@@ -38,12 +35,8 @@ pub(crate) struct Map {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum MapKind {
-    /// Keys are hashed.
-    Hash = 1,
     /// Keys are `u32` below the number of entries.
     Array = 2,
-    /// The same, a value for each CPU, of a multiple of 8 bytes.
-    PercpuArray = 6,
     /// An array of AF_XDP sockets.
     Sockets = 17,
 }
@@ -78,10 +71,6 @@ impl Map {
         };
         // SAFETY: BPF_MAP_CREATE reads the structure only.
         let fd = unsafe { descriptor(MAP_CREATE, &mut attr) }?;
-        let value_bytes = match kind {
-            MapKind::PercpuArray => value_bytes.next_multiple_of(8) * possible_cpus()?,
-            _ => value_bytes,
-        };
         Ok(Self {
             fd,
             key_bytes,
@@ -99,35 +88,6 @@ impl Map {
         // SAFETY: the kernel reads as many bytes of key and value as the map has, which were
         // checked.
         unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }.map(drop)
-    }
-
-    /// Reads the value of a key into `value`.
-    ///
-    /// # Errors
-    /// `NotFound` if there is no such key.
-    pub(crate) fn lookup(&self, key: &[u8], value: &mut [u8]) -> io::Result<()> {
-        self.check(key)?;
-        if value.len() != self.value_bytes {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let mut attr = self.element(key, value.as_mut_ptr().addr());
-        // SAFETY: the kernel reads the key and writes the value, as long as the map's, which was
-        // checked; `value` is borrowed for the call.
-        unsafe { bpf(MAP_LOOKUP_ELEM, &mut attr) }.map(drop)
-    }
-
-    /// The sum over all CPUs of each of the `u64` numbers that a per-CPU array has at `index`.
-    pub(crate) fn sums<const N: usize>(&self, index: u32) -> io::Result<[u64; N]> {
-        let mut value = vec![0; self.value_bytes];
-        self.lookup(&index.to_ne_bytes(), &mut value)?;
-        let mut sums = [0_u64; N];
-        let (numbers, _) = value.as_chunks::<8>();
-        for cpu in numbers.chunks_exact(N) {
-            for (sum, number) in sums.iter_mut().zip(cpu) {
-                *sum = sum.wrapping_add(u64::from_ne_bytes(*number));
-            }
-        }
-        Ok(sums)
     }
 
     /// Puts an AF_XDP socket into a map of sockets; the entry goes when the socket is closed.
@@ -263,6 +223,7 @@ impl Program {
         Ok(attr.verdict)
     }
 
+    #[expect(dead_code, reason = "packet sockets get it with early drop")]
     /// Has the program judge what a socket receives (`SO_ATTACH_BPF`).
     pub(crate) fn attach_to_socket(&self, socket: &impl std::os::fd::AsFd) -> io::Result<()> {
         let fd: c_int = self.fd.as_raw_fd();
@@ -286,7 +247,7 @@ impl Program {
 /// A program at an interface, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct XdpLink {
-    fd: OwnedFd,
+    _fd: OwnedFd,
 }
 
 /// Where in the kernel an XDP program runs (`XDP_FLAGS_*`).
@@ -314,19 +275,7 @@ impl XdpLink {
         };
         // SAFETY: BPF_LINK_CREATE reads the structure only.
         let fd = unsafe { descriptor(LINK_CREATE, &mut attr) }?;
-        Ok(Self { fd })
-    }
-
-    /// Puts another program in the place of the present one; no frame meets neither or both.
-    pub(crate) fn replace(&self, program: &Program) -> io::Result<()> {
-        let mut attr = LinkUpdate {
-            link_fd: self.fd.as_raw_fd() as u32,
-            program_fd: program.fd.as_raw_fd() as u32,
-            flags: 0,
-            old_program_fd: 0,
-        };
-        // SAFETY: BPF_LINK_UPDATE reads the structure only.
-        unsafe { bpf(LINK_UPDATE, &mut attr) }.map(drop)
+        Ok(Self { _fd: fd })
     }
 }
 
@@ -486,14 +435,6 @@ struct LinkCreate {
 }
 
 #[repr(C)]
-struct LinkUpdate {
-    link_fd: u32,
-    program_fd: u32,
-    flags: u32,
-    old_program_fd: u32,
-}
-
-#[repr(C)]
 struct ById {
     id: u32,
     next_id: u32,
@@ -508,14 +449,12 @@ struct Info {
 }
 
 const MAP_CREATE: c_int = 0;
-const MAP_LOOKUP_ELEM: c_int = 1;
 const MAP_UPDATE_ELEM: c_int = 2;
 const PROG_LOAD: c_int = 5;
 const PROG_TEST_RUN: c_int = 10;
 const PROG_GET_FD_BY_ID: c_int = 13;
 const OBJ_GET_INFO_BY_FD: c_int = 15;
 const LINK_CREATE: c_int = 28;
-const LINK_UPDATE: c_int = 29;
 
 /// Of a system call that signals interrupt.
 const MAX_TRIES: u32 = 16;

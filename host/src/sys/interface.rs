@@ -88,14 +88,43 @@ pub(crate) fn names() -> io::Result<Vec<String>> {
 
 /// Megabits per second of an interface; `None` where the driver does not say or there is no link.
 pub(crate) fn speed_mbps(socket: impl AsFd, name: &str) -> Option<u32> {
-    let mut settings = EthtoolCmd {
+    let settings = EthtoolCmd {
         cmd: ETHTOOL_GSET,
         ..EthtoolCmd::default()
     };
+    let settings = ethtool(socket, name, settings)?;
+    let speed = u32::from(settings.speed_hi) << 16 | u32::from(settings.speed);
+    // SPEED_UNKNOWN is -1; drivers of old say 65535.
+    (speed != u32::MAX && speed != 0xffff).then_some(speed)
+}
+
+/// How many receive queues an interface has now; `None` where the driver does not say.
+pub(crate) fn receive_queues(socket: impl AsFd, name: &str) -> Option<u32> {
+    let channels = EthtoolChannels {
+        cmd: ETHTOOL_GCHANNELS,
+        ..EthtoolChannels::default()
+    };
+    let channels = ethtool(socket, name, channels)?;
+    let count = channels.rx_count + channels.combined_count;
+    (count > 0).then_some(count)
+}
+
+/// Whether an interface takes VLAN tags out of the frames that it receives.
+pub(crate) fn strips_vlan_tags(socket: impl AsFd, name: &str) -> bool {
+    const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+    let flags = EthtoolValue {
+        cmd: ETHTOOL_GFLAGS,
+        data: 0,
+    };
+    ethtool(socket, name, flags).is_some_and(|flags| flags.data & ETH_FLAG_RXVLAN != 0)
+}
+
+/// Asks the driver; `None` if it cannot say.
+fn ethtool<T: Question>(socket: impl AsFd, name: &str, mut question: T) -> Option<T> {
     let mut request = named(name).ok()?;
-    request.ifr_ifru.ifru_data = (&raw mut settings).cast();
-    // SAFETY: ETHTOOL_GSET reads and writes the `ethtool_cmd` that `ifru_data` points to, which
-    // outlives the call.
+    request.ifr_ifru.ifru_data = (&raw mut question).cast();
+    // SAFETY: SIOCETHTOOL reads and writes the structure of the command, which `Question` says `T`
+    // is, and which outlives the call.
     check(unsafe {
         libc::ioctl(
             socket.as_fd().as_raw_fd(),
@@ -104,10 +133,20 @@ pub(crate) fn speed_mbps(socket: impl AsFd, name: &str) -> Option<u32> {
         )
     })
     .ok()?;
-    let speed = u32::from(settings.speed_hi) << 16 | u32::from(settings.speed);
-    // SPEED_UNKNOWN is -1; drivers of old say 65535.
-    (speed != u32::MAX && speed != 0xffff).then_some(speed)
+    Some(question)
 }
+
+/// A structure of linux/ethtool.h.
+///
+/// # Safety
+/// Begins with the command, which is one that reads and writes no more than the structure.
+unsafe trait Question {}
+// SAFETY: of ETHTOOL_GSET.
+unsafe impl Question for EthtoolCmd {}
+// SAFETY: of ETHTOOL_GCHANNELS.
+unsafe impl Question for EthtoolChannels {}
+// SAFETY: of ETHTOOL_GFLAGS.
+unsafe impl Question for EthtoolValue {}
 
 /// The IP addresses of every interface of the calling thread's network namespace, as
 /// `192.0.2.1/24`, by the interface's name.
@@ -184,7 +223,31 @@ struct EthtoolCmd {
     reserved: [u32; 2],
 }
 
+/// `struct ethtool_channels`.
+#[repr(C)]
+#[derive(Default)]
+struct EthtoolChannels {
+    cmd: u32,
+    max_rx: u32,
+    max_tx: u32,
+    max_other: u32,
+    max_combined: u32,
+    rx_count: u32,
+    tx_count: u32,
+    other_count: u32,
+    combined_count: u32,
+}
+
+/// `struct ethtool_value`.
+#[repr(C)]
+struct EthtoolValue {
+    cmd: u32,
+    data: u32,
+}
+
 const ETHTOOL_GSET: u32 = 1;
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
 
 /// A request about the interface of this name.
 pub(super) fn named(name: &str) -> io::Result<libc::ifreq> {

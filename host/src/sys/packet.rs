@@ -146,6 +146,51 @@ impl Socket {
         })
     }
 
+    /// Sends frames by the interface it is bound to, without blocking: how many, and what stopped
+    /// it before the end. The frames lie in `bytes`, one behind the other, with these lengths.
+    pub(crate) fn send(&self, bytes: &[u8], lens: &[u16]) -> (usize, Option<io::Error>) {
+        let mut parts = Vec::with_capacity(lens.len());
+        let mut rest = bytes;
+        for &len in lens {
+            let Some((frame, behind)) = rest.split_at_checked(len.into()) else {
+                break;
+            };
+            rest = behind;
+            parts.push(libc::iovec {
+                iov_base: frame.as_ptr().cast_mut().cast(),
+                iov_len: frame.len(),
+            });
+        }
+        let mut messages: Vec<libc::mmsghdr> = parts
+            .iter_mut()
+            .map(|part| {
+                let mut message = plain::<libc::mmsghdr>();
+                message.msg_hdr.msg_iov = part;
+                message.msg_hdr.msg_iovlen = 1;
+                message
+            })
+            .collect();
+        let mut sent = 0;
+        while sent < messages.len() {
+            let left = &mut messages[sent..];
+            // SAFETY: each message has one part, a slice of `bytes`, which the kernel only reads;
+            // both vectors outlive the call.
+            let result = unsafe {
+                libc::sendmmsg(
+                    self.0.as_raw_fd(),
+                    left.as_mut_ptr(),
+                    left.len() as u32,
+                    libc::MSG_DONTWAIT,
+                )
+            };
+            match result {
+                ..=0 => return (sent, Some(io::Error::last_os_error())),
+                more => sent += more as usize,
+            }
+        }
+        (sent, None)
+    }
+
     /// Asks for a TPACKET_V3 ring and maps it.
     pub(crate) fn into_ring(self, shape: RingShape) -> io::Result<Ring> {
         const FRAME: u32 = 2048;
@@ -275,6 +320,8 @@ unsafe impl Plain for c_int {}
 unsafe impl Plain for libc::tpacket_stats_v3 {}
 // SAFETY: integers only.
 unsafe impl Plain for libc::sockaddr_ll {}
+// SAFETY: integers and pointers, which may be null.
+unsafe impl Plain for libc::mmsghdr {}
 
 fn plain<T: Plain>() -> T {
     // SAFETY: all zeros is a value of a `Plain` type.

@@ -3,7 +3,7 @@
 //! | stage | should | must not |
 //! |---|---|---|
 //! | start | open the configured sources, make directories, raise limits | serve anyone |
-//! | [`drop_all_but_net_raw`] | keep `CAP_NET_RAW` (an interface that comes back is opened again) | gain anything by exec, change owner, mount, trace, load |
+//! | [`drop_all_but`] | keep `CAP_NET_RAW` (an interface that comes back is opened again), for AF_XDP `CAP_IPC_LOCK` (packet memory is locked memory) | gain anything by exec, change owner, mount, trace, load |
 #![expect(
     unsafe_code,
     reason = "capset and prctl have no safe wrapper that sets all sets at once"
@@ -11,7 +11,16 @@
 
 use std::io;
 
-const CAP_NET_RAW: u32 = 13;
+/// What the daemon may keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Keep {
+    /// `CAP_NET_RAW`: packet and XDP sockets.
+    NetRaw = 13,
+    /// `CAP_IPC_LOCK`: locked memory without limit.
+    IpcLock = 14,
+}
+
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
 #[repr(C)]
@@ -28,22 +37,22 @@ struct CapData {
     inheritable: u32,
 }
 
-/// Switches to `user` (uid, gid) if given and keeps no capability but `CAP_NET_RAW`, for this
-/// thread and every thread it starts later. No exec gains any back.
+/// Switches to `user` (uid, gid) if given and keeps no capability but these, for this thread and
+/// every thread it starts later. No exec gains any back.
 ///
 /// Call it before the first thread is started: Linux capabilities belong to threads.
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn drop_all_but_net_raw(user: Option<(u32, u32)>) -> io::Result<()> {
-    let keep = 1_u32 << CAP_NET_RAW;
+pub(crate) fn drop_all_but(keep: &[Keep], user: Option<(u32, u32)>) -> io::Result<()> {
+    let keep = keep.iter().fold(0_u32, |bits, &one| bits | 1 << one as u32);
     // SAFETY: plain system calls with integer arguments, and capset with two structures that live
     // across the call.
     unsafe {
         check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
         // The bounding set can only be cut with CAP_SETPCAP; without it there is nothing to cut.
-        for capability in 0..64 {
-            if capability != CAP_NET_RAW as libc::c_ulong {
+        for capability in 0..64 as libc::c_ulong {
+            if u64::from(keep) >> capability & 1 == 0 {
                 libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
             }
         }

@@ -20,9 +20,12 @@
 //!   On loopback every frame passes twice, out and in; [`Direction::Both`] takes the way in alone.
 //! - **Offloads.** Frames that the kernel merged (GRO) or has not yet cut (GSO) arrive whole, up to
 //!   [`AfPacketConfig::snaplen`]; `ethtool -K IF gro off` shows what is on the wire.
+//! - **Sending** goes through the same sockets, a batch per system call. What a queue sends, the
+//!   source itself does not receive; everybody else on the interface does.
 
 mod block;
 mod interfaces;
+mod outbox;
 mod queue;
 mod socket;
 
@@ -152,6 +155,6 @@ impl AfPacket {
     }
 }
 
-fn is_capturable(hardware: u16) -> bool {
+pub(super) fn is_capturable(hardware: u16) -> bool {
     matches!(hardware, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK)
 }

@@ -18,9 +18,12 @@ use rustix::net::netdevice;
 use vnplug_ring::layout::flags;
 
 use super::block::{Cursor, Walk};
+use super::outbox::Outbox;
 use super::socket::{BoundRing, Opener};
 use crate::source::sleep::sleep;
-use crate::source::{Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError};
+use crate::source::{
+    Flushed, Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit,
+};
 use crate::sys::interface;
 use crate::sys::packet::Ring;
 
@@ -39,6 +42,7 @@ pub(super) struct PacketQueue {
     link: LinkState,
     /// Flags for the next frame handed out.
     mark: u16,
+    outbox: Outbox,
     counters: QueueCounters,
 }
 
@@ -60,6 +64,7 @@ impl PacketQueue {
             cursor: None,
             batch: Vec::with_capacity(MAX_BATCH),
             mark: 0,
+            outbox: Outbox::default(),
             counters: QueueCounters::default(),
         };
         queue.settle(bound.link.up);
@@ -246,6 +251,21 @@ impl Queue for PacketQueue {
             LinkState::Down => "down",
             LinkState::Gone { .. } => "gone",
         }
+    }
+
+    fn transmits(&self) -> bool {
+        true
+    }
+
+    fn transmit(&mut self, bytes: &[u8]) -> Transmit {
+        match self.link {
+            LinkState::Up => self.outbox.take(bytes),
+            LinkState::Down | LinkState::Gone { .. } => Transmit::LinkDown,
+        }
+    }
+
+    fn flush(&mut self) -> Flushed {
+        self.outbox.flush(self.ring.socket())
     }
 }
 

@@ -52,6 +52,35 @@ impl Counter {
     }
 }
 
+/// Counters by number, an array that programs look up (Linux ≥ 5.5).
+#[derive(Debug)]
+pub(crate) struct Counters {
+    map: Map,
+    values: Region,
+}
+
+impl Counters {
+    /// `count` counters at 0, a power of two from 64 on, each in a cache line of its own.
+    pub(crate) fn create(name: &str, count: u32) -> io::Result<Self> {
+        let bytes = Counter::SLOT_BYTES as usize;
+        let map = Map::create_with(MapKind::Array, name, (4, bytes), count, MMAPABLE)?;
+        let values = memory::mapped(&map.fd, u64::from(count) * bytes as u64)?;
+        Ok(Self { map, values })
+    }
+
+    /// The map; the first 8 bytes of a value are its counter.
+    pub(crate) fn map(&self) -> &Map {
+        &self.map
+    }
+
+    /// What was counted under a number.
+    pub(crate) fn read(&self, number: u32) -> u64 {
+        let at = u64::from(number * Counter::SLOT_BYTES);
+        // Relaxed: a number that nothing else depends on.
+        self.values.load_u64(at, Ordering::Relaxed)
+    }
+}
+
 const MOST: u32 = 1024;
 /// `BPF_F_MMAPABLE`
 const MMAPABLE: u32 = 1 << 10;

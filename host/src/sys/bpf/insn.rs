@@ -25,10 +25,6 @@ pub(crate) type Reg = u8;
 pub(crate) enum Width {
     /// 4 bytes.
     Word = 0x00,
-    /// 2 bytes.
-    Half = 0x08,
-    /// 1 byte.
-    Byte = 0x10,
     /// 8 bytes.
     Double = 0x18,
 }
@@ -41,10 +37,6 @@ pub(crate) enum If {
     Eq = 0x10,
     /// Greater.
     Gt = 0x20,
-    /// Greater or equal.
-    Ge = 0x30,
-    /// A bit of both is set.
-    Set = 0x40,
     /// Not equal.
     Ne = 0x50,
 }
@@ -55,8 +47,8 @@ pub(crate) enum If {
 pub(crate) enum Alu {
     /// Addition.
     Add = 0x00,
-    /// Subtraction.
-    Sub = 0x10,
+    /// Exclusive or.
+    Xor = 0xa0,
     /// Assignment.
     Mov = 0xb0,
 }
@@ -96,6 +88,17 @@ impl Insn {
         Self::new(CLASS_STX | MODE_MEM | width as u8, dst, src, off, 0)
     }
 
+    /// `*(dst + off) += src`, 8 bytes, as one.
+    pub(crate) const fn atomic_add(dst: Reg, off: i16, src: Reg) -> Self {
+        Self::new(
+            CLASS_STX | MODE_ATOMIC | Width::Double as u8,
+            dst,
+            src,
+            off,
+            0,
+        )
+    }
+
     /// Jumps over `off` instructions if `dst IF imm`.
     pub(crate) const fn jump(when: If, dst: Reg, imm: i32, off: i16) -> Self {
         Self::new(CLASS_JMP | when as u8, dst, 0, off, imm)
@@ -129,6 +132,7 @@ const CLASS_STX: u8 = 0x03;
 const CLASS_JMP: u8 = 0x05;
 const CLASS_ALU64: u8 = 0x07;
 const MODE_MEM: u8 = 0x60;
+const MODE_ATOMIC: u8 = 0xc0;
 const SOURCE_REG: u8 = 0x08;
 const OP_CALL: u8 = 0x80;
 const OP_EXIT: u8 = 0x90;

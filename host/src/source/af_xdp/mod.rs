@@ -1,0 +1,179 @@
+//! An Ethernet interface, received through AF_XDP sockets (Linux ≥ 5.9).
+//!
+//! A program at the interface's XDP hook sends frames to a socket for each receive queue of the
+//! NIC; the driver, or the kernel for it, puts them into packet memory of ours and their places
+//! into a ring. A frame costs no system call and none of the host's receive path.
+//!
+//! - **Takes, does not mirror.** What is sent to a socket does not reach the host's stack. `take`
+//!   is a filter of what is ours; everything else passes to the host as if we were not there. The
+//!   packet-socket source mirrors: there the host receives what we capture as well.
+//! - **Modes**, best first, chosen by what the driver can do: the NIC writes into our memory
+//!   (zero-copy); the driver runs the program and copies (native); the kernel runs it behind the
+//!   driver and copies (generic), which works with every interface and saves least.
+//! - **Received frames alone.** XDP does not see what this host sends.
+//! - **Time.** The program stamps each frame with the kernel's clock, where the driver leaves room
+//!   before the frame; else, or if not wanted, a frame has the time at which its batch was read.
+//! - **VLAN.** Tags are in the frame, as on the wire, unless the NIC takes them out: XDP then does
+//!   not see them, which is logged with what to do.
+//! - **Long frames** come in pieces and are joined by a copy (Linux ≥ 6.6, driver permitting).
+//!   Without that the MTU must fit into a chunk of packet memory.
+//! - **Detached** when the process ends in whatever way: the program hangs on a descriptor.
+//! - **Counting.** The program counts what it sends to sockets (`seen`); the sockets count what
+//!   found no room (`dropped`). Frames that pass to the host are not counted.
+
+mod fault;
+mod netlink;
+mod program;
+mod queue;
+mod socket;
+
+use std::sync::Arc;
+
+pub use fault::Unfit;
+
+use super::{Queue, SourceError};
+use crate::filter::Program;
+
+/// How frames come into packet memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// The best that works.
+    #[default]
+    Auto,
+    /// The NIC writes them; the driver runs the program.
+    ZeroCopy,
+    /// The driver runs the program; the kernel copies.
+    Native,
+    /// The kernel runs the program behind the driver, and copies.
+    Generic,
+}
+
+/// How to receive from an interface.
+#[derive(Debug, Clone)]
+pub struct AfXdpConfig {
+    /// The interface's name in this network namespace.
+    pub interface: String,
+    /// The NIC's receive queues, each for a thread of its own; none: all that it has.
+    pub queues: Vec<u32>,
+    /// How frames are to come.
+    pub mode: Mode,
+    /// Which frames are ours; the others pass to the host. `None`: all are.
+    pub take: Option<Arc<Program>>,
+    /// Also frames addressed to other stations.
+    pub promiscuous: bool,
+    /// Chunks to receive into for each queue, a power of two from 64 to 2^20.
+    pub frames: u32,
+    /// Bytes of a chunk: 2048 or 4096. 320 of them are not for the frame.
+    pub frame_size: u32,
+    /// Receive frames that need several chunks.
+    pub multi_buffer: bool,
+    /// Each frame is stamped in the kernel; else the batch is when it is read.
+    pub stamps: bool,
+    /// Microseconds for which a read may poll the driver instead of waiting for its interrupt; 0:
+    /// never. Needs `CAP_NET_ADMIN`, a driver with NAPI, and a CPU for each queue to be of use.
+    pub busy_poll_us: u32,
+}
+
+impl AfXdpConfig {
+    /// Everything that `interface` receives, by all of its queues, in the best mode.
+    pub fn new(interface: impl Into<String>) -> Self {
+        Self {
+            interface: interface.into(),
+            queues: Vec::new(),
+            mode: Mode::Auto,
+            take: None,
+            promiscuous: true,
+            frames: 16_384,
+            frame_size: 2048,
+            multi_buffer: true,
+            stamps: true,
+            busy_poll_us: 0,
+        }
+    }
+
+    fn check(&self) -> Result<(), SourceError> {
+        let power = |name: &str, value: u32, low: u32, high: u32| {
+            if value.is_power_of_two() && (low..=high).contains(&value) {
+                return Ok(());
+            }
+            Err(SourceError::new(format!(
+                "{name} is {value}; it must be a power of two from {low} to {high}"
+            )))
+        };
+        power("frames", self.frames, 64, 1 << 20)?;
+        power("frame_size", self.frame_size, 2048, 4096)?;
+        if self.busy_poll_us > MAX_BUSY_POLL_US {
+            return Err(SourceError::new(format!(
+                "busy_poll is {} microseconds; it must be at most {MAX_BUSY_POLL_US}",
+                self.busy_poll_us
+            )));
+        }
+        let mut queues = self.queues.clone();
+        queues.sort_unstable();
+        match queues.windows(2).find(|pair| pair[0] == pair[1]) {
+            None => Ok(()),
+            Some(pair) => {
+                let what = format!("receive queue {} is given twice", pair[0]);
+                Err(SourceError::new(what))
+            }
+        }
+    }
+
+    /// The longest frame that fits into one chunk, Ethernet header included.
+    fn room(&self) -> u32 {
+        self.frame_size - crate::sys::xdp::CHUNK_OVERHEAD
+    }
+}
+
+/// The AF_XDP source.
+#[derive(Debug)]
+pub struct AfXdp;
+
+/// An interface that is received.
+pub struct Opened {
+    /// One for each receive queue.
+    pub queues: Vec<Box<dyn Queue>>,
+    /// The mode, and what happens to frames, for people.
+    pub how: String,
+}
+
+impl AfXdp {
+    /// Starts to receive; gives one [`Queue`] for each receive queue of the NIC.
+    ///
+    /// Needs `CAP_NET_RAW`, `CAP_BPF` and `CAP_NET_ADMIN` (root); afterwards `CAP_NET_RAW` is
+    /// enough to go on when the interface was down, or was deleted and made again.
+    ///
+    /// # Errors
+    /// [`Unfit`], which says whether a packet socket may do instead.
+    pub fn open(config: AfXdpConfig) -> Result<Opened, Unfit> {
+        config.check()?;
+        let (opener, queues) = socket::Opener::open(config)?;
+        let opener = Arc::new(opener);
+        let mut bound = Vec::new();
+        for queue in queues {
+            let umem = opener.umem()?;
+            let socket = opener.bind(queue, umem, PATIENCE);
+            bound.push((queue, socket.map_err(|(error, _)| error)?));
+        }
+        let how = opener.describe(&bound);
+        // Last of all, so that a source that does not open takes nothing from the host.
+        for (queue, bound) in &bound {
+            opener.start(*queue, bound)?;
+        }
+        let mut queues = Vec::<Box<dyn Queue>>::new();
+        for (queue, bound) in bound {
+            let queue = queue::XdpQueue::new(Arc::clone(&opener), queue, bound);
+            queues.push(Box::new(queue.map_err(Unfit::other)?));
+        }
+        log::info!(target: "source", "interface {:?}: {how}", opener.config().interface);
+        Ok(Opened { queues, how })
+    }
+}
+
+/// The most receive queues.
+pub const MAX_QUEUES: u32 = 256;
+
+const MAX_BUSY_POLL_US: u32 = 10_000;
+
+/// How long an opening waits for what a process that ended a moment ago still holds.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(3);

@@ -1,0 +1,162 @@
+//! What rtnetlink tells of interfaces: the XDP program that one has, and that something changed.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+/// Becomes readable when an interface of this network namespace changed.
+#[derive(Debug)]
+pub(super) struct Watch(OwnedFd);
+
+impl Watch {
+    /// Listens in the calling thread's network namespace; needs no privilege.
+    pub(super) fn new() -> std::io::Result<Self> {
+        let socket = open(SocketFlags::NONBLOCK)?;
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, GROUP_LINK))?;
+        Ok(Self(socket))
+    }
+
+    /// Forgets what was told; true if something was.
+    pub(super) fn changed(&self) -> bool {
+        let mut told = false;
+        // Bounded: interfaces may change as fast as they are heard of.
+        for _ in 0..MOST_NEWS {
+            match rustix::net::recv(&self.0, &mut [0_u8; 64], RecvFlags::DONTWAIT) {
+                // ENOBUFS: news were lost, which is news.
+                Ok(_) | Err(Errno::NOBUFS) => told = true,
+                Err(_) => break,
+            }
+        }
+        told
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What the kernel says of an interface and XDP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct XdpState {
+    /// The id of the program that is attached in the driver, behind it, or in the NIC; 0: none.
+    pub(super) program: u32,
+    /// Receive queues that were made for it; not all need to be in use.
+    pub(super) made_queues: u32,
+}
+
+/// Asks for the state of the interface with this index.
+pub(super) fn xdp_state(index: i32) -> std::io::Result<XdpState> {
+    let socket = open(SocketFlags::empty())?;
+    let mut request = Vec::new();
+    request.extend(32_u32.to_ne_bytes()); // nlmsghdr: length,
+    request.extend(RTM_GETLINK.to_ne_bytes());
+    request.extend(NLM_F_REQUEST.to_ne_bytes());
+    request.extend([0; 8]); // sequence, port;
+    request.extend([0; 4]); // ifinfomsg: family, type,
+    request.extend(index.to_ne_bytes());
+    request.extend([0; 8]); // flags, change
+    let kernel = SocketAddrNetlink::new(0, 0);
+    rustix::net::sendto(&socket, &request, SendFlags::empty(), &kernel)?;
+    let mut answer = vec![0_u8; 64 << 10];
+    let (len, _) = rustix::net::recv(&socket, &mut answer[..], RecvFlags::empty())?;
+    state(&answer[..len]).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
+}
+
+/// Reads an answer; `None` if it is none.
+fn state(answer: &[u8]) -> Option<XdpState> {
+    let kind = u16::from_ne_bytes(*answer.get(4..)?.first_chunk()?);
+    if kind != RTM_NEWLINK {
+        return None;
+    }
+    let mut state = XdpState::default();
+    for (kind, value) in attributes(answer.get(32..)?) {
+        match kind {
+            IFLA_NUM_RX_QUEUES => state.made_queues = number(value)?,
+            IFLA_XDP => {
+                let mut ids = attributes(value)
+                    .filter(|(kind, _)| {
+                        let (first, last) = (IFLA_XDP_PROG_ID, IFLA_XDP_HW_PROG_ID);
+                        (first..=last).contains(kind)
+                    })
+                    .filter_map(|(_, value)| number(value));
+                state.program = ids.find(|&id| id != 0).unwrap_or(0);
+            }
+            _ => {}
+        }
+    }
+    Some(state)
+}
+
+/// The attributes (type, value) of a message, up to its end or the first that does not fit.
+fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (head, _) = rest.split_first_chunk::<4>()?;
+        let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let kind = u16::from_ne_bytes([head[2], head[3]]) & NLA_TYPE_MASK;
+        let value = rest.get(4..len)?;
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+fn number(value: &[u8]) -> Option<u32> {
+    value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
+fn open(flags: SocketFlags) -> std::io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    // No protocol is NETLINK_ROUTE, number 0.
+    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    Ok(socket)
+}
+
+const MOST_NEWS: usize = 64;
+
+// linux/rtnetlink.h, linux/if_link.h
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const NLM_F_REQUEST: u16 = 1;
+const NLA_TYPE_MASK: u16 = 0x3fff;
+const GROUP_LINK: u32 = 1;
+const IFLA_NUM_RX_QUEUES: u16 = 32;
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_PROG_ID: u16 = 4;
+const IFLA_XDP_HW_PROG_ID: u16 = 7;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn an_answer_tells_program_and_queues() {
+        let mut answer = vec![0; 32];
+        answer[4..6].copy_from_slice(&RTM_NEWLINK.to_ne_bytes());
+        answer.extend(attribute(3, b"va\0"));
+        answer.extend(attribute(IFLA_NUM_RX_QUEUES, &4_u32.to_ne_bytes()));
+        let mut nested = attribute(2, &[1]);
+        nested.extend(attribute(5, &77_u32.to_ne_bytes()));
+        answer.extend(attribute(IFLA_XDP | 0x8000, &nested));
+        let expected = XdpState {
+            program: 77,
+            made_queues: 4,
+        };
+        assert_eq!(state(&answer), Some(expected));
+        for len in 0..answer.len() {
+            let _ = state(&answer[..len]);
+        }
+        answer[4] = 2;
+        assert_eq!(state(&answer), None);
+    }
+}

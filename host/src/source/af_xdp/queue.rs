@@ -1,0 +1,544 @@
+//! One receive queue's frames, batch by batch, and what becomes of it when its interface leaves.
+//!
+//! | link   | meaning                                      | leaves it                          |
+//! |--------|----------------------------------------------|------------------------------------|
+//! | `Up`   | frames may come                              | rtnetlink tells of a change        |
+//! | `Down` | administratively down; the socket stays bound | the interface is up, or deleted   |
+//! | `Gone` | the interface was deleted or moved away      | a new socket is bound, by name     |
+//!
+//! A reset of the NIC, other channels, other offloads: the kernel keeps program and socket where
+//! they are, and frames come again by themselves.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::netdevice;
+use rustix::time::{ClockId, clock_gettime};
+use vnplug_ring::layout::{MAX_SNAPLEN, flags};
+
+use super::netlink::Watch;
+use super::program::{STAMP_BYTES, read_stamp};
+use super::socket::{Bound, Opener, any_socket};
+use crate::source::{
+    Flushed, Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit,
+};
+use crate::sys::interface;
+use crate::sys::xdp::{Piece, Socket, Umem};
+
+/// An AF_XDP socket at a receive queue.
+#[derive(Debug)]
+pub(super) struct XdpQueue {
+    opener: Arc<Opener>,
+    queue: u32,
+    bound: Side,
+    watch: Watch,
+    link: LinkState,
+    index: i32,
+    mtu: u32,
+    /// Always empty between calls; keeps its memory.
+    batch: Vec<Frame<'static>>,
+    /// Frames of several pieces, joined.
+    joined: Vec<u8>,
+    clock: Clock,
+    /// Flags for the next frame handed out.
+    mark: u16,
+    /// Frames taken by [`Queue::transmit`] since the last flush.
+    outgoing: u64,
+    counters: QueueCounters,
+    /// What the present socket has counted, as far as it is in `counters`.
+    told: Told,
+}
+
+/// The socket, or between two of them its memory.
+#[derive(Debug)]
+enum Side {
+    Bound {
+        socket: Box<Socket>,
+        zero_copy: bool,
+    },
+    Loose(Option<Umem>),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum LinkState {
+    Up,
+    Down,
+    Gone {
+        retry_at: Instant,
+        pause: Duration,
+        /// Why a new interface could not be used was said.
+        told: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Told {
+    dropped: u64,
+    starved: u64,
+}
+
+impl XdpQueue {
+    pub(super) fn new(opener: Arc<Opener>, queue: u32, bound: Bound) -> Result<Self, SourceError> {
+        let watch =
+            Watch::new().map_err(|cause| SourceError::io("cannot watch the interfaces", cause))?;
+        Ok(Self {
+            opener,
+            queue,
+            watch,
+            link: state(bound.link.up),
+            index: bound.link.index,
+            mtu: bound.link.mtu,
+            bound: Side::Bound {
+                zero_copy: bound.how.zero_copy,
+                socket: Box::new(bound.socket),
+            },
+            batch: Vec::with_capacity(MAX_BATCH),
+            joined: Vec::new(),
+            clock: Clock::default(),
+            mark: 0,
+            outgoing: 0,
+            counters: QueueCounters::default(),
+            told: Told::default(),
+        })
+    }
+
+    /// Adds what the present socket counted since the last time.
+    fn take_statistics(&mut self) {
+        let Side::Bound { socket, .. } = &self.bound else {
+            return;
+        };
+        // It cannot fail on such a socket; if it did, the next call would have it all.
+        let Ok(now) = socket.statistics() else {
+            return;
+        };
+        // Both are frames that found no room: no free chunk, or none that is long enough; no place
+        // in the RX ring.
+        let dropped = now.rx_dropped + now.rx_ring_full.unwrap_or(0);
+        let starved = now.rx_fill_ring_empty_descs.unwrap_or(0);
+        if dropped > self.told.dropped {
+            self.mark |= flags::SOURCE_LOSS;
+        }
+        self.counters.dropped += dropped - self.told.dropped;
+        self.counters.freezes += starved - self.told.starved;
+        self.told = Told { dropped, starved };
+    }
+
+    /// Looks again at how the interface is: something changed, or it was not up last time.
+    fn look(&mut self) {
+        if let LinkState::Gone { .. } = self.link {
+            return self.look_for_another();
+        }
+        let Ok(any) = any_socket() else {
+            return;
+        };
+        // By index, as it may have been renamed.
+        let link = netdevice::index_to_name(&any, self.index as u32)
+            .map_err(Into::into)
+            .and_then(|name| interface::link(&any, &name));
+        let name = &self.opener.config().interface;
+        match (link, self.link) {
+            (Err(_), _) => {
+                log::warn!(target: "source", "interface {name:?} is gone");
+                self.link = LinkState::Gone {
+                    retry_at: Instant::now(),
+                    pause: MIN_PAUSE,
+                    told: false,
+                };
+            }
+            (Ok(link), LinkState::Up) if !link.up => {
+                log::warn!(target: "source", "interface {name:?} is down");
+                self.link = LinkState::Down;
+            }
+            (Ok(link), LinkState::Down) if link.up => {
+                log::info!(target: "source", "interface {name:?} is up again");
+                self.link = LinkState::Up;
+                self.mtu = link.mtu;
+                self.counters.rebinds += 1;
+                self.mark |= flags::SOURCE_LOSS;
+            }
+            (Ok(link), _) => {
+                self.mtu = link.mtu;
+                self.opener.look_at_channels(&any);
+            }
+        }
+    }
+
+    /// The interface is gone: binds to one of the same name when it is time, and there is one.
+    fn look_for_another(&mut self) {
+        let now = Instant::now();
+        let LinkState::Gone {
+            retry_at,
+            pause,
+            told,
+        } = self.link
+        else {
+            return;
+        };
+        // What came before is read first.
+        if now < retry_at || self.has_frames() {
+            return;
+        }
+        // Asked first, as a socket is dear.
+        let exists = self.opener.link().is_ok();
+        if !exists {
+            self.link = LinkState::Gone {
+                retry_at: now + pause,
+                pause: (pause * 2).min(MAX_PAUSE),
+                told,
+            };
+            return;
+        }
+        match self.rebind() {
+            Ok(()) => {
+                let name = &self.opener.config().interface;
+                log::info!(target: "source", "interface {name:?} is back");
+            }
+            Err(error) => {
+                // Said once, though tried for ever.
+                let level = if told {
+                    log::Level::Debug
+                } else {
+                    log::Level::Warn
+                };
+                log::log!(target: "source", level, "receive queue {}: {error}", self.queue);
+                self.link = LinkState::Gone {
+                    retry_at: now + pause,
+                    pause: (pause * 2).min(MAX_PAUSE),
+                    told: true,
+                };
+            }
+        }
+    }
+
+    fn rebind(&mut self) -> Result<(), SourceError> {
+        self.take_statistics();
+        let umem = match std::mem::replace(&mut self.bound, Side::Loose(None)) {
+            Side::Bound { socket, .. } => socket.close(),
+            Side::Loose(Some(umem)) => umem,
+            Side::Loose(None) => match self.opener.umem() {
+                Ok(umem) => umem,
+                Err(unfit) => return Err(unfit.error),
+            },
+        };
+        self.told = Told::default();
+        let bound = match self.opener.bind(self.queue, umem, Duration::ZERO) {
+            Ok(bound) => bound,
+            Err((unfit, umem)) => {
+                self.bound = Side::Loose(Some(umem));
+                return Err(unfit.error);
+            }
+        };
+        let started = self.opener.start(self.queue, &bound);
+        self.index = bound.link.index;
+        self.mtu = bound.link.mtu;
+        self.bound = Side::Bound {
+            zero_copy: bound.how.zero_copy,
+            socket: Box::new(bound.socket),
+        };
+        started?;
+        self.link = state(bound.link.up);
+        self.counters.rebinds += 1;
+        self.mark |= flags::SOURCE_LOSS;
+        Ok(())
+    }
+
+    fn has_frames(&self) -> bool {
+        match &self.bound {
+            Side::Bound { socket, .. } => socket.waiting() > 0,
+            Side::Loose(_) => false,
+        }
+    }
+
+    /// The longest sleep before the interface must be looked at again.
+    fn patience(&self) -> Option<Duration> {
+        match self.link {
+            LinkState::Up | LinkState::Down => None,
+            LinkState::Gone { retry_at, .. } => Some(
+                retry_at
+                    .saturating_duration_since(Instant::now())
+                    .max(MIN_PAUSE),
+            ),
+        }
+    }
+}
+
+impl Queue for XdpQueue {
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        let Side::Bound { socket, .. } = &mut self.bound else {
+            return Ok(Received::Nothing);
+        };
+        if socket.receive(MAX_BATCH).is_empty() {
+            if self.opener.config().busy_poll_us > 0 {
+                socket.poll_driver();
+            }
+            return Ok(Received::Nothing);
+        }
+        if self.clock.read() {
+            self.take_statistics();
+        }
+        let Side::Bound { socket, .. } = &mut self.bound else {
+            return Ok(Received::Nothing);
+        };
+        let single = socket.taken().iter().all(|piece| !piece.more);
+        let mut batch = recycle(std::mem::take(&mut self.batch));
+        let now_ns = self.clock.now_ns;
+        let stamps = self.opener.config().stamps;
+        let ts = |piece| match stamps {
+            true => stamp(socket, piece, &self.clock),
+            false => now_ns,
+        };
+        if single {
+            let pieces = socket.taken().len();
+            batch.extend((0..pieces).map(|piece| frame(socket.bytes(piece, 0), ts(piece))));
+        } else {
+            join(socket, &mut self.joined);
+            let mut joined = &self.joined[..];
+            let mut piece = 0;
+            while let Some(len) = frame_pieces(&socket.taken()[piece..]) {
+                let bytes = match len {
+                    1 => socket.bytes(piece, 0),
+                    pieces => {
+                        let pieces = &socket.taken()[piece..piece + pieces];
+                        let len: usize = pieces.iter().map(|piece| piece.len as usize).sum();
+                        let (bytes, rest) = joined.split_at(len);
+                        joined = rest;
+                        bytes
+                    }
+                };
+                batch.push(frame(bytes, ts(piece)));
+                piece += len;
+            }
+        }
+        if let Some(first) = batch.first_mut() {
+            first.flags |= std::mem::take(&mut self.mark);
+        }
+        let frames = batch.len();
+        if frames > 0 {
+            sink(&batch);
+        }
+        self.batch = recycle(batch);
+        if !single {
+            let whole: usize = whole_pieces(socket.taken());
+            socket.untake(socket.taken().len() - whole);
+        }
+        socket.refill();
+        match frames {
+            0 => Ok(Received::Nothing),
+            frames => Ok(Received::Frames(frames)),
+        }
+    }
+
+    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>) {
+        if self.has_frames() {
+            return;
+        }
+        let limit = [timeout, self.patience()].into_iter().flatten().min();
+        let limit = limit.unwrap_or(LONGEST).min(LONGEST);
+        let timeout = Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        };
+        let input = match (&self.bound, self.link) {
+            // A socket whose interface is gone is readable for ever.
+            (Side::Bound { socket, .. }, LinkState::Up | LinkState::Down) => socket.as_fd(),
+            _ => waker,
+        };
+        let mut fds = [
+            PollFd::from_borrowed_fd(input, PollFlags::IN),
+            PollFd::from_borrowed_fd(waker, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.watch.as_fd(), PollFlags::IN),
+        ];
+        // An error (a signal) is an early return.
+        let _ = poll(&mut fds, Some(&timeout));
+        let failed = fds[0].revents().contains(PollFlags::ERR);
+        let changed = !fds[2].revents().is_empty() && self.watch.changed();
+        if failed && let Side::Bound { socket, .. } = &self.bound {
+            // `ENETDOWN`: the interface was deleted, which the look will tell.
+            let _ = socket.take_error();
+        }
+        if failed || changed || matches!(self.link, LinkState::Gone { .. }) {
+            self.look();
+        }
+    }
+
+    fn counters(&mut self) -> QueueCounters {
+        self.take_statistics();
+        self.counters.seen = self.opener.maps().seen(self.queue);
+        self.counters
+    }
+
+    fn state(&self) -> &'static str {
+        match self.link {
+            LinkState::Up => "up",
+            LinkState::Down => "down",
+            LinkState::Gone { .. } => "gone",
+        }
+    }
+
+    fn transmits(&self) -> bool {
+        true
+    }
+
+    fn transmit(&mut self, bytes: &[u8]) -> Transmit {
+        let (Side::Bound { socket, .. }, LinkState::Up) = (&mut self.bound, self.link) else {
+            return Transmit::LinkDown;
+        };
+        let longest = (self.mtu + super::fault::HEADERS) as usize;
+        if bytes.len() < ETHERNET_HEADER || bytes.len() > longest.min(socket.longest_sent()) {
+            return Transmit::BadLength;
+        }
+        if !socket.transmit(bytes) {
+            return Transmit::Full;
+        }
+        self.outgoing += 1;
+        Transmit::Taken
+    }
+
+    fn flush(&mut self) -> Flushed {
+        let mut flushed = Flushed {
+            sent: std::mem::take(&mut self.outgoing),
+            ..Flushed::default()
+        };
+        let Side::Bound { socket, zero_copy } = &mut self.bound else {
+            flushed.link_down = std::mem::take(&mut flushed.sent);
+            return flushed;
+        };
+        if flushed.sent == 0 {
+            return flushed;
+        }
+        if let Err(error) = socket.flush()
+            && !*zero_copy
+        {
+            // Frames of an earlier flush may be among them.
+            let unsent = u64::from(socket.retract()).min(flushed.sent);
+            flushed.sent -= unsent;
+            match error.raw_os_error() {
+                Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => flushed.link_down = unsent,
+                _ => flushed.full = unsent,
+            }
+        }
+        flushed
+    }
+}
+
+/// The wall clock, read once per batch, and how far the monotonic clock, which stamps are of, is
+/// from it.
+#[derive(Debug, Default)]
+struct Clock {
+    now_ns: u64,
+    /// Wall clock less monotonic clock.
+    offset_ns: u64,
+    /// When the counters were looked at last.
+    looked_ns: u64,
+}
+
+impl Clock {
+    /// Reads the clocks; true if the counters are to be looked at again.
+    fn read(&mut self) -> bool {
+        let monotonic_ns = clock_ns(ClockId::Monotonic);
+        self.now_ns = clock_ns(ClockId::Realtime);
+        let offset_ns = self.now_ns.wrapping_sub(monotonic_ns);
+        // The two readings are some nanoseconds apart: the time of frames must not jump by that.
+        if offset_ns
+            .wrapping_sub(self.offset_ns)
+            .cast_signed()
+            .unsigned_abs()
+            > CLOCK_SLACK_NS
+        {
+            self.offset_ns = offset_ns;
+        }
+        let due = monotonic_ns.wrapping_sub(self.looked_ns) > LOOK_NS;
+        if due {
+            self.looked_ns = monotonic_ns;
+        }
+        due
+    }
+}
+
+fn clock_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The time of the frame that begins with this piece.
+#[inline]
+fn stamp(socket: &Socket, piece: usize, clock: &Clock) -> u64 {
+    match read_stamp(socket.bytes(piece, STAMP_BYTES)) {
+        Some(monotonic_ns) => monotonic_ns.wrapping_add(clock.offset_ns),
+        None => clock.now_ns,
+    }
+}
+
+#[inline]
+fn frame(bytes: &[u8], ts_ns: u64) -> Frame<'_> {
+    let wire_len = bytes.len() as u32;
+    let bytes = &bytes[..bytes.len().min(MAX_SNAPLEN as usize)];
+    let (mut flags, mut vlan_tci) = (0, 0);
+    // IEEE 802.1Q-2018, 9.4: TPID and TCI, big-endian, behind the addresses.
+    if let Some(&[t0, t1, c0, c1]) = bytes.get(12..16)
+        && matches!(u16::from_be_bytes([t0, t1]), 0x8100 | 0x88a8)
+    {
+        flags = flags::VLAN;
+        vlan_tci = u16::from_be_bytes([c0, c1]);
+    }
+    Frame {
+        bytes,
+        wire_len,
+        ts_ns,
+        flags,
+        vlan_tci,
+    }
+}
+
+/// How many pieces the first frame has; `None` if it is not whole.
+fn frame_pieces(pieces: &[Piece]) -> Option<usize> {
+    pieces.iter().position(|piece| !piece.more).map(|at| at + 1)
+}
+
+/// How many pieces belong to whole frames.
+fn whole_pieces(pieces: &[Piece]) -> usize {
+    pieces
+        .iter()
+        .rposition(|piece| !piece.more)
+        .map_or(0, |at| at + 1)
+}
+
+/// Puts frames of several pieces together, one after the other.
+fn join(socket: &Socket, joined: &mut Vec<u8>) {
+    joined.clear();
+    let mut first = 0;
+    while let Some(pieces) = frame_pieces(&socket.taken()[first..]) {
+        if pieces > 1 {
+            (first..first + pieces)
+                .for_each(|piece| joined.extend_from_slice(socket.bytes(piece, 0)));
+        }
+        first += pieces;
+    }
+}
+
+fn state(up: bool) -> LinkState {
+    if up { LinkState::Up } else { LinkState::Down }
+}
+
+/// The same empty vector for frames of another lifetime; keeps its memory, as the standard library
+/// collects in place.
+fn recycle<'a>(mut batch: Vec<Frame<'_>>) -> Vec<Frame<'a>> {
+    batch.clear();
+    batch
+        .into_iter()
+        .map(|_| unreachable!("the vector is empty"))
+        .collect()
+}
+
+const ETHERNET_HEADER: usize = 14;
+/// Between two tries to find a new interface: from this, doubling,
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+/// to this.
+const MAX_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_secs(3600);
+/// How often the kernel's counters are looked at under load, to mark the frames behind a loss.
+const LOOK_NS: u64 = 10_000_000;
+/// Two readings of one clock's offset that differ by less are the same.
+const CLOCK_SLACK_NS: u64 = 5_000;

@@ -1,0 +1,112 @@
+//! The daemon itself with an AF_XDP source: its power dropped, killed, started again.
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::net::{LIMIT, ip, isolated};
+use crate::{attached, veth};
+
+struct Daemon {
+    child: Child,
+    dir: PathBuf,
+    said: String,
+}
+
+impl Daemon {
+    fn start(name: &str, source: &str) -> Self {
+        let name = format!("vnplug-xdp-{name}-{}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let child = Command::new(env!("CARGO_BIN_EXE_vnplugd"))
+            .args(["--source", source])
+            .arg("--socket")
+            .arg(dir.join("socket"))
+            .arg("--state-dir")
+            .arg(dir.join("state"))
+            .arg("--pool-dir")
+            .arg(&dir)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start the daemon");
+        let said = String::new();
+        Self { child, dir, said }
+    }
+
+    /// Reads its log until it says this.
+    fn says(&mut self, words: &str) {
+        let end = Instant::now() + LIMIT;
+        let log = self.child.stderr.as_mut().expect("a pipe");
+        while !self.said.contains(words) {
+            assert!(Instant::now() < end, "no {words:?} in: {}", self.said);
+            let timeout = Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            };
+            let mut fds = [PollFd::from_borrowed_fd(log.as_fd(), PollFlags::IN)];
+            if poll(&mut fds, Some(&timeout)).expect("poll") > 0 {
+                let mut bytes = [0; 4096];
+                let len = log.read(&mut bytes).expect("read");
+                assert!(len > 0, "it ended: {}", self.said);
+                self.said.push_str(&String::from_utf8_lossy(&bytes[..len]));
+            }
+        }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+#[test]
+fn a_killed_daemon_leaves_nothing_at_the_interface_and_the_next_one_starts_at_once() {
+    isolated(|| {
+        veth(2);
+        for _ in 0..3 {
+            // With the fallback it would start in any case.
+            let mut daemon = Daemon::start("killed", "va=af_xdp,fallback=no");
+            daemon.says("serving");
+            assert!(
+                daemon
+                    .said
+                    .contains("XDP native, copied by the kernel, 2 queues"),
+                "{}",
+                daemon.said
+            );
+            assert!(attached("va").is_some());
+            daemon.kill();
+            let end = Instant::now() + LIMIT;
+            while let Some(program) = attached("va") {
+                assert!(Instant::now() < end, "{program}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    });
+}
+
+#[test]
+fn without_its_power_the_daemon_finds_an_interface_again() {
+    isolated(|| {
+        veth(2);
+        let mut daemon = Daemon::start("again", "va=af_xdp,fallback=no");
+        daemon.says("serving");
+        ip("link del va");
+        daemon.says("is gone");
+        veth(2);
+        daemon.says("is back");
+        assert!(attached("va").is_some());
+    });
+}

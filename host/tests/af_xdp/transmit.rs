@@ -1,0 +1,81 @@
+//! Frames go out through a queue, of AF_XDP and of packet sockets alike.
+
+use vnplugd::source::{Flushed, Queue, Transmit};
+
+use crate::net::{self, LIMIT, frame, ip, isolated, read, read_all};
+use crate::{config, one, veth};
+
+fn sends_and_counts(mut queue: Box<dyn Queue>) {
+    assert!(queue.transmits());
+    let mut other_end = net::open(net::rx("vb"));
+    let sent: Vec<_> = (0..3000)
+        .map(|seq| frame(60 + (seq % 1455), seq as u32))
+        .collect();
+    let mut got = Vec::new();
+    for batch in sent.chunks(100) {
+        for frame in batch {
+            assert_eq!(queue.transmit(frame), Transmit::Taken);
+        }
+        let flushed = queue.flush();
+        assert_eq!(
+            flushed,
+            Flushed {
+                sent: batch.len() as u64,
+                ..Flushed::default()
+            }
+        );
+        got.extend(read(other_end.as_mut(), batch.len(), LIMIT));
+    }
+    assert_eq!(queue.flush(), Flushed::default());
+    assert_eq!(got.len(), sent.len());
+    assert!(got.iter().zip(&sent).all(|(got, sent)| &got.bytes == sent));
+
+    assert_eq!(queue.transmit(&[0; 13]), Transmit::BadLength);
+    assert_eq!(queue.transmit(&frame(70_000, 1)), Transmit::BadLength);
+    // Longer than the MTU, told by one or the other.
+    let told = match queue.transmit(&frame(1600, 1)) {
+        Transmit::Taken => queue.flush().bad_length,
+        Transmit::BadLength => 1,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(told, 1);
+    // So many that a flush is due.
+    let taken = (0..)
+        .take_while(|&seq| queue.transmit(&frame(60, seq)) == Transmit::Taken)
+        .count();
+    assert!((64..10_000).contains(&taken), "{taken}");
+    assert_eq!(queue.flush().sent, taken as u64);
+
+    ip("link set va down");
+    let told = match queue.transmit(&frame(60, 1)) {
+        Transmit::Taken => queue.flush().link_down,
+        Transmit::LinkDown => 1,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(told, 1);
+    ip("link set va up");
+    // The queue learns of it when it waits.
+    net::read(queue.as_mut(), 1, std::time::Duration::from_millis(200));
+    read_all(other_end.as_mut(), taken);
+    assert_eq!(queue.transmit(&frame(60, 77)), Transmit::Taken);
+    assert_eq!(queue.flush().sent, 1);
+    let got = read_all(other_end.as_mut(), 1);
+    assert_eq!(got.len(), 1, "what was told as lost is not sent later");
+    assert_eq!(got[0].bytes, frame(60, 77));
+}
+
+#[test]
+fn through_an_xdp_socket() {
+    isolated(|| {
+        veth(1);
+        sends_and_counts(one(config("va")));
+    });
+}
+
+#[test]
+fn through_a_packet_socket() {
+    isolated(|| {
+        veth(1);
+        sends_and_counts(net::open(net::config("va")));
+    });
+}
