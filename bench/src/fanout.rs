@@ -96,7 +96,7 @@ pub(crate) fn against_copies(plan: &Plan, len: usize, ports: usize) -> Result<Ve
 /// Packets delivered to each port per microsecond, and the share that found a full ring.
 fn measure(time: Duration, len: usize, ports: usize, ring: usize) -> Result<(f64, f64)> {
     let lab = Lab::new()?;
-    let source = format!("lab=gen,size={len},cpus={SOURCE_CPU}");
+    let source = format!("lab=gen,size={len},cpus={}", sys::cpu(SOURCE_CPU));
     let daemon = Daemon::start(&lab, None, &["--source", &source])?;
     let mut opened = Vec::new();
     for _ in 0..ports {
@@ -140,7 +140,7 @@ impl Tally {
 
 /// Takes all packets of all ports.
 fn drain(mut ports: Vec<Port>, over: &AtomicBool) -> Result<()> {
-    sys::pin(READER_CPU)?;
+    sys::pin(sys::cpu(READER_CPU))?;
     while !over.load(Ordering::Relaxed) {
         for port in &mut ports {
             for packet in port.batch(usize::MAX) {
@@ -156,7 +156,7 @@ fn drain(mut ports: Vec<Port>, over: &AtomicBool) -> Result<()> {
 fn copy(time: Duration, len: usize, ports: usize, ring: usize) -> Result<f64> {
     std::thread::scope(|scope| {
         let copier = scope.spawn(|| {
-            sys::pin(SOURCE_CPU).map_err(|error| error.to_string())?;
+            sys::pin(sys::cpu(SOURCE_CPU)).map_err(|error| error.to_string())?;
             let frames: Vec<Vec<u8>> = (0..BATCH).map(|frame| vec![frame as u8; len]).collect();
             let mut buffers = vec![(vec![0_u8; ring], 0); ports];
             let (begin, mut packets) = (Instant::now(), 0_u64);

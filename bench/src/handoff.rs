@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use vnplug_ring::layout::{Geometry, Meta, ring_size};
 use vnplug_ring::{Consumer, Producer, Region};
 
-use crate::memif;
+use crate::capture::SIZES;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::sys;
+use crate::{limit, memif, vhost};
 
 /// Bytes of the record area. The ring lives in the producer's cache; see [`vnplug_ring::layout`].
 const CAPACITY: u64 = 1 << 19;
@@ -27,6 +28,23 @@ const FRAMES: usize = 256;
 /// CPU of the reader; the producer has the other one.
 const READER_CPU: usize = 0;
 const PRODUCER_CPU: usize = 1;
+/// Bytes of a frame of the mix, on average.
+const IMIX_MEAN: usize = 358;
+
+impl Sizes {
+    /// Length of the nth frame.
+    fn of(self, frame: usize) -> usize {
+        match self {
+            Self::One(len) => len,
+            // 5 and 12 have no common divisor: every place of the mix comes once in 12 frames.
+            Self::Imix => match frame * 5 % 12 {
+                0..7 => 60,
+                7..11 => 590,
+                _ => 1514,
+            },
+        }
+    }
+}
 
 /// What the reader does with a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,16 +55,16 @@ pub(crate) enum Reading {
     CopiedOut,
 }
 
-/// Our hand-off and memif's, in turns.
-pub(crate) fn against_memif(plan: &Plan, len: usize, reading: Reading) -> Result<Vec<Figure>> {
-    let (mut ours, mut theirs) = (Samples::default(), Samples::default());
-    for round in 1..=plan.rounds {
-        let our_rate = measure(plan.time, len, CAPACITY, reading)?;
-        let their_rate = memif::measure(plan, len, 1)?;
-        eprintln!("  round {round}: ours {our_rate:.2}, memif {their_rate:.2} Mpps");
-        ours.push(our_rate);
-        theirs.push(their_rate);
-    }
+/// What passes: frames of one length, or a mix.
+#[derive(Clone, Copy)]
+pub(crate) enum Sizes {
+    One(usize),
+    /// Of 12 frames 7 of 60 bytes, 4 of 590 and 1 of 1514, mixed.
+    Imix,
+}
+
+/// Our hand-off, memif's and vhost-user's, in turns.
+pub(crate) fn against_dpdk(plan: &Plan, len: usize, reading: Reading) -> Result<Vec<Figure>> {
     let (name, reads) = match reading {
         Reading::InPlace => ("handoff", "reads header and first 64 B in place"),
         Reading::CopiedOut => (
@@ -54,17 +72,103 @@ pub(crate) fn against_memif(plan: &Plan, len: usize, reading: Reading) -> Result
             "reads the header and copies all bytes out",
         ),
     };
-    Ok(vec![Figure {
-        name: format!("{name}-{len}"),
+    let name = format!("{name}-{len}");
+    let mut bare = Samples::default();
+    let mut figures = in_turns(
+        plan,
+        (len, reading, reads),
+        (&name, &format!("{name}-vhost")),
+        || {
+            bare.push(limit::bare(plan.time, len, CAPACITY, reading)?);
+            eprintln!("           bare transfer {:.2} Mpps", bare.last());
+            Ok(())
+        },
+    )?;
+    figures.push(Figure {
+        name: format!("{name}-limit"),
         unit: "Mpps",
-        ours,
-        peer: Some((memif::NAME.to_owned(), theirs)),
+        ours: figures[0].ours.clone(),
+        peer: Some((limit::NAME.to_owned(), bare)),
+        note:
+            "how near the hand-off is to what these two CPUs can pass on: threads that write and \
+               read the same bytes in slots of one size, without headers, checks and lengths, with \
+               one counter per 64 packets each way"
+                .to_owned(),
+    });
+    Ok(figures)
+}
+
+/// The same by frame size, for shorter times.
+pub(crate) fn by_length(plan: &Plan) -> Result<Vec<Figure>> {
+    let plan = plan.lasting(Duration::from_secs(1));
+    let mut figures = Vec::new();
+    for len in SIZES {
+        let reads = "reads header and first 64 B in place";
+        let (memif, vhost) = (format!("memory-memif-{len}"), format!("memory-vhost-{len}"));
+        let how = (len, Reading::InPlace, reads);
+        figures.extend(in_turns(&plan, how, (&memif, &vhost), || Ok(()))?);
+    }
+    Ok(figures)
+}
+
+fn in_turns(
+    plan: &Plan,
+    (len, reading, reads): (usize, Reading, &str),
+    (beside_memif, beside_vhost): (&str, &str),
+    mut after_round: impl FnMut() -> Result<()>,
+) -> Result<Vec<Figure>> {
+    let (mut ours, mut memif, mut vhost) =
+        (Samples::default(), Samples::default(), Samples::default());
+    for round in 1..=plan.rounds {
+        ours.push(measure(plan.time, Sizes::One(len), CAPACITY, reading)?);
+        memif.push(memif::measure(plan, len, 1)?);
+        vhost.push(vhost::measure(plan, len)?);
+        let (us, one, two) = (ours.last(), memif.last(), vhost.last());
+        eprintln!(
+            "  round {round}, {len} B: ours {us:.2}, memif {one:.2}, vhost-user {two:.2} Mpps"
+        );
+        after_round()?;
+    }
+    let figure = |name: &str, peer: &str, samples, note| Figure {
+        name: name.to_owned(),
+        unit: "Mpps",
+        ours: ours.clone(),
+        peer: Some((peer.to_owned(), samples)),
         note: format!(
             "received, nothing lost, two processes, one CPU each. Ours: producer copies {len} B \
              from one of {FRAMES} hot frames and writes a 32 B header, publishes per {PUBLISH}; \
-             reader {reads}, releases per {RELEASE}; ring {CAPACITY} B. {}",
-            memif::NOTE
+             reader {reads}, releases per {RELEASE}; ring {CAPACITY} B. {note}",
         ),
+    };
+    Ok(vec![
+        figure(beside_memif, memif::NAME, memif, memif::NOTE),
+        figure(beside_vhost, vhost::NAME, vhost, vhost::NOTE),
+    ])
+}
+
+/// Our hand-off of a mix of sizes, beside frames of the mix's mean length.
+pub(crate) fn imix(plan: &Plan) -> Result<Vec<Figure>> {
+    let (mut ours, mut mean) = (Samples::default(), Samples::default());
+    for round in 1..=plan.rounds {
+        ours.push(measure(plan.time, Sizes::Imix, CAPACITY, Reading::InPlace)?);
+        mean.push(measure(
+            plan.time,
+            Sizes::One(IMIX_MEAN),
+            CAPACITY,
+            Reading::InPlace,
+        )?);
+        let (mix, same) = (ours.last(), mean.last());
+        eprintln!("  round {round}: mix {mix:.2}, frames of {IMIX_MEAN} B {same:.2} Mpps");
+    }
+    Ok(vec![Figure {
+        name: "handoff-imix".into(),
+        unit: "Mpps",
+        ours,
+        peer: Some((format!("ours, {IMIX_MEAN} bytes each"), mean)),
+        note:
+            "as handoff-60; of 12 frames 7 have 60 B, 4 have 590 B and 1 has 1514 B, mixed; beside \
+             them frames of the mean length. testpmd cannot send such a mix without a further copy"
+                .to_owned(),
     }])
 }
 
@@ -75,7 +179,12 @@ pub(crate) fn sizes(plan: &Plan) -> Result<Vec<Figure>> {
         for shift in [14, 16, 18, 20, 22, 24] {
             let mut ours = Samples::default();
             for _ in 0..plan.rounds {
-                ours.push(measure(plan.time / 4, len, 1 << shift, Reading::InPlace)?);
+                ours.push(measure(
+                    plan.time / 4,
+                    Sizes::One(len),
+                    1 << shift,
+                    Reading::InPlace,
+                )?);
             }
             figures.push(Figure {
                 name: format!("handoff-{len}-{}K", (1 << shift) / 1024),
@@ -90,10 +199,15 @@ pub(crate) fn sizes(plan: &Plan) -> Result<Vec<Figure>> {
 }
 
 /// Packets received per microsecond.
-fn measure(time: Duration, len: usize, capacity: u64, reading: Reading) -> Result<f64> {
+fn measure(time: Duration, sizes: Sizes, capacity: u64, reading: Reading) -> Result<f64> {
     let size = ring_size(capacity);
     let memory = sys::memory(size)?;
     let region = sys::map(&memory, size)?;
+    // A length of 0 stands for the mix.
+    let len = match sizes {
+        Sizes::One(len) => len,
+        Sizes::Imix => 0,
+    };
     let words = [u64::try_from(memory.as_raw_fd())?, len as u64, capacity];
     let child = Command::new(std::env::current_exe()?)
         .args(["child", "handoff-producer"])
@@ -109,7 +223,7 @@ fn measure(time: Duration, len: usize, capacity: u64, reading: Reading) -> Resul
 
 /// The reader: packets received per microsecond.
 fn consume(time: Duration, region: Region, reading: Reading) -> Result<f64> {
-    sys::pin(READER_CPU)?;
+    sys::pin(sys::cpu(READER_CPU))?;
     let patience = Instant::now();
     let mut consumer = loop {
         match Consumer::attach(region.clone()) {
@@ -169,7 +283,7 @@ pub(crate) fn producer(words: &[String]) -> Result<()> {
     };
     let (fd, len): (i32, usize) = (fd.parse()?, len.parse()?);
     let capacity: u64 = capacity.parse()?;
-    sys::pin(PRODUCER_CPU)?;
+    sys::pin(sys::cpu(PRODUCER_CPU))?;
     let path = format!("/proc/self/fd/{fd}");
     let memory = std::fs::File::options().read(true).write(true).open(path)?;
     let region = sys::map(&memory, ring_size(capacity))?;
@@ -182,14 +296,19 @@ pub(crate) fn producer(words: &[String]) -> Result<()> {
         queue: 0,
     };
     let mut producer = Producer::create(region, geometry)?;
-    let frames: Vec<Vec<u8>> = (0..FRAMES).map(|frame| vec![frame as u8; len]).collect();
-    let mut meta = Meta {
-        wire_len: u32::try_from(len)?,
-        ..Meta::default()
+    let sizes = if len == 0 {
+        Sizes::Imix
+    } else {
+        Sizes::One(len)
     };
+    let frames: Vec<Vec<u8>> = (0..FRAMES)
+        .map(|frame| vec![frame as u8; sizes.of(frame)])
+        .collect();
+    let mut meta = Meta::default();
     loop {
         for chunk in frames.chunks(PUBLISH) {
             for frame in chunk {
+                meta.wire_len = frame.len() as u32;
                 meta.ts_ns += 1;
                 meta.flow_hash = meta.flow_hash.wrapping_add(0x9e37_79b9);
                 // A full ring is waited for; the reader gets what is there.
@@ -211,5 +330,22 @@ impl Drop for Killed {
         // An error means that it is gone already.
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mix_is_seven_to_four_to_one() {
+        let of = |len| {
+            (0..12)
+                .filter(|&frame| Sizes::Imix.of(frame) == len)
+                .count()
+        };
+        assert_eq!([of(60), of(590), of(1514)], [7, 4, 1]);
+        let sum: usize = (0..12).map(|frame| Sizes::Imix.of(frame)).sum();
+        assert_eq!(sum.div_ceil(12), IMIX_MEAN);
     }
 }

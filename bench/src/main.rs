@@ -19,9 +19,11 @@
 
 mod attached;
 mod capture;
+mod dpdk;
 mod fanout;
 mod goal;
 mod handoff;
+mod limit;
 mod memif;
 mod pcap;
 mod plot;
@@ -30,6 +32,7 @@ mod row;
 mod supervise;
 mod sys;
 mod uml;
+mod vhost;
 mod wire;
 
 use std::path::Path;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::handoff::{self, Reading};
-use crate::{attached, capture, fanout, pcap, supervise, uml};
+use crate::{attached, capture, fanout, limit, pcap, supervise, uml};
 
 /// Any error of a row: it is printed and ends that row, not the others.
 pub(crate) type Error = Box<dyn std::error::Error>;
@@ -50,18 +50,33 @@ pub(crate) const ROWS: &[Row] = &[
     },
     Row {
         name: "handoff-60",
-        about: "one ring between two processes, 60-byte frames, against DPDK memif",
-        run: |plan| handoff::against_memif(plan, 60, Reading::InPlace),
+        about: "one ring between two processes, 60-byte frames, against DPDK memif and vhost-user",
+        run: |plan| handoff::against_dpdk(plan, 60, Reading::InPlace),
     },
     Row {
         name: "handoff-1514",
-        about: "one ring between two processes, 1514-byte frames, against DPDK memif",
-        run: |plan| handoff::against_memif(plan, 1514, Reading::InPlace),
+        about: "one ring between two processes, 1514-byte frames, against DPDK memif and vhost-user",
+        run: |plan| handoff::against_dpdk(plan, 1514, Reading::InPlace),
     },
     Row {
         name: "handoff-copied-1514",
         about: "as handoff-1514, our reader copies every byte out as memif's does",
-        run: |plan| handoff::against_memif(plan, 1514, Reading::CopiedOut),
+        run: |plan| handoff::against_dpdk(plan, 1514, Reading::CopiedOut),
+    },
+    Row {
+        name: "handoff-imix",
+        about: "one ring between two processes, a mix of 60, 590 and 1514 bytes",
+        run: handoff::imix,
+    },
+    Row {
+        name: "memory",
+        about: "by frame size: two processes in memory, against DPDK memif and vhost-user",
+        run: handoff::by_length,
+    },
+    Row {
+        name: "limit",
+        about: "what the machine allows: a cache line between two CPUs, copies by one",
+        run: limit::machine,
     },
     Row {
         name: "handoff-sizes",
@@ -180,6 +195,17 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// The same with measurements of at most this time.
+    pub(crate) fn lasting(&self, time: Duration) -> Self {
+        Self {
+            rounds: self.rounds,
+            time: self.time.min(time),
+            out: self.out.clone(),
+        }
+    }
+}
+
 /// One result: ours, and the peer's from the same rounds.
 pub(crate) struct Figure {
     pub(crate) name: String,
@@ -194,29 +220,41 @@ pub(crate) struct Figure {
 
 /// Samples of one quantity.
 #[derive(Clone, Default)]
-pub(crate) struct Samples(Vec<f64>);
+pub(crate) struct Samples {
+    sorted: Vec<f64>,
+    last: f64,
+}
 
 impl Samples {
     pub(crate) fn push(&mut self, sample: f64) {
-        self.0.push(sample);
-        self.0.sort_by(f64::total_cmp);
+        self.last = sample;
+        self.sorted.push(sample);
+        self.sorted.sort_by(f64::total_cmp);
+    }
+
+    /// The sample that was pushed last.
+    pub(crate) fn last(&self) -> f64 {
+        self.last
     }
 
     /// All of them, the lowest first.
     pub(crate) fn all(&self) -> &[f64] {
-        &self.0
+        &self.sorted
     }
 
     /// The middle sample, 0 without samples.
     pub(crate) fn median(&self) -> f64 {
-        self.0.get(self.0.len() / 2).copied().unwrap_or(0.0)
+        self.sorted
+            .get(self.sorted.len() / 2)
+            .copied()
+            .unwrap_or(0.0)
     }
 
     /// Lowest and highest sample.
     pub(crate) fn range(&self) -> (f64, f64) {
         (
-            self.0.first().copied().unwrap_or(0.0),
-            self.0.last().copied().unwrap_or(0.0),
+            self.sorted.first().copied().unwrap_or(0.0),
+            self.sorted.last().copied().unwrap_or(0.0),
         )
     }
 }

@@ -29,12 +29,12 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// Packets per second in the guest and on the host, in turns.
 pub(crate) fn against_host(plan: &Plan, len: usize) -> Result<Vec<Figure>> {
     let lab = Lab::new()?;
-    let source = format!("lab=gen,size={len},cpus={SOURCE_CPU}");
+    let source = format!("lab=gen,size={len},cpus={}", sys::cpu(SOURCE_CPU));
     let daemon = Daemon::start(&lab, None, &["--source", &source])?;
     // Processes inherit the CPU of the thread that starts them.
     std::thread::scope(|scope| {
         let readers = scope.spawn(|| {
-            sys::pin(READER_CPU)
+            sys::pin(sys::cpu(READER_CPU))
                 .and_then(|()| in_turns(plan, len, &lab, &daemon))
                 .map_err(|error| error.to_string())
         });

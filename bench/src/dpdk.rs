@@ -1,0 +1,118 @@
+//! DPDK's side of the peers: two `dpdk-testpmd`, one that sends and one that receives.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use crate::row::{Plan, Result};
+use crate::sys;
+
+/// Which CPU a testpmd works on; its main thread, which only prints, has the other's.
+#[derive(Clone, Copy)]
+pub(crate) enum Place {
+    First,
+    Second,
+}
+
+/// A testpmd that does not outlive its measurement.
+pub(crate) struct Testpmd(Child);
+
+impl Testpmd {
+    /// Starts one with these devices and further arguments.
+    pub(crate) fn start(place: Place, devices: &[String], extra: &[&str]) -> Result<Self> {
+        let (role, main, worker) = match place {
+            Place::First => ("first", sys::cpu(1), sys::cpu(0)),
+            Place::Second => ("second", sys::cpu(0), sys::cpu(1)),
+        };
+        let child = Command::new("dpdk-testpmd")
+            .args(["--main-lcore=0", "--no-pci", "--no-huge", "-m", "512"])
+            .args(["--lcores", &format!("0@{main},1@{worker}")])
+            .arg(format!(
+                "--file-prefix=vnplug-bench-{role}-{}",
+                std::process::id()
+            ))
+            .args(devices)
+            .args(["--", "--nb-cores=1", "--burst=64", "--total-num-mbufs=8192"])
+            .args(["--stats-period=1", "--no-lsc-interrupt"])
+            .args(extra)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("dpdk-testpmd (package dpdk): {error}"))?;
+        Ok(Self(child))
+    }
+
+    /// Packets received per microsecond over all interfaces: the median of the per-second rates.
+    pub(crate) fn received(&mut self, plan: &Plan, interfaces: usize) -> Result<f64> {
+        // The first second of traffic is not whole.
+        let want = plan.time.as_secs_f64().ceil() as usize + 1;
+        let printed = self.rates(interfaces)?;
+        let mut rates = Vec::new();
+        while rates.len() < want {
+            match printed.recv_timeout(PATIENCE) {
+                Ok(rate) => rates.push(rate),
+                Err(_) => return Err(format!("testpmd printed {} rates only", rates.len()).into()),
+            }
+        }
+        rates.remove(0);
+        rates.sort_by(f64::total_cmp);
+        Ok(rates[rates.len() / 2] / 1e6)
+    }
+
+    /// The receive rates over all interfaces that it prints once a second, from the first packet on.
+    fn rates(&mut self, interfaces: usize) -> Result<Receiver<f64>> {
+        let pipe = self.0.stdout.take().ok_or("testpmd has no output")?;
+        let (printed, rates) = channel();
+        std::thread::spawn(move || {
+            let lines = BufReader::new(pipe).lines().map_while(|line| line.ok());
+            let mut words = lines.filter_map(|line| {
+                line.split("Rx-pps:")
+                    .nth(1)?
+                    .split_whitespace()
+                    .next()?
+                    .parse::<f64>()
+                    .ok()
+            });
+            // Ends with the process, or when nobody waits any longer.
+            while let Some(first) = words.next() {
+                let others: f64 = words.by_ref().take(interfaces - 1).sum();
+                if first + others > 0.0 && printed.send(first + others).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(rates)
+    }
+}
+
+impl Drop for Testpmd {
+    fn drop(&mut self) {
+        // An error means that it is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A measurement, repeated at most twice.
+///
+/// NB: testpmd 22.11 now and then dies or never connects (a segmentation fault in the server).
+pub(crate) fn patiently(measure: impl Fn() -> Result<f64>) -> Result<f64> {
+    measure().or_else(|_| measure()).or_else(|_| measure())
+}
+
+/// A name for the socket between the two.
+pub(crate) fn socket(kind: &str) -> Result<String> {
+    let path: PathBuf = std::env::temp_dir();
+    let path = path.join(format!("vnplug-bench-{kind}-{}.sock", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let text = path
+        .to_str()
+        .ok_or("the temporary folder's name is not text")?;
+    Ok(text.to_owned())
+}
+
+/// Longest time between two rates, and from the start to the first.
+const PATIENCE: Duration = Duration::from_secs(12);
