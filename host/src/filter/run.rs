@@ -12,6 +12,7 @@
 #[cfg(doc)]
 use super::program::SCRATCH_WORDS;
 use super::program::{Instruction, OutOfSteps, code};
+use crate::sys::speculation::confined;
 
 /// Instructions that one frame may make a looping program go back over.
 ///
@@ -252,19 +253,24 @@ pub(super) fn run<const SCRATCH: usize>(
 
 #[inline(always)]
 fn word(bytes: &[u8], offset: usize) -> Option<u32> {
-    let word = bytes.get(offset..offset.checked_add(4)?)?;
-    Some(u32::from_be_bytes(word.try_into().ok()?))
+    load(bytes, offset).map(u32::from_be_bytes)
 }
 
 #[inline(always)]
 fn half(bytes: &[u8], offset: usize) -> Option<u32> {
-    let half = bytes.get(offset..offset.checked_add(2)?)?;
-    Some(u32::from(u16::from_be_bytes(half.try_into().ok()?)))
+    load(bytes, offset).map(|half| u32::from(u16::from_be_bytes(half)))
 }
 
 #[inline(always)]
 fn byte(bytes: &[u8], offset: usize) -> Option<u32> {
-    bytes.get(offset).map(|byte| u32::from(*byte))
+    load(bytes, offset).map(|[byte]| u32::from(byte))
+}
+
+/// `N` bytes of the frame; nor others, at a place of the program's choice, on a mispredicted path.
+#[inline(always)]
+fn load<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+    let offset = confined(offset, offset.checked_add(N)?, bytes.len());
+    bytes.get(offset..)?.first_chunk().copied()
 }
 
 /// The sum without wrapping: an offset past 2^32 is beyond every frame.

@@ -11,4 +11,5 @@ pub(crate) mod pcap;
 pub(crate) mod privileges;
 pub(crate) mod sigbus;
 pub(crate) mod signals;
+pub(crate) mod speculation;
 pub(crate) mod xdp;
