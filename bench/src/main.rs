@@ -21,6 +21,7 @@ mod attached;
 mod capture;
 mod dpdk;
 mod fanout;
+mod filter;
 mod goal;
 mod handoff;
 mod limit;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::handoff::{self, Reading};
-use crate::{attached, capture, fanout, limit, pcap, supervise, uml};
+use crate::{attached, capture, fanout, filter, limit, pcap, supervise, uml};
 
 /// Any error of a row: it is printed and ends that row, not the others.
 pub(crate) type Error = Box<dyn std::error::Error>;
@@ -117,6 +117,11 @@ pub(crate) const ROWS: &[Row] = &[
         name: "fanout-8-1514",
         about: "one source of 1514-byte frames to 8 ports, against copying alone",
         run: |plan| fanout::against_copies(plan, 1514, 8),
+    },
+    Row {
+        name: "filter-one",
+        about: "one filter: machine code and interpreter, against libpcap's and the kernel's JIT",
+        run: filter::one,
     },
     Row {
         name: "idle",

@@ -207,6 +207,11 @@ impl Program {
     ///
     /// The kernel pads nothing: a frame of fewer than 14 bytes is an error.
     pub(crate) fn test(&self, frame: &[u8]) -> io::Result<u32> {
+        Ok(self.test_repeatedly(frame, 1)?.0)
+    }
+
+    /// As [`test`](Self::test), `times` times; the verdict, and the nanoseconds of one run.
+    pub(crate) fn test_repeatedly(&self, frame: &[u8], times: u32) -> io::Result<(u32, u32)> {
         let mut attr = TestRun {
             program_fd: self.fd.as_raw_fd() as u32,
             verdict: 0,
@@ -214,13 +219,13 @@ impl Program {
             bytes_out: 0,
             data_in: frame.as_ptr().addr() as u64,
             data_out: 0,
-            repeat: 1,
+            repeat: times,
             duration: 0,
         };
         // SAFETY: BPF_PROG_TEST_RUN reads the frame; with no address for it, it writes no output
         // but to the structure.
         unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
-        Ok(attr.verdict)
+        Ok((attr.verdict, attr.duration))
     }
 
     #[expect(dead_code, reason = "packet sockets get it with early drop")]
