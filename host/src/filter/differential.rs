@@ -114,7 +114,11 @@ fn compare(frames: &[Packet]) -> (usize, Vec<&'static str>) {
         let theirs = library.reference(&list).expect(expression);
         let mut accepted = 0;
         for (frame, wire_len) in frames {
-            let verdict = ours.interpret(frame, *wire_len).expect(expression);
+            let Ok(verdict) = ours.interpret(frame, *wire_len) else {
+                // libpcap would not come back.
+                assert!(ours.loops(), "{expression}");
+                continue;
+            };
             let reference = theirs.run(frame, *wire_len);
             assert_eq!(verdict, reference, "{expression}: {frame:02x?}");
             let native = ours.run(frame, *wire_len);

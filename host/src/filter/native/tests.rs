@@ -99,6 +99,44 @@ fn beyond_its_bytes_programs_stay_interpreted_and_are_counted() {
 }
 
 #[test]
+fn without_memory_for_code_programs_stay_interpreted_and_are_counted() {
+    // In a process of its own: the limit concerns all of it.
+    let name = concat!(module_path!(), "::probe_without_memory");
+    let (_, name) = name.split_once("::").unwrap();
+    let done = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--ignored", "--test-threads=1", name])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+#[ignore = "run by without_memory_for_code_programs_stay_interpreted_and_are_counted"]
+fn probe_without_memory() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let (mut workshop, counters) = workshop(1 << 20);
+    let programs: Vec<Program> = [7, 8].map(begins_with).into();
+    // The control: with memory it works.
+    make(&mut workshop, "a", &programs[..1]);
+    workshop.translate(wanted("a", &programs[1]));
+    let before = getrlimit(Resource::As);
+    let mut none = before;
+    none.current = Some(0);
+    setrlimit(Resource::As, none).unwrap();
+    workshop.place();
+    setrlimit(Resource::As, before).unwrap();
+    assert!(programs[0].is_native() && !programs[1].is_native());
+    assert_eq!(programs[1].run(&[0, 0, 0, 8], 4), 100);
+    assert_eq!(counters.failed.load(Ordering::Relaxed), 1);
+    assert_eq!(
+        counters.bytes.now(),
+        4096,
+        "what was not placed takes nothing"
+    );
+}
+
+#[test]
 fn one_owner_gets_a_fourth_and_others_still_theirs() {
     let (mut workshop, _) = workshop(16 * 4096);
     let programs: Vec<Program> = (0..5_000).map(|k| begins_with(0x0100_0000 + k)).collect();
