@@ -106,7 +106,7 @@ fn identities(all: &[Counted]) -> Vec<Identity> {
             &about,
             source,
             "seen",
-            &["read", "kernel_dropped", "in_kernel"],
+            &["read", "kernel_dropped", "early", "in_kernel"],
         ));
         let ports = all
             .iter()

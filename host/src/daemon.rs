@@ -2,7 +2,8 @@
 //!
 //! 1. Read the configuration; open the sources (`CAP_NET_RAW`), the socket, the directories.
 //! 2. Keep `CAP_NET_RAW`, with an AF_XDP source `CAP_IPC_LOCK`, and nothing else
-//!    (`sys::privileges`); switch user if asked.
+//!    (`sys::privileges`), but for one thread that keeps `CAP_BPF` alone if there is early drop;
+//!    switch user if asked.
 //! 3. Start the sources' threads and the control loop. SIGTERM or SIGINT ends it: readers see
 //!    their rings closed, VMs stay recorded for the next daemon.
 
@@ -17,7 +18,9 @@ use crate::control::{Control, Setup, listen};
 use crate::filter::{Compiler, Jit};
 use crate::hub::policy::Policy;
 use crate::hub::{Hub, Limits};
+use crate::source::early::Loader;
 use crate::source::spec::OpenSource;
+use crate::sys::privileges::Keep;
 use crate::sys::{privileges, signals};
 use crate::vm::Dirs;
 
@@ -72,11 +75,12 @@ fn serve(
     if let Err(error) = compiler.start() {
         log::warn!(target: "filter", "filters cannot be compiled now: {error}");
     }
-    let mut keep = vec![privileges::Keep::NetRaw];
+    let mut keep = vec![Keep::NetRaw];
     if open.iter().any(OpenSource::locks_memory) {
-        keep.push(privileges::Keep::IpcLock);
+        keep.push(Keep::IpcLock);
     }
-    privileges::drop_all_but(&keep, user)
+    let early = open.iter().any(OpenSource::may_drop_early);
+    let loader = give_up_power(&keep, user, early)
         .map_err(|error| format!("cannot give up privileges: {error}"))?;
     must_write(&config.state_dir.join("vms"), "--state-dir")?;
     must_write(&config.pool_dir, "--pool-dir")?;
@@ -95,6 +99,9 @@ fn serve(
     hub.jit = jit.clone();
     for (source, number) in open.into_iter().zip(0_u16..) {
         hub.add_source(source.start(number).map_err(|error| error.to_string())?);
+    }
+    if let Some(loader) = loader {
+        hub.drop_early(loader);
     }
     let mut policy = Policy::new(rustix::process::geteuid().as_raw());
     for (uid, grant) in config.users {
@@ -127,6 +134,27 @@ fn serve(
     control
         .run()
         .map_err(|error| format!("the control loop failed: {error}"))
+}
+
+/// Keeps what is needed from now on, and starts the thread that has the kernel verify filters, if
+/// there is early drop.
+fn give_up_power(
+    keep: &[Keep],
+    user: Option<(u32, u32)>,
+    early: bool,
+) -> std::io::Result<Option<Loader>> {
+    if !early {
+        privileges::drop_all_but(keep, user)?;
+        return Ok(None);
+    }
+    privileges::drop_all_but(&[keep, &[Keep::Bpf]].concat(), user)?;
+    let loader = Loader::start(|| {
+        if let Err(error) = privileges::keep_only(&[Keep::Bpf]) {
+            log::error!(target: "source", "vnplug-early keeps more than it needs: {error}");
+        }
+    })?;
+    privileges::keep_only(keep)?;
+    Ok(Some(loader))
 }
 
 /// Whether the user that the daemon now is may make files in a directory.

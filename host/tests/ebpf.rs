@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use vnplugd::filter::ebpf::{KernelJudge, Untranslatable};
+use vnplugd::filter::ebpf::{KernelJudge, Wanted};
 use vnplugd::filter::{Compiler, Instruction, Program, Trust};
 
 #[path = "../src/filter/packets.rs"]
@@ -61,9 +61,10 @@ struct Judges {
 
 impl Judges {
     fn load(programs: &[Arc<Program>]) -> Self {
+        let wants = wants(programs);
         Self {
-            socket: KernelJudge::socket(programs).unwrap_or_else(|e| panic!("{programs:?}: {e}")),
-            xdp: KernelJudge::xdp(programs).unwrap_or_else(|e| panic!("{programs:?}: {e}")),
+            socket: KernelJudge::socket(&wants).unwrap_or_else(|e| panic!("{programs:?}: {e}")),
+            xdp: KernelJudge::xdp(&wants).unwrap_or_else(|e| panic!("{programs:?}: {e}")),
         }
     }
 
@@ -86,6 +87,13 @@ impl Judges {
         }
         wanted
     }
+}
+
+fn wants(programs: &[Arc<Program>]) -> Vec<Wanted> {
+    programs
+        .iter()
+        .map(|it| Wanted::new(None, Some(it)))
+        .collect()
 }
 
 fn compile(expressions: &[&str]) -> Vec<Arc<Program>> {
@@ -187,7 +195,7 @@ fn a_frame_that_is_longer_in_the_kernel_is_wanted_whenever_its_cut_is() {
         .collect();
     let mut kept = 0;
     for (expression, program) in EXPRESSIONS.iter().zip(compile(EXPRESSIONS)) {
-        let judge = KernelJudge::socket(&[Arc::clone(&program)]).expect("load");
+        let judge = KernelJudge::socket(&[Wanted::new(None, Some(&program))]).expect("load");
         for (frame, _) in &all {
             let whole = judge.wants(frame).expect("run");
             for snaplen in [14, 34, 40, 64, 96] {
@@ -202,7 +210,49 @@ fn a_frame_that_is_longer_in_the_kernel_is_wanted_whenever_its_cut_is() {
 }
 
 #[test]
-fn what_cannot_run_in_the_kernel_is_said() {
+fn a_guard_and_a_filter_both_have_to_want_a_frame() {
+    let all = frames(3_000, 0x96a4d);
+    let never = Arc::new(Program::accept(0));
+    let mut pairs: Vec<(Arc<Program>, Arc<Program>)> = Vec::new();
+    let list = compile(&[
+        "ip",
+        "tcp port 80",
+        "not host 10.0.0.1",
+        "vlan",
+        "greater 200",
+    ]);
+    for guard in &list {
+        pairs.extend(
+            list.iter()
+                .map(|filter| (Arc::clone(guard), Arc::clone(filter))),
+        );
+    }
+    pairs.push((Arc::clone(&never), Arc::clone(&list[0])));
+    pairs.push((Arc::clone(&list[0]), never));
+    let judges = pairs.iter().map(|(guard, filter)| {
+        let wants = [Wanted::new(Some(guard), Some(filter))];
+        (
+            guard,
+            filter,
+            KernelJudge::socket(&wants).unwrap(),
+            KernelJudge::xdp(&wants).unwrap(),
+        )
+    });
+    for (guard, filter, socket, xdp) in judges {
+        for (frame, _) in all
+            .iter()
+            .filter(|(f, _)| (14..=LONGEST).contains(&f.len()))
+        {
+            let len = frame.len() as u32;
+            let wanted = guard.run(frame, len) != 0 && filter.run(frame, len) != 0;
+            assert_eq!(socket.wants(frame).unwrap(), wanted, "{guard:?} {filter:?}");
+            assert_eq!(xdp.wants(frame).unwrap(), wanted, "{guard:?} {filter:?}");
+        }
+    }
+}
+
+#[test]
+fn a_filter_that_loops_limits_nothing() {
     let back = Instruction {
         code: 0x05,
         jt: 0,
@@ -210,8 +260,15 @@ fn what_cannot_run_in_the_kernel_is_said() {
         k: (-1_i32).cast_unsigned(),
     };
     let looping = Program::from_instructions(&[back, ret()], Trust::Operator).unwrap();
-    let error = KernelJudge::socket(&[Arc::new(looping)]).unwrap_err();
-    assert_eq!(error, Untranslatable::Loops.to_string());
+    assert!(looping.loops());
+    let looping = Arc::new(looping);
+    assert!(Wanted::new(None, Some(&looping)).is_everything());
+    let arp = compile(&["arp"]).remove(0);
+    let wanted = Wanted::new(Some(&arp), Some(&looping));
+    assert_eq!(wanted, Wanted::new(Some(&arp), None));
+    // What nobody limits is let through.
+    let everything = KernelJudge::socket(&[Wanted::default()]).unwrap();
+    assert!(everything.wants(&[0; 60]).unwrap());
 }
 
 fn ret() -> Instruction {

@@ -5,6 +5,7 @@
 //! committed first, then every queue of the source is told.
 
 mod cluster;
+mod early;
 mod limits;
 mod open;
 pub mod policy;
@@ -20,12 +21,15 @@ use std::time::Duration;
 use vnplug_ring::control::{HOST_PREFIX, RingPlace, Tuning, code};
 use vnplug_ring::layout::Life;
 
+use crate::filter::ebpf::Wanted;
 use crate::filter::{Jit, Program};
 use crate::port::{Port, PortCounters};
 use crate::source::af_packet::Interface;
+use crate::source::early::Loader;
 use crate::source::worker::{Asked, Command, Snapshot, Worker};
 
 use cluster::{Cluster, ClusterKey};
+pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS};
 pub use limits::{Limits, MAX_FILTER_WORK};
 pub(crate) use open::{Memory, no_memory};
 pub use rules::RuleBook;
@@ -63,6 +67,8 @@ pub struct Source {
     pub interface: Option<Interface>,
     /// Whether ports may send through it.
     pub transmits: bool,
+    /// What the kernel drops before them.
+    pub early: Early,
     /// One thread per queue.
     pub workers: Vec<Worker>,
 }
@@ -84,6 +90,10 @@ pub struct PortRecord {
     places: Vec<RingPlace>,
     /// Instructions of its filter times its queues.
     filter_work: usize,
+    /// The operator's obligatory filter.
+    guard: Option<Arc<Program>>,
+    /// What the kernel must let through for it.
+    wanted: Wanted,
     /// Who has it.
     pub owner: Owner,
     /// What its reader said of itself.
@@ -156,6 +166,8 @@ pub struct Hub {
     pub jit: Jit,
     /// Where the last ring came to lie.
     huge: Option<bool>,
+    /// Makes the kernel's filters.
+    loader: Option<Loader>,
 }
 
 /// How long a queue's thread may take to answer; it answers between two batches.
@@ -175,6 +187,7 @@ impl Hub {
             closed: 0,
             jit: Jit::off(),
             huge: None,
+            loader: None,
         }
     }
 
@@ -250,6 +263,7 @@ impl Hub {
                 }
             }
         }
+        self.wants_no_more(record.source, &record.wanted);
         self.closed += 1;
         Some(Closed {
             counters,
@@ -283,16 +297,19 @@ impl Hub {
 
     /// Replaces a port's filter; the next batch is judged by the new one.
     pub fn set_filter(&mut self, id: u32, filter: Option<Arc<Program>>, text: String) {
-        let Some(record) = self.ports.get_mut(&id) else {
+        let Some(record) = self.ports.get(&id) else {
             return;
         };
-        record.filter = text;
-        record.filter_version += 1;
-        let instructions = filter
-            .as_ref()
-            .map_or(0, |filter| filter.instructions().len());
-        record.filter_work = instructions * record.queues.len();
         let (source, queues) = (record.source, record.queues.clone());
+        let wanted = self.will_want(source, record.guard.clone().as_ref(), filter.as_ref());
+        let mut before = Wanted::default();
+        if let Some(record) = self.ports.get_mut(&id) {
+            record.filter = text;
+            record.filter_version += 1;
+            let instructions = filter.as_ref().map_or(0, |it| it.instructions().len());
+            record.filter_work = instructions * queues.len();
+            before = std::mem::replace(&mut record.wanted, wanted);
+        }
         for queue in queues {
             let (reply, answer) = channel();
             self.sources[source].workers[queue].send(Command::Filter(id, filter.clone(), reply));
@@ -301,6 +318,7 @@ impl Hub {
                 log::error!(target: "port", "port {id}: a source's thread does not answer");
             }
         }
+        self.wants_no_more(source, &before);
     }
 
     /// DLT of the frames of a port; Ethernet if there is no such port.

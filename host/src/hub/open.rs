@@ -238,6 +238,7 @@ impl Hub {
                 }
             }
         }
+        let wanted = self.will_want(source, programs.guard.as_ref(), programs.filter.as_ref());
         let filter_work = programs.filter_work() * queues.len();
         let share = self.join(cluster.as_ref(), id, request.balance);
         for (producer, &queue) in producers.into_iter().zip(&queues) {
@@ -259,6 +260,8 @@ impl Hub {
                 cluster,
                 places: given,
                 filter_work,
+                guard: programs.guard,
+                wanted,
                 owner,
                 label: request.label.chars().take(64).collect(),
                 filter: programs.text,
@@ -269,6 +272,7 @@ impl Hub {
                 transmit,
             },
         );
+        self.settle_early(source);
         let opened = Opened {
             port: id,
             map_len,

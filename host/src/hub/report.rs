@@ -3,7 +3,7 @@
 //! Every source is snapshot between two batches of its threads, so the identities hold in every
 //! answer, also under load:
 //!
-//! - K: `seen = read + kernel_dropped + in_kernel`, where `in_kernel` is what waits in the receive
+//! - K: `seen = read + kernel_dropped + early + in_kernel`, where `in_kernel` is what waits in the receive
 //!   ring to be read: 0 at rest
 //! - R: `duties = Σ offered of its ports + departed_offered`, where `duties` adds up, for each
 //!   frame read, the subscribers of that moment (a cluster is one)
@@ -182,11 +182,15 @@ impl Hub {
             ("state".into(), states(snapshots)),
             ("description".into(), source.description.clone()),
         ];
+        let early = source.early.standing();
+        if !early.is_empty() {
+            labels.push(("early_drop".into(), early));
+        }
         if let Some(failure) = failure_of(snapshots) {
             labels.push(("failure".into(), failure));
         }
         let mut values = queue.named();
-        let told = fanout.read + queue.dropped;
+        let told = fanout.read + queue.dropped + queue.early;
         values.extend([
             ("in_kernel".into(), queue.seen.saturating_sub(told)),
             ("read".into(), fanout.read),

@@ -7,6 +7,7 @@
 
 pub mod af_packet;
 pub mod af_xdp;
+pub mod early;
 pub mod generator;
 pub mod pcap;
 pub mod spec;
@@ -20,6 +21,7 @@ mod sleep;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use early::{Loaded, Seat};
 pub use transmit::{Flushed, Latency, Transmit};
 
 /// One frame, borrowed from the queue that received it.
@@ -63,6 +65,24 @@ pub trait Queue: Send {
     /// limit). Does not drain `waker`. May return early.
     fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>);
 
+    /// Where the kernel can drop frames before this queue, if it can; or why not, if that is worth
+    /// a word.
+    fn seat(&self) -> Result<Seat, String> {
+        Err(String::new())
+    }
+
+    /// Has the kernel hand over only what a filter lets through that was made for this queue's
+    /// [`seat`](Self::seat), instead of what was before; `None`: everything.
+    ///
+    /// # Errors
+    /// [`SourceError`]: it goes on as before.
+    fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
+        match filter {
+            None => Ok(()),
+            Some(_) => Err(SourceError::new("this source takes no filter")),
+        }
+    }
+
     /// What the kernel (or file, or generator) counted so far, accumulated.
     fn counters(&mut self) -> QueueCounters;
 
@@ -94,11 +114,13 @@ pub trait Queue: Send {
     }
 }
 
-/// Counters below the daemon's own `read`. At rest `seen == read + dropped` (point K).
+/// Counters below the daemon's own `read`. At rest `seen == read + dropped + early` (point K).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueCounters {
-    /// Packets that arrived, taken or not (`tp_packets`).
+    /// Packets that arrived, taken or not (`tp_packets` and `early`).
     pub seen: u64,
+    /// Packets that the kernel dropped because no port wanted them.
+    pub early: u64,
     /// Packets that the kernel dropped because our receive ring was full (`tp_drops`).
     pub dropped: u64,
     /// Times the kernel stopped delivering for want of a block (`tp_freeze_q_cnt`).
@@ -151,11 +173,13 @@ impl QueueCounters {
     pub fn add(&mut self, other: &Self) {
         let Self {
             seen,
+            early,
             dropped,
             freezes,
             rebinds,
         } = other;
         self.seen += seen;
+        self.early += early;
         self.dropped += dropped;
         self.freezes += freezes;
         self.rebinds += rebinds;
@@ -165,12 +189,14 @@ impl QueueCounters {
     pub fn named(&self) -> Vec<(String, u64)> {
         let Self {
             seen,
+            early,
             dropped,
             freezes,
             rebinds,
         } = *self;
         vec![
             ("seen".into(), seen),
+            ("early".into(), early),
             ("kernel_dropped".into(), dropped),
             ("freezes".into(), freezes),
             ("rebinds".into(), rebinds),

@@ -3,7 +3,7 @@
 //!
 //! | kind | what | options |
 //! |---|---|---|
-//! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=BYTES`, `blocks=N`, `block_timeout_ms=N`, `snaplen=BYTES`, `hardware_timestamps=yes\|no` |
+//! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=BYTES`, `blocks=N`, `block_timeout_ms=N`, `snaplen=BYTES`, `hardware_timestamps=yes\|no`, `early=yes\|no` |
 //! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `busy_poll=MICROSECONDS` |
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
@@ -25,7 +25,7 @@ use super::generator::{Gen, GenConfig};
 use super::pcap::{PcapConfig, PcapFile, Repeat, Speed};
 use super::worker::{Worker, WorkerOptions};
 use super::{Queue, SourceError};
-use crate::hub::Source;
+use crate::hub::{Early, Source};
 
 /// A source to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,6 +167,11 @@ impl OpenSource {
         self.kind == "af_xdp"
     }
 
+    /// Whether the kernel can drop frames before its queues.
+    pub(crate) fn may_drop_early(&self) -> bool {
+        self.queues.iter().all(|queue| queue.seat().is_ok())
+    }
+
     /// Starts a thread per queue. `number` is the source's number in the daemon.
     ///
     /// # Errors
@@ -174,6 +179,7 @@ impl OpenSource {
     pub fn start(self, number: u16) -> Result<Source, SourceError> {
         let transmits = self.queues.iter().all(|queue| queue.transmits());
         let mut workers = Vec::new();
+        let seats = self.queues.iter().map(|queue| queue.seat()).collect();
         for (queue, at) in self.queues.into_iter().zip(0_u16..) {
             let options = WorkerOptions {
                 name: format!("{}@{at}", self.name),
@@ -194,6 +200,7 @@ impl OpenSource {
             link_type: LINKTYPE_ETHERNET,
             interface: self.interface,
             transmits,
+            early: Early::new(seats, &workers),
             workers,
         })
     }
@@ -227,6 +234,9 @@ fn af_packet(
     }
     if let Some(yes) = options.flag("hardware_timestamps")? {
         config.hardware_timestamps = yes;
+    }
+    if let Some(yes) = options.flag("early")? {
+        config.early = yes;
     }
     let description = format!("interface {}", config.interface);
     *asked = Some(Interface::new(config.interface.clone())?);

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use vnplug_ring::control::Tuning;
 use vnplug_ring::layout::Life;
 
+use super::early::Loaded;
 use super::senders::Senders;
 use super::{Latency, Queue, QueueCounters, Received};
 use crate::fanout::{Fanout, FanoutCounters};
@@ -37,6 +38,10 @@ pub enum Command {
     Filter(u32, Option<Arc<Program>>, Sender<Option<Arc<Program>>>),
     /// Tune a port so from the next batch on.
     Tune(u32, Tuning, Sender<()>),
+    /// Let everything through to the daemon, from now on and as long as this generation lasts.
+    Widen(u64, Sender<()>),
+    /// Have the kernel drop what this does not let through, if the generation is still this one.
+    Narrow(u64, Box<Loaded>, Sender<Result<(), String>>),
     /// Change a port's rules from the next batch on.
     Rules(u32, Change, Sender<Changed>),
     /// Report the queue's counters and those of these ports.
@@ -97,10 +102,16 @@ pub struct PortSnapshot {
 /// The control thread's handle of a queue's thread.
 #[derive(Debug)]
 pub struct Worker {
+    line: Line,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Speaks to a queue's thread.
+#[derive(Debug, Clone)]
+pub struct Line {
     commands: Sender<Command>,
     pending: Arc<AtomicBool>,
     waker: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// How a queue's thread is to run.
@@ -141,19 +152,35 @@ impl Worker {
             waker: Arc::clone(&waker),
             started: Instant::now(),
             over: None,
+            generation: 0,
             options,
         };
         let thread = std::thread::Builder::new()
             .name(name)
             .spawn(move || run.run())?;
-        Ok(Self {
+        let line = Line {
             commands,
             pending,
             waker,
+        };
+        Ok(Self {
+            line,
             thread: Some(thread),
         })
     }
 
+    /// Sends a command; false if the thread is gone.
+    pub fn send(&self, command: Command) -> bool {
+        self.line.send(command)
+    }
+
+    /// Another handle, for sending only.
+    pub(crate) fn line(&self) -> Line {
+        self.line.clone()
+    }
+}
+
+impl Line {
     /// Sends a command; false if the thread is gone.
     pub fn send(&self, command: Command) -> bool {
         let sent = self.commands.send(command).is_ok();
@@ -186,6 +213,8 @@ struct Run {
     waker: Arc<OwnedFd>,
     started: Instant,
     over: Option<Over>,
+    /// How often the kernel's filter was widened.
+    generation: u64,
     options: WorkerOptions,
 }
 
@@ -335,6 +364,20 @@ impl Run {
                 Command::Tune(id, tuning, reply) => {
                     self.fanout.tune(id, tuning);
                     tell(&reply, ());
+                }
+                Command::Widen(generation, reply) => {
+                    self.generation = generation;
+                    if let Err(error) = self.queue.narrow(None) {
+                        log::error!(target: "source", "{}: {error}", self.options.name);
+                    }
+                    tell(&reply, ());
+                }
+                Command::Narrow(generation, loaded, reply) => {
+                    let narrowed = match generation == self.generation {
+                        true => self.queue.narrow(Some(loaded)).map_err(|e| e.to_string()),
+                        false => Err("filters are changing".to_owned()),
+                    };
+                    tell(&reply, narrowed);
                 }
                 Command::Rules(id, change, reply) => {
                     let now_us = self.now_us();

@@ -228,7 +228,6 @@ impl Program {
         Ok((attr.verdict, attr.duration))
     }
 
-    #[expect(dead_code, reason = "packet sockets get it with early drop")]
     /// Has the program judge what a socket receives (`SO_ATTACH_BPF`).
     pub(crate) fn attach_to_socket(&self, socket: &impl std::os::fd::AsFd) -> io::Result<()> {
         let fd: c_int = self.fd.as_raw_fd();

@@ -3,7 +3,8 @@
 //! | stage | should | must not |
 //! |---|---|---|
 //! | start | open the configured sources, make directories, raise limits | serve anyone |
-//! | [`drop_all_but`] | keep `CAP_NET_RAW` (an interface that comes back is opened again), for AF_XDP `CAP_IPC_LOCK` (packet memory is locked memory) | gain anything by exec, change owner, mount, trace, load |
+//! | [`drop_all_but`] | keep `CAP_NET_RAW` (an interface that comes back is opened again), for AF_XDP `CAP_IPC_LOCK` (packet memory is locked memory), for early drop `CAP_BPF` | gain anything by exec, change owner, mount, trace |
+//! | [`keep_only`] | `vnplug-early`: `CAP_BPF`, to have the kernel verify filters; all others: the rest | load programs anywhere else |
 #![expect(
     unsafe_code,
     reason = "capset and prctl have no safe wrapper that sets all sets at once"
@@ -19,6 +20,8 @@ pub(crate) enum Keep {
     NetRaw = 13,
     /// `CAP_IPC_LOCK`: locked memory without limit.
     IpcLock = 14,
+    /// `CAP_BPF`: loads filters into the kernel (Linux ≥ 5.8).
+    Bpf = 39,
 }
 
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
@@ -45,16 +48,14 @@ struct CapData {
 /// # Errors
 /// The system's.
 pub(crate) fn drop_all_but(keep: &[Keep], user: Option<(u32, u32)>) -> io::Result<()> {
-    let keep = keep.iter().fold(0_u32, |bits, &one| bits | 1 << one as u32);
     // SAFETY: plain system calls with integer arguments, and capset with two structures that live
     // across the call.
     unsafe {
         check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
         // The bounding set can only be cut with CAP_SETPCAP; without it there is nothing to cut.
-        for capability in 0..64 as libc::c_ulong {
-            if u64::from(keep) >> capability & 1 == 0 {
-                libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
-            }
+        for capability in (0..64_u32).filter(|it| !keep.iter().any(|keep| *keep as u32 == *it)) {
+            let capability = libc::c_ulong::from(capability);
+            libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
         }
         if let Some((uid, gid)) = user {
             check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0))?;
@@ -62,26 +63,39 @@ pub(crate) fn drop_all_but(keep: &[Keep], user: Option<(u32, u32)>) -> io::Resul
             check(libc::setresgid(gid, gid, gid))?;
             check(libc::setresuid(uid, uid, uid))?;
         }
+    }
+    keep_only(keep)?;
+    // SAFETY: a plain system call with integer arguments.
+    unsafe {
+        // Core dumps would hold captured packets.
+        check(libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0))
+    }
+}
+
+/// Keeps none but these capabilities, for this thread and every thread it starts later; one that is
+/// not there is not gained.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn keep_only(keep: &[Keep]) -> io::Result<()> {
+    // SAFETY: capget and capset with two structures that live across the calls.
+    unsafe {
         let header = CapHeader {
             version: CAPABILITY_VERSION_3,
             pid: 0,
         };
         let mut current = [CapData::default(); 2];
         check(libc::syscall(libc::SYS_capget, &raw const header, current.as_mut_ptr()) as i32)?;
-        let kept = current[0].permitted & keep;
-        let data = [
-            CapData {
-                effective: kept,
-                permitted: kept,
-                inheritable: 0,
-            },
-            CapData::default(),
-        ];
-        check(libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) as i32)?;
-        // Core dumps would hold captured packets.
-        check(libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0))?;
+        let mut data = [CapData::default(); 2];
+        for &capability in keep {
+            data[capability as usize / 32].permitted |= 1 << (capability as u32 % 32);
+        }
+        for (data, current) in data.iter_mut().zip(current) {
+            data.permitted &= current.permitted;
+            data.effective = data.permitted;
+        }
+        check(libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) as i32)
     }
-    Ok(())
 }
 
 /// Names a user of the system: (uid, gid).

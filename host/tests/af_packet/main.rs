@@ -3,6 +3,7 @@
 //! Every test has a network namespace of its own, so they run side by side and leave nothing.
 
 mod counters;
+mod early;
 mod link;
 mod net;
 

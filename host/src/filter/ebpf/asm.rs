@@ -120,6 +120,15 @@ impl Asm {
         self.places[label.0] = Some(self.code.len());
     }
 
+    /// Whatever leads to `from`, which is not bound, leads to `to` instead.
+    pub(super) fn lead(&mut self, from: Label, to: Label) {
+        for (_, label) in &mut self.jumps {
+            if *label == from {
+                *label = to;
+            }
+        }
+    }
+
     /// Whether something jumps there.
     pub(super) fn is_used(&self, label: Label) -> bool {
         self.jumps.iter().any(|(_, to)| *to == label)

@@ -13,7 +13,7 @@
 //!   that a snaplen cuts off), a frame that the judge would accept is accepted. A longer packet
 //!   never makes a verdict stricter: the run is the same up to the load that the shorter one has
 //!   not, and that load rejects.
-//! - Programs that loop are not translated ([`Untranslatable::Loops`]).
+//! - Programs that loop are not translated: what they stand beside is all that limits a port.
 //!
 //! Filters come from guests. What guards the kernel is its own verifier; what guards the daemon is
 //! that this translation has no state, no recursion and at most a few dozen eBPF instructions per
@@ -55,6 +55,55 @@ impl fmt::Display for Untranslatable {
 
 impl std::error::Error for Untranslatable {}
 
+/// What a port may want of a source: what passes both programs. More than it does is allowed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wanted {
+    guard: Option<Arc<Program>>,
+    filter: Option<Arc<Program>>,
+}
+
+impl Wanted {
+    /// Of a port with these programs; one that loops is left out, as it cannot run in the kernel.
+    pub fn new(guard: Option<&Arc<Program>>, filter: Option<&Arc<Program>>) -> Self {
+        let straight = |program: &&Arc<Program>| !program.loops();
+        Self {
+            guard: guard.filter(straight).cloned(),
+            filter: filter.filter(straight).cloned(),
+        }
+    }
+
+    /// What this program wants, no more; one that loops is an error later.
+    pub fn exactly(program: &Arc<Program>) -> Self {
+        Self {
+            guard: None,
+            filter: Some(Arc::clone(program)),
+        }
+    }
+
+    /// Whether it is all there is.
+    pub fn is_everything(&self) -> bool {
+        self.guard.is_none() && self.filter.is_none()
+    }
+
+    /// Classic instructions of both.
+    pub fn instructions(&self) -> usize {
+        self.programs().map(|it| it.instructions().len()).sum()
+    }
+
+    /// The programs in wire form; equal if and only if the programs are.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let part = |program: &Option<Arc<Program>>| {
+            let bytes = program.as_ref().map_or(Vec::new(), |it| it.to_bytes());
+            [&(bytes.len() as u64).to_le_bytes()[..], &bytes].concat()
+        };
+        [part(&self.guard), part(&self.filter)].concat()
+    }
+
+    fn programs(&self) -> impl Iterator<Item = &Program> {
+        self.guard.iter().chain(&self.filter).map(Arc::as_ref)
+    }
+}
+
 /// What a socket's filter does beside judging.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SocketShape {
@@ -65,13 +114,12 @@ pub(crate) struct SocketShape {
     pub(crate) snaplen: u32,
 }
 
-/// A socket filter that lets through what one of the programs wants, and counts the rest. No
-/// program: nobody wants anything.
+/// A socket filter that lets through what somebody wants, and counts the rest.
 ///
 /// # Errors
 /// [`Untranslatable`].
 pub(crate) fn socket_filter(
-    programs: &[Arc<Program>],
+    wants: &[Wanted],
     shape: SocketShape,
     counter: &Counter,
 ) -> Result<Vec<Insn>, Untranslatable> {
@@ -82,11 +130,11 @@ pub(crate) fn socket_filter(
         let wrong = if outbound { Cond::Ne } else { Cond::Eq };
         asm.jump32_if(wrong, R0, Operand::K(PACKET_OUTGOING), other);
     }
-    let reach = Skb::new(programs.iter().map(Arc::as_ref));
-    if !programs.is_empty() {
+    let reach = Skb::new(wants.iter().flat_map(Wanted::programs));
+    if !wants.is_empty() {
         reach.prepare(&mut asm, accept);
     }
-    let rejects = fragments(&mut asm, programs, &reach, accept)?;
+    let rejects = fragments(&mut asm, wants, &reach, accept)?;
     if rejects {
         count(&mut asm, counter);
     }
@@ -103,21 +151,21 @@ pub(crate) fn socket_filter(
     asm.finish().map_err(|_| Untranslatable::TooLong)
 }
 
-/// The verdict of some programs together in an XDP program.
+/// The verdict of all filters together, for an XDP program.
 ///
 /// On entry R1 is the context (`struct xdp_md *`). Execution leaves behind the last instruction with
-/// R0 = 1 if one of the programs wants the frame, else 0, and R6 = the context. R1 to R9 and the 96
+/// R0 = 1 if somebody wants the frame, else 0, and R6 = the context. R1 to R9 and the 96
 /// bytes below the frame pointer are used. Filters that ask for the length, load at variable
 /// offsets or beyond 16 KiB need Linux ≥ 5.18.
 ///
 /// # Errors
 /// [`Untranslatable`].
-pub(crate) fn xdp_verdict(programs: &[Arc<Program>]) -> Result<Vec<Insn>, Untranslatable> {
+pub(crate) fn xdp_verdict(wants: &[Wanted]) -> Result<Vec<Insn>, Untranslatable> {
     let mut asm = Asm::default();
     let (accept, done) = (asm.label(), asm.label());
-    let asks_length = programs.iter().any(|it| translate::asks_length(it));
-    Xdp::prepare(&mut asm, asks_length);
-    if fragments(&mut asm, programs, &Xdp, accept)? {
+    let mut programs = wants.iter().flat_map(Wanted::programs);
+    Xdp::prepare(&mut asm, programs.any(translate::asks_length));
+    if fragments(&mut asm, wants, &Xdp, accept)? {
         asm.alu64(Alu::Mov, R0, Operand::K(0));
         asm.jump(done);
     }
@@ -131,23 +179,44 @@ pub(crate) fn xdp_verdict(programs: &[Arc<Program>]) -> Result<Vec<Insn>, Untran
 }
 
 /// One fragment after the other; execution goes on behind them if all reject. False: that cannot
-/// be, as one wants everything.
+/// be, as somebody wants everything.
 fn fragments(
     asm: &mut Asm,
-    programs: &[Arc<Program>],
+    wants: &[Wanted],
     reach: &impl translate::Reach,
     accept: asm::Label,
 ) -> Result<bool, Untranslatable> {
-    for program in programs {
-        if program.loops() {
-            return Err(Untranslatable::Loops);
-        }
+    for wanted in wants {
         let reject = asm.label();
-        translate::append(asm, program, reach, Labels { accept, reject });
-        asm.bind(reject);
+        let mut last = None;
+        for program in wanted.programs() {
+            if program.loops() {
+                return Err(Untranslatable::Loops);
+            }
+            if let Some(before) = last.take() {
+                if !asm.is_used(before) {
+                    break;
+                }
+                asm.bind(before);
+            }
+            let wants = asm.label();
+            let labels = Labels {
+                accept: wants,
+                unsure: accept,
+                reject,
+            };
+            translate::append(asm, program, reach, labels);
+            last = Some(wants);
+        }
+        match last {
+            Some(wants) => asm.lead(wants, accept),
+            None if wanted.programs().next().is_none() => asm.jump(accept),
+            None => {}
+        }
         if !asm.is_used(reject) {
             return Ok(false);
         }
+        asm.bind(reject);
     }
     Ok(true)
 }
@@ -163,7 +232,7 @@ fn count(asm: &mut Asm, counter: &Counter) {
     asm.atomic_add(R1, R2);
 }
 
-/// One program alone in the kernel, run on frames by hand: for tests and measurements.
+/// Filters in the kernel without a source, run on frames by hand: for tests and measurements.
 ///
 /// Needs `CAP_BPF` or root.
 #[derive(Debug)]
@@ -178,13 +247,13 @@ impl KernelJudge {
     ///
     /// # Errors
     /// A text: it cannot be translated, or the kernel does not take it.
-    pub fn socket(programs: &[Arc<Program>]) -> Result<Self, String> {
+    pub fn socket(wants: &[Wanted]) -> Result<Self, String> {
         let counter = Counter::create("vnplug_judge").map_err(|error| error.to_string())?;
         let shape = SocketShape {
             outbound: None,
             snaplen: u32::MAX,
         };
-        let code = socket_filter(programs, shape, &counter).map_err(|error| error.to_string())?;
+        let code = socket_filter(wants, shape, &counter).map_err(|error| error.to_string())?;
         Self::load(ProgramKind::SocketFilter, &code, Some(counter))
     }
 
@@ -192,8 +261,8 @@ impl KernelJudge {
     ///
     /// # Errors
     /// As [`socket`](Self::socket).
-    pub fn xdp(programs: &[Arc<Program>]) -> Result<Self, String> {
-        let mut code = xdp_verdict(programs).map_err(|error| error.to_string())?;
+    pub fn xdp(wants: &[Wanted]) -> Result<Self, String> {
+        let mut code = xdp_verdict(wants).map_err(|error| error.to_string())?;
         let mut end = Asm::default();
         end.alu64(Alu::Add, R0, Operand::K(1));
         end.exit();

@@ -130,7 +130,7 @@ impl Reach for Skb {
         asm.jump_if(Cond::Gt, R2, K(LONGEST), labels.reject);
         asm.load(Size::Word, R0, FP, TAG);
         asm.jump32_if(Cond::Eq, R0, K(0), untagged);
-        asm.jump_if(Cond::Lt, R2, K(MACS + TAG_BYTES), labels.accept);
+        asm.jump_if(Cond::Lt, R2, K(MACS + TAG_BYTES), labels.unsure);
         asm.alu64(Alu::Sub, R2, K(TAG_BYTES));
         asm.bind(untagged);
         asm.alu64(Alu::Mov, R1, X(R9));

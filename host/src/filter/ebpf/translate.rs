@@ -47,8 +47,10 @@ pub(super) trait Reach {
 /// Where a fragment leads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Labels {
-    /// The program wants the frame, or what it wants cannot be told.
+    /// The program wants the frame.
     pub(super) accept: Label,
+    /// What it wants cannot be told here.
+    pub(super) unsure: Label,
     /// The program does not want it.
     pub(super) reject: Label,
 }

@@ -17,6 +17,7 @@
 //!   flow where the kernel can see it. The kernel does not put fragments together and a full queue
 //!   does not spill into another: both would change what was on the wire or its order.
 //! - **Direction** is decided by a filter in the kernel, before anything is queued or counted.
+//!   With it goes what the ports together want ([`early`](super::early)).
 //!   On loopback every frame passes twice, out and in; [`Direction::Both`] takes the way in alone.
 //! - **Offloads.** Frames that the kernel merged (GRO) or has not yet cut (GSO) arrive whole, up to
 //!   [`AfPacketConfig::snaplen`]; `ethtool -K IF gro off` shows what is on the wire.
@@ -75,6 +76,8 @@ pub struct AfPacketConfig {
     /// else (a PTP daemon) switched them on, as their clock may be another, and not every frame
     /// has one. Needs `CAP_NET_ADMIN`; concerns the whole NIC and stays on afterwards.
     pub hardware_timestamps: bool,
+    /// Let the kernel drop what no port wants ([`early`](super::early)).
+    pub early: bool,
 }
 
 impl AfPacketConfig {
@@ -90,6 +93,7 @@ impl AfPacketConfig {
             block_timeout_ms: 2,
             snaplen: MAX_SNAPLEN,
             hardware_timestamps: false,
+            early: true,
         }
     }
 

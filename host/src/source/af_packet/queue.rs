@@ -20,11 +20,12 @@ use vnplug_ring::layout::flags;
 use super::block::{Cursor, Walk};
 use super::outbox::Outbox;
 use super::socket::{BoundRing, Opener};
+use crate::source::early::{Loaded, Seat};
 use crate::source::sleep::sleep;
 use crate::source::{
     Flushed, Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit,
 };
-use crate::sys::interface;
+use crate::sys::interface::{self, Link};
 use crate::sys::packet::Ring;
 
 /// A packet socket with its ring.
@@ -38,8 +39,11 @@ pub(super) struct PacketQueue {
     cursor: Option<Cursor>,
     /// Always empty between calls; keeps its memory.
     batch: Vec<Frame<'static>>,
-    index: i32,
+    bound: Link,
     link: LinkState,
+    seat: Result<Seat, String>,
+    /// What the kernel lets through, if that is not everything.
+    early: Option<Box<Loaded>>,
     /// Flags for the next frame handed out.
     mark: u16,
     outbox: Outbox,
@@ -55,9 +59,12 @@ enum LinkState {
 
 impl PacketQueue {
     pub(super) fn new(opener: Arc<Opener>, bound: BoundRing) -> Self {
+        let seat = opener.seat(bound.link);
         let mut queue = Self {
             opener,
-            index: bound.link.index,
+            bound: bound.link,
+            seat,
+            early: None,
             link: LinkState::Up,
             ring: bound.ring,
             block: 0,
@@ -115,12 +122,15 @@ impl PacketQueue {
     /// Looks again at how the interface is; `ENETDOWN` was seen, or it was not up last time.
     fn look(&mut self) {
         let socket = self.ring.socket();
-        if socket.bound_to().is_ok_and(|index| index != self.index) {
+        if socket
+            .bound_to()
+            .is_ok_and(|index| index != self.bound.index)
+        {
             self.look_for_another();
             return;
         }
         // By index, as it may have been renamed.
-        let up = netdevice::index_to_name(socket, self.index as u32)
+        let up = netdevice::index_to_name(socket, self.bound.index as u32)
             .map_err(Into::into)
             .and_then(|name| interface::link(socket, &name))
             .is_ok_and(|link| link.up);
@@ -151,7 +161,7 @@ impl PacketQueue {
         match self.reopen() {
             Ok(bound) => {
                 self.take_statistics();
-                self.index = bound.link.index;
+                self.bound = bound.link;
                 self.ring = bound.ring;
                 self.block = 0;
                 self.settle(bound.link.up);
@@ -174,7 +184,11 @@ impl PacketQueue {
         // Asked first, as a ring is dear.
         self.opener.link(self.ring.socket())?;
         let bound = self.opener.open()?;
-        self.opener.start(&bound)?;
+        let early = self.early.as_deref();
+        let socket = bound.ring.socket();
+        let filtered = self.opener.filter(socket, bound.link, early);
+        // Everything is more than what was wanted, and never too little.
+        filtered.or_else(|_| self.opener.start(&bound))?;
         Ok(bound)
     }
 
@@ -240,9 +254,26 @@ impl Queue for PacketQueue {
         }
     }
 
+    fn seat(&self) -> Result<Seat, String> {
+        self.seat.clone()
+    }
+
+    fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
+        let socket = self.ring.socket();
+        self.opener.filter(socket, self.bound, filter.as_deref())?;
+        self.early = filter;
+        Ok(())
+    }
+
     fn counters(&mut self) -> QueueCounters {
         self.take_statistics();
-        self.counters
+        // The kernel's own counters know nothing of what its filter drops.
+        let early = self.seat.as_ref().map_or(0, Seat::dropped);
+        QueueCounters {
+            seen: self.counters.seen + early,
+            early,
+            ..self.counters
+        }
     }
 
     fn state(&self) -> &'static str {

@@ -10,7 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use libc::{c_int, sock_filter};
 
 use super::{AfPacketConfig, Direction, is_capturable};
+use crate::filter::ebpf::SocketShape;
 use crate::source::SourceError;
+use crate::source::early::{Loaded, Seat};
 use crate::sys::interface::{self, Link};
 use crate::sys::packet::{Ring, RingShape, Socket};
 
@@ -81,16 +83,55 @@ impl Opener {
         Ok(BoundRing { ring, link })
     }
 
-    /// Lets frames in.
+    /// Lets frames in: those of its direction.
     pub(super) fn start(&self, bound: &BoundRing) -> Result<(), SourceError> {
-        let loopback = bound.link.hardware == libc::ARPHRD_LOOPBACK;
-        let program = program(self.direction(loopback), self.config.snaplen);
-        bound.ring.socket().set_filter(&program).map_err(|cause| {
+        self.filter(bound.ring.socket(), bound.link, None)
+    }
+
+    /// Lets in the frames of its direction, or what an early filter lets through of them. The
+    /// kernel changes from one to the other between two frames.
+    pub(super) fn filter(
+        &self,
+        socket: &Socket,
+        link: Link,
+        early: Option<&Loaded>,
+    ) -> Result<(), SourceError> {
+        let direction = self.direction(link.hardware == libc::ARPHRD_LOOPBACK);
+        match early {
+            Some(early) => early.attach(socket, self.shape(direction)),
+            None => socket.set_filter(&program(direction, self.config.snaplen)),
+        }
+        .map_err(|cause| {
             SourceError::io(
                 format!("cannot set a filter on {:?}", self.config.interface),
                 cause,
             )
         })
+    }
+
+    /// Where a queue of this interface takes an early filter, or why it does not.
+    pub(super) fn seat(&self, link: Link) -> Result<Seat, String> {
+        if !self.config.early {
+            return Err("off: as configured".into());
+        }
+        let direction = self.direction(link.hardware == libc::ARPHRD_LOOPBACK);
+        Seat::socket(self.shape(direction)).map_err(|cause| match cause.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => {
+                "off: no permission to use eBPF; it needs root or CAP_BPF".into()
+            }
+            _ => format!("off: this kernel lacks what it needs: {cause}"),
+        })
+    }
+
+    fn shape(&self, direction: Direction) -> SocketShape {
+        SocketShape {
+            outbound: match direction {
+                Direction::Both => None,
+                Direction::Rx => Some(false),
+                Direction::Tx => Some(true),
+            },
+            snaplen: self.config.snaplen,
+        }
     }
 
     /// Asks about the interface by name.

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use crate::filter::Program;
+use crate::filter::ebpf::{Wanted, xdp_verdict};
 use crate::source::SourceError;
 use crate::sys::bpf::{
     self, Alu, Counters, If, Insn, LoadError, Map, MapKind, ProgramKind, Reg, Width,
@@ -62,7 +63,7 @@ pub(super) fn verdict(take: Option<&Arc<Program>>) -> Result<Vec<Insn>, SourceEr
     let Some(take) = take else {
         return Ok(Vec::new());
     };
-    crate::filter::ebpf::xdp_verdict(std::slice::from_ref(take))
+    xdp_verdict(&[Wanted::exactly(take)])
         .map_err(|error| SourceError::new(format!("take cannot be judged in the kernel: {error}")))
 }
 

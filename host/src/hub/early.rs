@@ -1,0 +1,198 @@
+//! What all ports of a source together may want, and telling the kernel so.
+//!
+//! See [`crate::source::early`] for who does what when.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use super::{ANSWER, Hub};
+use crate::filter::Program;
+use crate::filter::ebpf::Wanted;
+use crate::source::early::{Loader, Narrowing, Place, Seat, Standing};
+use crate::source::worker::{Command, Worker};
+
+/// The most filters that are put into the kernel together.
+pub const MAX_EARLY_FILTERS: usize = 64;
+/// The most classic instructions of them.
+pub const MAX_EARLY_INSTRUCTIONS: usize = 1_024;
+
+/// The early drop of one source.
+#[derive(Debug)]
+pub struct Early {
+    /// None: the kernel drops nothing early here.
+    places: Vec<Place>,
+    standing: Arc<Standing>,
+    generation: u64,
+    /// What ports may want, each with how many do.
+    wants: HashMap<Key, (Wanted, usize)>,
+    /// What the kernel lets through at least, as far as it was asked to let through less than all.
+    asked: Option<BTreeSet<Key>>,
+}
+
+/// The programs in wire form.
+type Key = Vec<u8>;
+
+impl Early {
+    /// For a source whose queues have these seats, or have none for this reason (empty: it is no
+    /// matter of the kernel's).
+    pub fn new(seats: Result<Vec<Seat>, String>, workers: &[Worker]) -> Self {
+        let standing = Arc::new(Standing::default());
+        let places = match seats {
+            Ok(seats) => {
+                let each = seats.into_iter().zip(workers);
+                each.map(|(seat, worker)| Place {
+                    seat,
+                    line: worker.line(),
+                })
+                .collect()
+            }
+            Err(why) => {
+                standing.begin(0, why);
+                Vec::new()
+            }
+        };
+        Self {
+            places,
+            standing,
+            generation: 0,
+            wants: HashMap::new(),
+            asked: None,
+        }
+    }
+
+    /// How it stands, for people; empty where it is no matter of the kernel's.
+    pub(super) fn standing(&self) -> String {
+        self.standing.text()
+    }
+
+    /// A port is going to judge by this: returns when no frame that it wants is dropped any more.
+    fn add(&mut self, wanted: &Wanted) {
+        if self.places.is_empty() {
+            return;
+        }
+        let key = wanted.to_bytes();
+        if self
+            .asked
+            .as_ref()
+            .is_some_and(|asked| !asked.contains(&key))
+        {
+            self.widen();
+        }
+        self.wants
+            .entry(key)
+            .or_insert_with(|| (wanted.clone(), 0))
+            .1 += 1;
+    }
+
+    /// No port judges by this any more, or one less.
+    fn remove(&mut self, wanted: &Wanted) {
+        let key = wanted.to_bytes();
+        if let Some((_, ports)) = self.wants.get_mut(&key) {
+            *ports -= 1;
+            if *ports == 0 {
+                self.wants.remove(&key);
+            }
+        }
+    }
+
+    /// Has every queue let everything through, and waits until all do.
+    fn widen(&mut self) {
+        self.generation += 1;
+        self.asked = None;
+        self.standing
+            .begin(self.generation, "off: filters are changing");
+        let answers: Vec<_> = self
+            .places
+            .iter()
+            .map(|place| {
+                let (reply, answer) = channel();
+                place.line.send(Command::Widen(self.generation, reply));
+                answer
+            })
+            .collect();
+        for answer in answers {
+            if answer.recv_timeout(ANSWER).is_err() {
+                log::error!(target: "source", "early drop: a source's thread does not answer");
+            }
+        }
+    }
+
+    /// Has the kernel let through no more than the ports may want, soon.
+    fn settle(&mut self, source: usize, loader: &Loader) {
+        if self.places.is_empty() {
+            return;
+        }
+        if let Some(why) = self.obstacle() {
+            // Whatever led here was wider than what was asked for, so everything is let through.
+            self.standing.say(self.generation, &format!("off: {why}"));
+            return;
+        }
+        let keys: BTreeSet<Key> = self.wants.keys().cloned().collect();
+        if self.asked.as_ref() == Some(&keys) {
+            return;
+        }
+        self.asked = Some(keys);
+        let wants = self.wants.values().map(|(wanted, _)| wanted.clone());
+        let narrowing = Narrowing {
+            generation: self.generation,
+            wants: wants.collect(),
+            places: self.places.clone(),
+            standing: Arc::clone(&self.standing),
+        };
+        loader.ask(source, narrowing);
+    }
+
+    /// Why the filters of the ports are not for the kernel.
+    fn obstacle(&self) -> Option<String> {
+        let filters = self.wants.len();
+        if self.wants.contains_key(&Wanted::default().to_bytes()) {
+            return Some("a port wants everything".into());
+        }
+        if filters > MAX_EARLY_FILTERS {
+            return Some(format!(
+                "{filters} filters; the most are {MAX_EARLY_FILTERS}"
+            ));
+        }
+        let each = self.wants.values().map(|(wanted, _)| wanted.instructions());
+        let instructions: usize = each.sum();
+        (instructions > MAX_EARLY_INSTRUCTIONS).then(|| {
+            format!("{instructions} instructions of filters; the most are {MAX_EARLY_INSTRUCTIONS}")
+        })
+    }
+}
+
+impl Hub {
+    /// From now on, what nobody wants is dropped by the kernel where it can be.
+    pub(crate) fn drop_early(&mut self, loader: Loader) {
+        self.loader = Some(loader);
+        for source in 0..self.sources.len() {
+            self.settle_early(source);
+        }
+    }
+
+    /// A port of a source is going to judge by these programs.
+    pub(super) fn will_want(
+        &mut self,
+        source: usize,
+        guard: Option<&Arc<Program>>,
+        filter: Option<&Arc<Program>>,
+    ) -> Wanted {
+        let wanted = Wanted::new(guard, filter);
+        self.sources[source].early.add(&wanted);
+        wanted
+    }
+
+    /// A port of a source does not judge so any more.
+    pub(super) fn wants_no_more(&mut self, source: usize, wanted: &Wanted) {
+        self.sources[source].early.remove(wanted);
+        self.settle_early(source);
+    }
+
+    /// After ports of a source have changed what they want.
+    pub(super) fn settle_early(&mut self, source: usize) {
+        if let Some(loader) = &self.loader {
+            self.sources[source].early.settle(source, loader);
+        }
+    }
+}

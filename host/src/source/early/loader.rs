@@ -1,0 +1,157 @@
+//! The thread that makes filters for the kernel.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{Seat, Standing};
+use crate::filter::ebpf::Wanted;
+use crate::noise::peer_log;
+use crate::source::worker::{Command, Line};
+
+/// What the queues of a source are to let through.
+#[derive(Debug)]
+pub(crate) struct Narrowing {
+    pub(crate) generation: u64,
+    pub(crate) wants: Vec<Wanted>,
+    pub(crate) places: Vec<Place>,
+    pub(crate) standing: Arc<Standing>,
+}
+
+/// A queue's seat and its thread.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) seat: Seat,
+    pub(crate) line: Line,
+}
+
+/// The thread, as the control thread sees it; it ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Loader {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The latest of each source; an earlier one that was not begun is over.
+    waiting: BTreeMap<usize, Narrowing>,
+    closed: bool,
+}
+
+impl Loader {
+    /// Starts the thread; `begin` is the first thing it does.
+    pub(crate) fn start(begin: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("vnplug-early".into())
+            .spawn(move || {
+                begin();
+                theirs.work();
+            })?;
+        Ok(Self { shared })
+    }
+
+    /// Asks for a source's filters, soon.
+    pub(crate) fn ask(&self, source: usize, narrowing: Narrowing) {
+        self.shared.lock().waiting.insert(source, narrowing);
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        loop {
+            let mut state = self.lock();
+            while state.waiting.is_empty() && !state.closed {
+                let woken = self.changed.wait(state);
+                state = woken.unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(state);
+            // Changes come in bursts; each costs the verifier's time.
+            std::thread::sleep(SETTLE);
+            let mut state = self.lock();
+            if state.closed {
+                return;
+            }
+            let Some((_, narrowing)) = state.waiting.pop_first() else {
+                continue;
+            };
+            drop(state);
+            if catch_unwind(AssertUnwindSafe(|| narrow(&narrowing))).is_err() {
+                log::error!(target: "source", "making a kernel filter panicked");
+                narrowing
+                    .standing
+                    .say(narrowing.generation, "off: the daemon failed to make it");
+            }
+        }
+    }
+
+    /// What it guards is whole after every statement.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Makes a filter for each queue and hands it over. Queues that got none let everything through.
+fn narrow(narrowing: &Narrowing) {
+    let generation = narrowing.generation;
+    let mut failure = None;
+    for place in &narrowing.places {
+        match place.seat.load(&narrowing.wants) {
+            Ok(loaded) => {
+                let (reply, answer) = channel();
+                place
+                    .line
+                    .send(Command::Narrow(generation, Box::new(loaded), reply));
+                match answer.recv_timeout(ANSWER) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => failure = Some(error),
+                    Err(_) => failure = Some("a source's thread does not answer".into()),
+                }
+            }
+            Err(error) => failure = Some(error),
+        }
+        if failure.is_some() {
+            break;
+        }
+    }
+    match failure {
+        None => narrowing.standing.say(generation, &told(&narrowing.wants)),
+        Some(why) => {
+            // Guests' filters lead here, so it may be often.
+            peer_log!(log::Level::Warn, "source", "no early drop: {why}");
+            narrowing.standing.say(generation, &format!("off: {why}"));
+        }
+    }
+}
+
+fn told(wants: &[Wanted]) -> String {
+    let instructions: usize = wants.iter().map(Wanted::instructions).sum();
+    match wants.len() {
+        0 => "on: no port wants anything".to_owned(),
+        1 => format!("on: 1 filter, {instructions} instructions"),
+        filters => format!("on: {filters} filters, {instructions} instructions"),
+    }
+}
+
+/// How long changes are awaited before a filter is made.
+const SETTLE: Duration = Duration::from_millis(10);
+/// How long a queue's thread may take to answer; it answers between two batches.
+const ANSWER: Duration = Duration::from_secs(5);
