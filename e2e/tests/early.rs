@@ -1,0 +1,309 @@
+//! Early drop, over a real wire: what the kernel drops is counted to the packet, and a reader gets
+//! every frame that it may have, whatever the other readers do meanwhile.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vnplug::{FilterSpec, Next, Port};
+use vnplug_e2e::daemon::{Daemon, audit, label, value};
+use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::{Lab, Netns};
+use vnplug_ring::control::Counted;
+use vnplug_ring::witness::{Checker, Parsed, View, parse};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+struct Wire {
+    _lab: Lab,
+    netns: Netns,
+    daemon: Daemon,
+}
+
+impl Wire {
+    /// A daemon that receives what is sent on `wire0`.
+    fn new(source: &str) -> Self {
+        let lab = Lab::new().unwrap();
+        let netns = Netns::new().unwrap();
+        netns.veth("wire0", "wire1").unwrap();
+        let daemon = Daemon::start(&lab, Some(&netns), &["--source", source]).unwrap();
+        Self {
+            _lab: lab,
+            netns,
+            daemon,
+        }
+    }
+
+    fn open(&self, filter: &str) -> Port {
+        let options = self.daemon.port("wire1").ring_bytes(16 << 20);
+        options.filter(filter).open().unwrap()
+    }
+
+    fn send(&self, stream: &Stream) {
+        let sent = self.netns.enter(|| stream.send()).unwrap().unwrap();
+        assert_eq!(sent.frames, stream.count);
+    }
+
+    fn source(&self) -> Counted {
+        let counters = self.daemon.counters();
+        audit(&counters);
+        let mut sources = counters.into_iter().filter(|it| it.kind == "source");
+        sources.next().expect("the source is counted")
+    }
+
+    /// Waits until early drop stands so.
+    fn until(&self, standing: &str) -> Counted {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let source = self.source();
+            if label(&source, "early_drop").starts_with(standing) {
+                return source;
+            }
+            assert!(Instant::now() < deadline, "not {standing}: {source:?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until nothing is under way, and checks point K.
+    fn at_rest(&self, seen: u64) -> Counted {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let source = self.source();
+            let of = |name: &str| value(&source, name);
+            if of("in_kernel") == 0 && of("seen") >= seen {
+                let parts = of("read") + of("kernel_dropped") + of("early");
+                assert_eq!((of("seen"), of("kernel_dropped")), (parts, 0), "{source:?}");
+                assert_eq!(of("seen"), seen, "{source:?}");
+                return source;
+            }
+            assert!(Instant::now() < deadline, "{source:?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Reads until so many packets came.
+fn read(port: &mut Port, count: u64, checker: &mut Checker) {
+    let deadline = Instant::now() + LIMIT;
+    let mut packets = 0;
+    while packets < count {
+        assert!(Instant::now() < deadline, "{packets} of {count} packets");
+        match port.next().unwrap() {
+            Next::Packet(packet) => {
+                assert_eq!(packet.meta.lost, 0);
+                checker.feed(packet.bytes);
+                packets += 1;
+            }
+            Next::Nothing => {
+                port.wait(Some(Duration::from_millis(100))).unwrap();
+            }
+            Next::Ended => panic!("ended after {packets}"),
+        }
+    }
+}
+
+/// The filter for the frames of one flow of a stream.
+fn flow(number: u32) -> String {
+    format!("src host 10.0.0.{number}")
+}
+
+#[test]
+fn a_reader_of_one_flow_in_a_hundred_makes_the_kernel_drop_the_others() {
+    const FRAMES: u64 = 50_000;
+    let mut delivered = Vec::new();
+    for early in [true, false] {
+        let option = if early { "yes" } else { "no" };
+        let wire = Wire::new(&format!("wire1=af_packet,early={option}"));
+        if early {
+            // Nobody is there: nothing comes to the daemon, and all of it is counted.
+            wire.until("on: no port");
+            wire.send(&Stream::new("wire0", 1_000));
+            let idle = wire.at_rest(1_000);
+            assert_eq!((value(&idle, "early"), value(&idle, "read")), (1_000, 0));
+        }
+        let mut port = wire.open(&flow(42));
+        let before = wire.until(if early {
+            "on: 1 filter"
+        } else {
+            "off: as configured"
+        });
+        let stream = Stream {
+            flows: 100,
+            ..Stream::new("wire0", FRAMES)
+        };
+        wire.send(&stream);
+        let mut checker = Checker::new(View::Part);
+        read(&mut port, FRAMES / 100, &mut checker);
+        let after = wire.at_rest(value(&before, "seen") + FRAMES);
+        let during = |name: &str| value(&after, name) - value(&before, name);
+        // The control brings everything to the daemon, which drops the same.
+        let dropped = if early { FRAMES - FRAMES / 100 } else { 0 };
+        assert_eq!(
+            (during("early"), during("read")),
+            (dropped, FRAMES - dropped)
+        );
+        delivered.push(checker.set(1).expect("frames of the run").ranges());
+    }
+    assert_eq!(delivered[0], delivered[1]);
+}
+
+#[test]
+fn changes_under_traffic_lose_nothing_that_a_reader_may_have() {
+    const ROUNDS: u32 = 25;
+    const BURST: u64 = 100;
+    let wire = Wire::new("wire1");
+    let mut steady = wire.open(&flow(1));
+    wire.until("on: 1 filter");
+    let (over, late) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        // Traffic of 50 flows, of which the steady reader has one; in runs, to end when told.
+        let background = scope.spawn(|| {
+            let mut runs = 0;
+            while !over.load(Ordering::Relaxed) {
+                runs += 1;
+                wire.send(&Stream {
+                    flows: 50,
+                    run: runs,
+                    pps: NonZeroU64::new(25_000),
+                    ..Stream::new("wire0", 5_000)
+                });
+            }
+            runs
+        });
+        let reader = scope.spawn(|| {
+            let mut got: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+            while !late.load(Ordering::Relaxed) {
+                match steady.next().unwrap() {
+                    Next::Packet(packet) => {
+                        assert_eq!(packet.meta.lost, 0);
+                        let Parsed::Witness(frame) = parse(packet.bytes) else {
+                            panic!("not a witness frame: {:02x?}", packet.bytes);
+                        };
+                        let fresh = got.entry(frame.run).or_default().insert(frame.seq);
+                        assert!(fresh, "a frame came twice");
+                    }
+                    _ => drop(steady.wait(Some(Duration::from_millis(20))).unwrap()),
+                }
+            }
+            got
+        });
+        // A burst, sent when a request is answered, comes whole.
+        let burst = |port: &mut Port, run: u32| {
+            let flow = 60;
+            wire.send(&Stream {
+                run,
+                flows: flow + 1,
+                ..Stream::new("wire0", BURST * u64::from(flow + 1))
+            });
+            let mut checker = Checker::new(View::Part);
+            let deadline = Instant::now() + LIMIT;
+            while checker.set(run).map_or(0, |set| set.len()) < BURST {
+                assert!(Instant::now() < deadline, "a burst lost frames");
+                read(port, 1, &mut checker);
+            }
+        };
+        for round in 0..ROUNDS {
+            let run = 1_000_000 + round * 10;
+            // A new reader with a filter, one without, and an old one that changes its mind.
+            let mut narrow = wire.open(&flow(60));
+            burst(&mut narrow, run);
+            let changed = FilterSpec::Expression(flow(59));
+            narrow.set_filter(changed).unwrap();
+            let wide = wire.open("");
+            let back = FilterSpec::Expression(flow(60));
+            drop(wide);
+            narrow.set_filter(back).unwrap();
+            burst(&mut narrow, run + 1);
+            if round % 2 == 0 {
+                wire.until("on: 2 filters");
+                burst(&mut narrow, run + 2);
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        let runs = background.join().unwrap();
+        let source = wire.at_rest(value(&wire.source(), "seen"));
+        thread::sleep(Duration::from_millis(200));
+        late.store(true, Ordering::Relaxed);
+        let got = reader.join().unwrap();
+        let all: BTreeSet<u64> = (1..5_000).step_by(50).collect();
+        for run in 1..=runs {
+            assert_eq!(
+                got.get(&run),
+                Some(&all),
+                "run {run}: frames of the steady reader"
+            );
+        }
+        // The test is about something: the kernel dropped a good part meanwhile.
+        let early = value(&source, "early");
+        assert!(early > 5_000, "{early} of {source:?}");
+    });
+}
+
+#[test]
+fn more_filters_than_the_kernel_is_given_bring_everything() {
+    let wire = Wire::new("wire1");
+    wire.until("on: no port");
+    let mut ports: Vec<Port> = (0..70).map(|number| wire.open(&flow(number))).collect();
+    let full = wire.until("off: 70 filters");
+    wire.send(&Stream {
+        flows: 100,
+        ..Stream::new("wire0", 10_000)
+    });
+    let after = wire.at_rest(value(&full, "seen") + 10_000);
+    assert_eq!(value(&after, "early"), value(&full, "early"));
+    for port in &mut ports {
+        read(port, 100, &mut Checker::new(View::Part));
+    }
+    // Equal filters are one.
+    ports.truncate(60);
+    ports.extend((0..20).map(|_| wire.open(&flow(7))));
+    let few = wire.until("on: 60 filters");
+    wire.send(&Stream {
+        flows: 100,
+        ..Stream::new("wire0", 10_000)
+    });
+    let after = wire.at_rest(value(&few, "seen") + 10_000);
+    assert_eq!(value(&after, "early") - value(&few, "early"), 4_000);
+    // One without a filter.
+    let mut wide = wire.open("");
+    let before = wire.until("off: a port wants everything");
+    wire.send(&Stream::new("wire0", 1_000));
+    read(&mut wide, 1_000, &mut Checker::new(View::Part));
+    let after = wire.at_rest(value(&before, "seen") + 1_000);
+    assert_eq!(value(&after, "early"), value(&before, "early"));
+}
+
+#[test]
+fn a_daemon_that_comes_back_drops_early_again() {
+    let mut wire = Wire::new("wire1");
+    let mut port = wire.open(&flow(3));
+    for _ in 0..2 {
+        let before = wire.until("on: 1 filter");
+        wire.send(&Stream {
+            flows: 10,
+            ..Stream::new("wire0", 1_000)
+        });
+        let mut checker = Checker::new(View::Part);
+        let deadline = Instant::now() + LIMIT;
+        while checker.set(1).map_or(0, |set| set.len()) < 100 {
+            assert!(Instant::now() < deadline, "not all of the flow");
+            match port.next().unwrap() {
+                Next::Packet(packet) => drop(checker.feed(packet.bytes)),
+                _ => drop(port.wait(Some(Duration::from_millis(50))).unwrap()),
+            }
+        }
+        let after = wire.at_rest(value(&before, "seen") + 1_000);
+        assert_eq!(value(&after, "early") - value(&before, "early"), 900);
+        wire.daemon.kill();
+        wire.daemon.launch().unwrap();
+        // The library opens its port again when it reads.
+        let deadline = Instant::now() + LIMIT;
+        while !label(&wire.source(), "early_drop").starts_with("on: 1 filter") {
+            assert!(Instant::now() < deadline, "the port is not back");
+            assert!(!matches!(port.next().unwrap(), Next::Packet(_)));
+            port.wait(Some(Duration::from_millis(20))).unwrap();
+        }
+    }
+}
