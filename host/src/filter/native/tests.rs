@@ -201,6 +201,36 @@ fn without_it_and_for_what_loops_there_is_the_interpreter() {
     assert_eq!(looping.run(&[], 0), 0);
 }
 
+#[test]
+#[ignore = "a measurement: cargo test -p vnplugd ten_thousand_filters -- --ignored --nocapture"]
+fn what_ten_thousand_filters_take() {
+    let library = crate::sys::pcap::Library::load().unwrap();
+    let programs: Vec<Program> = (0..10_000_u32)
+        .map(|number| {
+            let [_, b, c, d] = number.to_be_bytes();
+            let text = format!("host 10.{b}.{c}.{d} and tcp port 80");
+            let text = std::ffi::CString::new(text).unwrap();
+            let list = library.compile(&text, 262_144, 1).unwrap();
+            Program::from_instructions(&list, Trust::Guest).unwrap()
+        })
+        .collect();
+    let mappings = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().count()
+    };
+    let (jit, before, begun) = (Jit::start(32 << 20), mappings(), Instant::now());
+    for program in &programs {
+        jit.submit("a", program);
+    }
+    let until = Instant::now() + Duration::from_secs(600);
+    while !programs.iter().all(Program::is_native) {
+        assert!(Instant::now() < until, "{:?}", jit.counters());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    println!("{:?}: {:?}", begun.elapsed(), jit.counters());
+    println!("{} mappings more", mappings() - before);
+}
+
 /// Programs of the greatest length that are hard on a compiler, by name.
 fn hard() -> Vec<(&'static str, Vec<Instruction>)> {
     let n = MAX_INSTRUCTIONS as u32 - 1;
