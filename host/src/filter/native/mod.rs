@@ -1,7 +1,7 @@
 //! Filters as machine code, made in the background; the interpreter until it is ready.
 //!
 //! ```text
-//!  compile thread                    vnplug-jit (lowest priority)              queue's thread
+//!  compile thread                    vnplug-jit (low priority)                 queue's thread
 //!  Program --submit--> Queue -----> Translator --> pages, executable --.
 //!     |               by owner       (Cranelift)                       | set once
 //!     `-- Slot <-------------------------------------------------------'---> Program::run
@@ -162,7 +162,7 @@ impl Drop for Handle {
 }
 
 fn work(shared: &Shared, mut workshop: Workshop) {
-    if let Err(error) = rustix::process::setpriority_process(None, LOWEST_PRIORITY) {
+    if let Err(error) = rustix::process::setpriority_process(None, LOW_PRIORITY) {
         log::debug!(target: "filter", "vnplug-jit keeps its priority: {error}");
     }
     while let Some(first) = next(shared, None) {
@@ -226,7 +226,8 @@ const BATCH_BYTES: usize = 128 << 10;
 /// Cranelift recurses; address space only.
 const STACK_BYTES: usize = 16 << 20;
 
-const LOWEST_PRIORITY: i32 = 19;
+/// Niceness: behind the threads of queues, but no starvation, as native filters make those faster.
+const LOW_PRIORITY: i32 = 10;
 
 /// Gives programs native code at once, as the thread would in time.
 #[cfg(test)]
