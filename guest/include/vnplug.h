@@ -129,6 +129,12 @@ struct vnplug_insn {
 };
 
 enum { VNPLUG_BOTH = 0, VNPLUG_RX = 1, VNPLUG_TX = 2 };
+/*
+ * How to wait. SLEEP: until the host rings; the least CPU, and the only one with which vnplug_next
+ * arms the wake-up and vnplug_fd may be waited for. BALANCED: look for a while, sleep by itself for a
+ * while, then until the host rings. SPIN: never sleep; lowest latency, one whole CPU.
+ */
+enum { VNPLUG_WAIT_SLEEP = 0, VNPLUG_WAIT_BALANCED = 1, VNPLUG_WAIT_SPIN = 2 };
 enum { VNPLUG_BALANCE_FLOW = 0, VNPLUG_BALANCE_ROUND_ROBIN = 1 };
 
 /* What to open. Initialise with vnplug_options_init; zero is every field's default. */
@@ -151,6 +157,10 @@ struct vnplug_options {
     const char *label;                 /* what the operator sees; NULL = program[pid] */
     const char *socket;                /* NULL = $VNPLUG_SOCKET or /run/vnplug/vnplug.sock */
     uint32_t paused;                   /* not 0: gets nothing before vnplug_tune says so */
+    uint32_t waiting;                  /* what vnplug_wait does: VNPLUG_WAIT_* */
+    uint64_t transmit_bytes;           /* a ring for sending; 0 = the port does not send */
+    uint32_t spin_us;                  /* VNPLUG_WAIT_BALANCED: look for so long; 0 = 50 */
+    uint32_t longest_sleep_us;         /* and sleep up to so long by itself; 0 = 250 */
 };
 
 /* What can be turned while a port is open. */
@@ -247,6 +257,14 @@ const char *vnplug_version(void);
 int vnplug_open(const struct vnplug_options *options, char *errbuf, size_t errlen,
                 vnplug_port **port);
 
+/*
+ * Opens `count` ports, one for each thread of a reader, that share the device by flow: each flow goes
+ * to one of them. `options` must not name a cluster. On an error none is open, and `ports` is as it
+ * was.
+ */
+int vnplug_open_spread(const struct vnplug_options *options, size_t count, char *errbuf,
+                       size_t errlen, vnplug_port **ports);
+
 /* Closes a port; NULL is allowed. Its descriptor and packets are invalid afterwards. */
 void vnplug_close(vnplug_port *port);
 
@@ -274,10 +292,29 @@ int vnplug_next_batch(vnplug_port *port, struct vnplug_packet *packets, size_t m
 void vnplug_release(vnplug_port *port);
 
 /*
- * Sleeps until there is something to read (or the watermark is reached), at most timeout_ms (-1: no
+ * Waits, as the port was told to, until there is something to read (or the watermark is reached), at most timeout_ms (-1: no
  * limit): VNPLUG_READY, VNPLUG_TIMEOUT, VNPLUG_INTERRUPTED, or an error.
  */
 int vnplug_wait(vnplug_port *port, int timeout_ms);
+
+/*
+ * Sends a frame, Ethernet header included, FCS excluded: 1 = written, 0 = no room now, or an error.
+ * `frame` is copied; it may be a packet that this port has lent, and those stay valid. The port needs
+ * `transmit_bytes`, and its user a grant to send. VNPLUG_E_DISCONNECTED while the daemon is gone:
+ * vnplug_next or vnplug_wait bring it back. What became of frames tell the host's counters "sent" and
+ * "send_dropped_full", "_length", "_link", "_unsupported".
+ */
+int vnplug_send(vnplug_port *port, const uint8_t *frame, size_t len);
+
+/* The same in two steps: push a batch, then flush. What is not flushed is not sent. */
+int vnplug_push(vnplug_port *port, const uint8_t *frame, size_t len);
+int vnplug_flush(vnplug_port *port);
+
+/*
+ * Waits until a frame of `len` bytes has room, at most timeout_ms: 1 = it has, 0 = the time is over,
+ * or an error. Packets lent before are invalid afterwards.
+ */
+int vnplug_wait_for_room(vnplug_port *port, size_t len, int timeout_ms);
 
 /*
  * A descriptor for poll, select and epoll, the same for the port's life. Readable: call vnplug_next

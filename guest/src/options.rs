@@ -1,5 +1,6 @@
 //! What to ask for when opening a port.
 
+use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use vnplug_ring::control::{Balance, Direction, FilterSpec, Open, Tuning};
 
 use crate::connection::socket_path;
 use crate::error::Error;
-use crate::port::Port;
+use crate::port::{Port, Waiting};
 
 /// A port to be: which device, which packets, how to be woken.
 ///
@@ -26,6 +27,7 @@ pub struct PortOptions {
     pub(crate) request: Open,
     pub(crate) watermark: u32,
     pub(crate) max_delay: Duration,
+    pub(crate) waiting: Waiting,
     pub(crate) socket: Option<PathBuf>,
     pub(crate) reconnect: bool,
 }
@@ -51,6 +53,7 @@ impl PortOptions {
             request,
             watermark: 1,
             max_delay: DEFAULT_MAX_DELAY,
+            waiting: Waiting::Sleep,
             socket: None,
             reconnect: true,
         }
@@ -128,6 +131,12 @@ impl PortOptions {
         self
     }
 
+    /// What the port does while it has nothing to read. Default: it sleeps.
+    pub fn waiting(mut self, waiting: Waiting) -> Self {
+        self.waiting = waiting;
+        self
+    }
+
     /// What the operator sees in lists. Default: program name and process number.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.request.label = label.into();
@@ -146,6 +155,32 @@ impl PortOptions {
     pub fn reconnect(mut self, reconnect: bool) -> Self {
         self.reconnect = reconnect;
         self
+    }
+
+    /// Opens as many ports, one for each thread of a reader, that share the device by flow: all
+    /// packets of a flow, both directions, go to one port, and each goes to one. Each port has rings
+    /// of its own, so the threads have nothing in common. They are a cluster that nobody else joins.
+    ///
+    /// Nothing comes before the last one is open. After the daemon was restarted the ports reopen one
+    /// by one; until the last one is back, flows move between them.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for 0 ports or a port that names a cluster; those of [`open`](Self::open).
+    pub fn spread(mut self, ports: usize) -> Result<Vec<Port>, Error> {
+        if ports == 0 || !self.request.cluster.is_empty() {
+            return Err(Error::Invalid("spread: 1 port or more, of no cluster"));
+        }
+        let unique = RandomState::new().hash_one(std::process::id());
+        self.request.cluster = format!("spread {unique:016x}");
+        self.request.balance = Balance::Flow;
+        let tuning = self.request.tuning;
+        self.request.tuning.enabled = false;
+        let opened = (0..ports).map(|_| Port::open(self.clone()));
+        let mut opened = opened.collect::<Result<Vec<_>, _>>()?;
+        for port in &mut opened {
+            port.tune(tuning)?;
+        }
+        Ok(opened)
     }
 
     /// Opens the port.

@@ -9,6 +9,7 @@ mod list;
 mod options;
 mod packet;
 mod rules;
+mod send;
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::os::fd::AsRawFd;

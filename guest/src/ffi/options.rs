@@ -8,7 +8,7 @@ use std::time::Duration;
 use vnplug_ring::control::{Balance, Direction, FilterSpec};
 
 use super::error::text;
-use crate::{Error, PortOptions};
+use crate::{Error, PortOptions, Waiting};
 
 /// `struct vnplug_insn`.
 #[repr(C)]
@@ -41,6 +41,10 @@ pub(crate) struct COptions {
     pub(super) label: *const c_char,
     pub(super) socket: *const c_char,
     pub(super) paused: u32,
+    pub(super) waiting: u32,
+    pub(super) transmit_bytes: u64,
+    pub(super) spin_us: u32,
+    pub(super) longest_sleep_us: u32,
 }
 
 /// # Safety
@@ -86,6 +90,8 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
         .watermark(options.watermark)
         .reconnect(options.no_reconnect == 0)
         .enabled(options.paused == 0)
+        .transmit(options.transmit_bytes)
+        .waiting(waiting(&options)?)
         .direction(direction(options.direction)?);
     if !options.program.is_null() {
         if filter.is_some() {
@@ -111,6 +117,29 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
     Ok(match socket {
         Some(socket) => port.socket(socket),
         None => port,
+    })
+}
+
+/// A way of waiting by its numbers in `vnplug.h`.
+fn waiting(options: &COptions) -> Result<Waiting, Error> {
+    let or = |us: u32, usual: Duration| match us {
+        0 => usual,
+        us => Duration::from_micros(us.into()),
+    };
+    Ok(match (options.waiting, Waiting::BALANCED) {
+        (0, _) => Waiting::Sleep,
+        (
+            1,
+            Waiting::Adaptive {
+                spin,
+                longest_sleep,
+            },
+        ) => Waiting::Adaptive {
+            spin: or(options.spin_us, spin),
+            longest_sleep: or(options.longest_sleep_us, longest_sleep),
+        },
+        (2, _) => Waiting::Spin,
+        _ => return Err(Error::Invalid("waiting")),
     })
 }
 

@@ -86,7 +86,11 @@ fn layouts() -> String {
         no_reconnect,
         label,
         socket,
-        paused
+        paused,
+        waiting,
+        transmit_bytes,
+        spin_us,
+        longest_sleep_us
     );
     layout!(out, "vnplug_tuning", CTuning, direction, sample, paused);
     layout!(
@@ -222,6 +226,12 @@ fn null_pointers_are_refused_everywhere() {
             E_INVALID
         );
         assert_eq!(vnplug_wait(null, 0), E_INVALID);
+        assert_eq!(send::vnplug_send(null, ptr::null(), 0), E_INVALID);
+        assert_eq!(send::vnplug_flush(null), E_INVALID);
+        assert_eq!(send::vnplug_wait_for_room(null, 0, 0), E_INVALID);
+        let ports = ptr::null_mut();
+        let spread = send::vnplug_open_spread(ptr::null(), 1, ptr::null_mut(), 0, ports);
+        assert_eq!(spread, E_INVALID);
         assert_eq!(vnplug_fd(null), E_INVALID);
         assert_eq!(vnplug_set_filter(null, ptr::null()), E_INVALID);
         assert_eq!(vnplug_stats(null, ptr::null_mut()), E_INVALID);

@@ -17,6 +17,7 @@ mod phase;
 mod rules;
 mod send;
 mod settle;
+mod waiting;
 mod watch;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,6 +38,7 @@ use phase::{Phase, Standing};
 pub(crate) use rules::Kept;
 pub use rules::RuleStats;
 pub use send::Outbox;
+pub use waiting::Waiting;
 use watch::Watch;
 
 /// One attached reader. It may move between threads but serves one at a time.
@@ -50,6 +52,8 @@ pub struct Port {
     current: usize,
     turn: u32,
     empty_polls: u32,
+    /// Picoseconds of a look at the rings; 0 = not measured yet.
+    round_ps: u64,
     /// The descriptor is readable because [`Port::settle`] made it so.
     flagged: bool,
     link: Option<Link>,
@@ -136,6 +140,7 @@ impl Port {
             current: 0,
             turn: 0,
             empty_polls: 0,
+            round_ps: 0,
             flagged: false,
             link: None,
             leaving: None,
@@ -160,6 +165,9 @@ impl Port {
     /// ([`fd`](Self::fd)) becomes readable at the next packet (or at the watermark, or with other
     /// news). Every other call is a few loads and stores and no system call.
     ///
+    /// With another [`Waiting`] than [`Waiting::Sleep`] it is [`poll_next`](Self::poll_next), which
+    /// arms nothing: [`wait`](Self::wait) does what is to be done.
+    ///
     /// # Errors
     /// The port is over, with the reason; every further call says the same.
     #[inline]
@@ -167,6 +175,9 @@ impl Port {
     pub fn next(&mut self) -> Result<Next<'_>, Error> {
         if self.seek() {
             return self.lend();
+        }
+        if self.options.waiting != Waiting::Sleep {
+            return self.poll_next();
         }
         match self.idle()? {
             Standing::Packets => self.lend(),
@@ -243,13 +254,16 @@ impl Port {
         }
     }
 
-    /// Sleeps until as many packets are unread as the watermark says, the oldest of them has waited
+    /// Waits until as many packets are unread as the watermark says, the oldest of them has waited
     /// for the maximum delay, the port has other news, or `timeout` is over (`None`: no limit).
+    ///
+    /// How it waits is [`PortOptions::waiting`](crate::PortOptions::waiting); one that does not sleep
+    /// comes back at the first packet, and does not notice signals: give it a `timeout`.
     ///
     /// # Errors
     /// Only of the system; a port that is over makes it return [`Ready::Now`].
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Ready, Error> {
-        self.sleep(timeout)
+        self.wait_as_told(timeout)
     }
 
     /// For poll, select and epoll: readable means call [`next`](Self::next) until it says

@@ -128,6 +128,20 @@ impl Port {
         self.outbox.as_mut().ok_or(Error::Disconnected)
     }
 
+    /// As [`outbox`](Self::outbox), but leaves the rings as they are, and so every packet that is lent:
+    /// a port that is away comes back only with [`next`](Self::next) or [`wait`](Self::wait).
+    pub(crate) fn present_outbox(&mut self) -> Result<&mut Outbox, Error> {
+        if self.options.request.transmit_bytes == 0 {
+            return Err(NO_RING);
+        }
+        let life = self.outbox.as_ref().map(Outbox::life);
+        match (&mut self.outbox, life, &self.phase) {
+            (Some(outbox), Some(Life::Open), Phase::Live) => Ok(outbox),
+            (_, Some(Life::Quarantined), _) => Err(Error::Quarantined),
+            _ => Err(Error::Disconnected),
+        }
+    }
+
     /// As [`batch`](Self::batch), with the sending end beside it: packets can be sent back, or on,
     /// from where they lie.
     ///
@@ -168,9 +182,7 @@ impl Port {
     #[cold]
     fn reopen_outbox(&mut self) -> Result<(), Error> {
         if self.options.request.transmit_bytes == 0 {
-            return Err(Error::Invalid(
-                "the port was opened without a transmit ring",
-            ));
+            return Err(NO_RING);
         }
         match self.idle()? {
             Standing::Ended => Err(Error::Gone("the source ended".into())),
@@ -187,5 +199,6 @@ fn nonsense(lie: PeerLied) -> Error {
     Error::Protocol(format!("the host's position in the transmit ring: {lie}"))
 }
 
+const NO_RING: Error = Error::Invalid("the port was opened without a transmit ring");
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LAST_PAUSE: Duration = Duration::from_millis(1);

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Dir, Server, eventually};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vnplug::{Client, Error, FilterSpec, Next, Port, PortOptions, Ready, VmKind, VmSpec, flags};
+use vnplug::{
+    Client, Error, FilterSpec, Next, Port, PortOptions, Ready, VmKind, VmSpec, Waiting, flags,
+};
 use vnplug_ring::control::{Message, code};
 use vnplug_ring::layout::Life;
 
@@ -201,6 +203,40 @@ fn a_spinning_reader_gets_packets_and_learns_of_the_end() {
     let start = Instant::now();
     while !matches!(port.poll_next(), Err(Error::Disconnected)) {
         assert!(start.elapsed() < Duration::from_secs(60));
+    }
+}
+
+#[test]
+fn every_way_of_waiting_finds_packets_and_learns_of_the_end() {
+    for waiting in [Waiting::CPU, Waiting::BALANCED, Waiting::LATENCY] {
+        let dir = Dir::new("waiting");
+        let server = Server::start(&dir.socket());
+        let options = PortOptions::new("host:eth0").socket(&server.path);
+        let mut port = options.reconnect(false).waiting(waiting).open().unwrap();
+        let short = Some(Duration::from_millis(5));
+        assert_eq!(port.wait(short), Ok(Ready::TimedOut), "{waiting:?}");
+        std::thread::scope(|scope| {
+            let server = &server;
+            scope.spawn(move || {
+                for pause_us in [0, 10, 100, 1_000, 20_000] {
+                    std::thread::sleep(Duration::from_micros(pause_us));
+                    server.send(1, 0, &[b"x", b"y"]);
+                }
+            });
+            assert_eq!(collect(&mut port, 10).len(), 10);
+        });
+        server.kill();
+        let start = Instant::now();
+        let end = loop {
+            assert!(start.elapsed() < Duration::from_secs(60), "{waiting:?}");
+            port.wait(Some(Duration::from_secs(1))).unwrap();
+            match port.next() {
+                Ok(Next::Nothing) => {}
+                Ok(other) => panic!("{other:?}"),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(end, Error::Disconnected, "{waiting:?}");
     }
 }
 
