@@ -41,6 +41,10 @@ enum Action {
     Count(capture::count::Count),
     /// Write the packets of a device to a capture file or a pipe
     Dump(capture::dump::Dump),
+    /// Send frames through a device, generated or from a capture file
+    Send(capture::send::Send),
+    /// Send back every packet of a device, for measuring
+    Echo(capture::echo::Echo),
     /// Feed a device into a network interface (TAP), for programs that want one
     Tap(tap::TapArgs),
     /// List the devices
@@ -70,6 +74,8 @@ fn main() -> ExitCode {
         )),
         Action::Count(count) => count.run(&socket),
         Action::Dump(dump) => dump.run(&socket),
+        Action::Send(send) => send.run(&socket),
+        Action::Echo(echo) => echo.run(&socket),
         Action::Tap(tap) => tap.run(&socket),
         Action::List(list) => list.run(connect),
         Action::Stats(stats) => stats.run(connect),

@@ -1,12 +1,13 @@
 //! Ports that send: every frame accounted for, no kick lost, and senders that lie or may not.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use vnplug::{Client, Error, Port, code};
+use vnplug::{Client, Error, Next, Port, code};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, label, refusal, value};
 use vnplug_e2e::raw::{Raw, open};
@@ -248,4 +249,55 @@ fn sending_needs_a_grant_of_its_own_and_a_source_that_sends() {
         ),
         "{error}"
     );
+}
+
+/// Source and target of a UDP frame over IPv4.
+fn flow(frame: &[u8]) -> [u8; 12] {
+    frame[26..38].try_into().unwrap()
+}
+
+#[test]
+fn ports_that_are_spread_have_flows_of_their_own_and_all_of_them() {
+    let lab = Lab::new().unwrap();
+    let source = "lab=gen,pps=5000,count=10000,flows=97,queues=2";
+    let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
+    let ports = daemon.port("lab").spread(3).unwrap();
+    let read = |mut port: Port| {
+        let (mut flows, mut packets) = (BTreeSet::new(), 0_u64);
+        loop {
+            match port.next().unwrap() {
+                Next::Packet(packet) => {
+                    assert_eq!(packet.meta.lost, 0);
+                    flows.insert(flow(packet.bytes));
+                    packets += 1;
+                }
+                Next::Nothing => {
+                    port.wait(Some(Duration::from_secs(1))).unwrap();
+                }
+                Next::Ended => return (flows, packets, port),
+            }
+        }
+    };
+    let parts: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ports
+            .into_iter()
+            .map(|port| scope.spawn(move || read(port)))
+            .collect();
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap());
+        joined.collect()
+    });
+    let all: BTreeSet<_> = parts.iter().flat_map(|(flows, ..)| flows).collect();
+    let each: usize = parts.iter().map(|(flows, ..)| flows.len()).sum();
+    assert_eq!(all.len(), each, "a flow is one port's");
+    assert!(
+        parts.iter().all(|(flows, ..)| flows.len() > 10),
+        "each has its share"
+    );
+    // The source began when the first port was enabled, and the others were not yet.
+    let counters = daemon.audit();
+    let ports = || counters.iter().filter(|counted| counted.kind == "port");
+    let sum = |name: &str| ports().map(|port| value(port, name)).sum::<u64>();
+    let packets: u64 = parts.iter().map(|(_, packets, _)| packets).sum();
+    assert_eq!((sum("delivered"), ports().count()), (packets, 3));
+    assert_eq!(sum("delivered") + sum("paused"), 10_000);
 }

@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::json;
 use vnplug::{Packet, Port};
 
+use super::parallel;
 use super::witness::{Verdict, Witness};
 use super::{BeforeDaemon, PortArgs, Sink, Stop};
 use crate::failure::{Failure, OK, Outcome, WITNESS};
@@ -35,6 +36,9 @@ pub(crate) struct Count {
     /// Check the generator's frames
     #[arg(long, conflicts_with = "snaplen")]
     witness: bool,
+    /// Read with so many threads, each by a ring of its own; a flow stays with one of them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256), conflicts_with_all = ["witness", "cluster", "packets"])]
+    threads: u16,
 }
 
 struct CountSink {
@@ -56,6 +60,9 @@ struct Tally {
 
 impl Count {
     pub(crate) fn run(&self, socket: &Path) -> Outcome {
+        if self.threads > 1 {
+            return parallel::count(&self.port, usize::from(self.threads), self.json, socket);
+        }
         let mut port = self.port.open(socket)?;
         let start = Instant::now();
         let mut sink = CountSink {

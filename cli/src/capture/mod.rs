@@ -2,7 +2,11 @@
 
 pub(crate) mod count;
 pub(crate) mod dump;
+pub(crate) mod echo;
+mod frames;
+mod parallel;
 mod pcap;
+pub(crate) mod send;
 mod witness;
 
 use std::path::Path;
@@ -69,9 +73,20 @@ pub(crate) struct PortArgs {
     /// Longest time a packet waits for the watermark
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = text::duration)]
     max_delay: Duration,
-    /// Never sleep: lowest latency, one core busy
-    #[arg(long)]
+    /// How to wait for packets: never sleep, and keep one core busy (latency); look a while, sleep a
+    /// while, then be woken (balanced); sleep until woken (cpu)
+    #[arg(long, value_enum, default_value_t = Waiting::Cpu)]
+    wait: Waiting,
+    /// The same as --wait latency
+    #[arg(long, conflicts_with = "wait")]
     busy_poll: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Waiting {
+    Latency,
+    Balanced,
+    Cpu,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -164,6 +179,16 @@ impl BeforeDaemon {
 impl PortArgs {
     /// Opens the port.
     pub(crate) fn open(&self, socket: &Path) -> Result<Port, Failure> {
+        self.opened(self.options(socket).open())
+    }
+
+    /// What was opened, or the failure with the device's name.
+    pub(crate) fn opened<T>(&self, opened: Result<T, vnplug::Error>) -> Result<T, Failure> {
+        opened.map_err(|error| Failure::about(&self.device, Failure::from(error).line()))
+    }
+
+    /// The port to be.
+    pub(crate) fn options(&self, socket: &Path) -> PortOptions {
         let direction = match self.direction {
             Direction::Both => vnplug::Direction::Both,
             Direction::Rx => vnplug::Direction::Rx,
@@ -173,7 +198,14 @@ impl PortArgs {
             Balance::Flow => vnplug::Balance::Flow,
             Balance::Rr => vnplug::Balance::RoundRobin,
         };
-        let options = PortOptions::new(&self.device)
+        let waiting = match self.wait {
+            _ if self.busy_poll => vnplug::Waiting::LATENCY,
+            Waiting::Latency => vnplug::Waiting::LATENCY,
+            Waiting::Balanced => vnplug::Waiting::BALANCED,
+            Waiting::Cpu => vnplug::Waiting::CPU,
+        };
+        PortOptions::new(&self.device)
+            .waiting(waiting)
             .socket(socket)
             .filter(&self.filter)
             .snaplen(self.snaplen)
@@ -182,10 +214,15 @@ impl PortArgs {
             .cluster(&self.cluster, balance)
             .ring_bytes(self.ring)
             .watermark(self.watermark)
-            .max_delay(self.max_delay);
-        options
-            .open()
-            .map_err(|error| Failure::about(&self.device, Failure::from(error).line()))
+            .max_delay(self.max_delay)
+    }
+
+    /// How long a wait may be: one that does not sleep notices no signal.
+    fn longest_wait(&self) -> Duration {
+        match self.wait {
+            Waiting::Cpu if !self.busy_poll => Duration::MAX,
+            _ => AWAKE,
+        }
     }
 
     /// True if this reader gets every packet of the device.
@@ -236,11 +273,7 @@ impl PortArgs {
                 continue;
             }
             sink.idle()?;
-            let next = match self.busy_poll {
-                true => port.poll_next()?,
-                false => port.next()?,
-            };
-            match next {
+            match port.next()? {
                 Next::Packet(packet) => {
                     sink.packet(&packet)?;
                     left -= 1;
@@ -249,12 +282,12 @@ impl PortArgs {
                     }
                 }
                 Next::Ended => return Ok(Stop::Ended),
-                Next::Nothing if self.busy_poll => std::hint::spin_loop(),
                 Next::Nothing => {
                     // The clock is looked at before and after a sleep.
                     steps = STEPS;
                     let until = end.map_or(tick, |end| end.min(tick));
                     let timeout = until.saturating_duration_since(Instant::now());
+                    let timeout = timeout.min(self.longest_wait());
                     match port.wait(Some(timeout))? {
                         Ready::Now | Ready::TimedOut | Ready::Interrupted => {}
                     }
@@ -266,6 +299,7 @@ impl PortArgs {
 
 const BATCH: usize = 256;
 const TICK: Duration = Duration::from_secs(1);
+const AWAKE: Duration = Duration::from_millis(50);
 /// Packets and rounds between two looks at the clock.
 ///
 /// NB: in User-mode Linux the clock is a system call, and a slow one. With a look per batch a reader
