@@ -11,7 +11,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vnplugd::filter::ebpf::KernelJudge;
+use vnplugd::filter::ebpf::{KernelJudge, Wanted};
 use vnplugd::filter::{DEFAULT_LIMIT_BYTES, Jit, Program, Trust};
 
 use crate::row::{Figure, Plan, Result, Samples};
@@ -44,13 +44,13 @@ pub(crate) fn one(plan: &Plan) -> Result<Vec<Figure>> {
     let library = Library::load()?;
     let frames = frames();
     let jit = Jit::start(DEFAULT_LIMIT_BYTES);
-    let empty = KernelJudge::socket(&[Arc::new(Program::accept(u32::MAX))])?;
+    let empty = KernelJudge::socket(&[Wanted::exactly(&Arc::new(Program::accept(u32::MAX)))])?;
     let loop_alone = in_kernel(&empty, &frames)?;
     let mut figures = Vec::new();
     for (name, expression) in FILTERS {
         let theirs = library.compile(expression)?;
         let program = native(&jit, &theirs)?;
-        let kernel = KernelJudge::socket(&[Arc::new(program.clone())])?;
+        let kernel = KernelJudge::socket(&[Wanted::exactly(&Arc::new(program.clone()))])?;
         let mut samples: [Samples; 5] = Default::default();
         for _ in 0..plan.rounds {
             let share = plan.time / 20;
