@@ -168,15 +168,28 @@ fn work(shared: &Shared, mut workshop: Workshop) {
     while let Some(first) = next(shared, None) {
         // A function is small and a page is not: what comes within a moment shares pages.
         let begun = Instant::now();
-        workshop.translate(first);
+        translate(shared, &mut workshop, first);
         while workshop.batch_bytes() < BATCH_BYTES && begun.elapsed() < LONGEST_BATCH {
             let Some(more) = next(shared, Some(begun + GATHER)) else {
                 break;
             };
-            workshop.translate(more);
+            translate(shared, &mut workshop, more);
         }
         workshop.place();
     }
+}
+
+fn translate(shared: &Shared, workshop: &mut Workshop, wanted: Wanted) {
+    let (owner, begun) = (wanted.owner.clone(), processor_time());
+    workshop.translate(wanted);
+    let took = processor_time().saturating_sub(begun);
+    lock(&shared.queue).charge(owner, took, Instant::now());
+}
+
+/// What this thread has used; on a busy machine, less than has passed.
+fn processor_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(now).unwrap_or_default()
 }
 
 /// Waits for the next program, until `deadline` if there is one; `None` also when it is to end.
@@ -186,21 +199,27 @@ fn next(shared: &Shared, deadline: Option<Instant>) -> Option<Wanted> {
         if queue.closed {
             return None;
         }
-        if let Some(wanted) = queue.next() {
+        let now = Instant::now();
+        if let Some(wanted) = queue.next(now) {
             return Some(wanted);
         }
-        queue = match deadline {
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            return None;
+        }
+        let longest = match deadline {
+            Some(deadline) => Some(deadline - now),
+            // Somebody rests.
+            None if queue.len() > 0 => Some(LOOK_AGAIN),
+            None => None,
+        };
+        queue = match longest {
+            Some(longest) => {
+                let woken = shared.added.wait_timeout(queue, longest);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            }
             None => {
                 let woken = shared.added.wait(queue);
                 woken.unwrap_or_else(PoisonError::into_inner)
-            }
-            Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return None;
-                }
-                let woken = shared.added.wait_timeout(queue, left);
-                woken.unwrap_or_else(PoisonError::into_inner).0
             }
         };
     }
@@ -219,6 +238,9 @@ const GATHER: Duration = Duration::from_millis(20);
 
 /// The longest that a program waits while others keep coming.
 const LONGEST_BATCH: Duration = Duration::from_millis(200);
+
+/// How often an owner that rests is looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Bytes of code that are placed without waiting for more.
 const BATCH_BYTES: usize = 128 << 10;

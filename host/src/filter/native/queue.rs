@@ -1,7 +1,11 @@
 //! Programs that wait to be translated: owners take turns, one program each.
+//!
+//! Whoever had a costly one translated rests for nine times as long, so that no owner keeps a
+//! processor busy by sending hard programs one after the other.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use super::Slot;
 use crate::filter::program::Instruction;
@@ -48,6 +52,8 @@ impl Job {
 pub(super) struct Queue {
     /// Owners with jobs; the first has waited longest for its turn.
     turns: VecDeque<(String, VecDeque<Job>)>,
+    /// Until when an owner rests.
+    rests: HashMap<String, Instant>,
     /// No more jobs are served.
     pub(super) closed: bool,
 }
@@ -71,9 +77,15 @@ impl Queue {
         fits
     }
 
-    /// The next program that somebody wants.
-    pub(super) fn next(&mut self) -> Option<Wanted> {
-        while let Some((owner, mut jobs)) = self.turns.pop_front() {
+    /// The next program that somebody wants, of an owner that does not rest.
+    pub(super) fn next(&mut self, now: Instant) -> Option<Wanted> {
+        self.rests.retain(|_, until| *until > now);
+        for _ in 0..self.turns.len() {
+            let (owner, mut jobs) = self.turns.pop_front()?;
+            if self.rests.contains_key(&owner) {
+                self.turns.push_back((owner, jobs));
+                continue;
+            }
             let wanted = std::iter::from_fn(|| jobs.pop_front()).find_map(Job::wanted);
             if !jobs.is_empty() {
                 self.turns.push_back((owner, jobs));
@@ -85,6 +97,13 @@ impl Queue {
         None
     }
 
+    /// Notes the processor time that a program of this owner took.
+    pub(super) fn charge(&mut self, owner: String, took: Duration, now: Instant) {
+        if took > CHEAP {
+            self.rests.insert(owner, now + took * REST);
+        }
+    }
+
     /// How many wait, those among them that nobody wants any more.
     pub(super) fn len(&self) -> usize {
         self.turns.iter().map(|(_, jobs)| jobs.len()).sum()
@@ -93,6 +112,12 @@ impl Queue {
 
 /// Programs of one owner that may wait; the next one is interpreted for good.
 pub(super) const MAX_WAITING: usize = 16_384;
+
+/// What people write takes less.
+const CHEAP: Duration = Duration::from_millis(10);
+
+/// So many times as long as it took.
+const REST: u32 = 9;
 
 #[cfg(test)]
 mod tests {
@@ -113,10 +138,27 @@ mod tests {
             .map(|owner| add(&mut queue, owner).0)
             .into();
         kept.remove(1);
-        let order: Vec<String> = std::iter::from_fn(|| queue.next())
+        assert_eq!(order(&mut queue, Instant::now()), ["a", "b", "c", "a", "a"]);
+    }
+
+    #[test]
+    fn whoever_had_a_costly_one_rests_and_is_not_forgotten() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let _kept = ["a", "b", "a"].map(|owner| add(&mut queue, owner).0);
+        queue.charge("a".into(), Duration::from_secs(1), now);
+        queue.charge("b".into(), CHEAP, now);
+        assert_eq!(order(&mut queue, now), ["b"]);
+        assert_eq!(queue.len(), 2);
+        let later = now + Duration::from_secs(1) * REST;
+        assert_eq!(order(&mut queue, later), ["a", "a"]);
+        assert!(queue.rests.is_empty() && queue.turns.is_empty());
+    }
+
+    /// The owners in the order in which they are served.
+    fn order(queue: &mut Queue, now: Instant) -> Vec<String> {
+        std::iter::from_fn(|| queue.next(now))
             .map(|wanted| wanted.owner)
-            .collect();
-        assert_eq!(order, ["a", "b", "c", "a", "a"]);
+            .collect()
     }
 
     #[test]

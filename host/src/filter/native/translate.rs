@@ -510,6 +510,26 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn each_check_replaces_the_address_without_a_branch() {
+        let moves = |list: &[Instruction]| {
+            let code = Translator::new().unwrap().translate(list, 0).unwrap();
+            // REX.W 0F 4x: cmovcc of 64 bits, which nothing else of these programs needs.
+            let is_move =
+                |it: &&[u8]| it[0] & 0xf8 == 0x48 && it[1] == 0x0f && it[2] & 0xf0 == 0x40;
+            code.bytes().windows(3).filter(is_move).count()
+        };
+        assert_eq!(moves(&[op(code::LD_LEN, 0), op(code::RET_A, 0)]), 0);
+        assert_eq!(moves(&[op(code::LD_W_ABS, 8), op(code::RET_A, 0)]), 1);
+        let two = [
+            op(code::LDX_MSH, 14),
+            op(code::LD_H_IND, 14),
+            op(code::RET_A, 0),
+        ];
+        assert_eq!(moves(&two), 2);
+    }
+
+    #[test]
     fn constants_of_a_guest_do_not_stand_in_the_code() {
         let branch = Instruction {
             jt: 1,
