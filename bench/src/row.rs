@@ -124,6 +124,31 @@ pub(crate) const ROWS: &[Row] = &[
         run: filter::one,
     },
     Row {
+        name: "filters-1",
+        about: "one port's filter, looked up, against libpcap's and the kernel's JIT",
+        run: |plan| filter::many(plan, 1),
+    },
+    Row {
+        name: "filters-10",
+        about: "10 ports' filters, looked up, against running them one after the other",
+        run: |plan| filter::many(plan, 10),
+    },
+    Row {
+        name: "filters-100",
+        about: "100 ports' filters, looked up, against running them one after the other",
+        run: |plan| filter::many(plan, 100),
+    },
+    Row {
+        name: "filters-1000",
+        about: "1,000 ports' filters, looked up, against running them one after the other",
+        run: |plan| filter::many(plan, 1_000),
+    },
+    Row {
+        name: "filters-10000",
+        about: "10,000 ports' filters, looked up, against running them one after the other",
+        run: |plan| filter::many(plan, 10_000),
+    },
+    Row {
         name: "idle",
         about: "the daemon's processor time while nothing happens",
         run: attached::idle,

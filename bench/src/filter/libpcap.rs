@@ -64,7 +64,7 @@ impl Library {
             instructions: std::ptr::null_mut(),
         };
         // SAFETY: `raw` is for libpcap to fill in, the text ends with NUL. Handle and program are
-        // not freed: a few, in a process that ends soon.
+        // not freed: a few kilobytes, in a process that ends soon.
         let failed = unsafe {
             let dead = (self.open_dead)(1, 262_144);
             dead.is_null() || (self.compile)(dead, &raw mut raw, text.as_ptr(), 1, u32::MAX) < 0

@@ -6,6 +6,7 @@
 //! The kernel can run a program only on one frame again and again; there ours does the same.
 
 mod libpcap;
+mod many;
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -16,6 +17,8 @@ use vnplugd::filter::{DEFAULT_LIMIT_BYTES, Jit, Program, Trust};
 
 use crate::row::{Figure, Plan, Result, Samples};
 use libpcap::{Compiled, Library};
+
+pub(crate) use many::against_sequences as many;
 
 /// Short names and expressions.
 const FILTERS: [(&str, &str); 10] = [
