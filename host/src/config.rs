@@ -257,7 +257,7 @@ impl Config {
             ring_bytes: size("ring_bytes", file.ring_bytes, 4 << 20)?,
             max_ring_bytes: size("max_ring_bytes", file.max_ring_bytes, 1 << 30)?,
             pool_bytes: size("pool_bytes", file.pool_bytes, 64 << 20)?,
-            max_ports: file.max_ports.unwrap_or(4_096),
+            max_ports: file.max_ports.unwrap_or(16_384),
             max_ports_each: file.max_ports_each.unwrap_or(1_024),
             max_user_bytes: size("max_user_bytes", file.max_user_bytes, 128 << 20)?,
             jit: arguments.jit.or(file.jit).unwrap_or(Switch::On),

@@ -36,8 +36,8 @@ use compile::CompileThread;
 use memory::MemoryThread;
 use session::{Over, Session};
 
-/// Connections in all, and of one user that is not root.
-const MAX_SESSIONS: usize = 8_192;
+/// Connections in all, and of one user that is no operator.
+const MAX_SESSIONS: usize = 32_768;
 const MAX_SESSIONS_PER_USER: usize = 1_024;
 /// A connection that has not said Hello after this long is closed.
 const GREETING: Duration = Duration::from_secs(10);
@@ -77,6 +77,8 @@ pub(crate) struct Control {
     /// Rung by the compile and memory threads and by ports of VMs that are woken through a channel.
     bell: Arc<OwnedFd>,
     sessions: HashMap<u64, Session>,
+    /// Connections of clients that have not said Hello.
+    silent: HashSet<u64>,
     pending: HashMap<u64, request::Pending>,
     vms: HashMap<String, Vm>,
     /// Names of VMs whose pools are being made.
@@ -172,6 +174,7 @@ impl Control {
             _termination: termination,
             bell,
             sessions: HashMap::new(),
+            silent: HashSet::new(),
             pending: HashMap::new(),
             vms: HashMap::new(),
             attaching: HashSet::new(),
@@ -219,7 +222,7 @@ impl Control {
     fn timeout(&self) -> Timespec {
         let now = Instant::now();
         let mut wait = Duration::from_secs(if self.vms.is_empty() { 3600 } else { 1 });
-        if self.sessions.values().any(|session| !session.greeted) {
+        if !self.silent.is_empty() {
             wait = wait.min(Duration::from_secs(1));
         }
         let rests = self.resting.iter().map(|(until, _)| until);
@@ -308,13 +311,10 @@ impl Control {
             }
         };
         let viewer = Viewer::User(uid);
-        let of_user = self
-            .sessions
-            .values()
-            .filter(|session| session.viewer == viewer)
-            .count();
+        let own = self.sessions.values();
+        let has_many = || own.filter(|it| it.viewer == viewer).count() >= MAX_SESSIONS_PER_USER;
         let operator = self.policy.is_operator(&viewer);
-        if self.sessions.len() >= MAX_SESSIONS || (!operator && of_user >= MAX_SESSIONS_PER_USER) {
+        if self.sessions.len() >= MAX_SESSIONS || !operator && has_many() {
             log::debug!(target: "control", "user {uid} has too many connections");
             return;
         }
@@ -326,6 +326,9 @@ impl Control {
         if let Err(error) = watch(&self.epoll, session.fd(), token) {
             log::warn!(target: "control", "cannot watch a connection: {error}");
             return None;
+        }
+        if !session.channel {
+            self.silent.insert(token);
         }
         self.sessions.insert(token, session);
         Some(token)
@@ -446,6 +449,7 @@ impl Control {
             }
         }
         unwatch(&self.epoll, session.fd());
+        self.silent.remove(&token);
         self.pending.remove(&token);
         self.paused.remove(&token);
         self.close_ports(
@@ -491,14 +495,11 @@ impl Control {
                 log::error!(target: "control", "cannot listen again: {error}");
             }
         }
-        let silent: Vec<u64> = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| {
-                !session.greeted && !session.channel && now - session.since > GREETING
-            })
-            .map(|(token, _)| *token)
-            .collect();
+        let late = |token: &&u64| {
+            let session = self.sessions.get(token);
+            session.is_some_and(|session| now - session.since > GREETING)
+        };
+        let silent: Vec<u64> = self.silent.iter().filter(late).copied().collect();
         for token in silent {
             self.end(token, &Over::Misbehaved("it said no Hello"));
         }

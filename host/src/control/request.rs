@@ -495,7 +495,7 @@ impl Control {
     }
 
     fn bears(
-        &self,
+        &mut self,
         viewer: &Viewer,
         device: &str,
         port: Option<u32>,
@@ -699,6 +699,7 @@ impl Control {
         }
         if let Some(session) = self.sessions.get_mut(&token) {
             session.greeted = true;
+            self.silent.remove(&token);
             session.acknowledged(None);
         }
     }

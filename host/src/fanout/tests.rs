@@ -10,7 +10,7 @@ use vnplug_ring::{Consumer, Producer, Region};
 
 use super::Fanout;
 use crate::filter::packets::{self, Random};
-use crate::filter::{Program, Trust};
+use crate::filter::{IndexSize, Program, Trust};
 use crate::port::doorbell::Doorbell;
 use crate::port::{BatchInfo, Port, PortCounters, Share};
 use crate::rules::Change;
@@ -299,7 +299,7 @@ fn looked_up_ports_get_and_count_what_ports_that_judge_every_frame_do() {
     for id in consumers.into_keys() {
         fanout.detach(id);
     }
-    assert_eq!(fanout.index().size(), (0, 0, 0));
+    assert_eq!(fanout.index().size(), IndexSize::default());
     assert_eq!(fanout.counters().duties, fanout.counters().departed.offered);
     assert_eq!(
         fanout.counters().departed.accounted(),

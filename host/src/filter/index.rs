@@ -41,6 +41,17 @@ pub struct Totals {
     pub outbound: u64,
 }
 
+/// How much is in an index.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct IndexSize {
+    /// Different programs that are found by keys.
+    pub keyed: usize,
+    /// Different programs that are run on every frame.
+    pub scanned: usize,
+    /// Fields that are asked.
+    pub fields: usize,
+}
+
 /// Programs and who follows their verdicts.
 #[derive(Debug, Default)]
 pub struct Index {
@@ -142,11 +153,13 @@ impl Index {
         self.judges[id.0 as usize].always == KEYED
     }
 
-    /// Programs by keys, programs run on every frame, and fields that are asked.
-    pub fn size(&self) -> (usize, usize, usize) {
-        let programs = self.by_program.len();
-        let always = self.always.len();
-        (programs - always, always, self.lookup.fields())
+    /// How much is in it.
+    pub fn size(&self) -> IndexSize {
+        IndexSize {
+            keyed: self.by_program.len() - self.always.len(),
+            scanned: self.always.len(),
+            fields: self.lookup.fields(),
+        }
     }
 
     /// Notes that somebody wants what a program accepts.

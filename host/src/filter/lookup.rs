@@ -15,9 +15,11 @@ pub(super) struct Lookup {
     free: Vec<u32>,
     by_field: HashMap<Field, u32>,
     /// By Ethertype: its group, or 0. Empty before the first field with a gate.
-    gates: Vec<u8>,
+    gates: Vec<u16>,
     /// The first has the fields without a gate.
     groups: Vec<Group>,
+    /// Groups that frames of the batch belong to.
+    present: Vec<u16>,
     asked: Vec<Asked>,
     secret: u64,
 }
@@ -46,9 +48,9 @@ struct Asked {
     place: u16,
 }
 
-/// The most fields. Each one costs a look per frame of its Ethertype.
-pub(super) const MAX_FIELDS: usize = 4_096;
-const MAX_GROUPS: usize = 256;
+/// The most fields, and Ethertypes with fields. Each field costs a look per frame of its Ethertype;
+/// of one owner who is no operator the hub lets in far fewer.
+pub(super) const MAX_FIELDS: usize = 16_384;
 
 impl Default for Lookup {
     fn default() -> Self {
@@ -58,6 +60,7 @@ impl Default for Lookup {
             by_field: HashMap::new(),
             gates: Vec::new(),
             groups: vec![Group::default()],
+            present: Vec::new(),
             asked: Vec::new(),
             secret: event::random(),
         }
@@ -91,17 +94,8 @@ impl Lookup {
         fields.sort_unstable();
         fields.dedup();
         fields.retain(|field| !self.by_field.contains_key(*field));
-        // Fields are ordered by their gates.
-        let mut gates: Vec<u16> = fields.iter().filter_map(|field| field.gate).collect();
-        gates.dedup();
-        gates.retain(|gate| {
-            self.gates
-                .get(usize::from(*gate))
-                .is_none_or(|group| *group == 0)
-        });
-        let groups = self.groups.iter().filter(|group| !group.kinds.is_empty());
+        // There are no more Ethertypes than fields.
         self.by_field.len() + fields.len() <= MAX_FIELDS
-            && groups.count() + gates.len() < MAX_GROUPS
     }
 
     /// Removes the keys of a program.
@@ -149,7 +143,7 @@ impl Lookup {
                 }
             };
             self.groups[at].gate = gate;
-            self.gates[usize::from(gate)] = at as u8;
+            self.gates[usize::from(gate)] = at as u16;
         }
         usize::from(self.gates[usize::from(gate)])
     }
@@ -171,21 +165,27 @@ impl Lookup {
         if self.by_field.is_empty() {
             return;
         }
-        for group in &mut self.groups {
-            group.places.clear();
+        for group in self.present.drain(..) {
+            self.groups[usize::from(group)].places.clear();
         }
         for (place, frame) in (0..).zip(frames) {
             if let Some(gate) = ethertype(frame.bytes)
                 && let Some(&group) = self.gates.get(usize::from(gate))
                 && group != 0
             {
-                self.groups[usize::from(group)].places.push(place);
+                let places = &mut self.groups[usize::from(group)].places;
+                if places.is_empty() {
+                    self.present.push(group);
+                }
+                places.push(place);
             }
         }
         if !self.groups[0].kinds.is_empty() {
             self.groups[0].places.extend(0..frames.len() as u16);
+            self.present.push(0);
         }
-        for group in self.groups.iter().filter(|group| !group.places.is_empty()) {
+        for &group in &self.present {
+            let group = &self.groups[usize::from(group)];
             for &kind in &group.kinds {
                 let kind = &self.kinds[kind as usize];
                 // NB: all frames' values first, then all lookups: these do not wait for each other's

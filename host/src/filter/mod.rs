@@ -55,7 +55,7 @@ pub use compile::{
 };
 pub use field::Field;
 pub use frames::FrameSet;
-pub use index::{Index, JudgeId, Totals};
+pub use index::{Index, IndexSize, JudgeId, Totals};
 pub use native::{DEFAULT_LIMIT_BYTES, Jit};
 pub(crate) use program::code;
 pub use program::{

@@ -2,7 +2,8 @@
 
 use vnplug_ring::control::{Open, code};
 
-use super::{Hub, Owner, Programs, Refusal};
+use super::load::{MAX_FIELDS_EACH, MAX_KEYS_EACH};
+use super::{Hub, Owner, PortRecord, Programs, Refusal};
 
 /// Limits that the operator sets.
 #[derive(Debug, Clone, Copy)]
@@ -19,8 +20,9 @@ pub struct Limits {
     pub max_ring_bytes: u64,
 }
 
-/// Instructions of all filters and rules of one owner, who is no operator, on one source, added up
-/// over its queues. Everybody's frames wait while a queue's thread runs one reader's filters.
+/// Instructions that a frame of one source may cost at most for the filters and rules of one owner,
+/// who is no operator, added up over its queues ([`Load`](super::load::Load)). Everybody's frames wait
+/// while a queue's thread runs one reader's filters.
 pub const MAX_FILTER_WORK: usize = 16_384;
 
 impl Hub {
@@ -36,7 +38,7 @@ impl Hub {
         awaited: (usize, u64),
     ) -> Result<(), Refusal> {
         let (source, queue) = self.find(&request.device)?;
-        let own = || self.ports.values().filter(|port| port.owner == *owner);
+        let own = || self.ports_of(owner).map(|(_, port)| port);
         let most = self.limits.ports_each;
         if own().count() + awaited.0 >= most {
             let what = format!("{most} ports of yours are open, the limit (max_ports_each)");
@@ -69,7 +71,7 @@ impl Hub {
     /// # Errors
     /// [`Refusal`] that names the limit.
     pub(crate) fn bears(
-        &self,
+        &mut self,
         device: &str,
         port: Option<u32>,
         owner: &Owner,
@@ -85,24 +87,94 @@ impl Hub {
                 )
             }
         };
-        let others: usize = self
-            .ports
-            .iter()
-            .filter(|(id, record)| {
-                Some(**id) != port && record.source == source && record.owner == *owner
-            })
-            .map(|(_, record)| record.work())
-            .sum();
-        let rules = port.and_then(|port| self.ports.get(&port));
-        let rules = rules.map_or(0, |record| record.rules.work());
-        let wanted = (programs.filter_work() + rules) * queues;
-        if others + wanted > MAX_FILTER_WORK {
+        let record = port.and_then(|port| self.ports.get(&port));
+        let old = record.and_then(|record| record.program.clone());
+        let rules = self.rules_work(source, owner);
+        let each = self.sources[source].workers.len();
+        let owned = self.owned.entry(owner.clone()).or_default();
+        let load = owned.loads.entry(source).or_default();
+        // As it would be; then as it is.
+        let before = load.work(each);
+        if let Some(old) = &old {
+            load.remove(old, queues);
+        }
+        let others = load.work(each);
+        if let Some(new) = &programs.filter {
+            load.add(new, queues);
+        }
+        let (work, keys, fields) = (load.work(each), load.keys, load.fields());
+        if let Some(new) = &programs.filter {
+            load.remove(new, queues);
+        }
+        if let Some(old) = &old {
+            load.add(old, queues);
+        }
+        debug_assert_eq!(load.work(each), before);
+        if owned.ports.is_empty() {
+            self.owned.remove(owner);
+        }
+        if keys > MAX_KEYS_EACH || fields > MAX_FIELDS_EACH {
             let what = format!(
-                "your filters on this source have {others} instructions and this one {wanted}; \
-                 the limit is {MAX_FILTER_WORK}: use shorter filters or fewer ports"
+                "your filters on this source name {keys} values, counted once per queue, in \
+                 {fields} places of a frame; the limits are {MAX_KEYS_EACH} and {MAX_FIELDS_EACH}: \
+                 use filters that are more alike, or fewer"
+            );
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        if work + rules > MAX_FILTER_WORK {
+            let what = format!(
+                "your filters and rules on this source may cost a frame {} instructions and this \
+                 filter {} more; the limit is {MAX_FILTER_WORK}: use shorter filters or fewer ports",
+                others + rules,
+                work - others.min(work)
             );
             return Err(Refusal::new(code::LIMIT, what));
         }
         Ok(())
+    }
+
+    /// The ports of an owner.
+    pub(super) fn ports_of(&self, owner: &Owner) -> impl Iterator<Item = (u32, &PortRecord)> {
+        let ids = self.owned.get(owner).into_iter();
+        let ids = ids.flat_map(|owned| &owned.ports);
+        ids.filter_map(|id| Some((*id, self.ports.get(id)?)))
+    }
+
+    /// What the rules of an owner may cost a frame of a source, over all queues.
+    fn rules_work(&self, source: usize, owner: &Owner) -> usize {
+        let own = self.ports_of(owner).map(|(_, port)| port);
+        own.filter(|port| port.source == source)
+            .map(|port| port.rules.work() * port.queues.len())
+            .sum()
+    }
+
+    /// What the filters of an owner may cost a frame of a source, over all queues.
+    pub(super) fn filters_work(&self, source: usize, owner: &Owner) -> usize {
+        let load = self
+            .owned
+            .get(owner)
+            .and_then(|owned| owned.loads.get(&source));
+        load.map_or(0, |load| load.work(self.sources[source].workers.len()))
+    }
+
+    /// Notes that a port is there, or is gone.
+    pub(super) fn own(&mut self, id: u32, record: &PortRecord, comes: bool) {
+        let owned = self.owned.entry(record.owner.clone()).or_default();
+        if comes {
+            owned.ports.insert(id);
+        } else {
+            owned.ports.remove(&id);
+        }
+        if let Some(program) = &record.program {
+            let load = owned.loads.entry(record.source).or_default();
+            if comes {
+                load.add(program, record.queues.len());
+            } else {
+                load.remove(program, record.queues.len());
+            }
+        }
+        if owned.ports.is_empty() {
+            self.owned.remove(&record.owner);
+        }
     }
 }

@@ -7,13 +7,14 @@
 mod cluster;
 mod early;
 mod limits;
+mod load;
 mod open;
 pub mod policy;
 pub mod report;
 pub mod rules;
 mod send;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -31,6 +32,7 @@ use crate::source::worker::{Asked, Command, Snapshot, Worker};
 use cluster::{Cluster, ClusterKey};
 pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS};
 pub use limits::{Limits, MAX_FILTER_WORK};
+use load::Owned;
 pub(crate) use open::{Memory, no_memory};
 pub use rules::RuleBook;
 
@@ -74,7 +76,7 @@ pub struct Source {
 }
 
 /// Who asked for a port, for lists and limits.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
     /// A process of this user.
     User(u32),
@@ -88,12 +90,12 @@ pub struct PortRecord {
     queues: Vec<usize>,
     cluster: Option<ClusterKey>,
     places: Vec<RingPlace>,
-    /// Instructions of its filter times its queues.
-    filter_work: usize,
     /// The operator's obligatory filter.
     guard: Option<Arc<Program>>,
     /// What the kernel must let through for it.
     wanted: Wanted,
+    /// Its filter.
+    program: Option<Arc<Program>>,
     /// Who has it.
     pub owner: Owner,
     /// What its reader said of itself.
@@ -110,13 +112,6 @@ pub struct PortRecord {
     pub capacity: u64,
     /// Bytes of the transmit ring's record area; 0 = the port does not send.
     pub transmit: u64,
-}
-
-impl PortRecord {
-    /// What its filter and rules cost per frame at most, in instructions, times its queues.
-    fn work(&self) -> usize {
-        self.filter_work + self.rules.work() * self.queues.len()
-    }
 }
 
 /// What is left of a port that was closed.
@@ -141,19 +136,11 @@ pub struct Programs {
     pub text: String,
 }
 
-impl Programs {
-    /// The most instructions that the reader's filter may cost per frame.
-    fn filter_work(&self) -> usize {
-        self.filter
-            .as_ref()
-            .map_or(0, |filter| filter.instructions().len())
-    }
-}
-
 /// Sources and ports.
 pub struct Hub {
     sources: Vec<Source>,
     ports: BTreeMap<u32, PortRecord>,
+    owned: HashMap<Owner, Owned>,
     clusters: BTreeMap<ClusterKey, Cluster>,
     limits: Limits,
     next_port: u32,
@@ -179,6 +166,7 @@ impl Hub {
         Self {
             sources: Vec::new(),
             ports: BTreeMap::new(),
+            owned: HashMap::new(),
             clusters: BTreeMap::new(),
             limits,
             next_port: 1,
@@ -240,6 +228,7 @@ impl Hub {
     /// Closes a port.
     pub fn close(&mut self, id: u32) -> Option<Closed> {
         let record = self.ports.remove(&id)?;
+        self.own(id, &record, false);
         let shares = self.leave(record.cluster.as_ref(), id);
         let mut counters = PortCounters::default();
         let mut places = record.places;
@@ -297,19 +286,18 @@ impl Hub {
 
     /// Replaces a port's filter; the next batch is judged by the new one.
     pub fn set_filter(&mut self, id: u32, filter: Option<Arc<Program>>, text: String) {
-        let Some(record) = self.ports.get(&id) else {
+        let Some(mut record) = self.ports.remove(&id) else {
             return;
         };
+        self.own(id, &record, false);
         let (source, queues) = (record.source, record.queues.clone());
-        let wanted = self.will_want(source, record.guard.clone().as_ref(), filter.as_ref());
-        let mut before = Wanted::default();
-        if let Some(record) = self.ports.get_mut(&id) {
-            record.filter = text;
-            record.filter_version += 1;
-            let instructions = filter.as_ref().map_or(0, |it| it.instructions().len());
-            record.filter_work = instructions * queues.len();
-            before = std::mem::replace(&mut record.wanted, wanted);
-        }
+        let wanted = self.will_want(source, record.guard.as_ref(), filter.as_ref());
+        record.filter = text;
+        record.filter_version += 1;
+        record.program.clone_from(&filter);
+        let before = std::mem::replace(&mut record.wanted, wanted);
+        self.own(id, &record, true);
+        self.ports.insert(id, record);
         for queue in queues {
             let (reply, answer) = channel();
             self.sources[source].workers[queue].send(Command::Filter(id, filter.clone(), reply));

@@ -239,7 +239,6 @@ impl Hub {
             }
         }
         let wanted = self.will_want(source, programs.guard.as_ref(), programs.filter.as_ref());
-        let filter_work = programs.filter_work() * queues.len();
         let share = self.join(cluster.as_ref(), id, request.balance);
         for (producer, &queue) in producers.into_iter().zip(&queues) {
             let mut port = Port::new(id, producer, doorbell.clone());
@@ -252,26 +251,25 @@ impl Hub {
             self.sources[source].workers[queue].send(command);
         }
         self.opened += 1;
-        self.ports.insert(
-            id,
-            PortRecord {
-                source,
-                queues,
-                cluster,
-                places: given,
-                filter_work,
-                guard: programs.guard,
-                wanted,
-                owner,
-                label: request.label.chars().take(64).collect(),
-                filter: programs.text,
-                filter_version: 0,
-                tuning: request.tuning,
-                rules: RuleBook::default(),
-                capacity,
-                transmit,
-            },
-        );
+        let record = PortRecord {
+            source,
+            queues,
+            cluster,
+            places: given,
+            program: programs.filter,
+            guard: programs.guard,
+            wanted,
+            owner,
+            label: request.label.chars().take(64).collect(),
+            filter: programs.text,
+            filter_version: 0,
+            tuning: request.tuning,
+            rules: RuleBook::default(),
+            capacity,
+            transmit,
+        };
+        self.own(id, &record, true);
+        self.ports.insert(id, record);
         self.settle_early(source);
         let opened = Opened {
             port: id,

@@ -23,6 +23,7 @@ use vnplug_ring::control::{Counted, Device, Direction, HOST_PREFIX, Tuning};
 use super::policy::{Policy, Sight, Viewer};
 use super::{Hub, Owner};
 use crate::fanout::FanoutCounters;
+use crate::filter::IndexSize;
 use crate::port::sender::SendCounters;
 use crate::source::af_packet::Interface;
 use crate::source::worker::{Asked, PortSnapshot, Snapshot};
@@ -189,12 +190,20 @@ impl Hub {
         if let Some(failure) = failure_of(snapshots) {
             labels.push(("failure".into(), failure));
         }
+        // A port has its filter in each of its queues.
+        let filters = |what: fn(&IndexSize) -> usize| {
+            let sizes = snapshots.iter().map(|snapshot| what(&snapshot.filters));
+            sizes.max().unwrap_or(0) as u64
+        };
         let mut values = queue.named();
         let told = fanout.read + queue.dropped + queue.early;
         values.extend([
             ("in_kernel".into(), queue.seen.saturating_sub(told)),
             ("read".into(), fanout.read),
             ("bytes".into(), fanout.bytes),
+            ("filters_keyed".into(), filters(|size| size.keyed)),
+            ("filters_scanned".into(), filters(|size| size.scanned)),
+            ("filter_fields".into(), filters(|size| size.fields)),
             ("duties".into(), fanout.duties),
             ("departed_offered".into(), fanout.departed.offered),
             ("departed_accounted".into(), fanout.departed.accounted()),

@@ -250,8 +250,8 @@ impl Hub {
         wanted: &RuleBook,
     ) -> Result<(), Refusal> {
         let others = || {
-            let own = |(other, port): &(&u32, &PortRecord)| **other != id && port.owner == *owner;
-            self.ports.iter().filter(own).map(|(_, port)| port)
+            let own = self.ports_of(owner).filter(move |(other, _)| *other != id);
+            own.map(|(_, port)| port)
         };
         let queues = record.queues.len();
         let exact: usize = others().map(|it| it.rules.exact * it.queues.len()).sum();
@@ -264,12 +264,13 @@ impl Hub {
             return Err(Refusal::new(code::LIMIT, what));
         }
         let same = others().filter(|port| port.source == record.source);
-        let work: usize = same.map(PortRecord::work).sum();
-        let wanted = record.filter_work + wanted.work() * queues;
+        let work: usize = same.map(|port| port.rules.work() * port.queues.len()).sum();
+        let work = work + self.filters_work(record.source, owner);
+        let wanted = wanted.work() * queues;
         if work + wanted > MAX_FILTER_WORK {
             let what = format!(
-                "your other ports on this source cost {work} instructions and this one {wanted} \
-                 ({WILDCARD_WORK} for each wildcard rule, times queues); the limit is \
+                "your filters and other rules on this source may cost a frame {work} instructions \
+                 and these rules {wanted} ({WILDCARD_WORK} for each wildcard rule, times queues); the limit is \
                  {MAX_FILTER_WORK}: use fewer wildcard rules or exact ones"
             );
             return Err(Refusal::new(code::LIMIT, what));

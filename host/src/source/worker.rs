@@ -20,7 +20,7 @@ use super::early::Loaded;
 use super::senders::Senders;
 use super::{Latency, Queue, QueueCounters, Received};
 use crate::fanout::{Fanout, FanoutCounters};
-use crate::filter::Program;
+use crate::filter::{IndexSize, Program};
 use crate::port::sender::{self, SendCounters};
 use crate::port::{Port, PortCounters, Share};
 use crate::rules::{Change, Changed};
@@ -74,6 +74,8 @@ pub struct Snapshot {
     pub fanout: FanoutCounters,
     /// The ports asked for.
     pub ports: Vec<PortSnapshot>,
+    /// Filters of ports that are looked up.
+    pub filters: IndexSize,
     /// What became of the frames of each port that sends through this queue.
     pub senders: Vec<(u32, SendCounters)>,
     /// What became of all frames sent through this queue.
@@ -451,6 +453,7 @@ impl Run {
             senders: self.senders.counters().collect(),
             sends: self.senders.total(),
             latency: self.queue.latency(),
+            filters: self.fanout.index().size(),
             state: state.to_owned(),
             failure,
         }

@@ -21,8 +21,8 @@
 pub const MAGIC: u32 = u32::from_le_bytes(*b"VNPC");
 /// Bytes of a header.
 pub const HEADER: usize = 24;
-/// Longest payload in bytes: the counters of more than four thousand ports.
-pub const MAX_PAYLOAD: usize = 4 << 20;
+/// Longest payload in bytes: the counters of more than sixteen thousand ports.
+pub const MAX_PAYLOAD: usize = 16 << 20;
 /// Longest payload a daemon takes from a client, in bytes. Answers may be longer.
 pub const MAX_REQUEST: usize = 64 << 10;
 
