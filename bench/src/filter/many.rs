@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use vnplug_ring::layout::{Geometry, ring_size};
 use vnplug_ring::{Consumer, Producer, Region};
 use vnplugd::fanout::Fanout;
-use vnplugd::filter::ebpf::KernelJudge;
+use vnplugd::filter::ebpf::{KernelJudge, Wanted};
 use vnplugd::filter::{FrameSet, Index, Jit, Program, Trust};
 use vnplugd::port::Port;
 use vnplugd::port::doorbell::Doorbell;
@@ -253,14 +253,19 @@ fn interpret(programs: &[Compiled], packets: &[Vec<u8>], time: Duration) -> f64 
     })
 }
 
+/// A program in the kernel.
+fn kernel(program: &Arc<Program>) -> Result<KernelJudge> {
+    Ok(KernelJudge::socket(&[Wanted::exactly(program)])?)
+}
+
 /// Nanoseconds per packet in the kernel, from some of the programs and frames.
 fn in_kernel(programs: &[Arc<Program>], packets: &[Vec<u8>]) -> Result<f64> {
     const REPEAT: u32 = 100_000;
     let step = programs.len().div_ceil(SAMPLE);
-    let empty = KernelJudge::socket(&[Arc::new(Program::accept(u32::MAX))])?;
+    let empty = kernel(&Arc::new(Program::accept(u32::MAX)))?;
     let (mut nanos, mut runs) = (0.0, 0.0);
     for (program, packet) in programs.iter().step_by(step).zip(packets.iter().step_by(7)) {
-        let judge = KernelJudge::socket(std::slice::from_ref(program))?;
+        let judge = kernel(program)?;
         let cost = f64::from(judge.nanoseconds(packet, REPEAT)?);
         nanos += (cost - f64::from(empty.nanoseconds(packet, REPEAT)?)).max(0.0);
         runs += 1.0;
