@@ -14,7 +14,8 @@
 //!
 //! Around that path, in the control thread: [`hub`] (sources, ports, policy), the client protocol
 //! in `control`, virtual machines in `vm`. [`config`] and [`daemon`] put it together. Threads: one
-//! per queue, the control loop, one that compiles filters, one per VM with a doorbell device.
+//! per queue, the control loop, one that compiles filters and one that makes machine code of them,
+//! one per VM with a doorbell device.
 
 pub mod config;
 mod control;

@@ -7,7 +7,7 @@
 //!     `-- Slot <-------------------------------------------------------'---> Program::run
 //! ```
 //!
-//! - [`translate`]: a verified program that does not loop becomes one function.
+//! - [`translate`], [`emit`]: a verified program that does not loop becomes one function.
 //! - [`code`]: functions lie together in pages that are executable and never writable again; the
 //!   pages go with the last program in them.
 //! - [`workshop`]: equal programs share one function; limits; a panic costs one program its speed.
@@ -23,6 +23,7 @@
 
 mod budget;
 mod code;
+mod emit;
 mod queue;
 mod reach;
 mod translate;
