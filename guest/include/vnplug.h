@@ -160,7 +160,7 @@ struct vnplug_options {
     uint32_t waiting;                  /* what vnplug_wait does: VNPLUG_WAIT_* */
     uint64_t transmit_bytes;           /* a ring for sending; 0 = the port does not send */
     uint32_t spin_us;                  /* VNPLUG_WAIT_BALANCED: look for so long; 0 = 50 */
-    uint32_t longest_sleep_us;         /* and sleep up to so long by itself; 0 = 250 */
+    uint32_t longest_sleep_us;         /* and sleep up to so long by itself; 0 = 50 */
 };
 
 /* What can be turned while a port is open. */

@@ -39,10 +39,10 @@ pub enum Waiting {
 impl Waiting {
     /// For those who want the lowest latency: [`Spin`](Self::Spin).
     pub const LATENCY: Self = Self::Spin;
-    /// For those who want both: looks for 50 µs, then sleeps up to 250 µs.
+    /// For those who want both: looks for 50 µs, then sleeps up to 50 µs at a time, a few times.
     pub const BALANCED: Self = Self::Adaptive {
         spin: Duration::from_micros(50),
-        longest_sleep: Duration::from_micros(250),
+        longest_sleep: Duration::from_micros(50),
     };
     /// For those who want the least CPU: [`Sleep`](Self::Sleep), the default.
     pub const CPU: Self = Self::Sleep;
@@ -167,10 +167,10 @@ fn left(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
 }
 
-/// Rounds between two looks at the clock: about 100 µs.
-const ROUNDS_PER_LOOK: u32 = 4_096;
+/// Rounds between two looks at the clock: about half a millisecond.
+const ROUNDS_PER_LOOK: u32 = 16_384;
 /// Such looks between two questions whether the daemon lives.
-const LOOKS_PER_QUESTION: u32 = 256;
+const LOOKS_PER_QUESTION: u32 = 64;
 const ROUNDS_MEASURED: u32 = 1_024;
 const MIN_ROUND_PS: u64 = 1_000;
 const MAX_ROUND_PS: u64 = 500_000;
