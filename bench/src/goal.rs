@@ -63,6 +63,8 @@ const GOALS: &[(&str, Goal)] = &[
     ("handoff-1514", Goal::TimesPeer(1.5)),
     ("uml-reader-60", Goal::TimesPeer(0.95)),
     ("uml-reader-1514", Goal::TimesPeer(0.95)),
+    ("latency-host-cpu-idle-p99", Goal::AtMost(50.0)),
+    ("latency-host-latency-idle-p99", Goal::AtMost(50.0)),
     ("idle-64", Goal::AtMost(1.0)),
     ("idle-64-uml", Goal::AtMost(1.0)),
     ("attach-1000-by-1", Goal::AtMost(10.0)),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::handoff::{self, Reading};
-use crate::{attached, capture, fanout, filter, limit, pcap, stage, supervise, uml};
+use crate::{attached, capture, fanout, filter, latency, limit, pcap, supervise, uml};
 
 /// Any error of a row: it is printed and ends that row, not the others.
 pub(crate) type Error = Box<dyn std::error::Error>;
@@ -47,11 +47,6 @@ pub(crate) const ROWS: &[Row] = &[
         name: "capture-qemu",
         about: "by frame size: a reader in QEMU, against virtio-net",
         run: capture::qemu,
-    },
-    Row {
-        name: ON_INTERFACE,
-        about: "readers on the interface that IFACE names, against libpcap; traffic is the user's",
-        run: capture::on_interface,
     },
     Row {
         name: "handoff-60",
@@ -154,9 +149,19 @@ pub(crate) const ROWS: &[Row] = &[
         run: |plan| filter::many(plan, 10_000),
     },
     Row {
-        name: "stage",
-        about: "instructions per packet by stage of the path, counted by callgrind",
-        run: stage::by_stage,
+        name: "latency-host",
+        about: "how late a process of the host is, by way of waiting, idle and loaded, against pipes",
+        run: latency::host,
+    },
+    Row {
+        name: "latency-uml",
+        about: "how late a reader in User-mode Linux is, by way of waiting, idle and loaded",
+        run: latency::uml,
+    },
+    Row {
+        name: "latency-qemu",
+        about: "how late a reader in QEMU is, by way of waiting, idle and loaded",
+        run: latency::qemu,
     },
     Row {
         name: "idle",
@@ -200,16 +205,13 @@ pub(crate) const ROWS: &[Row] = &[
     },
 ];
 
-/// The row that is left out unless an interface is named.
-pub(crate) const ON_INTERFACE: &str = "interface";
-
 /// Runs the part of a row that needs a process of its own.
 pub(crate) fn child(words: &[String]) -> Result<()> {
     match words.split_first() {
         Some((name, rest)) if name == "row" => supervise::child(rest),
         Some((name, rest)) if name == "handoff-producer" => handoff::producer(rest),
+        Some((name, _)) if name == "latency-pong" => latency::pong(),
         Some((name, rest)) if name == "attach" => attached::client(rest),
-        Some((name, rest)) if name == "stage-reader" => stage::child(rest),
         Some((name, rest)) if name == "pcap-count" => pcap::child(rest),
         _ => Err(format!("no such child: {words:?}").into()),
     }
@@ -223,8 +225,6 @@ pub(crate) struct Plan {
     pub(crate) time: Duration,
     /// The file of the figures.
     pub(crate) out: PathBuf,
-    /// A real interface, for the row that measures on one.
-    pub(crate) interface: Option<String>,
 }
 
 impl Plan {
@@ -237,9 +237,6 @@ impl Plan {
             rounds: word("ROUNDS", "5").parse::<usize>()?.max(1),
             time: Duration::try_from_secs_f64(seconds.max(0.1))?,
             out: word("OUT", "target/bench/results.json").into(),
-            interface: std::env::var(capture::INTERFACE)
-                .ok()
-                .filter(|name| !name.is_empty()),
         })
     }
 }
@@ -251,7 +248,6 @@ impl Plan {
             rounds: self.rounds,
             time: self.time.min(time),
             out: self.out.clone(),
-            interface: self.interface.clone(),
         }
     }
 }

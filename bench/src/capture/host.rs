@@ -3,7 +3,6 @@
 use std::process::Command;
 
 use vnplug_e2e::daemon::Daemon;
-use vnplug_e2e::{Lab, Netns};
 
 use super::{Side, Way, by_size, lossless};
 use crate::pcap::drop_in;
@@ -17,9 +16,9 @@ pub(crate) fn on_host(plan: &Plan) -> Result<Vec<Figure>> {
         let wire = Wire::new()?;
         wire.add(1)?;
         let daemon = Daemon::start(&wire.lab, Some(&wire.netns), &["--source", "wire0"])?;
-        let mut ours = vnplug(&wire.lab, Some(&wire.netns), &daemon, "far0", "wire0")?;
+        let mut ours = vnplug(&wire, &daemon, "far0", "wire0")?;
         let command = Command::new(std::env::current_exe()?);
-        let mut peer = Way::new("far1", None).on_host(Some(&wire.netns), command, "wire1")?;
+        let mut peer = Way::new("far1", None).on_host(&wire, command, "wire1")?;
         let mut sides = [
             Side {
                 name: "vNPlug",
@@ -40,14 +39,13 @@ pub(crate) fn on_host(plan: &Plan) -> Result<Vec<Figure>> {
 
 /// A counter on the host over a source of the daemon.
 pub(super) fn vnplug<'d>(
-    lab: &Lab,
-    netns: Option<&Netns>,
+    wire: &Wire,
     daemon: &'d Daemon,
     far: &'static str,
     source: &str,
 ) -> Result<Way<'d>> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.env("LD_LIBRARY_PATH", drop_in(lab)?);
+    command.env("LD_LIBRARY_PATH", drop_in(&wire.lab)?);
     command.env("VNPLUG_SOCKET", daemon.socket());
-    Way::new(far, Some(daemon)).on_host(netns, command, &format!("vnplug:{source}"))
+    Way::new(far, Some(daemon)).on_host(wire, command, &format!("vnplug:{source}"))
 }

@@ -1,0 +1,295 @@
+//! How late a reader is: from the host's publication until its echo is back at the host.
+//!
+//! The daemon's generator never sleeps in these rows (`busy=yes`, on a CPU of its own) and sends 1,000
+//! frames a second; `vnplug echo` sends each back. Both ends are stamped by the host, so guests are
+//! measured as hosts are. The way back is a look at a ring, so nearly all of the time is the reader's
+//! wake-up. The peer's is the same in the kernel alone: a byte through a pipe to a sleeping process,
+//! which answers through another one to somebody who spins.
+//!
+//! Loaded: another generator runs flat out into a reader of its own, on whatever CPU the kernel gives
+//! them, which on two CPUs is the echo's.
+
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use vnplug_e2e::daemon::{Daemon, guest_program, program, value};
+use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig};
+
+use crate::row::{Figure, Plan, Result, Samples};
+use crate::sys;
+use crate::uml::{AttachedUml, LIMIT, serve};
+
+const SOURCE_CPU: usize = 0;
+const READER_CPU: usize = 1;
+const PER_SECOND: u64 = 1_000;
+/// Fewer echoes than this share of what was sent are no measurement.
+const ENOUGH: f64 = 0.5;
+
+/// A process of the host.
+pub(crate) fn host(plan: &Plan) -> Result<Vec<Figure>> {
+    measure(plan, "host", |_, _| Ok(Reader::Host))
+}
+
+/// An application in a User-mode Linux.
+pub(crate) fn uml(plan: &Plan) -> Result<Vec<Figure>> {
+    measure(plan, "uml", |lab, daemon| {
+        Ok(Reader::Uml(AttachedUml::boot(lab, daemon)?))
+    })
+}
+
+/// An application in QEMU.
+pub(crate) fn qemu(plan: &Plan) -> Result<Vec<Figure>> {
+    measure(plan, "qemu", |lab, daemon| {
+        let config = QemuConfig {
+            image: Image::default().file(guest_program()?, "/bin/vnplug", 0o755),
+            ..QemuConfig::default()
+        };
+        let guest = Qemu::boot(lab, config)?;
+        let output = Command::new(program("vnplug")?)
+            .arg("--socket")
+            .arg(daemon.socket())
+            .args(["attach", "qemu", "--name", "bench", "--allow", "*", "--qmp"])
+            .arg(guest.qmp_path().ok_or("QEMU has no QMP socket")?)
+            .output()?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into());
+        }
+        // As long as the guest runs.
+        std::mem::forget(serve(&guest)?);
+        Ok(Reader::Qemu(guest))
+    })
+}
+
+/// Where the echo runs.
+enum Reader {
+    Host,
+    Uml(AttachedUml),
+    Qemu(Guest),
+}
+
+impl Reader {
+    /// Echoes for so long, waiting in this way.
+    fn echo(&self, daemon: &Daemon, wait: &str, time: Duration) -> Result<()> {
+        let ms = time.as_millis();
+        let words = format!("echo host:lab --wait {wait} --transmit 64K --seconds {ms}ms");
+        let guest = match self {
+            Self::Host => {
+                let output = Command::new(guest_program()?)
+                    .arg("--socket")
+                    .arg(daemon.socket())
+                    .args(words.split(' '))
+                    .output()?;
+                return match output.status.success() {
+                    true => Ok(()),
+                    false => Err(String::from_utf8_lossy(&output.stderr).into()),
+                };
+            }
+            Self::Uml(uml) => uml.guest(),
+            Self::Qemu(guest) => guest,
+        };
+        let output = guest.run(&format!("vnplug {words} 2>&1"), time + LIMIT)?;
+        match output.success() {
+            true => Ok(()),
+            false => Err(output.text().into()),
+        }
+    }
+}
+
+fn measure(
+    plan: &Plan,
+    place: &'static str,
+    boot: impl FnOnce(&Lab, &Daemon) -> Result<Reader> + Send,
+) -> Result<Vec<Figure>> {
+    let lab = Lab::new()?;
+    let source = format!(
+        "lab=gen,pps={PER_SECOND},busy=yes,cpus={}",
+        sys::cpu(SOURCE_CPU)
+    );
+    let args = ["--source", &source, "--source", "flood=gen"];
+    let args = [&args[..], &["--allow-send", "vm:bench=lab"]].concat();
+    let daemon = Daemon::start(&lab, None, &args)?;
+    // Processes inherit the CPU of the thread that starts them.
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| {
+            sys::pin(sys::cpu(READER_CPU))
+                .and_then(|()| boot(&lab, &daemon))
+                .and_then(|reader| in_turns(plan, place, &daemon, &reader))
+                .map_err(|error| error.to_string())
+        });
+        Ok(work.join().map_err(|_| "the row panicked")??)
+    })
+}
+
+fn in_turns(plan: &Plan, place: &str, daemon: &Daemon, reader: &Reader) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for load in ["idle", "loaded"] {
+        let mut peer = Times::default();
+        let mut ways = ["cpu", "balanced", "latency"].map(|wait| (wait, Times::default()));
+        let _flood = (load == "loaded")
+            .then(|| Flood::start(daemon))
+            .transpose()?;
+        for round in 1..=plan.rounds {
+            peer.add(pipes(plan.time)?);
+            let half = peer.p50.last();
+            eprint!("  {load} round {round}: pipes {half:.1}");
+            for (wait, times) in &mut ways {
+                reader.echo(daemon, wait, plan.time)?;
+                times.add(echoes(daemon, plan.time)?);
+                eprint!(", {wait} {:.1}/{:.1}", times.p50.last(), times.p99.last());
+            }
+            eprintln!(" us (p50/p99)");
+        }
+        for (wait, times) in ways {
+            let note = format!(
+                "from the host's publication until the echo is back, {PER_SECOND} frames/s of a \
+                 generator that spins on CPU {SOURCE_CPU}; `vnplug echo --wait {wait}` ({place}) on \
+                 CPU {READER_CPU}, {load}; p99.9 {:.1} us, longest {:.1} us (medians of the rounds). \
+                 The peer: a byte by a pipe to a process that sleeps, and back by another to one \
+                 that spins, on the same CPUs",
+                times.p999.median(),
+                times.max.median()
+            );
+            let name = format!("latency-{place}-{wait}-{load}");
+            let figure = |what: &str, ours, theirs| Figure {
+                name: format!("{name}-{what}"),
+                unit: "us",
+                ours,
+                peer: Some(("pipes between two processes".to_owned(), theirs)),
+                note: note.clone(),
+            };
+            figures.push(figure("p50", times.p50, peer.p50.clone()));
+            figures.push(figure("p99", times.p99, peer.p99.clone()));
+        }
+    }
+    Ok(figures)
+}
+
+/// Percentiles in microseconds, a sample per round.
+#[derive(Default)]
+struct Times {
+    p50: Samples,
+    p99: Samples,
+    p999: Samples,
+    max: Samples,
+}
+
+impl Times {
+    fn add(&mut self, [p50, p99, p999, max]: [f64; 4]) {
+        self.p50.push(p50);
+        self.p99.push(p99);
+        self.p999.push(p999);
+        self.max.push(max);
+    }
+}
+
+/// What the generator measured during the echo that has just ended.
+fn echoes(daemon: &Daemon, time: Duration) -> Result<[f64; 4]> {
+    let counters = daemon.counters();
+    let source = counters
+        .iter()
+        .find(|it| it.kind == "source" && it.name == "lab");
+    let source = source.ok_or("the source is gone")?;
+    let came = value(source, "echoes") as f64;
+    let sent = PER_SECOND as f64 * time.as_secs_f64();
+    if came < sent * ENOUGH {
+        return Err(format!("{came} of {sent} frames came back").into());
+    }
+    let names = ["echo_p50_ns", "echo_p99_ns", "echo_p999_ns", "echo_max_ns"];
+    Ok(names.map(|name| value(source, name) as f64 / 1e3))
+}
+
+/// The kernel's own: a byte to a process that sleeps in `read`, and back.
+fn pipes(time: Duration) -> Result<[f64; 4]> {
+    // On the reader's CPU, where this thread is.
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["child", "latency-pong"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let (mut to, mut from) = (
+        child.stdin.take().ok_or("no pipe")?,
+        child.stdout.take().ok_or("no pipe")?,
+    );
+    let times = std::thread::scope(|scope| {
+        let pinger = scope.spawn(|| {
+            sys::pin(sys::cpu(SOURCE_CPU)).map_err(|error| error.to_string())?;
+            ping(&mut to, &mut from, time).map_err(|error| error.to_string())
+        });
+        pinger
+            .join()
+            .map_err(|_| "the pinger panicked".to_owned())?
+    });
+    drop(to);
+    child.wait()?;
+    let mut times = times?;
+    times.sort_unstable();
+    let at = |share: f64| {
+        let place = (times.len() as f64 * share) as usize;
+        times.get(place.min(times.len() - 1)).copied().unwrap_or(0) as f64 / 1e3
+    };
+    Ok([at(0.5), at(0.99), at(0.999), at(1.0)])
+}
+
+fn ping(
+    to: &mut impl Write,
+    from: &mut std::process::ChildStdout,
+    time: Duration,
+) -> Result<Vec<u64>> {
+    rustix::io::ioctl_fionbio(&*from, true)?;
+    let pause = Duration::from_micros(1_000_000 / PER_SECOND);
+    let start = Instant::now();
+    let mut times = Vec::new();
+    while times.is_empty() || start.elapsed() < time {
+        let begin = Instant::now();
+        to.write_all(&[1])?;
+        loop {
+            match from.read(&mut [0]) {
+                Ok(0) => return Err("the other process is gone".into()),
+                Ok(_) => break,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        times.push(begin.elapsed().as_nanos() as u64);
+        // It spins between two, as the generator does.
+        while begin.elapsed() < pause {
+            std::hint::spin_loop();
+        }
+    }
+    Ok(times)
+}
+
+/// The other process: answers each byte.
+pub(crate) fn pong() -> Result<()> {
+    let (mut from, mut to) = (std::io::stdin().lock(), std::io::stdout().lock());
+    let mut byte = [0];
+    while from.read(&mut byte)? > 0 {
+        to.write_all(&byte)?;
+        to.flush()?;
+    }
+    Ok(())
+}
+
+/// A reader of the generator that runs flat out.
+struct Flood(Child);
+
+impl Flood {
+    fn start(daemon: &Daemon) -> Result<Self> {
+        let child = Command::new(guest_program()?)
+            .arg("--socket")
+            .arg(daemon.socket())
+            .args(["count", "host:flood", "--json"])
+            .stdout(Stdio::null())
+            .spawn()?;
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
