@@ -3,6 +3,7 @@
 //! ```text
 //! vnplug-bench [ROW…]        rows whose names start with one of the words; all without words
 //! vnplug-bench plot FILE     draws the plots of a results.json again
+//! vnplug-bench --interface eth1   readers on a real interface; you provide the traffic (IFACE=eth1)
 //!   ROWS="handoff"           the same, by environment
 //!   ROUNDS=5 SECONDS=2.0     rounds of ours and the peer's in turns; seconds per measurement
 //!   OUT=target/bench/results.json
@@ -31,6 +32,7 @@ mod pcap;
 mod plot;
 mod report;
 mod row;
+mod stage;
 mod supervise;
 mod sys;
 mod uml;
@@ -71,12 +73,24 @@ fn replot(words: &[String]) -> row::Result<()> {
 }
 
 fn run(mut wanted: Vec<String>) -> row::Result<()> {
+    let mut plan = row::Plan::from_env()?;
+    if let Some(at) = wanted.iter().position(|word| word == "--interface") {
+        let name = wanted
+            .drain(at..(at + 2).min(wanted.len()))
+            .nth(1)
+            .ok_or("--interface NAME")?;
+        plan.interface = Some(name);
+    }
     let rows = std::env::var("ROWS").unwrap_or_default();
     wanted.extend(rows.split_whitespace().map(str::to_owned));
-    let plan = row::Plan::from_env()?;
+    // Other rows stay on wires of their own; a real interface is used only by its row, when named.
+    let named = plan.interface.is_some();
     let wanted = |row: &&row::Row| {
         let begins = |word: &String| row.name.starts_with(word.as_str());
-        wanted.is_empty() || wanted.iter().any(begins)
+        match wanted.is_empty() {
+            true => (row.name == row::ON_INTERFACE) == named,
+            false => wanted.iter().any(begins),
+        }
     };
     sys::catch_signals()?;
     let (mut figures, mut failed) = (Vec::new(), Vec::new());

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::handoff::{self, Reading};
-use crate::{attached, capture, fanout, filter, latency, limit, pcap, supervise, uml};
+use crate::{attached, capture, fanout, filter, latency, limit, pcap, stage, supervise, uml};
 
 /// Any error of a row: it is printed and ends that row, not the others.
 pub(crate) type Error = Box<dyn std::error::Error>;
@@ -47,6 +47,11 @@ pub(crate) const ROWS: &[Row] = &[
         name: "capture-qemu",
         about: "by frame size: a reader in QEMU, against virtio-net",
         run: capture::qemu,
+    },
+    Row {
+        name: ON_INTERFACE,
+        about: "readers on the interface that IFACE names, against libpcap; traffic is the user's",
+        run: capture::on_interface,
     },
     Row {
         name: "handoff-60",
@@ -149,6 +154,11 @@ pub(crate) const ROWS: &[Row] = &[
         run: |plan| filter::many(plan, 10_000),
     },
     Row {
+        name: "stage",
+        about: "instructions per packet by stage of the path, counted by callgrind",
+        run: stage::by_stage,
+    },
+    Row {
         name: "latency-host",
         about: "how late a process of the host is, by way of waiting, idle and loaded, against pipes",
         run: latency::host,
@@ -205,6 +215,9 @@ pub(crate) const ROWS: &[Row] = &[
     },
 ];
 
+/// The row that is left out unless an interface is named.
+pub(crate) const ON_INTERFACE: &str = "interface";
+
 /// Runs the part of a row that needs a process of its own.
 pub(crate) fn child(words: &[String]) -> Result<()> {
     match words.split_first() {
@@ -212,6 +225,7 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
         Some((name, rest)) if name == "handoff-producer" => handoff::producer(rest),
         Some((name, _)) if name == "latency-pong" => latency::pong(),
         Some((name, rest)) if name == "attach" => attached::client(rest),
+        Some((name, rest)) if name == "stage-reader" => stage::child(rest),
         Some((name, rest)) if name == "pcap-count" => pcap::child(rest),
         _ => Err(format!("no such child: {words:?}").into()),
     }
@@ -225,6 +239,8 @@ pub(crate) struct Plan {
     pub(crate) time: Duration,
     /// The file of the figures.
     pub(crate) out: PathBuf,
+    /// A real interface, for the row that measures on one.
+    pub(crate) interface: Option<String>,
 }
 
 impl Plan {
@@ -237,6 +253,9 @@ impl Plan {
             rounds: word("ROUNDS", "5").parse::<usize>()?.max(1),
             time: Duration::try_from_secs_f64(seconds.max(0.1))?,
             out: word("OUT", "target/bench/results.json").into(),
+            interface: std::env::var(capture::INTERFACE)
+                .ok()
+                .filter(|name| !name.is_empty()),
         })
     }
 }
@@ -248,6 +267,7 @@ impl Plan {
             rounds: self.rounds,
             time: self.time.min(time),
             out: self.out.clone(),
+            interface: self.interface.clone(),
         }
     }
 }

@@ -16,6 +16,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use vnplug_e2e::Lab;
 
+use crate::capture::INTERFACE;
 use crate::report;
 use crate::row::{Figure, Plan, ROWS, Result, Row};
 use crate::sys;
@@ -45,6 +46,9 @@ fn attempt(row: &Row, plan: &Plan) -> Result<Outcome> {
     }
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["child", "row", row.name]).arg(&part);
+    if let Some(interface) = &plan.interface {
+        command.env(INTERFACE, interface);
+    }
     let mut group = Group(command.process_group(0).spawn()?);
     let begin = Instant::now();
     let end = loop {

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use vnplug_e2e::daemon::{Daemon, guest_program};
-use vnplug_e2e::{Guest, Image, Qemu, QemuConfig, UmlConfig, accel_probe};
+use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, UmlConfig, accel_probe};
 
 use super::{Side, Way, by_size, host, lossless};
 use crate::pcap::{LIBRARY, drop_in};
@@ -35,7 +35,7 @@ fn in_umls(plan: &Plan, row: &str, guests: usize, readers: usize) -> Result<Vec<
             let config = UmlConfig {
                 nics: vec!["wire1".into()],
                 netns: Some(wire.netns.name().to_owned()),
-                image: image(&wire)?,
+                image: image(&wire.lab)?,
                 kernel_args: vec!["ipv6.disable=1".into()],
                 ..UmlConfig::default()
             };
@@ -51,7 +51,7 @@ fn in_umls(plan: &Plan, row: &str, guests: usize, readers: usize) -> Result<Vec<
             }
         }
         // On a wire of its own: a reader that sleeps costs the others' daemon a copy.
-        let mut beside = host::vnplug(&wire, &daemon, "far2", "wire2")?;
+        let mut beside = host::vnplug(&wire.lab, Some(&wire.netns), &daemon, "far2", "wire2")?;
         let mut sides = vec![
             Side {
                 name: "vNPlug",
@@ -99,7 +99,7 @@ pub(crate) fn qemu(plan: &Plan) -> Result<Vec<Figure>> {
             QemuConfig {
                 taps: vec!["tap0".into()],
                 netns: Some(netns.name().to_owned()),
-                image: image(&wire)?.file(guest_program()?, "/usr/bin/vnplug", 0o755),
+                image: image(&wire.lab)?.file(guest_program()?, "/usr/bin/vnplug", 0o755),
                 kernel_args: vec!["ipv6.disable=1".into()],
                 qemu_args: ["-global", "virtio-net-pci.rx_queue_size=1024"]
                     .map(str::to_owned)
@@ -147,8 +147,8 @@ fn wire_and_daemon() -> Result<(Wire, Daemon)> {
 }
 
 /// The counter, both libraries, and what they need.
-fn image(wire: &Wire) -> Result<Image> {
-    let drop_in = drop_in(&wire.lab)?.join(LIBRARY);
+pub(super) fn image(lab: &Lab) -> Result<Image> {
+    let drop_in = drop_in(lab)?.join(LIBRARY);
     let real = "/usr/lib/x86_64-linux-gnu/libpcap.so.0.8";
     Ok(Image::default()
         .program_at(std::env::current_exe()?, "/bin/counter")
@@ -181,4 +181,4 @@ fn attach(guest: &Guest, daemon: &Daemon) -> Result<()> {
 }
 
 /// What makes the counter use the drop-in.
-const OVER_VNPLUG: &str = "LD_LIBRARY_PATH=/lib/vnplug";
+pub(super) const OVER_VNPLUG: &str = "LD_LIBRARY_PATH=/lib/vnplug";

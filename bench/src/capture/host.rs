@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::{Lab, Netns};
 
 use super::{Side, Way, by_size, lossless};
 use crate::pcap::drop_in;
@@ -16,9 +17,9 @@ pub(crate) fn on_host(plan: &Plan) -> Result<Vec<Figure>> {
         let wire = Wire::new()?;
         wire.add(1)?;
         let daemon = Daemon::start(&wire.lab, Some(&wire.netns), &["--source", "wire0"])?;
-        let mut ours = vnplug(&wire, &daemon, "far0", "wire0")?;
+        let mut ours = vnplug(&wire.lab, Some(&wire.netns), &daemon, "far0", "wire0")?;
         let command = Command::new(std::env::current_exe()?);
-        let mut peer = Way::new("far1", None).on_host(&wire, command, "wire1")?;
+        let mut peer = Way::new("far1", None).on_host(Some(&wire.netns), command, "wire1")?;
         let mut sides = [
             Side {
                 name: "vNPlug",
@@ -39,13 +40,14 @@ pub(crate) fn on_host(plan: &Plan) -> Result<Vec<Figure>> {
 
 /// A counter on the host over a source of the daemon.
 pub(super) fn vnplug<'d>(
-    wire: &Wire,
+    lab: &Lab,
+    netns: Option<&Netns>,
     daemon: &'d Daemon,
     far: &'static str,
     source: &str,
 ) -> Result<Way<'d>> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.env("LD_LIBRARY_PATH", drop_in(&wire.lab)?);
+    command.env("LD_LIBRARY_PATH", drop_in(lab)?);
     command.env("VNPLUG_SOCKET", daemon.socket());
-    Way::new(far, Some(daemon)).on_host(wire, command, &format!("vnplug:{source}"))
+    Way::new(far, Some(daemon)).on_host(netns, command, &format!("vnplug:{source}"))
 }

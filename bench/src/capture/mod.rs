@@ -13,12 +13,14 @@
 
 mod guests;
 mod host;
+mod interface;
 mod way;
 
 use vnplug_e2e::traffic::Sent;
 
 pub(crate) use guests::{one_uml, qemu, two_in_uml, two_umls};
 pub(crate) use host::on_host;
+pub(crate) use interface::{INTERFACE, on_interface};
 use way::{Turn, Way};
 
 use crate::row::{Figure, Plan, Result, Samples};

@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use vnplug_e2e::daemon::Daemon;
-use vnplug_e2e::{Guest, Job};
+use vnplug_e2e::{Guest, Job, Netns};
 
 use super::sent_mpps;
 use crate::attached::cpu_time;
@@ -41,17 +41,20 @@ impl<'g> Way<'g> {
         }
     }
 
-    /// Adds a counter on the host, in the wire's namespace; `command` runs this program.
+    /// Adds a counter on the host, in a namespace or our own; `command` runs this program.
     pub(super) fn on_host(
         mut self,
-        wire: &Wire,
+        netns: Option<&Netns>,
         mut command: Command,
         device: &str,
     ) -> Result<Self> {
         command.args(["child", COUNTER, device]);
-        let listener = wire
-            .netns
-            .enter(|| Listener::start(command).map_err(|error| error.to_string()))??;
+        let listener = match netns {
+            Some(netns) => {
+                netns.enter(|| Listener::start(command).map_err(|error| error.to_string()))??
+            }
+            None => Listener::start(command)?,
+        };
         self.counters.push(Counter::Host(listener));
         Ok(self)
     }
@@ -81,23 +84,37 @@ impl<'g> Way<'g> {
         len: usize,
         load: Load,
     ) -> Result<Turn> {
-        let before = self.ask()?;
-        let spent = self.cpu()?;
+        let mark = self.mark()?;
         let sent = wire.send_from(Some(sys::cpu(0)), self.far, frames, len, load)?;
         self.settle()?;
-        let cpu_s = (self.cpu()?.saturating_sub(spent)).as_secs_f64();
-        let after = self.ask()?;
-        let captured = before
-            .iter()
-            .zip(&after)
-            .map(|(before, after)| after.packets - before.packets);
-        let busy = after.iter().map(|told| told.busy).max().unwrap_or_default();
+        let turn = self.since(&mark, sent.frames, sent.elapsed)?;
         Ok(Turn {
             sent_mpps: sent_mpps(&sent),
-            sent: sent.frames * self.counters.len() as u64,
+            ..turn
+        })
+    }
+
+    /// Where the counters and the processes are.
+    pub(super) fn mark(&mut self) -> Result<Mark> {
+        Ok(Mark {
+            told: self.ask()?,
+            cpu: self.cpu()?,
+        })
+    }
+
+    /// What came since then, of so many packets on the wire in such a time.
+    pub(super) fn since(&mut self, mark: &Mark, wire: u64, elapsed: Duration) -> Result<Turn> {
+        let cpu = self.cpu()?.saturating_sub(mark.cpu);
+        let after = self.ask()?;
+        let captured = mark.told.iter().zip(&after);
+        let captured = captured.map(|(before, after)| after.packets - before.packets);
+        let busy = after.iter().map(|told| told.busy).max().unwrap_or_default();
+        Ok(Turn {
+            sent_mpps: wire as f64 / elapsed.as_secs_f64().max(1e-9) / 1e6,
+            sent: wire * self.counters.len() as u64,
             captured: captured.sum(),
-            seconds: sent.elapsed.max(busy).as_secs_f64(),
-            cpu_s,
+            seconds: elapsed.max(busy).as_secs_f64(),
+            cpu_s: cpu.as_secs_f64(),
         })
     }
 
@@ -153,6 +170,12 @@ impl Counter<'_> {
             }
         }
     }
+}
+
+/// A moment, to count from.
+pub(super) struct Mark {
+    told: Vec<Told>,
+    cpu: Duration,
 }
 
 /// What one turn brought.

@@ -1,0 +1,312 @@
+//! Instructions per packet by stage of the path, counted by callgrind.
+//!
+//! The daemon, or a reader, runs under valgrind twice, with few and with many packets; the difference
+//! is what packets cost, without start and end. Instructions are those of one packet on the way
+//! through one port; counts repeat to a few per cent whatever else the machine does. They are not
+//! time: a missed cache line is not in them.
+
+mod callgrind;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use vnplug::{Client, PortOptions};
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{Daemon, program};
+
+use crate::row::{Figure, Plan, Result, Samples};
+use callgrind::Profile;
+
+/// Instructions by stage.
+type Stages = BTreeMap<&'static str, f64>;
+
+/// The path from the generator to one reader, for two frame lengths.
+pub(crate) fn by_stage(plan: &Plan) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for len in [60, 1514] {
+        let mut samples: BTreeMap<&str, Samples> = BTreeMap::new();
+        for _ in 0..plan.rounds.min(ROUNDS) {
+            let mut stages = per_packet(|packets| daemon(len, packets))?;
+            stages.extend(per_packet(|packets| reader(len, packets))?);
+            for (stage, instructions) in stages {
+                samples.entry(stage).or_default().push(instructions);
+            }
+        }
+        for (stage, ours) in samples {
+            eprintln!("  {len} B, {stage}: {:.1}", ours.median());
+            figures.push(Figure {
+                name: format!("stage-{len}-{stage}"),
+                unit: "instructions/packet",
+                ours,
+                peer: None,
+                note: format!(
+                    "callgrind, the difference of {MANY} and {FEW} packets of {len} bytes from the \
+                     generator, one port without filter; code of the standard library counts where \
+                     it is called"
+                ),
+            });
+        }
+    }
+    Ok(figures)
+}
+
+/// What a packet more costs.
+fn per_packet(run: impl Fn(u64) -> Result<Stages>) -> Result<Stages> {
+    let (few, many) = (run(FEW)?, run(MANY)?);
+    let each = |(stage, cost): (&'static str, f64)| {
+        let more = cost - few.get(stage).copied().unwrap_or(0.0);
+        (stage, more / (MANY - FEW) as f64)
+    };
+    // What is left of start and end is not a packet's.
+    Ok(many
+        .into_iter()
+        .map(each)
+        .filter(|(_, cost)| *cost >= 0.5)
+        .collect())
+}
+
+/// The daemon under valgrind, and a reader that takes everything.
+fn daemon(len: usize, packets: u64) -> Result<Stages> {
+    let lab = Lab::new()?;
+    let dir = lab.dir();
+    let source = format!("lab=gen,size={len},count={packets}");
+    let mut command = Command::new("valgrind");
+    command
+        .args(valgrind(dir))
+        .arg(program("vnplugd")?)
+        .arg("--socket")
+        .arg(dir.join("s"))
+        .arg("--pool-dir")
+        .arg(dir)
+        .args(["--source", &source]);
+    let valgrind = Valgrind::start(command, dir)?;
+    let deadline = Instant::now() + LIMIT;
+    while Client::connect_to(&dir.join("s")).is_err() {
+        if Instant::now() > deadline {
+            return Err(valgrind.said("the daemon does not serve").into());
+        }
+        sleep(Duration::from_millis(50));
+    }
+    let mut port = PortOptions::new("lab")
+        .socket(dir.join("s"))
+        .ring_bytes(16 << 20)
+        .open()?;
+    let mut taken = 0;
+    while taken < packets && Instant::now() < deadline {
+        for packet in port.batch(usize::MAX) {
+            packet?;
+            taken += 1;
+        }
+        port.release();
+        sleep(Duration::from_millis(1));
+    }
+    drop(port);
+    if taken != packets {
+        return Err(valgrind
+            .said(&format!("{taken} of {packets} packets"))
+            .into());
+    }
+    Ok(stages(&valgrind.finish()?))
+}
+
+/// A reader under valgrind, of a daemon that is not.
+fn reader(len: usize, packets: u64) -> Result<Stages> {
+    let lab = Lab::new()?;
+    let source = format!("lab=gen,size={len},count={packets},pps=50000,start=attach");
+    let daemon = Daemon::start(&lab, None, &["--source", &source])?;
+    let mut command = Command::new("valgrind");
+    command
+        .args(valgrind(lab.dir()))
+        .arg(std::env::current_exe()?)
+        .args(["child", "stage-reader"])
+        .arg(daemon.socket())
+        .arg(packets.to_string());
+    let mut valgrind = Valgrind::start(command, lab.dir())?;
+    let deadline = Instant::now() + LIMIT;
+    while valgrind.child.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            return Err(valgrind.said("the reader does not end").into());
+        }
+        sleep(Duration::from_millis(50));
+    }
+    let all = stages(&valgrind.finish()?);
+    // The ring's code in this process is the reader's.
+    let application = all.get("application").copied().unwrap_or(0.0);
+    let read = all.values().sum::<f64>() - application;
+    Ok(Stages::from([("read", read), ("application", application)]))
+}
+
+/// The reader's process: takes so many packets in batches and looks at their headers.
+pub(crate) fn child(words: &[String]) -> Result<()> {
+    let [socket, packets] = words else {
+        return Err("SOCKET PACKETS".into());
+    };
+    let packets: u64 = packets.parse()?;
+    let mut port = PortOptions::new("lab")
+        .socket(socket)
+        .ring_bytes(16 << 20)
+        .open()?;
+    let (mut taken, mut bytes) = (0, 0);
+    while taken < packets {
+        let before = taken;
+        for packet in port.batch(64) {
+            bytes += u64::from(packet?.meta.wire_len);
+            taken += 1;
+        }
+        port.release();
+        if taken == before {
+            // A batch and more comes meanwhile, so that an empty look is rare.
+            sleep(Duration::from_millis(5));
+        }
+    }
+    println!("{bytes}");
+    Ok(())
+}
+
+/// Sums up by stage. Code that is not ours counts where the function's own code counts.
+fn stages(profile: &Profile) -> Stages {
+    let mut stages = Stages::new();
+    for (function, files) in &profile.functions {
+        let mut own: BTreeMap<&'static str, u64> = BTreeMap::new();
+        let mut foreign = 0;
+        for (file, cost) in files {
+            match stage_of(file) {
+                Some(stage) => *own.entry(stage).or_default() += cost,
+                None => foreign += cost,
+            }
+        }
+        if own.is_empty() {
+            let copies = ["memcpy", "memmove"]
+                .iter()
+                .any(|name| function.contains(name));
+            own.insert(if copies { "copy" } else { "other" }, foreign);
+            foreign = 0;
+        }
+        let sum: u64 = own.values().sum();
+        for (stage, cost) in own {
+            let share = foreign as f64 * cost as f64 / sum.max(1) as f64;
+            *stages.entry(stage).or_default() += cost as f64 + share;
+        }
+    }
+    stages
+}
+
+/// The stage that a source file of ours belongs to.
+fn stage_of(file: &str) -> Option<&'static str> {
+    const STAGES: [(&str, &str); 12] = [
+        ("/host/src/source/", "source"),
+        ("/ring/src/witness", "source"),
+        ("/ring/src/crc", "source"),
+        ("/host/src/fanout/flow", "flow-hash"),
+        ("/host/src/fanout/", "fanout"),
+        ("/host/src/filter/", "filter"),
+        ("/host/src/rules/", "filter"),
+        ("/host/src/port/", "port"),
+        ("/ring/src/consumer", "read"),
+        ("/ring/src/", "ring"),
+        ("/guest/src/", "read"),
+        ("/bench/src/", "application"),
+    ];
+    STAGES
+        .iter()
+        .find(|(path, _)| file.contains(path))
+        .map(|(_, stage)| *stage)
+}
+
+fn valgrind(dir: &Path) -> [String; 3] {
+    let out = dir.join(OUT);
+    [
+        "--tool=callgrind".to_owned(),
+        format!("--callgrind-out-file={}", out.display()),
+        "--quiet".to_owned(),
+    ]
+}
+
+/// A program under valgrind.
+struct Valgrind {
+    child: Child,
+    dir: PathBuf,
+}
+
+impl Valgrind {
+    fn start(mut command: Command, dir: &Path) -> Result<Self> {
+        let log = File::create(dir.join(LOG))?;
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let spawned = command.spawn();
+        Ok(Self {
+            child: spawned.map_err(|error| format!("valgrind (package valgrind): {error}"))?,
+            dir: dir.to_owned(),
+        })
+    }
+
+    /// Ends it in order, and reads what it counted.
+    fn finish(mut self) -> Result<Profile> {
+        if let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
+            // An error means that it has ended by itself.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        self.child.wait()?;
+        let text = fs::read_to_string(self.dir.join(OUT));
+        Ok(Profile::parse(&text.map_err(|_| self.said("no counts"))?))
+    }
+
+    /// A complaint, with the end of what it printed.
+    fn said(&self, what: &str) -> String {
+        let log = fs::read_to_string(self.dir.join(LOG)).unwrap_or_default();
+        let last: Vec<&str> = log.lines().rev().take(3).collect();
+        format!("{what}: {last:?}")
+    }
+}
+
+impl Drop for Valgrind {
+    fn drop(&mut self) {
+        // An error means that it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const FEW: u64 = 20_000;
+const MANY: u64 = 120_000;
+/// Counts hardly differ.
+const ROUNDS: usize = 3;
+const LIMIT: Duration = Duration::from_secs(120);
+const OUT: &str = "callgrind.out";
+const LOG: &str = "valgrind.log";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_code_counts_where_it_is_called() {
+        let files = |list: &[(&str, u64)]| {
+            list.iter()
+                .map(|(file, cost)| ((*file).to_owned(), *cost))
+                .collect()
+        };
+        let mut profile = Profile::default();
+        let serve = files(&[
+            ("/x/host/src/port/mod.rs", 30),
+            ("/x/ring/src/producer.rs", 10),
+            ("/rustc/iter.rs", 4),
+        ]);
+        profile.functions.insert("serve".into(), serve);
+        profile
+            .functions
+            .insert("__memcpy_avx".into(), files(&[("memmove.S", 7)]));
+        let stages = stages(&profile);
+        assert_eq!(
+            (stages["port"], stages["ring"], stages["copy"]),
+            (33.0, 11.0, 7.0)
+        );
+    }
+}
