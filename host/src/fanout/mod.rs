@@ -10,7 +10,7 @@
 //! touched once per batch. The others, with a filter or a guard, are *looked up*: their programs
 //! are in an [`Index`], which tells for each batch whose frames it has. A port without any is not
 //! touched; ten thousand of them cost what the lookup costs. What became of the frames that it
-//! never saw is told by running totals, exactly, whenever somebody asks ([`seat`]).
+//! never saw is told by running totals, exactly, whenever somebody asks (`seat`).
 
 pub mod flow;
 mod seat;

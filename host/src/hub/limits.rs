@@ -21,7 +21,7 @@ pub struct Limits {
 }
 
 /// Instructions that a frame of one source may cost at most for the filters and rules of one owner,
-/// who is no operator, added up over its queues ([`Load`](super::load::Load)). Everybody's frames wait
+/// who is no operator, added up over its queues (`Load`). Everybody's frames wait
 /// while a queue's thread runs one reader's filters.
 pub const MAX_FILTER_WORK: usize = 16_384;
 

@@ -16,7 +16,7 @@
 //! - **Counted.** A queue's filters count what they drop in memory that stays with the queue,
 //!   whatever filter comes next: `seen = read + dropped + early`.
 //! - **Not needed.** Where the kernel takes no eBPF, or the filters are too many, nothing is
-//!   narrowed: every frame comes to the daemon, as without early drop. [`Standing`] says why.
+//!   narrowed: every frame comes to the daemon, as without early drop. `Standing` says why.
 
 mod loader;
 mod seat;
