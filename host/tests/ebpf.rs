@@ -303,3 +303,52 @@ fn instruction(random: &mut Random, left: usize) -> Instruction {
         k,
     }
 }
+
+#[test]
+#[ignore = "a measurement: cargo test -p vnplugd --test ebpf cost -- --ignored --nocapture"]
+fn cost_of_a_union_by_the_number_of_its_filters() {
+    // As the daemon's thread loads it: without CAP_PERFMON the kernel adds barriers.
+    let mut sets = rustix::thread::capabilities(None).expect("capabilities");
+    sets.effective = rustix::thread::CapabilitySet::BPF;
+    rustix::thread::set_capabilities(None, sets).expect("set capabilities");
+    let frame = {
+        let mut frame = vec![0; 60];
+        frame[12..14].copy_from_slice(&[8, 0]);
+        frame[14..24].copy_from_slice(&[0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17]);
+        frame[26..34].copy_from_slice(&[192, 0, 2, 1, 192, 0, 2, 2]);
+        frame[34..38].copy_from_slice(&[0, 9, 0, 9]);
+        frame
+    };
+    for shape in ["host 10.0.N", "host 10.0.N and tcp port 80", "udp port N"] {
+        for filters in [0_u32, 1, 4, 16, 64, 128, 256] {
+            let texts: Vec<String> = (1..=filters)
+                .map(|n| match shape.contains("host") {
+                    true => shape.replace('N', &format!("{}.{}", n / 256, n % 256)),
+                    false => shape.replace('N', &(1_000 + n).to_string()),
+                })
+                .collect();
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let programs = compile(&texts);
+            let instructions: usize = programs.iter().map(|it| it.instructions().len()).sum();
+            let begun = std::time::Instant::now();
+            let judge = match KernelJudge::socket(&wants(&programs)) {
+                Ok(judge) => judge,
+                Err(error) => {
+                    println!("{shape:28} {filters:4}: {error}");
+                    continue;
+                }
+            };
+            let took = begun.elapsed();
+            assert!(!judge.wants(&frame).unwrap());
+            let mut runs: Vec<u32> = (0..9)
+                .map(|_| judge.nanoseconds(&frame, 100_000).unwrap())
+                .collect();
+            runs.sort_unstable();
+            println!(
+                "{shape:28} {filters:4} filters, {instructions:5} instructions: loaded in \
+                 {took:9.3?}, {} ns per frame ({} to {})",
+                runs[4], runs[0], runs[8]
+            );
+        }
+    }
+}

@@ -30,7 +30,7 @@ use crate::source::early::Loader;
 use crate::source::worker::{Asked, Command, Snapshot, Worker};
 
 use cluster::{Cluster, ClusterKey};
-pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS};
+pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS, MAX_EARLY_LOADS};
 pub use limits::{Limits, MAX_FILTER_WORK};
 use load::Owned;
 pub(crate) use open::{Memory, no_memory};

@@ -90,6 +90,11 @@ impl Wanted {
         self.programs().map(|it| it.instructions().len()).sum()
     }
 
+    /// Loads of both at offsets that depend on the frame; each is a call in the kernel.
+    pub fn variable_loads(&self) -> usize {
+        self.programs().map(translate::variable_loads).sum()
+    }
+
     /// The programs in wire form; equal if and only if the programs are.
     pub fn to_bytes(&self) -> Vec<u8> {
         let part = |program: &Option<Arc<Program>>| {

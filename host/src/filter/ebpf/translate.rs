@@ -9,8 +9,8 @@
 //!
 //! ```text
 //! R10 ->  0 ..  -64   scratch memory, 16 words
-//!       -64 ..  -96   slots of the packet's side: length, tag, context, what a helper loads
-//!      -104 .. -232   the packet's first bytes (socket filters)
+//!       -64 ..  -88   slots of the packet's side: length, what a helper loads
+//!       -80 .. -208   the packet's first bytes (socket filters)
 //! ```
 //!
 //! Every conditional jump stays conditional even where its outcome is plain (an offset beyond every
@@ -83,6 +83,13 @@ pub(super) fn fixed_end(program: &Program) -> u64 {
         Some(u64::from(i.k) + bytes)
     });
     ends.max().unwrap_or(0)
+}
+
+/// How many instructions load at an offset that depends on the packet.
+pub(super) fn variable_loads(program: &Program) -> usize {
+    let varies =
+        |i: &&Instruction| matches!(i.code, code::LD_W_IND | code::LD_H_IND | code::LD_B_IND);
+    program.instructions().iter().filter(varies).count()
 }
 
 /// Whether a program asks for the length of the frame.

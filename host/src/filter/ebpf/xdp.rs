@@ -1,33 +1,34 @@
-//! The packet as an XDP program sees it: bytes from R8 to R9.
+//! The packet as an XDP program sees it: bytes in memory.
 //!
 //! What a driver puts into further buffers (frames longer than a page) is out of reach of fixed
 //! loads, which reject; AF_XDP sources take frames of one buffer. Nothing here needs more than
 //! `CAP_BPF` and `CAP_NET_ADMIN`: pointers are neither subtracted nor moved by variables.
 
-use super::asm::{Alu, Asm, Cond, FP, Operand, R0, R1, R2, R3, R4, R8, R9, Reg, Size};
+use super::asm::{Alu, Asm, Cond, FP, Operand, R0, R1, R2, R3, R4, R9, Reg, Size};
 use super::translate::{Labels, Reach, SLOTS};
 
 use Operand::{K, X};
 
-/// R8: the first byte; R9: behind the last one.
+/// R9: the context.
+///
+/// NB: where the packet lies is asked of the context for every load, as the verifier follows what
+/// is known of a pointer through every filter behind it.
 #[derive(Debug)]
 pub(super) struct Xdp;
 
 impl Xdp {
     /// From R1, the context, to what the fragments need.
     pub(super) fn prepare(asm: &mut Asm, asks_length: bool) {
-        asm.store(Size::Double, FP, CONTEXT, R1);
-        asm.load(Size::Word, R8, R1, XDP_DATA);
-        asm.load(Size::Word, R9, R1, XDP_DATA_END);
+        asm.alu64(Alu::Mov, R9, X(R1));
         if asks_length {
             asm.call(XDP_GET_BUFF_LEN);
             asm.store(Size::Double, FP, WIRE_LEN, R0);
         }
     }
 
-    /// Puts the context into `dst` again.
+    /// Puts the context into `dst`.
     pub(super) fn context(asm: &mut Asm, dst: Reg) {
-        asm.load(Size::Double, dst, FP, CONTEXT);
+        asm.alu64(Alu::Mov, dst, X(R9));
     }
 }
 
@@ -38,10 +39,12 @@ impl Reach for Xdp {
             asm.alu32(Alu::Mov, R2, K(offset));
             return self.variable(asm, size, dst, labels);
         }
-        asm.alu64(Alu::Mov, R1, X(R8));
+        asm.load(Size::Word, R2, R9, XDP_DATA);
+        asm.load(Size::Word, R3, R9, XDP_DATA_END);
+        asm.alu64(Alu::Mov, R1, X(R2));
         asm.alu64(Alu::Add, R1, K(end as u32));
-        asm.jump_if(Cond::Gt, R1, X(R9), labels.reject);
-        asm.load(size, dst, R8, offset as i16);
+        asm.jump_if(Cond::Gt, R1, X(R3), labels.reject);
+        asm.load(size, dst, R2, offset as i16);
         asm.network_order(dst, size);
     }
 
@@ -68,7 +71,6 @@ const LONGEST_DIRECT: u32 = 16_384;
 const LONGEST: u32 = 0xffff;
 
 // Slots on the stack.
-const CONTEXT: i16 = SLOTS - 8;
 const WIRE_LEN: i16 = SLOTS - 16;
 const WIRE_LEN_LOW: i16 = if cfg!(target_endian = "little") {
     WIRE_LEN
