@@ -12,7 +12,7 @@
 //! On a machine that does other work at the same time run it as `chrt -r 10 vnplug-bench`: the
 //! children inherit the priority, ours and the peers alike.
 //!
-//! Beside the figures lie plots (`*.svg`) and a page that shows them (`index.html`).
+//! Beside the figures lie a table (`results.md`), plots (`*.svg`) and a page of them (`index.html`).
 //!
 //! A row is a function in a table ([`row::ROWS`]); it returns figures, [`report`] prints and stores
 //! them, [`plot`] draws them. Rows run in processes of their own ([`supervise`]), and some start this
@@ -66,10 +66,13 @@ fn replot(words: &[String]) -> row::Result<()> {
         return Err("plot FILE".into());
     };
     let file = Path::new(file);
-    plot::all(
-        &report::load(file)?,
-        file.parent().unwrap_or(Path::new(".")),
-    )
+    draw(&report::load(file)?, file)
+}
+
+/// Plots and a table beside a file of figures.
+fn draw(figures: &[row::Figure], file: &Path) -> row::Result<()> {
+    std::fs::write(file.with_extension("md"), report::markdown(figures))?;
+    plot::all(figures, file.parent().unwrap_or(Path::new(".")))
 }
 
 fn run(mut wanted: Vec<String>) -> row::Result<()> {
@@ -115,7 +118,7 @@ fn run(mut wanted: Vec<String>) -> row::Result<()> {
         }
     }
     report::print(&figures, &failed);
-    plot::all(&figures, plan.out.parent().unwrap_or(Path::new(".")))?;
+    draw(&figures, &plan.out)?;
     match failed.len() {
         0 => Ok(()),
         many => Err(format!("{many} row(s) failed").into()),

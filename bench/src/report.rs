@@ -93,6 +93,38 @@ fn object(figure: &Figure) -> Value {
     })
 }
 
+/// The same as a table in Markdown, as `docs/performance.md` has it.
+pub(crate) fn markdown(figures: &[Figure]) -> String {
+    let mut text = format!(
+        "{}\n\n| row | unit | ours | lowest–highest | peer | lowest–highest | ratio | goal |\n\
+         |---|---|---|---|---|---|---|---|\n",
+        machine()
+    );
+    for figure in figures {
+        let (peer, spread) = match &figure.peer {
+            Some((name, samples)) => {
+                let median = number(samples.median());
+                (format!("{name} {median}"), range(samples))
+            }
+            None => ("–".to_owned(), "–".to_owned()),
+        };
+        let ratio = figure
+            .ratio()
+            .map_or("–".to_owned(), |ratio| format!("{ratio:.2}"));
+        let goal = Goal::of(figure).map_or("–".to_owned(), |goal| match goal.is_met(figure) {
+            Some(true) => format!("{}: met", goal.words()),
+            Some(false) => format!("{}: **missed**", goal.words()),
+            None => goal.words(),
+        });
+        let (name, unit, ours) = (&figure.name, figure.unit, number(figure.ours.median()));
+        let ours_spread = range(&figure.ours);
+        text += &format!(
+            "| `{name}` | {unit} | {ours} | {ours_spread} | {peer} | {spread} | {ratio} | {goal} |\n"
+        );
+    }
+    text.replace("..", "–")
+}
+
 fn nothing(row: &str, reason: &str) -> Value {
     json!({
         "name": row,
@@ -176,10 +208,11 @@ fn range(samples: &Samples) -> String {
 }
 
 fn number(value: f64) -> String {
-    if value >= 1000.0 {
-        format!("{value:.0}")
-    } else {
-        format!("{value:.2}")
+    match value.abs() {
+        1000.0.. => format!("{value:.0}"),
+        0.1.. => format!("{value:.2}"),
+        0.0 => "0".to_owned(),
+        _ => format!("{value:.4}"),
     }
 }
 

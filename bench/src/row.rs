@@ -49,6 +49,11 @@ pub(crate) const ROWS: &[Row] = &[
         run: capture::qemu,
     },
     Row {
+        name: "afxdp",
+        about: "a reader of the source af_xdp, against libpcap and the source af_packet",
+        run: capture::af_xdp,
+    },
+    Row {
         name: ON_INTERFACE,
         about: "readers on the interface that IFACE names, against libpcap; traffic is the user's",
         run: capture::on_interface,

@@ -15,6 +15,7 @@ mod guests;
 mod host;
 mod interface;
 mod way;
+mod xdp;
 
 use vnplug_e2e::traffic::Sent;
 
@@ -22,6 +23,7 @@ pub(crate) use guests::{one_uml, qemu, two_in_uml, two_umls};
 pub(crate) use host::on_host;
 pub(crate) use interface::{INTERFACE, on_interface};
 use way::{Turn, Way};
+pub(crate) use xdp::af_xdp;
 
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::wire::{Load, Wire};
@@ -41,6 +43,9 @@ struct Series {
     rate: Samples,
     lost: Samples,
     idle: Samples,
+    /// Processor time in seconds per million packets captured, and the daemon's part of it.
+    cost: Samples,
+    daemon_cost: Samples,
 }
 
 impl Series {
@@ -48,6 +53,8 @@ impl Series {
         self.rate.push(turn.mpps());
         self.lost.push(turn.lost_percent());
         self.idle.push(turn.idle_percent());
+        self.cost.push(turn.cost());
+        self.daemon_cost.push(turn.daemon_cost());
     }
 }
 

@@ -99,6 +99,7 @@ impl<'g> Way<'g> {
         Ok(Mark {
             told: self.ask()?,
             cpu: self.cpu()?,
+            daemon: self.daemon_cpu()?,
         })
     }
 
@@ -115,7 +116,14 @@ impl<'g> Way<'g> {
             captured: captured.sum(),
             seconds: elapsed.max(busy).as_secs_f64(),
             cpu_s: cpu.as_secs_f64(),
+            daemon_s: self.daemon_cpu()?.saturating_sub(mark.daemon).as_secs_f64(),
         })
+    }
+
+    /// Processor time of the daemon alone.
+    fn daemon_cpu(&self) -> Result<Duration> {
+        self.daemon
+            .map_or(Ok(Duration::ZERO), |daemon| cpu_time(daemon.pid()))
     }
 
     fn ask(&mut self) -> Result<Vec<Told>> {
@@ -142,10 +150,7 @@ impl<'g> Way<'g> {
                 sum += cpu_time(listener.pid())?;
             }
         }
-        if let Some(daemon) = self.daemon {
-            sum += cpu_time(daemon.pid())?;
-        }
-        Ok(sum)
+        Ok(sum + self.daemon_cpu()?)
     }
 }
 
@@ -176,6 +181,7 @@ impl Counter<'_> {
 pub(super) struct Mark {
     told: Vec<Told>,
     cpu: Duration,
+    daemon: Duration,
 }
 
 /// What one turn brought.
@@ -187,9 +193,20 @@ pub(super) struct Turn {
     /// From the first frame to the last, as sent or as read, whichever took longer.
     seconds: f64,
     cpu_s: f64,
+    daemon_s: f64,
 }
 
 impl Turn {
+    /// Seconds of processor time per million packets captured.
+    pub(super) fn cost(&self) -> f64 {
+        self.cpu_s * 1e6 / self.captured.max(1) as f64
+    }
+
+    /// The daemon's part of it.
+    pub(super) fn daemon_cost(&self) -> f64 {
+        self.daemon_s * 1e6 / self.captured.max(1) as f64
+    }
+
     /// Packets captured per microsecond, by all counters together.
     pub(super) fn mpps(&self) -> f64 {
         self.captured as f64 / self.seconds.max(1e-9) / 1e6
@@ -239,8 +256,9 @@ mod tests {
             captured: 500_000,
             seconds: 2.0,
             cpu_s: 1e9,
+            daemon_s: 0.25,
         };
         assert_eq!((turn.mpps(), turn.lost_percent()), (0.25, 50.0));
-        assert_eq!(turn.idle_percent(), 0.0);
+        assert_eq!((turn.idle_percent(), turn.daemon_cost()), (0.0, 0.5));
     }
 }
