@@ -24,7 +24,7 @@ use vnplugd::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
 /// Small packet memory, as these tests send little.
 fn config(interface: &str) -> AfXdpConfig {
     AfXdpConfig {
-        frames: 4096,
+        frames: Some(4096),
         ..AfXdpConfig::new(interface)
     }
 }
@@ -101,7 +101,7 @@ fn frames_of_every_size_arrive_byte_for_byte_and_once() {
             assert!(opened.how.contains(said), "{}", opened.how);
             let sender = Sender::new("vb");
             let sent: Vec<Vec<u8>> = (14..=1514)
-                .chain([1728, 1729, 3456, 3457, 9014])
+                .chain([1712, 1713, 3424, 3425, 9014])
                 .map(|len| frame(len, len as u32))
                 .collect();
             send_all(&sender, &mut opened.queues, &mut 0, &sent);
@@ -155,7 +155,7 @@ fn overflow_is_counted_to_the_packet_and_marked() {
             veth(1);
             let mut queue = one(AfXdpConfig {
                 mode,
-                frames: 64,
+                frames: Some(64),
                 ..config("va")
             });
             let sender = Sender::new("vb");
@@ -245,8 +245,13 @@ fn vlan_tags_are_where_they_were_on_the_wire() {
 fn a_frame_has_the_time_at_which_it_came_not_that_of_the_reading() {
     isolated(|| {
         veth(1);
-        for stamps in [true, false] {
+        for (mode, stamps) in [
+            (Mode::Native, true),
+            (Mode::Generic, true),
+            (Mode::Native, false),
+        ] {
             let mut queue = one(AfXdpConfig {
+                mode,
                 stamps,
                 ..config("va")
             });
@@ -259,6 +264,36 @@ fn a_frame_has_the_time_at_which_it_came_not_that_of_the_reading() {
                 .expect("a clock after 1970");
             let age_ns = now.as_nanos() as i128 - i128::from(read_all(queue.as_mut(), 1)[0].ts_ns);
             assert_eq!(age_ns >= 299_000_000, stamps, "{age_ns} ns");
+        }
+    });
+}
+
+#[test]
+fn a_thread_that_polls_and_never_waits_gets_frames_and_finds_the_interface_again() {
+    isolated(|| {
+        veth(1);
+        let mut queue = one(AfXdpConfig {
+            busy_poll_us: 20,
+            ..config("va")
+        });
+        for times in 0..2 {
+            let sender = Sender::new("vb");
+            let end = std::time::Instant::now() + LIMIT;
+            let mut got = 0;
+            while got == 0 || queue.state() != "up" {
+                assert!(std::time::Instant::now() < end, "state {}", queue.state());
+                sender.send(&frame(60, 1));
+                queue
+                    .receive(&mut |frames| got += frames.len())
+                    .expect("receive");
+            }
+            assert_eq!(queue.counters().rebinds, times);
+            ip("link del va");
+            while queue.state() != "gone" {
+                assert!(std::time::Instant::now() < end, "state {}", queue.state());
+                queue.receive(&mut |_| ()).expect("receive");
+            }
+            veth(1);
         }
     });
 }

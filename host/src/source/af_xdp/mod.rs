@@ -13,6 +13,10 @@
 //! - **Received frames alone.** XDP does not see what this host sends.
 //! - **Time.** The program stamps each frame with the kernel's clock, where the driver leaves room
 //!   before the frame; else, or if not wanted, a frame has the time at which its batch was read.
+//! - **Cost** on a busy 2-core machine, veth, 60 bytes, 0.4 to 0.5 Mpps, processor time of the daemon
+//!   per frame: 60 ns where frames gather for 1 ms (each wake-up is 12 µs there), 42 for 10 ms, 29
+//!   of those with 8192 chunks instead of 16384, as fewer pages are touched, 24 with 16384 in huge
+//!   pages. libpcap took 36 to 40 ns with its time-out of 10 ms, a wake-up for each frame 350 to 400.
 //! - **VLAN.** Tags are in the frame, as on the wire, unless the NIC takes them out: XDP then does
 //!   not see them, which is logged with what to do.
 //! - **Long frames** come in pieces and are joined by a copy (Linux ≥ 6.6, driver permitting).
@@ -61,14 +65,19 @@ pub struct AfXdpConfig {
     pub take: Option<Arc<Program>>,
     /// Also frames addressed to other stations.
     pub promiscuous: bool,
-    /// Chunks to receive into for each queue, a power of two from 64 to 2^20.
-    pub frames: u32,
-    /// Bytes of a chunk: 2048 or 4096. 320 of them are not for the frame.
+    /// Chunks to receive into for each queue, a power of two from 64 to 2^20; `None`:
+    /// [`MANY_FRAMES`], or fewer where there are more than four queues.
+    pub frames: Option<u32>,
+    /// Bytes of a chunk: 2048 or 4096. 336 of them are not for the frame.
     pub frame_size: u32,
     /// Receive frames that need several chunks.
     pub multi_buffer: bool,
     /// Each frame is stamped in the kernel; else the batch is when it is read.
     pub stamps: bool,
+    /// Microseconds for which frames gather after some were read, instead of waking the reader one
+    /// by one; 0: not at all. The latency of a wire that is neither idle nor full; less than this
+    /// where packet memory would fill meanwhile, and when frames begin to come.
+    pub coalesce_us: u32,
     /// Microseconds for which a read may poll the driver instead of waiting for its interrupt; 0:
     /// never. Needs `CAP_NET_ADMIN`, a driver with NAPI, and a CPU for each queue to be of use.
     pub busy_poll_us: u32,
@@ -83,10 +92,11 @@ impl AfXdpConfig {
             mode: Mode::Auto,
             take: None,
             promiscuous: true,
-            frames: 16_384,
+            frames: None,
             frame_size: 2048,
             multi_buffer: true,
             stamps: true,
+            coalesce_us: 2000,
             busy_poll_us: 0,
         }
     }
@@ -100,13 +110,19 @@ impl AfXdpConfig {
                 "{name} is {value}; it must be a power of two from {low} to {high}"
             )))
         };
-        power("frames", self.frames, 64, 1 << 20)?;
+        if let Some(frames) = self.frames {
+            power("frames", frames, 64, 1 << 20)?;
+        }
         power("frame_size", self.frame_size, 2048, 4096)?;
-        if self.busy_poll_us > MAX_BUSY_POLL_US {
-            return Err(SourceError::new(format!(
-                "busy_poll is {} microseconds; it must be at most {MAX_BUSY_POLL_US}",
-                self.busy_poll_us
-            )));
+        for (name, micros) in [
+            ("busy_poll", self.busy_poll_us),
+            ("coalesce", self.coalesce_us),
+        ] {
+            if micros > MAX_MICROS {
+                return Err(SourceError::new(format!(
+                    "{name} is {micros} microseconds; it must be at most {MAX_MICROS}"
+                )));
+            }
         }
         let mut queues = self.queues.clone();
         queues.sort_unstable();
@@ -117,6 +133,12 @@ impl AfXdpConfig {
                 Err(SourceError::new(what))
             }
         }
+    }
+
+    /// Chunks of each of so many queues.
+    fn frames(&self, queues: usize) -> u32 {
+        let share = 4 * MANY_FRAMES / (queues.max(4) as u32).next_power_of_two();
+        self.frames.unwrap_or(share)
     }
 
     /// The longest frame that fits into one chunk, Ethernet header included.
@@ -170,10 +192,13 @@ impl AfXdp {
     }
 }
 
+/// Chunks of a queue, if nothing else is said: 1.1 ms of 10 Gbit/s of 64-byte frames, 11 of 1 Gbit/s.
+pub const MANY_FRAMES: u32 = 16_384;
+
 /// The most receive queues.
 pub const MAX_QUEUES: u32 = 256;
 
-const MAX_BUSY_POLL_US: u32 = 10_000;
+const MAX_MICROS: u32 = 10_000;
 
 /// How long an opening waits for what a process that ended a moment ago still holds.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(3);

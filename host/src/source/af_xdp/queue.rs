@@ -42,6 +42,9 @@ pub(super) struct XdpQueue {
     /// Frames of several pieces, joined.
     joined: Vec<u8>,
     clock: Clock,
+    flow: Flow,
+    /// Calls of `receive` that found nothing since the news were heard.
+    idle: u32,
     /// Flags for the next frame handed out.
     mark: u16,
     /// Frames taken by [`Queue::transmit`] since the last flush.
@@ -97,6 +100,8 @@ impl XdpQueue {
             batch: Vec::with_capacity(MAX_BATCH),
             joined: Vec::new(),
             clock: Clock::default(),
+            flow: Flow::new(),
+            idle: 0,
             mark: 0,
             outgoing: 0,
             counters: QueueCounters::default(),
@@ -244,6 +249,17 @@ impl XdpQueue {
         Ok(())
     }
 
+    /// Hears the news now and then, for a thread that never waits.
+    fn hear(&mut self) {
+        self.idle += 1;
+        if self.idle >= NEWS_EVERY {
+            self.idle = 0;
+            if self.watch.changed() || matches!(self.link, LinkState::Gone { .. }) {
+                self.look();
+            }
+        }
+    }
+
     fn has_frames(&self) -> bool {
         match &self.bound {
             Side::Bound { socket, .. } => socket.waiting() > 0,
@@ -267,12 +283,14 @@ impl XdpQueue {
 impl Queue for XdpQueue {
     fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
         let Side::Bound { socket, .. } = &mut self.bound else {
+            self.hear();
             return Ok(Received::Nothing);
         };
         if socket.receive(MAX_BATCH).is_empty() {
             if self.opener.config().busy_poll_us > 0 {
                 socket.poll_driver();
             }
+            self.hear();
             return Ok(Received::Nothing);
         }
         if self.clock.read() {
@@ -324,6 +342,7 @@ impl Queue for XdpQueue {
             socket.untake(socket.taken().len() - whole);
         }
         socket.refill();
+        self.flow.frames += frames as u64;
         match frames {
             0 => Ok(Received::Nothing),
             frames => Ok(Received::Frames(frames)),
@@ -335,14 +354,22 @@ impl Queue for XdpQueue {
             return;
         }
         let limit = [timeout, self.patience()].into_iter().flatten().min();
-        let limit = limit.unwrap_or(LONGEST).min(LONGEST);
+        let mut limit = limit.unwrap_or(LONGEST).min(LONGEST);
+        // While frames come, they are left to gather: a wake-up costs more than many of them.
+        let longest = Duration::from_micros(self.opener.config().coalesce_us.into());
+        let pause = self.flow.pause(longest, self.opener.frames());
+        if let Some(pause) = pause {
+            limit = limit.min(pause);
+        }
         let timeout = Timespec {
             tv_sec: limit.as_secs() as i64,
             tv_nsec: i64::from(limit.subsec_nanos()),
         };
         let input = match (&self.bound, self.link) {
             // A socket whose interface is gone is readable for ever.
-            (Side::Bound { socket, .. }, LinkState::Up | LinkState::Down) => socket.as_fd(),
+            (Side::Bound { socket, .. }, LinkState::Up | LinkState::Down) if pause.is_none() => {
+                socket.as_fd()
+            }
             _ => waker,
         };
         let mut fds = [
@@ -420,6 +447,43 @@ impl Queue for XdpQueue {
             }
         }
         flushed
+    }
+}
+
+/// How fast frames come, to tell how long they may gather.
+#[derive(Debug)]
+struct Flow {
+    /// Since the last sleep began.
+    frames: u64,
+    since: Instant,
+    pause: Duration,
+}
+
+impl Flow {
+    fn new() -> Self {
+        Self {
+            frames: 0,
+            since: Instant::now(),
+            pause: FIRST_PAUSE,
+        }
+    }
+
+    /// Asked before each sleep: how long frames may gather now. `None`: until the first one.
+    ///
+    /// At most `longest`, and no longer than they would take, at the rate of late, to fill a quarter
+    /// of `room`. After a silence the rate is not known, so pauses begin short and double.
+    fn pause(&mut self, longest: Duration, room: u32) -> Option<Duration> {
+        let now = Instant::now();
+        let frames = std::mem::take(&mut self.frames);
+        let elapsed = now - std::mem::replace(&mut self.since, now);
+        if frames == 0 || longest.is_zero() {
+            self.pause = FIRST_PAUSE;
+            return None;
+        }
+        let fills_ns = elapsed.as_nanos() as u64 / frames * u64::from(room / 4);
+        let pause = self.pause.min(longest).min(Duration::from_nanos(fills_ns));
+        self.pause = (2 * pause).max(FIRST_PAUSE);
+        Some(pause)
     }
 }
 
@@ -533,6 +597,10 @@ fn recycle<'a>(mut batch: Vec<Frame<'_>>) -> Vec<Frame<'a>> {
 }
 
 const ETHERNET_HEADER: usize = 14;
+/// So many times nothing came before a thread that polls hears the news.
+const NEWS_EVERY: u32 = 1024;
+/// How long frames gather when they begin to come.
+const FIRST_PAUSE: Duration = Duration::from_micros(100);
 /// Between two tries to find a new interface: from this, doubling,
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 /// to this.
@@ -542,3 +610,38 @@ const LONGEST: Duration = Duration::from_secs(3600);
 const LOOK_NS: u64 = 10_000_000;
 /// Two readings of one clock's offset that differ by less are the same.
 const CLOCK_SLACK_NS: u64 = 5_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_what_is_allowed_and_end_with_a_silence() {
+        let longest = Duration::from_micros(500);
+        let mut flow = Flow::new();
+        assert_eq!(flow.pause(longest, 1 << 20), None);
+        let mut pauses = Vec::new();
+        for _ in 0..5 {
+            flow.frames = 1;
+            // As if some time had passed since the last sleep.
+            flow.since -= Duration::from_millis(10);
+            pauses.push(flow.pause(longest, 1 << 20).unwrap().as_micros());
+        }
+        assert_eq!(pauses, [100, 200, 400, 500, 500]);
+        assert_eq!(flow.pause(longest, 1 << 20), None);
+        flow.frames = 1;
+        flow.since -= Duration::from_millis(10);
+        assert_eq!(flow.pause(longest, 1 << 20), Some(FIRST_PAUSE));
+        assert_eq!(flow.pause(Duration::ZERO, 1 << 20), None);
+    }
+
+    #[test]
+    fn frames_do_not_gather_until_the_memory_is_full() {
+        let mut flow = Flow::new();
+        flow.frames = 10_000_000;
+        flow.since -= Duration::from_secs(1);
+        // 64 of 256 places are full after 6.4 us.
+        let pause = flow.pause(Duration::from_millis(2), 256).unwrap();
+        assert!(pause < Duration::from_micros(8), "{pause:?}");
+    }
+}

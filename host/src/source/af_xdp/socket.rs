@@ -35,6 +35,8 @@ pub(super) struct Opener {
     held: Mutex<Held>,
     /// The most receive queues that the interface was seen with.
     channels: AtomicU32,
+    /// Chunks to receive into, of each queue.
+    frames: u32,
 }
 
 /// What hangs on the present interface.
@@ -79,6 +81,7 @@ impl Opener {
         };
         let held = attach(&config, &plain, frags.as_ref(), link).map_err(Unfit::xdp)?;
         let opener = Self {
+            frames: config.frames(queues.len()),
             config,
             maps,
             frags,
@@ -91,6 +94,11 @@ impl Opener {
 
     pub(super) fn config(&self) -> &AfXdpConfig {
         &self.config
+    }
+
+    /// Chunks of a queue to receive into.
+    pub(super) fn frames(&self) -> u32 {
+        self.frames
     }
 
     /// The program's maps.
@@ -252,7 +260,7 @@ impl Opener {
     fn shape(&self) -> UmemShape {
         UmemShape {
             chunk: self.config.frame_size,
-            receive: self.config.frames,
+            receive: self.frames,
             transmit: TRANSMIT_CHUNKS,
         }
     }

@@ -73,8 +73,9 @@ fn config(options: &mut Options<'_>) -> Result<(AfXdpConfig, bool), SourceError>
         Some("batch") => config.stamps = false,
         Some(other) => return Err(options.bad("timestamps", other, "frame or batch")),
     }
-    options.set("frames", &mut config.frames)?;
+    config.frames = options.number("frames")?;
     options.set("frame_size", &mut config.frame_size)?;
+    options.set("coalesce", &mut config.coalesce_us)?;
     options.set("busy_poll", &mut config.busy_poll_us)?;
     if let Some(yes) = options.flag("promiscuous")? {
         config.promiscuous = yes;
