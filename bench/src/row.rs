@@ -159,6 +159,11 @@ pub(crate) const ROWS: &[Row] = &[
         run: |plan| filter::many(plan, 10_000),
     },
     Row {
+        name: "targets",
+        about: "10,000 targets by address on a full wire, each with a port of its own",
+        run: filter::targets,
+    },
+    Row {
         name: "stage",
         about: "instructions per packet by stage of the path, counted by callgrind",
         run: stage::by_stage,

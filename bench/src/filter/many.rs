@@ -82,16 +82,7 @@ const FIRST_PORT: usize = 10_000;
 
 /// Cost per packet with `count` filters of each shape.
 pub(crate) fn against_sequences(plan: &Plan, count: usize) -> Result<Vec<Figure>> {
-    let pinned = || {
-        sys::pin(CPU)
-            .and_then(|()| measure(plan, count))
-            .map_err(|error| error.to_string())
-    };
-    let measured = std::thread::scope(|scope| scope.spawn(pinned).join());
-    Ok(measured.map_err(|_| "the measuring thread panicked")??)
-}
-
-fn measure(plan: &Plan, count: usize) -> Result<Vec<Figure>> {
+    sys::pin(CPU)?;
     let packets = packets();
     let frames: Vec<Frame<'_>> = packets.iter().map(|bytes| frame(bytes)).collect();
     let time = plan.time / 8;

@@ -7,6 +7,7 @@
 
 mod libpcap;
 mod many;
+mod targets;
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::row::{Figure, Plan, Result, Samples};
 use libpcap::{Compiled, Library};
 
 pub(crate) use many::against_sequences as many;
+pub(crate) use targets::targets;
 
 /// Short names and expressions.
 const FILTERS: [(&str, &str); 10] = [

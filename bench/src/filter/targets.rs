@@ -1,0 +1,129 @@
+//! Ten thousand targets on a full wire, each with a port of its own.
+//!
+//! A daemon's generator sends 60-byte packets of 10,000 hosts in turn, flat out on one CPU. One
+//! process opens a port per host, with a filter for its address and a ring of its own, and one thread
+//! on the other CPU takes the packets of all of them. So every packet goes to another port than the
+//! one before, and nothing of a port is in a cache when its next packet comes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use vnplug::Port;
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{Daemon, value};
+
+use crate::row::{Figure, Plan, Result, Samples};
+use crate::sys;
+
+/// As many as there may be files open for: two per port, here and in the daemon.
+const TARGETS: u32 = 10_000;
+/// Open files of other kinds.
+const OTHER_FILES: u64 = 200;
+/// Bytes of each ring.
+const RING: u64 = 1 << 14;
+/// CPU of the source's thread, and of the readers.
+const SOURCE_CPU: usize = 0;
+const READER_CPU: usize = 1;
+
+/// How long it takes to open the ports, what they get, and how long it takes to close them.
+pub(crate) fn targets(plan: &Plan) -> Result<Vec<Figure>> {
+    let most = getrlimit(Resource::Nofile).maximum;
+    let files = Rlimit {
+        current: most,
+        maximum: most,
+    };
+    setrlimit(Resource::Nofile, files)?;
+    let room = most.map_or(u64::MAX, |most| most.saturating_sub(OTHER_FILES) / 2);
+    let targets = u32::try_from(room).unwrap_or(TARGETS).min(TARGETS);
+    let mut samples: [Samples; 4] = Default::default();
+    for round in 1..=plan.rounds {
+        let measured = measure(plan.time, targets)?;
+        for (samples, sample) in samples.iter_mut().zip(measured) {
+            samples.push(sample);
+        }
+        let [opened, closed, rate, full] = measured;
+        eprintln!(
+            "  round {round}: opened in {opened:.1} s, {rate:.2} Mpps delivered, {full:.2} % found a \
+             full ring, closed in {closed:.1} s"
+        );
+    }
+    let [opened, closed, rate, full] = samples;
+    let note = format!(
+        "{targets} ports with `host ADDRESS`, rings of {RING} B, a daemon's generator flat out on \
+         CPU {SOURCE_CPU}, one thread on CPU {READER_CPU} takes from all; {:.2} % of the packets \
+         found a full ring",
+        full.median()
+    );
+    let figure = |name: &str, unit, ours, what: &str| Figure {
+        name: format!("targets-{name}"),
+        unit,
+        ours,
+        peer: None,
+        note: format!("{what}: {note}"),
+    };
+    Ok(vec![
+        figure("delivered", "Mpps", rate, "to all ports together"),
+        figure("opened", "s", opened, "until the last port is open"),
+        figure("closed", "s", closed, "until the daemon has none"),
+    ])
+}
+
+/// Seconds to open and to close, packets per microsecond, and percent that found a full ring.
+fn measure(time: Duration, targets: u32) -> Result<[f64; 4]> {
+    let lab = Lab::new()?;
+    let source = format!("lab=gen,size=60,flows={targets},cpus={SOURCE_CPU}");
+    let daemon = Daemon::start(&lab, None, &["--source", &source])?;
+    let begin = Instant::now();
+    let mut ports = Vec::new();
+    for target in 0..targets {
+        let [_, x, y, z] = target.to_be_bytes();
+        let options = daemon.port("lab").ring_bytes(RING);
+        ports.push(options.filter(&format!("host 10.{x}.{y}.{z}")).open()?);
+    }
+    let opened = begin.elapsed().as_secs_f64();
+    let over = AtomicBool::new(false);
+    let (ports, rate, full) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| drain(ports, &over).map_err(|error| error.to_string()));
+        std::thread::sleep(time);
+        let (begin, before) = (Instant::now(), tally(&daemon));
+        std::thread::sleep(time);
+        let (seconds, after) = (begin.elapsed().as_secs_f64(), tally(&daemon));
+        over.store(true, Ordering::Relaxed);
+        let ports = reader.join().map_err(|_| "the reader panicked")??;
+        let (delivered, full) = ((after.0 - before.0) as f64, (after.1 - before.1) as f64);
+        let lost = full / (full + delivered).max(1.0) * 100.0;
+        Ok::<_, crate::row::Error>((ports, delivered / seconds / 1e6, lost))
+    })?;
+    daemon.audit();
+    let begin = Instant::now();
+    drop(ports);
+    while value(&daemon.counters()[0], "ports") > 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok([opened, begin.elapsed().as_secs_f64(), rate, full])
+}
+
+/// Packets delivered to all ports, and those that found a full ring.
+fn tally(daemon: &Daemon) -> (u64, u64) {
+    let counters = daemon.counters();
+    let sum = |name: &str| {
+        let ports = counters.iter().filter(|counted| counted.kind == "port");
+        ports.map(|counted| value(counted, name)).sum()
+    };
+    (sum("delivered"), sum("dropped_full"))
+}
+
+/// Takes all packets of all ports, and hands the ports back.
+fn drain(mut ports: Vec<Port>, over: &AtomicBool) -> Result<Vec<Port>> {
+    sys::pin(READER_CPU)?;
+    while !over.load(Ordering::Relaxed) {
+        for port in &mut ports {
+            for packet in port.batch(usize::MAX) {
+                std::hint::black_box(packet?.meta.wire_len);
+            }
+            port.release();
+        }
+    }
+    Ok(ports)
+}
