@@ -30,7 +30,7 @@ use crate::vm::Dirs;
 /// A text that says what could not be done and what to do about it.
 pub fn run(config: Config) -> Result<(), String> {
     let termination = signals::termination().map_err(|error| format!("signals: {error}"))?;
-    raise_descriptor_limit();
+    raise_descriptor_limit(config.max_ports);
     let vms_dir = config.state_dir.join("vms");
     let mut made = Vec::new();
     for dir in [&config.state_dir, &vms_dir] {
@@ -210,12 +210,22 @@ fn group(name: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("no group {name:?}"))
 }
 
-/// A port takes three descriptors; a thousand ports must not end at the shell's soft limit.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+/// A port takes three descriptors; ten thousand ports must not end at the shell's limits.
+fn raise_descriptor_limit(ports: usize) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let hard = getrlimit(Resource::Nofile).maximum;
+    let needed = ports as u64 * 4 + 1_024;
+    let limit = |most: Option<u64>| Rlimit {
+        current: most,
+        maximum: most,
+    };
+    // Only root may go beyond the hard limit.
+    if hard.is_some_and(|hard| hard < needed)
+        && setrlimit(Resource::Nofile, limit(Some(needed))).is_ok()
+    {
+        return;
+    }
+    if let Err(error) = setrlimit(Resource::Nofile, limit(hard)) {
         log::warn!(target: "control", "cannot raise the limit of open files: {error}");
     }
 }

@@ -24,6 +24,7 @@ use vnplug_ring::layout::{Life, flags};
 use crate::filter::{FrameSet, Index, Program, Totals};
 use crate::port::{BatchInfo, Port, PortCounters, Share};
 use crate::source::{Frame, MAX_BATCH};
+use crate::sys::prefetch::prefetch;
 use seat::{Place, Seat};
 
 /// The ports of one queue.
@@ -116,6 +117,7 @@ impl Fanout {
             }
         }
         for nth in 0..self.index.touched() {
+            Self::fetch_ahead(seats, &self.index, nth);
             let (followers, accepted) = self.index.wanted(nth);
             for &at in followers {
                 if let Some(seat) = &mut seats[at as usize] {
@@ -136,6 +138,24 @@ impl Fanout {
         while let Some(at) = self.moved.pop() {
             self.leave(at);
             self.place(at);
+        }
+    }
+
+    /// Fetches what the ports that come next will need, one step of the way to each.
+    #[inline(always)]
+    fn fetch_ahead(seats: &[Option<Seat>], index: &Index, nth: usize) {
+        let ahead = |distance| {
+            let at = index.first_follower(nth + distance)?;
+            seats.get(at as usize)
+        };
+        if let Some(seat) = ahead(12) {
+            prefetch(seat);
+        }
+        if let Some(Some(seat)) = ahead(8) {
+            prefetch(&*seat.port);
+        }
+        if let Some(Some(seat)) = ahead(4) {
+            seat.port.producer.prefetch();
         }
     }
 

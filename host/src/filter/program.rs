@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 use super::analyse::{self, Analysis};
 use super::native::Slot;
 use super::run::{self, Op};
+use crate::sys::prefetch::prefetch;
 
 /// One classic BPF instruction, laid out as Linux `struct sock_filter` and libpcap `bpf_insn`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -144,6 +145,19 @@ impl Program {
     /// milliseconds.
     pub fn analysis(&self) -> &Analysis {
         self.analysis.get_or_init(|| analyse::analyse(self))
+    }
+
+    /// Has the processor fetch what running the program needs: what the program itself points to
+    /// (`far` is false), or the machine code behind that.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, far: bool) {
+        if !far {
+            prefetch(&*self.native);
+        } else if let Some(native) = self.native.get() {
+            native.prefetch();
+        } else if let Some(op) = self.ops.first() {
+            prefetch(op);
+        }
     }
 
     /// How many bytes of a frame the filter wants: 0 is "not this frame", and a number may be

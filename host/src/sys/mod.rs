@@ -8,6 +8,7 @@ pub(crate) mod interface;
 pub(crate) mod memory;
 pub(crate) mod packet;
 pub(crate) mod pcap;
+pub(crate) mod prefetch;
 pub(crate) mod privileges;
 pub(crate) mod sigbus;
 pub(crate) mod signals;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::budget::Held;
 use super::translate::Translated;
 use crate::sys::executable::Executable;
+use crate::sys::prefetch;
 
 /// `fn(bytes, len, wire_len, key) -> verdict`.
 type Entry = unsafe extern "C" fn(*const u8, usize, u32, u32) -> u32;
@@ -49,6 +50,14 @@ impl Native {
             _code: code,
             _counted: counted,
         }
+    }
+
+    /// Has the code in the processor's caches soon.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self) {
+        let at = self.entry as *const u8;
+        prefetch::address(at);
+        prefetch::address(at.wrapping_add(64));
     }
 
     /// As [`Program::run`](crate::filter::Program::run).
