@@ -17,6 +17,7 @@ use crate::activate::{MAX_SNAPLEN, activate, set, set_precision, set_tstamp_type
 use crate::devices::{self, device_of, tell};
 use crate::filter::{self, fail, missing};
 use crate::handle::{Handle, State};
+use crate::inject::inject;
 use crate::read::{self, Live, Progress, Turn, Until};
 use crate::real::{is_missing, real};
 
@@ -128,9 +129,16 @@ export! {
         }), ptr::null_mut();
 
     fn pcap_inject(p: Pcap, bytes: *const c_void, len: usize) -> c_int =
-        |handle| { let _ = (bytes, len); refuse_transmission(handle) }, ERROR;
+        |handle| {
+            // SAFETY: the caller's promise: `len` bytes.
+            match unsafe { transmit(handle, bytes.cast(), len) } {
+                0 => c_int::try_from(len).unwrap_or(c_int::MAX),
+                status => status,
+            }
+        }, ERROR;
     fn pcap_sendpacket(p: Pcap, bytes: *const c_uchar, len: c_int) -> c_int =
-        |handle| { let _ = (bytes, len); refuse_transmission(handle) }, ERROR;
+        // SAFETY: the caller's promise: `len` bytes.
+        |handle| unsafe { transmit(handle, bytes, usize::try_from(len).unwrap_or(0)) }, ERROR;
 
     fn pcap_perror(p: Pcap, prefix: *const c_char) = |handle| {
         // SAFETY: the caller's promise: a string that ends with 0.
@@ -600,12 +608,21 @@ fn set_datalink(handle: &Handle, wanted: c_int) -> c_int {
     }
 }
 
-fn refuse_transmission(handle: &Handle) -> c_int {
-    match activated(handle, |_| 0) {
-        0 => fail(
-            handle,
-            "vNPlug ports do not transmit: send on an interface of this machine instead",
-        ),
-        status => status,
+/// Sends a frame; 0 or an error.
+///
+/// # Safety
+/// `bytes` is null or points to `len` bytes.
+unsafe fn transmit(handle: &Handle, bytes: *const c_uchar, len: usize) -> c_int {
+    if handle.live(|_| ()).is_none() {
+        return activated(handle, |_| 0);
+    }
+    if bytes.is_null() || len == 0 || len > isize::MAX as usize {
+        return fail(handle, "no frame to send");
+    }
+    // SAFETY: not null; the caller's promise.
+    let frame = unsafe { std::slice::from_raw_parts(bytes, len) };
+    match handle.with(|state| inject(state, frame)) {
+        Ok(()) => 0,
+        Err(text) => fail(handle, &text),
     }
 }

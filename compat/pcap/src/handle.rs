@@ -54,6 +54,8 @@ pub(crate) struct State {
     pub(crate) options: Options,
     /// After activation.
     pub(crate) live: Option<Box<Live>>,
+    /// After the first frame that was sent.
+    pub(crate) sender: Option<Box<vnplug::Port>>,
     /// A dead handle of the real library with our link type and snaplen; null until it is needed.
     pub(crate) dead: Pcap,
 }
@@ -78,6 +80,7 @@ impl Handle {
                 name: name.to_owned(),
                 options: Options::default(),
                 live: None,
+                sender: None,
                 dead: ptr::null_mut(),
             }),
         };
@@ -269,7 +272,7 @@ impl Handle {
             return;
         }
         let dead = handle.with(|state| {
-            drop(state.live.take());
+            drop((state.live.take(), state.sender.take()));
             std::mem::replace(&mut state.dead, ptr::null_mut())
         });
         if !dead.is_null() {

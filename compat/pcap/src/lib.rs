@@ -22,6 +22,7 @@ mod data;
 mod forward;
 
 mod handle;
+mod inject;
 
 mod activate;
 mod addresses;

@@ -422,6 +422,14 @@ int main(int argc, char **argv)
         open_device(device, 50, 0);
         CHECK(pcap_loop(p, -1, close_it, NULL) == PCAP_ERROR_BREAK);
         return printf("ok\n") < 0;
+    } else if (strcmp(command, "inject") == 0) {
+        unsigned char frame[1514] = { 1, 2, 3 };
+        open_device(device, 50, 0);
+        for (unsigned long sent = 0; sent < count; sent++) {
+            CHECK(pcap_inject(p, frame, 60 + sent % 1400) == (int)(60 + sent % 1400));
+            CHECK(pcap_sendpacket(p, frame, sizeof frame) == 0);
+        }
+        CHECK(pcap_inject(p, frame, 0) == PCAP_ERROR);
     } else if (strcmp(command, "filter") == 0) {
         open_device(device, 50, 0);
         /* Packets of before are in the ring at each change. */

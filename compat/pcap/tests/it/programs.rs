@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crate::support::{DropIn, limited, said_ok, text};
-use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::{Lab, Netns};
 
 const MIXED: &str = "lab=gen,pps=20000,size=128,protocols=udp4+tcp4,flows=8";
@@ -27,6 +27,25 @@ fn linked_preloaded_and_opened_by_dlopen_it_reads_the_ring() {
                 .env("VNPLUG_SOCKET", daemon.socket())
                 .args(command),
         );
+    }
+}
+
+#[test]
+fn frames_are_sent_and_each_is_counted() {
+    let lab = Lab::new().unwrap();
+    let drop_in = DropIn::new(&lab);
+    let daemon = Daemon::start(&lab, None, &["--source", SLOW]).unwrap();
+    drop_in.ok(&daemon, &["inject", "host:slow", "3000"]);
+    // The program is gone at once; what it wrote last is still sent.
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        let counters = daemon.audit();
+        let source = counters.iter().find(|it| it.kind == "source").unwrap();
+        if value(source, "sent") == 6000 {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{source:?}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
