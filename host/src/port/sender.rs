@@ -145,6 +145,15 @@ impl Sender {
         Ok(())
     }
 
+    /// Makes the counters exact after a panic in [`serve`](Self::serve): what was taken and not
+    /// counted is dropped.
+    #[cold]
+    pub fn settle(&mut self, flushed: Flushed) {
+        self.counters.flushed(flushed);
+        let accounted = self.counters.accounted();
+        self.counters.dropped_unsupported += self.counters.taken.saturating_sub(accounted);
+    }
+
     /// Asks to be kicked at the next frame; true if one is there already.
     ///
     /// # Errors

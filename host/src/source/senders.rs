@@ -53,10 +53,15 @@ impl Senders {
         self.all.push(sender);
     }
 
-    /// Removes a sender, whose ring ends with this life.
-    pub(super) fn detach(&mut self, id: u32, life: Life) -> Option<Sender> {
+    /// Removes a sender, whose ring ends with this life. What it wrote last is sent, up to [`LAST`]
+    /// frames: a program may write and end.
+    pub(super) fn detach(&mut self, id: u32, life: Life, queue: &mut dyn Queue) -> Option<Sender> {
         let at = self.all.iter().position(|sender| sender.id == id)?;
         let mut sender = self.all.remove(at);
+        // A lie, or a fault of ours, ends it as the life does.
+        if catch_unwind(AssertUnwindSafe(|| sender.serve(queue, LAST))).is_err() {
+            sender.settle(queue.flush());
+        }
         self.departed.add(&sender.counters);
         sender.finish(life);
         self.unwatch(&sender);
@@ -86,7 +91,10 @@ impl Senders {
                     continue;
                 }
                 Ok(Err(lie)) => lie.to_string(),
-                Err(_) => "the daemon failed while sending for it; please report this".to_owned(),
+                Err(_) => {
+                    sender.settle(queue.flush());
+                    "the daemon failed while sending for it; please report this".to_owned()
+                }
             };
             served.liar = Some(quarantine(sender, why));
             break;
@@ -222,5 +230,161 @@ fn number_of(kick: BorrowedFd<'_>) -> u64 {
 
 /// The event of the thread's own waker.
 const OWN: u64 = u64::MAX;
+/// Frames that are still sent for a port that closes: more than a usual ring holds.
+const LAST: usize = 8_192;
 /// Frames of one sender in a turn.
 const EACH: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use vnplug_ring::layout::{Geometry, HEAD, Meta, ring_size};
+    use vnplug_ring::{Intake, Producer, Region};
+
+    use super::super::{Flushed, Frame, QueueCounters, Received, SourceError, Transmit};
+    use super::*;
+
+    /// A link that takes ten frames between two flushes, of which the last is lost, and no frame of
+    /// more than 100 bytes; of one byte makes it panic.
+    #[derive(Default)]
+    struct Link {
+        taken: u64,
+    }
+
+    impl Queue for Link {
+        fn receive(&mut self, _: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+            Ok(Received::Nothing)
+        }
+
+        fn wait(&mut self, _: BorrowedFd<'_>, _: Option<Duration>) {}
+
+        fn counters(&mut self) -> QueueCounters {
+            QueueCounters::default()
+        }
+
+        fn state(&self) -> &'static str {
+            "up"
+        }
+
+        fn transmit(&mut self, bytes: &[u8]) -> Transmit {
+            assert!(bytes.len() != 1, "on purpose");
+            match bytes.len() {
+                101.. => Transmit::BadLength,
+                _ if self.taken == 10 => Transmit::Full,
+                _ => {
+                    self.taken += 1;
+                    Transmit::Taken
+                }
+            }
+        }
+
+        fn flush(&mut self) -> Flushed {
+            let taken = std::mem::take(&mut self.taken);
+            Flushed {
+                sent: taken.saturating_sub(1),
+                full: taken.min(1),
+                ..Flushed::default()
+            }
+        }
+    }
+
+    fn sender(id: u32) -> (Sender, Producer, Region) {
+        let geometry = Geometry {
+            capacity: 1 << 17,
+            snaplen: 200,
+            link_type: 1,
+            epoch: 256,
+            port: id,
+            queue: 0,
+        };
+        let region = Region::heap(ring_size(geometry.capacity));
+        let intake = Intake::create(region.clone(), geometry).unwrap();
+        let producer = Producer::attach(region.clone()).unwrap();
+        (Sender::new(id, intake, None), producer, region)
+    }
+
+    fn write(producer: &mut Producer, frames: usize, len: usize) {
+        for _ in 0..frames {
+            assert_eq!(producer.push(&Meta::default(), &[7; 200][..len]), Ok(true));
+        }
+        producer.publish();
+    }
+
+    fn attached(rings: &mut [(Sender, Producer, Region)]) -> Senders {
+        let mut senders = Senders::default();
+        let nobody = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+        for (at, ring) in rings.iter_mut().enumerate() {
+            let sender = std::mem::replace(&mut ring.0, self::sender(900 + at as u32).0);
+            senders.attach(sender, nobody.as_fd());
+        }
+        senders
+    }
+
+    #[test]
+    fn a_turn_is_bounded_and_nobody_starves() {
+        let mut rings: Vec<_> = (1..=6).map(sender).collect();
+        let mut senders = attached(&mut rings);
+        for (_, producer, _) in &mut rings {
+            write(producer, 200, 60);
+        }
+        let mut link = Link::default();
+        for _ in 0..3 {
+            let served = senders.serve(&mut link);
+            assert_eq!(served.frames, MAX_BATCH);
+            assert!(
+                senders
+                    .counters()
+                    .all(|(_, it)| it.taken <= 3 * EACH as u64)
+            );
+        }
+        assert!(senders.counters().all(|(_, it)| it.taken >= EACH as u64));
+        while senders.serve(&mut link).frames > 0 {}
+        let total = senders.total();
+        assert_eq!((total.taken, total.accounted()), (1200, 1200));
+        assert!(total.sent > 1000 && total.dropped_full > 100, "{total:?}");
+    }
+
+    #[test]
+    fn every_fate_is_counted_once_and_who_goes_is_served_to_the_end() {
+        let mut rings = [sender(1)];
+        let mut senders = attached(&mut rings);
+        let producer = &mut rings[0].1;
+        write(producer, 40, 60);
+        write(producer, 5, 150);
+        write(producer, 500, 60);
+        let mut link = Link::default();
+        senders.serve(&mut link);
+        let gone = senders.detach(1, Life::Closed, &mut link).unwrap();
+        assert!(gone.is_over() && producer.life() == Life::Closed);
+        let total = senders.total();
+        assert_eq!((total.taken, total.dropped_length), (545, 5));
+        assert_eq!(total.accounted(), total.taken);
+        assert!(senders.detach(1, Life::Closed, &mut link).is_none());
+    }
+
+    #[test]
+    fn a_lie_and_a_fault_of_ours_cost_one_port() {
+        let mut rings = [sender(1), sender(2), sender(3)];
+        let mut senders = attached(&mut rings);
+        let mut link = Link::default();
+        rings[0]
+            .2
+            .store_u64(HEAD, 12, std::sync::atomic::Ordering::Release);
+        write(&mut rings[1].1, 1, 1);
+        write(&mut rings[2].1, 3, 60);
+        let mut liars = Vec::new();
+        for _ in 0..6 {
+            liars.extend(senders.serve(&mut link).liar.map(|(id, _)| id));
+        }
+        liars.sort_unstable();
+        assert_eq!(liars, [1, 2]);
+        let lives: Vec<Life> = rings.iter().map(|ring| ring.1.life()).collect();
+        assert_eq!(lives, [Life::Quarantined, Life::Quarantined, Life::Open]);
+        let honest = senders.counters().find(|(id, _)| *id == 3).unwrap();
+        assert_eq!(honest.1.taken, 3);
+        assert_eq!(senders.total().accounted(), senders.total().taken);
+        assert_eq!(senders.arm(), (false, None));
+    }
+}

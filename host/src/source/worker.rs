@@ -398,7 +398,7 @@ impl Run {
                     self.senders.attach(*sender, self.waker.as_fd());
                 }
                 Command::DetachSender(id, reply) => {
-                    let sender = self.senders.detach(id, Life::Closed);
+                    let sender = self.senders.detach(id, Life::Closed, &mut *self.queue);
                     tell(&reply, sender.map(Box::new));
                 }
                 // The turn that follows looks.
