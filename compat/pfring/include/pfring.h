@@ -487,7 +487,7 @@ int pfring_print_pkt(char *buff, u_int buff_len, const u_char *p, u_int len, u_i
 char *pfring_format_numbers(double val, char *buf, u_int buf_len, u_int8_t add_decimals);
 int32_t gmt_to_local(time_t t);
 
-/* ---- sending: PF_RING_ERROR_NOT_SUPPORTED until ports can transmit ---- */
+/* ---- sending: PF_RING_ERROR_NOT_SUPPORTED; use vnplug_send of libvnplug ---- */
 
 int pfring_send(pfring *ring, char *pkt, u_int pkt_len, u_int8_t flush_packet);
 int pfring_send_get_time(pfring *ring, char *pkt, u_int pkt_len, struct timespec *ts);

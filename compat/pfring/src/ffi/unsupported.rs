@@ -26,7 +26,7 @@ macro_rules! unsupported {
     };
 }
 
-// Sending, until ports can transmit.
+// Sending: ports can (`vnplug_send`), this API does not carry it over yet.
 unsupported! {
     pfring_send(*mut Ring, *mut c_char, c_uint, u8);
     pfring_send_get_time(*mut Ring, *mut c_char, c_uint, *mut c_void);
