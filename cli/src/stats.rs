@@ -7,6 +7,7 @@
 //! source   duties  = offered of its ports + departed_offered
 //! port     offered = refused + paused + direction + filtered + ruled_out + sampled_out +
 //!                    delivered + dropped_…
+//! both     send_taken = sent + send_dropped_…, of what sends
 //! ```
 //!
 //! A guest sees its own ports alone; an identity whose counters are not all there is not judged.
@@ -142,8 +143,21 @@ fn identities(all: &[Counted]) -> Vec<Identity> {
             found.push(identity);
         }
     }
+    for sender in all {
+        let about = format!("{} {}", sender.kind, sender.name);
+        found.extend(sum(&about, sender, "send_taken", &SEND_FATES));
+    }
     found
 }
+
+/// What becomes of frames that were taken to be sent.
+const SEND_FATES: [&str; 5] = [
+    "sent",
+    "send_dropped_full",
+    "send_dropped_length",
+    "send_dropped_link",
+    "send_dropped_unsupported",
+];
 
 /// `left` = the sum of `parts`, if the thing has all of them.
 fn sum(about: &str, of: &Counted, left: &'static str, parts: &[&str]) -> Option<Identity> {
@@ -211,6 +225,16 @@ impl Identity {
 mod tests {
     use super::*;
 
+    #[test]
+    fn what_is_sent_adds_up_too() {
+        let mut values: Vec<(&str, u64)> = SEND_FATES.map(|fate| (fate, 2)).to_vec();
+        values.push(("send_taken", 10));
+        let found = identities(&[counted("source", "lab", &values)]);
+        assert!(found.len() == 1 && found[0].closes(), "{found:?}");
+        values[0].1 = 3;
+        assert!(!identities(&[counted("port", "1", &values)])[0].closes());
+    }
+
     fn counted(kind: &str, name: &str, values: &[(&str, u64)]) -> Counted {
         Counted {
             kind: kind.into(),
@@ -238,7 +262,8 @@ mod tests {
             counted("port", name, &values)
         };
         let source = [
-            ("seen", 117),
+            ("seen", 120),
+            ("early", 3),
             ("read", 100),
             ("kernel_dropped", 10),
             ("in_kernel", 7),
