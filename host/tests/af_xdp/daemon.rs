@@ -110,3 +110,30 @@ fn without_its_power_the_daemon_finds_an_interface_again() {
         assert!(attached("va").is_some());
     });
 }
+
+#[test]
+fn a_filter_of_what_is_taken_is_compiled_at_start() {
+    isolated(|| {
+        veth(1);
+        let mut daemon = Daemon::start("take", "va=af_xdp,fallback=no,take=udp port 53");
+        daemon.says("serving");
+        assert!(
+            daemon.said.contains("takes what take= matches"),
+            "{}",
+            daemon.said
+        );
+        drop(daemon);
+        // A bridge has no XDP of its own.
+        ip("link add br0 type bridge");
+        ip("link set br0 up");
+        let mut daemon = Daemon::start("instead", "br0=af_xdp,mode=native,take=udp port 53");
+        daemon.says("serving");
+        assert!(
+            daemon.said.contains("by a packet socket instead of XDP"),
+            "{}",
+            daemon.said
+        );
+        let mut daemon = Daemon::start("wrong", "va=af_xdp,take=udp prt 53");
+        daemon.says("take is a filter");
+    });
+}

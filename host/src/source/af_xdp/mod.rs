@@ -17,6 +17,8 @@
 //!   per frame: 60 ns where frames gather for 1 ms (each wake-up is 12 µs there), 42 for 10 ms, 29
 //!   of those with 8192 chunks instead of 16384, as fewer pages are touched, 24 with 16384 in huge
 //!   pages. libpcap took 36 to 40 ns with its time-out of 10 ms, a wake-up for each frame 350 to 400.
+//!   With one port, small pages, 2 ms: 119 to 159 ns, over a packet socket 59 to 73, whose frames lie
+//!   side by side in few pages. What XDP saves is the kernel's own work, and on a veth nothing of it.
 //! - **VLAN.** Tags are in the frame, as on the wire, unless the NIC takes them out: XDP then does
 //!   not see them, which is logged with what to do.
 //! - **Long frames** come in pieces and are joined by a copy (Linux ≥ 6.6, driver permitting).

@@ -393,14 +393,16 @@ fn queues(config: &AfXdpConfig, link: Link) -> Result<(Vec<u32>, u32), Unfit> {
     if interface::strips_vlan_tags(&socket, name) {
         log::warn!(
             target: "source",
-            "interface {name:?} takes VLAN tags out of frames, and XDP does not see them: to have              them, ethtool -K {name} rxvlan off (veth: txvlan off at the other end)"
+            "interface {name:?} takes VLAN tags out of frames, and XDP does not see them: to have \
+                 them, ethtool -K {name} rxvlan off (veth: txvlan off at the other end)"
         );
     }
     match config.queues.is_empty() {
         false => Ok((config.queues.clone(), count)),
         true if count > MAX_QUEUES => {
             let what = format!(
-                "interface {name:?} has {count} receive queues, more than {MAX_QUEUES}; name some                  with queues=, or have fewer: ethtool -L {name}"
+                "interface {name:?} has {count} receive queues, more than {MAX_QUEUES}; name some \
+                 with queues=, or have fewer: ethtool -L {name}"
             );
             Err(Unfit::xdp(SourceError::new(what)))
         }
