@@ -79,7 +79,13 @@ fn serve(
     if open.iter().any(OpenSource::locks_memory) {
         keep.push(Keep::IpcLock);
     }
-    let early = open.iter().any(OpenSource::may_drop_early);
+    let mut early = Vec::new();
+    if open.iter().any(OpenSource::may_drop_early) {
+        early.push(Keep::Bpf);
+    }
+    if open.iter().any(OpenSource::narrows_xdp) {
+        early.push(Keep::NetAdmin);
+    }
     let loader = give_up_power(&keep, user, early)
         .map_err(|error| format!("cannot give up privileges: {error}"))?;
     must_write(&config.state_dir.join("vms"), "--state-dir")?;
@@ -137,19 +143,19 @@ fn serve(
 }
 
 /// Keeps what is needed from now on, and starts the thread that has the kernel verify filters, if
-/// there is early drop.
+/// there is early drop, with what it needs alone.
 fn give_up_power(
     keep: &[Keep],
     user: Option<(u32, u32)>,
-    early: bool,
+    early: Vec<Keep>,
 ) -> std::io::Result<Option<Loader>> {
-    if !early {
+    if early.is_empty() {
         privileges::drop_all_but(keep, user)?;
         return Ok(None);
     }
-    privileges::drop_all_but(&[keep, &[Keep::Bpf]].concat(), user)?;
-    let loader = Loader::start(|| {
-        if let Err(error) = privileges::keep_only(&[Keep::Bpf]) {
+    privileges::drop_all_but(&[keep, &early].concat(), user)?;
+    let loader = Loader::start(move || {
+        if let Err(error) = privileges::keep_only(&early) {
             log::error!(target: "source", "vnplug-early keeps more than it needs: {error}");
         }
     })?;

@@ -57,6 +57,7 @@ const EXPRESSIONS: &[&str] = &[
 struct Judges {
     socket: KernelJudge,
     xdp: KernelJudge,
+    frags: KernelJudge,
 }
 
 impl Judges {
@@ -64,7 +65,8 @@ impl Judges {
         let wants = wants(programs);
         Self {
             socket: KernelJudge::socket(&wants).unwrap_or_else(|e| panic!("{programs:?}: {e}")),
-            xdp: KernelJudge::xdp(&wants).unwrap_or_else(|e| panic!("{programs:?}: {e}")),
+            xdp: KernelJudge::xdp(&wants, false).unwrap_or_else(|e| panic!("{programs:?}: {e}")),
+            frags: KernelJudge::xdp(&wants, true).unwrap_or_else(|e| panic!("{programs:?}: {e}")),
         }
     }
 
@@ -84,6 +86,8 @@ impl Judges {
         if frame.len() >= 14 {
             let xdp = self.xdp.wants(frame).expect("run");
             assert_eq!(xdp, wanted, "{what}: XDP: {frame:02x?}");
+            let xdp = self.frags.wants(frame).expect("run");
+            assert_eq!(xdp, wanted, "{what}: XDP with frags: {frame:02x?}");
         }
         wanted
     }
@@ -235,7 +239,7 @@ fn a_guard_and_a_filter_both_have_to_want_a_frame() {
             guard,
             filter,
             KernelJudge::socket(&wants).unwrap(),
-            KernelJudge::xdp(&wants).unwrap(),
+            KernelJudge::xdp(&wants, false).unwrap(),
         )
     });
     for (guard, filter, socket, xdp) in judges {
@@ -248,6 +252,24 @@ fn a_guard_and_a_filter_both_have_to_want_a_frame() {
             assert_eq!(socket.wants(frame).unwrap(), wanted, "{guard:?} {filter:?}");
             assert_eq!(xdp.wants(frame).unwrap(), wanted, "{guard:?} {filter:?}");
         }
+    }
+}
+
+#[test]
+fn a_frame_of_several_buffers_is_judged_whole() {
+    let texts = [
+        "len = 9000",
+        "ether[8990:4] = 0x01010101",
+        "ether[4090:4] = 0x01010101 and ether[ether[0] * 20:2] = 257",
+        "ether[8998:4] = 0x01010101",
+        "not ether[8999] = 1",
+    ];
+    for (text, program) in texts.iter().zip(compile(&texts)) {
+        let judge = KernelJudge::xdp(&[Wanted::exactly(&program)], true).expect(text);
+        let mut frame = vec![1; 9_000];
+        frame[0] = 250;
+        let wanted = program.run(&frame, 9_000) != 0;
+        assert_eq!(judge.wants(&frame).expect(text), wanted, "{text}");
     }
 }
 

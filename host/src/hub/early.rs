@@ -45,7 +45,12 @@ impl Early {
         let standing = Arc::new(Standing::default());
         let places = match seats {
             Ok(seats) => {
-                let each = seats.into_iter().zip(workers);
+                // One filter for all queues is one thread's business.
+                let count = match seats.first() {
+                    Some(first) if first.is_shared() => 1,
+                    _ => seats.len(),
+                };
+                let each = seats.into_iter().zip(workers).take(count);
                 each.map(|(seat, worker)| Place {
                     seat,
                     line: worker.line(),

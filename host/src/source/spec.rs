@@ -4,7 +4,7 @@
 //! | kind | what | options |
 //! |---|---|---|
 //! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=BYTES`, `blocks=N`, `block_timeout_ms=N`, `snaplen=BYTES`, `hardware_timestamps=yes\|no`, `early=yes\|no` |
-//! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS` |
+//! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no` |
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
 //!
@@ -170,6 +170,12 @@ impl OpenSource {
     /// Whether the kernel can drop frames before its queues.
     pub(crate) fn may_drop_early(&self) -> bool {
         self.queues.iter().all(|queue| queue.seat().is_ok())
+    }
+
+    /// Whether early drop takes the right to load XDP programs.
+    pub(crate) fn narrows_xdp(&self) -> bool {
+        let mut seats = self.queues.iter().map(|queue| queue.seat());
+        seats.any(|seat| seat.is_ok_and(|seat| seat.is_shared()))
     }
 
     /// Starts a thread per queue. `number` is the source's number in the daemon.

@@ -251,7 +251,7 @@ impl Program {
 /// A program at an interface, for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct XdpLink {
-    _fd: OwnedFd,
+    fd: OwnedFd,
 }
 
 /// Where in the kernel an XDP program runs (`XDP_FLAGS_*`).
@@ -279,7 +279,22 @@ impl XdpLink {
         };
         // SAFETY: BPF_LINK_CREATE reads the structure only.
         let fd = unsafe { descriptor(LINK_CREATE, &mut attr) }?;
-        Ok(Self { _fd: fd })
+        Ok(Self { fd })
+    }
+
+    /// Puts another program in the place of the present one; every frame meets one of them.
+    ///
+    /// # Errors
+    /// `ENOLINK` if the interface is gone.
+    pub(crate) fn replace(&self, program: &Program) -> io::Result<()> {
+        let mut attr = LinkUpdate {
+            link_fd: self.fd.as_raw_fd() as u32,
+            program_fd: program.fd.as_raw_fd() as u32,
+            flags: 0,
+            old_program_fd: 0,
+        };
+        // SAFETY: BPF_LINK_UPDATE reads the structure only.
+        unsafe { bpf(LINK_UPDATE, &mut attr) }.map(drop)
     }
 }
 
@@ -431,6 +446,14 @@ struct TestRun {
 }
 
 #[repr(C)]
+struct LinkUpdate {
+    link_fd: u32,
+    program_fd: u32,
+    flags: u32,
+    old_program_fd: u32,
+}
+
+#[repr(C)]
 struct LinkCreate {
     program_fd: u32,
     target: u32,
@@ -459,6 +482,7 @@ const PROG_TEST_RUN: c_int = 10;
 const PROG_GET_FD_BY_ID: c_int = 13;
 const OBJ_GET_INFO_BY_FD: c_int = 15;
 const LINK_CREATE: c_int = 28;
+const LINK_UPDATE: c_int = 29;
 
 /// Of a system call that signals interrupt.
 const MAX_TRIES: u32 = 16;

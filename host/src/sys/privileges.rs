@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | start | open the configured sources, make directories, raise limits | serve anyone |
 //! | [`drop_all_but`] | keep `CAP_NET_RAW` (an interface that comes back is opened again), for AF_XDP `CAP_IPC_LOCK` (packet memory is locked memory), for early drop `CAP_BPF` | gain anything by exec, change owner, mount, trace |
-//! | [`keep_only`] | `vnplug-early`: `CAP_BPF`, to have the kernel verify filters; all others: the rest | load programs anywhere else |
+//! | [`keep_only`] | `vnplug-early`: `CAP_BPF`, to have the kernel verify filters, and for those of AF_XDP sources with `early=yes` `CAP_NET_ADMIN`; all others: the rest | load programs anywhere else |
 #![expect(
     unsafe_code,
     reason = "capset and prctl have no safe wrapper that sets all sets at once"
@@ -16,6 +16,8 @@ use std::io;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Keep {
+    /// `CAP_NET_ADMIN`: loads XDP programs.
+    NetAdmin = 12,
     /// `CAP_NET_RAW`: packet and XDP sockets.
     NetRaw = 13,
     /// `CAP_IPC_LOCK`: locked memory without limit.

@@ -4,6 +4,7 @@
 
 mod coexist;
 mod daemon;
+mod early;
 mod fault;
 mod link;
 #[expect(dead_code, reason = "the packet-socket tests use more of it")]

@@ -161,16 +161,16 @@ pub(crate) fn socket_filter(
 /// On entry R1 is the context (`struct xdp_md *`). Execution leaves behind the last instruction with
 /// R0 = 1 if somebody wants the frame, else 0, and R6 = the context. R1 to R9 and the 96
 /// bytes below the frame pointer are used. Filters that ask for the length, load at variable
-/// offsets or beyond 16 KiB need Linux ≥ 5.18.
+/// offsets or beyond 16 KiB, and `frags` (frames of several buffers), need Linux ≥ 5.18.
 ///
 /// # Errors
 /// [`Untranslatable`].
-pub(crate) fn xdp_verdict(wants: &[Wanted]) -> Result<Vec<Insn>, Untranslatable> {
+pub(crate) fn xdp_verdict(wants: &[Wanted], frags: bool) -> Result<Vec<Insn>, Untranslatable> {
     let mut asm = Asm::default();
     let (accept, done) = (asm.label(), asm.label());
     let mut programs = wants.iter().flat_map(Wanted::programs);
     Xdp::prepare(&mut asm, programs.any(translate::asks_length));
-    if fragments(&mut asm, wants, &Xdp, accept)? {
+    if fragments(&mut asm, wants, &Xdp { frags }, accept)? {
         asm.alu64(Alu::Mov, R0, Operand::K(0));
         asm.jump(done);
     }
@@ -259,15 +259,16 @@ impl KernelJudge {
             snaplen: u32::MAX,
         };
         let code = socket_filter(wants, shape, &counter).map_err(|error| error.to_string())?;
-        Self::load(ProgramKind::SocketFilter, &code, Some(counter))
+        Self::load(ProgramKind::SocketFilter, &code, false, Some(counter))
     }
 
-    /// As an XDP program that passes (`XDP_PASS`, 2) what is wanted, and drops the rest.
+    /// As an XDP program that passes (`XDP_PASS`, 2) what is wanted, and drops the rest; `frags`: for
+    /// frames of several buffers too.
     ///
     /// # Errors
     /// As [`socket`](Self::socket).
-    pub fn xdp(wants: &[Wanted]) -> Result<Self, String> {
-        let mut code = xdp_verdict(wants).map_err(|error| error.to_string())?;
+    pub fn xdp(wants: &[Wanted], frags: bool) -> Result<Self, String> {
+        let mut code = xdp_verdict(wants, frags).map_err(|error| error.to_string())?;
         let mut end = Asm::default();
         end.alu64(Alu::Add, R0, Operand::K(1));
         end.exit();
@@ -275,17 +276,22 @@ impl KernelJudge {
             end.finish()
                 .map_err(|_| Untranslatable::TooLong.to_string())?,
         );
-        Self::load(ProgramKind::Xdp, &code, None)
+        Self::load(ProgramKind::Xdp, &code, frags, None)
     }
 
-    fn load(kind: ProgramKind, code: &[Insn], rejected: Option<Counter>) -> Result<Self, String> {
-        let loaded = bpf::Program::load(kind, "vnplug_judge", code, false);
+    fn load(
+        kind: ProgramKind,
+        code: &[Insn],
+        frags: bool,
+        rejected: Option<Counter>,
+    ) -> Result<Self, String> {
+        let loaded = bpf::Program::load(kind, "vnplug_judge", code, frags);
         let program = loaded.map_err(|error: LoadError| error.to_string())?;
         Ok(Self { program, rejected })
     }
 
-    /// Whether the kernel lets a frame of at most about 3,500 bytes through; for XDP, of 14 at
-    /// least.
+    /// Whether the kernel lets a frame of at most about 3,500 bytes through, longer with `frags`; for
+    /// XDP, of 14 at least.
     ///
     /// # Errors
     /// The system's.

@@ -1,7 +1,7 @@
 //! The packet as an XDP program sees it: bytes in memory.
 //!
-//! What a driver puts into further buffers (frames longer than a page) is out of reach of fixed
-//! loads, which reject; AF_XDP sources take frames of one buffer. Nothing here needs more than
+//! What a driver puts into further buffers (frames longer than a page) is reached by a helper; a
+//! program for frames of one buffer needs it for variable loads alone. Nothing here needs more than
 //! `CAP_BPF` and `CAP_NET_ADMIN`: pointers are neither subtracted nor moved by variables.
 
 use super::asm::{Alu, Asm, Cond, FP, Operand, R0, R1, R2, R3, R4, R9, Reg, Size};
@@ -14,7 +14,10 @@ use Operand::{K, X};
 /// NB: where the packet lies is asked of the context for every load, as the verifier follows what
 /// is known of a pointer through every filter behind it.
 #[derive(Debug)]
-pub(super) struct Xdp;
+pub(super) struct Xdp {
+    /// Frames may have several buffers.
+    pub(super) frags: bool,
+}
 
 impl Xdp {
     /// From R1, the context, to what the fragments need.
@@ -43,9 +46,18 @@ impl Reach for Xdp {
         asm.load(Size::Word, R3, R9, XDP_DATA_END);
         asm.alu64(Alu::Mov, R1, X(R2));
         asm.alu64(Alu::Add, R1, K(end as u32));
-        asm.jump_if(Cond::Gt, R1, X(R3), labels.reject);
+        let (elsewhere, done) = (asm.label(), asm.label());
+        let beyond = if self.frags { elsewhere } else { labels.reject };
+        asm.jump_if(Cond::Gt, R1, X(R3), beyond);
         asm.load(size, dst, R2, offset as i16);
         asm.network_order(dst, size);
+        if self.frags {
+            asm.jump(done);
+            asm.bind(elsewhere);
+            asm.alu32(Alu::Mov, R2, K(offset));
+            self.variable(asm, size, dst, labels);
+            asm.bind(done);
+        }
     }
 
     fn variable(&self, asm: &mut Asm, size: Size, dst: Reg, labels: &Labels) {

@@ -24,7 +24,9 @@
 //! - **Long frames** come in pieces and are joined by a copy (Linux ≥ 6.6, driver permitting).
 //!   Without that the MTU must fit into a chunk of packet memory.
 //! - **Detached** when the process ends in whatever way: the program hangs on a descriptor.
-//! - **Counting.** The program counts what it sends to sockets (`seen`); the sockets count what
+//! - **Early drop**, if asked for: the program drops and counts (`early`) what no port wants of what
+//!   is taken; it is one program for all queues.
+//! - **Counting.** The program counts what it sends to sockets (with `early`, `seen`); the sockets count what
 //!   found no room (`dropped`). Frames that pass to the host are not counted.
 
 mod fault;
@@ -36,6 +38,7 @@ mod socket;
 use std::sync::Arc;
 
 pub use fault::Unfit;
+pub(crate) use program::{Plan, Programs};
 
 use super::{Queue, SourceError};
 use crate::filter::Program;
@@ -83,6 +86,9 @@ pub struct AfXdpConfig {
     /// Microseconds for which a read may poll the driver instead of waiting for its interrupt; 0:
     /// never. Needs `CAP_NET_ADMIN`, a driver with NAPI, and a CPU for each queue to be of use.
     pub busy_poll_us: u32,
+    /// Let the kernel drop what no port wants ([`early`](super::early)); loading such programs takes
+    /// `CAP_BPF` and `CAP_NET_ADMIN` at any time.
+    pub early: bool,
 }
 
 impl AfXdpConfig {
@@ -100,6 +106,7 @@ impl AfXdpConfig {
             stamps: true,
             coalesce_us: 2000,
             busy_poll_us: 0,
+            early: false,
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! take   the filter's verdict, if there is a filter: what it does not want passes to the host
+//! early  what no port wants of the rest is dropped and counted, if there is early drop
 //! stamp  the kernel's clock, into the 16 bytes before the frame
 //! send   to the socket of the receive queue; if it has none, the frame passes to the host
 //! count  frames that were sent to a socket, by queue
@@ -9,8 +10,9 @@
 
 use std::sync::Arc;
 
+use super::AfXdpConfig;
 use crate::filter::Program;
-use crate::filter::ebpf::{Wanted, xdp_verdict};
+use crate::filter::ebpf::{Untranslatable, Wanted, xdp_verdict};
 use crate::source::SourceError;
 use crate::sys::bpf::{
     self, Alu, Counters, If, Insn, LoadError, Map, MapKind, ProgramKind, Reg, Width,
@@ -23,19 +25,34 @@ pub(super) const NAME: &str = "vnplug_xdp";
 /// one.
 pub(super) const STAMP_BYTES: u32 = 16;
 
-/// What the program knows: sockets by receive queue, counters by receive queue.
+/// What the programs of an interface have in common.
 #[derive(Debug)]
-pub(super) struct Maps {
+pub(crate) struct Plan {
     pub(super) sockets: Map,
     seen: Counters,
+    early: Counters,
+    take: Option<Arc<Program>>,
+    stamps: bool,
+    multi_buffer: bool,
 }
 
-impl Maps {
+/// One program: for frames of one buffer, and for more if the kernel has that.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    pub(super) plain: bpf::Program,
+    pub(super) frags: Option<bpf::Program>,
+}
+
+impl Plan {
     /// Room for receive queues below `queues`.
-    pub(super) fn new(queues: u32) -> std::io::Result<Self> {
+    pub(super) fn new(config: &AfXdpConfig, queues: u32) -> std::io::Result<Self> {
         Ok(Self {
             sockets: Map::create(MapKind::Sockets, "vnplug_sockets", (4, 4), queues)?,
             seen: Counters::create("vnplug_seen", queues)?,
+            early: Counters::create("vnplug_early", queues)?,
+            take: config.take.clone(),
+            stamps: config.stamps,
+            multi_buffer: config.multi_buffer,
         })
     }
 
@@ -43,70 +60,119 @@ impl Maps {
     pub(super) fn seen(&self, queue: u32) -> u64 {
         self.seen.read(queue)
     }
-}
 
-/// Loads the program.
-///
-/// `stamps`: each frame carries its time; `frags`: frames of several buffers.
-pub(super) fn load(
-    maps: &Maps,
-    verdict: &[Insn],
-    stamps: bool,
-    frags: bool,
-) -> Result<bpf::Program, LoadError> {
-    let code = code(maps, verdict, stamps);
-    bpf::Program::load(ProgramKind::Xdp, NAME, &code, frags)
-}
+    /// Frames of a receive queue that were dropped as no port wanted them, ever.
+    pub(super) fn early(&self, queue: u32) -> u64 {
+        self.early.read(queue)
+    }
 
-/// The instructions that say whether a frame is ours; none: every frame is.
-pub(super) fn verdict(take: Option<&Arc<Program>>) -> Result<Vec<Insn>, SourceError> {
-    let Some(take) = take else {
-        return Ok(Vec::new());
-    };
-    xdp_verdict(&[Wanted::exactly(take)])
-        .map_err(|error| SourceError::new(format!("take cannot be judged in the kernel: {error}")))
-}
+    /// Loads a program. `wants`: drop what nobody wants of what is taken.
+    pub(crate) fn load(&self, wants: Option<&[Wanted]>) -> Result<Programs, LoadError> {
+        let plain = self.load_one(wants, false)?;
+        let frags = match self.multi_buffer {
+            // Before Linux 5.18 the kernel does not know of it.
+            true => self.load_one(wants, true).ok(),
+            false => None,
+        };
+        Ok(Programs { plain, frags })
+    }
 
-fn code(maps: &Maps, verdict: &[Insn], stamps: bool) -> Vec<Insn> {
-    let mut code = Vec::new();
-    if verdict.is_empty() {
-        code.push(Insn::alu_reg(Alu::Mov, CONTEXT, 1));
-    } else {
-        // Leaves 1 or 0 in R0 and the context in R6.
-        code.extend_from_slice(verdict);
-        code.push(Insn::jump(If::Ne, 0, 0, 2));
-        code.push(Insn::alu(Alu::Mov, 0, XDP_PASS));
+    fn load_one(&self, wants: Option<&[Wanted]>, frags: bool) -> Result<bpf::Program, LoadError> {
+        let code = self.code(wants, frags).map_err(|error| LoadError {
+            cause: std::io::ErrorKind::InvalidInput.into(),
+            log: error.to_string(),
+        })?;
+        bpf::Program::load(ProgramKind::Xdp, NAME, &code, frags)
+    }
+
+    fn code(&self, wants: Option<&[Wanted]>, frags: bool) -> Result<Vec<Insn>, Untranslatable> {
+        let mut code = vec![Insn::alu_reg(Alu::Mov, CONTEXT, 1)];
+        if let Some(take) = &self.take {
+            // Leaves 1 or 0 in R0 and the context in R6.
+            code.extend(xdp_verdict(&[Wanted::exactly(take)], frags)?);
+            code.push(Insn::jump(If::Ne, 0, 0, 2));
+            code.push(Insn::alu(Alu::Mov, 0, XDP_PASS));
+            code.push(Insn::exit());
+        }
+        if let Some(wants) = wants {
+            self.drop_early(&mut code, &xdp_verdict(wants, frags)?)?;
+        }
+        self.send(&mut code);
+        Ok(code)
+    }
+
+    /// Drops and counts what the verdict does not want; frames of queues without a socket go on.
+    fn drop_early(&self, code: &mut Vec<Insn>, verdict: &[Insn]) -> Result<(), Untranslatable> {
+        let key = |code: &mut Vec<Insn>| {
+            code.extend([
+                Insn::load(Width::Word, QUEUE, CONTEXT, MD_RX_QUEUE),
+                Insn::store(Width::Word, 10, KEY, QUEUE),
+                Insn::alu_reg(Alu::Mov, 2, 10),
+                Insn::alu(Alu::Add, 2, KEY.into()),
+            ]);
+        };
+        let mut refuse = Vec::new();
+        key(&mut refuse);
+        refuse.extend(self.early.map().load_into(1));
+        refuse.extend([
+            Insn::call(MAP_LOOKUP_ELEM),
+            Insn::jump(If::Eq, 0, 0, 2),
+            Insn::alu(Alu::Mov, 1, 1),
+            Insn::atomic_add(0, 0, 1),
+            Insn::alu(Alu::Mov, 0, XDP_DROP),
+            Insn::exit(),
+        ]);
+        let mut judge = vec![Insn::alu_reg(Alu::Mov, 1, CONTEXT)];
+        judge.extend_from_slice(verdict);
+        judge.push(Insn::jump(If::Ne, 0, 0, refuse.len() as i16));
+        judge.extend(refuse);
+        let over = i16::try_from(judge.len()).map_err(|_| Untranslatable::TooLong)?;
+        // Whether the queue has a socket; Linux ≥ 5.3.
+        key(code);
+        code.extend(self.sockets.load_into(1));
+        code.extend([Insn::call(MAP_LOOKUP_ELEM), Insn::jump(If::Eq, 0, 0, over)]);
+        code.extend(judge);
+        Ok(())
+    }
+
+    fn send(&self, code: &mut Vec<Insn>) {
+        if self.stamps {
+            stamp(code);
+        }
+        code.push(Insn::load(Width::Word, QUEUE, CONTEXT, MD_RX_QUEUE));
+        code.extend(self.sockets.load_into(1));
+        code.push(Insn::alu_reg(Alu::Mov, 2, QUEUE));
+        // What to do if the queue has no socket; Linux ≥ 5.3.
+        code.push(Insn::alu(Alu::Mov, 3, XDP_PASS));
+        code.push(Insn::call(REDIRECT_MAP));
+        code.push(Insn::alu_reg(Alu::Mov, ACTION, 0));
+
+        let mut count = vec![
+            Insn::store(Width::Word, 10, KEY, QUEUE),
+            Insn::alu_reg(Alu::Mov, 2, 10),
+            Insn::alu(Alu::Add, 2, KEY.into()),
+        ];
+        count.extend(self.seen.map().load_into(1));
+        count.extend([
+            Insn::call(MAP_LOOKUP_ELEM),
+            Insn::jump(If::Eq, 0, 0, 2),
+            Insn::alu(Alu::Mov, 1, 1),
+            // Behind the driver, several CPUs may have frames of one queue at a time.
+            Insn::atomic_add(0, 0, 1),
+        ]);
+        code.push(Insn::jump(If::Ne, ACTION, XDP_REDIRECT, count.len() as i16));
+        code.extend(count);
+        code.push(Insn::alu_reg(Alu::Mov, 0, ACTION));
         code.push(Insn::exit());
     }
-    if stamps {
-        stamp(&mut code);
-    }
-    code.push(Insn::load(Width::Word, QUEUE, CONTEXT, MD_RX_QUEUE));
-    code.extend(maps.sockets.load_into(1));
-    code.push(Insn::alu_reg(Alu::Mov, 2, QUEUE));
-    // What to do if the queue has no socket; Linux ≥ 5.3.
-    code.push(Insn::alu(Alu::Mov, 3, XDP_PASS));
-    code.push(Insn::call(REDIRECT_MAP));
-    code.push(Insn::alu_reg(Alu::Mov, ACTION, 0));
+}
 
-    let mut count = vec![
-        Insn::store(Width::Word, 10, KEY, QUEUE),
-        Insn::alu_reg(Alu::Mov, 2, 10),
-        Insn::alu(Alu::Add, 2, KEY.into()),
-    ];
-    count.extend(maps.seen.map().load_into(1));
-    count.extend([
-        Insn::call(MAP_LOOKUP_ELEM),
-        Insn::jump(If::Eq, 0, 0, 2),
-        Insn::alu(Alu::Mov, 1, 1),
-        // Behind the driver, several CPUs may have frames of one queue at a time.
-        Insn::atomic_add(0, 0, 1),
-    ]);
-    code.push(Insn::jump(If::Ne, ACTION, XDP_REDIRECT, count.len() as i16));
-    code.extend(count);
-    code.push(Insn::alu_reg(Alu::Mov, 0, ACTION));
-    code.push(Insn::exit());
-    code
+/// Whether a filter of what is ours can be judged in the kernel.
+pub(super) fn check(take: Option<&Arc<Program>>) -> Result<(), SourceError> {
+    let wants: Vec<_> = take.map(Wanted::exactly).into_iter().collect();
+    xdp_verdict(&wants, true)
+        .map(drop)
+        .map_err(|error| SourceError::new(format!("take cannot be judged in the kernel: {error}")))
 }
 
 /// Writes the time before the frame, where the driver leaves room for it.
@@ -155,6 +221,7 @@ const MD_DATA: i16 = 0;
 const MD_DATA_META: i16 = 8;
 const MD_RX_QUEUE: i16 = 16;
 
+const XDP_DROP: i32 = 1;
 const XDP_PASS: i32 = 2;
 const XDP_REDIRECT: i32 = 4;
 

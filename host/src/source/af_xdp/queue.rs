@@ -21,6 +21,7 @@ use vnplug_ring::layout::{MAX_SNAPLEN, flags};
 use super::netlink::Watch;
 use super::program::{STAMP_BYTES, read_stamp};
 use super::socket::{Bound, Opener, any_socket};
+use crate::source::early::{Loaded, Seat};
 use crate::source::{
     Flushed, Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit,
 };
@@ -392,8 +393,29 @@ impl Queue for XdpQueue {
 
     fn counters(&mut self) -> QueueCounters {
         self.take_statistics();
-        self.counters.seen = self.opener.maps().seen(self.queue);
-        self.counters
+        let plan = self.opener.plan();
+        let early = plan.early(self.queue);
+        QueueCounters {
+            seen: plan.seen(self.queue) + early,
+            early,
+            ..self.counters
+        }
+    }
+
+    fn seat(&self) -> Result<Seat, String> {
+        match self.opener.config().early {
+            true => Ok(Seat::xdp(Arc::clone(self.opener.plan()))),
+            false => Err("off: as configured".into()),
+        }
+    }
+
+    fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
+        let programs = match filter.map(|filter| *filter) {
+            None => None,
+            Some(Loaded::Xdp(programs)) => Some(programs),
+            Some(Loaded::Socket(_)) => return Err(SourceError::new("not a filter for XDP")),
+        };
+        self.opener.narrow(programs)
     }
 
     fn state(&self) -> &'static str {

@@ -8,13 +8,13 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::fault::{self, Unfit};
-use super::program::{self, Maps};
+use super::program::{self, Plan, Programs};
 use super::{AfXdpConfig, MAX_QUEUES, Mode, netlink};
 use crate::source::SourceError;
 use crate::source::af_packet::is_capturable;
@@ -27,11 +27,9 @@ use crate::sys::xdp::{Binding, Socket, Umem, UmemShape};
 #[derive(Debug)]
 pub(super) struct Opener {
     config: AfXdpConfig,
-    maps: Maps,
-    /// The program for frames of several buffers, if the kernel has that.
-    frags: Option<bpf::Program>,
-    /// The program for frames of one buffer.
-    plain: bpf::Program,
+    plan: Arc<Plan>,
+    /// The program that drops nothing early.
+    base: Programs,
     held: Mutex<Held>,
     /// The most receive queues that the interface was seen with.
     channels: AtomicU32,
@@ -45,8 +43,10 @@ struct Held {
     index: i32,
     hook: Hook,
     frags: bool,
+    /// The program that is there, if it drops something early.
+    narrowed: Option<Box<Programs>>,
     /// The program stays at the interface while this lives.
-    _link: XdpLink,
+    at: XdpLink,
     /// The interface stays promiscuous while this lives.
     _promiscuous: Option<packet::Socket>,
 }
@@ -65,27 +65,20 @@ impl Opener {
     pub(super) fn open(config: AfXdpConfig) -> Result<(Self, Vec<u32>), Unfit> {
         let link = link(&config.interface)?;
         let (queues, count) = queues(&config, link)?;
-        let verdict = program::verdict(config.take.as_ref()).map_err(Unfit::other)?;
+        program::check(config.take.as_ref()).map_err(Unfit::other)?;
         raise_locked_memory();
         let no_program = |cause| Unfit::xdp(fault::no_program(cause));
-        let maps = Maps::new(MAX_QUEUES).map_err(|cause| {
+        let plan = Plan::new(&config, MAX_QUEUES).map_err(|cause| {
             let log = String::new();
             no_program(bpf::LoadError { cause, log })
         })?;
-        let stamps = config.stamps;
-        let plain = program::load(&maps, &verdict, stamps, false).map_err(no_program)?;
-        let frags = match config.multi_buffer {
-            // Before Linux 5.18 the kernel does not know of it.
-            true => program::load(&maps, &verdict, stamps, true).ok(),
-            false => None,
-        };
-        let held = attach(&config, &plain, frags.as_ref(), link).map_err(Unfit::xdp)?;
+        let base = plan.load(None).map_err(no_program)?;
+        let held = attach(&config, &base, link).map_err(Unfit::xdp)?;
         let opener = Self {
             frames: config.frames(queues.len()),
             config,
-            maps,
-            frags,
-            plain,
+            plan: Arc::new(plan),
+            base,
             held: Mutex::new(held),
             channels: AtomicU32::new(count),
         };
@@ -101,9 +94,39 @@ impl Opener {
         self.frames
     }
 
-    /// The program's maps.
-    pub(super) fn maps(&self) -> &Maps {
-        &self.maps
+    /// What its programs have in common.
+    pub(super) fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
+    /// Puts a program that drops early in the place of the present one, for all queues; `None`: the
+    /// one that drops nothing.
+    pub(super) fn narrow(&self, programs: Option<Box<Programs>>) -> Result<(), SourceError> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = programs.as_deref().unwrap_or(&self.base);
+        let program = match held.frags {
+            true => next.frags.as_ref(),
+            false => Some(&next.plain),
+        };
+        let replaced = program.map(|program| held.at.replace(program));
+        match replaced {
+            Some(Ok(())) => {
+                held.narrowed = programs;
+                Ok(())
+            }
+            // The interface is gone: the next one gets it.
+            Some(Err(cause)) if cause.raw_os_error() == Some(libc::ENOLINK) => {
+                held.narrowed = programs;
+                Ok(())
+            }
+            Some(Err(cause)) => {
+                let what = format!("cannot set a filter on {:?}", self.config.interface);
+                Err(SourceError::io(what, cause))
+            }
+            None => Err(SourceError::new(
+                "the kernel takes no filter for long frames",
+            )),
+        }
     }
 
     /// Packet memory for one queue.
@@ -166,7 +189,7 @@ impl Opener {
     /// Lets frames in.
     pub(super) fn start(&self, queue: u32, bound: &Bound) -> Result<(), SourceError> {
         let socket = bound.socket.descriptor();
-        let set = self.maps.sockets.set_socket(queue, socket);
+        let set = self.plan.sockets.set_socket(queue, socket);
         set.map_err(|cause| {
             let name = &self.config.interface;
             SourceError::io(format!("cannot receive queue {queue} of {name:?}"), cause)
@@ -220,8 +243,13 @@ impl Opener {
         let link = self.link()?;
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.index != link.index {
-            let frags = self.frags.as_ref();
-            *held = attach(&self.config, &self.plain, frags, link).map_err(Unfit::xdp)?;
+            let narrowed = held.narrowed.take();
+            let programs = narrowed.as_deref().unwrap_or(&self.base);
+            // Everything is more than what was wanted, and never too little.
+            *held = match attach(&self.config, programs, link) {
+                Ok(held) => Held { narrowed, ..held },
+                Err(_) => attach(&self.config, &self.base, link).map_err(Unfit::xdp)?,
+            };
         }
         Ok((link, held.hook, held.frags))
     }
@@ -290,32 +318,29 @@ fn fits(config: &AfXdpConfig, link: Link) -> bool {
 }
 
 /// Attaches the program in the best way that works.
-fn attach(
-    config: &AfXdpConfig,
-    plain: &bpf::Program,
-    frags: Option<&bpf::Program>,
-    link: Link,
-) -> Result<Held, SourceError> {
+fn attach(config: &AfXdpConfig, programs: &Programs, link: Link) -> Result<Held, SourceError> {
     let name = &config.interface;
     let hooks: &[Hook] = match config.mode {
         Mode::Auto => &[Hook::Native, Hook::Generic],
         Mode::ZeroCopy | Mode::Native => &[Hook::Native],
         Mode::Generic => &[Hook::Generic],
     };
-    let mut programs: Vec<_> = frags.map(|it| (it, true)).into_iter().collect();
+    let frags = programs.frags.as_ref();
+    let mut ways: Vec<_> = frags.map(|it| (it, true)).into_iter().collect();
     if fits(config, link) {
-        programs.push((plain, false));
+        ways.push((&programs.plain, false));
     }
     let mut last = None;
     for &hook in hooks {
-        for &(program, frags) in &programs {
+        for &(program, frags) in &ways {
             match attach_once(program, link, hook) {
                 Ok(held) => {
                     return Ok(Held {
                         index: link.index,
                         hook,
                         frags,
-                        _link: held,
+                        narrowed: None,
+                        at: held,
                         _promiscuous: promiscuous(config, link)?,
                     });
                 }

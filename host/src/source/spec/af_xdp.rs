@@ -83,6 +83,9 @@ fn config(options: &mut Options<'_>) -> Result<(AfXdpConfig, bool), SourceError>
     if let Some(yes) = options.flag("multi_buffer")? {
         config.multi_buffer = yes;
     }
+    if let Some(yes) = options.flag("early")? {
+        config.early = yes;
+    }
     let fallback = options.flag("fallback")?.unwrap_or(true);
     if let Some(text) = options.take("take") {
         let mut compiler = Compiler::new("/proc/self/exe".into());
