@@ -193,6 +193,8 @@ pub fn open(device: &str, ring_bytes: u64) -> Open {
         reopened: false,
         label: "raw".into(),
         transmit_bytes: 0,
+        group: String::new(),
+        arena_bytes: 0,
     }
 }
 

@@ -133,6 +133,8 @@ fn a_sender_outlives_its_daemon() {
 fn sending(device: &str) -> Message {
     Message::Open(Open {
         transmit_bytes: 1 << 16,
+        group: String::new(),
+        arena_bytes: 0,
         ..open(device, 1 << 16)
     })
 }

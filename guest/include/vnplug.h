@@ -161,6 +161,13 @@ struct vnplug_options {
     uint64_t transmit_bytes;           /* a ring for sending; 0 = the port does not send */
     uint32_t spin_us;                  /* VNPLUG_WAIT_BALANCED: look for so long; 0 = 50 */
     uint32_t longest_sleep_us;         /* and sleep up to so long by itself; 0 = 50 */
+    const char *group;                 /* read one copy of each packet with the others of this
+                                          group, who then see whatever you see; NULL = a ring of
+                                          your own. Packets overwritten before they were read
+                                          count as lost in vnplug_stats, not in the host's
+                                          counters */
+    uint64_t arena_bytes;              /* of a group's first member, per receive queue: room for
+                                          its packets; 0 = the daemon's default */
 };
 
 /* What can be turned while a port is open. */
@@ -287,6 +294,20 @@ int vnplug_poll_next(vnplug_port *port, struct vnplug_packet *packet);
  * with *count > 0, else as vnplug_next with *count = 0.
  */
 int vnplug_next_batch(vnplug_port *port, struct vnplug_packet *packets, size_t max, size_t *count);
+
+/*
+ * For a member of a group: the next packet where it lies in the arena, without a copy; outcomes as of
+ * vnplug_next. The other fields of *packet are true; the bytes at `data` may be overwritten at any
+ * moment. Read what you need, then call vnplug_is_whole before you believe it. (vnplug_next hands a
+ * group's members private copies, which are whole.) On a port of its own the packet is always whole.
+ */
+int vnplug_look(vnplug_port *port, struct vnplug_packet *packet);
+
+/*
+ * 1 if everything read so far of the packet that vnplug_look returned last was that packet; 0 if it was
+ * overwritten, which counts it as lost. Call it once for each vnplug_look, before the next one.
+ */
+int vnplug_is_whole(vnplug_port *port);
 
 /* Gives the room of all packets taken back to the host. The calls above do it now and then. */
 void vnplug_release(vnplug_port *port);

@@ -45,6 +45,15 @@ fn is_privileged() -> bool {
     unsafe { getauxval(AT_SECURE) != 0 }
 }
 
+/// What comes with an Opened.
+#[derive(Debug)]
+pub(crate) struct PortFds {
+    pub(crate) memory: OwnedFd,
+    pub(crate) wake: OwnedFd,
+    pub(crate) kick: Option<OwnedFd>,
+    pub(crate) arenas: Option<OwnedFd>,
+}
+
 /// A greeted connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -141,16 +150,19 @@ impl Connection {
         answer
     }
 
-    /// Takes the descriptors that came with an Opened: the memory, the wake-up and, for a port that
-    /// sends, the kick. All are closed if there are not exactly as many.
-    pub(crate) fn take_fds(
-        &mut self,
-        sends: bool,
-    ) -> Result<(OwnedFd, OwnedFd, Option<OwnedFd>), Error> {
-        if self.fds.len() == 2 + usize::from(sends)
+    /// Takes the descriptors that came with an Opened: the memory, the wake-up, for a port that sends
+    /// the kick, and for a member of a group the arenas' memory if that is another. All are closed if
+    /// there are not exactly as many.
+    pub(crate) fn take_fds(&mut self, sends: bool, arenas: bool) -> Result<PortFds, Error> {
+        if self.fds.len() == 2 + usize::from(sends) + usize::from(arenas)
             && let (Some(memory), Some(wake)) = (self.fds.pop_front(), self.fds.pop_front())
         {
-            return Ok((memory, wake, self.fds.pop_front()));
+            return Ok(PortFds {
+                memory,
+                wake,
+                kick: sends.then(|| self.fds.pop_front()).flatten(),
+                arenas: self.fds.pop_front(),
+            });
         }
         self.fds.clear();
         let what = "not the descriptors that should come with an opened port";
@@ -340,7 +352,7 @@ pub(crate) fn timespec(duration: Duration) -> Timespec {
 }
 
 /// No message comes with more descriptors than an Opened.
-const MAX_FDS: usize = 3;
+const MAX_FDS: usize = 4;
 
 #[cfg(test)]
 mod tests {

@@ -51,7 +51,9 @@ pub use client::Client;
 pub use error::Error;
 pub use map::map as map_memory;
 pub use options::PortOptions;
-pub use port::{Batch, Counts, Next, Outbox, Port, PortStats, Ready, RuleStats, Waiting};
+pub use port::{
+    Batch, Counts, Next, NextView, Outbox, Port, PortStats, Ready, RuleStats, View, Waiting,
+};
 
 pub use vnplug_ring::Packet;
 pub use vnplug_ring::control::{

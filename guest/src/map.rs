@@ -22,6 +22,15 @@ pub(crate) mod vfio;
 /// # Errors
 /// [`Error::Protocol`] if `len` is 0 or the file is shorter; [`Error::System`].
 pub fn map(fd: BorrowedFd<'_>, len: u64) -> Result<Region, Error> {
+    map_as(fd, len, ProtFlags::READ | ProtFlags::WRITE)
+}
+
+/// As [`map`], but readable only: of the region nothing may be stored.
+pub(crate) fn map_read_only(fd: BorrowedFd<'_>, len: u64) -> Result<Region, Error> {
+    map_as(fd, len, ProtFlags::READ)
+}
+
+fn map_as(fd: BorrowedFd<'_>, len: u64, prot: ProtFlags) -> Result<Region, Error> {
     let stat = fstat(fd).map_err(Error::system("cannot inspect the ring's memory"))?;
     // A mapping behind the end of a file is a SIGBUS later. Devices do not tell their length.
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -32,14 +41,14 @@ pub fn map(fd: BorrowedFd<'_>, len: u64) -> Result<Region, Error> {
             stat.st_size
         )));
     };
-    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    let flags = MapFlags::SHARED;
     // SAFETY: a fresh mapping at an address of the kernel's choice disturbs no other.
     let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0) }
         .map_err(Error::system("cannot map the ring's memory"))?;
     let mapping = Mapping { base, bytes };
     let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Invalid("a mapping at address 0"))?;
-    // SAFETY: the mapping is page-aligned, `bytes` long, readable and writable until the owner
-    // unmaps it, and nothing else knows its address.
+    // SAFETY: the mapping is page-aligned, `bytes` long, readable and, if the region is ever stored
+    // to, writable until the owner unmaps it, and nothing else knows its address.
     Ok(unsafe { Region::from_raw(base, len, Arc::new(mapping)) })
 }
 

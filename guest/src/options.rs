@@ -48,6 +48,8 @@ impl PortOptions {
             reopened: false,
             label: default_label(),
             transmit_bytes: 0,
+            group: String::new(),
+            arena_bytes: 0,
         };
         Self {
             request,
@@ -115,6 +117,24 @@ impl PortOptions {
     pub fn cluster(mut self, name: impl Into<String>, balance: Balance) -> Self {
         self.request.cluster = name.into();
         self.request.balance = balance;
+        self
+    }
+
+    /// Joins a group: its members read one copy of each packet, each with its own filter, and trust
+    /// each other with every packet that any of them gets. A member that is slow loses packets that
+    /// are overwritten before it reads them; it holds nobody up. Such losses are counted by this
+    /// reader ([`Counts::lost`](crate::Counts), [`Port::dropped`](crate::Port::dropped)), not by the
+    /// host, which has delivered them. Empty = a ring of its own.
+    pub fn group(mut self, name: impl Into<String>) -> Self {
+        self.request.group = name.into();
+        self
+    }
+
+    /// Bytes of the group's arena for each ring, if this port is the first of the group; rounded up
+    /// to a power of two; 0 = the daemon's default. [`ring_bytes`](Self::ring_bytes) is then what
+    /// this reader has for descriptors of 16 bytes each.
+    pub fn arena_bytes(mut self, bytes: u64) -> Self {
+        self.request.arena_bytes = bytes;
         self
     }
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{
-    Balance, Direction, FilterSpec, Message, Open, Opened, RingPlace, Role, Tuning, VmKind, VmSpec,
-    code,
+    Arenas, Balance, Direction, FilterSpec, Message, Open, Opened, RingPlace, Role, Tuning, VmKind,
+    VmSpec, code,
 };
 
 /// What the document shows: heading of the block, message, request number, application.
@@ -24,6 +24,8 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         reopened: false,
         label: "probe[7]".into(),
         transmit_bytes: 0,
+        group: String::new(),
+        arena_bytes: 0,
     };
     let opened = Opened {
         port: 4,
@@ -37,6 +39,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         device: "host:eth1".into(),
         vector: u32::MAX,
         transmit: RingPlace::default(),
+        arenas: Arenas::default(),
     };
     let hello = Message::Hello {
         min_version: 1,

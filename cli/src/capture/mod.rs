@@ -64,6 +64,17 @@ pub(crate) struct PortArgs {
     /// How a cluster shares: a flow stays with one reader, or packet by packet (rr)
     #[arg(long, value_enum, default_value_t = Balance::Flow, requires = "cluster")]
     balance: Balance,
+    /// Read one copy of each packet with all readers that name the same group and trust each other
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    group: String,
+    /// Size of a new group's arena, for example 16M [default: the daemon's size of a ring]
+    #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true, value_parser = text::size, requires = "group")]
+    arena: u64,
     /// Size of each ring, for example 16M [default: the daemon's]
     #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true, value_parser = text::size)]
     ring: u64,
@@ -212,6 +223,8 @@ impl PortArgs {
             .sample(self.sample)
             .direction(direction)
             .cluster(&self.cluster, balance)
+            .group(&self.group)
+            .arena_bytes(self.arena)
             .ring_bytes(self.ring)
             .watermark(self.watermark)
             .max_delay(self.max_delay)

@@ -1,13 +1,13 @@
 //! What the agent does with each message, from applications and from the host.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
-use vnplug_ring::control::{Header, Message, Opened, RingPlace, Role, VERSION, code};
+use vnplug_ring::control::{ArenaHome, Header, Message, Opened, RingPlace, Role, VERSION, code};
 
 use super::app::Hangup;
 use super::doorbell::Line;
@@ -373,7 +373,16 @@ impl Agent {
     }
 
     /// Tells the host that nobody maps these places any more.
-    fn release(&mut self, places: Vec<RingPlace>) {
+    fn release(&mut self, mut places: Vec<RingPlace>) {
+        // The arenas of a group are mapped until its last reader is gone.
+        let mapped: HashSet<(u64, u64)> = self
+            .ports
+            .values()
+            .flat_map(|entry| &entry.places)
+            .chain(self.apps.values().flat_map(|app| &app.mapped))
+            .map(|place| (place.offset, place.len))
+            .collect();
+        places.retain(|place| !mapped.contains(&(place.offset, place.len)));
         // A host that has not heard a Hello yet has no places to keep.
         if matches!(self.phase, Phase::Up | Phase::Greeting) {
             for places in places.chunks(MAX_NAMED) {
@@ -406,7 +415,12 @@ impl Agent {
 /// Where all rings of a port lie.
 fn places_of(opened: &Opened) -> Vec<RingPlace> {
     let transmit = (opened.transmit.len > 0).then_some(opened.transmit);
-    opened.rings.iter().copied().chain(transmit).collect()
+    let arenas = match opened.arenas.home {
+        ArenaHome::WithTheRings => opened.arenas.places.as_slice(),
+        _ => &[],
+    };
+    let rings = opened.rings.iter().chain(arenas);
+    rings.copied().chain(transmit).collect()
 }
 
 /// Wakes a reader; a full pipe has woken it already.

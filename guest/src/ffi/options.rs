@@ -45,6 +45,8 @@ pub(crate) struct COptions {
     pub(super) transmit_bytes: u64,
     pub(super) spin_us: u32,
     pub(super) longest_sleep_us: u32,
+    pub(super) group: *const c_char,
+    pub(super) arena_bytes: u64,
 }
 
 /// # Safety
@@ -73,13 +75,14 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
         ));
     }
     // SAFETY: the strings end with 0, by the caller's promise.
-    let (device, filter, cluster, label, socket) = unsafe {
+    let (device, filter, cluster, label, socket, group) = unsafe {
         (
             text(options.device, "device is not UTF-8")?,
             text(options.filter, "filter is not UTF-8")?,
             text(options.cluster, "cluster is not UTF-8")?,
             text(options.label, "label is not UTF-8")?,
             text(options.socket, "socket is not UTF-8")?,
+            text(options.group, "group is not UTF-8")?,
         )
     };
     let mut port = PortOptions::new(device.ok_or(Error::Invalid("device is NULL"))?)
@@ -92,6 +95,8 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
         .enabled(options.paused == 0)
         .transmit(options.transmit_bytes)
         .waiting(waiting(&options)?)
+        .group(group.unwrap_or(""))
+        .arena_bytes(options.arena_bytes)
         .direction(direction(options.direction)?);
     if !options.program.is_null() {
         if filter.is_some() {

@@ -5,10 +5,11 @@ use std::ffi::c_int;
 use std::time::Duration;
 
 use vnplug_ring::Packet;
+use vnplug_ring::layout::Meta;
 
 use super::CPort;
 use super::error::E_INVALID;
-use crate::{Error, Next, Port, Ready};
+use crate::{Error, Next, NextView, Port, Ready};
 
 /// `struct vnplug_packet`.
 #[repr(C)]
@@ -95,6 +96,48 @@ pub(crate) unsafe extern "C" fn vnplug_next_batch(
 /// See `vnplug.h`.
 ///
 /// # Safety
+/// As [`vnplug_next`].
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn vnplug_look(port: *mut CPort, packet: *mut CPacket) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(handle) = (unsafe { port.as_mut() }) else {
+        return E_INVALID;
+    };
+    if packet.is_null() {
+        return E_INVALID;
+    }
+    let outcome = handle.attempt(|port| {
+        Ok(match port.next_view()? {
+            NextView::Packet(view) => {
+                let seen = CPacket::at(view.meta(), view.as_ptr(), view.len());
+                // SAFETY: not null, and may be written by the caller's promise.
+                unsafe { packet.write(seen) };
+                PACKET
+            }
+            NextView::Nothing => 0,
+            NextView::Ended => 2,
+        })
+    });
+    outcome.unwrap_or_else(|status| status)
+}
+
+/// See `vnplug.h`.
+///
+/// # Safety
+/// `port` is null or open and not in use by another thread.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn vnplug_is_whole(port: *mut CPort) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(handle) = (unsafe { port.as_mut() }) else {
+        return E_INVALID;
+    };
+    let whole = handle.attempt(|port| Ok(c_int::from(port.settle_view())));
+    whole.unwrap_or_else(|status| status)
+}
+
+/// See `vnplug.h`.
+///
+/// # Safety
 /// `port` is null or open and not in use by another thread.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_release(port: *mut CPort) {
@@ -129,11 +172,18 @@ pub(crate) unsafe extern "C" fn vnplug_wait(port: *mut CPort, timeout_ms: c_int)
 
 impl CPacket {
     fn of(packet: &Packet<'_>) -> Self {
-        let meta = &packet.meta;
+        Self::at(
+            &packet.meta,
+            packet.bytes.as_ptr(),
+            packet.bytes.len() as u32,
+        )
+    }
+
+    fn at(meta: &Meta, data: *const u8, cap_len: u32) -> Self {
         Self {
-            data: packet.bytes.as_ptr(),
+            data,
             ts_ns: meta.ts_ns,
-            cap_len: packet.bytes.len() as u32,
+            cap_len,
             wire_len: meta.wire_len,
             flow_hash: meta.flow_hash,
             lost: meta.lost,

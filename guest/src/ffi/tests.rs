@@ -90,7 +90,9 @@ fn layouts() -> String {
         waiting,
         transmit_bytes,
         spin_us,
-        longest_sleep_us
+        longest_sleep_us,
+        group,
+        arena_bytes
     );
     layout!(out, "vnplug_tuning", CTuning, direction, sample, paused);
     layout!(

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, read};
-use vnplug_ring::control::{Message, Opened};
-use vnplug_ring::{Consumer, Producer};
+use vnplug_ring::control::{ArenaHome, Message, Opened, RingPlace};
+use vnplug_ring::{ArenaReader, Consumer, Producer, Region};
 
 use super::{Kept, Outbox};
 use crate::client::done;
-use crate::connection::{Connection, unexpected};
+use crate::connection::{Connection, PortFds, unexpected};
 use crate::error::Error;
-use crate::map::map;
+use crate::map::{map, map_read_only};
 use crate::options::PortOptions;
 
 /// The control side of an attached port; the rings live beside it in the port.
@@ -43,18 +43,29 @@ impl Link {
             other => return Err(unexpected(&other)),
         };
         let sends = opened.transmit.len > 0;
-        let (memory, wake, kick) = connection.take_fds(sends)?;
+        let apart = opened.arenas.home == ArenaHome::Apart;
+        let PortFds {
+            memory,
+            wake,
+            kick,
+            arenas,
+        } = connection.take_fds(sends, apart)?;
         // The flag belongs to the read end, which was given away; the writer has its own (R8).
         let flags = fcntl_getfl(&wake).map_err(Error::system("cannot inspect the wake-up pipe"))?;
         fcntl_setfl(&wake, flags | OFlags::NONBLOCK)
             .map_err(Error::system("cannot set up the wake-up pipe"))?;
         let region = map(memory.as_fd(), opened.map_len)?;
-        let rings = opened.rings.iter().map(|place| {
-            let part = region.part(place.offset, place.len).ok_or_else(|| {
-                Error::Protocol(format!("a ring at {} lies outside", place.offset))
-            })?;
-            Consumer::attach(part).map_err(Error::Ring)
-        });
+        let commons = match &arenas {
+            Some(arenas) => Some(map_read_only(arenas.as_fd(), opened.arenas.map_len)?),
+            None if opened.arenas.home == ArenaHome::WithTheRings => Some(region.clone()),
+            None if !options.request.group.is_empty() => {
+                let what = "the daemon or agent is too old for groups: update it";
+                return Err(Error::Protocol(what.into()));
+            }
+            None => None,
+        };
+        let rings =
+            (0..opened.rings.len()).map(|at| attach(&region, commons.as_ref(), &opened, at));
         let rings = rings.collect::<Result<Vec<_>, _>>()?;
         if rings.is_empty() {
             return Err(Error::Protocol("a port without a ring".into()));
@@ -99,6 +110,29 @@ impl Link {
             Ok(0) => Err(Error::Disconnected),
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Err(errno) => Err(Error::system("cannot read the wake-up pipe")(errno)),
+        }
+    }
+}
+
+/// The ring of a queue, with the arena of its group if there is one.
+fn attach(
+    region: &Region,
+    commons: Option<&Region>,
+    opened: &Opened,
+    at: usize,
+) -> Result<Consumer, Error> {
+    let part = |region: &Region, place: Option<&RingPlace>| {
+        place
+            .and_then(|place| region.part(place.offset, place.len))
+            .ok_or_else(|| Error::Protocol(format!("ring or arena {at} lies outside")))
+    };
+    let ring = part(region, opened.rings.get(at))?;
+    match commons {
+        None => Consumer::attach(ring).map_err(Error::Ring),
+        Some(commons) => {
+            let arena = part(commons, opened.arenas.places.get(at))?;
+            let arena = ArenaReader::attach(arena).map_err(Error::Ring)?;
+            Consumer::attach_group(ring, arena).map_err(Error::Ring)
         }
     }
 }

@@ -17,6 +17,7 @@ mod phase;
 mod rules;
 mod send;
 mod settle;
+mod view;
 mod waiting;
 mod watch;
 
@@ -38,6 +39,7 @@ use phase::{Phase, Standing};
 pub(crate) use rules::Kept;
 pub use rules::RuleStats;
 pub use send::Outbox;
+pub use view::{NextView, View};
 pub use waiting::Waiting;
 use watch::Watch;
 
@@ -66,6 +68,8 @@ pub struct Port {
     refused_since: Option<Instant>,
     opened_at: Instant,
     counts: Counts,
+    /// A packet of the current ring that is looked at where it lies.
+    looked: Option<vnplug_ring::Look>,
     /// `counts.lost` when the present rings were attached.
     lost_before: u64,
     number: u32,
@@ -149,6 +153,7 @@ impl Port {
             refused_since: None,
             opened_at: Instant::now(),
             counts: Counts::default(),
+            looked: None,
             lost_before: 0,
             number: 0,
             device: String::new(),

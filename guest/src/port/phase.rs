@@ -301,6 +301,7 @@ impl Port {
     /// Unmaps the rings; what they say of losses stays, for no packet may have told of the last ones.
     fn forget_rings(&mut self) {
         self.lost_before = self.dropped();
+        self.looked = None;
         self.rings.clear();
         self.outbox = None;
     }

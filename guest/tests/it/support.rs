@@ -340,6 +340,7 @@ impl Shared {
             device: open.device.clone(),
             vector: self.vector.unwrap_or(u32::MAX),
             transmit: RingPlace::default(),
+            arenas: vnplug_ring::control::Arenas::default(),
         };
         Ok((opened, fds))
     }

@@ -16,9 +16,9 @@ use std::thread::JoinHandle;
 use vnplug_ring::control::code;
 
 use super::compile::{Ticket, Waits};
-use crate::hub::Refusal;
+use crate::hub::{Need, OwnMemory, Refusal};
 use crate::sys::event;
-use crate::sys::memory::{GoOn, Pool, Shared, sealed};
+use crate::sys::memory::{GoOn, Pool, sealed, write_sealed};
 use crate::vm::Plan;
 
 /// Memory from this size on is this thread's business; less takes no longer than a request may.
@@ -28,14 +28,14 @@ pub(crate) const LARGE: u64 = 8 << 20;
 pub(crate) enum Want {
     /// A VM's pool.
     Pool(Plan),
-    /// A port's rings of so many bytes.
-    Rings(u64),
+    /// A port's rings, and the arenas of the group that it is the first member of.
+    Rings(Need),
 }
 
 /// What was made.
 pub(crate) enum Made {
     Pool(Plan, io::Result<Pool>),
-    Rings(u64, io::Result<Shared>),
+    Rings(Need, io::Result<OwnMemory>),
 }
 
 /// The end of a task.
@@ -153,7 +153,7 @@ fn work(inbox: &Receiver<Task>, outbox: &Sender<Completed>, closing: &AtomicBool
                 let pool = guarded(|| plan.commit(&go_on));
                 Made::Pool(plan, pool)
             }
-            Want::Rings(bytes) => Made::Rings(bytes, guarded(|| rings(bytes, &go_on))),
+            Want::Rings(need) => Made::Rings(need, guarded(|| rings(need, &go_on))),
         };
         if outbox.send(Completed { session, made }).is_err() {
             return;
@@ -162,9 +162,16 @@ fn work(inbox: &Receiver<Task>, outbox: &Sender<Completed>, closing: &AtomicBool
     }
 }
 
-/// The memory of a port's rings.
-pub(crate) fn rings(bytes: u64, go_on: GoOn<'_>) -> io::Result<Shared> {
-    sealed("vnplug-port", bytes, go_on)
+/// The memory of a port.
+pub(crate) fn rings(need: Need, go_on: GoOn<'_>) -> io::Result<OwnMemory> {
+    let arenas = match need.arenas {
+        0 => None,
+        bytes => Some(write_sealed("vnplug-arena", bytes, go_on)?),
+    };
+    Ok(OwnMemory {
+        rings: sealed("vnplug-port", need.rings, go_on)?,
+        arenas,
+    })
 }
 
 /// A panic is an error of one task, and not the end of the thread.
@@ -202,8 +209,12 @@ mod tests {
     #[test]
     fn what_is_awaited_is_made_and_what_is_not_is_given_up_in_turn() {
         let thread = thread();
-        drop(thread.make(1, Want::Rings(8192)).ok().unwrap());
-        let _ticket = thread.make(2, Want::Rings(8192)).ok().unwrap();
+        let need = Need {
+            rings: 8192,
+            arenas: 4096,
+        };
+        drop(thread.make(1, Want::Rings(need)).ok().unwrap());
+        let _ticket = thread.make(2, Want::Rings(need)).ok().unwrap();
         let first = next(&thread);
         assert_eq!(first.session, 1);
         // It may have been made before the ticket was dropped.
@@ -212,11 +223,12 @@ mod tests {
         }
         let second = next(&thread);
         assert_eq!(second.session, 2);
-        let Made::Rings(8192, Ok(shared)) = second.made else {
+        let Made::Rings(made, Ok(memory)) = second.made else {
             panic!("not made");
         };
-        assert_eq!(shared.len, 8192);
-        thread.discard(shared);
+        assert_eq!((made, memory.rings.len), (need, 8192));
+        assert_eq!(memory.arenas.as_ref().map(|it| it.len), Some(4096));
+        thread.discard(memory);
     }
 
     #[test]

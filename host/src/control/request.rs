@@ -14,8 +14,7 @@ use super::memory::{Completed, LARGE, Made, Want, rings};
 use super::session::Over;
 use crate::filter::Trust;
 use crate::hub::policy::{Sight, Viewer};
-use crate::hub::{Closed, Memory, Owner, Programs, Refusal, no_memory};
-use crate::sys::memory::Shared;
+use crate::hub::{Closed, Memory, Need, OwnMemory, Owner, Programs, Refusal, no_memory};
 
 /// A request that waits for its filter to be compiled or for its memory.
 pub(super) struct Pending {
@@ -255,6 +254,10 @@ impl Control {
             let what = format!("a cluster's name has at most {MAX_CLUSTER} bytes");
             return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
         }
+        if open.group.len() > MAX_CLUSTER {
+            let what = format!("a group's name has at most {MAX_CLUSTER} bytes");
+            return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
+        }
         let guard = self
             .guard(viewer, &open.device)
             .and_then(|guard| self.may_send(viewer, &open).map(|()| guard));
@@ -419,8 +422,8 @@ impl Control {
             (Made::Pool(plan, pool), Then::Attach(spec)) => self
                 .attached(token, &spec, plan, pool)
                 .map(|ready| (ready, Vec::new())),
-            (Made::Rings(bytes, memory), Then::Rings(open, programs)) => memory
-                .map_err(|error| no_memory(bytes, &error))
+            (Made::Rings(need, memory), Then::Rings(open, programs)) => memory
+                .map_err(|error| no_memory(need.total(), &error))
                 .and_then(|memory| self.opened(token, app, &viewer, &open, programs, Some(memory))),
             _ => Err(Refusal::new(code::INTERNAL, "not what was asked for")),
         };
@@ -451,14 +454,14 @@ impl Control {
             Viewer::User(uid) => {
                 let owner = Owner::User(*uid);
                 let awaited = self.awaited(viewer, &owner);
-                match self.ring_bytes(viewer, &open, &owner, awaited) {
-                    Ok(bytes) if bytes >= LARGE => {
+                match self.need(viewer, &open, &owner, awaited) {
+                    Ok(need) if need.total() >= LARGE => {
                         let then = Then::Rings(open, programs);
-                        return self.make(token, id, app, Want::Rings(bytes), then);
+                        return self.make(token, id, app, Want::Rings(need), then);
                     }
-                    Ok(bytes) => rings(bytes, &|| true)
+                    Ok(need) => rings(need, &|| true)
                         .map(Some)
-                        .map_err(|error| no_memory(bytes, &error)),
+                        .map_err(|error| no_memory(need.total(), &error)),
                     Err(refusal) => Err(refusal),
                 }
             }
@@ -469,17 +472,17 @@ impl Control {
     }
 
     /// Bytes of memory for a port, if it may be beside what its owner waits for.
-    fn ring_bytes(
+    fn need(
         &self,
         viewer: &Viewer,
         open: &Open,
         owner: &Owner,
         awaited: (usize, u64),
-    ) -> Result<u64, Refusal> {
+    ) -> Result<Need, Refusal> {
         if !self.policy.is_operator(viewer) {
             self.hub.within_limits(open, owner, awaited)?;
         }
-        self.hub.ring_bytes(open, owner)
+        self.hub.need(open, owner)
     }
 
     /// Ports whose rings are being made for a user, on whatever connection, and their bytes.
@@ -487,7 +490,10 @@ impl Control {
         let rings = self.pending.iter().filter_map(|(token, pending)| {
             let own = self.sessions.get(token)?.viewer == *viewer;
             match &pending.then {
-                Then::Rings(open, _) if own => Some(self.hub.ring_bytes(open, owner).unwrap_or(0)),
+                Then::Rings(open, _) if own => {
+                    let need = self.hub.need(open, owner).unwrap_or_default();
+                    Some(need.total())
+                }
                 _ => None,
             }
         });
@@ -516,17 +522,17 @@ impl Control {
         viewer: &Viewer,
         open: &Open,
         programs: Programs,
-        memory: Option<Shared>,
+        memory: Option<OwnMemory>,
     ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
         // Others of its owner may have been opened while its rings were made.
         self.bears(viewer, &open.device, None, &programs)?;
         let opening = match viewer {
             Viewer::User(uid) => {
                 let owner = Owner::User(*uid);
-                let bytes = self.ring_bytes(viewer, open, &owner, (0, 0))?;
+                let need = self.need(viewer, open, &owner, (0, 0))?;
                 // What was asked for when it was made is what is asked for now.
                 let memory = memory
-                    .filter(|memory| memory.len >= bytes)
+                    .filter(|memory| memory.rings.len >= need.rings)
                     .ok_or_else(|| Refusal::new(code::INTERNAL, "no memory was made"))?;
                 self.hub
                     .open(open, owner, programs, Memory::Own(memory), None)?

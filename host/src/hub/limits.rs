@@ -37,7 +37,7 @@ impl Hub {
         owner: &Owner,
         awaited: (usize, u64),
     ) -> Result<(), Refusal> {
-        let (source, queue) = self.find(&request.device)?;
+        self.find(&request.device)?;
         let own = || self.ports_of(owner).map(|(_, port)| port);
         let most = self.limits.ports_each;
         if own().count() + awaited.0 >= most {
@@ -47,12 +47,11 @@ impl Hub {
         if matches!(owner, Owner::Vm(_)) {
             return Ok(());
         }
-        let queues = queue.map_or(self.sources[source].workers.len(), |_| 1);
-        let wanted =
-            self.capacity(request, 0)? * queues as u64 + self.transmit_capacity(request)?;
+        let wanted = self.counted_bytes(request, owner)?;
         let has: u64 = own()
             .map(|port| port.capacity * port.queues.len() as u64 + port.transmit)
             .sum::<u64>()
+            + self.arena_bytes(owner)
             + awaited.1;
         let most = self.limits.user_bytes;
         if has + wanted > most {

@@ -6,6 +6,7 @@
 
 mod cluster;
 mod early;
+mod group;
 mod limits;
 mod load;
 mod open;
@@ -31,9 +32,10 @@ use crate::source::worker::{Asked, Command, Snapshot, Worker};
 
 use cluster::{Cluster, ClusterKey};
 pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS, MAX_EARLY_LOADS};
+use group::{Group, GroupKey};
 pub use limits::{Limits, MAX_FILTER_WORK};
 use load::Owned;
-pub(crate) use open::{Memory, no_memory};
+pub(crate) use open::{Memory, Need, OwnMemory, no_memory};
 pub use rules::RuleBook;
 
 /// A request was refused, with the code and text of the answer.
@@ -89,6 +91,7 @@ pub struct PortRecord {
     source: usize,
     queues: Vec<usize>,
     cluster: Option<ClusterKey>,
+    group: Option<GroupKey>,
     places: Vec<RingPlace>,
     /// The operator's obligatory filter.
     guard: Option<Arc<Program>>,
@@ -142,6 +145,7 @@ pub struct Hub {
     ports: BTreeMap<u32, PortRecord>,
     owned: HashMap<Owner, Owned>,
     clusters: BTreeMap<ClusterKey, Cluster>,
+    groups: BTreeMap<GroupKey, Group>,
     limits: Limits,
     next_port: u32,
     next_cluster: u32,
@@ -168,6 +172,7 @@ impl Hub {
             ports: BTreeMap::new(),
             owned: HashMap::new(),
             clusters: BTreeMap::new(),
+            groups: BTreeMap::new(),
             limits,
             next_port: 1,
             next_cluster: 1,
@@ -233,6 +238,7 @@ impl Hub {
         let mut counters = PortCounters::default();
         let mut places = record.places;
         let mut remains = Vec::new();
+        let mut is_quiet = true;
         if record.transmit > 0 && !self.detach_sender(id, record.source, record.queues[0]) {
             places.clear();
         }
@@ -249,10 +255,14 @@ impl Hub {
                     log::error!(target: "port", "port {id}: a source's thread does not answer");
                     // It may still write there: the place is lost, not given to another ring.
                     places.clear();
+                    is_quiet = false;
                 }
             }
         }
         self.wants_no_more(record.source, &record.wanted);
+        // The group's place likewise; its other members had the same thread.
+        let arenas = self.leave_group(record.group.as_ref());
+        places.extend(arenas.filter(|_| is_quiet));
         self.closed += 1;
         Some(Closed {
             counters,

@@ -10,6 +10,7 @@ use vnplug_ring::layout::{
 use vnplug_ring::{Producer, Region};
 
 use super::cluster::ClusterKey;
+use super::group::{GroupPlan, Joined};
 use super::send::MAX_SEND;
 use super::{Hub, Owner, PortRecord, Programs, Refusal, RuleBook};
 use crate::port::Port;
@@ -19,9 +20,9 @@ use crate::sys::{event, memory};
 
 /// Where a port's ring memory comes from.
 pub(crate) enum Memory<'a> {
-    /// A memfd of its own, with at least [`Hub::ring_bytes`]; the descriptor travels with the
+    /// A memfd of its own, with at least what [`Hub::need`] says; the descriptor travels with the
     /// answer.
-    Own(memory::Shared),
+    Own(OwnMemory),
     /// A VM's pool.
     Pool {
         /// The pool.
@@ -29,6 +30,29 @@ pub(crate) enum Memory<'a> {
         /// Its places.
         places: &'a mut crate::port::pool::Places,
     },
+}
+
+/// Memory of a process' port.
+#[derive(Debug)]
+pub(crate) struct OwnMemory {
+    pub(crate) rings: memory::Shared,
+    /// Of the group that it is the first member of.
+    pub(crate) arenas: Option<memory::Shared>,
+}
+
+/// Bytes of memory that a port needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// For its rings.
+    pub(crate) rings: u64,
+    /// For the arenas of the group that it is the first member of.
+    pub(crate) arenas: u64,
+}
+
+impl Need {
+    pub(crate) fn total(self) -> u64 {
+        self.rings + self.arenas
+    }
 }
 
 /// A port that may be, without memory.
@@ -42,11 +66,18 @@ struct Plan {
     each: u64,
     /// Bytes of the transmit ring's record area; 0 = none.
     transmit: u64,
+    group: Option<GroupPlan>,
 }
 
 impl Plan {
     fn bytes(&self) -> u64 {
         self.each * self.queues.len() as u64 + self.transmit_bytes()
+    }
+
+    /// Bytes of the arenas of the group that it is the first member of.
+    fn arena_bytes(&self) -> u64 {
+        let first = self.group.as_ref().filter(|group| group.is_first);
+        first.map_or(0, |group| group.each() * self.queues.len() as u64)
     }
 
     /// Bytes of the transmit ring with its header.
@@ -79,8 +110,15 @@ impl Hub {
             0 => MAX_SNAPLEN,
             snaplen => snaplen.min(MAX_SNAPLEN),
         };
-        let capacity = self.capacity(request, snaplen)?;
-        let snaplen = snaplen.min(longest_record(capacity));
+        let group = self.plan_group(request, owner)?;
+        let (capacity, longest) = match &group {
+            None => {
+                let capacity = self.capacity(request, snaplen)?;
+                (capacity, longest_record(capacity))
+            }
+            Some(group) => (self.descriptor_capacity(request, group)?, group.snaplen()),
+        };
+        let snaplen = snaplen.min(longest);
         let cluster = (!request.cluster.is_empty())
             .then(|| (source, queue, owner.clone(), request.cluster.clone()));
         if let Some(existing) = cluster.as_ref().and_then(|key| self.clusters.get(key))
@@ -104,15 +142,28 @@ impl Hub {
             snaplen,
             capacity,
             transmit: self.transmit_capacity(request)?,
+            group,
         })
     }
 
-    /// Bytes of memory that a port needs for its rings.
+    /// Bytes of memory that a port needs.
     ///
     /// # Errors
     /// [`Refusal`], as [`open`](Self::open) would give it.
-    pub(crate) fn ring_bytes(&self, request: &Open, owner: &Owner) -> Result<u64, Refusal> {
-        Ok(self.plan(request, owner)?.bytes())
+    pub(crate) fn need(&self, request: &Open, owner: &Owner) -> Result<Need, Refusal> {
+        let plan = self.plan(request, owner)?;
+        Ok(Need {
+            rings: plan.bytes(),
+            arenas: plan.arena_bytes(),
+        })
+    }
+
+    /// Bytes that count for its owner's limit: of the record areas of rings and arenas.
+    pub(super) fn counted_bytes(&self, request: &Open, owner: &Owner) -> Result<u64, Refusal> {
+        let plan = self.plan(request, owner)?;
+        let arena = plan.group.as_ref().filter(|group| group.is_first);
+        let each = plan.capacity + arena.map_or(0, |group| group.capacity);
+        Ok(each * plan.queues.len() as u64 + plan.transmit)
     }
 
     /// Makes a port and tells the source's threads.
@@ -128,8 +179,11 @@ impl Hub {
         doorbell: Option<Doorbell>,
     ) -> Result<Opening, Refusal> {
         let plan = self.plan(request, &owner)?;
-        let total = plan.bytes();
+        let (total, arena_bytes) = (plan.bytes(), plan.arena_bytes());
         let transmit_bytes = plan.transmit_bytes();
+        if let Some(group) = &plan.group {
+            self.may_join(group, &programs)?;
+        }
         let Plan {
             source,
             queues,
@@ -138,13 +192,16 @@ impl Hub {
             capacity,
             each,
             transmit,
+            group,
         } = plan;
         let id = self.fresh_port();
         let mut pool = None;
+        let mut arena_memory = None;
         let (region, base, mut fds, map_len, given) = match memory {
-            Memory::Own(shared) => {
-                self.say_pages(shared.huge);
-                (shared.region, 0, vec![shared.fd], shared.len, Vec::new())
+            Memory::Own(OwnMemory { rings, arenas }) => {
+                self.say_pages(rings.huge);
+                arena_memory = arenas;
+                (rings.region, 0, vec![rings.fd], rings.len, Vec::new())
             }
             Memory::Pool { region, places } => {
                 let places = pool.insert(places);
@@ -194,7 +251,11 @@ impl Hub {
             let producer = part
                 .ok_or_else(|| Refusal::new(code::INTERNAL, "a ring outside its memory"))
                 .and_then(|part| {
-                    Producer::create(part, geometry)
+                    let make = match group {
+                        None => Producer::create,
+                        Some(_) => Producer::create_descriptors,
+                    };
+                    make(part, geometry)
                         .map_err(|error| Refusal::new(code::INVALID, error.to_string()))
                 });
             match producer {
@@ -208,6 +269,27 @@ impl Hub {
             }
             rings.push(place);
         }
+        let joined = group.as_ref().map(|group| {
+            let guard = programs.guard.as_ref();
+            let pool = pool.as_deref_mut().map(|places| (&region, places));
+            if arena_bytes > 0 {
+                self.make_group(group, &queues, guard, arena_memory, pool)?;
+            }
+            self.join_group(&group.key)
+        });
+        let Joined {
+            commons,
+            arenas,
+            fd: arena_fd,
+        } = match joined.transpose() {
+            Ok(joined) => joined.unwrap_or_default(),
+            Err(refusal) => {
+                if let (Some(places), Some(place)) = (pool, given.first()) {
+                    places.give(*place);
+                }
+                return Err(refusal);
+            }
+        };
         let mut transmits = RingPlace::default();
         if transmit > 0 {
             transmits = RingPlace {
@@ -231,17 +313,23 @@ impl Hub {
             ) {
                 Ok(kick) => fds.extend(kick),
                 Err(refusal) => {
-                    if let (Some(places), Some(place)) = (pool, given.first()) {
-                        places.give(*place);
+                    let arenas = self.leave_group(group.as_ref().map(|group| &group.key));
+                    if let Some(places) = pool {
+                        given
+                            .iter()
+                            .chain(&arenas)
+                            .for_each(|place| places.give(*place));
                     }
                     return Err(refusal);
                 }
             }
         }
         let wanted = self.will_want(source, programs.guard.as_ref(), programs.filter.as_ref());
+        fds.extend(arena_fd);
         let share = self.join(cluster.as_ref(), id, request.balance);
-        for (producer, &queue) in producers.into_iter().zip(&queues) {
+        for (at, (producer, &queue)) in producers.into_iter().zip(&queues).enumerate() {
             let mut port = Port::new(id, producer, doorbell.clone());
+            port.commons = commons.get(at).cloned();
             port.guard.clone_from(&programs.guard);
             port.filter.clone_from(&programs.filter);
             port.tune(request.tuning);
@@ -255,6 +343,7 @@ impl Hub {
             source,
             queues,
             cluster,
+            group: group.map(|group| group.key),
             places: given,
             program: programs.filter,
             guard: programs.guard,
@@ -280,6 +369,7 @@ impl Hub {
             device: format!("{HOST_PREFIX}{}", self.sources[source].name),
             vector: u32::MAX,
             transmit: transmits,
+            arenas,
         };
         Ok(Opening { opened, fds })
     }
@@ -344,7 +434,7 @@ pub(crate) fn no_memory(bytes: u64, error: &io::Error) -> Refusal {
     Refusal::new(code::NO_MEMORY, what)
 }
 
-fn fresh_epoch() -> u64 {
+pub(super) fn fresh_epoch() -> u64 {
     // Low eight bits zero, never zero in all.
     (event::random() | 1 << 32) & !0xff
 }

@@ -120,6 +120,13 @@ impl Hub {
                         ("tuning".into(), tuning(&record.tuning)),
                         ("cluster".into(), cluster),
                     ]);
+                    if let Some(key) = &record.group {
+                        counted.labels.push(("group".into(), key.3.clone()));
+                        if let Some((bytes, copies)) = self.group_counters(key) {
+                            counted.values.push(("arena_bytes".into(), bytes));
+                            counted.values.push(("arena_copies".into(), copies));
+                        }
+                    }
                     record.rules.tell(&mut counted);
                     counted
                         .values

@@ -34,12 +34,17 @@ fn request(device: &str, cluster: &str) -> Open {
         reopened: false,
         label: String::new(),
         transmit_bytes: 0,
+        group: String::new(),
+        arena_bytes: 0,
     }
 }
 
 /// Memory for two small rings.
 fn own() -> Memory<'static> {
-    Memory::Own(crate::sys::memory::sealed("test", 1 << 16, &|| true).unwrap())
+    Memory::Own(OwnMemory {
+        rings: crate::sys::memory::sealed("test", 1 << 16, &|| true).unwrap(),
+        arenas: None,
+    })
 }
 
 #[test]

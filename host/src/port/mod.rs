@@ -5,6 +5,7 @@
 //! index quarantines this port (R2), a panic is caught by the fanout and quarantines this port
 //! (R10), and the doorbell never blocks (R8).
 
+pub mod commons;
 pub mod doorbell;
 pub(crate) mod pool;
 pub mod sender;
@@ -19,6 +20,7 @@ use crate::filter::{FrameSet, Program};
 use crate::noise::peer_log;
 use crate::rules::Rules;
 use crate::source::Frame;
+use commons::{Commons, Turn};
 use doorbell::Doorbell;
 
 /// One reader's part in one queue.
@@ -26,8 +28,10 @@ use doorbell::Doorbell;
 pub struct Port {
     /// The port's number in the daemon.
     pub id: u32,
-    /// Its ring.
+    /// Its ring; of packets or, in a group, of descriptors.
     pub producer: Producer,
+    /// What it shares with the other members of its group.
+    pub commons: Option<Arc<Commons>>,
     /// The operator's obligatory filter; what it refuses the reader learns nothing of.
     pub guard: Option<Arc<Program>>,
     /// The reader's own filter.
@@ -174,6 +178,7 @@ impl Port {
         Self {
             id,
             producer,
+            commons: None,
             guard: None,
             filter: None,
             tuning: Tuning::default(),
@@ -217,11 +222,14 @@ impl Port {
     /// Judges a batch, copies what the reader wants, publishes it and rings if that is due.
     #[inline]
     pub fn offer(&mut self, batch: &BatchInfo<'_>) {
-        for (turn, (frame, &hash)) in batch.frames.iter().zip(batch.hashes).enumerate() {
-            if self.share.includes(hash, batch.first + turn as u64) {
-                self.judge(frame, hash, batch);
+        let commons = self.commons.clone();
+        let mut turn = commons.as_ref().map(|commons| commons.turn(batch));
+        for (place, &hash) in batch.hashes.iter().enumerate() {
+            if self.share.includes(hash, batch.first + place as u64) {
+                self.judge(place, batch, &mut turn);
             }
         }
+        drop(turn);
         if self.quarantined.is_none() {
             self.producer.publish();
             self.ring_if_due(batch.now_us);
@@ -233,16 +241,19 @@ impl Port {
     /// whoever hands them over.
     #[inline]
     pub fn take(&mut self, batch: &BatchInfo<'_>, frames: &FrameSet, own_filter: bool) {
+        let commons = self.commons.clone();
+        let mut turn = commons.as_ref().map(|commons| commons.turn(batch));
         for place in frames.iter() {
-            let (frame, hash) = (&batch.frames[place], batch.hashes[place]);
+            let frame = &batch.frames[place];
             if self.quarantined.is_some() {
                 self.counters.dropped_quarantine += 1;
             } else if own_filter && self.is_filtered(frame) {
                 self.counters.filtered += 1;
             } else {
-                self.accept(frame, hash, batch);
+                self.accept(place, batch, &mut turn);
             }
         }
+        drop(turn);
         if self.quarantined.is_none() {
             self.producer.publish();
             self.ring_if_due(batch.now_us);
@@ -272,7 +283,8 @@ impl Port {
     }
 
     #[inline]
-    fn judge(&mut self, frame: &Frame<'_>, hash: u32, batch: &BatchInfo<'_>) {
+    fn judge(&mut self, place: usize, batch: &BatchInfo<'_>, turn: &mut Option<Turn<'_>>) {
+        let frame = &batch.frames[place];
         self.counters.offered += 1;
         // First, and also in quarantine: no other counter may tell of what the operator refuses.
         if let Some(guard) = &self.guard
@@ -303,7 +315,7 @@ impl Port {
             self.counters.filtered += 1;
             return;
         }
-        self.accept(frame, hash, batch);
+        self.accept(place, batch, turn);
     }
 
     #[inline]
@@ -314,7 +326,8 @@ impl Port {
 
     /// What comes behind the filters.
     #[inline]
-    fn accept(&mut self, frame: &Frame<'_>, hash: u32, batch: &BatchInfo<'_>) {
+    fn accept(&mut self, place: usize, batch: &BatchInfo<'_>, turn: &mut Option<Turn<'_>>) {
+        let frame = &batch.frames[place];
         if !self.rules.accept(frame.bytes, batch.now_us) {
             self.counters.ruled_out += 1;
             return;
@@ -328,20 +341,27 @@ impl Port {
             self.sampled = 0;
         }
         let bytes = &frame.bytes[..frame.bytes.len().min(self.snaplen as usize)];
-        let mut meta = Meta {
+        let meta = || Meta {
             ts_ns: frame.ts_ns,
             wire_len: frame.wire_len,
-            flow_hash: hash,
+            flow_hash: batch.hashes[place],
             lost: 0,
             flags: frame.flags,
             vlan_tci: frame.vlan_tci,
             source: batch.source,
             queue: batch.queue,
         };
-        if self.mark_gap {
-            meta.flags |= flags::GAP;
-        }
-        match self.producer.push(&meta, bytes) {
+        let given = match turn {
+            None => {
+                let mut meta = meta();
+                if self.mark_gap {
+                    meta.flags |= flags::GAP;
+                }
+                self.producer.push(&meta, bytes)
+            }
+            Some(turn) => turn.give(&mut self.producer, place, frame, meta, self.mark_gap),
+        };
+        match given {
             Ok(true) => {
                 self.mark_gap = false;
                 self.counters.delivered += 1;

@@ -40,16 +40,34 @@ pub(crate) struct Shared {
     pub(crate) huge: bool,
 }
 
+/// As [`sealed`], and nobody but who maps it here can ever write it: what gets the descriptor maps it
+/// readable only. Linux 5.1.
+///
+/// # Errors
+/// As [`sealed`].
+pub(crate) fn write_sealed(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<Shared> {
+    in_huge_pages_or_not(name, len, SealFlags::FUTURE_WRITE, go_on)
+}
+
 /// Makes a sealed memfd of at least `len` bytes, in huge pages if enough are free.
 ///
 /// # Errors
 /// The system's, `ENOMEM` and `ENOSPC` among them: there is not enough memory now. `Interrupted` if
 /// nobody wants it any more.
 pub(crate) fn sealed(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<Shared> {
+    in_huge_pages_or_not(name, len, SealFlags::empty(), go_on)
+}
+
+fn in_huge_pages_or_not(
+    name: &str,
+    len: u64,
+    seals: SealFlags,
+    go_on: GoOn<'_>,
+) -> io::Result<Shared> {
     if len >= HUGE {
         let len = len.next_multiple_of(HUGE);
         if free_huge_pages() >= len / HUGE {
-            match memfd(name, len, MemfdFlags::HUGETLB, go_on) {
+            match memfd(name, len, MemfdFlags::HUGETLB, seals, go_on) {
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => {
                     log::debug!(target: "port", "no huge pages for {name}: {error}");
                 }
@@ -58,18 +76,26 @@ pub(crate) fn sealed(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<Shared
         }
     }
     let len = len.next_multiple_of(4096);
-    memfd(name, len, MemfdFlags::empty(), go_on)
+    memfd(name, len, MemfdFlags::empty(), seals, go_on)
 }
 
-fn memfd(name: &str, len: u64, flags: MemfdFlags, go_on: GoOn<'_>) -> io::Result<Shared> {
+fn memfd(
+    name: &str,
+    len: u64,
+    flags: MemfdFlags,
+    seals: SealFlags,
+    go_on: GoOn<'_>,
+) -> io::Result<Shared> {
     let fd = rustix::fs::memfd_create(
         name,
         MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags,
     )?;
     ftruncate(&fd, len)?;
     commit(&fd, len, go_on)?;
-    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
     let region = map(&fd, len, None, go_on)?;
+    // Our own mapping, made before, stays writable.
+    fcntl_add_seals(&fd, seals | SealFlags::SEAL)?;
     Ok(Shared {
         region,
         fd,

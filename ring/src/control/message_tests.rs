@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::control::{
-    Balance, Direction, ExactRule, Flow, Grant, NO_VLAN, Network, Pattern, RuleAction, VmKind,
-    WildcardRule, wire,
+    ArenaHome, Arenas, Balance, Direction, ExactRule, Flow, Grant, NO_VLAN, Network, Pattern,
+    RuleAction, VmKind, WildcardRule, wire,
 };
 
 fn every_message() -> Vec<Message> {
@@ -93,6 +93,8 @@ fn every_message() -> Vec<Message> {
             reopened: true,
             label: "tcpdump[12]".into(),
             transmit_bytes: 0,
+            group: "probes".into(),
+            arena_bytes: 1 << 24,
         }),
         Message::Opened(Opened {
             port: 4,
@@ -103,6 +105,15 @@ fn every_message() -> Vec<Message> {
             device: "host:eth1".into(),
             vector: u32::MAX,
             transmit: RingPlace::default(),
+            arenas: Arenas {
+                home: ArenaHome::Apart,
+                memory: 77,
+                map_len: 1 << 25,
+                places: vec![RingPlace {
+                    offset: 4096,
+                    len: (1 << 24) + 4096,
+                }],
+            },
         }),
         Message::Filter {
             port: 4,
@@ -209,11 +220,16 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
         for cut in 0..payload.len() {
             let refused = Message::decode(&header, &payload[..cut]).is_err();
             // What was appended later is missing in messages of earlier peers: a Hello's number
-            // of vectors, a VM's owner, the ring that transmits.
+            // of vectors, a VM's owner, the ring that transmits, a group.
             let left = payload.len() - cut;
-            let earlier = header.kind == 1 && left == 4
-                || matches!(header.kind, 6 | 17 | 19) && left == 8
-                || header.kind == 7 && matches!(left, 8 | 16);
+            let earlier = match header.kind {
+                1 => left == 4,
+                // The group, and before it the ring that transmits.
+                6 => matches!(left, 18 | 26),
+                7 => matches!(left, 37 | 45 | 53),
+                17 | 19 => left == 8,
+                _ => false,
+            };
             assert_eq!(refused, !earlier, "{message:?} at {cut}");
         }
         let longer = [&payload[..], b"fields of a later version"].concat();

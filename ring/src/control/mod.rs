@@ -38,7 +38,9 @@ mod vm;
 
 pub use device::{Counted, Device};
 pub use message::{Message, Role};
-pub use open::{Balance, Direction, FilterSpec, Open, Opened, RingPlace, Tuning};
+pub use open::{
+    ArenaHome, Arenas, Balance, Direction, FilterSpec, Open, Opened, RingPlace, Tuning,
+};
 pub use rule::{
     ExactRule, Flow, MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern, Rule,
     RuleAction, RuleKey, RuleKind, WildcardRule,

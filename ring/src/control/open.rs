@@ -83,6 +83,12 @@ pub struct Open {
     pub label: String,
     /// Wanted bytes of the record area of a ring that transmits; 0 = the port does not send.
     pub transmit_bytes: u64,
+    /// Group to join, whose members read one copy of each packet; empty = a ring of its own. What one
+    /// member may see all may.
+    pub group: String,
+    /// Wanted bytes of the record area of each of the group's arenas, if it is made by this request;
+    /// 0 = the daemon's default.
+    pub arena_bytes: u64,
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].
@@ -92,6 +98,32 @@ pub struct RingPlace {
     pub offset: u64,
     /// Bytes of the ring, header included.
     pub len: u64,
+}
+
+/// In which memory a group's arenas lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ArenaHome {
+    /// There are none: the rings hold packets.
+    #[default]
+    None,
+    /// In that of the rings.
+    WithTheRings,
+    /// In one of their own, which readers cannot write: the last descriptor on a Unix socket, a
+    /// device of its own in a VM.
+    Apart,
+}
+
+/// Where a group's arenas lie.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Arenas {
+    /// In which memory.
+    pub home: ArenaHome,
+    /// Number of that memory, if it is a device.
+    pub memory: u64,
+    /// Bytes of it to map, from offset 0.
+    pub map_len: u64,
+    /// One for each ring.
+    pub places: Vec<RingPlace>,
 }
 
 /// A port was made.
@@ -114,6 +146,27 @@ pub struct Opened {
     pub vector: u32,
     /// The ring that transmits, in the same memory; length 0 = there is none.
     pub transmit: RingPlace,
+    /// Of a member of a group: the rings hold descriptors of packets that lie here.
+    pub arenas: Arenas,
+}
+
+impl Arenas {
+    fn write(&self, w: &mut Writer) {
+        w.u8(self.home as u8);
+        w.u64(self.memory);
+        w.u64(self.map_len);
+        w.list(&self.places, |w, place| place.write(w));
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let homes = [ArenaHome::None, ArenaHome::WithTheRings, ArenaHome::Apart];
+        Ok(Self {
+            home: r.one_of("arena home", &homes)?,
+            memory: r.u64("arena memory")?,
+            map_len: r.u64("arena map_len")?,
+            places: r.list("arenas", RingPlace::read)?,
+        })
+    }
 }
 
 impl FilterSpec {
@@ -169,10 +222,12 @@ impl Open {
         w.u8(u8::from(self.reopened));
         w.text(&self.label);
         w.u64(self.transmit_bytes);
+        w.text(&self.group);
+        w.u64(self.arena_bytes);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(Self {
+        let mut open = Self {
             device: r.text("device")?,
             ring_bytes: r.u64("ring_bytes")?,
             snaplen: r.u32("snaplen")?,
@@ -183,7 +238,14 @@ impl Open {
             reopened: r.flag("reopened")?,
             label: r.text("label")?,
             transmit_bytes: r.appended_u64("transmit_bytes")?,
-        })
+            group: String::new(),
+            arena_bytes: 0,
+        };
+        if !r.is_over() {
+            open.group = r.text("group")?;
+            open.arena_bytes = r.u64("arena_bytes")?;
+        }
+        Ok(open)
     }
 }
 
@@ -211,6 +273,7 @@ impl Opened {
         w.text(&self.device);
         w.u32(self.vector);
         self.transmit.write(w);
+        self.arenas.write(w);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -225,6 +288,10 @@ impl Opened {
             transmit: RingPlace {
                 offset: r.appended_u64("transmit offset")?,
                 len: r.appended_u64("transmit length")?,
+            },
+            arenas: match r.is_over() {
+                true => Arenas::default(),
+                false => Arenas::read(r)?,
             },
         })
     }

@@ -295,6 +295,12 @@ impl<'a> Reader<'a> {
         self.u32(field)
     }
 
+    /// True where the payload ends: what is read further on was appended to the message later.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     /// Reads a `u64` that was appended to a message later; 0 where the payload ends before it.
     ///
     /// # Errors

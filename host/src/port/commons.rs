@@ -1,0 +1,125 @@
+//! The arena of a group, as the queue's thread sees it: what its members have in common.
+//!
+//! A frame is copied into the arena when the first member of a batch wants it; the others get
+//! descriptors of the same copy. Each member's [`Port`](super::Port) holds the commons, and with the
+//! last of them they are gone. The lock is taken once per member and batch, by one thread, so it is
+//! never waited for: it is here because ports travel between threads when they are attached.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use vnplug_ring::layout::Meta;
+use vnplug_ring::{Arena, PeerLied, Placed, Producer};
+
+use super::BatchInfo;
+use crate::source::Frame;
+
+/// One queue's arena.
+#[derive(Debug)]
+pub struct Commons {
+    inner: Mutex<Inner>,
+    copies: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Inner {
+    arena: Arena,
+    /// The batch that `placed` is about: its first frame's number, and how many it has.
+    batch: (u64, usize),
+    /// Where its frames lie, if somebody wanted them.
+    placed: Vec<Option<Placed>>,
+}
+
+/// The commons during one member's turn.
+pub(super) struct Turn<'a> {
+    commons: &'a Commons,
+    inner: MutexGuard<'a, Inner>,
+}
+
+impl Commons {
+    /// The commons of an empty arena.
+    #[must_use]
+    pub fn new(arena: Arena) -> Self {
+        let inner = Inner {
+            arena,
+            batch: (u64::MAX, 0),
+            placed: Vec::new(),
+        };
+        Self {
+            inner: Mutex::new(inner),
+            copies: AtomicU64::new(0),
+        }
+    }
+
+    /// Frames that were copied into the arena, however many members took them.
+    pub fn copies(&self) -> u64 {
+        self.copies.load(Ordering::Relaxed)
+    }
+
+    /// Nobody is to believe what lies in the arena any more: its memory goes.
+    pub fn retire(&self) {
+        self.lock().arena.retire();
+    }
+
+    /// A member's turn with this batch.
+    pub(super) fn turn(&self, batch: &BatchInfo<'_>) -> Turn<'_> {
+        let mut inner = self.lock();
+        let this = (batch.first, batch.frames.len());
+        if inner.batch != this {
+            inner.batch = this;
+            inner.placed.clear();
+            inner.placed.resize(this.1, None);
+        }
+        Turn {
+            commons: self,
+            inner,
+        }
+    }
+
+    /// What a panic in a member's turn left behind is sound: a frame is placed or it is not.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Turn<'_> {
+    /// Gives a member the frame at `place` of the batch. `Ok(false)`: its ring is full.
+    ///
+    /// # Errors
+    /// [`PeerLied`], as a ring's.
+    #[inline]
+    pub(super) fn give(
+        &mut self,
+        producer: &mut Producer,
+        place: usize,
+        frame: &Frame<'_>,
+        meta: impl FnOnce() -> Meta,
+        gap: bool,
+    ) -> Result<bool, PeerLied> {
+        if !producer.reserve_descriptor()? {
+            return Ok(false);
+        }
+        let placed = match self.inner.placed[place] {
+            Some(placed) => placed,
+            None => self.place(place, frame, &meta()),
+        };
+        producer.describe(placed, gap);
+        Ok(true)
+    }
+
+    fn place(&mut self, place: usize, frame: &Frame<'_>, meta: &Meta) -> Placed {
+        let most = self.inner.arena.geometry().snaplen as usize;
+        let bytes = &frame.bytes[..frame.bytes.len().min(most)];
+        let placed = self.inner.arena.place(meta, bytes);
+        self.inner.placed[place] = Some(placed);
+        placed
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.commons
+            .copies
+            .store(self.inner.arena.placed(), Ordering::Relaxed);
+    }
+}
