@@ -103,7 +103,8 @@ impl Consumer {
             let Some(shared) = &mut self.shared else {
                 return Ok(None);
             };
-            shared.staged = None;
+            // No loan outlives this call, and the copy that waited is not needed.
+            (shared.staged, shared.filled) = (None, 0);
             match shared.arena.look(placed) {
                 Ok(Some((mut meta, at, cap_len))) => {
                     shared.tell(&mut meta, lost);
