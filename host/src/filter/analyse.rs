@@ -214,7 +214,9 @@ impl<'a> Walk<'a> {
     fn with_only(list: &'a [Instruction], field: &Field, facts: Vec<Fact>) -> Self {
         let mut walk = Self::new(list);
         let parts = field.parts.iter().filter(|part| part.base == Base::Start);
-        let end = parts.map(|part| part.at + u32::from(part.len)).max();
+        let end = parts
+            .map(|part| part.at.saturating_add(u32::from(part.len)))
+            .max();
         let gate = field.gate.map_or(0, |_| 14);
         for first in &mut walk.forks {
             first.state.reached = end.unwrap_or(0).max(gate);
@@ -497,7 +499,7 @@ impl<'a> Walk<'a> {
                     mask: bits.mask & k.checked_shl(bits.shift).unwrap_or(0),
                     ..bits
                 }),
-                code::RSH_K if bits.shift + k < 32 => Symbol::Bits(Bits {
+                code::RSH_K if k < 32 - bits.shift => Symbol::Bits(Bits {
                     shift: bits.shift + k,
                     mask: bits.mask >> (bits.shift + k) << (bits.shift + k),
                     ..bits
@@ -627,7 +629,8 @@ fn parts(bytes: &[Fact], reached: u32) -> Vec<(Part, u64)> {
         let run = rest.iter().enumerate().take_while(follows).count().min(8);
         // A load may be longer than the run where the frame is known to be as long.
         let longer = run.next_power_of_two();
-        let there = first.base == Base::Start && first.at + longer as u32 <= reached;
+        let end = first.at.checked_add(longer as u32);
+        let there = first.base == Base::Start && end.is_some_and(|end| end <= reached);
         let len = if there { longer } else { 1 << run.ilog2() };
         let taken = run.min(len);
         let (mut mask, mut value) = (0_u64, 0_u64);

@@ -214,6 +214,46 @@ fn accepted_frames_have_a_key_and_sure_keys_are_accepted() {
 }
 
 #[test]
+fn sums_of_what_a_program_chose_do_not_wrap() {
+    let op = |code, k| Instruction {
+        code,
+        jt: 0,
+        jf: 0,
+        k,
+    };
+    let equal = |k, jf| Instruction {
+        jf,
+        ..op(code::JEQ_K, k)
+    };
+    // By X, a shift may be of any width: 1 and 2^32 - 1 are not 0.
+    let shifted = [
+        op(code::LD_W_ABS, 26),
+        op(code::RSH_K, 1),
+        op(code::LDX_IMM, u32::MAX),
+        op(code::RSH_X, 0),
+        equal(0, 1),
+        op(code::RET, 1),
+        op(code::RET, 0),
+    ];
+    // Three bytes of a word that ends at 2^32 - 1, of which four would be beyond.
+    let far = [
+        op(code::LDX_IMM, 0xffff_fff0),
+        op(code::LD_W_IND, 11),
+        op(code::AND_K, 0x00ff_ffff),
+        equal(7, 1),
+        op(code::RET, 1),
+        op(code::RET, 0),
+    ];
+    let frames = packets::frames(50, 0x1dea);
+    for list in [&shifted[..], &far] {
+        let program = Program::from_instructions(list, Trust::Guest).unwrap();
+        if let Analysis::If(_) = program.analysis() {
+            assert_sound(&program, &frames, &list);
+        }
+    }
+}
+
+#[test]
 fn the_promise_holds_for_random_programs() {
     let frames = packets::frames(200, 0xface);
     let mut random = Random(0xa11);

@@ -66,7 +66,7 @@ impl Field {
 impl Part {
     /// Whether a byte is one of those it loads.
     pub(super) fn covers(&self, base: Base, at: u32) -> bool {
-        self.base == base && (self.at..self.at + u32::from(self.len)).contains(&at)
+        self.base == base && at >= self.at && at - self.at < u32::from(self.len)
     }
 
     #[inline]
