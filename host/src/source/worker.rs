@@ -258,6 +258,7 @@ impl Run {
 
     fn serve(&mut self) {
         let mut now_us = self.now_us();
+        let mut looked_us = now_us;
         loop {
             if !self.obey() {
                 break;
@@ -290,6 +291,12 @@ impl Run {
                         self.queue.wait(waker, timeout);
                         self.senders.hush();
                         now_us = self.now_us();
+                        looked_us = now_us;
+                    } else if now_us - looked_us >= LOOK_US {
+                        // NB: only here does a queue learn that its interface has gone or is back.
+                        // A sender that never rests must not keep it from that.
+                        self.queue.wait(self.waker.as_fd(), Some(Duration::ZERO));
+                        looked_us = now_us;
                     }
                 }
                 Ok(Received::End) => self.end(Over::Ended),
@@ -489,6 +496,9 @@ impl Run {
     }
 }
 
+/// How often a thread that does not sleep has its queue look at the interface.
+const LOOK_US: u64 = 10_000;
+
 /// A thread that panics so often, though its source is over, ends.
 const MAX_PANICS: usize = 64;
 
@@ -519,6 +529,44 @@ mod tests {
     use super::super::{Frame, SourceError};
     use super::*;
     use crate::port::doorbell::Doorbell;
+
+    /// An interface that was deleted, which its queue sees in `wait` alone.
+    struct Deleted(Arc<AtomicBool>);
+
+    impl Queue for Deleted {
+        fn receive(&mut self, _: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+            Ok(Received::Nothing)
+        }
+
+        fn wait(&mut self, _: BorrowedFd<'_>, timeout: Option<Duration>) {
+            assert_eq!(timeout, Some(Duration::ZERO), "it must not sleep");
+            self.0.store(true, Ordering::Relaxed);
+        }
+
+        fn counters(&mut self) -> QueueCounters {
+            QueueCounters::default()
+        }
+
+        fn state(&self) -> &'static str {
+            "up"
+        }
+    }
+
+    #[test]
+    fn a_thread_that_never_sleeps_has_its_queue_look_at_the_interface() {
+        let looked = Arc::new(AtomicBool::new(false));
+        let options = WorkerOptions {
+            busy: true,
+            ..WorkerOptions::default()
+        };
+        let worker = Worker::start(Box::new(Deleted(Arc::clone(&looked))), options).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !looked.load(Ordering::Relaxed) {
+            assert!(Instant::now() < deadline, "it never looks");
+            std::thread::yield_now();
+        }
+        drop(worker);
+    }
 
     /// A source with a bug.
     struct Broken;
