@@ -40,7 +40,7 @@ pub(crate) fn against_copies(plan: &Plan, len: usize, ports: usize) -> Result<Ve
     // Nanoseconds per packet and port, of so many packets per microsecond.
     let cost = |rate: f64| 1e3 / (rate * ports as f64);
     for round in 1..=plan.rounds {
-        let (rate, lost) = measure(plan.time, len, ports, ring)?;
+        let (rate, lost) = measure(plan.time, len, ports, Sharing::Private)?;
         let peer = copy(plan.time, len, ports, ring)?;
         eprintln!("  round {round}: ours {rate:.2}, memcpy {peer:.2} Mpps, dropped {lost:.3}");
         if ports == MEMIF_PORTS {
@@ -93,14 +93,37 @@ pub(crate) fn against_copies(plan: &Plan, len: usize, ports: usize) -> Result<Ve
     Ok(figures)
 }
 
+/// How ports have their packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// Each in a ring of its own.
+    Private,
+    /// All in one arena.
+    Group,
+}
+
 /// Packets delivered to each port per microsecond, and the share that found a full ring.
-fn measure(time: Duration, len: usize, ports: usize, ring: usize) -> Result<(f64, f64)> {
+pub(crate) fn measure(
+    time: Duration,
+    len: usize,
+    ports: usize,
+    sharing: Sharing,
+) -> Result<(f64, f64)> {
     let lab = Lab::new()?;
     let source = format!("lab=gen,size={len},cpus={}", sys::cpu(SOURCE_CPU));
     let daemon = Daemon::start(&lab, None, &["--source", &source])?;
     let mut opened = Vec::new();
     for _ in 0..ports {
-        opened.push(daemon.port("lab").ring_bytes(ring as u64).open()?);
+        let options = daemon.port("lab");
+        opened.push(match sharing {
+            Sharing::Private => options.ring_bytes(RING as u64).open()?,
+            // An arena of the same size, and a descriptor for every record that fits.
+            Sharing::Group => options
+                .group("bench")
+                .arena_bytes(RING as u64)
+                .ring_bytes(RING as u64 / 4)
+                .open()?,
+        });
     }
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

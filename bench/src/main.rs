@@ -24,6 +24,7 @@ mod dpdk;
 mod fanout;
 mod filter;
 mod goal;
+mod group;
 mod handoff;
 mod latency;
 mod limit;

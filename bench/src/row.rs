@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::handoff::{self, Reading};
-use crate::{attached, capture, fanout, filter, latency, limit, pcap, stage, supervise, uml};
+use crate::{
+    attached, capture, fanout, filter, group, latency, limit, pcap, stage, supervise, uml,
+};
 
 /// Any error of a row: it is printed and ends that row, not the others.
 pub(crate) type Error = Box<dyn std::error::Error>;
@@ -127,6 +129,46 @@ pub(crate) const ROWS: &[Row] = &[
         name: "fanout-8-1514",
         about: "one source of 1514-byte frames to 8 ports, against copying alone",
         run: |plan| fanout::against_copies(plan, 1514, 8),
+    },
+    Row {
+        name: "group-1-60",
+        about: "one source of 60-byte frames to a group of 1, against private rings",
+        run: |plan| group::against_copies(plan, 60, 1),
+    },
+    Row {
+        name: "group-1-1514",
+        about: "one source of 1514-byte frames to a group of 1, against private rings",
+        run: |plan| group::against_copies(plan, 1514, 1),
+    },
+    Row {
+        name: "group-2-60",
+        about: "one source of 60-byte frames to a group of 2, against private rings",
+        run: |plan| group::against_copies(plan, 60, 2),
+    },
+    Row {
+        name: "group-2-1514",
+        about: "one source of 1514-byte frames to a group of 2, against private rings",
+        run: |plan| group::against_copies(plan, 1514, 2),
+    },
+    Row {
+        name: "group-8-60",
+        about: "one source of 60-byte frames to a group of 8, against private rings",
+        run: |plan| group::against_copies(plan, 60, 8),
+    },
+    Row {
+        name: "group-8-1514",
+        about: "one source of 1514-byte frames to a group of 8, against private rings",
+        run: |plan| group::against_copies(plan, 1514, 8),
+    },
+    Row {
+        name: "group-64-60",
+        about: "one source of 60-byte frames to a group of 64, against private rings",
+        run: |plan| group::against_copies(plan, 60, 64),
+    },
+    Row {
+        name: "group-64-1514",
+        about: "one source of 1514-byte frames to a group of 64, against private rings",
+        run: |plan| group::against_copies(plan, 1514, 64),
     },
     Row {
         name: "filter-one",
