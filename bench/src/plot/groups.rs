@@ -146,7 +146,7 @@ pub(super) const PLOTS: &[Plot] = &[
                         curve("memcpy alone", "fanout-{}-60-cost", Peer),
                         curve("one group", "group-{}-60-cost", Ours),
                     ],
-                    levels: &[(5.0, "goal of a group")],
+                    levels: &[],
                 }),
                 L(Lines {
                     title: "1514 bytes: source's cost per packet and reader",
@@ -159,9 +159,17 @@ pub(super) const PLOTS: &[Plot] = &[
                         curve("memcpy alone", "fanout-{}-1514-cost", Peer),
                         curve("one group", "group-{}-1514-cost", Ours),
                     ],
-                    levels: &[(5.0, "goal of a group")],
+                    levels: &[],
                 }),
             ],
+            &[D(Dots {
+                title: "A further reader of a group",
+                names: &["group-"],
+                without: "",
+                suffix: "-further",
+                unit: "ns per packet and further port",
+                log: true,
+            })],
             &[D(Dots {
                 title: "Delivered to each reader",
                 names: &["fanout-", "group-"],
