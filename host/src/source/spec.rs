@@ -89,7 +89,12 @@ impl SourceSpec {
         };
         let cpus = options.list("cpus", |text| text.parse().ok())?;
         let busy = options.flag("busy")?.unwrap_or(false);
-        let start = options.take("start");
+        let asked = match options.take("start").as_deref() {
+            None => None,
+            Some("now") => Some(false),
+            Some("attach") => Some(true),
+            Some(other) => return Err(options.bad("start", other, "now or attach")),
+        };
         let mut interface = None;
         let (kind, description, queues, ends) = match self.kind.as_str() {
             "af_packet" => af_packet(&mut options, &mut interface)?,
@@ -103,13 +108,6 @@ impl SourceSpec {
                 )));
             }
         };
-        let hold = match start.as_deref() {
-            None => ends,
-            Some("now") => false,
-            Some("attach") => true,
-            Some(other) => return Err(options.bad("start", other, "now or attach")),
-        };
-        options.done()?;
         Ok(OpenSource {
             name: self.name.clone(),
             kind,
@@ -117,7 +115,7 @@ impl SourceSpec {
             interface,
             queues,
             cpus,
-            hold,
+            hold: asked.unwrap_or(ends),
             busy,
         })
     }
@@ -244,6 +242,7 @@ fn af_packet(
     if let Some(yes) = options.flag("early")? {
         config.early = yes;
     }
+    options.done()?;
     let description = format!("interface {}", config.interface);
     *asked = Some(Interface::new(config.interface.clone())?);
     Ok(("af_packet", description, AfPacket::open(config)?, false))
@@ -272,6 +271,7 @@ fn pcap(options: &mut Options<'_>) -> Result<Opened, SourceError> {
             Err(_) => return Err(options.bad("repeat", text, "once, forever or a number")),
         },
     };
+    options.done()?;
     let description = format!("file {path}");
     let ends = !matches!(repeat, Repeat::Forever);
     let queues = PcapFile::open(&PcapConfig {
@@ -307,6 +307,7 @@ fn generator(options: &mut Options<'_>) -> Result<Opened, SourceError> {
     if !protocols.is_empty() {
         config.protocols = protocols;
     }
+    options.done()?;
     let rate = config
         .pps
         .map_or("flat out".to_owned(), |pps| format!("{pps} packets/s"));
@@ -388,6 +389,7 @@ impl Options<'_> {
             .collect()
     }
 
+    /// Nothing is left. Each kind asks before it opens: what is opened may take frames from the host.
     fn done(&self) -> Result<(), SourceError> {
         match self.left.keys().next() {
             None => Ok(()),
@@ -433,6 +435,10 @@ mod tests {
             ("a b=gen", "no name for a source"),
             ("lab=gen,size", "not OPTION=VALUE"),
             ("lab=gen,colour=red", "no option \"colour\""),
+            ("lab=gen,start=soon", "now or attach"),
+            ("file=pcap:/nowhere,colour=red", "no option \"colour\""),
+            ("no-such-if0=af_packet,colour=red", "no option \"colour\""),
+            ("no-such-if0=af_xdp,colour=red", "no option \"colour\""),
             ("lab=gen,pps=fast", "a number or max"),
             ("lab=gen,protocols=udp+ipx", "\"ipx\""),
             ("lab=gen:foo", "takes nothing behind a colon"),

@@ -17,6 +17,7 @@ pub(super) fn open(
     asked: &mut Option<Interface>,
 ) -> Result<Opened, SourceError> {
     let (config, fallback) = config(options)?;
+    options.done()?;
     *asked = Some(Interface::new(config.interface.clone())?);
     let unfit = match AfXdp::open(config.clone()) {
         Ok(opened) => return Ok(("af_xdp", opened.how, opened.queues, false)),
