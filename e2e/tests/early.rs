@@ -105,6 +105,17 @@ fn read(port: &mut Port, count: u64, checker: &mut Checker) {
     }
 }
 
+/// Tells threads to end when it is dropped.
+struct Ends<'a>([&'a AtomicBool; 2]);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0
+            .iter()
+            .for_each(|end| end.store(true, Ordering::Relaxed));
+    }
+}
+
 /// The filter for the frames of one flow of a stream.
 fn flow(number: u32) -> String {
     format!("src host 10.0.0.{number}")
@@ -159,6 +170,8 @@ fn changes_under_traffic_lose_nothing_that_a_reader_may_have() {
     wire.until("on: 1 filter");
     let (over, late) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
+        // A failure must not leave the other threads running for ever.
+        let _ends = Ends([&over, &late]);
         // Traffic of 50 flows, of which the steady reader has one; in runs, to end when told.
         let background = scope.spawn(|| {
             let mut runs = 0;
