@@ -164,6 +164,25 @@ impl Daemon {
         client.stats().expect("the daemon counts")
     }
 
+    /// Waits until it has no ports any more; whoever had thousands of them keeps it busy closing.
+    ///
+    /// # Panics
+    /// If there are some after two minutes.
+    pub fn await_no_ports(&self) {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            let asked = Client::connect_to(&self.socket()).and_then(|mut client| client.stats());
+            let has = |all: Vec<Counted>| value(&all[0], "ports");
+            // An answer that does not come in time says that it is still at it.
+            let ports = asked.map_or(u64::MAX, has);
+            if ports == 0 {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{ports} ports stay");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Checks that the counters close at points R and S; returns them.
     ///
     /// # Panics

@@ -94,11 +94,7 @@ fn two_thousand_targets_each_get_their_packets_and_nobody_elses() {
     }
     assert_eq!(seen, TARGETS);
     drop(ports);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while value(&daemon.counters()[0], "ports") > 0 {
-        assert!(Instant::now() < deadline, "ports stay");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    daemon.await_no_ports();
     let source = &daemon.audit()[1];
     assert_eq!(value(source, "duties"), value(source, "departed_offered"));
     assert_eq!(

@@ -102,9 +102,7 @@ fn measure(time: Duration, targets: u32) -> Result<[f64; 4]> {
     daemon.audit();
     let begin = Instant::now();
     drop(ports);
-    while value(&daemon.counters()[0], "ports") > 0 {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    daemon.await_no_ports();
     Ok([opened, begin.elapsed().as_secs_f64(), rate, full])
 }
 
