@@ -154,6 +154,11 @@ impl Sender {
         self.counters.dropped_unsupported += self.counters.taken.saturating_sub(accounted);
     }
 
+    /// Whether frames wait, as far as the sender is to be believed.
+    pub fn has_frames(&mut self) -> bool {
+        !self.over && self.intake.has_news().unwrap_or(false)
+    }
+
     /// Asks to be kicked at the next frame; true if one is there already.
     ///
     /// # Errors

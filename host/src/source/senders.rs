@@ -53,15 +53,26 @@ impl Senders {
         self.all.push(sender);
     }
 
-    /// Removes a sender, whose ring ends with this life. What it wrote last is sent, up to [`LAST`]
-    /// frames: a program may write and end.
-    pub(super) fn detach(&mut self, id: u32, life: Life, queue: &mut dyn Queue) -> Option<Sender> {
-        let at = self.all.iter().position(|sender| sender.id == id)?;
-        let mut sender = self.all.remove(at);
-        // A lie, or a fault of ours, ends it as the life does.
-        if catch_unwind(AssertUnwindSafe(|| sender.serve(queue, LAST))).is_err() {
-            sender.settle(queue.flush());
-        }
+    /// What a sender may still send when it is to go: a program may write and end.
+    pub(super) fn last_of(&self, id: u32) -> u64 {
+        self.of(id).map_or(0, |at| self.all[at].counters.taken) + LAST
+    }
+
+    /// Whether a sender that is to go has sent `last` frames, or all that it wrote.
+    pub(super) fn is_done(&mut self, id: u32, last: u64) -> bool {
+        self.of(id).is_none_or(|at| {
+            let sender = &mut self.all[at];
+            sender.counters.taken >= last || !sender.has_frames()
+        })
+    }
+
+    fn of(&self, id: u32) -> Option<usize> {
+        self.all.iter().position(|sender| sender.id == id)
+    }
+
+    /// Removes a sender, whose ring ends with this life.
+    pub(super) fn detach(&mut self, id: u32, life: Life) -> Option<Sender> {
+        let mut sender = self.all.remove(self.of(id)?);
         self.departed.add(&sender.counters);
         sender.finish(life);
         self.unwatch(&sender);
@@ -231,7 +242,7 @@ fn number_of(kick: BorrowedFd<'_>) -> u64 {
 /// The event of the thread's own waker.
 const OWN: u64 = u64::MAX;
 /// Frames that are still sent for a port that closes: more than a usual ring holds.
-const LAST: usize = 8_192;
+const LAST: u64 = 8_192;
 /// Frames of one sender in a turn.
 const EACH: usize = 64;
 
@@ -355,13 +366,33 @@ mod tests {
         write(producer, 5, 150);
         write(producer, 500, 60);
         let mut link = Link::default();
-        senders.serve(&mut link);
-        let gone = senders.detach(1, Life::Closed, &mut link).unwrap();
+        let last = senders.last_of(1);
+        while !senders.is_done(1, last) {
+            assert!(senders.serve(&mut link).frames <= EACH);
+        }
+        let gone = senders.detach(1, Life::Closed).unwrap();
         assert!(gone.is_over() && producer.life() == Life::Closed);
         let total = senders.total();
         assert_eq!((total.taken, total.dropped_length), (545, 5));
         assert_eq!(total.accounted(), total.taken);
-        assert!(senders.detach(1, Life::Closed, &mut link).is_none());
+        assert!(senders.is_done(1, 0) && senders.detach(1, Life::Closed).is_none());
+    }
+
+    #[test]
+    fn who_goes_and_writes_on_is_not_served_for_ever() {
+        let mut rings = [sender(1)];
+        let mut senders = attached(&mut rings);
+        let mut link = Link::default();
+        let last = senders.last_of(1);
+        let mut turns = 0;
+        write(&mut rings[0].1, 1, 60);
+        while !senders.is_done(1, last) {
+            write(&mut rings[0].1, EACH, 60);
+            senders.serve(&mut link);
+            turns += 1;
+            assert!(turns <= LAST as usize / EACH);
+        }
+        assert_eq!(senders.total().taken, LAST);
     }
 
     #[test]

@@ -40,8 +40,9 @@ pub enum Command {
     Tune(u32, Tuning, Sender<()>),
     /// Let everything through to the daemon, from now on and as long as this generation lasts.
     Widen(u64, Sender<()>),
-    /// Have the kernel drop what this does not let through, if the generation is still this one.
-    Narrow(u64, Box<Loaded>, Sender<Result<(), String>>),
+    /// Have the kernel drop what this does not let through, if the generation is still this one
+    /// (true).
+    Narrow(u64, Box<Loaded>, Sender<Result<bool, String>>),
     /// Change a port's rules from the next batch on.
     Rules(u32, Change, Sender<Changed>),
     /// Report the queue's counters and those of these ports.
@@ -149,6 +150,7 @@ impl Worker {
             queue,
             fanout: Fanout::new(options.source, options.queue),
             senders: Senders::default(),
+            leaving: Vec::new(),
             inbox,
             pending: Arc::clone(&pending),
             waker: Arc::clone(&waker),
@@ -210,6 +212,8 @@ struct Run {
     queue: Box<dyn Queue>,
     fanout: Fanout,
     senders: Senders,
+    /// Senders that are to go when they have sent their last.
+    leaving: Vec<Leaving>,
     inbox: Receiver<Command>,
     pending: Arc<AtomicBool>,
     waker: Arc<OwnedFd>,
@@ -218,6 +222,14 @@ struct Run {
     /// How often the kernel's filter was widened.
     generation: u64,
     options: WorkerOptions,
+}
+
+/// A sender that is to go.
+struct Leaving {
+    id: u32,
+    /// How many frames it may have sent by then.
+    last: u64,
+    reply: Sender<Option<Box<sender::Sender>>>,
 }
 
 enum Over {
@@ -318,7 +330,23 @@ impl Run {
         }
         let served = self.senders.serve(&mut *self.queue);
         self.quarantine(served.liar);
-        served.frames > 0
+        self.see_off();
+        served.frames > 0 || !self.leaving.is_empty()
+    }
+
+    /// Lets those go that have sent their last. Until then they have their turns as ever: whoever
+    /// closes a port does not keep the queue from its frames (R4).
+    #[inline]
+    fn see_off(&mut self) {
+        let senders = &mut self.senders;
+        self.leaving.retain(|leaving| {
+            let done = senders.is_done(leaving.id, leaving.last);
+            if done {
+                let sender = senders.detach(leaving.id, Life::Closed);
+                tell(&leaving.reply, sender.map(Box::new));
+            }
+            !done
+        });
     }
 
     /// Arms the transmit rings before a sleep; true if somebody has frames already.
@@ -383,10 +411,11 @@ impl Run {
                 }
                 Command::Narrow(generation, loaded, reply) => {
                     let narrowed = match generation == self.generation {
-                        true => self.queue.narrow(Some(loaded)).map_err(|e| e.to_string()),
-                        false => Err("filters are changing".to_owned()),
+                        true => self.queue.narrow(Some(loaded)).map(|()| true),
+                        // The ports changed meanwhile.
+                        false => Ok(false),
                     };
-                    tell(&reply, narrowed);
+                    tell(&reply, narrowed.map_err(|error| error.to_string()));
                 }
                 Command::Rules(id, change, reply) => {
                     let now_us = self.now_us();
@@ -405,8 +434,9 @@ impl Run {
                     self.senders.attach(*sender, self.waker.as_fd());
                 }
                 Command::DetachSender(id, reply) => {
-                    let sender = self.senders.detach(id, Life::Closed, &mut *self.queue);
-                    tell(&reply, sender.map(Box::new));
+                    let last = self.senders.last_of(id);
+                    self.leaving.push(Leaving { id, last, reply });
+                    self.see_off();
                 }
                 // The turn that follows looks.
                 Command::Kick => {}

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -124,9 +124,15 @@ fn narrow(narrowing: &Narrowing) {
                     .line
                     .send(Command::Narrow(generation, Box::new(loaded), reply));
                 match answer.recv_timeout(ANSWER) {
-                    Ok(Ok(())) => {}
+                    Ok(Ok(true)) => {}
+                    // Another one is on its way.
+                    Ok(Ok(false)) => return,
                     Ok(Err(error)) => failure = Some(error),
-                    Err(_) => failure = Some("a source's thread does not answer".into()),
+                    // The source is going.
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => {
+                        failure = Some("a source's thread does not answer".into())
+                    }
                 }
             }
             Err(error) => failure = Some(error),
