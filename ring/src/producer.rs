@@ -77,7 +77,7 @@ pub struct PeerLied {
 pub enum CreateError {
     /// Not a power of two, or outside [`MIN_CAPACITY`]..=[`MAX_CAPACITY`].
     Capacity(u64),
-    /// More than [`MAX_SNAPLEN`], or too large for a ring of this capacity.
+    /// More than [`MAX_SNAPLEN`](crate::layout::MAX_SNAPLEN), or too large for a ring of this capacity.
     Snaplen(u32),
     /// Zero, or its low eight bits are used.
     Epoch(u64),

@@ -32,7 +32,7 @@ pub(super) struct Shared {
     gap: bool,
 }
 
-/// A packet where it lies. The host does not wait for who looks: see [`is_whole`](Self::is_whole).
+/// A packet where it lies. The host does not wait for who looks: see [`is_whole`](Consumer::is_whole).
 #[derive(Debug, Clone, Copy)]
 pub struct Look {
     /// What the packet's header says; this is true.
