@@ -76,6 +76,16 @@ fn draw(figures: &[row::Figure], file: &Path) -> row::Result<()> {
     plot::all(figures, file.parent().unwrap_or(Path::new(".")))
 }
 
+/// An error if no row begins with this word.
+fn known(word: &str) -> row::Result<()> {
+    if row::ROWS.iter().any(|row| row.name.starts_with(word)) {
+        return Ok(());
+    }
+    let names: Vec<&str> = row::ROWS.iter().map(|row| row.name).collect();
+    let names = names.join(", ");
+    Err(format!("no row begins with {word:?}; there are {names}").into())
+}
+
 fn run(mut wanted: Vec<String>) -> row::Result<()> {
     let mut plan = row::Plan::from_env()?;
     if let Some(at) = wanted.iter().position(|word| word == "--interface") {
@@ -87,6 +97,7 @@ fn run(mut wanted: Vec<String>) -> row::Result<()> {
     }
     let rows = std::env::var("ROWS").unwrap_or_default();
     wanted.extend(rows.split_whitespace().map(str::to_owned));
+    wanted.iter().try_for_each(|word| known(word))?;
     // Other rows stay on wires of their own; a real interface is used only by its row, when named.
     let named = plan.interface.is_some();
     let wanted = |row: &&row::Row| {

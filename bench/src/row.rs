@@ -300,9 +300,12 @@ impl Plan {
     pub(crate) fn from_env() -> Result<Self> {
         let word = |name, default: &str| std::env::var(name).unwrap_or(default.to_owned());
         // NB: bash has a variable SECONDS of its own but does not export it.
-        let seconds: f64 = word("SECONDS", "2.0").parse()?;
+        let seconds = word("SECONDS", "2.0").parse::<f64>();
+        let seconds = seconds.map_err(|error| format!("SECONDS: {error}"))?;
+        let rounds = word("ROUNDS", "5").parse::<usize>();
+        let rounds = rounds.map_err(|error| format!("ROUNDS: {error}"))?;
         Ok(Self {
-            rounds: word("ROUNDS", "5").parse::<usize>()?.max(1),
+            rounds: rounds.max(1),
             time: Duration::try_from_secs_f64(seconds.max(0.1))?,
             out: word("OUT", "target/bench/results.json").into(),
             interface: std::env::var(capture::INTERFACE)
