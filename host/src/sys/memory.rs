@@ -9,6 +9,7 @@
 //! between two of them ([`GoOn`]) and other threads that map memory wait for one chunk at most.
 #![expect(unsafe_code, reason = "mmap and munmap")]
 
+use std::ffi::c_void;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +18,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use vnplug_ring::Region;
 
 /// Bytes of the huge pages we ask for.
@@ -47,6 +48,29 @@ pub(crate) struct Shared {
 /// As [`sealed`].
 pub(crate) fn write_sealed(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<Shared> {
     in_huge_pages_or_not(name, len, SealFlags::FUTURE_WRITE, go_on)
+}
+
+impl Shared {
+    /// Has the kernel put the pages together as huge ones, if it can (Linux ≥ 6.1), whatever
+    /// `/sys/kernel/mm/transparent_hugepage` says; before a device gets them. Takes 1 to 2 ms for
+    /// each MiB.
+    pub(crate) fn collapse(&mut self) {
+        if self.huge || self.len < HUGE {
+            return;
+        }
+        // SAFETY: the range is the region's own mapping, and its bytes stay what they are.
+        let result = unsafe {
+            let base = self.region.as_ptr();
+            libc::madvise(base.cast(), self.len as usize, libc::MADV_COLLAPSE)
+        };
+        if result == 0 {
+            self.huge = true;
+        } else {
+            // Not known, or no such pages are free: small ones do.
+            let error = io::Error::last_os_error();
+            log::debug!(target: "source", "no huge pages: {error}");
+        }
+    }
 }
 
 /// Makes a sealed memfd of at least `len` bytes, in huge pages if enough are free.
@@ -203,23 +227,33 @@ fn map(
 ) -> io::Result<Region> {
     let bytes = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-    let base = unsafe {
-        mmap(
-            std::ptr::null_mut(),
-            bytes,
-            protection,
-            MapFlags::SHARED,
-            fd,
-            0,
-        )
-    }?;
+    let wish = aligned(bytes);
+    // SAFETY: a fresh mapping, near a wish at an address of the kernel's choice, overlaps nothing.
+    let base = unsafe { mmap(wish, bytes, protection, MapFlags::SHARED, fd, 0) }?;
     let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
     let guard = watch.map(|watch| super::sigbus::guard(base.as_ptr().addr(), bytes, watch));
     let mapping = Mapping { base, bytes, guard };
     in_chunks(len, go_on, |offset, bytes| mapping.populate(offset, bytes))?;
     // SAFETY: mapped for `len` bytes until `mapping`, the owner, is dropped; page-aligned.
     Ok(unsafe { Region::from_raw(base, len, Arc::new(mapping)) })
+}
+
+/// An address that is free at this moment, where huge pages can begin; null if none are needed.
+fn aligned(bytes: usize) -> *mut c_void {
+    let null = std::ptr::null_mut();
+    if bytes < HUGE as usize {
+        return null;
+    }
+    let span = bytes + HUGE as usize;
+    // SAFETY: a fresh mapping that nobody uses, gone before the return.
+    let found = unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        mmap_anonymous(null, span, ProtFlags::empty(), flags)
+            .and_then(|base| munmap(base, span).map(|()| base))
+    };
+    found.map_or(null, |base| {
+        base.wrapping_byte_add(base.align_offset(HUGE as usize))
+    })
 }
 
 struct Mapping {

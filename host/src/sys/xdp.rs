@@ -54,11 +54,12 @@ pub(crate) struct UmemShape {
 }
 
 impl Umem {
-    /// Commits the memory, in huge pages if enough are free.
+    /// Commits the memory, in huge pages if it can.
     pub(crate) fn new(shape: UmemShape) -> io::Result<Self> {
         let chunks = u64::from(shape.receive) + u64::from(shape.transmit);
         let bytes = FRAMES_AT + chunks * u64::from(shape.chunk);
-        let memory = memory::sealed("vnplug-umem", bytes, &|| true)?;
+        let mut memory = memory::sealed("vnplug-umem", bytes, &|| true)?;
+        memory.collapse();
         Ok(Self { memory, shape })
     }
 
@@ -276,6 +277,10 @@ impl Socket {
             let inside = at.checked_add(len.into()).is_some_and(|end| end <= limit);
             // The bytes were written by another CPU; the reader comes to them later in the batch.
             self.umem.memory.region.prefetch(FRAMES_AT + at);
+            if len > LINE_BYTES {
+                let rest = at + u64::from(LINE_BYTES);
+                self.umem.memory.region.prefetch(FRAMES_AT + rest);
+            }
             self.taken.push(Piece {
                 at: if inside { at } else { 0 },
                 len: if inside { len } else { 0 },
@@ -567,9 +572,11 @@ impl Drop for Mapping {
 
 /// Where the chunks begin in the packet memory.
 const FRAMES_AT: u64 = 4096;
-/// Bytes before each frame that the kernel leaves alone, beside its own 256. Not a multiple of 64: a
-/// stamp of 16 bytes then shares a cache line with the frame's first 48.
-pub(crate) const HEADROOM: u32 = 80;
+/// Bytes before each frame that the kernel leaves alone, beside its own 256. A stamp of 16 bytes
+/// then begins a pair of cache lines, and the frame's first 112 are the rest.
+pub(crate) const HEADROOM: u32 = 144;
+/// Bytes of a cache line.
+const LINE_BYTES: u32 = 64;
 /// The most pieces that are taken at a time.
 pub(crate) const MOST_TAKEN: usize = 256;
 /// The bytes of a chunk that are not for a frame when it is received.

@@ -127,18 +127,18 @@ fn an_mtu_that_is_too_large_is_told_with_the_one_that_fits() {
         };
         let error = error_of(with(2048));
         assert!(
-            error.contains("MTU of 9000") && error.contains("mtu 1690)"),
+            error.contains("MTU of 9000") && error.contains("mtu 1626)"),
             "{error}"
         );
         assert!(error.contains("frame_size=4096"), "{error}");
         let (kind, _) = kind_of("va=af_xdp,multi_buffer=no").expect("falls back");
         assert_eq!(kind, "af_packet");
         drop(one(config("va")));
-        ip("link set va mtu 1690");
-        ip("link set vb mtu 1690");
+        ip("link set va mtu 1626");
+        ip("link set vb mtu 1626");
         drop(one(with(2048)));
         // The driver's own limit, whatever our chunks hold: the other end's frames.
-        ip("link set va mtu 3700");
+        ip("link set va mtu 3650");
         ip("link set vb mtu 9000");
         let error = error_of(AfXdpConfig {
             mode: Mode::Native,

@@ -30,6 +30,7 @@
 //!   found no room (`dropped`). Frames that pass to the host are not counted.
 
 mod fault;
+mod flow;
 mod netlink;
 mod program;
 mod queue;
@@ -73,7 +74,7 @@ pub struct AfXdpConfig {
     /// Chunks to receive into for each queue, a power of two from 64 to 2^20; `None`:
     /// [`MANY_FRAMES`], or fewer where there are more than four queues.
     pub frames: Option<u32>,
-    /// Bytes of a chunk: 2048 or 4096. 336 of them are not for the frame.
+    /// Bytes of a chunk: 2048 or 4096. 400 of them are not for the frame.
     pub frame_size: u32,
     /// Receive frames that need several chunks.
     pub multi_buffer: bool,
