@@ -6,14 +6,14 @@
 //! wake-up. The peer's is the same in the kernel alone: a byte through a pipe to a sleeping process,
 //! which answers through another one to somebody who spins.
 //!
-//! Loaded: another generator runs flat out into a reader of its own, on whatever CPU the kernel gives
-//! them, which on two CPUs is the echo's.
+//! Loaded: another daemon runs flat out into a reader of its own, both on the echo's CPU and without
+//! real-time priority.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use vnplug_e2e::daemon::{Daemon, guest_program, program, value};
+use vnplug_e2e::daemon::{Daemon, guest_program, value};
 use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig};
 
 use crate::row::{Figure, Plan, Result, Samples};
@@ -46,7 +46,7 @@ pub(crate) fn qemu(plan: &Plan) -> Result<Vec<Figure>> {
             ..QemuConfig::default()
         };
         let guest = Qemu::boot(lab, config)?;
-        let output = Command::new(program("vnplug")?)
+        let output = Command::new(guest_program()?)
             .arg("--socket")
             .arg(daemon.socket())
             .args(["attach", "qemu", "--name", "bench", "--allow", "*", "--qmp"])
@@ -106,29 +106,32 @@ fn measure(
         "lab=gen,pps={PER_SECOND},busy=yes,cpus={}",
         sys::cpu(SOURCE_CPU)
     );
-    let args = ["--source", &source, "--source", "flood=gen"];
-    let args = [&args[..], &["--allow-send", "vm:bench=lab"]].concat();
+    let args = ["--source", &source, "--allow-send", "vm:bench=lab"];
     let daemon = Daemon::start(&lab, None, &args)?;
     // Processes inherit the CPU of the thread that starts them.
     std::thread::scope(|scope| {
         let work = scope.spawn(|| {
             sys::pin(sys::cpu(READER_CPU))
                 .and_then(|()| boot(&lab, &daemon))
-                .and_then(|reader| in_turns(plan, place, &daemon, &reader))
+                .and_then(|reader| in_turns(plan, place, &lab, &daemon, &reader))
                 .map_err(|error| error.to_string())
         });
         Ok(work.join().map_err(|_| "the row panicked")??)
     })
 }
 
-fn in_turns(plan: &Plan, place: &str, daemon: &Daemon, reader: &Reader) -> Result<Vec<Figure>> {
+fn in_turns(
+    plan: &Plan,
+    place: &str,
+    lab: &Lab,
+    daemon: &Daemon,
+    reader: &Reader,
+) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for load in ["idle", "loaded"] {
         let mut peer = Times::default();
         let mut ways = ["cpu", "balanced", "latency"].map(|wait| (wait, Times::default()));
-        let _flood = (load == "loaded")
-            .then(|| Flood::start(daemon))
-            .transpose()?;
+        let _flood = (load == "loaded").then(|| Flood::start(lab)).transpose()?;
         for round in 1..=plan.rounds {
             peer.add(pipes(plan.time)?);
             let half = peer.p50.last();
@@ -271,25 +274,45 @@ pub(crate) fn pong() -> Result<()> {
     Ok(())
 }
 
-/// A reader of the generator that runs flat out.
-struct Flood(Child);
+/// A second daemon that runs flat out on the reader's CPU, and a reader of its own there, both without
+/// real-time priority: work that waits when the measured reader is woken. With the same priority that
+/// reader would wait for their whole time slices of 100 ms.
+struct Flood {
+    reader: Child,
+    _daemon: Daemon,
+}
 
 impl Flood {
-    fn start(daemon: &Daemon) -> Result<Self> {
-        let child = Command::new(guest_program()?)
+    fn start(lab: &Lab) -> Result<Self> {
+        let cpu = sys::cpu(READER_CPU);
+        let source = format!("flood=gen,cpus={cpu}");
+        let daemon = Daemon::start(lab, None, &["--source", &source])?;
+        let pid = daemon.pid().to_string();
+        let status = Command::new("chrt")
+            .args(["-a", "-o", "-p", "0", &pid])
+            .status()?;
+        if !status.success() {
+            return Err(format!("chrt (package util-linux): {status}").into());
+        }
+        let reader = Command::new("chrt")
+            .args(["-o", "0"])
+            .arg(guest_program()?)
             .arg("--socket")
             .arg(daemon.socket())
             .args(["count", "host:flood", "--json"])
             .stdout(Stdio::null())
             .spawn()?;
-        Ok(Self(child))
+        Ok(Self {
+            reader,
+            _daemon: daemon,
+        })
     }
 }
 
 impl Drop for Flood {
     fn drop(&mut self) {
         // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.reader.kill();
+        let _ = self.reader.wait();
     }
 }

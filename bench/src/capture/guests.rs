@@ -3,10 +3,10 @@
 use std::process::Command;
 
 use vnplug_e2e::daemon::{Daemon, guest_program};
-use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, UmlConfig, accel_probe};
+use vnplug_e2e::{Guest, Qemu, QemuConfig, UmlConfig, accel_probe};
 
 use super::{Side, Way, by_size, host, lossless};
-use crate::pcap::{LIBRARY, drop_in};
+use crate::pcap::image;
 use crate::row::{Figure, Plan, Result};
 use crate::sys;
 use crate::uml::{AttachedUml, LIMIT, serve};
@@ -144,16 +144,6 @@ fn wire_and_daemon() -> Result<(Wire, Daemon)> {
     let sources = ["--source", "wire0", "--source", "wire2"];
     let daemon = Daemon::start(&wire.lab, Some(&wire.netns), &sources)?;
     Ok((wire, daemon))
-}
-
-/// The counter, both libraries, and what they need.
-pub(super) fn image(lab: &Lab) -> Result<Image> {
-    let drop_in = drop_in(lab)?.join(LIBRARY);
-    let real = "/usr/lib/x86_64-linux-gnu/libpcap.so.0.8";
-    Ok(Image::default()
-        .program_at(std::env::current_exe()?, "/bin/counter")
-        .program_at(drop_in, "/lib/vnplug/libpcap.so.0.8")
-        .program_at(real, real))
 }
 
 /// Sets a guest's NIC up, to take every frame.

@@ -13,9 +13,10 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::UmlConfig;
 use vnplug_e2e::daemon::Daemon;
 
-use super::guests::{OVER_VNPLUG, image};
+use super::guests::OVER_VNPLUG;
 use super::host::vnplug;
 use super::{Series, Turn, Way};
+use crate::pcap::image;
 use crate::row::{Figure, Plan, Result};
 use crate::sys;
 use crate::uml::AttachedUml;

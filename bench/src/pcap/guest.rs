@@ -3,11 +3,12 @@
 //! A guest boots for every turn, so that nothing of the other side runs meanwhile. What a guest
 //! costs is the host's processor time of all its processes, its kernel's included.
 
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use vnplug_e2e::daemon::Daemon;
-use vnplug_e2e::{Guest, Image, Uml, UmlConfig};
+use vnplug_e2e::{Guest, Image, Lab, Uml, UmlConfig};
 
 use super::counter::{self, READY};
 use super::{COST, LIBRARY, Load, Turn, Turns, Wire, drop_in};
@@ -122,7 +123,7 @@ fn told(turn: &Turn) -> String {
 
 fn over_vnplug(plan: &Plan, wire: &Wire, wanted: Wanted, load: Load) -> Result<Turn> {
     let daemon = Daemon::start(&wire.lab, Some(&wire.netns), &["--source", "wire0"])?;
-    let attached = AttachedUml::boot_with(&wire.lab, &daemon, image(wire)?)?;
+    let attached = AttachedUml::boot_with(&wire.lab, &daemon, image(&wire.lab)?)?;
     let before = cpu_time(daemon.pid())?;
     let command = "LD_LIBRARY_PATH=/lib/vnplug exec counter child pcap-count host:wire0";
     let mut turn = count(plan, wire, attached.guest(), command, wanted, load)?;
@@ -134,7 +135,7 @@ fn over_nic(plan: &Plan, wire: &Wire, wanted: Wanted, load: Load) -> Result<Turn
     let config = UmlConfig {
         nics: vec!["wire0".into()],
         netns: Some(wire.netns.name().to_owned()),
-        image: image(wire)?,
+        image: image(&wire.lab)?,
         kernel_args: vec!["ipv6.disable=1".into()],
         ..UmlConfig::default()
     };
@@ -185,11 +186,22 @@ fn count(
 }
 
 /// The counter, both libraries, and what they need.
-fn image(wire: &Wire) -> Result<Image> {
-    let drop_in = drop_in(&wire.lab)?.join(LIBRARY);
+///
+/// NB: without its debug information, which would not leave a guest of 128 MiB the memory to boot.
+pub(crate) fn image(lab: &Lab) -> Result<Image> {
+    let counter = lab.dir().join("counter");
+    if !counter.exists() {
+        let mut strip = Command::new("strip");
+        strip.arg("-o").arg(&counter).arg(std::env::current_exe()?);
+        match strip.status() {
+            Ok(status) if status.success() => {}
+            status => return Err(format!("strip (package binutils): {status:?}").into()),
+        }
+    }
+    let drop_in = drop_in(lab)?.join(LIBRARY);
     let real = "/usr/lib/x86_64-linux-gnu/libpcap.so.0.8";
     Ok(Image::default()
-        .program_at(std::env::current_exe()?, "/bin/counter")
+        .program_at(counter, "/bin/counter")
         .program_at(drop_in, "/lib/vnplug/libpcap.so.0.8")
         .program_at(real, real))
 }

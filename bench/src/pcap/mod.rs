@@ -18,7 +18,7 @@ use crate::row::{Figure, Result, Samples};
 use crate::wire::{Load, Wire};
 
 pub(crate) use counter::{Listener, NAME as COUNTER, READY, Told, child};
-pub(crate) use guest::{filtered, in_uml};
+pub(crate) use guest::{filtered, image, in_uml};
 pub(crate) use host::{dispatch, tcpdump};
 
 /// One turn of one side.
@@ -97,6 +97,6 @@ pub(crate) fn drop_in(lab: &Lab) -> Result<PathBuf> {
 }
 
 /// What programs are linked to.
-pub(crate) const LIBRARY: &str = "libpcap.so.0.8";
+const LIBRARY: &str = "libpcap.so.0.8";
 /// Unit of what a packet costs.
 const COST: &str = "CPU s/Mpkt";
