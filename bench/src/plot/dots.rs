@@ -37,7 +37,8 @@ impl Dots {
 
     /// How high the panel is.
     pub(super) fn height(&self, figures: &[Figure]) -> f64 {
-        TOP + ROW * self.rows(figures).len() as f64 + BOTTOM
+        let rows = self.rows(figures);
+        TOP + further_lines(&rows) + ROW * rows.len() as f64 + BOTTOM
     }
 
     /// Draws the panel with its upper left corner at a point.
@@ -52,13 +53,9 @@ impl Dots {
                 ..LABEL
             },
         );
-        let mut peers: Vec<&str> = Vec::new();
-        for (name, _) in rows.iter().filter_map(|row| row.peer.as_ref()) {
-            if !peers.contains(&name.as_str()) {
-                peers.push(name);
-            }
-        }
-        legend(svg, &rows, &peers, (left + 12.0, top + 36.0));
+        let peers = peers(&rows);
+        legend(svg, &rows, (left + 12.0, top + 36.0));
+        let top = top + further_lines(&rows);
 
         let names = rows.iter().map(|row| width_of(&row.name, 11.5));
         let names = names.fold(90.0, f64::max).min(WIDTH / 3.0);
@@ -124,22 +121,56 @@ fn spread(svg: &mut Svg, axis: Axis, y: f64, samples: &Samples, style: usize) {
     svg.mark((axis.at(samples.median()), y), style, color);
 }
 
+/// The peers of these rows, each once.
+fn peers<'f>(rows: &[&'f Figure]) -> Vec<&'f str> {
+    let mut peers: Vec<&str> = Vec::new();
+    for (name, _) in rows.iter().filter_map(|row| row.peer.as_ref()) {
+        if !peers.contains(&name.as_str()) {
+            peers.push(name);
+        }
+    }
+    peers
+}
+
+/// Where the words of the legend stand, beside its corner: as many in a line as fit.
+fn places(rows: &[&Figure]) -> Vec<(&'static str, String, (f64, f64))> {
+    let marks = ["vNPlug"].into_iter().chain(peers(rows));
+    let mut words: Vec<_> = marks.map(|name| ("mark", name.to_owned())).collect();
+    if rows.iter().any(|row| Goal::of(row).is_some()) {
+        words.push(("goal", "goal".to_owned()));
+    }
+    let (mut x, mut y) = (4.0, 0.0);
+    let mut placed = Vec::new();
+    for (kind, name) in words {
+        let wide = 30.0 + width_of(&name, 11.0);
+        if x + wide > WIDTH - 20.0 {
+            (x, y) = (4.0, y + LEGEND_LINE);
+        }
+        placed.push((kind, name, (x, y)));
+        x += wide;
+    }
+    placed
+}
+
 /// Says what the marks are; peers by their names.
-fn legend(svg: &mut Svg, rows: &[&Figure], peers: &[&str], (left, top): (f64, f64)) {
+fn legend(svg: &mut Svg, rows: &[&Figure], (left, top): (f64, f64)) {
     let small = Text {
         size: 11.0,
         ..LABEL
     };
-    let mut x = left + 4.0;
-    for (style, name) in ["vNPlug"].iter().chain(peers).enumerate() {
-        svg.mark((x, top), style, COLORS[style % COLORS.len()]);
-        svg.text((x + 9.0, top + 4.0), name, small);
-        x += 30.0 + width_of(name, 11.0);
+    for (style, (kind, name, (x, y))) in places(rows).into_iter().enumerate() {
+        let (x, y) = (left + x, top + y);
+        match kind {
+            "goal" => svg.wide_line((x, y - 7.0), (x, y + 7.0), GOAL, "2 2", 2.0),
+            _ => svg.mark((x, y), style, COLORS[style % COLORS.len()]),
+        }
+        svg.text((x + 9.0, y + 4.0), &name, small);
     }
-    if rows.iter().any(|row| Goal::of(row).is_some()) {
-        svg.wide_line((x, top - 7.0), (x, top + 7.0), GOAL, "2 2", 2.0);
-        svg.text((x + 8.0, top + 4.0), "goal", small);
-    }
+}
+
+/// How much lower a panel begins because of further lines of its legend.
+fn further_lines(rows: &[&Figure]) -> f64 {
+    places(rows).last().map_or(0.0, |(_, _, (_, y))| *y)
 }
 
 /// Of a panel.
@@ -147,5 +178,6 @@ pub(super) const WIDTH: f64 = 800.0;
 /// Room for the value and the ratio.
 const VALUES: f64 = 110.0;
 const TOP: f64 = 54.0;
+const LEGEND_LINE: f64 = 16.0;
 const ROW: f64 = 24.0;
 const BOTTOM: f64 = 48.0;

@@ -105,12 +105,7 @@ pub(super) const PLOTS: &[Plot] = &[
         panels: &[
             &[D(Dots {
                 title: "One CPU each side",
-                names: &[
-                    "handoff-60",
-                    "handoff-1514",
-                    "handoff-copied",
-                    "uml-reader-",
-                ],
+                names: &["handoff-", "uml-reader-"],
                 without: "K",
                 suffix: "",
                 unit: "Mpps",
@@ -207,8 +202,8 @@ pub(super) const PLOTS: &[Plot] = &[
         title: "Many ports: attached, detached, asleep",
         panels: &[
             &[D(Dots {
-                title: "Time for 1,000 ports",
-                names: &["attach-", "detach-"],
+                title: "Time for 1,000 ports; 10,000 targets",
+                names: &["attach-", "detach-", "targets-"],
                 without: "",
                 suffix: "",
                 unit: "s",
@@ -364,6 +359,14 @@ pub(super) const PLOTS: &[Plot] = &[
                     levels: &[(200.0, "goal: 5 Mpps")],
                 }),
             ],
+            &[D(Dots {
+                title: "10,000 targets by address on a full wire, each with a port of its own",
+                names: &["targets-"],
+                without: "",
+                suffix: "",
+                unit: "Mpps",
+                log: false,
+            })],
             &[D(Dots {
                 title: "One filter: machine code and interpreter beside libpcap; the kernel's JIT",
                 names: &["filter-one-"],

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use dots::Dots;
 use lines::Lines;
-use svg::{LABEL, Svg, Text, escape};
+use svg::{LABEL, Svg, Text, escape, width_of};
 
 use crate::report;
 use crate::row::{Figure, Result};
@@ -74,7 +74,7 @@ impl Plot {
         if shapes.is_empty() {
             return None;
         }
-        let mut svg = Svg::new(width, top + 6.0);
+        let mut svg = Svg::new(width.max(20.0 + width_of(self.title, 17.0)), top + 6.0);
         svg.text(
             (8.0, 24.0),
             self.title,
