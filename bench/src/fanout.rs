@@ -127,7 +127,9 @@ pub(crate) fn measure(
     }
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| drain(opened, &over).map_err(|error| error.to_string()));
+        let reader = scope.spawn(|| {
+            drain(opened, &over, sys::cpu(READER_CPU)).map_err(|error| error.to_string())
+        });
         std::thread::sleep(time / 8);
         let (begin, before) = (Instant::now(), Tally::of(&daemon));
         std::thread::sleep(time);
@@ -142,13 +144,14 @@ pub(crate) fn measure(
 }
 
 /// Sums over all ports.
-struct Tally {
-    delivered: u64,
+pub(crate) struct Tally {
+    pub(crate) delivered: u64,
     full: u64,
 }
 
 impl Tally {
-    fn of(daemon: &Daemon) -> Self {
+    /// Of the daemon's ports by now.
+    pub(crate) fn of(daemon: &Daemon) -> Self {
         let counters = daemon.counters();
         let sum = |name: &str| {
             let ports = counters.iter().filter(|counted| counted.kind == "port");
@@ -161,9 +164,9 @@ impl Tally {
     }
 }
 
-/// Takes all packets of all ports.
-fn drain(mut ports: Vec<Port>, over: &AtomicBool) -> Result<()> {
-    sys::pin(sys::cpu(READER_CPU))?;
+/// Takes all packets of all ports, on one CPU, until it is over.
+pub(crate) fn drain(mut ports: Vec<Port>, over: &AtomicBool, cpu: usize) -> Result<()> {
+    sys::pin(cpu)?;
     while !over.load(Ordering::Relaxed) {
         for port in &mut ports {
             for packet in port.batch(usize::MAX) {

@@ -33,6 +33,7 @@ mod pcap;
 mod plot;
 mod report;
 mod row;
+mod scale;
 mod stage;
 mod supervise;
 mod sys;

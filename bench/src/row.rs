@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::handoff::{self, Reading};
 use crate::{
-    attached, capture, fanout, filter, group, latency, limit, pcap, stage, supervise, uml,
+    attached, capture, fanout, filter, group, latency, limit, pcap, scale, stage, supervise, uml,
 };
 
 /// Any error of a row: it is printed and ends that row, not the others.
@@ -204,6 +204,16 @@ pub(crate) const ROWS: &[Row] = &[
         name: "targets",
         about: "10,000 targets by address on a full wire, each with a port of its own",
         run: filter::targets,
+    },
+    Row {
+        name: "scale-flows",
+        about: "one source and one reader, by number of flows",
+        run: scale::flows,
+    },
+    Row {
+        name: "scale-queues",
+        about: "queues and as many readers, on as many CPUs as there are",
+        run: scale::queues,
     },
     Row {
         name: "stage",

@@ -408,6 +408,30 @@ pub(super) const PLOTS: &[Plot] = &[
         ],
     },
     Plot {
+        name: "scaling",
+        title: "Scaling with flows and CPUs",
+        panels: &[&[
+            L(Lines {
+                title: "One source, one reader",
+                over: "flows",
+                unit: "ns per packet",
+                log: false,
+                reach: 0.0,
+                curves: &[curve("generator to reader", "scale-flows-{}", Ours)],
+                levels: &[],
+            }),
+            L(Lines {
+                title: "All readers together",
+                over: "queues, each with a reader",
+                unit: "Mpps",
+                log: false,
+                reach: 0.0,
+                curves: &[curve("generator to readers", "scale-queues-{}", Ours)],
+                levels: &[],
+            }),
+        ]],
+    },
+    Plot {
         name: "stages",
         title: "Instructions of one packet, by stage",
         panels: &[&[D(Dots {
