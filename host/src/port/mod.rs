@@ -224,15 +224,67 @@ impl Port {
     pub fn offer(&mut self, batch: &BatchInfo<'_>) {
         let commons = self.commons.clone();
         let mut turn = commons.as_ref().map(|commons| commons.turn(batch));
-        for (place, &hash) in batch.hashes.iter().enumerate() {
-            if self.share.includes(hash, batch.first + place as u64) {
-                self.judge(place, batch, &mut turn);
+        match &mut turn {
+            Some(turn) if self.wants_everything() => self.describe_all(batch, turn),
+            _ => {
+                for (place, &hash) in batch.hashes.iter().enumerate() {
+                    if self.share.includes(hash, batch.first + place as u64) {
+                        self.judge(place, batch, &mut turn);
+                    }
+                }
             }
         }
         drop(turn);
         if self.quarantined.is_none() {
             self.producer.publish();
             self.ring_if_due(batch.now_us);
+        }
+    }
+
+    /// Whether there is nothing to judge a frame by.
+    fn wants_everything(&self) -> bool {
+        self.guard.is_none()
+            && self.filter.is_none()
+            && self.share == Share::All
+            && self.tuning.enabled
+            && self.tuning.direction == Direction::Both
+            && self.tuning.sample <= 1
+            && self.rules.accept_everything()
+            && self.quarantined.is_none()
+    }
+
+    /// Offers a batch to a member of a group that wants everything: a descriptor for each frame.
+    ///
+    /// NB: the counters go up once per batch, and nothing is asked for each frame that is the same
+    /// for all.
+    #[inline]
+    fn describe_all(&mut self, batch: &BatchInfo<'_>, turn: &mut Turn<'_>) {
+        let offered = batch.frames.len() as u64;
+        let (mut delivered, mut full, mut bytes) = (0, 0, 0);
+        let mut lied = None;
+        for (place, frame) in batch.frames.iter().enumerate() {
+            let meta = || meta_of(place, batch);
+            match turn.give(&mut self.producer, place, frame, meta, self.mark_gap) {
+                Ok(true) => {
+                    self.mark_gap = false;
+                    delivered += 1;
+                    bytes += frame.bytes.len().min(self.snaplen as usize) as u64;
+                }
+                Ok(false) => full += 1,
+                Err(lie) => {
+                    lied = Some(lie);
+                    break;
+                }
+            }
+        }
+        let counters = &mut self.counters;
+        counters.offered += offered;
+        counters.delivered += delivered;
+        counters.bytes += bytes;
+        counters.dropped_full += full;
+        counters.dropped_quarantine += offered - delivered - full;
+        if let Some(lie) = lied {
+            self.quarantine(lie.to_string());
         }
     }
 
@@ -341,16 +393,7 @@ impl Port {
             self.sampled = 0;
         }
         let bytes = &frame.bytes[..frame.bytes.len().min(self.snaplen as usize)];
-        let meta = || Meta {
-            ts_ns: frame.ts_ns,
-            wire_len: frame.wire_len,
-            flow_hash: batch.hashes[place],
-            lost: 0,
-            flags: frame.flags,
-            vlan_tci: frame.vlan_tci,
-            source: batch.source,
-            queue: batch.queue,
-        };
+        let meta = || meta_of(place, batch);
         let given = match turn {
             None => {
                 let mut meta = meta();
@@ -429,6 +472,22 @@ impl Port {
                 None
             }
         };
+    }
+}
+
+/// What a record says of a frame besides its bytes.
+#[inline]
+fn meta_of(place: usize, batch: &BatchInfo<'_>) -> Meta {
+    let frame = &batch.frames[place];
+    Meta {
+        ts_ns: frame.ts_ns,
+        wire_len: frame.wire_len,
+        flow_hash: batch.hashes[place],
+        lost: 0,
+        flags: frame.flags,
+        vlan_tci: frame.vlan_tci,
+        source: batch.source,
+        queue: batch.queue,
     }
 }
 

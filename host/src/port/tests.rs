@@ -1,11 +1,14 @@
 //! What a port does with frames, by one behaviour each.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use vnplug_ring::arena::arena_size;
 use vnplug_ring::control::{Balance, Direction, Tuning};
-use vnplug_ring::layout::{Geometry, Life, flags, ring_size};
-use vnplug_ring::{Consumer, Producer, Region};
+use vnplug_ring::layout::{Geometry, Life, TAIL, flags, ring_size};
+use vnplug_ring::{Arena, ArenaGeometry, ArenaReader, Consumer, Producer, Region};
 
+use super::commons::Commons;
 use super::doorbell::Doorbell;
 use super::{BatchInfo, Port, Share};
 use crate::filter::Program;
@@ -239,4 +242,85 @@ fn settling_after_a_panic_accounts_for_the_rest_of_the_batch() {
     assert_eq!((port.counters.offered, port.counters.accounted()), (14, 14));
     assert_eq!(port.counters.dropped_quarantine, 4);
     assert!(port.quarantined().is_some());
+}
+
+/// Members of one group, with room for 256 descriptors each.
+fn members(count: u32) -> (Arc<Commons>, Vec<(Port, Consumer, Region)>) {
+    let memory = Region::heap(arena_size(CAPACITY));
+    let geometry = ArenaGeometry {
+        capacity: CAPACITY,
+        snaplen: 2000,
+        epoch: 256,
+        queue: 0,
+    };
+    let arena = Arena::create(memory.clone(), geometry).unwrap();
+    let commons = Arc::new(Commons::new(arena));
+    let member = |id| {
+        let region = Region::heap(ring_size(4096));
+        let geometry = Geometry {
+            capacity: 4096,
+            snaplen: 2000,
+            link_type: 1,
+            epoch: 256,
+            port: id,
+            queue: 0,
+        };
+        let producer = Producer::create_descriptors(region.clone(), geometry).unwrap();
+        let arena = ArenaReader::attach(memory.clone()).unwrap();
+        let consumer = Consumer::attach_group(region.clone(), arena).unwrap();
+        let mut port = Port::new(id, producer, Doorbell::Silent);
+        port.commons = Some(Arc::clone(&commons));
+        (port, consumer, region)
+    };
+    let members = (1..=count).map(member).collect();
+    (commons, members)
+}
+
+#[test]
+fn a_member_that_wants_everything_has_the_account_of_one_that_is_asked_for_each_frame() {
+    let (commons, mut members) = members(2);
+    let everything = Program::from_bytes(&[6, 0, 0, 0, 1, 0, 0, 0], crate::filter::Trust::Guest);
+    members[1].0.filter = Some(Arc::new(everything.unwrap()));
+    for (turn, count) in [3, 0, 1, 250, 9].into_iter().enumerate() {
+        for (port, ..) in &mut members {
+            port.mark_gap = turn == 0;
+            offer(port, &frames(b"a frame", count), 1000 * turn as u64);
+        }
+    }
+    let [(one, first, _), (two, second, _)] = &mut members[..] else {
+        panic!("two members");
+    };
+    assert_eq!(one.counters, two.counters);
+    assert_eq!(
+        (one.counters.delivered, one.counters.dropped_full),
+        (256, 7)
+    );
+    assert_eq!(commons.copies(), 256, "one copy for both, none for nobody");
+    for number in 0..256 {
+        let packet = first.next().unwrap().unwrap();
+        assert_eq!(packet.bytes, b"a frame");
+        assert_eq!(packet.meta, second.next().unwrap().unwrap().meta);
+        assert_eq!(packet.meta.flags & flags::GAP != 0, number == 0);
+    }
+}
+
+#[test]
+fn a_member_that_lies_is_in_quarantine_alone_and_every_frame_is_accounted_for() {
+    let (_commons, mut members) = members(2);
+    for round in 0..4 {
+        for (port, consumer, _) in &mut members {
+            offer(port, &frames(b"a frame", 100), 100 * round);
+            if port.id == 1 {
+                while consumer.next().unwrap().is_some() {}
+                consumer.release();
+            }
+        }
+        members[1].2.store_u64(TAIL, 0x1234_5678, Ordering::Relaxed);
+    }
+    assert_eq!(members[0].0.counters.delivered, 400);
+    assert_eq!(members[0].0.quarantined(), None);
+    let liar = &members[1].0;
+    assert!(liar.quarantined().is_some());
+    assert_eq!((liar.counters.offered, liar.counters.delivered), (400, 256));
+    assert_eq!(liar.counters.dropped_quarantine, 144);
 }

@@ -197,6 +197,12 @@ impl Default for Rules {
 }
 
 impl Rules {
+    /// Whether there is no rule, and what no rule decides is accepted.
+    #[inline]
+    pub fn accept_everything(&self) -> bool {
+        !self.active
+    }
+
     /// Whether a frame is for the reader.
     #[inline]
     pub fn accept(&mut self, frame: &[u8], now_us: u64) -> bool {
