@@ -395,3 +395,62 @@ fn a_q35_without_free_ports_is_told_so() {
     assert!(daemon.audit().iter().all(|counted| counted.kind != "vm"));
     assert_eq!(guest.run("echo alive", LIMIT).unwrap().text(), "alive");
 }
+
+#[test]
+fn readers_of_one_guest_share_an_arena_that_only_this_guest_can_spoil() {
+    let lab = Lab::new().unwrap();
+    let source = "lab=gen,pps=20000,size=200,flows=4,protocols=udp4+tcp4";
+    let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
+    let mut outside = daemon.port("lab").ring_bytes(1 << 24).open().unwrap();
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything());
+    let _agent = agent(&uml.guest);
+    let group = "vnplug count host:lab --group probes --arena 4M --ring 4M --witness --json";
+    let count = |filter: &str| {
+        let command = format!("{group} --filter {filter} --packets 10000 2>&1");
+        uml.guest.spawn(&command).unwrap()
+    };
+    let dying = uml.guest.spawn(&format!("exec {group}")).unwrap();
+    let (udp, tcp) = (count("udp"), count("tcp"));
+    let in_group = || {
+        let counters = daemon.audit();
+        let members = ports(&counters).into_iter().filter(|port| {
+            let group = port.labels.iter().find(|(key, _)| key == "group");
+            group.is_some_and(|(_, name)| name == "probes")
+        });
+        members.count()
+    };
+    eventually("three are in the group", || in_group() == 3);
+    dying.signal("KILL").unwrap();
+    for output in [udp.wait(LIMIT).unwrap(), tcp.wait(LIMIT).unwrap()] {
+        let text = output.text();
+        assert_eq!(output.status, 0, "{text}");
+        assert!(text.contains("\"lost\":0"), "{text}");
+        assert!(text.contains("\"received\":10000"), "{text}");
+        assert!(text.contains("\"corrupt\":0"), "{text}");
+    }
+    eventually("the dead one's port is freed", || in_group() == 0);
+
+    // A program of the guest that writes wherever it can: the pool, arena, rings and all.
+    let victim = uml
+        .guest
+        .spawn(&format!("{group} --seconds 60 2>&1"))
+        .unwrap();
+    eventually("the victim is there", || in_group() == 1);
+    let scribble = "dd if=/dev/urandom of=/dev/mmapper bs=64k count=1000 conv=notrunc 2>&1";
+    let scribbled = uml.guest.run(scribble, LIMIT).unwrap();
+    assert!(scribbled.success(), "{}", scribbled.text());
+    let output = victim.wait(LIMIT).unwrap();
+    assert_ne!(output.status, 0, "it noticed nothing: {}", output.text());
+    // The host and who reads there notice nothing.
+    let before = outside.counts().received;
+    let enough = before + 20_000;
+    let mut checker = vnplug_ring::witness::Checker::new(vnplug_ring::witness::View::Part);
+    eventually("the reader outside goes on", || {
+        outside.batch(usize::MAX).for_each(|packet| {
+            checker.feed(packet.unwrap().bytes);
+        });
+        outside.counts().received > enough
+    });
+    assert_eq!(checker.corrupt(), 0);
+    daemon.audit();
+}
