@@ -210,8 +210,9 @@ static void absurd(const char *device)
     pcap_free_datalinks(list);
     CHECK(pcap_set_datalink(p, DLT_EN10MB) == 0 && pcap_set_datalink(p, DLT_RAW) == PCAP_ERROR);
     CHECK(pcap_is_swapped(p) == 0 && pcap_file(p) == NULL);
-    CHECK(pcap_inject(p, "x", 1) == PCAP_ERROR && strstr(pcap_geterr(p), "transmit"));
-    CHECK(pcap_sendpacket(p, (const u_char *)"x", 1) == PCAP_ERROR);
+    CHECK(pcap_inject(p, "x", 0) == PCAP_ERROR && strstr(pcap_geterr(p), "no frame"));
+    CHECK(pcap_inject(p, NULL, 60) == PCAP_ERROR && pcap_sendpacket(p, NULL, 60) == PCAP_ERROR);
+    CHECK(pcap_sendpacket(p, (const u_char *)"x", -1) == PCAP_ERROR);
     CHECK(pcap_compile(p, &program, "tcp prot 80", 1, 0) == PCAP_ERROR);
     CHECK(strstr(pcap_geterr(p), "syntax error"));
     CHECK(pcap_setfilter(p, NULL) == PCAP_ERROR);
