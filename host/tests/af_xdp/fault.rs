@@ -1,6 +1,7 @@
 //! What can be wrong is said, with what to do; and the same without the fault works.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use vnplugd::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
 use vnplugd::source::spec::SourceSpec;
@@ -139,7 +140,14 @@ fn an_mtu_that_is_too_large_is_told_with_the_one_that_fits() {
         drop(one(with(2048)));
         // The driver's own limit, whatever our chunks hold: the other end's frames.
         ip("link set va mtu 3650");
-        ip("link set vb mtu 9000");
+        // A program that was detached limits the other end for a moment longer.
+        let until = Instant::now() + Duration::from_secs(30);
+        let mut grow = Command::new("ip");
+        grow.args("link set vb mtu 9000".split(' '));
+        while !grow.output().expect("run ip").status.success() {
+            assert!(Instant::now() < until, "the other end stays limited");
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let error = error_of(AfXdpConfig {
             mode: Mode::Native,
             ..with(4096)
