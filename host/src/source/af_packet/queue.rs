@@ -23,7 +23,7 @@ use super::socket::{BoundRing, Opener};
 use crate::source::early::{Loaded, Seat};
 use crate::source::sleep::sleep;
 use crate::source::{
-    Flushed, Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit,
+    Flushed, Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit, recycle,
 };
 use crate::sys::interface::{self, Link};
 use crate::sys::packet::Ring;
@@ -298,16 +298,6 @@ impl Queue for PacketQueue {
     fn flush(&mut self) -> Flushed {
         self.outbox.flush(self.ring.socket())
     }
-}
-
-/// The same empty vector for frames of another lifetime; keeps its memory, as the standard library
-/// collects in place.
-fn recycle<'a>(mut batch: Vec<Frame<'_>>) -> Vec<Frame<'a>> {
-    batch.clear();
-    batch
-        .into_iter()
-        .map(|_| unreachable!("the vector is empty"))
-        .collect()
 }
 
 /// How often an interface that is down is looked at, to see it deleted or up.

@@ -23,7 +23,7 @@ use super::program::{STAMP_BYTES, read_stamp};
 use super::socket::{Bound, Opener, any_socket};
 use crate::source::early::{Loaded, Seat};
 use crate::source::{
-    Flushed, Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit,
+    Flushed, Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit, recycle,
 };
 use crate::sys::interface;
 use crate::sys::xdp::{Piece, Socket, Umem};
@@ -530,16 +530,6 @@ fn join(socket: &Socket, joined: &mut Vec<u8>) {
 
 fn state(up: bool) -> LinkState {
     if up { LinkState::Up } else { LinkState::Down }
-}
-
-/// The same empty vector for frames of another lifetime; keeps its memory, as the standard library
-/// collects in place.
-fn recycle<'a>(mut batch: Vec<Frame<'_>>) -> Vec<Frame<'a>> {
-    batch.clear();
-    batch
-        .into_iter()
-        .map(|_| unreachable!("the vector is empty"))
-        .collect()
 }
 
 const ETHERNET_HEADER: usize = 14;
