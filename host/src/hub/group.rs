@@ -211,7 +211,12 @@ impl Hub {
         let key = key?;
         let group = self.groups.get_mut(key)?;
         group.members -= 1;
-        if group.members > 0 {
+        self.end_group(key)
+    }
+
+    /// Ends a group that has no member; also one whose first member could not be made after all.
+    pub(super) fn end_group(&mut self, key: &GroupKey) -> Option<RingPlace> {
+        if self.groups.get(key)?.members > 0 {
             return None;
         }
         let group = self.groups.remove(key)?;

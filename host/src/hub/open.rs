@@ -284,8 +284,12 @@ impl Hub {
         } = match joined.transpose() {
             Ok(joined) => joined.unwrap_or_default(),
             Err(refusal) => {
-                if let (Some(places), Some(place)) = (pool, given.first()) {
-                    places.give(*place);
+                let arenas = group.as_ref().and_then(|group| self.end_group(&group.key));
+                if let Some(places) = pool {
+                    given
+                        .iter()
+                        .chain(&arenas)
+                        .for_each(|place| places.give(*place));
                 }
                 return Err(refusal);
             }
