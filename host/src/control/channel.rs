@@ -6,8 +6,8 @@ use std::time::Instant;
 use vnplug_ring::control::{Counted, Grant, Message, VmSpec, code};
 
 use super::memory::{LARGE, Want};
-use super::request::Then;
 use super::session::{Over, Session};
+use super::waiting::Then;
 use super::{Control, watch};
 use crate::hub::Refusal;
 use crate::hub::policy::Viewer;

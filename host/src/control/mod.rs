@@ -10,9 +10,11 @@ mod channel;
 mod compile;
 mod limit;
 mod memory;
+mod open;
 mod request;
 mod rules;
 mod session;
+mod waiting;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -79,7 +81,7 @@ pub(crate) struct Control {
     sessions: HashMap<u64, Session>,
     /// Connections of clients that have not said Hello.
     silent: HashSet<u64>,
-    pending: HashMap<u64, request::Pending>,
+    pending: HashMap<u64, waiting::Pending>,
     vms: HashMap<String, Vm>,
     /// Names of VMs whose pools are being made.
     attaching: HashSet<String>,

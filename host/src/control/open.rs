@@ -1,0 +1,221 @@
+//! A port that is asked for, from what its viewer may have to the opened port.
+
+use std::os::fd::OwnedFd;
+
+use vnplug_ring::control::{FilterSpec, Message, Open, code};
+
+use super::Control;
+use super::memory::{LARGE, Want, rings};
+use super::request::quoted;
+use super::session::Over;
+use super::waiting::Then;
+use crate::hub::policy::{Sight, Viewer};
+use crate::hub::{Memory, Need, OwnMemory, Owner, Programs, Refusal, no_memory};
+
+/// The longest name of a cluster or a group in bytes.
+const MAX_CLUSTER: usize = 64;
+
+impl Control {
+    pub(super) fn open(
+        &mut self,
+        token: u64,
+        id: u32,
+        app: u32,
+        viewer: &Viewer,
+        open: Open,
+    ) -> Result<(), Over> {
+        if open.cluster.len() > MAX_CLUSTER {
+            let what = format!("a cluster's name has at most {MAX_CLUSTER} bytes");
+            return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
+        }
+        if open.group.len() > MAX_CLUSTER {
+            let what = format!("a group's name has at most {MAX_CLUSTER} bytes");
+            return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
+        }
+        let guard = self
+            .guard(viewer, &open.device)
+            .and_then(|guard| self.may_send(viewer, &open).map(|()| guard));
+        let guard = match guard {
+            Ok(guard) => guard,
+            Err(refusal) => return self.answer(token, id, app, Err(refusal)),
+        };
+        if guard.trim().is_empty() && matches!(open.filter, FilterSpec::All) {
+            return self.open_with(token, id, app, viewer, open, Programs::default());
+        }
+        let filter = open.filter.clone();
+        let link_type = self.link_type(&open.device);
+        let then = Then::Open(open);
+        self.compile(token, id, app, viewer, then, (guard, filter, link_type))
+    }
+
+    pub(super) fn filter(
+        &mut self,
+        token: u64,
+        id: u32,
+        app: u32,
+        viewer: &Viewer,
+        port: u32,
+        filter: FilterSpec,
+    ) -> Result<(), Over> {
+        if let Err(refusal) = self.owned(token, app, port) {
+            return self.answer(token, id, app, Err(refusal));
+        }
+        if filter == FilterSpec::All {
+            self.hub.set_filter(port, None, String::new());
+            return self.answer(token, id, app, Ok((Message::Done, Vec::new())));
+        }
+        let link_type = self.hub.link_type_of(port);
+        let what = (String::new(), filter, link_type);
+        self.compile(token, id, app, viewer, Then::Filter { port }, what)
+    }
+
+    /// Opens a port whose filters are compiled: at once, or when its rings are made.
+    pub(super) fn open_with(
+        &mut self,
+        token: u64,
+        id: u32,
+        app: u32,
+        viewer: &Viewer,
+        open: Open,
+        programs: Programs,
+    ) -> Result<(), Over> {
+        let memory = match viewer {
+            Viewer::Vm(_) => Ok(None),
+            Viewer::User(uid) => {
+                let owner = Owner::User(*uid);
+                let awaited = self.awaited(viewer, &owner);
+                match self.need(viewer, &open, &owner, awaited) {
+                    Ok(need) if need.total() >= LARGE => {
+                        let then = Then::Rings(open, programs);
+                        return self.make(token, id, app, Want::Rings(need), then);
+                    }
+                    Ok(need) => rings(need, &|| true)
+                        .map(Some)
+                        .map_err(|error| no_memory(need.total(), &error)),
+                    Err(refusal) => Err(refusal),
+                }
+            }
+        };
+        let result =
+            memory.and_then(|memory| self.opened(token, app, viewer, &open, programs, memory));
+        self.answer(token, id, app, result)
+    }
+
+    /// Bytes of memory for a port, if it may be beside what its owner waits for.
+    fn need(
+        &self,
+        viewer: &Viewer,
+        open: &Open,
+        owner: &Owner,
+        awaited: (usize, u64),
+    ) -> Result<Need, Refusal> {
+        if !self.policy.is_operator(viewer) {
+            self.hub.within_limits(open, owner, awaited)?;
+        }
+        self.hub.need(open, owner)
+    }
+
+    pub(super) fn bears(
+        &mut self,
+        viewer: &Viewer,
+        device: &str,
+        port: Option<u32>,
+        programs: &Programs,
+    ) -> Result<(), Refusal> {
+        let owner = match viewer {
+            _ if self.policy.is_operator(viewer) => return Ok(()),
+            Viewer::User(uid) => Owner::User(*uid),
+            Viewer::Vm(name) => Owner::Vm(name.clone()),
+        };
+        self.hub.bears(device, port, &owner, programs)
+    }
+
+    pub(super) fn opened(
+        &mut self,
+        token: u64,
+        app: u32,
+        viewer: &Viewer,
+        open: &Open,
+        programs: Programs,
+        memory: Option<OwnMemory>,
+    ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
+        // Others of its owner may have been opened while its rings were made.
+        self.bears(viewer, &open.device, None, &programs)?;
+        let opening = match viewer {
+            Viewer::User(uid) => {
+                let owner = Owner::User(*uid);
+                let need = self.need(viewer, open, &owner, (0, 0))?;
+                // What was asked for when it was made is what is asked for now.
+                let memory = memory
+                    .filter(|memory| memory.rings.len >= need.rings)
+                    .ok_or_else(|| Refusal::new(code::INTERNAL, "no memory was made"))?;
+                self.hub
+                    .open(open, owner, programs, Memory::Own(memory), None)?
+            }
+            Viewer::Vm(name) => {
+                let owner = Owner::Vm(name.clone());
+                self.hub.within_limits(open, &owner, (0, 0))?;
+                let Some(vm) = self.vms.get_mut(name) else {
+                    return Err(Refusal::new(code::NOT_FOUND, "the VM was detached"));
+                };
+                let (doorbell, bell, vector) = vm.bell(&self.bell);
+                let memory = Memory::Pool {
+                    region: &vm.region,
+                    places: &mut vm.places,
+                };
+                let mut opening = self
+                    .hub
+                    .open(open, owner, programs, memory, Some(doorbell))?;
+                opening.opened.vector = vector;
+                let port = opening.opened.port;
+                vm.bells.extend(bell.map(|bell| (port, bell)));
+                opening
+            }
+        };
+        if let Some(session) = self.sessions.get_mut(&token) {
+            session.ports.push((app, opening.opened.port));
+        }
+        Ok((Message::Opened(opening.opened), opening.fds))
+    }
+
+    /// The obligatory filter of a viewer for a device; a source that it may not see is not there.
+    fn guard(&self, viewer: &Viewer, device: &str) -> Result<String, Refusal> {
+        let unseen = || {
+            let device = quoted(device);
+            let what = format!("no source {device}; `vnplug list` shows the sources");
+            Refusal::new(code::NOT_FOUND, what)
+        };
+        let (source, _) = self.hub.find(device).map_err(|refusal| match viewer {
+            _ if self.policy.is_operator(viewer) => refusal,
+            _ => unseen(),
+        })?;
+        let name = &self.hub.sources()[source].name;
+        match self.policy.sight(viewer, name, &self.grants(viewer)) {
+            Sight::Through(filter) => Ok(filter),
+            Sight::Nothing => Err(unseen()),
+        }
+    }
+
+    /// Whether a port may have the transmit ring that it asks for, if it asks for one.
+    fn may_send(&self, viewer: &Viewer, open: &Open) -> Result<(), Refusal> {
+        if open.transmit_bytes == 0 {
+            return Ok(());
+        }
+        let (source, _) = self.hub.find(&open.device)?;
+        let name = &self.hub.sources()[source].name;
+        if self.policy.may_send(viewer, name) {
+            return Ok(());
+        }
+        let what = format!(
+            "sending through {name:?} needs a grant of its own: the operator gives it with \
+             `send = true` in an [[allow]] or with --allow-send"
+        );
+        Err(Refusal::new(code::DENIED, what))
+    }
+
+    fn link_type(&self, device: &str) -> u32 {
+        self.hub
+            .find(device)
+            .map_or(1, |(source, _)| self.hub.sources()[source].link_type)
+    }
+}
