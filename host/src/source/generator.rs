@@ -15,20 +15,25 @@
 //!
 //! The timestamp is the time a batch was made, the same for all its frames.
 
+mod frames;
+#[cfg(test)]
+mod tests;
+
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::BorrowedFd;
-use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use vnplug_ring::layout::flags;
-use vnplug_ring::witness::{Protocol, Shape, Stamp};
+use vnplug_ring::witness::{Protocol, Stamp};
 
 use super::echo::Echo;
 use super::{
     Flushed, Frame, Latency, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit,
     sleep::sleep,
 };
+pub use frames::{MAX_SIZE, MIN_SIZE, Sizes};
+use frames::{shapes, stride};
 
 /// What to generate.
 #[derive(Debug, Clone)]
@@ -64,65 +69,6 @@ impl Default for GenConfig {
             run: RandomState::new().hash_one(0) as u32,
             queues: 1,
         }
-    }
-}
-
-/// Frame lengths in bytes as captured: Ethernet header and VLAN tag included, FCS excluded. What
-/// other tools call 64 bytes "on the wire" is 60 here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sizes {
-    /// All the same, [`MIN_SIZE`] to [`MAX_SIZE`].
-    Fixed(usize),
-    /// From the first to the last, both included: each of them, or 64 spread evenly, in a mixed
-    /// order.
-    Range(usize, usize),
-    /// The simple Internet mix: 7 of 60, 4 of 590, 1 of 1514 bytes; a protocol that needs more
-    /// than 60 gets its shortest instead.
-    Imix,
-}
-
-impl FromStr for Sizes {
-    type Err = SourceError;
-
-    /// `imix`, `FIRST-LAST` or a number.
-    fn from_str(text: &str) -> Result<Self, SourceError> {
-        let number = |text: &str| {
-            text.parse().map_err(|_| {
-                SourceError::new("a size is a number of bytes, FIRST-LAST or imix".to_owned())
-            })
-        };
-        match text.split_once('-') {
-            _ if text == "imix" => Ok(Self::Imix),
-            Some((first, last)) => Ok(Self::Range(number(first)?, number(last)?)),
-            None => Ok(Self::Fixed(number(text)?)),
-        }
-    }
-}
-
-impl Sizes {
-    /// One round of lengths.
-    fn round(self) -> Result<Vec<usize>, SourceError> {
-        let (first, last) = match self {
-            Self::Imix => return Ok(IMIX.to_vec()),
-            Self::Fixed(size) => (size, size),
-            Self::Range(first, last) => (first, last),
-        };
-        if first < MIN_SIZE || last > MAX_SIZE || first > last {
-            return Err(SourceError::new(format!(
-                "frame sizes are {MIN_SIZE} to {MAX_SIZE} bytes without FCS, not {first} to {last}"
-            )));
-        }
-        let steps = (last - first).min(RANGE_STEPS - 1);
-        // 37 has no factor in common with 64; for shorter rounds the order does not matter.
-        let mixed = |n: usize| {
-            if steps == RANGE_STEPS - 1 {
-                n * 37 % RANGE_STEPS
-            } else {
-                n
-            }
-        };
-        let at = |n: usize| first + ((last - first) * mixed(n)).checked_div(steps).unwrap_or(0);
-        Ok((0..=steps).map(at).collect())
     }
 }
 
@@ -350,51 +296,6 @@ impl Queue for GenQueue {
     }
 }
 
-/// The frames a queue goes through in turn: as many as it takes for flows and sizes to repeat, and
-/// at least a batch, for the frames of a batch must not share memory.
-fn shapes(config: &GenConfig, queue: usize) -> Result<Vec<Shape>, SourceError> {
-    let sizes = config.sizes.round()?;
-    let (flows, queues) = (config.flows as usize, config.queues);
-    let flow_round = flows / gcd(flows, queues);
-    let round = flow_round / gcd(flow_round, sizes.len()) * sizes.len();
-    let count = round * MAX_BATCH.div_ceil(round);
-    let mean = sizes.iter().map(|size| stride(*size)).sum::<usize>() / sizes.len();
-    let needed = count.saturating_mul(mean).saturating_mul(queues);
-    if needed > MAX_ARENA {
-        return Err(SourceError::new(format!(
-            "{flows} flows of {} sizes on {queues} queues need {} MiB of prepared frames, the limit \
-             is {} MiB; take fewer flows or one size",
-            sizes.len(),
-            needed >> 20,
-            MAX_ARENA >> 20
-        )));
-    }
-    let shape = |n: usize| {
-        let flow = (queue + n * queues) % flows;
-        let protocol = config.protocols[flow % config.protocols.len()];
-        let mut shape = Shape {
-            len_bytes: sizes[n % sizes.len()],
-            flow: flow as u32,
-            protocol,
-            vlan_tci: config.vlan_tci,
-        };
-        if config.sizes == Sizes::Imix {
-            shape.len_bytes = shape.len_bytes.max(shape.min_bytes());
-        }
-        shape
-    };
-    Ok((0..count).map(shape).collect())
-}
-
-/// Frames start on cache lines.
-fn stride(len_bytes: usize) -> usize {
-    len_bytes.next_multiple_of(64)
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
-
 /// Nanoseconds since 1970; 0 if the clock is set before that.
 fn now_ns() -> u64 {
     let since = SystemTime::now()
@@ -403,235 +304,8 @@ fn now_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The shortest frame in bytes, FCS excluded.
-pub const MIN_SIZE: usize = 60;
-/// The longest frame in bytes, FCS excluded.
-pub const MAX_SIZE: usize = 9000;
 const MAX_FLOWS: u32 = 1 << 24;
 const MAX_QUEUES: usize = 1024;
-const MAX_ARENA: usize = 256 << 20;
-const RANGE_STEPS: usize = 64;
-const IMIX: [usize; 12] = [60, 590, 60, 60, 590, 60, 1514, 60, 590, 60, 590, 60];
 /// Later than this is `behind`.
 const BEHIND: Duration = Duration::from_millis(10);
 const NANOS: u128 = 1_000_000_000;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use vnplug_ring::witness::{Checker, View};
-
-    fn drain(queue: &mut dyn Queue, checker: &mut Checker) -> (u64, u64) {
-        let (mut frames, mut bytes) = (0, 0);
-        while let Received::Frames(count) = queue
-            .receive(&mut |batch| {
-                assert!(!batch.is_empty() && batch.len() <= MAX_BATCH);
-                for frame in batch {
-                    checker.feed(frame.bytes);
-                    assert_eq!(frame.wire_len as usize, frame.bytes.len());
-                    bytes += frame.bytes.len() as u64;
-                }
-            })
-            .unwrap()
-        {
-            frames += count as u64;
-        }
-        assert_eq!(
-            queue.receive(&mut |_| unreachable!()).unwrap(),
-            Received::End
-        );
-        assert_eq!((queue.counters().seen, queue.state()), (frames, "ended"));
-        (frames, bytes)
-    }
-
-    #[test]
-    fn counted_run_is_perfect_for_every_mix() {
-        for (sizes, flows, protocols, vlan_tci) in [
-            (Sizes::Fixed(60), 1, vec![Protocol::Udp4], None),
-            (Sizes::Fixed(9000), 3, Protocol::ALL.to_vec(), Some(100)),
-            (
-                Sizes::Range(108, 1514),
-                1000,
-                Protocol::ALL.to_vec(),
-                Some(1),
-            ),
-            (Sizes::Range(60, 61), 2, vec![Protocol::Udp4], None),
-            (Sizes::Imix, 10_007, Protocol::ALL.to_vec(), None),
-        ] {
-            let config = GenConfig {
-                sizes,
-                flows,
-                protocols,
-                vlan_tci,
-                count: Some(70_001),
-                ..GenConfig::default()
-            };
-            let mut checker = Checker::new(View::Whole);
-            checker.expect(config.run, 0..70_001);
-            let mut queues = Gen::open(&config).unwrap();
-            assert_eq!(drain(queues[0].as_mut(), &mut checker).0, 70_001);
-            assert!(checker.is_perfect() && checker.foreign() == 0, "{config:?}");
-        }
-    }
-
-    #[test]
-    fn queues_together_carry_every_sequence_once() {
-        let config = GenConfig {
-            queues: 3,
-            flows: 7,
-            count: Some(10_000),
-            ..GenConfig::default()
-        };
-        let mut checker = Checker::new(View::Part);
-        for mut queue in Gen::open(&config).unwrap() {
-            drain(queue.as_mut(), &mut checker);
-        }
-        assert_eq!(checker.set(config.run).unwrap().gaps(0..10_000).count, 0);
-        assert_eq!(checker.report(config.run).unwrap().duplicates, 0);
-    }
-
-    #[test]
-    fn imix_has_its_shares() {
-        let config = GenConfig {
-            sizes: Sizes::Imix,
-            count: Some(12_000),
-            ..GenConfig::default()
-        };
-        let mut queues = Gen::open(&config).unwrap();
-        let (_, bytes) = drain(queues[0].as_mut(), &mut Checker::new(View::Whole));
-        assert_eq!(bytes, 1000 * (7 * 60 + 4 * 590 + 1514));
-    }
-
-    #[test]
-    fn due_follows_the_rate_exactly_on_average() {
-        let config = GenConfig {
-            pps: Some(3),
-            queues: 2,
-            ..GenConfig::default()
-        };
-        let mut queue = GenQueue::new(&config, 1, Arc::default()).unwrap();
-        for (millis, due) in [
-            (0, 0),
-            (333, 0),
-            (334, 1),
-            (999, 1),
-            (1000, 2),
-            (1_000_000, 1500),
-        ] {
-            assert_eq!(queue.due(Duration::from_millis(millis)), due, "{millis} ms");
-        }
-        assert_eq!(queue.due(Duration::MAX), u64::MAX / 2);
-        // What `wait` sleeps for is never too short: a frame is due then.
-        for pps in [1, 3, 7, 999_999_937, u64::MAX] {
-            queue.pps = Some(pps);
-            for seq in [1, 1001, 123_456_789] {
-                queue.next_seq = seq;
-                assert!(queue.due(queue.next_due(pps)) >= 1, "{pps} {seq}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_late_generator_says_so_and_skips_nothing() {
-        let config = GenConfig {
-            pps: Some(100_000),
-            ..GenConfig::default()
-        };
-        let start = Arc::new(OnceLock::new());
-        let second_ago = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
-        start.set(second_ago).unwrap();
-        let mut queue = GenQueue::new(&config, 0, start).unwrap();
-        assert_eq!(
-            queue.receive(&mut |_| ()).unwrap(),
-            Received::Frames(MAX_BATCH)
-        );
-        assert_eq!(
-            (queue.state(), queue.next_seq),
-            ("behind", MAX_BATCH as u64)
-        );
-        queue.next_seq = u64::from(u32::MAX);
-        assert_eq!(
-            queue.receive(&mut |_| unreachable!()).unwrap(),
-            Received::Nothing
-        );
-        assert_eq!(queue.state(), "up");
-    }
-
-    #[test]
-    fn impossible_configurations_are_refused_in_words() {
-        let base = GenConfig::default();
-        for (config, word) in [
-            (
-                GenConfig {
-                    sizes: Sizes::Fixed(59),
-                    ..base.clone()
-                },
-                "60 to 9000",
-            ),
-            (
-                GenConfig {
-                    sizes: Sizes::Fixed(9001),
-                    ..base.clone()
-                },
-                "60 to 9000",
-            ),
-            (
-                GenConfig {
-                    sizes: Sizes::Range(100, 99),
-                    ..base.clone()
-                },
-                "60 to 9000",
-            ),
-            (
-                GenConfig {
-                    protocols: vec![Protocol::Tcp6],
-                    ..base.clone()
-                },
-                "104",
-            ),
-            (
-                GenConfig {
-                    vlan_tci: Some(1),
-                    ..base.clone()
-                },
-                "64",
-            ),
-            (
-                GenConfig {
-                    flows: 0,
-                    ..base.clone()
-                },
-                "flows",
-            ),
-            (
-                GenConfig {
-                    pps: Some(0),
-                    ..base.clone()
-                },
-                "rate",
-            ),
-            (
-                GenConfig {
-                    queues: 0,
-                    ..base.clone()
-                },
-                "queues",
-            ),
-            (
-                GenConfig {
-                    flows: 1 << 24,
-                    sizes: Sizes::Fixed(9000),
-                    ..base.clone()
-                },
-                "MiB",
-            ),
-        ] {
-            let error = Gen::open(&config).err().expect(word);
-            assert!(error.what.contains(word), "{error}");
-        }
-        assert_eq!("imix".parse::<Sizes>().unwrap(), Sizes::Imix);
-        assert_eq!("64-1500".parse::<Sizes>().unwrap(), Sizes::Range(64, 1500));
-        assert_eq!("60".parse::<Sizes>().unwrap(), Sizes::Fixed(60));
-        assert!("big".parse::<Sizes>().is_err());
-    }
-}
