@@ -13,7 +13,7 @@
 //! Packets are handed to the program where they lie in the ring. Filters are compiled by the real
 //! library and executed by the daemon. `docs/libpcap.md` is the manual.
 //!
-//! Not here: transmission, monitor mode, and anything that only other systems' libpcap has.
+//! Not here: monitor mode, and anything that only other systems' libpcap has.
 
 mod abi;
 mod real;
