@@ -117,7 +117,9 @@ impl Early {
             .iter()
             .map(|place| {
                 let (reply, answer) = channel();
-                place.line.send(Command::Widen(self.generation, reply));
+                let standing = Arc::clone(&self.standing);
+                let command = Command::Widen(self.generation, standing, reply);
+                place.line.send(command);
                 answer
             })
             .collect();

@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use vnplug_ring::control::Tuning;
 use vnplug_ring::layout::Life;
 
-use super::early::Loaded;
+use super::early::{Loaded, Standing};
 use super::{Latency, Queue, QueueCounters};
 use crate::fanout::FanoutCounters;
 use crate::filter::{IndexSize, Program};
@@ -40,8 +40,10 @@ pub enum Command {
     Filter(u32, Option<Arc<Program>>, Sender<Option<Arc<Program>>>),
     /// Tune a port so from the next batch on.
     Tune(u32, Tuning, Sender<()>),
-    /// Let everything through to the daemon, from now on and as long as this generation lasts.
-    Widen(u64, Sender<()>),
+    /// Let everything through to the daemon, from now on and as long as this generation lasts; if
+    /// that fails, its standing says so until it is done.
+    #[expect(private_interfaces, reason = "only made and used in the daemon")]
+    Widen(u64, Arc<Standing>, Sender<()>),
     /// Have the kernel drop what this does not let through, if the generation is still this one
     /// (true).
     Narrow(u64, Box<Loaded>, Sender<Result<bool, String>>),

@@ -75,6 +75,29 @@ fn one_frame_in_a_hundred_passes_and_the_others_are_counted() {
 }
 
 #[test]
+fn a_kernel_without_memory_for_the_wide_filter_drops_the_narrow_one() {
+    isolated(|| {
+        veth();
+        let mut queue = open(rx("va"));
+        let sender = Sender::new("vb");
+        narrow(queue.as_mut(), &programs(&["udp port 1042"]));
+        assert!(sender.send(&udp(1, 53)));
+        assert_eq!(counts(queue.as_mut()), (1, 0, 1));
+        // Of this network namespace alone: no socket may have a filter any more.
+        std::fs::write("/proc/sys/net/core/optmem_max", "1").expect("Linux 6.8 or later");
+        let seat = queue.seat().expect("early drop works here");
+        let loaded = seat.load(&[]).expect("the kernel takes it");
+        assert!(queue.narrow(Some(Box::new(loaded))).is_err());
+        queue.narrow(None).expect("it fails open");
+        for port in 0..100 {
+            assert!(sender.send(&udp(1_000 + port, 53)));
+        }
+        assert_eq!(read_all(queue.as_mut(), 100).len(), 100);
+        assert_eq!(counts(queue.as_mut()), (101, 0, 1));
+    });
+}
+
+#[test]
 fn vlan_tags_count_wherever_the_kernel_keeps_them() {
     isolated(|| {
         veth();

@@ -260,7 +260,10 @@ impl Queue for PacketQueue {
 
     fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
         let socket = self.ring.socket();
-        self.opener.filter(socket, self.bound, filter.as_deref())?;
+        match &filter {
+            Some(filter) => self.opener.filter(socket, self.bound, Some(filter))?,
+            None => self.opener.unfilter(socket, self.bound)?,
+        }
         self.early = filter;
         Ok(())
     }

@@ -109,6 +109,26 @@ impl Opener {
         })
     }
 
+    /// Lets in the frames of its direction, whatever filter was there. A kernel without memory for the
+    /// direction's own filter takes away the old one: what is sent is still left out by the socket's
+    /// own options, and a longer frame than asked for is better than none.
+    pub(super) fn unfilter(&self, socket: &Socket, link: Link) -> Result<(), SourceError> {
+        let refused = match self.filter(socket, link, None) {
+            Ok(()) => return Ok(()),
+            Err(refused) => refused,
+        };
+        // Of a direction that only a filter keeps apart, all frames are too many.
+        if self.direction(link.hardware == libc::ARPHRD_LOOPBACK) == Direction::Tx {
+            return Err(refused);
+        }
+        socket.clear_filter().map_err(|_| refused)?;
+        // With the room of the old filter there may be enough for the other.
+        if let Err(refused) = self.filter(socket, link, None) {
+            log::warn!(target: "source", "{refused}: it goes on without");
+        }
+        Ok(())
+    }
+
     /// Where a queue of this interface takes an early filter, or why it does not.
     pub(super) fn seat(&self, link: Link) -> Result<Seat, String> {
         if !self.config.early {

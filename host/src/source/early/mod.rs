@@ -13,6 +13,8 @@
 //!   narrower filter is made afterwards, by a thread of its own: the kernel's verifier takes its
 //!   time, and filters come from guests. It is put in place only if nothing was widened meanwhile.
 //!   So the kernel's filter covers every filter that judges a frame, at all times.
+//! - **Fail open.** A filter that cannot be replaced by one that lets everything through is taken off
+//!   where that does the same; else it is tried again ([`Stuck`]), and [`Standing`] says so.
 //! - **Counted.** A queue's filters count what they drop in memory that stays with the queue,
 //!   whatever filter comes next: `seen = read + dropped + early`.
 //! - **Not needed.** Where the kernel takes no eBPF, or the filters are too many, nothing is
@@ -20,37 +22,66 @@
 
 mod loader;
 mod seat;
+mod stuck;
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) use loader::{Loader, Narrowing, Place};
 pub use seat::{Loaded, Seat};
+pub(crate) use stuck::Stuck;
 
-/// How a source's early drop stands, for people; of one generation.
+/// How a source's early drop stands, for people.
 #[derive(Debug, Default)]
-pub(crate) struct Standing(Mutex<(u64, String)>);
+pub(crate) struct Standing(Mutex<Words>);
+
+#[derive(Debug, Default)]
+struct Words {
+    generation: u64,
+    text: String,
+    /// Queues whose filters could not be widened, and why.
+    ailing: BTreeMap<u16, String>,
+}
 
 impl Standing {
     /// A new generation begins with this text.
     pub(crate) fn begin(&self, generation: u64, text: impl Into<String>) {
-        *self.lock() = (generation, text.into());
+        let mut words = self.lock();
+        (words.generation, words.text) = (generation, text.into());
     }
 
     /// Says how a generation stands, unless it is over.
     pub(crate) fn say(&self, generation: u64, text: &str) {
-        let mut standing = self.lock();
-        if standing.0 == generation && standing.1 != text {
-            standing.1 = text.to_owned();
+        let mut words = self.lock();
+        if words.generation == generation && words.text != text {
+            words.text = text.to_owned();
         }
+    }
+
+    /// A queue's filter may drop what ports want, because it cannot be replaced: more urgent than
+    /// what is said otherwise.
+    pub(crate) fn ails(&self, queue: u16, why: String) {
+        self.lock().ailing.insert(queue, why);
+    }
+
+    /// It was replaced.
+    pub(crate) fn cured(&self, queue: u16) {
+        self.lock().ailing.remove(&queue);
     }
 
     /// What was said last.
     pub(crate) fn text(&self) -> String {
-        self.lock().1.clone()
+        let words = self.lock();
+        match words.ailing.first_key_value() {
+            Some((queue, why)) => format!(
+                "failing: the kernel may drop what ports want (queue {queue}, trying again): {why}"
+            ),
+            None => words.text.clone(),
+        }
     }
 
     /// What it guards is whole after every statement.
-    fn lock(&self) -> MutexGuard<'_, (u64, String)> {
+    fn lock(&self) -> MutexGuard<'_, Words> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

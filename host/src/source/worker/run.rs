@@ -13,6 +13,7 @@ use super::{Asked, Command, PortSnapshot, Snapshot, WorkerOptions};
 use crate::fanout::Fanout;
 use crate::port::sender;
 use crate::port::{Port, PortCounters};
+use crate::source::early::Stuck;
 use crate::source::senders::Senders;
 use crate::source::{Queue, Received};
 use crate::sys::event;
@@ -30,6 +31,8 @@ pub(super) struct Run {
     over: Option<Over>,
     /// How often the kernel's filter was widened.
     generation: u64,
+    /// Whether that is still to be done.
+    stuck: Stuck,
     options: WorkerOptions,
 }
 
@@ -76,6 +79,7 @@ impl Run {
             started: Instant::now(),
             over: None,
             generation: 0,
+            stuck: Stuck::new(options.queue, &options.name),
             options,
         }
     }
@@ -107,6 +111,7 @@ impl Run {
             if !self.obey() {
                 break;
             }
+            self.stuck.try_again(&mut *self.queue, now_us);
             let sending = self.send();
             if self.over.is_some() || self.holds() {
                 if !sending {
@@ -129,7 +134,7 @@ impl Run {
                 Ok(Received::Nothing) => {
                     self.fanout.tick(now_us);
                     if !self.options.busy && !sending && !self.arm_senders() {
-                        let due = self.fanout.due_us();
+                        let due = self.due_us();
                         let timeout = due.map(|due| Duration::from_micros(due - now_us.min(due)));
                         let waker = self.senders.waker(self.waker.as_fd());
                         self.queue.wait(waker, timeout);
@@ -234,11 +239,10 @@ impl Run {
                     self.fanout.tune(id, tuning);
                     tell(&reply, ());
                 }
-                Command::Widen(generation, reply) => {
+                Command::Widen(generation, standing, reply) => {
                     self.generation = generation;
-                    if let Err(error) = self.queue.narrow(None) {
-                        log::error!(target: "source", "{}: {error}", self.options.name);
-                    }
+                    let now_us = self.now_us();
+                    self.stuck.widen(&mut *self.queue, &standing, now_us);
                     tell(&reply, ());
                 }
                 Command::Narrow(generation, loaded, reply) => {
@@ -247,6 +251,9 @@ impl Run {
                         // The ports changed meanwhile.
                         false => Ok(false),
                     };
+                    if matches!(narrowed, Ok(true)) {
+                        self.stuck.over();
+                    }
                     tell(&reply, narrowed.map_err(|error| error.to_string()));
                 }
                 Command::Rules(id, change, reply) => {
@@ -326,6 +333,13 @@ impl Run {
             state: state.to_owned(),
             failure,
         }
+    }
+
+    /// When there is something to do at the latest, if nothing else happens.
+    #[inline]
+    fn due_us(&self) -> Option<u64> {
+        let due = [self.fanout.due_us(), self.stuck.due_us()];
+        due.into_iter().flatten().min()
     }
 
     fn sleep_without_queue(&mut self) {
