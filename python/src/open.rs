@@ -17,6 +17,9 @@ use crate::port::Port;
 /// sample: one in so many of the packets that pass the filter.
 /// cluster, balance: share the device with the other readers of this cluster, a flow to one reader
 ///     or packet by packet.
+/// group, arena_bytes: read one copy of each packet with the others of this group, who trust each
+///     other; the first member says how large their arena is (0 is the daemon's default). A reader
+///     that is too slow loses what is overwritten before it takes it.
 /// ring_bytes: size of each ring; 0 is the daemon's default.
 /// watermark, max_delay: sleep until so many packets are unread, or so many seconds over.
 /// reconnect: survive a restart of the daemon; the first packet afterwards has `Flag.GAP`.
@@ -26,7 +29,7 @@ use crate::port::Port;
 /// Raises UnreachableError, NotFoundError, FilterError, DeniedError, LimitError, InvalidError.
 #[pyfunction]
 #[pyo3(signature = (device, *, filter = "", snaplen = 0, direction = "both", sample = 1,
-    cluster = "", balance = "flow", ring_bytes = 0, watermark = 1, max_delay = 0.01,
+    cluster = "", balance = "flow", group = "", arena_bytes = 0, ring_bytes = 0, watermark = 1, max_delay = 0.01,
     reconnect = true, label = None, socket = None))]
 #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
 pub(crate) fn open(
@@ -38,6 +41,8 @@ pub(crate) fn open(
     sample: u32,
     cluster: &str,
     balance: &str,
+    group: &str,
+    arena_bytes: u64,
     ring_bytes: u64,
     watermark: u32,
     max_delay: f64,
@@ -62,6 +67,8 @@ pub(crate) fn open(
         .direction(direction)
         .sample(sample)
         .cluster(cluster, balance)
+        .group(group)
+        .arena_bytes(arena_bytes)
         .ring_bytes(ring_bytes)
         .watermark(watermark)
         .max_delay(seconds("max_delay", max_delay)?)

@@ -53,6 +53,28 @@ class Ports(lab.Test):
             self.assertIn("received=20000", repr(stats))
         self.assertTrue(port.closed)
 
+    def test_the_members_of_a_group_read_one_copy(self) -> None:
+        daemon = self.daemon(GEN)
+
+        def member(filter: str) -> vnplug.Port:
+            return vnplug.open(
+                "lab", socket=daemon.socket, group="ids", arena_bytes=16 << 20, filter=filter
+            )
+
+        with member("tcp") as tcp, member("udp") as udp:
+            single = [bytes(packet) for packet in tcp]
+            lent: list[bytes] = []
+            for batch in udp.batches():
+                lent += [bytes(data) for data in batch]
+            self.assertEqual({packet[23] for packet in single}, {6})
+            self.assertEqual({data[23] for data in lent}, {17})
+            self.assertEqual(len(single) + tcp.stats().lost, 10000)
+            # The source ran when it came.
+            self.assertLessEqual(len(lent) + udp.stats().lost, 10000)
+            self.assertGreater(min(len(single), len(lent)), 0)
+            with self.assertRaisesRegex(vnplug.InvalidError, "the limit is"):
+                vnplug.open("lab", socket=daemon.socket, group="huge", arena_bytes=1 << 40)
+
     def test_a_packet_owns_its_bytes(self) -> None:
         daemon = self.daemon(GEN)
         port = vnplug.open("lab", socket=daemon.socket)

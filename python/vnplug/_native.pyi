@@ -59,6 +59,8 @@ def open(
     sample: int = 1,
     cluster: str = "",
     balance: Literal["flow", "rr"] = "flow",
+    group: str = "",
+    arena_bytes: int = 0,
     ring_bytes: int = 0,
     watermark: int = 1,
     max_delay: float = 0.01,
@@ -74,6 +76,9 @@ def open(
     sample: one in so many of the packets that pass the filter.
     cluster, balance: share the device with the other readers of this cluster, a flow to one reader
         or packet by packet.
+    group, arena_bytes: read one copy of each packet with the others of this group, who trust each
+        other; the first member says how large their arena is (0 is the daemon's default). A reader
+        that is too slow loses what is overwritten before it takes it.
     ring_bytes: size of each ring; 0 is the daemon's default.
     watermark, max_delay: sleep until so many packets are unread, or so many seconds over.
     reconnect: survive a restart of the daemon; the first packet afterwards has `Flag.GAP`.

@@ -11,7 +11,7 @@ use crate::abi::{
     ERROR_TSTAMP_PRECISION_NOTSUP, PRECISION_MICRO, PRECISION_NANO, TSTAMP_HOST,
     WARNING_TSTAMP_TYPE_NOTSUP,
 };
-use crate::devices::{describe, device_of};
+use crate::devices::{describe, device_of, split_group};
 use crate::handle::{Handle, State};
 use crate::read::Live;
 
@@ -121,9 +121,15 @@ fn open(state: &mut State) -> Result<(), (c_int, String)> {
 }
 
 /// Opens the port; a ring that is larger than the operator allows, or the machine can give, is
-/// tried smaller, as libpcap does.
+/// tried smaller, as libpcap does. In a group the program's buffer is the arena: the first member
+/// says how large it is, and the daemon how many descriptors each has.
 fn port(device: &str, snaplen: c_int, options: Options) -> Result<Port, Error> {
+    let (device, group) = split_group(device);
     let request = PortOptions::new(device).direction(Direction::Both);
+    let sized = |request: PortOptions, bytes: u64| match group {
+        "" => request.ring_bytes(bytes),
+        group => request.group(group).arena_bytes(bytes),
+    };
     let bytes = |number: c_int| u64::from(number.unsigned_abs());
     let mut ring = bytes(options.buffer_bytes.max(0));
     let cut = if snaplen < MAX_SNAPLEN {
@@ -134,7 +140,7 @@ fn port(device: &str, snaplen: c_int, options: Options) -> Result<Port, Error> {
         0
     };
     loop {
-        let opened = request.clone().snaplen(cut).ring_bytes(ring).open();
+        let opened = sized(request.clone().snaplen(cut), ring).open();
         let too_large = matches!(
             &opened,
             Err(Error::Refused { code, .. })

@@ -27,6 +27,15 @@ pub(crate) fn device_of(name: &str) -> Option<&str> {
         .filter(|rest| !rest.is_empty())
 }
 
+/// A device of ours as the daemon names it, and the group that a handle on it joins; empty = none.
+/// The names of sources have no `/`.
+pub(crate) fn split_group(device: &str) -> (&str, &str) {
+    match device.split_once('/') {
+        Some((device, group)) if !group.is_empty() => (device, group),
+        _ => (device, ""),
+    }
+}
+
 /// `pcap_findalldevs`.
 ///
 /// # Safety
@@ -109,7 +118,7 @@ pub(crate) unsafe fn tell(errbuf: *mut c_char, text: &str) {
 /// `pcap_lookupnet`: network and mask of a device's first IPv4 address; 0 and 0 if it has none that
 /// we know, as the real library has it.
 pub(crate) fn network(name: &str) -> (u32, u32) {
-    let wanted = device_of(name).unwrap_or(name);
+    let (wanted, _group) = split_group(device_of(name).unwrap_or(name));
     let wanted = wanted
         .split_once('@')
         .map_or(wanted, |(device, _queue)| device);

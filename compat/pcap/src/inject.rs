@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vnplug::{Error, Port, PortOptions};
 
-use crate::devices::{describe, device_of};
+use crate::devices::{describe, device_of, split_group};
 use crate::handle::State;
 
 /// Sends a frame through the device of an activated handle; the host takes it from there.
@@ -34,7 +34,8 @@ fn send(state: &mut State, frame: &[u8]) -> Result<(), Error> {
 }
 
 fn open(name: &str) -> Result<Port, Error> {
-    PortOptions::new(device_of(name).unwrap_or(name))
+    let (device, _group) = split_group(device_of(name).unwrap_or(name));
+    PortOptions::new(device)
         .enabled(false)
         .ring_bytes(LEAST_RING)
         .transmit(RING)

@@ -10,7 +10,7 @@
 //! device at all goes to the real library, which is loaded by its path (see `real`). The two kinds
 //! of handle are told apart by their first word.
 //!
-//! Packets are handed to the program where they lie in the ring. Filters are compiled by the real
+//! Packets are handed to the program where they lie in the ring (in a group: as a copy of it). Filters are compiled by the real
 //! library and executed by the daemon. `docs/libpcap.md` is the manual.
 //!
 //! Not here: monitor mode, and anything that only other systems' libpcap has.

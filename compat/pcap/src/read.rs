@@ -1,7 +1,7 @@
 //! Packets, from the ring to the program: `pcap_next_ex`, `pcap_dispatch`, `pcap_loop`.
 //!
-//! A packet is handed over where it lies. Per packet there is no system call, no lock and no copy;
-//! the one atomic load is of the flag that ends the loop. The library sleeps only when the ring is
+//! A packet is handed over where it lies; in a group, where it may be overwritten, as a copy that was
+//! whole. Else there is no system call, no lock and no copy per packet; the one atomic load is of the flag that ends the loop. The library sleeps only when the ring is
 //! empty; the port then wakes it at a watermark or when the packet buffer timeout is over, as the
 //! kernel does with a block.
 //!

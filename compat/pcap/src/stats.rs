@@ -1,7 +1,8 @@
 //! `pcap_stats`: exact counts, as Linux's libpcap means them.
 //!
 //! `ps_recv` counts the packets that passed the filter, those included that found the ring full and
-//! those still unread; `ps_drop` those that found it full; `ps_ifdrop` what the kernel dropped
+//! those still unread; `ps_drop` those that found it full, and in a group those overwritten before
+//! they were read; `ps_ifdrop` what the kernel dropped
 //! before the daemon. The daemon counts; a new daemon counts from 0, so what was before is kept
 //! here, as the packets themselves told it.
 
@@ -53,7 +54,9 @@ impl Base {
                 let full = value(&host, "dropped_full") + value(&host, "dropped_quarantine");
                 self.last_ifdrop = value(&host, "source_kernel_dropped");
                 let recv = self.taken + self.lost + value(&host, "delivered") + full;
-                (recv, self.lost + full, self.ifdrop + self.last_ifdrop)
+                // A member of a group loses packets that the daemon has delivered.
+                let drop = (self.lost + full).max(port.dropped());
+                (recv, drop, self.ifdrop + self.last_ifdrop)
             }
             // Nobody to ask: what the packets told, which is all that will ever come.
             None => {

@@ -1,9 +1,18 @@
-//! Device names as PF_RING writes them: `eth1`, `eth1@2`, `eth1,eth2`, `eth1@0,2-4`.
+//! Device names as PF_RING writes them: `eth1`, `eth1@2`, `eth1,eth2`, `eth1@0,2-4`; and behind all
+//! of it the group that the ring joins: `eth1/ids`.
 
 /// One port to be: a device as the daemon names it, with `@QUEUE` if it is a single queue.
 pub(crate) type Target = String;
 
-/// The ports that a PF_RING device name asks for; `None` if it is no such name.
+/// A name without its group, and the group; empty = none. The names of sources have no `/`.
+pub(crate) fn split_group(name: &str) -> (&str, &str) {
+    match name.split_once('/') {
+        Some((devices, group)) if !group.is_empty() => (devices, group),
+        _ => (name, ""),
+    }
+}
+
+/// The ports that a PF_RING device name asks for; `None` if it is no such name, or one with a group.
 ///
 /// Devices are joined by `,` or `;`. What stands behind `@` are queues, of all devices: numbers and
 /// ranges, joined by `,`. A leading `vnplug:` is dropped, `host:` is kept (the daemon knows it).
@@ -14,7 +23,7 @@ pub(crate) fn targets(name: &str) -> Option<Vec<Target>> {
     };
     let mut targets = Vec::new();
     for device in devices.split([',', ';']).map(plain) {
-        if device.is_empty() || device == "host:" {
+        if device.is_empty() || device == "host:" || device.contains('/') {
             return None;
         }
         match &queues {
@@ -28,7 +37,8 @@ pub(crate) fn targets(name: &str) -> Option<Vec<Target>> {
 /// The targets of `name` restricted to the queues whose bits are set in `mask`; all bits: no
 /// restriction. `None` if no queue that the device has is left.
 pub(crate) fn with_mask(name: &str, mask: u64, queue_count: u32) -> Option<Vec<Target>> {
-    let (devices, _) = name.split_once('@').unwrap_or((name, ""));
+    let (devices, _group) = split_group(name);
+    let (devices, _) = devices.split_once('@').unwrap_or((devices, ""));
     if mask == u64::MAX {
         return targets(devices);
     }
@@ -93,11 +103,20 @@ mod tests {
     #[test]
     fn what_is_no_name_is_refused() {
         for name in [
-            "", ",", "eth1,", "eth1@", "eth1@x", "eth1@3-1", "eth1@64", "host:", "a@0-63,x",
+            "", ",", "eth1,", "eth1@", "eth1@x", "eth1@3-1", "eth1@64", "host:", "a@0-63,x", "a/g",
+            "a@1/g", "a/",
         ] {
             assert_eq!(targets(name), None, "{name}");
         }
         assert_eq!(targets(&"e,".repeat(100)), None);
+    }
+
+    #[test]
+    fn the_group_stands_behind_all_devices_and_queues() {
+        assert_eq!(split_group("a,host:b@0-3/ids"), ("a,host:b@0-3", "ids"));
+        assert_eq!(split_group("eth1"), ("eth1", ""));
+        assert_eq!(split_group("eth1/"), ("eth1/", ""));
+        assert_eq!(with_mask("eth1@7/ids", 0b10, 4).unwrap(), ["eth1@1"]);
     }
 
     #[test]

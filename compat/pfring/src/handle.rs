@@ -86,13 +86,15 @@ impl Handle {
     pub(crate) fn open(name: CString, ring: Ring) -> Result<Self, Failure> {
         let no_device = Failure::new(error::BAD_IFNAME, libc::ENODEV);
         let text = name.to_str().map_err(|_| no_device)?;
-        let targets = match text {
+        let (devices, group) = device::split_group(text);
+        let targets = match devices {
             "none" => Vec::new(),
-            text => device::targets(text).ok_or(no_device)?,
+            devices => device::targets(devices).ok_or(no_device)?,
         };
         let gate = Gate::new().map_err(|errno| Failure::new(GENERIC, errno.raw_os_error()))?;
         let poll = Duration::from_millis(DEFAULT_POLL_DURATION.into());
-        let settings = Settings::new(ring.caplen, poll);
+        let mut settings = Settings::new(ring.caplen, poll);
+        settings.group = group.to_owned();
         let first = targets.first().cloned();
         let reader = Reader::open(targets, settings, &gate)?;
         let device = first.and_then(|target| facts(&target));

@@ -17,6 +17,8 @@ pub(crate) struct Settings {
     pub(crate) vlan: Option<u16>,
     /// Cluster number and how it shares.
     pub(crate) cluster: Option<(u32, Balance)>,
+    /// The group that the ports join; empty = none.
+    pub(crate) group: String,
     /// What the operator sees; empty = the library's default.
     pub(crate) label: String,
     /// Packets at which a sleeper is woken.
@@ -38,6 +40,7 @@ impl Settings {
             filter: String::new(),
             vlan: None,
             cluster: None,
+            group: String::new(),
             label: String::new(),
             watermark: 1,
             watermark_timeout: None,
@@ -54,7 +57,8 @@ impl Settings {
             .sample(self.tuning.sample)
             .enabled(self.tuning.enabled)
             .watermark(self.watermark)
-            .max_delay(self.max_delay());
+            .max_delay(self.max_delay())
+            .group(self.group.clone());
         if let Some((number, balance)) = self.cluster {
             options = options.cluster(format!("pfring-{number}"), balance);
         }

@@ -101,6 +101,16 @@ fn counts_are_exact_at_the_end_of_the_source() {
 }
 
 #[test]
+fn a_member_of_a_group_is_told_what_was_overwritten() {
+    let lab = Lab::new().unwrap();
+    let drop_in = DropIn::new(&lab);
+    let source = "lab=gen,pps=50000,count=50000,run=1";
+    let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
+    // Its arena turns many times before it reads.
+    drop_in.ok(&daemon, &["overflow", "vnplug:lab@0/slow", "50000"]);
+}
+
+#[test]
 fn absurd_options_and_bad_calls_are_answered_as_the_manual_says() {
     let lab = Lab::new().unwrap();
     let drop_in = DropIn::new(&lab);

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::{DropIn, text};
-use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
 
@@ -53,10 +53,14 @@ impl Bench {
     }
 
     fn send(&self, count: u64) {
+        self.send_long(count, 200);
+    }
+
+    fn send_long(&self, count: u64, len_bytes: usize) {
         let stream = Stream {
             pps: std::num::NonZeroU64::new(20_000),
             flows: 7,
-            len_bytes: 200,
+            len_bytes,
             ..Stream::new("wire0", count)
         };
         let sent = self.netns.enter(|| stream.send()).unwrap().unwrap();
@@ -142,6 +146,55 @@ fn it_writes_the_packets_of_the_wire_in_their_order_and_time() {
         // Two sockets of one kernel, which stamps each packet once for each of them.
         assert!((us(ours) - us(real)).abs() < 1_000_000, "{ours:?} {real:?}");
     }
+}
+
+#[test]
+fn two_of_a_group_share_one_copy_and_each_has_its_filter() {
+    let bench = Bench::new();
+    let start = |device: &str, filter: &str, file: &str| {
+        let args = ["-U", "-i", device, "-w", file, filter];
+        let child = bench.tcpdump(true, &args).spawn().unwrap();
+        listens(file);
+        child
+    };
+    let files = ["short", "long", "alone"].map(|name| bench.file(&format!("{name}.pcap")));
+    let children = [
+        start("vnplug:wire/ids", "udp and less 300", &files[0]),
+        start("host:wire/ids", "udp and greater 700", &files[1]),
+        start("vnplug:wire", "udp", &files[2]),
+    ];
+    bench.send_long(2000, 200);
+    bench.send_long(500, 500);
+    bench.send_long(1000, 900);
+    let counts = [2000, 1000, 3500];
+    for (file, count) in files.iter().zip(counts) {
+        eventually("they were written", || packets(file).len() == count);
+    }
+    let counters = bench.daemon.audit();
+    let ports = || counters.iter().filter(|one| one.kind == "port");
+    let members: Vec<_> = ports().filter(|one| label(one, "group") == "ids").collect();
+    assert_eq!((members.len(), ports().count()), (2, 3), "{counters:?}");
+    // What neither of them wants is not copied.
+    assert_eq!(value(members[0], "arena_copies"), 3000, "{members:?}");
+    for (child, count) in children.into_iter().zip(counts) {
+        interrupt(&child);
+        let said = finish(child);
+        assert!(
+            said.contains(&format!("{count} packets captured")),
+            "{said}"
+        );
+        assert!(said.contains("\n0 packets dropped by kernel"), "{said}");
+    }
+    // Together they have what the third has, byte by byte.
+    let [short, long, alone] = files.map(|file| packets(&file));
+    let bytes = |all: &[(u32, u32, u32, Vec<u8>)]| -> Vec<Vec<u8>> {
+        all.iter().map(|packet| packet.3.clone()).collect()
+    };
+    let of = |wanted: fn(u32) -> bool| -> Vec<_> {
+        alone.iter().filter(|one| wanted(one.2)).cloned().collect()
+    };
+    assert!(bytes(&short) == bytes(&of(|len| len <= 300)));
+    assert!(bytes(&long) == bytes(&of(|len| len >= 700)));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{attempt, calls, leave, set_errno, with};
 use crate::abi::ring::Ring;
-use crate::device::{MAX_QUEUES, targets};
+use crate::device::{MAX_QUEUES, split_group, targets};
 use crate::error::{self, INVALID_ARGUMENT};
 use crate::handle::{Failure, Handle};
 
@@ -67,12 +67,17 @@ pub(crate) unsafe extern "C" fn pfring_open_multichannel(
     }
     // SAFETY: a C string, as the caller says.
     let name = unsafe { CStr::from_ptr(device_name) }.to_string_lossy();
-    let base = name.split_once('@').map_or(&*name, |(base, _)| base);
+    let (devices, group) = split_group(&name);
+    let base = devices.split_once('@').map_or(devices, |(base, _)| base);
+    let group = match group {
+        "" => String::new(),
+        group => format!("/{group}"),
+    };
     let queues = targets(base).and_then(|targets| crate::handle::facts(targets.first()?));
     let count = queues.map_or(1, |device| device.queues.clamp(1, MAX_QUEUES));
     let mut opened = 0;
     for queue in 0..count {
-        let Ok(one) = std::ffi::CString::new(format!("{base}@{queue}")) else {
+        let Ok(one) = std::ffi::CString::new(format!("{base}@{queue}{group}")) else {
             break;
         };
         // SAFETY: a C string that lives over the call.

@@ -2,7 +2,8 @@
 //!
 //! Packets are taken from a port in bursts and lent one by one; the room of a burst goes back when
 //! the next one is taken. So a packet stays valid until the next call that receives, as PF_RING
-//! promises, and no port is asked while some of its packets wait here.
+//! promises, and no port is asked while some of its packets wait here. In a group a burst is of copies
+//! that were whole, which stay as long.
 
 mod rules;
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::support::{Library, Running, compile, number};
-use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
 
@@ -139,6 +139,37 @@ fn a_cluster_shares_flows_between_processes() {
         "{lines:?}"
     );
     assert!(counts.iter().all(|count| *count < 6000), "{lines:?}");
+}
+
+#[test]
+fn the_members_of_a_group_share_one_copy() {
+    let bench = Bench::new("count", &[MIXED]);
+    let all = bench.start(&["-i", "g/ids", "-n", "30000000", "-r", "burst"]);
+    all.expect("ready");
+    for how in ["recv", "copy", "parsed", "burst", "loop", "poll"] {
+        let args = ["-i", "host:g@0/other", "-n", "2000", "-f", "tcp"];
+        let line = bench.count(&[&args[..], &["-r", how]].concat());
+        assert_eq!((number(&line, "packets"), number(&line, "drop")), (2000, 0));
+    }
+    let tcp = bench.start(&["-i", "vnplug:g/ids", "-n", "2000", "-m", "-f", "tcp"]);
+    tcp.expect("ready");
+    let line = tcp.line();
+    assert_eq!((number(&line, "tcp"), number(&line, "bad")), (2000, 0));
+    tcp.finish();
+    let counters = bench.daemon.audit();
+    let member = counters.iter().find(|one| one.kind == "port").unwrap();
+    assert_eq!(label(member, "group"), "ids");
+    // The second member's packets were there already.
+    let delivered = value(member, "delivered");
+    let most = delivered + value(member, "dropped_full");
+    let copies = value(member, "arena_copies");
+    assert!((delivered..=most).contains(&copies), "{member:?}");
+    all.signal("INT");
+    let line = all.line();
+    assert!(number(&line, "packets") > 2000, "{line}");
+    all.finish();
+    let refused = bench.start(&["-i", "g/", "-n", "1"]);
+    assert!(refused.line().starts_with("open: "));
 }
 
 #[test]
