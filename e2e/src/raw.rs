@@ -195,6 +195,7 @@ pub fn open(device: &str, ring_bytes: u64) -> Open {
         transmit_bytes: 0,
         group: String::new(),
         arena_bytes: 0,
+        shares_wake: false,
     }
 }
 

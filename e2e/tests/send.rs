@@ -135,6 +135,7 @@ fn sending(device: &str) -> Message {
         transmit_bytes: 1 << 16,
         group: String::new(),
         arena_bytes: 0,
+        shares_wake: false,
         ..open(device, 1 << 16)
     })
 }

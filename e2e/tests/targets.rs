@@ -1,19 +1,20 @@
-//! Many targets on one wire, each with a port of its own: every port gets exactly its target's
-//! packets, and all of them.
+//! Ten thousand targets on one wire, each with a port of its own: every port gets exactly its target's
+//! packets, and all of them, within ordinary limits of open files.
 
 use std::time::{Duration, Instant};
 
-use vnplug::{Next, Port};
+use vnplug::{Bundle, Next, Port, Ready};
 use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::raw::Holdings;
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::witness::{Parsed, parse};
 
 /// Targets with a port, and addresses on the wire: some are nobody's target.
-const TARGETS: u32 = 2_000;
-const FLOWS: u32 = 2_500;
+const TARGETS: u32 = 10_000;
+const FLOWS: u32 = 10_500;
 /// Packets of each address.
-const EACH: u64 = 20;
+const EACH: u64 = 5;
 const RATE: u64 = 40_000;
 const RUN: u32 = 77;
 
@@ -35,20 +36,26 @@ fn drain(port: &mut Port, into: &mut Vec<u64>) {
 }
 
 #[test]
-fn two_thousand_targets_each_get_their_packets_and_nobody_elses() {
+fn ten_thousand_targets_each_get_their_packets_and_nobody_elses() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
     netns.veth("wire0", "wire1").unwrap();
     let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
     let begin = Instant::now();
-    let mut ports: Vec<Port> = (0..TARGETS)
-        .map(|target| {
-            let filter = format!("host {}", address(target));
-            let options = daemon.port("wire1").ring_bytes(1 << 14).filter(&filter);
-            options.open().unwrap()
-        })
-        .collect();
+    let pids = [daemon.pid(), std::process::id()];
+    let before = pids.map(Holdings::of);
+    let mut bundle = Bundle::new().unwrap();
+    for target in 0..TARGETS {
+        let filter = format!("host {}", address(target));
+        let options = daemon.port("wire1").ring_bytes(1 << 14).filter(&filter);
+        bundle.open(options).unwrap();
+    }
     println!("{TARGETS} ports opened in {:?}", begin.elapsed());
+    for (name, (pid, before)) in ["daemon", "reader"].iter().zip(pids.iter().zip(&before)) {
+        let now = Holdings::of(*pid);
+        println!("{name}: {before:?} became {now:?}");
+        assert!(now.fds <= before.fds + 16, "{name}: {now:?}");
+    }
     let sent = netns
         .enter(|| {
             let stream = Stream {
@@ -62,14 +69,15 @@ fn two_thousand_targets_each_get_their_packets_and_nobody_elses() {
         .unwrap()
         .unwrap();
     assert_eq!(sent.frames, EACH * u64::from(FLOWS));
-    let mut taken = vec![Vec::new(); ports.len()];
+    let mut taken = vec![Vec::new(); bundle.ports().len()];
     let deadline = Instant::now() + Duration::from_secs(120);
     while taken.iter().map(|seqs| seqs.len() as u64).sum::<u64>() < EACH * u64::from(TARGETS) {
         assert!(Instant::now() < deadline, "{:?}", daemon.counters()[1]);
-        for (port, seqs) in ports.iter_mut().zip(&mut taken) {
+        for (port, seqs) in bundle.ports().iter_mut().zip(&mut taken) {
             drain(port, seqs);
         }
-        std::thread::sleep(Duration::from_millis(1));
+        let woken = bundle.wait(Some(Duration::from_secs(1))).unwrap();
+        assert_ne!(woken, Ready::Interrupted);
     }
     for (target, seqs) in (0..u64::from(TARGETS)).zip(&taken) {
         let own: Vec<u64> = (0..EACH)
@@ -93,8 +101,10 @@ fn two_thousand_targets_each_get_their_packets_and_nobody_elses() {
         seen += 1;
     }
     assert_eq!(seen, TARGETS);
-    drop(ports);
+    let begin = Instant::now();
+    drop(bundle);
     daemon.await_no_ports();
+    println!("and closed in {:?}", begin.elapsed());
     let source = &daemon.audit()[1];
     assert_eq!(value(source, "duties"), value(source, "departed_offered"));
     assert_eq!(

@@ -49,7 +49,7 @@ fn is_privileged() -> bool {
 #[derive(Debug)]
 pub(crate) struct PortFds {
     pub(crate) memory: OwnedFd,
-    pub(crate) wake: OwnedFd,
+    pub(crate) wake: Option<OwnedFd>,
     pub(crate) kick: Option<OwnedFd>,
     pub(crate) arenas: Option<OwnedFd>,
 }
@@ -150,16 +150,23 @@ impl Connection {
         answer
     }
 
-    /// Takes the descriptors that came with an Opened: the memory, the wake-up, for a port that sends
-    /// the kick, and for a member of a group the arenas' memory if that is another. All are closed if
-    /// there are not exactly as many.
-    pub(crate) fn take_fds(&mut self, sends: bool, arenas: bool) -> Result<PortFds, Error> {
-        if self.fds.len() == 2 + usize::from(sends) + usize::from(arenas)
-            && let (Some(memory), Some(wake)) = (self.fds.pop_front(), self.fds.pop_front())
+    /// Takes the descriptors that came with an Opened: the memory, the wake-up unless it is one that
+    /// came before (`shares`), for a port that sends the kick, and for a member of a group the arenas'
+    /// memory if that is another. All are closed if there are not exactly as many.
+    pub(crate) fn take_fds(
+        &mut self,
+        sends: bool,
+        arenas: bool,
+        shares: bool,
+    ) -> Result<PortFds, Error> {
+        let others = 1 + usize::from(sends) + usize::from(arenas);
+        let wakes = self.fds.len().checked_sub(others);
+        if (wakes == Some(1) || wakes == Some(0) && shares)
+            && let Some(memory) = self.fds.pop_front()
         {
             return Ok(PortFds {
                 memory,
-                wake,
+                wake: self.fds.pop_front().filter(|_| wakes == Some(1)),
                 kick: sends.then(|| self.fds.pop_front()).flatten(),
                 arenas: self.fds.pop_front(),
             });
@@ -201,6 +208,53 @@ impl Connection {
         }
     }
 
+    /// Reads what came unasked, without waiting.
+    ///
+    /// # Errors
+    /// The connection is over.
+    pub(crate) fn gather(&mut self) -> Result<(), Error> {
+        let mut before = std::mem::take(&mut self.unasked);
+        let next = self.unasked();
+        if let Ok(Some(first)) = &next {
+            before.push_back(first.clone());
+        }
+        before.append(&mut self.unasked);
+        self.unasked = before;
+        match self.dead.clone() {
+            Some(error) => Err(error),
+            None => next.map(|_| ()),
+        }
+    }
+
+    /// Why a port was closed, if that was gathered.
+    ///
+    /// # Errors
+    /// The connection is over, and nothing was said of this port.
+    pub(crate) fn gone(&mut self, port: u32) -> Result<Option<String>, Error> {
+        let about = |said: &Message| matches!(said, Message::Gone { port: it, .. } if *it == port);
+        let at = self.unasked.iter().position(about);
+        match (at.and_then(|at| self.unasked.remove(at)), &self.dead) {
+            (Some(Message::Gone { reason, .. }), _) => Ok(Some(reason)),
+            (_, Some(error)) => Err(error.clone()),
+            (_, None) => Ok(None),
+        }
+    }
+
+    /// Whether something was gathered, or it is over.
+    pub(crate) fn has_unasked(&self) -> bool {
+        !self.unasked.is_empty() || self.dead.is_some()
+    }
+
+    /// Forgets what was gathered.
+    pub(crate) fn forget_unasked(&mut self) {
+        self.unasked.clear();
+    }
+
+    /// Whether it can be used.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.dead.is_none()
+    }
+
     fn try_exchange(
         &mut self,
         request: &Message,
@@ -208,13 +262,20 @@ impl Connection {
     ) -> Result<Message, Error> {
         let deadline = Instant::now() + self.limit;
         self.last_id = self.last_id.checked_add(1).unwrap_or(1);
-        self.send(&request.encode(self.last_id, 0), fd, deadline)?;
+        match self.send(&request.encode(self.last_id, 0), fd, deadline) {
+            // Why it closed the connection may have been said.
+            Ok(()) | Err(Error::Disconnected) => {}
+            Err(error) => return Err(error),
+        }
         loop {
             while let Some(frame) = self.framer.next_message()? {
                 let message = Message::from_frame(&frame)?;
                 match frame.0.id {
                     id if id == self.last_id => return Ok(message),
-                    0 => self.unasked.push_back(message),
+                    0 => match message {
+                        Message::Error { code, text } => return Err(Error::Refused { code, text }),
+                        other => self.unasked.push_back(other),
+                    },
                     _ => return Err(Error::Protocol("an answer that nothing asked for".into())),
                 }
             }

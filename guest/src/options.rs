@@ -50,6 +50,7 @@ impl PortOptions {
             transmit_bytes: 0,
             group: String::new(),
             arena_bytes: 0,
+            shares_wake: false,
         };
         Self {
             request,

@@ -216,11 +216,12 @@ fn group(name: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("no group {name:?}"))
 }
 
-/// A port takes three descriptors; ten thousand ports must not end at the shell's limits.
+/// A port with a connection of its own takes two descriptors, and ports in a bundle none; ten thousand
+/// ports must not end at the shell's limits.
 fn raise_descriptor_limit(ports: usize) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let hard = getrlimit(Resource::Nofile).maximum;
-    let needed = ports as u64 * 4 + 1_024;
+    let needed = ports as u64 * 2 + OTHER_FILES;
     let limit = |most: Option<u64>| Rlimit {
         current: most,
         maximum: most,
@@ -233,5 +234,15 @@ fn raise_descriptor_limit(ports: usize) {
     }
     if let Err(error) = setrlimit(Resource::Nofile, limit(hard)) {
         log::warn!(target: "control", "cannot raise the limit of open files: {error}");
+    } else if let Some(hard) = hard.filter(|hard| *hard < needed) {
+        let room = hard.saturating_sub(OTHER_FILES) / 2;
+        log::info!(
+            target: "control",
+            "{hard} open files are allowed, enough for {room} ports with connections of their own \
+             (max_ports is {ports}): LimitNOFILE={needed} in the service file allows all"
+        );
     }
 }
+
+/// Sources, VMs, connections without ports.
+const OTHER_FILES: u64 = 1_024;

@@ -26,6 +26,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         transmit_bytes: 0,
         group: String::new(),
         arena_bytes: 0,
+        shares_wake: false,
     };
     let opened = Opened {
         port: 4,

@@ -1,6 +1,7 @@
 //! One attachment of a port: its connection, its wake-up descriptor, its rings.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -8,6 +9,7 @@ use rustix::io::{Errno, read};
 use vnplug_ring::control::{ArenaHome, Message, Opened, RingPlace};
 use vnplug_ring::{ArenaReader, Consumer, Producer, Region};
 
+use super::bundle::Common;
 use super::{Kept, Outbox};
 use crate::client::done;
 use crate::connection::{Connection, PortFds, unexpected};
@@ -15,11 +17,19 @@ use crate::error::Error;
 use crate::map::{map, map_read_only};
 use crate::options::PortOptions;
 
+/// A port's way to the daemon or agent.
+#[derive(Debug)]
+pub(crate) enum Line {
+    /// Its own: a connection and a doorbell.
+    Own(Box<Connection>, Option<OwnedFd>),
+    /// That of its bundle.
+    Common(Arc<Mutex<Connection>>, Arc<Common>),
+}
+
 /// The control side of an attached port; the rings live beside it in the port.
 #[derive(Debug)]
 pub(crate) struct Link {
-    pub(crate) connection: Connection,
-    pub(crate) wake: OwnedFd,
+    line: Line,
     pub(crate) opened: Opened,
     /// What transmits, until the port takes it into use.
     pub(crate) outbox: Option<Outbox>,
@@ -32,13 +42,18 @@ impl Link {
         rules: &Kept,
         reopened: bool,
         limit: Duration,
+        common: Option<&Arc<Common>>,
     ) -> Result<(Self, Vec<Consumer>), Error> {
-        let mut connection = Connection::open(&options.path(), limit)?;
+        let mut line = match common {
+            None => Line::Own(Box::new(Connection::open(&options.path(), limit)?), None),
+            Some(common) => common.line(&options.path(), limit)?,
+        };
         let mut request = options.request.clone();
         request.reopened = reopened;
+        request.shares_wake = common.is_some();
         // Nothing comes before the rules are there that say what may.
         request.tuning.enabled &= !rules.matter();
-        let opened = match connection.exchange(&Message::Open(request), None)? {
+        let opened = match line.exchange(&Message::Open(request))? {
             Message::Opened(opened) => opened,
             other => return Err(unexpected(&other)),
         };
@@ -49,11 +64,15 @@ impl Link {
             wake,
             kick,
             arenas,
-        } = connection.take_fds(sends, apart)?;
-        // The flag belongs to the read end, which was given away; the writer has its own (R8).
-        let flags = fcntl_getfl(&wake).map_err(Error::system("cannot inspect the wake-up pipe"))?;
-        fcntl_setfl(&wake, flags | OFlags::NONBLOCK)
-            .map_err(Error::system("cannot set up the wake-up pipe"))?;
+        } = line.with(|connection| connection.take_fds(sends, apart, common.is_some()))?;
+        // From here on what fails closes the port, too.
+        let mut link = Self {
+            line,
+            opened,
+            outbox: None,
+        };
+        link.take_wake(wake)?;
+        let opened = &link.opened;
         let region = map(memory.as_fd(), opened.map_len)?;
         let commons = match &arenas {
             Some(arenas) => Some(map_read_only(arenas.as_fd(), opened.arenas.map_len)?),
@@ -64,13 +83,12 @@ impl Link {
             }
             None => None,
         };
-        let rings =
-            (0..opened.rings.len()).map(|at| attach(&region, commons.as_ref(), &opened, at));
+        let rings = (0..opened.rings.len()).map(|at| attach(&region, commons.as_ref(), opened, at));
         let rings = rings.collect::<Result<Vec<_>, _>>()?;
         if rings.is_empty() {
             return Err(Error::Protocol("a port without a ring".into()));
         }
-        let outbox = match kick {
+        link.outbox = match kick {
             Some(kick) => {
                 let place = opened.transmit;
                 let part = region.part(place.offset, place.len).ok_or_else(|| {
@@ -89,29 +107,101 @@ impl Link {
         };
         if rules.matter() {
             let (port, tuning) = (opened.port, options.request.tuning);
-            rules.give(&mut connection, port)?;
-            done(&connection.exchange(&Message::Tune { port, tuning }, None)?)?;
+            link.line.with(|connection| rules.give(connection, port))?;
+            done(&link.exchange(&Message::Tune { port, tuning })?)?;
         }
-        Ok((
-            Self {
-                connection,
-                wake,
-                opened,
-                outbox,
-            },
-            rings,
-        ))
+        Ok((link, rings))
     }
 
-    /// Empties the wake-up pipe. `Err`: its other end is closed.
+    fn take_wake(&mut self, wake: Option<OwnedFd>) -> Result<(), Error> {
+        if let Some(wake) = &wake {
+            // The flag belongs to the read end, which was given away; the writer has its own (R8).
+            let flags =
+                fcntl_getfl(wake).map_err(Error::system("cannot inspect the wake-up pipe"))?;
+            fcntl_setfl(wake, flags | OFlags::NONBLOCK)
+                .map_err(Error::system("cannot set up the wake-up pipe"))?;
+        }
+        match (&mut self.line, wake) {
+            (Line::Own(_, own), wake) => *own = wake,
+            (Line::Common(_, common), Some(wake)) => common.add_wake(wake)?,
+            (Line::Common(..), None) => {}
+        }
+        Ok(())
+    }
+
+    /// Asks the other side.
+    pub(crate) fn exchange(&mut self, request: &Message) -> Result<Message, Error> {
+        self.line.exchange(request)
+    }
+
+    /// Why the host closed the port, if it said so. `Err`: it will say nothing more.
+    pub(crate) fn unasked(&mut self) -> Result<Option<String>, Error> {
+        let port = self.opened.port;
+        match &mut self.line {
+            Line::Own(connection, _) => loop {
+                match connection.unasked()? {
+                    Some(Message::Gone { port: gone, reason }) if gone == port => {
+                        return Ok(Some(reason));
+                    }
+                    // Wake belongs to VM channels; a Gone may be of a port that was closed already.
+                    Some(_) => {}
+                    None => return Ok(None),
+                }
+            },
+            Line::Common(connection, _) => lock(connection).gone(port),
+        }
+    }
+
+    /// The doorbell and the socket, if they are the port's own.
+    pub(crate) fn own_fds(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
+        match &self.line {
+            Line::Own(connection, wake) => Some((wake.as_ref()?.as_fd(), connection.as_fd())),
+            Line::Common(..) => None,
+        }
+    }
+
+    /// Empties the wake-up pipe, if it is the port's own. `Err`: its other end is closed.
     pub(crate) fn hush(&self) -> Result<(), Error> {
+        let Line::Own(_, Some(wake)) = &self.line else {
+            return Ok(());
+        };
         let mut bytes = [0; 64];
-        match read(&self.wake, &mut bytes) {
+        match read(wake, &mut bytes) {
             Ok(0) => Err(Error::Disconnected),
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Err(errno) => Err(Error::system("cannot read the wake-up pipe")(errno)),
         }
     }
+}
+
+impl Line {
+    fn with<T>(&mut self, then: impl FnOnce(&mut Connection) -> T) -> T {
+        match self {
+            Self::Own(connection, _) => then(connection),
+            Self::Common(connection, _) => then(&mut lock(connection)),
+        }
+    }
+
+    fn exchange(&mut self, request: &Message) -> Result<Message, Error> {
+        self.with(|connection| connection.exchange(request, None))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Line::Common(connection, common) = &self.line
+            && !common.is_over()
+        {
+            let port = self.opened.port;
+            // A port that is closed already is refused, and a connection that is over closed it.
+            let _ = lock(connection).exchange(&Message::Close { port }, None);
+        }
+    }
+}
+
+/// A connection is whole between two exchanges, or it knows that it is over.
+pub(super) fn lock(connection: &Mutex<Connection>) -> MutexGuard<'_, Connection> {
+    connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The ring of a queue, with the arena of its group if there is one.

@@ -12,6 +12,7 @@
 //! exception is a corrupt ring, which fails at once.
 
 mod batch;
+mod bundle;
 mod link;
 mod phase;
 mod rules;
@@ -34,6 +35,7 @@ use crate::error::Error;
 use crate::options::PortOptions;
 
 pub use batch::Batch;
+pub use bundle::Bundle;
 use link::Link;
 use phase::{Phase, Standing};
 pub(crate) use rules::Kept;
@@ -132,9 +134,13 @@ impl Port {
     /// [`Error::Unreachable`], [`Error::Permission`]: no daemon. [`Error::Refused`]: no such
     /// device, the filter does not compile, or the operator forbids it.
     pub fn open(options: PortOptions) -> Result<Self, Error> {
-        let watch = Watch::new()?;
+        Self::open_with(options, Watch::new()?)
+    }
+
+    /// Opens a port that is waited for by `watch`.
+    fn open_with(options: PortOptions, watch: Watch) -> Result<Self, Error> {
         let rules = Kept::default();
-        let (link, rings) = Link::open(&options, &rules, false, ANSWER_LIMIT)?;
+        let (link, rings) = Link::open(&options, &rules, false, ANSWER_LIMIT, watch.shared())?;
         let mut port = Self {
             options,
             rules,
@@ -170,7 +176,7 @@ impl Port {
     /// ([`fd`](Self::fd)) becomes readable at the next packet (or at the watermark, or with other
     /// news). Every other call is a few loads and stores and no system call.
     ///
-    /// With another [`Waiting`] than [`Waiting::Sleep`] it is [`poll_next`](Self::poll_next), which
+    /// With another [`Waiting`] than [`Waiting::Sleep`], and in a [`Bundle`], it is [`poll_next`](Self::poll_next), which
     /// arms nothing: [`wait`](Self::wait) does what is to be done.
     ///
     /// # Errors
@@ -181,7 +187,7 @@ impl Port {
         if self.seek() {
             return self.lend();
         }
-        if self.options.waiting != Waiting::Sleep {
+        if self.options.waiting != Waiting::Sleep || self.watch.shared().is_some() {
             return self.poll_next();
         }
         match self.idle()? {
@@ -423,7 +429,7 @@ impl Port {
     // NB: neither releases nor unmaps: the Python package asks while it has packets on loan.
     fn ask(&mut self, request: &Message) -> Result<Message, Error> {
         let link = self.link.as_mut().ok_or(Error::Disconnected)?;
-        let answer = link.connection.exchange(request, None);
+        let answer = link.exchange(request);
         // What came unasked in between no longer makes the descriptor readable.
         self.hear();
         answer

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use vnplug_ring::control::Message;
 use vnplug_ring::layout::Life;
 use vnplug_ring::{Consumer, Wait};
 
@@ -97,9 +96,9 @@ impl Port {
 
     /// Takes a fresh attachment into use.
     pub(super) fn install(&mut self, mut link: Link, rings: Vec<Consumer>) -> Result<(), Error> {
-        use std::os::fd::AsFd;
-        self.watch
-            .attach(link.wake.as_fd(), link.connection.as_fd())?;
+        if let Some((wake, control)) = link.own_fds() {
+            self.watch.attach(wake, control)?;
+        }
         self.watch.set_timer(None);
         self.flagged = false;
         let opened = &link.opened;
@@ -119,13 +118,9 @@ impl Port {
     /// Hears what the host said unasked.
     pub(super) fn hear(&mut self) {
         while let Some(link) = self.link.as_mut() {
-            match link.connection.unasked() {
+            match link.unasked() {
                 Ok(None) => return,
-                Ok(Some(Message::Gone { port, reason })) if port == link.opened.port => {
-                    self.leave(Error::Gone(reason));
-                }
-                // Wake belongs to VM channels; a Gone may be of a port that was closed already.
-                Ok(Some(_)) => {}
+                Ok(Some(reason)) => self.leave(Error::Gone(reason)),
                 Err(error) => self.leave(error),
             }
         }
@@ -144,13 +139,14 @@ impl Port {
             self.hear();
             self.leave(error);
         }
-        if seen.control {
+        // In a bundle another port may have read what this one is to hear.
+        if seen.control || self.watch.shared().is_some() {
             self.hear();
         }
         Ok(seen)
     }
 
-    fn arm_all(&mut self) -> Armed {
+    pub(super) fn arm_all(&mut self) -> Armed {
         self.release();
         self.arm_all_lent()
     }
@@ -174,7 +170,7 @@ impl Port {
     }
 
     /// Moves the phase, now that every ring is drained.
-    fn advance(&mut self) -> Result<Standing, Error> {
+    pub(super) fn advance(&mut self) -> Result<Standing, Error> {
         loop {
             // What the rings themselves say comes before what happened to the connection.
             let unsettled = !matches!(self.phase, Phase::Ended | Phase::Failed(_));
@@ -234,10 +230,10 @@ impl Port {
 
     /// The connection is of no more use; what was published stays readable.
     fn leave(&mut self, why: Error) {
-        use std::os::fd::AsFd;
         if let Some(link) = self.link.take() {
-            self.watch
-                .detach(link.wake.as_fd(), link.connection.as_fd());
+            if let Some((wake, control)) = link.own_fds() {
+                self.watch.detach(wake, control);
+            }
             self.leaving = Some(link);
         }
         if matches!(self.phase, Phase::Live | Phase::Closing { .. }) {
@@ -263,7 +259,8 @@ impl Port {
             return;
         };
         let why = why.clone();
-        let opened = Link::open(&self.options, &self.rules, true, REOPEN_LIMIT)
+        let common = self.watch.shared();
+        let opened = Link::open(&self.options, &self.rules, true, REOPEN_LIMIT, common)
             .and_then(|(link, rings)| self.install(link, rings));
         let refused = matches!(opened, Err(Error::Permission { .. }));
         let since = refused.then(|| self.refused_since.unwrap_or_else(Instant::now));
@@ -339,9 +336,9 @@ impl Port {
 #[derive(Debug, Default)]
 pub(super) struct Armed {
     /// A ring has as many unread packets as the watermark says.
-    ready: bool,
+    pub(super) ready: bool,
     /// Some packets are unread, fewer than the watermark: sleep at most so long.
-    at_most: Option<Duration>,
+    pub(super) at_most: Option<Duration>,
 }
 
 /// First pause before reopening.

@@ -62,7 +62,7 @@ impl Port {
         self.options.max_delay = max_delay;
     }
 
-    fn has_unread(&mut self) -> bool {
+    pub(super) fn has_unread(&mut self) -> bool {
         self.rings.iter_mut().any(|ring| !ring.is_drained())
     }
 

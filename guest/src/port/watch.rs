@@ -2,7 +2,8 @@
 //! socket and a timer. Its number stays the same for the port's life.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
@@ -10,12 +11,22 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
+use super::bundle::Common;
 use crate::connection::timespec;
 use crate::error::Error;
 
+/// How a port waits.
+#[derive(Debug)]
+pub(crate) enum Watch {
+    /// By descriptors of its own.
+    Own(Own),
+    /// By those of its bundle, and until this time.
+    Common(Arc<Common>, Option<Instant>),
+}
+
 /// See the module's comment.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct Own {
     epoll: OwnedFd,
     timer: OwnedFd,
 }
@@ -34,15 +45,37 @@ pub(crate) struct Seen {
 }
 
 impl Watch {
+    /// For a port by itself.
     pub(crate) fn new() -> Result<Self, Error> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)
             .map_err(Error::system("cannot make an epoll instance"))?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
             .map_err(Error::system("cannot make a timer"))?;
-        let watch = Self { epoll, timer };
-        watch.add(watch.timer.as_fd(), TIMER)?;
-        Ok(watch)
+        let own = Own { epoll, timer };
+        own.add(own.timer.as_fd(), TIMER)?;
+        Ok(Self::Own(own))
+    }
+
+    /// For a port of a bundle.
+    pub(super) fn common(common: Arc<Common>) -> Self {
+        Self::Common(common, None)
+    }
+
+    /// What the ports of the bundle have in common, if it is a port of one.
+    pub(super) fn shared(&self) -> Option<&Arc<Common>> {
+        match self {
+            Self::Own(_) => None,
+            Self::Common(common, _) => Some(common),
+        }
+    }
+
+    /// How long until the time that was set, in a bundle.
+    pub(super) fn due(&self) -> Option<Duration> {
+        match self {
+            Self::Own(_) => None,
+            Self::Common(_, due) => due.map(|due| due.saturating_duration_since(Instant::now())),
+        }
     }
 
     /// Adds the doorbell and the control socket; they leave when they are closed.
@@ -51,21 +84,54 @@ impl Watch {
         wake: BorrowedFd<'_>,
         control: BorrowedFd<'_>,
     ) -> Result<(), Error> {
-        self.add(wake, WAKE)?;
-        self.add(control, CONTROL)
+        if let Self::Own(own) = self {
+            own.add(wake, WAKE)?;
+            own.add(control, CONTROL)?;
+        }
+        Ok(())
     }
 
     /// Takes the doorbell and the control socket out, before they are closed: a copy of them in a
     /// forked child would keep them in.
     pub(crate) fn detach(&self, wake: BorrowedFd<'_>, control: BorrowedFd<'_>) {
-        for fd in [wake, control] {
-            let removed = epoll::delete(&self.epoll, fd);
-            debug_assert!(removed.is_ok(), "attached descriptors can be removed");
+        if let Self::Own(own) = self {
+            for fd in [wake, control] {
+                let removed = epoll::delete(&own.epoll, fd);
+                debug_assert!(removed.is_ok(), "attached descriptors can be removed");
+            }
         }
     }
 
-    /// Makes the descriptor readable after `delay`, and until the next call; `None`: never.
-    pub(crate) fn set_timer(&self, delay: Option<Duration>) {
+    /// Makes the descriptor readable after `delay`, and until the next call; `None`: never. In a bundle
+    /// it is the bundle that waits no longer.
+    pub(crate) fn set_timer(&mut self, delay: Option<Duration>) {
+        match self {
+            Self::Own(own) => own.set_timer(delay),
+            Self::Common(_, due) => {
+                *due = delay.and_then(|delay| Instant::now().checked_add(delay))
+            }
+        }
+    }
+
+    /// Waits up to `timeout` (`None`: for ever) for any of the descriptors.
+    pub(crate) fn look(&self, timeout: Option<Duration>) -> Result<Seen, Error> {
+        match self {
+            Self::Own(own) => own.look(timeout),
+            Self::Common(common, _) => {
+                let due = self.due();
+                let seen = common.look([timeout, due].into_iter().flatten().min())?;
+                Ok(Seen {
+                    timer: seen.nothing()
+                        && due.is_some_and(|due| timeout.is_none_or(|it| due < it)),
+                    ..seen
+                })
+            }
+        }
+    }
+}
+
+impl Own {
+    fn set_timer(&self, delay: Option<Duration>) {
         let delay = delay.map_or(Duration::ZERO, |delay| delay.max(Duration::from_nanos(1)));
         let once = Itimerspec {
             it_interval: timespec(Duration::ZERO),
@@ -75,8 +141,7 @@ impl Watch {
         debug_assert!(set.is_ok(), "a valid time can be set");
     }
 
-    /// Waits up to `timeout` (`None`: for ever) for any of the descriptors.
-    pub(crate) fn look(&self, timeout: Option<Duration>) -> Result<Seen, Error> {
+    fn look(&self, timeout: Option<Duration>) -> Result<Seen, Error> {
         let mut events = [Event {
             flags: EventFlags::empty(),
             data: EventData::new_u64(0),
@@ -118,7 +183,10 @@ impl Seen {
 
 impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        match self {
+            Self::Own(own) => own.epoll.as_fd(),
+            Self::Common(common, _) => common.as_fd(),
+        }
     }
 }
 

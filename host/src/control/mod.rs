@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
-use vnplug_ring::control::Message;
+use vnplug_ring::control::{Message, code};
 
 use crate::filter::{Compiler, Jit};
-use crate::hub::Hub;
 use crate::hub::policy::{Policy, Viewer};
+use crate::hub::{Hub, NO_DESCRIPTORS};
 use crate::noise::peer_log;
 use crate::vm::{Dirs, Vm};
 use compile::CompileThread;
@@ -138,6 +138,20 @@ pub(crate) fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     })?;
     listener.set_nonblocking(true)?;
     Ok(listener.into())
+}
+
+/// Tells a client that there is no descriptor for it, as far as it listens at once.
+fn tell_why(refused: &OwnedFd) {
+    use rustix::net::{SendFlags, send};
+    let why = Message::Error {
+        code: code::LIMIT,
+        text: NO_DESCRIPTORS.into(),
+    };
+    let _ = send(
+        refused,
+        &why.encode(0, 0),
+        SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+    );
 }
 
 impl Control {
@@ -263,8 +277,11 @@ impl Control {
         );
         self.spare = None;
         for _ in 0..ACCEPTS {
-            if !matches!(self.accept_on(token), Ok(Some(_))) {
+            let Ok(Some(refused)) = self.accept_on(token) else {
                 break;
+            };
+            if token == LISTENER {
+                tell_why(&refused);
             }
         }
         self.spare = spare();

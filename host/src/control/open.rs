@@ -149,8 +149,14 @@ impl Control {
                 let memory = memory
                     .filter(|memory| memory.rings.len >= need.rings)
                     .ok_or_else(|| Refusal::new(code::INTERNAL, "no memory was made"))?;
-                self.hub
-                    .open(open, owner, programs, Memory::Own(memory), None)?
+                let session = self.sessions.get_mut(&token).filter(|_| open.shares_wake);
+                let shared = session.as_ref().and_then(|session| session.bell.clone());
+                let memory = Memory::Own(memory);
+                let opening = self.hub.open(open, owner, programs, memory, shared)?;
+                if let Some(session) = session {
+                    session.bell = Some(opening.doorbell.clone());
+                }
+                opening
             }
             Viewer::Vm(name) => {
                 let owner = Owner::Vm(name.clone());

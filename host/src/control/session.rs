@@ -21,6 +21,7 @@ use vnplug_ring::control::{Message, TTY_WINDOW};
 
 use super::limit::Bucket;
 use crate::hub::policy::Viewer;
+use crate::port::doorbell::Doorbell;
 
 /// No request is served while more bytes of answers wait for the peer to read them.
 const CLOGGED: usize = 64 << 10;
@@ -50,6 +51,8 @@ pub(crate) struct Session {
     pub(crate) since: Instant,
     /// A descriptor that came with the last bytes.
     pub(crate) gift: Option<OwnedFd>,
+    /// What wakes the ports of this connection that share it.
+    pub(crate) bell: Option<Doorbell>,
     /// VMs attached over this connection, with the owner they had then.
     pub(crate) attached: Vec<(String, u64)>,
     pub(crate) framer: Framer,
@@ -96,6 +99,7 @@ impl Session {
             bucket: Bucket::new(RATE.0, RATE.1, now),
             since: now,
             gift: None,
+            bell: None,
             attached: Vec::new(),
             framer,
             queued: VecDeque::new(),

@@ -35,7 +35,7 @@ pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS, MAX_EARLY_LOAD
 use group::{Group, GroupKey};
 pub use limits::{Limits, MAX_FILTER_WORK};
 use load::Owned;
-pub(crate) use open::{Memory, Need, OwnMemory, no_memory};
+pub(crate) use open::{Memory, NO_DESCRIPTORS, Need, OwnMemory, no_memory};
 pub use rules::RuleBook;
 
 /// A request was refused, with the code and text of the answer.

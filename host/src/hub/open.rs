@@ -95,6 +95,8 @@ pub(crate) struct Opening {
     pub opened: Opened,
     /// Memory and wake-up descriptors; none for a port in a pool.
     pub fds: Vec<OwnedFd>,
+    /// What wakes its reader.
+    pub doorbell: Doorbell,
 }
 
 impl Hub {
@@ -166,7 +168,7 @@ impl Hub {
         Ok(each * plan.queues.len() as u64 + plan.transmit)
     }
 
-    /// Makes a port and tells the source's threads.
+    /// Makes a port and tells the source's threads. Without a doorbell it gets a pipe of its own.
     ///
     /// # Errors
     /// [`Refusal`]; nothing was changed.
@@ -197,6 +199,7 @@ impl Hub {
         let id = self.fresh_port();
         let mut pool = None;
         let mut arena_memory = None;
+        let is_process = matches!(memory, Memory::Own(_));
         let (region, base, mut fds, map_len, given) = match memory {
             Memory::Own(OwnMemory { rings, arenas }) => {
                 self.say_pages(rings.huge);
@@ -222,7 +225,6 @@ impl Hub {
                 )
             }
         };
-        let is_process = doorbell.is_none();
         let doorbell = match doorbell {
             Some(doorbell) => doorbell,
             None => {
@@ -375,7 +377,11 @@ impl Hub {
             transmit: transmits,
             arenas,
         };
-        Ok(Opening { opened, fds })
+        Ok(Opening {
+            opened,
+            fds,
+            doorbell,
+        })
     }
 
     pub(super) fn capacity(&self, request: &Open, snaplen: u32) -> Result<u64, Refusal> {
@@ -429,9 +435,14 @@ fn longest_record(capacity: u64) -> u32 {
     MAX_SNAPLEN.min(u32::try_from(half).unwrap_or(MAX_SNAPLEN))
 }
 
+/// What to do when the daemon is out of descriptors.
+pub(crate) const NO_DESCRIPTORS: &str = "the daemon is at its limit of open files: raise LimitNOFILE \
+                                         in its service file, or have readers of many ports open \
+                                         them in a bundle";
+
 pub(crate) fn no_memory(bytes: u64, error: &io::Error) -> Refusal {
     let advice = match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => "close ports or raise the limit of open files",
+        Some(libc::EMFILE | libc::ENFILE) => NO_DESCRIPTORS,
         _ => "use a smaller ring or free memory",
     };
     let what = format!("{bytes} bytes of ring memory: {error}; {advice}");

@@ -36,6 +36,7 @@ fn request(device: &str, cluster: &str) -> Open {
         transmit_bytes: 0,
         group: String::new(),
         arena_bytes: 0,
+        shares_wake: false,
     }
 }
 

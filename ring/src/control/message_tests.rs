@@ -95,6 +95,7 @@ fn every_message() -> Vec<Message> {
             transmit_bytes: 0,
             group: "probes".into(),
             arena_bytes: 1 << 24,
+            shares_wake: true,
         }),
         Message::Opened(Opened {
             port: 4,
@@ -220,12 +221,12 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
         for cut in 0..payload.len() {
             let refused = Message::decode(&header, &payload[..cut]).is_err();
             // What was appended later is missing in messages of earlier peers: a Hello's number
-            // of vectors, a VM's owner, the ring that transmits, a group.
+            // of vectors, a VM's owner, the ring that transmits, a group, a shared wake-up.
             let left = payload.len() - cut;
             let earlier = match header.kind {
                 1 => left == 4,
-                // The group, and before it the ring that transmits.
-                6 => matches!(left, 18 | 26),
+                // The shared wake-up, before it the group, and before that the ring that transmits.
+                6 => matches!(left, 1 | 19 | 27),
                 7 => matches!(left, 37 | 45 | 53),
                 17 | 19 => left == 8,
                 _ => false,

@@ -89,6 +89,9 @@ pub struct Open {
     /// Wanted bytes of the record area of each of the group's arenas, if it is made by this request;
     /// 0 = the daemon's default.
     pub arena_bytes: u64,
+    /// On a Unix socket: it is woken by the same descriptor as the other ports of this connection that
+    /// said so. Only the first of them gets it.
+    pub shares_wake: bool,
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].
@@ -224,6 +227,7 @@ impl Open {
         w.u64(self.transmit_bytes);
         w.text(&self.group);
         w.u64(self.arena_bytes);
+        w.u8(u8::from(self.shares_wake));
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -240,10 +244,14 @@ impl Open {
             transmit_bytes: r.appended_u64("transmit_bytes")?,
             group: String::new(),
             arena_bytes: 0,
+            shares_wake: false,
         };
         if !r.is_over() {
             open.group = r.text("group")?;
             open.arena_bytes = r.u64("arena_bytes")?;
+        }
+        if !r.is_over() {
+            open.shares_wake = r.flag("shares_wake")?;
         }
         Ok(open)
     }

@@ -1,0 +1,146 @@
+//! Ports that share a connection and a doorbell: woken, closed one by one, and back after a restart.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use vnplug::{Bundle, Next, Port, Ready, code};
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::raw::Holdings;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn bundle_of(daemon: &Daemon, ports: usize) -> Bundle {
+    let mut bundle = Bundle::new().expect("descriptors");
+    for _ in 0..ports {
+        let options = daemon.port("lab").ring_bytes(1 << 14);
+        bundle.open(options).expect("a port");
+    }
+    bundle
+}
+
+fn take(port: &mut Port) -> u64 {
+    let mut taken = 0;
+    while let Next::Packet(_) = port.next().expect("the port lives") {
+        taken += 1;
+    }
+    taken
+}
+
+/// Waits until every port got packets.
+fn until_all_have_packets(bundle: &mut Bundle) {
+    let deadline = Instant::now() + LIMIT;
+    let mut taken = vec![0; bundle.ports().len()];
+    while taken.contains(&0) {
+        assert!(Instant::now() < deadline, "{taken:?}");
+        bundle.wait(Some(Duration::from_secs(1))).expect("wait");
+        for (port, taken) in bundle.ports().iter_mut().zip(&mut taken) {
+            *taken += take(port);
+        }
+    }
+}
+
+fn ports_of(daemon: &Daemon) -> u64 {
+    value(&daemon.audit()[0], "ports")
+}
+
+#[test]
+fn its_ports_are_woken_and_closed_one_by_one_and_cost_no_descriptors() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=2000"]).unwrap();
+    let before = Holdings::at_rest(daemon.pid()).fds;
+    let mut bundle = bundle_of(&daemon, 50);
+    assert!(Holdings::at_rest(daemon.pid()).fds <= before + 2);
+    until_all_have_packets(&mut bundle);
+    // A port of it can be waited for by itself, too.
+    let port = &mut bundle.ports()[7];
+    take(port);
+    assert_eq!(port.wait(Some(LIMIT)), Ok(Ready::Now));
+    assert!(take(port) > 0);
+    // The first one, with which the doorbell came, is no different from the others.
+    bundle.close(0);
+    bundle.close(30);
+    assert_eq!(ports_of(&daemon), 48);
+    until_all_have_packets(&mut bundle);
+    drop(bundle);
+    daemon.await_no_ports();
+    assert_eq!(Holdings::at_rest(daemon.pid()).fds, before);
+}
+
+#[test]
+fn a_silent_source_lets_it_sleep_as_long_as_it_asks() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000,count=1"]).unwrap();
+    let mut bundle = Bundle::new().unwrap();
+    for _ in 0..3 {
+        let options = daemon.port("lab").enabled(false).ring_bytes(1 << 14);
+        bundle.open(options).unwrap();
+    }
+    let begin = Instant::now();
+    let time = Duration::from_millis(50);
+    assert_eq!(bundle.wait(Some(time)), Ok(Ready::TimedOut));
+    assert!(begin.elapsed() >= time);
+}
+
+#[test]
+fn all_of_it_is_back_when_the_daemon_is() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=2000"]).unwrap();
+    let mut bundle = bundle_of(&daemon, 20);
+    until_all_have_packets(&mut bundle);
+    daemon.kill();
+    // Nobody is there: it waits, and does not spin.
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(300) {
+        bundle.wait(Some(Duration::from_millis(100))).unwrap();
+        bundle.ports().iter_mut().for_each(|port| {
+            take(port);
+        });
+    }
+    assert!(bundle.ports().iter().all(Port::is_away));
+    daemon.launch().unwrap();
+    let deadline = Instant::now() + LIMIT;
+    while bundle
+        .ports()
+        .iter()
+        .any(|port| port.counts().reopened == 0)
+    {
+        assert!(Instant::now() < deadline, "not all are back");
+        bundle.wait(Some(Duration::from_secs(1))).unwrap();
+        bundle.ports().iter_mut().for_each(|port| {
+            take(port);
+        });
+    }
+    until_all_have_packets(&mut bundle);
+    assert_eq!(ports_of(&daemon), 20);
+    // Again on one connection.
+    let connections = Holdings::at_rest(daemon.pid()).fds;
+    drop(bundle);
+    daemon.await_no_ports();
+    assert_eq!(Holdings::at_rest(daemon.pid()).fds, connections - 2);
+}
+
+#[test]
+fn a_client_without_a_descriptor_in_the_daemon_is_told_what_to_do() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=10"]).unwrap();
+    let held = Holdings::at_rest(daemon.pid()).fds;
+    let set = Command::new("prlimit")
+        .args(["--pid", &daemon.pid().to_string()])
+        .arg(format!("--nofile={}", held + 5))
+        .status();
+    assert!(set.unwrap().success());
+    let mut ports = Vec::new();
+    let error = loop {
+        match daemon.port("lab").ring_bytes(4096).open() {
+            Ok(port) => ports.push(port),
+            Err(error) => break error,
+        }
+        assert!(ports.len() < 5);
+    };
+    assert!(
+        matches!(&error, vnplug::Error::Refused { code, text }
+            if [code::LIMIT, code::NO_MEMORY].contains(code) && text.contains("LimitNOFILE")),
+        "{error:?}"
+    );
+}

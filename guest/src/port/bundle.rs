@@ -1,0 +1,313 @@
+//! Many ports of one reader: one connection, one doorbell, one place to wait.
+//!
+//! A port by itself has a connection, a pipe, a timer and an epoll instance: four descriptors here and
+//! two in the daemon. Ports of a bundle have none of their own, only their mapped memory.
+//!
+//! ```text
+//!  port ── rings      port ── rings      port ── rings
+//!    \                  |                  /
+//!     `------- Common: Line (socket), wake (pipe), epoll
+//! ```
+//!
+//! Who is woken does not know for which port, and looks at all of them: a bundle is for readers that
+//! take from all their ports in turns. A connection that is over is left by every port when it looks;
+//! the first that comes back makes the next one.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::{Errno, read};
+
+use super::link::{Line, lock};
+use super::phase::{Phase, Standing};
+use super::watch::{Seen, Watch};
+use super::{Port, Ready};
+use crate::connection::{Connection, timespec};
+use crate::error::Error;
+use crate::options::PortOptions;
+
+/// Ports that share a connection and are waited for together: ten thousand of them take three
+/// descriptors.
+///
+/// ```no_run
+/// # fn main() -> Result<(), vnplug::Error> {
+/// let mut bundle = vnplug::Bundle::new()?;
+/// for target in ["10.0.0.1", "10.0.0.2"] {
+///     bundle.open(vnplug::PortOptions::new("eth1").filter(&format!("host {target}")))?;
+/// }
+/// loop {
+///     bundle.wait(None)?;
+///     for port in bundle.ports() {
+///         for packet in port.batch(64) {
+///             println!("{} bytes", packet?.bytes.len());
+///         }
+///     }
+/// }
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Bundle {
+    // Dropped first: they say good-bye through what they have in common.
+    ports: Vec<Port>,
+    common: Arc<Common>,
+}
+
+impl Bundle {
+    /// A bundle without ports.
+    ///
+    /// # Errors
+    /// [`Error::System`]: descriptors are short.
+    pub fn new() -> Result<Self, Error> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)
+            .map_err(Error::system("cannot make an epoll instance"))?;
+        Ok(Self {
+            ports: Vec::new(),
+            common: Arc::new(Common {
+                epoll,
+                state: Mutex::default(),
+                over: AtomicBool::new(false),
+            }),
+        })
+    }
+
+    /// Opens one more port; the last of [`ports`](Self::ports). All ports of a bundle are of one daemon
+    /// or agent, the first one's.
+    ///
+    /// # Errors
+    /// As [`PortOptions::open`].
+    pub fn open(&mut self, options: PortOptions) -> Result<&mut Port, Error> {
+        let watch = Watch::common(Arc::clone(&self.common));
+        let port = Port::open_with(options, watch)?;
+        self.ports.push(port);
+        let last = self.ports.len() - 1;
+        Ok(&mut self.ports[last])
+    }
+
+    /// The ports, in the order of their opening if none was closed.
+    pub fn ports(&mut self) -> &mut [Port] {
+        &mut self.ports
+    }
+
+    /// Closes a port by its place in [`ports`](Self::ports); the last one takes its place.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn close(&mut self, at: usize) {
+        drop(self.ports.swap_remove(at));
+    }
+
+    /// As [`Port::wait`], until any port has what it would wait for. A port that is over makes it return
+    /// at once: close it.
+    ///
+    /// # Errors
+    /// Only of the system.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Ready, Error> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut rang = self.common.look(Some(Duration::ZERO))?.wake;
+        loop {
+            let news = self.common.has_news();
+            let (mut unread, mut ready, mut cap) = (false, false, None);
+            for port in &mut self.ports {
+                if news {
+                    port.hear();
+                }
+                let armed = port.arm_all();
+                if port.has_unread() {
+                    unread = true;
+                    ready |= armed.ready || !matches!(port.phase, Phase::Live);
+                    cap = earlier(cap, armed.at_most);
+                } else {
+                    ready |= !matches!(port.advance(), Ok(Standing::Quiet));
+                    cap = earlier(cap, port.watch.due());
+                }
+            }
+            if news {
+                self.common.forget_news();
+            }
+            if ready || unread && rang {
+                return Ok(Ready::Now);
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let seen = self.common.look(earlier(left, cap))?;
+            if seen.interrupted {
+                return Ok(Ready::Interrupted);
+            }
+            if seen.nothing() {
+                let waited_enough = cap.is_some_and(|cap| left.is_none_or(|left| cap <= left));
+                match waited_enough {
+                    true if unread => return Ok(Ready::Now),
+                    // A port tries to come back.
+                    true => {}
+                    false => return Ok(Ready::TimedOut),
+                }
+            }
+            rang = seen.wake;
+        }
+    }
+}
+
+impl Drop for Bundle {
+    fn drop(&mut self) {
+        // The connection's end closes all ports at once. Relaxed: read by this thread, when its ports go.
+        self.common.over.store(true, Ordering::Relaxed);
+    }
+}
+
+fn earlier(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    [one, other].into_iter().flatten().min()
+}
+
+/// What the ports of a bundle have in common.
+#[derive(Debug)]
+pub(crate) struct Common {
+    epoll: OwnedFd,
+    state: Mutex<State>,
+    /// The whole bundle goes.
+    over: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    line: Option<Arc<Mutex<Connection>>>,
+    /// One; several behind an agent.
+    wakes: Vec<OwnedFd>,
+    /// When a connection was tried in vain, and why.
+    failed: Option<(Instant, Error)>,
+}
+
+impl Common {
+    /// The connection, a new one if need be.
+    pub(super) fn line(self: &Arc<Self>, path: &Path, limit: Duration) -> Result<Line, Error> {
+        let mut state = self.state();
+        if let Some(line) = &state.line
+            && lock(line).is_alive()
+        {
+            return Ok(Line::Common(Arc::clone(line), Arc::clone(self)));
+        }
+        self.retire(&mut state);
+        if let Some((at, why)) = &state.failed
+            && at.elapsed() < PAUSE
+        {
+            return Err(why.clone());
+        }
+        match Connection::open(path, limit) {
+            Ok(connection) => {
+                self.add(connection.as_fd(), CONTROL)?;
+                let line = Arc::new(Mutex::new(connection));
+                state.line = Some(Arc::clone(&line));
+                Ok(Line::Common(line, Arc::clone(self)))
+            }
+            Err(error) => {
+                state.failed = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes a doorbell into use.
+    pub(super) fn add_wake(&self, wake: OwnedFd) -> Result<(), Error> {
+        self.add(wake.as_fd(), WAKE)?;
+        self.state().wakes.push(wake);
+        Ok(())
+    }
+
+    /// Waits for the doorbell and the connection, and empties both.
+    pub(super) fn look(&self, timeout: Option<Duration>) -> Result<Seen, Error> {
+        let mut events = [Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        }; 8];
+        let timeout = timeout.map(timespec);
+        let found = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            Ok(found) => found,
+            Err(Errno::INTR) => {
+                return Ok(Seen {
+                    interrupted: true,
+                    ..Seen::default()
+                });
+            }
+            Err(errno) => return Err(Error::system("cannot wait for the ports")(errno)),
+        };
+        let mut seen = Seen::default();
+        for event in &events[..found] {
+            match event.data.u64() {
+                WAKE => seen.wake = true,
+                _ => seen.control = true,
+            }
+        }
+        let mut state = self.state();
+        if seen.wake {
+            let mut bytes = [0; 64];
+            // NB: a pipe whose other end is closed is readable for ever. With the last port that rings
+            // it the daemon closes the connection too, which tells the reason.
+            let epoll = &self.epoll;
+            state.wakes.retain(|wake| {
+                let is_over = matches!(read(wake, &mut bytes), Ok(0));
+                if is_over {
+                    let _ = epoll::delete(epoll, wake);
+                }
+                !is_over
+            });
+        }
+        if seen.control
+            && let Some(line) = &state.line
+            && lock(line).gather().is_err()
+        {
+            self.retire(&mut state);
+        }
+        Ok(seen)
+    }
+
+    /// Lets go of a connection that is over; ports that still have it will leave it.
+    fn retire(&self, state: &mut State) {
+        if let Some(line) = state.line.take() {
+            let _ = epoll::delete(&self.epoll, lock(&line).as_fd());
+        }
+        for wake in state.wakes.drain(..) {
+            let _ = epoll::delete(&self.epoll, &wake);
+        }
+    }
+
+    fn has_news(&self) -> bool {
+        let state = self.state();
+        let line = state.line.as_ref();
+        line.is_none_or(|line| lock(line).has_unasked())
+    }
+
+    /// What is left is about ports that were closed.
+    fn forget_news(&self) {
+        if let Some(line) = &self.state().line {
+            lock(line).forget_unasked();
+        }
+    }
+
+    /// Whether the whole bundle goes.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, fd: BorrowedFd<'_>, what: u64) -> Result<(), Error> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(what), EventFlags::IN)
+            .map_err(Error::system("cannot watch a descriptor"))
+    }
+
+    /// What it guards is whole after every statement.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for Common {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// How soon after a failure another port may try to connect.
+const PAUSE: Duration = Duration::from_millis(10);
+const WAKE: u64 = 0;
+const CONTROL: u64 = 1;
