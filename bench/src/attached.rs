@@ -10,7 +10,8 @@ use vnplug::{Next, PortOptions};
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::{Lab, Netns};
 
-use crate::row::{Figure, Plan, Result, Samples};
+use crate::limit;
+use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::uml::AttachedUml;
 
 /// Ports that sleep on a silent wire.
@@ -19,6 +20,8 @@ const IDLE_PORTS: usize = 64;
 const IDLE_TIME: Duration = Duration::from_secs(5);
 /// Ports to attach and detach.
 const PORTS: usize = 1000;
+/// Bytes of a ring when nothing else is asked for.
+const DEFAULT_RING: u64 = 4 << 20;
 /// Longest wait for the daemon to have forgotten all ports.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -48,6 +51,7 @@ pub(crate) fn idle(plan: &Plan) -> Result<Vec<Figure>> {
         unit: "% of a CPU",
         ours,
         peer: None,
+        limit: None,
         note: format!(
             "processor time of all threads of the daemon over {} s: {IDLE_PORTS} ports of a process \
              sleep on an af_packet source of a silent veth{what}",
@@ -95,27 +99,32 @@ pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
 pub(crate) fn attach(plan: &Plan) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for processes in [1, 4] {
-        let (mut on, mut off) = (Samples::default(), Samples::default());
+        let [mut on, mut off, mut given, mut taken] = [(); 4].map(|()| Samples::default());
         for round in 1..=plan.rounds {
             let (attached, detached) = attach_once(processes)?;
             eprintln!("  round {round}: attached in {attached:.2} s, detached in {detached:.2} s");
             on.push(attached);
             off.push(detached);
+            let (give, take) = limit::memory_s(DEFAULT_RING, PORTS)?;
+            given.push(give);
+            taken.push(take);
         }
-        let figure = |what: &str, ours, how: &str| Figure {
+        let figure = |what: &str, ours, limit, how: &str| Figure {
             name: format!("{what}-{PORTS}-by-{processes}"),
             unit: "s",
             ours,
             peer: None,
+            limit: Some(Limit::new("the kernel's time for the memory", limit)),
             note: format!(
                 "{PORTS} ports with rings of the default size and a filter of its own each, from \
                  {processes} process(es), while a generator sends 1,000 packets/s; {how}"
             ),
         };
-        figures.push(figure("attach", on, "until the last one is open"));
+        figures.push(figure("attach", on, given, "until the last one is open"));
         figures.push(figure(
             "detach",
             off,
+            taken,
             "from closing until the daemon has none",
         ));
     }

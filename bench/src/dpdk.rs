@@ -34,7 +34,12 @@ impl Testpmd {
                 std::process::id()
             ))
             .args(devices)
-            .args(["--", "--nb-cores=1", "--burst=64", "--total-num-mbufs=8192"])
+            .args(["--", "--nb-cores=1", "--burst=64"])
+            // Every interface of virtio-user has 1024 of them waiting for packets.
+            .arg(format!(
+                "--total-num-mbufs={}",
+                8192.max(devices.len() * 2560)
+            ))
             .args(["--stats-period=1", "--no-lsc-interrupt"])
             .args(extra)
             .stdin(Stdio::null())

@@ -4,7 +4,8 @@
 //! ports and takes their packets without looking into them, so that the figure is the producer's
 //! cost. The peer is the floor of any design that gives every reader a copy of its own: one thread
 //! on the source's CPU that copies the same frames into as many plain buffers, which nobody reads.
-//! With 8 ports DPDK's memif is a second peer: one testpmd sends to as many interfaces, one receives.
+//! With 2 and 8 ports DPDK's memif and vhost-user are peers too: one testpmd sends to as many
+//! interfaces, one receives.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,9 +14,10 @@ use vnplug::Port;
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
 
-use crate::memif;
-use crate::row::{Figure, Plan, Result, Samples};
-use crate::sys;
+use crate::handoff::{Reading, Sizes};
+use crate::limit::{self, Bare};
+use crate::row::{Figure, Limit, Plan, Result, Samples};
+use crate::{memif, sys, vhost};
 
 /// CPU of the source's thread, and of the copying peer.
 const SOURCE_CPU: usize = 0;
@@ -23,74 +25,103 @@ const SOURCE_CPU: usize = 0;
 const READER_CPU: usize = 1;
 /// Bytes of each ring.
 const RING: usize = 1 << 19;
-/// Frames per batch, as the daemon's.
-const BATCH: usize = 64;
-/// The number of ports for which memif is a peer too.
-const MEMIF_PORTS: usize = 8;
+/// Frames per batch, about the daemon's: the mix five times.
+const BATCH: usize = 60;
+/// The numbers of ports for which DPDK is a peer too. With one it is in the row `handoff`, and it
+/// knows at most 32 interfaces (`RTE_MAX_ETHPORTS`).
+const BESIDE_DPDK: [usize; 2] = [2, 8];
+/// Longest measurement of each of DPDK's.
+const DPDK_TIME: Duration = Duration::from_secs(1);
 /// The peer's name in the table.
 const PEER: &str = "memcpy to plain buffers";
 
 /// Rate, and cost per packet and port, with `ports` ports.
-pub(crate) fn against_copies(plan: &Plan, len: usize, ports: usize) -> Result<Vec<Figure>> {
-    let ring = RING;
-    let (mut rates, mut costs, mut dropped) =
-        (Samples::default(), Samples::default(), Samples::default());
-    let (mut peer_rates, mut peer_costs) = (Samples::default(), Samples::default());
-    let mut memif_rates = Samples::default();
-    // Nanoseconds per packet and port, of so many packets per microsecond.
-    let cost = |rate: f64| 1e3 / (rate * ports as f64);
+pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<Vec<Figure>> {
+    let [mut rates, mut dropped, mut copies, mut limit] = [(); 4].map(|()| Samples::default());
+    let mut dpdk = [(); 2].map(|()| Samples::default());
     for round in 1..=plan.rounds {
-        let (rate, lost) = measure(plan.time, len, ports, Sharing::Private)?;
-        let peer = copy(plan.time, len, ports, ring)?;
-        eprintln!("  round {round}: ours {rate:.2}, memcpy {peer:.2} Mpps, dropped {lost:.3}");
-        if ports == MEMIF_PORTS {
-            let memif = memif::measure(plan, len, ports)? / ports as f64;
-            eprintln!("           memif {memif:.2} Mpps to each");
-            memif_rates.push(memif);
-        }
+        let (rate, lost) = measure(plan.time, sizes, ports, Sharing::Private)?;
+        let copied = copy(plan.time / 2, sizes, ports)?;
+        let bare = bare(plan.time / 2, sizes, ports, Sharing::Private)?;
+        eprintln!(
+            "  round {round}: ours {rate:.2}, dropped {lost:.3}, memcpy {copied:.2}, bare transfer \
+             {bare:.2} Mpps"
+        );
         rates.push(rate);
-        costs.push(cost(rate));
         dropped.push(lost);
-        peer_rates.push(peer);
-        peer_costs.push(cost(peer));
+        copies.push(copied);
+        limit.push(bare);
+        if let (Sizes::One(len), true) = (sizes, BESIDE_DPDK.contains(&ports)) {
+            let plan = plan.lasting(DPDK_TIME);
+            let [memif, vhost] = &mut dpdk;
+            memif.push(memif::measure(&plan, len, ports)? / ports as f64);
+            vhost.push(vhost::measure(&plan, len, ports)? / ports as f64);
+            let (one, two) = (memif.last(), vhost.last());
+            eprintln!("           memif {one:.2}, vhost-user {two:.2} Mpps to each");
+        }
     }
     let note = format!(
-        "a daemon's generator on CPU {SOURCE_CPU}, {ports} ports without filters, rings of {ring} \
+        "a daemon's generator on CPU {SOURCE_CPU}, {ports} ports without filters, rings of {RING} \
          B, one thread on CPU {READER_CPU} takes from all; of the packets for the ports {:.1} % \
-         found a full ring; what is counted is delivered. The peer copies {len} B per packet \
-         and port into plain buffers of {ring} B, which nobody reads.",
+         found a full ring; what is counted is delivered. The limit: the same bytes, bare, from one \
+         CPU to the other through as many rings",
         dropped.median() * 100.0
     );
-    let mut figures = Vec::new();
-    if ports == MEMIF_PORTS {
-        figures.push(Figure {
-            name: format!("fanout-{ports}-{len}-memif"),
-            unit: "Mpps to each port",
+    let copying = format!(
+        "{note}. The peer copies {} B per packet and port into plain buffers of {RING} B, which \
+         nobody reads",
+        sizes.mean()
+    );
+    let peer = |samples| Some((PEER.to_owned(), samples));
+    let name = format!("fanout-{ports}-{sizes}");
+    // Nanoseconds per packet and port, of so many packets per microsecond.
+    let cost = |rate: f64| 1e3 / (rate * ports as f64);
+    let costs = |rates: &Samples| rates.all().iter().copied().map(cost).collect();
+    let mut figures = vec![
+        Figure {
+            name: name.clone(),
+            unit: RATE,
             ours: rates.clone(),
-            peer: Some((memif::NAME.to_owned(), memif_rates)),
-            note: format!(
-                "{note} This peer: what each of {ports} interfaces receives. {}",
-                memif::NOTE
-            ),
-        });
+            peer: peer(copies.clone()),
+            limit: Some(Limit::new(limit::BARE, limit.clone())),
+            note: copying.clone(),
+        },
+        Figure {
+            name: format!("{name}-cost"),
+            unit: COST,
+            ours: costs(&rates),
+            peer: peer(costs(&copies)),
+            limit: Some(Limit::converted(limit::BARE, &limit, cost)),
+            note: copying,
+        },
+    ];
+    let peers = [
+        ("memif", memif::NAME, memif::NOTE),
+        ("vhost", vhost::NAME, vhost::NOTE),
+    ];
+    for (samples, (suffix, peer, what)) in dpdk.into_iter().zip(peers) {
+        if !samples.all().is_empty() {
+            figures.push(Figure {
+                name: format!("{name}-{suffix}"),
+                unit: RATE,
+                ours: rates.clone(),
+                peer: Some((peer.to_owned(), samples)),
+                limit: Some(Limit::new(limit::BARE, limit.clone())),
+                note: format!("{note}. The peer: what each of {ports} interfaces receives. {what}"),
+            });
+        }
     }
-    figures.extend([
-        Figure {
-            name: format!("fanout-{ports}-{len}"),
-            unit: "Mpps to each port",
-            ours: rates,
-            peer: Some((PEER.to_owned(), peer_rates)),
-            note: note.clone(),
-        },
-        Figure {
-            name: format!("fanout-{ports}-{len}-cost"),
-            unit: "ns per packet and port",
-            ours: costs,
-            peer: Some((PEER.to_owned(), peer_costs)),
-            note,
-        },
-    ]);
     Ok(figures)
+}
+
+/// Packets per microsecond for each port that the machine allows: the same bytes, bare.
+pub(crate) fn bare(time: Duration, sizes: Sizes, ports: usize, sharing: Sharing) -> Result<f64> {
+    let bare = Bare {
+        rings: ports,
+        shared: sharing == Sharing::Group,
+        ..Bare::one(sizes, RING as u64, Reading::Header)
+    };
+    bare.mpps(time)
 }
 
 /// How ports have their packets.
@@ -105,12 +136,12 @@ pub(crate) enum Sharing {
 /// Packets delivered to each port per microsecond, and the share that found a full ring.
 pub(crate) fn measure(
     time: Duration,
-    len: usize,
+    sizes: Sizes,
     ports: usize,
     sharing: Sharing,
 ) -> Result<(f64, f64)> {
     let lab = Lab::new()?;
-    let source = format!("lab=gen,size={len},cpus={}", sys::cpu(SOURCE_CPU));
+    let source = format!("lab=gen,size={sizes},cpus={}", sys::cpu(SOURCE_CPU));
     let daemon = Daemon::start(&lab, None, &["--source", &source])?;
     let mut opened = Vec::new();
     for _ in 0..ports {
@@ -179,22 +210,24 @@ pub(crate) fn drain(mut ports: Vec<Port>, over: &AtomicBool, cpu: usize) -> Resu
 }
 
 /// The peer: packets copied into every buffer, per microsecond.
-fn copy(time: Duration, len: usize, ports: usize, ring: usize) -> Result<f64> {
+fn copy(time: Duration, sizes: Sizes, ports: usize) -> Result<f64> {
     std::thread::scope(|scope| {
         let copier = scope.spawn(|| {
             sys::pin(sys::cpu(SOURCE_CPU)).map_err(|error| error.to_string())?;
-            let frames: Vec<Vec<u8>> = (0..BATCH).map(|frame| vec![frame as u8; len]).collect();
-            let mut buffers = vec![(vec![0_u8; ring], 0); ports];
+            let frames: Vec<Vec<u8>> = (0..BATCH)
+                .map(|frame| vec![frame as u8; sizes.of(frame)])
+                .collect();
+            let mut buffers = vec![(vec![0_u8; RING], 0); ports];
             let (begin, mut packets) = (Instant::now(), 0_u64);
             loop {
                 for _ in 0..16 {
                     for (buffer, at) in &mut buffers {
                         for frame in &frames {
-                            if *at + len > ring {
+                            if *at + frame.len() > RING {
                                 *at = 0;
                             }
-                            buffer[*at..*at + len].copy_from_slice(frame);
-                            *at += len.next_multiple_of(8);
+                            buffer[*at..*at + frame.len()].copy_from_slice(frame);
+                            *at += frame.len().next_multiple_of(8);
                         }
                         std::hint::black_box(&buffer);
                     }
@@ -209,3 +242,7 @@ fn copy(time: Duration, len: usize, ports: usize, ring: usize) -> Result<f64> {
         Ok(copier.join().map_err(|_| "the peer panicked")??)
     })
 }
+
+/// Units.
+pub(crate) const RATE: &str = "Mpps to each port";
+pub(crate) const COST: &str = "ns per packet and port";

@@ -5,66 +5,77 @@
 //! cost is what the last one added: the time per packet with all readers less that with one, shared
 //! by the others.
 
-use crate::fanout::{self, Sharing};
-use crate::row::{Figure, Plan, Result, Samples};
+use crate::fanout::{self, COST, RATE, Sharing};
+use crate::handoff::Sizes;
+use crate::limit;
+use crate::row::{Figure, Limit, Plan, Result, Samples};
 
 /// Rate, cost per packet and port, and cost of a further reader, with `ports` members.
-pub(crate) fn against_copies(plan: &Plan, len: usize, ports: usize) -> Result<Vec<Figure>> {
-    let (mut rates, mut costs, mut further) =
-        (Samples::default(), Samples::default(), Samples::default());
-    let (mut peer_rates, mut peer_costs, mut peer_further) =
-        (Samples::default(), Samples::default(), Samples::default());
-    let cost = |rate: f64| 1e3 / rate;
-    let more = |all: f64, one: f64| (cost(all) - cost(one)) / (ports as f64 - 1.0);
+pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<Vec<Figure>> {
+    let mut groups = Series::default();
+    let (mut privates, mut bares) = (Series::default(), Series::default());
+    // Four measurements a round, and two bare ones.
+    let time = plan.time / 2;
     for round in 1..=plan.rounds {
-        let measure = |ports, sharing| fanout::measure(plan.time, len, ports, sharing);
-        let (rate, lost) = measure(ports, Sharing::Group)?;
-        let (peer, _) = measure(ports, Sharing::Private)?;
+        let measure = |ports, sharing| Ok(fanout::measure(time, sizes, ports, sharing)?.0);
+        let private = |ports| measure(ports, Sharing::Private);
+        groups.push(ports, |ports| measure(ports, Sharing::Group))?;
+        privates.push(ports, private)?;
+        bares.push(ports, |ports| {
+            fanout::bare(time / 2, sizes, ports, Sharing::Group)
+        })?;
+        let [group, private, bare] = [&groups, &privates, &bares].map(|it| it.rates.last());
         eprintln!(
-            "  round {round}: a group {rate:.2}, private rings {peer:.2} Mpps, lost {lost:.3}"
+            "  round {round}: a group {group:.2}, private rings {private:.2}, bare transfer \
+             {bare:.2} Mpps"
         );
-        if ports > 1 {
-            further.push(more(rate, measure(1, Sharing::Group)?.0));
-            peer_further.push(more(peer, measure(1, Sharing::Private)?.0));
-        }
-        rates.push(rate);
-        costs.push(cost(rate) / ports as f64);
-        peer_rates.push(peer);
-        peer_costs.push(cost(peer) / ports as f64);
     }
-    let peer = |samples| Some((PEER.to_owned(), samples));
     let note = format!(
-        "as fanout-{ports}-{len}, {ports} members of one group; what is counted are descriptors \
-         written, whether or not their reader was in time. The peer: as many private rings, in the \
-         same rounds."
+        "as fanout-{ports}-{sizes}, {ports} members of one group; what is counted are descriptors \
+         written, whether or not their reader was in time. The peer: as many private rings. The \
+         limit: each packet written once and 16 bytes for each reader, bare"
     );
+    let figure = |suffix: &str, unit, samples: fn(&Series) -> &Samples| Figure {
+        name: format!("group-{ports}-{sizes}{suffix}"),
+        unit,
+        ours: samples(&groups).clone(),
+        peer: Some((PEER.to_owned(), samples(&privates).clone())),
+        limit: Some(Limit::new(limit::BARE, samples(&bares).clone())),
+        note: note.clone(),
+    };
     let mut figures = vec![
-        Figure {
-            name: format!("group-{ports}-{len}"),
-            unit: "Mpps to each port",
-            ours: rates,
-            peer: peer(peer_rates),
-            note: note.clone(),
-        },
-        Figure {
-            name: format!("group-{ports}-{len}-cost"),
-            unit: "ns per packet and port",
-            ours: costs,
-            peer: peer(peer_costs),
-            note: note.clone(),
-        },
+        figure("", RATE, |series| &series.rates),
+        figure("-cost", COST, |series| &series.costs),
     ];
     if ports > 1 {
-        figures.push(Figure {
-            name: format!("group-{ports}-{len}-further"),
-            unit: "ns per packet and further port",
-            ours: further,
-            peer: peer(peer_further),
-            note,
-        });
+        figures.push(figure("-further", FURTHER, |series| &series.further));
     }
     Ok(figures)
 }
 
+/// The rounds of one way to have packets.
+#[derive(Default)]
+struct Series {
+    rates: Samples,
+    costs: Samples,
+    /// What each reader after the first adds.
+    further: Samples,
+}
+
+impl Series {
+    fn push(&mut self, ports: usize, measure: impl Fn(usize) -> Result<f64>) -> Result<()> {
+        let cost = |rate: f64| 1e3 / rate;
+        let rate = measure(ports)?;
+        self.rates.push(rate);
+        self.costs.push(cost(rate) / ports as f64);
+        if ports > 1 {
+            let more = cost(rate) - cost(measure(1)?);
+            self.further.push(more / (ports - 1) as f64);
+        }
+        Ok(())
+    }
+}
+
 /// The peer's name in the table.
 const PEER: &str = "private rings";
+const FURTHER: &str = "ns per packet and further port";

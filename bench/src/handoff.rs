@@ -5,6 +5,7 @@
 //! is the lossless rate. The reader process takes a batch, reads of each packet what a forwarder
 //! reads (the record header and the packet's first cache line) and releases the batch.
 
+use std::fmt;
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -13,9 +14,9 @@ use vnplug_ring::layout::{Geometry, Meta, ring_size};
 use vnplug_ring::{Consumer, Producer, Region};
 
 use crate::capture::SIZES;
-use crate::row::{Figure, Plan, Result, Samples};
-use crate::sys;
-use crate::{limit, memif, vhost};
+use crate::limit::{self, Bare};
+use crate::row::{Figure, Limit, Plan, Result, Samples};
+use crate::{memif, sys, vhost};
 
 /// Bytes of the record area. The ring lives in the producer's cache; see [`vnplug_ring::layout`].
 const CAPACITY: u64 = 1 << 19;
@@ -31,24 +32,11 @@ const PRODUCER_CPU: usize = 1;
 /// Bytes of a frame of the mix, on average.
 const IMIX_MEAN: usize = 358;
 
-impl Sizes {
-    /// Length of the nth frame.
-    fn of(self, frame: usize) -> usize {
-        match self {
-            Self::One(len) => len,
-            // 5 and 12 have no common divisor: every place of the mix comes once in 12 frames.
-            Self::Imix => match frame * 5 % 12 {
-                0..7 => 60,
-                7..11 => 590,
-                _ => 1514,
-            },
-        }
-    }
-}
-
 /// What the reader does with a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reading {
+    /// Reads the record's header.
+    Header,
     /// Reads the header and the first cache line where they lie.
     InPlace,
     /// Copies all bytes to private memory, and reads the header.
@@ -63,39 +51,46 @@ pub(crate) enum Sizes {
     Imix,
 }
 
+impl Sizes {
+    /// Length of the nth frame.
+    pub(crate) fn of(self, frame: usize) -> usize {
+        match self {
+            Self::One(len) => len,
+            // 5 and 12 have no common divisor: every place of the mix comes once in 12 frames.
+            Self::Imix => match frame * 5 % 12 {
+                0..7 => 60,
+                7..11 => 590,
+                _ => 1514,
+            },
+        }
+    }
+
+    /// Bytes of a frame, on average.
+    pub(crate) fn mean(self) -> usize {
+        match self {
+            Self::One(len) => len,
+            Self::Imix => IMIX_MEAN,
+        }
+    }
+}
+
+/// As names of rows and the generator's options have it.
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(len) => len.fmt(f),
+            Self::Imix => f.write_str("imix"),
+        }
+    }
+}
+
 /// Our hand-off, memif's and vhost-user's, in turns.
 pub(crate) fn against_dpdk(plan: &Plan, len: usize, reading: Reading) -> Result<Vec<Figure>> {
-    let (name, reads) = match reading {
-        Reading::InPlace => ("handoff", "reads header and first 64 B in place"),
-        Reading::CopiedOut => (
-            "handoff-copied",
-            "reads the header and copies all bytes out",
-        ),
+    let name = match reading {
+        Reading::CopiedOut => format!("handoff-copied-{len}"),
+        Reading::InPlace | Reading::Header => format!("handoff-{len}"),
     };
-    let name = format!("{name}-{len}");
-    let mut bare = Samples::default();
-    let mut figures = in_turns(
-        plan,
-        (len, reading, reads),
-        (&name, &format!("{name}-vhost")),
-        || {
-            bare.push(limit::bare(plan.time, len, CAPACITY, reading)?);
-            eprintln!("           bare transfer {:.2} Mpps", bare.last());
-            Ok(())
-        },
-    )?;
-    figures.push(Figure {
-        name: format!("{name}-limit"),
-        unit: "Mpps",
-        ours: figures[0].ours.clone(),
-        peer: Some((limit::NAME.to_owned(), bare)),
-        note:
-            "how near the hand-off is to what these two CPUs can pass on: threads that write and \
-               read the same bytes in slots of one size, without headers, checks and lengths, with \
-               one counter per 64 packets each way"
-                .to_owned(),
-    });
-    Ok(figures)
+    in_turns(plan, len, reading, (&name, &format!("{name}-vhost")))
 }
 
 /// The same by frame size, for shorter times.
@@ -103,41 +98,48 @@ pub(crate) fn by_length(plan: &Plan) -> Result<Vec<Figure>> {
     let plan = plan.lasting(Duration::from_secs(1));
     let mut figures = Vec::new();
     for len in SIZES {
-        let reads = "reads header and first 64 B in place";
         let (memif, vhost) = (format!("memory-memif-{len}"), format!("memory-vhost-{len}"));
-        let how = (len, Reading::InPlace, reads);
-        figures.extend(in_turns(&plan, how, (&memif, &vhost), || Ok(()))?);
+        figures.extend(in_turns(&plan, len, Reading::InPlace, (&memif, &vhost))?);
     }
     Ok(figures)
 }
 
 fn in_turns(
     plan: &Plan,
-    (len, reading, reads): (usize, Reading, &str),
+    len: usize,
+    reading: Reading,
     (beside_memif, beside_vhost): (&str, &str),
-    mut after_round: impl FnMut() -> Result<()>,
 ) -> Result<Vec<Figure>> {
-    let (mut ours, mut memif, mut vhost) =
-        (Samples::default(), Samples::default(), Samples::default());
+    let [mut ours, mut memif, mut vhost, mut limit] = [(); 4].map(|()| Samples::default());
+    let sizes = Sizes::One(len);
     for round in 1..=plan.rounds {
-        ours.push(measure(plan.time, Sizes::One(len), CAPACITY, reading)?);
+        ours.push(measure(plan.time, sizes, CAPACITY, reading)?);
+        limit.push(bare(plan.time, sizes, CAPACITY, reading)?);
         memif.push(memif::measure(plan, len, 1)?);
-        vhost.push(vhost::measure(plan, len)?);
-        let (us, one, two) = (ours.last(), memif.last(), vhost.last());
+        vhost.push(vhost::measure(plan, len, 1)?);
+        let [us, bare, one, two] = [&ours, &limit, &memif, &vhost].map(Samples::last);
         eprintln!(
-            "  round {round}, {len} B: ours {us:.2}, memif {one:.2}, vhost-user {two:.2} Mpps"
+            "  round {round}, {len} B: ours {us:.2}, bare transfer {bare:.2}, memif {one:.2}, \
+             vhost-user {two:.2} Mpps"
         );
-        after_round()?;
     }
+    let reads = match reading {
+        Reading::Header => "reads the header",
+        Reading::InPlace => "reads header and first 64 B in place",
+        Reading::CopiedOut => "reads the header and copies all bytes out",
+    };
     let figure = |name: &str, peer: &str, samples, note| Figure {
         name: name.to_owned(),
         unit: "Mpps",
         ours: ours.clone(),
         peer: Some((peer.to_owned(), samples)),
+        limit: Some(Limit::new(limit::BARE, limit.clone())),
         note: format!(
             "received, nothing lost, two processes, one CPU each. Ours: producer copies {len} B \
              from one of {FRAMES} hot frames and writes a 32 B header, publishes per {PUBLISH}; \
-             reader {reads}, releases per {RELEASE}; ring {CAPACITY} B. {note}",
+             reader {reads}, releases per {RELEASE}; ring {CAPACITY} B. {note} The limit: threads \
+             that write and read the same bytes in slots of one size, without headers, checks and \
+             lengths, with one counter per 64 packets each way.",
         ),
     };
     Ok(vec![
@@ -146,11 +148,17 @@ fn in_turns(
     ])
 }
 
+/// The limit of a hand-off, in half of its time.
+fn bare(time: Duration, sizes: Sizes, capacity: u64, reading: Reading) -> Result<f64> {
+    Bare::one(sizes, capacity, reading).mpps(time / 2)
+}
+
 /// Our hand-off of a mix of sizes, beside frames of the mix's mean length.
 pub(crate) fn imix(plan: &Plan) -> Result<Vec<Figure>> {
-    let (mut ours, mut mean) = (Samples::default(), Samples::default());
+    let [mut ours, mut mean, mut limit] = [(); 3].map(|()| Samples::default());
     for round in 1..=plan.rounds {
         ours.push(measure(plan.time, Sizes::Imix, CAPACITY, Reading::InPlace)?);
+        limit.push(bare(plan.time, Sizes::Imix, CAPACITY, Reading::InPlace)?);
         mean.push(measure(
             plan.time,
             Sizes::One(IMIX_MEAN),
@@ -165,9 +173,11 @@ pub(crate) fn imix(plan: &Plan) -> Result<Vec<Figure>> {
         unit: "Mpps",
         ours,
         peer: Some((format!("ours, {IMIX_MEAN} bytes each"), mean)),
+        limit: Some(Limit::new(limit::BARE, limit)),
         note:
             "as handoff-60; of 12 frames 7 have 60 B, 4 have 590 B and 1 has 1514 B, mixed; beside \
-             them frames of the mean length. testpmd cannot send such a mix without a further copy"
+             them frames of the mean length, which the bare transfer has too. testpmd cannot send \
+             such a mix without a further copy"
                 .to_owned(),
     }])
 }
@@ -177,21 +187,19 @@ pub(crate) fn sizes(plan: &Plan) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for len in [60, 1514] {
         for shift in [14, 16, 18, 20, 22, 24] {
-            let mut ours = Samples::default();
+            let (mut ours, mut limit) = (Samples::default(), Samples::default());
+            let (time, sizes, capacity) = (plan.time / 4, Sizes::One(len), 1 << shift);
             for _ in 0..plan.rounds {
-                ours.push(measure(
-                    plan.time / 4,
-                    Sizes::One(len),
-                    1 << shift,
-                    Reading::InPlace,
-                )?);
+                ours.push(measure(time, sizes, capacity, Reading::InPlace)?);
+                limit.push(bare(time, sizes, capacity, Reading::InPlace)?);
             }
             figures.push(Figure {
-                name: format!("handoff-{len}-{}K", (1 << shift) / 1024),
+                name: format!("handoff-{len}-{}K", capacity / 1024),
                 unit: "Mpps",
                 ours,
                 peer: None,
-                note: format!("as handoff-{len} with a record area of {} B", 1 << shift),
+                limit: Some(Limit::new(limit::BARE, limit)),
+                note: format!("as handoff-{len} with a record area of {capacity} B"),
             });
         }
     }
@@ -244,6 +252,7 @@ fn consume(time: Duration, region: Region, reading: Reading) -> Result<f64> {
                 taken = true;
                 sum = sum.wrapping_add(packet.meta.ts_ns);
                 match reading {
+                    Reading::Header => {}
                     Reading::InPlace => sum ^= first_line(packet.bytes),
                     Reading::CopiedOut => {
                         private[..packet.bytes.len()].copy_from_slice(packet.bytes);
@@ -346,6 +355,6 @@ mod tests {
         };
         assert_eq!([of(60), of(590), of(1514)], [7, 4, 1]);
         let sum: usize = (0..12).map(|frame| Sizes::Imix.of(frame)).sum();
-        assert_eq!(sum.div_ceil(12), IMIX_MEAN);
+        assert_eq!(sum.div_ceil(12), Sizes::Imix.mean());
     }
 }

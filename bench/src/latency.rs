@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use vnplug_e2e::daemon::{Daemon, guest_program, value};
 use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig};
 
-use crate::row::{Figure, Plan, Result, Samples};
+use crate::limit;
+use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::sys;
 use crate::uml::{AttachedUml, LIMIT, serve};
 
@@ -129,11 +130,12 @@ fn in_turns(
 ) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for load in ["idle", "loaded"] {
-        let mut peer = Times::default();
+        let (mut peer, mut line) = (Times::default(), Samples::default());
         let mut ways = ["cpu", "balanced", "latency"].map(|wait| (wait, Times::default()));
         let _flood = (load == "loaded").then(|| Flood::start(lab)).transpose()?;
         for round in 1..=plan.rounds {
             peer.add(pipes(plan.time)?);
+            line.push(limit::line_ns(plan.time / 8)? * 2.0 / 1e3);
             let half = peer.p50.last();
             eprint!("  {load} round {round}: pipes {half:.1}");
             for (wait, times) in &mut ways {
@@ -159,6 +161,7 @@ fn in_turns(
                 unit: "us",
                 ours,
                 peer: Some(("pipes between two processes".to_owned(), theirs)),
+                limit: Some(Limit::new("a cache line there and back", line.clone())),
                 note: note.clone(),
             };
             figures.push(figure("p50", times.p50, peer.p50.clone()));

@@ -14,7 +14,7 @@
 //!
 //! Beside the figures lie a table (`results.md`), plots (`*.svg`) and a page of them (`index.html`).
 //!
-//! A row is a function in a table ([`row::ROWS`]); it returns figures, [`report`] prints and stores
+//! A row is a function in a table ([`rows`]); it returns figures, [`report`] prints and stores
 //! them, [`plot`] draws them. Rows run in processes of their own ([`supervise`]), and some start this
 //! program again as a second process, with `child NAME ARGS…`.
 
@@ -33,6 +33,7 @@ mod pcap;
 mod plot;
 mod report;
 mod row;
+mod rows;
 mod scale;
 mod stage;
 mod supervise;
@@ -49,7 +50,7 @@ use supervise::Outcome;
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match words.split_first() {
-        Some((first, rest)) if first == "child" => row::child(rest),
+        Some((first, rest)) if first == "child" => rows::child(rest),
         Some((first, rest)) if first == "plot" => replot(rest),
         _ => run(words),
     };
@@ -73,16 +74,17 @@ fn replot(words: &[String]) -> row::Result<()> {
 
 /// Plots and a table beside a file of figures.
 fn draw(figures: &[row::Figure], file: &Path) -> row::Result<()> {
-    std::fs::write(file.with_extension("md"), report::markdown(figures))?;
+    let table = format!("{}\n\n{}", report::machine(), report::markdown(figures));
+    std::fs::write(file.with_extension("md"), table)?;
     plot::all(figures, file.parent().unwrap_or(Path::new(".")))
 }
 
 /// An error if no row begins with this word.
 fn known(word: &str) -> row::Result<()> {
-    if row::ROWS.iter().any(|row| row.name.starts_with(word)) {
+    if rows::all().any(|row| row.name.starts_with(word)) {
         return Ok(());
     }
-    let names: Vec<&str> = row::ROWS.iter().map(|row| row.name).collect();
+    let names: Vec<&str> = rows::all().map(|row| row.name).collect();
     let names = names.join(", ");
     Err(format!("no row begins with {word:?}; there are {names}").into())
 }
@@ -104,14 +106,14 @@ fn run(mut wanted: Vec<String>) -> row::Result<()> {
     let wanted = |row: &&row::Row| {
         let begins = |word: &String| row.name.starts_with(word.as_str());
         match wanted.is_empty() {
-            true => (row.name == row::ON_INTERFACE) == named,
+            true => (row.name == rows::ON_INTERFACE) == named,
             false => wanted.iter().any(begins),
         }
     };
     sys::catch_signals()?;
     let (mut figures, mut failed) = (Vec::new(), Vec::new());
     let mut interrupted = false;
-    for row in row::ROWS.iter().filter(wanted) {
+    for row in rows::all().filter(wanted) {
         eprintln!("# {}: {}", row.name, row.about);
         match supervise::run(row, &plan) {
             Outcome::Measured(measured) => figures.extend(measured),

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::goal::Goal;
-use crate::row::{Figure, Result, Samples};
+use crate::row::{Figure, Limit, Result, Samples};
 
 /// Names of rows, each with the reason why it has no figures.
 pub(crate) type Failed<'a> = [(&'a str, String)];
@@ -14,8 +14,8 @@ pub(crate) type Failed<'a> = [(&'a str, String)];
 pub(crate) fn print(figures: &[Figure], failed: &Failed<'_>) {
     println!("{}", machine());
     println!(
-        "{:<28} {:>10} {:>19}  {:<22} {:>10} {:>19} {:>7}",
-        "row", "ours", "min..max", "peer", "peer's", "min..max", "ratio"
+        "{:<28} {:>10} {:>19}  {:<22} {:>10} {:>19} {:>7} {:>10} {:>7}",
+        "row", "ours", "min..max", "peer", "peer's", "min..max", "ratio", "limit", "reached"
     );
     for figure in figures {
         let (peer, value, spread) = match &figure.peer {
@@ -25,16 +25,9 @@ pub(crate) fn print(figures: &[Figure], failed: &Failed<'_>) {
         let ratio = figure
             .ratio()
             .map_or("-".to_owned(), |ratio| format!("{ratio:.2}x"));
-        let goal = Goal::of(figure).map_or(String::new(), |goal| {
-            let verdict = match goal.is_met(figure) {
-                Some(true) => "met",
-                Some(false) => "MISSED",
-                None => "not judged",
-            };
-            format!("  goal {}: {verdict}", goal.words())
-        });
+        let (limit, reached) = bound(figure);
         println!(
-            "{:<28} {:>10} {:>19}  {:<22} {:>10} {:>19} {:>7}  {}{goal}",
+            "{:<28} {:>10} {:>19}  {:<22} {:>10} {:>19} {:>7} {limit:>10} {reached:>7}  {}",
             figure.name,
             number(figure.ours.median()),
             range(&figure.ours),
@@ -45,9 +38,55 @@ pub(crate) fn print(figures: &[Figure], failed: &Failed<'_>) {
             figure.unit,
         );
     }
+    let judged: Vec<_> = goals(figures).collect();
+    if !judged.is_empty() {
+        println!("\ngoals; in brackets the share of the machine's limit that ours reaches");
+    }
+    for (figure, goal, verdict) in judged {
+        let (ours, unit) = (number(figure.ours.median()), figure.unit);
+        let ratio = figure.ratio();
+        let ratio = ratio.map_or(String::new(), |ratio| format!(", {ratio:.2}x its peer"));
+        let limit = match (&figure.limit, figure.reached()) {
+            (Some(limit), Some(reached)) => {
+                format!(" ({:.0} % of {})", reached * 100.0, limit.what)
+            }
+            _ => String::new(),
+        };
+        let (name, words) = (&figure.name, goal.words());
+        println!("{verdict:<10} {name:<34} {words:<10} {ours} {unit}{ratio}{limit}");
+    }
     for (row, reason) in failed {
         println!("{row:<28} FAILED: {reason}");
     }
+}
+
+/// Every figure that has a goal, with the verdict; what was missed first.
+fn goals(figures: &[Figure]) -> impl Iterator<Item = (&Figure, Goal, &'static str)> {
+    let of = |verdict: Option<bool>| {
+        let with_goal = figures
+            .iter()
+            .filter_map(|figure| Some((figure, Goal::of(figure)?)));
+        with_goal
+            .filter(move |(figure, goal)| goal.is_met(figure) == verdict)
+            .map(move |(figure, goal)| match verdict {
+                Some(true) => (figure, goal, "met"),
+                Some(false) => (figure, goal, "MISSED"),
+                None => (figure, goal, "not judged"),
+            })
+    };
+    of(Some(false)).chain(of(None)).chain(of(Some(true)))
+}
+
+/// The limit's median and the share that ours reaches, in words.
+fn bound(figure: &Figure) -> (String, String) {
+    let none = || "-".to_owned();
+    let limit = figure.limit.as_ref();
+    (
+        limit.map_or_else(none, |limit| number(limit.samples.median())),
+        figure
+            .reached()
+            .map_or_else(none, |reached| format!("{:.0} %", reached * 100.0)),
+    )
 }
 
 /// What the figures depend on most; a word is missing where the system does not tell it.
@@ -79,7 +118,7 @@ pub(crate) fn save(figures: &[Figure], failed: &Failed<'_>, path: &Path) -> Resu
 }
 
 fn object(figure: &Figure) -> Value {
-    let peer = figure.peer.as_ref();
+    let (peer, limit) = (figure.peer.as_ref(), figure.limit.as_ref());
     json!({
         "name": figure.name,
         "value": figure.ours.median(),
@@ -89,40 +128,56 @@ fn object(figure: &Figure) -> Value {
         "peer_value": peer.map(|(_, samples)| samples.median()),
         "peer_spread": peer.map(|(_, samples)| spread(samples)),
         "ratio": figure.ratio(),
+        "limit": limit.map(|limit| &limit.what),
+        "limit_value": limit.map(|limit| limit.samples.median()),
+        "limit_spread": limit.map(|limit| spread(&limit.samples)),
+        "reached": figure.reached(),
         "note": figure.note,
     })
 }
 
 /// The same as a table in Markdown, as `docs/performance.md` has it.
-pub(crate) fn markdown(figures: &[Figure]) -> String {
-    let mut text = format!(
-        "{}\n\n| row | unit | ours | lowest–highest | peer | lowest–highest | ratio | goal |\n\
-         |---|---|---|---|---|---|---|---|\n",
-        machine()
-    );
+pub(crate) fn markdown<'f>(figures: impl IntoIterator<Item = &'f Figure>) -> String {
+    let mut text =
+        "| row | unit | ours | lowest–highest | peer | lowest–highest | ratio | limit | \
+                    reached | goal |\n|---|---|---|---|---|---|---|---|---|---|\n"
+            .to_owned();
     for figure in figures {
         let (peer, spread) = match &figure.peer {
             Some((name, samples)) => {
                 let median = number(samples.median());
                 (format!("{name} {median}"), range(samples))
             }
-            None => ("–".to_owned(), "–".to_owned()),
+            None => ("-".to_owned(), "-".to_owned()),
         };
         let ratio = figure
             .ratio()
-            .map_or("–".to_owned(), |ratio| format!("{ratio:.2}"));
-        let goal = Goal::of(figure).map_or("–".to_owned(), |goal| match goal.is_met(figure) {
+            .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        let goal = Goal::of(figure).map_or("-".to_owned(), |goal| match goal.is_met(figure) {
             Some(true) => format!("{}: met", goal.words()),
             Some(false) => format!("{}: **missed**", goal.words()),
             None => goal.words(),
         });
+        let (limit, reached) = bound(figure);
         let (name, unit, ours) = (&figure.name, figure.unit, number(figure.ours.median()));
         let ours_spread = range(&figure.ours);
-        text += &format!(
-            "| `{name}` | {unit} | {ours} | {ours_spread} | {peer} | {spread} | {ratio} | {goal} |\n"
-        );
+        let name = format!("`{name}`");
+        let cells = [
+            &name,
+            unit,
+            &ours,
+            &ours_spread,
+            &peer,
+            &spread,
+            &ratio,
+            &limit,
+            &reached,
+            &goal,
+        ]
+        .map(|cell| if cell == "-" { "–" } else { cell });
+        text += &format!("| {} |\n", cells.join(" | ").replace("..", "–"));
     }
-    text.replace("..", "–")
+    text
 }
 
 fn nothing(row: &str, reason: &str) -> Value {
@@ -135,19 +190,25 @@ fn nothing(row: &str, reason: &str) -> Value {
         "peer_value": null,
         "peer_spread": null,
         "ratio": null,
+        "limit": null,
+        "limit_value": null,
+        "limit_spread": null,
+        "reached": null,
         "note": format!("failed: {reason}"),
     })
 }
 
 /// A figure with all its samples, for [`parse`].
 pub(crate) fn whole(figure: &Figure) -> Value {
-    let peer = figure.peer.as_ref();
+    let (peer, limit) = (figure.peer.as_ref(), figure.limit.as_ref());
     json!({
         "name": figure.name,
         "unit": figure.unit,
         "ours": figure.ours.all(),
         "peer": peer.map(|(name, _)| name),
         "theirs": peer.map(|(_, samples)| samples.all()),
+        "limit": limit.map(|limit| &limit.what),
+        "allowed": limit.map(|limit| limit.samples.all()),
         "note": figure.note,
     })
 }
@@ -169,6 +230,9 @@ pub(crate) fn parse(value: &Value) -> Option<Figure> {
         unit: text("unit")?.leak(),
         ours: samples("ours")?,
         peer: text("peer").zip(samples("theirs")),
+        limit: text("limit")
+            .zip(samples("allowed"))
+            .map(|(what, samples)| Limit { what, samples }),
         note: text("note")?,
     })
 }
@@ -190,6 +254,9 @@ pub(crate) fn load(path: &Path) -> Result<Vec<Figure>> {
             unit: text("unit")?.leak(),
             ours: samples(&value["value"], &value["spread"])?,
             peer: text("peer").zip(samples(&value["peer_value"], &value["peer_spread"])),
+            limit: text("limit")
+                .zip(samples(&value["limit_value"], &value["limit_spread"]))
+                .map(|(what, samples)| Limit { what, samples }),
             note: text("note")?,
         })
     };
@@ -229,9 +296,11 @@ mod tests {
             unit: "Mpps",
             ours,
             peer: None,
+            limit: Some(Limit::new("the wire", [5.0].into_iter().collect())),
             note: "n".into(),
         };
         let value = object(&figure);
+        assert_eq!(value["reached"], 0.5);
         assert_eq!(value["value"], 2.5);
         assert_eq!(value["spread"], json!([2.5, 2.5]));
         assert!(value["peer"].is_null() && value["ratio"].is_null());

@@ -18,7 +18,8 @@ use vnplug_e2e::Lab;
 
 use crate::capture::INTERFACE;
 use crate::report;
-use crate::row::{Figure, Plan, ROWS, Result, Row};
+use crate::row::{Figure, Plan, Result, Row};
+use crate::rows;
 use crate::sys;
 
 /// How a row ended.
@@ -88,8 +89,7 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
     let [name, part] = words else {
         return Err("ROW FILE".into());
     };
-    let row = ROWS
-        .iter()
+    let row = rows::all()
         .find(|row| row.name == name)
         .ok_or("no such row")?;
     let result = match (row.run)(&Plan::from_env()?) {

@@ -14,8 +14,10 @@ use vnplug::{Client, Grant, VmKind, VmSpec};
 use vnplug_e2e::daemon::{Daemon, guest_program};
 use vnplug_e2e::{Guest, Image, Job, Lab, Uml, UmlConfig};
 
-use crate::row::{Figure, Plan, Result, Samples};
-use crate::sys;
+use crate::fanout::{self, Sharing};
+use crate::handoff::Sizes;
+use crate::row::{Figure, Limit, Plan, Result, Samples};
+use crate::{limit, sys};
 
 /// CPU of the source's thread.
 const SOURCE_CPU: usize = 0;
@@ -48,11 +50,15 @@ fn in_turns(plan: &Plan, len: usize, lab: &Lab, daemon: &Daemon) -> Result<Vec<F
         "count lab --json --busy-poll --ring {RING} --seconds {}ms",
         plan.time.as_millis()
     );
-    let (mut ours, mut theirs) = (Samples::default(), Samples::default());
+    let [mut ours, mut theirs, mut limit] = [(); 3].map(|()| Samples::default());
     for round in 1..=plan.rounds {
         let in_guest = guest.count(&count)?;
         let on_host = count_on_host(daemon, &count)?;
-        eprintln!("  round {round}: guest {in_guest:.2}, host {on_host:.2} Mpps");
+        let bare = fanout::bare(plan.time / 4, Sizes::One(len), 1, Sharing::Private)?;
+        eprintln!(
+            "  round {round}: guest {in_guest:.2}, host {on_host:.2}, bare transfer {bare:.2} Mpps"
+        );
+        limit.push(bare);
         ours.push(in_guest);
         theirs.push(on_host);
     }
@@ -61,6 +67,7 @@ fn in_turns(plan: &Plan, len: usize, lab: &Lab, daemon: &Daemon) -> Result<Vec<F
         unit: "Mpps",
         ours,
         peer: Some(("the same on the host".to_owned(), theirs)),
+        limit: Some(Limit::new(limit::BARE, limit)),
         note: format!(
             "received by the static `vnplug {count}`: ours in User-mode Linux through the agent and \
              /dev/mmapper, the peer as a process of the host; both on CPU {READER_CPU}, the \

@@ -15,21 +15,29 @@ pub(crate) const NOTE: &str = "vhost-user: the host's side (net_vhost) is testpm
      burst 64: the fastest of rings of 256 and 1024, split and packed, with and without mergeable \
      buffers. The other way round, guest to host, is faster by about a third.";
 
-/// Packets received per microsecond from the host's side by the guest's.
-pub(crate) fn measure(plan: &Plan, len: usize) -> Result<f64> {
-    patiently(|| attempt(plan, len))
+/// Packets received per microsecond from the host's side by the guest's, over so many interfaces
+/// between the same two processes.
+pub(crate) fn measure(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
+    patiently(|| attempt(plan, len, interfaces))
 }
 
-fn attempt(plan: &Plan, len: usize) -> Result<f64> {
-    let socket = socket("vhost")?;
-    let host = [format!("--vdev=net_vhost0,iface={socket},queues=1")];
+fn attempt(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
+    let sockets = (0..interfaces).map(|id| socket(&format!("vhost{id}")));
+    let sockets = sockets.collect::<Result<Vec<_>>>()?;
+    let devices = |device: &dyn Fn(usize, &String) -> String| -> Vec<String> {
+        let each = sockets.iter().enumerate();
+        each.map(|(id, path)| device(id, path)).collect()
+    };
+    let host = devices(&|id, path| format!("--vdev=net_vhost{id},iface={path},queues=1"));
     let sending = ["--forward-mode=txonly", &format!("--txpkts={len}")];
     let _host = Testpmd::start(Place::Second, &host, &sending)?;
     sleep(Duration::from_millis(700));
-    let guest = [format!(
-        "--vdev=net_virtio_user0,path={socket},queues=1,queue_size=1024,packed_vq=1,in_order=1,\
-         mrg_rxbuf=0,vectorized=1"
-    )];
+    let guest = devices(&|id, path| {
+        format!(
+            "--vdev=net_virtio_user{id},path={path},queues=1,queue_size=1024,packed_vq=1,in_order=1,\
+             mrg_rxbuf=0,vectorized=1"
+        )
+    });
     let mut guest = Testpmd::start(Place::First, &guest, &["--forward-mode=rxonly"])?;
-    guest.received(plan, 1)
+    guest.received(plan, interfaces)
 }

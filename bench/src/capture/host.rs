@@ -46,8 +46,21 @@ pub(super) fn vnplug<'d>(
     far: &'static str,
     source: &str,
 ) -> Result<Way<'d>> {
+    vnplug_filtered(lab, netns, daemon, far, source, "")
+}
+
+/// The same with a filter.
+pub(super) fn vnplug_filtered<'d>(
+    lab: &Lab,
+    netns: Option<&Netns>,
+    daemon: &'d Daemon,
+    far: &'static str,
+    source: &str,
+    filter: &'static str,
+) -> Result<Way<'d>> {
     let mut command = Command::new(std::env::current_exe()?);
     command.env("LD_LIBRARY_PATH", drop_in(lab)?);
     command.env("VNPLUG_SOCKET", daemon.socket());
-    Way::new(far, Some(daemon)).on_host(netns, command, &format!("vnplug:{source}"))
+    let way = Way::new(far, Some(daemon)).filtered(filter);
+    way.on_host(netns, command, &format!("vnplug:{source}"))
 }

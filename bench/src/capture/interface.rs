@@ -17,7 +17,7 @@ use super::guests::OVER_VNPLUG;
 use super::host::vnplug;
 use super::{Series, Turn, Way};
 use crate::pcap::image;
-use crate::row::{Figure, Plan, Result};
+use crate::row::{Figure, Limit, Plan, Result};
 use crate::sys;
 use crate::uml::AttachedUml;
 
@@ -65,11 +65,16 @@ pub(crate) fn on_interface(plan: &Plan) -> Result<Vec<Figure>> {
 }
 
 fn figures(name: &str, what: &str, ours: Series, pcap: &Series) -> Vec<Figure> {
+    let offered = Some(Limit::new(
+        "what the interface counted",
+        ours.offered.clone(),
+    ));
     let figure = |suffix: &str, unit, ours, peer: &crate::row::Samples| Figure {
         name: format!("interface-{name}{suffix}"),
         unit,
         ours,
         peer: Some(("libpcap".to_owned(), peer.clone())),
+        limit: offered.clone().filter(|_| suffix.is_empty()),
         note: format!(
             "source {what}, traffic of the user's; lost is what the interface counted in both \
              directions and the reader did not get; pcap_dispatch over the drop-in and over libpcap, \

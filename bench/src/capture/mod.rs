@@ -11,6 +11,7 @@
 //! first CPU for itself, everything that captures has the others, so that what they leave idle is
 //! what a capturing machine has left for other work.
 
+mod early;
 mod guests;
 mod host;
 mod interface;
@@ -19,13 +20,15 @@ mod xdp;
 
 use vnplug_e2e::traffic::Sent;
 
+pub(crate) use early::early;
 pub(crate) use guests::{one_uml, qemu, two_in_uml, two_umls};
 pub(crate) use host::on_host;
 pub(crate) use interface::{INTERFACE, on_interface};
 use way::{Turn, Way};
 pub(crate) use xdp::af_xdp;
 
-use crate::row::{Figure, Plan, Result, Samples};
+use crate::limit;
+use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::wire::{Load, Wire};
 
 /// Frame lengths in bytes, without FCS.
@@ -41,6 +44,8 @@ struct Side<'a, 'g> {
 #[derive(Default)]
 struct Series {
     rate: Samples,
+    /// What the sender offered.
+    offered: Samples,
     lost: Samples,
     idle: Samples,
     /// Processor time in seconds per million packets captured, and the daemon's part of it.
@@ -51,6 +56,7 @@ struct Series {
 impl Series {
     fn push(&mut self, turn: &Turn) {
         self.rate.push(turn.mpps());
+        self.offered.push(turn.offered_mpps());
         self.lost.push(turn.lost_percent());
         self.idle.push(turn.idle_percent());
         self.cost.push(turn.cost());
@@ -97,15 +103,18 @@ fn by_size(
             unit,
             ours,
             peer: Some((name.to_owned(), peer)),
+            limit: None,
             note: note.clone(),
         };
         let peer_name = sides[1].name;
         if let Some(side) = sides.get(2) {
             let rate = ours.rate.clone();
-            figures.push(figure("-host", "Mpps", rate, side.name, other.rate));
+            let figure = figure("-host", "Mpps", rate, side.name, other.rate);
+            figures.push(figure.limited(limit::SENDER, &ours.offered));
         }
         figures.extend([
-            figure("", "Mpps", ours.rate, peer_name, peer.rate),
+            figure("", "Mpps", ours.rate, peer_name, peer.rate)
+                .limited(limit::SENDER, &ours.offered),
             figure("-loss", "% lost", ours.lost, peer_name, peer.lost),
             figure("-idle", "% idle", ours.idle, peer_name, peer.idle),
         ]);
@@ -116,6 +125,7 @@ fn by_size(
 /// The highest rate of a short ladder that each side captures without any loss, as RFC 2544 asks.
 fn lossless(plan: &Plan, wire: &Wire, row: &str, sides: &mut [Side<'_, '_>]) -> Result<Figure> {
     let mut samples = [Samples::default(), Samples::default()];
+    let mut flat_out = Samples::default();
     for round in 1..=plan.rounds {
         for (side, samples) in sides.iter_mut().zip(&mut samples) {
             let mut rate = 0.0;
@@ -124,6 +134,9 @@ fn lossless(plan: &Plan, wire: &Wire, row: &str, sides: &mut [Side<'_, '_>]) -> 
                     line_frames(plan, pps.get())
                 });
                 let turn = side.way.turn(wire, frames, 64, load)?;
+                if load == Load::FlatOut {
+                    flat_out.push(turn.sent_mpps());
+                }
                 if turn.lost_percent() == 0.0 {
                     rate = turn.sent_mpps();
                     break;
@@ -139,6 +152,7 @@ fn lossless(plan: &Plan, wire: &Wire, row: &str, sides: &mut [Side<'_, '_>]) -> 
         unit: "Mpps",
         ours,
         peer: Some((sides[1].name.to_owned(), peer)),
+        limit: Some(Limit::new("the sender flat out", flat_out)),
         note: "64-byte frames: the highest of the rates flat out, 800,000, 400,000 … 3,125 \
                packets/s at which no packet was lost (RFC 2544's throughput); flat out is what the \
                sender reaches"

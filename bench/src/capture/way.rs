@@ -22,6 +22,8 @@ pub(super) struct Way<'g> {
     counters: Vec<Counter<'g>>,
     guests: Vec<&'g Guest>,
     daemon: Option<&'g Daemon>,
+    /// What counters on the host ask for; everything if it is empty.
+    filter: &'static str,
 }
 
 /// A counter, on the host or in a guest.
@@ -38,7 +40,13 @@ impl<'g> Way<'g> {
             counters: Vec::new(),
             guests: Vec::new(),
             daemon,
+            filter: "",
         }
+    }
+
+    /// The same with a filter for counters on the host.
+    pub(super) fn filtered(self, filter: &'static str) -> Self {
+        Self { filter, ..self }
     }
 
     /// Adds a counter on the host, in a namespace or our own; `command` runs this program.
@@ -48,7 +56,7 @@ impl<'g> Way<'g> {
         mut command: Command,
         device: &str,
     ) -> Result<Self> {
-        command.args(["child", COUNTER, device]);
+        command.args(["child", COUNTER, device, self.filter]);
         let listener = match netns {
             Some(netns) => {
                 netns.enter(|| Listener::start(command).map_err(|error| error.to_string()))??
@@ -113,6 +121,7 @@ impl<'g> Way<'g> {
         Ok(Turn {
             sent_mpps: wire as f64 / elapsed.as_secs_f64().max(1e-9) / 1e6,
             sent: wire * self.counters.len() as u64,
+            readers: self.counters.len(),
             captured: captured.sum(),
             seconds: elapsed.max(busy).as_secs_f64(),
             cpu_s: cpu.as_secs_f64(),
@@ -190,6 +199,7 @@ pub(super) struct Turn {
     /// Over all counters: what each should have got.
     sent: u64,
     captured: u64,
+    readers: usize,
     /// From the first frame to the last, as sent or as read, whichever took longer.
     seconds: f64,
     cpu_s: f64,
@@ -215,6 +225,21 @@ impl Turn {
     /// Packets sent per microsecond.
     pub(super) fn sent_mpps(&self) -> f64 {
         self.sent_mpps
+    }
+
+    /// What all counters together could have captured: every packet, as fast as they came.
+    pub(super) fn offered_mpps(&self) -> f64 {
+        self.sent_mpps * self.readers as f64
+    }
+
+    /// Seconds of processor time per million packets on the wire.
+    pub(super) fn cost_on_wire(&self) -> f64 {
+        self.cpu_s * 1e6 * self.readers as f64 / self.sent.max(1) as f64
+    }
+
+    /// The share of the packets on the wire that was captured.
+    pub(super) fn kept(&self) -> f64 {
+        self.captured as f64 / self.sent.max(1) as f64
     }
 
     /// Percent of what all counters should have got.
@@ -254,6 +279,7 @@ mod tests {
             sent_mpps: 1.0,
             sent: 1_000_000,
             captured: 500_000,
+            readers: 1,
             seconds: 2.0,
             cpu_s: 1e9,
             daemon_s: 0.25,

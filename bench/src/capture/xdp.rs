@@ -7,8 +7,8 @@ use vnplug_e2e::daemon::Daemon;
 use super::host::vnplug;
 use super::{Series, WARM_UP, Way, frames, line_rate};
 use crate::row::{Figure, Plan, Result};
-use crate::sys;
 use crate::wire::{Load, Wire};
+use crate::{limit, sys};
 
 /// Rate, loss and processor time of the three, flat out.
 pub(crate) fn af_xdp(plan: &Plan) -> Result<Vec<Figure>> {
@@ -61,15 +61,17 @@ fn compared(size: usize, [xdp, pcap, packet]: &[Series; 3]) -> Vec<Figure> {
         unit,
         ours: ours.clone(),
         peer: Some((peer.to_owned(), theirs.clone())),
+        limit: None,
         note: note.clone(),
     };
     let [_, libpcap, af_packet] = NAMES;
     vec![
-        figure("", "Mpps", &xdp.rate, libpcap, &pcap.rate),
+        figure("", "Mpps", &xdp.rate, libpcap, &pcap.rate).limited(limit::SENDER, &xdp.offered),
         figure("-loss", "% lost", &xdp.lost, libpcap, &pcap.lost),
         figure("-cpu", COST, &xdp.cost, libpcap, &pcap.cost),
         figure("-daemon", COST, &xdp.daemon_cost, libpcap, &pcap.cost),
-        figure("-packet", "Mpps", &xdp.rate, af_packet, &packet.rate),
+        figure("-packet", "Mpps", &xdp.rate, af_packet, &packet.rate)
+            .limited(limit::SENDER, &xdp.offered),
         figure("-packet-cpu", COST, &xdp.cost, af_packet, &packet.cost),
         figure(
             "-packet-daemon",

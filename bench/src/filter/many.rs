@@ -21,17 +21,18 @@ use vnplugd::port::Port;
 use vnplugd::port::doorbell::Doorbell;
 use vnplugd::source::{Frame, MAX_BATCH};
 
+use super::bare::Bare;
 use super::libpcap::{Compiled, Library};
 use super::{PCAP, processor_time};
-use crate::row::{Figure, Plan, Result, Samples};
+use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::sys;
 
 /// Hosts on the wire.
-const HOSTS: usize = 10_000;
+pub(super) const HOSTS: usize = 10_000;
 /// Different frames.
 const FRAMES: usize = 16 * MAX_BATCH;
 /// Bytes of a port's ring.
-const RING: u64 = 1 << 14;
+pub(super) const RING: u64 = 1 << 14;
 /// Programs whose run in the kernel is timed, of those that are to be run one after the other.
 const SAMPLE: usize = 16;
 /// Bytes of machine code.
@@ -94,12 +95,12 @@ pub(crate) fn against_sequences(plan: &Plan, count: usize) -> Result<Vec<Figure>
         for program in &programs {
             index.add(program);
         }
-        let (mut ours, mut theirs, mut kernels) =
-            (Samples::default(), Samples::default(), Samples::default());
+        let [mut ours, mut theirs, mut kernels, mut limit] = [(); 4].map(|()| Samples::default());
         for round in 1..=plan.rounds {
             ours.push(judge(&mut index, &frames, time));
             theirs.push(interpret(&theirs_all, &packets, time));
             kernels.push(in_kernel(&programs, &packets)?);
+            limit.push(Bare::new(count).look(&packets, time));
             eprintln!(
                 "  {name} round {round}: ours {:.1}, libpcap {:.1}, kernel {:.1} ns",
                 ours.median(),
@@ -122,6 +123,7 @@ pub(crate) fn against_sequences(plan: &Plan, count: usize) -> Result<Vec<Figure>
             unit: "ns per packet",
             ours: ours.clone(),
             peer: Some((peer.to_owned(), samples)),
+            limit: Some(Limit::new("one look into a plain table", limit.clone())),
             note: format!("{note}{more}"),
         };
         figures.push(figure("", PCAP, theirs, "."));
@@ -156,16 +158,18 @@ fn delivery(plan: &Plan, count: usize, frames: &[Frame<'_>], time: Duration) -> 
         port.filter = Some(Arc::clone(program));
         fanout.attach(Box::new(port));
     }
-    let mut ours = Samples::default();
+    let (mut ours, mut limit) = (Samples::default(), Samples::default());
+    let mut bare = Bare::with_rings(count);
+    let packets: Vec<&[u8]> = frames.iter().map(|frame| frame.bytes).collect();
     for round in 1..=plan.rounds {
-        let (mut spent, mut packets, mut now_us) = (0.0, 0, 0);
+        let (mut spent, mut taken, mut now_us) = (0.0, 0, 0);
         while spent < time.as_nanos() as f64 {
             // Rings have room for all frames once.
             for batch in frames.chunks(MAX_BATCH) {
                 let begin = processor_time();
                 fanout.deliver(batch, now_us);
                 spent += processor_time() - begin;
-                packets += batch.len();
+                taken += batch.len();
                 now_us += 10;
             }
             for consumer in &mut consumers {
@@ -173,8 +177,10 @@ fn delivery(plan: &Plan, count: usize, frames: &[Frame<'_>], time: Duration) -> 
                 consumer.release();
             }
         }
-        ours.push(spent / packets as f64);
-        eprintln!("  deliver round {round}: {:.1} ns", ours.median());
+        ours.push(spent / taken as f64);
+        limit.push(bare.deliver(&packets, time));
+        let (ours, bare) = (ours.last(), limit.last());
+        eprintln!("  deliver round {round}: {ours:.1} ns, bare {bare:.1} ns");
     }
     let delivered: u64 = fanout.accounts().map(|(_, it)| it.delivered).sum();
     let read = fanout.counters().read;
@@ -183,6 +189,10 @@ fn delivery(plan: &Plan, count: usize, frames: &[Frame<'_>], time: Duration) -> 
         unit: "ns per packet",
         ours,
         peer: None,
+        limit: Some(Limit::new(
+            "one look into a plain table, and the copy",
+            limit,
+        )),
         note: format!(
             "{count} ports with filters like {:?} and rings of {RING} B of their own: everything \
              between the source and the readers, who read in between and are not timed; {:.1} % of \
@@ -265,7 +275,7 @@ fn in_kernel(programs: &[Arc<Program>], packets: &[Vec<u8>]) -> Result<f64> {
 }
 
 /// Runs `some`, which says how many packets it took, for a while.
-fn per_packet(time: Duration, mut some: impl FnMut() -> usize) -> f64 {
+pub(super) fn per_packet(time: Duration, mut some: impl FnMut() -> usize) -> f64 {
     some();
     let (begin, mut packets) = (processor_time(), 0);
     loop {
@@ -278,7 +288,7 @@ fn per_packet(time: Duration, mut some: impl FnMut() -> usize) -> f64 {
 }
 
 /// UDP packets of 60 bytes from hosts taken at random.
-fn packets() -> Vec<Vec<u8>> {
+pub(super) fn packets() -> Vec<Vec<u8>> {
     let mut state = 0x5eed_u64;
     let mut random = move |below: usize| {
         state ^= state << 13;

@@ -5,6 +5,7 @@
 //! turns; time is the thread's processor time, so that other work on the machine does not count.
 //! The kernel can run a program only on one frame again and again; there ours does the same.
 
+mod bare;
 mod libpcap;
 mod many;
 mod targets;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use vnplugd::filter::ebpf::{KernelJudge, Wanted};
 use vnplugd::filter::{DEFAULT_LIMIT_BYTES, Jit, Program, Trust};
 
-use crate::row::{Figure, Plan, Result, Samples};
+use crate::row::{Figure, Limit, Plan, Result, Samples};
 use libpcap::{Compiled, Library};
 
 pub(crate) use many::against_sequences as many;
@@ -56,7 +57,7 @@ pub(crate) fn one(plan: &Plan) -> Result<Vec<Figure>> {
         let theirs = library.compile(expression)?;
         let program = native(&jit, &theirs)?;
         let kernel = KernelJudge::socket(&[Wanted::exactly(&Arc::new(program.clone()))])?;
-        let mut samples: [Samples; 5] = Default::default();
+        let mut samples: [Samples; 6] = Default::default();
         for _ in 0..plan.rounds {
             let share = plan.time / 20;
             let round = [
@@ -69,12 +70,13 @@ pub(crate) fn one(plan: &Plan) -> Result<Vec<Figure>> {
                 over_all(share, &frames, |frame| theirs.run(frame)),
                 over_each(&frames, |frame| program.run(frame, frame.len() as u32)),
                 in_kernel(&kernel, &frames)?,
+                over_all(share, &frames, |frame| u32::from(frame[12])),
             ];
             for (all, one) in samples.iter_mut().zip(round) {
                 all.push(one);
             }
         }
-        let [native, interpreted, pcap, repeated, kernel] = samples;
+        let [native, interpreted, pcap, repeated, kernel, touched] = samples;
         eprintln!(
             "  {name}: native {:.1}, interpreter {:.1}, libpcap {:.1}; one frame again and again: \
              native {:.1}, kernel {:.1} ns",
@@ -95,6 +97,10 @@ pub(crate) fn one(plan: &Plan) -> Result<Vec<Figure>> {
                 unit: "ns per frame",
                 ours,
                 peer: Some((peer.to_owned(), theirs)),
+                limit: Some(Limit::new(
+                    "reading one byte of each frame",
+                    touched.clone(),
+                )),
                 note: note.to_owned(),
             };
         figures.extend([

@@ -14,6 +14,8 @@ use vnplug::Port;
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
 
+use super::bare::Bare;
+use super::many::packets;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::sys;
 
@@ -40,12 +42,15 @@ pub(crate) fn targets(plan: &Plan) -> Result<Vec<Figure>> {
         most.saturating_sub(OTHER_FILES) / FILES_EACH
     });
     let targets = u32::try_from(room).unwrap_or(TARGETS).min(TARGETS);
-    let mut samples: [Samples; 4] = Default::default();
+    let (mut samples, mut limit): ([Samples; 4], Samples) = Default::default();
+    let (mut bare, packets) = (Bare::with_rings(targets as usize), packets());
+    let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
     for round in 1..=plan.rounds {
         let measured = measure(plan.time, targets)?;
         for (samples, sample) in samples.iter_mut().zip(measured) {
             samples.push(sample);
         }
+        limit.push(1e3 / bare.deliver(&packets, plan.time / 4));
         let [opened, closed, rate, full] = measured;
         eprintln!(
             "  round {round}: opened in {opened:.1} s, {rate:.2} Mpps delivered, {full:.2} % found a \
@@ -64,10 +69,12 @@ pub(crate) fn targets(plan: &Plan) -> Result<Vec<Figure>> {
         unit,
         ours,
         peer: None,
+        limit: None,
         note: format!("{what}: {note}"),
     };
     Ok(vec![
-        figure("delivered", "Mpps", rate, "to all ports together"),
+        figure("delivered", "Mpps", rate, "to all ports together")
+            .limited("one look into a plain table, and the copy", &limit),
         figure("opened", "s", opened, "until the last port is open"),
         figure("closed", "s", closed, "until the daemon has none"),
     ])

@@ -13,6 +13,7 @@ use vnplug_e2e::{Guest, Image, Lab, Uml, UmlConfig};
 use super::counter::{self, READY};
 use super::{COST, LIBRARY, Load, Turn, Turns, Wire, drop_in};
 use crate::attached::cpu_time;
+use crate::handoff::Reading;
 use crate::row::{Figure, Plan, Result};
 use crate::uml::AttachedUml;
 
@@ -43,23 +44,30 @@ pub(crate) fn in_uml(plan: &Plan) -> Result<Vec<Figure>> {
             turns.ours.push(ours);
             turns.theirs.push(nic);
         }
+        steady.push_bare(plan, 60, Reading::Header)?;
     }
     let how = "60-byte frames on a veth; pcap_dispatch in User-mode Linux, over the drop-in and \
                over the system's libpcap on the guest's NIC (vector driver, raw transport)";
     Ok(vec![
-        steady.figure(
-            "pcap-uml-60".into(),
-            COST,
-            Turn::own_cost,
-            NIC,
-            format!("host's processor time of the guest at {STEADY_PPS} packets/s; {how}"),
+        steady.bounded(
+            steady.figure(
+                "pcap-uml-60".into(),
+                COST,
+                Turn::own_cost,
+                NIC,
+                format!("host's processor time of the guest at {STEADY_PPS} packets/s; {how}"),
+            ),
+            1.0,
         ),
-        steady.figure(
-            "pcap-uml-60-whole".into(),
-            COST,
-            Turn::whole_cost,
-            NIC,
-            format!("the same with the daemon's; {how}"),
+        steady.bounded(
+            steady.figure(
+                "pcap-uml-60-whole".into(),
+                COST,
+                Turn::whole_cost,
+                NIC,
+                format!("the same with the daemon's; {how}"),
+            ),
+            2.0,
         ),
         flat_out.figure(
             "pcap-uml-60-loss".into(),

@@ -9,6 +9,7 @@ use vnplug_e2e::daemon::Daemon;
 use super::counter::{self, Listener};
 use super::{COST, Load, Turn, Turns, Wire, drop_in};
 use crate::attached::cpu_time;
+use crate::handoff::Reading;
 use crate::row::{Figure, Plan, Result};
 
 /// Whose libpcap a program gets.
@@ -23,6 +24,16 @@ enum Side {
 enum Application {
     Dispatch,
     Tcpdump,
+}
+
+impl Application {
+    /// What it must do with a packet at least.
+    fn reading(self) -> Reading {
+        match self {
+            Self::Dispatch => Reading::Header,
+            Self::Tcpdump => Reading::CopiedOut,
+        }
+    }
 }
 
 /// A bare `pcap_dispatch` counter.
@@ -60,36 +71,47 @@ fn rows(plan: &Plan, len: usize, application: Application, name: &str) -> Result
             turns.ours.push(ours);
             turns.theirs.push(real);
         }
+        steady.push_bare(plan, len, application.reading())?;
     }
     let note = |what: &str| {
         format!(
             "{what}; {len}-byte frames on a veth, 16 MiB of buffer on both sides, the same program \
              over the drop-in's libpcap and over the system's; the copy into the kernel's ring is \
-             in the sender's time on both sides"
+             in the sender's time on both sides. The limit: what one CPU, with the daemon's both, \
+             needs to pass the bytes on, bare"
         )
     };
     let at = format!("at {STEADY_PPS} packets/s, which neither side loses");
     Ok(vec![
-        steady.figure(
-            format!("pcap-{name}-{len}"),
-            COST,
-            Turn::own_cost,
-            PEER,
-            note(&format!("processor time of the application {at}")),
+        steady.bounded(
+            steady.figure(
+                format!("pcap-{name}-{len}"),
+                COST,
+                Turn::own_cost,
+                PEER,
+                note(&format!("processor time of the application {at}")),
+            ),
+            1.0,
         ),
-        steady.figure(
-            format!("pcap-{name}-{len}-whole"),
-            COST,
-            Turn::whole_cost,
-            PEER,
-            note(&format!("the same with the daemon's, for one reader, {at}")),
+        steady.bounded(
+            steady.figure(
+                format!("pcap-{name}-{len}-whole"),
+                COST,
+                Turn::whole_cost,
+                PEER,
+                note(&format!("the same with the daemon's, for one reader, {at}")),
+            ),
+            2.0,
         ),
-        flat_out.figure(
-            format!("pcap-{name}-{len}-top"),
-            COST,
-            Turn::own_cost,
-            PEER,
-            note("processor time of the application per packet it got, sent flat out"),
+        steady.bounded(
+            flat_out.figure(
+                format!("pcap-{name}-{len}-top"),
+                COST,
+                Turn::own_cost,
+                PEER,
+                note("processor time of the application per packet it got, sent flat out"),
+            ),
+            1.0,
         ),
         flat_out.figure(
             format!("pcap-{name}-{len}-loss"),

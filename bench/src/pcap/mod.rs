@@ -14,7 +14,9 @@ use std::path::PathBuf;
 
 use vnplug_e2e::Lab;
 
-use crate::row::{Figure, Result, Samples};
+use crate::handoff::{Reading, Sizes};
+use crate::limit::{self, Bare};
+use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::wire::{Load, Wire};
 
 pub(crate) use counter::{Listener, NAME as COUNTER, READY, Told, child};
@@ -54,6 +56,8 @@ impl Turn {
 struct Turns {
     ours: Vec<Turn>,
     theirs: Vec<Turn>,
+    /// Packets per microsecond of a bare transfer.
+    bare: Samples,
 }
 
 impl Turns {
@@ -66,17 +70,32 @@ impl Turns {
         peer: &str,
         note: String,
     ) -> Figure {
-        let samples = |turns: &[Turn]| {
-            let mut samples = Samples::default();
-            turns.iter().for_each(|turn| samples.push(quantity(turn)));
-            samples
-        };
+        let samples = |turns: &[Turn]| turns.iter().map(quantity).collect();
         Figure {
             name,
             unit,
             ours: samples(&self.ours),
             peer: Some((peer.to_owned(), samples(&self.theirs))),
+            limit: None,
             note,
+        }
+    }
+
+    /// Measures what passing on the bytes costs alone: our reader looks at headers where they lie,
+    /// tcpdump copies the bytes.
+    fn push_bare(&mut self, plan: &Plan, len: usize, reading: Reading) -> Result<()> {
+        let bare = Bare::one(Sizes::One(len), BARE_RING, reading);
+        self.bare.push(bare.mpps(plan.time / 8)?);
+        Ok(())
+    }
+
+    /// The figure of a cost with its limit: what a bare transfer takes of so many CPUs.
+    fn bounded(&self, figure: Figure, cpus: f64) -> Figure {
+        // Microseconds per packet are seconds per million packets.
+        let limit = Limit::converted(limit::BARE, &self.bare, |mpps| cpus / mpps);
+        Figure {
+            limit: Some(limit),
+            ..figure
         }
     }
 }
@@ -96,6 +115,8 @@ pub(crate) fn drop_in(lab: &Lab) -> Result<PathBuf> {
     Ok(dir)
 }
 
+/// Bytes of the ring of a bare transfer.
+const BARE_RING: u64 = 1 << 19;
 /// What programs are linked to.
 const LIBRARY: &str = "libpcap.so.0.8";
 /// Unit of what a packet costs.

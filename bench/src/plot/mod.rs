@@ -127,6 +127,7 @@ mod tests {
             name: name.into(),
             unit,
             peer: Some(("libpcap".into(), ours.clone())),
+            limit: None,
             ours,
             note: String::new(),
         }

@@ -44,6 +44,7 @@ pub(crate) fn by_stage(plan: &Plan) -> Result<Vec<Figure>> {
                 unit: "instructions/packet",
                 ours,
                 peer: None,
+                limit: None,
                 note: format!(
                     "callgrind, the difference of {MANY} and {FEW} packets of {len} bytes from the \
                      generator, one port without filter; code of the standard library counts where \

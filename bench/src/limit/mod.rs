@@ -1,0 +1,147 @@
+//! What the machine itself allows: bare transfers between two CPUs, copies, cache lines, memory.
+//!
+//! Rows measure the limit that fits them in the same rounds as ours and the peer's, and print how
+//! much of it ours reaches; the row `limit` tells the machine's figures by themselves.
+
+mod bare;
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FallocateFlags, fallocate};
+use vnplug_ring::Region;
+
+use crate::row::{Figure, Plan, Result, Samples};
+use crate::sys;
+
+pub(crate) use bare::Bare;
+
+/// The limit's name where packets pass from one CPU to the other.
+pub(crate) const BARE: &str = "bare transfer of the same bytes";
+/// The limit's name where a sender feeds a wire.
+pub(crate) const SENDER: &str = "what the sender sent";
+
+/// How long a cache line takes from one CPU to the other, and how fast one CPU copies.
+pub(crate) fn machine(plan: &Plan) -> Result<Vec<Figure>> {
+    let time = plan.time / 4;
+    let mut samples = [(); 3].map(|()| Samples::default());
+    for _ in 0..plan.rounds {
+        samples[0].push(line_ns(time)?);
+        samples[1].push(copy_gbytes(time, 1 << 18)?);
+        samples[2].push(copy_gbytes(time, 1 << 28)?);
+    }
+    let [line, cache, memory] = samples;
+    let figure = |name: &str, unit, ours, note: &str| Figure {
+        name: name.to_owned(),
+        unit,
+        ours,
+        peer: None,
+        limit: None,
+        note: note.to_owned(),
+    };
+    Ok(vec![
+        figure(
+            "limit-line",
+            "ns",
+            line,
+            "one way of a counter between two CPUs, half a round trip: the least that any wake-up or \
+             hand-over costs",
+        ),
+        figure(
+            "limit-copy-cache",
+            "GB/s",
+            cache,
+            "memcpy by one CPU, 256 KiB to 256 KiB, bytes copied",
+        ),
+        figure(
+            "limit-copy-memory",
+            "GB/s",
+            memory,
+            "memcpy by one CPU, 256 MiB to 256 MiB, bytes copied",
+        ),
+    ])
+}
+
+/// Nanoseconds of half a round trip.
+pub(crate) fn line_ns(time: Duration) -> Result<f64> {
+    let region = Region::heap(DATA);
+    let echo = region.clone();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            sys::pin(sys::cpu(1)).map_err(|error| error.to_string())?;
+            let mut seen = 0;
+            while seen != u64::MAX {
+                // Acquire and Release: pair with those of the other side.
+                let now = echo.load_u64(WRITTEN, Ordering::Acquire);
+                if now != seen {
+                    seen = now;
+                    echo.store_u64(TAKEN, seen, Ordering::Release);
+                }
+            }
+            Ok::<_, String>(())
+        });
+        let asking = scope.spawn(move || {
+            let pinned = sys::pin(sys::cpu(0)).map_err(|error| error.to_string());
+            let (begin, mut trips) = (Instant::now(), 0_u64);
+            while pinned.is_ok() && begin.elapsed() < time {
+                for _ in 0..1024 {
+                    trips += 1;
+                    region.store_u64(WRITTEN, trips, Ordering::Release);
+                    while region.load_u64(TAKEN, Ordering::Acquire) != trips {
+                        std::hint::spin_loop();
+                    }
+                }
+            }
+            let half = begin.elapsed().as_nanos() as f64 / trips.max(1) as f64 / 2.0;
+            region.store_u64(WRITTEN, u64::MAX, Ordering::Release);
+            pinned.map(|()| half)
+        });
+        let half = asking.join().map_err(|_| "the asking thread panicked")?;
+        other.join().map_err(|_| "the other thread panicked")??;
+        Ok(half?)
+    })
+}
+
+/// Gigabytes per second from one buffer to another.
+fn copy_gbytes(time: Duration, len: usize) -> Result<f64> {
+    std::thread::scope(|scope| {
+        let copier = scope.spawn(|| {
+            sys::pin(sys::cpu(0)).map_err(|error| error.to_string())?;
+            let (from, mut to) = (vec![1_u8; len], vec![2_u8; len]);
+            let (begin, mut bytes) = (Instant::now(), 0);
+            loop {
+                to.copy_from_slice(std::hint::black_box(&from));
+                std::hint::black_box(&to);
+                bytes += len;
+                let elapsed = begin.elapsed();
+                if elapsed >= time {
+                    return Ok::<_, String>(bytes as f64 / elapsed.as_secs_f64() / 1e9);
+                }
+            }
+        });
+        Ok(copier.join().map_err(|_| "the copying thread panicked")??)
+    })
+}
+
+/// Seconds in which the kernel gives `many` times so much shared memory, one after the other, and in
+/// which it takes it back; measured with fewer.
+pub(crate) fn memory_s(bytes: u64, many: usize) -> Result<(f64, f64)> {
+    const FEW: usize = 32;
+    let begin = Instant::now();
+    let mut all = Vec::with_capacity(FEW);
+    for _ in 0..FEW {
+        let memory = sys::memory(bytes)?;
+        fallocate(&memory, FallocateFlags::empty(), 0, bytes)?;
+        all.push(memory);
+    }
+    let given = begin.elapsed().as_secs_f64();
+    drop(all);
+    let taken = begin.elapsed().as_secs_f64() - given;
+    let scale = many as f64 / FEW as f64;
+    Ok((given * scale, taken * scale))
+}
+
+/// Words of two sides on lines of their own.
+const WRITTEN: u64 = 0;
+const TAKEN: u64 = 256;
+const DATA: u64 = 4096;

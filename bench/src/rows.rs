@@ -1,0 +1,309 @@
+//! The table of rows, in the order of the report.
+
+use crate::handoff::{self, Reading, Sizes};
+use crate::row::{Plan, Result, Row};
+use crate::{
+    attached, capture, fanout, filter, group, latency, limit, pcap, scale, stage, supervise, uml,
+};
+
+/// Every row.
+pub(crate) fn all() -> impl Iterator<Item = &'static Row> {
+    GROUPS.iter().copied().flatten()
+}
+
+/// The row that is left out unless an interface is named.
+pub(crate) const ON_INTERFACE: &str = "interface";
+
+/// Runs the part of a row that needs a process of its own.
+pub(crate) fn child(words: &[String]) -> Result<()> {
+    match words.split_first() {
+        Some((name, rest)) if name == "row" => supervise::child(rest),
+        Some((name, rest)) if name == "handoff-producer" => handoff::producer(rest),
+        Some((name, _)) if name == "latency-pong" => latency::pong(),
+        Some((name, rest)) if name == "attach" => attached::client(rest),
+        Some((name, rest)) if name == "stage-reader" => stage::child(rest),
+        Some((name, rest)) if name == "pcap-count" => pcap::child(rest),
+        _ => Err(format!("no such child: {words:?}").into()),
+    }
+}
+
+const GROUPS: &[&[Row]] = &[
+    CAPTURE,
+    HANDOFF,
+    readers!("60", Sizes::One(60); 1, 2, 8, 64),
+    readers!("1514", Sizes::One(1514); 1, 2, 8, 64),
+    readers!("imix", Sizes::Imix; 1, 2, 8, 64),
+    FILTERS,
+    filters!(1, 10, 100, 1000, 10000),
+    SCALE,
+    LATENCY,
+    PORTS,
+    applications!(60, 1514),
+    PCAP_GUESTS,
+];
+
+const fn row(
+    name: &'static str,
+    about: &'static str,
+    run: fn(&Plan) -> Result<Vec<crate::row::Figure>>,
+) -> Row {
+    Row { name, about, run }
+}
+
+const CAPTURE: &[Row] = &[
+    row(
+        "capture-host",
+        "by frame size: a reader on the host, against libpcap",
+        capture::on_host,
+    ),
+    row(
+        "capture-uml",
+        "by frame size: a reader in User-mode Linux, against the guest's own NIC and the host",
+        capture::one_uml,
+    ),
+    row(
+        "capture-uml-two",
+        "by frame size: two readers in one User-mode Linux, against the guest's own NIC",
+        capture::two_in_uml,
+    ),
+    row(
+        "capture-umls",
+        "by frame size: readers in two User-mode Linux, against the guests' own NICs",
+        capture::two_umls,
+    ),
+    row(
+        "capture-qemu",
+        "by frame size: a reader in QEMU, against virtio-net",
+        capture::qemu,
+    ),
+    row(
+        "afxdp",
+        "a reader of the source af_xdp, against libpcap and the source af_packet",
+        capture::af_xdp,
+    ),
+    row(
+        "early",
+        "a filter that the kernel applies early, against the same in the daemon and libpcap",
+        capture::early,
+    ),
+    row(
+        ON_INTERFACE,
+        "readers on the interface that IFACE names, against libpcap; traffic is the user's",
+        capture::on_interface,
+    ),
+];
+
+const HANDOFF: &[Row] = &[
+    row(
+        "handoff-60",
+        "one ring between two processes, 60-byte frames, against DPDK memif and vhost-user",
+        |plan| handoff::against_dpdk(plan, 60, Reading::InPlace),
+    ),
+    row(
+        "handoff-1514",
+        "one ring between two processes, 1514-byte frames, against DPDK memif and vhost-user",
+        |plan| handoff::against_dpdk(plan, 1514, Reading::InPlace),
+    ),
+    row(
+        "handoff-copied-1514",
+        "as handoff-1514, our reader copies every byte out as memif's does",
+        |plan| handoff::against_dpdk(plan, 1514, Reading::CopiedOut),
+    ),
+    row(
+        "handoff-imix",
+        "one ring between two processes, a mix of 60, 590 and 1514 bytes",
+        handoff::imix,
+    ),
+    row(
+        "memory",
+        "by frame size: two processes in memory, against DPDK memif and vhost-user",
+        handoff::by_length,
+    ),
+    row(
+        "limit",
+        "what the machine allows: a cache line between two CPUs, copies by one",
+        limit::machine,
+    ),
+    row(
+        "handoff-sizes",
+        "rings of 16 KiB to 16 MiB, 60 and 1514 bytes",
+        handoff::sizes,
+    ),
+    row(
+        "uml-reader-60",
+        "one binary reads 60-byte frames in User-mode Linux and on the host",
+        |plan| uml::against_host(plan, 60),
+    ),
+    row(
+        "uml-reader-1514",
+        "one binary reads 1514-byte frames in User-mode Linux and on the host",
+        |plan| uml::against_host(plan, 1514),
+    ),
+];
+
+/// Rows of one source and several readers, with private rings and as a group.
+macro_rules! readers {
+    ($length:literal, $sizes:expr; $($readers:literal),*) => {
+        &[$(
+            row(
+                concat!("fanout-", $readers, "-", $length),
+                concat!(
+                    "one source to ", $readers, " private ring(s), frames of ", $length,
+                    ", against copying alone and DPDK"
+                ),
+                |plan| fanout::against_copies(plan, $sizes, $readers),
+            ),
+            row(
+                concat!("group-", $readers, "-", $length),
+                concat!(
+                    "one source to a group of ", $readers, ", frames of ", $length,
+                    ", against private rings"
+                ),
+                |plan| group::against_copies(plan, $sizes, $readers),
+            ),
+        )*]
+    };
+}
+use readers;
+
+const FILTERS: &[Row] = &[
+    row(
+        "filter-one",
+        "one filter: machine code and interpreter, against libpcap's and the kernel's JIT",
+        filter::one,
+    ),
+    row(
+        "targets",
+        "10,000 targets by address on a full wire, each with a port of its own",
+        filter::targets,
+    ),
+];
+
+/// Rows of ports that have a filter each.
+macro_rules! filters {
+    ($($filters:literal),*) => {
+        &[$(
+            row(
+                concat!("filters-", $filters),
+                concat!(
+                    "filters of ", $filters,
+                    " port(s), looked up, against running them one after the other"
+                ),
+                |plan| filter::many(plan, $filters),
+            ),
+        )*]
+    };
+}
+use filters;
+
+const SCALE: &[Row] = &[
+    row(
+        "scale-flows",
+        "one source and one reader, by number of flows",
+        scale::flows,
+    ),
+    row(
+        "scale-queues",
+        "queues and as many readers, on as many CPUs as there are",
+        scale::queues,
+    ),
+    row(
+        "stage",
+        "instructions per packet by stage of the path, counted by callgrind",
+        stage::by_stage,
+    ),
+];
+
+const LATENCY: &[Row] = &[
+    row(
+        "latency-host",
+        "how late a process of the host is, by way of waiting, idle and loaded, against pipes",
+        latency::host,
+    ),
+    row(
+        "latency-uml",
+        "how late a reader in User-mode Linux is, by way of waiting, idle and loaded",
+        latency::uml,
+    ),
+    row(
+        "latency-qemu",
+        "how late a reader in QEMU is, by way of waiting, idle and loaded",
+        latency::qemu,
+    ),
+];
+
+const PORTS: &[Row] = &[
+    row(
+        "idle",
+        "the daemon's processor time while nothing happens",
+        attached::idle,
+    ),
+    row(
+        "attach-1000",
+        "time to attach and detach 1,000 ports",
+        attached::attach,
+    ),
+];
+
+/// Rows of programs over the drop-in on the host.
+macro_rules! applications {
+    ($($length:literal),*) => {
+        &[$(
+            row(
+                concat!("pcap-dispatch-", $length),
+                concat!(
+                    "a pcap_dispatch counter, frames of ", $length,
+                    ", the drop-in against the system's libpcap"
+                ),
+                |plan| pcap::dispatch(plan, $length),
+            ),
+            row(
+                concat!("pcap-tcpdump-", $length),
+                concat!(
+                    "tcpdump -w /dev/null, frames of ", $length,
+                    ", the drop-in against the system's libpcap"
+                ),
+                |plan| pcap::tcpdump(plan, $length),
+            ),
+        )*]
+    };
+}
+use applications;
+
+const PCAP_GUESTS: &[Row] = &[
+    row(
+        "pcap-uml-60",
+        "a pcap_dispatch counter in User-mode Linux, over vNPlug against the guest's NIC",
+        pcap::in_uml,
+    ),
+    row(
+        "pcap-uml-filtered",
+        "what a guest with a filter pays for the packets it does not want",
+        pcap::filtered,
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_names_are_unique() {
+        let names: Vec<&str> = all().map(|row| row.name).collect();
+        for (at, name) in names.iter().enumerate() {
+            assert!(names[at + 1..].iter().all(|other| other != name));
+        }
+    }
+
+    #[test]
+    fn the_rows_of_the_documentation_can_be_selected() {
+        for name in [
+            "fanout-8-imix",
+            "group-64-1514",
+            "filters-10000",
+            "pcap-tcpdump-60",
+        ] {
+            assert!(all().any(|row| row.name == name), "{name}");
+        }
+    }
+}
