@@ -65,6 +65,7 @@ impl Plan {
 }
 
 /// One result: ours, and the peer's from the same rounds.
+#[derive(Clone)]
 pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) unit: &'static str,

@@ -10,8 +10,8 @@ pub(crate) struct Dots {
     /// Above the panel.
     pub(crate) title: &'static str,
     pub(crate) names: &'static [&'static str],
-    /// Names that end so are left out, unless it is empty.
-    pub(crate) without: &'static str,
+    /// Names that end so are left out.
+    pub(crate) without: &'static [&'static str],
     /// Only names that end so.
     pub(crate) suffix: &'static str,
     /// Figures of another unit are left out.
@@ -20,10 +20,23 @@ pub(crate) struct Dots {
 }
 
 impl Dots {
+    pub(super) const fn ending(self, suffix: &'static str) -> Self {
+        Self { suffix, ..self }
+    }
+
+    pub(super) const fn without(self, without: &'static [&'static str]) -> Self {
+        Self { without, ..self }
+    }
+
+    /// With an axis that shows small and large values alike.
+    pub(super) const fn by_magnitude(self) -> Self {
+        Self { log: true, ..self }
+    }
+
     fn rows<'f>(&self, figures: &'f [Figure]) -> Vec<&'f Figure> {
         let fits = |figure: &&Figure| {
             let begins = |word: &&str| figure.name.starts_with(word);
-            let out = !self.without.is_empty() && figure.name.ends_with(self.without);
+            let out = self.without.iter().any(|end| figure.name.ends_with(end));
             let ends = figure.name.ends_with(self.suffix) && !out;
             figure.unit == self.unit && ends && self.names.iter().any(begins)
         };
@@ -57,7 +70,7 @@ impl Dots {
         legend(svg, &rows, (left + 12.0, top + 36.0));
         let top = top + further_lines(&rows);
 
-        let names = rows.iter().map(|row| width_of(&row.name, 11.5));
+        let names = rows.iter().map(|row| width_of(shown(row), 11.5));
         let names = names.fold(90.0, f64::max).min(WIDTH / 3.0);
         let (from, to) = (left + names + 18.0, left + WIDTH - VALUES);
         let (above, below) = (top + TOP, top + TOP + ROW * rows.len() as f64);
@@ -84,7 +97,7 @@ impl Dots {
                 size: 11.5,
                 ..LABEL.anchored(Anchor::End)
             };
-            svg.text((from - 10.0, y + 4.0), &row.name, how);
+            svg.text((from - 10.0, y + 4.0), shown(row), how);
             if let Some(goal) = Goal::of(row).and_then(|goal| goal.value(row)) {
                 let x = axis.at(goal);
                 svg.wide_line((x, y - 10.0), (x, y + 10.0), GOAL, "2 2", 2.0);
@@ -111,6 +124,11 @@ impl Dots {
         svg.line((from, below), (to, below), INK, "");
         svg.line((from, above), (from, below), INK, "");
     }
+}
+
+/// The name without what tells derived figures from measured ones.
+fn shown(figure: &Figure) -> &str {
+    figure.name.trim_end_matches(':')
 }
 
 /// A median and its range.

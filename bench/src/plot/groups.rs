@@ -1,6 +1,7 @@
 //! Which figures stand together, as the papers group them.
 
 use super::Panel::{Dots as D, Lines as L};
+use super::REACHED;
 use super::dots::Dots;
 use super::lines::Side::{Ours, Peer};
 use super::lines::{Curve, Lines};
@@ -11,6 +12,17 @@ const fn curve(label: &'static str, pattern: &'static str, side: super::lines::S
         label,
         pattern,
         side,
+    }
+}
+
+const fn dots(title: &'static str, names: &'static [&'static str], unit: &'static str) -> Dots {
+    Dots {
+        title,
+        names,
+        without: &[],
+        suffix: "",
+        unit,
+        log: false,
     }
 }
 
@@ -63,6 +75,84 @@ const UMLS: [Panel; 3] = capture!(
 );
 const QEMU: [Panel; 3] = capture!("QEMU guest", "capture-qemu", "vNPlug", "virtio-net");
 
+/// The source's cost by number of readers, for frames of one length.
+macro_rules! by_readers {
+    ($title:literal, $length:literal) => {
+        L(Lines {
+            title: $title,
+            over: "readers",
+            unit: "ns per packet and reader",
+            log: true,
+            reach: 0.0,
+            curves: &[
+                curve(
+                    "private rings",
+                    concat!("fanout-{}-", $length, "-cost"),
+                    Ours,
+                ),
+                curve(
+                    "memcpy alone",
+                    concat!("fanout-{}-", $length, "-cost"),
+                    Peer,
+                ),
+                curve("one group", concat!("group-{}-", $length, "-cost"), Ours),
+            ],
+            levels: &[],
+        })
+    };
+}
+
+/// The cost of a packet by number of filters of one shape.
+macro_rules! by_filters {
+    ($title:literal, $shape:literal) => {
+        L(Lines {
+            title: $title,
+            over: "filters",
+            unit: "ns per packet",
+            log: true,
+            reach: 0.0,
+            curves: &[
+                curve("vNPlug, looked up", concat!("filters-{}-", $shape), Ours),
+                curve("libpcap, in sequence", concat!("filters-{}-", $shape), Peer),
+                curve(
+                    "kernel's JIT, in sequence",
+                    concat!("filters-{}-", $shape, "-kernel"),
+                    Peer,
+                ),
+            ],
+            levels: &[(200.0, "goal: 5 Mpps")],
+        })
+    };
+}
+
+/// The fan-out with filters and rings, by number of ports.
+const DELIVER: Lines = Lines {
+    title: "Fanout with rings, one host each",
+    over: "ports with filters",
+    unit: "ns per packet",
+    log: true,
+    reach: 0.0,
+    curves: &[curve(
+        "lookup, copy and publish",
+        "filters-{}-deliver",
+        Ours,
+    )],
+    levels: &[(200.0, "goal: 5 Mpps")],
+};
+
+/// Every name but those that end so, which only compare with another peer or say the same otherwise.
+const ONCE: &[&str] = &[
+    "-cost:",
+    "-memif:",
+    "-vhost:",
+    "-host:",
+    "-kernel:",
+    "-interpreter:",
+    "-packet:",
+    "-off:",
+    "K:",
+];
+
 /// All plots, in the order of the page.
 pub(super) const PLOTS: &[Plot] = &[
     Plot {
@@ -73,14 +163,13 @@ pub(super) const PLOTS: &[Plot] = &[
     Plot {
         name: "lossless",
         title: "Highest rate without loss, 64 bytes",
-        panels: &[&[D(Dots {
-            title: "Sender, capture and reader share the CPUs; ours reaches the sender's limit",
-            names: &["capture-"],
-            without: "",
-            suffix: "-lossless",
-            unit: "Mpps",
-            log: true,
-        })]],
+        panels: &[&[D(dots(
+            "Sender, capture and reader share the CPUs; the sender is the limit",
+            &["capture-"],
+            "Mpps",
+        )
+        .ending("-lossless")
+        .by_magnitude())]],
     },
     Plot {
         name: "memory",
@@ -103,14 +192,13 @@ pub(super) const PLOTS: &[Plot] = &[
         name: "handoff",
         title: "Ring hand-off between two processes",
         panels: &[
-            &[D(Dots {
-                title: "One CPU each side",
-                names: &["handoff-", "uml-reader-"],
-                without: "K",
-                suffix: "",
-                unit: "Mpps",
-                log: true,
-            })],
+            &[D(dots(
+                "One CPU each side",
+                &["handoff-", "uml-reader-"],
+                "Mpps",
+            )
+            .without(&["K"])
+            .by_magnitude())],
             &[L(Lines {
                 title: "By size of the ring",
                 over: "record area, KiB",
@@ -127,148 +215,96 @@ pub(super) const PLOTS: &[Plot] = &[
     },
     Plot {
         name: "fanout",
-        title: "One source, many readers",
+        title: "One source, many readers: the source's cost per packet and reader",
         panels: &[
             &[
-                L(Lines {
-                    title: "60 bytes: source's cost per packet and reader",
-                    over: "readers",
-                    unit: "ns",
-                    log: true,
-                    reach: 0.0,
-                    curves: &[
-                        curve("private rings", "fanout-{}-60-cost", Ours),
-                        curve("memcpy alone", "fanout-{}-60-cost", Peer),
-                        curve("one group", "group-{}-60-cost", Ours),
-                    ],
-                    levels: &[],
-                }),
-                L(Lines {
-                    title: "1514 bytes: source's cost per packet and reader",
-                    over: "readers",
-                    unit: "ns",
-                    log: true,
-                    reach: 0.0,
-                    curves: &[
-                        curve("private rings", "fanout-{}-1514-cost", Ours),
-                        curve("memcpy alone", "fanout-{}-1514-cost", Peer),
-                        curve("one group", "group-{}-1514-cost", Ours),
-                    ],
-                    levels: &[],
-                }),
+                by_readers!("60 bytes", "60"),
+                by_readers!("1514 bytes", "1514"),
             ],
-            &[D(Dots {
-                title: "A further reader of a group",
-                names: &["group-"],
-                without: "",
-                suffix: "-further",
-                unit: "ns per packet and further port",
-                log: true,
-            })],
-            &[D(Dots {
-                title: "Delivered to each reader",
-                names: &["fanout-", "group-"],
-                without: "",
-                suffix: "",
-                unit: "Mpps to each port",
-                log: true,
-            })],
+            &[by_readers!("A mix of 60, 590 and 1514 bytes", "imix")],
+            &[D(dots(
+                "A further reader of a group",
+                &["group-"],
+                "ns per packet and further port",
+            )
+            .ending("-further")
+            .by_magnitude())],
+            &[D(dots(
+                "Delivered to each reader",
+                &["fanout-", "group-"],
+                "Mpps to each port",
+            )
+            .by_magnitude())],
         ],
     },
     Plot {
         name: "pcap",
         title: "Unchanged applications of libpcap",
         panels: &[
-            &[D(Dots {
-                title: "Processor time, over vNPlug's drop-in and over the system's libpcap",
-                names: &["pcap-"],
-                without: "",
-                suffix: "",
-                unit: "CPU s/Mpkt",
-                log: true,
-            })],
-            &[D(Dots {
-                title: "A filter in the guest that wants one packet in 1,000",
-                names: &["pcap-uml-filtered"],
-                without: "",
-                suffix: "",
-                unit: "CPU s/M on wire",
-                log: true,
-            })],
+            &[D(dots(
+                "Processor time, over vNPlug's drop-in and over the system's libpcap",
+                &["pcap-"],
+                "CPU s/Mpkt",
+            )
+            .by_magnitude())],
+            &[D(dots(
+                "A filter in the guest that wants one packet in 1,000",
+                &["pcap-uml-filtered"],
+                "CPU s/M on wire",
+            )
+            .by_magnitude())],
         ],
     },
     Plot {
         name: "ports",
         title: "Many ports: attached, detached, asleep",
         panels: &[
-            &[D(Dots {
-                title: "Time for 1,000 ports; 10,000 targets",
-                names: &["attach-", "detach-", "targets-"],
-                without: "",
-                suffix: "",
-                unit: "s",
-                log: false,
-            })],
-            &[D(Dots {
-                title: "The daemon's time while nothing happens",
-                names: &["idle-"],
-                without: "",
-                suffix: "",
-                unit: "% of a CPU",
-                log: false,
-            })],
+            &[D(dots(
+                "Time for 1,000 ports; 10,000 targets",
+                &["attach-", "detach-", "targets-"],
+                "s",
+            ))],
+            &[D(dots(
+                "The daemon's time while nothing happens",
+                &["idle-"],
+                "% of a CPU",
+            ))],
         ],
     },
     Plot {
         name: "afxdp",
         title: "AF_XDP on a veth, beside libpcap and af_packet",
         panels: &[
-            &[D(Dots {
-                title: "Captured, flat out",
-                names: &["afxdp-"],
-                without: "",
-                suffix: "",
-                unit: "Mpps",
-                log: false,
-            })],
-            &[D(Dots {
-                title: "Lost",
-                names: &["afxdp-"],
-                without: "",
-                suffix: "",
-                unit: "% lost",
-                log: false,
-            })],
-            &[D(Dots {
-                title: "Processor time (-daemon: our daemon alone)",
-                names: &["afxdp-"],
-                without: "",
-                suffix: "",
-                unit: "CPU s/Mpkt",
-                log: true,
-            })],
+            &[D(dots("Captured, flat out", &["afxdp-"], "Mpps"))],
+            &[D(dots("Lost", &["afxdp-"], "% lost"))],
+            &[D(dots(
+                "Processor time (-daemon: our daemon alone)",
+                &["afxdp-"],
+                "CPU s/Mpkt",
+            )
+            .by_magnitude())],
         ],
     },
     Plot {
         name: "early",
-        title: "Early drop in the kernel",
+        title: "Early drop: a filter that wants one packet in 1,000, and one that wants half",
         panels: &[
-            &[D(Dots {
-                title: "Processor time per packet on the wire",
-                names: &["early-"],
-                without: "",
-                suffix: "",
-                unit: "CPU s/Mpkt",
-                log: true,
-            })],
-            &[D(Dots {
-                title: "Nanoseconds",
-                names: &["early-"],
-                without: "",
-                suffix: "",
-                unit: "ns per packet",
-                log: true,
-            })],
+            &[D(dots(
+                "Processor time of daemon and reader",
+                &["early-"],
+                "CPU s/M on wire",
+            )
+            .by_magnitude())],
+            &[D(dots(
+                "What the sender reaches, in whose time the kernel filters",
+                &["early-"],
+                "Mpps",
+            ))],
+            &[D(dots(
+                "Captured of what is wanted",
+                &["early-"],
+                "% of the wanted",
+            ))],
         ],
     },
     Plot {
@@ -276,231 +312,135 @@ pub(super) const PLOTS: &[Plot] = &[
         title: "Many filters: cost of a packet by number of ports",
         panels: &[
             &[
-                L(Lines {
-                    title: "One host each",
-                    over: "filters",
-                    unit: "ns per packet",
-                    log: true,
-                    reach: 0.0,
-                    curves: &[
-                        curve("vNPlug, looked up", "filters-{}-host", Ours),
-                        curve("libpcap, in sequence", "filters-{}-host", Peer),
-                        curve("kernel's JIT, in sequence", "filters-{}-host-kernel", Peer),
-                    ],
-                    levels: &[(200.0, "goal: 5 Mpps")],
-                }),
-                L(Lines {
-                    title: "One network each",
-                    over: "filters",
-                    unit: "ns per packet",
-                    log: true,
-                    reach: 0.0,
-                    curves: &[
-                        curve("vNPlug, looked up", "filters-{}-net", Ours),
-                        curve("libpcap, in sequence", "filters-{}-net", Peer),
-                        curve("kernel's JIT, in sequence", "filters-{}-net-kernel", Peer),
-                    ],
-                    levels: &[(200.0, "goal: 5 Mpps")],
-                }),
+                by_filters!("One host each", "host"),
+                by_filters!("One network each", "net"),
             ],
             &[
-                L(Lines {
-                    title: "One UDP port each",
-                    over: "filters",
-                    unit: "ns per packet",
-                    log: true,
-                    reach: 0.0,
-                    curves: &[
-                        curve("vNPlug, looked up", "filters-{}-port", Ours),
-                        curve("libpcap, in sequence", "filters-{}-port", Peer),
-                        curve("kernel's JIT, in sequence", "filters-{}-port-kernel", Peer),
-                    ],
-                    levels: &[(200.0, "goal: 5 Mpps")],
-                }),
-                L(Lines {
-                    title: "A mix of shapes",
-                    over: "filters",
-                    unit: "ns per packet",
-                    log: true,
-                    reach: 0.0,
-                    curves: &[
-                        curve("vNPlug, looked up", "filters-{}-mixed", Ours),
-                        curve("libpcap, in sequence", "filters-{}-mixed", Peer),
-                        curve("kernel's JIT, in sequence", "filters-{}-mixed-kernel", Peer),
-                    ],
-                    levels: &[(200.0, "goal: 5 Mpps")],
-                }),
+                by_filters!("One UDP port each", "port"),
+                by_filters!("A mix of shapes", "mixed"),
             ],
-            &[
-                L(Lines {
-                    title: "One range of ports each",
-                    over: "filters",
-                    unit: "ns per packet",
-                    log: true,
-                    reach: 0.0,
-                    curves: &[
-                        curve("vNPlug, looked up", "filters-{}-range", Ours),
-                        curve("libpcap, in sequence", "filters-{}-range", Peer),
-                        curve("kernel's JIT, in sequence", "filters-{}-range-kernel", Peer),
-                    ],
-                    levels: &[(200.0, "goal: 5 Mpps")],
-                }),
-                L(Lines {
-                    title: "Fanout with rings, one host each",
-                    over: "ports with filters",
-                    unit: "ns per packet",
-                    log: true,
-                    reach: 0.0,
-                    curves: &[curve(
-                        "lookup, copy and publish",
-                        "filters-{}-deliver",
-                        Ours,
-                    )],
-                    levels: &[(200.0, "goal: 5 Mpps")],
-                }),
-            ],
-            &[D(Dots {
-                title: "10,000 targets by address on a full wire, each with a port of its own",
-                names: &["targets-"],
-                without: "",
-                suffix: "",
-                unit: "Mpps",
-                log: false,
-            })],
-            &[D(Dots {
-                title: "One filter: machine code and interpreter beside libpcap; the kernel's JIT",
-                names: &["filter-one-"],
-                without: "",
-                suffix: "",
-                unit: "ns per frame",
-                log: true,
-            })],
+            &[by_filters!("One range of ports each", "range"), L(DELIVER)],
+            &[D(dots(
+                "10,000 targets by address on a full wire, each with a port of its own",
+                &["targets-"],
+                "Mpps",
+            ))],
+            &[D(dots(
+                "One filter: machine code and interpreter beside libpcap; the kernel's JIT",
+                &["filter-one-"],
+                "ns per frame",
+            )
+            .by_magnitude())],
         ],
     },
     Plot {
         name: "latency",
         title: "Latency: published on the host, echoed by the reader",
         panels: &[
-            &[D(Dots {
-                title: "Reader on the host",
-                names: &["latency-host-"],
-                without: "",
-                suffix: "",
-                unit: "us",
-                log: true,
-            })],
-            &[D(Dots {
-                title: "Reader in User-mode Linux",
-                names: &["latency-uml-"],
-                without: "",
-                suffix: "",
-                unit: "us",
-                log: true,
-            })],
-            &[D(Dots {
-                title: "Reader in QEMU",
-                names: &["latency-qemu-"],
-                without: "",
-                suffix: "",
-                unit: "us",
-                log: true,
-            })],
+            &[D(
+                dots("Reader on the host", &["latency-host-"], "us").by_magnitude()
+            )],
+            &[D(dots(
+                "Reader in User-mode Linux",
+                &["latency-uml-"],
+                "us",
+            )
+            .by_magnitude())],
+            &[D(
+                dots("Reader in QEMU", &["latency-qemu-"], "us").by_magnitude()
+            )],
         ],
     },
     Plot {
         name: "scaling",
-        title: "Scaling with flows and CPUs",
-        panels: &[&[
-            L(Lines {
-                title: "One source, one reader",
-                over: "flows",
-                unit: "ns per packet",
-                log: false,
-                reach: 0.0,
-                curves: &[curve("generator to reader", "scale-flows-{}", Ours)],
-                levels: &[],
-            }),
-            L(Lines {
-                title: "All readers together",
-                over: "queues, each with a reader",
-                unit: "Mpps",
-                log: false,
-                reach: 0.0,
-                curves: &[curve("generator to readers", "scale-queues-{}", Ours)],
-                levels: &[],
-            }),
-        ]],
+        title: "Scaling with readers, filters, flows and CPUs",
+        panels: &[
+            &[
+                by_readers!("Readers, 60 bytes", "60"),
+                by_filters!("Filters", "host"),
+            ],
+            &[
+                L(Lines {
+                    title: "Flows: one source, one reader",
+                    over: "flows",
+                    unit: "ns per packet",
+                    log: false,
+                    reach: 0.0,
+                    curves: &[curve("generator to reader", "scale-flows-{}", Ours)],
+                    levels: &[],
+                }),
+                L(Lines {
+                    title: "CPUs: all readers together",
+                    over: "queues, each with a reader",
+                    unit: "Mpps",
+                    log: false,
+                    reach: 0.0,
+                    curves: &[curve("generator to readers", "scale-queues-{}", Ours)],
+                    levels: &[],
+                }),
+            ],
+        ],
     },
     Plot {
         name: "stages",
         title: "Instructions of one packet, by stage",
-        panels: &[&[D(Dots {
-            title: "From the generator to one reader, counted by callgrind",
-            names: &["stage-"],
-            without: "",
-            suffix: "",
-            unit: "instructions/packet",
-            log: false,
-        })]],
+        panels: &[&[D(dots(
+            "From the generator to one reader, counted by callgrind",
+            &["stage-"],
+            "instructions/packet",
+        ))]],
     },
     Plot {
         name: "limits",
-        title: "Distance to what the machine allows",
+        title: "How near ours is to what the machine allows",
         panels: &[
-            &[D(Dots {
-                title: "Hand-off beside a bare transfer of the same bytes",
-                names: &["handoff-"],
-                without: "",
-                suffix: "-limit",
-                unit: "Mpps",
-                log: true,
-            })],
-            &[D(Dots {
-                title: "A cache line from one CPU to the other, one way",
-                names: &["limit-"],
-                without: "",
-                suffix: "",
-                unit: "ns",
-                log: false,
-            })],
-            &[D(Dots {
-                title: "memcpy by one CPU",
-                names: &["limit-"],
-                without: "",
-                suffix: "",
-                unit: "GB/s",
-                log: false,
-            })],
+            &[D(dots(
+                "Rings, of a bare transfer of the same bytes",
+                &[
+                    "handoff-",
+                    "memory-",
+                    "uml-reader-",
+                    "fanout-",
+                    "group-",
+                    "scale-",
+                ],
+                REACHED,
+            )
+            .without(ONCE))],
+            &[D(dots(
+                "Captures, of what the sender sent",
+                &["capture-", "afxdp-", "early-", "interface-"],
+                REACHED,
+            )
+            .without(ONCE))],
+            &[D(dots(
+                "Filters, of one look into a plain table or at the frame",
+                &["filters-", "filter-", "targets-"],
+                REACHED,
+            )
+            .without(ONCE)
+            .by_magnitude())],
+            &[D(dots(
+                "Programs, of a bare transfer; latency, of a cache line's; ports, of their memory",
+                &["pcap-", "latency-", "attach-", "detach-"],
+                REACHED,
+            )
+            .by_magnitude())],
+            &[D(dots(
+                "A cache line from one CPU to the other, one way",
+                &["limit-"],
+                "ns",
+            ))],
+            &[D(dots("memcpy by one CPU", &["limit-"], "GB/s"))],
         ],
     },
     Plot {
         name: "interface",
         title: "On a real interface, with the user's traffic",
         panels: &[
-            &[D(Dots {
-                title: "Captured",
-                names: &["interface-"],
-                without: "",
-                suffix: "",
-                unit: "Mpps",
-                log: false,
-            })],
-            &[D(Dots {
-                title: "Lost",
-                names: &["interface-"],
-                without: "",
-                suffix: "",
-                unit: "% lost",
-                log: false,
-            })],
-            &[D(Dots {
-                title: "Idle CPU",
-                names: &["interface-"],
-                without: "",
-                suffix: "",
-                unit: "% idle",
-                log: false,
-            })],
+            &[D(dots("Captured", &["interface-"], "Mpps"))],
+            &[D(dots("Lost", &["interface-"], "% lost"))],
+            &[D(dots("Idle CPU", &["interface-"], "% idle"))],
         ],
     },
 ];

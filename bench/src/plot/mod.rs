@@ -33,8 +33,10 @@ enum Panel {
 /// Draws every plot that has figures into a folder, and a page of them all.
 pub(crate) fn all(figures: &[Figure], folder: &Path) -> Result<()> {
     let mut page = String::new();
+    let shares = figures.iter().filter_map(share_of_limit);
+    let figures: Vec<Figure> = figures.iter().cloned().chain(shares).collect();
     for plot in groups::PLOTS {
-        if let Some(file) = plot.draw(figures) {
+        if let Some(file) = plot.draw(&figures) {
             let name = format!("{}.svg", plot.name);
             std::fs::write(folder.join(&name), file)?;
             let title = escape(plot.title);
@@ -53,6 +55,19 @@ pub(crate) fn all(figures: &[Figure], folder: &Path) -> Result<()> {
          and the highest round. All figures: <a href=\"results.json\">results.json</a>.</p>\n{page}"
     );
     Ok(std::fs::write(folder.join("index.html"), page)?)
+}
+
+/// How much of its limit a figure reaches, as a figure of its own: its name has a colon behind it.
+fn share_of_limit(figure: &Figure) -> Option<Figure> {
+    let share = figure.reached()? * 100.0;
+    Some(Figure {
+        name: format!("{}:", figure.name),
+        unit: REACHED,
+        ours: [share].into_iter().collect(),
+        peer: None,
+        limit: None,
+        note: String::new(),
+    })
 }
 
 impl Plot {
@@ -110,6 +125,8 @@ impl Panel {
     }
 }
 
+/// Unit of [`share_of_limit`].
+const REACHED: &str = "% of the limit";
 /// Height of a plot's title.
 const HEAD: f64 = 36.0;
 
