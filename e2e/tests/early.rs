@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -253,6 +254,177 @@ fn changes_under_traffic_lose_nothing_that_a_reader_may_have() {
         let early = value(&source, "early");
         assert!(early > 5_000, "{early} of {source:?}");
     });
+}
+
+/// Frames that a reader of one flow has, by run.
+type Got = BTreeMap<u32, BTreeSet<u64>>;
+
+/// Takes what is there into `got`; true if anything was.
+fn collect(port: &mut Port, got: &mut Got) -> bool {
+    let mut any = false;
+    while let Next::Packet(packet) = port.next().unwrap() {
+        assert_eq!(packet.meta.lost, 0);
+        let Parsed::Witness(frame) = parse(packet.bytes) else {
+            panic!("not a witness frame: {:02x?}", packet.bytes);
+        };
+        let fresh = got.entry(frame.run).or_default().insert(frame.seq);
+        assert!(fresh, "a frame came twice");
+        any = true;
+    }
+    any
+}
+
+/// The runs of which not both frames of this flow are there.
+fn missing(got: &Got, flow: u32, runs: Range<u32>) -> Vec<u32> {
+    let both = BTreeSet::from([u64::from(flow), u64::from(flow) + 50]);
+    runs.filter(|run| got.get(run) != Some(&both)).collect()
+}
+
+/// Sends runs of 100 frames of 50 flows, each when the last one is counted: a veth holds 256.
+struct Paced<'a> {
+    wire: &'a Wire,
+    /// Runs that were begun, and that the daemon has counted.
+    begun: AtomicU32,
+    over: AtomicU32,
+}
+
+impl Paced<'_> {
+    fn run(&self) {
+        let run = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        self.wire.send(&Stream {
+            flows: 50,
+            run,
+            ..Stream::new("wire0", 100)
+        });
+        let deadline = Instant::now() + LIMIT;
+        while value(&self.wire.source(), "seen") < u64::from(run) * 100 {
+            assert!(Instant::now() < deadline, "{:?}", self.wire.source());
+        }
+        self.over.store(run, Ordering::SeqCst);
+    }
+
+    /// The first run that begins after this.
+    fn next(&self) -> u32 {
+        self.begun.load(Ordering::SeqCst) + 1
+    }
+
+    /// Waits for so many more runs; gives the first that may not have been whole before this.
+    fn pass(&self, runs: u32) -> u32 {
+        let deadline = Instant::now() + LIMIT;
+        let last = self.next() + runs;
+        while self.over.load(Ordering::SeqCst) < last {
+            assert!(Instant::now() < deadline, "no traffic");
+            thread::sleep(Duration::from_millis(1));
+        }
+        last
+    }
+}
+
+#[test]
+fn changes_under_traffic_lose_nothing_at_the_hook_of_xdp_either() {
+    const ROUNDS: u32 = 20;
+    let wire = Wire::new("wire1=af_xdp,early=yes,fallback=no");
+    let mut steady = wire.open(&flow(1));
+    wire.until("on: 1 filter");
+    let traffic = Paced {
+        wire: &wire,
+        begun: AtomicU32::new(0),
+        over: AtomicU32::new(0),
+    };
+    let (over, late) = (AtomicBool::new(false), AtomicBool::new(false));
+    let mut seen_by_steady = thread::scope(|scope| {
+        let _ends = Ends([&over, &late]);
+        let sender = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                traffic.run();
+            }
+        });
+        let reader = scope.spawn(|| {
+            let mut got = Got::new();
+            while !late.load(Ordering::Relaxed) {
+                if !collect(&mut steady, &mut got) {
+                    steady.wait(Some(Duration::from_millis(20))).unwrap();
+                }
+            }
+            got
+        });
+        // Every run that begins when a request is answered, until the next one is made, is whole.
+        let whole = |port: &mut Port, flow: u32, runs: Range<u32>| {
+            let (mut got, deadline) = (Got::new(), Instant::now() + LIMIT);
+            while !missing(&got, flow, runs.clone()).is_empty() {
+                let missing = missing(&got, flow, runs.clone());
+                assert!(Instant::now() < deadline, "{missing:?} of {runs:?}");
+                if !collect(port, &mut got) {
+                    port.wait(Some(Duration::from_millis(20))).unwrap();
+                }
+            }
+        };
+        for round in 0..ROUNDS {
+            let mut newcomer = wire.open(&flow(7));
+            let first = traffic.next();
+            if round % 2 == 0 {
+                wire.until("on: 2 filters");
+            }
+            whole(&mut newcomer, 7, first..traffic.pass(3));
+            newcomer
+                .set_filter(FilterSpec::Expression(flow(9)))
+                .unwrap();
+            let first = traffic.next();
+            // One that wants everything comes and goes.
+            let mut wide = wire.open("");
+            let all = traffic.next();
+            let last = traffic.pass(2);
+            whole_of_every_flow(&mut wide, all..last);
+            drop(wide);
+            if round % 3 == 0 {
+                wire.until("on: 2 filters");
+            }
+            whole(&mut newcomer, 9, first..traffic.pass(2));
+        }
+        over.store(true, Ordering::Relaxed);
+        sender.join().unwrap();
+        wire.at_rest(u64::from(traffic.next() - 1) * 100);
+        thread::sleep(Duration::from_millis(200));
+        late.store(true, Ordering::Relaxed);
+        reader.join().unwrap()
+    });
+    let runs = 1..traffic.next();
+    assert_eq!(missing(&seen_by_steady, 1, runs.clone()), [0; 0]);
+    // The test is about something: the hook dropped a good part meanwhile.
+    let early = value(&wire.until("on: 1 filter"), "early");
+    assert!(early > u64::from(runs.end) * 20, "{early} of {runs:?}");
+    // The control: what is not wanted any more is dropped at the hook, and the same look finds it.
+    steady.set_filter(FilterSpec::Expression(flow(2))).unwrap();
+    wire.until("on: 1 filter");
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let before = wire.source();
+        let (begun, lost) = (traffic.next(), value(&before, "early"));
+        traffic.run();
+        let after = wire.at_rest(u64::from(begun) * 100);
+        while !missing(&seen_by_steady, 2, begun..begun + 1).is_empty() {
+            assert!(Instant::now() < deadline, "not what it wants now");
+            collect(&mut steady, &mut seen_by_steady);
+        }
+        assert_eq!(missing(&seen_by_steady, 1, begun..begun + 1), [begun]);
+        match value(&after, "early") - lost {
+            98 => break,
+            // The new filter is on its way to the kernel.
+            fewer => assert!(fewer < 98 && Instant::now() < deadline, "{after:?}"),
+        }
+    }
+}
+
+/// Reads runs of all 50 flows, each of them whole.
+fn whole_of_every_flow(port: &mut Port, runs: Range<u32>) {
+    let (mut got, deadline) = (Got::new(), Instant::now() + LIMIT);
+    let is_whole = |got: &Got, run| got.get(&run).map_or(0, BTreeSet::len) == 100;
+    while !runs.clone().all(|run| is_whole(&got, run)) {
+        assert!(Instant::now() < deadline, "not all frames of {runs:?}");
+        if !collect(port, &mut got) {
+            port.wait(Some(Duration::from_millis(20))).unwrap();
+        }
+    }
 }
 
 #[test]

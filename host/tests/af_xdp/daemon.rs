@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::net::{LIMIT, ip, isolated};
-use crate::{attached, veth};
+use crate::{attached, sockets, veth};
 
 struct Daemon {
     child: Child,
@@ -108,6 +108,38 @@ fn without_its_power_the_daemon_finds_an_interface_again() {
         veth(2);
         daemon.says("is back");
         assert!(attached("va").is_some());
+    });
+}
+
+#[test]
+fn busy_polling_is_set_where_it_was_asked_for_and_its_end_is_said() {
+    isolated(|| {
+        veth(2);
+        let set = |daemon: &Daemon| -> Vec<_> {
+            let sockets = sockets::of(daemon.child.id());
+            sockets.iter().map(sockets::busy_poll).collect()
+        };
+        let mut daemon = Daemon::start("busy", "va=af_xdp,fallback=no,busy_poll=50");
+        daemon.says("serving");
+        assert_eq!(set(&daemon), [(1, 50); 2]);
+        assert!(!daemon.said.contains("no busy polling"), "{}", daemon.said);
+        // Binding anew, it has no CAP_NET_ADMIN any more: it receives, says what it does without,
+        // and why.
+        ip("link del va");
+        daemon.says("is gone");
+        veth(2);
+        daemon.says("is back");
+        daemon.says("no busy polling: Operation not permitted");
+        daemon.says("it needs CAP_NET_ADMIN");
+        assert!(set(&daemon).iter().all(|(prefers, _)| *prefers == 0));
+        daemon.kill();
+        // The control.
+        let mut daemon = Daemon::start("calm", "va=af_xdp,fallback=no");
+        daemon.says("serving");
+        assert!(set(&daemon).iter().all(|(prefers, _)| *prefers == 0));
+        drop(daemon);
+        let mut daemon = Daemon::start("much", "va=af_xdp,fallback=no,busy_poll=10001");
+        daemon.says("busy_poll is 10001 microseconds; it must be at most 10000");
     });
 }
 

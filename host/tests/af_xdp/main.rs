@@ -10,6 +10,7 @@ mod link;
 #[expect(dead_code, reason = "the packet-socket tests use more of it")]
 #[path = "../af_packet/net.rs"]
 mod net;
+mod sockets;
 mod transmit;
 
 use std::process::Command;
