@@ -276,11 +276,10 @@ impl Socket {
             // outside.
             let inside = at.checked_add(len.into()).is_some_and(|end| end <= limit);
             // The bytes were written by another CPU; the reader comes to them later in the batch.
+            // NB: a frame does not begin with a cache line, and 60 bytes lie in two.
             self.umem.memory.region.prefetch(FRAMES_AT + at);
-            if len > LINE_BYTES {
-                let rest = at + u64::from(LINE_BYTES);
-                self.umem.memory.region.prefetch(FRAMES_AT + rest);
-            }
+            let ahead = u64::from(len.clamp(1, LINE_BYTES + 1) - 1);
+            self.umem.memory.region.prefetch(FRAMES_AT + at + ahead);
             self.taken.push(Piece {
                 at: if inside { at } else { 0 },
                 len: if inside { len } else { 0 },
@@ -468,6 +467,7 @@ impl Ring {
     }
 
     /// Entries that the kernel filled and we did not take.
+    #[inline]
     fn filled(&self) -> u32 {
         // Acquire: pairs with the kernel's store-release of the producer index; the entries are
         // visible once it is.
@@ -496,6 +496,7 @@ impl Ring {
         pair
     }
 
+    #[inline]
     fn peek_pair(&self) -> (u64, u64) {
         let place = self.next & (self.count - 1);
         let at = self.entries + u64::from(place) * self.entry_bytes;
@@ -525,6 +526,7 @@ impl Ring {
         self.region.store_u64(at + 8, second, Ordering::Relaxed);
     }
 
+    #[inline]
     fn push_words(&mut self, words: impl Iterator<Item = u64>) {
         for word in words {
             let at = self.advance();
