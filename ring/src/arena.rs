@@ -35,10 +35,14 @@
 //!
 //! If the reader saw any byte of step 3, the fences make it see step 1 too. A sequence says nothing
 //! of a place: here it is the free-running position of the record, and a host that gives whole
-//! buffers back (an AF_XDP UMEM) counts buffers. When the memory is to serve something else, the
+//! buffers back (the packet memory of AF_XDP, [`Buffers`]) counts buffers. When the memory is to serve something else, the
 //! host first clears `epoch`: no record of it is whole any more.
 
+mod buffers;
+
 use std::sync::atomic::{Ordering, fence};
+
+pub use buffers::{BufferGeometry, Buffers};
 
 use crate::consumer::AttachError;
 use crate::layout::{
@@ -154,35 +158,7 @@ impl Arena {
         if snaplen > arena_snaplen(capacity) {
             return Err(CreateError::Snaplen(snaplen));
         }
-        if epoch == 0 {
-            return Err(CreateError::Epoch(epoch));
-        }
-        let need = arena_size(capacity);
-        if region.len() < need {
-            return Err(CreateError::Region {
-                need,
-                have: region.len(),
-            });
-        }
-        close(&region);
-        region.clear(0, DATA_OFFSET);
-        let words = [
-            (
-                header::MAJOR,
-                u64::from(VERSION_MAJOR) | u64::from(VERSION_MINOR) << 16,
-            ),
-            (header::CAPACITY, capacity),
-            (header::DATA, DATA_OFFSET),
-            (header::SNAPLEN, u64::from(snaplen)),
-            (header::QUEUE, u64::from(queue)),
-            (header::FLOOR, start),
-            (header::EPOCH, epoch),
-            // Release: the magic comes last, so that whoever sees it sees the rest.
-            (header::MAGIC, ARENA_MAGIC),
-        ];
-        for (offset, word) in words {
-            region.store_u64(offset, word, Ordering::Release);
-        }
+        lay(&region, capacity, snaplen, (epoch, queue), start)?;
         Ok(Self {
             region,
             geometry,
@@ -256,6 +232,46 @@ impl Arena {
             fence(Ordering::Release);
         }
     }
+}
+
+/// Lays the header of an arena with this record area and snaplen, epoch and queue, and floor.
+fn lay(
+    region: &Region,
+    capacity: u64,
+    snaplen: u32,
+    (epoch, queue): (u64, u32),
+    floor: u64,
+) -> Result<(), CreateError> {
+    if epoch == 0 {
+        return Err(CreateError::Epoch(epoch));
+    }
+    let need = arena_size(capacity);
+    if region.len() < need {
+        return Err(CreateError::Region {
+            need,
+            have: region.len(),
+        });
+    }
+    close(region);
+    region.clear(0, DATA_OFFSET);
+    let words = [
+        (
+            header::MAJOR,
+            u64::from(VERSION_MAJOR) | u64::from(VERSION_MINOR) << 16,
+        ),
+        (header::CAPACITY, capacity),
+        (header::DATA, DATA_OFFSET),
+        (header::SNAPLEN, u64::from(snaplen)),
+        (header::QUEUE, u64::from(queue)),
+        (header::FLOOR, floor),
+        (header::EPOCH, epoch),
+        // Release: the magic comes last, so that whoever sees it sees the rest.
+        (header::MAGIC, ARENA_MAGIC),
+    ];
+    for (offset, word) in words {
+        region.store_u64(offset, word, Ordering::Release);
+    }
+    Ok(())
 }
 
 fn close(region: &Region) {

@@ -40,7 +40,7 @@ pub mod crc;
 pub mod pool;
 pub mod witness;
 
-pub use arena::{Arena, ArenaGeometry, ArenaReader, Placed};
+pub use arena::{Arena, ArenaGeometry, ArenaReader, BufferGeometry, Buffers, Placed};
 pub use consumer::{AttachError, Batch, Consumer, Corrupt, Look, Packet, Wait};
 pub use intake::{Intake, SenderLied};
 pub use producer::{Bell, CreateError, PeerLied, Producer, Slot};

@@ -1,5 +1,6 @@
 //! The two ends together: exactness, sleeping, and peers that lie.
 
+mod buffers;
 mod exhaustive;
 mod floor;
 mod group;
