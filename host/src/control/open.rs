@@ -84,7 +84,7 @@ impl Control {
             Viewer::User(uid) => {
                 let owner = Owner::User(*uid);
                 let awaited = self.awaited(viewer, &owner);
-                match self.need(viewer, &open, &owner, awaited) {
+                match self.need(viewer, (&open, &programs), &owner, awaited) {
                     Ok(need) if need.total() >= LARGE => {
                         let then = Then::Rings(open, programs);
                         return self.make(token, id, app, Want::Rings(need), then);
@@ -105,14 +105,14 @@ impl Control {
     fn need(
         &self,
         viewer: &Viewer,
-        open: &Open,
+        (open, programs): (&Open, &Programs),
         owner: &Owner,
         awaited: (usize, u64),
     ) -> Result<Need, Refusal> {
         if !self.policy.is_operator(viewer) {
-            self.hub.within_limits(open, owner, awaited)?;
+            self.hub.within_limits(open, owner, programs, awaited)?;
         }
-        self.hub.need(open, owner)
+        self.hub.need(open, owner, programs)
     }
 
     pub(super) fn bears(
@@ -144,7 +144,7 @@ impl Control {
         let opening = match viewer {
             Viewer::User(uid) => {
                 let owner = Owner::User(*uid);
-                let need = self.need(viewer, open, &owner, (0, 0))?;
+                let need = self.need(viewer, (open, &programs), &owner, (0, 0))?;
                 // What was asked for when it was made is what is asked for now.
                 let memory = memory
                     .filter(|memory| memory.rings.len >= need.rings)
@@ -160,7 +160,7 @@ impl Control {
             }
             Viewer::Vm(name) => {
                 let owner = Owner::Vm(name.clone());
-                self.hub.within_limits(open, &owner, (0, 0))?;
+                self.hub.within_limits(open, &owner, &programs, (0, 0))?;
                 let Some(vm) = self.vms.get_mut(name) else {
                     return Err(Refusal::new(code::NOT_FOUND, "the VM was detached"));
                 };

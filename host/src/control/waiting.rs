@@ -189,8 +189,8 @@ impl Control {
         let rings = self.pending.iter().filter_map(|(token, pending)| {
             let own = self.sessions.get(token)?.viewer == *viewer;
             match &pending.then {
-                Then::Rings(open, _) if own => {
-                    let need = self.hub.need(open, owner).unwrap_or_default();
+                Then::Rings(open, programs) if own => {
+                    let need = self.hub.need(open, owner, programs).unwrap_or_default();
                     Some(need.total())
                 }
                 _ => None,

@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use vnplug_ring::arena::{ArenaGeometry, arena_size, arena_snaplen};
+use vnplug_ring::arena::{ArenaGeometry, DESCRIPTOR, arena_size, arena_snaplen};
 use vnplug_ring::control::{ArenaHome, Arenas, Open, RingPlace, code};
 use vnplug_ring::layout::{MAX_CAPACITY, MIN_CAPACITY};
 use vnplug_ring::{Arena, Region};
@@ -18,6 +18,7 @@ use super::{Hub, Owner, Programs, Refusal};
 use crate::filter::Program;
 use crate::port::commons::Commons;
 use crate::port::pool::Places;
+use crate::source::Lent;
 use crate::sys::memory::Shared;
 
 /// Source, queue if one was named, owner, name.
@@ -31,6 +32,8 @@ pub(super) struct Group {
     capacity: u64,
     commons: Vec<Arc<Commons>>,
     arenas: Arenas,
+    /// The arenas are the source's, and outlive the group.
+    is_lent: bool,
     /// Descriptor of the arenas' memory, for processes.
     fd: Option<OwnedFd>,
     /// Where they lie in a VM's pool.
@@ -43,8 +46,18 @@ pub(super) struct GroupPlan {
     pub(super) key: GroupKey,
     /// Bytes of each arena's record area.
     pub(super) capacity: u64,
+    /// What its source lends, instead of arenas of the group's own.
+    pub(super) lent: Option<LentPlan>,
     /// It is the first member.
     pub(super) is_first: bool,
+}
+
+/// Of frames that members read where they were received.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LentPlan {
+    /// Frames that there is time for.
+    kept: u64,
+    snaplen: u32,
 }
 
 impl GroupPlan {
@@ -53,9 +66,30 @@ impl GroupPlan {
         arena_size(self.capacity).next_multiple_of(4096)
     }
 
+    /// Bytes of memory that one queue takes of the group's owner.
+    pub(super) fn owned(&self) -> u64 {
+        match self.lent {
+            Some(_) => 0,
+            None => self.capacity,
+        }
+    }
+
     /// The longest packet that a member can have whole.
     pub(super) fn snaplen(&self) -> u32 {
-        arena_snaplen(self.capacity)
+        match self.lent {
+            Some(lent) => lent.snaplen,
+            None => arena_snaplen(self.capacity),
+        }
+    }
+
+    /// Bytes of a member's ring of descriptors, if it does not say.
+    fn descriptors(&self) -> u64 {
+        match self.lent {
+            // One for every frame that it can have.
+            Some(lent) => lent.kept * DESCRIPTOR,
+            // One for every 128 bytes of the arena.
+            None => self.capacity / 8,
+        }
     }
 }
 
@@ -65,21 +99,32 @@ impl Hub {
         &self,
         request: &Open,
         owner: &Owner,
+        programs: &Programs,
     ) -> Result<Option<GroupPlan>, Refusal> {
         if request.group.is_empty() {
             return Ok(None);
         }
         let (source, queue) = self.find(&request.device)?;
         let key = (source, queue, owner.clone(), request.group.clone());
-        let is_first = !self.groups.contains_key(&key);
-        let capacity = match self.groups.get(&key) {
-            Some(group) => group.capacity,
-            None => self.arena_capacity(request)?,
+        let existing = self.groups.get(&key);
+        // What the source lends shows every frame: nobody has it from whom some are kept.
+        let may_see_all = matches!(owner, Owner::User(_)) && programs.guard.is_none();
+        let lends = existing.map_or(may_see_all, |group| group.is_lent);
+        let lent = self.sources[source].lent.as_ref();
+        let lent = lent.and_then(|lent| lent.first()).filter(|_| lends);
+        let capacity = match (existing, lent) {
+            (Some(group), _) => group.capacity,
+            (None, Some(lent)) => lent.place.len,
+            (None, None) => self.arena_capacity(request)?,
         };
         Ok(Some(GroupPlan {
+            is_first: existing.is_none(),
+            lent: lent.map(|lent| LentPlan {
+                kept: lent.kept,
+                snaplen: lent.snaplen,
+            }),
             key,
             capacity,
-            is_first,
         }))
     }
 
@@ -104,8 +149,7 @@ impl Hub {
     ) -> Result<u64, Refusal> {
         let most = self.limits.max_ring_bytes.min(MAX_CAPACITY);
         let wanted = match request.ring_bytes {
-            // One for every 128 bytes of the arena.
-            0 => group.capacity / 8,
+            0 => group.descriptors(),
             bytes if bytes > most => {
                 let what = format!("a ring of {bytes} bytes; the limit is {most}");
                 return Err(Refusal::new(code::INVALID, what));
@@ -113,9 +157,12 @@ impl Hub {
             bytes => bytes,
         };
         if request.snaplen > group.snaplen() {
+            let larger = match group.lent {
+                Some(_) => "",
+                None => "make the arena larger or ",
+            };
             let what = format!(
-                "an arena of {} bytes holds packets up to {}; make the arena larger or the snaplen \
-                 smaller",
+                "an arena of {} bytes holds packets up to {}; {larger}make the snaplen smaller",
                 group.capacity,
                 group.snaplen()
             );
@@ -150,6 +197,9 @@ impl Hub {
         own: Option<Shared>,
         pool: Option<(&Region, &mut Places)>,
     ) -> Result<(), Refusal> {
+        if plan.lent.is_some() {
+            return self.lend(plan, queues);
+        }
         let bytes = plan.each() * queues.len() as u64;
         let (memory, place) = match (own, pool) {
             (Some(own), _) => {
@@ -178,6 +228,7 @@ impl Hub {
                     capacity: plan.capacity,
                     commons,
                     arenas,
+                    is_lent: false,
                     fd,
                     place: place.map(|(_, place)| place),
                 };
@@ -191,6 +242,34 @@ impl Hub {
                 Err(refusal)
             }
         }
+    }
+
+    /// Makes a group on the arenas that the source lends.
+    fn lend(&mut self, plan: &GroupPlan, queues: &[usize]) -> Result<(), Refusal> {
+        let lent = self.sources[plan.key.0].lent.as_ref();
+        let of = |&queue: &usize| lent.and_then(|lent| lent.get(queue));
+        let lent: Vec<&Lent> = queues.iter().filter_map(of).collect();
+        let Some(first) = lent.first().filter(|_| lent.len() == queues.len()) else {
+            return Err(ended());
+        };
+        let fd = first.memory.try_clone();
+        let group = Group {
+            members: 0,
+            guard: None,
+            capacity: plan.capacity,
+            commons: lent.iter().map(|lent| Arc::clone(&lent.commons)).collect(),
+            arenas: Arenas {
+                home: ArenaHome::Apart,
+                memory: 0,
+                map_len: first.map_len,
+                places: lent.iter().map(|lent| lent.place).collect(),
+            },
+            is_lent: true,
+            fd: Some(fd.map_err(|error| no_memory(0, &error))?),
+            place: None,
+        };
+        self.groups.insert(plan.key.clone(), group);
+        Ok(())
     }
 
     /// Adds a member: what it shares in each queue, where that lies, and a descriptor of it.
@@ -221,24 +300,35 @@ impl Hub {
         }
         let group = self.groups.remove(key)?;
         // Some reader may still look, and the place may serve something else.
-        for commons in &group.commons {
-            commons.retire();
+        if !group.is_lent {
+            group.commons.iter().for_each(|commons| commons.retire());
         }
         group.place
     }
 
     /// Bytes of the arenas of an owner.
     pub(super) fn arena_bytes(&self, owner: &Owner) -> u64 {
-        let own = self.groups.iter().filter(|((_, _, by, _), _)| by == owner);
+        let groups = self.groups.iter();
+        let own = groups.filter(|((_, _, by, _), group)| by == owner && !group.is_lent);
         own.map(|(_, group)| group.capacity * group.commons.len() as u64)
             .sum()
     }
 
-    /// Bytes of a group's arenas, and frames that were copied into them.
-    pub(super) fn group_counters(&self, key: &GroupKey) -> Option<(u64, u64)> {
-        let group = self.groups.get(key)?;
-        let copies = group.commons.iter().map(|commons| commons.copies()).sum();
-        Some((group.capacity * group.commons.len() as u64, copies))
+    /// Bytes of a group's arenas, frames that were copied into them, and frames that lie there as
+    /// they were received.
+    pub(super) fn group_counters(&self, key: &GroupKey) -> Vec<(String, u64)> {
+        let Some(group) = self.groups.get(key) else {
+            return Vec::new();
+        };
+        let sum = |of: fn(&Commons) -> u64| group.commons.iter().map(|it| of(it)).sum();
+        vec![
+            (
+                "arena_bytes".into(),
+                group.capacity * group.commons.len() as u64,
+            ),
+            ("arena_copies".into(), sum(Commons::copies)),
+            ("arena_lent".into(), sum(Commons::lent_frames)),
+        ]
     }
 }
 

@@ -35,6 +35,7 @@ impl Hub {
         &self,
         request: &Open,
         owner: &Owner,
+        programs: &Programs,
         awaited: (usize, u64),
     ) -> Result<(), Refusal> {
         self.find(&request.device)?;
@@ -47,7 +48,7 @@ impl Hub {
         if matches!(owner, Owner::Vm(_)) {
             return Ok(());
         }
-        let wanted = self.counted_bytes(request, owner)?;
+        let wanted = self.counted_bytes(request, owner, programs)?;
         let has: u64 = own()
             .map(|port| port.capacity * port.queues.len() as u64 + port.transmit)
             .sum::<u64>()

@@ -26,6 +26,7 @@ use vnplug_ring::layout::Life;
 use crate::filter::ebpf::Wanted;
 use crate::filter::{Jit, Program};
 use crate::port::{Port, PortCounters};
+use crate::source::Lent;
 use crate::source::af_packet::Interface;
 use crate::source::early::Loader;
 use crate::source::worker::{Asked, Command, Snapshot, Worker};
@@ -73,6 +74,8 @@ pub struct Source {
     pub transmits: bool,
     /// What the kernel drops before them.
     pub early: Early,
+    /// The memory of each queue's frames, if groups may read it; nothing else if not.
+    pub lent: Option<Vec<Lent>>,
     /// One thread per queue.
     pub workers: Vec<Worker>,
 }

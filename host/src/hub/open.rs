@@ -77,7 +77,8 @@ impl Plan {
     /// Bytes of the arenas of the group that it is the first member of.
     fn arena_bytes(&self) -> u64 {
         let first = self.group.as_ref().filter(|group| group.is_first);
-        first.map_or(0, |group| group.each() * self.queues.len() as u64)
+        let own = first.filter(|group| group.lent.is_none());
+        own.map_or(0, |group| group.each() * self.queues.len() as u64)
     }
 
     /// Bytes of the transmit ring with its header.
@@ -101,7 +102,7 @@ pub(crate) struct Opening {
 
 impl Hub {
     /// What a port would be.
-    fn plan(&self, request: &Open, owner: &Owner) -> Result<Plan, Refusal> {
+    fn plan(&self, request: &Open, owner: &Owner, programs: &Programs) -> Result<Plan, Refusal> {
         let (source, queue) = self.find(&request.device)?;
         if self.ports.len() >= self.limits.ports {
             let most = self.limits.ports;
@@ -112,7 +113,7 @@ impl Hub {
             0 => MAX_SNAPLEN,
             snaplen => snaplen.min(MAX_SNAPLEN),
         };
-        let group = self.plan_group(request, owner)?;
+        let group = self.plan_group(request, owner, programs)?;
         let (capacity, longest) = match &group {
             None => {
                 let capacity = self.capacity(request, snaplen)?;
@@ -152,8 +153,13 @@ impl Hub {
     ///
     /// # Errors
     /// [`Refusal`], as [`open`](Self::open) would give it.
-    pub(crate) fn need(&self, request: &Open, owner: &Owner) -> Result<Need, Refusal> {
-        let plan = self.plan(request, owner)?;
+    pub(crate) fn need(
+        &self,
+        request: &Open,
+        owner: &Owner,
+        programs: &Programs,
+    ) -> Result<Need, Refusal> {
+        let plan = self.plan(request, owner, programs)?;
         Ok(Need {
             rings: plan.bytes(),
             arenas: plan.arena_bytes(),
@@ -161,10 +167,15 @@ impl Hub {
     }
 
     /// Bytes that count for its owner's limit: of the record areas of rings and arenas.
-    pub(super) fn counted_bytes(&self, request: &Open, owner: &Owner) -> Result<u64, Refusal> {
-        let plan = self.plan(request, owner)?;
+    pub(super) fn counted_bytes(
+        &self,
+        request: &Open,
+        owner: &Owner,
+        programs: &Programs,
+    ) -> Result<u64, Refusal> {
+        let plan = self.plan(request, owner, programs)?;
         let arena = plan.group.as_ref().filter(|group| group.is_first);
-        let each = plan.capacity + arena.map_or(0, |group| group.capacity);
+        let each = plan.capacity + arena.map_or(0, GroupPlan::owned);
         Ok(each * plan.queues.len() as u64 + plan.transmit)
     }
 
@@ -180,8 +191,8 @@ impl Hub {
         memory: Memory<'_>,
         doorbell: Option<Doorbell>,
     ) -> Result<Opening, Refusal> {
-        let plan = self.plan(request, &owner)?;
-        let (total, arena_bytes) = (plan.bytes(), plan.arena_bytes());
+        let plan = self.plan(request, &owner, &programs)?;
+        let total = plan.bytes();
         let transmit_bytes = plan.transmit_bytes();
         if let Some(group) = &plan.group {
             self.may_join(group, &programs)?;
@@ -274,7 +285,7 @@ impl Hub {
         let joined = group.as_ref().map(|group| {
             let guard = programs.guard.as_ref();
             let pool = pool.as_deref_mut().map(|places| (&region, places));
-            if arena_bytes > 0 {
+            if group.is_first {
                 self.make_group(group, &queues, guard, arena_memory, pool)?;
             }
             self.join_group(&group.key)

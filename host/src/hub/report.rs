@@ -122,10 +122,7 @@ impl Hub {
                     ]);
                     if let Some(key) = &record.group {
                         counted.labels.push(("group".into(), key.3.clone()));
-                        if let Some((bytes, copies)) = self.group_counters(key) {
-                            counted.values.push(("arena_bytes".into(), bytes));
-                            counted.values.push(("arena_copies".into(), copies));
-                        }
+                        counted.values.extend(self.group_counters(key));
                     }
                     record.rules.tell(&mut counted);
                     counted

@@ -1,7 +1,9 @@
 //! The arena of a group, as the queue's thread sees it: what its members have in common.
 //!
 //! A frame is copied into the arena when the first member of a batch wants it; the others get
-//! descriptors of the same copy. Each member's [`Port`](super::Port) holds the commons, and with the
+//! descriptors of the same copy. Where the source lends the memory that its frames were received
+//! into, nothing is copied: the frame gets a record's header where it lies, and the commons are those
+//! of all groups of the source. Each member's [`Port`](super::Port) holds the commons, and with the
 //! last of them they are gone. The lock is taken once per member and batch, by one thread, so it is
 //! never waited for: it is here because ports travel between threads when they are attached.
 
@@ -9,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vnplug_ring::layout::Meta;
-use vnplug_ring::{Arena, PeerLied, Placed, Producer};
+use vnplug_ring::{Arena, Buffers, PeerLied, Placed, Producer};
 
 use super::BatchInfo;
 use crate::source::Frame;
@@ -19,15 +21,25 @@ use crate::source::Frame;
 pub struct Commons {
     inner: Mutex<Inner>,
     copies: AtomicU64,
+    lent: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Inner {
-    arena: Arena,
+    ground: Ground,
     /// The batch that `placed` is about: its first frame's number, and how many it has.
     batch: (u64, usize),
     /// Where its frames lie, if somebody wanted them.
     placed: Vec<Option<Placed>>,
+}
+
+/// Where records lie.
+#[derive(Debug)]
+enum Ground {
+    /// The group's own memory.
+    Copies(Arena),
+    /// Where the source received them.
+    Lent(Buffers),
 }
 
 /// The commons during one member's turn.
@@ -40,15 +52,31 @@ impl Commons {
     /// The commons of an empty arena.
     #[must_use]
     pub fn new(arena: Arena) -> Self {
+        Self::on(Ground::Copies(arena))
+    }
+
+    /// The commons of all groups of a source that lends its memory.
+    #[must_use]
+    pub fn lent(buffers: Buffers) -> Self {
+        Self::on(Ground::Lent(buffers))
+    }
+
+    fn on(ground: Ground) -> Self {
         let inner = Inner {
-            arena,
+            ground,
             batch: (u64::MAX, 0),
             placed: Vec::new(),
         };
         Self {
             inner: Mutex::new(inner),
             copies: AtomicU64::new(0),
+            lent: AtomicU64::new(0),
         }
+    }
+
+    /// Frames that members have where the source received them, however many members took them.
+    pub fn lent_frames(&self) -> u64 {
+        self.lent.load(Ordering::Relaxed)
     }
 
     /// Frames that were copied into the arena, however many members took them.
@@ -58,7 +86,18 @@ impl Commons {
 
     /// Nobody is to believe what lies in the arena any more: its memory goes.
     pub fn retire(&self) {
-        self.lock().arena.retire();
+        match &mut self.lock().ground {
+            Ground::Copies(arena) => arena.retire(),
+            Ground::Lent(buffers) => buffers.retire(),
+        }
+    }
+
+    /// The source has handed out a batch of lent frames that lay in so many buffers, and is about to
+    /// give as many of the oldest ones away.
+    pub(crate) fn end_turn(&self, taken: u64) {
+        if let Ground::Lent(buffers) = &mut self.lock().ground {
+            buffers.turn(taken);
+        }
     }
 
     /// A member's turn with this batch.
@@ -108,9 +147,14 @@ impl Turn<'_> {
     }
 
     fn place(&mut self, place: usize, frame: &Frame<'_>, meta: &Meta) -> Placed {
-        let most = self.inner.arena.geometry().snaplen as usize;
-        let bytes = &frame.bytes[..frame.bytes.len().min(most)];
-        let placed = self.inner.arena.place(meta, bytes);
+        let placed = match &mut self.inner.ground {
+            Ground::Copies(arena) => {
+                let most = arena.geometry().snaplen as usize;
+                let bytes = &frame.bytes[..frame.bytes.len().min(most)];
+                arena.place(meta, bytes)
+            }
+            Ground::Lent(buffers) => buffers.place(place as u64, meta, frame.bytes),
+        };
         self.inner.placed[place] = Some(placed);
         placed
     }
@@ -118,8 +162,11 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.commons
-            .copies
-            .store(self.inner.arena.placed(), Ordering::Relaxed);
+        let (copies, lent) = match &self.inner.ground {
+            Ground::Copies(arena) => (arena.placed(), 0),
+            Ground::Lent(buffers) => (buffers.copied(), buffers.lent()),
+        };
+        self.commons.copies.store(copies, Ordering::Relaxed);
+        self.commons.lent.store(lent, Ordering::Relaxed);
     }
 }

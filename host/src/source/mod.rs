@@ -9,6 +9,7 @@ pub mod af_packet;
 pub mod af_xdp;
 pub mod early;
 pub mod generator;
+pub mod lent;
 pub mod pcap;
 pub mod spec;
 pub mod transmit;
@@ -22,6 +23,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use early::{Loaded, Seat};
+pub use lent::Lent;
 pub use transmit::{Flushed, Latency, Transmit};
 
 /// One frame, borrowed from the queue that received it.
@@ -91,6 +93,11 @@ pub trait Queue: Send {
             None => Ok(()),
             Some(_) => Err(SourceError::new("this source takes no filter")),
         }
+    }
+
+    /// The memory that its frames lie in, if the groups of this source may read them there.
+    fn lent(&self) -> Option<Lent> {
+        None
     }
 
     /// What the kernel (or file, or generator) counted so far, accumulated.

@@ -4,7 +4,7 @@
 //! | kind | what | options |
 //! |---|---|---|
 //! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=BYTES`, `blocks=N`, `block_timeout_ms=N`, `snaplen=BYTES`, `hardware_timestamps=yes\|no`, `early=yes\|no` |
-//! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no` |
+//! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no`, `arena=copy\|umem` |
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
 //!
@@ -182,6 +182,7 @@ impl OpenSource {
     /// [`SourceError`] when threads or descriptors are short.
     pub fn start(self, number: u16) -> Result<Source, SourceError> {
         let transmits = self.queues.iter().all(|queue| queue.transmits());
+        let lent = self.queues.iter().map(|queue| queue.lent()).collect();
         let mut workers = Vec::new();
         let seats = self.queues.iter().map(|queue| queue.seat()).collect();
         for (queue, at) in self.queues.into_iter().zip(0_u16..) {
@@ -205,6 +206,7 @@ impl OpenSource {
             interface: self.interface,
             transmits,
             early: Early::new(seats, &workers),
+            lent,
             workers,
         })
     }

@@ -51,6 +51,24 @@ pub(crate) fn write_sealed(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<
 }
 
 impl Shared {
+    /// Puts memory of our own in the place of a part, which whoever maps the descriptor sees as it
+    /// was; both ends on huge pages. Before anybody has a region of it.
+    pub(crate) fn unshare(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        if !inside || !offset.is_multiple_of(HUGE) || !len.is_multiple_of(HUGE) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::POPULATE;
+        // SAFETY: the part lies in the region's own mapping, which is unmapped as a whole; it stays
+        // readable and writable, and bytes in a region may change at any time.
+        unsafe {
+            let part = self.region.as_ptr().add(offset as usize).cast();
+            mmap_anonymous(part, len as usize, protection, flags)?;
+        }
+        Ok(())
+    }
+
     /// Has the kernel put the pages together as huge ones, if it can (Linux ≥ 6.1), whatever
     /// `/sys/kernel/mm/transparent_hugepage` says; before a device gets them. Takes 1 to 2 ms for
     /// each MiB.

@@ -13,4 +13,5 @@ pub(crate) mod privileges;
 pub(crate) mod sigbus;
 pub(crate) mod signals;
 pub(crate) mod speculation;
+pub(crate) mod umem;
 pub(crate) mod xdp;

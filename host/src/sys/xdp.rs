@@ -1,18 +1,15 @@
-//! AF_XDP sockets: packet memory (UMEM) of our own, and the four rings shared with the kernel.
+//! AF_XDP sockets: packet memory of our own ([`Umem`]), and the four rings shared with the kernel.
 //!
 //! ```text
-//!   page │ chunk 0 │ chunk 1 │ … receive … │ … transmit …      one sealed memfd
-//!         └ headroom │ frame
-//!
 //!   fill ring  ──chunks──> kernel ──descriptors──> RX ring ──> lent to the daemon ──> fill ring
 //!   TX ring ──descriptors──> kernel ──chunks──> completion ring ──> free list ──> TX ring
 //! ```
 //!
-//! A receive chunk is at one time in the fill ring or the kernel, in the RX ring, or **taken**: in
-//! the list that [`Socket::receive`] made. Only taken chunks are lent, and [`Socket::refill`] needs
-//! the socket alone, so no slice outlives its chunk. The page before the chunks and
-//! the headroom before each frame are unused here; they are what a packet arena that readers map
-//! needs.
+//! A receive chunk is at one time in the fill ring or the kernel, in the RX ring, **taken**: in the
+//! list that [`Socket::receive`] made, or kept back for readers of the packet memory. Only taken
+//! chunks are lent here, and [`Socket::refill`] needs the socket alone, so no slice outlives its
+//! chunk. The headroom before each frame is not used here: it has the stamp of the program in it, and
+//! then the header of a record, if readers are shown the frame where it lies.
 //!
 //! The rings themselves are read and written through [`Region`], bounds-checked.
 #![expect(
@@ -33,55 +30,7 @@ use rustix::net::xdp::{self, SocketAddrXdp, SocketAddrXdpFlags, XdpUmemReg, XdpU
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use vnplug_ring::Region;
 
-use super::memory::{self, Shared};
-
-/// Packet memory: a page, then chunks.
-#[derive(Debug)]
-pub(crate) struct Umem {
-    memory: Shared,
-    shape: UmemShape,
-}
-
-/// How packet memory is cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct UmemShape {
-    /// Bytes of a chunk, a power of two: 2048 or 4096.
-    pub(crate) chunk: u32,
-    /// Chunks to receive into, a power of two.
-    pub(crate) receive: u32,
-    /// Chunks to send from, a power of two; they lie behind the others.
-    pub(crate) transmit: u32,
-}
-
-impl Umem {
-    /// Commits the memory, in huge pages if it can.
-    pub(crate) fn new(shape: UmemShape) -> io::Result<Self> {
-        let chunks = u64::from(shape.receive) + u64::from(shape.transmit);
-        let bytes = FRAMES_AT + chunks * u64::from(shape.chunk);
-        let mut memory = memory::sealed("vnplug-umem", bytes, &|| true)?;
-        memory.collapse();
-        Ok(Self { memory, shape })
-    }
-
-    /// Whether it lies in huge pages.
-    pub(crate) fn is_huge(&self) -> bool {
-        self.memory.huge
-    }
-
-    /// The whole memory with its descriptor: the page, then the chunks.
-    pub(crate) fn memory(&self) -> &Shared {
-        &self.memory
-    }
-
-    fn chunk_bytes(&self) -> u64 {
-        let UmemShape {
-            chunk,
-            receive,
-            transmit,
-        } = self.shape;
-        (u64::from(receive) + u64::from(transmit)) * u64::from(chunk)
-    }
-}
+use super::umem::Umem;
 
 /// A frame, or a part of one, in a taken chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,8 +77,8 @@ impl Socket {
             Err(error) => return Err((error, umem)),
         };
         let (fd, [fill, completion, rx, tx]) = parts;
-        let shape = umem.shape;
-        let offset = |index: u32| u64::from(index) * u64::from(shape.chunk);
+        let shape = umem.shape();
+        let (transmit_at, chunk) = (shape.transmit_at(), u64::from(shape.chunk));
         let mut socket = Self {
             fd,
             umem,
@@ -138,31 +87,30 @@ impl Socket {
             rx,
             tx,
             taken: Vec::with_capacity(MOST_TAKEN),
-            free: (shape.receive..shape.receive + shape.transmit)
+            free: (0..u64::from(shape.transmit))
                 .rev()
-                .map(offset)
+                .map(|index| transmit_at + index * chunk)
                 .collect(),
         };
-        socket.fill.push_words((0..shape.receive).map(offset));
+        let chunks = socket.umem.free();
+        socket.fill.push_words(chunks.into_iter());
         Ok(socket)
     }
 
     fn parts(umem: &Umem) -> io::Result<(OwnedFd, [Ring; 4])> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)?;
-        let region = &umem.memory.region;
+        let shape = umem.shape();
         let registration = XdpUmemReg {
-            addr: region.as_ptr().addr() as u64 + FRAMES_AT,
-            len: umem.chunk_bytes(),
-            chunk_size: umem.shape.chunk,
-            headroom: HEADROOM,
+            addr: umem.region().as_ptr().addr() as u64 + shape.chunks_at(),
+            len: shape.chunk_bytes(),
+            chunk_size: shape.chunk,
+            headroom: shape.headroom,
             flags: XdpUmemRegFlags::empty(),
             tx_metadata_len: 0,
         };
         sockopt::set_xdp_umem_reg(&fd, registration)?;
-        let UmemShape {
-            receive, transmit, ..
-        } = umem.shape;
+        let (receive, transmit) = (shape.receive, shape.transmit);
         sockopt::set_xdp_umem_fill_ring_size(&fd, receive)?;
         sockopt::set_xdp_umem_completion_ring_size(&fd, transmit)?;
         sockopt::set_xdp_rx_ring_size(&fd, receive)?;
@@ -268,7 +216,8 @@ impl Socket {
             "chunks are refilled before others are taken"
         );
         let most = most.min(MOST_TAKEN) as u32;
-        let limit = self.umem.chunk_bytes();
+        let shape = self.umem.shape();
+        let (limit, first) = (shape.chunk_bytes(), shape.chunks_at());
         for _ in 0..self.rx.filled().min(most) {
             let (at, word) = self.rx.pop_pair();
             let (len, options) = (word as u32, (word >> 32) as u32);
@@ -277,9 +226,9 @@ impl Socket {
             let inside = at.checked_add(len.into()).is_some_and(|end| end <= limit);
             // The bytes were written by another CPU; the reader comes to them later in the batch.
             // NB: a frame does not begin with a cache line, and 60 bytes lie in two.
-            self.umem.memory.region.prefetch(FRAMES_AT + at);
+            self.umem.region().prefetch(first + at);
             let ahead = u64::from(len.clamp(1, LINE_BYTES + 1) - 1);
-            self.umem.memory.region.prefetch(FRAMES_AT + at + ahead);
+            self.umem.region().prefetch(first + at + ahead);
             self.taken.push(Piece {
                 at: if inside { at } else { 0 },
                 len: if inside { len } else { 0 },
@@ -305,7 +254,7 @@ impl Socket {
     #[inline]
     pub(crate) fn bytes(&self, piece: usize, before: u32) -> &[u8] {
         let Piece { at, len, .. } = self.taken[piece];
-        assert!(before <= HEADROOM);
+        assert!(before <= self.umem.shape().headroom);
         let (at, len) = match at.checked_sub(before.into()) {
             Some(at) => (at, len + before),
             None => return &[],
@@ -314,21 +263,24 @@ impl Socket {
         // `umem` lives. The chunk is taken: the kernel has it not before `refill`, which needs
         // `&mut self`, and readers of the memory, if any, have it mapped read-only.
         unsafe {
-            let base = self.umem.memory.region.as_ptr();
-            std::slice::from_raw_parts(base.add((FRAMES_AT + at) as usize), len as usize)
+            let base = self.umem.region().as_ptr();
+            let first = self.umem.shape().chunks_at();
+            std::slice::from_raw_parts(base.add((first + at) as usize), len as usize)
         }
     }
 
-    /// Gives the taken chunks back to the kernel, and wakes the driver if it sleeps for want of
-    /// them.
+    /// Gives the taken chunks back to the kernel, or as many that were kept so far, and wakes the
+    /// driver if it sleeps for want of them.
     pub(crate) fn refill(&mut self) {
         if self.taken.is_empty() {
             return;
         }
         self.rx.release();
-        let mask = !(u64::from(self.umem.shape.chunk) - 1);
-        let chunks = self.taken.drain(..).map(|piece| piece.at & mask);
-        // The ring is as large as there are chunks: there is room for every one.
+        let umem = &mut self.umem;
+        let mask = !(u64::from(umem.shape().chunk) - 1);
+        let chunks = self.taken.drain(..);
+        let chunks = chunks.map(|piece| umem.exchange(piece.at & mask));
+        // The ring is as large as there are chunks in circulation: there is room for every one.
         self.fill.push_words(chunks);
         if self.fill.needs_wakeup() {
             self.poll_driver();
@@ -343,7 +295,7 @@ impl Socket {
 
     /// The most bytes of a frame to be sent.
     pub(crate) fn longest_sent(&self) -> usize {
-        self.umem.shape.chunk as usize
+        self.umem.shape().chunk as usize
     }
 
     /// Copies a frame into a transmit chunk and puts it into the TX ring, not yet visible; false if
@@ -359,7 +311,8 @@ impl Socket {
             return false;
         };
         // The chunk is ours until the descriptor is published, and inside the region.
-        self.umem.memory.region.write(FRAMES_AT + at, frame);
+        let place = self.umem.shape().chunks_at() + at;
+        self.umem.region().write(place, frame);
         // There are as many places as chunks.
         self.tx.push_pair(at, frame.len() as u64);
         true
@@ -373,7 +326,7 @@ impl Socket {
         self.tx.publish();
         let mut result = Ok(());
         // The kernel takes 32 frames with each call; a device that is busy is asked a few times.
-        for _ in 0..self.umem.shape.transmit / 16 + 4 {
+        for _ in 0..self.umem.shape().transmit / 16 + 4 {
             if self.tx.used() == 0 || !self.tx.needs_wakeup() {
                 break;
             }
@@ -405,7 +358,7 @@ impl Socket {
 
     /// Takes back the chunks of frames that were sent.
     fn reap(&mut self) {
-        let mask = !(u64::from(self.umem.shape.chunk) - 1);
+        let mask = !(u64::from(self.umem.shape().chunk) - 1);
         for _ in 0..self.completion.filled() {
             self.free.push(self.completion.pop_word() & mask);
         }
@@ -572,16 +525,11 @@ impl Drop for Mapping {
     }
 }
 
-/// Where the chunks begin in the packet memory.
-const FRAMES_AT: u64 = 4096;
-/// Bytes before each frame that the kernel leaves alone, beside its own 256. A stamp of 16 bytes
-/// then begins a pair of cache lines, and the frame's first 112 are the rest.
-pub(crate) const HEADROOM: u32 = 144;
 /// Bytes of a cache line.
 const LINE_BYTES: u32 = 64;
 /// The most pieces that are taken at a time.
 pub(crate) const MOST_TAKEN: usize = 256;
-/// The bytes of a chunk that are not for a frame when it is received.
-pub(crate) const CHUNK_OVERHEAD: u32 = 256 + HEADROOM;
+/// Bytes of a chunk before the headroom, which are the kernel's (`XDP_PACKET_HEADROOM`).
+pub(crate) const KERNEL_HEADROOM: u32 = 256;
 
 const NEED_WAKEUP: u32 = xdp::XdpRingFlags::XDP_RING_NEED_WAKEUP.bits();

@@ -31,6 +31,7 @@
 
 mod fault;
 mod flow;
+mod lending;
 mod netlink;
 mod program;
 mod queue;
@@ -43,6 +44,8 @@ pub(crate) use program::{Plan, Programs};
 
 use super::{Queue, SourceError};
 use crate::filter::Program;
+use crate::sys::umem::{HEADROOM, LENT_HEADROOM};
+use crate::sys::xdp::KERNEL_HEADROOM;
 
 /// How frames come into packet memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,7 +77,7 @@ pub struct AfXdpConfig {
     /// Chunks to receive into for each queue, a power of two from 64 to 2^20; `None`:
     /// [`MANY_FRAMES`], or fewer where there are more than four queues.
     pub frames: Option<u32>,
-    /// Bytes of a chunk: 2048 or 4096. 400 of them are not for the frame.
+    /// Bytes of a chunk: 2048 or 4096. 400 of them are not for the frame, 416 if it is lent.
     pub frame_size: u32,
     /// Receive frames that need several chunks.
     pub multi_buffer: bool,
@@ -90,6 +93,11 @@ pub struct AfXdpConfig {
     /// Let the kernel drop what no port wants ([`early`](super::early)); loading such programs takes
     /// `CAP_BPF` and `CAP_NET_ADMIN` at any time.
     pub early: bool,
+    /// Lend packet memory to the groups of this source as their arena: frames reach their members
+    /// without a copy. A member then sees whatever this source receives, so this states that
+    /// everybody who may have its packets unfiltered may have all of them. Takes as many chunks
+    /// again, in which frames stay while they are read.
+    pub lends: bool,
 }
 
 impl AfXdpConfig {
@@ -108,6 +116,7 @@ impl AfXdpConfig {
             coalesce_us: 2000,
             busy_poll_us: 0,
             early: false,
+            lends: false,
         }
     }
 
@@ -151,9 +160,17 @@ impl AfXdpConfig {
         self.frames.unwrap_or(share)
     }
 
+    /// Bytes before each frame that are ours.
+    fn headroom(&self) -> u32 {
+        match self.lends {
+            true => LENT_HEADROOM,
+            false => HEADROOM,
+        }
+    }
+
     /// The longest frame that fits into one chunk, Ethernet header included.
     fn room(&self) -> u32 {
-        self.frame_size - crate::sys::xdp::CHUNK_OVERHEAD
+        self.frame_size - KERNEL_HEADROOM - self.headroom()
     }
 }
 
@@ -182,10 +199,11 @@ impl AfXdp {
         let (opener, queues) = socket::Opener::open(config)?;
         let opener = Arc::new(opener);
         let mut bound = Vec::new();
-        for queue in queues {
-            let umem = opener.umem()?;
-            let socket = opener.bind(queue, umem, PATIENCE);
-            bound.push((queue, socket.map_err(|(error, _)| error)?));
+        let mut lends = Vec::new();
+        for (queue, (umem, lent)) in queues.iter().zip(opener.umems(queues.len())?) {
+            let socket = opener.bind(*queue, umem, PATIENCE);
+            bound.push((*queue, socket.map_err(|(error, _)| error)?));
+            lends.push(lent);
         }
         let how = opener.describe(&bound);
         // Last of all, so that a source that does not open takes nothing from the host.
@@ -193,8 +211,8 @@ impl AfXdp {
             opener.start(*queue, bound)?;
         }
         let mut queues = Vec::<Box<dyn Queue>>::new();
-        for (queue, bound) in bound {
-            let queue = queue::XdpQueue::new(Arc::clone(&opener), queue, bound);
+        for ((queue, bound), lent) in bound.into_iter().zip(lends) {
+            let queue = queue::XdpQueue::new(Arc::clone(&opener), queue, bound, lent);
             queues.push(Box::new(queue.map_err(Unfit::other)?));
         }
         log::info!(target: "source", "interface {:?}: {how}", opener.config().interface);

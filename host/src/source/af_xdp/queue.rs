@@ -23,10 +23,11 @@ use super::program::{STAMP_BYTES, read_stamp};
 use super::socket::{Bound, Opener, any_socket};
 use crate::source::early::{Loaded, Seat};
 use crate::source::{
-    Flushed, Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit, recycle,
+    Flushed, Frame, Lent, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit, recycle,
 };
 use crate::sys::interface;
-use crate::sys::xdp::{Piece, Socket, Umem};
+use crate::sys::umem::Umem;
+use crate::sys::xdp::{Piece, Socket};
 
 /// An AF_XDP socket at a receive queue.
 #[derive(Debug)]
@@ -34,6 +35,8 @@ pub(super) struct XdpQueue {
     opener: Arc<Opener>,
     queue: u32,
     bound: Side,
+    /// Its packet memory, as readers have it.
+    lent: Option<Lent>,
     watch: Watch,
     link: LinkState,
     index: i32,
@@ -84,12 +87,18 @@ struct Told {
 }
 
 impl XdpQueue {
-    pub(super) fn new(opener: Arc<Opener>, queue: u32, bound: Bound) -> Result<Self, SourceError> {
+    pub(super) fn new(
+        opener: Arc<Opener>,
+        queue: u32,
+        bound: Bound,
+        lent: Option<Lent>,
+    ) -> Result<Self, SourceError> {
         let watch =
             Watch::new().map_err(|cause| SourceError::io("cannot watch the interfaces", cause))?;
         Ok(Self {
             opener,
             queue,
+            lent,
             watch,
             link: state(bound.link.up),
             index: bound.link.index,
@@ -342,6 +351,10 @@ impl Queue for XdpQueue {
             let whole: usize = whole_pieces(socket.taken());
             socket.untake(socket.taken().len() - whole);
         }
+        if let Some(lent) = &self.lent {
+            // First readers are told, then the kernel may write.
+            lent.commons.end_turn(socket.taken().len() as u64);
+        }
         socket.refill();
         self.flow.frames += frames as u64;
         match frames {
@@ -416,6 +429,10 @@ impl Queue for XdpQueue {
             Some(Loaded::Socket(_)) => return Err(SourceError::new("not a filter for XDP")),
         };
         self.opener.narrow(programs)
+    }
+
+    fn lent(&self) -> Option<Lent> {
+        self.lent.clone()
     }
 
     fn state(&self) -> &'static str {

@@ -15,13 +15,15 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::fault::{self, Unfit};
 use super::program::{self, Plan, Programs};
-use super::{AfXdpConfig, MAX_QUEUES, Mode, netlink};
+use super::{AfXdpConfig, MAX_QUEUES, Mode, lending, netlink};
 use crate::source::SourceError;
 use crate::source::af_packet::is_capturable;
+use crate::source::lent::Lent;
 use crate::sys::bpf::{self, Hook, XdpLink};
 use crate::sys::interface::{self, Link};
 use crate::sys::packet;
-use crate::sys::xdp::{Binding, Socket, Umem, UmemShape};
+use crate::sys::umem::{Umem, UmemShape};
+use crate::sys::xdp::{Binding, Socket};
 
 /// Opens sockets of one configuration; shared by the queues of an interface.
 #[derive(Debug)]
@@ -129,17 +131,33 @@ impl Opener {
         }
     }
 
-    /// Packet memory for one queue.
-    pub(super) fn umem(&self) -> Result<Umem, Unfit> {
+    /// Packet memory for so many queues, and what each lends of it.
+    pub(super) fn umems(&self, count: usize) -> Result<Vec<(Umem, Option<Lent>)>, Unfit> {
+        if !self.config.lends {
+            return (0..count).map(|_| Ok((self.umem()?, None))).collect();
+        }
         let shape = self.shape();
-        let umem = Umem::new(shape).map_err(|cause| {
-            let error = fault::no_socket(&self.config.interface, bytes(shape), cause);
-            Unfit::xdp(error)
-        })?;
-        let kib = umem.memory().len >> 10;
-        let pages = if umem.is_huge() { "huge" } else { "small" };
-        log::debug!(target: "source", "packet memory of {kib} KiB in {pages} pages");
+        let lent = lending::lend(shape, count).map_err(|cause| self.no_memory(cause))?;
+        say_pages(lent.bytes, lent.huge);
+        let queues = lent.queues.into_iter();
+        Ok(queues.map(|(umem, lent)| (umem, Some(lent))).collect())
+    }
+
+    /// Packet memory for one queue, which is not lent.
+    pub(super) fn umem(&self) -> Result<Umem, Unfit> {
+        if self.config.lends {
+            let what = "its packet memory, which readers have, is lost: restart the daemon";
+            return Err(Unfit::other(SourceError::new(what)));
+        }
+        let shape = self.shape();
+        let (umem, huge) = Umem::alone(shape).map_err(|cause| self.no_memory(cause))?;
+        say_pages(shape.bytes(), huge);
         Ok(umem)
+    }
+
+    fn no_memory(&self, cause: io::Error) -> Unfit {
+        let bytes = self.shape().chunk_bytes();
+        Unfit::xdp(fault::no_socket(&self.config.interface, bytes, cause))
     }
 
     /// Binds a socket on this memory to a receive queue of the interface that has the name now;
@@ -161,7 +179,7 @@ impl Opener {
         let socket = match Socket::open(umem) {
             Ok(socket) => socket,
             Err((cause, umem)) => {
-                let error = fault::no_socket(name, bytes(self.shape()), cause);
+                let error = fault::no_socket(name, self.shape().chunk_bytes(), cause);
                 return Err((Unfit::xdp(error), umem));
             }
         };
@@ -286,10 +304,17 @@ impl Opener {
     }
 
     fn shape(&self) -> UmemShape {
-        UmemShape {
+        let shape = UmemShape {
             chunk: self.config.frame_size,
             receive: self.frames,
+            kept: 0,
             transmit: TRANSMIT_CHUNKS,
+            spare: 0,
+            headroom: self.config.headroom(),
+        };
+        match self.config.lends {
+            true => lending::shape(shape, self.config.multi_buffer),
+            false => shape,
         }
     }
 }
@@ -474,8 +499,10 @@ fn raise_locked_memory() {
     }
 }
 
-fn bytes(shape: UmemShape) -> u64 {
-    (u64::from(shape.receive) + u64::from(shape.transmit)) * u64::from(shape.chunk)
+fn say_pages(bytes: u64, huge: bool) {
+    let pages = if huge { "huge" } else { "small" };
+    let kib = bytes >> 10;
+    log::debug!(target: "source", "packet memory of {kib} KiB in {pages} pages");
 }
 
 /// Chunks of a queue to send from, a power of two.

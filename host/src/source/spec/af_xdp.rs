@@ -87,6 +87,11 @@ fn config(options: &mut Options<'_>) -> Result<(AfXdpConfig, bool), SourceError>
     if let Some(yes) = options.flag("early")? {
         config.early = yes;
     }
+    match options.take("arena").as_deref() {
+        None | Some("copy") => {}
+        Some("umem") => config.lends = true,
+        Some(other) => return Err(options.bad("arena", other, "copy or umem")),
+    }
     let fallback = options.flag("fallback")?.unwrap_or(true);
     if let Some(text) = options.take("take") {
         let mut compiler = Compiler::new("/proc/self/exe".into());

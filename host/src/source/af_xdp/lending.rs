@@ -1,0 +1,111 @@
+//! Packet memory as the arena of groups: how it is cut for that, and what readers get of it.
+
+use std::io;
+use std::sync::Arc;
+
+use vnplug_ring::control::RingPlace;
+use vnplug_ring::{BufferGeometry, Buffers};
+
+use crate::port::commons::Commons;
+use crate::source::lent::Lent;
+use crate::sys::event;
+use crate::sys::umem::{Umem, UmemShape};
+
+/// The shape with which packet memory is lent: as many chunks again for readers, and room for
+/// copies of what does not lie in one chunk.
+pub(super) fn shape(shape: UmemShape, multi_buffer: bool) -> UmemShape {
+    let kept = shape.receive.max(FEWEST_KEPT);
+    let spare = match multi_buffer {
+        true => (kept * (shape.chunk / 4)).max(FOR_LONG_FRAMES),
+        false => FOR_SHORT_FRAMES,
+    };
+    UmemShape {
+        kept,
+        spare,
+        ..shape
+    }
+}
+
+/// Packet memory that is lent.
+pub(super) struct Lending {
+    /// Each queue's part.
+    pub(super) queues: Vec<(Umem, Lent)>,
+    pub(super) bytes: u64,
+    pub(super) huge: bool,
+}
+
+/// Makes the packet memory of so many queues, and lays an arena in each part.
+pub(super) fn lend(shape: UmemShape, count: usize) -> io::Result<Lending> {
+    let (parts, memory) = Umem::lent(shape, count)?;
+    let fd = Arc::new(memory.fd);
+    let mut queues = Vec::with_capacity(count);
+    for (umem, queue) in parts.into_iter().zip(0_u32..) {
+        let geometry = BufferGeometry {
+            buffer: shape.chunk.into(),
+            buffers: u64::from(shape.receive) + u64::from(shape.kept),
+            kept: shape.kept.into(),
+            spare: shape.spare.into(),
+            epoch: event::random() | 1,
+            queue,
+        };
+        let shown = umem.region().part(0, shape.shown());
+        let shown = shown.ok_or(io::ErrorKind::InvalidInput)?;
+        let buffers = Buffers::create(shown, geometry).map_err(io::Error::other)?;
+        let lent = Lent {
+            commons: Arc::new(Commons::lent(buffers)),
+            memory: Arc::clone(&fd),
+            map_len: memory.len,
+            place: RingPlace {
+                offset: u64::from(queue) * shape.bytes(),
+                len: shape.shown(),
+            },
+            kept: shape.kept.into(),
+            snaplen: geometry.snaplen(),
+        };
+        queues.push((umem, lent));
+    }
+    Ok(Lending {
+        queues,
+        bytes: memory.len,
+        huge: memory.huge,
+    })
+}
+
+/// Fewer would not outlast a batch of frames of several chunks.
+const FEWEST_KEPT: u32 = 1024;
+/// The longest frame, 64 KiB, more than some times.
+const FOR_LONG_FRAMES: u32 = 2 << 20;
+const FOR_SHORT_FRAMES: u32 = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::umem::LENT_HEADROOM;
+
+    #[test]
+    fn every_queue_has_an_arena_in_its_part_of_one_memory() {
+        let whole = UmemShape {
+            chunk: 4096,
+            receive: 64,
+            kept: 0,
+            transmit: 16,
+            spare: 0,
+            headroom: LENT_HEADROOM,
+        };
+        for multi_buffer in [false, true] {
+            let shape = shape(whole, multi_buffer);
+            let lending = lend(shape, 3).unwrap();
+            assert_eq!(lending.queues.len(), 3);
+            let mut end = 0;
+            for (umem, lent) in &lending.queues {
+                assert!(lent.place.offset >= end && lent.map_len == lending.bytes);
+                end = lent.place.offset + lent.place.len;
+                let shown = umem.region().part(0, lent.place.len).unwrap();
+                let reader = vnplug_ring::ArenaReader::attach(shown).unwrap();
+                assert_eq!(reader.snaplen(), lent.snaplen);
+                assert!(!multi_buffer || lent.snaplen >= 1 << 16);
+            }
+            assert!(end <= lending.bytes);
+        }
+    }
+}
