@@ -118,6 +118,7 @@ impl AttachedUml {
             vectors: 0,
             allow: vec![everything],
             owner: 0,
+            groups: Vec::new(),
         })?;
         let (channel, theirs) = UnixStream::pair()?;
         client.adopt(name, channel.as_fd())?;

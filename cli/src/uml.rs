@@ -69,6 +69,7 @@ impl Attach {
             vectors: 0,
             allow: self.vm.allow.clone(),
             owner: fresh_owner()?,
+            groups: Vec::new(),
         };
         let ready = client.attach_vm(spec.clone())?;
         let ended = if self.print {

@@ -41,6 +41,7 @@ fn vm(daemon: &Daemon, name: &str) -> VmReady {
         vectors: 0,
         allow,
         owner: 0,
+        groups: Vec::new(),
     };
     operator.attach_vm(spec).expect("a VM")
 }
@@ -279,6 +280,7 @@ fn a_running_vm_is_its_owners_alone() {
             filter: String::new(),
         }],
         owner,
+        groups: Vec::new(),
     };
     let taken = |result: Result<VmReady, vnplug::Error>| {
         let text = result.expect_err("it is refused").to_string();

@@ -55,6 +55,7 @@ fn who_is_granted_less_or_more_than_a_groups_members_does_not_join() {
                 filter: filter.into(),
             }],
             owner: 7,
+            groups: Vec::new(),
         };
         operator.attach_vm(spec).unwrap()
     };
@@ -157,6 +158,7 @@ fn an_arena_that_the_vms_pool_does_not_hold_takes_nothing_of_it() {
             filter: String::new(),
         }],
         owner: 0,
+        groups: Vec::new(),
     };
     let ready = operator.attach_vm(spec).unwrap();
     let mut agent = Raw::connect(ready.control_path.as_ref());

@@ -34,6 +34,7 @@ impl AttachedUml {
             vectors: 0,
             allow,
             owner: 77,
+            groups: Vec::new(),
         };
         let mut client = Client::connect_to(&daemon.socket()).unwrap();
         let ready = client.attach_vm(spec.clone()).unwrap();

@@ -388,6 +388,7 @@ fn a_truncated_pool_costs_its_vm_and_nobody_else() {
                 filter: String::new(),
             }],
             owner: 0,
+            groups: Vec::new(),
         };
         let ready = operator.attach_vm(spec.clone()).expect("a VM");
         let control = std::path::Path::new(&ready.control_path);

@@ -220,6 +220,7 @@ fn spec(name: &str, pool_bytes: u64, vectors: u32) -> VmSpec {
         vectors,
         allow: Vec::new(),
         owner: 0,
+        groups: Vec::new(),
     }
 }
 

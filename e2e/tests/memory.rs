@@ -31,6 +31,7 @@ fn spec(name: &str, pool_bytes: u64) -> VmSpec {
         vectors: 0,
         allow,
         owner: 0,
+        groups: Vec::new(),
     }
 }
 

@@ -362,6 +362,7 @@ fn a_guest_may_have_as_many_rules_as_others_can_bear() {
         vectors: 0,
         allow: everything(),
         owner: 5,
+        groups: Vec::new(),
     };
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     client.attach_vm(spec).unwrap();
@@ -421,6 +422,7 @@ fn an_application_in_a_guest_has_its_rules_run_on_the_host() {
         vectors: 0,
         allow: everything(),
         owner: 77,
+        groups: Vec::new(),
     };
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let ready = client.attach_vm(spec).unwrap();

@@ -203,6 +203,7 @@ fn sending_needs_a_grant_of_its_own_and_a_source_that_sends() {
             filter: String::new(),
         }],
         owner: 5,
+        groups: Vec::new(),
     };
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let ready = client.attach_vm(spec).unwrap();

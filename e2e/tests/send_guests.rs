@@ -75,6 +75,7 @@ fn an_application_in_a_uml_sends_and_its_kicks_are_heard() {
             filter: String::new(),
         }],
         owner: 77,
+        groups: Vec::new(),
     };
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let ready = client.attach_vm(spec).unwrap();

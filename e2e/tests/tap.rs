@@ -557,6 +557,7 @@ fn uml_guests_have_the_interface() {
             filter: String::new(),
         }],
         owner: 77,
+        groups: Vec::new(),
     };
     let ready = client.attach_vm(spec).unwrap();
     let (channel, theirs) = UnixStream::pair().unwrap();

@@ -71,6 +71,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         vectors: 0,
         allow: Vec::new(),
         owner: 0,
+        groups: Vec::new(),
     };
     vec![
         ("Hello, request 1", hello, 1, 0),

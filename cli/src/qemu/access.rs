@@ -12,7 +12,7 @@
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
 
-use rustix::fs::{XattrFlags, setxattr};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 use rustix::io::Errno;
 use serde_json::json;
 use vnplug_ring::control::VmReady;
@@ -92,28 +92,68 @@ pub(crate) fn hand_over(ready: &VmReady, owner: Owner) -> Result<(), Failure> {
         if metadata.uid() == owner.uid {
             continue;
         }
-        let list = access_list(owner.uid);
+        let list = access_list(6, &[owner.uid]);
         match setxattr(path, ACL_ATTRIBUTE, &list, XattrFlags::empty()) {
             Err(Errno::OPNOTSUPP) => chown(path, Some(owner.uid), Some(owner.gid)),
             other => other.map_err(std::io::Error::from),
         }
         .map_err(about)?;
     }
-    Ok(())
+    ready
+        .arenas
+        .iter()
+        .try_for_each(|(path, _)| let_read(path, owner.uid))
 }
 
-/// Read and write for the file's owner and for user `uid`, nothing for anybody else, as the kernel
-/// takes it (linux/posix_acl_xattr.h, version 2: tag, permissions, id).
-fn access_list(uid: u32) -> Vec<u8> {
+/// Lets `uid` read a group's arenas, beside the users of its other VMs; nobody but the daemon may
+/// write them.
+fn let_read(path: &str, uid: u32) -> Result<(), Failure> {
+    let about = |error: std::io::Error| {
+        let hint = match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => "the daemon's --pool-dir needs access lists: use a tmpfs",
+            _ => "run this as root",
+        };
+        let to = format!("cannot let user {uid}, that QEMU runs as, read {path}");
+        Failure::new(format!("{to}: {error}; {hint}"))
+    };
+    if std::fs::metadata(path).map_err(about)?.uid() == uid {
+        return Ok(());
+    }
+    let mut list = vec![0; 1 << 16];
+    let mut users = match getxattr(path, ACL_ATTRIBUTE, &mut list) {
+        Ok(len) => users_of(&list[..len]),
+        Err(Errno::NODATA) => Vec::new(),
+        Err(errno) => return Err(about(errno.into())),
+    };
+    if users.contains(&uid) {
+        return Ok(());
+    }
+    users.push(uid);
+    users.sort_unstable();
+    let list = access_list(4, &users);
+    setxattr(path, ACL_ATTRIBUTE, &list, XattrFlags::empty()).map_err(|errno| about(errno.into()))
+}
+
+/// The users that an access list names.
+fn users_of(list: &[u8]) -> Vec<u32> {
+    let entries = list.get(4..).unwrap_or_default().as_chunks::<8>().0;
+    let users = entries.iter().filter(|entry| entry[..2] == [2, 0]);
+    users
+        .map(|entry| u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]))
+        .collect()
+}
+
+/// Read and write for the file's owner, `permissions` for these users, who are sorted, nothing for
+/// anybody else, as the kernel takes it (linux/posix_acl_xattr.h, version 2: tag, permissions, id).
+fn access_list(permissions: u16, users: &[u32]) -> Vec<u8> {
     const ANY: u32 = u32::MAX;
-    // ACL_USER_OBJ, ACL_USER, ACL_GROUP_OBJ, ACL_MASK, ACL_OTHER.
-    let entries = [
-        (1, 6, ANY),
-        (2, 6, uid),
+    // ACL_USER_OBJ, ACL_USER …, ACL_GROUP_OBJ, ACL_MASK, ACL_OTHER.
+    let users = users.iter().map(|&uid| (2, permissions, uid));
+    let entries = std::iter::once((1, 6, ANY)).chain(users).chain([
         (4, 0, ANY),
-        (0x10, 6, ANY),
+        (0x10, permissions, ANY),
         (0x20, 0, ANY),
-    ];
+    ]);
     let mut list = 2_u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in entries {
         let (tag, permissions): (u16, u16) = (tag, permissions);
@@ -174,9 +214,10 @@ mod tests {
 
     #[test]
     fn the_access_list_lets_two_users_in_and_is_one_the_kernel_takes() {
-        let list = access_list(64055);
+        let list = access_list(6, &[64055]);
         assert_eq!(list.len(), 4 + 5 * 8);
         assert_eq!(list[12..20], [2, 0, 6, 0, 0x37, 0xfa, 0, 0]);
+        assert_eq!(users_of(&access_list(4, &[7, 64055])), [7, 64055]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use vnplug::Client;
-use vnplug_ring::control::{VmKind, VmReady, VmSpec};
+use vnplug_ring::control::{HOST_PREFIX, HostGroup, VmKind, VmReady, VmSpec};
 
 use self::access::Owner;
 use self::monitor::{Monitor, MonitorError};
@@ -55,9 +55,14 @@ Examples:
   vnplug attach qemu --name probe --qmp /run/probe.qmp --pool 256M --doorbell 8
   vnplug attach qemu --name q35 --qmp /run/q35.qmp --bus rp3 --bus rp4
   vnplug attach qemu --name probe --libvirt probe --allow eth1
+  vnplug attach qemu --name ids1 --qmp /run/ids1.qmp --allow eth1 --group ids=eth1,64M
+  vnplug attach qemu --name ids2 --qmp /run/ids2.qmp --allow eth1 --group ids=eth1
 
 QEMU needs a monitor socket of its own for --qmp: -qmp unix:/run/probe.qmp,server=on,wait=off
-A q35 machine needs two free pcie-root-ports (three with --doorbell).
+A q35 machine needs two free pcie-root-ports (one more with --doorbell, and for each --group).
+The VMs of a --group read one copy of each packet, from memory that none of them can write. Each of
+them can read whatever any of them asks for; hence all need the same --allow of that source. The
+first one says how large each queue's arena is. In the guests: `vnplug count host:eth1 --group ids`.
 A doorbell serves until the daemon is restarted; then readers are woken over the control channel
 until the VM is detached and attached again. Without KVM keep it plugged: QEMU (7.2 at least) does
 not forget its descriptors when it is unplugged and may crash later.
@@ -71,6 +76,10 @@ pub(crate) struct Attach {
     /// Also plug an interrupt doorbell with N vectors; the guest needs an IOMMU (intel-iommu)
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     doorbell: u32,
+    /// Let the VM join a group of the host: its members, in several VMs, read one copy of each packet of
+    /// SOURCE, and all that any of them asks for; may be repeated
+    #[arg(long = "group", value_name = "NAME=SOURCE[,SIZE]", value_parser = host_group)]
+    groups: Vec<HostGroup>,
     /// PCI bus or free PCIe port to plug into; once per device, in order. Default: found by itself
     #[arg(long = "bus", value_name = "ID")]
     buses: Vec<String>,
@@ -115,11 +124,11 @@ impl Attach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         let name = &self.vm.name;
         let mut monitor = self.monitor.open()?;
-        let parts = parts::parts(name, self.doorbell > 0);
+        let parts = parts::parts(name, self.doorbell > 0, self.groups.len());
         let mut present = parts::present(monitor.as_mut())?;
         if !is_prefix(&parts, &present) {
             out::note(&format!("{name}: finishing an earlier detach first"));
-            let left = parts::remove(monitor.as_mut(), &parts::parts(name, true), QMP_LIMIT)?;
+            let left = parts::remove(monitor.as_mut(), &parts::all_parts(name), QMP_LIMIT)?;
             if !left.is_empty() {
                 return Err(Failure::about(name, pending(&left)));
             }
@@ -139,9 +148,19 @@ impl Attach {
             vectors: self.doorbell,
             allow: self.vm.allow.clone(),
             owner,
+            groups: self.groups.clone(),
         })?;
-        if missing.len() < parts.len() {
-            same_pool(monitor.as_mut(), &parts[0], &ready)?;
+        if ready.arenas.len() != self.groups.len() {
+            let text = "the daemon is too old for --group: update it";
+            return Err(Failure::about(name, text));
+        }
+        let arenas = ready.arenas.iter().map(|(path, len)| (path.as_str(), *len));
+        let memory = std::iter::once((ready.pool_path.as_str(), ready.pool_len)).chain(arenas);
+        let objects = parts.iter().filter(|part| part.kind == Kind::Object);
+        for (part, file) in objects.zip(memory) {
+            if present.contains(&part.id) {
+                same_memory(monitor.as_mut(), part, file)?;
+            }
         }
         if missing.is_empty() {
             out::line(&format!("{name}: is attached already, nothing to do"))?;
@@ -220,8 +239,12 @@ impl Attach {
             0 => String::new(),
             vectors => format!(", doorbell with {vectors} vectors"),
         };
+        let arenas = ready.arenas.iter().zip(&self.groups);
+        let groups: String = arenas
+            .map(|((_, len), group)| format!(", group {} ({} MiB)", group.name, len >> 20))
+            .collect();
         format!(
-            "{}: {how}: pool of {} MiB ({}){doorbell}; run `vnplug agent` in the guest",
+            "{}: {how}: pool of {} MiB ({}){doorbell}{groups}; run `vnplug agent` in the guest",
             self.vm.name,
             ready.pool_len >> 20,
             ready.pool_path,
@@ -243,7 +266,7 @@ impl Detach {
             ));
             false
         });
-        let all = parts::parts(name, true);
+        let all = parts::all_parts(name);
         let present = parts::present(monitor.as_mut())?;
         let here: Vec<Part> = all
             .into_iter()
@@ -280,20 +303,20 @@ fn is_prefix(parts: &[Part], present: &[String]) -> bool {
     !here.any(|here| here)
 }
 
-/// Refuses to go on with a VM that has another pool than the daemon's.
-fn same_pool(monitor: &mut dyn Monitor, memory: &Part, ready: &VmReady) -> Result<(), Failure> {
+/// Refuses to go on with a VM that has other memory than the daemon's: `file` and its length.
+fn same_memory(monitor: &mut dyn Monitor, memory: &Part, file: (&str, u64)) -> Result<(), Failure> {
     let mut get = |property| {
         let path = format!("/objects/{}", memory.id);
         monitor.execute("qom-get", json!({"path": path, "property": property}))
     };
     let (path, size) = (get("mem-path")?, get("size")?);
-    if path == ready.pool_path.as_str() && size == ready.pool_len {
+    if path == file.0 && size == file.1 {
         return Ok(());
     }
     Err(Failure::new(format!(
-        "this QEMU has the pool {path} ({size} bytes), the daemon now has {} ({} bytes); run \
+        "this QEMU has the memory {path} ({size} bytes), the daemon now has {} ({} bytes); run \
          `vnplug detach qemu` first, then attach again",
-        ready.pool_path, ready.pool_len
+        file.0, file.1
     )))
 }
 
@@ -331,6 +354,21 @@ fn advice(error: &MonitorError) -> &'static str {
     }
 }
 
+fn host_group(text: &str) -> Result<HostGroup, String> {
+    let wrong = || "write NAME=SOURCE or NAME=SOURCE,SIZE, for example ids=eth1,64M".to_owned();
+    let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
+    let (source, size) = rest.split_once(',').unwrap_or((rest, "0"));
+    let source = source.strip_prefix(HOST_PREFIX).unwrap_or(source);
+    if source.is_empty() {
+        return Err(wrong());
+    }
+    Ok(HostGroup {
+        name: attach::vm_name(name)?,
+        source: source.to_owned(),
+        arena_bytes: text::size(size)?,
+    })
+}
+
 const QMP_LIMIT: Duration = Duration::from_secs(5);
 /// More, for virsh may have to wait until libvirt's daemon has started.
 const VIRSH_LIMIT: Duration = Duration::from_secs(15);
@@ -341,7 +379,7 @@ mod tests {
 
     #[test]
     fn an_interrupted_attach_is_told_from_an_unanswered_detach() {
-        let all = parts::parts("a", false);
+        let all = parts::parts("a", false, 1);
         let ids = |suffixes: &[&str]| -> Vec<String> {
             suffixes.iter().map(|s| format!("vnplug-a-{s}")).collect()
         };
@@ -350,11 +388,31 @@ mod tests {
             &["mem"],
             &["mem", "chr", "shm"],
             &["mem", "chr", "shm", "ser", "port"],
+            &["mem", "chr", "shm", "ser", "port", "mem0"],
         ] {
             assert!(is_prefix(&all, &ids(attach)), "{attach:?}");
         }
-        for detach in [&["mem", "shm", "ser"][..], &["mem", "shm"], &["chr"]] {
+        for detach in [
+            &["mem", "shm", "ser"][..],
+            &["mem", "mem0", "shm0"],
+            &["mem", "shm"],
+            &["chr"],
+        ] {
             assert!(!is_prefix(&all, &ids(detach)), "{detach:?}");
+        }
+    }
+
+    #[test]
+    fn a_group_is_a_name_a_source_and_perhaps_a_size() {
+        let make = |source: &str, arena_bytes| HostGroup {
+            name: "ids".into(),
+            source: source.into(),
+            arena_bytes,
+        };
+        assert_eq!(host_group("ids=eth1"), Ok(make("eth1", 0)));
+        assert_eq!(host_group("ids=host:eth1,64M"), Ok(make("eth1", 64 << 20)));
+        for bad in ["ids", "ids=", "=eth1", "a/b=eth1", "ids=eth1,big"] {
+            assert!(host_group(bad).is_err(), "{bad}");
         }
     }
 }

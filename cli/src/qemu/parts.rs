@@ -8,6 +8,8 @@
 //! device   vnplug-NAME-ser       virtio-serial-pci
 //! device   vnplug-NAME-port      virtserialport: the control channel
 //! device   vnplug-NAME-bell      ivshmem-doorbell                           (with a doorbell)
+//! object   vnplug-NAME-mem0 …    memory-backend-file, readonly: a group's arenas   (with --group)
+//! device   vnplug-NAME-shm0 …    ivshmem-plain: they in the guest                  (with --group)
 //! ```
 //!
 //! They are made in this order and go in the opposite one. The order tells two accidents apart: an
@@ -50,10 +52,13 @@ enum Role {
     Serial,
     Port,
     Bell,
+    /// Of the group with this place in the list.
+    Arenas(usize),
+    ArenasShm(usize),
 }
 
-/// The pieces of the VM `name`, in the order in which they are made.
-pub(crate) fn parts(name: &str, doorbell: bool) -> Vec<Part> {
+/// The pieces of the VM `name` with so many groups of the host, in the order in which they are made.
+pub(crate) fn parts(name: &str, doorbell: bool, groups: usize) -> Vec<Part> {
     let all = [
         (Kind::Object, Role::Memory, "mem"),
         (Kind::Chardev, Role::Channel, "chr"),
@@ -64,14 +69,27 @@ pub(crate) fn parts(name: &str, doorbell: bool) -> Vec<Part> {
         (Kind::Pci, Role::Bell, "bell"),
     ];
     let wanted = |role| doorbell || !matches!(role, Role::Bell | Role::BellChannel);
-    all.into_iter()
+    let part = |kind, role, suffix: &str| Part {
+        kind,
+        id: format!("vnplug-{name}-{suffix}"),
+        role,
+    };
+    let first = all
+        .into_iter()
         .filter(|(_, role, _)| wanted(*role))
-        .map(|(kind, role, suffix)| Part {
-            kind,
-            id: format!("vnplug-{name}-{suffix}"),
-            role,
-        })
-        .collect()
+        .map(|(kind, role, suffix)| part(kind, role, suffix));
+    let of_group = |at| {
+        [
+            part(Kind::Object, Role::Arenas(at), &format!("mem{at}")),
+            part(Kind::Pci, Role::ArenasShm(at), &format!("shm{at}")),
+        ]
+    };
+    first.chain((0..groups).flat_map(of_group)).collect()
+}
+
+/// Every piece that the VM `name` can have.
+pub(crate) fn all_parts(name: &str) -> Vec<Part> {
+    parts(name, true, MAX_GROUPS)
 }
 
 /// The ids of everything in this QEMU that a [`Part`] could be.
@@ -104,6 +122,17 @@ impl Part {
                     "mem-path": ready.pool_path, "size": ready.pool_len,
                 });
                 return monitor.execute("object-add", arguments).map(drop);
+            }
+            Role::Arenas(at) => {
+                let (path, len) = ready.arenas.get(at).cloned().unwrap_or_default();
+                let arguments = json!({
+                    "qom-type": "memory-backend-file", "id": self.id, "share": true,
+                    "readonly": true, "mem-path": path, "size": len,
+                });
+                return monitor.execute("object-add", arguments).map(drop);
+            }
+            Role::ArenasShm(at) => {
+                json!({"driver": "ivshmem-plain", "memdev": other(&format!("mem{at}"))})
             }
             Role::Channel => return self.connect(monitor, &ready.control_path, true),
             Role::BellChannel => return self.connect(monitor, &ready.doorbell_path, false),
@@ -266,6 +295,8 @@ fn words(list: &Value, key: &str) -> Vec<String> {
     items.iter().filter_map(word).collect()
 }
 
+/// Groups of the host that a VM joins at most; as many as a daemon lets it.
+pub(crate) const MAX_GROUPS: usize = 8;
 const STALE_CHARDEV: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
@@ -274,14 +305,15 @@ mod tests {
 
     #[test]
     fn chardevs_come_before_devices_so_that_accidents_can_be_told_apart() {
-        let ids = |doorbell| -> Vec<String> {
+        let ids = |doorbell, groups| -> Vec<String> {
             let suffix = |part: Part| part.id.replace("vnplug-a-", "");
-            parts("a", doorbell).into_iter().map(suffix).collect()
+            let parts = parts("a", doorbell, groups);
+            parts.into_iter().map(suffix).collect()
         };
-        assert_eq!(ids(false), ["mem", "chr", "shm", "ser", "port"]);
-        assert_eq!(
-            ids(true),
-            ["mem", "chr", "bell-chr", "shm", "ser", "port", "bell"]
-        );
+        assert_eq!(ids(false, 0), ["mem", "chr", "shm", "ser", "port"]);
+        let with_bell = ["mem", "chr", "bell-chr", "shm", "ser", "port", "bell"];
+        assert_eq!(ids(true, 0), with_bell);
+        let groups = ["mem0", "shm0", "mem1", "shm1"];
+        assert_eq!(ids(true, 2), [&with_bell[..], &groups].concat());
     }
 }

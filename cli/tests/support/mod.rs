@@ -215,6 +215,7 @@ impl Daemon {
             pool_len: len,
             control_path: text(control),
             doorbell_path: doorbell,
+            arenas: Vec::new(),
         }
     }
 }

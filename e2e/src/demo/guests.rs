@@ -55,6 +55,7 @@ pub(super) fn uml(stage: &Stage, findings: &mut Findings) -> Result<()> {
         vectors: 0,
         allow: vec![grant],
         owner: 0,
+        groups: Vec::new(),
     };
     let ready = client.attach_vm(spec).map_err(failed)?;
     let (ours, theirs) = UnixStream::pair().map_err(LabError::io("socket pair"))?;

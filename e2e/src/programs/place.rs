@@ -78,6 +78,7 @@ impl Stage {
             vectors: 0,
             allow: vec![grant],
             owner: 0,
+            groups: Vec::new(),
         };
         let ready = client.attach_vm(spec).map_err(failed)?;
         let (ours, theirs) = UnixStream::pair().map_err(LabError::io("socket pair"))?;

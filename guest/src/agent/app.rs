@@ -115,7 +115,7 @@ impl App {
     pub(super) fn flush(&mut self) -> Result<(), Hangup> {
         while let Some(first) = self.out.front_mut() {
             let fds: Vec<_> = first.fds.iter().map(AsFd::as_fd).collect();
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             if !fds.is_empty() {
                 control.push(SendAncillaryMessage::ScmRights(&fds));

@@ -27,6 +27,7 @@
 //! application with too many requests under way is read again when one is answered.
 
 mod app;
+mod arena;
 mod channel;
 mod doorbell;
 mod find;

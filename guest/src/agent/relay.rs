@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -10,6 +11,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use vnplug_ring::control::{ArenaHome, Header, Message, Opened, RingPlace, Role, VERSION, code};
 
 use super::app::Hangup;
+use super::arena;
 use super::doorbell::Line;
 use super::serve::{Agent, Phase};
 use crate::error::Error;
@@ -247,17 +249,25 @@ impl Agent {
 
     fn opened(&mut self, pending: Pending, opened: Opened) -> Result<(), Hangup> {
         let Pending { app, id, .. } = pending;
+        let arenas = match opened.arenas.home {
+            ArenaHome::Apart => match arena::find(Path::new("/"), opened.arenas.memory) {
+                Some(device) => Some(device),
+                None => {
+                    let text = "the guest has no device with this group's arenas: is it plugged in, \
+                                and has it an address? (dmesg says why not)";
+                    return self.give_up(pending, &opened, code::UNAVAILABLE, text);
+                }
+            },
+            _ => None,
+        };
         let memory = self.pools.first().map(|pool| pool.memory.try_clone());
         let kicks = self.kicks(&opened);
         let (Some(Ok(memory)), Ok((reader, wake)), Ok((kick, kicker))) =
             (memory, self.wake(&opened), kicks)
         else {
             log::warn!("no descriptors left for a port of application {app}");
-            let close = Message::Close { port: opened.port };
-            let number = self.next_id();
-            self.say(&close, number, app);
-            self.release(places_of(&opened));
-            return self.refuse(app, id, code::LIMIT, "the agent is out of descriptors");
+            let text = "the agent is out of descriptors";
+            return self.give_up(pending, &opened, code::LIMIT, text);
         };
         let entry = PortEntry {
             app,
@@ -266,8 +276,23 @@ impl Agent {
             kick,
         };
         self.ports.insert(opened.port, entry);
-        let fds = [memory, reader].into_iter().chain(kicker).collect();
-        self.answer(app, id, &Message::Opened(opened), fds)
+        let fds = [memory, reader].into_iter().chain(kicker).chain(arenas);
+        self.answer(app, id, &Message::Opened(opened), fds.collect())
+    }
+
+    /// Closes a port that its application cannot get.
+    fn give_up(
+        &mut self,
+        pending: Pending,
+        opened: &Opened,
+        code: u16,
+        text: &str,
+    ) -> Result<(), Hangup> {
+        let close = Message::Close { port: opened.port };
+        let number = self.next_id();
+        self.say(&close, number, pending.app);
+        self.release(places_of(opened));
+        self.refuse(pending.app, pending.id, code, text)
     }
 
     /// The socket by which an application kicks: our end, which is listened to, and its own.

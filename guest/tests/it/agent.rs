@@ -203,6 +203,7 @@ fn what_only_operators_may_is_refused_by_the_agent_itself() {
         vectors: 0,
         allow: Vec::new(),
         owner: 0,
+        groups: Vec::new(),
     };
     let denied = Err(Error::Refused {
         code: code::DENIED,

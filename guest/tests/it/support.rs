@@ -406,6 +406,7 @@ impl Shared {
                 pool_len: 1,
                 control_path: "/c".into(),
                 doorbell_path: String::new(),
+                arenas: Vec::new(),
             })),
             Message::Close { port } => {
                 self.ports.remove(port);

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use vnplug_ring::control::{Counted, Grant, Message, VmSpec, code};
 
+use super::groups::name_sources;
 use super::memory::{LARGE, Want};
 use super::session::{Over, Session};
 use super::waiting::Then;
@@ -14,8 +15,7 @@ use crate::hub::policy::Viewer;
 use crate::noise::peer_log;
 use crate::port::doorbell::VmBell;
 use crate::sys::event;
-use crate::sys::memory::Pool;
-use crate::vm::{Plan, Vm};
+use crate::vm::{Committed, Plan, Vm};
 
 /// VMs in all.
 const MAX_VMS: usize = 1_024;
@@ -49,12 +49,13 @@ impl Control {
                 return Err(Refusal::new(code::NOT_FOUND, what));
             }
         }
+        name_sources(&mut spec);
         let anonymous = spec.owner == 0;
         if anonymous {
             // Nobody knows this number, so nobody comes again while the channel is open.
             spec.owner = event::random().max(1);
         }
-        if let Some(vm) = self.vms.get_mut(&spec.name) {
+        if let Some(vm) = self.vms.get(&spec.name) {
             let same = vm.owner() == spec.owner;
             if !same && vm.channel.is_some() {
                 let name = &spec.name;
@@ -63,6 +64,11 @@ impl Control {
                 return Err(Refusal::new(code::EXISTS, what));
             }
             if same || anonymous {
+                // What the VM sees of the sources of its groups may not change under the others.
+                self.wanted_groups(&spec)?;
+                let Some(vm) = self.vms.get_mut(&spec.name) else {
+                    return Err(Refusal::new(code::INTERNAL, "the VM is gone"));
+                };
                 vm.readopt(&spec, &self.dirs.state)?;
                 let ready = vm.ready(&self.dirs.state);
                 self.claim(token, &spec);
@@ -79,7 +85,10 @@ impl Control {
             let what = format!("{MAX_VMS} VMs are attached, the limit");
             return Err(Refusal::new(code::LIMIT, what));
         }
-        let plan = Plan::new(&spec, &self.dirs)?;
+        let groups = self.wanted_groups(&spec)?;
+        let plan = Plan::new(&spec, groups, &self.dirs)?;
+        let new_groups = plan.new_groups().map(|group| group.name.clone());
+        self.making_groups.extend(new_groups);
         // Nobody else makes a pool of this name until the thread is done with this one, also if who
         // asked for it goes away.
         self.attaching.insert(spec.name.clone());
@@ -92,9 +101,20 @@ impl Control {
         token: u64,
         spec: &VmSpec,
         plan: Plan,
-        pool: std::io::Result<Pool>,
+        made: std::io::Result<Committed>,
     ) -> Result<Message, Refusal> {
-        let vm = Vm::create(plan, pool, &self.dirs)?;
+        let (pool, arenas) = match made {
+            Ok(made) => (Ok(made.pool), made.arenas),
+            Err(error) => (Err(error), Vec::new()),
+        };
+        if pool.is_ok()
+            && let Err(refusal) = self.admit_new(spec, &plan, arenas)
+        {
+            self.expel(&spec.name);
+            plan.abandon();
+            return Err(refusal);
+        }
+        let vm = Vm::create(plan, pool, &self.dirs).inspect_err(|_| self.expel(&spec.name))?;
         let ready = vm.ready(&self.dirs.state);
         log::info!(target: "vm", "VM {:?} is attached ({})", spec.name, vm.kind());
         self.add_vm(vm)
@@ -170,6 +190,7 @@ impl Control {
             if large {
                 self.memory.discard(memory);
             }
+            self.expel(name);
             log::info!(target: "vm", "VM {name:?} is detached");
         }
         Ok(())
@@ -300,6 +321,7 @@ impl Control {
 
     /// Drops VMs whose pool was truncated under us.
     pub(super) fn drop_lost_vms(&mut self) {
+        self.hub.bar_lost_host_groups();
         let lost: Vec<String> = self
             .vms
             .values()

@@ -18,15 +18,15 @@ use vnplug_ring::control::code;
 use super::compile::{Ticket, Waits};
 use crate::hub::{Need, OwnMemory, Refusal};
 use crate::sys::event;
-use crate::sys::memory::{GoOn, Pool, sealed, write_sealed};
-use crate::vm::Plan;
+use crate::sys::memory::{GoOn, sealed, write_sealed};
+use crate::vm::{Committed, Plan};
 
 /// Memory from this size on is this thread's business; less takes no longer than a request may.
 pub(crate) const LARGE: u64 = 8 << 20;
 
 /// What is to be made.
 pub(crate) enum Want {
-    /// A VM's pool.
+    /// A VM's pool, and the arenas of groups that are made with it.
     Pool(Plan),
     /// A port's rings, and the arenas of the group that it is the first member of.
     Rings(Need),
@@ -34,7 +34,7 @@ pub(crate) enum Want {
 
 /// What was made.
 pub(crate) enum Made {
-    Pool(Plan, io::Result<Pool>),
+    Pool(Plan, io::Result<Committed>),
     Rings(Need, io::Result<OwnMemory>),
 }
 

@@ -8,6 +8,7 @@
 
 mod channel;
 mod compile;
+mod groups;
 mod limit;
 mod memory;
 mod open;
@@ -85,6 +86,8 @@ pub(crate) struct Control {
     vms: HashMap<String, Vm>,
     /// Names of VMs whose pools are being made.
     attaching: HashSet<String>,
+    /// Names of groups of the host whose arenas are being made.
+    making_groups: HashSet<String>,
     /// Listeners of VMs by token: name, and whether it is the doorbell's.
     vm_listeners: HashMap<u64, (String, bool)>,
     /// Connections that asked too much, and until when nothing of theirs is served.
@@ -194,6 +197,7 @@ impl Control {
             pending: HashMap::new(),
             vms: HashMap::new(),
             attaching: HashSet::new(),
+            making_groups: HashSet::new(),
             vm_listeners: HashMap::new(),
             paused: HashMap::new(),
             unfinished: Vec::new(),
@@ -202,6 +206,7 @@ impl Control {
         };
         for vm in vms {
             log::info!(target: "vm", "serving VM {:?} again", vm.name());
+            control.admit_again(&vm);
             control.add_vm(vm)?;
         }
         Ok(control)

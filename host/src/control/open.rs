@@ -36,7 +36,7 @@ impl Control {
             .guard(viewer, &open.device)
             .and_then(|guard| self.may_send(viewer, &open).map(|()| guard));
         let guard = match guard {
-            Ok(guard) => guard,
+            Ok(guard) => self.guard_in_group(viewer, &open, guard),
             Err(refusal) => return self.answer(token, id, app, Err(refusal)),
         };
         if guard.trim().is_empty() && matches!(open.filter, FilterSpec::All) {

@@ -83,6 +83,9 @@ impl Control {
             Err(refusal) => {
                 if let Then::Attach(spec) = &then {
                     self.attaching.remove(&spec.name);
+                    for group in &spec.groups {
+                        self.making_groups.remove(&group.name);
+                    }
                 }
                 self.answer(token, id, app, Err(refusal))
             }
@@ -152,6 +155,9 @@ impl Control {
         let token = completed.session;
         if let Made::Pool(plan, _) = &completed.made {
             self.attaching.remove(plan.name());
+            for group in plan.new_groups() {
+                self.making_groups.remove(&group.name);
+            }
         }
         let (Some(pending), Some(session)) =
             (self.pending.remove(&token), self.sessions.get_mut(&token))

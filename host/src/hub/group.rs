@@ -2,7 +2,8 @@
 //!
 //! A group belongs to who made it, as a cluster does: its members have one owner, one source and one
 //! obligatory filter, for each of them can read what any of them asked for. The first member says
-//! how large the arena is; with the last one it goes.
+//! how large the arena is; with the last one it goes. A group of the host ([`super::host_group`])
+//! has several owners, and memory that is there before its first member.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -12,7 +13,6 @@ use vnplug_ring::control::{ArenaHome, Arenas, Open, RingPlace, code};
 use vnplug_ring::layout::{MAX_CAPACITY, MIN_CAPACITY};
 use vnplug_ring::{Arena, Region};
 
-use super::cluster::ClusterKey;
 use super::open::{fresh_epoch, no_memory};
 use super::{Hub, Owner, Programs, Refusal};
 use crate::filter::Program;
@@ -21,8 +21,24 @@ use crate::port::pool::Places;
 use crate::source::Lent;
 use crate::sys::memory::Shared;
 
-/// Source, queue if one was named, owner, name.
-pub(super) type GroupKey = ClusterKey;
+/// Which group it is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct GroupKey {
+    pub(super) source: usize,
+    /// Of one that has only this queue.
+    pub(super) queue: Option<usize>,
+    pub(super) whose: Whose,
+    pub(super) name: String,
+}
+
+/// Whose a group is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Whose {
+    /// Who made it.
+    Owner(Owner),
+    /// The host's, by its number.
+    Host(u64),
+}
 
 /// A group with members.
 pub(super) struct Group {
@@ -30,6 +46,8 @@ pub(super) struct Group {
     guard: Option<Arc<Program>>,
     /// Bytes of each arena's record area.
     capacity: u64,
+    /// The queues that have an arena; `commons` and the places of `arenas` are in their order.
+    queues: Vec<usize>,
     commons: Vec<Arc<Commons>>,
     arenas: Arenas,
     /// The arenas are the source's, and outlive the group.
@@ -63,15 +81,20 @@ pub(super) struct LentPlan {
 impl GroupPlan {
     /// Bytes of one arena with its header.
     pub(super) fn each(&self) -> u64 {
-        arena_size(self.capacity).next_multiple_of(4096)
+        arena_bytes(self.capacity)
+    }
+
+    /// Its memory is there already, and nobody's own.
+    pub(super) fn is_hosts(&self) -> bool {
+        matches!(self.key.whose, Whose::Host(_))
     }
 
     /// Bytes of memory that one queue takes of the group's owner.
     pub(super) fn owned(&self) -> u64 {
-        match self.lent {
-            Some(_) => 0,
-            None => self.capacity,
+        if self.lent.is_some() || self.is_hosts() {
+            return 0;
         }
+        self.capacity
     }
 
     /// The longest packet that a member can have whole.
@@ -105,7 +128,15 @@ impl Hub {
             return Ok(None);
         }
         let (source, queue) = self.find(&request.device)?;
-        let key = (source, queue, owner.clone(), request.group.clone());
+        if let Some(plan) = self.plan_host_group(source, request, owner)? {
+            return Ok(Some(plan));
+        }
+        let key = GroupKey {
+            source,
+            queue,
+            whose: Whose::Owner(owner.clone()),
+            name: request.group.clone(),
+        };
         let existing = self.groups.get(&key);
         // What the source lends shows every frame: nobody has it from whom some are kept.
         let may_see_all = matches!(owner, Owner::User(_)) && programs.guard.is_none();
@@ -115,7 +146,7 @@ impl Hub {
         let capacity = match (existing, lent) {
             (Some(group), _) => group.capacity,
             (None, Some(lent)) => lent.place.len,
-            (None, None) => self.arena_capacity(request)?,
+            (None, None) => self.arena_capacity(request.arena_bytes)?,
         };
         Ok(Some(GroupPlan {
             is_first: existing.is_none(),
@@ -128,9 +159,10 @@ impl Hub {
         }))
     }
 
-    fn arena_capacity(&self, request: &Open) -> Result<u64, Refusal> {
+    /// Bytes of the record area of an arena that is to have `wanted`; 0 = the default.
+    pub(super) fn arena_capacity(&self, wanted: u64) -> Result<u64, Refusal> {
         let most = self.limits.max_ring_bytes.min(MAX_CAPACITY);
-        let wanted = match request.arena_bytes {
+        let wanted = match wanted {
             0 => self.limits.ring_bytes,
             bytes if bytes > most => {
                 let what = format!("an arena of {bytes} bytes; the limit is {most}");
@@ -183,16 +215,17 @@ impl Hub {
         let what = format!(
             "the grants changed since group {:?} was made, and its members share every packet: use \
              another name",
-            group.key.3
+            group.key.name
         );
         Err(Refusal::new(code::DENIED, what))
     }
 
-    /// Makes the arenas of a group's first member: in memory of their own, or in its VM's pool.
+    /// Makes the arenas of a group's first member: in memory of their own, in its VM's pool, or in the
+    /// host's for all queues of the source.
     pub(super) fn make_group(
         &mut self,
         plan: &GroupPlan,
-        queues: &[usize],
+        mut queues: Vec<usize>,
         guard: Option<&Arc<Program>>,
         own: Option<Shared>,
         pool: Option<(&Region, &mut Places)>,
@@ -200,8 +233,17 @@ impl Hub {
         if plan.lent.is_some() {
             return self.lend(plan, queues);
         }
+        let hosts = self.host_memory(&plan.key);
+        let hosts = hosts.map_err(|error| no_memory(0, &error))?;
+        if plan.is_hosts() {
+            queues = (0..self.sources[plan.key.source].workers.len()).collect();
+        }
         let bytes = plan.each() * queues.len() as u64;
         let (memory, place) = match (own, pool) {
+            _ if plan.is_hosts() => {
+                let (region, reader) = hosts.ok_or_else(ended)?;
+                ((ArenaHome::Apart, region, 0, Some(reader)), None)
+            }
             (Some(own), _) => {
                 let memory = (ArenaHome::Apart, own.region, 0, Some(own.fd));
                 (memory, None)
@@ -220,12 +262,13 @@ impl Hub {
             }
             (None, None) => return Err(ended()),
         };
-        match lay(plan, queues, memory) {
+        match lay(plan, &queues, memory) {
             Ok((commons, arenas, fd)) => {
                 let group = Group {
                     members: 0,
                     guard: guard.cloned(),
                     capacity: plan.capacity,
+                    queues,
                     commons,
                     arenas,
                     is_lent: false,
@@ -245,8 +288,8 @@ impl Hub {
     }
 
     /// Makes a group on the arenas that the source lends.
-    fn lend(&mut self, plan: &GroupPlan, queues: &[usize]) -> Result<(), Refusal> {
-        let lent = self.sources[plan.key.0].lent.as_ref();
+    fn lend(&mut self, plan: &GroupPlan, queues: Vec<usize>) -> Result<(), Refusal> {
+        let lent = self.sources[plan.key.source].lent.as_ref();
         let of = |&queue: &usize| lent.and_then(|lent| lent.get(queue));
         let lent: Vec<&Lent> = queues.iter().filter_map(of).collect();
         let Some(first) = lent.first().filter(|_| lent.len() == queues.len()) else {
@@ -257,6 +300,7 @@ impl Hub {
             members: 0,
             guard: None,
             capacity: plan.capacity,
+            queues,
             commons: lent.iter().map(|lent| Arc::clone(&lent.commons)).collect(),
             arenas: Arenas {
                 home: ArenaHome::Apart,
@@ -273,14 +317,24 @@ impl Hub {
     }
 
     /// Adds a member: what it shares in each queue, where that lies, and a descriptor of it.
-    pub(super) fn join_group(&mut self, key: &GroupKey) -> Result<Joined, Refusal> {
+    pub(super) fn join_group(
+        &mut self,
+        key: &GroupKey,
+        queues: &[usize],
+    ) -> Result<Joined, Refusal> {
         let group = self.groups.get_mut(key).ok_or_else(ended)?;
         let fd = group.fd.as_ref().map(|fd| fd.as_fd().try_clone_to_owned());
         let fd = fd.transpose().map_err(|error| no_memory(0, &error))?;
+        let at = |queue| group.queues.iter().position(|it| it == queue);
+        let places: Option<Vec<usize>> = queues.iter().map(at).collect();
+        let places = places.ok_or_else(ended)?;
         group.members += 1;
         Ok(Joined {
-            commons: group.commons.clone(),
-            arenas: group.arenas.clone(),
+            commons: places.iter().map(|&at| group.commons[at].clone()).collect(),
+            arenas: Arenas {
+                places: places.iter().map(|&at| group.arenas.places[at]).collect(),
+                ..group.arenas.clone()
+            },
             fd,
         })
     }
@@ -308,8 +362,9 @@ impl Hub {
 
     /// Bytes of the arenas of an owner.
     pub(super) fn arena_bytes(&self, owner: &Owner) -> u64 {
+        let whose = Whose::Owner(owner.clone());
         let groups = self.groups.iter();
-        let own = groups.filter(|((_, _, by, _), group)| by == owner && !group.is_lent);
+        let own = groups.filter(|(key, group)| key.whose == whose && !group.is_lent);
         own.map(|(_, group)| group.capacity * group.commons.len() as u64)
             .sum()
     }
@@ -335,11 +390,17 @@ impl Hub {
 type Home = (ArenaHome, Region, u64, Option<OwnedFd>);
 type Laid = (Vec<Arc<Commons>>, Arenas, Option<OwnedFd>);
 
+/// Bytes of an arena with its header.
+pub(super) fn arena_bytes(capacity: u64) -> u64 {
+    arena_size(capacity).next_multiple_of(4096)
+}
+
 /// Lays an arena for each queue.
 fn lay(plan: &GroupPlan, queues: &[usize], memory: Home) -> Result<Laid, Refusal> {
     let (home, region, base, fd) = memory;
     let mut commons = Vec::with_capacity(queues.len());
     let mut places = Vec::with_capacity(queues.len());
+    let mut first_epoch = 0;
     for (at, &queue) in queues.iter().enumerate() {
         let place = RingPlace {
             offset: base + at as u64 * plan.each(),
@@ -351,6 +412,9 @@ fn lay(plan: &GroupPlan, queues: &[usize], memory: Home) -> Result<Laid, Refusal
             epoch: fresh_epoch(),
             queue: queue as u32,
         };
+        if at == 0 {
+            first_epoch = geometry.epoch;
+        }
         let part = region
             .part(place.offset, place.len)
             .ok_or_else(|| Refusal::new(code::INTERNAL, "an arena outside its memory"))?;
@@ -361,7 +425,10 @@ fn lay(plan: &GroupPlan, queues: &[usize], memory: Home) -> Result<Laid, Refusal
     }
     let arenas = Arenas {
         home,
-        memory: 0,
+        memory: match home {
+            ArenaHome::Apart => first_epoch,
+            _ => 0,
+        },
         map_len: region.len(),
         places,
     };

@@ -7,6 +7,7 @@
 mod cluster;
 mod early;
 mod group;
+mod host_group;
 mod limits;
 mod load;
 mod open;
@@ -34,6 +35,8 @@ use crate::source::worker::{Asked, Command, Snapshot, Worker};
 use cluster::{Cluster, ClusterKey};
 pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS, MAX_EARLY_LOADS};
 use group::{Group, GroupKey};
+use host_group::HostGroups;
+pub(crate) use host_group::{HostGroupSize, NewHostGroup};
 pub use limits::{Limits, MAX_FILTER_WORK};
 use load::Owned;
 pub(crate) use open::{Memory, NO_DESCRIPTORS, Need, OwnMemory, no_memory};
@@ -149,6 +152,7 @@ pub struct Hub {
     owned: HashMap<Owner, Owned>,
     clusters: BTreeMap<ClusterKey, Cluster>,
     groups: BTreeMap<GroupKey, Group>,
+    host_groups: HostGroups,
     limits: Limits,
     next_port: u32,
     next_cluster: u32,
@@ -176,6 +180,7 @@ impl Hub {
             owned: HashMap::new(),
             clusters: BTreeMap::new(),
             groups: BTreeMap::new(),
+            host_groups: HostGroups::default(),
             limits,
             next_port: 1,
             next_cluster: 1,

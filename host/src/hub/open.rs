@@ -77,7 +77,7 @@ impl Plan {
     /// Bytes of the arenas of the group that it is the first member of.
     fn arena_bytes(&self) -> u64 {
         let first = self.group.as_ref().filter(|group| group.is_first);
-        let own = first.filter(|group| group.lent.is_none());
+        let own = first.filter(|group| group.lent.is_none() && !group.is_hosts());
         own.map_or(0, |group| group.each() * self.queues.len() as u64)
     }
 
@@ -286,9 +286,9 @@ impl Hub {
             let guard = programs.guard.as_ref();
             let pool = pool.as_deref_mut().map(|places| (&region, places));
             if group.is_first {
-                self.make_group(group, &queues, guard, arena_memory, pool)?;
+                self.make_group(group, queues.clone(), guard, arena_memory, pool)?;
             }
-            self.join_group(&group.key)
+            self.join_group(&group.key, &queues)
         });
         let Joined {
             commons,
@@ -342,7 +342,7 @@ impl Hub {
             }
         }
         let wanted = self.will_want(source, programs.guard.as_ref(), programs.filter.as_ref());
-        fds.extend(arena_fd);
+        fds.extend(arena_fd.filter(|_| is_process));
         let share = self.join(cluster.as_ref(), id, request.balance);
         for (at, (producer, &queue)) in producers.into_iter().zip(&queues).enumerate() {
             let mut port = Port::new(id, producer, doorbell.clone());

@@ -75,6 +75,11 @@ impl Policy {
         matches!(viewer, Viewer::User(uid) if self.operators.contains(uid))
     }
 
+    /// Users that are operators.
+    pub fn operators(&self) -> &[u32] {
+        &self.operators
+    }
+
     /// What the viewer may see of a source; `extra` are grants given with the VM's attachment.
     pub fn sight(&self, viewer: &Viewer, source: &str, extra: &[Grant]) -> Sight {
         if self.is_operator(viewer) {

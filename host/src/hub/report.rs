@@ -121,7 +121,7 @@ impl Hub {
                         ("cluster".into(), cluster),
                     ]);
                     if let Some(key) = &record.group {
-                        counted.labels.push(("group".into(), key.3.clone()));
+                        counted.labels.push(("group".into(), key.name.clone()));
                         counted.values.extend(self.group_counters(key));
                     }
                     record.rules.tell(&mut counted);

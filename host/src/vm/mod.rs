@@ -6,6 +6,7 @@
 //! chardev reconnects, `vnplug attach uml` hands its socket over again, and the guest agent says
 //! Hello. The VM notices nothing but a gap.
 
+pub(crate) mod arenas;
 pub(crate) mod doorbell;
 
 use std::collections::HashMap;
@@ -17,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 use vnplug_ring::Region;
-use vnplug_ring::control::{Grant, RingPlace, VmKind, VmReady, VmSpec, code};
+use vnplug_ring::control::{Grant, HostGroup, RingPlace, VmKind, VmReady, VmSpec, code};
 use vnplug_ring::pool::{MAX_NAME, PoolHeader};
 
 use crate::hub::Refusal;
@@ -25,6 +26,7 @@ use crate::port::doorbell::{Doorbell, VmBell};
 use crate::port::pool::Places;
 use crate::sys::event;
 use crate::sys::memory::{GoOn, Pool, Watch, pool_file};
+use arenas::{ArenaFile, GroupRecord};
 use doorbell::DoorbellServer;
 
 /// Smallest and largest pool in bytes.
@@ -42,6 +44,9 @@ struct Record {
     /// Who attached it; as text, for TOML's numbers have a sign.
     #[serde(default)]
     owner: String,
+    /// Groups of the host that it may join, in the order of its devices.
+    #[serde(default)]
+    groups: Vec<GroupRecord>,
 }
 
 impl Record {
@@ -87,12 +92,26 @@ pub(crate) struct Dirs {
 /// A VM that an operator asked for and that has nothing yet.
 pub(crate) struct Plan {
     record: Record,
+    /// Names of groups of the host that are to be made with it.
+    new_groups: Vec<String>,
+}
+
+/// Memory that was made for a VM.
+pub(crate) struct Committed {
+    pub(crate) pool: Pool,
+    /// In the order of [`Plan::new_groups`].
+    pub(crate) arenas: Vec<ArenaFile>,
 }
 
 impl Plan {
-    /// Checks what was asked for.
-    pub(crate) fn new(spec: &VmSpec, dirs: &Dirs) -> Result<Self, Refusal> {
-        check_name(&spec.name)?;
+    /// Checks what was asked for. `groups` are those of the host that it asks for, and whether each is
+    /// to be made.
+    pub(crate) fn new(
+        spec: &VmSpec,
+        groups: Vec<(GroupRecord, bool)>,
+        dirs: &Dirs,
+    ) -> Result<Self, Refusal> {
+        check_name("VM", &spec.name)?;
         let pool_bytes = if spec.pool_bytes == 0 {
             dirs.pool_bytes
         } else {
@@ -114,6 +133,8 @@ impl Plan {
             return Err(Refusal::new(code::INVALID, what));
         }
         let instance = instance(&dirs.state);
+        let new = groups.iter().filter(|(_, is_new)| *is_new);
+        let new_groups = new.map(|(group, _)| group.name.clone()).collect();
         let record = Record {
             name: spec.name.clone(),
             uml: spec.kind == VmKind::Uml,
@@ -128,8 +149,20 @@ impl Plan {
                 .map(|grant| (grant.source.clone(), grant.filter.clone()))
                 .collect(),
             owner: spec.owner.to_string(),
+            groups: groups.into_iter().map(|(group, _)| group).collect(),
         };
-        Ok(Self { record })
+        Ok(Self { record, new_groups })
+    }
+
+    /// The groups of the host that it asks for.
+    pub(crate) fn groups(&self) -> &[GroupRecord] {
+        &self.record.groups
+    }
+
+    /// Those of them that are to be made with it.
+    pub(crate) fn new_groups(&self) -> impl Iterator<Item = &GroupRecord> {
+        let is_new = |group: &&GroupRecord| self.new_groups.contains(&group.name);
+        self.record.groups.iter().filter(is_new)
     }
 
     /// The operator's name for it.
@@ -137,19 +170,24 @@ impl Plan {
         &self.record.name
     }
 
-    /// Makes its pool, which takes long: half a second for each GiB.
+    /// Makes its pool and the arenas, which takes long: half a second for each GiB.
     ///
     /// # Errors
     /// The system's; `Interrupted` if `go_on` said so. Nothing is left then.
-    pub(crate) fn commit(&self, go_on: GoOn<'_>) -> io::Result<Pool> {
+    pub(crate) fn commit(&self, go_on: GoOn<'_>) -> io::Result<Committed> {
         // A pool without a record is what an interrupted attach left behind.
         remove(&self.record.pool);
-        pool_file(&self.record.pool, self.record.pool_bytes, true, go_on)
+        let pool = pool_file(&self.record.pool, self.record.pool_bytes, true, go_on)?;
+        let arenas = self.new_groups().map(|group| group.make(go_on));
+        let arenas = arenas.collect::<io::Result<_>>();
+        let arenas = arenas.inspect_err(|_| self.abandon())?;
+        Ok(Committed { pool, arenas })
     }
 
-    /// Deletes a pool that was made for nobody.
+    /// Deletes what was made for nobody.
     pub(crate) fn abandon(&self) {
         remove(&self.record.pool);
+        arenas::remove_files(self.new_groups().map(|group| &group.path));
     }
 }
 
@@ -198,7 +236,7 @@ impl Vm {
     }
 
     fn reopen(record: Record, dirs: &Dirs) -> io::Result<Self> {
-        check_name(&record.name).map_err(|refusal| io::Error::other(refusal.text))?;
+        check_name("VM", &record.name).map_err(|refusal| io::Error::other(refusal.text))?;
         let pool = pool_file(&record.pool, record.pool_bytes, false, &|| true)?;
         // The guest can write its pool: of an old header only the number is taken, which the guest
         // compares with what its own channel says.
@@ -267,6 +305,11 @@ impl Vm {
         self.record.allow.iter().map(grant).collect()
     }
 
+    /// The groups of the host that it may join.
+    pub(crate) fn groups(&self) -> &[GroupRecord] {
+        &self.record.groups
+    }
+
     /// What to plug into it.
     pub(crate) fn ready(&self, state: &Path) -> VmReady {
         let doorbell = match self.record.vectors {
@@ -278,6 +321,12 @@ impl Vm {
             pool_len: self.record.pool_bytes,
             control_path: control_path(state, self.name()).display().to_string(),
             doorbell_path: doorbell,
+            arenas: self
+                .record
+                .groups
+                .iter()
+                .map(|group| (group.path.display().to_string(), group.len))
+                .collect(),
         }
     }
 
@@ -292,6 +341,20 @@ impl Vm {
                 self.kind(),
                 self.record.pool_bytes,
                 self.record.vectors
+            );
+            return Err(Refusal::new(code::EXISTS, what));
+        }
+        let groups = &self.record.groups;
+        let same_group = |(group, wanted): (&GroupRecord, &HostGroup)| group.is(wanted);
+        if groups.len() != spec.groups.len() || !groups.iter().zip(&spec.groups).all(same_group) {
+            let shown = |group: &GroupRecord| format!("{}={}", group.name, group.source);
+            let what = match groups.as_slice() {
+                [] => "no --group".to_owned(),
+                groups => groups.iter().map(shown).collect::<Vec<_>>().join(", "),
+            };
+            let what = format!(
+                "VM {:?} is attached with {what}; detach it first to change its groups",
+                spec.name
             );
             return Err(Refusal::new(code::EXISTS, what));
         }
@@ -390,7 +453,7 @@ fn instance(state: &Path) -> String {
     format!("{:08x}", hash as u32)
 }
 
-fn check_name(name: &str) -> Result<(), Refusal> {
+fn check_name(whose: &str, name: &str) -> Result<(), Refusal> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.is_empty()
         || name.len() > MAX_NAME
@@ -398,7 +461,7 @@ fn check_name(name: &str) -> Result<(), Refusal> {
         || !name.chars().all(allowed)
     {
         let what = format!(
-            "{:?} is no VM name: use 1 to {MAX_NAME} letters, digits, - _ . (not first)",
+            "{:?} is no {whose} name: use 1 to {MAX_NAME} letters, digits, - _ . (not first)",
             name.chars().take(80).collect::<String>()
         );
         return Err(Refusal::new(code::INVALID, what));
@@ -432,12 +495,13 @@ mod tests {
             vectors: 0,
             allow,
             owner: 7,
+            groups: Vec::new(),
         }
     }
 
     fn create(spec: &VmSpec, dirs: &Dirs) -> Result<Vm, Refusal> {
-        let plan = Plan::new(spec, dirs)?;
-        let pool = plan.commit(&|| true);
+        let plan = Plan::new(spec, Vec::new(), dirs)?;
+        let pool = plan.commit(&|| true).map(|committed| committed.pool);
         Vm::create(plan, pool, dirs)
     }
 

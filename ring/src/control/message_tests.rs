@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::control::{
-    ArenaHome, Arenas, Balance, Direction, ExactRule, Flow, Grant, NO_VLAN, Network, Pattern,
-    RuleAction, VmKind, WildcardRule, wire,
+    ArenaHome, Arenas, Balance, Direction, ExactRule, Flow, Grant, HostGroup, NO_VLAN, Network,
+    Pattern, RuleAction, VmKind, WildcardRule, wire,
 };
 
 fn every_message() -> Vec<Message> {
@@ -181,12 +181,18 @@ fn every_message() -> Vec<Message> {
                 filter: "not port 22".into(),
             }],
             owner: 77,
+            groups: vec![HostGroup {
+                name: "ids".into(),
+                source: "eth1".into(),
+                arena_bytes: 1 << 26,
+            }],
         }),
         Message::VmReady(VmReady {
             pool_path: "/dev/shm/p".into(),
             pool_len: 1 << 26,
             control_path: "/run/c".into(),
             doorbell_path: String::new(),
+            arenas: vec![("/dev/shm/a".into(), 1 << 27)],
         }),
         Message::DetachVm {
             name: "probe".into(),
@@ -221,14 +227,16 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
         for cut in 0..payload.len() {
             let refused = Message::decode(&header, &payload[..cut]).is_err();
             // What was appended later is missing in messages of earlier peers: a Hello's number
-            // of vectors, a VM's owner, the ring that transmits, a group, a shared wake-up.
+            // of vectors, a VM's owner, the ring that transmits, a group, a shared wake-up, a VM's groups.
             let left = payload.len() - cut;
             let earlier = match header.kind {
                 1 => left == 4,
                 // The shared wake-up, before it the group, and before that the ring that transmits.
                 6 => matches!(left, 1 | 19 | 27),
                 7 => matches!(left, 37 | 45 | 53),
-                17 | 19 => left == 8,
+                17 => matches!(left, 27 | 35),
+                18 => left == 26,
+                19 => left == 8,
                 _ => false,
             };
             assert_eq!(refused, !earlier, "{message:?} at {cut}");

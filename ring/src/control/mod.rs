@@ -45,7 +45,7 @@ pub use rule::{
     ExactRule, Flow, MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern, Rule,
     RuleAction, RuleKey, RuleKind, WildcardRule,
 };
-pub use vm::{Grant, VmKind, VmReady, VmSpec};
+pub use vm::{Grant, HostGroup, VmKind, VmReady, VmSpec};
 pub use wire::{Header, Malformed};
 
 /// Version of the protocol. `Hello` offers a range, `Welcome` picks one.

@@ -28,6 +28,22 @@ pub struct VmSpec {
     /// control channel is open, only the same owner may attach it again. 0 = nobody that comes
     /// again.
     pub owner: u64,
+    /// Groups of the host that it may join: for each it gets a device with the arena, read-only. QEMU
+    /// only.
+    pub groups: Vec<HostGroup>,
+}
+
+/// A group of the host: its arena is a file of its own, which several VMs map, none of them for
+/// writing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostGroup {
+    /// What readers call it; characters as of a VM's name.
+    pub name: String,
+    /// Its source, without `host:`.
+    pub source: String,
+    /// Wanted bytes of the record area of each receive queue's arena, if this attach makes the group;
+    /// 0 = as it is, or the daemon's default.
+    pub arena_bytes: u64,
 }
 
 /// Permission to see a source.
@@ -50,6 +66,9 @@ pub struct VmReady {
     pub control_path: String,
     /// Unix socket of the ivshmem server; empty without a doorbell.
     pub doorbell_path: String,
+    /// Files of the arenas of its groups of the host, and their lengths in bytes; to be mapped
+    /// read-only.
+    pub arenas: Vec<(String, u64)>,
 }
 
 impl VmSpec {
@@ -63,6 +82,14 @@ impl VmSpec {
             w.text(&grant.filter);
         });
         w.u64(self.owner);
+        // A daemon that knows none refuses those who ask for one, and nobody else.
+        if !self.groups.is_empty() {
+            w.list(&self.groups, |w, group| {
+                w.text(&group.name);
+                w.text(&group.source);
+                w.u64(group.arena_bytes);
+            });
+        }
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -78,6 +105,16 @@ impl VmSpec {
                 })
             })?,
             owner: r.appended_u64("owner")?,
+            groups: match r.is_over() {
+                true => Vec::new(),
+                false => r.list("groups", |r| {
+                    Ok(HostGroup {
+                        name: r.text("group")?,
+                        source: r.text("group's source")?,
+                        arena_bytes: r.u64("arena_bytes")?,
+                    })
+                })?,
+            },
         })
     }
 }
@@ -88,6 +125,12 @@ impl VmReady {
         w.u64(self.pool_len);
         w.text(&self.control_path);
         w.text(&self.doorbell_path);
+        if !self.arenas.is_empty() {
+            w.list(&self.arenas, |w, (path, len)| {
+                w.text(path);
+                w.u64(*len);
+            });
+        }
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -96,6 +139,12 @@ impl VmReady {
             pool_len: r.u64("pool_len")?,
             control_path: r.text("control_path")?,
             doorbell_path: r.text("doorbell_path")?,
+            arenas: match r.is_over() {
+                true => Vec::new(),
+                false => r.list("arenas", |r| {
+                    Ok((r.text("arena's path")?, r.u64("arena's length")?))
+                })?,
+            },
         })
     }
 }

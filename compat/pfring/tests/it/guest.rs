@@ -22,6 +22,7 @@ fn boot(lab: &Lab, daemon: &Daemon, image: Image) -> (Guest, UnixStream) {
         vectors: 0,
         allow: vec![grant],
         owner: 7,
+        groups: Vec::new(),
     };
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let ready = client.attach_vm(spec).unwrap();

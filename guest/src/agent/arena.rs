@@ -1,0 +1,82 @@
+//! Finding the arenas of a group of the host: a shared-memory device of its own, which the guest
+//! cannot write.
+//!
+//! It begins with the header of the group's first arena, whose epoch is new each time the arenas are
+//! laid, so that it names one group among several. It is looked for when a port is opened: the host
+//! lays the arenas before it answers.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{Mode, OFlags, open};
+use vnplug_ring::arena::{ARENA_MAGIC, header};
+
+use super::find::{entries, is_ivshmem};
+use super::room;
+use crate::map::map_read_only;
+
+/// Opens, for reading only, the device whose first arena has this epoch.
+pub(super) fn find(root: &Path, epoch: u64) -> Option<OwnedFd> {
+    let bus = root.join("sys/bus/pci");
+    let devices = entries(&bus.join("devices")).into_iter();
+    let mut devices = devices.filter(|device| is_ivshmem(device));
+    devices.find_map(|device| {
+        room::make(&bus, &device);
+        if let Err(error) = fs::write(device.join("enable"), "1") {
+            log::debug!("{}: cannot enable: {error}", device.display());
+        }
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let memory = open(device.join("resource2"), flags, Mode::empty()).ok()?;
+        let page = map_read_only(memory.as_fd(), PAGE).ok()?;
+        let is_it = page.load_u64(header::MAGIC, Ordering::Acquire) == ARENA_MAGIC
+            && page.load_u64(header::EPOCH, Ordering::Relaxed) == epoch;
+        is_it.then_some(memory)
+    })
+}
+
+const PAGE: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::map;
+    use std::path::PathBuf;
+
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn device(&self, slot: &str, magic: u64, epoch: u64) {
+            let dir = self.0.join("sys/bus/pci/devices").join(slot);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("vendor"), "0x1af4\n").unwrap();
+            fs::write(dir.join("device"), "0x1110\n").unwrap();
+            let mut page = vec![0; PAGE as usize];
+            page[..8].copy_from_slice(&magic.to_le_bytes());
+            page[16..24].copy_from_slice(&epoch.to_le_bytes());
+            fs::write(dir.join("resource2"), page).unwrap();
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_group_has_its_own_device_and_nobody_gets_it_for_writing() {
+        let name = format!("vnplug-arena-{}", std::process::id());
+        let tree = Tree(std::env::temp_dir().join(name));
+        tree.device("0000:00:04.0", vnplug_ring::pool::MAGIC, 7);
+        tree.device("0000:00:05.0", ARENA_MAGIC, 6);
+        tree.device("0000:00:06.0", ARENA_MAGIC, 7);
+        assert!(find(&tree.0, 8).is_none());
+        let found = find(&tree.0, 7).unwrap();
+        let page = map_read_only(found.as_fd(), PAGE).unwrap();
+        assert_eq!(page.load_u64(header::EPOCH, Ordering::Relaxed), 7);
+        assert_eq!(page.load_u64(0, Ordering::Relaxed), ARENA_MAGIC);
+        assert!(map(found.as_fd(), PAGE).is_err(), "it can be written");
+    }
+}

@@ -1,0 +1,288 @@
+//! Groups of the host: VMs, and operators' processes, that read one copy of each packet.
+//!
+//! An ordinary group belongs to who made it. A group of the host is made by an operator who attaches
+//! VMs to it: its arenas lie in a file of the daemon's that each of them maps, and none of them can
+//! write. What one member may see all may, so all have the same sight of the source; it is fixed as
+//! long as the group lasts. It ends with its last VM.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vnplug_ring::Region;
+use vnplug_ring::control::{HostGroup as Wanted, Open, code};
+
+use super::group::{GroupKey, GroupPlan, Whose, arena_bytes};
+use super::{Hub, Owner, Refusal};
+use crate::sys::memory::{Pool, Watch};
+
+/// The groups of the host, by name.
+#[derive(Default)]
+pub(super) struct HostGroups {
+    groups: BTreeMap<String, HostGroup>,
+    /// How many there were: a name may come again, with other memory.
+    made: u64,
+}
+
+struct HostGroup {
+    number: u64,
+    source: usize,
+    /// Bytes of each arena's record area.
+    capacity: u64,
+    memory: Region,
+    watch: Arc<Watch>,
+    path: PathBuf,
+    /// For processes: nothing can be written through it.
+    reader: OwnedFd,
+    /// The obligatory filter of every member.
+    sight: String,
+    admitted: BTreeSet<Owner>,
+    /// Why nobody can open a port in it.
+    barred: Option<String>,
+}
+
+/// What a group of the host is to be made of.
+pub(crate) struct NewHostGroup {
+    pub(crate) name: String,
+    /// Its source, by name.
+    pub(crate) source: String,
+    /// Bytes of each arena's record area.
+    pub(crate) capacity: u64,
+    /// The obligatory filter of every member.
+    pub(crate) sight: String,
+    pub(crate) path: PathBuf,
+    pub(crate) memory: Pool,
+    /// Opened for reading only.
+    pub(crate) reader: OwnedFd,
+    /// Users that may join beside the VMs.
+    pub(crate) operators: Vec<u32>,
+}
+
+/// What a group of the host that a VM wants is or would be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HostGroupSize {
+    /// Bytes of each arena's record area.
+    pub(crate) capacity: u64,
+    /// Bytes of the file; a power of two, for that is what QEMU's devices have.
+    pub(crate) len: u64,
+    /// It has to be made.
+    pub(crate) is_new: bool,
+}
+
+impl Hub {
+    /// What a VM would join that has the sight of the source which `sight` tells.
+    ///
+    /// # Errors
+    /// [`Refusal`]: there is no such source, the size is impossible, or the group of this name is of
+    /// another source, size or sight; or that of `sight`.
+    pub(crate) fn size_host_group(
+        &self,
+        wanted: &Wanted,
+        sight: impl FnOnce() -> Result<String, Refusal>,
+    ) -> Result<HostGroupSize, Refusal> {
+        let at = self.whole_source(&wanted.source)?;
+        let source = &self.sources[at].name;
+        let sight = sight()?;
+        let name = &wanted.name;
+        let Some(group) = self.host_groups.groups.get(name) else {
+            let capacity = self.arena_capacity(wanted.arena_bytes)?;
+            return Ok(HostGroupSize {
+                capacity,
+                len: self.host_arena_bytes(at, capacity),
+                is_new: true,
+            });
+        };
+        let exists = |what: String| Err(Refusal::new(code::EXISTS, what));
+        if group.source != at {
+            let its = &self.sources[group.source].name;
+            return exists(format!(
+                "group {name:?} is of source {its:?}: choose another name, or detach its VMs"
+            ));
+        }
+        if wanted.arena_bytes != 0 && self.arena_capacity(wanted.arena_bytes)? != group.capacity {
+            return exists(format!(
+                "group {name:?} has arenas of {} bytes: leave the size out, or detach its VMs",
+                group.capacity
+            ));
+        }
+        if group.sight != sight {
+            return exists(format!(
+                "the members of group {name:?} read what any of them asks for, and see {} of \
+                 {source:?}; this VM would see {}: give it the same --allow, or choose another name",
+                shown(&group.sight),
+                shown(&sight)
+            ));
+        }
+        Ok(HostGroupSize {
+            capacity: group.capacity,
+            len: group.memory.len(),
+            is_new: false,
+        })
+    }
+
+    /// A source of which a group can be: with all its queues.
+    fn whole_source(&self, name: &str) -> Result<usize, Refusal> {
+        match self.find(name)? {
+            (source, None) => Ok(source),
+            (source, Some(_)) => {
+                let source = &self.sources[source].name;
+                let what = format!("a group has all queues of its source: write {source:?}");
+                Err(Refusal::new(code::INVALID, what))
+            }
+        }
+    }
+
+    /// Whether there is a group of this name.
+    pub(crate) fn has_host_group(&self, name: &str) -> bool {
+        self.host_groups.groups.contains_key(name)
+    }
+
+    /// Makes a group, of which nobody but operators is a member yet.
+    ///
+    /// # Errors
+    /// [`Refusal`] if its source is not there, or the memory too small for its queues.
+    pub(crate) fn add_host_group(&mut self, new: NewHostGroup) -> Result<(), Refusal> {
+        let source = self.sources.iter().position(|it| it.name == new.source);
+        let Some(source) = source else {
+            let what = format!("group {:?}: no source {:?}", new.name, new.source);
+            return Err(Refusal::new(code::NOT_FOUND, what));
+        };
+        let (memory, watch) = new.memory;
+        if memory.len() < self.host_arena_bytes(source, new.capacity) {
+            let what = format!("group {:?}: its source has other queues now", new.name);
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        self.host_groups.made += 1;
+        let group = HostGroup {
+            number: self.host_groups.made,
+            source,
+            capacity: new.capacity,
+            memory,
+            watch,
+            path: new.path,
+            reader: new.reader,
+            sight: new.sight,
+            admitted: new.operators.into_iter().map(Owner::User).collect(),
+            barred: None,
+        };
+        self.host_groups.groups.insert(new.name, group);
+        Ok(())
+    }
+
+    /// Lets a VM join a group, with the sight it has.
+    pub(crate) fn admit(&mut self, group: &str, vm: &str, sight: &str) {
+        let Some(it) = self.host_groups.groups.get_mut(group) else {
+            return;
+        };
+        it.admitted.insert(Owner::Vm(vm.to_owned()));
+        if it.sight != sight {
+            // Only a configuration that changed between two daemons brings this about.
+            let what = format!(
+                "VM {vm:?} sees {} of the source of group {group:?}, another member {}; members \
+                 read what any of them asks for: detach VM {vm:?}, or give all the same grants",
+                shown(sight),
+                shown(&it.sight)
+            );
+            log::error!(target: "vm", "{what}");
+            it.barred = Some(what);
+        }
+    }
+
+    /// Takes a VM out of its groups of the host; gives the files of those that end thereby.
+    pub(crate) fn expel(&mut self, vm: &str) -> Vec<PathBuf> {
+        let owner = Owner::Vm(vm.to_owned());
+        for group in self.host_groups.groups.values_mut() {
+            group.admitted.remove(&owner);
+        }
+        let ended = |group: &HostGroup| !group.admitted.iter().any(|it| matches!(it, Owner::Vm(_)));
+        let ended = self.host_groups.groups.extract_if(.., |_, it| ended(it));
+        ended.map(|(_, group)| group.path).collect()
+    }
+
+    /// The obligatory filter of a port that wants to join a group of the host, if it does.
+    pub(crate) fn host_sight(&self, request: &Open, owner: &Owner) -> Option<&str> {
+        let (source, _) = self.find(&request.device).ok()?;
+        let (_, group) = self.host_groups.of(source, &request.group, owner)?;
+        Some(&group.sight)
+    }
+
+    /// The group of the host that a request wants to join, if it does.
+    pub(super) fn plan_host_group(
+        &self,
+        source: usize,
+        request: &Open,
+        owner: &Owner,
+    ) -> Result<Option<GroupPlan>, Refusal> {
+        let Some((name, group)) = self.host_groups.of(source, &request.group, owner) else {
+            return Ok(None);
+        };
+        if let Some(what) = &group.barred {
+            return Err(Refusal::new(code::UNAVAILABLE, what.clone()));
+        }
+        let key = GroupKey {
+            source,
+            queue: None,
+            whose: Whose::Host(group.number),
+            name: name.clone(),
+        };
+        Ok(Some(GroupPlan {
+            is_first: !self.groups.contains_key(&key),
+            key,
+            capacity: group.capacity,
+            // What the source lends cannot be plugged into a VM.
+            lent: None,
+        }))
+    }
+
+    /// The memory of a group of the host, and a descriptor of it for processes.
+    pub(super) fn host_memory(&self, key: &GroupKey) -> std::io::Result<Option<(Region, OwnedFd)>> {
+        let group = self.host_groups.groups.get(&key.name);
+        match group.filter(|it| key.whose == Whose::Host(it.number)) {
+            Some(group) => {
+                let reader = group.reader.as_fd().try_clone_to_owned()?;
+                Ok(Some((group.memory.clone(), reader)))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Bars groups whose file was truncated under us.
+    pub(crate) fn bar_lost_host_groups(&mut self) {
+        for (name, group) in &mut self.host_groups.groups {
+            if group.barred.is_none() && group.watch.lost.load(Ordering::Acquire) {
+                let what = format!("the arena of group {name:?} was truncated: detach its VMs");
+                log::error!(target: "vm", "{what}");
+                group.barred = Some(what);
+            }
+        }
+    }
+
+    /// Bytes of the file of a group.
+    fn host_arena_bytes(&self, source: usize, capacity: u64) -> u64 {
+        let queues = self.sources[source].workers.len() as u64;
+        (arena_bytes(capacity) * queues)
+            .next_power_of_two()
+            .max(MIN_FILE)
+    }
+}
+
+impl HostGroups {
+    /// The group of this name and source, if the owner may join it.
+    fn of(&self, source: usize, name: &str, owner: &Owner) -> Option<(&String, &HostGroup)> {
+        let (name, group) = self.groups.get_key_value(name)?;
+        (group.source == source && group.admitted.contains(owner)).then_some((name, group))
+    }
+}
+
+/// What of a source somebody sees.
+fn shown(sight: &str) -> String {
+    match sight {
+        "" => "everything".into(),
+        filter => format!("{filter:?}"),
+    }
+}
+
+/// A huge page.
+const MIN_FILE: u64 = 2 << 20;
