@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::analyse::{Base, Key};
 use super::field::{Field, Part};
+use super::spans::Spans;
 use super::table::{Candidate, Table};
 use crate::source::Frame;
 use crate::sys::event;
@@ -28,7 +29,10 @@ pub(super) struct Lookup {
 #[derive(Debug)]
 struct Kind {
     field: Field,
+    /// By single values, and
     table: Table,
+    /// by ranges of them.
+    spans: Spans,
 }
 
 /// The fields of one Ethertype.
@@ -83,8 +87,12 @@ impl Lookup {
                 Some(&at) => at,
                 None => self.add(&key.field),
             };
-            let table = &mut self.kinds[at as usize].table;
-            table.insert(key.value, Candidate::new(judge, key.sure));
+            let kind = &mut self.kinds[at as usize];
+            let candidate = Candidate::new(judge, key.sure);
+            match key.is_range() {
+                false => kind.table.insert(key.low, candidate),
+                true => kind.spans.insert(key.low, key.high, candidate),
+            }
         }
         true
     }
@@ -104,9 +112,13 @@ impl Lookup {
             let Some(&at) = self.by_field.get(&key.field) else {
                 continue;
             };
-            let table = &mut self.kinds[at as usize].table;
-            table.remove(key.value, Candidate::new(judge, key.sure));
-            if table.is_empty() {
+            let kind = &mut self.kinds[at as usize];
+            let candidate = Candidate::new(judge, key.sure);
+            match key.is_range() {
+                false => kind.table.remove(key.low, candidate),
+                true => kind.spans.remove(key.low, key.high, candidate),
+            }
+            if kind.table.is_empty() && kind.spans.is_empty() {
                 self.drop_field(&key.field, at);
             }
         }
@@ -116,6 +128,7 @@ impl Lookup {
         let kind = Kind {
             field: field.clone(),
             table: Table::new(self.secret),
+            spans: Spans::default(),
         };
         let at = self.free.pop().unwrap_or(self.kinds.len() as u32);
         match self.kinds.get_mut(at as usize) {
@@ -191,6 +204,16 @@ impl Lookup {
                 // NB: all frames' values first, then all lookups: these do not wait for each other's
                 // memory.
                 kind.collect(frames, &group.places, &mut self.asked);
+                if !kind.spans.is_empty() {
+                    for asked in &self.asked {
+                        let place = usize::from(asked.place);
+                        let each = &mut |candidate| hit(candidate, place);
+                        kind.spans.find(asked.value, each);
+                    }
+                }
+                if kind.table.is_empty() {
+                    continue;
+                }
                 for asked in &self.asked {
                     let found = kind.table.find(asked.value, asked.entry as usize);
                     if let Some((first, more)) = found {

@@ -46,6 +46,7 @@ mod lookup;
 mod native;
 mod program;
 mod run;
+mod spans;
 mod table;
 
 pub use analyse::{Analysis, Base, Key};

@@ -141,8 +141,8 @@ impl Program {
         self.loops
     }
 
-    /// On which frames it must be run at all; found out by the first who asks, in up to a few
-    /// milliseconds.
+    /// On which frames it must be run at all; found out by the first who asks, in up to ten
+    /// milliseconds of processor time (`analysis_at_its_worst`); most filters take some microseconds.
     pub fn analysis(&self) -> &Analysis {
         self.analysis.get_or_init(|| analyse::analyse(self))
     }

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::filter::{Analysis, Field, Program};
+use crate::filter::{Analysis, Field, Key, Program};
 
 /// Looking a frame up in a field, in instructions of a filter.
 const LOOK: usize = 8;
@@ -23,7 +23,8 @@ pub(super) const MAX_FIELDS_EACH: usize = 256;
 pub(super) struct Load {
     /// Instructions of all filters.
     all: usize,
-    /// Instructions of filters that are run on every frame.
+    /// Instructions of filters that are run on every frame, or on a range of values, of which all may
+    /// have some in common.
     always: usize,
     /// The sum of what each field costs at most, without the look.
     heaviest: usize,
@@ -35,8 +36,8 @@ pub(super) struct Load {
 
 #[derive(Debug, Default)]
 struct FieldLoad {
-    /// Instructions behind each value.
-    values: HashMap<u64, usize>,
+    /// Instructions behind each value, or range of them.
+    values: HashMap<(u64, u64), usize>,
     /// How many values have so many instructions behind them.
     weights: BTreeMap<usize, usize>,
 }
@@ -69,10 +70,11 @@ impl Load {
             Analysis::Always => self.always += work,
             Analysis::If(keys) => {
                 self.keys += keys.len() * queues;
+                self.always += ranging(keys, work);
                 for key in keys {
                     let field = self.fields.entry(key.field.clone()).or_default();
                     let before = field.heaviest();
-                    let weight = field.values.entry(key.value).or_default();
+                    let weight = field.values.entry((key.low, key.high)).or_default();
                     let old = std::mem::replace(weight, *weight + work);
                     field.weigh(old, old + work);
                     self.heaviest = self.heaviest + field.heaviest() - before;
@@ -89,16 +91,17 @@ impl Load {
             Analysis::Always => self.always -= work,
             Analysis::If(keys) => {
                 self.keys -= keys.len() * queues;
+                self.always -= ranging(keys, work);
                 for key in keys {
                     let Some(field) = self.fields.get_mut(&key.field) else {
                         continue;
                     };
                     let before = field.heaviest();
-                    if let Some(weight) = field.values.get_mut(&key.value) {
+                    if let Some(weight) = field.values.get_mut(&(key.low, key.high)) {
                         let old = std::mem::replace(weight, *weight - work);
                         let new = *weight;
                         if new == 0 {
-                            field.values.remove(&key.value);
+                            field.values.remove(&(key.low, key.high));
                         }
                         field.weigh(old, new);
                     }
@@ -109,6 +112,14 @@ impl Load {
                 }
             }
         }
+    }
+}
+
+/// What a filter with these keys counts as if it were run on every frame.
+fn ranging(keys: &[Key], work: usize) -> usize {
+    match keys.iter().any(Key::is_range) {
+        true => work,
+        false => 0,
     }
 }
 

@@ -1,5 +1,9 @@
+use std::time::Duration;
+
 use super::*;
+use crate::filter::code;
 use crate::filter::differential::EXPRESSIONS;
+use crate::filter::field::Part;
 use crate::filter::packets::{self, Packet, Random};
 use crate::filter::{INSTRUCTION_BYTES, Trust};
 use crate::sys::pcap::Library;
@@ -30,7 +34,8 @@ fn shown(key: &Key) -> String {
     };
     let parts: Vec<String> = key.field.parts.iter().map(part).collect();
     let value = match key.field.is_exact() {
-        true => format!("{:x}", key.value),
+        true if key.is_range() => format!("{:x}..{:x}", key.low, key.high),
+        true => format!("{:x}", key.low),
         false => "mixed".to_owned(),
     };
     let sure = if key.sure { "!" } else { "" };
@@ -106,6 +111,30 @@ fn keys_of_what_libpcap_makes_of_expressions() {
             "ip6 src net 2001:db8:1::/48",
             &["86dd 22/8&ffffffffffff0000=20010db800010000!"],
         ),
+        (
+            "ip and tcp portrange 1000-2000",
+            &["0800 x14+14/2=3e8..7d0", "0800 x14+16/2=3e8..7d0"],
+        ),
+        (
+            "ip src host 10.0.0.1 and udp dst portrange 1-99",
+            &["0800 26/4=a000001"],
+        ),
+        ("ip6 and udp src portrange 53-60", &["86dd 54/2=35..3c"]),
+        ("ip[2:2] >= 100 and ip[2:2] < 500", &["0800 16/2=64..1f3"]),
+        (
+            "vlan and ip[8] < 5",
+            &["8100 26/1=0..4", "88a8 26/1=0..4", "9100 26/1=0..4"],
+        ),
+        ("ip", &["0800 12/2=800!"]),
+        ("arp", &["0806 12/2=806!"]),
+        ("ip proto 89", &["0800 23/1=59!"]),
+        ("icmp", &["0800 23/1=1!"]),
+        ("tcp", &["0800 23/1=6!", "86dd 20/1=6!", "86dd 54/1=6"]),
+        ("tcp[tcpflags] & tcp-syn != 0", &["0800 23/1=6"]),
+        (
+            "ip src host 10.0.0.1 or arp",
+            &["0800 26/4=a000001!", "0806 12/2=806!"],
+        ),
     ];
     let library = Library::load().unwrap();
     for (expression, expected) in table {
@@ -119,13 +148,10 @@ fn keys_of_what_libpcap_makes_of_expressions() {
 fn what_has_no_key_is_judged_always_and_what_accepts_nothing_never() {
     let library = Library::load().unwrap();
     for expression in [
-        "ip",
-        "tcp",
         "not host 10.0.0.1",
-        "portrange 1000-2000",
+        "host 10.0.0.1 or greater 1000",
         "ip6 protochain 6",
-        "tcp[tcpflags] & tcp-syn != 0",
-        "host 10.0.0.1 or arp",
+        "not tcp",
         "greater 100",
     ] {
         assert_eq!(keys(&compiled(&library, expression)), None, "{expression}");
@@ -163,7 +189,8 @@ fn assert_sound(program: &Program, frames: &[Packet], name: &dyn std::fmt::Debug
             .map(|pair| u16::from_be_bytes([pair[0], pair[1]]));
         let holds = |key: &&Key| {
             let gated = key.field.gate.is_none() || key.field.gate == gate;
-            gated && key.field.of(bytes) == Some(key.value)
+            let value = key.field.of(bytes);
+            gated && value.is_some_and(|value| (key.low..=key.high).contains(&value))
         };
         let accepts = program.run(bytes, *wire_len) != 0;
         let holding: Vec<&Key> = keys.iter().filter(holds).collect();
@@ -393,4 +420,70 @@ fn hostile_programs_are_analysed_in_bounded_time() {
     let program = Program::from_instructions(&ladder, Trust::Guest).unwrap();
     assert!(program.instructions().len() * INSTRUCTION_BYTES < 65_536);
     assert_eq!(program.analysis(), &Analysis::Always);
+}
+
+#[test]
+#[ignore = "a measurement: cargo test --release -p vnplugd analysis_at_its_worst -- --ignored --nocapture"]
+fn analysis_at_its_worst() {
+    let library = Library::load().unwrap();
+    let timed = |name: &str, program: &Program| {
+        let begin = cpu_time();
+        let keys = keys(program).map(|keys| keys.len());
+        println!("{:?} {keys:?} keys: {name}", cpu_time() - begin);
+    };
+    for count in [100, 300, 500] {
+        for what in ["src host", "host"] {
+            let hosts: Vec<String> = (0..count)
+                .map(|n| format!("10.0.{}.{}", n / 256, n % 256))
+                .collect();
+            let text = format!("ip {what} ({})", hosts.join(" or "));
+            timed(&text[..20], &compiled(&library, &text));
+        }
+    }
+    let mut random = Random(0xbad);
+    let mut worst = Duration::ZERO;
+    for round in 0..3_000 {
+        let len = random.pick(&[50, 200, 1_000, 4_000]);
+        // Many comparisons that hold, and few that end it.
+        let mut list: Vec<Instruction> = Vec::new();
+        for nth in 0..len {
+            list.push(Instruction {
+                code: [code::LD_W_ABS, code::LD_H_ABS, code::LD_B_ABS][nth % 3],
+                jt: 0,
+                jf: 0,
+                k: random.below(400) as u32,
+            });
+            list.push(Instruction {
+                code: random.pick(&[code::JEQ_K, code::JEQ_K, code::JGT_K, code::JSET_K]),
+                jt: 0,
+                jf: random.pick(&[0, 0, 1, 2]),
+                k: random.next(),
+            });
+        }
+        list.truncate(4_000);
+        for _ in 0..4 {
+            list.push(Instruction {
+                code: code::RET,
+                jt: 0,
+                jf: 0,
+                k: random.below(2) as u32,
+            });
+        }
+        let Ok(program) = Program::from_instructions(&list, Trust::Guest) else {
+            continue;
+        };
+        let begin = cpu_time();
+        program.analysis();
+        let took = cpu_time() - begin;
+        if took > worst {
+            worst = took;
+            println!("{worst:?} in round {round}, {len} pairs");
+        }
+    }
+}
+
+/// Of this thread: the machine may be busy.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -1,0 +1,149 @@
+//! Which programs a value of a field leads to by ranges of values.
+//!
+//! Ranges in the order of their lower ends, and above them a tree of the highest upper ends: a value is
+//! in those that begin at or before it and do not end before it, and parts of the tree that end before
+//! it are passed over. So a look costs a few steps for each range found and for the depth of the tree,
+//! however the ranges overlap. A change costs a walk over all of them: microseconds for thousands.
+
+use super::table::Candidate;
+
+/// Programs by ranges of values.
+#[derive(Debug, Default)]
+pub(super) struct Spans {
+    spans: Vec<Span>,
+    /// A binary tree in an array, the root at 1: the highest end of the spans below. As many leaves as
+    /// the next power of two; those without a span have 0.
+    ends: Vec<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Span {
+    low: u64,
+    high: u64,
+    candidate: Candidate,
+}
+
+impl Spans {
+    /// Whether it leads nowhere.
+    pub(super) fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// Lets a range of values lead to one more program.
+    pub(super) fn insert(&mut self, low: u64, high: u64, candidate: Candidate) {
+        let at = self.spans.partition_point(|span| span.low <= low);
+        self.spans.insert(
+            at,
+            Span {
+                low,
+                high,
+                candidate,
+            },
+        );
+        self.plant();
+    }
+
+    /// Undoes an [`insert`](Self::insert).
+    pub(super) fn remove(&mut self, low: u64, high: u64, candidate: Candidate) {
+        let gone = Span {
+            low,
+            high,
+            candidate,
+        };
+        let first = self.spans.partition_point(|span| span.low < low);
+        let same = self.spans[first..].iter().position(|span| *span == gone);
+        if let Some(nth) = same {
+            self.spans.remove(first + nth);
+            self.plant();
+        }
+    }
+
+    /// Tells `hit` of every program that a value leads to.
+    #[inline]
+    pub(super) fn find(&self, value: u64, hit: &mut impl FnMut(Candidate)) {
+        let begun = self.spans.partition_point(|span| span.low <= value);
+        if begun > 0 {
+            self.visit(1, 0, self.ends.len() / 2, begun, value, hit);
+        }
+    }
+
+    /// The spans below a node that begins at span `first` and has room for `room` of them, as far as
+    /// they are among the first `begun`.
+    fn visit(
+        &self,
+        node: usize,
+        first: usize,
+        room: usize,
+        begun: usize,
+        value: u64,
+        hit: &mut impl FnMut(Candidate),
+    ) {
+        if first >= begun || self.ends[node] < value {
+            return;
+        }
+        if room == 1 {
+            hit(self.spans[first].candidate);
+            return;
+        }
+        let half = room / 2;
+        self.visit(2 * node, first, half, begun, value, hit);
+        self.visit(2 * node + 1, first + half, half, begun, value, hit);
+    }
+
+    /// Makes the tree anew.
+    fn plant(&mut self) {
+        let leaves = self.spans.len().next_power_of_two();
+        self.ends.clear();
+        self.ends.resize(2 * leaves, 0);
+        for (end, span) in self.ends[leaves..].iter_mut().zip(&self.spans) {
+            *end = span.high;
+        }
+        for node in (1..leaves).rev() {
+            self.ends[node] = self.ends[2 * node].max(self.ends[2 * node + 1]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_leads_where_a_list_of_all_ranges_would_through_many_changes() {
+        let mut spans = Spans::default();
+        let mut model: Vec<(u64, u64, u32)> = Vec::new();
+        let mut state = 1_u64;
+        let mut random = |below: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 33) % below
+        };
+        for round in 0..6_000_u32 {
+            let comes = random(100) < if round < 3_000 { 60 } else { 40 };
+            if comes {
+                let low = random(1_000);
+                let high = low + random(if round % 3 == 0 { 1_000 } else { 20 });
+                spans.insert(low, high, Candidate::new(round, false));
+                model.push((low, high, round));
+            } else if !model.is_empty() {
+                let at = random(model.len() as u64) as usize;
+                let (low, high, judge) = model.swap_remove(at);
+                spans.remove(low, high, Candidate::new(judge, false));
+            }
+            let value = random(2_100);
+            let mut found = Vec::new();
+            spans.find(value, &mut |candidate| found.push(candidate.judge()));
+            found.sort_unstable();
+            let holds = |(low, high, _): &&(u64, u64, u32)| (*low..=*high).contains(&value);
+            let mut expected: Vec<u32> = model.iter().filter(holds).map(|it| it.2).collect();
+            expected.sort_unstable();
+            assert_eq!(found, expected, "round {round}");
+        }
+        for (low, high, judge) in model {
+            spans.remove(low, high, Candidate::new(judge, false));
+        }
+        assert!(spans.is_empty());
+        spans.find(0, &mut |_| panic!("nothing is there"));
+    }
+}
