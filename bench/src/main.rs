@@ -3,6 +3,7 @@
 //! ```text
 //! vnplug-bench [ROW…]        rows whose names start with one of the words; all without words
 //! vnplug-bench plot FILE     draws the plots of a results.json again
+//! vnplug-bench publish FILE DOCUMENT WHEN   puts its tables and plots into a document
 //! vnplug-bench --interface eth1   readers on a real interface; you provide the traffic (IFACE=eth1)
 //!   ROWS="handoff"           the same, by environment
 //!   ROUNDS=5 SECONDS=2.0     rounds of ours and the peer's in turns; seconds per measurement
@@ -27,10 +28,12 @@ mod goal;
 mod group;
 mod handoff;
 mod latency;
+mod libpcap;
 mod limit;
 mod memif;
 mod pcap;
 mod plot;
+mod publish;
 mod report;
 mod row;
 mod rows;
@@ -44,6 +47,7 @@ mod wire;
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use supervise::Outcome;
 
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
     let outcome = match words.split_first() {
         Some((first, rest)) if first == "child" => rows::child(rest),
         Some((first, rest)) if first == "plot" => replot(rest),
+        Some((first, rest)) if first == "publish" => publish::publish(rest),
         _ => run(words),
     };
     match outcome {
@@ -115,8 +120,12 @@ fn run(mut wanted: Vec<String>) -> row::Result<()> {
     let mut interrupted = false;
     for row in rows::all().filter(wanted) {
         eprintln!("# {}: {}", row.name, row.about);
+        let begin = Instant::now();
         match supervise::run(row, &plan) {
-            Outcome::Measured(measured) => figures.extend(measured),
+            Outcome::Measured(measured) => {
+                eprintln!("  took {:.0} s", begin.elapsed().as_secs_f64());
+                figures.extend(measured);
+            }
             Outcome::Failed(reason) => {
                 eprintln!("  failed: {reason}");
                 failed.push((row.name, reason));

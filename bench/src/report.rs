@@ -24,7 +24,7 @@ pub(crate) fn print(figures: &[Figure], failed: &Failed<'_>) {
         };
         let ratio = figure
             .ratio()
-            .map_or("-".to_owned(), |ratio| format!("{ratio:.2}x"));
+            .map_or("-".to_owned(), |ratio| format!("{}x", number(ratio)));
         let (limit, reached) = bound(figure);
         println!(
             "{:<28} {:>10} {:>19}  {:<22} {:>10} {:>19} {:>7} {limit:>10} {reached:>7}  {}",
@@ -45,7 +45,9 @@ pub(crate) fn print(figures: &[Figure], failed: &Failed<'_>) {
     for (figure, goal, verdict) in judged {
         let (ours, unit) = (number(figure.ours.median()), figure.unit);
         let ratio = figure.ratio();
-        let ratio = ratio.map_or(String::new(), |ratio| format!(", {ratio:.2}x its peer"));
+        let ratio = ratio.map_or(String::new(), |ratio| {
+            format!(", {}x its peer", number(ratio))
+        });
         let limit = match (&figure.limit, figure.reached()) {
             (Some(limit), Some(reached)) => {
                 format!(" ({:.0} % of {})", reached * 100.0, limit.what)
@@ -75,6 +77,29 @@ fn goals(figures: &[Figure]) -> impl Iterator<Item = (&Figure, Goal, &'static st
             })
     };
     of(Some(false)).chain(of(None)).chain(of(Some(true)))
+}
+
+/// The figures that have a goal, as a table in Markdown, what was missed first.
+pub(crate) fn goals_table(figures: &[Figure]) -> String {
+    let mut text = "| row | goal | verdict | ours | ratio | limit | reached |\n\
+                    |---|---|---|---|---|---|---|\n"
+        .to_owned();
+    for (figure, goal, verdict) in goals(figures) {
+        let ratio = figure.ratio().map_or("–".to_owned(), number);
+        let (value, reached) = bound(figure);
+        let limit = figure.limit.as_ref();
+        let limit = limit.map_or("–".to_owned(), |limit| format!("{}: {value}", limit.what));
+        let verdict = verdict.replace("MISSED", "**missed**");
+        text += &format!(
+            "| `{}` | {} | {verdict} | {} {} | {ratio} | {limit} | {} |\n",
+            figure.name,
+            goal.words(),
+            number(figure.ours.median()),
+            figure.unit,
+            reached.replace('-', "–"),
+        );
+    }
+    text
 }
 
 /// The limit's median and the share that ours reaches, in words.
@@ -150,9 +175,7 @@ pub(crate) fn markdown<'f>(figures: impl IntoIterator<Item = &'f Figure>) -> Str
             }
             None => ("-".to_owned(), "-".to_owned()),
         };
-        let ratio = figure
-            .ratio()
-            .map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        let ratio = figure.ratio().map_or("-".to_owned(), number);
         let goal = Goal::of(figure).map_or("-".to_owned(), |goal| match goal.is_met(figure) {
             Some(true) => format!("{}: met", goal.words()),
             Some(false) => format!("{}: **missed**", goal.words()),
@@ -279,7 +302,8 @@ fn number(value: f64) -> String {
         1000.0.. => format!("{value:.0}"),
         0.1.. => format!("{value:.2}"),
         0.0 => "0".to_owned(),
-        _ => format!("{value:.4}"),
+        0.001.. => format!("{value:.4}"),
+        _ => format!("{value:.6}"),
     }
 }
 

@@ -1,31 +1,22 @@
 //! libpcap's compiler and interpreter.
 #![expect(unsafe_code, reason = "calls into libpcap through dlopen")]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::ptr::NonNull;
+use std::ffi::{CString, c_int, c_uint, c_void};
 
 use vnplugd::filter::Instruction;
 
+use crate::libpcap::{Compile, Library, Program};
 use crate::row::Result;
 
-/// libpcap, loaded until the process ends.
-pub(super) struct Library {
+/// The functions that judge.
+pub(super) struct Judges {
     filter: Filter,
     open_dead: OpenDead,
     compile: Compile,
 }
 
 type OpenDead = unsafe extern "C" fn(c_int, c_int) -> *mut c_void;
-type Compile =
-    unsafe extern "C" fn(*mut c_void, *mut RawProgram, *const c_char, c_int, c_uint) -> c_int;
 type Filter = unsafe extern "C" fn(*const Instruction, *const u8, c_uint, c_uint) -> c_uint;
-
-/// `struct bpf_program`.
-#[repr(C)]
-struct RawProgram {
-    len: c_uint,
-    instructions: *mut Instruction,
-}
 
 /// A program that libpcap compiled, and runs.
 pub(super) struct Compiled {
@@ -33,36 +24,24 @@ pub(super) struct Compiled {
     instructions: Vec<Instruction>,
 }
 
-impl Library {
-    /// Loads `libpcap.so.0.8` from wherever the loader finds it first.
+impl Judges {
+    /// Finds them.
     pub(super) fn load() -> Result<Self> {
-        // SAFETY: a NUL-terminated name; libpcap's constructors are those of any user of it.
-        let handle = unsafe { libc::dlopen(c"libpcap.so.0.8".as_ptr(), libc::RTLD_NOW) };
-        let handle = NonNull::new(handle).ok_or("no libpcap.so.0.8")?;
-        let symbol = |name: &CStr| {
-            // SAFETY: `handle` came from dlopen and is never closed.
-            NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
-                .map(NonNull::as_ptr)
-                .ok_or_else(|| format!("no {}", name.to_string_lossy()))
-        };
+        let library = Library::load()?;
         // SAFETY: the types are those of pcap.h 1.10 for these names.
-        Ok(unsafe {
-            use std::mem::transmute;
-            Self {
-                filter: transmute::<*mut c_void, Filter>(symbol(c"bpf_filter")?),
-                open_dead: transmute::<*mut c_void, OpenDead>(symbol(c"pcap_open_dead")?),
-                compile: transmute::<*mut c_void, Compile>(symbol(c"pcap_compile")?),
-            }
-        })
+        unsafe {
+            Ok(Self {
+                filter: library.function(c"bpf_filter")?,
+                open_dead: library.function(c"pcap_open_dead")?,
+                compile: library.function(c"pcap_compile")?,
+            })
+        }
     }
 
     /// Compiles an expression, optimised, for Ethernet.
     pub(super) fn compile(&self, expression: &str) -> Result<Compiled> {
         let text = CString::new(expression)?;
-        let mut raw = RawProgram {
-            len: 0,
-            instructions: std::ptr::null_mut(),
-        };
+        let mut raw = Program::EMPTY;
         // SAFETY: `raw` is for libpcap to fill in, the text ends with NUL. Handle and program are
         // not freed: a few kilobytes, in a process that ends soon.
         let failed = unsafe {

@@ -22,7 +22,7 @@ use vnplugd::port::doorbell::Doorbell;
 use vnplugd::source::{Frame, MAX_BATCH};
 
 use super::bare::Bare;
-use super::libpcap::{Compiled, Library};
+use super::libpcap::{Compiled, Judges};
 use super::{PCAP, processor_time};
 use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::sys;
@@ -205,7 +205,7 @@ fn delivery(plan: &Plan, count: usize, frames: &[Frame<'_>], time: Duration) -> 
 
 /// The filters as libpcap compiles them.
 fn compiled(shape: Shape, count: usize) -> Result<Vec<Compiled>> {
-    let library = Library::load()?;
+    let library = Judges::load()?;
     (0..count)
         .map(|n| library.compile(&shape.filter(n)))
         .collect()

@@ -18,7 +18,7 @@ use vnplugd::filter::ebpf::{KernelJudge, Wanted};
 use vnplugd::filter::{DEFAULT_LIMIT_BYTES, Jit, Program, Trust};
 
 use crate::row::{Figure, Limit, Plan, Result, Samples};
-use libpcap::{Compiled, Library};
+use libpcap::{Compiled, Judges};
 
 pub(crate) use many::against_sequences as many;
 pub(crate) use targets::targets;
@@ -47,7 +47,7 @@ const KERNEL: (usize, u32) = (32, 20_000);
 
 /// Nanoseconds per frame for each of the filters.
 pub(crate) fn one(plan: &Plan) -> Result<Vec<Figure>> {
-    let library = Library::load()?;
+    let library = Judges::load()?;
     let frames = frames();
     let jit = Jit::start(DEFAULT_LIMIT_BYTES);
     let empty = KernelJudge::socket(&[Wanted::exactly(&Arc::new(Program::accept(u32::MAX)))])?;

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use std::time::{Duration, Instant};
 
-use super::library::{self, Library};
+use super::library::{self, Functions};
 use crate::row::Result;
 
 /// The words that start it: `child pcap-count DEVICE [FILTER]`.
@@ -25,7 +25,7 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
         [device, filter] => (device, filter.as_str()),
         _ => return Err("DEVICE [FILTER]".into()),
     };
-    let mut capture = Library::load()?.open(device, filter)?;
+    let mut capture = Functions::load()?.open(device, filter)?;
     println!("{READY}");
     let (mut packets, mut answers) = (0, 0);
     let (mut first, mut last) = (None, None);

@@ -3,6 +3,7 @@
 //! A guest boots for every turn, so that nothing of the other side runs meanwhile. What a guest
 //! costs is the host's processor time of all its processes, its kernel's included.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -195,23 +196,29 @@ fn count(
 
 /// The counter, both libraries, and what they need.
 ///
-/// NB: without its debug information, which would not leave a guest of 128 MiB the memory to boot.
+/// NB: without their debug information, which would not leave a guest of 128 MiB the memory to boot.
 pub(crate) fn image(lab: &Lab) -> Result<Image> {
-    let counter = lab.dir().join("counter");
-    if !counter.exists() {
-        let mut strip = Command::new("strip");
-        strip.arg("-o").arg(&counter).arg(std::env::current_exe()?);
-        match strip.status() {
-            Ok(status) if status.success() => {}
-            status => return Err(format!("strip (package binutils): {status:?}").into()),
-        }
-    }
-    let drop_in = drop_in(lab)?.join(LIBRARY);
+    let counter = stripped(lab, &std::env::current_exe()?, "counter")?;
+    let drop_in = stripped(lab, &drop_in(lab)?.join(LIBRARY), "drop-in")?;
     let real = "/usr/lib/x86_64-linux-gnu/libpcap.so.0.8";
     Ok(Image::default()
         .program_at(counter, "/bin/counter")
         .program_at(drop_in, "/lib/vnplug/libpcap.so.0.8")
         .program_at(real, real))
+}
+
+/// A file without its debug information, made once.
+fn stripped(lab: &Lab, file: &Path, name: &str) -> Result<PathBuf> {
+    let to = lab.dir().join(name);
+    if !to.exists() {
+        let mut strip = Command::new("strip");
+        strip.arg("--strip-unneeded").arg("-o").arg(&to).arg(file);
+        match strip.status() {
+            Ok(status) if status.success() => {}
+            status => return Err(format!("strip (package binutils): {status:?}").into()),
+        }
+    }
+    Ok(to)
 }
 
 const NIC: &str = "the guest's own NIC";

@@ -1,15 +1,16 @@
-//! libpcap as a program meets it: by name, through the dynamic loader.
+//! A capture by libpcap, whosever it is: what a counter needs of it.
 #![expect(unsafe_code, reason = "calls into libpcap through dlopen")]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::libpcap::{Compile, Library, Program};
 use crate::row::Result;
 
 /// The functions that a counter needs.
-pub(super) struct Library {
+pub(super) struct Functions {
     create: Create,
     set_snaplen: SetInt,
     set_promisc: SetInt,
@@ -30,49 +31,31 @@ type Activate = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Dispatch = unsafe extern "C" fn(*mut c_void, c_int, Callback, *mut c_uchar) -> c_int;
 type LastError = unsafe extern "C" fn(*mut c_void) -> *const c_char;
 type Close = unsafe extern "C" fn(*mut c_void);
-type Compile =
-    unsafe extern "C" fn(*mut c_void, *mut Program, *const c_char, c_int, c_uint) -> c_int;
 type SetFilter = unsafe extern "C" fn(*mut c_void, *mut Program) -> c_int;
 
 type Callback = extern "C" fn(*mut c_uchar, *const c_void, *const c_uchar);
 
-/// `struct bpf_program`; its contents are libpcap's.
-#[repr(C)]
-struct Program {
-    len: c_uint,
-    instructions: *mut c_void,
-}
-
-impl Library {
-    /// Loads `libpcap.so.0.8` from wherever the loader finds it first.
+impl Functions {
+    /// Finds them.
     pub(super) fn load() -> Result<Self> {
-        // SAFETY: a NUL-terminated name; libpcap's constructors are those of any user of it.
-        let handle = unsafe { libc::dlopen(c"libpcap.so.0.8".as_ptr(), libc::RTLD_NOW) };
-        let handle = NonNull::new(handle).ok_or("no libpcap.so.0.8")?;
-        let symbol = |name: &CStr| {
-            // SAFETY: `handle` came from dlopen and is never closed.
-            NonNull::new(unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) })
-                .map(NonNull::as_ptr)
-                .ok_or_else(|| format!("no {}", name.to_string_lossy()))
-        };
+        let library = Library::load()?;
         // SAFETY: the types are those of pcap.h 1.10 for these names.
-        Ok(unsafe {
-            use std::mem::transmute;
-            Self {
-                create: transmute::<*mut c_void, Create>(symbol(c"pcap_create")?),
-                set_snaplen: transmute::<*mut c_void, SetInt>(symbol(c"pcap_set_snaplen")?),
-                set_promisc: transmute::<*mut c_void, SetInt>(symbol(c"pcap_set_promisc")?),
-                set_timeout: transmute::<*mut c_void, SetInt>(symbol(c"pcap_set_timeout")?),
-                set_buffer_size: transmute::<*mut c_void, SetInt>(symbol(c"pcap_set_buffer_size")?),
-                activate: transmute::<*mut c_void, Activate>(symbol(c"pcap_activate")?),
-                dispatch: transmute::<*mut c_void, Dispatch>(symbol(c"pcap_dispatch")?),
-                last_error: transmute::<*mut c_void, LastError>(symbol(c"pcap_geterr")?),
-                close: transmute::<*mut c_void, Close>(symbol(c"pcap_close")?),
-                compile: transmute::<*mut c_void, Compile>(symbol(c"pcap_compile")?),
-                set_filter: transmute::<*mut c_void, SetFilter>(symbol(c"pcap_setfilter")?),
-                breakloop: transmute::<*mut c_void, Close>(symbol(c"pcap_breakloop")?),
-            }
-        })
+        unsafe {
+            Ok(Self {
+                create: library.function(c"pcap_create")?,
+                set_snaplen: library.function(c"pcap_set_snaplen")?,
+                set_promisc: library.function(c"pcap_set_promisc")?,
+                set_timeout: library.function(c"pcap_set_timeout")?,
+                set_buffer_size: library.function(c"pcap_set_buffer_size")?,
+                activate: library.function(c"pcap_activate")?,
+                dispatch: library.function(c"pcap_dispatch")?,
+                last_error: library.function(c"pcap_geterr")?,
+                close: library.function(c"pcap_close")?,
+                compile: library.function(c"pcap_compile")?,
+                set_filter: library.function(c"pcap_setfilter")?,
+                breakloop: library.function(c"pcap_breakloop")?,
+            })
+        }
     }
 
     /// Captures from a device: whole packets, promiscuous, 100 ms, [`BUFFER_BYTES`].
@@ -100,10 +83,7 @@ impl Library {
         }
         if !filter.is_empty() {
             let text = CString::new(filter)?;
-            let mut program = Program {
-                len: 0,
-                instructions: std::ptr::null_mut(),
-            };
+            let mut program = Program::EMPTY;
             // SAFETY: all of them live through both calls. The program is not freed: the process
             // needs it to its end.
             let failed = unsafe {
@@ -131,7 +111,7 @@ pub(super) fn ended() -> bool {
 
 /// An open capture.
 pub(super) struct Capture {
-    library: Library,
+    library: Functions,
     handle: NonNull<c_void>,
 }
 

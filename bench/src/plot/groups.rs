@@ -140,12 +140,11 @@ const DELIVER: Lines = Lines {
     levels: &[(200.0, "goal: 5 Mpps")],
 };
 
-/// Every name but those that end so, which only compare with another peer or say the same otherwise.
+/// Names that end so only compare with another peer, or say the same in another unit.
 const ONCE: &[&str] = &[
     "-cost:",
     "-memif:",
     "-vhost:",
-    "-host:",
     "-kernel:",
     "-interpreter:",
     "-packet:",
@@ -412,7 +411,7 @@ pub(super) const PLOTS: &[Plot] = &[
                 &["capture-", "afxdp-", "early-", "interface-"],
                 REACHED,
             )
-            .without(ONCE))],
+            .without(&["-host:", "-packet:", "-off:"]))],
             &[D(dots(
                 "Filters, of one look into a plain table or at the frame",
                 &["filters-", "filter-", "targets-"],

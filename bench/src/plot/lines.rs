@@ -182,9 +182,9 @@ impl Lines {
             let how = Text {
                 size: 10.5,
                 color: GOAL,
-                ..LABEL.anchored(Anchor::End)
+                ..LABEL
             };
-            svg.text((area.right - 2.0, y - 4.0), word, how);
+            svg.text((area.left + 3.0, y - 4.0), word, how);
         }
         svg.line((area.left, area.bottom), (area.right, area.bottom), INK, "");
         svg.line((area.left, area.top), (area.left, area.bottom), INK, "");

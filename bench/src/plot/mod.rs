@@ -33,19 +33,15 @@ enum Panel {
 /// Draws every plot that has figures into a folder, and a page of them all.
 pub(crate) fn all(figures: &[Figure], folder: &Path) -> Result<()> {
     let mut page = String::new();
-    let shares = figures.iter().filter_map(share_of_limit);
-    let figures: Vec<Figure> = figures.iter().cloned().chain(shares).collect();
-    for plot in groups::PLOTS {
-        if let Some(file) = plot.draw(&figures) {
-            let name = format!("{}.svg", plot.name);
-            std::fs::write(folder.join(&name), file)?;
-            let title = escape(plot.title);
-            // Writing to a string cannot fail.
-            let _ = writeln!(
-                page,
-                "<h2>{title}</h2>\n<img src=\"{name}\" alt=\"{title}\">"
-            );
-        }
+    for drawing in drawings(figures) {
+        let name = format!("{}.svg", drawing.name);
+        std::fs::write(folder.join(&name), drawing.file)?;
+        let title = escape(drawing.title);
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            page,
+            "<h2>{title}</h2>\n<img src=\"{name}\" alt=\"{title}\">"
+        );
     }
     let machine = escape(&report::machine());
     let page = format!(
@@ -55,6 +51,34 @@ pub(crate) fn all(figures: &[Figure], folder: &Path) -> Result<()> {
          and the highest round. All figures: <a href=\"results.json\">results.json</a>.</p>\n{page}"
     );
     Ok(std::fs::write(folder.join("index.html"), page)?)
+}
+
+/// A plot that was drawn.
+pub(crate) struct Drawing {
+    /// The file's name without its end.
+    pub(crate) name: &'static str,
+    pub(crate) title: &'static str,
+    /// An SVG file.
+    pub(crate) file: String,
+    /// Which figures are in it.
+    pub(crate) shows: Vec<usize>,
+}
+
+/// Every plot that has figures, in the order of the page.
+pub(crate) fn drawings(figures: &[Figure]) -> Vec<Drawing> {
+    let shares = figures.iter().filter_map(share_of_limit);
+    let all: Vec<Figure> = figures.iter().cloned().chain(shares).collect();
+    let drawing = |plot: &Plot| {
+        Some(Drawing {
+            name: plot.name,
+            title: plot.title,
+            file: plot.draw(&all)?,
+            shows: (0..figures.len())
+                .filter(|&at| plot.shows(&figures[at]))
+                .collect(),
+        })
+    };
+    groups::PLOTS.iter().filter_map(drawing).collect()
 }
 
 /// How much of its limit a figure reaches, as a figure of its own: its name has a colon behind it.
@@ -71,6 +95,12 @@ fn share_of_limit(figure: &Figure) -> Option<Figure> {
 }
 
 impl Plot {
+    fn shows(&self, figure: &Figure) -> bool {
+        let alone = std::slice::from_ref(figure);
+        let mut panels = self.panels.iter().copied().flatten();
+        panels.any(|panel| panel.has_any(alone))
+    }
+
     /// The file, if any figure is in it.
     fn draw(&self, figures: &[Figure]) -> Option<String> {
         let mut shapes = Vec::new();
