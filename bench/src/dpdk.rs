@@ -1,10 +1,11 @@
 //! DPDK's side of the peers: two `dpdk-testpmd`, one that sends and one that receives.
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use crate::row::{Plan, Result};
 use crate::sys;
@@ -119,5 +120,19 @@ pub(crate) fn socket(kind: &str) -> Result<String> {
     Ok(text.to_owned())
 }
 
-/// Longest time between two rates, and from the start to the first.
-const PATIENCE: Duration = Duration::from_secs(12);
+/// Waits until the side that listens has made its socket.
+pub(crate) fn await_socket(path: &str) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !Path::new(path).exists() {
+        if Instant::now() > deadline {
+            return Err(format!("testpmd makes no {path}").into());
+        }
+        sleep(Duration::from_millis(50));
+    }
+    // It listens soon after.
+    sleep(Duration::from_millis(500));
+    Ok(())
+}
+
+/// Longest time between two rates, and from the start to the first: on a busy machine it takes long.
+const PATIENCE: Duration = Duration::from_secs(40);

@@ -1,9 +1,6 @@
 //! The peer: DPDK's memif between two `dpdk-testpmd`.
 
-use std::thread::sleep;
-use std::time::Duration;
-
-use crate::dpdk::{Place, Testpmd, patiently, socket};
+use crate::dpdk::{Place, Testpmd, await_socket, patiently, socket};
 use crate::row::{Plan, Result};
 
 /// The peer's name in the table.
@@ -34,7 +31,7 @@ fn attempt(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
         (0..interfaces).map(device).collect()
     };
     let mut server = Testpmd::start(Place::First, &devices("server"), &["--forward-mode=rxonly"])?;
-    sleep(Duration::from_millis(700));
+    await_socket(&socket)?;
     let sending = ["--forward-mode=txonly", &format!("--txpkts={len}")];
     let _client = Testpmd::start(Place::Second, &devices("client"), &sending)?;
     server.received(plan, interfaces)

@@ -1,9 +1,6 @@
 //! The peer: DPDK's vhost-user and virtio-user between two `dpdk-testpmd`.
 
-use std::thread::sleep;
-use std::time::Duration;
-
-use crate::dpdk::{Place, Testpmd, patiently, socket};
+use crate::dpdk::{Place, Testpmd, await_socket, patiently, socket};
 use crate::row::{Plan, Result};
 
 /// The peer's name in the table.
@@ -31,7 +28,9 @@ fn attempt(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
     let host = devices(&|id, path| format!("--vdev=net_vhost{id},iface={path},queues=1"));
     let sending = ["--forward-mode=txonly", &format!("--txpkts={len}")];
     let _host = Testpmd::start(Place::Second, &host, &sending)?;
-    sleep(Duration::from_millis(700));
+    for path in &sockets {
+        await_socket(path)?;
+    }
     let guest = devices(&|id, path| {
         format!(
             "--vdev=net_virtio_user{id},path={path},queues=1,queue_size=1024,packed_vq=1,in_order=1,\
