@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use vnplug::Client;
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, guest_program};
+use vnplug_e2e::daemon::{Daemon, guest_program, program};
 
 /// The indented blocks of a section of the README, as one script.
 fn script(heading: &str) -> String {
@@ -36,6 +36,46 @@ fn run(script: &str, dir: &Path, daemon: &Daemon) -> Output {
         .stdin(std::process::Stdio::null())
         .output()
         .unwrap()
+}
+
+/// A section that starts a daemon of its own, where `/run` is: the sockets and the names of network
+/// namespaces in it are this run's alone. The daemon ends with the shell.
+fn run_apart(script: &str) -> Output {
+    let programs = program("vnplugd").unwrap();
+    let path = format!(
+        "{}:{}",
+        programs.parent().unwrap().display(),
+        std::env::var("PATH").unwrap()
+    );
+    let whole = format!("mount -t tmpfs none /run\n{script}");
+    Command::new("timeout")
+        .args(["-k", "5", "120", "unshare", "--mount", "--pid", "--fork"])
+        .args(["--kill-child", "--mount-proc", "sh", "-exc", &whole])
+        .env("PATH", path)
+        .env_remove("VNPLUG_SOCKET")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn a_wire_is_received_sent_on_dropped_early_shared_and_timed() {
+    program("vnplug").unwrap();
+    // A veth loses what a busy machine fetches late, and the witness says so with its status.
+    let script = script("## On a wire").replace("wait $!", "wait $! || test $? = 3");
+    let output = run_apart(&script);
+    let told = String::from_utf8_lossy(&output.stdout);
+    let said = format!("{told}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    assert!(told.contains("XDP native"), "{said}");
+    assert!(said.contains("20,000 frames written"), "{said}");
+    assert!(told.contains("0 corrupt"), "{said}");
+    let early = told.lines().find(|line| line.contains("source wire1:"));
+    let early = early.and_then(|line| line.split(" + ").find(|part| part.contains("early")));
+    let count = early.and_then(|part| part.split(' ').next());
+    let count: u64 = count.unwrap().replace(',', "").parse().unwrap();
+    assert!(count > 0, "{said}");
+    assert!(told.contains("echo_p99_ns"), "{said}");
 }
 
 #[test]
