@@ -1,60 +1,23 @@
-//! Groups of the host: several QEMU guests, and processes, read one copy of each packet from a
-//! device that none of the guests can write.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! Groups of the host, seen from the host: who is let in, who is told why not, and members that harm
+//! themselves alone. `host_groups_guests` has real guests.
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use vnplug::{Client, Next, Port};
-use vnplug_e2e::daemon::{Daemon, guest_program, label, program, value};
-use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig};
-use vnplug_ring::control::{Counted, Grant, HostGroup, VmKind, VmReady, VmSpec};
-use vnplug_ring::witness::{Checker, Parsed, View, parse};
+use vnplug::{Client, Next};
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{Daemon, label, refusal, value};
+use vnplug_e2e::raw::{Raw, open};
+use vnplug_ring::control::{
+    ArenaHome, Counted, Grant, HostGroup, Message, Open, Opened, Role, VmKind, VmReady, VmSpec,
+};
+use vnplug_ring::layout::{LIFE, Life, TAIL};
 
 const LIMIT: Duration = Duration::from_secs(240);
-const SOURCE: &str = "lab=gen,pps=1000,size=100-1000,flows=4,protocols=udp4+tcp4";
-
-fn boot(lab: &Lab, machine: Machine) -> Guest {
-    let image = Image::default().file(guest_program().unwrap(), "/bin/vnplug", 0o755);
-    let config = QemuConfig {
-        machine,
-        image,
-        ..QemuConfig::default()
-    };
-    Qemu::boot(lab, config).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// Runs the `vnplug` command on the host.
-fn vnplug(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String) {
-    let mut command = Command::new(program("vnplug").unwrap());
-    let socket = daemon.socket();
-    let output = command.arg("--socket").arg(socket).args(args).output();
-    let output = output.unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8(text).unwrap())
-}
-
-fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> (Option<i32>, String) {
-    let qmp = guest.qmp_path().unwrap();
-    let qmp = qmp.to_str().unwrap();
-    let args = ["attach", "qemu", "--qmp", qmp, "--name", name];
-    vnplug(
-        daemon,
-        &[&args[..], &["--allow", "lab", "--pool", "8M"], more].concat(),
-    )
-}
-
-fn agent(guest: &Guest) -> Job {
-    let job = guest.spawn("exec vnplug agent 2>&1").unwrap();
-    eventually("the agent answers", || {
-        let list = guest.run("vnplug list 2>&1", LIMIT).unwrap();
-        list.status == 0
-    });
-    job
-}
 
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
@@ -72,237 +35,111 @@ fn members(daemon: &Daemon, group: &str) -> Vec<Counted> {
         .collect()
 }
 
-/// What a port has now, each with its sequence.
-fn take(port: &mut Port, frames: &mut Vec<(u64, Vec<u8>)>) {
-    loop {
-        match port.next().unwrap() {
-            Next::Packet(packet) => frames.push((sequence(packet.bytes), packet.bytes.to_vec())),
-            Next::Nothing => return,
-            Next::Ended => panic!("the source does not end"),
+/// Asks for a VM that sees `filter` of `lab`, with groups (name, source, bytes of an arena).
+fn spec(name: &str, filter: &str, groups: &[(&str, &str, u64)]) -> VmSpec {
+    let group = |&(name, source, arena_bytes): &(&str, &str, u64)| HostGroup {
+        name: name.into(),
+        source: source.into(),
+        arena_bytes,
+    };
+    VmSpec {
+        name: name.into(),
+        kind: VmKind::Qemu,
+        pool_bytes: 1 << 20,
+        vectors: 0,
+        allow: vec![Grant {
+            source: "lab".into(),
+            filter: filter.into(),
+        }],
+        owner: 7,
+        groups: groups.iter().map(group).collect(),
+    }
+}
+
+/// Opens a port in group `g` as the agent of a VM.
+fn member(agent: &mut Raw, device: &str) -> Result<Opened, String> {
+    let request = Open {
+        group: "g".into(),
+        ..open(device, 1 << 14)
+    };
+    match agent.ask(&Message::Open(request), 1) {
+        Message::Opened(opened) => {
+            assert_eq!(opened.arenas.home, ArenaHome::Apart);
+            assert!(agent.take_fds().is_empty(), "a VM gets no descriptors");
+            Ok(opened)
         }
+        other => Err(refusal(other).1),
     }
 }
-
-fn sequence(frame: &[u8]) -> u64 {
-    match parse(frame) {
-        Parsed::Witness(witness) => witness.seq,
-        other => panic!("not a whole frame of the generator: {other:?}"),
-    }
-}
-
-/// The frames of a pcap file that a guest wrote.
-fn pull(guest: &Guest, lab: &Lab, path: &str) -> Vec<(u64, Vec<u8>)> {
-    let here = lab.dir().join("pulled");
-    guest.pull(path, &here, LIMIT).unwrap();
-    let bytes = std::fs::read(&here).unwrap();
-    let mut frames = Vec::new();
-    let mut rest = &bytes[24..];
-    while !rest.is_empty() {
-        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
-        let frame = rest[16..16 + len].to_vec();
-        frames.push((sequence(&frame), frame));
-        rest = &rest[16 + len..];
-    }
-    frames
-}
-
-/// The files in the daemon's pool directory that end so.
-fn files(dir: &Path, end: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).unwrap().flatten();
-    let paths = entries.map(|entry| entry.path());
-    paths
-        .filter(|path| path.to_str().unwrap().ends_with(end))
-        .collect()
-}
-
-/// Stores a word at `offset` of the guest's device whose memory begins with `magic`, as the guest's
-/// root can, and tells what it reads there afterwards.
-fn store(guest: &Guest, magic: &str, offset: u64, word: u64) -> String {
-    let script = format!(
-        "for d in /sys/bus/pci/devices/*; do
-            [ $(cat $d/device) = 0x1110 ] || continue
-            a=$(sed -n 3p $d/resource | cut -d' ' -f1)
-            [ $(devmem $a 64) = {magic} ] || continue
-            devmem $((a + {offset})) 64 {word:#x} && devmem $((a + {offset})) 64
-         done 2>&1"
-    );
-    guest.run(&script, LIMIT).unwrap().text()
-}
-
-/// `VNPLAREN` and `VNPLPOOL`, as `devmem` shows them.
-const ARENA: &str = "0x4E4552414C504E56";
-const POOL: &str = "0x4C4F4F504C504E56";
 
 #[test]
-fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
+fn a_member_that_lags_lies_or_dies_harms_itself_alone() {
     let lab = Lab::new().unwrap();
-    let mut daemon = Daemon::start(&lab, None, &["--source", SOURCE]).unwrap();
-    let (pc, q35) = std::thread::scope(|scope| {
-        let pc = scope.spawn(|| boot(&lab, Machine::Pc));
-        let q35 = boot(&lab, Machine::Q35 { root_ports: 3 });
-        (pc.join().unwrap(), q35)
-    });
-    let (code, text) = plug(&daemon, &pc, "pc", &["--group", "ids=lab,16M"]);
-    assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("group ids (32 MiB)"), "{text}");
-    // Again is nothing; with another group is refused.
-    let (code, text) = plug(&daemon, &pc, "pc", &["--group", "ids=lab,16M"]);
-    assert!(code == Some(0) && text.contains("nothing to do"), "{text}");
-    let (code, text) = plug(&daemon, &q35, "q35", &["--group", "ids=lab,1M"]);
-    assert!(
-        code == Some(1) && text.contains("arenas of 16777216 bytes"),
-        "{text}"
-    );
-    let (code, text) = plug(&daemon, &q35, "q35", &["--group", "ids=lab"]);
-    assert_eq!(code, Some(0), "{text}");
-    let (_pc_agent, _q35_agent) = (agent(&pc), agent(&q35));
-
-    // What private rings on the host get.
-    let private = |filter: &str| {
-        let port = daemon.port("lab").ring_bytes(1 << 24).filter(filter);
-        (port.open().unwrap(), Vec::new())
+    let source = "lab=gen,pps=20000,queues=2,size=200";
+    let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let mut attach = |name| {
+        let ready = client.attach_vm(spec(name, "", &[("g", "lab", 1 << 20)]));
+        let ready = ready.unwrap();
+        let mut agent = Raw::connect(ready.control_path.as_ref());
+        agent.hello(Role::Agent);
+        (ready, agent)
     };
-    let (mut udp, mut tcp) = (private("udp"), private("tcp"));
-    // A process of the operator's is a member, too.
-    let mut process = daemon.port("lab").group("ids").open().unwrap();
-    let dump = "vnplug dump host:lab --group ids -c 3000 -w /tmp/frames.pcap";
-    let in_pc = pc.spawn(&format!("{dump} -f udp 2>&1")).unwrap();
-    let in_q35 = q35.spawn(&format!("{dump} -f tcp 2>&1")).unwrap();
-    eventually("three are in the group", || {
-        members(&daemon, "ids").len() == 3
-    });
-    let counters = members(&daemon, "ids");
-    for port in &counters {
-        assert_eq!(value(port, "arena_bytes"), 16 << 20);
-    }
-    let mut checker = Checker::new(View::Whole);
-    let (done_pc, done_q35) = std::thread::scope(|scope| {
-        let done = scope.spawn(|| (in_pc.wait(LIMIT).unwrap(), in_q35.wait(LIMIT).unwrap()));
-        while !done.is_finished() {
-            process.batch(1000).for_each(|packet| {
-                checker.feed(packet.unwrap().bytes);
-            });
-            take(&mut udp.0, &mut udp.1);
-            take(&mut tcp.0, &mut tcp.1);
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        done.join().unwrap()
-    });
-    assert!(done_pc.success(), "{}", done_pc.text());
-    assert!(done_q35.success(), "{}", done_q35.text());
-    std::thread::sleep(Duration::from_millis(100));
-    for (guest, private) in [(&pc, &mut udp), (&q35, &mut tcp)] {
-        take(&mut private.0, &mut private.1);
-        assert_eq!(private.0.dropped(), 0);
-        let frames = pull(guest, &lab, "/tmp/frames.pcap");
-        assert_eq!(frames.len(), 3000);
-        let (first, last) = (frames[0].0, frames[2999].0);
-        let of_range = private.1.iter().filter(|it| (first..=last).contains(&it.0));
-        assert!(frames.iter().eq(of_range), "not what a private ring got");
-    }
-    assert_eq!((process.dropped(), checker.corrupt()), (0, 0));
-    // The process was the first member and has everything.
-    let counters = members(&daemon, "ids");
-    let whole = counters
-        .iter()
-        .find(|it| it.name == process.number().to_string());
-    let whole = whole.unwrap();
-    let (copies, delivered) = (value(whole, "arena_copies"), value(whole, "delivered"));
-    assert!(
-        copies.abs_diff(delivered) < 1_000 && copies >= 6_000,
-        "one copy for all: {copies} of {delivered}"
-    );
+    let ((ready, mut lagging), (liars, mut liar)) = (attach("a"), attach("b"));
+    let of_all = member(&mut lagging, "lab").unwrap();
+    let of_one = member(&mut liar, "lab@1").unwrap();
+    // One file, an arena for each queue, told from others by the first one's epoch.
+    assert_eq!(ready.arenas, liars.arenas);
+    assert_eq!(of_all.arenas.memory, of_one.arenas.memory);
+    assert_eq!(of_all.arenas.places[1..], of_one.arenas.places);
+    let mut epoch = [0; 8];
+    let (path, len) = &ready.arenas[0];
+    let file = File::open(path).unwrap();
+    file.read_exact_at(&mut epoch, 0x10).unwrap();
+    assert_eq!(u64::from_le_bytes(epoch), of_all.arenas.memory);
+    assert_eq!(of_all.arenas.map_len, *len);
 
-    // The guest's root writes where it can: of the arena nothing changes.
-    let pools = files_dir(&daemon, "q35");
-    let [arena] = files(&pools, "-ids.arena").try_into().unwrap();
-    let word = |path: &Path, offset: u64| {
-        let mut word = [0; 8];
-        File::open(path)
-            .unwrap()
-            .read_exact_at(&mut word, offset)
-            .unwrap();
-        u64::from_le_bytes(word)
+    let mut honest = daemon.port("lab").group("g").open().unwrap();
+    let mut goes_on = |what: &str, mut also: Box<dyn FnMut() -> bool + '_>| {
+        let before = honest.counts().received;
+        eventually(what, || {
+            honest
+                .batch(10_000)
+                .for_each(|packet| assert!(packet.is_ok()));
+            honest.counts().received > before + 5_000 && also()
+        });
     };
-    let (end, pool_end) = ((32 << 20) - 8, (8 << 20) - 8);
-    let epoch = word(&arena, 0x10);
-    let reader = pc.spawn("vnplug count host:lab --group ids --witness --json -t 600 2>&1");
-    let reader = reader.unwrap();
-    for (offset, lie) in [(0x80, u64::MAX / 2), (0x10, 1), (0x1000, 7), (end, 7)] {
-        let seen = store(&q35, ARENA, offset, lie);
-        assert!(
-            seen.starts_with("0x") && seen != format!("{lie:#018X}").replace('X', "x"),
-            "{offset:#x}: {seen:?}"
-        );
-    }
-    assert_eq!((word(&arena, 0x10), word(&arena, end)), (epoch, 0));
-    // The control: its own pool it writes so.
-    assert_eq!(store(&q35, POOL, pool_end, 0x7777), "0x0000000000007777");
-    let [pool] = files(&pools, "-q35.pool").try_into().unwrap();
-    assert_eq!(word(&pool, pool_end), 0x7777);
+    // The first one never reads.
+    let port = |number: u32| {
+        let ports = members(&daemon, "g").into_iter();
+        ports.into_iter().find(|it| it.name == number.to_string())
+    };
+    let full = || value(&port(of_all.port).unwrap(), "dropped_full") > 0;
+    goes_on("one lags", Box::new(full));
+    // The second one writes nonsense into its ring.
+    let mut options = File::options();
+    let pool = options.read(true).write(true).open(&liars.pool_path);
+    let pool = pool.unwrap();
+    let memory = vnplug::map_memory(pool.as_fd(), of_one.map_len).unwrap();
+    let place = of_one.rings[0];
+    let ring = memory.part(place.offset, place.len).unwrap();
+    let found_out = || {
+        ring.store_u64(TAIL, 0x1234_5678, Ordering::Release);
+        Life::from_word(ring.load_u64(LIFE, Ordering::Acquire)) == Life::Quarantined
+    };
+    goes_on("one lies", Box::new(found_out));
+    drop(liar);
+    let gone = || port(of_one.port).is_none();
+    goes_on("one dies", Box::new(gone));
+    assert_eq!(honest.dropped(), 0);
 
-    // In its own pool a guest has groups as ever.
-    let own = "vnplug count host:lab --group own --arena 1M --witness --json --packets 2000 2>&1";
-    let own: Vec<Job> = (0..2).map(|_| q35.spawn(own).unwrap()).collect();
-    for output in own {
-        let output = output.wait(LIMIT).unwrap();
-        let text = output.text();
-        assert!(
-            output.success() && text.contains("\"perfect\":true"),
-            "{text}"
-        );
-    }
-
-    // The daemon dies and comes back: the same file, the same devices.
-    daemon.kill();
-    daemon.launch().unwrap();
-    eventually("the reader is back", || {
-        let ports = members(&daemon, "ids");
-        ports.iter().any(|port| value(port, "delivered") > 500)
+    // Who owns the file can truncate it: nobody joins any more, and nothing else happens.
+    let file = File::options().write(true).open(path).unwrap();
+    file.set_len(4096).unwrap();
+    eventually("the daemon notices", || {
+        member(&mut lagging, "lab").is_err_and(|why| why.contains("was truncated"))
     });
-
-    // One guest is killed; the others read on, and with the last the file goes.
-    q35.kill();
-    let before = value(&members(&daemon, "ids")[0], "delivered");
-    eventually("the other guest reads on", || {
-        let ports = members(&daemon, "ids");
-        ports
-            .iter()
-            .any(|port| value(port, "delivered") > before + 2_000)
-    });
-    reader.signal("INT").unwrap();
-    let output = reader.wait(LIMIT).unwrap();
-    let text = output.text();
-    assert_eq!(output.status, 0, "{text}");
-    for what in ["\"lost\":0", "\"corrupt\":0", "\"reopened\":1"] {
-        assert!(text.contains(what), "{what}: {text}");
-    }
-    Client::connect_to(&daemon.socket())
-        .unwrap()
-        .detach_own_vm("q35", 0)
-        .unwrap();
-    assert!(arena.exists());
-    let qmp = pc.qmp_path().unwrap();
-    let detach = ["detach", "qemu", "--qmp", qmp.to_str().unwrap()];
-    let (code, text) = vnplug(&daemon, &[&detach[..], &["--name", "pc"]].concat());
-    assert_eq!(code, Some(0), "{text}");
-    assert!(!arena.exists());
-    let devices = pc.run("cat /sys/bus/pci/devices/*/device", LIMIT).unwrap();
-    assert!(!devices.text().contains("0x1110"), "{}", devices.text());
     daemon.audit();
-}
-
-/// Where the pool of a VM lies.
-fn files_dir(daemon: &Daemon, vm: &str) -> PathBuf {
-    let record = daemon
-        .socket()
-        .parent()
-        .unwrap()
-        .join(format!("vms/{vm}.toml"));
-    let record = std::fs::read_to_string(&record).unwrap_or_else(|error| panic!("{error}"));
-    let line = record.lines().find_map(|it| it.strip_prefix("pool = \""));
-    let pool = PathBuf::from(line.unwrap().trim_end_matches('"'));
-    pool.parent().unwrap().to_owned()
 }
 
 #[test]
@@ -312,23 +149,7 @@ fn who_asks_for_an_impossible_group_is_told_what_to_do() {
     let daemon = Daemon::start(&lab, None, &sources).unwrap();
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let mut attach = |name: &str, filter: &str, groups: &[(&str, &str, u64)]| {
-        let group = |&(name, source, arena_bytes): &(&str, &str, u64)| HostGroup {
-            name: name.into(),
-            source: source.into(),
-            arena_bytes,
-        };
-        client.attach_vm(VmSpec {
-            name: name.into(),
-            kind: VmKind::Qemu,
-            pool_bytes: 1 << 20,
-            vectors: 0,
-            allow: vec![Grant {
-                source: "lab".into(),
-                filter: filter.into(),
-            }],
-            owner: 7,
-            groups: groups.iter().map(group).collect(),
-        })
+        client.attach_vm(spec(name, filter, groups))
     };
     let refused = |attached: Result<VmReady, vnplug::Error>, why: &str| {
         let error = attached.expect_err(why).to_string();
