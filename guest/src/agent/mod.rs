@@ -26,11 +26,13 @@
 //! message or an unread backlog closes the connection, and connections per user are limited. An
 //! application with too many requests under way is read again when one is answered.
 
+mod accept;
 mod app;
 mod arena;
 mod channel;
 mod doorbell;
 mod find;
+mod phase;
 mod relay;
 mod room;
 mod serve;

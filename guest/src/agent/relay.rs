@@ -13,7 +13,8 @@ use vnplug_ring::control::{ArenaHome, Header, Message, Opened, RingPlace, Role, 
 use super::app::Hangup;
 use super::arena;
 use super::doorbell::Line;
-use super::serve::{Agent, Phase};
+use super::phase::Phase;
+use super::serve::Agent;
 use crate::error::Error;
 
 /// An open port of an application.

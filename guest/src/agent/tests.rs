@@ -2,7 +2,8 @@
 
 use vnplug_ring::control::{Header, Message, VERSION, code};
 
-use super::serve::{Agent, Phase};
+use super::phase::Phase;
+use super::serve::Agent;
 use super::{AgentConfig, AgentDevice};
 
 /// An agent that knows its host, and has no channel.

@@ -1,0 +1,251 @@
+//! The agent's phases: finding the device, greeting the host, noticing that either is gone.
+
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use vnplug_ring::control::{Message, Role, VERSION};
+
+use super::AgentDevice;
+use super::channel::{Channel, Heard};
+use super::doorbell;
+use super::find::{Identity, find};
+use super::serve::{Agent, CHANNEL, DOORBELL};
+
+/// See the table in [`super`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Searching,
+    Silent,
+    Greeting,
+    Up,
+}
+
+impl Agent {
+    /// Says Hello, which closes all ports of this channel on the host.
+    pub(super) fn greet(&mut self) {
+        if let Some(channel) = &mut self.channel {
+            channel.reset();
+        }
+        self.hello_id = self.next_id();
+        let hello = Message::Hello {
+            min_version: VERSION,
+            max_version: VERSION,
+            role: Role::Agent,
+            name: format!("vnplug agent {}", env!("CARGO_PKG_VERSION")),
+            live: self.live(),
+            vectors: self.doorbell.as_ref().map_or(0, |it| it.vectors),
+        };
+        self.phase = Phase::Greeting;
+        self.probes.clear();
+        self.say(&hello, self.hello_id, 0);
+        self.greetings += 1;
+        self.tick_in(if self.greetings > 5 {
+            SLOW_GREETING
+        } else {
+            GREETING
+        });
+    }
+
+    /// The answer to Hello.
+    pub(super) fn welcomed(&mut self, message: Message) {
+        if self.phase != Phase::Greeting {
+            return;
+        }
+        match message {
+            Message::Welcome {
+                version,
+                server,
+                pool_id,
+            } if version == VERSION => {
+                let ours = self.pools.iter().position(|pool| pool.header.id == pool_id);
+                let Some(ours) = ours else {
+                    log::warn!("the host's pool {pool_id:#x} is not plugged in (yet)");
+                    return self.close_channel();
+                };
+                self.pools.swap(0, ours);
+                self.pools.truncate(1);
+                self.greetings = 0;
+                if self.take_doorbell() {
+                    return self.greet();
+                }
+                log::info!("connected to {server:?}");
+                self.phase = Phase::Up;
+                self.tick_in(PROBE);
+            }
+            Message::Error { text, .. } => log::warn!("the host refuses: {text:?}"),
+            other => log::warn!("the host answers a greeting with kind {}", other.kind()),
+        }
+    }
+
+    pub(super) fn tick(&mut self) {
+        if !matches!(self.phase, Phase::Searching) && !self.is_plugged() {
+            log::info!("the device was unplugged");
+            self.lose("the host's device was unplugged");
+            self.close_channel();
+        }
+        match self.phase {
+            Phase::Searching => self.search(),
+            Phase::Silent => {
+                if self.channel.as_ref().is_some_and(Channel::is_connected) {
+                    self.begin();
+                } else {
+                    self.tick_in(SEARCH);
+                }
+            }
+            Phase::Greeting => self.greet(),
+            Phase::Up => self.ask(),
+        }
+    }
+
+    /// Asks whether the host still knows us: a tty does not tell when its other end restarts.
+    pub(super) fn ask(&mut self) {
+        if !self.probes.is_empty() {
+            self.missed += 1;
+        }
+        if self.missed >= 2 {
+            log::info!("the host does not answer");
+            self.lose("the host does not answer");
+            return self.greet();
+        }
+        if self.ports.is_empty() && self.pending.is_empty() && self.take_doorbell() {
+            return self.greet();
+        }
+        let id = self.next_id();
+        self.probes.push_back(id);
+        if self.probes.len() > MAX_PROBES {
+            self.probes.pop_front();
+        }
+        self.say(&Message::List, id, 0);
+        self.tick_in(PROBE);
+    }
+
+    fn search(&mut self) {
+        self.tick_in(SEARCH);
+        let found = match find(&self.config.device) {
+            Ok(Some(found)) => found,
+            Ok(None) => return,
+            Err(error) => return log::warn!("{error}"),
+        };
+        match Channel::new(found.channel) {
+            Ok(channel) => self.channel = Some(channel),
+            Err(error) => return log::warn!("{error}"),
+        }
+        (self.pools, self.channel_id) = (found.pools, found.channel_id);
+        log::info!(
+            "found memory and channel of VM {:?}",
+            self.pools[0].header.name
+        );
+        self.phase = Phase::Silent;
+        self.tick();
+    }
+
+    /// The channel's other end is connected: listen and say Hello.
+    fn begin(&mut self) {
+        let Some(channel) = &self.channel else {
+            return;
+        };
+        self.channel_writes = false;
+        if let Err(error) = self.watch(channel, CHANNEL) {
+            log::warn!("{error}");
+            return self.close_channel();
+        }
+        self.greetings = 0;
+        self.shunned = None;
+        self.greet();
+    }
+
+    /// Takes a doorbell into use, if there is one that works and we have none; then the host has
+    /// to be told.
+    fn take_doorbell(&mut self) -> bool {
+        let Some(pool_id) = self.pools.first().map(|pool| pool.header.id) else {
+            return false;
+        };
+        let given = matches!(self.config.device, AgentDevice::Given { .. });
+        let held = self.doorbell.as_ref().map(|it| it.pool_id);
+        if !self.config.doorbell || given || held == Some(pool_id) {
+            return false;
+        }
+        self.doorbell = None;
+        match doorbell::find(pool_id, self.shunned.as_ref()) {
+            None => return held.is_some(),
+            Some(Err(unusable)) => {
+                log::warn!("{unusable}; readers are woken over the channel");
+                self.shunned = Some(unusable.id);
+                return held.is_some();
+            }
+            Some(Ok(doorbell)) => match self.watch(&doorbell, DOORBELL) {
+                Ok(()) => self.doorbell = Some(Rc::new(doorbell)),
+                Err(error) => {
+                    log::warn!("{error}");
+                    self.shunned = Some(doorbell.id);
+                    return held.is_some();
+                }
+            },
+        }
+        true
+    }
+
+    /// The doorbell is being unplugged: its ports open again and are woken over the channel.
+    pub(super) fn give_doorbell_back(&mut self) {
+        log::info!("the doorbell is being unplugged");
+        self.lose("the doorbell is being unplugged");
+        self.shunned = self.doorbell.take().map(|it| it.id.clone());
+        self.greet();
+    }
+
+    pub(super) fn hear(&mut self) {
+        let Some(channel) = &mut self.channel else {
+            return;
+        };
+        channel.flush();
+        let mut messages = Vec::new();
+        let heard = channel.hear(&mut messages);
+        for (header, message) in messages {
+            self.host_says(&header, message);
+        }
+        if heard == Heard::HungUp {
+            log::info!("the channel's other end is gone");
+            self.lose("the host's daemon is gone");
+            self.doorbell = None;
+            if let Some(channel) = &mut self.channel {
+                channel.reset();
+                self.phase = Phase::Silent;
+                self.tick_at = Instant::now() + SEARCH;
+                // A hung-up descriptor is always ready.
+                if let Err(errno) = epoll::delete(&self.epoll, channel.as_fd()) {
+                    log::debug!("the channel was not watched: {errno}");
+                }
+            }
+        }
+    }
+
+    fn close_channel(&mut self) {
+        self.channel = None;
+        self.channel_id = None;
+        self.doorbell = None;
+        self.pools.clear();
+        self.phase = Phase::Searching;
+        self.tick_in(SEARCH);
+    }
+
+    fn is_plugged(&self) -> bool {
+        let pools = self.pools.iter().filter_map(|pool| pool.id.as_ref());
+        self.channel_id
+            .iter()
+            .chain(pools)
+            .all(Identity::still_there)
+    }
+}
+
+/// Between looks for the device, and for the host's end of the channel.
+const SEARCH: Duration = Duration::from_millis(300);
+/// Before Hello is said again.
+const GREETING: Duration = Duration::from_millis(500);
+/// The same when the host has not answered for long.
+const SLOW_GREETING: Duration = Duration::from_secs(2);
+/// Between questions whether the host is still there.
+const PROBE: Duration = Duration::from_secs(5);
+/// Questions that are remembered.
+const MAX_PROBES: usize = 8;
