@@ -6,9 +6,11 @@ use vnplug_e2e::daemon::Daemon;
 
 use super::host::vnplug;
 use super::{Series, WARM_UP, Way, frames, line_rate};
-use crate::row::{Figure, Plan, Result};
+use crate::handoff::{Reading, Sizes};
+use crate::limit::{self, Bare};
+use crate::row::{Figure, Plan, Result, Samples};
+use crate::sys;
 use crate::wire::{Load, Wire};
-use crate::{limit, sys};
 
 /// Rate, loss and processor time of the three, flat out.
 pub(crate) fn af_xdp(plan: &Plan) -> Result<Vec<Figure>> {
@@ -32,6 +34,7 @@ pub(crate) fn af_xdp(plan: &Plan) -> Result<Vec<Figure>> {
         let mut figures = Vec::new();
         for size in [64, 1514] {
             let mut series: [Series; 3] = Default::default();
+            let mut bare = Samples::default();
             for round in 1..=plan.rounds {
                 let load = Load::Steady(line_rate(size));
                 for (way, (series, name)) in ways.iter_mut().zip(series.iter_mut().zip(NAMES)) {
@@ -39,24 +42,25 @@ pub(crate) fn af_xdp(plan: &Plan) -> Result<Vec<Figure>> {
                     eprintln!("  round {round}, {size} B: {name} {turn}");
                     series.push(&turn);
                 }
+                let one = Bare::one(Sizes::One(size), 1 << 19, Reading::Header);
+                bare.push(one.mpps(plan.time / 8)?);
             }
-            figures.extend(compared(size, &series));
+            figures.extend(compared(size, &series, &bare));
         }
         Ok(figures)
     })
 }
 
-fn compared(size: usize, [xdp, pcap, packet]: &[Series; 3]) -> Vec<Figure> {
+fn compared(size: usize, [xdp, pcap, packet]: &[Series; 3], bare: &Samples) -> Vec<Figure> {
     let note = format!(
         "{size}-byte frames flat out, at most 10 Gbit/s, on a veth (native XDP, the kernel copies \
          once); pcap_dispatch over the drop-in and over libpcap; processor time of daemon and reader, \
          without what the kernel does in the sender's time"
     );
-    let figure = |suffix: &str,
-                  unit,
-                  ours: &crate::row::Samples,
-                  peer: &str,
-                  theirs: &crate::row::Samples| Figure {
+    // Microseconds per packet are seconds per million packets, of one CPU and of both.
+    let [daemon, both]: [Samples; 2] =
+        [1.0, 2.0].map(|cpus| bare.all().iter().map(|mpps| cpus / mpps).collect());
+    let figure = |suffix: &str, unit, ours: &Samples, peer: &str, theirs: &Samples| Figure {
         name: format!("afxdp-{size}{suffix}"),
         unit,
         ours: ours.clone(),
@@ -68,18 +72,20 @@ fn compared(size: usize, [xdp, pcap, packet]: &[Series; 3]) -> Vec<Figure> {
     vec![
         figure("", "Mpps", &xdp.rate, libpcap, &pcap.rate).limited(limit::SENDER, &xdp.offered),
         figure("-loss", "% lost", &xdp.lost, libpcap, &pcap.lost),
-        figure("-cpu", COST, &xdp.cost, libpcap, &pcap.cost),
-        figure("-daemon", COST, &xdp.daemon_cost, libpcap, &pcap.cost),
+        figure("-cpu", COST, &xdp.cost, libpcap, &pcap.cost).limited(limit::BARE, &both),
+        figure("-daemon", COST, &xdp.daemon_cost, libpcap, &pcap.cost)
+            .limited(limit::BARE, &daemon),
         figure("-packet", "Mpps", &xdp.rate, af_packet, &packet.rate)
             .limited(limit::SENDER, &xdp.offered),
-        figure("-packet-cpu", COST, &xdp.cost, af_packet, &packet.cost),
+        figure("-packet-cpu", COST, &xdp.cost, af_packet, &packet.cost).limited(limit::BARE, &both),
         figure(
             "-packet-daemon",
             COST,
             &xdp.daemon_cost,
             af_packet,
             &packet.daemon_cost,
-        ),
+        )
+        .limited(limit::BARE, &daemon),
     ]
 }
 

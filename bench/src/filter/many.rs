@@ -48,7 +48,7 @@ enum Shape {
     Net,
     Port,
     Mixed,
-    /// Nothing in them can be looked up.
+    /// Found among the ends of ranges, not by one value.
     Range,
 }
 

@@ -1,16 +1,14 @@
-//! Ten thousand targets on a full wire, each with a port of its own; fewer where the limit of open
-//! files is below 40,400.
+//! Ten thousand targets on a full wire, each with a port of its own.
 //!
 //! A daemon's generator sends 60-byte packets of 10,000 hosts in turn, flat out on one CPU. One
-//! process opens a port per host, with a filter for its address and a ring of its own, and one thread
-//! on the other CPU takes the packets of all of them. So every packet goes to another port than the
+//! process opens a port per host, with a filter for its address and a ring of its own, all in one
+//! bundle, and one thread on the other CPU takes the packets of all of them. So every packet goes to another port than the
 //! one before, and nothing of a port is in a cache when its next packet comes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vnplug::Port;
+use vnplug::Bundle;
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
 
@@ -19,11 +17,8 @@ use super::many::packets;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::sys;
 
-/// The most; as many as there may be files open for.
+/// How many.
 const TARGETS: u32 = 10_000;
-/// Open files of a reader per port (the daemon has fewer), and others.
-const FILES_EACH: u64 = 4;
-const OTHER_FILES: u64 = 400;
 /// Bytes of each ring.
 const RING: u64 = 1 << 14;
 /// CPU of the source's thread, and of the readers.
@@ -32,21 +27,11 @@ const READER_CPU: usize = 1;
 
 /// How long it takes to open the ports, what they get, and how long it takes to close them.
 pub(crate) fn targets(plan: &Plan) -> Result<Vec<Figure>> {
-    let most = getrlimit(Resource::Nofile).maximum;
-    let files = Rlimit {
-        current: most,
-        maximum: most,
-    };
-    setrlimit(Resource::Nofile, files)?;
-    let room = most.map_or(u64::MAX, |most| {
-        most.saturating_sub(OTHER_FILES) / FILES_EACH
-    });
-    let targets = u32::try_from(room).unwrap_or(TARGETS).min(TARGETS);
     let (mut samples, mut limit): ([Samples; 4], Samples) = Default::default();
-    let (mut bare, packets) = (Bare::with_rings(targets as usize), packets());
+    let (mut bare, packets) = (Bare::with_rings(TARGETS as usize), packets());
     let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
     for round in 1..=plan.rounds {
-        let measured = measure(plan.time, targets)?;
+        let measured = measure(plan.time)?;
         for (samples, sample) in samples.iter_mut().zip(measured) {
             samples.push(sample);
         }
@@ -59,7 +44,7 @@ pub(crate) fn targets(plan: &Plan) -> Result<Vec<Figure>> {
     }
     let [opened, closed, rate, full] = samples;
     let note = format!(
-        "{targets} ports with `host ADDRESS`, rings of {RING} B, a daemon's generator flat out on \
+        "{TARGETS} ports with `host ADDRESS`, rings of {RING} B, a daemon's generator flat out on \
          CPU {SOURCE_CPU}, one thread on CPU {READER_CPU} takes from all; {:.2} % of the packets \
          found a full ring",
         full.median()
@@ -81,34 +66,34 @@ pub(crate) fn targets(plan: &Plan) -> Result<Vec<Figure>> {
 }
 
 /// Seconds to open and to close, packets per microsecond, and percent that found a full ring.
-fn measure(time: Duration, targets: u32) -> Result<[f64; 4]> {
+fn measure(time: Duration) -> Result<[f64; 4]> {
     let lab = Lab::new()?;
-    let source = format!("lab=gen,size=60,flows={targets},cpus={SOURCE_CPU}");
+    let source = format!("lab=gen,size=60,flows={TARGETS},cpus={SOURCE_CPU}");
     let daemon = Daemon::start(&lab, None, &["--source", &source])?;
     let begin = Instant::now();
-    let mut ports = Vec::new();
-    for target in 0..targets {
+    let mut bundle = Bundle::new()?;
+    for target in 0..TARGETS {
         let [_, x, y, z] = target.to_be_bytes();
         let options = daemon.port("lab").ring_bytes(RING);
-        ports.push(options.filter(&format!("host 10.{x}.{y}.{z}")).open()?);
+        bundle.open(options.filter(&format!("host 10.{x}.{y}.{z}")))?;
     }
     let opened = begin.elapsed().as_secs_f64();
     let over = AtomicBool::new(false);
-    let (ports, rate, full) = std::thread::scope(|scope| {
-        let reader = scope.spawn(|| drain(ports, &over).map_err(|error| error.to_string()));
+    let (bundle, rate, full) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| drain(bundle, &over).map_err(|error| error.to_string()));
         std::thread::sleep(time);
         let (begin, before) = (Instant::now(), tally(&daemon));
         std::thread::sleep(time);
         let (seconds, after) = (begin.elapsed().as_secs_f64(), tally(&daemon));
         over.store(true, Ordering::Relaxed);
-        let ports = reader.join().map_err(|_| "the reader panicked")??;
+        let bundle = reader.join().map_err(|_| "the reader panicked")??;
         let (delivered, full) = ((after.0 - before.0) as f64, (after.1 - before.1) as f64);
         let lost = full / (full + delivered).max(1.0) * 100.0;
-        Ok::<_, crate::row::Error>((ports, delivered / seconds / 1e6, lost))
+        Ok::<_, crate::row::Error>((bundle, delivered / seconds / 1e6, lost))
     })?;
     daemon.audit();
     let begin = Instant::now();
-    drop(ports);
+    drop(bundle);
     daemon.await_no_ports();
     Ok([opened, begin.elapsed().as_secs_f64(), rate, full])
 }
@@ -124,15 +109,15 @@ fn tally(daemon: &Daemon) -> (u64, u64) {
 }
 
 /// Takes all packets of all ports, and hands the ports back.
-fn drain(mut ports: Vec<Port>, over: &AtomicBool) -> Result<Vec<Port>> {
+fn drain(mut bundle: Bundle, over: &AtomicBool) -> Result<Bundle> {
     sys::pin(READER_CPU)?;
     while !over.load(Ordering::Relaxed) {
-        for port in &mut ports {
+        for port in bundle.ports() {
             for packet in port.batch(usize::MAX) {
                 std::hint::black_box(packet?.meta.wire_len);
             }
             port.release();
         }
     }
-    Ok(ports)
+    Ok(bundle)
 }

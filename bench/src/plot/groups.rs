@@ -391,13 +391,13 @@ pub(super) const PLOTS: &[Plot] = &[
     },
     Plot {
         name: "limits",
-        title: "How near ours is to what the machine allows",
+        title: "How near rings are to what the machine allows",
         panels: &[
             &[D(dots(
                 "Rings, of a bare transfer of the same bytes",
                 &[
                     "handoff-",
-                    "memory-",
+                    "memory-memif-",
                     "uml-reader-",
                     "fanout-",
                     "group-",
@@ -406,6 +406,18 @@ pub(super) const PLOTS: &[Plot] = &[
                 REACHED,
             )
             .without(ONCE))],
+            &[D(dots(
+                "A cache line from one CPU to the other, one way",
+                &["limit-"],
+                "ns",
+            ))],
+            &[D(dots("memcpy by one CPU", &["limit-"], "GB/s"))],
+        ],
+    },
+    Plot {
+        name: "limits-captures",
+        title: "How near captures and filters are to what the machine allows",
+        panels: &[
             &[D(dots(
                 "Captures, of what the sender sent",
                 &["capture-", "afxdp-", "early-", "interface-"],
@@ -419,19 +431,18 @@ pub(super) const PLOTS: &[Plot] = &[
             )
             .without(ONCE)
             .by_magnitude())],
-            &[D(dots(
-                "Programs, of a bare transfer; latency, of a cache line's; ports, of their memory",
-                &["pcap-", "latency-", "attach-", "detach-"],
-                REACHED,
-            )
-            .by_magnitude())],
-            &[D(dots(
-                "A cache line from one CPU to the other, one way",
-                &["limit-"],
-                "ns",
-            ))],
-            &[D(dots("memcpy by one CPU", &["limit-"], "GB/s"))],
         ],
+    },
+    Plot {
+        name: "limits-others",
+        title: "How near programs, latency and many ports are to what the machine allows",
+        panels: &[&[D(dots(
+            "Programs, of a bare transfer; latency, of a cache line's; ports, of their memory",
+            &["pcap-", "latency-", "attach-", "detach-"],
+            REACHED,
+        )
+        .without(&["-p99:"])
+        .by_magnitude())]],
     },
     Plot {
         name: "interface",
