@@ -6,7 +6,7 @@
 //! vnplug-bench publish FILE DOCUMENT WHEN   puts its tables and plots into a document
 //! vnplug-bench --interface eth1   readers on a real interface; you provide the traffic (IFACE=eth1)
 //!   ROWS="handoff"           the same, by environment
-//!   ROUNDS=5 SECONDS=2.0     rounds of ours and the peer's in turns; seconds per measurement
+//!   ROUNDS=5 SECONDS=1.0     rounds of ours and the peer's in turns; seconds per measurement
 //!   OUT=target/bench/results.json
 //! ```
 //!

@@ -37,7 +37,7 @@ impl Plan {
     pub(crate) fn from_env() -> Result<Self> {
         let word = |name, default: &str| std::env::var(name).unwrap_or(default.to_owned());
         // NB: bash has a variable SECONDS of its own but does not export it.
-        let seconds = word("SECONDS", "2.0").parse::<f64>();
+        let seconds = word("SECONDS", "1.0").parse::<f64>();
         let seconds = seconds.map_err(|error| format!("SECONDS: {error}"))?;
         let rounds = word("ROUNDS", "5").parse::<usize>();
         let rounds = rounds.map_err(|error| format!("ROUNDS: {error}"))?;
@@ -53,6 +53,14 @@ impl Plan {
 }
 
 impl Plan {
+    /// The same with at most so many rounds.
+    pub(crate) fn at_most(&self, rounds: usize) -> Self {
+        Self {
+            rounds: self.rounds.min(rounds),
+            ..self.lasting(self.time)
+        }
+    }
+
     /// The same with measurements of at most this time.
     pub(crate) fn lasting(&self, time: Duration) -> Self {
         Self {

@@ -278,7 +278,7 @@ impl Drop for Valgrind {
 const FEW: u64 = 20_000;
 const MANY: u64 = 120_000;
 /// Counts hardly differ.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 const LIMIT: Duration = Duration::from_secs(120);
 const OUT: &str = "callgrind.out";
 const LOG: &str = "valgrind.log";
