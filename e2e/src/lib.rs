@@ -20,6 +20,7 @@
 //! other people's programs, and what shows it all. Everything else under test comes in as files and programs.
 
 mod accel;
+pub mod attached;
 mod base64;
 mod channel;
 mod child;

@@ -1,82 +1,25 @@
 //! The whole product in real guests: stock QEMU, hot-plugged while it runs, and User-mode Linux.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use vnplug::Client;
-use vnplug_e2e::daemon::{Daemon, guest_program, label, program, value};
-use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig, Uml, UmlConfig};
-use vnplug_ring::control::{Counted, Grant, VmKind, VmSpec};
+use vnplug_e2e::attached::{self, AttachedUml, POOL_BYTES, everything, image};
+use vnplug_e2e::daemon::{Daemon, label, program, value};
+use vnplug_e2e::{Guest, Job, Lab, Machine, Qemu, QemuConfig};
+use vnplug_ring::control::{Counted, Grant};
 
 const LIMIT: Duration = Duration::from_secs(180);
-const POOL: u64 = 64 << 20;
 
-fn image() -> Image {
-    Image::default().file(guest_program().unwrap(), "/bin/vnplug", 0o755)
-}
-
-/// A User-mode Linux attached to a daemon; our end of its channel is handed over again and again.
-struct AttachedUml {
-    guest: Guest,
-    channel: UnixStream,
-    spec: VmSpec,
-}
-
-impl AttachedUml {
-    fn boot(lab: &Lab, daemon: &Daemon, name: &str, allow: Vec<Grant>) -> Self {
-        let spec = VmSpec {
-            name: name.into(),
-            kind: VmKind::Uml,
-            pool_bytes: POOL,
-            vectors: 0,
-            allow,
-            owner: 77,
-            groups: Vec::new(),
-        };
-        let mut client = Client::connect_to(&daemon.socket()).unwrap();
-        let ready = client.attach_vm(spec.clone()).unwrap();
-        let (channel, theirs) = UnixStream::pair().unwrap();
-        client.adopt(name, channel.as_fd()).unwrap();
-        let guest = Uml::boot(
-            lab,
-            UmlConfig {
-                pool: Some(ready.pool_path.into()),
-                lines: vec![(0, OwnedFd::from(theirs))],
-                kernel_args: vec!["vnplug=ttyS0".into()],
-                image: image(),
-                ..UmlConfig::default()
-            },
-        )
-        .unwrap_or_else(|error| panic!("{error}"));
-        Self {
-            guest,
-            channel,
-            spec,
-        }
-    }
-
-    /// What `vnplug attach uml` does when the daemon was restarted.
-    fn adopt_again(&self, daemon: &Daemon) {
-        let mut client = Client::connect_to(&daemon.socket()).unwrap();
-        client.attach_vm(self.spec.clone()).unwrap();
-        client.adopt(&self.spec.name, self.channel.as_fd()).unwrap();
-    }
-}
-
-fn everything() -> Vec<Grant> {
-    vec![Grant {
-        source: "*".into(),
-        filter: String::new(),
-    }]
+fn boot(lab: &Lab, daemon: &Daemon, name: &str, allow: Vec<Grant>) -> AttachedUml {
+    AttachedUml::boot(lab, daemon, name, allow, image().unwrap())
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn qemu(lab: &Lab, machine: Machine) -> Guest {
     let config = QemuConfig {
         machine,
-        image: image(),
+        image: image().unwrap(),
         ..QemuConfig::default()
     };
     Qemu::boot(lab, config).unwrap_or_else(|error| panic!("{error}"))
@@ -96,37 +39,11 @@ fn vnplug(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String) {
 }
 
 fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) {
-    let qmp = guest.qmp_path().unwrap();
-    let qmp = qmp.to_str().unwrap();
-    let args = [
-        &[
-            "attach", "qemu", "--qmp", qmp, "--name", name, "--allow", "*",
-        ],
-        more,
-    ]
-    .concat();
-    let (code, text) = vnplug(daemon, &args);
-    assert_eq!(code, Some(0), "{text}");
+    attached::plug(daemon, guest, name, more).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Starts the agent in a guest and waits until its applications can list devices.
 fn agent(guest: &Guest) -> Job {
-    let job = guest.spawn("exec vnplug agent 2>&1").unwrap();
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let list = guest.run("vnplug list 2>&1", LIMIT).unwrap();
-        if list.status == 0 {
-            return job;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "no agent: {} / {}\n{}",
-            list.text(),
-            job.peek(4096).unwrap_or_default(),
-            guest.console_tail(10)
-        );
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    attached::agent(guest).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Counts packets in a guest; panics unless all arrived, once, in order, intact.
@@ -164,7 +81,7 @@ fn uml_applications_read_the_hosts_wire_without_root_side_by_side() {
     let lab = Lab::new().unwrap();
     let source = "lab=gen,pps=20000,run=5,size=200,flows=4,protocols=udp4+tcp4";
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
-    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything());
+    let uml = boot(&lab, &daemon, "uml", everything());
     let _agent = agent(&uml.guest);
     count_perfectly(&uml.guest, "host:lab", 40_000);
 
@@ -221,7 +138,7 @@ fn a_guest_sees_what_the_operator_grants_and_nothing_else() {
         source: "lab".into(),
         filter: "udp".into(),
     };
-    let uml = AttachedUml::boot(&lab, &daemon, "uml", vec![grant]);
+    let uml = boot(&lab, &daemon, "uml", vec![grant]);
     let _agent = agent(&uml.guest);
     let list = uml.guest.run("vnplug list", LIMIT).unwrap().text();
     assert!(
@@ -258,7 +175,7 @@ fn a_guest_sees_what_the_operator_grants_and_nothing_else() {
 fn a_killed_uml_frees_its_ports() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=5000"]).unwrap();
-    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything());
+    let uml = boot(&lab, &daemon, "uml", everything());
     let _agent = agent(&uml.guest);
     let _reader = uml
         .guest
@@ -275,7 +192,7 @@ fn a_killed_uml_frees_its_ports() {
         .unwrap();
     assert_eq!(
         (label(vm, "state"), value(vm, "pool_free")),
-        ("waiting", POOL - 4096)
+        ("waiting", POOL_BYTES - 4096)
     );
 }
 
@@ -283,7 +200,7 @@ fn a_killed_uml_frees_its_ports() {
 fn a_uml_reader_survives_a_killed_daemon() {
     let lab = Lab::new().unwrap();
     let mut daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=5000"]).unwrap();
-    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything());
+    let uml = boot(&lab, &daemon, "uml", everything());
     let _agent = agent(&uml.guest);
     let reader = uml
         .guest
@@ -403,7 +320,7 @@ fn readers_of_one_guest_share_an_arena_that_only_this_guest_can_spoil() {
     let source = "lab=gen,pps=20000,size=200,flows=4,protocols=udp4+tcp4";
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
     let mut outside = daemon.port("lab").ring_bytes(1 << 24).open().unwrap();
-    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything());
+    let uml = boot(&lab, &daemon, "uml", everything());
     let _agent = agent(&uml.guest);
     let group = "vnplug count host:lab --group probes --arena 4M --ring 4M --witness --json";
     let count = |filter: &str| {

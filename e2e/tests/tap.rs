@@ -5,18 +5,15 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use vnplug::Client;
-use vnplug_e2e::daemon::{Daemon, guest_program, program};
+use vnplug_e2e::attached::{self, AttachedUml, everything};
+use vnplug_e2e::daemon::{Daemon, program};
 use vnplug_e2e::traffic::Stream;
-use vnplug_e2e::{Guest, Image, Lab, Machine, Netns, Qemu, QemuConfig, Uml, UmlConfig};
-use vnplug_ring::control::{Grant, VmKind, VmSpec};
+use vnplug_e2e::{Guest, Image, Lab, Machine, Netns, Qemu, QemuConfig};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -536,8 +533,8 @@ fn an_interface_in_a_guest(guest: &Guest) {
 const SOURCE: &str = "lab=gen,pps=2000,flows=4,run=9";
 
 fn image() -> Image {
-    Image::default()
-        .file(guest_program().unwrap(), "/bin/vnplug", 0o755)
+    attached::image()
+        .unwrap()
         .program("/usr/bin/tcpdump")
         .module("tun")
 }
@@ -546,32 +543,10 @@ fn image() -> Image {
 fn uml_guests_have_the_interface() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::start(&lab, None, &["--source", SOURCE]).unwrap();
-    let mut client = Client::connect_to(&daemon.socket()).unwrap();
-    let spec = VmSpec {
-        name: "uml".into(),
-        kind: VmKind::Uml,
-        pool_bytes: 64 << 20,
-        vectors: 0,
-        allow: vec![Grant {
-            source: "*".into(),
-            filter: String::new(),
-        }],
-        owner: 77,
-        groups: Vec::new(),
-    };
-    let ready = client.attach_vm(spec).unwrap();
-    let (channel, theirs) = UnixStream::pair().unwrap();
-    client.adopt("uml", channel.as_fd()).unwrap();
-    let config = UmlConfig {
-        pool: Some(ready.pool_path.into()),
-        lines: vec![(0, OwnedFd::from(theirs))],
-        kernel_args: vec!["vnplug=ttyS0".into()],
-        image: image(),
-        ..UmlConfig::default()
-    };
-    let guest = Uml::boot(&lab, config).unwrap_or_else(|error| panic!("{error}"));
-    let _agent = guest.spawn("exec vnplug agent 2>&1").unwrap();
-    an_interface_in_a_guest(&guest);
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything(), image());
+    let uml = uml.unwrap_or_else(|error| panic!("{error}"));
+    let _agent = uml.guest.spawn("exec vnplug agent 2>&1").unwrap();
+    an_interface_in_a_guest(&uml.guest);
 }
 
 #[test]
@@ -584,15 +559,7 @@ fn qemu_guests_have_the_interface() {
         ..QemuConfig::default()
     };
     let guest = Qemu::boot(&lab, config).unwrap_or_else(|error| panic!("{error}"));
-    let qmp = guest.qmp_path().unwrap();
-    let output = Command::new(program("vnplug").unwrap())
-        .arg("--socket")
-        .arg(daemon.socket())
-        .args(["attach", "qemu", "--name", "pc", "--allow", "*", "--qmp"])
-        .arg(qmp)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
+    attached::plug(&daemon, &guest, "pc", &[]).unwrap();
     let _agent = guest.spawn("exec vnplug agent 2>&1").unwrap();
     an_interface_in_a_guest(&guest);
 }

@@ -1,0 +1,140 @@
+//! Guests that a daemon serves: attached, with `vnplug` in them, and its agent.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use vnplug::Client;
+use vnplug_ring::control::{Grant, VmKind, VmSpec};
+
+use crate::daemon::{Daemon, guest_program, program};
+use crate::{Guest, Image, Job, Lab, LabError, Result, Uml, UmlConfig};
+
+/// Longest wait for a guest's answer.
+const LIMIT: Duration = Duration::from_secs(180);
+/// Bytes of the memory pool of an [`AttachedUml`].
+pub const POOL_BYTES: u64 = 64 << 20;
+
+/// The image with the static `vnplug` in it.
+///
+/// # Errors
+/// [`LabError::Missing`] if it was not built.
+pub fn image() -> Result<Image> {
+    Ok(Image::default().file(guest_program()?, "/bin/vnplug", 0o755))
+}
+
+/// A grant of every source.
+#[must_use]
+pub fn everything() -> Vec<Grant> {
+    vec![Grant {
+        source: "*".into(),
+        filter: String::new(),
+    }]
+}
+
+/// A User-mode Linux attached to a daemon; our end of its channel can be handed over again.
+#[derive(Debug)]
+pub struct AttachedUml {
+    /// The guest.
+    pub guest: Guest,
+    /// Our end of the channel.
+    pub channel: UnixStream,
+    spec: VmSpec,
+}
+
+impl AttachedUml {
+    /// Attaches and boots one.
+    ///
+    /// # Errors
+    /// What the guest's console said, if it does not boot.
+    ///
+    /// # Panics
+    /// If the daemon does not attach it.
+    pub fn boot(
+        lab: &Lab,
+        daemon: &Daemon,
+        name: &str,
+        allow: Vec<Grant>,
+        image: Image,
+    ) -> Result<Self> {
+        let spec = VmSpec {
+            name: name.into(),
+            kind: VmKind::Uml,
+            pool_bytes: POOL_BYTES,
+            vectors: 0,
+            allow,
+            owner: 77,
+            groups: Vec::new(),
+        };
+        let mut client = Client::connect_to(&daemon.socket()).expect("the daemon listens");
+        let ready = client.attach_vm(spec.clone()).expect("attached");
+        let (channel, theirs) = UnixStream::pair().map_err(LabError::io("a channel"))?;
+        client.adopt(name, channel.as_fd()).expect("adopted");
+        let config = UmlConfig {
+            pool: Some(ready.pool_path.into()),
+            lines: vec![(0, OwnedFd::from(theirs))],
+            kernel_args: vec!["vnplug=ttyS0".into()],
+            image,
+            ..UmlConfig::default()
+        };
+        Ok(Self {
+            guest: Uml::boot(lab, config)?,
+            channel,
+            spec,
+        })
+    }
+
+    /// What `vnplug attach uml` does when the daemon was restarted.
+    ///
+    /// # Panics
+    /// If the daemon does not take it.
+    pub fn adopt_again(&self, daemon: &Daemon) {
+        let mut client = Client::connect_to(&daemon.socket()).expect("the daemon listens");
+        client.attach_vm(self.spec.clone()).expect("attached");
+        let channel = self.channel.as_fd();
+        client.adopt(&self.spec.name, channel).expect("adopted");
+    }
+}
+
+/// Plugs the daemon into a running QEMU, by `vnplug attach`, with every source granted.
+///
+/// # Errors
+/// [`LabError::Command`] with what the command said.
+pub fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> Result<()> {
+    let mut command = Command::new(program("vnplug")?);
+    command.arg("--socket").arg(daemon.socket());
+    command.args(["attach", "qemu", "--name", name, "--allow", "*", "--qmp"]);
+    let qmp = guest.qmp_path();
+    command.arg(qmp.ok_or_else(|| LabError::Missing("a guest of QEMU".into()))?);
+    let output = command
+        .args(more)
+        .output()
+        .map_err(LabError::io("vnplug attach"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = [output.stdout, output.stderr].concat();
+    Err(LabError::Command {
+        command: format!("{command:?}"),
+        text: String::from_utf8_lossy(&text).into_owned(),
+    })
+}
+
+/// Starts the agent in a guest and waits until its applications can list devices.
+///
+/// # Errors
+/// [`LabError::Timeout`] with what the agent said, or the channel's.
+pub fn agent(guest: &Guest) -> Result<Job> {
+    let job = guest.spawn("exec vnplug agent 2>&1")?;
+    let deadline = Instant::now() + LIMIT;
+    while guest.run("vnplug list 2>&1", LIMIT)?.status != 0 {
+        if Instant::now() >= deadline {
+            let said = job.peek(4096).unwrap_or_default();
+            let what = format!("the agent: {said}\n{}", guest.console_tail(10));
+            return Err(LabError::Timeout { what, after: LIMIT });
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(job)
+}
