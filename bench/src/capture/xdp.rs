@@ -1,65 +1,79 @@
 //! The source `af_xdp` beside libpcap and beside the source `af_packet`, each on a veth of its own.
+//!
+//! The fourth is a bare loop over an AF_XDP socket, which forgets each frame as soon as it has seen
+//! its header: what is left for ports between that and a goal. The fifth wire has no receiver: what
+//! the sender takes longer for on the others is the kernel's work for a capture, in its time.
 
 use std::process::Command;
 
 use vnplug_e2e::daemon::Daemon;
 
 use super::host::vnplug;
-use super::{Series, WARM_UP, Way, frames, line_rate};
-use crate::handoff::{Reading, Sizes};
-use crate::limit::{self, Bare};
+use super::{Series, WARM_UP, Way, frames, line_rate, sent_mpps};
+use crate::pcap::BARE;
 use crate::row::{Figure, Plan, Result, Samples};
-use crate::sys;
 use crate::wire::{Load, Wire};
+use crate::{limit, sys};
 
-/// Rate, loss and processor time of the three, flat out.
+/// Rate, loss and processor time of all, flat out.
 pub(crate) fn af_xdp(plan: &Plan) -> Result<Vec<Figure>> {
     sys::beside_sender(|| {
         let wire = Wire::new()?;
-        wire.add(1)?;
-        wire.add(2)?;
+        (1..=4).try_for_each(|number| wire.add(number))?;
         let netns = Some(&wire.netns);
         let source = "wire0=af_xdp:wire0,fallback=no";
         let xdp = Daemon::start(&wire.lab, netns, &["--source", source])?;
         let packet = Daemon::start(&wire.lab, netns, &["--source", "wire2"])?;
-        let command = Command::new(std::env::current_exe()?);
+        let counter = |far, device: &str| {
+            let command = Command::new(std::env::current_exe()?);
+            Way::new(far, None).on_host(netns, command, device)
+        };
         let mut ways = [
             vnplug(&wire.lab, netns, &xdp, "far0", "wire0")?,
-            Way::new("far1", None).on_host(netns, command, "wire1")?,
+            counter("far1", "wire1")?,
             vnplug(&wire.lab, netns, &packet, "far2", "wire2")?,
+            counter("far3", &format!("{BARE}wire3"))?,
         ];
         for way in &mut ways {
             way.turn(&wire, WARM_UP, 64, Load::Steady(WARM_UP))?;
         }
         let mut figures = Vec::new();
         for size in [64, 1514] {
-            let mut series: [Series; 3] = Default::default();
-            let mut bare = Samples::default();
+            let mut sides: [Side; 4] = Default::default();
+            let load = Load::Steady(line_rate(size));
+            let frames = frames(plan, size);
             for round in 1..=plan.rounds {
-                let load = Load::Steady(line_rate(size));
-                for (way, (series, name)) in ways.iter_mut().zip(series.iter_mut().zip(NAMES)) {
-                    let turn = way.turn(&wire, frames(plan, size), size, load)?;
+                let sent = wire.send_from(Some(sys::cpu(0)), "far4", frames, size, load)?;
+                let alone = 1.0 / sent_mpps(&sent);
+                for (way, (side, name)) in ways.iter_mut().zip(sides.iter_mut().zip(NAMES)) {
+                    let turn = way.turn(&wire, frames, size, load)?;
                     eprintln!("  round {round}, {size} B: {name} {turn}");
-                    series.push(&turn);
+                    side.series.push(&turn);
+                    // Microseconds per packet are seconds per million.
+                    side.whole
+                        .push(1.0 / turn.sent_mpps() - alone + turn.cost());
                 }
-                let one = Bare::one(Sizes::One(size), 1 << 19, Reading::Header);
-                bare.push(one.mpps(plan.time / 8)?);
             }
-            figures.extend(compared(size, &series, &bare));
+            figures.extend(compared(size, &sides));
         }
         Ok(figures)
     })
 }
 
-fn compared(size: usize, [xdp, pcap, packet]: &[Series; 3], bare: &Samples) -> Vec<Figure> {
+/// One way's turns.
+#[derive(Default)]
+struct Side {
+    series: Series,
+    /// Processor time per million packets that the machine has less because of this capture.
+    whole: Samples,
+}
+
+fn compared(size: usize, [xdp, pcap, packet, bare]: &[Side; 4]) -> Vec<Figure> {
     let note = format!(
         "{size}-byte frames flat out, at most 10 Gbit/s, on a veth (native XDP, the kernel copies \
-         once); pcap_dispatch over the drop-in and over libpcap; processor time of daemon and reader, \
+         twice); pcap_dispatch over the drop-in and over libpcap; processor time of daemon and reader, \
          without what the kernel does in the sender's time"
     );
-    // Microseconds per packet are seconds per million packets, of one CPU and of both.
-    let [daemon, both]: [Samples; 2] =
-        [1.0, 2.0].map(|cpus| bare.all().iter().map(|mpps| cpus / mpps).collect());
     let figure = |suffix: &str, unit, ours: &Samples, peer: &str, theirs: &Samples| Figure {
         name: format!("afxdp-{size}{suffix}"),
         unit,
@@ -68,26 +82,52 @@ fn compared(size: usize, [xdp, pcap, packet]: &[Series; 3], bare: &Samples) -> V
         limit: None,
         note: note.clone(),
     };
-    let [_, libpcap, af_packet] = NAMES;
-    vec![
-        figure("", "Mpps", &xdp.rate, libpcap, &pcap.rate).limited(limit::SENDER, &xdp.offered),
+    let cost = |suffix: &str, ours: &Samples, peer: &str, theirs: &Samples| {
+        figure(suffix, COST, ours, peer, theirs).limited(NAMES[3], &bare.series.cost)
+    };
+    let [_, libpcap, af_packet, _] = NAMES;
+    let Side {
+        series: xdp,
+        whole: xdp_whole,
+    } = xdp;
+    let (pcap_whole, packet_whole) = (&pcap.whole, &packet.whole);
+    let (pcap, packet) = (&pcap.series, &packet.series);
+    let mut figures = vec![
+        figure("", "Mpps", &xdp.rate, libpcap, &pcap.rate).limited(NAMES[3], &bare.series.rate),
         figure("-loss", "% lost", &xdp.lost, libpcap, &pcap.lost),
-        figure("-cpu", COST, &xdp.cost, libpcap, &pcap.cost).limited(limit::BARE, &both),
-        figure("-daemon", COST, &xdp.daemon_cost, libpcap, &pcap.cost)
-            .limited(limit::BARE, &daemon),
+        cost("-cpu", &xdp.cost, libpcap, &pcap.cost),
+        cost("-daemon", &xdp.daemon_cost, libpcap, &pcap.cost),
         figure("-packet", "Mpps", &xdp.rate, af_packet, &packet.rate)
             .limited(limit::SENDER, &xdp.offered),
-        figure("-packet-cpu", COST, &xdp.cost, af_packet, &packet.cost).limited(limit::BARE, &both),
-        figure(
+        cost("-packet-cpu", &xdp.cost, af_packet, &packet.cost),
+        cost(
             "-packet-daemon",
-            COST,
             &xdp.daemon_cost,
             af_packet,
             &packet.daemon_cost,
-        )
-        .limited(limit::BARE, &daemon),
-    ]
+        ),
+    ];
+    // With longer frames the sender may rest, and its time is not all work.
+    if size == 64 {
+        for (suffix, peer, theirs) in [
+            ("-whole", libpcap, pcap_whole),
+            ("-packet-whole", af_packet, packet_whole),
+        ] {
+            let note = format!(
+                "{note}, and with that: what the sender takes longer for each packet than on a \
+                 wire that nobody receives"
+            );
+            let figure = figure(suffix, COST, xdp_whole, peer, theirs);
+            figures.push(Figure { note, ..figure }.limited(NAMES[3], &bare.whole));
+        }
+    }
+    figures
 }
 
-const NAMES: [&str; 3] = ["af_xdp", "libpcap", "source af_packet"];
+const NAMES: [&str; 4] = [
+    "af_xdp",
+    "libpcap",
+    "source af_packet",
+    "a bare AF_XDP loop",
+];
 const COST: &str = "CPU s/Mpkt";

@@ -4,17 +4,22 @@
 //! says so, it gets the drop-in, else the system's library.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsFd;
 use std::process::{Child, ChildStdout, Command, Stdio};
-
-use rustix::process::{Pid, Signal, kill_process};
-
 use std::time::{Duration, Instant};
 
-use super::library::{self, Functions};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Pid, Signal, kill_process};
+use vnplugd::source::Received;
+use vnplugd::source::af_xdp::{AfXdp, AfXdpConfig};
+
+use super::library::{self, Functions, READ_TIMEOUT};
 use crate::row::Result;
 
 /// The words that start it: `child pcap-count DEVICE [FILTER]`.
 pub(crate) const NAME: &str = "pcap-count";
+/// Before the name of an interface that is received without libpcap.
+pub(crate) const BARE: &str = "af_xdp:";
 /// What it prints when it captures.
 pub(crate) const READY: &str = "ready";
 
@@ -25,12 +30,40 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
         [device, filter] => (device, filter.as_str()),
         _ => return Err("DEVICE [FILTER]".into()),
     };
+    if let Some(interface) = device.strip_prefix(BARE) {
+        return bare(interface);
+    }
     let mut capture = Functions::load()?.open(device, filter)?;
+    count(|| capture.dispatch())
+}
+
+/// Without libpcap and the daemon: what the source af_xdp hands out is counted and forgotten. No
+/// reader over that source costs less.
+fn bare(interface: &str) -> Result<()> {
+    let opened = AfXdp::open(AfXdpConfig::new(interface)).map_err(|unfit| unfit.to_string())?;
+    let mut queues = opened.queues;
+    let [queue] = &mut queues[..] else {
+        return Err(format!("{interface} has {} queues", queues.len()).into());
+    };
+    let nobody = eventfd(0, EventfdFlags::CLOEXEC)?;
+    library::catch_signals();
+    count(|| {
+        match queue.receive(&mut |_| ())? {
+            Received::Frames(frames) => return Ok(frames as u64),
+            Received::Nothing => queue.wait(nobody.as_fd(), Some(READ_TIMEOUT)),
+            Received::End => return Err("the interface's frames came to an end".into()),
+        }
+        Ok(0)
+    })
+}
+
+/// Takes packets until SIGINT.
+fn count(mut take: impl FnMut() -> Result<u64>) -> Result<()> {
     println!("{READY}");
     let (mut packets, mut answers) = (0, 0);
     let (mut first, mut last) = (None, None);
     while !library::ended() {
-        let taken = capture.dispatch()?;
+        let taken = take()?;
         if taken > 0 {
             packets += taken;
             last = Some(Instant::now());

@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::libpcap::{Compile, Library, Program};
 use crate::row::Result;
@@ -74,7 +75,7 @@ impl Functions {
         let status = unsafe {
             (library.set_snaplen)(pcap, 262_144);
             (library.set_promisc)(pcap, 1);
-            (library.set_timeout)(pcap, 100);
+            (library.set_timeout)(pcap, READ_TIMEOUT.as_millis() as c_int);
             (library.set_buffer_size)(pcap, BUFFER_BYTES);
             (library.activate)(pcap)
         };
@@ -99,6 +100,32 @@ impl Functions {
     }
 }
 
+/// Takes note of SIGINT and SIGUSR1, which also end a capture's call that waits.
+pub(super) fn catch_signals() {
+    extern "C" fn interrupted(signal: c_int) {
+        if signal == libc::SIGUSR1 {
+            // Relaxed: read by the same thread, after the signal.
+            ASKED.store(true, Ordering::Relaxed);
+        } else {
+            ENDED.store(true, Ordering::Relaxed);
+        }
+        if let Some((breakloop, handle)) = BREAK.get() {
+            // SAFETY: the process ends soon after the handle is closed; pcap_breakloop may be
+            // called from a signal handler.
+            unsafe { breakloop(*handle as *mut c_void) };
+        }
+    }
+    for signal in [libc::SIGINT, libc::SIGUSR1] {
+        // SAFETY: the handler only does what signal-safety(7) and pcap_breakloop(3PCAP) allow;
+        // no SA_RESTART, so that it ends a waiting call.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = interrupted as extern "C" fn(c_int) as usize;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+}
+
 /// Whether somebody has asked how far it is (SIGUSR1) since the last look.
 pub(super) fn asked() -> bool {
     ASKED.swap(false, Ordering::Relaxed)
@@ -118,30 +145,9 @@ pub(super) struct Capture {
 impl Capture {
     /// Makes SIGINT and SIGUSR1 end a call of [`dispatch`](Self::dispatch).
     fn break_on_signals(&self) {
-        extern "C" fn interrupted(signal: c_int) {
-            if signal == libc::SIGUSR1 {
-                // Relaxed: read by the same thread, after the signal.
-                ASKED.store(true, Ordering::Relaxed);
-            } else {
-                ENDED.store(true, Ordering::Relaxed);
-            }
-            if let Some((breakloop, handle)) = BREAK.get() {
-                // SAFETY: the process ends soon after the handle is closed; pcap_breakloop may be
-                // called from a signal handler.
-                unsafe { breakloop(*handle as *mut c_void) };
-            }
-        }
         // A second capture would keep the first one's; the process has one.
         let _ = BREAK.set((self.library.breakloop, self.handle.as_ptr() as usize));
-        for signal in [libc::SIGINT, libc::SIGUSR1] {
-            // SAFETY: the handler only does what signal-safety(7) and pcap_breakloop(3PCAP) allow;
-            // no SA_RESTART, so that it ends a waiting call.
-            unsafe {
-                let mut action: libc::sigaction = std::mem::zeroed();
-                action.sa_sigaction = interrupted as extern "C" fn(c_int) as usize;
-                libc::sigaction(signal, &raw const action, std::ptr::null_mut());
-            }
-        }
+        catch_signals();
     }
 
     /// Waits for packets or for a signal, and says how many the callback got.
@@ -182,5 +188,7 @@ static ENDED: AtomicBool = AtomicBool::new(false);
 static BREAK: OnceLock<(Close, usize)> = OnceLock::new();
 /// pcap.h's: the loop ended because of pcap_breakloop.
 const PCAP_ERROR_BREAK: c_int = -2;
+/// How long the last packets may wait for others.
+pub(crate) const READ_TIMEOUT: Duration = Duration::from_millis(100);
 /// The kernel's or the daemon's buffer for one capture.
 pub(super) const BUFFER_BYTES: c_int = 16 << 20;
