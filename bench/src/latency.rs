@@ -4,17 +4,21 @@
 //! frames a second; `vnplug echo` sends each back. Both ends are stamped by the host, so guests are
 //! measured as hosts are. The way back is a look at a ring, so nearly all of the time is the reader's
 //! wake-up. The peer's is the same in the kernel alone: a byte through a pipe to a sleeping process,
-//! which answers through another one to somebody who spins.
+//! which answers through another one to somebody who spins. The limit of a reader that sleeps is a
+//! bare futex between two threads; of one that spins, a cache line there and back.
 //!
 //! Loaded: another daemon runs flat out into a reader of its own, both on the echo's CPU and without
 //! real-time priority.
 
-use std::io::{Read, Write};
+mod kernel;
+
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug_e2e::daemon::{Daemon, guest_program, value};
 use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig};
+
+pub(crate) use kernel::pong;
 
 use crate::limit;
 use crate::row::{Figure, Limit, Plan, Result, Samples};
@@ -130,18 +134,22 @@ fn in_turns(
 ) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for load in ["idle", "loaded"] {
-        let (mut peer, mut line) = (Times::default(), Samples::default());
+        let (mut peer, mut futex) = (Times::default(), Times::default());
+        let mut line = Samples::default();
         let mut ways = ["cpu", "balanced", "latency"].map(|wait| (wait, Times::default()));
         let _flood = (load == "loaded").then(|| Flood::start(lab)).transpose()?;
         for round in 1..=plan.rounds {
-            peer.add(pipes(plan.time)?);
+            peer.add(kernel::pipes(plan.time)?);
+            futex.add(kernel::futexes(plan.time)?);
             line.push(limit::line_ns(plan.time / 8)? * 2.0 / 1e3);
-            let half = peer.p50.last();
-            eprint!("  {load} round {round}: pipes {half:.1}");
+            eprint!("  {load} round {round}:");
+            for (name, times) in [("pipes", &peer), ("futex", &futex)] {
+                eprint!(" {name} {:.1}/{:.1},", times.p50.last(), times.p99.last());
+            }
             for (wait, times) in &mut ways {
                 reader.echo(daemon, wait, plan.time)?;
                 times.add(echoes(daemon, plan.time)?);
-                eprint!(", {wait} {:.1}/{:.1}", times.p50.last(), times.p99.last());
+                eprint!(" {wait} {:.1}/{:.1}", times.p50.last(), times.p99.last());
             }
             eprintln!(" us (p50/p99)");
         }
@@ -149,23 +157,27 @@ fn in_turns(
             let note = format!(
                 "from the host's publication until the echo is back, {PER_SECOND} frames/s of a \
                  generator that spins on CPU {SOURCE_CPU}; `vnplug echo --wait {wait}` ({place}) on \
-                 CPU {READER_CPU}, {load}; p99.9 {:.1} us, longest {:.1} us (medians of the rounds). \
-                 The peer: a byte by a pipe to a process that sleeps, and back by another to one \
-                 that spins, on the same CPUs",
-                times.p999.median(),
+                 CPU {READER_CPU}, {load}; longest {:.1} us (median of the rounds). The peer: a byte \
+                 by a pipe to a process that sleeps, and back by another to one that spins, on the \
+                 same CPUs",
                 times.max.median()
             );
-            let name = format!("latency-{place}-{wait}-{load}");
-            let figure = |what: &str, ours, theirs| Figure {
-                name: format!("{name}-{what}"),
-                unit: "us",
-                ours,
-                peer: Some(("pipes between two processes".to_owned(), theirs)),
-                limit: Some(Limit::new("a cache line there and back", line.clone())),
-                note: note.clone(),
-            };
-            figures.push(figure("p50", times.p50, peer.p50.clone()));
-            figures.push(figure("p99", times.p99, peer.p99.clone()));
+            for (nth, (what, ours)) in times.named().into_iter().enumerate() {
+                let (_, theirs) = peer.named()[nth];
+                let (_, floor) = futex.named()[nth];
+                let limit = match wait {
+                    "latency" => Limit::new("a cache line there and back", line.clone()),
+                    _ => Limit::new("a futex between two threads", floor.clone()),
+                };
+                figures.push(Figure {
+                    name: format!("latency-{place}-{wait}-{load}-{what}"),
+                    unit: "us",
+                    ours: ours.clone(),
+                    peer: Some(("pipes between two processes".to_owned(), theirs.clone())),
+                    limit: Some(limit),
+                    note: note.clone(),
+                });
+            }
         }
     }
     Ok(figures)
@@ -187,6 +199,10 @@ impl Times {
         self.p999.push(p999);
         self.max.push(max);
     }
+
+    fn named(&self) -> [(&'static str, &Samples); 3] {
+        [("p50", &self.p50), ("p99", &self.p99), ("p999", &self.p999)]
+    }
 }
 
 /// What the generator measured during the echo that has just ended.
@@ -203,78 +219,6 @@ fn echoes(daemon: &Daemon, time: Duration) -> Result<[f64; 4]> {
     }
     let names = ["echo_p50_ns", "echo_p99_ns", "echo_p999_ns", "echo_max_ns"];
     Ok(names.map(|name| value(source, name) as f64 / 1e3))
-}
-
-/// The kernel's own: a byte to a process that sleeps in `read`, and back.
-fn pipes(time: Duration) -> Result<[f64; 4]> {
-    // On the reader's CPU, where this thread is.
-    let mut child = Command::new(std::env::current_exe()?)
-        .args(["child", "latency-pong"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let (mut to, mut from) = (
-        child.stdin.take().ok_or("no pipe")?,
-        child.stdout.take().ok_or("no pipe")?,
-    );
-    let times = std::thread::scope(|scope| {
-        let pinger = scope.spawn(|| {
-            sys::pin(sys::cpu(SOURCE_CPU)).map_err(|error| error.to_string())?;
-            ping(&mut to, &mut from, time).map_err(|error| error.to_string())
-        });
-        pinger
-            .join()
-            .map_err(|_| "the pinger panicked".to_owned())?
-    });
-    drop(to);
-    child.wait()?;
-    let mut times = times?;
-    times.sort_unstable();
-    let at = |share: f64| {
-        let place = (times.len() as f64 * share) as usize;
-        times.get(place.min(times.len() - 1)).copied().unwrap_or(0) as f64 / 1e3
-    };
-    Ok([at(0.5), at(0.99), at(0.999), at(1.0)])
-}
-
-fn ping(
-    to: &mut impl Write,
-    from: &mut std::process::ChildStdout,
-    time: Duration,
-) -> Result<Vec<u64>> {
-    rustix::io::ioctl_fionbio(&*from, true)?;
-    let pause = Duration::from_micros(1_000_000 / PER_SECOND);
-    let start = Instant::now();
-    let mut times = Vec::new();
-    while times.is_empty() || start.elapsed() < time {
-        let begin = Instant::now();
-        to.write_all(&[1])?;
-        loop {
-            match from.read(&mut [0]) {
-                Ok(0) => return Err("the other process is gone".into()),
-                Ok(_) => break,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        times.push(begin.elapsed().as_nanos() as u64);
-        // It spins between two, as the generator does.
-        while begin.elapsed() < pause {
-            std::hint::spin_loop();
-        }
-    }
-    Ok(times)
-}
-
-/// The other process: answers each byte.
-pub(crate) fn pong() -> Result<()> {
-    let (mut from, mut to) = (std::io::stdin().lock(), std::io::stdout().lock());
-    let mut byte = [0];
-    while from.read(&mut byte)? > 0 {
-        to.write_all(&byte)?;
-        to.flush()?;
-    }
-    Ok(())
 }
 
 /// A second daemon that runs flat out on the reader's CPU, and a reader of its own there, both without
