@@ -14,7 +14,7 @@
 //!   time, and filters come from guests. It is put in place only if nothing was widened meanwhile.
 //!   So the kernel's filter covers every filter that judges a frame, at all times.
 //! - **Fail open.** A filter that cannot be replaced by one that lets everything through is taken off
-//!   where that does the same; else it is tried again ([`Stuck`]), and [`Standing`] says so.
+//!   where that does the same; else it is tried again (`Stuck`), and `Standing` says so.
 //! - **Counted.** A queue's filters count what they drop in memory that stays with the queue,
 //!   whatever filter comes next: `seen = read + dropped + early`.
 //! - **Not needed.** Where the kernel takes no eBPF, or the filters are too many, nothing is
