@@ -82,6 +82,11 @@ const CAPTURE: &[Row] = &[
         capture::af_xdp,
     ),
     row(
+        "afxdp-group",
+        "a group on the packet memory of af_xdp, against an arena with copies",
+        capture::group,
+    ),
+    row(
         "early",
         "a filter that the kernel applies early, against the same in the daemon and libpcap",
         capture::early,

@@ -15,6 +15,7 @@ mod early;
 mod guests;
 mod host;
 mod interface;
+mod lent;
 mod way;
 mod xdp;
 
@@ -24,6 +25,7 @@ pub(crate) use early::early;
 pub(crate) use guests::{one_uml, qemu, two_in_uml, two_umls};
 pub(crate) use host::on_host;
 pub(crate) use interface::{INTERFACE, on_interface};
+pub(crate) use lent::group;
 use way::{Turn, Way};
 pub(crate) use xdp::af_xdp;
 

@@ -1,0 +1,121 @@
+//! Two readers in a group on the source `af_xdp`, in its packet memory and in an arena with copies.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use vnplug::Port;
+use vnplug_e2e::daemon::Daemon;
+
+use super::{WARM_UP, frames};
+use crate::attached::cpu_time;
+use crate::row::{Figure, Plan, Result, Samples};
+use crate::sys;
+use crate::wire::{Load, Wire};
+
+/// The daemon's processor time per packet on the wire, at a rate that readers keep up with.
+pub(crate) fn group(plan: &Plan) -> Result<Vec<Figure>> {
+    sys::beside_sender(|| {
+        let wire = Wire::new()?;
+        wire.add(1)?;
+        let netns = Some(&wire.netns);
+        let sides = [
+            "wire0=af_xdp,fallback=no,arena=umem",
+            "wire1=af_xdp,fallback=no",
+        ];
+        let sides = sides.map(|source| Daemon::start(&wire.lab, netns, &["--source", source]));
+        let [umem, copies] = sides;
+        let sides = [(umem?, "wire0", "far0"), (copies?, "wire1", "far1")];
+        let over = AtomicBool::new(false);
+        let mut members = Vec::new();
+        for (daemon, source, _) in &sides {
+            for _ in 0..MEMBERS {
+                let options = daemon.port(source).group("bench").arena_bytes(ARENA);
+                members.push((options.open()?, AtomicU64::new(0)));
+            }
+        }
+        std::thread::scope(|scope| {
+            let _ends = Ends(&over);
+            let mut read = Vec::new();
+            for (port, count) in &mut members {
+                let count = &*count;
+                read.push(count);
+                scope.spawn(|| take(port, count, &over));
+            }
+            let turn = |side: usize, count, size, load| -> Result<f64> {
+                let (daemon, _, far) = &sides[side];
+                let read = || -> u64 {
+                    let own = read.chunks(MEMBERS).nth(side).unwrap_or_default();
+                    own.iter().map(|it| it.load(Ordering::Relaxed)).sum()
+                };
+                let (cpu, before) = (cpu_time(daemon.pid())?, read());
+                wire.send_from(Some(sys::cpu(0)), far, count, size, load)?;
+                let deadline = Instant::now() + SETTLED;
+                while read() - before < count * MEMBERS as u64 && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                let cpu = cpu_time(daemon.pid())?.saturating_sub(cpu);
+                Ok(cpu.as_secs_f64() * 1e6 / count as f64)
+            };
+            for side in [0, 1] {
+                turn(side, WARM_UP, 64, Load::Steady(WARM_UP))?;
+            }
+            let mut figures = Vec::new();
+            for size in [64, 1514] {
+                let mut costs = [Samples::default(), Samples::default()];
+                let count = frames(plan, size).min(PPS);
+                for round in 1..=plan.rounds {
+                    for (side, costs) in costs.iter_mut().enumerate() {
+                        costs.push(turn(side, count, size, Load::Steady(PPS))?);
+                    }
+                    let [lent, copied] = [&costs[0], &costs[1]].map(|it| it.last() * 1e3);
+                    eprintln!(
+                        "  round {round}, {size} B: {lent:.0} ns, with copies {copied:.0} ns"
+                    );
+                }
+                let [ours, theirs] = costs;
+                figures.push(Figure {
+                    name: format!("afxdp-group-{size}-daemon"),
+                    unit: "CPU s/Mpkt",
+                    ours,
+                    peer: Some(("an arena with copies".into(), theirs)),
+                    limit: None,
+                    note: format!(
+                        "{size}-byte frames, {PPS} per second on a veth, to {MEMBERS} members of a \
+                         group that want everything: processor time of the daemon per million \
+                         frames, with arena=umem and without"
+                    ),
+                });
+            }
+            Ok(figures)
+        })
+    })
+}
+
+/// Takes what comes and counts it, with what was lost.
+fn take(port: &mut Port, count: &AtomicU64, over: &AtomicBool) {
+    while !over.load(Ordering::Relaxed) {
+        let packets = port.batch(256).filter(|packet| packet.is_ok()).count();
+        let lost = port.dropped();
+        count.store(port.counts().received + lost, Ordering::Relaxed);
+        if packets == 0 && port.wait(Some(Duration::from_millis(50))).is_err() {
+            return;
+        }
+    }
+}
+
+/// Tells threads to end when it is dropped.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+const MEMBERS: usize = 2;
+/// The packet memory of a queue has as much for readers.
+const ARENA: u64 = 32 << 20;
+/// Frames per second, which readers keep up with beside the sender.
+const PPS: u64 = 200_000;
+/// Longest wait for readers.
+const SETTLED: Duration = Duration::from_secs(5);
