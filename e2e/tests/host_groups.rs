@@ -193,3 +193,50 @@ fn who_asks_for_an_impossible_group_is_told_what_to_do() {
     assert!(!Path::new(&path).exists());
     daemon.audit();
 }
+
+/// What a configuration takes from a VM while no daemon runs: its guest has the memory plugged in
+/// all the same.
+#[test]
+fn a_vm_that_may_not_see_the_source_any_more_keeps_the_others_from_its_memory() {
+    let lab = Lab::new().unwrap();
+    let config = lab.dir().join("config");
+    let grant = |vms: &[&str]| {
+        let of = |vm: &&str| format!("[[allow]]\nvm = \"{vm}\"\nsource = \"lab\"\n");
+        std::fs::write(&config, vms.iter().map(of).collect::<String>()).unwrap();
+    };
+    grant(&["a", "b"]);
+    let path = config.to_str().unwrap();
+    let args = ["--config", path, "--source", "lab=gen,pps=10"];
+    let mut daemon = Daemon::start(&lab, None, &args).unwrap();
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let mut attach = |name| {
+        let spec = VmSpec {
+            allow: Vec::new(),
+            ..spec(name, "", &[("g", "lab", 1 << 16)])
+        };
+        client.attach_vm(spec).unwrap()
+    };
+    let (file, control) = (attach("a").arenas.remove(0).0, attach("b").control_path);
+    let ask = || {
+        let mut agent = Raw::connect(control.as_ref());
+        agent.hello(Role::Agent);
+        member(&mut agent, "lab").map(drop)
+    };
+    ask().unwrap();
+    daemon.kill();
+    grant(&["b"]);
+    daemon.launch().unwrap();
+    let why = ask().unwrap_err();
+    assert!(why.contains("detach VM \"a\""), "{why}");
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    client.detach_own_vm("a", 7).unwrap();
+    ask().unwrap();
+    // Nobody is left who may: the file goes all the same.
+    daemon.kill();
+    grant(&[]);
+    daemon.launch().unwrap();
+    assert!(Path::new(&file).exists());
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    client.detach_own_vm("b", 7).unwrap();
+    assert!(!Path::new(&file).exists());
+}

@@ -8,7 +8,6 @@ use vnplug_ring::control::{Counted, Grant, Message, VmSpec, code};
 use super::groups::name_sources;
 use super::memory::{LARGE, Want};
 use super::session::{Over, Session};
-use super::waiting::Then;
 use super::{Control, watch};
 use crate::hub::Refusal;
 use crate::hub::policy::Viewer;
@@ -24,8 +23,8 @@ const MAX_VMS: usize = 1_024;
 pub(super) enum Attaching {
     /// The answer.
     Done(Message),
-    /// What has to be made first, and what then.
-    Waits(Want, Then),
+    /// What has to be made first, and for whom.
+    Waits(Want, VmSpec),
 }
 
 impl Control {
@@ -92,7 +91,7 @@ impl Control {
         // Nobody else makes a pool of this name until the thread is done with this one, also if who
         // asked for it goes away.
         self.attaching.insert(spec.name.clone());
-        Ok(Attaching::Waits(Want::Pool(plan), Then::Attach(spec)))
+        Ok(Attaching::Waits(Want::Pool(plan), spec))
     }
 
     /// Makes a VM known whose pool was made, for the connection that waits for it.
@@ -186,11 +185,13 @@ impl Control {
             // Closing a listener takes it out of the epoll set.
             self.vm_listeners.retain(|_, (owner, _)| owner != name);
             let large = vm.pool_bytes() >= LARGE;
+            let groups = vm.groups().to_vec();
             let memory = vm.dissolve(&self.dirs.state);
             if large {
                 self.memory.discard(memory);
             }
             self.expel(name);
+            self.remove_orphans(&groups);
             log::info!(target: "vm", "VM {name:?} is detached");
         }
         Ok(())

@@ -312,6 +312,7 @@ fn compile(compiler: &mut Compiler, job: &Job) -> Result<Programs, Refusal> {
     }
     Ok(Programs {
         guard,
+        sight: job.guard.clone(),
         filter,
         text,
     })

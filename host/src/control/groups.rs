@@ -106,9 +106,35 @@ impl Control {
         }
     }
 
+    /// VMs of an earlier daemon that may not see the source of a group whose memory they still have
+    /// keep the others from it.
+    pub(super) fn shut_out_again(&mut self) {
+        for vm in self.vms.values() {
+            let viewer = Viewer::Vm(vm.name().to_owned());
+            for group in vm.groups() {
+                let sight = self.policy.sight(&viewer, &group.source, &vm.grants());
+                if sight == Sight::Nothing {
+                    self.hub.shut_out(&group.name, vm.name());
+                }
+            }
+        }
+    }
+
     /// Takes a VM out of its groups; the files of those that end go.
     pub(super) fn expel(&mut self, vm: &str) {
         arenas::remove_files(self.hub.expel(vm));
+    }
+
+    /// Deletes the files of a detached VM's groups that no daemon could make again: nobody else does.
+    pub(super) fn remove_orphans(&self, groups: &[GroupRecord]) {
+        let others = |group: &GroupRecord| {
+            let mut vms = self.vms.values().flat_map(Vm::groups);
+            self.hub.has_host_group(&group.name)
+                || self.making_groups.contains(&group.name)
+                || vms.any(|other| other.path == group.path)
+        };
+        let orphans = groups.iter().filter(|group| !others(group));
+        arenas::remove_files(orphans.map(|group| &group.path));
     }
 
     /// The obligatory filter of a port: in a group of the host everybody has the group's, operators

@@ -209,6 +209,7 @@ impl Control {
             control.admit_again(&vm);
             control.add_vm(vm)?;
         }
+        control.shut_out_again();
         Ok(control)
     }
 

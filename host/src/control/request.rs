@@ -10,6 +10,7 @@ use super::Control;
 use super::channel::Attaching;
 use super::memory::LARGE;
 use super::session::Over;
+use super::waiting::Then;
 use crate::hub::policy::Viewer;
 use crate::hub::{Closed, Refusal};
 /// What a request costs beyond its own token if the queues' threads have to answer it too.
@@ -157,8 +158,8 @@ impl Control {
             }
             Message::AttachVm(spec) => {
                 let result = match self.attach_vm(token, spec) {
-                    Ok(Attaching::Waits(want, then)) => {
-                        return self.make(token, id, app, want, then);
+                    Ok(Attaching::Waits(want, spec)) => {
+                        return self.make(token, id, app, want, Then::Attach(spec));
                     }
                     Ok(Attaching::Done(ready)) => Ok((ready, Vec::new())),
                     Err(refusal) => Err(refusal),

@@ -128,7 +128,7 @@ impl Hub {
             return Ok(None);
         }
         let (source, queue) = self.find(&request.device)?;
-        if let Some(plan) = self.plan_host_group(source, request, owner)? {
+        if let Some(plan) = self.plan_host_group(source, request, owner, programs)? {
             return Ok(Some(plan));
         }
         let key = GroupKey {

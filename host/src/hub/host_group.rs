@@ -15,7 +15,7 @@ use vnplug_ring::Region;
 use vnplug_ring::control::{HostGroup as Wanted, Open, code};
 
 use super::group::{GroupKey, GroupPlan, Whose, arena_bytes};
-use super::{Hub, Owner, Refusal};
+use super::{Hub, Owner, Programs, Refusal};
 use crate::sys::memory::{Pool, Watch};
 
 /// The groups of the host, by name.
@@ -39,8 +39,11 @@ struct HostGroup {
     /// The obligatory filter of every member.
     sight: String,
     admitted: BTreeSet<Owner>,
-    /// Why nobody can open a port in it.
-    barred: Option<String>,
+    /// Its file was truncated: nobody can open a port in it.
+    lost: Option<String>,
+    /// VMs that have its memory and see other things of its source, and what is to be done: nobody
+    /// can open a port in it while there is one.
+    unlike: BTreeMap<String, String>,
 }
 
 /// What a group of the host is to be made of.
@@ -165,7 +168,8 @@ impl Hub {
             reader: new.reader,
             sight: new.sight,
             admitted: new.operators.into_iter().map(Owner::User).collect(),
-            barred: None,
+            lost: None,
+            unlike: BTreeMap::new(),
         };
         self.host_groups.groups.insert(new.name, group);
         Ok(())
@@ -186,7 +190,19 @@ impl Hub {
                 shown(&it.sight)
             );
             log::error!(target: "vm", "{what}");
-            it.barred = Some(what);
+            it.unlike.insert(vm.to_owned(), what);
+        }
+    }
+
+    /// A VM that has a group's memory plugged in sees nothing of the group's source any more.
+    pub(crate) fn shut_out(&mut self, group: &str, vm: &str) {
+        if let Some(it) = self.host_groups.groups.get_mut(group) {
+            let what = format!(
+                "VM {vm:?} has the memory of group {group:?}, and may not see its source any more: \
+                 detach VM {vm:?}, or grant it what the others see and restart the daemon"
+            );
+            log::error!(target: "vm", "{what}");
+            it.unlike.insert(vm.to_owned(), what);
         }
     }
 
@@ -195,6 +211,7 @@ impl Hub {
         let owner = Owner::Vm(vm.to_owned());
         for group in self.host_groups.groups.values_mut() {
             group.admitted.remove(&owner);
+            group.unlike.remove(vm);
         }
         let ended = |group: &HostGroup| !group.admitted.iter().any(|it| matches!(it, Owner::Vm(_)));
         let ended = self.host_groups.groups.extract_if(.., |_, it| ended(it));
@@ -214,12 +231,19 @@ impl Hub {
         source: usize,
         request: &Open,
         owner: &Owner,
+        programs: &Programs,
     ) -> Result<Option<GroupPlan>, Refusal> {
         let Some((name, group)) = self.host_groups.of(source, &request.group, owner) else {
             return Ok(None);
         };
-        if let Some(what) = &group.barred {
+        if let Some(what) = group.lost.iter().chain(group.unlike.values()).next() {
             return Err(Refusal::new(code::UNAVAILABLE, what.clone()));
+        }
+        // It may have been made while the port's filter was compiled or its memory made: what an
+        // operator asks for then is not for its VMs to see.
+        if programs.sight != group.sight {
+            let what = format!("group {name:?} was made just now: open the port again");
+            return Err(Refusal::new(code::UNAVAILABLE, what));
         }
         let key = GroupKey {
             source,
@@ -251,10 +275,10 @@ impl Hub {
     /// Bars groups whose file was truncated under us.
     pub(crate) fn bar_lost_host_groups(&mut self) {
         for (name, group) in &mut self.host_groups.groups {
-            if group.barred.is_none() && group.watch.lost.load(Ordering::Acquire) {
+            if group.lost.is_none() && group.watch.lost.load(Ordering::Acquire) {
                 let what = format!("the arena of group {name:?} was truncated: detach its VMs");
                 log::error!(target: "vm", "{what}");
-                group.barred = Some(what);
+                group.lost = Some(what);
             }
         }
     }

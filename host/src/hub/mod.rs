@@ -139,6 +139,8 @@ pub struct Closed {
 pub struct Programs {
     /// The obligatory filter.
     pub guard: Option<Arc<Program>>,
+    /// The operator's, as text; empty = none.
+    pub sight: String,
     /// The reader's filter.
     pub filter: Option<Arc<Program>>,
     /// What to show for it.

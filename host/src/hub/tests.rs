@@ -174,3 +174,36 @@ fn rules_that_are_gone_hold_no_memory() {
     }
     assert_eq!(hub.ports()[&port].rules.exact, 3902);
 }
+
+/// A filter takes time to be compiled, and a large ring to be made.
+#[test]
+fn who_asked_before_a_group_of_the_host_was_made_does_not_show_its_vms_other_packets() {
+    let mut hub = hub();
+    let owner = Owner::User(0);
+    let open = Open {
+        group: "g".into(),
+        ..request("lab", "")
+    };
+    // An operator who sees everything; nobody made a group of the host yet.
+    let before = Programs::default();
+    hub.need(&open, &owner, &before).unwrap();
+    let group = NewHostGroup {
+        name: "g".into(),
+        source: "lab".into(),
+        capacity: 1 << 16,
+        sight: "udp".into(),
+        path: "/nowhere".into(),
+        memory: (Region::heap(2 << 20), Arc::default()),
+        reader: std::fs::File::open("/dev/null").unwrap().into(),
+        operators: vec![0],
+    };
+    hub.add_host_group(group).unwrap();
+    hub.admit("g", "vm", "udp");
+    let refused = hub.open(&open, owner.clone(), before, own(), None);
+    assert_eq!(refused.err().unwrap().code, code::UNAVAILABLE);
+    let now = Programs {
+        sight: "udp".into(),
+        ..Programs::default()
+    };
+    hub.open(&open, owner, now, own(), None).ok().unwrap();
+}
