@@ -241,7 +241,9 @@ impl Common {
         }
         let mut state = self.state();
         if seen.wake {
-            let mut bytes = [0; 64];
+            // Each port rang once: one look takes as much as a pipe holds, or the next ones find the
+            // rest, and each of them goes through all ports.
+            let mut bytes = [0; 1 << 16];
             // NB: a pipe whose other end is closed is readable for ever. With the last port that rings
             // it the daemon closes the connection too, which tells the reason.
             let epoll = &self.epoll;
@@ -311,3 +313,25 @@ impl AsFd for Common {
 const PAUSE: Duration = Duration::from_millis(10);
 const WAKE: u64 = 0;
 const CONTROL: u64 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    #[test]
+    fn one_look_hears_all_ports_that_rang() {
+        let bundle = Bundle::new().unwrap();
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+        bundle.common.add_wake(read).unwrap();
+        for _ in 0..10_000 {
+            rustix::io::write(&write, &[1]).unwrap();
+        }
+        let look = || bundle.common.look(Some(Duration::ZERO)).unwrap();
+        assert!(look().wake);
+        assert!(
+            look().nothing(),
+            "the next look goes through all ports again"
+        );
+    }
+}
