@@ -11,9 +11,9 @@ use std::process::Command;
 use vnplug_e2e::daemon::Daemon;
 
 use super::host::vnplug_filtered;
-use super::{Turn, WARM_UP, Way, frames, line_rate, sent_mpps};
+use super::{Turn, UNHEARD, WARM_UP, Way, frames, line_rate, unheard};
 use crate::handoff::{Reading, Sizes};
-use crate::limit::Bare;
+use crate::limit::{self, Bare};
 use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::sys;
 use crate::wire::{Load, Wire};
@@ -37,7 +37,7 @@ pub(crate) fn early(plan: &Plan) -> Result<Vec<Figure>> {
 
 fn wanting(plan: &Plan, word: &str, filter: &'static str, flows: u64) -> Result<Vec<Figure>> {
     let wire = Wire::new()?;
-    for number in 1..=4 {
+    for number in [1, 2, 3, UNHEARD] {
         wire.add(number)?;
     }
     let netns = Some(&wire.netns);
@@ -60,7 +60,7 @@ fn wanting(plan: &Plan, word: &str, filter: &'static str, flows: u64) -> Result<
     // Whole rounds over the flows.
     let frames = frames(plan, LEN).next_multiple_of(u64::from(FLOWS));
     let mut series: [Series; 4] = Default::default();
-    let (mut unheard, mut bare) = (Samples::default(), Samples::default());
+    let (mut alone, mut bare) = (Samples::default(), Samples::default());
     for round in 1..=plan.rounds {
         for (way, (series, name)) in ways.iter_mut().zip(series.iter_mut().zip(NAMES)) {
             let turn = way.turn(&wire, frames, LEN, load)?;
@@ -71,8 +71,7 @@ fn wanting(plan: &Plan, word: &str, filter: &'static str, flows: u64) -> Result<
                  {kept:.2} % of the wanted"
             );
         }
-        let sent = wire.send_from(Some(sys::cpu(0)), "far4", frames, LEN, load)?;
-        unheard.push(sent_mpps(&sent));
+        alone.push(unheard(&wire, frames, LEN, load)?);
         let passed = Bare::one(Sizes::One(LEN), 1 << 19, Reading::Header).mpps(plan.time / 8)?;
         // Both CPUs' microseconds for what is wanted are seconds per million.
         bare.push(2.0 / passed * flows as f64 / f64::from(FLOWS));
@@ -92,7 +91,7 @@ fn wanting(plan: &Plan, word: &str, filter: &'static str, flows: u64) -> Result<
         ),
     };
     let cpu = Some(Limit::new("bare transfer of the wanted", bare));
-    let sent = Some(Limit::new("the sender, nobody listening", unheard));
+    let sent = Some(Limit::new(limit::SENDER, alone));
     let [_, off, _, libpcap] = NAMES;
     Ok(vec![
         figure("-cpu", COST, &early.cpu, (libpcap, &pcap.cpu), cpu.clone()),

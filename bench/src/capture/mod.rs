@@ -29,9 +29,9 @@ pub(crate) use lent::group;
 use way::{Turn, Way};
 pub(crate) use xdp::af_xdp;
 
-use crate::limit;
 use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::wire::{Load, Wire};
+use crate::{limit, sys};
 
 /// Frame lengths in bytes, without FCS.
 pub(crate) const SIZES: [usize; 6] = [64, 128, 256, 512, 1024, 1514];
@@ -75,13 +75,16 @@ fn by_size(
     sides: &mut [Side<'_, '_>],
     how: &str,
 ) -> Result<Vec<Figure>> {
+    wire.add(UNHEARD)?;
     for side in &mut *sides {
         // The first look at every page of a ring is not measured.
         side.way.turn(wire, WARM_UP, 64, Load::Steady(WARM_UP))?;
     }
-    let mut series: Vec<[Series; 3]> = SIZES.iter().map(|_| Default::default()).collect();
+    let readers = sides[0].way.readers() as f64;
+    let mut series: Vec<([Series; 3], Samples)> =
+        SIZES.iter().map(|_| Default::default()).collect();
     for round in 1..=plan.rounds {
-        for (size, series) in SIZES.into_iter().zip(&mut series) {
+        for (size, (series, alone)) in SIZES.into_iter().zip(&mut series) {
             let load = Load::Steady(line_rate(size));
             let frames = frames(plan, size);
             let mut told = Vec::new();
@@ -90,11 +93,12 @@ fn by_size(
                 told.push(format!("{} {turn}", side.name));
                 series.push(&turn);
             }
+            alone.push(unheard(wire, frames, size, load)? * readers);
             eprintln!("  round {round}, {size} B: {}", told.join("; "));
         }
     }
     let mut figures = Vec::new();
-    for (size, [ours, peer, other]) in SIZES.into_iter().zip(series) {
+    for (size, ([ours, peer, other], alone)) in SIZES.into_iter().zip(series) {
         let note = format!(
             "{size}-byte frames at up to 10 Gbit/s ({} packets/s) for {:.1} s on a veth; {how}",
             line_rate(size),
@@ -112,11 +116,10 @@ fn by_size(
         if let Some(side) = sides.get(2) {
             let rate = ours.rate.clone();
             let figure = figure("-host", "Mpps", rate, side.name, other.rate);
-            figures.push(figure.limited(limit::SENDER, &ours.offered));
+            figures.push(figure.limited(limit::SENDER, &alone));
         }
         figures.extend([
-            figure("", "Mpps", ours.rate, peer_name, peer.rate)
-                .limited(limit::SENDER, &ours.offered),
+            figure("", "Mpps", ours.rate, peer_name, peer.rate).limited(limit::SENDER, &alone),
             figure("-loss", "% lost", ours.lost, peer_name, peer.lost),
             figure("-idle", "% idle", ours.idle, peer_name, peer.idle),
         ]);
@@ -136,9 +139,6 @@ fn lossless(plan: &Plan, wire: &Wire, row: &str, sides: &mut [Side<'_, '_>]) -> 
                     line_frames(plan, pps.get())
                 });
                 let turn = side.way.turn(wire, frames, 64, load)?;
-                if load == Load::FlatOut {
-                    flat_out.push(turn.sent_mpps());
-                }
                 if turn.lost_percent() == 0.0 {
                     rate = turn.sent_mpps();
                     break;
@@ -147,6 +147,8 @@ fn lossless(plan: &Plan, wire: &Wire, row: &str, sides: &mut [Side<'_, '_>]) -> 
             eprintln!("  round {round}, lossless: {} {rate:.3} Mpps", side.name);
             samples.push(rate);
         }
+        let frames = line_frames(plan, FLAT_OUT_PPS);
+        flat_out.push(unheard(wire, frames, 64, Load::FlatOut)?);
     }
     let [ours, peer] = samples;
     Ok(Figure {
@@ -154,7 +156,7 @@ fn lossless(plan: &Plan, wire: &Wire, row: &str, sides: &mut [Side<'_, '_>]) -> 
         unit: "Mpps",
         ours,
         peer: Some((sides[1].name.to_owned(), peer)),
-        limit: Some(Limit::new("the sender flat out", flat_out)),
+        limit: Some(Limit::new(limit::SENDER, flat_out)),
         note: "64-byte frames: the highest of the rates flat out, 800,000, 400,000 … 3,125 \
                packets/s at which no packet was lost (RFC 2544's throughput); flat out is what the \
                sender reaches"
@@ -190,6 +192,14 @@ fn line_frames(plan: &Plan, pps: u64) -> u64 {
     ((pps as f64 * plan.time.as_secs_f64() / 2.0) as u64).max(1)
 }
 
+/// Millions per second that the sender reaches on a wire where nobody listens: what a capture does in
+/// the sender's time cannot lower this limit of it.
+fn unheard(wire: &Wire, frames: u64, len: usize, load: Load) -> Result<f64> {
+    let far = format!("far{UNHEARD}");
+    let sent = wire.send_from(Some(sys::cpu(0)), &far, frames, len, load)?;
+    Ok(sent_mpps(&sent))
+}
+
 /// Millions per second that the sender reached.
 fn sent_mpps(sent: &Sent) -> f64 {
     sent.pps() / 1e6
@@ -197,6 +207,8 @@ fn sent_mpps(sent: &Sent) -> f64 {
 
 /// About what the sender reaches; decides only how many frames a turn has.
 const FLAT_OUT_PPS: u64 = 1_200_000;
+/// The wire that nobody listens to.
+const UNHEARD: usize = 9;
 /// Frames of 64 bytes that fill every ring once.
 const WARM_UP: u64 = 250_000;
 

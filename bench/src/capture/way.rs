@@ -49,6 +49,11 @@ impl<'g> Way<'g> {
         Self { filter, ..self }
     }
 
+    /// How many counters there are.
+    pub(super) fn readers(&self) -> usize {
+        self.counters.len()
+    }
+
     /// Adds a counter on the host, in a namespace or our own; `command` runs this program.
     pub(super) fn on_host(
         mut self,

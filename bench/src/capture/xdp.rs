@@ -9,7 +9,7 @@ use std::process::Command;
 use vnplug_e2e::daemon::Daemon;
 
 use super::host::vnplug;
-use super::{Series, WARM_UP, Way, frames, line_rate, sent_mpps};
+use super::{Series, UNHEARD, WARM_UP, Way, frames, line_rate, unheard};
 use crate::pcap::BARE;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::wire::{Load, Wire};
@@ -19,7 +19,9 @@ use crate::{limit, sys};
 pub(crate) fn af_xdp(plan: &Plan) -> Result<Vec<Figure>> {
     sys::beside_sender(|| {
         let wire = Wire::new()?;
-        (1..=4).try_for_each(|number| wire.add(number))?;
+        [1, 2, 3, UNHEARD]
+            .into_iter()
+            .try_for_each(|number| wire.add(number))?;
         let netns = Some(&wire.netns);
         let source = "wire0=af_xdp:wire0,fallback=no";
         let xdp = Daemon::start(&wire.lab, netns, &["--source", source])?;
@@ -39,12 +41,12 @@ pub(crate) fn af_xdp(plan: &Plan) -> Result<Vec<Figure>> {
         }
         let mut figures = Vec::new();
         for size in [64, 1514] {
-            let mut sides: [Side; 4] = Default::default();
+            let (mut sides, mut sender): ([Side; 4], Samples) = Default::default();
             let load = Load::Steady(line_rate(size));
             let frames = frames(plan, size);
             for round in 1..=plan.rounds {
-                let sent = wire.send_from(Some(sys::cpu(0)), "far4", frames, size, load)?;
-                let alone = 1.0 / sent_mpps(&sent);
+                sender.push(unheard(&wire, frames, size, load)?);
+                let alone = 1.0 / sender.last();
                 for (way, (side, name)) in ways.iter_mut().zip(sides.iter_mut().zip(NAMES)) {
                     let turn = way.turn(&wire, frames, size, load)?;
                     eprintln!("  round {round}, {size} B: {name} {turn}");
@@ -54,7 +56,7 @@ pub(crate) fn af_xdp(plan: &Plan) -> Result<Vec<Figure>> {
                         .push(1.0 / turn.sent_mpps() - alone + turn.cost());
                 }
             }
-            figures.extend(compared(size, &sides));
+            figures.extend(compared(size, &sides, &sender));
         }
         Ok(figures)
     })
@@ -68,7 +70,7 @@ struct Side {
     whole: Samples,
 }
 
-fn compared(size: usize, [xdp, pcap, packet, bare]: &[Side; 4]) -> Vec<Figure> {
+fn compared(size: usize, [xdp, pcap, packet, bare]: &[Side; 4], sender: &Samples) -> Vec<Figure> {
     let note = format!(
         "{size}-byte frames flat out, at most 10 Gbit/s, on a veth (native XDP, the kernel copies \
          twice); pcap_dispatch over the drop-in and over libpcap; processor time of daemon and reader, \
@@ -98,7 +100,7 @@ fn compared(size: usize, [xdp, pcap, packet, bare]: &[Side; 4]) -> Vec<Figure> {
         cost("-cpu", &xdp.cost, libpcap, &pcap.cost),
         cost("-daemon", &xdp.daemon_cost, libpcap, &pcap.cost),
         figure("-packet", "Mpps", &xdp.rate, af_packet, &packet.rate)
-            .limited(limit::SENDER, &xdp.offered),
+            .limited(limit::SENDER, sender),
         cost("-packet-cpu", &xdp.cost, af_packet, &packet.cost),
         cost(
             "-packet-daemon",

@@ -19,7 +19,7 @@ pub(crate) use bare::Bare;
 /// The limit's name where packets pass from one CPU to the other.
 pub(crate) const BARE: &str = "bare transfer of the same bytes";
 /// The limit's name where a sender feeds a wire.
-pub(crate) const SENDER: &str = "what the sender sent";
+pub(crate) const SENDER: &str = "the sender, nobody listening";
 
 /// How long a cache line takes from one CPU to the other, and how fast one CPU copies.
 pub(crate) fn machine(plan: &Plan) -> Result<Vec<Figure>> {

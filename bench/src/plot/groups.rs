@@ -419,7 +419,7 @@ pub(super) const PLOTS: &[Plot] = &[
         title: "How near captures and filters are to what the machine allows",
         panels: &[
             &[D(dots(
-                "Captures, of what the sender sent",
+                "Captures, of what the sender reaches while nobody listens",
                 &["capture-", "afxdp-", "early-", "interface-"],
                 REACHED,
             )
