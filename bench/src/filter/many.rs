@@ -83,7 +83,7 @@ const FIRST_PORT: usize = 10_000;
 
 /// Cost per packet with `count` filters of each shape.
 pub(crate) fn against_sequences(plan: &Plan, count: usize) -> Result<Vec<Figure>> {
-    sys::pin(CPU)?;
+    sys::pin(sys::cpu(CPU))?;
     let packets = packets();
     let frames: Vec<Frame<'_>> = packets.iter().map(|bytes| frame(bytes)).collect();
     let time = plan.time / 8;

@@ -2,8 +2,8 @@
 //!
 //! A daemon's generator sends 60-byte packets of 10,000 hosts in turn, flat out on one CPU. One
 //! process opens a port per host, with a filter for its address and a ring of its own, all in one
-//! bundle, and one thread on the other CPU takes the packets of all of them. So every packet goes to another port than the
-//! one before, and nothing of a port is in a cache when its next packet comes.
+//! bundle, and one thread on the other CPU takes the packets of all of them. So every packet goes to
+//! another port than the one before, and nothing of a port is in a cache when its next packet comes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -68,7 +68,10 @@ pub(crate) fn targets(plan: &Plan) -> Result<Vec<Figure>> {
 /// Seconds to open and to close, packets per microsecond, and percent that found a full ring.
 fn measure(time: Duration) -> Result<[f64; 4]> {
     let lab = Lab::new()?;
-    let source = format!("lab=gen,size=60,flows={TARGETS},cpus={SOURCE_CPU}");
+    let source = format!(
+        "lab=gen,size=60,flows={TARGETS},cpus={}",
+        sys::cpu(SOURCE_CPU)
+    );
     let daemon = Daemon::start(&lab, None, &["--source", &source])?;
     let begin = Instant::now();
     let mut bundle = Bundle::new()?;
@@ -110,7 +113,7 @@ fn tally(daemon: &Daemon) -> (u64, u64) {
 
 /// Takes all packets of all ports, and hands the ports back.
 fn drain(mut bundle: Bundle, over: &AtomicBool) -> Result<Bundle> {
-    sys::pin(READER_CPU)?;
+    sys::pin(sys::cpu(READER_CPU))?;
     while !over.load(Ordering::Relaxed) {
         for port in bundle.ports() {
             for packet in port.batch(usize::MAX) {
