@@ -200,7 +200,8 @@ impl Lookup {
         for &group in &self.present {
             let group = &self.groups[usize::from(group)];
             for &kind in &group.kinds {
-                let kind = &self.kinds[kind as usize];
+                let kind = &mut self.kinds[kind as usize];
+                kind.spans.settle();
                 // NB: all frames' values first, then all lookups: these do not wait for each other's
                 // memory.
                 kind.collect(frames, &group.places, &mut self.asked);

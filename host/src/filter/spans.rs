@@ -3,7 +3,8 @@
 //! Ranges in the order of their lower ends, and above them a tree of the highest upper ends: a value is
 //! in those that begin at or before it and do not end before it, and parts of the tree that end before
 //! it are passed over. So a look costs a few steps for each range found and for the depth of the tree,
-//! however the ranges overlap. A change costs a walk over all of them: microseconds for thousands.
+//! however the ranges overlap. All changes between two batches cost one walk over all of them together:
+//! a guest may change hundreds at once, as often as it likes.
 
 use super::table::Candidate;
 
@@ -11,6 +12,12 @@ use super::table::Candidate;
 #[derive(Debug, Default)]
 pub(super) struct Spans {
     spans: Vec<Span>,
+    /// How many of them are in order; the others came since.
+    sorted: usize,
+    /// How many of them were not removed.
+    live: usize,
+    /// There were changes since the tree was made.
+    is_stale: bool,
     /// A binary tree in an array, the root at 1: the highest end of the spans below. As many leaves as
     /// the next power of two; those without a span have 0.
     ends: Vec<u64>,
@@ -26,21 +33,19 @@ struct Span {
 impl Spans {
     /// Whether it leads nowhere.
     pub(super) fn is_empty(&self) -> bool {
-        self.spans.is_empty()
+        self.live == 0
     }
 
-    /// Lets a range of values lead to one more program.
+    /// Lets a range of values lead to one more program, from the next [`settle`](Self::settle) on. Its
+    /// upper end is above the lower one.
     pub(super) fn insert(&mut self, low: u64, high: u64, candidate: Candidate) {
-        let at = self.spans.partition_point(|span| span.low <= low);
-        self.spans.insert(
-            at,
-            Span {
-                low,
-                high,
-                candidate,
-            },
-        );
-        self.plant();
+        self.spans.push(Span {
+            low,
+            high,
+            candidate,
+        });
+        self.live += 1;
+        self.is_stale = true;
     }
 
     /// Undoes an [`insert`](Self::insert).
@@ -50,15 +55,34 @@ impl Spans {
             high,
             candidate,
         };
-        let first = self.spans.partition_point(|span| span.low < low);
-        let same = self.spans[first..].iter().position(|span| *span == gone);
-        if let Some(nth) = same {
-            self.spans.remove(first + nth);
-            self.plant();
+        let first = self.spans[..self.sorted].partition_point(|span| span.low < low);
+        let same = self.spans[first..].iter_mut().find(|span| **span == gone);
+        if let Some(span) = same {
+            // No range ends there: it is left out when the rest is put in order.
+            span.high = 0;
+            self.live -= 1;
+            self.is_stale = true;
         }
     }
 
-    /// Tells `hit` of every program that a value leads to.
+    /// Puts what has changed in order, however much it is.
+    #[inline]
+    pub(super) fn settle(&mut self) {
+        if self.is_stale {
+            self.order();
+        }
+    }
+
+    #[cold]
+    fn order(&mut self) {
+        self.spans.retain(|span| span.high > span.low);
+        self.spans.sort_by_key(|span| span.low);
+        self.sorted = self.spans.len();
+        self.plant();
+        self.is_stale = false;
+    }
+
+    /// Tells `hit` of every program that a value leads to; it must be [settled](Self::settle).
     #[inline]
     pub(super) fn find(&self, value: u64, hit: &mut impl FnMut(Candidate)) {
         let begun = self.spans.partition_point(|span| span.low <= value);
@@ -123,7 +147,7 @@ mod tests {
             let comes = random(100) < if round < 3_000 { 60 } else { 40 };
             if comes {
                 let low = random(1_000);
-                let high = low + random(if round % 3 == 0 { 1_000 } else { 20 });
+                let high = low + 1 + random(if round % 3 == 0 { 1_000 } else { 20 });
                 spans.insert(low, high, Candidate::new(round, false));
                 model.push((low, high, round));
             } else if !model.is_empty() {
@@ -131,6 +155,11 @@ mod tests {
                 let (low, high, judge) = model.swap_remove(at);
                 spans.remove(low, high, Candidate::new(judge, false));
             }
+            // Several changes come together.
+            if random(3) > 0 {
+                continue;
+            }
+            spans.settle();
             let value = random(2_100);
             let mut found = Vec::new();
             spans.find(value, &mut |candidate| found.push(candidate.judge()));
@@ -144,6 +173,7 @@ mod tests {
             spans.remove(low, high, Candidate::new(judge, false));
         }
         assert!(spans.is_empty());
+        spans.settle();
         spans.find(0, &mut |_| panic!("nothing is there"));
     }
 }
