@@ -20,6 +20,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::analyse::Analysis;
 #[cfg(doc)]
 use super::analyse::Key;
@@ -79,7 +81,8 @@ struct Judge {
     always: u32,
     /// What it accepted since it was added.
     totals: Totals,
-    followers: Vec<u32>,
+    /// Up to four lie here, so that they come with the rest.
+    followers: SmallVec<[u32; 4]>,
 }
 
 const KEYED: u32 = u32::MAX;
@@ -112,7 +115,7 @@ impl Index {
             users: 1,
             always,
             totals: Totals::default(),
-            followers: Vec::new(),
+            followers: SmallVec::new(),
         };
         match self.judges.get_mut(id as usize) {
             Some(place) => *place = judge,
@@ -132,7 +135,7 @@ impl Index {
         if judge.users > 0 {
             return;
         }
-        judge.followers = Vec::new();
+        judge.followers = SmallVec::new();
         let always = judge.always;
         let Some(program) = judge.program.take() else {
             return;
