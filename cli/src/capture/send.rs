@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::json;
 use vnplug::{Error, Port, PortOptions};
+use vnplug_ring::control::FilterSpec;
 use vnplug_ring::witness::{Protocol, Shape};
 
 use super::frames::read_frames;
@@ -102,6 +103,8 @@ impl Send {
             .socket(socket)
             .ring_bytes(4096)
             .enabled(false)
+            // Else the source would have to hand over everything (early drop).
+            .filter_spec(FilterSpec::Program(NOTHING.to_vec()))
             .transmit(self.ring);
         let opened = options.open();
         let mut port =
@@ -204,6 +207,8 @@ impl Send {
 }
 
 const BATCH: u64 = 64;
+/// A classic BPF program that accepts nothing: `ret #0`.
+const NOTHING: [u8; 8] = 0x0006_u64.to_le_bytes();
 /// How often signals and the clock are looked at.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long the host may take for what is in the ring at the end.
