@@ -30,8 +30,6 @@ const BATCH: usize = 60;
 /// The numbers of ports for which DPDK is a peer too. With one it is in the row `handoff`, and it
 /// knows at most 32 interfaces (`RTE_MAX_ETHPORTS`).
 const BESIDE_DPDK: [usize; 2] = [2, 8];
-/// Rounds of DPDK's, which needs seconds to start, and the longest of its measurements.
-const DPDK_ROUNDS: usize = 3;
 const DPDK_TIME: Duration = Duration::from_secs(1);
 /// The peer's name in the table.
 const PEER: &str = "memcpy to plain buffers";
@@ -52,7 +50,7 @@ pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<
         dropped.push(lost);
         copies.push(copied);
         limit.push(bare);
-        let beside_dpdk = BESIDE_DPDK.contains(&ports) && round <= DPDK_ROUNDS;
+        let beside_dpdk = BESIDE_DPDK.contains(&ports);
         if let (Sizes::One(len), true) = (sizes, beside_dpdk) {
             let plan = plan.lasting(DPDK_TIME);
             let [memif, vhost] = &mut dpdk;

@@ -93,9 +93,9 @@ pub(crate) fn against_dpdk(plan: &Plan, len: usize, reading: Reading) -> Result<
     in_turns(plan, len, reading, (&name, &format!("{name}-vhost")))
 }
 
-/// The same by frame size, in fewer rounds and for shorter times: DPDK needs seconds to start.
+/// The same by frame size, for shorter times: DPDK needs seconds to start.
 pub(crate) fn by_length(plan: &Plan) -> Result<Vec<Figure>> {
-    let plan = plan.at_most(3).lasting(Duration::from_secs(1));
+    let plan = plan.lasting(Duration::from_millis(500));
     let mut figures = Vec::new();
     for len in SIZES {
         let (memif, vhost) = (format!("memory-memif-{len}"), format!("memory-vhost-{len}"));

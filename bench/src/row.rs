@@ -53,14 +53,6 @@ impl Plan {
 }
 
 impl Plan {
-    /// The same with at most so many rounds.
-    pub(crate) fn at_most(&self, rounds: usize) -> Self {
-        Self {
-            rounds: self.rounds.min(rounds),
-            ..self.lasting(self.time)
-        }
-    }
-
     /// The same with measurements of at most this time.
     pub(crate) fn lasting(&self, time: Duration) -> Self {
         Self {

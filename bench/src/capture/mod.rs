@@ -102,7 +102,7 @@ fn by_size(
         let note = format!(
             "{size}-byte frames at up to 10 Gbit/s ({} packets/s) for {:.1} s on a veth; {how}",
             line_rate(size),
-            plan.time.as_secs_f64() / 2.0,
+            plan.time.as_secs_f64(),
         );
         let figure = |suffix: &str, unit, ours, name: &str, peer| Figure {
             name: format!("{row}-{size}{suffix}"),
@@ -183,13 +183,13 @@ fn line_rate(size: usize) -> u64 {
     10_000_000_000 / (8 * (size as u64 + 24))
 }
 
-/// Frames of one turn of half the plan's time.
+/// Frames of one turn of the plan's time.
 fn frames(plan: &Plan, size: usize) -> u64 {
     line_frames(plan, line_rate(size).min(FLAT_OUT_PPS))
 }
 
 fn line_frames(plan: &Plan, pps: u64) -> u64 {
-    ((pps as f64 * plan.time.as_secs_f64() / 2.0) as u64).max(1)
+    ((pps as f64 * plan.time.as_secs_f64()) as u64).max(1)
 }
 
 /// Millions per second that the sender reaches on a wire where nobody listens: what a capture does in
