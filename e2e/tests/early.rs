@@ -5,12 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::ops::Range;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use vnplug::{FilterSpec, Next, Port};
-use vnplug_e2e::daemon::{Daemon, audit, label, value};
+use vnplug_e2e::daemon::{Daemon, audit, label, program, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::control::Counted;
@@ -84,6 +85,30 @@ impl Wire {
             thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+#[test]
+fn who_only_sends_does_not_bring_everything() {
+    let wire = Wire::new("wire1=af_packet,early=yes");
+    wire.until("on: no port");
+    let mut sender = Command::new(program("vnplug").unwrap());
+    sender.arg("--socket").arg(wire.daemon.socket());
+    sender.args(["send", "wire1", "--pps", "10", "-t", "60s"]);
+    let mut sender = sender.stdout(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + LIMIT;
+    while value(&wire.daemon.counters()[0], "ports") == 0 {
+        assert!(Instant::now() < deadline, "nobody sends");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let early = value(&wire.until("on: "), "early");
+    wire.send(&Stream::new("wire0", 1_000));
+    let deadline = Instant::now() + LIMIT;
+    while value(&wire.source(), "early") < early + 1_000 {
+        assert!(Instant::now() < deadline, "{:?}", wire.source());
+        thread::sleep(Duration::from_millis(5));
+    }
+    sender.kill().unwrap();
+    sender.wait().unwrap();
 }
 
 /// Reads until so many packets came.

@@ -37,8 +37,8 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
     count(|| capture.dispatch())
 }
 
-/// Without libpcap and the daemon: what the source af_xdp hands out is counted and forgotten. No
-/// reader over that source costs less.
+/// Without libpcap and the daemon: what the source af_xdp hands out, as it is set by default, is
+/// counted and forgotten.
 fn bare(interface: &str) -> Result<()> {
     let opened = AfXdp::open(AfXdpConfig::new(interface)).map_err(|unfit| unfit.to_string())?;
     let mut queues = opened.queues;
