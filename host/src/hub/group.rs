@@ -391,7 +391,7 @@ type Home = (ArenaHome, Region, u64, Option<OwnedFd>);
 type Laid = (Vec<Arc<Commons>>, Arenas, Option<OwnedFd>);
 
 /// Bytes of an arena with its header.
-pub(super) fn arena_bytes(capacity: u64) -> u64 {
+pub(crate) fn arena_bytes(capacity: u64) -> u64 {
     arena_size(capacity).next_multiple_of(4096)
 }
 

@@ -34,6 +34,7 @@ use crate::source::worker::{Asked, Command, Snapshot, Worker};
 
 use cluster::{Cluster, ClusterKey};
 pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS, MAX_EARLY_LOADS};
+pub(crate) use group::arena_bytes;
 use group::{Group, GroupKey};
 use host_group::HostGroups;
 pub(crate) use host_group::{HostGroupSize, NewHostGroup};

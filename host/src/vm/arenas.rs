@@ -7,12 +7,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{Ordering, fence};
 
 use serde::{Deserialize, Serialize};
+use vnplug_ring::arena::header;
 use vnplug_ring::control::{HostGroup, code};
 
 use super::{Dirs, check_name, instance, remove};
-use crate::hub::{HostGroupSize, Refusal};
+use crate::hub::{HostGroupSize, Refusal, arena_bytes};
 use crate::sys::memory::{GoOn, Pool, pool_file};
 
 /// A group of the host that a VM may join, as it is written down.
@@ -65,6 +67,16 @@ impl GroupRecord {
     pub(crate) fn reopen(&self) -> io::Result<ArenaFile> {
         let memory = pool_file(&self.path, self.len, false, &|| true)?;
         // NB: what a VM was granted may have changed since; of the old packets nobody gets one.
+        // Guests still look at them: none is whole any more before the first byte goes.
+        let each = arena_bytes(self.capacity);
+        for nth in 0..self.len / each {
+            // Relaxed: the fence orders it.
+            memory
+                .0
+                .store_u64(nth * each + header::EPOCH, 0, Ordering::Relaxed);
+        }
+        // Pairs with the fence in ArenaReader::is_whole.
+        fence(Ordering::SeqCst);
         memory.0.clear(0, self.len);
         self.with_reader(memory)
     }
