@@ -12,16 +12,12 @@ use crate::sys::event;
 use crate::sys::umem::{Umem, UmemShape};
 
 /// The shape with which packet memory is lent: as many chunks again for readers, and room for
-/// copies of what does not lie in one chunk.
-pub(super) fn shape(shape: UmemShape, multi_buffer: bool) -> UmemShape {
+/// copies of what does not lie in one chunk, or where a driver does not align its frames.
+pub(super) fn shape(shape: UmemShape) -> UmemShape {
     let kept = shape.receive.max(FEWEST_KEPT);
-    let spare = match multi_buffer {
-        true => (kept * (shape.chunk / 4)).max(FOR_LONG_FRAMES),
-        false => FOR_SHORT_FRAMES,
-    };
     UmemShape {
         kept,
-        spare,
+        spare: (kept * (shape.chunk / 4)).max(FOR_LONG_FRAMES),
         ..shape
     }
 }
@@ -75,7 +71,6 @@ pub(super) fn lend(shape: UmemShape, count: usize) -> io::Result<Lending> {
 const FEWEST_KEPT: u32 = 1024;
 /// The longest frame, 64 KiB, more than some times.
 const FOR_LONG_FRAMES: u32 = 2 << 20;
-const FOR_SHORT_FRAMES: u32 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -92,20 +87,18 @@ mod tests {
             spare: 0,
             headroom: LENT_HEADROOM,
         };
-        for multi_buffer in [false, true] {
-            let shape = shape(whole, multi_buffer);
-            let lending = lend(shape, 3).unwrap();
-            assert_eq!(lending.queues.len(), 3);
-            let mut end = 0;
-            for (umem, lent) in &lending.queues {
-                assert!(lent.place.offset >= end && lent.map_len == lending.bytes);
-                end = lent.place.offset + lent.place.len;
-                let shown = umem.region().part(0, lent.place.len).unwrap();
-                let reader = vnplug_ring::ArenaReader::attach(shown).unwrap();
-                assert_eq!(reader.snaplen(), lent.snaplen);
-                assert!(!multi_buffer || lent.snaplen >= 1 << 16);
-            }
-            assert!(end <= lending.bytes);
+        let shape = shape(whole);
+        let lending = lend(shape, 3).unwrap();
+        assert_eq!(lending.queues.len(), 3);
+        let mut end = 0;
+        for (umem, lent) in &lending.queues {
+            assert!(lent.place.offset >= end && lent.map_len == lending.bytes);
+            end = lent.place.offset + lent.place.len;
+            let shown = umem.region().part(0, lent.place.len).unwrap();
+            let reader = vnplug_ring::ArenaReader::attach(shown).unwrap();
+            assert_eq!(reader.snaplen(), lent.snaplen);
+            assert!(lent.snaplen >= 1 << 16);
         }
+        assert!(end <= lending.bytes);
     }
 }

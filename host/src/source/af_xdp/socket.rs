@@ -313,7 +313,7 @@ impl Opener {
             headroom: self.config.headroom(),
         };
         match self.config.lends {
-            true => lending::shape(shape, self.config.multi_buffer),
+            true => lending::shape(shape),
             false => shape,
         }
     }
