@@ -18,7 +18,12 @@ use vnplug_ring::witness::{Checker, View};
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Reads to the end of the source.
-fn read_all(port: &mut Port, mut see: impl FnMut(&[u8])) -> u64 {
+fn read_all(port: &mut Port, see: impl FnMut(&[u8])) -> u64 {
+    read_waking(port, Duration::from_millis(100), see)
+}
+
+/// As `read_all`; it wakes by itself only after `patience`.
+fn read_waking(port: &mut Port, patience: Duration, mut see: impl FnMut(&[u8])) -> u64 {
     let deadline = Instant::now() + LIMIT;
     let mut received = 0;
     loop {
@@ -29,7 +34,7 @@ fn read_all(port: &mut Port, mut see: impl FnMut(&[u8])) -> u64 {
                 see(packet.bytes);
             }
             Next::Nothing => {
-                port.wait(Some(Duration::from_millis(100))).unwrap();
+                port.wait(Some(patience)).unwrap();
             }
             Next::Ended => return received,
         }
@@ -249,5 +254,44 @@ fn a_member_comes_back_after_the_daemon_was_killed() {
     let counters = daemon.audit();
     for port in &ports {
         assert_eq!(label(counted(&counters, port.number()), "group"), "g");
+    }
+}
+
+/// Reads 20,000 frames of 1,514 bytes with a watermark that is never reached; says how many came, how
+/// many were lost, and how often the host rang.
+fn read_by_watermark(group: Option<&str>, filter: &str) -> (u64, u64, u64) {
+    let lab = Lab::new().unwrap();
+    let source = "lab=gen,pps=5000,count=20000,size=1514,flows=3,protocols=udp4+tcp4+icmp4";
+    let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
+    let sized = |group: Option<&str>| {
+        let port = daemon.port("lab");
+        match group {
+            Some(group) => port.group(group).arena_bytes(1 << 24),
+            None => port.ring_bytes(1 << 24),
+        }
+    };
+    // It has the arena turn over, and reads nothing before the end.
+    let mut other = group.map(|group| sized(Some(group)).open().unwrap());
+    let port = sized(group).filter(filter).watermark(30_000);
+    let mut port = port.max_delay(Duration::from_secs(60)).open().unwrap();
+    let received = read_waking(&mut port, LIMIT, |_| {});
+    if let Some(other) = &mut other {
+        read_all(other, |_| {});
+    }
+    let counters = daemon.audit();
+    let host = counted(&counters, port.number());
+    let passed = value(host, "delivered") + value(host, "dropped_full");
+    assert_eq!(received + port.dropped(), passed, "{host:?}");
+    (received, port.dropped(), value(host, "rings"))
+}
+
+#[test]
+fn a_watermark_beyond_the_arena_loses_nothing() {
+    // 5,400 frames are half of 16 MiB: a reader has a second to wake up.
+    for (group, filter) in [(None, ""), (Some("g"), ""), (Some("g"), "tcp")] {
+        let (received, dropped, rings) = read_by_watermark(group, filter);
+        assert_eq!(dropped, 0, "{group:?} {filter:?} {received} {rings}");
+        assert!(received > 5_000, "{group:?} {filter:?} {received}");
+        assert!((1..=60).contains(&rings), "{group:?} {filter:?} {rings}");
     }
 }

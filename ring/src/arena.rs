@@ -173,6 +173,12 @@ impl Arena {
         &self.geometry
     }
 
+    /// Where it is: how far this moves says how much of it was overwritten.
+    #[inline]
+    pub fn at(&self) -> u64 {
+        self.head
+    }
+
     /// Frames that were copied into it.
     pub fn placed(&self) -> u64 {
         self.placed

@@ -65,7 +65,8 @@ pub struct Corrupt {
 /// What [`Consumer::arm`] found. The doorbell stays armed in every case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// The watermark or half of the ring is reached already, or its life is over: do not sleep.
+    /// The watermark or half of the ring is reached already, or its life is over: do not sleep. In a
+    /// group also: packets came between the last one that was taken and this arming.
     Ready,
     /// Nothing is unread: sleep until the doorbell, the host keeps the time.
     Sleep,
@@ -167,7 +168,8 @@ impl Consumer {
     }
 
     /// Releases, and asks to be rung once: when `watermark` packets (at least 1) or more than half of
-    /// the ring are unread, or `max_delay_us` after the first of them. A watermark of 1 rings at the first packet.
+    /// the ring are unread, or `max_delay_us` after the first of them; in a group also when half of
+    /// the arena was overwritten since the first of them. A watermark of 1 rings at the first packet.
     ///
     /// The order that misses no wake-up: empty the doorbell, take packets until there are none,
     /// `arm`, then sleep as the answer says. Waking early is harmless.
@@ -179,6 +181,7 @@ impl Consumer {
     /// As [`arm`](Self::arm), but what was taken stays lent: for a reader that sleeps while somebody
     /// looks at its last packet. The room of that packet comes back with the next release.
     pub fn arm_lent(&mut self, watermark: u32, max_delay_us: u32) -> Wait {
+        let is_first = self.is_first_arming();
         loop {
             let wake_at = self.read.wrapping_add(u64::from(watermark.max(1)));
             self.region.store_u64(WAKE_AT, wake_at, Ordering::Relaxed);
@@ -199,6 +202,7 @@ impl Consumer {
             match (self.tail == self.head, reached(published, wake_at)) {
                 (false, true) => return Wait::Ready,
                 (false, false) if watermark <= 1 || max_delay_us == 0 => return Wait::Ready,
+                (false, false) if is_first => return Wait::Ready,
                 (false, false)
                     if self.head.wrapping_sub(self.tail) > self.geometry.capacity / 2 =>
                 {

@@ -43,7 +43,7 @@ pub mod witness;
 pub use arena::{Arena, ArenaGeometry, ArenaReader, BufferGeometry, Buffers, Placed};
 pub use consumer::{AttachError, Batch, Consumer, Corrupt, Look, Packet, Wait};
 pub use intake::{Intake, SenderLied};
-pub use producer::{Bell, CreateError, PeerLied, Producer, Slot};
+pub use producer::{Bell, CreateError, Ground, PeerLied, Producer, Slot};
 pub use region::Region;
 
 #[cfg(test)]

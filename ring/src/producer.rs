@@ -50,6 +50,21 @@ pub struct Slot {
 struct Waiting {
     seq: u32,
     since_us: u64,
+    tail: u64,
+    /// Of a ring of descriptors: where the arena is when it has moved too far for the packet at
+    /// `tail`.
+    due_at: Option<u64>,
+}
+
+/// An arena as the readers of a group need it told, in the unit of its positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ground {
+    /// Where it was when the packets published now began to be placed.
+    pub began: u64,
+    /// Where it is.
+    pub now: u64,
+    /// How far it may move while packets are unread; not zero.
+    pub most: u64,
 }
 
 /// What to do about the reader after publishing.
@@ -268,6 +283,12 @@ impl Producer {
     /// a time it returned has come. `now_us` is any clock that does not go backwards.
     #[inline]
     pub fn bell(&mut self, now_us: u64) -> Bell {
+        self.bell_on(now_us, None)
+    }
+
+    /// [`bell`](Self::bell) of a ring of descriptors: what `ground` says of their arena rings, too.
+    #[inline]
+    pub fn bell_on(&mut self, now_us: u64, ground: Option<Ground>) -> Bell {
         // Pairs with the fence in Consumer::arm: either we see its arming or it sees our head.
         fence(Ordering::SeqCst);
         // Acquire: pairs with the Release in Consumer::arm; the words before it are visible.
@@ -275,8 +296,15 @@ impl Producer {
         if seq == self.rung {
             Bell::Quiet
         } else {
-            self.armed(seq, now_us)
+            self.armed(seq, now_us, ground)
         }
+    }
+
+    /// Where the arena is when a reader that [`Bell::Later`] was said of is to be looked at again,
+    /// though its time has not come.
+    #[inline]
+    pub fn due_at(&self) -> Option<u64> {
+        self.waiting.and_then(|waiting| waiting.due_at)
     }
 
     /// Ends the ring's life; what was published stays readable. The reader is to be woken.
@@ -337,7 +365,7 @@ impl Producer {
         }
     }
 
-    fn armed(&mut self, seq: u32, now_us: u64) -> Bell {
+    fn armed(&mut self, seq: u32, now_us: u64, ground: Option<Ground>) -> Bell {
         // Acquire: pairs with the Release in Consumer::release.
         let tail = self.region.load_u64(TAIL, Ordering::Acquire);
         let unread = self.announced.wrapping_sub(tail);
@@ -353,13 +381,26 @@ impl Producer {
             _ => Waiting {
                 seq,
                 since_us: now_us,
+                tail,
+                // The oldest packet is none the younger for another arming.
+                due_at: match self.waiting {
+                    Some(Waiting {
+                        tail: before,
+                        due_at: Some(due_at),
+                        ..
+                    }) if before == tail => Some(due_at),
+                    _ => ground.map(|ground| ground.began.saturating_add(ground.most)),
+                },
             },
         };
         let due_us = waiting.since_us.saturating_add(u64::from(delay_us));
         // Whatever the watermark, the reader is to have the time that half a ring gives. A tail that
         // lies rings its own reader, once.
         let filling = unread > self.geometry.capacity / 2;
-        if filling || reached(self.published, wake_at) || now_us >= due_us {
+        // Nor does the arena wait for it, whoever it is that fills it.
+        let turning = ground.zip(waiting.due_at);
+        let turning = turning.is_some_and(|(ground, due_at)| ground.now >= due_at);
+        if filling || turning || reached(self.published, wake_at) || now_us >= due_us {
             self.rung = seq;
             self.waiting = None;
             return Bell::Ring;

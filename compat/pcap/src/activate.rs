@@ -165,7 +165,8 @@ fn sleep(options: Options, ring_bytes: u64, snaplen: c_int) -> (u32, Duration) {
     if options.immediate {
         return (1, delay);
     }
-    // The host wakes the program when half of the ring is unread, too, so longer frames are no danger.
+    // The host wakes the program when half of the ring is unread, too, and in a group when half of
+    // the arena was overwritten, so longer frames are no danger.
     let packets = ring_bytes / 4 / record_size(snaplen.unsigned_abs().min(SHORT_FRAME));
     (packets.clamp(1, MOST_PACKETS) as u32, delay)
 }

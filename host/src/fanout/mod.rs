@@ -12,10 +12,11 @@
 //! touched; ten thousand of them cost what the lookup costs. What became of the frames that it
 //! never saw is told by running totals, exactly, whenever somebody asks (`seat`).
 
+mod due;
 pub mod flow;
 mod seat;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use vnplug_ring::control::Tuning;
@@ -25,6 +26,7 @@ use crate::filter::{FrameSet, Index, Program, Totals};
 use crate::port::{BatchInfo, Port, PortCounters, Share};
 use crate::source::{Frame, MAX_BATCH};
 use crate::sys::prefetch::prefetch;
+use due::Due;
 use seat::{Place, Seat};
 
 /// The ports of one queue.
@@ -39,7 +41,7 @@ pub struct Fanout {
     whole: Vec<u32>,
     index: Index,
     /// When which seat's reader is to be rung.
-    due: BTreeSet<(u64, u32)>,
+    due: Due,
     /// Seats that are to be placed anew after the batch.
     moved: Vec<u32>,
     hashes: Vec<u32>,
@@ -135,6 +137,9 @@ impl Fanout {
             .map(|frame| frame.bytes.len() as u64)
             .sum::<u64>();
         self.counters.duties += frames.len() as u64 * self.subscribers();
+        while let Some(at) = self.due.take_turned() {
+            self.look_at(at, now_us);
+        }
         while let Some(at) = self.moved.pop() {
             self.leave(at);
             self.place(at);
@@ -176,20 +181,22 @@ impl Fanout {
 
     /// The next time [`tick`](Self::tick) has something to do.
     pub fn due_us(&self) -> Option<u64> {
-        self.due.first().map(|(due_us, _)| *due_us)
+        self.due.first_us()
     }
 
     /// Rings readers whose maximum delay has passed.
     pub fn tick(&mut self, now_us: u64) {
-        while let Some(&(due_us, at)) = self.due.first()
-            && due_us <= now_us
-        {
-            self.due.pop_first();
-            if let Some(seat) = &mut self.seats[at as usize] {
-                seat.due_us = None;
-                seat.port.tick(now_us);
-                seat.note(at, &mut self.due, &mut self.moved);
-            }
+        while let Some(at) = self.due.take(now_us) {
+            self.look_at(at, now_us);
+        }
+    }
+
+    /// Looks whether a reader that was due is to be rung.
+    fn look_at(&mut self, at: u32, now_us: u64) {
+        if let Some(seat) = &mut self.seats[at as usize] {
+            seat.forget_due(at, &mut self.due);
+            seat.port.tick(now_us);
+            seat.note(at, &mut self.due, &mut self.moved);
         }
     }
 
@@ -210,10 +217,8 @@ impl Fanout {
     pub fn detach(&mut self, id: u32) -> Option<Box<Port>> {
         let at = self.by_id.remove(&id)?;
         self.leave(at);
-        let seat = self.seats[at as usize].take()?;
-        if let Some(due_us) = seat.due_us {
-            self.due.remove(&(due_us, at));
-        }
+        let mut seat = self.seats[at as usize].take()?;
+        seat.forget_due(at, &mut self.due);
         self.free.push(at);
         self.count(seat.port.share, false);
         self.counters.departed.add(&seat.port.counters);

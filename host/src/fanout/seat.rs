@@ -14,11 +14,11 @@
 //! Of a port that is paused or in quarantine nothing is handed over: what its guard accepted is
 //! `paused`, or `dropped_quarantine`.
 
-use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vnplug_ring::control::Direction;
 
+use super::due::Due;
 use crate::filter::{Analysis, FrameSet, Index, JudgeId, Totals};
 use crate::port::{BatchInfo, Port, PortCounters, Share};
 
@@ -29,6 +29,8 @@ pub(super) struct Seat {
     pub(super) place: Place,
     /// When it is noted to be due.
     pub(super) due_us: Option<u64>,
+    /// Where its arena is when it is noted to be due.
+    pub(super) due_at: Option<u64>,
 }
 
 /// How a port is given frames.
@@ -64,6 +66,7 @@ impl Seat {
             port,
             place: Place::Whole,
             due_us: None,
+            due_at: None,
         }
     }
 
@@ -189,20 +192,32 @@ impl Seat {
 
     /// Notes when the port is due, and whether it is to be placed anew.
     #[inline]
-    pub(super) fn note(&mut self, at: u32, due: &mut BTreeSet<(u64, u32)>, moved: &mut Vec<u32>) {
-        let due_us = self.port.due_us();
-        if due_us != self.due_us {
-            if let Some(before) = self.due_us {
-                due.remove(&(before, at));
-            }
-            due.extend(due_us.map(|due_us| (due_us, at)));
-            self.due_us = due_us;
-        }
+    pub(super) fn note(&mut self, at: u32, due: &mut Due, moved: &mut Vec<u32>) {
+        self.note_due(at, due, self.port.due_us(), self.port.due_at());
         if let Place::Indexed(it) = &self.place
             && it.follows.is_some()
             && self.port.quarantined().is_some()
         {
             moved.push(at);
+        }
+    }
+
+    /// Forgets when it was due.
+    pub(super) fn forget_due(&mut self, at: u32, due: &mut Due) {
+        self.note_due(at, due, None, None);
+    }
+
+    #[inline]
+    fn note_due(&mut self, at: u32, due: &mut Due, due_us: Option<u64>, due_at: Option<u64>) {
+        if due_us != self.due_us {
+            due.at_time(at, self.due_us, due_us);
+            self.due_us = due_us;
+        }
+        if due_at != self.due_at
+            && let Some(commons) = &self.port.commons
+        {
+            due.at_place(at, commons, self.due_at, due_at);
+            self.due_at = due_at;
         }
     }
 }

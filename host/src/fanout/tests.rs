@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use vnplug_ring::control::{Balance, Direction, Tuning};
 use vnplug_ring::layout::{Geometry, TAIL, flags, ring_size};
-use vnplug_ring::{Consumer, Producer, Region};
+use vnplug_ring::{Consumer, Producer, Region, Wait};
 
 use super::Fanout;
 use crate::filter::packets::{self, Random};
@@ -339,4 +339,58 @@ fn a_port_that_panics_when_it_is_looked_up_costs_only_itself() {
     assert!(fanout.account(2).unwrap().0.quarantined().is_none());
     assert_eq!(fanout.counters().duties, offered(&fanout));
     assert_eq!(fanout.account(1).unwrap().1.offered, 2_000);
+}
+
+#[test]
+fn a_member_that_no_frame_comes_for_is_rung_when_others_turn_the_arena_over() {
+    let mut fanout = Fanout::new(0, 0);
+    let (_commons, members) = crate::port::tests::members(2);
+    let mut consumers = Vec::new();
+    for (mut port, consumer, _) in members {
+        if port.id == 2 {
+            // ldb [0]; jeq #1, 0, 1; ret 65535; ret 0
+            let code = [
+                0x30, 0, 0, 0, 0, 0, 0, 0, 0x15, 0, 0, 1, 1, 0, 0, 0, 6, 0, 0, 0, 0xff, 0xff, 0, 0,
+                6, 0, 0, 0, 0, 0, 0, 0,
+            ];
+            let program = Program::from_bytes(&code, Trust::Guest).unwrap();
+            port.filter = Some(Arc::new(program));
+        }
+        consumers.push(consumer);
+        fanout.attach(Box::new(port));
+    }
+    let frame = |bytes: &'static [u8]| Frame {
+        bytes,
+        wire_len: bytes.len() as u32,
+        ts_ns: 0,
+        flags: 0,
+        vlan_tci: 0,
+    };
+    let [all, few] = &mut consumers[..] else {
+        panic!("two members");
+    };
+    let rings = |fanout: &Fanout| fanout.account(2).unwrap().1.rings;
+    for round in 1..=5 {
+        assert_eq!(few.arm(1_000_000, u32::MAX), Wait::Sleep);
+        fanout.deliver(&[frame(&[1; 1480])], 0);
+        assert_eq!(fanout.due_us(), Some(u64::from(u32::MAX)));
+        // All but one of those that half of the arena holds.
+        for _ in 0..20 {
+            fanout.deliver(&[frame(&[0; 1480])], 0);
+        }
+        assert_eq!(rings(&fanout), round - 1);
+        fanout.deliver(&[frame(&[0; 1480])], 0);
+        assert_eq!((rings(&fanout), fanout.due_us()), (round, None));
+        assert!(few.next().unwrap().is_some() && few.next().unwrap().is_none());
+        assert_eq!(few.dropped(), 0);
+        while all.next().unwrap().is_some() {}
+        all.release();
+    }
+    assert_eq!(few.arm(1_000_000, u32::MAX), Wait::Sleep);
+    fanout.deliver(&[frame(&[1; 1480])], 0);
+    assert!(fanout.detach(2).is_some());
+    for _ in 0..50 {
+        fanout.deliver(&[frame(&[0; 1480])], 0);
+    }
+    assert_eq!(fanout.due_us(), None);
 }

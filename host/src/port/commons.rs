@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vnplug_ring::layout::Meta;
-use vnplug_ring::{Arena, Buffers, PeerLied, Placed, Producer};
+use vnplug_ring::{Arena, Buffers, Ground, PeerLied, Placed, Producer};
 
 use super::BatchInfo;
 use crate::source::Frame;
@@ -22,11 +22,17 @@ pub struct Commons {
     inner: Mutex<Inner>,
     copies: AtomicU64,
     lent: AtomicU64,
+    /// Where the arena is.
+    at: AtomicU64,
+    /// How far it may move before a member that waits is rung.
+    most: u64,
 }
 
 #[derive(Debug)]
 struct Inner {
-    ground: Ground,
+    records: Records,
+    /// Where the arena was before this batch.
+    began: u64,
     /// The batch that `placed` is about: its first frame's number, and how many it has.
     batch: (u64, usize),
     /// Where its frames lie, if somebody wanted them.
@@ -35,11 +41,30 @@ struct Inner {
 
 /// Where records lie.
 #[derive(Debug)]
-enum Ground {
+enum Records {
     /// The group's own memory.
     Copies(Arena),
     /// Where the source received them.
     Lent(Buffers),
+}
+
+impl Records {
+    #[inline]
+    fn at(&self) -> u64 {
+        match self {
+            Self::Copies(arena) => arena.at(),
+            Self::Lent(buffers) => buffers.at(),
+        }
+    }
+
+    /// Half a turn: whoever is rung then has the other half.
+    fn most(&self) -> u64 {
+        let turn = match self {
+            Self::Copies(arena) => arena.geometry().capacity,
+            Self::Lent(buffers) => buffers.geometry().kept,
+        };
+        (turn / 2).max(1)
+    }
 }
 
 /// The commons during one member's turn.
@@ -52,18 +77,21 @@ impl Commons {
     /// The commons of an empty arena.
     #[must_use]
     pub fn new(arena: Arena) -> Self {
-        Self::on(Ground::Copies(arena))
+        Self::on(Records::Copies(arena))
     }
 
     /// The commons of all groups of a source that lends its memory.
     #[must_use]
     pub fn lent(buffers: Buffers) -> Self {
-        Self::on(Ground::Lent(buffers))
+        Self::on(Records::Lent(buffers))
     }
 
-    fn on(ground: Ground) -> Self {
+    fn on(records: Records) -> Self {
+        let at = records.at();
+        let most = records.most();
         let inner = Inner {
-            ground,
+            records,
+            began: at,
             batch: (u64::MAX, 0),
             placed: Vec::new(),
         };
@@ -71,6 +99,24 @@ impl Commons {
             inner: Mutex::new(inner),
             copies: AtomicU64::new(0),
             lent: AtomicU64::new(0),
+            at: AtomicU64::new(at),
+            most,
+        }
+    }
+
+    /// Where the arena is. It only ever grows, and is told by the queue's thread.
+    #[inline]
+    pub(crate) fn at(&self) -> u64 {
+        self.at.load(Ordering::Relaxed)
+    }
+
+    /// What the doorbell of a member needs to know outside of its turn.
+    pub(super) fn ground(&self) -> Ground {
+        let now = self.at();
+        Ground {
+            began: now,
+            now,
+            most: self.most,
         }
     }
 
@@ -86,17 +132,18 @@ impl Commons {
 
     /// Nobody is to believe what lies in the arena any more: its memory goes.
     pub fn retire(&self) {
-        match &mut self.lock().ground {
-            Ground::Copies(arena) => arena.retire(),
-            Ground::Lent(buffers) => buffers.retire(),
+        match &mut self.lock().records {
+            Records::Copies(arena) => arena.retire(),
+            Records::Lent(buffers) => buffers.retire(),
         }
     }
 
     /// The source has handed out a batch of lent frames that lay in so many buffers, and is about to
     /// give as many of the oldest ones away.
     pub(crate) fn end_turn(&self, taken: u64) {
-        if let Ground::Lent(buffers) = &mut self.lock().ground {
+        if let Records::Lent(buffers) = &mut self.lock().records {
             buffers.turn(taken);
+            self.at.store(buffers.at(), Ordering::Relaxed);
         }
     }
 
@@ -106,6 +153,7 @@ impl Commons {
         let this = (batch.first, batch.frames.len());
         if inner.batch != this {
             inner.batch = this;
+            inner.began = inner.records.at();
             inner.placed.clear();
             inner.placed.resize(this.1, None);
         }
@@ -146,14 +194,24 @@ impl Turn<'_> {
         Ok(true)
     }
 
+    /// What the member's doorbell needs to know.
+    #[inline]
+    pub(super) fn ground(&self) -> Ground {
+        Ground {
+            began: self.inner.began,
+            now: self.inner.records.at(),
+            most: self.commons.most,
+        }
+    }
+
     fn place(&mut self, place: usize, frame: &Frame<'_>, meta: &Meta) -> Placed {
-        let placed = match &mut self.inner.ground {
-            Ground::Copies(arena) => {
+        let placed = match &mut self.inner.records {
+            Records::Copies(arena) => {
                 let most = arena.geometry().snaplen as usize;
                 let bytes = &frame.bytes[..frame.bytes.len().min(most)];
                 arena.place(meta, bytes)
             }
-            Ground::Lent(buffers) => buffers.place(place as u64, meta, frame.bytes),
+            Records::Lent(buffers) => buffers.place(place as u64, meta, frame.bytes),
         };
         self.inner.placed[place] = Some(placed);
         placed
@@ -162,10 +220,12 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let (copies, lent) = match &self.inner.ground {
-            Ground::Copies(arena) => (arena.placed(), 0),
-            Ground::Lent(buffers) => (buffers.copied(), buffers.lent()),
+        let (copies, lent) = match &self.inner.records {
+            Records::Copies(arena) => (arena.placed(), 0),
+            Records::Lent(buffers) => (buffers.copied(), buffers.lent()),
         };
+        let at = self.inner.records.at();
+        self.commons.at.store(at, Ordering::Relaxed);
         self.commons.copies.store(copies, Ordering::Relaxed);
         self.commons.lent.store(lent, Ordering::Relaxed);
     }

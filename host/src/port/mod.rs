@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use vnplug_ring::control::{Balance, Direction, Tuning};
 use vnplug_ring::layout::{Life, Meta, flags};
-use vnplug_ring::{Bell, Producer};
+use vnplug_ring::{Bell, Ground, Producer};
 
 use crate::filter::{FrameSet, Program};
 use crate::noise::peer_log;
@@ -54,6 +54,7 @@ pub struct Port {
     quarantined: Option<String>,
     sampled: u32,
     due_us: Option<u64>,
+    due_at: Option<u64>,
 }
 
 /// Which of a source's frames a port is offered.
@@ -192,6 +193,7 @@ impl Port {
             quarantined: None,
             sampled: 0,
             due_us: None,
+            due_at: None,
         }
     }
 
@@ -234,10 +236,10 @@ impl Port {
                 }
             }
         }
-        drop(turn);
+        let ground = turn.map(|turn| turn.ground());
         if self.quarantined.is_none() {
             self.producer.publish();
-            self.ring_if_due(batch.now_us);
+            self.ring_if_due(batch.now_us, ground);
         }
     }
 
@@ -305,10 +307,10 @@ impl Port {
                 self.accept(place, batch, &mut turn);
             }
         }
-        drop(turn);
+        let ground = turn.map(|turn| turn.ground());
         if self.quarantined.is_none() {
             self.producer.publish();
-            self.ring_if_due(batch.now_us);
+            self.ring_if_due(batch.now_us, ground);
         }
     }
 
@@ -429,7 +431,7 @@ impl Port {
             );
             self.producer.finish(Life::Quarantined);
             self.doorbell.ring();
-            self.due_us = None;
+            (self.due_us, self.due_at) = (None, None);
             self.quarantined = Some(reason);
         }
     }
@@ -444,7 +446,7 @@ impl Port {
         if self.quarantined.is_none() {
             self.producer.finish(life);
             self.doorbell.ring();
-            self.due_us = None;
+            (self.due_us, self.due_at) = (None, None);
         }
     }
 
@@ -454,16 +456,31 @@ impl Port {
         self.due_us
     }
 
-    /// Rings a reader whose maximum delay has passed.
+    /// Where the arena of its group is when [`tick`](Self::tick) is to be called at the latest,
+    /// whatever the time.
+    #[inline]
+    pub fn due_at(&self) -> Option<u64> {
+        self.due_at
+    }
+
+    /// Rings a reader whose maximum delay has passed, or of whose unread packets the arena will
+    /// soon be over others.
     pub fn tick(&mut self, now_us: u64) {
-        if self.due_us.is_some_and(|due| due <= now_us) && self.quarantined.is_none() {
-            self.ring_if_due(now_us);
+        if self.quarantined.is_some() {
+            return;
+        }
+        let ground = self.commons.as_ref().map(|commons| commons.ground());
+        let turned = ground
+            .zip(self.due_at)
+            .is_some_and(|(ground, due_at)| ground.now >= due_at);
+        if turned || self.due_us.is_some_and(|due_us| due_us <= now_us) {
+            self.ring_if_due(now_us, ground);
         }
     }
 
     #[inline]
-    fn ring_if_due(&mut self, now_us: u64) {
-        self.due_us = match self.producer.bell(now_us) {
+    fn ring_if_due(&mut self, now_us: u64, ground: Option<Ground>) {
+        self.due_us = match self.producer.bell_on(now_us, ground) {
             Bell::Quiet => None,
             Bell::Later(due_us) => Some(due_us),
             Bell::Ring => {
@@ -472,6 +489,7 @@ impl Port {
                 None
             }
         };
+        self.due_at = self.producer.due_at();
     }
 }
 
@@ -495,4 +513,4 @@ fn meta_of(place: usize, batch: &BatchInfo<'_>) -> Meta {
 const FAILED: &str = "the daemon failed while serving it; please report this";
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use vnplug_ring::arena::arena_size;
 use vnplug_ring::control::{Balance, Direction, Tuning};
 use vnplug_ring::layout::{Geometry, Life, TAIL, flags, ring_size};
-use vnplug_ring::{Arena, ArenaGeometry, ArenaReader, Consumer, Producer, Region};
+use vnplug_ring::{Arena, ArenaGeometry, ArenaReader, Consumer, Producer, Region, Wait};
 
 use super::commons::Commons;
 use super::doorbell::Doorbell;
@@ -245,7 +245,7 @@ fn settling_after_a_panic_accounts_for_the_rest_of_the_batch() {
 }
 
 /// Members of one group, with room for 256 descriptors each.
-fn members(count: u32) -> (Arc<Commons>, Vec<(Port, Consumer, Region)>) {
+pub(crate) fn members(count: u32) -> (Arc<Commons>, Vec<(Port, Consumer, Region)>) {
     let memory = Region::heap(arena_size(CAPACITY));
     let geometry = ArenaGeometry {
         capacity: CAPACITY,
@@ -323,4 +323,55 @@ fn a_member_that_lies_is_in_quarantine_alone_and_every_frame_is_accounted_for() 
     assert!(liar.quarantined().is_some());
     assert_eq!((liar.counters.offered, liar.counters.delivered), (400, 256));
     assert_eq!(liar.counters.dropped_quarantine, 144);
+}
+
+#[test]
+fn a_member_below_its_watermark_is_rung_when_half_of_the_arena_was_overwritten() {
+    let (_commons, mut members) = members(1);
+    let (port, consumer, _) = &mut members[0];
+    let bytes = [7; 1480];
+    let mut number = 0;
+    for round in 1..=5 {
+        assert_eq!(consumer.arm(1_000_000, u32::MAX), Wait::Sleep);
+        let mut unread = 0;
+        while port.counters.rings < round {
+            offer(port, &frames(&bytes, 1), number);
+            (number, unread) = (number + 1, unread + 1);
+            assert_eq!(port.due_at().is_some(), port.counters.rings < round);
+            assert!(unread <= 22, "half of 64 KiB, 1,512 bytes each");
+        }
+        assert_eq!(unread, 22);
+        let read = std::iter::from_fn(|| consumer.next().unwrap().map(|_| ())).count();
+        assert_eq!((read as u64, consumer.dropped()), (unread, 0));
+    }
+}
+
+#[test]
+fn another_arming_makes_the_oldest_unread_packet_no_younger() {
+    let (_commons, mut members) = members(1);
+    let (port, consumer, _) = &mut members[0];
+    let bytes = [7; 1480];
+    assert_eq!(consumer.arm(1_000_000, u32::MAX), Wait::Sleep);
+    for number in 0..15 {
+        offer(port, &frames(&bytes, 1), number);
+    }
+    let due_at = port.due_at();
+    assert!(due_at.is_some());
+    let again = consumer.arm(1_000_000, u32::MAX);
+    assert_eq!(again, Wait::SleepAtMost(u32::MAX));
+    offer(port, &frames(&bytes, 1), 15);
+    assert_eq!(port.due_at(), due_at);
+    // The control: once it was read, the next one is the oldest.
+    while consumer.next().unwrap().is_some() {}
+    assert_eq!(consumer.arm(1_000_000, u32::MAX), Wait::Sleep);
+    offer(port, &frames(&bytes, 1), 16);
+    assert!(port.due_at() > due_at);
+}
+
+#[test]
+fn what_came_to_a_member_that_was_awake_it_reads_before_it_sleeps() {
+    let (_commons, mut members) = members(1);
+    let (port, consumer, _) = &mut members[0];
+    offer(port, &frames(b"a frame", 1), 0);
+    assert_eq!(consumer.arm(1_000_000, u32::MAX), Wait::Ready);
 }

@@ -128,6 +128,16 @@ impl Buffers {
         &self.geometry
     }
 
+    /// Where it is: how far this moves says how many of the `kept` buffers, or how large a part of the
+    /// spare area, were given away, whichever is more.
+    #[inline]
+    pub fn at(&self) -> u64 {
+        let BufferGeometry { spare, kept, .. } = self.geometry;
+        // The sum of both parts is no less than the larger one.
+        self.turn
+            .wrapping_add(self.head / (spare / kept.max(1)).max(1))
+    }
+
     /// Frames that were made records where they lay.
     pub fn lent(&self) -> u64 {
         self.lent

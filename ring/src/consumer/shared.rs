@@ -30,6 +30,8 @@ pub(super) struct Shared {
     untold: u32,
     /// A recycled packet had the flag GAP.
     gap: bool,
+    /// `tail` at the last arming.
+    armed_at: Option<u64>,
 }
 
 /// A packet where it lies. The host does not wait for who looks: see [`is_whole`](Consumer::is_whole).
@@ -64,6 +66,7 @@ impl Consumer {
             recycled: 0,
             untold: 0,
             gap: false,
+            armed_at: None,
         }));
         Ok(consumer)
     }
@@ -170,6 +173,16 @@ impl Consumer {
         self.shared
             .as_ref()
             .map_or(&self.region, |shared| &shared.copies)
+    }
+
+    /// In a group: whether something was taken since the last arming. What is unread then the host
+    /// may have published to a reader that was awake, and not look at again while other members
+    /// have it overwritten; what came after an arming it does look at in time.
+    pub(super) fn is_first_arming(&mut self) -> bool {
+        let tail = Some(self.tail);
+        self.shared
+            .as_mut()
+            .is_some_and(|shared| std::mem::replace(&mut shared.armed_at, tail) != tail)
     }
 
     /// The loans of everything taken are over: the copies' room is free, but for a staged one.
