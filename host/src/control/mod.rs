@@ -17,7 +17,7 @@ mod rules;
 mod session;
 mod waiting;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -32,7 +32,7 @@ use vnplug_ring::control::{Message, code};
 
 use crate::filter::{Compiler, Jit};
 use crate::hub::policy::{Policy, Viewer};
-use crate::hub::{Hub, NO_DESCRIPTORS};
+use crate::hub::{Closing, Hub, NO_DESCRIPTORS};
 use crate::noise::peer_log;
 use crate::vm::{Dirs, Vm};
 use compile::CompileThread;
@@ -47,6 +47,12 @@ const GREETING: Duration = Duration::from_secs(10);
 /// Messages of one connection per turn, and for how long: another one waits for all who ask.
 const BUDGET: usize = 16;
 const SLICE: Duration = Duration::from_micros(100);
+/// Ports of a connection that is over: so few are closed at once, and of more of them so many are on
+/// their way at a time. A queue's thread takes each in less than a microsecond, between two batches.
+const FEW: usize = 4;
+const CLOSES: usize = 32;
+/// How soon it is looked for the answers of queues' threads.
+const ANSWERED: Duration = Duration::from_millis(1);
 /// Connections accepted (or refused) per turn.
 const ACCEPTS: usize = 64;
 /// So many bytes of garbage in a channel cost as much as a message.
@@ -94,6 +100,10 @@ pub(crate) struct Control {
     paused: HashMap<u64, Instant>,
     /// Connections with a turn's work left over.
     unfinished: Vec<u64>,
+    /// Ports of processes that are gone.
+    doomed: VecDeque<u32>,
+    /// Those of them of which the queues' threads know.
+    closing: Vec<Closing>,
     next_token: u64,
     spare: Option<OwnedFd>,
 }
@@ -201,6 +211,8 @@ impl Control {
             vm_listeners: HashMap::new(),
             paused: HashMap::new(),
             unfinished: Vec::new(),
+            doomed: VecDeque::new(),
+            closing: Vec::new(),
             next_token: 16,
             spare: spare(),
         };
@@ -250,6 +262,9 @@ impl Control {
         let rests = self.resting.iter().map(|(until, _)| until);
         for until in rests.chain(self.paused.values()) {
             wait = wait.min(until.saturating_duration_since(now));
+        }
+        if !self.closing.is_empty() {
+            wait = wait.min(ANSWERED);
         }
         if !self.unfinished.is_empty() {
             wait = Duration::ZERO;
@@ -477,10 +492,11 @@ impl Control {
         self.silent.remove(&token);
         self.pending.remove(&token);
         self.paused.remove(&token);
-        self.close_ports(
-            &session.viewer,
-            session.ports.iter().map(|(_, port)| *port).collect(),
-        );
+        let ports = session.ports.iter().map(|(_, port)| *port);
+        match &session.viewer {
+            Viewer::User(_) if ports.len() > FEW => self.close_later(ports),
+            viewer => self.close_ports(viewer, ports.collect()),
+        }
         if let Viewer::Vm(name) = &session.viewer
             && let Some(vm) = self.vms.get_mut(name)
             && vm.channel == Some(token)
@@ -529,6 +545,7 @@ impl Control {
             self.end(token, &Over::Misbehaved("it said no Hello"));
         }
         self.drop_lost_vms();
+        self.close_doomed();
     }
 
     fn fresh_token(&mut self) -> u64 {

@@ -39,7 +39,7 @@ struct HostGroup {
     /// The obligatory filter of every member.
     sight: String,
     admitted: BTreeSet<Owner>,
-    /// Its file was truncated: nobody can open a port in it.
+    /// Its memory cannot be used, and why: nobody can open a port in it.
     lost: Option<String>,
     /// VMs that have its memory and see other things of its source, and what is to be done: nobody
     /// can open a port in it while there is one.
@@ -280,6 +280,21 @@ impl Hub {
                 log::error!(target: "vm", "{what}");
                 group.lost = Some(what);
             }
+        }
+    }
+
+    /// Bars a group whose last member left while a thread may still write to its arenas: the next
+    /// member's would be laid there, and torn frames be taken for whole ones.
+    pub(super) fn bar_stuck_host_group(&mut self, key: &GroupKey) {
+        let group = self.host_groups.groups.get_mut(&key.name);
+        if let Some(group) = group.filter(|it| key.whose == Whose::Host(it.number)) {
+            let what = format!(
+                "a thread of the source of group {:?} does not answer and may still write to the \
+                 group's arena: detach its VMs, or restart the daemon",
+                key.name
+            );
+            log::error!(target: "vm", "{what}");
+            group.lost = Some(what);
         }
     }
 

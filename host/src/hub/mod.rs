@@ -4,6 +4,7 @@
 //! queues' threads; it never touches a packet. Opening a port is all or nothing: memory is
 //! committed first, then every queue of the source is told.
 
+mod close;
 mod cluster;
 mod early;
 mod group;
@@ -22,7 +23,6 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use vnplug_ring::control::{HOST_PREFIX, RingPlace, Tuning, code};
-use vnplug_ring::layout::Life;
 
 use crate::filter::ebpf::Wanted;
 use crate::filter::{Jit, Program};
@@ -32,6 +32,7 @@ use crate::source::af_packet::Interface;
 use crate::source::early::Loader;
 use crate::source::worker::{Asked, Command, Snapshot, Worker};
 
+pub(crate) use close::Closing;
 use cluster::{Cluster, ClusterKey};
 pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS, MAX_EARLY_LOADS};
 pub(crate) use group::arena_bytes;
@@ -239,47 +240,6 @@ impl Hub {
                 Err(Refusal::new(code::NOT_FOUND, what))
             }
         }
-    }
-
-    /// Closes a port.
-    pub fn close(&mut self, id: u32) -> Option<Closed> {
-        let record = self.ports.remove(&id)?;
-        self.own(id, &record, false);
-        let shares = self.leave(record.cluster.as_ref(), id);
-        let mut counters = PortCounters::default();
-        let mut places = record.places;
-        let mut remains = Vec::new();
-        let mut is_quiet = true;
-        if record.transmit > 0 && !self.detach_sender(id, record.source, record.queues[0]) {
-            places.clear();
-        }
-        for &queue in &record.queues {
-            let (reply, answer) = channel();
-            let command = Command::Detach(id, Life::Closed, shares.clone(), reply);
-            self.sources[record.source].workers[queue].send(command);
-            match answer.recv_timeout(ANSWER) {
-                Ok(Some(port)) => {
-                    counters.add(&port.counters);
-                    remains.push(port);
-                }
-                _ => {
-                    log::error!(target: "port", "port {id}: a source's thread does not answer");
-                    // It may still write there: the place is lost, not given to another ring.
-                    places.clear();
-                    is_quiet = false;
-                }
-            }
-        }
-        self.wants_no_more(record.source, &record.wanted);
-        // The group's place likewise; its other members had the same thread.
-        let arenas = self.leave_group(record.group.as_ref());
-        places.extend(arenas.filter(|_| is_quiet));
-        self.closed += 1;
-        Some(Closed {
-            counters,
-            places,
-            remains,
-        })
     }
 
     /// Tunes a port; the next batch is judged so.

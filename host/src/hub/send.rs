@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vnplug_ring::control::{Open, RingPlace, code};
@@ -13,7 +13,7 @@ use vnplug_ring::layout::{Geometry, MAX_CAPACITY, MIN_CAPACITY};
 use vnplug_ring::{Intake, Region};
 
 use super::open::no_memory;
-use super::{ANSWER, Hub, Refusal};
+use super::{Hub, Refusal};
 use crate::port::sender::Sender;
 use crate::source::worker::Command;
 
@@ -71,15 +71,16 @@ impl Hub {
         Ok(write)
     }
 
-    /// Ends a port's transmit ring; false if the thread does not answer, and may still read there.
-    pub(super) fn detach_sender(&self, id: u32, source: usize, queue: usize) -> bool {
+    /// Ends a port's transmit ring. Until the thread has answered it may still read there.
+    pub(super) fn detach_sender(
+        &self,
+        id: u32,
+        source: usize,
+        queue: usize,
+    ) -> Receiver<Option<Box<Sender>>> {
         let (reply, answer) = channel();
         self.sources[source].workers[queue].send(Command::DetachSender(id, reply));
-        let answered = answer.recv_timeout(ANSWER).is_ok();
-        if !answered {
-            log::error!(target: "port", "port {id}: a source's thread does not answer");
-        }
-        answered
+        answer
     }
 
     /// Wakes the threads that serve the transmit rings of these ports.

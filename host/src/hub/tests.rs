@@ -207,3 +207,49 @@ fn who_asked_before_a_group_of_the_host_was_made_does_not_show_its_vms_other_pac
     };
     hub.open(&open, owner, now, own(), None).ok().unwrap();
 }
+
+/// A hub with group "g" of the host, of which the user 0 may be a member.
+fn hub_with_a_group() -> Hub {
+    let mut hub = hub();
+    let group = NewHostGroup {
+        name: "g".into(),
+        source: "lab".into(),
+        capacity: 1 << 16,
+        sight: String::new(),
+        path: "/nowhere".into(),
+        memory: (Region::heap(2 << 20), Arc::default()),
+        reader: std::fs::File::open("/dev/null").unwrap().into(),
+        operators: vec![0],
+    };
+    hub.add_host_group(group).unwrap();
+    hub.admit("g", "vm", "");
+    hub
+}
+
+fn member(hub: &mut Hub) -> Result<u32, Refusal> {
+    let open = Open {
+        group: "g".into(),
+        ..request("lab", "")
+    };
+    let programs = Programs::default();
+    let opening = hub.open(&open, Owner::User(0), programs, own(), None)?;
+    Ok(opening.opened.port)
+}
+
+#[test]
+fn a_group_of_the_host_under_a_thread_that_hangs_is_laid_anew_by_nobody() {
+    let mut hub = hub_with_a_group();
+    let port = member(&mut hub).unwrap();
+    assert!(!hub.close(port).unwrap().remains.is_empty());
+    // Its threads answered: the next member's arenas lie there.
+    let port = member(&mut hub).unwrap();
+    let mut closing = hub.begin_close(port).unwrap();
+    let (silent, answer) = channel();
+    closing.queues[0] = answer;
+    assert!(!closing.is_over(std::time::Instant::now()));
+    drop(silent);
+    assert!(hub.finish_close(closing).places.is_empty());
+    let refused = member(&mut hub).unwrap_err();
+    assert_eq!(refused.code, code::UNAVAILABLE);
+    assert!(refused.text.contains("does not answer"), "{}", refused.text);
+}
