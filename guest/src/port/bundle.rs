@@ -1,7 +1,9 @@
 //! Many ports of one reader: one connection, one doorbell, one place to wait.
 //!
 //! A port by itself has a connection, a pipe, a timer and an epoll instance: four descriptors here and
-//! two in the daemon. Ports of a bundle have none of their own, only their mapped memory.
+//! two in the daemon. Ports of a bundle have none of their own, only their mapped memory; but one that
+//! sends has a socket for its kicks on each side, and in a guest whose doorbell has vectors each has
+//! the eventfd of its vector.
 //!
 //! ```text
 //!  port ── rings      port ── rings      port ── rings
@@ -30,8 +32,8 @@ use crate::connection::{Connection, timespec};
 use crate::error::Error;
 use crate::options::PortOptions;
 
-/// Ports that share a connection and are waited for together: ten thousand of them take three
-/// descriptors.
+/// Ports that share a connection and are waited for together: ten thousand of them that do not send
+/// take three descriptors, on the host and in guests without doorbell vectors.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), vnplug::Error> {
@@ -103,6 +105,10 @@ impl Bundle {
     /// As [`Port::wait`], until any port has what it would wait for. A port that is over makes it return
     /// at once: close it.
     ///
+    /// Ports that come back after a restart of the daemon are reopened here, as many as 10 ms allow, or
+    /// the timeout if that is shorter, but at least one; then what the others have is told. The daemon
+    /// may let a reopening wait for 2 s, which the timeout does not shorten.
+    ///
     /// # Errors
     /// Only of the system.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Ready, Error> {
@@ -111,6 +117,9 @@ impl Bundle {
         loop {
             let news = self.common.has_news();
             let (mut unread, mut ready, mut cap) = (false, false, None);
+            let until = Instant::now() + REOPENING;
+            let until = deadline.map_or(until, |deadline| deadline.min(until));
+            let mut reopened = false;
             for port in &mut self.ports {
                 if news {
                     port.hear();
@@ -121,7 +130,13 @@ impl Bundle {
                     ready |= armed.ready || !matches!(port.phase, Phase::Live);
                     cap = earlier(cap, armed.at_most);
                 } else {
-                    ready |= !matches!(port.advance(), Ok(Standing::Quiet));
+                    // To reopen takes the daemon's time. The first one may: with no time at all
+                    // none would ever be back.
+                    let is_away = matches!(port.phase, Phase::Away { .. });
+                    if !(is_away && reopened && Instant::now() >= until) {
+                        reopened |= is_away && port.watch.due() == Some(Duration::ZERO);
+                        ready |= !matches!(port.advance(), Ok(Standing::Quiet));
+                    }
                     cap = earlier(cap, port.watch.due());
                 }
             }
@@ -141,7 +156,8 @@ impl Bundle {
                 match waited_enough {
                     true if unread => return Ok(Ready::Now),
                     // A port tries to come back.
-                    true => {}
+                    true if left.is_none_or(|left| !left.is_zero()) => {}
+                    true => return Ok(Ready::TimedOut),
                     false => return Ok(Ready::TimedOut),
                 }
             }
@@ -173,8 +189,9 @@ pub(crate) struct Common {
 #[derive(Debug, Default)]
 struct State {
     line: Option<Arc<Mutex<Connection>>>,
-    /// One; several behind an agent.
-    wakes: Vec<OwnedFd>,
+    /// One; several behind an agent. With the numbers by which they are known.
+    wakes: Vec<(u64, OwnedFd)>,
+    next_wake: u64,
     /// When a connection was tried in vain, and why.
     failed: Option<(Instant, Error)>,
 }
@@ -208,11 +225,24 @@ impl Common {
         }
     }
 
-    /// Takes a doorbell into use.
-    pub(super) fn add_wake(&self, wake: OwnedFd) -> Result<(), Error> {
+    /// Takes a doorbell into use; the number is for [`remove_wake`](Self::remove_wake).
+    pub(super) fn add_wake(&self, wake: OwnedFd) -> Result<u64, Error> {
         self.add(wake.as_fd(), WAKE)?;
-        self.state().wakes.push(wake);
-        Ok(())
+        let mut state = self.state();
+        state.next_wake += 1;
+        let number = state.next_wake;
+        state.wakes.push((number, wake));
+        Ok(number)
+    }
+
+    /// Closes the doorbell of a port that is gone.
+    pub(super) fn remove_wake(&self, number: u64) {
+        let mut state = self.state();
+        // It may have gone with an earlier connection.
+        if let Some(at) = state.wakes.iter().position(|(it, _)| *it == number) {
+            let (_, wake) = state.wakes.swap_remove(at);
+            let _ = epoll::delete(&self.epoll, &wake);
+        }
     }
 
     /// Waits for the doorbell and the connection, and empties both.
@@ -247,7 +277,7 @@ impl Common {
             // NB: a pipe whose other end is closed is readable for ever. With the last port that rings
             // it the daemon closes the connection too, which tells the reason.
             let epoll = &self.epoll;
-            state.wakes.retain(|wake| {
+            state.wakes.retain(|(_, wake)| {
                 let is_over = matches!(read(wake, &mut bytes), Ok(0));
                 if is_over {
                     let _ = epoll::delete(epoll, wake);
@@ -269,7 +299,7 @@ impl Common {
         if let Some(line) = state.line.take() {
             let _ = epoll::delete(&self.epoll, lock(&line).as_fd());
         }
-        for wake in state.wakes.drain(..) {
+        for (_, wake) in state.wakes.drain(..) {
             let _ = epoll::delete(&self.epoll, &wake);
         }
     }
@@ -311,12 +341,15 @@ impl AsFd for Common {
 
 /// How soon after a failure another port may try to connect.
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long ports are reopened before the others are looked at.
+const REOPENING: Duration = Duration::from_millis(10);
 const WAKE: u64 = 0;
 const CONTROL: u64 = 1;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
     use rustix::pipe::{PipeFlags, pipe_with};
 
     #[test]
@@ -333,5 +366,21 @@ mod tests {
             look().nothing(),
             "the next look goes through all ports again"
         );
+    }
+
+    #[test]
+    fn a_vector_goes_with_its_port() {
+        let bundle = Bundle::new().unwrap();
+        let (read, _write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+        bundle.common.add_wake(read).unwrap();
+        for _ in 0..3 {
+            // The host keeps the other end of a vector: it never ends.
+            let vector = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+            let number = bundle.common.add_wake(vector).unwrap();
+            assert_eq!(bundle.common.state().wakes.len(), 2);
+            bundle.common.remove_wake(number);
+            assert_eq!(bundle.common.state().wakes.len(), 1);
+        }
+        assert!(bundle.common.look(Some(Duration::ZERO)).unwrap().nothing());
     }
 }

@@ -30,6 +30,8 @@ pub(crate) enum Line {
 #[derive(Debug)]
 pub(crate) struct Link {
     line: Line,
+    /// The doorbell that only this port of the bundle has: a vector's, which never ends by itself.
+    vector: Option<u64>,
     pub(crate) opened: Opened,
     /// What transmits, until the port takes it into use.
     pub(crate) outbox: Option<Outbox>,
@@ -68,6 +70,7 @@ impl Link {
         // From here on what fails closes the port, too.
         let mut link = Self {
             line,
+            vector: None,
             opened,
             outbox: None,
         };
@@ -123,7 +126,10 @@ impl Link {
         }
         match (&mut self.line, wake) {
             (Line::Own(_, own), wake) => *own = wake,
-            (Line::Common(_, common), Some(wake)) => common.add_wake(wake)?,
+            (Line::Common(_, common), Some(wake)) => {
+                let number = common.add_wake(wake)?;
+                self.vector = (self.opened.vector != u32::MAX).then_some(number);
+            }
             (Line::Common(..), None) => {}
         }
         Ok(())
@@ -195,6 +201,9 @@ impl Drop for Link {
             let port = self.opened.port;
             // A port that is closed already is refused, and a connection that is over closed it.
             let _ = lock(connection).exchange(&Message::Close { port }, None);
+            if let Some(number) = self.vector {
+                common.remove_wake(number);
+            }
         }
     }
 }
