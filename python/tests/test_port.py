@@ -222,6 +222,9 @@ class Waiting(lab.Test):
         self.assertIsInstance(raised[0], vnplug.ClosedError)
 
     def test_ctrl_c_interrupts_a_wait(self) -> None:
+        # A shell that runs this in the background has it ignore the signal.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
         daemon = self.daemon("lab=gen,pps=1")
         with vnplug.open("lab", socket=daemon.socket, filter="port 1 and port 2") as port:
             timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
