@@ -20,12 +20,15 @@ impl Goal {
         GOALS.iter().find(named).map(|(_, goal)| *goal)
     }
 
-    /// Whether the figure's median meets it; `None` where the peer has no figure.
+    /// Whether the figure's median meets it; `None` where the peer has no figure. Ratios count as
+    /// exactly as they are told, to two digits: 1514-byte frames at a sender's limit are equal to
+    /// the packet, and their rates are not.
     pub(crate) fn is_met(self, figure: &Figure) -> Option<bool> {
         let value = figure.ours.median();
+        let told = |ratio: f64| (ratio * 100.0).round() / 100.0;
         Some(match self {
-            Self::TimesPeer(times) => figure.ratio()? >= times,
-            Self::ShareOfPeer(share) => figure.ratio()? <= share,
+            Self::TimesPeer(times) => told(figure.ratio()?) >= times,
+            Self::ShareOfPeer(share) => told(figure.ratio()?) <= share,
             Self::AtMost(most) => value <= most,
         })
     }
