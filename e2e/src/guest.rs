@@ -16,6 +16,9 @@ use crate::error::{LabError, Result};
 use crate::lab::Lab;
 use crate::qmp::Qmp;
 
+/// Lines of the console that a failed boot shows: a kernel's trace, and what was said before it.
+const BOOT_TAIL: usize = 100;
+
 /// A booted guest; dropping it kills it.
 ///
 /// ```no_run
@@ -77,7 +80,7 @@ impl Guest {
             };
             return Err(LabError::Boot {
                 what: reason,
-                console: console_tail(&console, 30),
+                console: console_tail(&console, BOOT_TAIL),
             });
         }
         Ok(Self {
