@@ -1,0 +1,1 @@
+//! The door to the disk: every file operation of the recorder goes through one small trait.

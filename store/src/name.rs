@@ -1,0 +1,216 @@
+//! Names of a recording's files: `NAME-SEQ-START.pcapng`, its index `.vnx`, and `NAME.state`.
+
+use std::fmt;
+
+/// What the name of a segment file says.
+///
+/// `SEQ` has ten decimal digits and grows over all disks of a recording and over restarts; `START`
+/// is the time of the segment's first packet, as `20261121T134501.123456789Z`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SegmentName {
+    /// The recording.
+    pub recording: String,
+    /// The segment's number in the recording.
+    pub sequence: u64,
+    /// Time of the first packet, nanoseconds since 1970 UTC.
+    pub start_ns: u64,
+    /// Its format.
+    pub format: Format,
+}
+
+/// The file formats of segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Format {
+    /// pcapng: interfaces, drop counts, comments, statistics.
+    Pcapng,
+    /// Classic pcap with nanoseconds.
+    Pcap,
+}
+
+impl Format {
+    /// The extension of its files, without the dot.
+    pub fn extension(self) -> &'static str {
+        match self {
+            Self::Pcapng => "pcapng",
+            Self::Pcap => "pcap",
+        }
+    }
+}
+
+impl SegmentName {
+    /// Reads a file name; `None` if it is not a segment's.
+    pub fn parse(file: &str) -> Option<Self> {
+        let (stem, extension) = file.rsplit_once('.')?;
+        let format = match extension {
+            "pcapng" => Format::Pcapng,
+            "pcap" => Format::Pcap,
+            _ => return None,
+        };
+        let (rest, start) = stem.rsplit_once('-')?;
+        let (recording, sequence) = rest.rsplit_once('-')?;
+        if !is_recording_name(recording) || sequence.len() != SEQUENCE_DIGITS {
+            return None;
+        }
+        Some(Self {
+            recording: recording.to_owned(),
+            sequence: digits(sequence)?,
+            start_ns: parse_time(start)?,
+            format,
+        })
+    }
+
+    /// The name of the segment's index.
+    pub fn index(&self) -> String {
+        format!("{}.vnx", self.stem())
+    }
+
+    fn stem(&self) -> String {
+        let start = time(self.start_ns);
+        format!("{}-{:010}-{start}", self.recording, self.sequence)
+    }
+}
+
+impl fmt::Display for SegmentName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.stem(), self.format.extension())
+    }
+}
+
+/// Whether a recording may have this name: 1 to 64 of letters, digits, `.`, `_` and `-`, and it does
+/// not begin with `.` or `-`.
+pub fn is_recording_name(name: &str) -> bool {
+    (1..=64).contains(&name.len())
+        && !name.starts_with(['.', '-'])
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+}
+
+/// The name of a recording's state file.
+pub fn state_file(recording: &str) -> String {
+    format!("{recording}.state")
+}
+
+/// A time (nanoseconds since 1970 UTC) as in a file name: `20261121T134501.123456789Z`.
+pub fn time(ns: u64) -> String {
+    let (seconds, fraction) = (ns / 1_000_000_000, ns % 1_000_000_000);
+    let (year, month, day) = civil(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}.{fraction:09}Z")
+}
+
+/// Reads what [`time`] writes.
+pub fn parse_time(text: &str) -> Option<u64> {
+    let bytes = text.as_bytes();
+    if !text.is_ascii()
+        || bytes.len() != 26
+        || bytes[8] != b'T'
+        || bytes[15] != b'.'
+        || bytes[25] != b'Z'
+    {
+        return None;
+    }
+    let part = |from: usize, to: usize| digits(&text[from..to]);
+    let (year, month, day) = (part(0, 4)?, part(4, 6)?, part(6, 8)?);
+    let (hour, minute, second) = (part(9, 11)?, part(11, 13)?, part(13, 15)?);
+    let valid = (1970..=2500).contains(&year)
+        && (1..=12).contains(&month)
+        && (1..=31).contains(&day)
+        && hour < 24
+        && minute < 60
+        && second < 60;
+    if !valid {
+        return None;
+    }
+    let seconds = days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second;
+    let ns = seconds * 1_000_000_000 + part(16, 25)?;
+    // A 31st of June is no date.
+    (time(ns) == text).then_some(ns)
+}
+
+fn digits(text: &str) -> Option<u64> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    text.parse().ok()
+}
+
+/// Days since 1970-01-01 as year, month, day. The year begins in March, so that a leap day is its
+/// last; a cycle of 400 years has 146,097 days.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let day = days + 719_468; // since 0000-03-01
+    let (era, of_era) = (day / 146_097, day % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march = (5 * of_year + 2) / 153;
+    let month = if march < 10 { march + 3 } else { march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    (year, month, of_year - (153 * march + 2) / 5 + 1)
+}
+
+/// The inverse of [`civil`].
+fn days(year: u64, month: u64, day: u64) -> u64 {
+    let year = year - u64::from(month <= 2);
+    let (era, year_of_era) = (year / 400, year % 400);
+    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + of_year - 719_468
+}
+
+/// Names sort as numbers.
+const SEQUENCE_DIGITS: usize = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_and_read() {
+        let at = |text| parse_time(text).unwrap();
+        assert_eq!(at("19700101T000000.000000000Z"), 0);
+        assert_eq!(at("20261121T134501.123456789Z"), 1_795_268_701_123_456_789);
+        assert_eq!(at("20240229T235959.999999999Z"), 1_709_251_199_999_999_999);
+        for day in 0..60_000_u64 {
+            let ns = day * 86_400 * 1_000_000_000 + 7;
+            assert_eq!(parse_time(&time(ns)), Some(ns), "{}", time(ns));
+        }
+    }
+
+    #[test]
+    fn what_is_no_time_is_refused() {
+        for text in [
+            "",
+            "20230229T000000.000000000Z",
+            "20260631T000000.000000000Z",
+            "20261121T240000.000000000Z",
+            "20261121t134501.123456789Z",
+            "20261121T134501.12345678Z",
+            "2026112+T134501.123456789Z",
+            "20261121T134501.12345678éZ",
+        ] {
+            assert_eq!(parse_time(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_segment_name_is_read_back() {
+        let name = SegmentName {
+            recording: "edge-7".into(),
+            sequence: 42,
+            start_ns: 1_795_268_701_123_456_789,
+            format: Format::Pcapng,
+        };
+        let file = "edge-7-0000000042-20261121T134501.123456789Z";
+        assert_eq!(name.to_string(), format!("{file}.pcapng"));
+        assert_eq!(SegmentName::parse(&name.to_string()), Some(name.clone()));
+        assert_eq!(name.index(), format!("{file}.vnx"));
+        for file in [
+            "edge.pcapng",
+            "edge-7.pcapng",
+            "edge-42-20261121T134501.123456789Z.pcapng",
+            "-0000000042-20261121T134501.123456789Z.pcapng",
+            "edge-0000000042-20261121T134501.123456789Z.vnx",
+        ] {
+            assert_eq!(SegmentName::parse(file), None, "{file}");
+        }
+    }
+}
