@@ -12,6 +12,7 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ impl Tethered {
     /// Starts `command`, which inherits `inherit` and runs in `netns`.
     pub(crate) fn spawn(
         mut command: Command,
-        inherit: Vec<OwnedFd>,
+        inherit: Vec<Arc<OwnedFd>>,
         netns: Option<OwnedFd>,
     ) -> Result<Self> {
         let what = command.get_program().to_string_lossy().into_owned();

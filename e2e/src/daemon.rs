@@ -88,6 +88,7 @@ impl Daemon {
                 return Err(LabError::Boot {
                     what: "vnplugd".into(),
                     console: self.log(),
+                    ended: process.try_wait().is_some(),
                 });
             }
             thread::sleep(Duration::from_millis(10));

@@ -33,6 +33,8 @@ pub enum LabError {
         what: String,
         /// The console's last lines.
         console: String,
+        /// Whether it ended by itself, so that booting it once more may help.
+        ended: bool,
     },
     /// A command in the guest ran longer than allowed; it has been killed.
     Timeout {
@@ -71,7 +73,7 @@ impl fmt::Display for LabError {
             Self::Io { what, .. } => write!(f, "{what}"),
             Self::Missing(text) => write!(f, "{text}"),
             Self::Command { command, text } => write!(f, "`{command}` failed: {}", text.trim_end()),
-            Self::Boot { what, console } => write!(f, "{what}; end of its console:\n{console}"),
+            Self::Boot { what, console, .. } => write!(f, "{what}; end of its console:\n{console}"),
             Self::Timeout { what, after } => write!(f, "{what}: not done after {after:?}"),
             Self::GuestGone { console } => {
                 write!(f, "the guest is gone; end of its console:\n{console}")

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -18,6 +18,8 @@ use crate::qmp::Qmp;
 
 /// Lines of the console that a failed boot shows: a kernel's trace, and what was said before it.
 const BOOT_TAIL: usize = 100;
+/// How long a guest may take to end that has closed its channel.
+const DYING: Duration = Duration::from_secs(10);
 
 /// A booted guest; dropping it kills it.
 ///
@@ -51,6 +53,38 @@ pub(crate) enum Transfer {
     Port(Mutex<Option<UnixStream>>),
 }
 
+/// Boots a guest with `attempt`, and once more if the first one ended before its greeting: until
+/// then nothing of what is under test has run in it. That is said on standard error, and an error
+/// tells of both.
+pub(crate) fn boot_twice(attempt: impl Fn() -> Result<Guest>) -> Result<Guest> {
+    let (first, seen) = match attempt() {
+        Err(LabError::Boot {
+            what,
+            console,
+            ended: true,
+        }) => (what, console),
+        other => return other,
+    };
+    // NB: not by `eprintln`, which the test harness shows of failed tests only. Without a standard
+    // error there is nobody to tell.
+    let _ = writeln!(
+        io::stderr(),
+        "lab: {first}; booting once more; end of its console:\n{seen}"
+    );
+    attempt().map_err(|error| match error {
+        LabError::Boot {
+            what,
+            console,
+            ended,
+        } => LabError::Boot {
+            what: format!("{what}, and at the first try: {first}"),
+            console: format!("{console}\nand at the first try:\n{seen}"),
+            ended,
+        },
+        other => other,
+    })
+}
+
 impl Guest {
     /// Waits for init's greeting.
     pub(crate) fn greet(
@@ -68,7 +102,12 @@ impl Guest {
             if channel.greeted(Duration::from_millis(50)) {
                 break;
             }
-            let reason = match process.try_wait() {
+            let ended = match process.try_wait() {
+                // A dying process closes it first.
+                None if channel.is_closed() => process.wait(DYING),
+                ended => ended,
+            };
+            let reason = match ended {
                 Some(status) => format!("the guest ended during boot ({status})"),
                 None if channel.is_closed() => {
                     "the guest closed its channel during boot".to_owned()
@@ -81,6 +120,7 @@ impl Guest {
             return Err(LabError::Boot {
                 what: reason,
                 console: console_tail(&console, BOOT_TAIL),
+                ended: ended.is_some(),
             });
         }
         Ok(Self {

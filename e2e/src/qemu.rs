@@ -5,13 +5,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::accel::{Accel, accel_probe};
 use crate::child::Tethered;
 use crate::error::{LabError, Result};
-use crate::guest::{CONSOLE, Guest, LAB_QMP, QMP, Transfer};
+use crate::guest::{CONSOLE, Guest, LAB_QMP, QMP, Transfer, boot_twice};
 use crate::image::Image;
 use crate::initramfs::{self, Wires};
 use crate::kernel;
@@ -88,8 +88,14 @@ impl Qemu {
     ///
     /// # Errors
     /// [`LabError::Missing`] without QEMU or the guest kernel, [`LabError::Boot`] with the
-    /// console's end.
-    pub fn boot(lab: &Lab, config: QemuConfig) -> Result<Guest> {
+    /// console's end. A guest that ends before it serves commands is booted once more first.
+    pub fn boot(lab: &Lab, mut config: QemuConfig) -> Result<Guest> {
+        // Open here until a boot has succeeded: QEMU's arguments name them by number.
+        let inherit: Vec<_> = config.inherit.drain(..).map(Arc::new).collect();
+        boot_twice(|| Self::attempt(lab, &config, &inherit))
+    }
+
+    fn attempt(lab: &Lab, config: &QemuConfig, inherit: &[Arc<OwnedFd>]) -> Result<Guest> {
         let accel = config.accel.unwrap_or_else(accel_probe);
         let dir = lab.guest_dir()?;
         let initrd = dir.join("initramfs");
@@ -112,7 +118,7 @@ impl Qemu {
         let (commands, their_commands) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
         let (data, their_data) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
         let mut command = Command::new("qemu-system-x86_64");
-        command.args(machine_args(&config, accel));
+        command.args(machine_args(config, accel));
         command
             .args(["-display", "none", "-nodefaults", "-no-reboot"])
             .args([
@@ -168,8 +174,8 @@ impl Qemu {
             .try_clone()
             .map_err(LabError::io("clone QEMU's log"))?;
         command.stdin(Stdio::null()).stdout(output).stderr(errors);
-        let mut inherit = config.inherit;
-        inherit.extend([their_commands.into(), their_data.into()]);
+        let mut inherit = inherit.to_vec();
+        inherit.extend([their_commands, their_data].map(|end| Arc::new(end.into())));
         let netns = config.netns.as_deref().map(netns::open).transpose()?;
         let process = Tethered::spawn(command, inherit, netns).map_err(|error| match error {
             LabError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
@@ -183,11 +189,16 @@ impl Qemu {
         let log = dir.join("qemu.log");
         Guest::greet(lab, dir, process, commands, transfer, config.boot_limit).map_err(|error| {
             match error {
-                LabError::Boot { what, console } => {
+                LabError::Boot {
+                    what,
+                    console,
+                    ended,
+                } => {
                     let said = std::fs::read_to_string(&log).unwrap_or_default();
                     LabError::Boot {
                         what: format!("{what}; QEMU says: {:?}", said.trim()),
                         console,
+                        ended,
                     }
                 }
                 other => other,

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Arc;
 
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{Pid, Signal};
@@ -19,7 +20,7 @@ use rustix::thread::LinkNameSpaceType;
 pub(crate) fn tether(
     command: &mut Command,
     announce: OwnedFd,
-    inherit: Vec<OwnedFd>,
+    inherit: Vec<Arc<OwnedFd>>,
     netns: Option<OwnedFd>,
 ) {
     command.process_group(0);

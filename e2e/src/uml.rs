@@ -5,11 +5,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::child::Tethered;
 use crate::error::{LabError, Result};
-use crate::guest::{CONSOLE, Guest, Transfer};
+use crate::guest::{CONSOLE, Guest, Transfer, boot_twice};
 use crate::image::Image;
 use crate::initramfs::{self, Wires};
 use crate::kernel;
@@ -64,8 +65,25 @@ impl Uml {
     /// Boots a guest and waits until it serves commands.
     ///
     /// # Errors
-    /// [`LabError::Missing`] without `linux.uml`, [`LabError::Boot`] with the console's end.
-    pub fn boot(lab: &Lab, config: UmlConfig) -> Result<Guest> {
+    /// [`LabError::Missing`] without `linux.uml`, [`LabError::Boot`] with the console's end. A
+    /// guest that ends before it serves commands is booted once more first.
+    pub fn boot(lab: &Lab, mut config: UmlConfig) -> Result<Guest> {
+        // Open here until a boot has succeeded: the kernel's arguments name them by number.
+        let inherit: Vec<_> = config.inherit.drain(..).map(Arc::new).collect();
+        let lines: Vec<_> = config
+            .lines
+            .drain(..)
+            .map(|(number, line)| (number, Arc::new(line)))
+            .collect();
+        boot_twice(|| Self::attempt(lab, &config, &inherit, &lines))
+    }
+
+    fn attempt(
+        lab: &Lab,
+        config: &UmlConfig,
+        inherit: &[Arc<OwnedFd>],
+        lines: &[(u32, Arc<OwnedFd>)],
+    ) -> Result<Guest> {
         let dir = lab.guest_dir()?;
         let shared = dir.join("shared");
         fs::create_dir(&shared).map_err(LabError::io("make the shared directory"))?;
@@ -74,7 +92,7 @@ impl Uml {
         initramfs::build(&initrd, &config.image, Wires::Uml, &modules, &[], &shared)?;
 
         let (ours, theirs) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
-        let mut inherit = config.inherit;
+        let mut inherit = inherit.to_vec();
         let mut command = Command::new("linux.uml");
         command
             .arg(format!("mem={}M", config.memory_mib))
@@ -89,10 +107,10 @@ impl Uml {
                 "panic=-1",
             ])
             .arg(format!("ssl1=fd:{}", theirs.as_raw_fd()));
-        inherit.push(theirs.into());
-        for (number, line) in config.lines {
+        inherit.push(Arc::new(theirs.into()));
+        for (number, line) in lines {
             command.arg(format!("ssl{number}=fd:{}", line.as_raw_fd()));
-            inherit.push(line);
+            inherit.push(Arc::clone(line));
         }
         for (number, nic) in config.nics.iter().enumerate() {
             command.arg(format!(

@@ -2,13 +2,14 @@
 
 use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vnplug_e2e::{Lab, LabError, Netns, Qemu, QemuConfig, Uml, UmlConfig};
+use vnplug_e2e::{Image, Lab, LabError, Netns, Qemu, QemuConfig, Uml, UmlConfig};
 
 /// Process group members that still run; zombies are the business of whoever waits for them.
 fn alive_in_group(group: u32) -> usize {
@@ -114,10 +115,44 @@ fn a_failed_boot_tells_the_consoles_end() {
         kernel_args: vec!["rdinit=/nonexistent".to_owned()],
         ..UmlConfig::default()
     };
-    let Err(LabError::Boot { console, .. }) = Uml::boot(&lab, config) else {
+    let Err(LabError::Boot { what, console, .. }) = Uml::boot(&lab, config) else {
         panic!("it booted")
     };
-    assert!(console.contains("panic"), "{console}");
+    assert!(what.contains("first try"), "{what}");
+    assert_eq!(console.matches("not syncing").count(), 2, "{console}");
+}
+
+#[test]
+fn a_guest_that_dies_before_its_greeting_is_booted_once_more() {
+    let lab = Lab::new().unwrap();
+    let init = lab.dir().join("init");
+    // The first boot finds no marker on the host, leaves one and ends.
+    let script = format!(
+        "#!/bin/sh\nmount -t hostfs none /tmp -o {}\nmkdir /tmp/marker && exit 3\n\
+         umount /tmp\nexec /init\n",
+        lab.dir().display()
+    );
+    fs::write(&init, script).unwrap();
+    // A line of the guest's, to see that it is the same one at the second try.
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let config = UmlConfig {
+        image: Image::default().file(&init, "/first", 0o755),
+        kernel_args: vec!["rdinit=/first".to_owned()],
+        lines: vec![(0, theirs.into())],
+        ..UmlConfig::default()
+    };
+    let guest = Uml::boot(&lab, config).unwrap_or_else(|error| panic!("{error}"));
+    assert!(lab.dir().join("marker").is_dir() && guest.dir().ends_with("g1"));
+    guest
+        .run("echo here >/dev/ttyS0", Duration::from_secs(120))
+        .unwrap();
+    let mut line = [0; 4];
+    ours.read_exact(&mut line).unwrap();
+    assert_eq!(&line, b"here");
+    // The line's other end is the guest's alone: it ends with it.
+    guest.kill();
+    let mut rest = Vec::new();
+    ours.read_to_end(&mut rest).unwrap();
 }
 
 #[test]

@@ -32,10 +32,8 @@ if [ -d /world ]; then
     mount -t tmpfs none /world/var/log
     mount -t tmpfs none /world/var/lib
 fi
-if [ -n "$LAB_TTY" ]; then
-    stty -F "$LAB_TTY" raw -echo
-    channel=$LAB_TTY
-else
+channel=$LAB_TTY
+if [ -z "$channel" ]; then
     until channel=$(vport "$LAB_PORT"); do sleep 0.1; done
 fi
 
@@ -62,7 +60,10 @@ reply() {
 
 mkfifo /run/lab/done
 exec 4<>/run/lab/done
-exec 3<>"$channel"
+# An `exec` of its own ends the shell when it cannot open; `command` only makes it fail.
+until command exec 3<>"$channel"; do sleep 0.1; done
+# On what is open: opened and closed once more before, a tty line may still be hanging up.
+[ -n "$LAB_TTY" ] && stty raw -echo <&3
 echo "0 0 0 " >&3
 reply &
 text=
