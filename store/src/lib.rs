@@ -13,3 +13,4 @@
 
 pub mod disk;
 pub mod name;
+pub mod read;

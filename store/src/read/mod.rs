@@ -1,0 +1,410 @@
+//! Reads capture files back: pcapng and classic pcap, of any byte order and resolution, whoever wrote
+//! them, also while somebody still writes.
+//!
+//! A [`Reader`] goes through a file block by block and can continue anywhere a block begins
+//! ([`Reader::seek`]). Files are hostile input: memory stays below 17 MiB whatever a file says
+//! ([`MAX_BLOCK_BYTES`]), every whole packet before a damaged place is handed over, and the error names
+//! the file and the byte.
+//!
+//! A file that ends within a block is not damaged: its writer may be at work, or was killed. Then
+//! [`Reader::read`] says `None` and [`Reader::end`] says where the last whole block ended; reading
+//! again goes on from there if the file has grown. The same holds for zeros where a block should
+//! begin: room that a writer has allocated.
+
+mod input;
+mod legacy;
+mod ng;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use input::Input;
+
+/// The largest block that is read whole; longer ones that hold packets are damage, others are skipped.
+pub const MAX_BLOCK_BYTES: usize = 16 << 20;
+
+/// A packet, as long as the reader is not asked for the next one.
+#[derive(Debug, Clone, Copy)]
+pub struct Packet<'a> {
+    /// Nanoseconds since 1970; what lies outside of 64 bits is clamped.
+    pub ts_ns: u64,
+    /// What was captured.
+    pub bytes: &'a [u8],
+    /// Length on the wire in bytes.
+    pub wire_len: u32,
+    /// Which of [`Reader::interfaces`].
+    pub interface: usize,
+    /// `epb_flags` (direction and so on), 0 if the file says nothing.
+    pub flags: u32,
+    /// Where its block begins in the file.
+    pub offset: u64,
+}
+
+/// What a file says of an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// LINKTYPE_…; 1 is Ethernet.
+    pub link_type: u32,
+    /// Most bytes kept of a packet; 0 is no limit.
+    pub snaplen: u32,
+    /// `if_name`, empty if it has none.
+    pub name: String,
+    /// How its timestamps count.
+    clock: Clock,
+}
+
+/// Units of timestamps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Clock {
+    /// Units per second.
+    per_second: u64,
+    /// Added, in seconds.
+    offset_s: i64,
+}
+
+impl Clock {
+    const fn new(per_second: u64) -> Self {
+        Self {
+            per_second,
+            offset_s: 0,
+        }
+    }
+
+    fn ns(self, units: u64) -> u64 {
+        if self.per_second == NS && self.offset_s == 0 {
+            return units;
+        }
+        let seconds = i128::from(units / self.per_second) + i128::from(self.offset_s);
+        let part =
+            u128::from(units % self.per_second) * u128::from(NS) / u128::from(self.per_second);
+        let ns = seconds * i128::from(NS) + part as i128;
+        u64::try_from(ns.max(0)).unwrap_or(u64::MAX)
+    }
+}
+
+/// How the file ended when [`Reader::read`] said `None`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Behind a whole block.
+    Clean,
+    /// Within the block that begins here; its writer is at work or was killed.
+    Torn(u64),
+    /// From here on there are only allocated zeros.
+    Unwritten(u64),
+}
+
+/// Reads one capture file.
+#[derive(Debug)]
+pub struct Reader {
+    path: PathBuf,
+    input: Input,
+    format: Format,
+    interfaces: Vec<Interface>,
+    end: End,
+}
+
+/// What a file is, and what of it must be remembered between blocks.
+#[derive(Debug)]
+enum Format {
+    /// Nothing was read yet.
+    Unknown,
+    Ng(ng::State),
+    Legacy(legacy::State),
+}
+
+/// A packet's place in the input's buffer.
+struct Found {
+    ts_ns: u64,
+    wire_len: u32,
+    interface: usize,
+    flags: u32,
+    offset: u64,
+    /// Bytes from the beginning of the buffered block.
+    skip: usize,
+    len: usize,
+}
+
+/// What stands at the current place.
+enum Step {
+    Packet(Found),
+    /// Something else, which was passed over.
+    Other,
+    End(End),
+}
+
+impl Reader {
+    /// Opens a capture file. What is in it is first looked at by [`read`](Self::read).
+    ///
+    /// # Errors
+    /// [`ReadError`] if it cannot be opened or is no regular file.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, ReadError> {
+        let path = path.into();
+        let opened = File::open(&path).and_then(|file| {
+            if file.metadata()?.is_file() {
+                Ok(file)
+            } else {
+                Err(io::Error::other("not a regular file"))
+            }
+        });
+        match opened {
+            Ok(file) => Ok(Self::of(file, path)),
+            Err(error) => Err(ReadError::io(&path, 0, error)),
+        }
+    }
+
+    /// Reads an open file; `path` is for messages.
+    pub fn of(file: File, path: PathBuf) -> Self {
+        Self::with(Input::file(file), path)
+    }
+
+    /// Reads a pipe or whatever else cannot be sought in; `path` is for messages.
+    pub fn stream(stream: Box<dyn io::Read + Send>, path: PathBuf) -> Self {
+        Self::with(Input::stream(stream), path)
+    }
+
+    fn with(input: Input, path: PathBuf) -> Self {
+        Self {
+            path,
+            input,
+            format: Format::Unknown,
+            interfaces: Vec::new(),
+            end: End::Clean,
+        }
+    }
+
+    /// The next packet; `None` at the end ([`end`](Self::end) says which). May be called again then.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the file cannot be read, or is damaged where the error says. Then reading can
+    /// only go on by [`seek`](Self::seek).
+    pub fn read(&mut self) -> Result<Option<Packet<'_>>, ReadError> {
+        self.read_until(u64::MAX)
+    }
+
+    /// As [`read`](Self::read), but says `None` at a block that begins at `limit` or behind it.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_until(&mut self, limit: u64) -> Result<Option<Packet<'_>>, ReadError> {
+        let found = loop {
+            if self.input.offset() >= limit {
+                self.end = End::Clean;
+                return Ok(None);
+            }
+            match self.step()? {
+                Step::Packet(found) => break found,
+                Step::Other => {}
+                Step::End(end) => {
+                    self.end = end;
+                    return Ok(None);
+                }
+            }
+        };
+        Ok(Some(Packet {
+            ts_ns: found.ts_ns,
+            bytes: self.input.taken(found.skip, found.len),
+            wire_len: found.wire_len,
+            interface: found.interface,
+            flags: found.flags,
+            offset: found.offset,
+        }))
+    }
+
+    /// How the file ended.
+    pub fn end(&self) -> End {
+        self.end
+    }
+
+    /// Where the next block begins.
+    pub fn offset(&self) -> u64 {
+        self.input.offset()
+    }
+
+    /// What is known of interfaces by now; those of all sections, in the order they were read.
+    pub fn interfaces(&self) -> &[Interface] {
+        &self.interfaces
+    }
+
+    /// The file's name.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How long the file is now, in bytes; `None` for a stream.
+    pub fn len_bytes(&self) -> Option<u64> {
+        self.input.len_bytes()
+    }
+
+    /// Where section headers and interface descriptions were found so far.
+    pub fn definitions(&self) -> &[u64] {
+        match &self.format {
+            Format::Ng(state) => &state.definitions,
+            _ => &[],
+        }
+    }
+
+    /// Goes on at `offset`, where a block begins. `definitions` are the places of all section headers
+    /// and interface descriptions of the file before it, in order; none for classic pcap.
+    ///
+    /// # Errors
+    /// [`ReadError`] if what is there cannot be read. A stream cannot be sought in.
+    pub fn seek(&mut self, offset: u64, definitions: &[u64]) -> Result<(), ReadError> {
+        if matches!(self.format, Format::Unknown) {
+            self.input.seek(0);
+            self.begin()?;
+        }
+        let known = self.definitions().len();
+        let wanted = definitions.partition_point(|&at| at < offset);
+        if let Format::Ng(_) = self.format {
+            // Definitions already known stay; others are read in order.
+            if wanted < known || self.definitions()[..known] != definitions[..known] {
+                self.interfaces.clear();
+                self.format = Format::Ng(ng::State::default());
+            }
+            let from = self.definitions().len();
+            for &at in &definitions[from..wanted] {
+                self.input.seek(at);
+                if let Step::End(_) = self.step()? {
+                    return Err(ReadError::bad(
+                        &self.path,
+                        at,
+                        "no block where one was noted",
+                    ));
+                }
+            }
+        }
+        self.input.seek(offset);
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<Step, ReadError> {
+        if matches!(self.format, Format::Unknown)
+            && let Some(end) = self.begin()?
+        {
+            return Ok(Step::End(end));
+        }
+        let at = self.input.offset();
+        let result = match &mut self.format {
+            Format::Ng(state) => state.step(&mut self.input, &mut self.interfaces),
+            Format::Legacy(state) => state.step(&mut self.input),
+            Format::Unknown => return Ok(Step::End(End::Clean)),
+        };
+        result.map_err(|problem| problem.at(&self.path, at))
+    }
+
+    /// Finds out what the file is.
+    fn begin(&mut self) -> Result<Option<End>, ReadError> {
+        let fail = |problem: Problem| problem.at(&self.path, 0);
+        let Some(start) = self.input.peek(4).map_err(|e| fail(e.into()))? else {
+            let end = match self.input.buffered() {
+                0 => End::Clean,
+                _ => End::Torn(0),
+            };
+            return Ok(Some(end));
+        };
+        let magic = [start[0], start[1], start[2], start[3]];
+        if magic == [0; 4] {
+            return Ok(Some(End::Unwritten(0)));
+        }
+        if magic == ng::SECTION.to_le_bytes() {
+            self.format = Format::Ng(ng::State::default());
+            return Ok(None);
+        }
+        match legacy::State::begin(&mut self.input, magic).map_err(fail)? {
+            Some((state, interface)) => {
+                self.interfaces.push(interface);
+                self.format = Format::Legacy(state);
+                Ok(None)
+            }
+            None => Ok(Some(End::Torn(0))),
+        }
+    }
+}
+
+/// What is wrong, without the place.
+#[derive(Debug)]
+enum Problem {
+    Io(io::Error),
+    Bad(&'static str),
+}
+
+impl Problem {
+    fn at(self, path: &Path, offset: u64) -> ReadError {
+        match self {
+            Self::Io(error) => ReadError::io(path, offset, error),
+            Self::Bad(what) => ReadError::bad(path, offset, what),
+        }
+    }
+}
+
+impl From<io::Error> for Problem {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// A file cannot be read on.
+#[derive(Debug)]
+pub struct ReadError {
+    /// Which file.
+    pub path: PathBuf,
+    /// Where in it the block begins that is wrong.
+    pub offset: u64,
+    /// What is wrong.
+    pub cause: Cause,
+}
+
+/// Why a file cannot be read on.
+#[derive(Debug)]
+pub enum Cause {
+    /// The system could not read it.
+    Io(io::Error),
+    /// It says what cannot be.
+    Damaged(&'static str),
+}
+
+impl ReadError {
+    fn io(path: &Path, offset: u64, error: io::Error) -> Self {
+        Self {
+            path: path.to_owned(),
+            offset,
+            cause: Cause::Io(error),
+        }
+    }
+
+    pub(crate) fn bad(path: &Path, offset: u64, what: &'static str) -> Self {
+        Self {
+            path: path.to_owned(),
+            offset,
+            cause: Cause::Damaged(what),
+        }
+    }
+
+    /// True if the file is to blame, and not the system.
+    pub fn is_damage(&self) -> bool {
+        matches!(self.cause, Cause::Damaged(_))
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            path,
+            offset,
+            cause,
+        } = self;
+        match cause {
+            Cause::Io(error) => write!(f, "{}: byte {offset}: {error}", path.display()),
+            Cause::Damaged(what) => write!(f, "{}: byte {offset}: {what}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+const NS: u64 = 1_000_000_000;
+
+#[cfg(test)]
+pub(crate) mod tests;
