@@ -12,5 +12,9 @@
 //! tests that fails or cuts where it is told.
 
 pub mod disk;
+pub mod index;
 pub mod name;
 pub mod read;
+
+#[cfg(test)]
+pub(crate) mod testing;

@@ -164,11 +164,11 @@ impl Input {
                 Err(error) => return Err(error),
             }
         }
-        self.ahead = (self.ahead * 2).min(MAX_READ);
+        self.ahead = (self.ahead * 4).min(MAX_READ);
         Ok(true)
     }
 }
 
 /// After a jump a little is read, then more and more.
-const FIRST_READ: usize = 64 << 10;
+const FIRST_READ: usize = 4 << 10;
 const MAX_READ: usize = 1 << 20;

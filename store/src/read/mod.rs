@@ -366,7 +366,7 @@ pub enum Cause {
 }
 
 impl ReadError {
-    fn io(path: &Path, offset: u64, error: io::Error) -> Self {
+    pub(crate) fn io(path: &Path, offset: u64, error: io::Error) -> Self {
         Self {
             path: path.to_owned(),
             offset,

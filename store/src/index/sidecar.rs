@@ -1,0 +1,268 @@
+//! Reads an index back, as far as it is whole and fits its segment, and makes it anew.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::block::{self, Block, Chunk, FRAME_HEADER, MAGIC, Probe, checksum};
+use super::builder::Builder;
+use super::code::Parser;
+use crate::read::{End, ReadError, Reader};
+
+/// What the end of an index says of a segment that is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trailer {
+    /// Length of the segment.
+    pub len_bytes: u64,
+    /// Blocks of the index.
+    pub blocks: u32,
+    /// Packets in the segment.
+    pub packets: u64,
+    /// The lowest timestamp in it; higher than `high_ns` if there are no packets.
+    pub low_ns: u64,
+    /// The highest.
+    pub high_ns: u64,
+}
+
+/// An index, read block by block.
+#[derive(Debug)]
+pub struct Sidecar {
+    /// `None` when it has ended.
+    file: Option<File>,
+    /// Where the next frame begins.
+    at: u64,
+    blocks: u32,
+    covered: u64,
+    total: Chunk,
+    definitions: Vec<u64>,
+    closed: bool,
+}
+
+impl Sidecar {
+    /// Where the index of a segment is.
+    pub fn path_of(segment: &Path) -> PathBuf {
+        segment.with_extension("vnx")
+    }
+
+    /// Opens the index of a segment. One that is missing has no blocks.
+    pub fn open(segment: &Path) -> Self {
+        Self {
+            file: File::open(Self::path_of(segment)).ok(),
+            at: 0,
+            blocks: 0,
+            covered: 0,
+            total: Chunk {
+                low_ns: u64::MAX,
+                ..Chunk::default()
+            },
+            definitions: Vec::new(),
+            closed: false,
+        }
+    }
+
+    /// What the end of a segment's index says, if it is there, whole, and of a segment of this length.
+    pub fn trailer(segment: &Path, len_bytes: u64) -> Option<Trailer> {
+        let file = File::open(Self::path_of(segment)).ok()?;
+        let at = file
+            .metadata()
+            .ok()?
+            .len()
+            .checked_sub(TRAILER_FRAME as u64)?;
+        let mut frame = [0; TRAILER_FRAME];
+        file.read_exact_at(&mut frame, at).ok()?;
+        let (kind, payload) = unpack(&frame)?;
+        let trailer = Trailer::decode(payload).filter(|_| kind == block::TRAILER)?;
+        (trailer.len_bytes == len_bytes).then_some(trailer)
+    }
+
+    /// The next block; `None` at the end, or where the index is torn or does not fit the segment,
+    /// which `probe` reads.
+    pub fn read(&mut self, probe: &mut Reader) -> Option<Block> {
+        let block = self.try_read(probe);
+        if block.is_none() {
+            self.file = None;
+        }
+        block
+    }
+
+    fn try_read(&mut self, probe: &mut Reader) -> Option<Block> {
+        let file = self.file.as_ref()?;
+        let mut frame = vec![0; FRAME_HEADER];
+        file.read_exact_at(&mut frame, self.at).ok()?;
+        let len = Parser(&frame[8..]).u32()? as usize;
+        if frame[..4] != MAGIC || len > MAX_PAYLOAD {
+            return None;
+        }
+        frame.resize(FRAME_HEADER + len, 0);
+        file.read_exact_at(&mut frame[FRAME_HEADER..], self.at + FRAME_HEADER as u64)
+            .ok()?;
+        let (kind, payload) = unpack(&frame)?;
+        if kind == block::TRAILER {
+            let trailer = Trailer::decode(payload)?;
+            self.closed = trailer.len_bytes == self.covered && trailer.blocks == self.blocks;
+            return None;
+        }
+        let block = Block::decode(payload).filter(|_| kind == block::BLOCK)?;
+        let range = block.range();
+        let fits = block.number == self.blocks
+            && range.start == self.covered
+            && probe.len_bytes().is_some_and(|len| range.end <= len);
+        if !fits {
+            return None;
+        }
+        let known = self.definitions.len();
+        self.definitions.extend(block.definitions());
+        if !(self.finds(block.first, probe) && self.finds(block.last, probe)) {
+            self.definitions.truncate(known);
+            return None;
+        }
+        self.at += frame.len() as u64;
+        self.blocks += 1;
+        self.covered = range.end;
+        for chunk in block.chunks() {
+            self.total.packets += chunk.packets;
+            self.total.low_ns = self.total.low_ns.min(chunk.low_ns);
+            self.total.high_ns = self.total.high_ns.max(chunk.high_ns);
+        }
+        Some(block)
+    }
+
+    /// Whether the segment has this packet.
+    fn finds(&self, wanted: Probe, segment: &mut Reader) -> bool {
+        segment.seek(wanted.offset, &self.definitions).is_ok()
+            && matches!(segment.read(), Ok(Some(packet)) if wanted == Probe {
+                offset: packet.offset,
+                ts_ns: packet.ts_ns,
+                len_bytes: packet.bytes.len() as u32,
+            })
+    }
+
+    /// Up to which byte of the segment the blocks that were read go.
+    pub fn covered(&self) -> u64 {
+        self.covered
+    }
+
+    /// The section headers and interface descriptions of what is covered.
+    pub fn definitions(&self) -> &[u64] {
+        &self.definitions
+    }
+
+    /// Whether it ended with a trailer that says that everything is covered.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+}
+
+/// Writes the index of a segment that nobody writes any more, keeping what is good of it; true if that
+/// was necessary. What is damaged in the segment is not covered.
+///
+/// # Errors
+/// [`ReadError`] if the segment cannot be opened, or the index cannot be written.
+pub fn rebuild(segment: &Path) -> Result<bool, ReadError> {
+    let mut reader = Reader::open(segment)?;
+    let mut sidecar = Sidecar::open(segment);
+    while sidecar.read(&mut reader).is_some() {}
+    if sidecar.is_closed() && reader.len_bytes() == Some(sidecar.covered) {
+        return Ok(false);
+    }
+    let path = Sidecar::path_of(segment);
+    let temporary = path.with_extension(format!("vnx.{}", std::process::id()));
+    let written = extend(&mut reader, &sidecar, &path, &temporary);
+    if written.is_err() {
+        // What is left of it is of no use to anybody.
+        let _ = fs::remove_file(&temporary);
+    }
+    written
+        .map_err(|error| ReadError::io(&path, 0, error))
+        .map(|()| true)
+}
+
+/// Copies what is good and adds the rest.
+fn extend(reader: &mut Reader, sidecar: &Sidecar, old: &Path, new: &Path) -> io::Result<()> {
+    let mut file = io::BufWriter::new(File::create(new)?);
+    if sidecar.at > 0 {
+        let mut good = io::Read::take(File::open(old)?, sidecar.at);
+        io::copy(&mut good, &mut file)?;
+    }
+    let mut builder = Builder::resume(sidecar.blocks, sidecar.covered, sidecar.total);
+    reader
+        .seek(sidecar.covered, &sidecar.definitions)
+        .map_err(io::Error::other)?;
+    let end = scan(reader, sidecar.definitions.len(), &mut builder, |bytes| {
+        file.write_all(&bytes)
+    })?;
+    file.write_all(&builder.finish(end))?;
+    file.into_inner()
+        .map_err(|error| error.into_error())?
+        .sync_data()?;
+    fs::rename(new, old)
+}
+
+/// Tells a builder everything that follows in the segment; up to where it was read without damage.
+fn scan(
+    reader: &mut Reader,
+    mut known: usize,
+    builder: &mut Builder,
+    mut write: impl FnMut(Vec<u8>) -> io::Result<()>,
+) -> io::Result<u64> {
+    let mut bytes = Vec::new();
+    loop {
+        let (offset, interface, ts_ns) = match reader.read() {
+            Ok(Some(packet)) => {
+                bytes.clear();
+                bytes.extend_from_slice(packet.bytes);
+                (packet.offset, packet.interface, packet.ts_ns)
+            }
+            Ok(None) => {
+                return Ok(match reader.end() {
+                    // Nobody writes it any more: nothing will ever follow.
+                    End::Clean | End::Torn(_) | End::Unwritten(_) => {
+                        reader.len_bytes().unwrap_or(reader.offset())
+                    }
+                });
+            }
+            Err(error) if error.is_damage() => return Ok(error.offset),
+            Err(error) => return Err(io::Error::other(error)),
+        };
+        for &definition in &reader.definitions()[known..] {
+            builder.definition(definition);
+        }
+        known = reader.definitions().len();
+        let link_type = reader.interfaces()[interface].link_type;
+        builder.packet(offset, link_type, ts_ns, &bytes);
+        let ready = builder.take();
+        if !ready.is_empty() {
+            write(ready)?;
+        }
+    }
+}
+
+impl Trailer {
+    fn decode(payload: &[u8]) -> Option<Self> {
+        let mut parser = Parser(payload);
+        let trailer = Self {
+            len_bytes: parser.u64()?,
+            blocks: parser.u32()?,
+            packets: parser.u64()?,
+            low_ns: parser.u64()?,
+            high_ns: parser.u64()?,
+        };
+        parser.0.is_empty().then_some(trailer)
+    }
+}
+
+/// A frame's kind and payload, if it is whole.
+fn unpack(frame: &[u8]) -> Option<(u32, &[u8])> {
+    let (head, payload) = frame.split_first_chunk::<FRAME_HEADER>()?;
+    let mut parser = Parser(&head[4..]);
+    let (kind, len, crc) = (parser.u32()?, parser.u32()?, parser.u32()?);
+    let whole = head[..4] == MAGIC
+        && len as usize == payload.len()
+        && crc == checksum(&head[4..12], payload);
+    whole.then_some((kind, payload))
+}
+
+/// More than any block has.
+const MAX_PAYLOAD: usize = 8 << 20;
+const TRAILER_FRAME: usize = FRAME_HEADER + 36;
