@@ -21,14 +21,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::io::{Errno, read};
+use rustix::event::epoll::{self, CreateFlags};
+use rustix::io::read;
 
 use super::link::{Line, lock};
 use super::phase::{Phase, Standing};
-use super::watch::{Seen, Watch};
+use super::watch::{self, CONTROL, Seen, WAKE, Watch};
 use super::{Port, Ready};
-use crate::connection::{Connection, timespec};
+use crate::connection::Connection;
 use crate::error::Error;
 use crate::options::PortOptions;
 
@@ -213,7 +213,7 @@ impl Common {
         }
         match Connection::open(path, limit) {
             Ok(connection) => {
-                self.add(connection.as_fd(), CONTROL)?;
+                watch::add(&self.epoll, connection.as_fd(), CONTROL)?;
                 let line = Arc::new(Mutex::new(connection));
                 state.line = Some(Arc::clone(&line));
                 Ok(Line::Common(line, Arc::clone(self)))
@@ -227,7 +227,7 @@ impl Common {
 
     /// Takes a doorbell into use; the number is for [`remove_wake`](Self::remove_wake).
     pub(super) fn add_wake(&self, wake: OwnedFd) -> Result<u64, Error> {
-        self.add(wake.as_fd(), WAKE)?;
+        watch::add(&self.epoll, wake.as_fd(), WAKE)?;
         let mut state = self.state();
         state.next_wake += 1;
         let number = state.next_wake;
@@ -247,28 +247,7 @@ impl Common {
 
     /// Waits for the doorbell and the connection, and empties both.
     pub(super) fn look(&self, timeout: Option<Duration>) -> Result<Seen, Error> {
-        let mut events = [Event {
-            flags: EventFlags::empty(),
-            data: EventData::new_u64(0),
-        }; 8];
-        let timeout = timeout.map(timespec);
-        let found = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-            Ok(found) => found,
-            Err(Errno::INTR) => {
-                return Ok(Seen {
-                    interrupted: true,
-                    ..Seen::default()
-                });
-            }
-            Err(errno) => return Err(Error::system("cannot wait for the ports")(errno)),
-        };
-        let mut seen = Seen::default();
-        for event in &events[..found] {
-            match event.data.u64() {
-                WAKE => seen.wake = true,
-                _ => seen.control = true,
-            }
-        }
+        let seen = Seen::wait(&self.epoll, timeout)?;
         let mut state = self.state();
         if seen.wake {
             // Each port rang once: one look takes as much as a pipe holds, or the next ones find the
@@ -322,11 +301,6 @@ impl Common {
         self.over.load(Ordering::Relaxed)
     }
 
-    fn add(&self, fd: BorrowedFd<'_>, what: u64) -> Result<(), Error> {
-        epoll::add(&self.epoll, fd, EventData::new_u64(what), EventFlags::IN)
-            .map_err(Error::system("cannot watch a descriptor"))
-    }
-
     /// What it guards is whole after every statement.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -343,8 +317,6 @@ impl AsFd for Common {
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long ports are reopened before the others are looked at.
 const REOPENING: Duration = Duration::from_millis(10);
-const WAKE: u64 = 0;
-const CONTROL: u64 = 1;
 
 #[cfg(test)]
 mod tests {

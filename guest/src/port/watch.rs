@@ -142,43 +142,48 @@ impl Own {
     }
 
     fn look(&self, timeout: Option<Duration>) -> Result<Seen, Error> {
-        let mut events = [Event {
-            flags: EventFlags::empty(),
-            data: EventData::new_u64(0),
-        }; 3];
-        let timeout = timeout.map(timespec);
-        let found = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-            Ok(found) => found,
-            Err(Errno::INTR) => {
-                return Ok(Seen {
-                    interrupted: true,
-                    ..Seen::default()
-                });
-            }
-            Err(errno) => return Err(Error::system("cannot wait for the port")(errno)),
-        };
-        let mut seen = Seen::default();
-        for event in &events[..found] {
-            match event.data.u64() {
-                WAKE => seen.wake = true,
-                CONTROL => seen.control = true,
-                _ => seen.timer = true,
-            }
-        }
-        Ok(seen)
+        Seen::wait(&self.epoll, timeout)
     }
 
     fn add(&self, fd: BorrowedFd<'_>, what: u64) -> Result<(), Error> {
-        epoll::add(&self.epoll, fd, EventData::new_u64(what), EventFlags::IN)
-            .map_err(Error::system("cannot watch a descriptor"))
+        add(&self.epoll, fd, what)
     }
 }
 
 impl Seen {
+    /// Waits up to `timeout` (`None`: for ever) for any of the descriptors of an epoll instance.
+    pub(super) fn wait(epoll: &OwnedFd, timeout: Option<Duration>) -> Result<Self, Error> {
+        let mut seen = Self::default();
+        let mut events = [Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        }; 8];
+        match epoll::wait(epoll, &mut events, timeout.map(timespec).as_ref()) {
+            Ok(found) => {
+                for event in &events[..found] {
+                    match event.data.u64() {
+                        WAKE => seen.wake = true,
+                        CONTROL => seen.control = true,
+                        _ => seen.timer = true,
+                    }
+                }
+            }
+            Err(Errno::INTR) => seen.interrupted = true,
+            Err(errno) => return Err(Error::system("cannot wait for a port")(errno)),
+        }
+        Ok(seen)
+    }
+
     /// Nothing happened within the time.
     pub(crate) fn nothing(self) -> bool {
         !(self.wake || self.control || self.timer || self.interrupted)
     }
+}
+
+/// Adds a descriptor to an epoll instance as what [`Seen::wait`] calls it: [`WAKE`], [`CONTROL`].
+pub(super) fn add(epoll: &OwnedFd, fd: BorrowedFd<'_>, what: u64) -> Result<(), Error> {
+    epoll::add(epoll, fd, EventData::new_u64(what), EventFlags::IN)
+        .map_err(Error::system("cannot watch a descriptor"))
 }
 
 impl AsFd for Watch {
@@ -191,5 +196,5 @@ impl AsFd for Watch {
 }
 
 const TIMER: u64 = 0;
-const WAKE: u64 = 1;
-const CONTROL: u64 = 2;
+pub(super) const WAKE: u64 = 1;
+pub(super) const CONTROL: u64 = 2;
