@@ -49,7 +49,7 @@ pub(crate) fn compile(dir: &Path, name: &str, library: Library) -> PathBuf {
             assert!(strip.status().unwrap().success());
             let place = dir.display();
             compiler.arg(format!("-L{place}"));
-            compiler.arg(format!("-Wl,-rpath,{place}"));
+            compiler.arg(format!("-Wl,--disable-new-dtags,-rpath,{place}"));
             compiler.args(["-lpfring", "-lpthread"]);
         }
         Library::Static => {
