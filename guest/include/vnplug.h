@@ -59,6 +59,9 @@ extern "C" {
 /* An attached reader. */
 typedef struct vnplug_port vnplug_port;
 
+/* Many ports of one reader. */
+typedef struct vnplug_bundle vnplug_bundle;
+
 /* Outcomes. */
 enum {
     VNPLUG_OK = 0,
@@ -398,6 +401,50 @@ uint32_t vnplug_link_type(const vnplug_port *port);
 
 /* Longest captured length in bytes. */
 uint32_t vnplug_snaplen(const vnplug_port *port);
+
+/*
+ * BUNDLES are for a reader of many ports, thousands for example, each with its own filter. They share
+ * one connection and one wake-up, so that they take few descriptors here and in the daemon, and are
+ * waited for together:
+ *
+ *     vnplug_bundle_new(error, sizeof error, &bundle);
+ *     for (each target)
+ *         vnplug_bundle_open(bundle, &options, error, sizeof error, &port);
+ *     while (vnplug_bundle_wait(bundle, -1) >= 0) {
+ *         ports = vnplug_bundle_ports(bundle, &count);
+ *         for (i = 0; i < count; i++)
+ *             while (vnplug_next_batch(ports[i], packets, 64, &got) == VNPLUG_PACKET)
+ *                 handle(packets, got);
+ *     }
+ *     vnplug_bundle_close(bundle);
+ *
+ * A bundle and all its ports serve one thread at a time. Its ports do what others do, but that
+ * vnplug_next never arms a wake-up: wait with vnplug_bundle_wait, not for vnplug_fd.
+ *
+ * Makes a bundle without ports. On an error *bundle is NULL and errbuf gets the reason.
+ */
+int vnplug_bundle_new(char *errbuf, size_t errlen, vnplug_bundle **bundle);
+
+/* Opens one more port; as vnplug_open. All ports of a bundle are of one daemon or agent. */
+int vnplug_bundle_open(vnplug_bundle *bundle, const struct vnplug_options *options, char *errbuf,
+                       size_t errlen, vnplug_port **port);
+
+/*
+ * As vnplug_wait, until any port has what it would wait for. A port that ended or failed makes it
+ * return at once: vnplug_close it. Packets lent before are invalid afterwards. Ports that come back
+ * after a restart of the daemon are reopened here, which takes 10 ms of each call, or so long as one
+ * of them takes.
+ */
+int vnplug_bundle_wait(vnplug_bundle *bundle, int timeout_ms);
+
+/*
+ * The open ports of a bundle, *count of them (which may be NULL), in the order of their opening until
+ * one is closed: then the last one takes its place. Valid until a port is opened or closed.
+ */
+vnplug_port *const *vnplug_bundle_ports(const vnplug_bundle *bundle, size_t *count);
+
+/* Closes a bundle and all its ports; NULL is allowed. (vnplug_close closes one of them.) */
+void vnplug_bundle_close(vnplug_bundle *bundle);
 
 /*
  * The devices that may be opened: *devices is an array of *count, to be freed with

@@ -4,6 +4,7 @@
 //! non-null pointers point to what the header says.
 #![expect(unsafe_code, reason = "the C ABI's island")]
 
+mod bundle;
 mod error;
 mod list;
 mod options;
@@ -27,6 +28,9 @@ pub(crate) struct CPort {
     port: Port,
     device: CString,
     error: CString,
+    /// The bundle it is a port of, or null, and where there.
+    bundle: *mut bundle::CBundle,
+    place: usize,
 }
 
 /// `struct vnplug_stats`.
@@ -82,13 +86,7 @@ pub(crate) unsafe extern "C" fn vnplug_open(
     let opened = guarded(|| {
         // SAFETY: the caller's promise about `options` is passed on.
         let options = unsafe { read_options(options) }?;
-        let port = options.open()?;
-        let device = c_string(port.device());
-        Ok(Box::new(CPort {
-            port,
-            device,
-            error: CString::default(),
-        }))
+        Ok(CPort::new(options.open()?))
     });
     match opened {
         Ok(port) => {
@@ -107,12 +105,16 @@ pub(crate) unsafe extern "C" fn vnplug_open(
 /// See `vnplug.h`.
 ///
 /// # Safety
-/// `port` is null or came from `vnplug_open` and was not closed.
+/// `port` is null or came from `vnplug_open` or one of its like and was not closed; if it is of a
+/// bundle, neither that nor its ports are in use by another thread.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_close(port: *mut CPort) {
     if !port.is_null() {
-        // SAFETY: it came from Box::into_raw in `vnplug_open`, and is given back once.
-        let port = unsafe { Box::from_raw(port) };
+        // SAFETY: the caller's promise. It came from Box::into_raw, and is given back once.
+        let port = unsafe {
+            bundle::take_out(port);
+            Box::from_raw(port)
+        };
         // Nobody is left to be told of a panic.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(port)));
     }
@@ -305,6 +307,16 @@ pub(crate) unsafe extern "C" fn vnplug_snaplen(port: *const CPort) -> u32 {
 }
 
 impl CPort {
+    fn new(port: Port) -> Box<Self> {
+        Box::new(Self {
+            device: c_string(port.device()),
+            port,
+            error: CString::default(),
+            bundle: ptr::null_mut(),
+            place: 0,
+        })
+    }
+
     /// Runs `call`, remembers its error's text and returns its number.
     fn attempt<T>(&mut self, call: impl FnOnce(&mut Port) -> Result<T, Error>) -> Result<T, c_int> {
         let port = &mut self.port;

@@ -162,11 +162,16 @@ pub(crate) unsafe extern "C" fn vnplug_wait(port: *mut CPort, timeout_ms: c_int)
         return E_INVALID;
     };
     let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-    match handle.attempt(|port| port.wait(timeout)) {
-        Ok(Ready::Now) => 1,
-        Ok(Ready::TimedOut) => 0,
-        Ok(Ready::Interrupted) => 3,
-        Err(status) => status,
+    let waited = handle.attempt(|port| port.wait(timeout));
+    waited.map_or_else(|status| status, outcome)
+}
+
+/// What a wait came to, by its number in `vnplug.h`.
+pub(super) fn outcome(ready: Ready) -> c_int {
+    match ready {
+        Ready::Now => 1,
+        Ready::TimedOut => 0,
+        Ready::Interrupted => 3,
     }
 }
 

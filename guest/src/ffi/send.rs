@@ -1,11 +1,11 @@
 //! Sending, and one port per thread.
 #![expect(unsafe_code, reason = "the C ABI's island")]
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{c_char, c_int};
 use std::time::Duration;
 
 use super::CPort;
-use super::error::{E_INVALID, c_string, guarded, number, tell};
+use super::error::{E_INVALID, guarded, number, tell};
 use super::options::{COptions, read_options};
 
 /// See `vnplug.h`.
@@ -111,15 +111,8 @@ pub(crate) unsafe extern "C" fn vnplug_open_spread(
     match opened {
         Ok(opened) => {
             for (at, port) in opened.into_iter().enumerate() {
-                let device = c_string(port.device());
-                let error = CString::default();
-                let handle = Box::new(CPort {
-                    port,
-                    device,
-                    error,
-                });
                 // SAFETY: `at < count`, and the caller's promise about `ports`.
-                unsafe { ports.add(at).write(Box::into_raw(handle)) };
+                unsafe { ports.add(at).write(Box::into_raw(CPort::new(port))) };
             }
             0
         }

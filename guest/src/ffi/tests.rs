@@ -241,6 +241,17 @@ fn null_pointers_are_refused_everywhere() {
             vnplug_host_counter(null, ptr::null(), ptr::null_mut()),
             E_INVALID
         );
+        let bundle = ptr::null_mut();
+        let made = bundle::vnplug_bundle_new(ptr::null_mut(), 0, ptr::null_mut());
+        assert_eq!(made, E_INVALID);
+        let mut port = null;
+        let opened = bundle::vnplug_bundle_open(bundle, ptr::null(), ptr::null_mut(), 0, &mut port);
+        assert_eq!(opened, E_INVALID);
+        assert_eq!(bundle::vnplug_bundle_wait(bundle, 0), E_INVALID);
+        let mut count = 1;
+        bundle::vnplug_bundle_ports(bundle, &mut count);
+        assert_eq!(count, 0);
+        bundle::vnplug_bundle_close(bundle);
         vnplug_release(null);
         vnplug_close(null);
         vnplug_list_free(ptr::null_mut(), 0);

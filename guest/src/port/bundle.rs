@@ -15,6 +15,7 @@
 //! take from all their ports in turns. A connection that is over is left by every port when it looks;
 //! the first that comes back makes the next one.
 
+use std::borrow::BorrowMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +57,8 @@ pub struct Bundle {
     // Dropped first: they say good-bye through what they have in common.
     ports: Vec<Port>,
     common: Arc<Common>,
+    /// Some ports are kept elsewhere.
+    apart: bool,
 }
 
 impl Bundle {
@@ -73,6 +76,7 @@ impl Bundle {
                 state: Mutex::default(),
                 over: AtomicBool::new(false),
             }),
+            apart: false,
         })
     }
 
@@ -82,11 +86,25 @@ impl Bundle {
     /// # Errors
     /// As [`PortOptions::open`].
     pub fn open(&mut self, options: PortOptions) -> Result<&mut Port, Error> {
-        let watch = Watch::common(Arc::clone(&self.common));
-        let port = Port::open_with(options, watch)?;
+        let port = self.open_one(options)?;
         self.ports.push(port);
         let last = self.ports.len() - 1;
         Ok(&mut self.ports[last])
+    }
+
+    /// Opens one more port, for the caller to keep: what gives ports of a bundle to another language
+    /// needs each in a place of its own. Wait with [`wait_for`](Self::wait_for); one that is dropped is
+    /// closed.
+    ///
+    /// # Errors
+    /// As [`PortOptions::open`].
+    pub fn open_apart(&mut self, options: PortOptions) -> Result<Port, Error> {
+        self.apart = true;
+        self.open_one(options)
+    }
+
+    fn open_one(&self, options: PortOptions) -> Result<Port, Error> {
+        Port::open_with(options, Watch::common(Arc::clone(&self.common)))
     }
 
     /// The ports, in the order of their opening if none was closed.
@@ -112,15 +130,59 @@ impl Bundle {
     /// # Errors
     /// Only of the system.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Ready, Error> {
+        self.common.wait(&mut self.ports, timeout)
+    }
+
+    /// As [`wait`](Self::wait), for ports that are kept elsewhere.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if one of them is no port of this bundle; else only of the system.
+    pub fn wait_for(
+        &mut self,
+        ports: &mut [&mut Port],
+        timeout: Option<Duration>,
+    ) -> Result<Ready, Error> {
+        let ours = |port: &&mut Port| {
+            let shared = port.watch.shared();
+            shared.is_some_and(|common| Arc::ptr_eq(common, &self.common))
+        };
+        if !ports.iter().all(ours) {
+            return Err(Error::Invalid("a port of another bundle, or of none"));
+        }
+        self.common.wait(ports, timeout)
+    }
+
+    /// Drops the bundle when the ports kept elsewhere go, too: they do not say good-bye one by one,
+    /// for the end of the connection closes them all.
+    pub fn end(mut self) {
+        self.apart = false;
+    }
+}
+
+impl Drop for Bundle {
+    fn drop(&mut self) {
+        // The connection's end closes all ports at once. Relaxed: read by this thread, when its ports
+        // go, or by those that got the ports kept elsewhere from it.
+        self.common.over.store(!self.apart, Ordering::Relaxed);
+    }
+}
+
+impl Common {
+    /// See [`Bundle::wait`].
+    fn wait(
+        &self,
+        ports: &mut [impl BorrowMut<Port>],
+        timeout: Option<Duration>,
+    ) -> Result<Ready, Error> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut rang = self.common.look(Some(Duration::ZERO))?.wake;
+        let mut rang = self.look(Some(Duration::ZERO))?.wake;
         loop {
-            let news = self.common.has_news();
+            let news = self.has_news();
             let (mut unread, mut ready, mut cap) = (false, false, None);
             let until = Instant::now() + REOPENING;
             let until = deadline.map_or(until, |deadline| deadline.min(until));
             let mut reopened = false;
-            for port in &mut self.ports {
+            for port in ports.iter_mut().map(BorrowMut::borrow_mut) {
                 if news {
                     port.hear();
                 }
@@ -141,13 +203,13 @@ impl Bundle {
                 }
             }
             if news {
-                self.common.forget_news();
+                self.forget_news();
             }
             if ready || unread && rang {
                 return Ok(Ready::Now);
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let seen = self.common.look(earlier(left, cap))?;
+            let seen = self.look(earlier(left, cap))?;
             if seen.interrupted {
                 return Ok(Ready::Interrupted);
             }
@@ -163,13 +225,6 @@ impl Bundle {
             }
             rang = seen.wake;
         }
-    }
-}
-
-impl Drop for Bundle {
-    fn drop(&mut self) {
-        // The connection's end closes all ports at once. Relaxed: read by this thread, when its ports go.
-        self.common.over.store(true, Ordering::Relaxed);
     }
 }
 

@@ -179,3 +179,42 @@ fn every_call_does_in_c_what_the_header_says() {
         stderr(&mut child)
     );
 }
+
+#[test]
+fn a_bundle_in_c_is_read_loses_ports_comes_back_and_goes() {
+    let dir = Dir::new("c-bundle");
+    let program = build_shared(&dir.0, "tests/c/bundle.c");
+    let server = Server::start(&dir.socket());
+    let mut command = Command::new(program);
+    // It stays until its input ends, so that its end is not what closes the ports.
+    let mut child = command
+        .env("VNPLUG_SOCKET", dir.socket())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap())
+        .lines()
+        .map(Result::unwrap);
+    let hello = |server: &Server, ports: &[u32]| {
+        for &port in ports {
+            eventually("the port is open", || server.is_open(port));
+            server.send(port, 0, &[b"hello"]);
+        }
+    };
+    assert_eq!(lines.next().as_deref(), Some("open"));
+    hello(&server, &[1, 2, 3]);
+    assert_eq!(lines.next().as_deref(), Some("closed two"));
+    let open: Vec<_> = (1..6).filter(|&port| server.is_open(port)).collect();
+    assert_eq!(open, [2, 4]);
+    server.kill();
+    let server = Server::start(&dir.socket());
+    hello(&server, &[1, 2]);
+    assert_eq!(lines.next().as_deref(), Some("back"));
+    assert_eq!(lines.next().as_deref(), Some("over"));
+    eventually("both are closed", || {
+        !(1..3).any(|port| server.is_open(port))
+    });
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+}
