@@ -21,6 +21,8 @@ mod batch;
 mod packet;
 mod port;
 
+mod bundle;
+
 mod devices;
 mod open;
 
@@ -30,6 +32,8 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use crate::batch::Batch;
+    #[pymodule_export]
+    use crate::bundle::Bundle;
     #[pymodule_export]
     use crate::devices::{Device, devices};
     #[pymodule_export]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use vnplug::{Balance, Direction, PortOptions};
 
+use crate::bundle::Bundle;
 use crate::error::{InvalidError, raise};
 use crate::port::Port;
 
@@ -24,13 +25,14 @@ use crate::port::Port;
 /// watermark, max_delay: sleep until so many packets are unread, or so many seconds over.
 /// reconnect: survive a restart of the daemon; the first packet afterwards has `Flag.GAP`.
 /// label: what the operator sees; the default is the program's name and number.
+/// bundle: make it a port of this `Bundle`, with the others of which it is waited for.
 /// socket: of the daemon or agent; the default is $VNPLUG_SOCKET or the usual place.
 ///
 /// Raises UnreachableError, NotFoundError, FilterError, DeniedError, LimitError, InvalidError.
 #[pyfunction]
 #[pyo3(signature = (device, *, filter = "", snaplen = 0, direction = "both", sample = 1,
     cluster = "", balance = "flow", group = "", arena_bytes = 0, ring_bytes = 0, watermark = 1, max_delay = 0.01,
-    reconnect = true, label = None, socket = None))]
+    reconnect = true, label = None, bundle = None, socket = None))]
 #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
 pub(crate) fn open(
     py: Python<'_>,
@@ -48,8 +50,9 @@ pub(crate) fn open(
     max_delay: f64,
     reconnect: bool,
     label: Option<String>,
+    bundle: Option<Py<Bundle>>,
     socket: Option<PathBuf>,
-) -> PyResult<Port> {
+) -> PyResult<Py<Port>> {
     let direction = match direction {
         "both" => Direction::Both,
         "rx" => Direction::Rx,
@@ -79,8 +82,11 @@ pub(crate) fn open(
     if let Some(path) = socket {
         options = options.socket(path);
     }
+    if let Some(bundle) = bundle {
+        return bundle.get().open(py, options);
+    }
     let port = py.detach(|| options.open()).map_err(raise)?;
-    Ok(Port::new(port))
+    Py::new(py, Port::new(port))
 }
 
 /// A number of seconds as Python gives it.

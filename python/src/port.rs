@@ -197,7 +197,7 @@ impl Port {
     /// Closes the port. A thread that waits on it gets a ClosedError.
     ///
     /// Raises LoanError while views of the last batch are alive.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
+    pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.shared.close())
     }
 
@@ -267,6 +267,11 @@ impl Port {
         }
     }
 
+    /// What its bundle waits for.
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     /// Looks and waits by turns, until something is there or the time is over.
     fn await_some<T>(
         &self,
@@ -311,4 +316,4 @@ fn or_stop<T>(py: Python<'_>, got: PyResult<Option<T>>) -> PyResult<Option<T>> {
 }
 
 /// Longest wait without looking for signals.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);

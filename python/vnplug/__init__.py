@@ -26,11 +26,12 @@ from ._errors import (
     NotFoundError,
     UnreachableError,
 )
-from ._native import Batch, Batches, Device, Packet, Port, Stats, devices, open
+from ._native import Batch, Batches, Bundle, Device, Packet, Port, Stats, devices, open
 
 __all__ = [
     "Batch",
     "Batches",
+    "Bundle",
     "ClosedError",
     "DeniedError",
     "Device",

@@ -5,7 +5,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Literal, final
 
-__all__ = ["Batch", "Batches", "Device", "Packet", "Port", "Stats", "devices", "open"]
+__all__ = ["Batch", "Batches", "Bundle", "Device", "Packet", "Port", "Stats", "devices", "open"]
 
 _Path = str | PathLike[str]
 
@@ -66,6 +66,7 @@ def open(
     max_delay: float = 0.01,
     reconnect: bool = True,
     label: str | None = None,
+    bundle: Bundle | None = None,
     socket: _Path | None = None,
 ) -> Port:
     """Opens a port on a device.
@@ -83,10 +84,46 @@ def open(
     watermark, max_delay: sleep until so many packets are unread, or so many seconds over.
     reconnect: survive a restart of the daemon; the first packet afterwards has `Flag.GAP`.
     label: what the operator sees; the default is the program's name and number.
+    bundle: make it a port of this `Bundle`, with the others of which it is waited for.
     socket: of the daemon or agent; the default is $VNPLUG_SOCKET or the usual place.
 
     Raises UnreachableError, NotFoundError, FilterError, DeniedError, LimitError, InvalidError.
     """
+
+@final
+class Bundle:
+    """Ports that share one connection and are waited for together; a context manager.
+
+    `open(…, bundle=it)` adds a port. One thread at a time may use a bundle and its ports.
+    """
+
+    def __init__(self) -> None: ...
+    @property
+    def ports(self) -> list[Port]:
+        """The open ports, in the order of their opening."""
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until a port has packets or is over; False when `timeout` seconds are over.
+
+        Ends the loans of all ports; raises LoanError while memoryviews or arrays of one are alive. A
+        port that ended or failed makes it return at once: close it.
+        """
+    def close(self) -> None:
+        """Closes the bundle and all its ports.
+
+        Raises LoanError while views of a port's last batch are alive.
+        """
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Port]: ...
+    def __enter__(self) -> Bundle: ...
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
 
 @final
 class Port:

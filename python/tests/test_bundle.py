@@ -1,0 +1,115 @@
+"""Many ports that are waited for together."""
+
+import threading
+import time
+
+import lab
+import vnplug
+
+GEN = "lab=gen,pps=2000,size=128,flows=4,run=1"
+
+
+class Bundles(lab.Test):
+    def open(self, daemon: lab.Daemon, bundle: vnplug.Bundle, filter: str = "") -> vnplug.Port:
+        return vnplug.open(
+            "lab", bundle=bundle, socket=daemon.socket, ring_bytes=1 << 16, filter=filter
+        )
+
+    def read_all(self, bundle: vnplug.Bundle) -> None:
+        """Until every port has given a packet."""
+        missing = set(bundle.ports)
+        deadline = time.monotonic() + lab.LIMIT
+        while missing:
+            self.assertLess(time.monotonic(), deadline)
+            if bundle.wait(1.0):
+                for port in bundle:
+                    if len(port.batch(64, timeout=0)):
+                        missing.discard(port)
+
+    def test_its_ports_are_read_closed_and_gone_together(self) -> None:
+        daemon = self.daemon(GEN)
+        with vnplug.Bundle() as bundle:
+            ports = [self.open(daemon, bundle) for _ in range(20)]
+            self.assertEqual((len(bundle), bundle.ports), (20, ports))
+            self.read_all(bundle)
+            ports[3].close()
+            self.assertEqual(bundle.ports, ports[:3] + ports[4:])
+            self.assertEqual(repr(bundle), "<vnplug.Bundle of 19>")
+            self.read_all(bundle)
+            (device,) = vnplug.devices(socket=daemon.socket)
+            self.assertEqual(device.ports, 19)
+        self.assertTrue(bundle.closed and all(port.closed for port in ports))
+        deadline = time.monotonic() + lab.LIMIT
+        while vnplug.devices(socket=daemon.socket)[0].ports:
+            self.assertLess(time.monotonic(), deadline)
+        with self.assertRaisesRegex(vnplug.ClosedError, "the bundle is closed"):
+            bundle.wait()
+        with self.assertRaisesRegex(vnplug.ClosedError, "the bundle is closed"):
+            self.open(daemon, bundle)
+        bundle.close()
+
+    def test_it_waits_as_long_as_it_is_told(self) -> None:
+        daemon = self.daemon(GEN)
+        with vnplug.Bundle() as bundle:
+            self.assertFalse(bundle.wait(0))
+            self.open(daemon, bundle, filter="host 192.0.2.77")
+            begin = time.monotonic()
+            self.assertFalse(bundle.wait(0.25))
+            self.assertGreaterEqual(time.monotonic() - begin, 0.25)
+            with self.assertRaisesRegex(vnplug.InvalidError, "timeout is -1"):
+                bundle.wait(-1)
+
+    def test_a_wait_ends_the_loans_of_its_ports(self) -> None:
+        daemon = self.daemon(GEN)
+        with vnplug.Bundle() as bundle:
+            port = self.open(daemon, bundle)
+            batch = port.batch(timeout=lab.LIMIT)
+            view = batch[0]
+            with self.assertRaisesRegex(vnplug.LoanError, "memoryviews"):
+                bundle.wait(0)
+            del view
+            self.assertTrue(bundle.wait(lab.LIMIT))
+            with self.assertRaisesRegex(vnplug.LoanError, "released"):
+                batch[0]
+
+    def test_another_thread_is_refused_while_it_waits(self) -> None:
+        daemon = self.daemon(GEN)
+        with vnplug.Bundle() as bundle:
+            port = self.open(daemon, bundle, filter="host 192.0.2.77")
+            thread = threading.Thread(target=bundle.wait, args=(2.0,))
+            thread.start()
+            refused = 0
+            while thread.is_alive():
+                try:
+                    port.next(0)
+                except vnplug.LoanError:
+                    refused += 1
+                time.sleep(0.01)
+            thread.join()
+            self.assertGreater(refused, 0)
+
+    def test_a_port_outlives_a_bundle_that_nobody_has(self) -> None:
+        daemon = self.daemon(GEN)
+        bundle = vnplug.Bundle()
+        with self.open(daemon, bundle) as port:
+            del bundle
+            self.assertIsNotNone(port.next(lab.LIMIT))
+        deadline = time.monotonic() + lab.LIMIT
+        while vnplug.devices(socket=daemon.socket)[0].ports:
+            self.assertLess(time.monotonic(), deadline)
+
+    def test_all_are_back_after_a_restart(self) -> None:
+        daemon = self.daemon(GEN)
+        with vnplug.Bundle() as bundle:
+            for _ in range(5):
+                self.open(daemon, bundle)
+            self.read_all(bundle)
+            daemon.kill()
+            daemon.launch()
+            deadline = time.monotonic() + lab.LIMIT
+            while not all(port.stats().reopened for port in bundle):
+                self.assertLess(time.monotonic(), deadline)
+                bundle.wait(0.1)
+                for port in bundle:
+                    port.batch(64, timeout=0)
+            self.read_all(bundle)
