@@ -318,7 +318,11 @@ pub(super) const PLOTS: &[Plot] = &[
                 by_filters!("One UDP port each", "port"),
                 by_filters!("A mix of shapes", "mixed"),
             ],
-            &[by_filters!("One range of ports each", "range"), L(DELIVER)],
+            &[
+                by_filters!("One range of ports each", "range"),
+                by_filters!("One host each, one in 20 of them `not`", "not"),
+            ],
+            &[L(DELIVER)],
             &[D(dots(
                 "10,000 targets by address on a full wire, each with a port of its own",
                 &["targets-"],

@@ -89,6 +89,15 @@ fn keys_of_what_libpcap_makes_of_expressions() {
             "ip and src host 10.0.0.1 and not port 22",
             &["0800 26/4=a000001"],
         ),
+        // Where the parts stand does not matter, and one that can be looked up is enough.
+        (
+            "not port 22 and ip src host 10.0.0.1",
+            &["0800 26/4=a000001"],
+        ),
+        (
+            "greater 100 and not net 10.0.0.0/8 and arp",
+            &["0806 12/2=806"],
+        ),
         (
             "vlan 5",
             &["8100 14/2&fff=5!", "88a8 14/2&fff=5!", "9100 14/2&fff=5!"],
