@@ -10,6 +10,7 @@ mod failure;
 mod list;
 mod out;
 mod qemu;
+mod replay;
 mod stats;
 mod sys;
 mod tap;
@@ -43,6 +44,8 @@ enum Action {
     Dump(capture::dump::Dump),
     /// Send frames through a device, generated or from a capture file
     Send(capture::send::Send),
+    /// Send the frames of capture files with their recorded gaps, or at a rate
+    Replay(replay::Replay),
     /// Send back every packet of a device, for measuring
     Echo(capture::echo::Echo),
     /// Feed a device into a network interface (TAP), for programs that want one
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Action::Count(count) => count.run(&socket),
         Action::Dump(dump) => dump.run(&socket),
         Action::Send(send) => send.run(&socket),
+        Action::Replay(replay) => replay.run(&socket),
         Action::Echo(echo) => echo.run(&socket),
         Action::Tap(tap) => tap.run(&socket),
         Action::List(list) => list.run(connect),

@@ -15,6 +15,7 @@ pub mod disk;
 pub mod index;
 pub mod name;
 pub mod read;
+pub mod replay;
 
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,0 +1,106 @@
+//! Which files are played, in which order.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::name::SegmentName;
+
+/// A file to be played.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its times go on where those of the file before it ended: both are segments of one recording.
+    pub continues: bool,
+}
+
+/// What was named, in that order; a directory stands for the segments in it, in the order in which
+/// they were recorded.
+///
+/// # Errors
+/// The path, and why it cannot be read; a directory without segments is an error, too.
+pub fn files(named: &[PathBuf]) -> Result<Vec<File>, (PathBuf, io::Error)> {
+    let mut all: Vec<File> = Vec::new();
+    for path in named {
+        let about = |error| (path.clone(), error);
+        let paths = match std::fs::metadata(path).map_err(about)?.is_dir() {
+            true => segments(path).map_err(about)?,
+            false => vec![path.clone()],
+        };
+        for path in paths {
+            let before = all.last().map(|file| file.path.as_path());
+            let continues = before.is_some_and(|before| follows(before, &path));
+            all.push(File { path, continues });
+        }
+    }
+    Ok(all)
+}
+
+fn segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        if let Some(name) = segment(&entry.path()) {
+            found.push((name, entry.path()));
+        }
+    }
+    if found.is_empty() {
+        let what = "a directory without segments of a recording; name its files";
+        return Err(io::Error::new(io::ErrorKind::NotFound, what));
+    }
+    found.sort();
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}
+
+/// Whether both are segments of one recording, and this one is the later.
+fn follows(before: &Path, this: &Path) -> bool {
+    let (Some(before), Some(this)) = (segment(before), segment(this)) else {
+        return false;
+    };
+    before.recording == this.recording && before.sequence < this.sequence
+}
+
+fn segment(path: &Path) -> Option<SegmentName> {
+    SegmentName::parse(path.file_name()?.to_str()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_of_a_recording_go_on_in_time_and_other_files_begin_anew() {
+        let dir = std::env::temp_dir().join(format!("vnplug-replay-files-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let start = "20261121T134501.123456789Z";
+        let name = |recording: &str, sequence: u32| {
+            dir.join(format!("{recording}-{sequence:010}-{start}.pcapng"))
+        };
+        for path in [
+            name("a", 10),
+            name("a", 9),
+            name("b", 11),
+            dir.join("a.state"),
+        ] {
+            std::fs::write(path, "").unwrap();
+        }
+        let single = dir.join("single.pcap");
+        std::fs::write(&single, "").unwrap();
+        let found = files(&[single.clone(), dir.clone(), single.clone()]).unwrap();
+        let found: Vec<(PathBuf, bool)> = found
+            .into_iter()
+            .map(|file| (file.path, file.continues))
+            .collect();
+        let wanted = [
+            (single.clone(), false),
+            (name("a", 9), false),
+            (name("a", 10), true),
+            (name("b", 11), false),
+            (single, false),
+        ];
+        assert_eq!(found, wanted);
+        let (path, _) = files(&[dir.join("missing")]).unwrap_err();
+        assert_eq!(path, dir.join("missing"));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
