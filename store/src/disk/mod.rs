@@ -1,1 +1,158 @@
-//! The door to the disk: every file operation of the recorder goes through one small trait.
+//! The door to the disk: every file operation of the recorder goes through [`Disk`].
+//!
+//! | implementation | what for |
+//! |---|---|
+//! | [`Real`] | one directory of a real file system: O_DIRECT with io_uring, else with pwrite, else buffered |
+//! | [`Sim`] | tests: a disk in memory that fails the Nth call or loses its power after any operation |
+//!
+//! A [`Disk`] belongs to one thread and has one file open for writing at a time, the segment.
+//! Whoever reads segments takes a [`lease`], and none of them is recycled under him.
+
+mod buffer;
+mod lease;
+mod real;
+mod sim;
+mod uring;
+
+use std::fmt::Debug;
+use std::io;
+use std::path::Path;
+
+pub use buffer::{BLOCK, Buffer};
+pub use lease::{lease, remove_unless_leased};
+pub use real::{Real, Way};
+pub use sim::{Fault, Image, Sim};
+
+/// File operations of one directory's recorder.
+///
+/// Paths are whole. Errors carry an errno ([`io::Error::raw_os_error`]).
+pub trait Disk: Debug + Send {
+    /// Makes a file that must not exist and opens it for writing; the one before is closed.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    fn create(&mut self, path: &Path) -> io::Result<()>;
+
+    /// Reserves the open file's blocks from `offset` on, without changing its length.
+    ///
+    /// # Errors
+    /// Those of fallocate(2); a file system without it says `EOPNOTSUPP`.
+    fn allocate(&mut self, offset: u64, bytes: u64) -> io::Result<()>;
+
+    /// Takes a write to the open file. Writes are done in the order in which they are started: a
+    /// reader never sees a later one without those before it.
+    fn start(&mut self, write: Write);
+
+    /// Waits for the oldest write that was started; `None` if there is none.
+    fn finish(&mut self) -> Option<Written>;
+
+    /// fdatasync(2) of the open file: all writes that are finished.
+    ///
+    /// # Errors
+    /// Those of fdatasync(2). After one, nothing is known of the data since the last success.
+    fn sync(&mut self) -> io::Result<()>;
+
+    /// Sets the open file's length and gives back what was reserved beyond it.
+    ///
+    /// # Errors
+    /// Those of ftruncate(2).
+    fn truncate(&mut self, bytes: u64) -> io::Result<()>;
+
+    /// Closes the open file, if there is one.
+    fn close(&mut self);
+
+    /// Writes a small file and syncs it.
+    ///
+    /// # Errors
+    /// Those of open(2), write(2) and fsync(2).
+    fn store(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()>;
+
+    /// rename(2).
+    ///
+    /// # Errors
+    /// Those of rename(2).
+    fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Removes a file unless somebody has a [`lease`] on it; true if it is gone.
+    ///
+    /// # Errors
+    /// Those of unlink(2).
+    fn remove(&mut self, path: &Path) -> io::Result<bool>;
+
+    /// fsync(2) of a directory: its files' names.
+    ///
+    /// # Errors
+    /// Those of fsync(2).
+    fn sync_dir(&mut self, dir: &Path) -> io::Result<()>;
+
+    /// The files of a directory.
+    ///
+    /// # Errors
+    /// Those of readdir(3).
+    fn list(&mut self, dir: &Path) -> io::Result<Vec<Entry>>;
+
+    /// How full the file system is.
+    ///
+    /// # Errors
+    /// Those of statvfs(3).
+    fn space(&mut self, dir: &Path) -> io::Result<Space>;
+
+    /// Holds a lock file until the disk is dropped.
+    ///
+    /// # Errors
+    /// `EWOULDBLOCK` if another holds it; those of open(2).
+    fn lock(&mut self, path: &Path) -> io::Result<()>;
+}
+
+/// A write to be: `len` bytes from the start of `buffer`, to `offset`.
+///
+/// Both are multiples of [`BLOCK`] unless the file system is written through its cache.
+#[derive(Debug)]
+pub struct Write {
+    /// The bytes; comes back with [`Written`].
+    pub buffer: Buffer,
+    /// How many of them.
+    pub len: usize,
+    /// Where to.
+    pub offset: u64,
+}
+
+/// A write that is over.
+#[derive(Debug)]
+pub struct Written {
+    /// What was asked.
+    pub write: Write,
+    /// All of it is written, or why not: some of it may be.
+    pub result: io::Result<()>,
+}
+
+/// A file of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Bytes it takes on the disk.
+    pub bytes: u64,
+}
+
+/// How full a file system is, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// All.
+    pub total: u64,
+    /// What may still be written.
+    pub free: u64,
+}
+
+/// Whether the disk is full: a file system, a quota or a limit of the process.
+pub fn is_full(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let code = error.raw_os_error();
+    [Errno::NOSPC, Errno::DQUOT, Errno::FBIG]
+        .map(|errno| Some(errno.raw_os_error()))
+        .contains(&code)
+}
+
+fn errno(errno: rustix::io::Errno) -> io::Error {
+    io::Error::from(errno)
+}

@@ -1,0 +1,50 @@
+//! Memory as O_DIRECT wants it.
+
+use std::ops::{Deref, DerefMut};
+
+/// What offsets, lengths and addresses of direct writes are multiples of, in bytes.
+pub const BLOCK: usize = 4096;
+
+/// Memory that begins at a multiple of [`BLOCK`]; neither grows nor moves.
+#[derive(Debug)]
+pub struct Buffer {
+    bytes: Box<[u8]>,
+    start: usize,
+    len: usize,
+    id: u16,
+}
+
+impl Buffer {
+    /// So many bytes, rounded up to [`BLOCK`]. `id` is its place among the buffers that are
+    /// registered with the kernel ([`super::Real::register`]).
+    pub fn new(len: usize, id: u16) -> Self {
+        let len = len.next_multiple_of(BLOCK);
+        let bytes = vec![0; len + BLOCK].into_boxed_slice();
+        let start = bytes.as_ptr().align_offset(BLOCK);
+        Self {
+            bytes,
+            start,
+            len,
+            id,
+        }
+    }
+
+    /// Its place among the registered buffers.
+    pub fn id(&self) -> u16 {
+        self.id
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+}

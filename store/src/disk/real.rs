@@ -1,0 +1,251 @@
+//! One directory of a real file system.
+
+use std::collections::VecDeque;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{
+    Advice, FallocateFlags, FlockOperation, Mode, OFlags, fadvise, fallocate, fcntl_getfl,
+    fcntl_setfl, fdatasync, flock, fstat, fsync, ftruncate, open, statvfs,
+};
+use rustix::io::{Errno, pwrite};
+
+use super::uring::Uring;
+use super::{Buffer, Disk, Entry, Space, Write, Written, errno, remove_unless_leased};
+
+/// How bytes get to the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// O_DIRECT by io_uring, from registered buffers where the limit of locked memory allows it.
+    Uring,
+    /// O_DIRECT by pwrite(2): io_uring is forbidden here, or was not asked for.
+    Direct,
+    /// Through the page cache, since the file system has no O_DIRECT (tmpfs); what is written is
+    /// dropped from the cache after each sync.
+    Cached,
+}
+
+/// A directory of a real file system.
+#[derive(Debug)]
+pub struct Real {
+    file: Option<OwnedFd>,
+    ring: Option<Uring>,
+    started: VecDeque<Write>,
+    finished: VecDeque<Written>,
+    cached: bool,
+    locks: Vec<OwnedFd>,
+}
+
+impl Real {
+    /// With io_uring if it is wanted and the kernel lets us; why it is not, in words, is the second.
+    pub fn new(want_uring: bool) -> (Self, Option<String>) {
+        let (ring, why_not) = match want_uring.then(Uring::new) {
+            Some(Ok(ring)) => (Some(ring), None),
+            Some(Err(error)) => (
+                None,
+                Some(format!("no io_uring, writing by pwrite: {error}")),
+            ),
+            None => (None, None),
+        };
+        let disk = Self {
+            file: None,
+            ring,
+            started: VecDeque::new(),
+            finished: VecDeque::new(),
+            cached: false,
+            locks: Vec::new(),
+        };
+        (disk, why_not)
+    }
+
+    /// Registers buffers with io_uring, so that their pages are not looked up at each write. Their
+    /// ids must be 0, 1, …; if the kernel refuses, they are written all the same.
+    pub fn register(&mut self, buffers: &[Buffer]) {
+        if let Some(ring) = &mut self.ring
+            && let Err(error) = ring.register(buffers)
+        {
+            log::info!("buffers are not registered with io_uring: {error}");
+        }
+    }
+
+    /// How the open file is written.
+    pub fn way(&self) -> Way {
+        match (&self.ring, self.cached) {
+            (_, true) => Way::Cached,
+            (Some(_), false) => Way::Uring,
+            (None, false) => Way::Direct,
+        }
+    }
+
+    fn file(&self) -> io::Result<&OwnedFd> {
+        self.file.as_ref().ok_or_else(|| errno(Errno::BADF))
+    }
+}
+
+impl Disk for Real {
+    fn create(&mut self, path: &Path) -> io::Result<()> {
+        self.close();
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o640);
+        // NB: not in one step: tmpfs refuses O_DIRECT only after it has made the file.
+        let file = open(path, flags, mode).map_err(errno)?;
+        let status = fcntl_getfl(&file).map_err(errno)?;
+        let direct = fcntl_setfl(&file, status | OFlags::DIRECT);
+        // tmpfs before Linux 6.6 and some FUSE file systems refuse.
+        if direct.is_err() && !self.cached {
+            log::warn!(
+                "{}: no O_DIRECT here, writing through the page cache",
+                path.display()
+            );
+        }
+        self.cached = direct.is_err();
+        self.file = Some(file);
+        Ok(())
+    }
+
+    fn allocate(&mut self, offset: u64, bytes: u64) -> io::Result<()> {
+        fallocate(self.file()?, FallocateFlags::KEEP_SIZE, offset, bytes).map_err(errno)
+    }
+
+    fn start(&mut self, write: Write) {
+        self.started.push_back(write);
+    }
+
+    fn finish(&mut self) -> Option<Written> {
+        if self.finished.is_empty() && !self.started.is_empty() {
+            let writes = std::mem::take(&mut self.started);
+            match (&self.file, &mut self.ring) {
+                (Some(file), Some(ring)) if !self.cached => {
+                    self.finished = ring.write(file, writes);
+                }
+                (Some(file), _) => self.finished = write_in_turn(file, writes),
+                (None, _) => {
+                    let none = |write| Written {
+                        write,
+                        result: Err(errno(Errno::BADF)),
+                    };
+                    self.finished = writes.into_iter().map(none).collect();
+                }
+            }
+        }
+        self.finished.pop_front()
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let file = self.file()?;
+        fdatasync(file).map_err(errno)?;
+        // Removed under us: what is written goes nowhere.
+        if fstat(file).map_err(errno)?.st_nlink == 0 {
+            return Err(errno(Errno::NOENT));
+        }
+        if self.cached {
+            // Advice: a refusal changes nothing that was promised.
+            let _ = fadvise(file, 0, None, Advice::DontNeed);
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self, bytes: u64) -> io::Result<()> {
+        let file = self.file()?;
+        ftruncate(file, bytes).map_err(errno)?;
+        // Blocks beyond the end: XFS keeps them when the length does not change.
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let beyond = bytes.next_multiple_of(super::BLOCK as u64);
+        match fallocate(file, flags, beyond, BEYOND) {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+            Err(error) => Err(errno(error)),
+        }
+    }
+
+    fn close(&mut self) {
+        self.file = None;
+    }
+
+    fn store(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = open(path, flags, Mode::from_raw_mode(0o640)).map_err(errno)?;
+        write_all(&file, bytes, 0)?;
+        fsync(&file).map_err(errno)
+    }
+
+    fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        rustix::fs::rename(from, to).map_err(errno)
+    }
+
+    fn remove(&mut self, path: &Path) -> io::Result<bool> {
+        remove_unless_leased(path)
+    }
+
+    fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = open(dir, flags, Mode::empty()).map_err(errno)?;
+        fsync(dir).map_err(errno)
+    }
+
+    fn list(&mut self, dir: &Path) -> io::Result<Vec<Entry>> {
+        use std::os::unix::fs::MetadataExt;
+        let mut entries = Vec::new();
+        for entry in std::fs::read_dir(dir)? {
+            let entry = entry?;
+            // Recycled by another at this moment, or no name of ours.
+            let (Ok(about), Ok(name)) = (entry.metadata(), entry.file_name().into_string()) else {
+                continue;
+            };
+            let bytes = about.blocks() * 512;
+            entries.push(Entry { name, bytes });
+        }
+        Ok(entries)
+    }
+
+    fn space(&mut self, dir: &Path) -> io::Result<Space> {
+        let name = CString::new(dir.as_os_str().as_encoded_bytes())?;
+        let all = statvfs(name.as_c_str()).map_err(errno)?;
+        Ok(Space {
+            total: all.f_blocks * all.f_frsize,
+            free: all.f_bavail * all.f_frsize,
+        })
+    }
+
+    fn lock(&mut self, path: &Path) -> io::Result<()> {
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = open(path, flags, Mode::from_raw_mode(0o640)).map_err(errno)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(errno)?;
+        self.locks.push(file);
+        Ok(())
+    }
+}
+
+/// Writes one after the other; after one that failed the others are not tried.
+fn write_in_turn(file: &OwnedFd, writes: VecDeque<Write>) -> VecDeque<Written> {
+    let mut failed = false;
+    let each = |write: Write| {
+        let result = match failed {
+            true => Err(errno(Errno::CANCELED)),
+            false => write_all(file, &write.buffer[..write.len], write.offset),
+        };
+        failed |= result.is_err();
+        Written { write, result }
+    };
+    writes.into_iter().map(each).collect()
+}
+
+/// Writes all, however the kernel cuts it.
+pub(super) fn write_all(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match pwrite(file, bytes, offset) {
+            Ok(0) => return Err(errno(Errno::IO)),
+            Ok(written) => {
+                bytes = &bytes[written..];
+                offset += written as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(errno(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Farther than any preallocation reaches.
+const BEYOND: u64 = 1 << 40;
