@@ -12,10 +12,12 @@
 //! tests that fails or cuts where it is told.
 
 pub mod disk;
+pub mod encode;
 pub mod index;
 pub mod name;
 pub mod read;
 pub mod replay;
+pub mod record;
 
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,0 +1,430 @@
+//! The recorder on a disk that loses its power or fails, at every operation.
+
+use std::collections::BTreeSet;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use vnplug::{Meta, Packet};
+
+use super::writer::Writer;
+use super::{Chunk, Ledger, Quota, Recorder, Settings, Tally};
+use crate::disk::{BLOCK, Buffer, Disk, Fault, Image, Sim};
+use crate::encode::{Interface, pcap, pcapng};
+use crate::name::{Format, SegmentName};
+use crate::read::Reader;
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+const DIR: &str = "/rec";
+const PER_CHUNK: u64 = 25;
+const START_NS: u64 = 1_795_268_701_000_000_000;
+
+fn settings(format: Format) -> Settings {
+    let interface = Interface {
+        name: "host:lab".into(),
+        link_type: 1,
+        snaplen: 0,
+        filter: "ip".into(),
+    };
+    Settings {
+        format,
+        sync_every: Duration::ZERO,
+        ..Settings::new("t", vec![interface])
+    }
+}
+
+fn meta(number: u64, len: usize) -> Meta {
+    Meta {
+        ts_ns: START_NS + number * 1000,
+        wire_len: len as u32,
+        flow_hash: 0,
+        lost: 0,
+        flags: 0,
+        vlan_tci: 0,
+        source: 0,
+        queue: 0,
+    }
+}
+
+/// Packet `number`: its number, and as many bytes behind it as it says.
+fn bytes(number: u64) -> Vec<u8> {
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.resize(60 + number as usize * 37 % 900, number as u8 | 1);
+    bytes
+}
+
+/// The books, and a writer on a disk in memory.
+struct Bench {
+    sim: Sim,
+    ledger: Arc<Ledger>,
+    writer: Writer,
+    pool: Receiver<Buffer>,
+    format: Format,
+    chunks: u64,
+}
+
+impl Bench {
+    fn new(sim: &Sim, settings: Settings) -> Self {
+        let ledger = Arc::new(Ledger::new("t", &[DIR.to_owned()]));
+        let (give_back, pool) = channel();
+        let format = settings.format;
+        let disk: Box<dyn Disk> = Box::new(sim.clone());
+        let next = Arc::new(AtomicU64::new(0));
+        let books = Arc::clone(&ledger);
+        let writer = Writer::new(disk, DIR.into(), 0, settings, books, next, give_back);
+        Self {
+            sim: sim.clone(),
+            ledger,
+            writer,
+            pool,
+            format,
+            chunks: 0,
+        }
+    }
+
+    fn chunk(&mut self, begins_segment: bool) {
+        let mut buffer = self
+            .pool
+            .try_recv()
+            .unwrap_or_else(|_| Buffer::new(16 * BLOCK, 0));
+        let mut tally = Tally::default();
+        let mut len = 0;
+        for number in self.chunks * PER_CHUNK..(self.chunks + 1) * PER_CHUNK {
+            let bytes = bytes(number);
+            let meta = meta(number, bytes.len());
+            let packet = Packet {
+                meta,
+                bytes: &bytes,
+            };
+            len = match self.format {
+                Format::Pcapng => pcapng::packet(&mut buffer, len, 0, &packet),
+                Format::Pcap => pcap::packet(&mut buffer, len, &packet),
+            }
+            .unwrap();
+            tally.add(0, meta.ts_ns, bytes.len(), 0);
+        }
+        if self.format == Format::Pcapng {
+            len = pcapng::pad(&mut buffer, len, BLOCK);
+        }
+        self.ledger.taken(self.chunks, &tally);
+        self.writer.push(Chunk {
+            buffer,
+            from: 0,
+            len,
+            serial: self.chunks,
+            tally,
+            begins_segment,
+        });
+        self.chunks += 1;
+    }
+
+    /// Works as if time had passed, so that a writer that pauses tries again.
+    fn work(&mut self, later: u64) {
+        let now = Instant::now() + Duration::from_secs(later);
+        self.writer.work(now);
+        self.sim.note(self.ledger.status().mark);
+    }
+}
+
+/// The numbers of all packets in the segments, in the order of the files; each is as it was sent.
+fn packets(image: &Image) -> Vec<u64> {
+    let mut numbers = Vec::new();
+    for (path, content) in image {
+        let name = path.file_name().unwrap().to_string_lossy();
+        if SegmentName::parse(&name).is_none() {
+            continue;
+        }
+        let stream = Box::new(Cursor::new(content.clone()));
+        let mut reader = Reader::stream(stream, path.clone());
+        // What is behind the damage that a crash left is not read.
+        while let Ok(Some(packet)) = reader.read() {
+            let number = u64::from_le_bytes(packet.bytes[..8].try_into().unwrap());
+            assert_eq!(
+                packet.bytes,
+                bytes(number),
+                "packet {number} in {}",
+                path.display()
+            );
+            assert_eq!(packet.ts_ns, START_NS + number * 1000);
+            numbers.push(number);
+        }
+    }
+    numbers
+}
+
+fn assert_no_duplicates(numbers: &[u64]) {
+    let unique: BTreeSet<u64> = numbers.iter().copied().collect();
+    assert_eq!(unique.len(), numbers.len(), "some packets are there twice");
+}
+
+fn crash_everywhere(format: Format) {
+    let sim = Sim::new(1 << 30);
+    let mut bench = Bench::new(&sim, settings(format));
+    for chunk in 0..9 {
+        bench.chunk(chunk % 3 == 0);
+        if chunk % 2 == 0 {
+            bench.work(0);
+        }
+    }
+    bench.writer.end(Instant::now());
+    sim.note(bench.ledger.status().mark);
+    assert_eq!(bench.ledger.status().mark, 9 * PER_CHUNK);
+    let mut states = 0;
+    let mut promised = BTreeSet::new();
+    for operations in 0..=sim.operations() {
+        for part in [0, 1000].into_iter().chain((1..60).map(|part| part * 16)) {
+            let (mark, image) = sim.crash(operations, part);
+            let numbers = packets(&image);
+            assert_no_duplicates(&numbers);
+            let there: BTreeSet<u64> = numbers.into_iter().collect();
+            let missing: Vec<u64> = (0..mark).filter(|number| !there.contains(number)).collect();
+            assert!(
+                missing.is_empty(),
+                "after {operations} operations: {missing:?} of {mark}"
+            );
+            promised.insert(mark);
+            states += 1;
+        }
+    }
+    assert!(promised.len() > 4, "{promised:?}");
+    assert!(states > 1000, "{states}");
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_crash_after_every_operation() {
+    crash_everywhere(Format::Pcapng);
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_crash_in_classic_pcap() {
+    crash_everywhere(Format::Pcap);
+}
+
+/// Records nine chunks on a disk with this fault: the books must close, and what is durable by them
+/// must be there.
+fn record_with(format: Format, fault: Option<Fault>) -> (Sim, super::Status) {
+    let sim = Sim::new(1 << 30);
+    sim.fail(fault);
+    let mut bench = Bench::new(&sim, settings(format));
+    for chunk in 0..9 {
+        bench.chunk(chunk % 3 == 0);
+        bench.work(chunk);
+    }
+    let (writer, ledger) = (&mut bench.writer, &bench.ledger);
+    writer.end(Instant::now() + Duration::from_secs(60));
+    let status = ledger.status();
+    assert_eq!(status.taken, 9 * PER_CHUNK);
+    assert_eq!(status.buffered(), 0, "{fault:?}: {status:?}");
+    let there = packets(&sim.files());
+    assert_no_duplicates(&there);
+    assert!(
+        there.len() as u64 >= status.durable,
+        "{fault:?}: {status:?}"
+    );
+    assert_eq!(status.mark, status.taken);
+    (sim, status)
+}
+
+fn fail_every_call(format: Format) {
+    let (sim, whole) = record_with(format, None);
+    assert_eq!(whole.lost(), 0);
+    let calls = sim.calls();
+    assert!(calls > 40);
+    for at in 0..calls {
+        for errno in [EIO, ENOSPC] {
+            for short in [0, 1, 4096, 5000] {
+                let fault = Fault {
+                    at,
+                    calls: 1,
+                    errno,
+                    short,
+                };
+                let (_, status) = record_with(format, Some(fault));
+                // One call that fails costs nothing, unless it was the one that confirms.
+                assert_eq!(status.lost_disk, 0, "{fault:?}");
+                assert!(
+                    status.lost_unknown <= 2 * PER_CHUNK,
+                    "{fault:?}: {status:?}"
+                );
+            }
+            let fault = Fault {
+                at,
+                calls: u64::MAX,
+                errno,
+                short: 0,
+            };
+            let (_, status) = record_with(format, Some(fault));
+            let expected = status.taken - status.durable;
+            assert_eq!(status.lost(), expected, "{fault:?}: {status:?}");
+            let fault = Fault {
+                at,
+                calls: 7,
+                errno,
+                short: 100,
+            };
+            let (_, status) = record_with(format, Some(fault));
+            assert!(status.durable > 0, "{fault:?}: {status:?}");
+        }
+    }
+}
+
+#[test]
+fn every_call_may_fail_once_or_for_ever() {
+    fail_every_call(Format::Pcapng);
+}
+
+#[test]
+fn every_call_may_fail_in_classic_pcap() {
+    fail_every_call(Format::Pcap);
+}
+
+#[test]
+fn a_failed_sync_is_never_made_good_by_a_second() {
+    let sim = Sim::new(1 << 30);
+    let mut bench = Bench::new(&sim, settings(Format::Pcapng));
+    bench.chunk(true);
+    bench.work(0);
+    let mark = bench.ledger.status().mark;
+    assert_eq!(mark, PER_CHUNK);
+    bench.chunk(false);
+    // The write, then the sync.
+    let fault = Fault {
+        at: sim.calls() + 1,
+        calls: 1,
+        errno: EIO,
+        short: 0,
+    };
+    sim.fail(Some(fault));
+    bench.work(0);
+    bench.chunk(false);
+    bench.work(0);
+    let status = bench.ledger.status();
+    assert_eq!(status.lost_unknown, PER_CHUNK);
+    assert_eq!(status.durable, 2 * PER_CHUNK);
+    assert_eq!(status.lanes[0].poisoned, 1);
+    let files = sim.files();
+    let segments: Vec<&PathBuf> = files
+        .keys()
+        .filter(|path| path.extension().unwrap() == "pcapng")
+        .collect();
+    assert_eq!(segments.len(), 2, "{segments:?}");
+    let second = String::from_utf8_lossy(&files[segments[1]]).into_owned();
+    assert!(
+        second.contains(
+            "25 packets from 20261121T134501.000025000Z on may be missing in t-0000000000"
+        )
+    );
+}
+
+#[test]
+fn a_full_disk_pauses_and_goes_on_when_there_is_room() {
+    let sim = Sim::new(60 << 10);
+    let mut bench = Bench::new(&sim, settings(Format::Pcapng));
+    for chunk in 0..4 {
+        bench.chunk(chunk == 0);
+        bench.work(chunk);
+    }
+    let status = bench.ledger.status();
+    assert!(
+        status.lanes[0].paused.contains("No space left"),
+        "{status:?}"
+    );
+    assert!(status.durable < status.taken && status.lost() == 0);
+    let mut other = sim.clone();
+    for name in other.list(Path::new(DIR)).unwrap() {
+        other.remove(&Path::new(DIR).join(name.name)).unwrap();
+    }
+    bench.work(100);
+    let status = bench.ledger.status();
+    assert_eq!(status.lanes[0].paused, "");
+    assert_eq!(status.durable, status.taken);
+}
+
+#[test]
+fn a_quota_recycles_the_oldest() {
+    let sim = Sim::new(1 << 30);
+    let mut settings = settings(Format::Pcapng);
+    settings.quota = Some(Quota::Bytes(100 << 10));
+    let mut bench = Bench::new(&sim, settings);
+    for _ in 0..40 {
+        bench.chunk(true);
+        bench.work(0);
+    }
+    bench.writer.end(Instant::now());
+    let files = sim.files();
+    let segments = files
+        .iter()
+        .filter(|(path, _)| path.extension().unwrap() == "pcapng");
+    let used: usize = segments.map(|(_, content)| content.len()).sum();
+    assert!(used <= 120 << 10, "{used}");
+    let there = packets(&files);
+    let expected: Vec<u64> = (40 * PER_CHUNK - there.len() as u64..40 * PER_CHUNK).collect();
+    assert_eq!(there, expected, "the newest are there");
+    assert!(bench.ledger.status().lanes[0].recycled > 20);
+}
+
+#[test]
+fn segments_end_by_size_time_and_count() {
+    type Change = fn(&mut Settings);
+    let cases: [(&str, Change); 3] = [
+        ("size", |settings| settings.rotate_bytes = 2 << 20),
+        ("time", |settings| {
+            settings.rotate_time = Duration::from_micros(2500)
+        }),
+        ("count", |settings| settings.rotate_packets = 3000),
+    ];
+    for (what, change) in cases {
+        let sims = [Sim::new(1 << 30), Sim::new(1 << 30)];
+        let mut settings = settings(Format::Pcapng);
+        change(&mut settings);
+        let buffers = (0..8)
+            .map(|id| Buffer::new(settings.chunk_bytes, id))
+            .collect();
+        let disks = sims.iter().enumerate();
+        let disks = disks.map(|(lane, sim)| {
+            let disk: Box<dyn Disk> = Box::new(sim.clone());
+            (PathBuf::from(format!("/disk{lane}")), disk)
+        });
+        let mut recorder = Recorder::start(settings, disks.collect(), buffers).unwrap();
+        for number in 0..20_000 {
+            let bytes = bytes(number);
+            let meta = meta(number, bytes.len());
+            assert!(recorder.take(
+                0,
+                &Packet {
+                    meta,
+                    bytes: &bytes
+                },
+                &mut || false
+            ));
+        }
+        let status = recorder.finish();
+        assert_eq!(
+            (status.durable, status.mark, status.lost()),
+            (20_000, 20_000, 0),
+            "{what}"
+        );
+        let mut all = Vec::new();
+        for sim in &sims {
+            let files = sim.files();
+            for (path, content) in files
+                .iter()
+                .filter(|(path, _)| path.extension().unwrap() == "pcapng")
+            {
+                let one = packets(&Image::from([(path.clone(), content.clone())]));
+                match what {
+                    "size" => assert!(content.len() <= 2 << 20 | 64 << 10, "{}", content.len()),
+                    "time" => assert!(one.last().unwrap() - one[0] < 5000, "{one:?}"),
+                    _ => assert!(one.len() <= 3000, "{}", one.len()),
+                }
+                all.extend(one);
+            }
+        }
+        all.sort_unstable();
+        assert_eq!(all, (0..20_000).collect::<Vec<u64>>(), "{what}");
+    }
+}
