@@ -10,6 +10,7 @@ mod failure;
 mod list;
 mod out;
 mod qemu;
+mod record;
 mod replay;
 mod stats;
 mod sys;
@@ -42,6 +43,8 @@ enum Action {
     Count(capture::count::Count),
     /// Write the packets of a device to a capture file or a pipe
     Dump(capture::dump::Dump),
+    /// Record the packets of devices in files
+    Record(record::Record),
     /// Send frames through a device, generated or from a capture file
     Send(capture::send::Send),
     /// Send the frames of capture files with their recorded gaps, or at a rate
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         )),
         Action::Count(count) => count.run(&socket),
         Action::Dump(dump) => dump.run(&socket),
+        Action::Record(record) => record.run(&socket),
         Action::Send(send) => send.run(&socket),
         Action::Replay(replay) => replay.run(&socket),
         Action::Echo(echo) => echo.run(&socket),

@@ -16,8 +16,8 @@ pub mod encode;
 pub mod index;
 pub mod name;
 pub mod read;
-pub mod replay;
 pub mod record;
+pub mod replay;
 
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,0 +1,475 @@
+//! `vnplug record`: packets to disk.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use vnplug::{Port, PortOptions};
+use vnplug_store::disk::{Buffer, Disk, Real};
+use vnplug_store::encode::Interface;
+use vnplug_store::name;
+use vnplug_store::record::{Quota, Recorder, Session, Settings, Source, Status};
+
+use crate::failure::{Failure, OK, Outcome};
+use crate::text::{self, grouped};
+use crate::{out, sys};
+
+/// Records the packets of devices in capture files.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  vnplug record host:eth1 --to /data/rec
+  vnplug record host:eth1 host:eth2 --to /disk1/rec --to /disk2/rec --quota 90%
+  vnplug record host:eth1 --to /data/rec --rotate-time 10m --slice 'tcp port 443=128'
+  vnplug record --status /data/rec
+
+Files can be opened while they are written. Ends at Ctrl-C with everything on the disk.")]
+pub(crate) struct Record {
+    /// Devices as `vnplug list` names them
+    #[arg(value_name = "SOURCE", required_unless_present = "status")]
+    sources: Vec<String>,
+    /// Directory for the files; several (of several disks) are written in turn
+    #[arg(long, value_name = "DIR", required_unless_present = "status")]
+    to: Vec<PathBuf>,
+    /// Name of the recording
+    #[arg(long, value_name = "NAME", default_value = "rec", value_parser = recording_name)]
+    name: String,
+    /// Only packets that match this pcap-filter(7) expression; the daemon runs it
+    #[arg(
+        short,
+        long,
+        value_name = "EXPRESSION",
+        default_value = "",
+        hide_default_value = true
+    )]
+    filter: String,
+    /// Bytes to keep of each packet [default: all]
+    #[arg(
+        short,
+        long,
+        value_name = "BYTES",
+        default_value_t = 0,
+        hide_default_value = true
+    )]
+    snaplen: u32,
+    /// Bytes to keep of packets that match an expression; may be given several times, the first that
+    /// matches counts
+    #[arg(long, value_name = "EXPRESSION=BYTES", value_parser = slice)]
+    slice: Vec<(String, u32)>,
+    /// Format of the files
+    #[arg(long, value_enum, default_value_t = Format::Pcapng)]
+    format: Format,
+    /// Size at which the next file begins; 0 = never
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = text::size)]
+    rotate_size: u64,
+    /// Time after which the next file begins
+    #[arg(long, value_name = "TIME", value_parser = text::duration)]
+    rotate_time: Option<Duration>,
+    /// Packets after which the next file begins
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    rotate_count: u64,
+    /// Room the recording may take in each directory, as a size or as percent of the disk that may be
+    /// used; the oldest files make room [default: no limit, and nothing is removed]
+    #[arg(long, value_name = "SIZE|N%", value_parser = quota)]
+    quota: Option<Quota>,
+    /// Longest time until a packet is on the disk
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = text::duration)]
+    flush: Duration,
+    /// Memory for packets that wait for the disk
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = text::size)]
+    buffer: u64,
+    /// Size of each ring, for example 64M [default: the daemon's]
+    #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true, value_parser = text::size)]
+    ring: u64,
+    /// Write by pwrite even where io_uring is allowed
+    #[arg(long)]
+    no_uring: bool,
+    /// Stop after this time
+    #[arg(short = 't', long, value_name = "TIME", value_parser = text::duration)]
+    seconds: Option<Duration>,
+    /// How often a line says how it goes [default: 1s on a terminal, else never]
+    #[arg(long, value_name = "TIME", value_parser = text::duration)]
+    report: Option<Duration>,
+    /// Show the state of the recordings in a directory, as JSON
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["sources", "to"])]
+    status: Option<PathBuf>,
+}
+
+type Directories = Vec<(PathBuf, Box<dyn Disk>)>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Pcapng,
+    Pcap,
+}
+
+impl Record {
+    pub(crate) fn run(&self, socket: &Path) -> Outcome {
+        if let Some(dir) = &self.status {
+            return self.show_status(dir);
+        }
+        let mut settings = self.settings()?;
+        let buffers: Vec<Buffer> = (0..settings.buffers)
+            .map(|id| Buffer::new(settings.chunk_bytes, id))
+            .collect();
+        let directories = self.directories(&buffers)?;
+        // Last: from now on packets come, and wait in the ring.
+        let (ports, interfaces) = self.open_ports(socket)?;
+        settings.interfaces = interfaces;
+        let recorder = Recorder::start(settings, directories, buffers)
+            .map_err(|error| Failure::about(self.place(), self.explain(error)))?;
+        let mut session = Session::new(ports, recorder);
+        sys::catch_signals();
+        let ledger = std::sync::Arc::clone(session.recorder().ledger());
+        let mut reports = Reports::new(self.report);
+        let end = self.seconds.map(|seconds| Instant::now() + seconds);
+        let mut stopped = false;
+        let driven = session.run(&mut || {
+            let now = Instant::now();
+            reports.tick(now, || ledger.status());
+            stopped |= sys::stop().is_some() || end.is_some_and(|end| now >= end);
+            stopped
+        });
+        let status = session.finish();
+        out::note(&summary(&status));
+        driven?;
+        match status.lost_disk + status.lost_unknown {
+            0 => Ok(OK),
+            lost => {
+                let lost = grouped(lost);
+                Err(Failure::about(
+                    self.place(),
+                    format!("the disk failed: {lost} packets are not on it for certain"),
+                ))
+            }
+        }
+    }
+
+    /// One port for each source and slice, and the interfaces that they stand for.
+    fn open_ports(&self, socket: &Path) -> Result<(Vec<Source>, Vec<Interface>), Failure> {
+        let mut sources = Vec::new();
+        let mut interfaces = Vec::new();
+        for device in &self.sources {
+            for (filter, snaplen) in parts(&self.filter, &self.slice, self.snaplen) {
+                let port = self.open_port(socket, device, &filter, snaplen)?;
+                let interface = interfaces.len();
+                if sources.is_empty() || !same_device(&interfaces, &port) {
+                    interfaces.push(Interface {
+                        name: port.device().to_owned(),
+                        link_type: port.link_type(),
+                        snaplen: if self.slice.is_empty() {
+                            port.snaplen()
+                        } else {
+                            0
+                        },
+                        filter: self.filter.clone(),
+                    });
+                    sources.push(Source::new(port, interface));
+                } else {
+                    sources.push(Source::new(port, interface - 1));
+                }
+            }
+        }
+        let types = interfaces.iter().map(|interface| interface.link_type);
+        if self.format == Format::Pcap && types.collect::<std::collections::BTreeSet<_>>().len() > 1
+        {
+            return Err(Failure::new(
+                "the devices have several link types, and a pcap file has one: use --format pcapng",
+            ));
+        }
+        Ok((sources, interfaces))
+    }
+
+    fn open_port(
+        &self,
+        socket: &Path,
+        device: &str,
+        filter: &str,
+        snaplen: u32,
+    ) -> Result<Port, Failure> {
+        let options = PortOptions::new(device)
+            .socket(socket)
+            .filter(filter)
+            .snaplen(snaplen)
+            .ring_bytes(self.ring)
+            .watermark(WATERMARK)
+            .max_delay(MAX_DELAY)
+            .label(format!("record {}[{}]", self.name, std::process::id()));
+        options
+            .open()
+            .map_err(|error| Failure::about(device, Failure::from(error).line()))
+    }
+
+    fn settings(&self) -> Result<Settings, Failure> {
+        let mut settings = Settings::new(&self.name, Vec::new());
+        settings.format = match self.format {
+            Format::Pcapng => name::Format::Pcapng,
+            Format::Pcap => name::Format::Pcap,
+        };
+        settings.rotate_bytes = match self.rotate_size {
+            0 => 0,
+            size if size < SMALLEST_SEGMENT => {
+                return Err(Failure::new("--rotate-size: 2M or more, or 0"));
+            }
+            size => size,
+        };
+        settings.rotate_time = self.rotate_time.unwrap_or_default();
+        settings.rotate_packets = self.rotate_count;
+        settings.quota = self.quota;
+        settings.flush_every = self.flush;
+        settings.sync_every = self.flush;
+        let buffers = self.buffer / settings.chunk_bytes as u64;
+        settings.buffers = u16::try_from(buffers)
+            .ok()
+            .filter(|buffers| (4..=4096).contains(buffers))
+            .ok_or_else(|| Failure::new("--buffer: between 16M and 16G"))?;
+        Ok(settings)
+    }
+
+    fn directories(&self, buffers: &[Buffer]) -> Result<Directories, Failure> {
+        let mut directories = Directories::new();
+        for dir in &self.to {
+            std::fs::create_dir_all(dir).map_err(|error| Failure::about(dir.display(), error))?;
+            let (mut disk, why_not) = Real::new(!self.no_uring);
+            if let Some(why_not) = why_not {
+                log::warn!("{}: {why_not}", dir.display());
+            }
+            disk.register(buffers);
+            directories.push((dir.clone(), Box::new(disk)));
+        }
+        Ok(directories)
+    }
+
+    fn show_status(&self, dir: &Path) -> Outcome {
+        let about = |error| Failure::about(dir.display(), error);
+        let mut files: Vec<PathBuf> = std::fs::read_dir(dir)
+            .map_err(about)?
+            .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+            .filter(|path| {
+                path.extension()
+                    .is_some_and(|extension| extension == "state")
+            })
+            .collect();
+        files.sort();
+        if files.is_empty() {
+            return Err(Failure::about(
+                dir.display(),
+                "no recording has its state here; it is in the first directory of a recording",
+            ));
+        }
+        for file in files {
+            let text = std::fs::read_to_string(&file)
+                .map_err(|error| Failure::about(file.display(), error))?;
+            let state: serde_json::Value = serde_json::from_str(&text)
+                .map_err(|error| Failure::about(file.display(), error))?;
+            out::raw(&format!("{state:#}\n"))?;
+        }
+        Ok(OK)
+    }
+
+    fn place(&self) -> String {
+        let dirs: Vec<String> = self
+            .to
+            .iter()
+            .map(|dir| dir.display().to_string())
+            .collect();
+        dirs.join(", ")
+    }
+
+    fn explain(&self, error: std::io::Error) -> String {
+        match error.kind() {
+            std::io::ErrorKind::WouldBlock => {
+                format!(
+                    "another recorder is writing the recording `{}` here; give this one another --name",
+                    self.name
+                )
+            }
+            _ => error.to_string(),
+        }
+    }
+}
+
+/// Says how it goes, now and then.
+struct Reports {
+    every: Option<Duration>,
+    at: Instant,
+    before: (u64, u64),
+}
+
+impl Reports {
+    fn new(every: Option<Duration>) -> Self {
+        use std::io::IsTerminal;
+        let every = every.or_else(|| {
+            std::io::stderr()
+                .is_terminal()
+                .then_some(Duration::from_secs(1))
+        });
+        Self {
+            every: every.filter(|every| !every.is_zero()),
+            at: Instant::now(),
+            before: (0, 0),
+        }
+    }
+
+    fn tick(&mut self, now: Instant, status: impl FnOnce() -> Status) {
+        let Some(every) = self.every else { return };
+        let passed = now.saturating_duration_since(self.at);
+        if passed < every {
+            return;
+        }
+        let status = status();
+        let per_second = |count: u64, before: u64| (count - before) as f64 / passed.as_secs_f64();
+        let packets = per_second(status.taken, self.before.0);
+        let bytes = per_second(status.taken_bytes, self.before.1);
+        out::note(&format!(
+            "{} packets, {} packets/s, {:.1} MB/s, {} lost, {}{}",
+            grouped(status.taken),
+            grouped(packets as u64),
+            bytes / 1e6,
+            grouped(status.lost()),
+            mark(&status),
+            paused(&status),
+        ));
+        self.at = now;
+        self.before = (status.taken, status.taken_bytes);
+    }
+}
+
+/// `durable up to packet N (TIME)`.
+fn mark(status: &Status) -> String {
+    match status.mark {
+        0 => "nothing durable yet".into(),
+        mark => format!(
+            "durable up to packet {} ({})",
+            grouped(mark),
+            name::time(status.mark_ns)
+        ),
+    }
+}
+
+fn paused(status: &Status) -> String {
+    let paused = status.lanes.iter().filter(|lane| !lane.paused.is_empty());
+    paused
+        .map(|lane| format!("; {} PAUSED: {}", lane.directory, lane.paused))
+        .collect()
+}
+
+fn summary(status: &Status) -> String {
+    let part = |count: u64, words: &str| match count {
+        0 => String::new(),
+        _ => format!(", {} {words}", grouped(count)),
+    };
+    let recycled: u64 = status.lanes.iter().map(|lane| lane.recycled).sum();
+    format!(
+        "{} packets recorded, {}{}{}{}{}{}",
+        grouped(status.durable),
+        mark(status),
+        part(status.lost_ring, "lost in the ring"),
+        part(status.lost_source, "lost before the daemon"),
+        part(status.lost_disk, "not taken by the disk"),
+        part(
+            status.lost_unknown,
+            "written but never confirmed by the disk"
+        ),
+        part(recycled, "old files recycled"),
+    )
+}
+
+/// The filters and lengths of the ports that together deliver each packet once.
+fn parts(filter: &str, slices: &[(String, u32)], snaplen: u32) -> Vec<(String, u32)> {
+    let and = |terms: &[String]| terms.join(" and ");
+    let mut before: Vec<String> = match filter.trim() {
+        "" => Vec::new(),
+        filter => vec![format!("({filter})")],
+    };
+    let mut parts = Vec::new();
+    for (expression, bytes) in slices {
+        let mut terms = before.clone();
+        terms.push(format!("({expression})"));
+        parts.push((and(&terms), *bytes));
+        before.push(format!("not ({expression})"));
+    }
+    parts.push((and(&before), snaplen));
+    parts
+}
+
+fn same_device(interfaces: &[Interface], port: &Port) -> bool {
+    interfaces
+        .last()
+        .is_some_and(|interface| interface.name == port.device())
+}
+
+fn recording_name(text: &str) -> Result<String, String> {
+    match name::is_recording_name(text) {
+        true => Ok(text.to_owned()),
+        false => Err("1 to 64 letters, digits, `.`, `_` and `-`; not `.` or `-` first".into()),
+    }
+}
+
+fn slice(text: &str) -> Result<(String, u32), String> {
+    let wrong = || format!("`{text}`: write for example 'tcp port 443=128'");
+    let (expression, bytes) = text.rsplit_once('=').ok_or_else(wrong)?;
+    let bytes: u32 = bytes.trim().parse().map_err(|_| wrong())?;
+    match (expression.trim(), bytes) {
+        ("", _) | (_, 0) => Err(wrong()),
+        (expression, bytes) => Ok((expression.to_owned(), bytes)),
+    }
+}
+
+fn quota(text: &str) -> Result<Quota, String> {
+    match text.trim().strip_suffix('%') {
+        Some(percent) => match percent.trim().parse() {
+            Ok(percent @ 1..=100) => Ok(Quota::Percent(percent)),
+            _ => Err(format!("`{text}`: 1% to 100%")),
+        },
+        None => match text::size(text)? {
+            bytes if bytes >= 8 << 20 => Ok(Quota::Bytes(bytes)),
+            _ => Err("8M or more".into()),
+        },
+    }
+}
+
+const WATERMARK: u32 = 512;
+const MAX_DELAY: Duration = Duration::from_millis(10);
+const SMALLEST_SEGMENT: u64 = 2 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_deliver_each_packet_once() {
+        let owned = |parts: &[(&str, u32)]| -> Vec<(String, u32)> {
+            parts
+                .iter()
+                .map(|(filter, bytes)| ((*filter).to_owned(), *bytes))
+                .collect()
+        };
+        assert_eq!(parts("", &[], 0), owned(&[("", 0)]));
+        assert_eq!(parts(" ip ", &[], 64), owned(&[("(ip)", 64)]));
+        let slices = owned(&[("udp", 128), ("port 443", 96)]);
+        let expected = owned(&[
+            ("(ip) and (udp)", 128),
+            ("(ip) and not (udp) and (port 443)", 96),
+            ("(ip) and not (udp) and not (port 443)", 0),
+        ]);
+        assert_eq!(parts("ip", &slices, 0), expected);
+    }
+
+    #[test]
+    fn a_slice_needs_both_halves() {
+        assert_eq!(slice("ether[0] = 1=64"), Ok(("ether[0] = 1".into(), 64)));
+        for text in ["", "udp", "=64", "udp=", "udp=0", "udp=-1"] {
+            assert!(slice(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_quota_is_a_size_or_a_share() {
+        assert_eq!(quota("90%"), Ok(Quota::Percent(90)));
+        assert_eq!(quota("10G"), Ok(Quota::Bytes(10 << 30)));
+        for text in ["0%", "101%", "1K", "x"] {
+            assert!(quota(text).is_err(), "{text}");
+        }
+    }
+}
