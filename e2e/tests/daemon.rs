@@ -296,3 +296,37 @@ fn a_grant_of_a_source_that_is_not_there_is_refused_at_once() {
     );
     assert!(daemon.audit().iter().all(|counted| counted.kind != "vm"));
 }
+
+#[test]
+fn cpus_wake_as_soon_as_the_operator_asks_while_a_port_is_open() {
+    const DEVICE: &str = "/dev/cpu_dma_latency";
+    let lab = Lab::new().unwrap();
+    let args = ["--source", "lab=gen,pps=100", "--wake-us", "7"];
+    let started = Daemon::start(&lab, None, &args);
+    if !std::path::Path::new(DEVICE).exists() {
+        // A kernel without it: the wish cannot be granted, and the daemon says so.
+        let error = started.unwrap_err().to_string();
+        assert!(error.contains(DEVICE), "{error}");
+        return;
+    }
+    let daemon = started.unwrap();
+    // What holds now, of all who wish; other programs of the machine may wish for less.
+    let holds = || {
+        let mut word = [0; 4];
+        let mut device = std::fs::File::open(DEVICE).unwrap();
+        std::io::Read::read_exact(&mut device, &mut word).unwrap();
+        i32::from_ne_bytes(word)
+    };
+    let others = holds();
+    let port = daemon.port("lab").open().unwrap();
+    let until = |wanted: i32| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while holds() != wanted {
+            assert!(Instant::now() < deadline, "{} and not {wanted}", holds());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    until(others.min(7));
+    drop(port);
+    until(others);
+}

@@ -66,6 +66,10 @@ pub struct Arguments {
     /// Switch to this user after start
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
+    /// While there are ports, no CPU of the host idles so deeply that it takes longer to wake; 0:
+    /// none halts. Costs power
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub wake_us: Option<u32>,
     /// Whether filters become machine code, in the background: on or off
     #[arg(long, value_name = "on|off")]
     pub jit: Option<Switch>,
@@ -119,6 +123,8 @@ pub struct Config {
     pub max_ports_each: usize,
     /// Bytes of rings of one user that is no operator; a VM has its pool.
     pub max_user_bytes: u64,
+    /// Microseconds within which CPUs wake while there are ports, if the operator asks for it.
+    pub wake_us: Option<u32>,
     /// Filters become machine code.
     pub jit: Switch,
     /// Bytes that all their machine code may take.
@@ -148,6 +154,7 @@ struct File {
     max_ports: Option<usize>,
     max_ports_each: Option<usize>,
     max_user_bytes: Option<toml::Value>,
+    wake_us: Option<u32>,
     jit: Option<Switch>,
     jit_bytes: Option<toml::Value>,
     #[serde(default)]
@@ -260,6 +267,7 @@ impl Config {
             max_ports: file.max_ports.unwrap_or(16_384),
             max_ports_each: file.max_ports_each.unwrap_or(1_024),
             max_user_bytes: size("max_user_bytes", file.max_user_bytes, 128 << 20)?,
+            wake_us: arguments.wake_us.or(file.wake_us),
             jit: arguments.jit.or(file.jit).unwrap_or(Switch::On),
             jit_bytes: size("jit_bytes", file.jit_bytes, DEFAULT_LIMIT_BYTES)?,
             sources,
@@ -366,6 +374,7 @@ mod tests {
         let text = "
             socket = '/tmp/s'
             ring_bytes = '1MiB'
+            wake_us = 20
             jit = 'off'
             jit_bytes = '1MiB'
             [[source]]
@@ -387,7 +396,9 @@ mod tests {
         assert_eq!(config.senders, senders);
         assert_eq!((config.ring_bytes, config.sources.len()), (1 << 20, 2));
         assert_eq!((config.jit, config.jit_bytes), (Switch::Off, 1 << 20));
-        let config_on = load(text, &["--jit", "on"]).unwrap();
+        assert_eq!(config.wake_us, Some(20));
+        let config_on = load(text, &["--jit", "on", "--wake-us", "0"]).unwrap();
+        assert_eq!(config_on.wake_us, Some(0));
         assert_eq!(config_on.jit, Switch::On);
         assert_eq!(config.state_dir, Path::new("/tmp"));
         assert_eq!(config.vms[0].1.filter, "icmp");

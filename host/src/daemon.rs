@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use vnplug_ring::control::Grant;
 
+use crate::awake::Awake;
 use crate::config::{Config, Switch};
 use crate::control::{Control, Setup, listen};
 use crate::filter::{Compiler, Jit};
@@ -68,6 +69,9 @@ fn serve(
     if open.is_empty() {
         log::warn!(target: "source", "no source is configured; use --source or a [[source]] table");
     }
+    let awake = config.wake_us.map(Awake::open).transpose();
+    let awake =
+        awake.map_err(|error| format!("cannot have CPUs wake sooner (wake_us): {error}"))?;
     let user = config.user.as_deref().map(privileges::user).transpose();
     let user = user.map_err(|error| error.to_string())?;
     give_files_to(user, made, &config)?;
@@ -132,6 +136,7 @@ fn serve(
         dirs,
         compiler,
         jit,
+        awake,
         listener,
         termination,
     };

@@ -13,10 +13,11 @@
 //! - ring: crate [`vnplug_ring`], shared with the reader.
 //!
 //! Around that path, in the control thread: [`hub`] (sources, ports, policy), the client protocol
-//! in `control`, virtual machines in `vm`. [`config`] and [`daemon`] put it together. Threads: one
+//! in `control`, virtual machines in `vm`, idle CPUs in `awake`. [`config`] and [`daemon`] put it together. Threads: one
 //! per queue, the control loop, one that compiles filters and one that makes machine code of them,
 //! one per VM with a doorbell device.
 
+mod awake;
 pub mod config;
 mod control;
 pub mod daemon;

@@ -30,6 +30,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use vnplug_ring::control::{Message, code};
 
+use crate::awake::Awake;
 use crate::filter::{Compiler, Jit};
 use crate::hub::policy::{Policy, Viewer};
 use crate::hub::{Closing, Hub, NO_DESCRIPTORS};
@@ -67,6 +68,7 @@ pub(crate) struct Setup {
     pub(crate) dirs: Dirs,
     pub(crate) compiler: Compiler,
     pub(crate) jit: Jit,
+    pub(crate) awake: Option<Awake>,
     pub(crate) listener: OwnedFd,
     pub(crate) termination: OwnedFd,
 }
@@ -78,6 +80,8 @@ pub(crate) struct Control {
     dirs: Dirs,
     compiler: CompileThread,
     memory: MemoryThread,
+    /// The CPUs, while there are ports.
+    awake: Option<Awake>,
     epoll: OwnedFd,
     listener: OwnedFd,
     /// Listeners that rest because descriptors are short, and until when.
@@ -176,6 +180,7 @@ impl Control {
             dirs,
             compiler,
             jit,
+            awake,
             listener,
             termination,
         } = setup;
@@ -197,6 +202,7 @@ impl Control {
             dirs,
             compiler,
             memory,
+            awake,
             epoll,
             listener,
             resting: Vec::new(),
@@ -546,6 +552,9 @@ impl Control {
         }
         self.drop_lost_vms();
         self.close_doomed();
+        if let Some(awake) = &mut self.awake {
+            awake.hold(!self.hub.ports().is_empty());
+        }
     }
 
     fn fresh_token(&mut self) -> u64 {
