@@ -6,6 +6,7 @@
 mod agent;
 mod attach;
 mod capture;
+mod extract;
 mod failure;
 mod list;
 mod out;
@@ -57,6 +58,10 @@ enum Action {
     List(list::List),
     /// Show every counter and check that the accounts close
     Stats(stats::Stats),
+    /// Extract packets from recordings, by time and filter
+    Extract(extract::Extract),
+    /// Make the indexes of recordings and capture files that have none
+    Index(extract::Index),
     /// Plug the daemon into a virtual machine
     #[command(subcommand)]
     Attach(attach::Attach),
@@ -87,6 +92,8 @@ fn main() -> ExitCode {
         Action::Tap(tap) => tap.run(&socket),
         Action::List(list) => list.run(connect),
         Action::Stats(stats) => stats.run(connect),
+        Action::Extract(extract) => extract.run(),
+        Action::Index(index) => index.run(),
         Action::Attach(attach) => attach.run(connect),
         Action::Detach(detach) => detach.run(connect),
     };

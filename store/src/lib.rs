@@ -13,6 +13,8 @@
 
 pub mod disk;
 pub mod encode;
+pub mod extract;
+pub mod filter;
 pub mod index;
 pub mod name;
 pub mod read;

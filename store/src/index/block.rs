@@ -83,6 +83,19 @@ impl Block {
         within.fold(keys.any, |set, &(_, chunks)| set | chunks)
     }
 
+    /// The first block of an index.
+    #[cfg(test)]
+    pub(crate) fn first(index: &[u8]) -> Self {
+        let len = u32::from_le_bytes(*index[8..].first_chunk().unwrap()) as usize;
+        Self::decode(&index[FRAME_HEADER..FRAME_HEADER + len]).unwrap()
+    }
+
+    /// The chunks in which there may be anything: frames that the index does not understand.
+    pub fn anything(&self) -> u64 {
+        let any = self.keys.iter().map(|keys| keys.any);
+        any.fold(self.all(), |set, any| set & any)
+    }
+
     /// Writes it as the payload of a frame.
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         let mut writer = Writer(out);
@@ -98,7 +111,7 @@ impl Block {
         writer.number(self.definitions.len() as u64);
         let mut at = range.start;
         for &definition in &self.definitions {
-            writer.number(definition - at);
+            writer.number(definition.saturating_sub(at));
             at = definition;
         }
         writer.number(self.chunks.len() as u64);

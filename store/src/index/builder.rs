@@ -243,8 +243,13 @@ impl Builder {
     /// The segment is closed and `len_bytes` long: the rest of its index. The builder is at the
     /// beginning of the next segment then.
     pub fn finish(&mut self, len_bytes: u64) -> Vec<u8> {
+        self.finish_torn(len_bytes, len_bytes)
+    }
+
+    /// As [`finish`](Self::finish), of a segment of which only what is before `end` can be read.
+    pub(super) fn finish_torn(&mut self, end: u64, len_bytes: u64) -> Vec<u8> {
         if self.chunk.packets > 0 {
-            self.end_chunk(len_bytes);
+            self.end_chunk(end);
         }
         if !self.block.chunks.is_empty() {
             self.end_block();

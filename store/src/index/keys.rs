@@ -205,7 +205,7 @@ fn half(bytes: &[u8], at: usize) -> Option<u16> {
 }
 
 /// Ethertypes of VLAN tags.
-pub(super) const TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+pub(crate) const TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 /// A frame with so many tags may have every key.
-pub(super) const MAX_TAGS: usize = 8;
+pub(crate) const MAX_TAGS: usize = 8;
 const MAX_EXTENSIONS: usize = 8;

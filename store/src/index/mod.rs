@@ -35,6 +35,7 @@ mod table;
 
 pub use block::{Block, Chunk, Probe};
 pub use builder::Builder;
+pub(crate) use keys::{MAX_TAGS, TAGS};
 pub use sidecar::{Sidecar, Trailer, rebuild};
 
 /// What packets are found by.

@@ -36,7 +36,7 @@ pub struct Sidecar {
     covered: u64,
     total: Chunk,
     definitions: Vec<u64>,
-    closed: bool,
+    trailer: Option<Trailer>,
 }
 
 impl Sidecar {
@@ -57,7 +57,7 @@ impl Sidecar {
                 ..Chunk::default()
             },
             definitions: Vec::new(),
-            closed: false,
+            trailer: None,
         }
     }
 
@@ -100,7 +100,7 @@ impl Sidecar {
         let (kind, payload) = unpack(&frame)?;
         if kind == block::TRAILER {
             let trailer = Trailer::decode(payload)?;
-            self.closed = trailer.len_bytes == self.covered && trailer.blocks == self.blocks;
+            self.trailer = (trailer.blocks == self.blocks).then_some(trailer);
             return None;
         }
         let block = Block::decode(payload).filter(|_| kind == block::BLOCK)?;
@@ -148,9 +148,9 @@ impl Sidecar {
         &self.definitions
     }
 
-    /// Whether it ended with a trailer that says that everything is covered.
-    pub fn is_closed(&self) -> bool {
-        self.closed
+    /// What its end said, if all blocks were read and it is of a segment that was closed.
+    pub fn end(&self) -> Option<Trailer> {
+        self.trailer
     }
 }
 
@@ -163,7 +163,8 @@ pub fn rebuild(segment: &Path) -> Result<bool, ReadError> {
     let mut reader = Reader::open(segment)?;
     let mut sidecar = Sidecar::open(segment);
     while sidecar.read(&mut reader).is_some() {}
-    if sidecar.is_closed() && reader.len_bytes() == Some(sidecar.covered) {
+    let closed_at = sidecar.end().map(|trailer| trailer.len_bytes);
+    if closed_at.is_some() && closed_at == reader.len_bytes() {
         return Ok(false);
     }
     let path = Sidecar::path_of(segment);
@@ -192,14 +193,15 @@ fn extend(reader: &mut Reader, sidecar: &Sidecar, old: &Path, new: &Path) -> io:
     let end = scan(reader, sidecar.definitions.len(), &mut builder, |bytes| {
         file.write_all(&bytes)
     })?;
-    file.write_all(&builder.finish(end))?;
+    let len_bytes = reader.len_bytes().unwrap_or(end);
+    file.write_all(&builder.finish_torn(end, len_bytes))?;
     file.into_inner()
         .map_err(|error| error.into_error())?
         .sync_data()?;
     fs::rename(new, old)
 }
 
-/// Tells a builder everything that follows in the segment; up to where it was read without damage.
+/// Tells a builder everything that follows in the segment; up to where whole blocks go.
 fn scan(
     reader: &mut Reader,
     mut known: usize,
@@ -216,10 +218,8 @@ fn scan(
             }
             Ok(None) => {
                 return Ok(match reader.end() {
-                    // Nobody writes it any more: nothing will ever follow.
-                    End::Clean | End::Torn(_) | End::Unwritten(_) => {
-                        reader.len_bytes().unwrap_or(reader.offset())
-                    }
+                    End::Clean => reader.offset(),
+                    End::Torn(at) | End::Unwritten(at) => at,
                 });
             }
             Err(error) if error.is_damage() => return Ok(error.offset),

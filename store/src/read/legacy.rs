@@ -91,3 +91,6 @@ impl State {
         }
     }
 }
+
+/// Bytes before the first packet.
+pub(super) const FILE_HEADER: u64 = 24;

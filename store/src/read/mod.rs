@@ -36,6 +36,8 @@ pub struct Packet<'a> {
     pub wire_len: u32,
     /// Which of [`Reader::interfaces`].
     pub interface: usize,
+    /// LINKTYPE_… of its interface; 1 is Ethernet.
+    pub link_type: u32,
     /// `epb_flags` (direction and so on), 0 if the file says nothing.
     pub flags: u32,
     /// Where its block begins in the file.
@@ -53,6 +55,14 @@ pub struct Interface {
     pub name: String,
     /// How its timestamps count.
     clock: Clock,
+}
+
+impl Interface {
+    /// Whether it is described in the same words, however its timestamps count.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let of = |i: &Self| (i.link_type, i.snaplen);
+        of(self) == of(other) && self.name == other.name
+    }
 }
 
 /// Units of timestamps.
@@ -207,6 +217,7 @@ impl Reader {
             bytes: self.input.taken(found.skip, found.len),
             wire_len: found.wire_len,
             interface: found.interface,
+            link_type: self.interfaces[found.interface].link_type,
             flags: found.flags,
             offset: found.offset,
         }))
@@ -275,6 +286,10 @@ impl Reader {
                 }
             }
         }
+        let offset = match &self.format {
+            Format::Legacy(_) => offset.max(legacy::FILE_HEADER),
+            _ => offset,
+        };
         self.input.seek(offset);
         Ok(())
     }

@@ -1,0 +1,214 @@
+//! `vnplug extract` and `vnplug index`: packets of recordings, found again.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use vnplug_store::extract::{Extract as Search, Format as FileFormat, Output, Query, parse_time};
+use vnplug_store::filter::Filter;
+use vnplug_store::index::rebuild;
+
+use crate::failure::{Failure, OK, Outcome};
+use crate::out;
+use crate::text::grouped;
+
+/// Extracts packets from recordings, in the order of time.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Times: 2026-11-21T13:45:01.5Z (UTC unless a zone is given), seconds since 1970, now, or -10m.
+
+Examples:
+  vnplug extract --from -10m /data1 /data2 'host 10.1.2.3 and port 443' -w found.pcapng
+  vnplug extract --from 2026-11-21T13:00 --to 2026-11-21T14:00 /data 'vlan 7' | tcpdump -nr -")]
+pub(crate) struct Extract {
+    /// Recordings' directories or capture files; the last word may be a filter (pcap-filter)
+    #[arg(required = true, value_name = "DIR|FILTER")]
+    places: Vec<PathBuf>,
+    /// Packets from this time on
+    #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
+    from: Option<u64>,
+    /// Packets before this time
+    #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
+    to: Option<u64>,
+    /// File to write; `-` is standard output
+    #[arg(short, long, value_name = "FILE", default_value = "-")]
+    write: PathBuf,
+    /// Format [default: pcap for a FILE that ends in .pcap, else pcapng]
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+    /// Say on stderr what was read
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// Which kind of file is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// Classic, with nanoseconds
+    Pcap,
+    /// With interfaces and flags
+    Pcapng,
+}
+
+impl Extract {
+    pub(crate) fn run(&self) -> Outcome {
+        let to_stdout = self.write.as_os_str() == "-";
+        if to_stdout && out::is_terminal() {
+            return Err(Failure::new(
+                "packets are not written to a terminal; add `-w FILE` or `| tcpdump -nr -`",
+            ));
+        }
+        let (places, expression) = self.places()?;
+        let query = Query {
+            from_ns: self.from.unwrap_or(0),
+            to_ns: self.to.unwrap_or(u64::MAX),
+            filter: Filter::new(&expression)?,
+        };
+        let mut search = Search::open(places, query)?;
+        let to: Box<dyn Write> = match to_stdout {
+            true => Box::new(io::stdout()),
+            false => Box::new(create(&self.write, places)?),
+        };
+        let mut output = Output::new(to, self.format());
+        let mut damaged = tell(&mut search);
+        let written = loop {
+            match search.read()? {
+                Some(packet) => {
+                    if let Err(error) = output.write(&packet) {
+                        break Err(error);
+                    }
+                }
+                None => break output.finish().map(drop),
+            }
+        };
+        damaged |= tell(&mut search);
+        written.map_err(|error| match (error.kind(), to_stdout) {
+            (ErrorKind::BrokenPipe, true) => Failure::quiet(),
+            _ => Failure::about(self.write.display(), error),
+        })?;
+        let tally = search.tally();
+        if self.verbose || tally.late > 0 {
+            let late = match tally.late {
+                0 => String::new(),
+                late => format!(", {} of them out of order", grouped(late)),
+            };
+            out::note(&format!(
+                "{} packets{late}; {} segments, {} bytes of them read, {} chunks left out",
+                grouped(tally.packets),
+                grouped(tally.segments),
+                grouped(tally.bytes_read),
+                grouped(tally.chunks_skipped),
+            ));
+        }
+        match damaged {
+            true => Err(Failure::new(
+                "the recording is damaged where it was told; all else was found",
+            )),
+            false => Ok(OK),
+        }
+    }
+
+    /// Splits the words into places and the filter: the last word is one unless it is a file's name.
+    fn places(&self) -> Result<(&[PathBuf], String), Failure> {
+        match self.places.split_last() {
+            Some((last, places)) if !places.is_empty() && fs::metadata(last).is_err() => {
+                let expression = last.to_str().map(str::to_owned);
+                let expression =
+                    expression.ok_or_else(|| Failure::new("the filter is not UTF-8"))?;
+                Ok((places, expression))
+            }
+            _ => Ok((&self.places, String::new())),
+        }
+    }
+
+    fn format(&self) -> FileFormat {
+        match self.format {
+            Some(Format::Pcap) => FileFormat::Pcap,
+            Some(Format::Pcapng) => FileFormat::Pcapng,
+            None if self.write.extension().is_some_and(|ext| ext == "pcap") => FileFormat::Pcap,
+            None => FileFormat::Pcapng,
+        }
+    }
+}
+
+/// Makes the file that is written; not one of those that are read.
+fn create(path: &Path, places: &[PathBuf]) -> Result<File, Failure> {
+    if let Ok(old) = fs::metadata(path) {
+        let beside = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        let same = |place: &PathBuf| {
+            let is = |other: &Path, about: &fs::Metadata| {
+                fs::metadata(other)
+                    .is_ok_and(|other| (other.dev(), other.ino()) == (about.dev(), about.ino()))
+            };
+            let inside = |dir: &Path| fs::metadata(dir).is_ok_and(|dir| is(place, &dir));
+            is(place, &old) || inside(beside.unwrap_or(Path::new(".")))
+        };
+        if old.is_file() && places.iter().any(same) {
+            return Err(Failure::about(
+                path.display(),
+                "is part of what is read: write to another file",
+            ));
+        }
+    }
+    File::create(path).map_err(|error| Failure::about(path.display(), error))
+}
+
+/// Tells what is damaged; true if something is.
+fn tell(search: &mut Search) -> bool {
+    let problems = search.problems();
+    for problem in &problems {
+        out::note(&problem.to_string());
+    }
+    !problems.is_empty()
+}
+
+/// Makes the indexes of capture files (.vnx) that are missing, torn, or of other files.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Files that were written to in the last 10 seconds are left alone.
+
+Example: vnplug index /data1 old.pcap")]
+pub(crate) struct Index {
+    /// Recordings' directories or capture files
+    #[arg(required = true, value_name = "DIR")]
+    places: Vec<PathBuf>,
+}
+
+impl Index {
+    pub(crate) fn run(&self) -> Outcome {
+        let mut failed = false;
+        for found in vnplug_store::extract::find(&self.places)? {
+            let written = fs::metadata(&found.path).and_then(|about| about.modified());
+            let age = written.map(|at| at.elapsed().unwrap_or(Duration::ZERO));
+            if found.trailer.is_none() && age.is_ok_and(|age| age < BUSY) {
+                out::note(&format!("{}: is being written", found.path.display()));
+                continue;
+            }
+            match rebuild(&found.path) {
+                Ok(true) => out::line(&format!("{}: made", found.path.display()))?,
+                Ok(false) => {}
+                Err(error) => {
+                    failed = true;
+                    out::note(&error.to_string());
+                }
+            }
+        }
+        match failed {
+            true => Err(Failure::new("not every index could be made")),
+            false => Ok(OK),
+        }
+    }
+}
+
+fn time(text: &str) -> Result<u64, vnplug_store::extract::BadTime> {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    parse_time(text, now.as_nanos().try_into().unwrap_or(u64::MAX))
+}
+
+/// A file that was written to so recently may be at work.
+const BUSY: Duration = Duration::from_secs(10);

@@ -1,0 +1,211 @@
+//! Packets of recordings, in the order of time, across segments, disks and queues, also while recording
+//! goes on.
+//!
+//! ```text
+//! segment ─ index: which chunks? ─ chunk: which packets? ─ run, sorted ─┐
+//! segment ─ …                                                           ├─ the earliest ─ output
+//! segment ─ …                                                           ┘
+//! ```
+//!
+//! An [`Extract`] always has a lower bound of what each segment can still give ([`stream`]). The segment
+//! with the lowest one gives its packet, if it is that early for certain, or else looks further: reads a
+//! block of its index, or a chunk of packets. So the first packet comes as soon as it is known to be the
+//! first, and a segment is not looked into before its time has come.
+//!
+//! **Order.** Segments may overlap. Within a segment a packet may stand up to a block of the index (16
+//! MiB) behind its place by time, or 1 MiB where there is no index yet; what stands farther behind comes
+//! late and is counted, never lost.
+//!
+//! **Memory.** Less than 4 MiB for each segment whose time has come, or 64 MiB if its packets are far
+//! from sorted.
+//!
+//! **Recycling.** All segments are opened, with a lease, at the start; the recorder removes none of them
+//! before it was read. What is written to a segment after the extract was opened is not part of it.
+
+mod output;
+mod segments;
+mod stream;
+mod time;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+pub use output::{Format, Output};
+pub use segments::{Found, find};
+pub use time::{BadTime, parse_time};
+
+use self::stream::Stream;
+use crate::filter::{Filter, FilterError};
+use crate::read::{Interface, ReadError};
+
+/// What is looked for.
+#[derive(Debug)]
+pub struct Query {
+    /// Packets from this time on, nanoseconds since 1970 UTC.
+    pub from_ns: u64,
+    /// Packets before this time.
+    pub to_ns: u64,
+    /// Packets that it matches.
+    pub filter: Filter,
+}
+
+/// A packet that was found; `bytes` as long as the next one is not asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Packet<'a> {
+    /// Nanoseconds since 1970 UTC.
+    pub ts_ns: u64,
+    /// What was captured.
+    pub bytes: &'a [u8],
+    /// Length on the wire in bytes.
+    pub wire_len: u32,
+    /// `epb_flags` of pcapng.
+    pub flags: u32,
+    /// Where it came in.
+    pub interface: &'a Interface,
+}
+
+/// What was done so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Tally {
+    /// Packets handed out.
+    pub packets: u64,
+    /// Of them, those that came after a later one.
+    pub late: u64,
+    /// Segments that may have had something.
+    pub segments: u64,
+    /// Chunks of them that the index left out.
+    pub chunks_skipped: u64,
+    /// Bytes of segments that were read for packets.
+    pub bytes_read: u64,
+}
+
+/// Packets that a query finds.
+#[derive(Debug)]
+pub struct Extract {
+    query: Query,
+    streams: Vec<Option<Stream>>,
+    /// The lower bound of each stream that has not ended.
+    next: BinaryHeap<Reverse<(u64, usize)>>,
+    tally: Tally,
+    last_ns: u64,
+    problems: Vec<ReadError>,
+}
+
+impl Extract {
+    /// Opens the recordings in `places`: directories, of which all capture files are meant, or capture
+    /// files.
+    ///
+    /// # Errors
+    /// [`ExtractError`] if a place cannot be read. A capture file that cannot be opened is told by
+    /// [`problems`](Self::problems).
+    pub fn open(places: &[PathBuf], query: Query) -> Result<Self, ExtractError> {
+        let mut extract = Self {
+            query,
+            streams: Vec::new(),
+            next: BinaryHeap::new(),
+            tally: Tally::default(),
+            last_ns: 0,
+            problems: Vec::new(),
+        };
+        for found in find(places)? {
+            match Stream::open(found, &extract.query) {
+                Ok(Some(stream)) => {
+                    extract
+                        .next
+                        .push(Reverse((stream.bound(), extract.streams.len())));
+                    extract.streams.push(Some(stream));
+                    extract.tally.segments += 1;
+                }
+                Ok(None) => {}
+                Err(problem) => extract.problems.push(problem),
+            }
+        }
+        Ok(extract)
+    }
+
+    /// The next packet.
+    ///
+    /// # Errors
+    /// [`ExtractError`] if the filter makes no sense for a packet's link type. Damaged files are told by
+    /// [`problems`](Self::problems), and what is whole in them is handed out.
+    pub fn read(&mut self) -> Result<Option<Packet<'_>>, ExtractError> {
+        let (number, (run, meta)) = loop {
+            let Some(&Reverse((bound, number))) = self.next.peek() else {
+                return Ok(None);
+            };
+            let slot = &mut self.streams[number];
+            let Some(stream) = slot.as_mut().filter(|_| bound < u64::MAX) else {
+                // Closed now: its lease ends.
+                *slot = None;
+                self.next.pop();
+                continue;
+            };
+            let taken = stream.take();
+            if taken.is_none() {
+                stream.advance(&mut self.query, &mut self.tally, &mut self.problems)?;
+            }
+            let bound = stream.bound();
+            if let Some(mut top) = self.next.peek_mut() {
+                *top = Reverse((bound, number));
+            }
+            if let Some(taken) = taken {
+                break (number, taken);
+            }
+        };
+        self.tally.packets += 1;
+        if meta.ts_ns < self.last_ns {
+            self.tally.late += 1;
+        }
+        self.last_ns = self.last_ns.max(meta.ts_ns);
+        let stream = self.streams[number].as_ref();
+        Ok(stream.map(|stream| Packet {
+            ts_ns: meta.ts_ns,
+            bytes: stream.bytes(run, meta),
+            wire_len: meta.wire_len,
+            flags: meta.flags,
+            interface: stream.interface(meta),
+        }))
+    }
+
+    /// What was done so far.
+    pub fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    /// Files that could not be opened, and damage that was found since the last call.
+    pub fn problems(&mut self) -> Vec<ReadError> {
+        std::mem::take(&mut self.problems)
+    }
+}
+
+/// Nothing can be extracted.
+#[derive(Debug)]
+pub enum ExtractError {
+    /// A directory cannot be read.
+    Place(PathBuf, io::Error),
+    /// The filter cannot be used.
+    Filter(FilterError),
+}
+
+impl fmt::Display for ExtractError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Place(path, error) => write!(f, "{}: {error}", path.display()),
+            Self::Filter(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for ExtractError {}
+
+impl From<FilterError> for ExtractError {
+    fn from(error: FilterError) -> Self {
+        Self::Filter(error)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! Writes packets as a capture file, to a file or a pipe.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use super::Packet;
+use crate::read::Interface;
+
+/// What is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// pcapng with nanoseconds; interfaces and flags are kept.
+    Pcapng,
+    /// Classic pcap with nanoseconds; one link type only.
+    Pcap,
+}
+
+/// A capture file that is being written.
+#[derive(Debug)]
+pub struct Output<W: Write> {
+    to: W,
+    format: Format,
+    interfaces: Vec<Interface>,
+    buffer: Vec<u8>,
+    flushed: Option<Instant>,
+}
+
+impl<W: Write> Output<W> {
+    /// Writes to `to`; the first byte goes out with the first packet, or with [`finish`](Self::finish).
+    pub fn new(to: W, format: Format) -> Self {
+        Self {
+            to,
+            format,
+            interfaces: Vec::new(),
+            buffer: Vec::with_capacity(BUFFER_BYTES + (64 << 10)),
+            flushed: None,
+        }
+    }
+
+    /// Adds a packet. The first one goes out at once, later ones within 100 ms of the next.
+    ///
+    /// # Errors
+    /// Those of writing; [`io::ErrorKind::Unsupported`] for a second link type in classic pcap.
+    pub fn write(&mut self, packet: &Packet<'_>) -> io::Result<()> {
+        let known = |other: &Interface| other.is_same(packet.interface);
+        let number = match self.interfaces.iter().position(known) {
+            Some(number) => number,
+            None => self.add(packet.interface)?,
+        };
+        match self.format {
+            Format::Pcapng => self.enhanced(number as u32, packet),
+            Format::Pcap => {
+                let (seconds, ns) = (packet.ts_ns / NS, packet.ts_ns % NS);
+                self.words(&[
+                    u32::try_from(seconds).unwrap_or(u32::MAX),
+                    ns as u32,
+                    packet.bytes.len() as u32,
+                    packet.wire_len,
+                ]);
+                self.buffer.extend_from_slice(packet.bytes);
+            }
+        }
+        let due = self
+            .flushed
+            .is_none_or(|last| last.elapsed() >= FLUSH_AFTER);
+        if due || self.buffer.len() >= BUFFER_BYTES {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is left. A file without packets is a file all the same.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn finish(mut self) -> io::Result<W> {
+        if self.flushed.is_none() && self.interfaces.is_empty() {
+            self.header(1);
+        }
+        self.flush()?;
+        Ok(self.to)
+    }
+
+    /// Has everything that was written out.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.to.write_all(&self.buffer)?;
+        self.buffer.clear();
+        self.flushed = Some(Instant::now());
+        self.to.flush()
+    }
+
+    fn header(&mut self, link_type: u32) {
+        match self.format {
+            // The section's length is not known.
+            Format::Pcapng => {
+                self.words(&[0x0a0d_0d0a, 28, 0x1a2b_3c4d, 1, u32::MAX, u32::MAX, 28])
+            }
+            Format::Pcap => self.words(&[0xa1b2_3c4d, 0x0004_0002, 0, 0, SNAPLEN, link_type]),
+        }
+    }
+
+    /// Describes an interface that was not seen before.
+    fn add(&mut self, interface: &Interface) -> io::Result<usize> {
+        if self.interfaces.is_empty() {
+            self.header(interface.link_type);
+        } else if self.format == Format::Pcap && self.interfaces[0].link_type != interface.link_type
+        {
+            let what = "packets of several link types do not fit into one pcap file: write pcapng";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+        }
+        self.interfaces.push(interface.clone());
+        if self.format == Format::Pcapng {
+            let name = interface.name.as_bytes();
+            let padded = name.len().next_multiple_of(4);
+            let named = if name.is_empty() { 0 } else { 4 + padded };
+            let len = 20 + named + 8 + 4;
+            self.words(&[1, len as u32, interface.link_type, interface.snaplen]);
+            if named > 0 {
+                self.words(&[2 | (name.len() as u32) << 16]);
+                self.buffer.extend_from_slice(name);
+                self.buffer.extend(&[0; 4][..padded - name.len()]);
+            }
+            // if_tsresol: nanoseconds; end of options.
+            self.words(&[9 | 1 << 16, 9, 0, len as u32]);
+        }
+        Ok(self.interfaces.len() - 1)
+    }
+
+    fn enhanced(&mut self, interface: u32, packet: &Packet<'_>) {
+        let padded = packet.bytes.len().next_multiple_of(4);
+        let options = if packet.flags == 0 { 0 } else { 12 };
+        let len = (32 + padded + options) as u32;
+        self.words(&[
+            6,
+            len,
+            interface,
+            (packet.ts_ns >> 32) as u32,
+            packet.ts_ns as u32,
+            packet.bytes.len() as u32,
+            packet.wire_len,
+        ]);
+        self.buffer.extend_from_slice(packet.bytes);
+        self.buffer.extend(&[0; 4][..padded - packet.bytes.len()]);
+        if options > 0 {
+            self.words(&[2 | 4 << 16, packet.flags, 0]);
+        }
+        self.words(&[len]);
+    }
+
+    fn words(&mut self, words: &[u32]) {
+        for word in words {
+            self.buffer.extend(word.to_le_bytes());
+        }
+    }
+}
+
+const NS: u64 = 1_000_000_000;
+const SNAPLEN: u32 = 262_144;
+const BUFFER_BYTES: usize = 256 << 10;
+const FLUSH_AFTER: Duration = Duration::from_millis(100);

@@ -1,0 +1,308 @@
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::*;
+use crate::filter::tests::expression;
+use crate::index::{Sidecar, rebuild};
+use crate::read::Reader;
+use crate::read::tests::Maker;
+use crate::testing::{Place, Random, Traffic};
+
+type Found = Vec<(u64, Vec<u8>)>;
+
+/// Two disks with segments of 20 MB that overlap in time; packets stand up to 40 places from theirs.
+fn recording(place: &Place, seed: u64) -> Vec<PathBuf> {
+    let mut random = Random(seed);
+    let mut traffic = Traffic::new(seed);
+    let mut dirs = Vec::new();
+    for disk in 0..2_u64 {
+        let dir = place.0.join(format!("disk{disk}"));
+        fs::create_dir_all(&dir).unwrap();
+        for segment in 0..2_u64 {
+            let mut maker = Maker::ng(random.below(4) == 0);
+            maker.interface(1, 9);
+            let start = 1_000_000 * segment + 700 * disk;
+            for n in 0..1200_u64 {
+                let mut frame = traffic.frame();
+                let len = frame.len() + random.below(30_000) as usize;
+                frame.resize(len, 0x55);
+                let ts = NS * 1000 + (start + n * 1000 + random.below(40_000)) * 1000;
+                if n == 600 {
+                    maker.interface(1, 9);
+                }
+                maker.packet(u32::from(n > 600 && n % 3 == 0), ts, &frame);
+            }
+            let time = crate::name::time(NS * 1000 + start * 1000);
+            let name = format!("r-{:010}-{time}.pcapng", segment * 2 + disk);
+            fs::write(dir.join(name), &maker.bytes).unwrap();
+        }
+        dirs.push(dir);
+    }
+    dirs
+}
+
+fn segments(dirs: &[PathBuf]) -> Vec<PathBuf> {
+    find(dirs)
+        .unwrap()
+        .into_iter()
+        .map(|found| found.path)
+        .collect()
+}
+
+/// What a query must find: everything is read and asked.
+fn scan(segments: &[PathBuf], query: &mut Query) -> Found {
+    let mut list = Vec::new();
+    for segment in segments {
+        let mut reader = Reader::open(segment).unwrap();
+        while let Some(packet) = reader.read().unwrap() {
+            if (query.from_ns..query.to_ns).contains(&packet.ts_ns)
+                && query
+                    .filter
+                    .matches(packet.link_type, packet.bytes, packet.wire_len)
+                    .unwrap()
+            {
+                list.push((packet.ts_ns, packet.bytes.to_vec()));
+            }
+        }
+    }
+    list.sort();
+    list
+}
+
+fn extract(dirs: &[PathBuf], query: Query) -> (Found, Tally) {
+    let mut extract = Extract::open(dirs, query).unwrap();
+    let mut list = Vec::new();
+    while let Some(packet) = extract.read().unwrap() {
+        list.push((packet.ts_ns, packet.bytes.to_vec()));
+    }
+    assert!(extract.problems().is_empty());
+    assert!(list.is_sorted_by_key(|&(ts_ns, _)| ts_ns));
+    list.sort();
+    (list, extract.tally())
+}
+
+fn query(from_ns: u64, to_ns: u64, expression: &str) -> Query {
+    Query {
+        from_ns,
+        to_ns,
+        filter: Filter::new(expression).unwrap(),
+    }
+}
+
+#[test]
+fn extracts_equal_scans() {
+    let place = Place::new("extract");
+    let dirs = recording(&place, 21);
+    let list = segments(&dirs);
+    for segment in &list[..3] {
+        rebuild(segment).unwrap(); // the fourth has no index
+    }
+    let torn = Sidecar::path_of(&list[1]);
+    let whole = fs::read(&torn).unwrap();
+    let mut random = Random(22);
+    let (mut found, mut skipped) = (0, 0);
+    for round in 0..30 {
+        fs::write(
+            &torn,
+            &whole[..random.below(whole.len() as u64 + 1) as usize],
+        )
+        .unwrap();
+        let expression = expression(&mut random);
+        if Filter::new(&expression).is_err() {
+            continue;
+        }
+        let from = NS * 1000 + random.below(2_000_000_000);
+        let (from, to) = match round % 3 {
+            0 => (0, u64::MAX),
+            1 => (from, from + random.below(500_000_000)),
+            _ => (from, u64::MAX),
+        };
+        let expected = scan(&list, &mut query(from, to, &expression));
+        let (got, tally) = extract(&dirs, query(from, to, &expression));
+        assert!(
+            got == expected,
+            "{expression}: {} of {}",
+            got.len(),
+            expected.len()
+        );
+        assert_eq!((tally.packets, tally.late), (expected.len() as u64, 0));
+        found += got.len();
+        skipped += tally.chunks_skipped;
+    }
+    println!("{found} packets found, {skipped} chunks skipped");
+    assert!(found > 3000 && skipped > 300);
+}
+
+#[test]
+fn tcpdump_finds_the_same() {
+    let place = Place::new("tcpdump");
+    let dirs = recording(&place, 31);
+    let list = segments(&dirs);
+    rebuild(&list[0]).unwrap();
+    for expression in [
+        "host 10.1.2.3 and port 443",
+        "ip6 and udp",
+        "vlan 5 and ip",
+        "arp",
+        "",
+    ] {
+        for format in [Format::Pcapng, Format::Pcap] {
+            let mut extract = Extract::open(&dirs, query(0, u64::MAX, expression)).unwrap();
+            let mut output = Output::new(Vec::new(), format);
+            while let Some(packet) = extract.read().unwrap() {
+                output.write(&packet).unwrap();
+            }
+            assert_eq!(extract.tally().late, 0);
+            let file = place.0.join("out");
+            fs::write(&file, output.finish().unwrap()).unwrap();
+            let mut expected = Vec::new();
+            for segment in &list {
+                expected.extend(tcpdump(segment, expression));
+            }
+            expected.sort();
+            let mut got = tcpdump(&file, "");
+            let time = |line: &String| line.split(' ').next().map(str::to_owned);
+            if let Some(n) = (1..got.len()).find(|&n| time(&got[n - 1]) > time(&got[n])) {
+                panic!("{expression}: {:?} {:?}", got[n - 1], got[n]);
+            }
+            got.sort();
+            assert!(
+                got == expected,
+                "{expression}: {} of {}",
+                got.len(),
+                expected.len()
+            );
+        }
+    }
+}
+
+/// The packets of a file in tcpdump's words, times first.
+fn tcpdump(file: &Path, expression: &str) -> Vec<String> {
+    let output = Command::new("tcpdump")
+        .args(["--nano", "-tt", "-n", "-q", "-s", "200", "-r"])
+        .arg(file)
+        .args(["--", expression])
+        .output()
+        .unwrap();
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    // Some packets take several lines; the first has the time.
+    let first = |line: &&str| line.starts_with(|c: char| c.is_ascii_digit()) && line.contains('.');
+    text.lines().filter(first).map(str::to_owned).collect()
+}
+
+#[test]
+fn other_programs_open_what_is_written() {
+    let place = Place::new("open");
+    let dirs = recording(&place, 41);
+    for (format, kind) in [(Format::Pcapng, "pcapng"), (Format::Pcap, "nanosecond")] {
+        let mut extract = Extract::open(&dirs, query(0, u64::MAX, "tcp")).unwrap();
+        let mut output = Output::new(Vec::new(), format);
+        while let Some(packet) = extract.read().unwrap() {
+            output.write(&packet).unwrap();
+        }
+        let file = place.0.join("out");
+        fs::write(&file, output.finish().unwrap()).unwrap();
+        let info = Command::new("capinfos")
+            .args(["-t", "-c", "-o"])
+            .arg(&file)
+            .output()
+            .unwrap();
+        let info = String::from_utf8_lossy(&info.stdout).into_owned();
+        assert!(info.contains(kind) && info.contains("True"), "{info}");
+        let count = Command::new("tshark")
+            .args(["-n", "-r"])
+            .arg(&file)
+            .output()
+            .unwrap();
+        let lines = String::from_utf8_lossy(&count.stdout).lines().count();
+        assert_eq!(lines as u64, extract.tally().packets);
+    }
+}
+
+#[test]
+fn what_grows_is_read_to_where_it_was() {
+    let place = Place::new("grows");
+    let dirs = recording(&place, 51);
+    let segment = &segments(&dirs[..1])[0];
+    let bytes = fs::read(segment).unwrap();
+    let dir = place.0.join("live");
+    fs::create_dir(&dir).unwrap();
+    let live = dir.join("live.pcapng");
+    fs::write(&live, &bytes[..9_000_000]).unwrap();
+    rebuild(&live).unwrap();
+    let index = fs::read(Sidecar::path_of(&live)).unwrap();
+    let dirs = [dir];
+    let before = extract(&dirs, query(0, u64::MAX, "")).0.len();
+    for len in [9_000_001, 12_000_000, bytes.len()] {
+        fs::write(&live, &bytes[..len]).unwrap();
+        let got = extract(&dirs, query(0, u64::MAX, "")).0;
+        assert_eq!(
+            got,
+            scan(std::slice::from_ref(&live), &mut query(0, u64::MAX, ""))
+        );
+        assert!(got.len() >= before);
+    }
+    // An index that says more than there is.
+    fs::write(&live, &bytes[..5_000_000]).unwrap();
+    fs::write(Sidecar::path_of(&live), index).unwrap();
+    let got = extract(&dirs, query(0, u64::MAX, "")).0;
+    assert_eq!(got, scan(&[live], &mut query(0, u64::MAX, "")));
+}
+
+#[test]
+fn what_is_whole_in_damaged_files_is_found() {
+    let place = Place::new("damage");
+    let mut maker = Maker::ng(false);
+    maker.interface(1, 9);
+    for n in 0..100 {
+        maker.packet(0, n, &[n as u8; 100]);
+    }
+    let at = maker.packet(7, 0, &[0; 60]);
+    fs::write(place.0.join("a.pcapng"), &maker.bytes).unwrap();
+    fs::write(place.0.join("b.pcap"), "no capture file").unwrap();
+    let mut legacy = Maker::legacy(true, 0xa1b2_c3d4, 1);
+    legacy.legacy_packet(0, 0, &[1; 60]);
+    fs::write(place.0.join("c.pcap"), &legacy.bytes).unwrap();
+    let mut extract =
+        Extract::open(std::slice::from_ref(&place.0), query(0, u64::MAX, "")).unwrap();
+    let mut count = 0;
+    while extract.read().unwrap().is_some() {
+        count += 1;
+    }
+    assert_eq!(count, 101);
+    let mut problems: Vec<String> = extract.problems().iter().map(ToString::to_string).collect();
+    problems.sort();
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    let place = format!("a.pcapng: byte {at}: packet of an interface that was not described");
+    assert!(problems[0].ends_with(&place), "{problems:?}");
+    assert!(
+        problems[1].contains("b.pcap: byte 0: neither pcapng nor pcap"),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn link_types_that_differ_do_not_fit_into_pcap() {
+    let place = Place::new("links");
+    let mut maker = Maker::ng(false);
+    maker.interface(1, 9);
+    maker.interface(101, 9);
+    maker.packet(0, 1, &[0; 60]);
+    maker.packet(1, 2, &[0x45; 60]);
+    fs::write(place.0.join("a.pcapng"), &maker.bytes).unwrap();
+    for (format, fits) in [(Format::Pcapng, true), (Format::Pcap, false)] {
+        let mut extract =
+            Extract::open(std::slice::from_ref(&place.0), query(0, u64::MAX, "")).unwrap();
+        let mut output = Output::new(Vec::new(), format);
+        let mut good = true;
+        while let Some(packet) = extract.read().unwrap() {
+            good &= output.write(&packet).is_ok();
+        }
+        assert_eq!(good, fits);
+    }
+}
+
+const NS: u64 = 1_000_000_000;
