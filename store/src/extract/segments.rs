@@ -2,9 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::ExtractError;
+use crate::disk::lease;
 use crate::index::{Sidecar, Trailer};
 use crate::name::SegmentName;
 
@@ -68,14 +69,4 @@ pub fn find(places: &[PathBuf]) -> Result<Vec<Found>, ExtractError> {
         });
     }
     Ok(list)
-}
-
-/// Opens a segment, and keeps the recorder from recycling it until the file is closed.
-fn lease(path: &Path) -> io::Result<File> {
-    let file = File::open(path)?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(ErrorKind::NotFound.into()),
-        Err(error) => Err(error.into()),
-    }
 }
