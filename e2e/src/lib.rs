@@ -6,6 +6,7 @@
 //!    ├── Uml::boot    User-mode Linux: a guest at native speed, no KVM needed
 //!    ├── Qemu::boot   a stock QEMU: `pc` or `q35`, KVM where it works, else TCG
 //!    │     └── Guest  run · spawn · pull · push · cpu_time · qmp · kill
+//!    ├── DiskFault    a disk of a guest that fails, loses or stalls when told
 //!    ├── traffic      sends numbered frames on an interface (also the tool `wiregen`)
 //!    └── programs     what nobody here wrote, on the real wire and through vNPlug's libpcap
 //! ```
@@ -26,6 +27,7 @@ mod channel;
 mod child;
 pub mod daemon;
 pub mod demo;
+mod disk;
 mod error;
 mod guest;
 mod image;
@@ -44,6 +46,7 @@ mod uml;
 
 pub use accel::{Accel, accel_probe};
 pub use channel::{Job, Output};
+pub use disk::{DiskFault, Fault};
 pub use error::{LabError, Result};
 pub use guest::Guest;
 pub use image::{GuestFile, Image};
