@@ -16,7 +16,7 @@
 //! (never on the console). Nothing is installed on the host and nothing outlives the process: every
 //! child dies with it, also when it is killed with SIGKILL.
 //!
-//! The lab knows nothing of vNPlug but [`daemon`], [`raw`], [`programs`] and [`demo`]: where the
+//! The lab knows nothing of vNPlug but [`daemon`], [`wire`], [`raw`], [`programs`] and [`demo`]: where the
 //! programs under test are, a daemon that ends with its test, a client that says what it likes,
 //! other people's programs, and what shows it all. Everything else under test comes in as files and programs.
 
@@ -43,6 +43,7 @@ pub mod raw;
 mod sys;
 pub mod traffic;
 mod uml;
+pub mod wire;
 
 pub use accel::{Accel, accel_probe};
 pub use channel::{Job, Output};

@@ -11,63 +11,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use vnplug::{Next, NextView, Port, flags};
-use vnplug_e2e::daemon::{Daemon, program, value};
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{program, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::traffic::Stream;
-use vnplug_e2e::{Lab, Netns};
+use vnplug_e2e::wire::Wire;
 use vnplug_ring::control::{ArenaHome, Counted, Message, Open};
 use vnplug_ring::witness::{Checker, Parsed, View, parse};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const LENT: &str = "wire1=af_xdp,fallback=no,arena=umem,frames=1024";
 
-struct Wire {
-    lab: Lab,
-    netns: Netns,
-    daemon: Daemon,
-}
-
-impl Wire {
-    fn new(mtu: &str, args: &[&str]) -> Self {
-        let lab = Lab::new().unwrap();
-        let netns = Netns::new().unwrap();
-        netns.veth("wire0", "wire1").unwrap();
-        for end in ["wire0", "wire1"] {
-            netns.ip(&["link", "set", end, "mtu", mtu]).unwrap();
-        }
-        let daemon = Daemon::start(&lab, Some(&netns), args).unwrap();
-        Self { lab, netns, daemon }
-    }
-
-    fn member(&self, filter: &str) -> Port {
-        let options = self.daemon.port("wire1").group("probes").filter(filter);
-        options.open().unwrap()
-    }
-
-    /// Sends no faster than the driver hands on.
-    fn send(&self, stream: &Stream) {
-        let stream = Stream {
-            pps: stream.pps.or(NonZeroU64::new(50_000)),
-            ..stream.clone()
-        };
-        let sent = self.netns.enter(|| stream.send()).unwrap().unwrap();
-        assert_eq!(sent.frames, stream.count);
-    }
-
-    /// Waits until so many frames were read, and closes the sums.
-    fn read(&self, frames: u64) -> Vec<Counted> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            let counters = self.daemon.counters();
-            let source = counters.iter().find(|it| it.kind == "source").unwrap();
-            if value(source, "read") >= frames {
-                assert_eq!(value(source, "kernel_dropped"), 0);
-                return self.daemon.audit();
-            }
-            assert!(Instant::now() < deadline, "{source:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
+fn member(wire: &Wire, filter: &str) -> Port {
+    let options = wire.daemon.port("wire1").group("probes").filter(filter);
+    options.open().unwrap()
 }
 
 fn of_port<'a>(all: &'a [Counted], port: &Port) -> &'a Counted {
@@ -105,8 +62,8 @@ fn drain(
 #[test]
 fn members_read_each_frame_where_it_was_received() {
     let wire = Wire::new("1500", &["--source", LENT]);
-    let mut all = wire.member("");
-    let mut some = wire.member("udp and greater 1000");
+    let mut all = member(&wire, "");
+    let mut some = member(&wire, "udp and greater 1000");
     // Another group of the same source, and a ring of one's own beside them.
     let other = wire.daemon.port("wire1").group("other");
     let mut other = other.snaplen(100).open().unwrap();
@@ -149,7 +106,7 @@ fn members_read_each_frame_where_it_was_received() {
 fn a_reader_that_lags_loses_its_own_and_is_never_shown_another_frame() {
     const FRAMES: u64 = 60_000;
     let wire = Wire::new("1500", &["--source", LENT]);
-    let (mut quick, mut slow) = (wire.member(""), wire.member(""));
+    let (mut quick, mut slow) = (member(&wire, ""), member(&wire, ""));
     let sent = AtomicBool::new(false);
     let (received, lagging) = std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
@@ -200,7 +157,7 @@ fn a_reader_that_lags_loses_its_own_and_is_never_shown_another_frame() {
 #[test]
 fn what_is_looked_at_in_place_is_told_to_be_recycled() {
     let wire = Wire::new("1500", &["--source", LENT]);
-    let mut port = wire.member("");
+    let mut port = member(&wire, "");
     let (mut total, mut others) = (0, 0);
     for run in 1..=20 {
         let stream = |count| Stream {
@@ -235,7 +192,7 @@ fn what_is_looked_at_in_place_is_told_to_be_recycled() {
 #[test]
 fn frames_of_several_chunks_are_copied_once_and_whole() {
     let wire = Wire::new("9000", &["--source", LENT]);
-    let (mut one, mut two) = (wire.member(""), wire.member(""));
+    let (mut one, mut two) = (member(&wire, ""), member(&wire, ""));
     let lens = [60, 9014, 1514, 3000];
     for (run, len_bytes) in (1..).zip(lens) {
         wire.send(&Stream {
@@ -261,7 +218,7 @@ fn frames_of_several_chunks_are_copied_once_and_whole() {
     assert_eq!(value(host, "arena_lent"), 200);
 }
 
-fn member() -> Open {
+fn request() -> Open {
     Open {
         group: "probes".into(),
         ..open("wire1", 1 << 14)
@@ -272,7 +229,7 @@ fn member() -> Open {
 fn nobody_can_write_the_packet_memory() {
     let wire = Wire::new("1500", &["--source", LENT]);
     let mut raw = Raw::greeted(&wire.daemon.socket());
-    let Message::Opened(opened) = raw.ask(&Message::Open(member()), 0) else {
+    let Message::Opened(opened) = raw.ask(&Message::Open(request()), 0) else {
         panic!("not opened");
     };
     assert_eq!(opened.arenas.home, ArenaHome::Apart);
@@ -294,7 +251,7 @@ fn nobody_can_write_the_packet_memory() {
 #[test]
 fn a_member_that_is_killed_costs_the_others_nothing_and_the_memory_is_there_for_the_next() {
     let wire = Wire::new("1500", &["--source", LENT]);
-    let mut other = wire.member("");
+    let mut other = member(&wire, "");
     let mut total = 0;
     for run in 1..=3 {
         let mut victim = wire.netns.command(program("vnplug").unwrap());
@@ -342,7 +299,7 @@ fn a_member_that_is_killed_costs_the_others_nothing_and_the_memory_is_there_for_
 #[test]
 fn members_come_back_after_the_daemon_was_killed_and_after_the_interface_was_made_anew() {
     let mut wire = Wire::new("1500", &["--source", LENT]);
-    let mut port = wire.member("");
+    let mut port = member(&wire, "");
     wire.send(&Stream::new("wire0", 10));
     wire.read(10);
     wire.netns.ip(&["link", "del", "wire1"]).unwrap();
@@ -430,7 +387,7 @@ fn who_may_not_see_every_frame_has_copies_of_those_that_it_may_see() {
         options.ring_bytes(1 << 16).open().unwrap()
     };
     let mut guarded = std::thread::scope(|scope| scope.spawn(open).join().unwrap());
-    let mut free = wire.member("");
+    let mut free = member(&wire, "");
     for (run, len_bytes) in [(1, 60), (2, 1514)] {
         wire.send(&Stream {
             len_bytes,
