@@ -24,6 +24,7 @@ use crate::source::spec::OpenSource;
 use crate::sys::privileges::Keep;
 use crate::sys::{privileges, signals};
 use crate::vm::Dirs;
+use crate::vm::arenas::packet_dir;
 
 /// Runs the daemon until it is told to end.
 ///
@@ -62,9 +63,18 @@ fn serve(
     listener: OwnedFd,
     termination: OwnedFd,
 ) -> Result<(), String> {
+    let user = config.user.as_deref().map(privileges::user).transpose();
+    let user = user.map_err(|error| error.to_string())?;
+    let dirs = Dirs {
+        state: config.state_dir.clone(),
+        pools: config.pool_dir.clone(),
+        pool_bytes: config.pool_bytes,
+    };
+    let packets = packet_dir(&dirs, user);
     let mut open = Vec::new();
     for spec in &config.sources {
-        open.push(spec.open().map_err(|error| error.to_string())?);
+        let opened = spec.open_with(Some(&packets));
+        open.push(opened.map_err(|error| error.to_string())?);
     }
     if open.is_empty() {
         log::warn!(target: "source", "no source is configured; use --source or a [[source]] table");
@@ -72,8 +82,6 @@ fn serve(
     let awake = config.wake_us.map(Awake::open).transpose();
     let awake =
         awake.map_err(|error| format!("cannot have CPUs wake sooner (wake_us): {error}"))?;
-    let user = config.user.as_deref().map(privileges::user).transpose();
-    let user = user.map_err(|error| error.to_string())?;
     give_files_to(user, made, &config)?;
     let mut compiler = Compiler::new("/proc/self/exe".into());
     if let Err(error) = compiler.start() {
@@ -125,11 +133,6 @@ fn serve(
     for (viewer, source) in config.senders {
         policy.grant_sending(viewer, &source);
     }
-    let dirs = Dirs {
-        state: config.state_dir,
-        pools: config.pool_dir,
-        pool_bytes: config.pool_bytes,
-    };
     let setup = Setup {
         hub,
         policy,

@@ -63,6 +63,8 @@ A q35 machine needs two free pcie-root-ports (one more with --doorbell, and for 
 The VMs of a --group read one copy of each packet, from memory that none of them can write. Each of
 them can read whatever any of them asks for; hence all need the same --allow of that source. The
 first one says how large each queue's arena is. In the guests: `vnplug count host:eth1 --group ids`.
+Of an af_xdp source with arena=vm the memory is what its frames are received into, without a copy: the
+VMs see all of them, asked for or not. With a filter in --allow, or a size, a group has copies.
 A doorbell serves until the daemon is restarted; then readers are woken over the control channel
 until the VM is detached and attached again. Without KVM keep it plugged: QEMU (7.2 at least) does
 not forget its descriptors when it is unplugged and may crash later.

@@ -76,6 +76,7 @@ impl Control {
             log::info!(target: "vm", "VM {:?} is taken over", spec.name);
             self.detach_vm(&spec.name)?;
         }
+        self.forget_broken(&spec.name);
         if self.attaching.contains(&spec.name) {
             let what = format!("VM {:?} is being attached; try again later", spec.name);
             return Err(Refusal::new(code::EXISTS, what));
@@ -171,6 +172,9 @@ impl Control {
 
     /// Forgets a VM and closes its ports.
     pub(super) fn detach_vm(&mut self, name: &str) -> Result<(), Refusal> {
+        if self.forget_broken(name) {
+            return Ok(());
+        }
         let Some(vm) = self.vms.get(name) else {
             let what = match self.attaching.contains(name) {
                 true => format!("VM {name:?} is still being attached"),

@@ -1,10 +1,12 @@
 //! Groups of the host: whom an attach admits to them, and their files.
 
+use std::path::Path;
+
 use vnplug_ring::control::{HOST_PREFIX, Open, VmKind, VmSpec, code};
 
 use super::Control;
 use crate::hub::policy::{Sight, Viewer};
-use crate::hub::{NewHostGroup, Owner, Refusal};
+use crate::hub::{Home, NewHostGroup, Owner, Refusal};
 use crate::vm::arenas::{self, ArenaFile, GroupRecord};
 use crate::vm::{Plan, Vm};
 
@@ -41,7 +43,8 @@ impl Control {
                 }
             };
             let size = self.hub.size_host_group(wanted, sight)?;
-            Ok((GroupRecord::new(wanted, size, &self.dirs), size.is_new))
+            let is_new = size.is_new;
+            Ok((GroupRecord::new(wanted, size, &self.dirs), is_new))
         });
         groups.collect()
     }
@@ -54,13 +57,25 @@ impl Control {
         &mut self,
         spec: &VmSpec,
         plan: &Plan,
-        made: Vec<ArenaFile>,
+        made: Vec<Option<ArenaFile>>,
     ) -> Result<(), Refusal> {
         let new: Vec<GroupRecord> = plan.new_groups().cloned().collect();
         for (group, file) in new.iter().zip(made) {
+            let home = match file {
+                Some(file) => group.home(file),
+                None => self.packets(group)?,
+            };
             let sight = self.sight_of_group(group, &spec.name, spec);
+            let (name, source) = (&group.name, &group.source);
+            match home {
+                Home::Packets(_) => log::info!(
+                    target: "vm",
+                    "group {name:?} reads the packet memory of {source:?}, where frames are received"
+                ),
+                _ => self.say_why_copied(group, &sight),
+            }
             self.hub
-                .add_host_group(self.new_group(group, file, sight))?;
+                .add_host_group(self.new_group(group, home, sight))?;
         }
         // Another VM, the last of a group, may have been detached meanwhile.
         let now = self.wanted_groups(spec)?;
@@ -76,8 +91,8 @@ impl Control {
         Ok(())
     }
 
-    /// Admits a VM of an earlier daemon to its groups. One that cannot be had is logged; of its name
-    /// the VM's readers have a group in their own pool then.
+    /// Admits a VM of an earlier daemon to its groups. One that cannot be had is barred until its VMs
+    /// are detached.
     pub(super) fn admit_again(&mut self, vm: &Vm) {
         let viewer = Viewer::Vm(vm.name().to_owned());
         for group in vm.groups() {
@@ -85,24 +100,121 @@ impl Control {
                 Sight::Through(sight) => sight,
                 Sight::Nothing => continue,
             };
-            if !self.hub.has_host_group(&group.name) {
-                let added = group
-                    .reopen()
-                    .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))
-                    .and_then(|file| {
-                        let new = self.new_group(group, file, sight.clone());
-                        self.hub.add_host_group(new)
-                    });
-                if let Err(refusal) = added {
-                    let name = &group.name;
-                    log::error!(
-                        target: "vm",
-                        "group {name:?}: {}; detach its VMs and attach them again", refusal.text
-                    );
-                    continue;
-                }
+            if let Err(refusal) = self.find_again(group, &sight) {
+                self.bar(group, vm.name(), &refusal.text);
+                continue;
             }
             self.hub.admit(&group.name, vm.name(), &sight);
+        }
+    }
+
+    /// Makes a group of an earlier daemon again, if it is not there yet.
+    fn find_again(&mut self, group: &GroupRecord, sight: &str) -> Result<(), Refusal> {
+        // Also where the group is there: another of its VMs may have another memory.
+        let packets = match group.is_packets() {
+            true => Some(self.packets(group)?),
+            false => None,
+        };
+        if self.hub.has_host_group(&group.name) {
+            return Ok(());
+        }
+        let new = match packets {
+            // Its members see everything, or it is barred.
+            Some(home) => self.new_group(group, home, String::new()),
+            None => {
+                let file = group.reopen();
+                let file = file.map_err(|it| Refusal::new(code::INTERNAL, it.to_string()))?;
+                self.new_group(group, group.home(file), sight.to_owned())
+            }
+        };
+        self.hub.add_host_group(new)
+    }
+
+    /// The packet memory that a group was made on.
+    fn packets(&self, group: &GroupRecord) -> Result<Home, Refusal> {
+        let mut files = self.hub.packet_files();
+        let now = files.find(|(source, _)| *source == group.source);
+        match now {
+            Some((_, file)) if file.path == group.path && file.inode == group.inode => {
+                Ok(Home::Packets(file.clone()))
+            }
+            now => {
+                let source = &group.source;
+                let what = match now {
+                    Some(_) => format!("the packet memory of {source:?} has another size now"),
+                    None => format!("{source:?} has no packet memory that VMs can map now"),
+                };
+                Err(Refusal::new(code::UNAVAILABLE, what))
+            }
+        }
+    }
+
+    /// A VM has the memory of a group that cannot be had: nobody can be in that group meanwhile.
+    fn bar(&mut self, group: &GroupRecord, vm: &str, why: &str) {
+        let name = &group.name;
+        let what = format!("group {name:?}, whose memory VM {vm:?} has: {why}; detach VM {vm:?}");
+        if !self.hub.has_host_group(name) {
+            let lost = self.new_group(group, Home::Lost(what.clone()), String::new());
+            if let Err(refusal) = self.hub.add_host_group(lost) {
+                log::error!(target: "vm", "{what} ({})", refusal.text);
+                return;
+            }
+        }
+        self.hub.bar_for(name, vm, what);
+    }
+
+    /// VMs that cannot be served may run, with the memory of groups: what they may see is not known.
+    pub(super) fn bar_broken(&mut self) {
+        for vm in std::mem::take(&mut self.broken) {
+            for group in &vm.groups {
+                let why = format!("it cannot be served ({})", vm.why);
+                self.bar(group, &vm.name, &why);
+            }
+            self.broken.push(vm);
+        }
+    }
+
+    /// Forgets a VM of an earlier daemon that could not be served; false if there is none.
+    pub(super) fn forget_broken(&mut self, name: &str) -> bool {
+        let Some(at) = self.broken.iter().position(|vm| vm.name == name) else {
+            return false;
+        };
+        let vm = self.broken.swap_remove(at);
+        vm.remove_files(&self.dirs.state);
+        self.expel(name);
+        self.remove_orphans(&vm.groups);
+        true
+    }
+
+    /// Deletes files of packet memory that no VM has: at the end all of them, at the start those of
+    /// sources that are no more.
+    pub(super) fn remove_packets(&self, at_start: bool) {
+        let is_ours = |path: &Path| self.hub.packet_files().any(|(_, file)| file.path == path);
+        arenas::remove_packets(&self.dirs, |path| {
+            (at_start && is_ours(path)) || self.has_plugged(path)
+        });
+        if at_start {
+            self.withdraw_packets();
+        }
+    }
+
+    /// Whether a VM has this file.
+    fn has_plugged(&self, path: &Path) -> bool {
+        let vms = self.vms.values().flat_map(Vm::groups);
+        let mut all = vms.chain(self.broken.iter().flat_map(|vm| &vm.groups));
+        all.any(|group| group.path == path)
+    }
+
+    /// A source lends its packet memory, and this group has copies.
+    fn say_why_copied(&self, group: &GroupRecord, sight: &str) {
+        let (name, source) = (&group.name, &group.source);
+        if let Some(lends_to_vms) = self.hub.lends(source) {
+            let why = match lends_to_vms {
+                false => "VMs cannot map the packet memory of its source (arena=vm)",
+                true if !sight.is_empty() => "its members do not see everything",
+                true => "a size was given",
+            };
+            log::info!(target: "vm", "group {name:?} of {source:?} has copies: {why}");
         }
     }
 
@@ -128,13 +240,22 @@ impl Control {
     /// Deletes the files of a detached VM's groups that no daemon could make again: nobody else does.
     pub(super) fn remove_orphans(&self, groups: &[GroupRecord]) {
         let others = |group: &GroupRecord| {
-            let mut vms = self.vms.values().flat_map(Vm::groups);
-            self.hub.has_host_group(&group.name)
+            let mut packets = self.hub.packet_files();
+            (!group.is_packets() && self.hub.has_host_group(&group.name))
+                || packets.any(|(_, file)| file.path == group.path)
                 || self.making_groups.contains(&group.name)
-                || vms.any(|other| other.path == group.path)
+                || self.has_plugged(&group.path)
         };
         let orphans = groups.iter().filter(|group| !others(group));
         arenas::remove_files(orphans.map(|group| &group.path));
+        self.withdraw_packets();
+    }
+
+    /// Who had packet memory through a VM, which is no more, has it no more.
+    fn withdraw_packets(&self) {
+        let files = self.hub.packet_files().map(|(_, file)| &*file.path);
+        let unplugged = files.filter(|path| !self.has_plugged(path));
+        unplugged.for_each(arenas::withdraw);
     }
 
     /// The obligatory filter of a port: in a group of the host everybody has the group's, operators
@@ -156,15 +277,13 @@ impl Control {
         }
     }
 
-    fn new_group(&self, group: &GroupRecord, file: ArenaFile, sight: String) -> NewHostGroup {
+    fn new_group(&self, group: &GroupRecord, home: Home, sight: String) -> NewHostGroup {
         NewHostGroup {
             name: group.name.clone(),
             source: group.source.clone(),
             capacity: group.capacity,
             sight,
-            path: group.path.clone(),
-            memory: file.memory,
-            reader: file.reader,
+            home,
             operators: self.policy.operators().to_vec(),
         }
     }

@@ -35,7 +35,7 @@ use crate::filter::{Compiler, Jit};
 use crate::hub::policy::{Policy, Viewer};
 use crate::hub::{Closing, Hub, NO_DESCRIPTORS};
 use crate::noise::peer_log;
-use crate::vm::{Dirs, Vm};
+use crate::vm::{Broken, Dirs, Vm};
 use compile::CompileThread;
 use memory::MemoryThread;
 use session::{Over, Session};
@@ -94,6 +94,8 @@ pub(crate) struct Control {
     silent: HashSet<u64>,
     pending: HashMap<u64, waiting::Pending>,
     vms: HashMap<String, Vm>,
+    /// VMs of an earlier daemon that cannot be served.
+    broken: Vec<Broken>,
     /// Names of VMs whose pools are being made.
     attaching: HashSet<String>,
     /// Names of groups of the host whose arenas are being made.
@@ -195,7 +197,7 @@ impl Control {
         }
         let compiler = CompileThread::start(compiler, jit, Arc::clone(&bell))?;
         let memory = MemoryThread::start(Arc::clone(&bell))?;
-        let vms = Vm::load_all(&dirs);
+        let (vms, broken) = Vm::load_all(&dirs);
         let mut control = Self {
             hub,
             policy,
@@ -212,6 +214,7 @@ impl Control {
             silent: HashSet::new(),
             pending: HashMap::new(),
             vms: HashMap::new(),
+            broken,
             attaching: HashSet::new(),
             making_groups: HashSet::new(),
             vm_listeners: HashMap::new(),
@@ -228,6 +231,8 @@ impl Control {
             control.add_vm(vm)?;
         }
         control.shut_out_again();
+        control.bar_broken();
+        control.remove_packets(true);
         Ok(control)
     }
 
@@ -248,7 +253,10 @@ impl Control {
             for event in &events {
                 let (flags, token) = (event.flags, event.data.u64());
                 match token {
-                    TERMINATION => return Ok(()),
+                    TERMINATION => {
+                        self.remove_packets(false);
+                        return Ok(());
+                    }
                     LISTENER => self.accept(),
                     BELL => self.bell(),
                     token if self.vm_listeners.contains_key(&token) => self.accept_vm(token),

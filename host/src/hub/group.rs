@@ -78,6 +78,15 @@ pub(super) struct LentPlan {
     snaplen: u32,
 }
 
+impl LentPlan {
+    pub(super) fn of(lent: &Lent) -> Self {
+        Self {
+            kept: lent.kept,
+            snaplen: lent.snaplen,
+        }
+    }
+}
+
 impl GroupPlan {
     /// Bytes of one arena with its header.
     pub(super) fn each(&self) -> u64 {
@@ -142,7 +151,8 @@ impl Hub {
         let may_see_all = matches!(owner, Owner::User(_)) && programs.guard.is_none();
         let lends = existing.map_or(may_see_all, |group| group.is_lent);
         let lent = self.sources[source].lent.as_ref();
-        let lent = lent.and_then(|lent| lent.first()).filter(|_| lends);
+        let lent = lent.and_then(|lent| lent.first());
+        let lent = lent.filter(|lent| lends && (existing.is_some() || !lent.is_lost()));
         let capacity = match (existing, lent) {
             (Some(group), _) => group.capacity,
             (None, Some(lent)) => lent.place.len,
@@ -150,10 +160,7 @@ impl Hub {
         };
         Ok(Some(GroupPlan {
             is_first: existing.is_none(),
-            lent: lent.map(|lent| LentPlan {
-                kept: lent.kept,
-                snaplen: lent.snaplen,
-            }),
+            lent: lent.map(LentPlan::of),
             key,
             capacity,
         }))
@@ -230,14 +237,14 @@ impl Hub {
         own: Option<Shared>,
         pool: Option<(&Region, &mut Places)>,
     ) -> Result<(), Refusal> {
+        if plan.is_hosts() {
+            queues = (0..self.sources[plan.key.source].workers.len()).collect();
+        }
         if plan.lent.is_some() {
             return self.lend(plan, queues);
         }
         let hosts = self.host_memory(&plan.key);
         let hosts = hosts.map_err(|error| no_memory(0, &error))?;
-        if plan.is_hosts() {
-            queues = (0..self.sources[plan.key.source].workers.len()).collect();
-        }
         let bytes = plan.each() * queues.len() as u64;
         let (memory, place) = match (own, pool) {
             _ if plan.is_hosts() => {
@@ -304,7 +311,7 @@ impl Hub {
             commons: lent.iter().map(|lent| Arc::clone(&lent.commons)).collect(),
             arenas: Arenas {
                 home: ArenaHome::Apart,
-                memory: 0,
+                memory: first.epoch,
                 map_len: first.map_len,
                 places: lent.iter().map(|lent| lent.place).collect(),
             },

@@ -4,6 +4,9 @@
 //! VMs to it: its arenas lie in a file of the daemon's that each of them maps, and none of them can
 //! write. What one member may see all may, so all have the same sight of the source; it is fixed as
 //! long as the group lasts. It ends with its last VM.
+//!
+//! Where the source lends its packet memory as a file, that is the file of groups whose members see
+//! everything: frames reach the guests without a copy. It is the source's, and outlives the group.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,9 +17,11 @@ use std::sync::atomic::Ordering;
 use vnplug_ring::Region;
 use vnplug_ring::control::{HostGroup as Wanted, Open, code};
 
-use super::group::{GroupKey, GroupPlan, Whose, arena_bytes};
+use super::group::{GroupKey, GroupPlan, LentPlan, Whose, arena_bytes};
 use super::{Hub, Owner, Programs, Refusal};
-use crate::sys::memory::{Pool, Watch};
+use crate::source::Lent;
+use crate::sys::memory::Pool;
+use crate::sys::packet_file::PacketFile;
 
 /// The groups of the host, by name.
 #[derive(Default)]
@@ -31,11 +36,7 @@ struct HostGroup {
     source: usize,
     /// Bytes of each arena's record area.
     capacity: u64,
-    memory: Region,
-    watch: Arc<Watch>,
-    path: PathBuf,
-    /// For processes: nothing can be written through it.
-    reader: OwnedFd,
+    home: Home,
     /// The obligatory filter of every member.
     sight: String,
     admitted: BTreeSet<Owner>,
@@ -44,6 +45,31 @@ struct HostGroup {
     /// VMs that have its memory and see other things of its source, and what is to be done: nobody
     /// can open a port in it while there is one.
     unlike: BTreeMap<String, String>,
+}
+
+/// Where a group of the host has its arenas.
+pub(crate) enum Home {
+    /// In a file of its own, with a descriptor opened for reading only.
+    File {
+        path: PathBuf,
+        memory: Pool,
+        reader: OwnedFd,
+    },
+    /// In the packet memory of its source.
+    Packets(Arc<PacketFile>),
+    /// VMs have them plugged in, and we cannot.
+    Lost(String),
+}
+
+impl Home {
+    /// Bytes of the file that VMs map.
+    fn len(&self) -> u64 {
+        match self {
+            Self::File { memory, .. } => memory.0.len(),
+            Self::Packets(file) => file.len,
+            Self::Lost(_) => 0,
+        }
+    }
 }
 
 /// What a group of the host is to be made of.
@@ -55,21 +81,20 @@ pub(crate) struct NewHostGroup {
     pub(crate) capacity: u64,
     /// The obligatory filter of every member.
     pub(crate) sight: String,
-    pub(crate) path: PathBuf,
-    pub(crate) memory: Pool,
-    /// Opened for reading only.
-    pub(crate) reader: OwnedFd,
+    pub(crate) home: Home,
     /// Users that may join beside the VMs.
     pub(crate) operators: Vec<u32>,
 }
 
 /// What a group of the host that a VM wants is or would be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct HostGroupSize {
     /// Bytes of each arena's record area.
     pub(crate) capacity: u64,
     /// Bytes of the file; a power of two, for that is what QEMU's devices have.
     pub(crate) len: u64,
+    /// The file, if it is the packet memory of the source.
+    pub(crate) packets: Option<Arc<PacketFile>>,
     /// It has to be made.
     pub(crate) is_new: bool,
 }
@@ -90,10 +115,22 @@ impl Hub {
         let sight = sight()?;
         let name = &wanted.name;
         let Some(group) = self.host_groups.groups.get(name) else {
+            // Who says a size wants memory of that size, and who sees less than all must not have what
+            // the source lends.
+            let is_whole = wanted.arena_bytes == 0 && sight.is_empty();
+            if let Some((lent, file)) = self.plugged(at).filter(|_| is_whole) {
+                return Ok(HostGroupSize {
+                    capacity: lent.place.len,
+                    len: file.len,
+                    packets: Some(Arc::clone(file)),
+                    is_new: true,
+                });
+            }
             let capacity = self.arena_capacity(wanted.arena_bytes)?;
             return Ok(HostGroupSize {
                 capacity,
                 len: self.host_arena_bytes(at, capacity),
+                packets: None,
                 is_new: true,
             });
         };
@@ -103,6 +140,19 @@ impl Hub {
             return exists(format!(
                 "group {name:?} is of source {its:?}: choose another name, or detach its VMs"
             ));
+        }
+        let packets = match &group.home {
+            Home::Packets(file) => Some(Arc::clone(file)),
+            _ => None,
+        };
+        if wanted.arena_bytes != 0 && packets.is_some() {
+            return exists(format!(
+                "group {name:?} reads the packet memory of {source:?}: leave the size out, or detach \
+                 its VMs"
+            ));
+        }
+        if let Home::Lost(what) = &group.home {
+            return exists(what.clone());
         }
         if wanted.arena_bytes != 0 && self.arena_capacity(wanted.arena_bytes)? != group.capacity {
             return exists(format!(
@@ -120,7 +170,8 @@ impl Hub {
         }
         Ok(HostGroupSize {
             capacity: group.capacity,
-            len: group.memory.len(),
+            len: group.home.len(),
+            packets,
             is_new: false,
         })
     }
@@ -152,8 +203,9 @@ impl Hub {
             let what = format!("group {:?}: no source {:?}", new.name, new.source);
             return Err(Refusal::new(code::NOT_FOUND, what));
         };
-        let (memory, watch) = new.memory;
-        if memory.len() < self.host_arena_bytes(source, new.capacity) {
+        if let Home::File { memory, .. } = &new.home
+            && memory.0.len() < self.host_arena_bytes(source, new.capacity)
+        {
             let what = format!("group {:?}: its source has other queues now", new.name);
             return Err(Refusal::new(code::INVALID, what));
         }
@@ -162,13 +214,13 @@ impl Hub {
             number: self.host_groups.made,
             source,
             capacity: new.capacity,
-            memory,
-            watch,
-            path: new.path,
-            reader: new.reader,
+            lost: match &new.home {
+                Home::Lost(what) => Some(what.clone()),
+                _ => None,
+            },
+            home: new.home,
             sight: new.sight,
             admitted: new.operators.into_iter().map(Owner::User).collect(),
-            lost: None,
             unlike: BTreeMap::new(),
         };
         self.host_groups.groups.insert(new.name, group);
@@ -196,13 +248,19 @@ impl Hub {
 
     /// A VM that has a group's memory plugged in sees nothing of the group's source any more.
     pub(crate) fn shut_out(&mut self, group: &str, vm: &str) {
+        let what = format!(
+            "VM {vm:?} has the memory of group {group:?}, and may not see its source any more: \
+             detach VM {vm:?}, or grant it what the others see and restart the daemon"
+        );
+        self.bar_for(group, vm, what);
+    }
+
+    /// Nobody can open a port in a group until this VM is detached, which counts as a member of it.
+    pub(crate) fn bar_for(&mut self, group: &str, vm: &str, what: String) {
         if let Some(it) = self.host_groups.groups.get_mut(group) {
-            let what = format!(
-                "VM {vm:?} has the memory of group {group:?}, and may not see its source any more: \
-                 detach VM {vm:?}, or grant it what the others see and restart the daemon"
-            );
             log::error!(target: "vm", "{what}");
             it.unlike.insert(vm.to_owned(), what);
+            it.admitted.insert(Owner::Vm(vm.to_owned()));
         }
     }
 
@@ -215,7 +273,11 @@ impl Hub {
         }
         let ended = |group: &HostGroup| !group.admitted.iter().any(|it| matches!(it, Owner::Vm(_)));
         let ended = self.host_groups.groups.extract_if(.., |_, it| ended(it));
-        ended.map(|(_, group)| group.path).collect()
+        let path = |group: HostGroup| match group.home {
+            Home::File { path, .. } => Some(path),
+            Home::Packets(_) | Home::Lost(_) => None,
+        };
+        ended.filter_map(|(_, group)| path(group)).collect()
     }
 
     /// The obligatory filter of a port that wants to join a group of the host, if it does.
@@ -251,32 +313,63 @@ impl Hub {
             whose: Whose::Host(group.number),
             name: name.clone(),
         };
+        let lent = match group.home {
+            Home::Packets(_) => self.plugged(source).map(|(lent, _)| LentPlan::of(lent)),
+            Home::File { .. } | Home::Lost(_) => None,
+        };
         Ok(Some(GroupPlan {
             is_first: !self.groups.contains_key(&key),
             key,
             capacity: group.capacity,
-            // What the source lends cannot be plugged into a VM.
-            lent: None,
+            lent,
         }))
     }
 
     /// The memory of a group of the host, and a descriptor of it for processes.
     pub(super) fn host_memory(&self, key: &GroupKey) -> std::io::Result<Option<(Region, OwnedFd)>> {
         let group = self.host_groups.groups.get(&key.name);
-        match group.filter(|it| key.whose == Whose::Host(it.number)) {
-            Some(group) => {
-                let reader = group.reader.as_fd().try_clone_to_owned()?;
-                Ok(Some((group.memory.clone(), reader)))
-            }
-            None => Ok(None),
-        }
+        let group = group.filter(|it| key.whose == Whose::Host(it.number));
+        let Some(Home::File { memory, reader, .. }) = group.map(|it| &it.home) else {
+            return Ok(None);
+        };
+        let reader = reader.as_fd().try_clone_to_owned()?;
+        Ok(Some((memory.0.clone(), reader)))
+    }
+
+    /// What a source lends that VMs can map.
+    fn plugged(&self, source: usize) -> Option<(&Lent, &Arc<PacketFile>)> {
+        let lent = self.sources[source].lent.as_ref()?.first()?;
+        let file = lent.file.as_ref()?;
+        (!lent.is_lost()).then_some((lent, file))
+    }
+
+    /// Whether a source that lends its packet memory can lend it to VMs; `None`: it does not lend it.
+    pub(crate) fn lends(&self, source: &str) -> Option<bool> {
+        let at = self.sources.iter().position(|it| it.name == source)?;
+        let lent = self.sources[at].lent.as_ref();
+        let lends = lent.is_some_and(|lent| !lent.is_empty());
+        lends.then(|| self.plugged(at).is_some())
+    }
+
+    /// The files of packet memory that there are now, each with its source's name.
+    pub(crate) fn packet_files(&self) -> impl Iterator<Item = (&str, &Arc<PacketFile>)> {
+        self.sources.iter().filter_map(|source| {
+            let lent = source.lent.as_ref()?.first()?;
+            Some((source.name.as_str(), lent.file.as_ref()?))
+        })
     }
 
     /// Bars groups whose file was truncated under us.
     pub(crate) fn bar_lost_host_groups(&mut self) {
         for (name, group) in &mut self.host_groups.groups {
-            if group.lost.is_none() && group.watch.lost.load(Ordering::Acquire) {
-                let what = format!("the arena of group {name:?} was truncated: detach its VMs");
+            let (is_lost, then) = match &group.home {
+                Home::File { memory, .. } => (memory.1.lost.load(Ordering::Acquire), ""),
+                Home::Packets(file) => (file.is_lost(), " and restart the daemon"),
+                Home::Lost(_) => (false, ""),
+            };
+            if group.lost.is_none() && is_lost {
+                let what =
+                    format!("the arena of group {name:?} was truncated: detach its VMs{then}");
                 log::error!(target: "vm", "{what}");
                 group.lost = Some(what);
             }
@@ -287,7 +380,11 @@ impl Hub {
     /// member's would be laid there, and torn frames be taken for whole ones.
     pub(super) fn bar_stuck_host_group(&mut self, key: &GroupKey) {
         let group = self.host_groups.groups.get_mut(&key.name);
-        if let Some(group) = group.filter(|it| key.whose == Whose::Host(it.number)) {
+        let is_it = |it: &&mut HostGroup| {
+            // In packet memory nothing is laid for the next member.
+            key.whose == Whose::Host(it.number) && !matches!(it.home, Home::Packets(_))
+        };
+        if let Some(group) = group.filter(is_it) {
             let what = format!(
                 "a thread of the source of group {:?} does not answer and may still write to the \
                  group's arena: detach its VMs, or restart the daemon",

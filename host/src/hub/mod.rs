@@ -38,7 +38,7 @@ pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS, MAX_EARLY_LOAD
 pub(crate) use group::arena_bytes;
 use group::{Group, GroupKey};
 use host_group::HostGroups;
-pub(crate) use host_group::{HostGroupSize, NewHostGroup};
+pub(crate) use host_group::{Home, HostGroupSize, NewHostGroup};
 pub use limits::{Limits, MAX_FILTER_WORK};
 use load::Owned;
 pub(crate) use open::{Memory, NO_DESCRIPTORS, Need, OwnMemory, no_memory};

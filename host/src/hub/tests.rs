@@ -192,9 +192,7 @@ fn who_asked_before_a_group_of_the_host_was_made_does_not_show_its_vms_other_pac
         source: "lab".into(),
         capacity: 1 << 16,
         sight: "udp".into(),
-        path: "/nowhere".into(),
-        memory: (Region::heap(2 << 20), Arc::default()),
-        reader: std::fs::File::open("/dev/null").unwrap().into(),
+        home: a_file(),
         operators: vec![0],
     };
     hub.add_host_group(group).unwrap();
@@ -208,6 +206,14 @@ fn who_asked_before_a_group_of_the_host_was_made_does_not_show_its_vms_other_pac
     hub.open(&open, owner, now, own(), None).ok().unwrap();
 }
 
+fn a_file() -> Home {
+    Home::File {
+        path: "/nowhere".into(),
+        memory: (Region::heap(2 << 20), Arc::default()),
+        reader: std::fs::File::open("/dev/null").unwrap().into(),
+    }
+}
+
 /// A hub with group "g" of the host, of which the user 0 may be a member.
 fn hub_with_a_group() -> Hub {
     let mut hub = hub();
@@ -216,9 +222,7 @@ fn hub_with_a_group() -> Hub {
         source: "lab".into(),
         capacity: 1 << 16,
         sight: String::new(),
-        path: "/nowhere".into(),
-        memory: (Region::heap(2 << 20), Arc::default()),
-        reader: std::fs::File::open("/dev/null").unwrap().into(),
+        home: a_file(),
         operators: vec![0],
     };
     hub.add_host_group(group).unwrap();

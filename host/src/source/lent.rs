@@ -1,11 +1,14 @@
 //! Memory that frames are received into, lent to the groups of a source as their arena.
 
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use vnplug_ring::control::RingPlace;
 
 use crate::port::commons::Commons;
+use crate::sys::packet_file::PacketFile;
+pub use crate::sys::packet_file::PacketPath;
 
 /// What a queue lends: the members of groups read its frames where they were received.
 ///
@@ -15,7 +18,11 @@ use crate::port::commons::Commons;
 pub struct Lent {
     /// The queue's arena, the same for all groups.
     pub(crate) commons: Arc<Commons>,
-    /// Descriptor of the memory, which nobody but the daemon can write.
+    /// Number of the arena's incarnation, by which a guest finds it.
+    pub(crate) epoch: u64,
+    /// The file that the memory is, if VMs can map it.
+    pub(crate) file: Option<Arc<PacketFile>>,
+    /// Descriptor of the memory, through which nothing can be written.
     pub(crate) memory: Arc<OwnedFd>,
     /// Bytes of it to map.
     pub(crate) map_len: u64,
@@ -26,3 +33,38 @@ pub struct Lent {
     /// The longest frame.
     pub(crate) snaplen: u32,
 }
+
+impl Lent {
+    /// Somebody truncated the memory: nobody is to read there.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| file.is_lost())
+    }
+}
+
+/// Where sources make files of their packet memory.
+#[derive(Debug, Clone)]
+pub struct PacketDir {
+    /// A directory on tmpfs or hugetlbfs.
+    pub dir: PathBuf,
+    /// What their names begin with.
+    pub prefix: String,
+    /// User and group that the daemon becomes; `None`: it stays what it is.
+    pub owner: Option<(u32, u32)>,
+}
+
+impl PacketDir {
+    /// The file of the source of this name.
+    pub fn of(&self, source: &str) -> PacketPath {
+        PacketPath {
+            path: self.dir.join(format!("{}{source}{PACKETS}", self.prefix)),
+            owner: self.owner,
+        }
+    }
+
+    /// Whether a file of this name is a source's.
+    pub fn has(&self, file: &str) -> bool {
+        file.starts_with(&self.prefix) && file.ends_with(PACKETS)
+    }
+}
+
+const PACKETS: &str = ".umem";

@@ -4,7 +4,7 @@
 //! | kind | what | options |
 //! |---|---|---|
 //! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=BYTES`, `blocks=N`, `block_timeout_ms=N`, `snaplen=BYTES`, `hardware_timestamps=yes\|no`, `early=yes\|no` |
-//! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no`, `arena=copy\|umem` |
+//! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no`, `arena=copy\|umem\|vm` |
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
 //!
@@ -22,6 +22,7 @@ use vnplug_ring::witness::Protocol;
 
 use super::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
 use super::generator::{Gen, GenConfig};
+use super::lent::PacketDir;
 use super::pcap::{PcapConfig, PcapFile, Repeat, Speed};
 use super::worker::{Worker, WorkerOptions};
 use super::{Queue, SourceError};
@@ -83,6 +84,14 @@ impl SourceSpec {
     /// # Errors
     /// [`SourceError`] if an option is unknown or out of range, or what the kind says.
     pub fn open(&self) -> Result<OpenSource, SourceError> {
+        self.open_with(None)
+    }
+
+    /// As [`open`](Self::open), with a directory for packet memory that VMs can map.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(&self, files: Option<&PacketDir>) -> Result<OpenSource, SourceError> {
         let mut options = Options {
             name: &self.name,
             left: self.options.clone(),
@@ -98,7 +107,7 @@ impl SourceSpec {
         let mut interface = None;
         let (kind, description, queues, ends) = match self.kind.as_str() {
             "af_packet" => af_packet(&mut options, &mut interface)?,
-            "af_xdp" => af_xdp::open(&mut options, &mut interface)?,
+            "af_xdp" => af_xdp::open(&mut options, &mut interface, files)?,
             "pcap" => pcap(&mut options)?,
             "gen" => generator(&mut options)?,
             kind => {

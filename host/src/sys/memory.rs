@@ -22,7 +22,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 use vnplug_ring::Region;
 
 /// Bytes of the huge pages we ask for.
-const HUGE: u64 = 2 << 20;
+pub(crate) const HUGE: u64 = 2 << 20;
 
 /// Bytes that are committed, or unmapped, at a time.
 const CHUNK: u64 = 16 << 20;
@@ -165,6 +165,36 @@ pub(crate) fn pool_file(path: &Path, len: u64, create: bool, go_on: GoOn<'_>) ->
 pub(crate) type Pool = (Region, Arc<Watch>);
 
 fn open_pool(path: &Path, len: u64, create: bool, go_on: GoOn<'_>) -> io::Result<Pool> {
+    // Who owns the file can give it to others.
+    let us = [rustix::process::geteuid().as_raw()];
+    let file = open(path, len, create.then_some(go_on), &us)?;
+    watched(&file, len, go_on)
+}
+
+/// As [`pool_file`] makes one.
+pub(crate) fn anew(path: &Path, len: u64) -> io::Result<(File, Pool)> {
+    let us = [rustix::process::geteuid().as_raw()];
+    let made = open(path, len, Some(&|| true), &us).and_then(|file| {
+        let pool = watched(&file, len, &|| true)?;
+        Ok((file, pool))
+    });
+    if made.is_err() {
+        // As above.
+        let _ = std::fs::remove_file(path);
+    }
+    made
+}
+
+/// As [`pool_file`] opens one that is there, of one of these users.
+pub(crate) fn again(path: &Path, len: u64, users: &[u32]) -> io::Result<(File, Pool)> {
+    let file = open(path, len, None, users)?;
+    commit(&file, len, &|| true)?;
+    let pool = watched(&file, len, &|| true)?;
+    Ok((file, pool))
+}
+
+/// Opens a file of one of these users; with `make`, makes it.
+fn open(path: &Path, len: u64, make: Option<GoOn<'_>>, users: &[u32]) -> io::Result<File> {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     let mut options = File::options();
     options
@@ -172,14 +202,14 @@ fn open_pool(path: &Path, len: u64, create: bool, go_on: GoOn<'_>) -> io::Result
         .write(true)
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let file = if create {
-        options.create_new(true).open(path)?
-    } else {
-        options.open(path)?
+    let file = match make {
+        None => options.open(path)?,
+        Some(go_on) => {
+            let file = options.create_new(true).open(path)?;
+            commit(&file, len, go_on)?;
+            file
+        }
     };
-    if create {
-        commit(&file, len, go_on)?;
-    }
     let have = file.metadata()?;
     let wrong = |what: String| {
         let what = format!("{} {what}", path.display());
@@ -188,16 +218,19 @@ fn open_pool(path: &Path, len: u64, create: bool, go_on: GoOn<'_>) -> io::Result
     if !have.is_file() {
         return wrong("is no regular file".into());
     }
-    // Who owns the file can give it to others.
-    let us = rustix::process::geteuid().as_raw();
-    if have.uid() != us {
+    if !users.contains(&have.uid()) {
+        let us = users[0];
         return wrong(format!("belongs to user {}, not to user {us}", have.uid()));
     }
     if have.len() != len {
         return wrong(format!("has {} bytes, not {len}", have.len()));
     }
+    Ok(file)
+}
+
+fn watched(file: &File, len: u64, go_on: GoOn<'_>) -> io::Result<Pool> {
     let watch = Arc::new(Watch::default());
-    let region = map(&file, len, Some(&watch), go_on)?;
+    let region = map(file, len, Some(&watch), go_on)?;
     Ok((region, watch))
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod executable;
 pub(crate) mod interface;
 pub(crate) mod memory;
 pub(crate) mod packet;
+pub(crate) mod packet_file;
 pub(crate) mod pcap;
 pub(crate) mod prefetch;
 pub(crate) mod privileges;

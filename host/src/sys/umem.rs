@@ -12,10 +12,12 @@
 //! taken. Memory that is not lent has no spare area and keeps nothing.
 
 use std::io;
+use std::sync::Arc;
 
 use vnplug_ring::Region;
 
-use super::memory::{self, Shared};
+use super::memory::{self, HUGE, Shared};
+use super::packet_file::{PacketFile, PacketPath};
 
 /// Packet memory of one socket at a time.
 #[derive(Debug)]
@@ -79,6 +81,22 @@ impl UmemShape {
             _ => bytes.next_multiple_of(HUGE),
         }
     }
+
+    /// Bytes of a file with so many of these: a power of two, which the devices of VMs have.
+    pub(crate) const fn file_bytes(&self, count: usize) -> u64 {
+        (self.bytes() * count as u64).next_power_of_two()
+    }
+
+    /// The shape with which so many fill their file: more chunks are held back.
+    pub(crate) const fn filling(self, count: usize) -> Self {
+        let each = self.file_bytes(count) / count as u64 / HUGE * HUGE;
+        let sent = (self.transmit as u64 * self.chunk as u64).next_multiple_of(HUGE);
+        let chunks = (each - sent - self.chunks_at()) / self.chunk as u64;
+        Self {
+            kept: chunks as u32 - self.receive,
+            ..self
+        }
+    }
 }
 
 impl Umem {
@@ -92,8 +110,27 @@ impl Umem {
 
     /// Commits memory to be lent, for so many sockets: one descriptor, one part after the other.
     pub(crate) fn lent(shape: UmemShape, count: usize) -> io::Result<(Vec<Self>, Shared)> {
+        let bytes = shape.bytes() * count as u64;
+        Self::cut(
+            memory::write_sealed("vnplug-umem", bytes, &|| true)?,
+            shape,
+            count,
+        )
+    }
+
+    /// As [`lent`](Self::lent), in a file; which has to be mapped by nobody else for writing.
+    pub(crate) fn in_file(
+        shape: UmemShape,
+        count: usize,
+        at: &PacketPath,
+    ) -> io::Result<(Vec<Self>, Shared, Arc<PacketFile>)> {
+        let (memory, file) = PacketFile::open(at, shape.file_bytes(count))?;
+        let (parts, memory) = Self::cut(memory, shape, count)?;
+        Ok((parts, memory, file))
+    }
+
+    fn cut(mut memory: Shared, shape: UmemShape, count: usize) -> io::Result<(Vec<Self>, Shared)> {
         let each = shape.bytes();
-        let mut memory = memory::write_sealed("vnplug-umem", each * count as u64, &|| true)?;
         let mut parts = Vec::with_capacity(count);
         for at in (0..count as u64).map(|nth| nth * each) {
             // Who maps the descriptor finds nothing there: what is sent is not for readers.
@@ -171,7 +208,6 @@ pub(crate) const HEADROOM: u32 = 144;
 pub(crate) const LENT_HEADROOM: u32 = 160;
 
 const PAGE: u64 = 4096;
-const HUGE: u64 = 2 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -208,6 +244,22 @@ mod tests {
         let free = umem.free();
         assert_eq!(free.len(), 64);
         assert!(free.iter().all(|chunk| !last.contains(chunk)));
+    }
+
+    #[test]
+    fn parts_in_a_file_fill_it_and_none_is_smaller_than_before() {
+        for (receive, count) in [(64, 1), (1024, 1), (1024, 3), (16_384, 4), (16_384, 7)] {
+            let shape = UmemShape {
+                receive,
+                kept: receive,
+                ..LENT
+            };
+            let filling = shape.filling(count);
+            assert_eq!(filling.file_bytes(count), shape.file_bytes(count));
+            assert!(filling.kept >= shape.kept && filling.bytes() >= shape.bytes());
+            let left = filling.file_bytes(count) - filling.bytes() * count as u64;
+            assert!(left < HUGE * count as u64, "{receive} {count}: {left}");
+        }
     }
 
     #[test]

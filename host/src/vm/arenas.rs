@@ -1,20 +1,25 @@
 //! The files of the host's groups, as the VMs that map them have them.
 //!
 //! Such a file is made by the attach that names its group first, is found again by the next daemon
-//! through the records of its VMs, and goes with the last of them.
+//! through the records of its VMs, and goes with the last of them. Where the file is the packet memory
+//! of a source it is the source's: it is there before its first VM, and stays as long as the source
+//! has it or a VM that maps it is recorded.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use vnplug_ring::arena::header;
 use vnplug_ring::control::{HostGroup, code};
 
-use super::{Dirs, check_name, instance, remove};
-use crate::hub::{HostGroupSize, Refusal, arena_bytes};
+use super::{ACL, Dirs, check_name, instance, remove};
+use crate::hub::{Home, HostGroupSize, Refusal, arena_bytes};
+use crate::source::lent::PacketDir;
 use crate::sys::memory::{GoOn, Pool, pool_file};
 
 /// A group of the host that a VM may join, as it is written down.
@@ -28,6 +33,9 @@ pub(crate) struct GroupRecord {
     pub(crate) path: PathBuf,
     /// Bytes of it.
     pub(crate) len: u64,
+    /// Which file it is, if it is the packet memory of the source; 0: it is the group's own.
+    #[serde(default)]
+    pub(crate) inode: u64,
 }
 
 /// The memory of a group, and a descriptor that cannot write it.
@@ -39,25 +47,48 @@ pub(crate) struct ArenaFile {
 impl GroupRecord {
     /// What a VM is to get of a group of this size.
     pub(crate) fn new(wanted: &HostGroup, size: HostGroupSize, dirs: &Dirs) -> Self {
-        let file = format!("vnplug-{}-{}.arena", instance(&dirs.state), wanted.name);
+        let (path, inode) = match &size.packets {
+            Some(file) => (file.path.clone(), file.inode),
+            None => {
+                let file = format!("vnplug-{}-{}.arena", instance(&dirs.state), wanted.name);
+                (dirs.pools.join(file), 0)
+            }
+        };
         Self {
             name: wanted.name.clone(),
             source: wanted.source.clone(),
             capacity: size.capacity,
-            path: dirs.pools.join(file),
+            path,
             len: size.len,
+            inode,
         }
     }
 
-    /// Makes its file, which takes as long as a pool's.
+    /// Its file is the packet memory of its source.
+    pub(crate) fn is_packets(&self) -> bool {
+        self.inode != 0
+    }
+
+    /// Makes its file, which takes as long as a pool's, if it is the group's own.
     ///
     /// # Errors
     /// As [`pool_file`].
-    pub(super) fn make(&self, go_on: GoOn<'_>) -> io::Result<ArenaFile> {
+    pub(super) fn make(&self, go_on: GoOn<'_>) -> io::Result<Option<ArenaFile>> {
+        if self.is_packets() {
+            return Ok(None);
+        }
         // One without a record is what an interrupted attach left behind.
         remove(&self.path);
         let memory = pool_file(&self.path, self.len, true, go_on)?;
-        self.with_reader(memory).inspect_err(|_| remove(&self.path))
+        let file = self.with_reader(memory).inspect_err(|_| remove(&self.path));
+        file.map(Some)
+    }
+
+    /// Deletes its file, which was made for nobody, if it is the group's own.
+    pub(super) fn abandon(&self) {
+        if !self.is_packets() {
+            remove(&self.path);
+        }
     }
 
     /// Opens the file that an earlier daemon made. What it holds is from before.
@@ -79,6 +110,15 @@ impl GroupRecord {
         fence(Ordering::SeqCst);
         memory.0.clear(0, self.len);
         self.with_reader(memory)
+    }
+
+    /// Where the arenas lie, in this file.
+    pub(crate) fn home(&self, file: ArenaFile) -> Home {
+        Home::File {
+            path: self.path.clone(),
+            memory: file.memory,
+            reader: file.reader,
+        }
     }
 
     fn with_reader(&self, memory: Pool) -> io::Result<ArenaFile> {
@@ -115,5 +155,111 @@ pub(crate) fn remove_files(paths: impl IntoIterator<Item = impl AsRef<Path>>) {
     }
 }
 
+/// Where sources make their packet memory, for the daemon of this state directory.
+pub(crate) fn packet_dir(dirs: &Dirs, owner: Option<(u32, u32)>) -> PacketDir {
+    PacketDir {
+        dir: dirs.pools.clone(),
+        prefix: format!("vnplug-{}-", instance(&dirs.state)),
+        owner,
+    }
+}
+
+/// Deletes packet memory of earlier daemons that nobody has any more, according to `is_used`.
+pub(crate) fn remove_packets(dirs: &Dirs, is_used: impl Fn(&Path) -> bool) {
+    let ours = packet_dir(dirs, None);
+    let entries = std::fs::read_dir(&dirs.pools).into_iter().flatten();
+    for entry in entries.flatten() {
+        let is_one = entry.file_name().to_str().is_some_and(|it| ours.has(it));
+        if is_one && !is_used(&entry.path()) {
+            remove(&entry.path());
+        }
+    }
+}
+
+/// Takes back from users that QEMU runs as what `vnplug attach` gave them: no VM maps it any more.
+pub(crate) fn withdraw(path: &Path) {
+    let mode = std::fs::Permissions::from_mode(0o600);
+    let done = match rustix::fs::removexattr(path, ACL) {
+        Ok(()) => std::fs::set_permissions(path, mode),
+        // None was given, or there are no lists.
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        Err(error) => Err(error.into()),
+    };
+    if let Err(error) = done {
+        log::warn!(target: "vm", "{}: {error}", path.display());
+    }
+}
+
 /// Each is a PCI device.
 pub(crate) const MAX_GROUPS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use vnplug_ring::arena::ArenaGeometry;
+    use vnplug_ring::layout::Meta;
+    use vnplug_ring::{Arena, ArenaReader};
+
+    use super::*;
+
+    const CAPACITY: u64 = 1 << 16;
+
+    fn record() -> GroupRecord {
+        let file = format!("vnplug-arenas-{}.arena", std::process::id());
+        GroupRecord {
+            name: "g".into(),
+            source: "lab".into(),
+            capacity: CAPACITY,
+            path: std::env::temp_dir().join(file),
+            len: 1 << 20,
+            inode: 0,
+        }
+    }
+
+    /// A guest reads on while the next daemon clears what the last one left.
+    #[test]
+    fn nobody_takes_a_packet_for_whole_while_its_file_is_reopened() {
+        let group = record();
+        let file = group.make(&|| true).unwrap().unwrap();
+        // The last arena, which is cleared late.
+        let at = (group.len / arena_bytes(CAPACITY) - 1) * arena_bytes(CAPACITY);
+        let part = |pool: &Pool| pool.0.part(at, arena_bytes(CAPACITY)).unwrap();
+        let part = part(&file.memory);
+        let mut seen = 0;
+        for epoch in 1..=100 {
+            let geometry = ArenaGeometry {
+                capacity: CAPACITY,
+                snaplen: 1000,
+                epoch,
+                queue: 0,
+            };
+            let mut arena = Arena::create(part.clone(), geometry).unwrap();
+            let placed = arena.place(&Meta::default(), &[7; 1000]);
+            let (reader, ready) = (ArenaReader::attach(part.clone()), AtomicBool::new(false));
+            let reader = reader.unwrap();
+            seen += std::thread::scope(|scope| {
+                let reading = scope.spawn(|| {
+                    for whole in 0..1_000_000 {
+                        let mut bytes = [0; 1000];
+                        let record = 4096 + u64::from(placed.at) * 8 + 32;
+                        part.read(record, &mut bytes);
+                        if !reader.is_whole(placed.seq) {
+                            return whole;
+                        }
+                        assert_eq!(bytes, [7; 1000], "torn");
+                        ready.store(true, Ordering::Release);
+                    }
+                    panic!("it is never told");
+                });
+                while !ready.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                drop(group.reopen().unwrap());
+                reading.join().unwrap()
+            });
+        }
+        assert!(seen >= 100);
+        remove(&group.path);
+    }
+}

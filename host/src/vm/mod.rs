@@ -29,6 +29,9 @@ use crate::sys::memory::{GoOn, Pool, Watch, pool_file};
 use arenas::{ArenaFile, GroupRecord};
 use doorbell::DoorbellServer;
 
+/// The attribute that is a file's access list.
+const ACL: &str = "system.posix_acl_access";
+
 /// Smallest and largest pool in bytes.
 const POOL_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;
 
@@ -78,6 +81,35 @@ pub(crate) struct Vm {
     pub(crate) heard: u32,
 }
 
+/// What is read of a record that is not whole.
+#[derive(Default, Deserialize)]
+struct Groups {
+    #[serde(default)]
+    groups: Vec<GroupRecord>,
+}
+
+/// A VM of an earlier daemon that cannot be served, though it may run and have memory of ours.
+pub(crate) struct Broken {
+    pub(crate) name: String,
+    pub(crate) why: String,
+    /// Groups of the host whose memory it has, as far as its record says.
+    pub(crate) groups: Vec<GroupRecord>,
+}
+
+impl Broken {
+    /// Deletes what is left of it but its pool, whose name is not known.
+    pub(crate) fn remove_files(&self, state: &Path) {
+        let name = &self.name;
+        for path in [
+            control_path(state, name),
+            doorbell_path(state, name),
+            record_path(state, name),
+        ] {
+            remove(&path);
+        }
+    }
+}
+
 /// Where VMs' files lie.
 #[derive(Debug, Clone)]
 pub(crate) struct Dirs {
@@ -99,8 +131,8 @@ pub(crate) struct Plan {
 /// Memory that was made for a VM.
 pub(crate) struct Committed {
     pub(crate) pool: Pool,
-    /// In the order of [`Plan::new_groups`].
-    pub(crate) arenas: Vec<ArenaFile>,
+    /// In the order of [`Plan::new_groups`]; none for one that has its source's memory.
+    pub(crate) arenas: Vec<Option<ArenaFile>>,
 }
 
 impl Plan {
@@ -187,7 +219,7 @@ impl Plan {
     /// Deletes what was made for nobody.
     pub(crate) fn abandon(&self) {
         remove(&self.record.pool);
-        arenas::remove_files(self.new_groups().map(|group| &group.path));
+        self.new_groups().for_each(GroupRecord::abandon);
     }
 }
 
@@ -214,25 +246,37 @@ impl Vm {
         })
     }
 
-    /// The VMs that an earlier daemon served; broken records are logged and left alone.
-    pub(crate) fn load_all(dirs: &Dirs) -> Vec<Self> {
-        let mut vms = Vec::new();
+    /// The VMs that an earlier daemon served, and those that cannot be served again, which are logged
+    /// and left alone.
+    pub(crate) fn load_all(dirs: &Dirs) -> (Vec<Self>, Vec<Broken>) {
+        let (mut vms, mut broken) = (Vec::new(), Vec::new());
         let Ok(entries) = std::fs::read_dir(dirs.state.join("vms")) else {
-            return vms;
+            return (vms, broken);
         };
         for path in entries.flatten().map(|entry| entry.path()) {
             if path.extension().is_none_or(|extension| extension != "toml") {
                 continue;
             }
-            let loaded = std::fs::read_to_string(&path)
+            let text = std::fs::read_to_string(&path);
+            let groups = text.as_deref().ok().map(toml::from_str::<Groups>);
+            let Groups { groups } = groups.and_then(Result::ok).unwrap_or_default();
+            let loaded = text
                 .and_then(|text| toml::from_str::<Record>(&text).map_err(io::Error::other))
                 .and_then(|record| Self::reopen(record, dirs));
             match loaded {
                 Ok(vm) => vms.push(vm),
-                Err(error) => log::error!(target: "vm", "{}: {error}", path.display()),
+                Err(error) => {
+                    log::error!(target: "vm", "{}: {error}", path.display());
+                    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+                    broken.push(Broken {
+                        name: name.into_owned(),
+                        why: error.to_string(),
+                        groups,
+                    });
+                }
             }
         }
-        vms
+        (vms, broken)
     }
 
     fn reopen(record: Record, dirs: &Dirs) -> io::Result<Self> {
@@ -410,7 +454,6 @@ impl Vm {
 /// Lets whoever was given access to the pool (a QEMU that runs as another user) connect to a socket
 /// too: attaching gave both an access control list, and a restarted daemon makes new sockets.
 fn share_access(pool: &Path, socket: &Path) {
-    const ACL: &str = "system.posix_acl_access";
     let mut list = vec![0; 4096];
     // No list (ENODATA) and no lists at all (ENOTSUP) leave the socket to the daemon's own user.
     let Ok(len) = rustix::fs::getxattr(pool, ACL, &mut list) else {
@@ -530,18 +573,17 @@ mod tests {
         let vm = create(&spec("probe"), &dirs).unwrap();
         let (id, ready) = (vm.pool_id, vm.ready(&dirs.state));
         drop(vm);
-        let again = Vm::load_all(&dirs);
+        let (again, _) = Vm::load_all(&dirs);
         assert_eq!(again.len(), 1);
         assert_eq!((again[0].pool_id, again[0].ready(&dirs.state)), (id, ready));
         assert_eq!(again[0].grants(), spec("probe").allow);
         again[0].record.remove_files(&dirs.state);
-        assert!(Vm::load_all(&dirs).is_empty());
+        assert!(Vm::load_all(&dirs).0.is_empty());
         std::fs::remove_dir_all(&dirs.state).unwrap();
     }
 
     #[test]
     fn who_may_map_the_pool_may_connect_after_a_restart() {
-        const ACL: &str = "system.posix_acl_access";
         let dirs = dirs("acl");
         let vm = create(&spec("probe"), &dirs).unwrap();
         // linux/posix_acl_xattr.h: version 2; (tag, permissions, id): owner, user 65534, group,
@@ -563,7 +605,7 @@ mod tests {
         let flags = rustix::fs::XattrFlags::empty();
         rustix::fs::setxattr(&pool, ACL, &list, flags).unwrap();
         drop(vm);
-        let again = Vm::load_all(&dirs).pop().unwrap();
+        let again = Vm::load_all(&dirs).0.pop().unwrap();
         let mut found = vec![0; 4096];
         let len = rustix::fs::getxattr(again.ready(&dirs.state).control_path, ACL, &mut found);
         assert_eq!(found[..len.unwrap()], list);
@@ -580,7 +622,7 @@ mod tests {
         vm.region.write(0x20, &[0xff; MAX_NAME]);
         vm.region.write(0x10, &u64::MAX.to_le_bytes());
         drop(vm);
-        let again = Vm::load_all(&dirs);
+        let (again, _) = Vm::load_all(&dirs);
         assert_eq!((again[0].name(), again[0].pool_id), ("probe", id));
         let header = PoolHeader::read(&again[0].region).unwrap();
         assert_eq!((header.len, header.name.as_str()), (1 << 20, "probe"));

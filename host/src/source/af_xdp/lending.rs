@@ -7,7 +7,7 @@ use vnplug_ring::control::RingPlace;
 use vnplug_ring::{BufferGeometry, Buffers};
 
 use crate::port::commons::Commons;
-use crate::source::lent::Lent;
+use crate::source::lent::{Lent, PacketPath};
 use crate::sys::event;
 use crate::sys::umem::{Umem, UmemShape};
 
@@ -30,9 +30,29 @@ pub(super) struct Lending {
     pub(super) huge: bool,
 }
 
-/// Makes the packet memory of so many queues, and lays an arena in each part.
-pub(super) fn lend(shape: UmemShape, count: usize) -> io::Result<Lending> {
-    let (parts, memory) = Umem::lent(shape, count)?;
+/// Makes the packet memory of so many queues, and lays an arena in each part; in a file, if `at` says
+/// where and it can lie there.
+pub(super) fn lend(shape: UmemShape, count: usize, at: Option<&PacketPath>) -> io::Result<Lending> {
+    let in_file = at.and_then(|at| {
+        let shape = shape.filling(count);
+        let made = Umem::in_file(shape, count, at);
+        let made = made.map(|(parts, memory, file)| (shape, parts, memory, Some(file)));
+        let say = |error: &io::Error| {
+            log::warn!(
+                target: "source",
+                "VMs cannot map packet memory, and get copies: {error}; --pool-dir names another \
+                 directory"
+            );
+        };
+        made.inspect_err(say).ok()
+    });
+    let (shape, parts, memory, file) = match in_file {
+        Some(made) => made,
+        None => {
+            let (parts, memory) = Umem::lent(shape, count)?;
+            (shape, parts, memory, None)
+        }
+    };
     let fd = Arc::new(memory.fd);
     let mut queues = Vec::with_capacity(count);
     for (umem, queue) in parts.into_iter().zip(0_u32..) {
@@ -49,6 +69,8 @@ pub(super) fn lend(shape: UmemShape, count: usize) -> io::Result<Lending> {
         let buffers = Buffers::create(shown, geometry).map_err(io::Error::other)?;
         let lent = Lent {
             commons: Arc::new(Commons::lent(buffers)),
+            epoch: geometry.epoch,
+            file: file.clone(),
             memory: Arc::clone(&fd),
             map_len: memory.len,
             place: RingPlace {
@@ -88,7 +110,7 @@ mod tests {
             headroom: LENT_HEADROOM,
         };
         let shape = shape(whole);
-        let lending = lend(shape, 3).unwrap();
+        let lending = lend(shape, 3, None).unwrap();
         assert_eq!(lending.queues.len(), 3);
         let mut end = 0;
         for (umem, lent) in &lending.queues {

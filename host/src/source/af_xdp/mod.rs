@@ -45,6 +45,7 @@ use std::sync::Arc;
 pub use fault::Unfit;
 pub(crate) use program::{Plan, Programs};
 
+use super::lent::PacketPath;
 use super::{Queue, SourceError};
 use crate::filter::Program;
 use crate::sys::umem::{HEADROOM, LENT_HEADROOM};
@@ -101,6 +102,8 @@ pub struct AfXdpConfig {
     /// everybody who may have its packets unfiltered may have all of them. Takes as many chunks
     /// again, in which frames stay while they are read.
     pub lends: bool,
+    /// Lend it in this file, so that VMs can map it, too, and the next daemon uses it again.
+    pub lends_in: Option<PacketPath>,
 }
 
 impl AfXdpConfig {
@@ -120,6 +123,7 @@ impl AfXdpConfig {
             busy_poll_us: 0,
             early: false,
             lends: false,
+            lends_in: None,
         }
     }
 

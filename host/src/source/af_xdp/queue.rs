@@ -259,6 +259,26 @@ impl XdpQueue {
         Ok(())
     }
 
+    /// Somebody truncated the file of the packet memory, and what lies there are zeros: another memory
+    /// takes its place, which nobody else sees.
+    fn leave_lost_memory(&mut self) {
+        log::error!(
+            target: "source",
+            "interface {:?}: the file of its packet memory was truncated; it goes on without, and \
+             groups that read there do not: restart the daemon",
+            self.opener.config().interface
+        );
+        self.take_statistics();
+        self.told = Told::default();
+        self.bound = Side::Loose(None);
+        self.lent = None;
+        self.link = LinkState::Gone {
+            retry_at: Instant::now(),
+            pause: MIN_PAUSE,
+            told: false,
+        };
+    }
+
     /// Hears the news now and then, for a thread that never waits.
     fn hear(&mut self) {
         self.idle += 1;
@@ -343,6 +363,11 @@ impl Queue for XdpQueue {
             first.flags |= std::mem::take(&mut self.mark);
         }
         let frames = batch.len();
+        if self.lent.as_ref().is_some_and(Lent::is_lost) {
+            self.batch = recycle(batch);
+            self.leave_lost_memory();
+            return Ok(Received::Nothing);
+        }
         if frames > 0 {
             sink(&batch);
         }

@@ -137,18 +137,15 @@ impl Opener {
             return (0..count).map(|_| Ok((self.umem()?, None))).collect();
         }
         let shape = self.shape();
-        let lent = lending::lend(shape, count).map_err(|cause| self.no_memory(cause))?;
+        let lent = lending::lend(shape, count, self.config.lends_in.as_ref());
+        let lent = lent.map_err(|cause| self.no_memory(cause))?;
         say_pages(lent.bytes, lent.huge);
         let queues = lent.queues.into_iter();
         Ok(queues.map(|(umem, lent)| (umem, Some(lent))).collect())
     }
 
-    /// Packet memory for one queue, which is not lent.
+    /// Packet memory for one queue, which is not lent; also in the place of some that was, and is lost.
     pub(super) fn umem(&self) -> Result<Umem, Unfit> {
-        if self.config.lends {
-            let what = "its packet memory, which readers have, is lost: restart the daemon";
-            return Err(Unfit::other(SourceError::new(what)));
-        }
         let shape = self.shape();
         let (umem, huge) = Umem::alone(shape).map_err(|cause| self.no_memory(cause))?;
         say_pages(shape.bytes(), huge);

@@ -10,13 +10,15 @@ use super::{LINKTYPE_ETHERNET, Opened, Options};
 use crate::filter::{Compiler, Program};
 use crate::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
 use crate::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
+use crate::source::lent::PacketDir;
 use crate::source::{Flushed, Frame, Queue, QueueCounters, Received, SourceError, Transmit};
 
 pub(super) fn open(
     options: &mut Options<'_>,
     asked: &mut Option<Interface>,
+    files: Option<&PacketDir>,
 ) -> Result<Opened, SourceError> {
-    let (config, fallback) = config(options)?;
+    let (config, fallback) = config(options, files)?;
     options.done()?;
     *asked = Some(Interface::new(config.interface.clone())?);
     let unfit = match AfXdp::open(config.clone()) {
@@ -35,7 +37,10 @@ pub(super) fn open(
     Ok(("af_packet", description, instead(config)?, false))
 }
 
-fn config(options: &mut Options<'_>) -> Result<(AfXdpConfig, bool), SourceError> {
+fn config(
+    options: &mut Options<'_>,
+    files: Option<&PacketDir>,
+) -> Result<(AfXdpConfig, bool), SourceError> {
     let interface = options
         .take("interface")
         .unwrap_or_else(|| options.name.to_owned());
@@ -90,7 +95,11 @@ fn config(options: &mut Options<'_>) -> Result<(AfXdpConfig, bool), SourceError>
     match options.take("arena").as_deref() {
         None | Some("copy") => {}
         Some("umem") => config.lends = true,
-        Some(other) => return Err(options.bad("arena", other, "copy or umem")),
+        Some("vm") => {
+            config.lends = true;
+            config.lends_in = files.map(|files| files.of(options.name));
+        }
+        Some(other) => return Err(options.bad("arena", other, "copy, umem or vm")),
     }
     let fallback = options.flag("fallback")?.unwrap_or(true);
     if let Some(text) = options.take("take") {

@@ -1,0 +1,361 @@
+//! Packet memory of an AF_XDP source plugged into VMs, seen from the host: what they get, what they
+//! have after the daemon was killed, and who has to do with copies. `umem_guests` has real guests.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use vnplug::{Client, Next, Port};
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{refusal, value};
+use vnplug_e2e::raw::{Raw, open};
+use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::wire::Wire;
+use vnplug_ring::control::{
+    ArenaHome, Grant, HostGroup, Message, Open, Opened, Role, VmKind, VmReady, VmSpec,
+};
+use vnplug_ring::witness::{Checker, View};
+
+const LENT: &str = "wire1=af_xdp,fallback=no,arena=vm,frames=1024";
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn spec(name: &str, filter: &str, arena_bytes: u64) -> VmSpec {
+    VmSpec {
+        name: name.into(),
+        kind: VmKind::Qemu,
+        pool_bytes: 1 << 20,
+        vectors: 0,
+        allow: vec![Grant {
+            source: "wire1".into(),
+            filter: filter.into(),
+        }],
+        owner: 7,
+        groups: vec![HostGroup {
+            name: "g".into(),
+            source: "wire1".into(),
+            arena_bytes,
+        }],
+    }
+}
+
+fn client(wire: &Wire) -> Client {
+    Client::connect_to(&wire.daemon.socket()).unwrap()
+}
+
+fn attach(wire: &Wire, name: &str) -> VmReady {
+    client(wire).attach_vm(spec(name, "", 0)).unwrap()
+}
+
+/// Opens a port in the group as the agent of a VM does, which is over when the agent is dropped.
+fn member(vm: &VmReady) -> Result<(Opened, Raw), String> {
+    let mut agent = Raw::connect(vm.control_path.as_ref());
+    agent.hello(Role::Agent);
+    let request = Open {
+        group: "g".into(),
+        ..open("wire1", 1 << 14)
+    };
+    match agent.ask(&Message::Open(request), 1) {
+        Message::Opened(opened) => Ok((opened, agent)),
+        other => Err(refusal(other).1),
+    }
+}
+
+fn process(wire: &Wire) -> Port {
+    wire.daemon.port("wire1").group("g").open().unwrap()
+}
+
+/// Sends frames, and reads them all.
+fn sees(wire: &Wire, port: &mut Port, frames: u64) {
+    wire.send(&Stream {
+        run: frames as u32,
+        ..Stream::new("wire0", frames)
+    });
+    let deadline = Instant::now() + LIMIT;
+    let mut checker = Checker::new(View::Whole);
+    let mut received = 0;
+    while received < frames {
+        assert!(Instant::now() < deadline, "{received} of {frames}");
+        match port.next().unwrap() {
+            Next::Packet(packet) => {
+                checker.feed(packet.bytes);
+                received += 1;
+            }
+            Next::Nothing => {
+                port.wait(Some(Duration::from_millis(20))).unwrap();
+            }
+            Next::Ended => panic!("the source ended"),
+        }
+    }
+    assert_eq!(checker.corrupt(), 0);
+}
+
+/// `arena_copies` and `arena_lent` of a port's group.
+fn counts(wire: &Wire, port: &Port) -> (u64, u64) {
+    let counters = wire.daemon.audit();
+    let name = port.number().to_string();
+    let of = |it: &&vnplug_ring::control::Counted| it.kind == "port" && it.name == name;
+    let port = counters.iter().find(of).unwrap();
+    (value(port, "arena_copies"), value(port, "arena_lent"))
+}
+
+fn arena(vm: &VmReady) -> PathBuf {
+    PathBuf::from(&vm.arenas[0].0)
+}
+
+fn stat(vm: &VmReady) -> Metadata {
+    std::fs::metadata(arena(vm)).unwrap()
+}
+
+fn epoch(vm: &VmReady) -> u64 {
+    let mut word = [0; 8];
+    let file = File::open(arena(vm)).unwrap();
+    file.read_exact_at(&mut word, 0x10).unwrap();
+    u64::from_le_bytes(word)
+}
+
+#[test]
+fn vms_and_processes_have_one_file_in_which_frames_are_received() {
+    let wire = Wire::new("1500", &["--source", LENT]);
+    let (a, b) = (attach(&wire, "a"), attach(&wire, "b"));
+    assert_eq!(a.arenas, b.arenas);
+    let len = a.arenas[0].1;
+    assert!(len.is_power_of_two() && stat(&a).len() == len);
+    assert_eq!(stat(&a).mode() & 0o777, 0o600);
+    let (in_a, _a) = member(&a).unwrap();
+    let (in_b, _b) = member(&b).unwrap();
+    assert_eq!(in_a.arenas.home, ArenaHome::Apart);
+    assert_eq!(in_a.arenas, in_b.arenas);
+    // By which a guest finds the device, and how much of it is mapped.
+    assert_eq!((in_a.arenas.memory, in_a.arenas.map_len), (epoch(&a), len));
+    let mut port = process(&wire);
+    sees(&wire, &mut port, 500);
+    assert_eq!(counts(&wire, &port), (0, 500));
+    // What is received lies there, and nothing that was sent.
+    let bytes = std::fs::read(arena(&a)).unwrap();
+    let shown = (in_a.arenas.places[0].offset + in_a.arenas.places[0].len) as usize;
+    let (shown, hidden) = bytes.split_at(shown);
+    assert!(shown.iter().filter(|byte| **byte != 0).count() > 500 * 60 / 2);
+    assert!(hidden.iter().all(|byte| *byte == 0));
+    // A group that ended goes on with the same memory; with the last VM only the group goes.
+    drop((_a, _b, port));
+    wire.daemon.await_no_ports();
+    let mut port = process(&wire);
+    sees(&wire, &mut port, 400);
+    drop(port);
+    for vm in ["a", "b"] {
+        client(&wire).detach_own_vm(vm, 7).unwrap();
+    }
+    assert!(arena(&a).exists());
+}
+
+#[test]
+fn the_next_daemon_receives_into_the_memory_that_vms_have() {
+    let mut wire = Wire::new("1500", &["--source", LENT]);
+    let vm = attach(&wire, "a");
+    let (inode, before) = (stat(&vm).ino(), epoch(&vm));
+    let mut port = process(&wire);
+    sees(&wire, &mut port, 100);
+    for _ in 0..2 {
+        wire.daemon.kill();
+        // While nobody serves, old packets are there to be read, and no new ones come.
+        assert_eq!(stat(&vm).ino(), inode);
+        wire.daemon.launch().unwrap();
+        assert_eq!(stat(&vm).ino(), inode);
+        assert_ne!(epoch(&vm), before);
+        assert_eq!(attach(&wire, "a"), vm);
+        let (opened, _agent) = member(&vm).unwrap();
+        assert_eq!(opened.arenas.memory, epoch(&vm));
+        let mut port = process(&wire);
+        sees(&wire, &mut port, 300);
+        assert_eq!(counts(&wire, &port), (0, 300));
+    }
+    // Detached while no daemon of that source runs: nobody else deletes it.
+    client(&wire).detach_own_vm("a", 7).unwrap();
+    wire.daemon.kill();
+    assert!(arena(&vm).exists());
+}
+
+#[test]
+fn memory_of_another_size_bars_the_group_until_its_vms_are_detached() {
+    let lab = Lab::new().unwrap();
+    let config = lab.dir().join("config");
+    let write = |more: &str| {
+        let text =
+            format!("[[source]]\nname = \"wire1\"\nkind = \"af_xdp\"\nfallback = \"no\"\n{more}\n");
+        std::fs::write(&config, text).unwrap();
+    };
+    write("arena = \"vm\"\nframes = \"1024\"");
+    let args = ["--config", config.to_str().unwrap()];
+    let mut wire = Wire::new("1500", &args);
+    let vm = attach(&wire, "a");
+    let inode = stat(&vm).ino();
+    let refused = |wire: &Wire, why: &str| {
+        let text = member(&vm).err().unwrap();
+        assert!(
+            text.contains(why) && text.contains("detach VM \"a\""),
+            "{text}"
+        );
+        // Nor may a process be in it, or another VM.
+        let text = wire.daemon.port("wire1").group("g").open().err().unwrap();
+        assert!(text.to_string().contains(why), "{text}");
+        let text = client(wire).attach_vm(spec("b", "", 0)).err().unwrap();
+        assert!(text.to_string().contains(why), "{text}");
+    };
+    for (more, why) in [
+        ("arena = \"vm\"\nframes = \"4096\"", "has another size now"),
+        ("arena = \"copy\"", "no packet memory that VMs can map now"),
+    ] {
+        wire.daemon.kill();
+        write(more);
+        wire.daemon.launch().unwrap();
+        refused(&wire, why);
+    }
+    // As it was, in a new file: the VM has the old one.
+    wire.daemon.kill();
+    write("arena = \"vm\"\nframes = \"1024\"");
+    wire.daemon.launch().unwrap();
+    refused(&wire, "has another size now");
+    client(&wire).detach_own_vm("a", 7).unwrap();
+    let again = attach(&wire, "a");
+    assert_ne!(stat(&again).ino(), inode);
+    let (_, _agent) = member(&again).unwrap();
+    let mut port = process(&wire);
+    sees(&wire, &mut port, 100);
+    assert_eq!(counts(&wire, &port), (0, 100));
+}
+
+#[test]
+fn who_does_not_see_everything_or_names_a_size_has_copies() {
+    let wire = Wire::new("1500", &["--source", LENT]);
+    for (filter, bytes) in [("udp", 0), ("", 1 << 16)] {
+        let vm = client(&wire).attach_vm(spec("a", filter, bytes)).unwrap();
+        let name = vm.arenas[0].0.clone();
+        assert!(name.ends_with("-g.arena"), "{name}");
+        let mut port = process(&wire);
+        sees(&wire, &mut port, 50);
+        assert_eq!(counts(&wire, &port), (50, 0));
+        drop(port);
+        client(&wire).detach_own_vm("a", 7).unwrap();
+        assert!(!Path::new(&name).exists());
+    }
+    let vm = attach(&wire, "a");
+    let refused = |wanted: VmSpec, why: &str| {
+        let text = client(&wire).attach_vm(wanted).err().unwrap().to_string();
+        assert!(text.contains(why), "{text}");
+    };
+    refused(spec("b", "udp", 0), "the same --allow");
+    refused(spec("b", "", 1 << 16), "leave the size out");
+    assert!(vm.arenas[0].0.ends_with("-wire1.umem"));
+}
+
+#[test]
+fn in_a_directory_on_a_disk_vms_have_copies() {
+    // The lab's own is wherever TMPDIR is; programs are built on a disk.
+    let pools = format!("pools-{}", std::process::id());
+    let pools = Path::new(env!("CARGO_TARGET_TMPDIR")).join(pools);
+    std::fs::create_dir(&pools).unwrap();
+    let wire = Wire::new(
+        "1500",
+        &["--source", LENT, "--pool-dir", pools.to_str().unwrap()],
+    );
+    let vm = attach(&wire, "a");
+    let log = wire.daemon.log();
+    let mut port = process(&wire);
+    sees(&wire, &mut port, 50);
+    let counts = counts(&wire, &port);
+    drop(wire);
+    std::fs::remove_dir_all(&pools).unwrap();
+    assert!(vm.arenas[0].0.ends_with("-g.arena"));
+    assert!(log.contains("is on no tmpfs or hugetlbfs"), "{log}");
+    assert_eq!(counts, (50, 0));
+}
+
+#[test]
+fn a_truncated_file_costs_those_who_read_there_and_nobody_else() {
+    let wire = Wire::new("1500", &["--source", LENT]);
+    let vm = attach(&wire, "a");
+    let mut own = wire.daemon.port("wire1").open().unwrap();
+    sees(&wire, &mut own, 100);
+    let file = File::options().write(true).open(arena(&vm)).unwrap();
+    file.set_len(4096).unwrap();
+    // Those that are received in this moment are lost.
+    let deadline = Instant::now() + LIMIT;
+    while !wire.daemon.log().contains("was truncated: detach its VMs") {
+        assert!(Instant::now() < deadline, "it is not noticed");
+        wire.send(&Stream::new("wire0", 10));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    while own.batch(10_000).count() > 0 {}
+    sees(&wire, &mut own, 3000);
+    let text = member(&vm).err().unwrap();
+    assert!(text.contains("detach its VMs and restart"), "{text}");
+    // Groups of processes have copies from now on.
+    let mut port = wire.daemon.port("wire1").group("other").open().unwrap();
+    sees(&wire, &mut port, 100);
+    assert_eq!(counts(&wire, &port), (100, 0));
+}
+
+#[test]
+fn files_go_that_no_vm_has_and_no_source_uses() {
+    let mut wire = Wire::new("1500", &["--source", LENT]);
+    let vm = attach(&wire, "a");
+    let stale = arena(&vm).with_file_name(
+        arena(&vm)
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .replace("wire1", "gone"),
+    );
+    File::create(&stale).unwrap();
+    let others = stale.with_file_name("vnplug-00000000-gone.umem");
+    File::create(&others).unwrap();
+    let end = |wire: &mut Wire| {
+        let pid = rustix::process::Pid::from_raw(wire.daemon.pid() as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let deadline = Instant::now() + LIMIT;
+        while wire.daemon.socket().exists() {
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        wire.daemon.kill();
+    };
+    wire.daemon.kill();
+    wire.daemon.launch().unwrap();
+    assert!(!stale.exists() && others.exists() && arena(&vm).exists());
+    end(&mut wire);
+    assert!(arena(&vm).exists(), "a VM has it");
+    wire.daemon.launch().unwrap();
+    client(&wire).detach_own_vm("a", 7).unwrap();
+    end(&mut wire);
+    assert!(!arena(&vm).exists());
+}
+
+/// Its guest may run, and has the memory: the daemon cannot know what it may see.
+#[test]
+fn a_vm_that_cannot_be_served_again_bars_its_groups() {
+    for source in [LENT, "wire1=gen,pps=10"] {
+        let mut wire = Wire::new("1500", &["--source", source]);
+        let (broken, whole) = (attach(&wire, "a"), attach(&wire, "b"));
+        wire.daemon.kill();
+        std::fs::remove_file(&broken.pool_path).unwrap();
+        wire.daemon.launch().unwrap();
+        let text = member(&whole).err().unwrap();
+        assert!(text.contains("detach VM \"a\""), "{text}");
+        client(&wire).detach_own_vm("a", 7).unwrap();
+        member(&whole).unwrap();
+        // Alone, too: the group is not one of the same name in somebody's own memory.
+        wire.daemon.kill();
+        let record = wire.daemon.socket().with_file_name("vms").join("b.toml");
+        let text = std::fs::read_to_string(&record).unwrap();
+        std::fs::write(&record, text.replace("uml = false", "uml = 7")).unwrap();
+        wire.daemon.launch().unwrap();
+        let text = wire.daemon.port("wire1").group("g").open().err().unwrap();
+        assert!(text.to_string().contains("detach VM \"b\""), "{text}");
+        client(&wire).detach_own_vm("b", 7).unwrap();
+        process(&wire);
+    }
+}
