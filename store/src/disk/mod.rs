@@ -67,6 +67,15 @@ pub trait Disk: Debug + Send {
     /// Those of open(2), write(2) and fsync(2).
     fn store(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()>;
 
+    /// Appends to a small file, which is made if it is not there. Nothing depends on it: it is not synced,
+    /// and a disk that cannot do it says `Unsupported`.
+    ///
+    /// # Errors
+    /// Those of open(2) and write(2).
+    fn append(&mut self, _path: &Path, _bytes: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// rename(2).
     ///
     /// # Errors

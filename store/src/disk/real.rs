@@ -170,6 +170,14 @@ impl Disk for Real {
         fsync(&file).map_err(errno)
     }
 
+    fn append(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        use std::io::Write as _;
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let mut options = std::fs::OpenOptions::new();
+        let mut file = options.create(true).append(true).mode(0o640).open(path)?;
+        file.write_all(bytes)
+    }
+
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         rustix::fs::rename(from, to).map_err(errno)
     }

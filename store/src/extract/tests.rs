@@ -306,3 +306,87 @@ fn link_types_that_differ_do_not_fit_into_pcap() {
 }
 
 const NS: u64 = 1_000_000_000;
+
+/// Prints how long it takes to the first packet, beside tcpdump over the same files; 3 GB in `/var/tmp`:
+/// `cargo test --release -p vnplug-store -- --ignored --nocapture first_packet`.
+#[test]
+#[ignore = "a measurement"]
+fn first_packet() {
+    let place = PathBuf::from(format!("/var/tmp/vnplug-first-{}", std::process::id()));
+    fs::create_dir(&place).unwrap();
+    let interface = Maker::described();
+    let mut traffic = Traffic::new(61);
+    let frames: Vec<Vec<u8>> = (0..200_000).map(|_| traffic.busy()).collect();
+    let wanted = Traffic::udp(0xc000_024d, 0x0a00_0001, 5000, 443, 1400);
+    let (mut ts_ns, mut bytes, mut index) = (NS * 1000, 0, 0);
+    let mut segments = Vec::new();
+    for number in 0..3_u64 {
+        let name = format!("r-{number:010}-{}.pcapng", crate::name::time(ts_ns));
+        let path = place.join(name);
+        let mut output = Output::new(fs::File::create(&path).unwrap(), Format::Pcapng);
+        for n in 0..1_000_000 {
+            let rare = number == 2 && n % 40_000 == 20_000;
+            let bytes = if rare {
+                &wanted
+            } else {
+                &frames[n * 7 % frames.len()]
+            };
+            ts_ns += 1000;
+            let packet = Packet {
+                ts_ns,
+                bytes,
+                wire_len: bytes.len() as u32,
+                flags: 0,
+                interface: &interface,
+            };
+            output.write(&packet).unwrap();
+        }
+        output.finish().unwrap();
+        let start = std::time::Instant::now();
+        rebuild(&path).unwrap();
+        println!("index made in {:?}", start.elapsed());
+        bytes += fs::metadata(&path).unwrap().len();
+        index += fs::metadata(Sidecar::path_of(&path)).unwrap().len();
+        segments.push(path);
+    }
+    println!(
+        "{bytes} bytes, index {index}: {:.3} %",
+        index as f64 * 100.0 / bytes as f64
+    );
+    for expression in [
+        "host 192.0.2.77",
+        "src host 192.0.2.77 and udp port 443",
+        "port 443",
+        "tcp[13] = 2",
+    ] {
+        for _ in 0..3 {
+            let start = std::time::Instant::now();
+            let mut found =
+                Extract::open(std::slice::from_ref(&place), query(0, u64::MAX, expression))
+                    .unwrap();
+            let any = found.read().unwrap().is_some();
+            let first = start.elapsed();
+            while found.read().unwrap().is_some() {}
+            let (all, tally) = (start.elapsed(), found.tally());
+            let start = std::time::Instant::now();
+            let theirs = |args: &[&str]| {
+                segments.iter().any(|segment| {
+                    let output = Command::new("tcpdump")
+                        .args(args)
+                        .arg("-r")
+                        .arg(segment)
+                        .arg(expression)
+                        .output();
+                    !output.unwrap().stdout.is_empty()
+                })
+            };
+            assert_eq!(theirs(&["-n", "-c", "1"]), any);
+            let tcpdump = start.elapsed();
+            println!(
+                "{expression}: first {first:?}, all {} {all:?}, {} bytes read; tcpdump's first {tcpdump:?}",
+                tally.packets, tally.bytes_read
+            );
+        }
+    }
+    fs::remove_dir_all(&place).unwrap();
+}

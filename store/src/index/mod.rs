@@ -30,12 +30,14 @@ mod block;
 mod builder;
 mod code;
 mod keys;
+mod live;
 mod sidecar;
 mod table;
 
 pub use block::{Block, Chunk, Probe};
 pub use builder::Builder;
 pub(crate) use keys::{MAX_TAGS, TAGS};
+pub use live::Live;
 pub use sidecar::{Sidecar, Trailer, rebuild};
 
 /// What packets are found by.

@@ -25,6 +25,7 @@ use super::ledger::Ledger;
 use super::room;
 use crate::disk::{self, BLOCK, Buffer, Disk, Write};
 use crate::encode::{pcap, pcapng};
+use crate::index::Live;
 use crate::name::{Format, SegmentName, state_file};
 
 /// The writer of one directory.
@@ -48,6 +49,7 @@ pub struct Writer {
     retry_at: Option<Instant>,
     synced_at: Instant,
     state_fails: bool,
+    index: Live,
 }
 
 #[derive(Debug)]
@@ -88,6 +90,7 @@ impl Writer {
             retry_at: None,
             synced_at: Instant::now(),
             state_fails: false,
+            index: Live::default(),
         }
     }
 
@@ -272,6 +275,8 @@ impl Writer {
             }
             match result {
                 Ok(()) if failed.is_none() => {
+                    let bytes = &buffer[from..from + len];
+                    self.index.written(self.disk.as_mut(), segment.len, bytes);
                     segment.len += len as u64;
                     if self.settings.format == Format::Pcap {
                         let whole = segment.len as usize % BLOCK;
@@ -326,10 +331,12 @@ impl Writer {
             tail: Vec::new(),
         };
         reserve(self.disk.as_mut(), &mut segment, 0, self.settings.reserve());
+        self.index.begin(&path, self.settings.format);
         let begun = self.write_header(&mut segment);
         let begun = begun.and_then(|()| self.disk.sync_dir(&self.dir));
         if let Err(error) = begun {
             self.disk.close();
+            self.index.abandon();
             // It holds no packet; if it cannot be removed, it is a capture file without any.
             let _ = self.disk.remove(&path);
             return Err(error);
@@ -401,6 +408,7 @@ impl Writer {
             let whole = segment.tail.len() / BLOCK * BLOCK;
             segment.tail.drain(..whole);
         }
+        self.index.written(self.disk.as_mut(), segment.len, bytes);
         segment.len += len as u64;
         Ok(())
     }
@@ -424,10 +432,12 @@ impl Writer {
                 segment.name
             );
         }
+        let len = segment.len;
         self.segment = Some(segment);
         self.sync();
         self.segment = None;
         self.disk.close();
+        self.index.finish(self.disk.as_mut(), len);
     }
 
     /// Ends a segment that met an error: cut behind what was written, synced once, closed.
@@ -445,7 +455,7 @@ impl Writer {
                 self.lose(chunk, true, &error.to_string());
             }
         }
-        let empty = segment.tally.packets == 0;
+        let (empty, len) = (segment.tally.packets == 0, segment.len);
         let path = self.dir.join(segment.name.to_string());
         self.segment = Some(segment);
         self.sync();
@@ -453,7 +463,10 @@ impl Writer {
         self.disk.close();
         // A full disk is tried again and again, and would fill with headers. A failure leaves one.
         if empty {
+            self.index.abandon();
             let _ = self.disk.remove(&path);
+        } else {
+            self.index.finish(self.disk.as_mut(), len);
         }
     }
 
@@ -477,6 +490,7 @@ impl Writer {
                 let name = segment.name.to_string();
                 self.segment = None;
                 self.disk.close();
+                self.index.abandon();
                 log::error!("{name}: {reason}; the segment is given up");
                 self.ledger.lane(self.lane, |lane| lane.poisoned += 1);
                 for (serial, tally) in chunks {

@@ -1,0 +1,133 @@
+//! The index of a segment that is being written, from the bytes that go to the disk.
+//!
+//! It is made by the thread that writes, behind the write: capturing does not wait for it. The segment
+//! never depends on it. If it cannot be written, the rest of that segment has none, and `vnplug extract`
+//! reads the segment itself.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{Builder, Sidecar};
+use crate::disk::Disk;
+use crate::name::Format;
+
+/// Follows the segments of one directory, one after the other.
+#[derive(Debug, Default)]
+pub struct Live {
+    builder: Builder,
+    /// The index; `None` if there is no segment, or it could not be written.
+    path: Option<PathBuf>,
+    pcapng: bool,
+    /// Of each interface.
+    link_types: Vec<u32>,
+}
+
+impl Live {
+    /// A segment begins; its first bytes are the next that are [`written`](Self::written).
+    pub fn begin(&mut self, segment: &Path, format: Format) {
+        self.abandon();
+        self.path = Some(Sidecar::path_of(segment));
+        self.pcapng = format == Format::Pcapng;
+    }
+
+    /// These bytes, whole blocks as this crate encodes them, are in the segment at `offset`.
+    pub fn written(&mut self, disk: &mut dyn Disk, offset: u64, bytes: &[u8]) {
+        if self.path.is_none() {
+            return;
+        }
+        match self.pcapng {
+            true => self.blocks(offset, bytes),
+            false => self.records(offset, bytes),
+        }
+        let ready = self.builder.take();
+        self.append(disk, &ready);
+    }
+
+    /// The segment is closed and `len_bytes` long.
+    pub fn finish(&mut self, disk: &mut dyn Disk, len_bytes: u64) {
+        if self.path.is_some() {
+            let rest = self.builder.finish(len_bytes);
+            self.append(disk, &rest);
+        }
+        self.abandon();
+    }
+
+    /// Nothing more is known of the segment.
+    pub fn abandon(&mut self) {
+        if self.path.take().is_some() {
+            let _ = self.builder.finish(0);
+        }
+        self.link_types.clear();
+    }
+
+    fn append(&mut self, disk: &mut dyn Disk, bytes: &[u8]) {
+        let Some(path) = self.path.as_ref().filter(|_| !bytes.is_empty()) else {
+            return;
+        };
+        if let Err(error) = disk.append(path, bytes) {
+            if error.kind() != io::ErrorKind::Unsupported {
+                log::warn!("{}: no index from here on: {error}", path.display());
+            }
+            self.abandon();
+        }
+    }
+
+    fn blocks(&mut self, mut offset: u64, mut bytes: &[u8]) {
+        while let Some(block) = bytes
+            .get(..word(bytes, 4) as usize)
+            .filter(|b| b.len() >= 12)
+        {
+            match word(block, 0) {
+                ENHANCED if block.len() >= 32 => {
+                    let link_type = self.link_types.get(word(block, 8) as usize);
+                    let ts_ns = u64::from(word(block, 12)) << 32 | u64::from(word(block, 16));
+                    let packet = block
+                        .get(28..28 + word(block, 20) as usize)
+                        .unwrap_or_default();
+                    let link_type = link_type.copied().unwrap_or_default();
+                    self.builder.packet(offset, link_type, ts_ns, packet);
+                }
+                INTERFACE => {
+                    self.builder.definition(offset);
+                    self.link_types.push(word(block, 8) & 0xffff);
+                }
+                SECTION => self.builder.definition(offset),
+                _ => {}
+            }
+            offset += block.len() as u64;
+            bytes = &bytes[block.len()..];
+        }
+    }
+
+    fn records(&mut self, mut offset: u64, mut bytes: &[u8]) {
+        if self.link_types.is_empty() && bytes.len() >= FILE_HEADER {
+            self.link_types.push(word(bytes, 20));
+            offset += FILE_HEADER as u64;
+            bytes = &bytes[FILE_HEADER..];
+        }
+        let link_type = self.link_types.first().copied().unwrap_or_default();
+        while bytes.len() >= RECORD {
+            let Some(packet) = bytes.get(RECORD..RECORD + word(bytes, 8) as usize) else {
+                return;
+            };
+            let ts_ns = u64::from(word(bytes, 0)) * 1_000_000_000 + u64::from(word(bytes, 4));
+            self.builder.packet(offset, link_type, ts_ns, packet);
+            let len = RECORD + packet.len();
+            offset += len as u64;
+            bytes = &bytes[len..];
+        }
+    }
+}
+
+/// A little-endian number; 0 where there is none.
+#[inline]
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let word = bytes.get(at..).and_then(|rest| rest.first_chunk().copied());
+    u32::from_le_bytes(word.unwrap_or_default())
+}
+
+const SECTION: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const ENHANCED: u32 = 6;
+const FILE_HEADER: usize = 24;
+const RECORD: usize = 16;
