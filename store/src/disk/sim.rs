@@ -317,6 +317,14 @@ impl Disk for Sim {
         self.operation(Operation::Sync(path.to_owned()))
     }
 
+    fn append(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let len = self.with(|shared| shared.files.get(path).map(Vec::len));
+        if len.is_none() {
+            self.operation(Operation::Create(path.to_owned()))?;
+        }
+        self.write(path.to_owned(), len.unwrap_or(0) as u64, bytes)
+    }
+
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         self.operation(Operation::Rename(from.to_owned(), to.to_owned()))
     }

@@ -176,7 +176,7 @@ fn crash_everywhere(format: Format) {
     let mut states = 0;
     let mut promised = BTreeSet::new();
     for operations in 0..=sim.operations() {
-        for part in [0, 1000].into_iter().chain((1..60).map(|part| part * 16)) {
+        for part in [0, 1000].into_iter().chain((1..200).map(|part| part * 5)) {
             let (mark, image) = sim.crash(operations, part);
             let numbers = packets(&image);
             assert_no_duplicates(&numbers);
@@ -191,7 +191,7 @@ fn crash_everywhere(format: Format) {
         }
     }
     assert!(promised.len() > 4, "{promised:?}");
-    assert!(states > 1000, "{states}");
+    assert!(states >= 10_000, "{states}");
 }
 
 #[test]
@@ -426,5 +426,55 @@ fn segments_end_by_size_time_and_count() {
         }
         all.sort_unstable();
         assert_eq!(all, (0..20_000).collect::<Vec<u64>>(), "{what}");
+    }
+}
+
+#[test]
+fn segments_have_their_index() {
+    for format in [Format::Pcapng, Format::Pcap] {
+        let dir =
+            std::env::temp_dir().join(format!("vnplug-record-{}-{format:?}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (disk, _) = crate::disk::Real::new(true);
+        let settings = Settings {
+            rotate_packets: 7000,
+            ..settings(format)
+        };
+        let buffers = (0..8)
+            .map(|id| Buffer::new(settings.chunk_bytes, id))
+            .collect();
+        let disks: Vec<(PathBuf, Box<dyn Disk>)> = vec![(dir.clone(), Box::new(disk))];
+        let mut recorder = Recorder::start(settings, disks, buffers).unwrap();
+        for number in 0..20_000 {
+            let bytes = bytes(number);
+            let meta = meta(number, bytes.len());
+            assert!(recorder.take(
+                0,
+                &Packet {
+                    meta,
+                    bytes: &bytes
+                },
+                &mut || false
+            ));
+        }
+        assert_eq!(recorder.finish().durable, 20_000);
+        let files = std::fs::read_dir(&dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let segments: Vec<PathBuf> = files
+            .filter(|path| {
+                SegmentName::parse(&path.file_name().unwrap().to_string_lossy()).is_some()
+            })
+            .collect();
+        assert_eq!(segments.len(), 3);
+        for segment in segments {
+            // True would mean that something was missing.
+            assert!(
+                !crate::index::rebuild(&segment).unwrap(),
+                "{}",
+                segment.display()
+            );
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }
