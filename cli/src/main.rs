@@ -6,6 +6,7 @@
 mod agent;
 mod attach;
 mod capture;
+mod extcap;
 mod extract;
 mod failure;
 mod list;
@@ -52,6 +53,8 @@ enum Action {
     Replay(replay::Replay),
     /// Send back every packet of a device, for measuring
     Echo(capture::echo::Echo),
+    /// Serve Wireshark as an external capture program
+    Extcap(extcap::Extcap),
     /// Feed a device into a network interface (TAP), for programs that want one
     Tap(tap::TapArgs),
     /// List the devices
@@ -74,7 +77,7 @@ enum Action {
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::new().filter_or("VNPLUG_LOG", "warn")).init();
-    let arguments = Arguments::parse();
+    let arguments = Arguments::parse_from(extcap::arguments(std::env::args_os()));
     let socket = arguments.socket;
     let connect = || Client::connect_to(&socket).map_err(Failure::from);
     let outcome = match arguments.command {
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Action::Send(send) => send.run(&socket),
         Action::Replay(replay) => replay.run(&socket),
         Action::Echo(echo) => echo.run(&socket),
+        Action::Extcap(extcap) => extcap.run(&socket),
         Action::Tap(tap) => tap.run(&socket),
         Action::List(list) => list.run(connect),
         Action::Stats(stats) => stats.run(connect),
