@@ -92,6 +92,7 @@ const GOALS: &[(&str, Goal)] = &[
     ("scale-queues-4", Goal::TimesPeer(3.6)),
     ("scale-queues-8", Goal::TimesPeer(7.2)),
     ("latency-host-cpu-idle-p99", Goal::AtMost(50.0)),
+    ("latency-awake-cpu-idle-p99", Goal::AtMost(50.0)),
     ("latency-host-latency-idle-p99", Goal::AtMost(50.0)),
     ("handoff-60", Goal::TimesPeer(2.0)),
     ("handoff-1514", Goal::TimesPeer(1.5)),

@@ -10,8 +10,13 @@
 //! Loaded: another daemon runs flat out into a reader of its own, both on the echo's CPU and without
 //! real-time priority.
 
+//! With CPUs that wake at once (`wake_us = 0`) the daemon keeps idle CPUs from halting while there is a
+//! port; the peer runs as ever, and the limit's futex with such CPUs.
+
 mod kernel;
 
+use std::fs::File;
+use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -33,19 +38,24 @@ const ENOUGH: f64 = 0.5;
 
 /// A process of the host.
 pub(crate) fn host(plan: &Plan) -> Result<Vec<Figure>> {
-    measure(plan, "host", |_, _| Ok(Reader::Host))
+    measure(plan, "host", Cpus::AsEver, |_, _| Ok(Reader::Host))
+}
+
+/// A process of the host, whose idle CPUs the daemon keeps from halting.
+pub(crate) fn awake(plan: &Plan) -> Result<Vec<Figure>> {
+    measure(plan, "awake", Cpus::Awake, |_, _| Ok(Reader::Host))
 }
 
 /// An application in a User-mode Linux.
 pub(crate) fn uml(plan: &Plan) -> Result<Vec<Figure>> {
-    measure(plan, "uml", |lab, daemon| {
+    measure(plan, "uml", Cpus::AsEver, |lab, daemon| {
         Ok(Reader::Uml(AttachedUml::boot(lab, daemon)?))
     })
 }
 
 /// An application in QEMU.
 pub(crate) fn qemu(plan: &Plan) -> Result<Vec<Figure>> {
-    measure(plan, "qemu", |lab, daemon| {
+    measure(plan, "qemu", Cpus::AsEver, |lab, daemon| {
         let config = QemuConfig {
             image: Image::default().file(guest_program()?, "/bin/vnplug", 0o755),
             ..QemuConfig::default()
@@ -64,6 +74,26 @@ pub(crate) fn qemu(plan: &Plan) -> Result<Vec<Figure>> {
         std::mem::forget(serve(&guest)?);
         Ok(Reader::Qemu(guest))
     })
+}
+
+/// What idle CPUs do while there is a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cpus {
+    AsEver,
+    /// They do not halt.
+    Awake,
+}
+
+impl Cpus {
+    /// The same for a measurement without a daemon, for as long as the file is open.
+    fn hold(self) -> Result<Option<File>> {
+        if self == Self::AsEver {
+            return Ok(None);
+        }
+        let mut device = File::options().write(true).open("/dev/cpu_dma_latency")?;
+        device.write_all(&0_i32.to_ne_bytes())?;
+        Ok(Some(device))
+    }
 }
 
 /// Where the echo runs.
@@ -104,6 +134,7 @@ impl Reader {
 fn measure(
     plan: &Plan,
     place: &'static str,
+    cpus: Cpus,
     boot: impl FnOnce(&Lab, &Daemon) -> Result<Reader> + Send,
 ) -> Result<Vec<Figure>> {
     let lab = Lab::new()?;
@@ -111,14 +142,17 @@ fn measure(
         "lab=gen,pps={PER_SECOND},busy=yes,cpus={}",
         sys::cpu(SOURCE_CPU)
     );
-    let args = ["--source", &source, "--allow-send", "vm:bench=lab"];
+    let mut args = vec!["--source", &source, "--allow-send", "vm:bench=lab"];
+    if cpus == Cpus::Awake {
+        args.extend(["--wake-us", "0"]);
+    }
     let daemon = Daemon::start(&lab, None, &args)?;
     // Processes inherit the CPU of the thread that starts them.
     std::thread::scope(|scope| {
         let work = scope.spawn(|| {
             sys::pin(sys::cpu(READER_CPU))
                 .and_then(|()| boot(&lab, &daemon))
-                .and_then(|reader| in_turns(plan, place, &lab, &daemon, &reader))
+                .and_then(|reader| in_turns(plan, place, cpus, &lab, &daemon, &reader))
                 .map_err(|error| error.to_string())
         });
         Ok(work.join().map_err(|_| "the row panicked")??)
@@ -128,6 +162,7 @@ fn measure(
 fn in_turns(
     plan: &Plan,
     place: &str,
+    cpus: Cpus,
     lab: &Lab,
     daemon: &Daemon,
     reader: &Reader,
@@ -140,7 +175,9 @@ fn in_turns(
         let _flood = (load == "loaded").then(|| Flood::start(lab)).transpose()?;
         for round in 1..=plan.rounds {
             peer.add(kernel::pipes(plan.time)?);
+            let held = cpus.hold()?;
             futex.add(kernel::futexes(plan.time)?);
+            drop(held);
             line.push(limit::line_ns(plan.time / 8)? * 2.0 / 1e3);
             eprint!("  {load} round {round}:");
             for (name, times) in [("pipes", &peer), ("futex", &futex)] {

@@ -226,6 +226,11 @@ const LATENCY: &[Row] = &[
         latency::host,
     ),
     row(
+        "latency-awake",
+        "the same where the daemon keeps idle CPUs from halting (wake_us = 0)",
+        latency::awake,
+    ),
+    row(
         "latency-uml",
         "how late a reader in User-mode Linux is, by way of waiting, idle and loaded",
         latency::uml,

@@ -344,6 +344,12 @@ pub(super) const PLOTS: &[Plot] = &[
                 dots("Reader on the host", &["latency-host-"], "us").by_magnitude()
             )],
             &[D(dots(
+                "Reader on the host, CPUs that do not halt",
+                &["latency-awake-"],
+                "us",
+            )
+            .by_magnitude())],
+            &[D(dots(
                 "Reader in User-mode Linux",
                 &["latency-uml-"],
                 "us",
