@@ -7,6 +7,7 @@
 //! With 2 and 8 ports DPDK's memif and vhost-user are peers too: one testpmd sends to as many
 //! interfaces, one receives.
 
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,9 @@ pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<
     let [mut rates, mut dropped, mut copies, mut limit] = [(); 4].map(|()| Samples::default());
     let mut dpdk = [(); 2].map(|()| Samples::default());
     for round in 1..=plan.rounds {
-        let (rate, lost) = measure(plan.time, sizes, ports, Sharing::Private)?;
+        let Measured {
+            rate, full: lost, ..
+        } = measure(plan.time, sizes, ports, Sharing::Private, Pace::FlatOut)?;
         let copied = copy(plan.time / 2, sizes, ports)?;
         let bare = bare(plan.time / 2, sizes, ports, Sharing::Private)?;
         eprintln!(
@@ -133,16 +136,49 @@ pub(crate) enum Sharing {
     Group,
 }
 
-/// Packets delivered to each port per microsecond, and the share that found a full ring.
+/// How fast a source goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pace {
+    FlatOut,
+    /// Packets per second; between them it sleeps.
+    Packets(u64),
+}
+
+/// What became of a source's packets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Measured {
+    /// Delivered to each port per microsecond.
+    pub(crate) rate: f64,
+    /// The share of the packets for ports that found a full ring.
+    pub(crate) full: f64,
+    /// Nanoseconds of the daemon's processor time per packet of the source.
+    pub(crate) spent_ns: f64,
+}
+
+/// Has one thread take all packets of so many ports.
 pub(crate) fn measure(
     time: Duration,
     sizes: Sizes,
     ports: usize,
     sharing: Sharing,
-) -> Result<(f64, f64)> {
+    pace: Pace,
+) -> Result<Measured> {
     let lab = Lab::new()?;
-    let source = format!("lab=gen,size={sizes},cpus={}", sys::cpu(SOURCE_CPU));
+    let mut source = format!("lab=gen,size={sizes},cpus={}", sys::cpu(SOURCE_CPU));
+    if let Pace::Packets(pps) = pace {
+        source += &format!(",pps={pps}");
+    }
     let daemon = Daemon::start(&lab, None, &["--source", &source])?;
+    if pace != Pace::FlatOut {
+        // A real-time thread's sleeps are exact: it would wake for every single packet.
+        let pid = daemon.pid().to_string();
+        let status = Command::new("chrt")
+            .args(["-a", "-o", "-p", "0", &pid])
+            .status()?;
+        if !status.success() {
+            return Err(format!("chrt (package util-linux): {status}").into());
+        }
+    }
     let mut opened = Vec::new();
     for _ in 0..ports {
         let options = daemon.port("lab");
@@ -169,8 +205,12 @@ pub(crate) fn measure(
         over.store(true, Ordering::Relaxed);
         reader.join().map_err(|_| "the reader panicked")??;
         let (delivered, full) = (after.delivered - before.delivered, after.full - before.full);
-        let rate = delivered as f64 / ports as f64 / seconds / 1e6;
-        Ok((rate, full as f64 / (full + delivered).max(1) as f64))
+        let offered = (full + delivered).max(1) as f64;
+        Ok(Measured {
+            rate: delivered as f64 / ports as f64 / seconds / 1e6,
+            full: full as f64 / offered,
+            spent_ns: (after.spent_ns - before.spent_ns) as f64 / (offered / ports as f64),
+        })
     })
 }
 
@@ -178,6 +218,8 @@ pub(crate) fn measure(
 pub(crate) struct Tally {
     pub(crate) delivered: u64,
     full: u64,
+    /// The daemon's processor time.
+    spent_ns: u64,
 }
 
 impl Tally {
@@ -191,8 +233,20 @@ impl Tally {
         Self {
             delivered: sum("delivered"),
             full: sum("dropped_full"),
+            spent_ns: spent_ns(daemon.pid()),
         }
     }
+}
+
+/// Processor time of all threads of a process, exactly; 0 where the kernel does not tell.
+fn spent_ns(pid: u32) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let spent = |thread: std::fs::DirEntry| {
+        let line = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        line.split(' ').next()?.parse::<u64>().ok()
+    };
+    let threads = threads.into_iter().flatten().flatten();
+    threads.filter_map(spent).sum()
 }
 
 /// Takes all packets of all ports, on one CPU, until it is over.
