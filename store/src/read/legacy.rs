@@ -58,7 +58,8 @@ impl State {
             };
             return Ok(Step::End(end));
         };
-        if head.iter().all(|&byte| byte == 0) {
+        // Behind the end of a file that the recorder writes there may be ones for a moment.
+        if head.iter().all(|&byte| byte == 0) || head.iter().all(|&byte| byte == 0xff) {
             return Ok(Step::End(End::Unwritten(offset)));
         }
         let (seconds, part) = (self.u32(head, 0), self.u32(head, 4));
