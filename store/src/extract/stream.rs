@@ -37,7 +37,7 @@ struct Job {
     start: u64,
     end: u64,
     low_ns: u64,
-    /// As the index says.
+    /// As the index says; `u64::MAX` if it does not.
     packets: u64,
 }
 
@@ -221,6 +221,9 @@ impl Stream {
         let set = query.filter.plan().ask(block);
         let mut block_low = u64::MAX;
         for (n, chunk) in block.chunks().iter().enumerate() {
+            if chunk.start >= self.len_bytes {
+                break; // written since the query began
+            }
             block_low = block_low.min(chunk.low_ns);
             let in_time = chunk.low_ns < query.to_ns && chunk.high_ns >= query.from_ns;
             if set >> n & 1 == 0 || !in_time {
@@ -231,10 +234,16 @@ impl Stream {
                 start: chunk.start,
                 end: chunk.end.min(self.len_bytes),
                 low_ns: chunk.low_ns.max(query.from_ns),
-                packets: chunk.packets,
+                packets: match chunk.end <= self.len_bytes {
+                    true => chunk.packets,
+                    false => u64::MAX,
+                },
             });
         }
         self.unread_ns = block_low;
+        if block.range().end >= self.len_bytes {
+            self.end_index();
+        }
     }
 
     /// Makes a run of what matches in a part of the segment. The lowest time in it, or `u64::MAX`; `None`

@@ -253,6 +253,36 @@ fn what_grows_is_read_to_where_it_was() {
 }
 
 #[test]
+fn what_is_written_since_the_query_began_is_not_part_of_it() {
+    let place = Place::new("since");
+    let dirs = recording(&place, 55);
+    let segment = &segments(&dirs[..1])[0];
+    let bytes = fs::read(segment).unwrap();
+    let dir = place.0.join("live");
+    fs::create_dir(&dir).unwrap();
+    let live = dir.join("live.pcapng");
+    for len in [600_000, 9_000_000, 17_000_000] {
+        fs::write(&live, &bytes[..len]).unwrap();
+        let mut extract =
+            Extract::open(std::slice::from_ref(&dir), query(0, u64::MAX, "")).unwrap();
+        fs::write(&live, &bytes).unwrap();
+        rebuild(&live).unwrap();
+        let mut got = 0;
+        while extract.read().unwrap().is_some() {
+            got += 1;
+        }
+        assert!(extract.problems().is_empty());
+        fs::remove_file(Sidecar::path_of(&live)).unwrap();
+        let mut reader = Reader::open(&live).unwrap();
+        let mut expected = 0;
+        while reader.read_until(len as u64).unwrap().is_some() {
+            expected += 1;
+        }
+        assert_eq!(got, expected, "{len}");
+    }
+}
+
+#[test]
 fn what_is_whole_in_damaged_files_is_found() {
     let place = Place::new("damage");
     let mut maker = Maker::ng(false);
