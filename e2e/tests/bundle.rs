@@ -1,12 +1,14 @@
 //! Ports that share a connection and a doorbell: woken, closed one by one, and back after a restart.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use vnplug::{Bundle, Client, Next, Port, Ready, code};
+use vnplug::{Bundle, Client, Grant, Next, Port, Ready, VmKind, VmSpec, code};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
-use vnplug_e2e::raw::Holdings;
+use vnplug_e2e::raw::{Holdings, Raw, hello, open};
+use vnplug_ring::control::{Message, Role};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -37,6 +39,21 @@ fn until_all_have_packets(bundle: &mut Bundle) {
         for (port, taken) in bundle.ports().iter_mut().zip(&mut taken) {
             *taken += take(port);
         }
+    }
+}
+
+fn vm() -> VmSpec {
+    VmSpec {
+        name: "guest".into(),
+        kind: VmKind::Qemu,
+        pool_bytes: 32 << 20,
+        vectors: 0,
+        allow: vec![Grant {
+            source: "lab".into(),
+            filter: String::new(),
+        }],
+        owner: 0,
+        groups: Vec::new(),
     }
 }
 
@@ -167,6 +184,81 @@ fn others_are_answered_while_a_large_one_is_closed() {
         }
     });
     assert!(is_seen, "nobody is answered while a bundle is closed");
+}
+
+/// The same behind a channel, where the agent goes on in the same pool: what it says next waits until
+/// all is free again, and nobody else does.
+#[test]
+fn others_are_answered_while_the_ports_of_a_guest_are_closed() {
+    const PORTS: u64 = 1_000;
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=10"]).unwrap();
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let ready = client.attach_vm(vm()).unwrap();
+    let mut free = || {
+        let counters = client.stats().unwrap();
+        let vm = counters.iter().find(|counted| counted.kind == "vm");
+        (
+            value(&counters[0], "ports"),
+            value(vm.unwrap(), "pool_free"),
+        )
+    };
+    let mut agent = Raw::connect(Path::new(&ready.control_path));
+    agent.hello(Role::Agent);
+    let mut agent = Some(agent);
+    let before = free();
+    let hello = hello(Role::Agent).encode(1, 0);
+    let ends: [(&str, &dyn Fn(Raw) -> Raw); 3] = [
+        ("an application", &|mut agent| {
+            agent.send(&Message::AppGone.encode(1, 9)).unwrap();
+            agent
+        }),
+        ("an agent", &|mut agent| {
+            agent.send(&hello).unwrap();
+            agent
+        }),
+        ("a channel", &|agent| {
+            drop(agent);
+            let mut agent = Raw::connect(Path::new(&ready.control_path));
+            agent.send(&hello).unwrap();
+            agent
+        }),
+    ];
+    for (what, end) in ends {
+        // On a busy machine this process may not run while the daemon closes them.
+        let is_seen = (0..10).any(|_| {
+            let it = agent.as_mut().unwrap();
+            for _ in 0..PORTS {
+                let opened = it.ask(&Message::Open(open("host:lab", 4096)), 9);
+                assert!(matches!(opened, Message::Opened(_)), "{what}: {opened:?}");
+            }
+            assert_eq!(free().0, PORTS);
+            let mut it = end(agent.take().unwrap());
+            let deadline = Instant::now() + LIMIT;
+            let mut is_seen = false;
+            loop {
+                match free().0 {
+                    0 => break,
+                    ports => is_seen |= ports < PORTS,
+                }
+                assert!(Instant::now() < deadline, "{what}: not all are closed");
+            }
+            while it.next().expect("an answer").0 != 1 {}
+            agent = Some(it);
+            assert_eq!(free(), before, "{what}");
+            is_seen
+        });
+        assert!(is_seen, "nobody is answered while {what} goes");
+    }
+    // What is left when the VM goes is not in the next one's way.
+    let mut agent = agent.unwrap();
+    for _ in 0..PORTS {
+        agent.ask(&Message::Open(open("host:lab", 4096)), 9);
+    }
+    drop(agent);
+    client.detach_vm("guest").unwrap();
+    assert_eq!(ports_of(&daemon), 0);
+    client.attach_vm(vm()).unwrap();
 }
 
 /// Only ports that are back are read: a reader that waits for all to be reopened loses what they get.

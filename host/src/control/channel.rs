@@ -185,6 +185,7 @@ impl Control {
         if let Some(token) = vm.channel {
             self.end(token, &Over::Closed);
         }
+        self.close_now(&Viewer::Vm(name.to_owned()));
         if let Some(vm) = self.vms.remove(name) {
             // Closing a listener takes it out of the epoll set.
             self.vm_listeners.retain(|_, (owner, _)| owner != name);

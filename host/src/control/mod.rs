@@ -7,6 +7,7 @@
 //! of their own.
 
 mod channel;
+mod closing;
 mod compile;
 mod groups;
 mod limit;
@@ -17,7 +18,7 @@ mod rules;
 mod session;
 mod waiting;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -33,9 +34,10 @@ use vnplug_ring::control::{Message, code};
 use crate::awake::Awake;
 use crate::filter::{Compiler, Jit};
 use crate::hub::policy::{Policy, Viewer};
-use crate::hub::{Closing, Hub, NO_DESCRIPTORS};
+use crate::hub::{Hub, NO_DESCRIPTORS};
 use crate::noise::peer_log;
 use crate::vm::{Broken, Dirs, Vm};
+use closing::Leaving;
 use compile::CompileThread;
 use memory::MemoryThread;
 use session::{Over, Session};
@@ -48,10 +50,6 @@ const GREETING: Duration = Duration::from_secs(10);
 /// Messages of one connection per turn, and for how long: another one waits for all who ask.
 const BUDGET: usize = 16;
 const SLICE: Duration = Duration::from_micros(100);
-/// Ports of a connection that is over: so few are closed at once, and of more of them so many are on
-/// their way at a time. A queue's thread takes each in less than a microsecond, between two batches.
-const FEW: usize = 4;
-const CLOSES: usize = 32;
 /// How soon it is looked for the answers of queues' threads.
 const ANSWERED: Duration = Duration::from_millis(1);
 /// Connections accepted (or refused) per turn.
@@ -106,10 +104,7 @@ pub(crate) struct Control {
     paused: HashMap<u64, Instant>,
     /// Connections with a turn's work left over.
     unfinished: Vec<u64>,
-    /// Ports of processes that are gone.
-    doomed: VecDeque<u32>,
-    /// Those of them of which the queues' threads know.
-    closing: Vec<Closing>,
+    leaving: Leaving,
     next_token: u64,
     spare: Option<OwnedFd>,
 }
@@ -220,8 +215,7 @@ impl Control {
             vm_listeners: HashMap::new(),
             paused: HashMap::new(),
             unfinished: Vec::new(),
-            doomed: VecDeque::new(),
-            closing: Vec::new(),
+            leaving: Leaving::default(),
             next_token: 16,
             spare: spare(),
         };
@@ -277,7 +271,7 @@ impl Control {
         for until in rests.chain(self.paused.values()) {
             wait = wait.min(until.saturating_duration_since(now));
         }
-        if !self.closing.is_empty() {
+        if self.leaving.is_awaited() {
             wait = wait.min(ANSWERED);
         }
         if !self.unfinished.is_empty() {
@@ -506,11 +500,9 @@ impl Control {
         self.silent.remove(&token);
         self.pending.remove(&token);
         self.paused.remove(&token);
+        self.leaving.forget(token);
         let ports = session.ports.iter().map(|(_, port)| *port);
-        match &session.viewer {
-            Viewer::User(_) if ports.len() > FEW => self.close_later(ports),
-            viewer => self.close_ports(viewer, ports.collect()),
-        }
+        self.close_soon(&session.viewer, ports.collect());
         if let Viewer::Vm(name) = &session.viewer
             && let Some(vm) = self.vms.get_mut(name)
             && vm.channel == Some(token)
@@ -560,6 +552,7 @@ impl Control {
         }
         self.drop_lost_vms();
         self.close_doomed();
+        self.serve_parked();
         if let Some(awake) = &mut self.awake {
             awake.hold(!self.hub.ports().is_empty());
         }

@@ -2,18 +2,16 @@
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
 
 use vnplug_ring::control::wire::{Header, Malformed};
 use vnplug_ring::control::{Message, Role, VERSION, code};
 
+use super::Control;
 use super::channel::Attaching;
-use super::memory::LARGE;
 use super::session::Over;
 use super::waiting::Then;
-use super::{CLOSES, Control};
+use crate::hub::Refusal;
 use crate::hub::policy::Viewer;
-use crate::hub::{Closed, Closing, Refusal};
 
 /// What a request costs beyond its own token if the queues' threads have to answer it too.
 const ASKS_QUEUES: f64 = 9.0;
@@ -73,6 +71,11 @@ impl Control {
                          to {max_version}: update one of them"
                     );
                     return self.answer(token, id, app, Err(Refusal::new(code::PROTOCOL, what)));
+                }
+                // A second Hello on a channel: the agent or the guest was restarted.
+                let stale = self.forget_ports(token, |_, _| true);
+                if self.close_first(token, &viewer, stale, frame) {
+                    return Ok(());
                 }
                 self.hello(token, &viewer, role, &name, &live, vectors);
                 let pool_id = self.vm_of(&viewer).map_or(0, |vm| vm.pool_id);
@@ -137,7 +140,9 @@ impl Control {
             }
             Message::AppGone if session.channel => {
                 let ports = self.forget_ports(token, |opener, _| opener == app);
-                self.close_ports(&viewer, ports);
+                if self.close_first(token, &viewer, ports, frame) {
+                    return Ok(());
+                }
                 self.answer(token, id, app, Ok((Message::Done, Vec::new())))
             }
             Message::Kick(ports) if session.channel => {
@@ -278,55 +283,6 @@ impl Control {
         gone.into_iter().map(|(_, port)| port).collect()
     }
 
-    /// Closes ports and gives their memory back: those of a VM's pool are free for what the agent
-    /// asks for next.
-    pub(super) fn close_ports(&mut self, viewer: &Viewer, ports: Vec<u32>) {
-        let ports: HashSet<u32> = ports.into_iter().collect();
-        // All are told before the first is waited for: the threads take them in one go.
-        let closing: Vec<Closing> = ports
-            .into_iter()
-            .filter_map(|port| self.hub.begin_close(port))
-            .collect();
-        for closing in closing {
-            self.finish_close(viewer, closing);
-        }
-    }
-
-    /// Closes ports of a process that is gone: a few in each turn, for they may be thousands.
-    pub(super) fn close_later(&mut self, ports: impl Iterator<Item = u32>) {
-        self.doomed.extend(ports);
-        self.close_doomed();
-    }
-
-    /// Finishes closing what the queues' threads have let go, then tells them of more.
-    pub(super) fn close_doomed(&mut self) {
-        let now = Instant::now();
-        let over: Vec<Closing> = self.closing.extract_if(.., |it| it.is_over(now)).collect();
-        for closing in over {
-            // Unmapping the rings is not this thread's business here.
-            self.memory.discard(self.hub.finish_close(closing).remains);
-        }
-        // A thread that hangs holds the others up, but has its time for each lot and not for each port.
-        while self.closing.len() < CLOSES
-            && let Some(port) = self.doomed.pop_front()
-        {
-            self.closing.extend(self.hub.begin_close(port));
-        }
-    }
-
-    fn finish_close(&mut self, viewer: &Viewer, closing: Closing) {
-        let port = closing.id();
-        let Closed {
-            places, remains, ..
-        } = self.hub.finish_close(closing);
-        if remains.iter().map(|port| port.ring_bytes()).sum::<u64>() >= LARGE {
-            self.memory.discard(remains);
-        }
-        if let Some(vm) = self.vm_of_mut(viewer) {
-            vm.forget_port(port, &places);
-        }
-    }
-
     fn hello(
         &mut self,
         token: u64,
@@ -337,9 +293,6 @@ impl Control {
         vectors: u32,
     ) {
         log::debug!(target: "control", "{viewer:?} is {:?}", name.escape_debug().to_string());
-        // A second Hello on a channel: the agent or the guest was restarted.
-        let stale = self.forget_ports(token, |_, _| true);
-        self.close_ports(viewer, stale);
         if role == Role::Agent
             && let Some(vm) = self.vm_of_mut(viewer)
         {

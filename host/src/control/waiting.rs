@@ -183,7 +183,7 @@ impl Control {
     }
 
     /// Goes on with a connection that waited.
-    fn went_on(&mut self, token: u64, went: Result<(), Over>) {
+    pub(super) fn went_on(&mut self, token: u64, went: Result<(), Over>) {
         match went {
             Ok(()) => self.work(token),
             Err(over) => self.end(token, &over),
