@@ -36,8 +36,10 @@ pub(super) struct Load {
 
 #[derive(Debug, Default)]
 struct FieldLoad {
-    /// Instructions behind each value, or range of them.
-    values: HashMap<(u64, u64), usize>,
+    /// Keys in it of all filters, also of those that count as run on every frame.
+    keys: usize,
+    /// Instructions behind each value, of the others.
+    values: HashMap<u64, usize>,
     /// How many values have so many instructions behind them.
     weights: BTreeMap<usize, usize>,
 }
@@ -70,11 +72,18 @@ impl Load {
             Analysis::Always => self.always += work,
             Analysis::If(keys) => {
                 self.keys += keys.len() * queues;
-                self.always += ranging(keys, work);
+                let ranges = keys.iter().any(Key::is_range);
+                if ranges {
+                    self.always += work;
+                }
                 for key in keys {
                     let field = self.fields.entry(key.field.clone()).or_default();
+                    field.keys += 1;
+                    if ranges {
+                        continue;
+                    }
                     let before = field.heaviest();
-                    let weight = field.values.entry((key.low, key.high)).or_default();
+                    let weight = field.values.entry(key.low).or_default();
                     let old = std::mem::replace(weight, *weight + work);
                     field.weigh(old, old + work);
                     self.heaviest = self.heaviest + field.heaviest() - before;
@@ -91,35 +100,31 @@ impl Load {
             Analysis::Always => self.always -= work,
             Analysis::If(keys) => {
                 self.keys -= keys.len() * queues;
-                self.always -= ranging(keys, work);
+                let ranges = keys.iter().any(Key::is_range);
+                if ranges {
+                    self.always -= work;
+                }
                 for key in keys {
                     let Some(field) = self.fields.get_mut(&key.field) else {
                         continue;
                     };
+                    field.keys -= 1;
                     let before = field.heaviest();
-                    if let Some(weight) = field.values.get_mut(&(key.low, key.high)) {
+                    if !ranges && let Some(weight) = field.values.get_mut(&key.low) {
                         let old = std::mem::replace(weight, *weight - work);
                         let new = *weight;
                         if new == 0 {
-                            field.values.remove(&(key.low, key.high));
+                            field.values.remove(&key.low);
                         }
                         field.weigh(old, new);
                     }
                     self.heaviest = self.heaviest + field.heaviest() - before;
-                    if field.values.is_empty() {
+                    if field.keys == 0 {
                         self.fields.remove(&key.field);
                     }
                 }
             }
         }
-    }
-}
-
-/// What a filter with these keys counts as if it were run on every frame.
-fn ranging(keys: &[Key], work: usize) -> usize {
-    match keys.iter().any(Key::is_range) {
-        true => work,
-        false => 0,
     }
 }
 
@@ -169,10 +174,16 @@ mod tests {
         assert!(load.work(1) > instructions, "{}", load.work(1));
         one.iter().for_each(|it| load.remove(it, 1));
         assert!(load.work(1) < 200, "{}", load.work(1));
-        let always = program(&library, "portrange 1-1000");
-        load.add(&always, 2);
-        assert!(load.work(1) > 2 * always.instructions().len());
-        load.remove(&always, 2);
+        // All frames may be in ranges: those filters are added up, each of them once.
+        let (before, fields) = (load.work(2), load.fields());
+        let ranges = ["portrange 1-1000", "src portrange 1-9 or host 10.0.0.1"];
+        let ranges = ranges.map(|text| program(&library, text));
+        ranges.iter().for_each(|it| load.add(it, 2));
+        let instructions: usize = ranges.iter().map(|it| it.instructions().len()).sum();
+        let looks = (load.fields() - fields) * LOOK;
+        assert_eq!(load.work(2), before + 2 * (instructions + looks));
+        ranges.iter().for_each(|it| load.remove(it, 2));
+        assert_eq!((load.work(2), load.fields()), (before, fields));
         hosts.iter().for_each(|it| load.remove(it, 1));
         assert_eq!((load.work(1), load.keys, load.fields.len()), (0, 0, 0));
     }
