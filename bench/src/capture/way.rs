@@ -10,7 +10,7 @@ use vnplug_e2e::{Guest, Job, Netns};
 
 use super::sent_mpps;
 use crate::attached::cpu_time;
-use crate::pcap::{COUNTER, Listener, READ_TIMEOUT, READY, Told};
+use crate::pcap::{COUNTER, Listener, READY, Told};
 use crate::row::Result;
 use crate::sys;
 use crate::wire::{Load, Wire};
@@ -123,9 +123,6 @@ impl<'g> Way<'g> {
         let captured = mark.told.iter().zip(&after);
         let captured = captured.map(|(before, after)| after.packets - before.packets);
         let busy = after.iter().map(|told| told.busy).max().unwrap_or_default();
-        // NB: the last packets wait for others as long as the reader asked for, on either side, and
-        // that is not slowness.
-        let busy = busy.saturating_sub(READ_TIMEOUT);
         Ok(Turn {
             sent_mpps: wire as f64 / elapsed.as_secs_f64().max(1e-9) / 1e6,
             sent: wire * self.counters.len() as u64,

@@ -61,25 +61,49 @@ fn bare(interface: &str) -> Result<()> {
 fn count(mut take: impl FnMut() -> Result<u64>) -> Result<()> {
     println!("{READY}");
     let (mut packets, mut answers) = (0, 0);
-    let (mut first, mut last) = (None, None);
+    let mut span = Span::default();
     while !library::ended() {
         let taken = take()?;
         if taken > 0 {
             packets += taken;
-            last = Some(Instant::now());
-            first = first.or(last);
+            span.mark(Instant::now());
         }
         if library::asked() {
             answers += 1;
-            let busy = last
-                .zip(first)
-                .map_or(Duration::ZERO, |(last, first)| last - first);
+            let busy = std::mem::take(&mut span).busy();
             println!("{TOLD} {answers} {packets} {}", busy.as_nanos());
-            (first, last) = (None, None);
         }
     }
     println!("{packets}");
     Ok(())
+}
+
+/// From the first batch to the last.
+#[derive(Debug, Default)]
+struct Span {
+    first: Option<Instant>,
+    /// The last, and the one before it.
+    last: Option<(Instant, Instant)>,
+}
+
+impl Span {
+    fn mark(&mut self, now: Instant) {
+        let first = *self.first.get_or_insert(now);
+        let before = self.last.map_or(first, |(last, _)| last);
+        self.last = Some((now, before));
+    }
+
+    /// How long the reader had something to do.
+    ///
+    /// The last packets wait for others as long as the reader asked for, and that is not slowness. So
+    /// the time before the last batch does not count, as far as it may have been that wait. Of a
+    /// reader that was behind it is the time of one batch.
+    fn busy(&self) -> Duration {
+        let (Some(first), Some((last, before))) = (self.first, self.last) else {
+            return Duration::ZERO;
+        };
+        last - first - READ_TIMEOUT.min(last - before)
+    }
 }
 
 /// Reads what a counter prints at its end: the packets that its callback got.
@@ -174,6 +198,26 @@ impl Drop for Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_wait_for_the_last_batch_is_left_out() {
+        let begin = Instant::now();
+        let busy = |marks_ms: &[u64]| {
+            let mut span = Span::default();
+            for &ms in marks_ms {
+                span.mark(begin + Duration::from_millis(ms));
+            }
+            span.busy().as_millis()
+        };
+        assert_eq!(busy(&[]), 0);
+        assert_eq!(busy(&[5]), 0);
+        // It was done when the sender was, and waited for the rest.
+        assert_eq!(busy(&[0, 500, 1000, 1099]), 1000);
+        // It was behind for as long, and that counts.
+        assert_eq!(busy(&[0, 500, 1000, 1090, 1095, 1099]), 1095);
+        // Longer than it asked for nobody waits.
+        assert_eq!(busy(&[0, 500, 900]), 800);
+    }
 
     #[test]
     fn the_last_line_is_the_result() {

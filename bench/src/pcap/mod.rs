@@ -22,7 +22,6 @@ use crate::wire::{Load, Wire};
 pub(crate) use counter::{BARE, Listener, NAME as COUNTER, READY, Told, child};
 pub(crate) use guest::{filtered, image, in_uml};
 pub(crate) use host::{dispatch, tcpdump};
-pub(crate) use library::READ_TIMEOUT;
 
 /// One turn of one side.
 #[derive(Clone, Copy)]
