@@ -74,8 +74,9 @@ impl<W: Write> Output<W> {
     /// # Errors
     /// Those of writing.
     pub fn finish(mut self) -> io::Result<W> {
-        if self.flushed.is_none() && self.interfaces.is_empty() {
-            self.header(1);
+        if self.interfaces.is_empty() {
+            // tcpdump refuses a file without an interface.
+            self.add(&Interface::ethernet())?;
         }
         self.flush()?;
         Ok(self.to)

@@ -315,6 +315,16 @@ fn what_is_whole_in_damaged_files_is_found() {
 }
 
 #[test]
+fn a_file_without_packets_is_a_capture_file() {
+    let place = Place::new("empty");
+    for format in [Format::Pcapng, Format::Pcap] {
+        let file = place.0.join("out");
+        fs::write(&file, Output::new(Vec::new(), format).finish().unwrap()).unwrap();
+        assert!(tcpdump(&file, "").is_empty());
+    }
+}
+
+#[test]
 fn link_types_that_differ_do_not_fit_into_pcap() {
     let place = Place::new("links");
     let mut maker = Maker::ng(false);
@@ -344,7 +354,7 @@ const NS: u64 = 1_000_000_000;
 fn first_packet() {
     let place = PathBuf::from(format!("/var/tmp/vnplug-first-{}", std::process::id()));
     fs::create_dir(&place).unwrap();
-    let interface = Maker::described();
+    let interface = Interface::ethernet();
     let mut traffic = Traffic::new(61);
     let frames: Vec<Vec<u8>> = (0..200_000).map(|_| traffic.busy()).collect();
     let wanted = Traffic::udp(0xc000_024d, 0x0a00_0001, 5000, 443, 1400);

@@ -4,15 +4,17 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use super::FilterError;
+#[cfg(not(target_feature = "crt-static"))]
+use super::libpcap::compile as by_libpcap;
 use super::program::{Instruction, Program};
-use super::{FilterError, libpcap};
 
 /// Compiles an expression for frames of this link type.
 pub(super) fn compile(expression: &str, link_type: u32) -> Result<Program, FilterError> {
     if expression.trim().is_empty() {
         return Ok(Program::everything());
     }
-    let list = match libpcap::compile(expression, link_type) {
+    let list = match by_libpcap(expression, link_type) {
         Err(FilterError::NoCompiler(why)) => {
             by_tcpdump(expression, link_type).map_err(|error| match error {
                 FilterError::NoCompiler(other) => {
@@ -24,6 +26,12 @@ pub(super) fn compile(expression: &str, link_type: u32) -> Result<Program, Filte
         other => other?,
     };
     Program::new(list).map_err(|why| FilterError::Expression(why.to_owned()))
+}
+
+#[cfg(target_feature = "crt-static")]
+fn by_libpcap(_: &str, _: u32) -> Result<Vec<Instruction>, FilterError> {
+    let why = "a statically linked program loads no libraries";
+    Err(FilterError::NoCompiler(why.to_owned()))
 }
 
 /// Has tcpdump read an empty capture file of that link type.

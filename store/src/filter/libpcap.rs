@@ -28,10 +28,6 @@ struct RawProgram {
 /// # Errors
 /// libpcap's words, or that it cannot be loaded.
 pub(super) fn compile(expression: &str, link_type: u32) -> Result<Vec<Instruction>, FilterError> {
-    if cfg!(target_feature = "crt-static") {
-        let why = "a statically linked program loads no libraries";
-        return Err(FilterError::NoCompiler(why.to_owned()));
-    }
     let nul = |_| FilterError::Expression("the expression has a NUL in it".to_owned());
     let expression = CString::new(expression).map_err(nul)?;
     // libpcap's own numbers are those of files, but for this one of Linux.

@@ -4,6 +4,7 @@
 //! which parts of a segment packets that it accepts may be.
 
 mod compile;
+#[cfg(not(target_feature = "crt-static"))]
 mod libpcap;
 mod plan;
 mod program;

@@ -58,6 +58,16 @@ pub struct Interface {
 }
 
 impl Interface {
+    /// One that a file says nothing of but that it is Ethernet.
+    pub fn ethernet() -> Self {
+        Self {
+            link_type: 1,
+            snaplen: 0,
+            name: String::new(),
+            clock: Clock::new(NS),
+        }
+    }
+
     /// Whether it is described in the same words, however its timestamps count.
     pub fn is_same(&self, other: &Self) -> bool {
         let of = |i: &Self| (i.link_type, i.snaplen);

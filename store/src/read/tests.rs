@@ -27,16 +27,6 @@ impl Maker {
         maker
     }
 
-    /// An Ethernet interface.
-    pub(crate) fn described() -> Interface {
-        Interface {
-            link_type: 1,
-            snaplen: 0,
-            name: "lo0".to_owned(),
-            clock: Clock::new(NS),
-        }
-    }
-
     pub(crate) fn section(&mut self) {
         let mut body = Self {
             big: self.big,
