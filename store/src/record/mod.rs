@@ -385,11 +385,8 @@ fn drive(writer: &mut Writer, inbox: &Receiver<Chunk>, done: &AtomicU64) {
     let mut taken = 0;
     loop {
         let now = Instant::now();
-        let pause = match (writer.waiting(), writer.due()) {
-            (0, _) => IDLE,
-            (_, Some(due)) => due.saturating_duration_since(now),
-            (_, None) => Duration::ZERO,
-        };
+        let due = writer.due();
+        let pause = due.map_or(IDLE, |due| due.saturating_duration_since(now));
         match inbox.recv_timeout(pause) {
             Ok(chunk) => {
                 writer.push(chunk);

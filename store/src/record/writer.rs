@@ -120,14 +120,18 @@ impl Writer {
                 self.sync();
             }
         }
-        if self.synced_at.elapsed() >= self.settings.sync_every || self.backlog.is_empty() {
+        if self.synced_at.elapsed() >= self.settings.sync_every {
             self.sync();
         }
     }
 
     /// When [`work`](Self::work) has something to do even if no chunk comes.
     pub fn due(&self) -> Option<Instant> {
-        self.retry_at.filter(|_| !self.backlog.is_empty())
+        if !self.backlog.is_empty() {
+            return Some(self.retry_at.unwrap_or(self.synced_at));
+        }
+        let segment = self.segment.as_ref()?;
+        (!segment.unsynced.is_empty()).then(|| self.synced_at + self.settings.sync_every)
     }
 
     /// Closes the segment. What still waits is lost, and counted.
