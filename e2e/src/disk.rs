@@ -151,8 +151,12 @@ impl<'a> DiskFault<'a> {
     /// # Errors
     /// [`LabError::Command`].
     pub fn mount(&self) -> Result<()> {
-        // The journal is written when a program asks for it, or after a minute.
-        let mount = format!("mount -t ext4 -o commit=60 {} '{}'", Self::DEVICE, self.dir);
+        // The journal is written when a program asks for it, or after a minute; without a journal the
+        // option is refused.
+        let (device, dir) = (Self::DEVICE, &self.dir);
+        let mount = format!(
+            "mount -t ext4 -o commit=60 {device} '{dir}' || mount -t ext4 {device} '{dir}'"
+        );
         run(self.guest, &mount).map(drop)
     }
 
