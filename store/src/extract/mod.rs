@@ -7,7 +7,7 @@
 //! segment ─ …                                                           ┘
 //! ```
 //!
-//! An [`Extract`] always has a lower bound of what each segment can still give ([`stream`]). The segment
+//! An [`Extract`] always has a lower bound of what each segment can still give (`stream`). The segment
 //! with the lowest one gives its packet, if it is that early for certain, or else looks further: reads a
 //! block of its index, or a chunk of packets. So the first packet comes as soon as it is known to be the
 //! first, and a segment is not looked into before its time has come.

@@ -1,6 +1,6 @@
 //! Filters in the pcap-filter language, for packets of recordings.
 //!
-//! libpcap compiles ([`compile`]), the program runs here ([`program`]), and [`plan`] finds out from it in
+//! libpcap compiles (`compile`), the program runs here (`program`), and `plan` finds out from it in
 //! which parts of a segment packets that it accepts may be.
 
 mod compile;

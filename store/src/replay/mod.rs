@@ -4,7 +4,7 @@
 //!   files ── pieces (read ahead by a thread) ── schedule (when?) ── exit (wire or port)
 //! ```
 //!
-//! [`Player::play`] is the loop: it takes the clock and the exit as arguments, so that tests play in no
+//! `Player::play` is the loop: it takes the clock and the exit as arguments, so that tests play in no
 //! time to nowhere. A frame is handed over as soon as the clock has reached its due time; frames that
 //! are due already go together, up to [`BATCH`] in one call. It never sends early, and it measures how
 //! late it was: the time of a frame is that of the call that handed it over. What the kernel, the driver
