@@ -97,11 +97,12 @@ impl AttachedUml {
     }
 }
 
-/// Plugs the daemon into a running QEMU, by `vnplug attach`, with every source granted.
+/// Plugs the daemon into a running QEMU, by `vnplug attach`, with every source granted; gives what it
+/// says.
 ///
 /// # Errors
 /// [`LabError::Command`] with what the command said.
-pub fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> Result<()> {
+pub fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> Result<String> {
     let mut command = Command::new(program("vnplug")?);
     command.arg("--socket").arg(daemon.socket());
     command.args(["attach", "qemu", "--name", name, "--allow", "*", "--qmp"]);
@@ -111,13 +112,14 @@ pub fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> Result
         .args(more)
         .output()
         .map_err(LabError::io("vnplug attach"))?;
-    if output.status.success() {
-        return Ok(());
-    }
     let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
     Err(LabError::Command {
         command: format!("{command:?}"),
-        text: String::from_utf8_lossy(&text).into_owned(),
+        text,
     })
 }
 

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Client, Next, Port};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{refusal, value};
+use vnplug_e2e::daemon::{label, refusal, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
 use vnplug_ring::control::{
-    ArenaHome, Grant, HostGroup, Message, Open, Opened, Role, VmKind, VmReady, VmSpec,
+    ArenaHome, Counted, Grant, HostGroup, Message, Open, Opened, Role, VmKind, VmReady, VmSpec,
 };
 use vnplug_ring::witness::{Checker, View};
 
@@ -66,7 +66,7 @@ fn process(wire: &Wire) -> Port {
     wire.daemon.port("wire1").group("g").open().unwrap()
 }
 
-/// Sends frames, and reads them all.
+/// Sends frames, no more than the kernel has room for, and reads them all.
 fn sees(wire: &Wire, port: &mut Port, frames: u64) {
     wire.send(&Stream {
         run: frames as u32,
@@ -95,7 +95,7 @@ fn sees(wire: &Wire, port: &mut Port, frames: u64) {
 fn counts(wire: &Wire, port: &Port) -> (u64, u64) {
     let counters = wire.daemon.audit();
     let name = port.number().to_string();
-    let of = |it: &&vnplug_ring::control::Counted| it.kind == "port" && it.name == name;
+    let of = |it: &&Counted| it.kind == "port" && it.name == name;
     let port = counters.iter().find(of).unwrap();
     (value(port, "arena_copies"), value(port, "arena_lent"))
 }
@@ -289,7 +289,9 @@ fn a_truncated_file_costs_those_who_read_there_and_nobody_else() {
     }
     std::thread::sleep(Duration::from_millis(500));
     while own.batch(10_000).count() > 0 {}
-    sees(&wire, &mut own, 3000);
+    for _ in 0..10 {
+        sees(&wire, &mut own, 300);
+    }
     let text = member(&vm).err().unwrap();
     assert!(text.contains("detach its VMs and restart"), "{text}");
     // Groups of processes have copies from now on.
@@ -345,6 +347,9 @@ fn a_vm_that_cannot_be_served_again_bars_its_groups() {
         wire.daemon.launch().unwrap();
         let text = member(&whole).err().unwrap();
         assert!(text.contains("detach VM \"a\""), "{text}");
+        let counters = wire.daemon.counters();
+        let is_broken = |vm: &Counted| vm.name == "a" && label(vm, "state") == "broken";
+        assert!(counters.iter().any(is_broken), "{counters:?}");
         client(&wire).detach_own_vm("a", 7).unwrap();
         member(&whole).unwrap();
         // Alone, too: the group is not one of the same name in somebody's own memory.

@@ -243,7 +243,13 @@ impl Attach {
         };
         let arenas = ready.arenas.iter().zip(&self.groups);
         let groups: String = arenas
-            .map(|((_, len), group)| format!(", group {} ({} MiB)", group.name, len >> 20))
+            .map(|((path, len), group)| {
+                let what = match path.ends_with(".umem") {
+                    true => format!(", packet memory of {}", group.source),
+                    false => String::new(),
+                };
+                format!(", group {} ({} MiB{what})", group.name, len >> 20)
+            })
             .collect();
         format!(
             "{}: {how}: pool of {} MiB ({}){doorbell}{groups}; run `vnplug agent` in the guest",

@@ -14,7 +14,7 @@ use crate::hub::policy::Viewer;
 use crate::noise::peer_log;
 use crate::port::doorbell::VmBell;
 use crate::sys::event;
-use crate::vm::{Committed, Plan, Vm};
+use crate::vm::{Broken, Committed, Plan, Vm};
 
 /// VMs in all.
 const MAX_VMS: usize = 1_024;
@@ -396,7 +396,17 @@ impl Control {
                 values,
             }
         };
-        let mut all: Vec<Counted> = self.vms.values().map(counted).collect();
+        let broken = |vm: &Broken| Counted {
+            kind: "vm".into(),
+            name: vm.name.clone(),
+            labels: vec![
+                ("kind".into(), "-".into()),
+                ("state".into(), "broken".into()),
+            ],
+            values: vec![("pool_bytes".into(), 0), ("pool_free".into(), 0)],
+        };
+        let served = self.vms.values().map(counted);
+        let mut all: Vec<Counted> = served.chain(self.broken.iter().map(broken)).collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }

@@ -67,7 +67,7 @@ pub struct VmReady {
     /// Unix socket of the ivshmem server; empty without a doorbell.
     pub doorbell_path: String,
     /// Files of the arenas of its groups of the host, and their lengths in bytes; to be mapped
-    /// read-only.
+    /// read-only. One whose name ends in `.umem` is the packet memory of the group's source.
     pub arenas: Vec<(String, u64)>,
 }
 
