@@ -238,6 +238,11 @@ impl PortArgs {
         }
     }
 
+    /// Whether it looks for packets all the time.
+    fn never_sleeps(&self) -> bool {
+        self.busy_poll || matches!(self.wait, Waiting::Latency)
+    }
+
     /// True if this reader gets every packet of the device.
     pub(crate) fn gets_everything(&self) -> bool {
         self.filter.trim().is_empty()
@@ -257,6 +262,8 @@ impl PortArgs {
         let mut left = self.packets.unwrap_or(u64::MAX);
         let mut tick = start + TICK;
         let mut steps = 0;
+        // Nothing came for a while.
+        let mut quiet = false;
         loop {
             let mut taken = 0;
             for packet in port.batch(BATCH) {
@@ -295,15 +302,20 @@ impl PortArgs {
                     }
                 }
                 Next::Ended => return Ok(Stop::Ended),
+                // NB: the clock is a system call in User-mode Linux, while 512 KiB of ring are full of
+                // 1514-byte frames in 18 us: who looked at it whenever the ring was empty had 0.80 to
+                // 0.88 of the host's rate there.
+                Next::Nothing if self.never_sleeps() && !quiet => {
+                    steps += STEPS / LULLS;
+                    quiet = port.wait(Some(LULL))? != Ready::Now;
+                }
                 Next::Nothing => {
                     // The clock is looked at before and after a sleep.
                     steps = STEPS;
                     let until = end.map_or(tick, |end| end.min(tick));
                     let timeout = until.saturating_duration_since(Instant::now());
                     let timeout = timeout.min(self.longest_wait());
-                    match port.wait(Some(timeout))? {
-                        Ready::Now | Ready::TimedOut | Ready::Interrupted => {}
-                    }
+                    quiet = port.wait(Some(timeout))? != Ready::Now;
                 }
             }
         }
@@ -312,6 +324,10 @@ impl PortArgs {
 
 const BATCH: usize = 256;
 const TICK: Duration = Duration::from_secs(1);
+/// While a reader that never sleeps waits no longer than this at a time, it looks at the clock once in
+/// so many times.
+const LULL: Duration = Duration::from_millis(1);
+const LULLS: usize = 64;
 const AWAKE: Duration = Duration::from_millis(50);
 /// Packets and rounds between two looks at the clock.
 ///
