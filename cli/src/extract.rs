@@ -157,7 +157,7 @@ fn create(path: &Path, places: &[PathBuf]) -> Result<File, Failure> {
 }
 
 /// Tells what is damaged; true if something is.
-fn tell(search: &mut Search) -> bool {
+pub(crate) fn tell(search: &mut Search) -> bool {
     let problems = search.problems();
     for problem in &problems {
         out::note(&problem.to_string());
@@ -203,7 +203,8 @@ impl Index {
     }
 }
 
-fn time(text: &str) -> Result<u64, vnplug_store::extract::BadTime> {
+/// A time on the command line.
+pub(crate) fn time(text: &str) -> Result<u64, vnplug_store::extract::BadTime> {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();

@@ -9,6 +9,7 @@ mod capture;
 mod extcap;
 mod extract;
 mod failure;
+mod flows;
 mod list;
 mod out;
 mod qemu;
@@ -63,6 +64,8 @@ enum Action {
     Stats(stats::Stats),
     /// Extract packets from recordings, by time and filter
     Extract(extract::Extract),
+    /// List who spoke with whom in recordings, and how much
+    Flows(flows::Flows),
     /// Make the indexes of recordings and capture files that have none
     Index(extract::Index),
     /// Plug the daemon into a virtual machine
@@ -97,6 +100,7 @@ fn main() -> ExitCode {
         Action::List(list) => list.run(connect),
         Action::Stats(stats) => stats.run(connect),
         Action::Extract(extract) => extract.run(),
+        Action::Flows(flows) => flows.run(),
         Action::Index(index) => index.run(),
         Action::Attach(attach) => attach.run(connect),
         Action::Detach(detach) => detach.run(connect),

@@ -22,6 +22,7 @@
 //! **Recycling.** All segments are opened, with a lease, at the start; the recorder removes none of them
 //! before it was read. What is written to a segment after the extract was opened is not part of it.
 
+mod flows;
 mod output;
 mod segments;
 mod stream;
@@ -33,6 +34,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+pub use flows::{Flow, Flows, Sum};
 pub use output::{Format, Output};
 pub use segments::{Found, find};
 pub use time::{BadTime, parse_time};

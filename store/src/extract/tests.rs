@@ -325,6 +325,32 @@ fn a_file_without_packets_is_a_capture_file() {
 }
 
 #[test]
+fn flows_add_up() {
+    let place = Place::new("flows");
+    let dirs = recording(&place, 61);
+    let mut extract = Extract::open(&dirs, query(0, u64::MAX, "")).unwrap();
+    let mut flows = Flows::default();
+    let mut bytes = 0;
+    while let Some(packet) = extract.read().unwrap() {
+        flows.add(&packet);
+        bytes += u64::from(packet.wire_len);
+    }
+    let list = flows.sorted(false);
+    assert!(list.is_sorted_by_key(|(_, sum)| std::cmp::Reverse(sum.bytes)) && list.len() > 100);
+    let other = flows.other();
+    let sums = list.iter().map(|(_, sum)| sum).chain([&other]);
+    let all = sums.fold((0, 0), |all, sum| (all.0 + sum.packets, all.1 + sum.bytes));
+    assert_eq!(all, (extract.tally().packets, bytes));
+    let udp = Traffic::udp(0x0a00_0001, 0x0a00_0002, 5, 53, 100);
+    let flow = Flow::of(&udp).unwrap();
+    assert_eq!((flow.protocol, flow.ports), (17, (5, 53)));
+    assert_eq!(
+        (flow.from.to_string(), flow.to.to_string()),
+        ("10.0.0.1".into(), "10.0.0.2".into())
+    );
+}
+
+#[test]
 fn link_types_that_differ_do_not_fit_into_pcap() {
     let place = Place::new("links");
     let mut maker = Maker::ng(false);

@@ -1,0 +1,131 @@
+//! `vnplug flows`: who spoke with whom in a recording, and how much.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::json;
+use vnplug_store::extract::{Extract, Flow, Flows as Table, Query, Sum};
+use vnplug_store::filter::Filter;
+use vnplug_store::name::time as stamp;
+
+use crate::extract::{tell, time};
+use crate::failure::{Failure, OK, Outcome};
+use crate::out;
+use crate::text::grouped;
+
+/// Lists the flows of recordings, the largest first.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A flow is one direction: protocol, addresses, ports. What is not IP is told as `other`.
+
+Example: vnplug flows /data --from -1h -f 'net 10.0.0.0/8' --top 20")]
+pub(crate) struct Flows {
+    /// Recordings' directories or capture files
+    #[arg(required = true, value_name = "DIR")]
+    places: Vec<PathBuf>,
+    /// Packets from this time on
+    #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
+    from: Option<u64>,
+    /// Packets before this time
+    #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
+    to: Option<u64>,
+    /// Only packets that match this pcap-filter expression
+    #[arg(short, long, value_name = "EXPRESSION", default_value = "")]
+    filter: String,
+    /// How many flows
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    top: usize,
+    /// What makes a flow large
+    #[arg(long, value_enum, default_value = "bytes")]
+    by: By,
+    /// A line of JSON for each flow
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum By {
+    /// Bytes on the wire
+    Bytes,
+    /// Packets
+    Packets,
+}
+
+impl Flows {
+    pub(crate) fn run(&self) -> Outcome {
+        let query = Query {
+            from_ns: self.from.unwrap_or(0),
+            to_ns: self.to.unwrap_or(u64::MAX),
+            filter: Filter::new(&self.filter)?,
+        };
+        let mut search = Extract::open(&self.places, query)?;
+        let mut table = Table::default();
+        while let Some(packet) = search.read()? {
+            table.add(&packet);
+        }
+        let damaged = tell(&mut search);
+        for (flow, sum) in table.sorted(self.by == By::Packets).iter().take(self.top) {
+            self.line(Some(flow), *sum)?;
+        }
+        if table.other().packets > 0 {
+            self.line(None, table.other())?;
+        }
+        match damaged {
+            true => Err(Failure::new(
+                "the recording is damaged where it was told; all else was counted",
+            )),
+            false => Ok(OK),
+        }
+    }
+
+    fn line(&self, flow: Option<&Flow>, sum: Sum) -> Result<(), Failure> {
+        if self.json {
+            let line = json!({
+                "protocol": flow.map(|flow| flow.protocol),
+                "from": flow.map(|flow| flow.from.to_string()),
+                "from_port": flow.map(|flow| flow.ports.0),
+                "to": flow.map(|flow| flow.to.to_string()),
+                "to_port": flow.map(|flow| flow.ports.1),
+                "packets": sum.packets,
+                "bytes": sum.bytes,
+                "first_ns": sum.first_ns,
+                "last_ns": sum.last_ns,
+            });
+            return out::line(&line.to_string());
+        }
+        let name = match flow {
+            Some(Flow {
+                protocol,
+                from,
+                to,
+                ports: (0, 0),
+            }) => format!("{} {from} > {to}", word(*protocol)),
+            Some(Flow {
+                protocol,
+                from,
+                to,
+                ports,
+            }) => {
+                format!("{} {from} {} > {to} {}", word(*protocol), ports.0, ports.1)
+            }
+            None => "other".to_owned(),
+        };
+        let (bytes, packets) = (grouped(sum.bytes), grouped(sum.packets));
+        let (first, last) = (stamp(sum.first_ns), stamp(sum.last_ns));
+        out::line(&format!(
+            "{bytes:>18} bytes {packets:>14} packets  {first} {last}  {name}"
+        ))
+    }
+}
+
+/// A protocol's name, or its number.
+fn word(protocol: u8) -> String {
+    match protocol {
+        1 => "icmp".to_owned(),
+        6 => "tcp".to_owned(),
+        17 => "udp".to_owned(),
+        58 => "icmp6".to_owned(),
+        132 => "sctp".to_owned(),
+        other => format!("ip-proto-{other}"),
+    }
+}
