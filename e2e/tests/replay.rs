@@ -182,7 +182,7 @@ fn an_interface_gets_every_byte_with_its_gaps() {
     let wanted = (frames[999].0 - frames[0].0) as f64 / 1e9;
     let seconds = told["seconds"].as_f64().unwrap();
     assert!(
-        (wanted..wanted * 1.05 + 0.1).contains(&seconds),
+        (wanted..wanted * 1.05 + 1.0).contains(&seconds),
         "{seconds} {wanted}"
     );
 }
@@ -206,20 +206,26 @@ fn speeds_rates_and_rounds_are_kept() {
         let seen = listener.frames(count);
         (seen[count - 1].0 - seen[0].0) as f64 / 1e9
     };
-    let near = |seconds: f64, wanted: f64| {
-        assert!(
-            (wanted * 0.95..wanted * 1.05 + 0.1).contains(&seconds),
-            "{seconds} {wanted}"
-        );
+    // A machine that stalls at the first or the last frame spoils one attempt, not three.
+    let near = |args: &[&str], count: usize, wanted: f64| {
+        let mut all = Vec::new();
+        for attempt in 0..3 {
+            let seconds = seen(args, count, &format!("{}-{attempt}.pcap", args[1]));
+            if (wanted * 0.95..wanted * 1.05 + 0.02).contains(&seconds) {
+                return;
+            }
+            all.push(seconds);
+        }
+        panic!("{args:?}: {all:?} s instead of {wanted}");
     };
-    near(seen(&["--speed", "4"], 100, "fast.pcap"), 99.0 * 0.005);
+    near(&["--speed", "4"], 100, 99.0 * 0.005);
     let args = ["--rate", "1kpps", "--loop", "forever", "--limit", "1500"];
-    near(seen(&args, 1500, "rate.pcap"), 1.499);
+    near(&args, 1500, 1.499);
     // 8 Mbit/s of frames of so many bytes on average.
     let total: usize = frames.iter().map(|(_, frame)| frame.len()).sum();
     let args = ["--rate", "8Mbps", "--loop", "13"];
-    near(seen(&args, 1300, "bits.pcap"), total as f64 * 13.0 / 1e6);
-    near(seen(&["--max-gap", "2ms"], 100, "cut.pcap"), 99.0 * 0.002);
+    near(&args, 1300, total as f64 * 13.0 / 1e6);
+    near(&["--max-gap", "2ms"], 100, 99.0 * 0.002);
 }
 
 #[test]
@@ -236,6 +242,16 @@ fn what_an_interface_cannot_send_is_told() {
             assert!(text.contains(word), "{word}: {text}");
         }
     };
+    // The kernel tells of a carrier a little later than it has one.
+    let set = |state: &str, interface: &str, wanted: &str| {
+        netns.ip(&["link", "set", interface, state]).unwrap();
+        let deadline = Instant::now() + LIMIT;
+        let now = || netns.ip(&["-br", "link", "show", "wire0"]).unwrap();
+        while now().split_whitespace().nth(1) != Some(wanted) {
+            assert!(Instant::now() < deadline, "not {wanted}: {}", now());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
     let good = lab.dir().join("good.pcap");
     pcap(&good, 1, &trace(10, &[1000]));
     refused(
@@ -243,16 +259,16 @@ fn what_an_interface_cannot_send_is_told() {
         &["--to", "nosuch0"],
         &["nosuch0", "ip link", "port:nosuch0"],
     );
-    netns.ip(&["link", "set", "wire0", "down"]).unwrap();
+    set("down", "wire0", "DOWN");
     refused(
         &good,
         &["--to", "wire0"],
         &["wire0 is down", "ip link set wire0 up"],
     );
-    netns.ip(&["link", "set", "wire0", "up"]).unwrap();
-    netns.ip(&["link", "set", "wire1", "down"]).unwrap();
+    set("up", "wire0", "UP");
+    set("down", "wire1", "LOWERLAYERDOWN");
     refused(&good, &["--to", "wire0"], &["no carrier"]);
-    netns.ip(&["link", "set", "wire1", "up"]).unwrap();
+    set("up", "wire1", "UP");
 
     let raw = lab.dir().join("raw.pcap");
     pcap(&raw, 101, &[(0, vec![0x45; 60])]);
