@@ -25,7 +25,8 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::time::Duration;
 
 pub use self::clock::{Clock, Monotonic};
 pub use self::exit::{Exit, ExitError, Obstacle};
@@ -120,7 +121,9 @@ impl std::fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Plays files by a clock to an exit. `stop` is asked at least every 50 ms, and between two batches.
+/// Plays files by a clock to an exit. `stop` is asked at least every 50 ms, and between two batches;
+/// while one read from the disk lasts, it is told but waits for it. A round in which nothing could be
+/// sent is the last.
 ///
 /// However it ends, the report says what was done until then.
 pub fn play(
@@ -174,7 +177,16 @@ type Batch<'a> = (Vec<&'a [u8]>, Vec<u64>);
 
 impl<C: Clock, E: Exit> Player<'_, C, E> {
     fn play(&mut self, items: &Receiver<Item>, used: &Sender<Piece>) -> Result<(), Error> {
-        for item in items {
+        let mut sent_before = 0;
+        loop {
+            if (self.stop)() {
+                return Ok(());
+            }
+            let item = match items.recv_timeout(LOOK) {
+                Ok(item) => item,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            };
             match item {
                 Item::Piece(piece) => {
                     if !self.piece(&piece)? {
@@ -189,9 +201,14 @@ impl<C: Clock, E: Exit> Player<'_, C, E> {
                     }
                 }
                 Item::Failed(error) => return Err(Error::Read(error)),
+                Item::Round => {
+                    if self.report.frames == sent_before {
+                        return Ok(());
+                    }
+                    sent_before = self.report.frames;
+                }
             }
         }
-        Ok(())
     }
 
     /// False: no more.
@@ -315,5 +332,7 @@ impl<C: Clock, E: Exit> Player<'_, C, E> {
 
 /// Frames handed over in one call.
 pub const BATCH: usize = sys::MOST;
+/// How long the next frames are waited for before `stop` is asked again.
+const LOOK: Duration = Duration::from_millis(50);
 /// An exit that takes nothing for so long is given up.
 const STUCK_S: u64 = 10;

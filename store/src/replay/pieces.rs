@@ -60,6 +60,8 @@ pub(super) enum Item {
     Torn(PathBuf, u64),
     /// Reading ends here, too early.
     Failed(ReadError),
+    /// All files were played once more.
+    Round,
 }
 
 impl Piece {
@@ -132,28 +134,26 @@ pub(super) fn read(
 ) {
     let mut round = 0;
     while rounds.is_none_or(|rounds| round < rounds) {
-        let mut any = false;
         for (number, file) in files.iter().enumerate() {
-            match read_file(file, number == 0, snapped, to, used) {
-                Some(frames) => any |= frames,
-                None => return,
+            if read_file(file, number == 0, snapped, to, used).is_none() {
+                return;
             }
         }
-        if !any {
+        if to.send(Item::Round).is_err() {
             return;
         }
         round += 1;
     }
 }
 
-/// Whether there were frames; `None` if nobody wants more.
+/// `None` if nobody wants more.
 fn read_file(
     file: &File,
     is_first: bool,
     snapped: Snapped,
     to: &SyncSender<Item>,
     used: &Receiver<Piece>,
-) -> Option<bool> {
+) -> Option<()> {
     let fail = |error| {
         // NB: if nobody listens any more, nobody needs to know.
         let _ = to.send(Item::Failed(error));
@@ -164,7 +164,6 @@ fn read_file(
         Err(error) => return fail(error),
     };
     let mut begins = is_first || !file.continues;
-    let mut any = false;
     loop {
         let mut piece = fresh(used);
         let mut failed = None;
@@ -184,7 +183,6 @@ fn read_file(
             let link_type = reader.interfaces()[added.interface].link_type;
             piece.judge(added.wire_len, link_type, snapped);
         }
-        any |= !piece.frames.is_empty();
         to.send(Item::Piece(piece)).ok()?;
         if let Some(error) = failed {
             return fail(error);
@@ -193,7 +191,7 @@ fn read_file(
             if let End::Torn(at) = reader.end() {
                 to.send(Item::Torn(file.path.clone(), at)).ok()?;
             }
-            return Some(any);
+            return Some(());
         }
     }
 }

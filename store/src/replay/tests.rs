@@ -273,7 +273,7 @@ fn a_broken_exit_and_a_damaged_file_end_it_and_the_report_stays() {
     assert_eq!((report.frames, report.torn.len()), (4, 1));
 
     let mut bytes = std::fs::read(&file.0).unwrap();
-    bytes.extend([0xff; 100]);
+    bytes.extend([0xdd; 100]);
     std::fs::write(&file.0, bytes).unwrap();
     // The torn frame is filled up by the first bytes of what follows, and then comes damage.
     let mut exit = memory();
@@ -296,4 +296,30 @@ fn it_stops_when_told_also_in_a_long_gap() {
     );
     result.unwrap();
     assert_eq!((report.frames, clock.now < 1_000_000_000), (1, true));
+}
+
+#[test]
+fn it_stops_when_told_also_if_every_frame_is_refused() {
+    let raw = Temporary::pcap(101, &[(0, frame(0x45, 60), 60)]);
+    let mut order = order(&raw.0, Pace::Top);
+    order.rounds = Some(1_000_000_000);
+    let (report, result) = play(&order, &mut clock(0), &mut memory(), &|| true);
+    result.unwrap();
+    assert_eq!(report.refused.total(), 0);
+}
+
+#[test]
+fn a_round_without_a_frame_that_is_sent_is_the_last() {
+    for (link_type, bytes) in [
+        (101, frame(0x45, 60)),
+        (1, frame(1, 1515)),
+        (1, frame(0xee, 60)),
+    ] {
+        let len = bytes.len() as u32;
+        let file = Temporary::pcap(link_type, &[(0, bytes, len)]);
+        let mut order = order(&file.0, Pace::Top);
+        order.rounds = None;
+        let report = go(&order, &mut clock(0), &mut memory());
+        assert_eq!((report.frames, report.refused.total()), (0, 1));
+    }
 }
