@@ -279,6 +279,10 @@ fn target(text: &str) -> Result<Target, String> {
         // What the agent of a guest calls the host's devices; no interface is called so by default.
         None if text.starts_with("host:") => Ok(Target::Device(text.to_owned())),
         None if text.is_empty() => Err("the name of an interface, or port:DEVICE".into()),
+        // The kernel would cut it there, and frames would leave by another interface.
+        None if text.contains(':') => {
+            Err("no interface has a `:` in its name; a device of the daemon is port:DEVICE".into())
+        }
         None => Ok(Target::Interface(text.to_owned())),
     }
 }
@@ -355,5 +359,6 @@ mod tests {
         assert_eq!(target("port:eth0"), device("eth0"));
         assert_eq!(target("host:eth0"), device("host:eth0"));
         assert!(target("").is_err() && target("port:").is_err());
+        assert!(target("eth0:1").is_err() && target("ports:eth0").is_err());
     }
 }

@@ -116,8 +116,9 @@ pub(super) fn link(socket: impl AsFd, name: &str) -> io::Result<Link> {
     let ask = |what: c_ulong| -> io::Result<libc::ifreq> {
         // SAFETY: all-zero is a valid ifreq: an empty name and plain numbers.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        // One byte is left for the zero at the end.
-        if name.len() >= request.ifr_name.len() {
+        // One byte is left for the zero at the end. The kernel would take `eth0:1` for `eth0`
+        // (dev_ioctl cuts at a colon), and so send where nobody asked it to.
+        if name.len() >= request.ifr_name.len() || name.contains([':', '\0']) {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {

@@ -173,3 +173,17 @@ const LOOK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_is_not_found_by_the_beginning_of_a_name() {
+        // Every network namespace has one.
+        assert!(Wire::exists("lo"));
+        for name in ["lo:1", "lo:", "lo\0", ":"] {
+            assert!(!Wire::exists(name), "{name:?}");
+        }
+    }
+}
