@@ -58,10 +58,16 @@ impl State {
             };
             return Ok(Step::End(end));
         };
-        // Behind the end of a file that the recorder writes there may be ones for a moment.
-        if head.iter().all(|&byte| byte == 0) || head.iter().all(|&byte| byte == 0xff) {
+        let all = |value| head.iter().all(|&byte| byte == value);
+        let (zeros, ones) = (all(0), all(0xff));
+        // The recorder's last write is a whole block of the disk for a moment, with ones behind the end.
+        let block_end = offset.next_multiple_of(4096);
+        if zeros || ones && input.len_bytes() == Some(block_end) {
             return Ok(Step::End(End::Unwritten(offset)));
         }
+        let Some(head) = input.peek(self.header)? else {
+            return Ok(Step::End(End::Torn(offset)));
+        };
         let (seconds, part) = (self.u32(head, 0), self.u32(head, 4));
         let (len, wire_len) = (self.u32(head, 8) as usize, self.u32(head, 12));
         if len > MAX_BLOCK_BYTES {
