@@ -87,6 +87,23 @@ impl Input {
         self.offset = offset;
     }
 
+    /// Lets go of what is buffered and was not taken, so that it is read again; false if it cannot be.
+    pub(super) fn forget(&mut self) -> bool {
+        match self.origin {
+            Origin::File(_) => {
+                self.filled = self.start;
+                self.ahead = FIRST_READ;
+                true
+            }
+            Origin::Stream(_) => false,
+        }
+    }
+
+    /// What is buffered and was not taken.
+    pub(super) fn rest(&self) -> &[u8] {
+        &self.buffer[self.start..self.filled]
+    }
+
     /// `len` bytes from the current place on; `None` if the file ends before.
     pub(super) fn peek(&mut self, len: usize) -> io::Result<Option<&[u8]>> {
         if self.buffered() < len && !self.fill(len)? {

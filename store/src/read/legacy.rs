@@ -58,13 +58,13 @@ impl State {
             };
             return Ok(Step::End(end));
         };
-        let all = |value| head.iter().all(|&byte| byte == value);
-        let (zeros, ones) = (all(0), all(0xff));
-        // The recorder's last write is a whole block of the disk for a moment, with ones behind the end.
-        let block_end = offset.next_multiple_of(4096);
-        if zeros || ones && input.len_bytes() == Some(block_end) {
+        if head.iter().all(|&byte| byte == 0) {
             return Ok(Step::End(End::Unwritten(offset)));
         }
+        if head.iter().all(|&byte| byte == 0xff) && is_padding(input, offset)? {
+            return Ok(Step::End(End::Torn(offset)));
+        }
+        // NB: what lies behind may have moved the buffer.
         let Some(head) = input.peek(self.header)? else {
             return Ok(Step::End(End::Torn(offset)));
         };
@@ -99,5 +99,22 @@ impl State {
     }
 }
 
+/// Whether this is what a recorder writes behind the end of a file until it has cut it there, and what
+/// stays if it is killed before: ones up to the end of the disk's block, and nothing or zeros behind it.
+fn is_padding(input: &mut Input, offset: u64) -> Result<bool, Problem> {
+    let len = (offset.next_multiple_of(DISK_BLOCK) - offset) as usize;
+    let seen = match input.peek(len + BEHIND)? {
+        Some(seen) => seen,
+        None => input.rest(),
+    };
+    let (ones, behind) = seen.split_at(len.min(seen.len()));
+    let is = |bytes: &[u8], what| bytes.iter().all(|&byte| byte == what);
+    Ok(len > 0 && is(ones, 0xff) && is(behind, 0))
+}
+
+/// What the recorder's writes are a multiple of.
+const DISK_BLOCK: u64 = 4096;
+/// So much of what follows is looked at.
+const BEHIND: usize = 64;
 /// Bytes before the first packet.
 pub(super) const FILE_HEADER: u64 = 24;

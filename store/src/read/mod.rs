@@ -2,14 +2,15 @@
 //! them, also while somebody still writes.
 //!
 //! A [`Reader`] goes through a file block by block and can continue anywhere a block begins
-//! ([`Reader::seek`]). Files are hostile input: memory stays below 17 MiB whatever a file says
-//! ([`MAX_BLOCK_BYTES`]), every whole packet before a damaged place is handed over, and the error names
+//! ([`Reader::seek`]). Files are hostile input: memory stays below 48 MiB whatever a file says (a block
+//! of [`MAX_BLOCK_BYTES`], 65,536 sections and as many interfaces), every whole packet before a damaged place is handed over, and the error names
 //! the file and the byte.
 //!
 //! A file that ends within a block is not damaged: its writer may be at work, or was killed. Then
 //! [`Reader::read`] says `None` and [`Reader::end`] says where the last whole block ended; reading
 //! again goes on from there if the file has grown. The same holds for zeros where a block should
-//! begin: room that a writer has allocated.
+//! begin: room that a writer has allocated. An end and damage are believed only in bytes that were read
+//! for that call: those read before may be older than what the writer has written since.
 
 mod input;
 mod legacy;
@@ -18,6 +19,7 @@ mod ng;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use input::Input;
@@ -161,7 +163,12 @@ impl Reader {
     /// [`ReadError`] if it cannot be opened or is no regular file.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, ReadError> {
         let path = path.into();
-        let opened = File::open(&path).and_then(|file| {
+        // NB: without O_NONBLOCK the open of a pipe waits until somebody writes into it.
+        let mut options = File::options();
+        options
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+        let opened = options.open(&path).and_then(|file| {
             if file.metadata()?.is_file() {
                 Ok(file)
             } else {
@@ -197,8 +204,8 @@ impl Reader {
     /// The next packet; `None` at the end ([`end`](Self::end) says which). May be called again then.
     ///
     /// # Errors
-    /// [`ReadError`] if the file cannot be read, or is damaged where the error says. Then reading can
-    /// only go on by [`seek`](Self::seek).
+    /// [`ReadError`] if the file cannot be read, or is damaged where the error says. Then reading goes
+    /// on elsewhere by [`seek`](Self::seek); read again, a file says what is there by then.
     pub fn read(&mut self) -> Result<Option<Packet<'_>>, ReadError> {
         self.read_until(u64::MAX)
     }
@@ -305,6 +312,20 @@ impl Reader {
     }
 
     fn step(&mut self) -> Result<Step, ReadError> {
+        let mut is_fresh = self.input.buffered() == 0;
+        loop {
+            let step = self.block();
+            if matches!(step, Ok(Step::Packet(_) | Step::Other)) {
+                return step;
+            }
+            if !self.input.forget() || is_fresh {
+                return step;
+            }
+            is_fresh = true;
+        }
+    }
+
+    fn block(&mut self) -> Result<Step, ReadError> {
         if matches!(self.format, Format::Unknown)
             && let Some(end) = self.begin()?
         {

@@ -99,6 +99,9 @@ impl State {
         }
         // Read once more after a seek, it changes nothing.
         if self.definitions.last().is_none_or(|&last| last < offset) {
+            if self.definitions.len().saturating_sub(interfaces) >= MAX_SECTIONS {
+                return Err(Problem::Bad("more than 65536 sections"));
+            }
             self.definitions.push(offset);
             (self.first, self.interfaces) = (interfaces, 0);
         }
@@ -252,4 +255,5 @@ const IF_TSOFFSET: u16 = 14;
 const EPB_FLAGS: u16 = 2;
 
 const MAX_INTERFACES: usize = 1 << 16;
+const MAX_SECTIONS: usize = 1 << 16;
 const MAX_NAME: usize = 64;

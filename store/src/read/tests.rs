@@ -265,3 +265,123 @@ fn any_bytes_end_or_fail() {
         let _ = all(&mut over(&bytes));
     }
 }
+
+#[test]
+fn a_pipe_is_refused_and_not_waited_for() {
+    let path = std::env::temp_dir().join(format!("vnplug-pipe-{}", std::process::id()));
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .unwrap();
+    let error = Reader::open(&path).unwrap_err();
+    std::fs::remove_file(&path).unwrap();
+    assert!(error.to_string().contains("not a regular file"), "{error}");
+}
+
+/// A file that a writer changes while it is read.
+struct Live(PathBuf);
+
+impl Live {
+    fn new(name: &str, bytes: &[u8]) -> Self {
+        let name = format!("vnplug-live-{name}-{}", std::process::id());
+        let live = Self(std::env::temp_dir().join(name));
+        live.write(bytes);
+        live
+    }
+
+    fn write(&self, bytes: &[u8]) {
+        std::fs::write(&self.0, bytes).unwrap();
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).unwrap();
+    }
+}
+
+fn padded(bytes: &[u8], with: u8) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes.resize(bytes.len().next_multiple_of(4096), with);
+    bytes
+}
+
+#[test]
+fn packets_written_over_zeros_and_ones_are_found_by_the_same_reader() {
+    let mut ng = Maker::ng(false);
+    ng.interface(1, 9);
+    let mut legacy = Maker::legacy(false, 0xa1b2_3c4d, 1);
+    for (maker, is_ng) in [(&mut ng, true), (&mut legacy, false)] {
+        let add = |maker: &mut Maker, n: u8| match is_ng {
+            true => drop(maker.packet(0, u64::from(n), &[n; 60])),
+            false => maker.legacy_packet(0, u32::from(n), &[n; 60]),
+        };
+        for with in [0, 0xff] {
+            if is_ng && with == 0xff {
+                continue;
+            }
+            let live = Live::new(&format!("{is_ng}-{with}"), &[]);
+            add(maker, 1);
+            live.write(&padded(&maker.bytes, with));
+            let mut reader = Reader::open(&live.0).unwrap();
+            all(&mut reader).unwrap();
+            let at = maker.bytes.len() as u64;
+            let wanted = [End::Unwritten(at), End::Torn(at)][usize::from(with == 0xff)];
+            assert_eq!(reader.end(), wanted);
+            for n in 2..6 {
+                add(maker, n);
+                live.write(&padded(&maker.bytes, with));
+                let got = all(&mut reader).unwrap();
+                assert_eq!(got, [(u64::from(n), vec![n; 60])], "{is_ng} {with}");
+                // As many ones as a header has not, or not yet.
+                live.write(&[&maker.bytes[..], &[with; 10]].concat());
+                assert_eq!(all(&mut reader).unwrap(), []);
+            }
+            // Written while the reader has older bytes behind the packet it lends.
+            add(maker, 6);
+            live.write(&padded(&maker.bytes, with));
+            assert!(reader.read().unwrap().is_some());
+            add(maker, 7);
+            live.write(&padded(&maker.bytes, with));
+            assert_eq!(all(&mut reader).unwrap(), [(7, vec![7; 60])]);
+        }
+    }
+}
+
+#[test]
+fn ones_that_no_writer_left_are_damage_and_may_be_mended() {
+    let mut maker = Maker::legacy(false, 0xa1b2_3c4d, 1);
+    maker.legacy_packet(0, 1, &[1; 60]);
+    let good = maker.bytes.clone();
+    let mut long = padded(&good, 0xff);
+    long.push(0xff);
+    let live = Live::new("ones", &long);
+    let mut reader = Reader::open(&live.0).unwrap();
+    assert!(reader.read().unwrap().is_some());
+    let error = reader.read().unwrap_err();
+    assert!(error.is_damage() && error.offset == good.len() as u64);
+    maker.legacy_packet(0, 2, &[2; 60]);
+    live.write(&maker.bytes);
+    assert_eq!(all(&mut reader).unwrap(), [(2, vec![2; 60])]);
+    // Room that is allocated behind it changes nothing.
+    let mut window = padded(&good, 0xff);
+    window.resize(window.len() + 8192, 0);
+    let mut reader = over(&window);
+    assert_eq!(all(&mut reader).unwrap().len(), 1);
+    assert_eq!(reader.end(), End::Torn(good.len() as u64));
+}
+
+#[test]
+fn sections_without_end_are_refused() {
+    let mut maker = Maker::ng(false);
+    let section = maker.bytes.clone();
+    maker.bytes = section.repeat(70_000);
+    let mut reader = over(&maker.bytes);
+    let error = reader.read().unwrap_err();
+    assert!(error.to_string().contains("65536 sections"), "{error}");
+    assert_eq!(error.offset, 65_536 * section.len() as u64);
+}
