@@ -18,7 +18,8 @@ pub struct File {
 /// they were recorded.
 ///
 /// # Errors
-/// The path, and why it cannot be read; a directory without segments is an error, too.
+/// The path, and why it cannot be read; a directory without segments, or with those of several
+/// recordings, is an error, too.
 pub fn files(named: &[PathBuf]) -> Result<Vec<File>, (PathBuf, io::Error)> {
     let mut all: Vec<File> = Vec::new();
     for path in named {
@@ -49,6 +50,16 @@ fn segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
         return Err(io::Error::new(io::ErrorKind::NotFound, what));
     }
     found.sort();
+    if let [(first, _), .., (last, _)] = &found[..]
+        && first.recording != last.recording
+    {
+        let what = format!(
+            "a directory with several recordings; name the files of one, as {}/{}-*",
+            dir.display(),
+            first.recording
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
@@ -76,12 +87,7 @@ mod tests {
         let name = |recording: &str, sequence: u32| {
             dir.join(format!("{recording}-{sequence:010}-{start}.pcapng"))
         };
-        for path in [
-            name("a", 10),
-            name("a", 9),
-            name("b", 11),
-            dir.join("a.state"),
-        ] {
+        for path in [name("a", 10), name("a", 9), dir.join("a.state")] {
             std::fs::write(path, "").unwrap();
         }
         let single = dir.join("single.pcap");
@@ -95,10 +101,15 @@ mod tests {
             (single.clone(), false),
             (name("a", 9), false),
             (name("a", 10), true),
-            (name("b", 11), false),
             (single, false),
         ];
         assert_eq!(found, wanted);
+        let other = name("b", 11);
+        std::fs::write(&other, "").unwrap();
+        let (path, error) = files(std::slice::from_ref(&dir)).unwrap_err();
+        assert!(path == dir && error.to_string().contains("several recordings"));
+        let found = files(&[name("a", 10), other]).unwrap();
+        assert!(found.iter().all(|file| !file.continues));
         let (path, _) = files(&[dir.join("missing")]).unwrap_err();
         assert_eq!(path, dir.join("missing"));
         std::fs::remove_dir_all(&dir).unwrap();
