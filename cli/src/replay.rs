@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use serde_json::json;
+use vnplug_store::read::ReadError;
 use vnplug_store::replay::{
     Counted, Exit, Monotonic, Order, Outlet, Pace, Refused, Report, Snapped, Spread, Wire, files,
     play,
@@ -111,7 +112,8 @@ impl Replay {
                 let longest = format!("the MTU of {name} is {}", wire.mtu());
                 let (report, ended) = self.play(&order, &mut wire);
                 self.tell(&report, None, &longest)?;
-                ended.and_then(|()| something(&report))
+                ended?;
+                verdict(&report)
             }
             Target::Device(device) => {
                 let opened = Outlet::open(device, socket, self.ring);
@@ -121,7 +123,8 @@ impl Replay {
                 let (report, ended) = self.play(&order, &mut outlet);
                 let counted = outlet.finish();
                 self.tell(&report, counted.as_ref().ok(), longest)?;
-                ended.and_then(|()| something(&report))?;
+                ended?;
+                verdict(&report)?;
                 counted.map(|_| OK).map_err(about)
             }
         }
@@ -157,6 +160,11 @@ impl Replay {
             out::note(&escape(&format!(
                 "{}: ends within the block at byte {at}; what is whole was sent",
                 path.display()
+            )));
+        }
+        for error in &report.failed {
+            out::note(&escape(&format!(
+                "{error}; what comes before was sent, the rest of the file was not"
             )));
         }
         if self.json {
@@ -201,11 +209,16 @@ impl Replay {
     }
 }
 
-/// Whether there was anything that could be sent.
-fn something(report: &Report) -> Outcome {
+/// Whether there was anything that could be sent, and nothing that could not be read.
+fn verdict(report: &Report) -> Outcome {
     if report.frames == 0 && report.refused.total() > 0 {
         return Err(Failure::new(
             "none of the recorded frames can be sent; what was refused says why",
+        ));
+    }
+    if !report.failed.is_empty() {
+        return Err(Failure::new(
+            "what cannot be read was told and not sent; all else was",
         ));
     }
     Ok(OK)
@@ -250,6 +263,11 @@ fn to_json(report: &Report, host: Option<&Counted>) -> serde_json::Value {
         })
     };
     let refused = &report.refused;
+    let failed = |error: &ReadError| {
+        json!({
+            "file": error.path.display().to_string(), "at": error.offset, "why": error.to_string(),
+        })
+    };
     let torn = |(path, at): &(PathBuf, u64)| json!({"file": path.display().to_string(), "at": at});
     json!({
         "summary": true,
@@ -265,6 +283,7 @@ fn to_json(report: &Report, host: Option<&Counted>) -> serde_json::Value {
         "gap_error_ns": spread(&report.gap_error),
         "late_ns": spread(&report.late),
         "torn": report.torn.iter().map(torn).collect::<Vec<_>>(),
+        "failed": report.failed.iter().map(failed).collect::<Vec<_>>(),
         "host": host.map(|host| json!({
             "taken": host.taken, "sent": host.sent,
             "dropped": host.dropped.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),

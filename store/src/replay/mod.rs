@@ -76,6 +76,8 @@ pub struct Report {
     pub backwards: u64,
     /// Files that end within a block, and where it begins: what a writer leaves that was killed.
     pub torn: Vec<(PathBuf, u64)>,
+    /// Files that could not be read to their end; what came before was sent, and then the next file.
+    pub failed: Vec<ReadError>,
 }
 
 /// Frames that were not sent, by reason.
@@ -101,37 +103,20 @@ impl Refused {
     }
 }
 
-/// Playing ended too early.
-#[derive(Debug)]
-pub enum Error {
-    /// A file cannot be read on; what came before was sent.
-    Read(ReadError),
-    /// Nothing can be sent any more.
-    Exit(ExitError),
-}
-
-impl std::fmt::Display for Error {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Read(error) => error.fmt(f),
-            Self::Exit(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for Error {}
-
 /// Plays files by a clock to an exit. `stop` is asked at least every 50 ms, and between two batches;
 /// while one read from the disk lasts, it is told but waits for it. A round in which nothing could be
 /// sent is the last.
 ///
 /// However it ends, the report says what was done until then.
+///
+/// # Errors
+/// [`ExitError`]: nothing can be sent any more. Files that cannot be read are [told](Report::failed).
 pub fn play(
     order: &Order,
     clock: &mut impl Clock,
     exit: &mut impl Exit,
     stop: &dyn Fn() -> bool,
-) -> (Report, Result<(), Error>) {
+) -> (Report, Result<(), ExitError>) {
     let (to, items) = sync_channel(pieces::AHEAD);
     let (back, used) = channel();
     std::thread::scope(|scope| {
@@ -176,7 +161,7 @@ struct Player<'a, C, E> {
 type Batch<'a> = (Vec<&'a [u8]>, Vec<u64>);
 
 impl<C: Clock, E: Exit> Player<'_, C, E> {
-    fn play(&mut self, items: &Receiver<Item>, used: &Sender<Piece>) -> Result<(), Error> {
+    fn play(&mut self, items: &Receiver<Item>, used: &Sender<Piece>) -> Result<(), ExitError> {
         let mut sent_before = 0;
         loop {
             if (self.stop)() {
@@ -200,7 +185,12 @@ impl<C: Clock, E: Exit> Player<'_, C, E> {
                         self.report.torn.push((path, at));
                     }
                 }
-                Item::Failed(error) => return Err(Error::Read(error)),
+                Item::Failed(error) => {
+                    let failed = &mut self.report.failed;
+                    if !failed.iter().any(|known| known.path == error.path) {
+                        failed.push(error);
+                    }
+                }
                 Item::Round => {
                     if self.report.frames == sent_before {
                         return Ok(());
@@ -212,7 +202,7 @@ impl<C: Clock, E: Exit> Player<'_, C, E> {
     }
 
     /// False: no more.
-    fn piece(&mut self, piece: &Piece) -> Result<bool, Error> {
+    fn piece(&mut self, piece: &Piece) -> Result<bool, ExitError> {
         let mut batch: Batch<'_> = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
         let mut now = self.clock.now_ns();
         for frame in &piece.frames {
@@ -262,7 +252,7 @@ impl<C: Clock, E: Exit> Player<'_, C, E> {
         let refused = &mut self.report.refused;
         match frame.kind {
             Kind::Whole if self.exit.fits(bytes) => return false,
-            Kind::Whole => refused.too_long += 1,
+            Kind::Whole | Kind::TooLong => refused.too_long += 1,
             Kind::Snapped => refused.snapped += 1,
             Kind::Foreign(link_type) => *refused.foreign.entry(link_type).or_default() += 1,
             Kind::Short => refused.short += 1,
@@ -271,7 +261,7 @@ impl<C: Clock, E: Exit> Player<'_, C, E> {
     }
 
     /// Hands over all frames of the batch. False: it was told to stop.
-    fn send(&mut self, (frames, dues): &mut Batch<'_>) -> Result<bool, Error> {
+    fn send(&mut self, (frames, dues): &mut Batch<'_>) -> Result<bool, ExitError> {
         let mut done = 0;
         let mut stuck_since = None;
         while done < frames.len() {
@@ -284,7 +274,7 @@ impl<C: Clock, E: Exit> Player<'_, C, E> {
                     self.report.waits += 1;
                     let since = *stuck_since.get_or_insert(now);
                     if now - since > STUCK_S * 1_000_000_000 {
-                        return Err(Error::Exit(ExitError::Stuck(STUCK_S)));
+                        return Err(ExitError::Stuck(STUCK_S));
                     }
                 }
                 Ok(sent) => {
@@ -302,7 +292,7 @@ impl<C: Clock, E: Exit> Player<'_, C, E> {
                     self.report.refused.by_kernel += 1;
                     done += 1;
                 }
-                Err(Obstacle::Gone(error)) => return Err(Error::Exit(error)),
+                Err(Obstacle::Gone(error)) => return Err(error),
             }
         }
         if !frames.is_empty() {

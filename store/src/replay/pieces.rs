@@ -38,6 +38,8 @@ pub(super) enum Kind {
     Foreign(u32),
     /// It is shorter than an Ethernet header.
     Short,
+    /// It is longer than what any exit takes; its bytes are not kept.
+    TooLong,
 }
 
 /// What becomes of frames of which only the beginning was recorded.
@@ -58,7 +60,7 @@ pub(super) enum Item {
     Piece(Piece),
     /// This file ends within a block that begins at this byte; the next file follows.
     Torn(PathBuf, u64),
-    /// Reading ends here, too early.
+    /// This file cannot be read on; the next file follows.
     Failed(ReadError),
     /// All files were played once more.
     Round,
@@ -70,20 +72,20 @@ impl Piece {
         &self.bytes[frame.at..frame.at + frame.len]
     }
 
-    fn add(&mut self, packet: &Packet<'_>, begins: bool) -> Added {
+    fn add(&mut self, packet: &Packet<'_>, begins: bool) {
+        let (bytes, kind) = match packet.bytes.len() {
+            0..=LONGEST_FRAME => (packet.bytes, Kind::Whole),
+            _ => (&[][..], Kind::TooLong),
+        };
         let at = self.bytes.len();
-        self.bytes.extend_from_slice(packet.bytes);
+        self.bytes.extend_from_slice(bytes);
         self.frames.push(Frame {
             recorded_ns: packet.ts_ns,
-            kind: Kind::Whole,
+            kind,
             begins,
             at,
-            len: packet.bytes.len(),
+            len: bytes.len(),
         });
-        Added {
-            interface: packet.interface,
-            wire_len: packet.wire_len as usize,
-        }
     }
 
     /// Says what the frame that was added last is good for.
@@ -93,6 +95,8 @@ impl Piece {
         };
         frame.kind = if link_type != ETHERNET {
             Kind::Foreign(link_type)
+        } else if frame.kind == Kind::TooLong {
+            Kind::TooLong
         } else if frame.len < wire_len {
             match snapped {
                 Snapped::Cut => Kind::Whole,
@@ -115,12 +119,6 @@ impl Piece {
     fn is_full(&self) -> bool {
         self.bytes.len() >= PIECE_BYTES || self.frames.len() >= PIECE_FRAMES
     }
-}
-
-/// What must be known of a packet when it is not lent any more.
-struct Added {
-    interface: usize,
-    wire_len: usize,
 }
 
 /// Reads all files `rounds` times (`None`: without end) and hands them over until nobody wants more.
@@ -154,11 +152,7 @@ fn read_file(
     to: &SyncSender<Item>,
     used: &Receiver<Piece>,
 ) -> Option<()> {
-    let fail = |error| {
-        // NB: if nobody listens any more, nobody needs to know.
-        let _ = to.send(Item::Failed(error));
-        None
-    };
+    let fail = |error| to.send(Item::Failed(error)).ok();
     let mut reader = match Reader::open(&file.path) {
         Ok(reader) => reader,
         Err(error) => return fail(error),
@@ -169,8 +163,11 @@ fn read_file(
         let mut failed = None;
         let mut ended = false;
         while !piece.is_full() {
-            let added = match reader.read() {
-                Ok(Some(packet)) => piece.add(&packet, std::mem::take(&mut begins)),
+            match reader.read() {
+                Ok(Some(packet)) => {
+                    piece.add(&packet, std::mem::take(&mut begins));
+                    piece.judge(packet.wire_len as usize, packet.link_type, snapped);
+                }
                 Ok(None) => {
                     ended = true;
                     break;
@@ -179,9 +176,7 @@ fn read_file(
                     failed = Some(error);
                     break;
                 }
-            };
-            let link_type = reader.interfaces()[added.interface].link_type;
-            piece.judge(added.wire_len, link_type, snapped);
+            }
         }
         to.send(Item::Piece(piece)).ok()?;
         if let Some(error) = failed {
@@ -218,3 +213,33 @@ const ETHERNET: u32 = 1;
 const HEADER: usize = 14;
 /// Nothing that sends Ethernet takes more.
 const LONGEST_FRAME: usize = 65_536 + 18;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_that_nobody_can_send_takes_no_room() {
+        let long = vec![0; 15 << 20];
+        let mut piece = Piece::default();
+        for (len, link_type, kind) in [
+            (LONGEST_FRAME, 1, Kind::Whole),
+            (LONGEST_FRAME + 1, 1, Kind::TooLong),
+            (long.len(), 101, Kind::Foreign(101)),
+        ] {
+            let packet = Packet {
+                ts_ns: 0,
+                bytes: &long[..len],
+                wire_len: len as u32,
+                interface: 0,
+                link_type,
+                flags: 0,
+                offset: 0,
+            };
+            piece.add(&packet, false);
+            piece.judge(len, link_type, Snapped::Refuse);
+            assert_eq!(piece.frames.last().unwrap().kind, kind);
+        }
+        assert_eq!(piece.bytes.len(), LONGEST_FRAME);
+    }
+}

@@ -277,9 +277,23 @@ fn a_broken_exit_and_a_damaged_file_end_it_and_the_report_stays() {
     std::fs::write(&file.0, bytes).unwrap();
     // The torn frame is filled up by the first bytes of what follows, and then comes damage.
     let mut exit = memory();
-    let (report, result) = play(&order, &mut clock(0), &mut exit, &|| false);
-    assert_eq!(report.frames, 5);
-    assert!(matches!(result, Err(Error::Read(_))), "{result:?}");
+    let report = go(&order, &mut clock(0), &mut exit);
+    assert_eq!((report.frames, report.failed.len()), (5, 1));
+    assert!(report.failed[0].is_damage());
+}
+
+#[test]
+fn files_behind_a_damaged_one_are_played_and_it_is_told_once() {
+    let (damaged, good) = (spaced(5, 0), spaced(7, 0));
+    let mut bytes = std::fs::read(&damaged.0).unwrap();
+    bytes.extend([0xdd; 100]);
+    std::fs::write(&damaged.0, bytes).unwrap();
+    let mut order = order(&damaged.0, Pace::Top);
+    order.files = files(&[damaged.0.clone(), good.0.clone()]).unwrap();
+    order.rounds = Some(2);
+    let report = go(&order, &mut clock(0), &mut memory());
+    assert_eq!((report.frames, report.failed.len()), (24, 1));
+    assert_eq!(report.failed[0].path, damaged.0);
 }
 
 #[test]
