@@ -125,7 +125,7 @@ impl Replay {
                 self.tell(&report, counted.as_ref().ok(), longest)?;
                 ended?;
                 verdict(&report)?;
-                counted.map(|_| OK).map_err(about)
+                all_left(&counted.map_err(about)?)
             }
         }
     }
@@ -204,6 +204,12 @@ impl Replay {
                 line += &format!("; {name} {}", grouped(*value));
             }
             out::line(&escape(&line))?;
+            if host.earlier > 0 {
+                out::line(&format!(
+                    "a daemon that ended took {}; it is not known what of them was sent",
+                    grouped(host.earlier)
+                ))?;
+            }
         }
         Ok(())
     }
@@ -222,6 +228,34 @@ fn verdict(report: &Report) -> Outcome {
         ));
     }
     Ok(OK)
+}
+
+/// Whether all that was handed over left the daemon, as far as anybody knows.
+fn all_left(counted: &Counted) -> Outcome {
+    let dropped: u64 = counted.dropped.iter().map(|(_, count)| count).sum();
+    let mut why = Vec::new();
+    if dropped > 0 {
+        why.push(format!("the daemon dropped {}", grouped(dropped)));
+    }
+    if counted.lost > 0 {
+        why.push(format!(
+            "up to {} were in the ring of a daemon that ended",
+            grouped(counted.lost)
+        ));
+    }
+    if counted.waiting > 0 {
+        why.push(format!(
+            "{} were not taken in time",
+            grouped(counted.waiting)
+        ));
+    }
+    if !counted.answered {
+        why.push("the daemon does not answer what it has sent".into());
+    }
+    match why.is_empty() {
+        true => Ok(OK),
+        false => Err(Failure::about("not every frame left", why.join("; "))),
+    }
 }
 
 fn refusals(refused: &Refused, longest: &str) -> Vec<String> {
@@ -285,7 +319,8 @@ fn to_json(report: &Report, host: Option<&Counted>) -> serde_json::Value {
         "torn": report.torn.iter().map(torn).collect::<Vec<_>>(),
         "failed": report.failed.iter().map(failed).collect::<Vec<_>>(),
         "host": host.map(|host| json!({
-            "taken": host.taken, "sent": host.sent,
+            "taken": host.taken, "sent": host.sent, "earlier": host.earlier, "lost": host.lost,
+            "waiting": host.waiting, "answered": host.answered,
             "dropped": host.dropped.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
         })),
     })
@@ -366,6 +401,51 @@ mod tests {
         }
         for text in ["", "0", "-5", "fast", "5x", "5Tbps", "nan", "inf", "1e30"] {
             assert!(rate(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_a_daemon_that_sent_everything_makes_it_a_success() {
+        let good = Counted {
+            taken: 10,
+            sent: 10,
+            earlier: 5,
+            answered: true,
+            ..Counted::default()
+        };
+        assert!(all_left(&good).is_ok());
+        for (bad, words) in [
+            (
+                Counted {
+                    dropped: vec![("send_dropped_full".into(), 3)],
+                    ..good.clone()
+                },
+                "the daemon dropped 3",
+            ),
+            (
+                Counted {
+                    lost: 4,
+                    ..good.clone()
+                },
+                "up to 4",
+            ),
+            (
+                Counted {
+                    waiting: 7,
+                    ..good.clone()
+                },
+                "7 were not taken",
+            ),
+            (
+                Counted {
+                    answered: false,
+                    ..good.clone()
+                },
+                "does not answer",
+            ),
+        ] {
+            let line = all_left(&bad).unwrap_err().line();
+            assert!(line.contains(words), "{line}");
         }
     }
 

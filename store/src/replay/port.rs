@@ -1,10 +1,16 @@
 //! A port of the daemon as the exit, by its transmit ring.
+//!
+//! A daemon that ends takes the ring with it, and the port comes back with another: what the ring held
+//! is lost and not sent once more, since nobody knows how much of it was sent. [`Outlet`] therefore keeps
+//! count of the frames that are in the ring.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use vnplug::{Error, Port, PortOptions};
 use vnplug_ring::control::FilterSpec;
+use vnplug_ring::layout::record_size;
 
 use super::exit::{Exit, ExitError, Obstacle};
 
@@ -13,9 +19,17 @@ use super::exit::{Exit, ExitError, Obstacle};
 pub struct Outlet {
     port: Port,
     longest: usize,
+    /// Frames written to the ring of now.
+    pushed: u64,
+    waiting: Waiting,
+    /// See [`Counted::lost`].
+    lost: u64,
+    /// See [`Counted::earlier`].
+    earlier: u64,
 }
 
-/// What the daemon counted of the frames it got.
+/// What became of the frames that were handed over: all of them are in `taken`, `earlier`, `lost` or
+/// `waiting`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Frames taken from the transmit ring.
@@ -24,6 +38,14 @@ pub struct Counted {
     pub sent: u64,
     /// Dropped, by the counters' names (`send_dropped_…`); none that is 0.
     pub dropped: Vec<(String, u64)>,
+    /// Taken, or nearly all of them, by daemons that ended meanwhile; what of them was sent is not known.
+    pub earlier: u64,
+    /// At most so many were in the rings of daemons that ended, and were not taken.
+    pub lost: u64,
+    /// Still in the ring when the daemon was given up.
+    pub waiting: u64,
+    /// The daemon said how many it has taken and sent.
+    pub answered: bool,
 }
 
 impl Outlet {
@@ -40,25 +62,44 @@ impl Outlet {
             // Else the source would have to hand over everything (early drop).
             .filter_spec(FilterSpec::Program(NOTHING.to_vec()))
             .transmit(ring_bytes);
-        let mut port = port.open()?;
-        if port.link_type() != ETHERNET {
-            return Err(Error::Invalid("the device carries no Ethernet"));
-        }
-        let longest = port.outbox()?.max_frame();
-        Ok(Self { port, longest })
+        let mut outlet = Self {
+            port: port.open()?,
+            longest: 0,
+            pushed: 0,
+            waiting: Waiting::default(),
+            lost: 0,
+            earlier: 0,
+        };
+        outlet.look()?;
+        Ok(outlet)
     }
 
     /// Waits until the daemon has taken everything, and asks what became of it.
     ///
     /// # Errors
-    /// The port is over, or the daemon does not answer.
+    /// The port is over.
     pub fn finish(&mut self) -> Result<Counted, Error> {
         let limit = Instant::now() + DRAIN;
-        while self.port.outbox()?.waiting_bytes() > 0 && Instant::now() < limit {
+        loop {
+            match self.look() {
+                Ok(()) if self.waiting.lens.is_empty() => break,
+                // Perhaps it comes back, and can say nothing of what was in its ring.
+                Ok(()) | Err(Error::Disconnected) => {}
+                Err(error) => return Err(error),
+            }
+            if Instant::now() >= limit {
+                break;
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
         let stats = self.port.stats()?;
-        let mut counted = Counted::default();
+        let mut counted = Counted {
+            earlier: self.earlier,
+            lost: self.lost,
+            waiting: self.waiting.lens.len() as u64,
+            answered: stats.host.is_some(),
+            ..Counted::default()
+        };
         for (name, value) in stats.host.into_iter().flat_map(|host| host.values) {
             match name.as_str() {
                 "send_taken" => counted.taken = value,
@@ -72,18 +113,77 @@ impl Outlet {
         Ok(counted)
     }
 
+    /// Looks how much of the ring was taken, and whether it is another one than before.
+    fn look(&mut self) -> Result<(), Error> {
+        let outbox = self.port.outbox()?;
+        self.longest = outbox.max_frame();
+        // Only this pushes: a ring that counts less is a new one.
+        if outbox.pushed() < self.pushed {
+            let lost = self.waiting.lens.len() as u64;
+            self.lost += lost;
+            self.earlier += self.pushed - lost;
+            self.waiting = Waiting::default();
+            self.pushed = outbox.pushed();
+        }
+        self.waiting.leave(outbox.waiting_bytes());
+        if self.port.link_type() != ETHERNET {
+            return Err(Error::Invalid("the device carries no Ethernet"));
+        }
+        Ok(())
+    }
+
     fn push(&mut self, frames: &[&[u8]]) -> Result<usize, Error> {
+        self.look()?;
         let outbox = self.port.outbox()?;
         let mut pushed = 0;
         for frame in frames {
             // The first is told of by itself.
-            if frame.len() > outbox.max_frame() || !outbox.push(frame)? {
+            if frame.len() > outbox.max_frame() {
                 break;
             }
+            match outbox.push(frame) {
+                Ok(true) => {}
+                Ok(false) => break,
+                // What was written counts; the next attempt meets the error again.
+                Err(_) if pushed > 0 => break,
+                Err(error) => return Err(error),
+            }
+            self.waiting.enter(frame.len());
             pushed += 1;
         }
         outbox.flush();
+        self.pushed += pushed as u64;
         Ok(pushed)
+    }
+}
+
+/// The frames in a ring, as far as one knows who looks at it from time to time.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Captured lengths in bytes, the oldest first.
+    lens: VecDeque<u32>,
+    /// Bytes of their records.
+    bytes: u64,
+}
+
+impl Waiting {
+    fn enter(&mut self, len: usize) {
+        let len = len as u32;
+        self.lens.push_back(len);
+        self.bytes += record_size(len);
+    }
+
+    /// So many bytes of the ring are not taken yet. Those that fill it up at its end are among them: a
+    /// frame may stay here that was taken, and none leaves that was not.
+    fn leave(&mut self, left_bytes: u64) {
+        while let Some(&len) = self.lens.front() {
+            let behind = self.bytes - record_size(len);
+            if behind < left_bytes {
+                break;
+            }
+            self.bytes = behind;
+            self.lens.pop_front();
+        }
     }
 }
 
@@ -124,3 +224,28 @@ const ETHERNET: u32 = 1;
 const LOOK: Duration = Duration::from_millis(50);
 /// How long the daemon may take for what is in the ring at the end.
 const DRAIN: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_in_the_ring_are_counted_by_what_is_left_of_their_bytes() {
+        let mut waiting = Waiting::default();
+        let lens = [60, 1514, 61, 0];
+        for len in lens {
+            waiting.enter(len);
+        }
+        let mut left = waiting.bytes;
+        for (gone, len) in lens.into_iter().enumerate() {
+            waiting.leave(left);
+            assert_eq!(waiting.lens.len(), lens.len() - gone);
+            // Not yet the whole of it.
+            left -= record_size(len as u32);
+            waiting.leave(left + 1);
+            assert_eq!(waiting.lens.len(), lens.len() - gone);
+        }
+        waiting.leave(0);
+        assert_eq!((waiting.lens.len(), waiting.bytes), (0, 0));
+    }
+}
