@@ -240,3 +240,46 @@ fn a_vm_that_may_not_see_the_source_any_more_keeps_the_others_from_its_memory() 
     client.detach_own_vm("b", 7).unwrap();
     assert!(!Path::new(&file).exists());
 }
+
+/// Its machine may run and read on: its name is not free, and what is refused changes nothing.
+#[test]
+fn a_vm_that_cannot_be_served_again_is_its_owners_until_it_is_detached() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=100"]).unwrap();
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let groups = [("g", "lab", 1 << 20)];
+    let ready = client.attach_vm(spec("a", "", &groups)).unwrap();
+    client.attach_vm(spec("b", "", &groups)).unwrap();
+    daemon.kill();
+    let record = daemon.socket().with_file_name("vms").join("a.toml");
+    let text = std::fs::read_to_string(&record).unwrap();
+    std::fs::write(&record, text.replace("uml = false", "uml = 7")).unwrap();
+    daemon.launch().unwrap();
+
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let other = VmSpec {
+        owner: 8,
+        ..spec("a", "", &[])
+    };
+    for other in [other.clone(), VmSpec { owner: 0, ..other }] {
+        let text = client.attach_vm(other).err().unwrap().to_string();
+        assert!(text.contains("cannot be served"), "{text}");
+    }
+    let text = client.detach_own_vm("a", 8).err().unwrap().to_string();
+    assert!(text.contains("cannot be served"), "{text}");
+    let impossible = VmSpec {
+        pool_bytes: 3 << 20,
+        ..spec("a", "", &[])
+    };
+    let text = client.attach_vm(impossible).err().unwrap().to_string();
+    assert!(text.contains("power of two"), "{text}");
+
+    let pool = Path::new(&ready.pool_path);
+    assert!(record.exists() && pool.exists());
+    let port = || daemon.port("lab").group("g").open();
+    let text = port().err().unwrap().to_string();
+    assert!(text.contains("detach VM \"a\""), "{text}");
+    client.detach_own_vm("a", 7).unwrap();
+    assert!(!record.exists() && !pool.exists());
+    port().unwrap();
+}

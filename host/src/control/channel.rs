@@ -76,7 +76,12 @@ impl Control {
             log::info!(target: "vm", "VM {:?} is taken over", spec.name);
             self.detach_vm(&spec.name)?;
         }
-        self.forget_broken(&spec.name);
+        // Whether the machine still runs is not known: the name is as taken as a running one's.
+        if let Some(vm) = self.not_served(&spec.name)
+            && !vm.obeys(spec.owner)
+        {
+            return Err(not_served(vm));
+        }
         if self.attaching.contains(&spec.name) {
             let what = format!("VM {:?} is being attached; try again later", spec.name);
             return Err(Refusal::new(code::EXISTS, what));
@@ -87,6 +92,8 @@ impl Control {
         }
         let groups = self.wanted_groups(&spec)?;
         let plan = Plan::new(&spec, groups, &self.dirs)?;
+        // Last: an attach that is refused leaves its bars.
+        self.forget_broken(&spec.name);
         let new_groups = plan.new_groups().map(|group| group.name.clone());
         self.making_groups.extend(new_groups);
         // Nobody else makes a pool of this name until the thread is done with this one, also if who
@@ -138,7 +145,17 @@ impl Control {
             let what = format!("VM {name:?} was attached by somebody else meanwhile");
             return Err(Refusal::new(code::EXISTS, what));
         }
+        if let Some(vm) = self.not_served(name)
+            && !vm.obeys(owner)
+        {
+            return Err(not_served(vm));
+        }
         self.detach_vm(name)
+    }
+
+    /// The VM of an earlier daemon that has this name and could not be served.
+    fn not_served(&self, name: &str) -> Option<&Broken> {
+        self.broken.iter().find(|vm| vm.name == name)
     }
 
     /// Listens for a VM.
@@ -410,4 +427,13 @@ impl Control {
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
+}
+
+fn not_served(vm: &Broken) -> Refusal {
+    let Broken { name, why, .. } = vm;
+    let what = format!(
+        "VM {name:?} cannot be served ({why}) and may run, with memory of ours: choose another name, \
+         or detach it first (vnplug detach)"
+    );
+    Refusal::new(code::EXISTS, what)
 }

@@ -81,11 +81,20 @@ pub(crate) struct Vm {
     pub(crate) heard: u32,
 }
 
-/// What is read of a record that is not whole.
+/// What is read of a record that is not whole: as much as can be read.
 #[derive(Default, Deserialize)]
 struct Groups {
     #[serde(default)]
     groups: Vec<GroupRecord>,
+}
+
+/// As [`Groups`].
+#[derive(Default, Deserialize)]
+struct Origin {
+    #[serde(default)]
+    owner: String,
+    #[serde(default)]
+    pool: PathBuf,
 }
 
 /// A VM of an earlier daemon that cannot be served, though it may run and have memory of ours.
@@ -94,13 +103,39 @@ pub(crate) struct Broken {
     pub(crate) why: String,
     /// Groups of the host whose memory it has, as far as its record says.
     pub(crate) groups: Vec<GroupRecord>,
+    /// Who attached it; 0 if its record does not say.
+    owner: u64,
+    pool: PathBuf,
 }
 
 impl Broken {
-    /// Deletes what is left of it but its pool, whose name is not known.
+    fn read(name: String, why: String, text: &str, dirs: &Dirs) -> Self {
+        let Groups { groups } = toml::from_str(text).unwrap_or_default();
+        let Origin { owner, pool } = toml::from_str(text).unwrap_or_default();
+        let named = dirs.pool_path(&name);
+        Self {
+            why,
+            groups,
+            owner: owner.parse().unwrap_or(0),
+            // It may lie where an earlier daemon had its pools.
+            pool: match pool.file_name() == named.file_name() {
+                true => pool,
+                false => named,
+            },
+            name,
+        }
+    }
+
+    /// Whether it is for `owner` to have it forgotten: its own, or an operator who names any VM (0).
+    pub(crate) fn obeys(&self, owner: u64) -> bool {
+        owner == 0 || owner == self.owner
+    }
+
+    /// Deletes what is left of it.
     pub(crate) fn remove_files(&self, state: &Path) {
         let name = &self.name;
         for path in [
+            self.pool.clone(),
             control_path(state, name),
             doorbell_path(state, name),
             record_path(state, name),
@@ -119,6 +154,13 @@ pub(crate) struct Dirs {
     pub(crate) pools: PathBuf,
     /// Bytes of a pool when the operator does not say.
     pub(crate) pool_bytes: u64,
+}
+
+impl Dirs {
+    fn pool_path(&self, name: &str) -> PathBuf {
+        let instance = instance(&self.state);
+        self.pools.join(format!("vnplug-{instance}-{name}.pool"))
+    }
 }
 
 /// A VM that an operator asked for and that has nothing yet.
@@ -164,15 +206,12 @@ impl Plan {
             );
             return Err(Refusal::new(code::INVALID, what));
         }
-        let instance = instance(&dirs.state);
         let new = groups.iter().filter(|(_, is_new)| *is_new);
         let new_groups = new.map(|(group, _)| group.name.clone()).collect();
         let record = Record {
             name: spec.name.clone(),
             uml: spec.kind == VmKind::Uml,
-            pool: dirs
-                .pools
-                .join(format!("vnplug-{instance}-{}.pool", spec.name)),
+            pool: dirs.pool_path(&spec.name),
             pool_bytes,
             vectors: spec.vectors,
             allow: spec
@@ -258,8 +297,7 @@ impl Vm {
                 continue;
             }
             let text = std::fs::read_to_string(&path);
-            let groups = text.as_deref().ok().map(toml::from_str::<Groups>);
-            let Groups { groups } = groups.and_then(Result::ok).unwrap_or_default();
+            let said = text.as_deref().unwrap_or_default().to_owned();
             let loaded = text
                 .and_then(|text| toml::from_str::<Record>(&text).map_err(io::Error::other))
                 .and_then(|record| Self::reopen(record, dirs));
@@ -268,11 +306,8 @@ impl Vm {
                 Err(error) => {
                     log::error!(target: "vm", "{}: {error}", path.display());
                     let name = path.file_stem().unwrap_or_default().to_string_lossy();
-                    broken.push(Broken {
-                        name: name.into_owned(),
-                        why: error.to_string(),
-                        groups,
-                    });
+                    let why = error.to_string();
+                    broken.push(Broken::read(name.into_owned(), why, &said, dirs));
                 }
             }
         }
@@ -579,6 +614,36 @@ mod tests {
         assert_eq!(again[0].grants(), spec("probe").allow);
         again[0].record.remove_files(&dirs.state);
         assert!(Vm::load_all(&dirs).0.is_empty());
+        std::fs::remove_dir_all(&dirs.state).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_served_keeps_its_owner_and_goes_with_its_pool() {
+        let dirs = dirs("broken");
+        drop(create(&spec("probe"), &dirs).unwrap());
+        let path = record_path(&dirs.state, "probe");
+        let whole = std::fs::read_to_string(&path).unwrap();
+        let elsewhere = Dirs {
+            pools: dirs.state.join("elsewhere"),
+            ..dirs.clone()
+        };
+        for (text, now, known) in [
+            (whole.replace("uml = false", "uml = 7"), &elsewhere, true),
+            ("no record".to_owned(), &dirs, false),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let (vms, broken) = Vm::load_all(now);
+            assert!(vms.is_empty());
+            let obeys = [7, 8, 0].map(|owner| broken[0].obeys(owner));
+            assert_eq!(obeys, [known, false, true]);
+            assert_eq!(broken[0].pool, dirs.pool_path("probe"));
+        }
+        Vm::load_all(&dirs).1[0].remove_files(&dirs.state);
+        assert_eq!(
+            std::fs::read_dir(dirs.state.join("vms")).unwrap().count(),
+            0
+        );
+        assert!(!dirs.pool_path("probe").exists());
         std::fs::remove_dir_all(&dirs.state).unwrap();
     }
 
