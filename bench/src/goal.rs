@@ -73,6 +73,8 @@ const GOALS: &[(&str, Goal)] = &[
     ("filters-10000-net", Goal::AtMost(200.0)),
     ("filters-10000-port", Goal::AtMost(200.0)),
     ("filters-10000-mixed", Goal::AtMost(200.0)),
+    ("filters-10000-range", Goal::AtMost(200.0)),
+    ("filters-10000-not", Goal::AtMost(200.0)),
     ("filters-10000-deliver", Goal::AtMost(200.0)),
     ("group-2-60-further", Goal::AtMost(5.0)),
     ("group-8-60-further", Goal::AtMost(5.0)),
