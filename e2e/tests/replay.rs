@@ -345,3 +345,56 @@ fn a_port_gets_every_byte_and_the_daemon_counts_it() {
     let source = all.iter().find(|counted| counted.kind == "source").unwrap();
     assert_eq!(value(source, "sent"), 2000);
 }
+
+#[test]
+fn frames_in_the_ring_of_a_daemon_that_died_are_not_told_as_sent() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let mut daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire0"]).unwrap();
+    let file = lab.dir().join("trace.pcap");
+    pcap(&file, 1, &trace(100, &[1_000_000]));
+    let listener = Listener::start(&netns, "wire1", lab.dir().join("seen.pcap"));
+    let child = Command::new(program("vnplug").unwrap())
+        .arg("--socket")
+        .arg(daemon.socket())
+        .arg("replay")
+        .arg(&file)
+        .args(["--to", "port:wire0", "--rate", "1kpps", "--loop", "forever"])
+        .args(["--limit", "6000", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let seen = || read(&listener.path).len();
+    let await_frames = |count: usize| {
+        let deadline = Instant::now() + LIMIT;
+        while seen() < count {
+            assert!(Instant::now() < deadline, "{} of {count}", seen());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    await_frames(100);
+    // It takes nothing any more, and the ring fills; then it dies.
+    let stopped = Command::new("kill")
+        .args(["-STOP", &daemon.pid().to_string()])
+        .status();
+    assert!(stopped.unwrap().success());
+    std::thread::sleep(Duration::from_millis(500));
+    daemon.kill();
+    let before = seen();
+    daemon.launch().unwrap();
+    await_frames(before + 100);
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && errors.contains("ring of a daemon that ended"),
+        "{errors}"
+    );
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let count = |name: &str| told["host"][name].as_u64().unwrap();
+    assert_eq!(told["frames"], 6000, "{told}");
+    let all = count("taken") + count("earlier") + count("lost") + count("waiting");
+    assert_eq!(all, 6000, "{told}");
+    assert!(count("lost") > 0 && count("earlier") > 0, "{told}");
+}
