@@ -410,11 +410,15 @@ uint32_t vnplug_snaplen(const vnplug_port *port);
  *     vnplug_bundle_new(error, sizeof error, &bundle);
  *     for (each target)
  *         vnplug_bundle_open(bundle, &options, error, sizeof error, &port);
- *     while (vnplug_bundle_wait(bundle, -1) >= 0) {
- *         ports = vnplug_bundle_ports(bundle, &count);
- *         for (i = 0; i < count; i++)
- *             while (vnplug_next_batch(ports[i], packets, 64, &got) == VNPLUG_PACKET)
+ *     while (ports = vnplug_bundle_ports(bundle, &count), count > 0) {
+ *         if (vnplug_bundle_wait(bundle, -1) < 0)
+ *             break;
+ *         for (i = count; i-- > 0;) {     // from the end: the last takes the place of one closed
+ *             while ((outcome = vnplug_next_batch(ports[i], packets, 64, &got)) == VNPLUG_PACKET)
  *                 handle(packets, got);
+ *             if (outcome != VNPLUG_NOTHING)  // VNPLUG_ENDED, or an error
+ *                 vnplug_close(ports[i]);     // else every wait returns at once
+ *         }
  *     }
  *     vnplug_bundle_close(bundle);
  *
@@ -439,7 +443,7 @@ int vnplug_bundle_wait(vnplug_bundle *bundle, int timeout_ms);
 
 /*
  * The open ports of a bundle, *count of them (which may be NULL), in the order of their opening until
- * one is closed: then the last one takes its place. Valid until a port is opened or closed.
+ * one is closed: then the last one takes its place. Valid until a port is opened.
  */
 vnplug_port *const *vnplug_bundle_ports(const vnplug_bundle *bundle, size_t *count);
 

@@ -38,18 +38,29 @@ use crate::options::PortOptions;
 ///
 /// ```no_run
 /// # fn main() -> Result<(), vnplug::Error> {
+/// use vnplug::Next;
+///
 /// let mut bundle = vnplug::Bundle::new()?;
 /// for target in ["10.0.0.1", "10.0.0.2"] {
 ///     bundle.open(vnplug::PortOptions::new("eth1").filter(&format!("host {target}")))?;
 /// }
-/// loop {
+/// while !bundle.ports().is_empty() {
 ///     bundle.wait(None)?;
-///     for port in bundle.ports() {
-///         for packet in port.batch(64) {
-///             println!("{} bytes", packet?.bytes.len());
+///     // From the end: the last takes the place of one that is closed.
+///     for at in (0..bundle.ports().len()).rev() {
+///         let over = loop {
+///             match bundle.ports()[at].next() {
+///                 Ok(Next::Packet(packet)) => println!("{} bytes", packet.bytes.len()),
+///                 Ok(Next::Nothing) => break false,
+///                 Ok(Next::Ended) | Err(_) => break true,
+///             }
+///         };
+///         if over {
+///             bundle.close(at);
 ///         }
 ///     }
 /// }
+/// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
