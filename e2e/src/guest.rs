@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,10 @@ use crate::qmp::Qmp;
 
 /// Lines of the console that a failed boot shows: a kernel's trace, and what was said before it.
 const BOOT_TAIL: usize = 100;
+/// How many guests of one test process may be booted a second time.
+const SECOND_BOOTS: usize = 2;
+/// How many were.
+static BOOTED_AGAIN: AtomicUsize = AtomicUsize::new(0);
 /// How long a guest may take to end that has closed its channel.
 const DYING: Duration = Duration::from_secs(10);
 
@@ -54,8 +58,9 @@ pub(crate) enum Transfer {
 }
 
 /// Boots a guest with `attempt`, and once more if the first one ended before its greeting: until
-/// then nothing of what is under test has run in it. That is said on standard error, and an error
-/// tells of both.
+/// then nothing of what is under test has run in it, but devices and sockets of ours may be plugged in:
+/// so a test process has [`SECOND_BOOTS`] in all, and what kills guests often fails. That is said on
+/// standard error, and an error tells of both.
 pub(crate) fn boot_twice(attempt: impl Fn() -> Result<Guest>) -> Result<Guest> {
     let (first, seen) = match attempt() {
         Err(LabError::Boot {
@@ -65,6 +70,14 @@ pub(crate) fn boot_twice(attempt: impl Fn() -> Result<Guest>) -> Result<Guest> {
         }) => (what, console),
         other => return other,
     };
+    // Relaxed: only the number counts.
+    if BOOTED_AGAIN.fetch_add(1, Ordering::Relaxed) >= SECOND_BOOTS {
+        return Err(LabError::Boot {
+            what: format!("{first}; {SECOND_BOOTS} guests were booted once more before"),
+            console: seen,
+            ended: true,
+        });
+    }
     // NB: not by `eprintln`, which the test harness shows of failed tests only. Without a standard
     // error there is nobody to tell.
     let _ = writeln!(
@@ -351,3 +364,27 @@ pub(crate) const CONSOLE: &str = "console.log";
 pub(crate) const QMP: &str = "qmp";
 /// QMP socket for the test itself.
 pub(crate) const LAB_QMP: &str = "qmp-lab";
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn guests_that_keep_ending_are_not_booted_again_for_ever() {
+        let boots = Cell::new(0);
+        let attempt = || {
+            boots.set(boots.get() + 1);
+            Err(LabError::Boot {
+                what: "it ended".to_owned(),
+                console: String::new(),
+                ended: true,
+            })
+        };
+        for (nth, expected) in [(1, 2), (2, 4), (3, 5), (4, 6)] {
+            assert!(boot_twice(attempt).is_err());
+            assert_eq!(boots.get(), expected, "guest {nth}");
+        }
+    }
+}
