@@ -79,9 +79,18 @@ impl Bundle {
 
     /// Closes the bundle and all its ports.
     ///
-    /// Raises LoanError while views of a port's last batch are alive.
+    /// Raises LoanError while views of a port's last batch are alive, or another thread uses one of
+    /// them; all stay open then.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let mut inner = self.lock()?;
+        let mut used = Vec::with_capacity(inner.ports.len());
+        for port in inner.open_ports() {
+            let mut port = port.get().shared().lock()?;
+            port.settle()?;
+            used.push(port);
+        }
+        // Nobody looks at a ring from here on: the interpreter is ours until the ports close.
+        drop(used);
         if let Some(bundle) = inner.bundle.take() {
             bundle.end();
         }

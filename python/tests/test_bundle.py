@@ -72,6 +72,24 @@ class Bundles(lab.Test):
             with self.assertRaisesRegex(vnplug.LoanError, "released"):
                 batch[0]
 
+    def test_it_is_closed_with_all_its_ports_or_not_at_all(self) -> None:
+        daemon = self.daemon(GEN)
+        bundle = vnplug.Bundle()
+        ports = [self.open(daemon, bundle) for _ in range(20)]
+        batch = ports[7].batch(timeout=lab.LIMIT)
+        view = memoryview(batch[0])
+        with self.assertRaisesRegex(vnplug.LoanError, "memoryviews"):
+            bundle.close()
+        self.assertFalse(bundle.closed or any(port.closed for port in ports))
+        self.assertEqual((len(bundle), len(bytes(view))), (20, 128))
+        view.release()
+        self.read_all(bundle)
+        bundle.close()
+        self.assertTrue(bundle.closed and all(port.closed for port in ports))
+        deadline = time.monotonic() + lab.LIMIT
+        while vnplug.devices(socket=daemon.socket)[0].ports:
+            self.assertLess(time.monotonic(), deadline)
+
     def test_another_thread_is_refused_while_it_waits(self) -> None:
         daemon = self.daemon(GEN)
         with vnplug.Bundle() as bundle:
