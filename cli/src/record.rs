@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use vnplug::{Port, PortOptions};
-use vnplug_store::disk::{Buffer, Disk, Real};
+use vnplug_store::disk::{Buffer, Disk, Real, make_directory};
 use vnplug_store::encode::Interface;
 use vnplug_store::name;
 use vnplug_store::record::{Quota, Recorder, Session, Settings, Source, Status};
@@ -120,6 +120,7 @@ impl Record {
             .map_err(|error| Failure::about(self.place(), self.explain(error)))?;
         let mut session = Session::new(ports, recorder);
         sys::catch_signals();
+        sys::ignore_long_files();
         let ledger = std::sync::Arc::clone(session.recorder().ledger());
         let mut reports = Reports::new(self.report);
         let end = self.seconds.map(|seconds| Instant::now() + seconds);
@@ -229,7 +230,7 @@ impl Record {
     fn directories(&self, buffers: &[Buffer]) -> Result<Directories, Failure> {
         let mut directories = Directories::new();
         for dir in &self.to {
-            std::fs::create_dir_all(dir).map_err(|error| Failure::about(dir.display(), error))?;
+            make_directory(dir).map_err(|error| Failure::about(dir.display(), error))?;
             let (mut disk, why_not) = Real::new(!self.no_uring);
             if let Some(why_not) = why_not {
                 log::warn!("{}: {why_not}", dir.display());
@@ -254,7 +255,7 @@ impl Record {
         if files.is_empty() {
             return Err(Failure::about(
                 dir.display(),
-                "no recording has its state here; it is in the first directory of a recording",
+                "no recording has its state here",
             ));
         }
         for file in files {

@@ -27,6 +27,16 @@ pub(crate) fn catch_signals() {
     }
 }
 
+/// From now on a file that reaches the limit of the process (`ulimit -f`) is an error of the write,
+/// and no signal that kills.
+pub(crate) fn ignore_long_files() {
+    // SAFETY: an all-zero sigaction is valid: no flags, empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = libc::SIG_IGN;
+    // SAFETY: `action` is initialised; with a valid signal number this cannot fail.
+    unsafe { libc::sigaction(libc::SIGXFSZ, &action, std::ptr::null_mut()) };
+}
+
 /// Whether we were started without a standard output (`>&-`). Rust's start puts `/dev/null` in its
 /// place, so that all we print would vanish and look as if written.
 pub(crate) fn stdout_was_closed() -> bool {

@@ -9,6 +9,7 @@
 //! Whoever reads segments takes a [`lease`], and none of them is recycled under him.
 
 mod buffer;
+mod directory;
 mod lease;
 mod real;
 mod sim;
@@ -19,6 +20,7 @@ use std::io;
 use std::path::Path;
 
 pub use buffer::{BLOCK, Buffer};
+pub use directory::make_directory;
 pub use lease::{lease, remove_unless_leased};
 pub use real::{Real, Way};
 pub use sim::{Fault, Image, Sim};
@@ -57,6 +59,12 @@ pub trait Disk: Debug + Send {
     /// # Errors
     /// Those of ftruncate(2).
     fn truncate(&mut self, bytes: u64) -> io::Result<()>;
+
+    /// Gives back what is reserved beyond the end of a file that a recorder before did not close.
+    ///
+    /// # Errors
+    /// Those of open(2) and ftruncate(2).
+    fn trim(&mut self, path: &Path) -> io::Result<()>;
 
     /// Closes the open file, if there is one.
     fn close(&mut self);
@@ -140,6 +148,8 @@ pub struct Written {
 pub struct Entry {
     /// Its name.
     pub name: String,
+    /// Its length.
+    pub len: u64,
     /// Bytes it takes on the disk.
     pub bytes: u64,
 }
@@ -153,11 +163,12 @@ pub struct Space {
     pub free: u64,
 }
 
-/// Whether the disk is full: a file system, a quota or a limit of the process.
+/// Whether the disk is full: a file system, or a quota. A file that is as long as a file may be
+/// (`EFBIG`) is no full disk: the next one has room.
 pub fn is_full(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let code = error.raw_os_error();
-    [Errno::NOSPC, Errno::DQUOT, Errno::FBIG]
+    [Errno::NOSPC, Errno::DQUOT]
         .map(|errno| Some(errno.raw_os_error()))
         .contains(&code)
 }

@@ -7,11 +7,12 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::fs::{
-    Advice, FallocateFlags, FlockOperation, Mode, OFlags, fadvise, fallocate, fcntl_getfl,
-    fcntl_setfl, fdatasync, flock, fstat, fsync, ftruncate, open, statvfs,
+    Advice, FallocateFlags, FileType, FlockOperation, Mode, OFlags, fadvise, fallocate,
+    fcntl_getfl, fcntl_setfl, fdatasync, flock, fstat, fsync, ftruncate, open, statvfs,
 };
 use rustix::io::{Errno, pwrite};
 
+use super::directory::sync_directory;
 use super::uring::Uring;
 use super::{Buffer, Disk, Entry, Space, Write, Written, errno, remove_unless_leased};
 
@@ -148,15 +149,18 @@ impl Disk for Real {
     }
 
     fn truncate(&mut self, bytes: u64) -> io::Result<()> {
-        let file = self.file()?;
-        ftruncate(file, bytes).map_err(errno)?;
-        // Blocks beyond the end: XFS keeps them when the length does not change.
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let beyond = bytes.next_multiple_of(super::BLOCK as u64);
-        match fallocate(file, flags, beyond, BEYOND) {
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-            Err(error) => Err(errno(error)),
+        cut(self.file()?, bytes)
+    }
+
+    fn trim(&mut self, path: &Path) -> io::Result<()> {
+        // O_NONBLOCK: a FIFO of this name must not hold us.
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+        let file = open(path, flags, Mode::empty()).map_err(errno)?;
+        let about = fstat(&file).map_err(errno)?;
+        if FileType::from_raw_mode(about.st_mode) != FileType::RegularFile {
+            return Err(errno(Errno::INVAL));
         }
+        cut(&file, about.st_size as u64)
     }
 
     fn close(&mut self) {
@@ -187,9 +191,7 @@ impl Disk for Real {
     }
 
     fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = open(dir, flags, Mode::empty()).map_err(errno)?;
-        fsync(dir).map_err(errno)
+        sync_directory(dir)
     }
 
     fn list(&mut self, dir: &Path) -> io::Result<Vec<Entry>> {
@@ -201,8 +203,8 @@ impl Disk for Real {
             let (Ok(about), Ok(name)) = (entry.metadata(), entry.file_name().into_string()) else {
                 continue;
             };
-            let bytes = about.blocks() * 512;
-            entries.push(Entry { name, bytes });
+            let (len, bytes) = (about.len(), about.blocks() * 512);
+            entries.push(Entry { name, len, bytes });
         }
         Ok(entries)
     }
@@ -222,6 +224,18 @@ impl Disk for Real {
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(errno)?;
         self.locks.push(file);
         Ok(())
+    }
+}
+
+/// Sets a file's length, and gives back its blocks beyond.
+fn cut(file: &OwnedFd, bytes: u64) -> io::Result<()> {
+    ftruncate(file, bytes).map_err(errno)?;
+    // Blocks beyond the end: XFS keeps them when the length does not change.
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let beyond = bytes.next_multiple_of(super::BLOCK as u64);
+    match fallocate(file, flags, beyond, BEYOND) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+        Err(error) => Err(errno(error)),
     }
 }
 

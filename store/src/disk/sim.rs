@@ -50,6 +50,7 @@ struct Shared {
     log: Vec<Step>,
     calls: u64,
     fault: Option<Fault>,
+    sync_errno: Option<i32>,
     files: Image,
     capacity: u64,
     note: u64,
@@ -80,6 +81,7 @@ impl Sim {
             log: Vec::new(),
             calls: 0,
             fault: None,
+            sync_errno: None,
             files: Image::new(),
             capacity,
             note: 0,
@@ -99,6 +101,11 @@ impl Sim {
     /// Makes calls fail.
     pub fn fail(&self, fault: Option<Fault>) {
         self.with(|shared| shared.fault = fault);
+    }
+
+    /// Makes each fdatasync fail from now on.
+    pub fn fail_syncs(&self, errno: Option<i32>) {
+        self.with(|shared| shared.sync_errno = errno);
     }
 
     /// Calls so far.
@@ -297,11 +304,18 @@ impl Disk for Sim {
     }
 
     fn sync(&mut self) -> io::Result<()> {
+        if let Some(errno) = self.with(|shared| shared.sync_errno) {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
         self.operation(Operation::Sync(self.path()?))
     }
 
     fn truncate(&mut self, bytes: u64) -> io::Result<()> {
         self.operation(Operation::Truncate(self.path()?, bytes))
+    }
+
+    fn trim(&mut self, _path: &Path) -> io::Result<()> {
+        self.call().map_err(fault_error)
     }
 
     fn close(&mut self) {
@@ -346,6 +360,7 @@ impl Disk for Sim {
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into_owned(),
+            len: content.len() as u64,
             bytes: content.len() as u64,
         };
         let inside = |(path, _): &(&PathBuf, &Vec<u8>)| path.parent() == Some(dir);

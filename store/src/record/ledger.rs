@@ -24,12 +24,16 @@ struct Books {
     status: Status,
     /// Chunks from the mark on, by their serial numbers.
     open: BTreeMap<u64, Open>,
+    /// Grows with every change.
+    revision: u64,
 }
 
 #[derive(Debug)]
 struct Open {
     /// Packets taken up to its end.
     until: u64,
+    packets: u64,
+    first_ns: u64,
     last_ns: u64,
     settled: bool,
 }
@@ -113,15 +117,24 @@ impl Ledger {
             lanes: directories.iter().map(lane).collect(),
             ..Status::default()
         };
-        let open = BTreeMap::new();
+        let books = Books {
+            status,
+            open: BTreeMap::new(),
+            revision: 0,
+        };
         Self {
-            books: Mutex::new(Books { status, open }),
+            books: Mutex::new(books),
         }
     }
 
     /// A copy.
     pub fn status(&self) -> Status {
-        self.books().status.clone()
+        self.lock().status.clone()
+    }
+
+    /// A number that grows with every change.
+    pub fn revision(&self) -> u64 {
+        self.lock().revision
     }
 
     /// A chunk was filled.
@@ -131,6 +144,8 @@ impl Ledger {
         books.status.taken_bytes += tally.bytes;
         let open = Open {
             until: books.status.taken,
+            packets: tally.packets,
+            first_ns: tally.first_ns,
             last_ns: tally.last_ns,
             settled: false,
         };
@@ -170,8 +185,29 @@ impl Ledger {
         books.settle(serial);
     }
 
-    /// Packets were lost in the ring between two stamps.
-    pub fn lost_in_ring(&self, from_ns: u64, to_ns: u64, packets: u64) {
+    /// A writer is gone: chunks that are neither durable nor lost are written, or not.
+    pub fn give_up(&self, reason: &str) {
+        let mut books = self.books();
+        let open = std::mem::take(&mut books.open);
+        for chunk in open.values() {
+            books.status.mark = chunk.until;
+            books.status.mark_ns = books.status.mark_ns.max(chunk.last_ns);
+            if chunk.settled {
+                continue;
+            }
+            books.status.lost_unknown += chunk.packets;
+            books.lose(Loss {
+                from_ns: chunk.first_ns,
+                to_ns: chunk.last_ns,
+                packets: chunk.packets,
+                kind: "unknown",
+                reason: reason.to_owned(),
+            });
+        }
+    }
+
+    /// Packets were lost in the ring, or on the way from it, between two stamps.
+    pub fn lost_in_ring(&self, from_ns: u64, to_ns: u64, packets: u64, reason: &str) {
         let mut books = self.books();
         books.status.lost_ring += packets;
         books.lose(Loss {
@@ -179,18 +215,17 @@ impl Ledger {
             to_ns,
             packets,
             kind: "ring",
-            reason: "the ring was full".into(),
+            reason: reason.to_owned(),
         });
     }
 
-    /// So many were lost before the daemon since the recorder began.
-    pub fn lost_at_source(&self, from_ns: u64, to_ns: u64, packets: u64) {
-        let mut books = self.books();
-        let more = packets.saturating_sub(books.status.lost_source);
+    /// So many more were lost before the daemon.
+    pub fn lost_at_source(&self, from_ns: u64, to_ns: u64, more: u64) {
         if more == 0 {
             return;
         }
-        books.status.lost_source = packets;
+        let mut books = self.books();
+        books.status.lost_source += more;
         books.lose(Loss {
             from_ns,
             to_ns,
@@ -207,7 +242,24 @@ impl Ledger {
         }
     }
 
+    /// Says why nothing is written to a directory; empty = it is. True if it was before.
+    pub fn paused(&self, lane: usize, why: &str) -> bool {
+        let was = |books: &Books| Some(books.status.lanes.get(lane)?.paused.clone());
+        let before = was(&self.lock()).unwrap_or_default();
+        if before != why {
+            self.lane(lane, |lane| why.clone_into(&mut lane.paused));
+        }
+        before.is_empty()
+    }
+
+    /// To change them.
     fn books(&self) -> MutexGuard<'_, Books> {
+        let mut books = self.lock();
+        books.revision += 1;
+        books
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

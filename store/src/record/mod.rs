@@ -88,10 +88,30 @@ impl Settings {
             0 => RESERVE,
             bytes => bytes.min(RESERVE),
         };
-        match self.quota {
-            Some(Quota::Bytes(quota)) => most.min(quota / 8),
-            _ => most,
+        match (self.format, self.quota) {
+            // It is cut at its end after each chunk, which gives back what is beyond.
+            (Format::Pcap, _) => 0,
+            (_, Some(Quota::Bytes(quota))) => most.min(quota / 8),
+            (_, Some(Quota::Percent(_))) => most.min(self.rotate_bytes / 2),
+            (_, None) => most,
         }
+    }
+
+    /// Segments are so small that recycling one leaves most of the recording there: a quarter of
+    /// what the quota gives in the directory that has the least.
+    fn fit(&mut self, directories: &mut [(PathBuf, Box<dyn Disk>)]) -> io::Result<()> {
+        let Some(quota) = self.quota else {
+            return Ok(());
+        };
+        for (dir, disk) in directories {
+            let room = quota.room(disk.as_mut(), dir, &self.recording)?;
+            let most = (room / 4).max(SMALLEST_SEGMENT);
+            if self.rotate_bytes == 0 || self.rotate_bytes > most {
+                self.rotate_bytes = most;
+                log::info!("{}: segments of {most} bytes, for the quota", dir.display());
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of a chunk that are filled: several make up a segment.
@@ -123,8 +143,9 @@ pub struct Recorder {
     serial: u64,
     /// The latest stamp of each interface, for the time of losses.
     last_ns: Vec<u64>,
+    began_ns: u64,
     fill: usize,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<JoinHandle<Writer>>,
 }
 
 /// What the reader knows of a directory.
@@ -171,15 +192,18 @@ impl Recorder {
             let _ = give_back.send(buffer);
         }
         let mut first = 0;
-        let mut directories = directories;
+        let (mut settings, mut directories) = (settings, directories);
         for (dir, disk) in &mut directories {
             disk.lock(&dir.join(format!("{}.lock", settings.recording)))?;
+            room::give_back(disk.as_mut(), dir, &settings.recording)?;
             first = first.max(next_sequence(disk.as_mut(), dir, &settings.recording)?);
         }
+        settings.fit(&mut directories)?;
         let next = Arc::new(AtomicU64::new(first));
         let mut recorder = Self {
             fill: settings.fill(),
             last_ns: vec![0; settings.interfaces.len()],
+            began_ns: now_ns(),
             ledger: Arc::clone(&ledger),
             lanes: Vec::new(),
             pool,
@@ -197,7 +221,10 @@ impl Recorder {
             let written = Arc::new(AtomicU64::new(0));
             let done = Arc::clone(&written);
             let thread = std::thread::Builder::new().name(format!("vnplug-disk{lane}"));
-            let work = move || drive(&mut writer, &inbox, &done);
+            let work = move || {
+                drive(&mut writer, &inbox, &done);
+                writer
+            };
             recorder.threads.push(thread.spawn(work)?);
             recorder.lanes.push(Lane {
                 chunks,
@@ -217,7 +244,7 @@ impl Recorder {
     }
 
     /// Takes a packet of an interface. Without a free buffer it waits for one, and asks `stop` ten
-    /// times a second whether to give up: then false, and the packet is not taken.
+    /// times a second whether to give up: then false, and the packet is counted as lost.
     pub fn take(
         &mut self,
         interface: usize,
@@ -227,6 +254,11 @@ impl Recorder {
         let ts_ns = packet.meta.ts_ns;
         loop {
             if self.filling.is_none() && !self.begin(ts_ns, stop) {
+                self.refuse(
+                    interface,
+                    packet,
+                    "no buffer was free when the recorder ended",
+                );
                 return false;
             }
             let Some(filling) = &mut self.filling else {
@@ -255,19 +287,40 @@ impl Recorder {
                     filling
                         .tally
                         .add(interface, ts_ns, packet.bytes.len(), lost);
-                    if let Some(last) = self.last_ns.get_mut(interface) {
-                        if lost > 0 {
-                            self.ledger.lost_in_ring(*last, ts_ns, u64::from(lost));
-                        }
-                        *last = ts_ns;
-                    }
+                    self.lost_before(interface, packet);
                     return true;
                 }
                 None if filling.tally.packets > 0 => self.flush(),
                 // No frame of a port is so long.
-                None => return true,
+                None => {
+                    self.refuse(interface, packet, "longer than a buffer");
+                    return true;
+                }
             }
         }
+    }
+
+    /// Counts a packet that was read and cannot be taken.
+    pub(crate) fn refuse(&mut self, interface: usize, packet: &Packet<'_>, reason: &str) {
+        self.lost_before(interface, packet);
+        let ts_ns = packet.meta.ts_ns;
+        self.ledger.lost_in_ring(ts_ns, ts_ns, 1, reason);
+    }
+
+    /// Counts what the ring lost before a packet.
+    fn lost_before(&mut self, interface: usize, packet: &Packet<'_>) {
+        let (ts_ns, lost) = (packet.meta.ts_ns, u64::from(packet.meta.lost));
+        let Some(last) = self.last_ns.get_mut(interface) else {
+            return;
+        };
+        if lost > 0 {
+            let from = match *last {
+                0 => self.began_ns.min(ts_ns),
+                last => last,
+            };
+            self.ledger.lost_in_ring(from, ts_ns, lost, RING_FULL);
+        }
+        *last = ts_ns;
     }
 
     /// Gives the disk what was taken, if it is time for that.
@@ -317,10 +370,14 @@ impl Recorder {
     pub fn finish(mut self) -> Status {
         self.flush();
         self.lanes.clear();
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                log::error!("a writer panicked");
-            }
+        let ended: Vec<_> = self.threads.drain(..).map(JoinHandle::join).collect();
+        if ended.iter().any(Result::is_err) {
+            log::error!("a writer panicked");
+            self.ledger.give_up("the writer of its directory panicked");
+        }
+        // Only now the books are closed.
+        for mut writer in ended.into_iter().flatten() {
+            writer.save_state();
         }
         self.ledger.status()
     }
@@ -376,7 +433,8 @@ impl Lane {
 
     fn is_late(&self, settings: &Settings, start_ns: u64, ts_ns: u64) -> bool {
         let limit = settings.rotate_time.as_nanos() as u64;
-        limit > 0 && ts_ns.saturating_sub(start_ns) >= limit
+        // Also when the clock was set back: else the segment would last until it catches up.
+        limit > 0 && ts_ns.abs_diff(start_ns) >= limit
     }
 }
 
@@ -434,7 +492,9 @@ fn now_ns() -> u64 {
     since.map_or(0, |since| since.as_nanos() as u64)
 }
 
+const RING_FULL: &str = "the ring was full";
 const RESERVE: u64 = 256 << 20;
+const SMALLEST_SEGMENT: u64 = 1 << 20;
 /// Room for the longest frame, twice.
 const SMALLEST_CHUNK: usize = 512 << 10;
 const PULSE: Duration = Duration::from_millis(100);

@@ -1,9 +1,10 @@
 //! Room on the disk: the quota, and recycling of the oldest segments.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-use crate::disk::{Disk, Entry};
+use crate::disk::{BLOCK, Disk, Entry};
 use crate::name::SegmentName;
 
 /// How much of a disk a recording may use; the oldest segments make room for new ones.
@@ -18,10 +19,10 @@ pub enum Quota {
 impl Quota {
     /// Removes the oldest segments of `recording` until `more` bytes may be written. `keep` is the
     /// number of the segment that is being written. How many were removed, and whether it is enough:
-    /// segments that are read at the moment stay.
+    /// segments that are read at the moment stay, and those that cannot be removed.
     ///
     /// # Errors
-    /// Those of the disk.
+    /// The directory cannot be read.
     pub fn enforce(
         self,
         disk: &mut dyn Disk,
@@ -31,16 +32,32 @@ impl Quota {
         more: u64,
     ) -> io::Result<(u64, bool)> {
         let mut removed = 0;
-        let mut leased = 0;
+        let mut stay = 0;
         loop {
             let entries = disk.list(dir)?;
             if self.fits(disk, dir, recording, &entries, more)? {
                 return Ok((removed, true));
             }
-            match remove_oldest(disk, dir, recording, keep, &entries, leased)? {
+            match remove_oldest(disk, dir, recording, keep, &entries, stay) {
                 Removal::Removed => removed += 1,
-                Removal::Leased => leased += 1,
+                Removal::Stays => stay += 1,
                 Removal::None => return Ok((removed, false)),
+            }
+        }
+    }
+
+    /// Bytes that the recording may take in a directory, as things are now.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub(super) fn room(self, disk: &mut dyn Disk, dir: &Path, recording: &str) -> io::Result<u64> {
+        match self {
+            Self::Bytes(most) => Ok(most),
+            Self::Percent(most) => {
+                let used = used(&disk.list(dir)?, recording);
+                let space = disk.space(dir)?;
+                let kept = u128::from(space.total) * u128::from(100 - most.min(100)) / 100;
+                Ok((used + space.free).saturating_sub(kept as u64))
             }
         }
     }
@@ -54,13 +71,7 @@ impl Quota {
         more: u64,
     ) -> io::Result<bool> {
         match self {
-            Self::Bytes(most) => {
-                let ours = entries
-                    .iter()
-                    .filter(|entry| belongs(&entry.name, recording));
-                let used: u64 = ours.map(|entry| entry.bytes).sum();
-                Ok(used.saturating_add(more) <= most)
-            }
+            Self::Bytes(most) => Ok(used(entries, recording).saturating_add(more) <= most),
             Self::Percent(most) => {
                 let space = disk.space(dir)?;
                 let free = u128::from(space.free.saturating_sub(more));
@@ -73,7 +84,7 @@ impl Quota {
 /// Removes one segment, whatever the quota says: the disk is full.
 ///
 /// # Errors
-/// Those of the disk.
+/// The directory cannot be read.
 pub(super) fn make_room(
     disk: &mut dyn Disk,
     dir: &Path,
@@ -81,23 +92,42 @@ pub(super) fn make_room(
     keep: Option<u64>,
 ) -> io::Result<bool> {
     let entries = disk.list(dir)?;
-    let mut leased = 0;
+    let mut stay = 0;
     loop {
-        match remove_oldest(disk, dir, recording, keep, &entries, leased)? {
+        match remove_oldest(disk, dir, recording, keep, &entries, stay) {
             Removal::Removed => return Ok(true),
-            Removal::Leased => leased += 1,
+            Removal::Stays => stay += 1,
             Removal::None => return Ok(false),
         }
     }
 }
 
+/// Gives back what a recorder that was killed had reserved behind the end of its segments. Nobody
+/// else may be at work on the recording here.
+///
+/// # Errors
+/// The directory cannot be read.
+pub(super) fn give_back(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io::Result<()> {
+    for entry in disk.list(dir)? {
+        let ours = SegmentName::parse(&entry.name).is_some_and(|name| name.recording == recording);
+        // A file system may count a little of its own.
+        if !ours || entry.bytes <= entry.len.next_multiple_of(BLOCK as u64) + SLACK {
+            continue;
+        }
+        if let Err(error) = disk.trim(&dir.join(&entry.name)) {
+            log::warn!("{}: what was reserved stays: {error}", entry.name);
+        }
+    }
+    Ok(())
+}
+
 enum Removal {
     Removed,
-    Leased,
+    Stays,
     None,
 }
 
-/// Removes the oldest segment but `skip`, with its index.
+/// Removes the oldest segment but `skip`, with its index; or an index whose segment is gone.
 fn remove_oldest(
     disk: &mut dyn Disk,
     dir: &Path,
@@ -105,31 +135,63 @@ fn remove_oldest(
     keep: Option<u64>,
     entries: &[Entry],
     skip: usize,
-) -> io::Result<Removal> {
-    let mut segments: Vec<SegmentName> = entries
+) -> Removal {
+    // By its number; a segment goes before its index.
+    let files: BTreeSet<(u64, bool, &str)> = entries
         .iter()
-        .filter_map(|entry| SegmentName::parse(&entry.name))
-        .filter(|name| name.recording == recording && Some(name.sequence) != keep)
+        .filter_map(|entry| {
+            let index = entry.name.ends_with(INDEX);
+            Some((
+                segment(&entry.name, recording)?.sequence,
+                index,
+                entry.name.as_str(),
+            ))
+        })
+        .filter(|&(sequence, ..)| Some(sequence) != keep)
         .collect();
-    segments.sort_unstable_by_key(|name| name.sequence);
-    let Some(oldest) = segments.get(skip) else {
-        return Ok(Removal::None);
+    let has_segment = |sequence: u64| {
+        let mut same = files.range((sequence, false, "")..(sequence, true, ""));
+        same.next().is_some()
     };
-    if !disk.remove(&dir.join(oldest.to_string()))? {
-        return Ok(Removal::Leased);
+    let mut whole = files
+        .iter()
+        .filter(|&&(sequence, index, _)| !index || !has_segment(sequence));
+    let Some(&(sequence, index, oldest)) = whole.nth(skip) else {
+        return Removal::None;
+    };
+    match disk.remove(&dir.join(oldest)) {
+        Ok(true) => {}
+        Ok(false) => return Removal::Stays,
+        Err(error) => {
+            log::warn!("{oldest} cannot be recycled: {error}");
+            return Removal::Stays;
+        }
     }
-    let index = oldest.index();
-    if entries.iter().any(|entry| entry.name == index) {
-        disk.remove(&dir.join(index))?;
+    let mut indexes = files.range((sequence, true, "")..(sequence + 1, false, ""));
+    if let Some((.., name)) = indexes.next().filter(|_| !index)
+        && let Err(error) = disk.remove(&dir.join(name))
+    {
+        log::warn!("{name} cannot be removed: {error}");
     }
-    Ok(Removal::Removed)
+    Removal::Removed
 }
 
-/// Whether a file is a segment of the recording, or an index of one.
-fn belongs(file: &str, recording: &str) -> bool {
-    let segment = match file.strip_suffix(".vnx") {
+/// Bytes of the recording's segments and indexes.
+fn used(entries: &[Entry], recording: &str) -> u64 {
+    let ours = entries
+        .iter()
+        .filter(|entry| segment(&entry.name, recording).is_some());
+    ours.map(|entry| entry.bytes).sum()
+}
+
+/// The segment of the recording that a file is, or is an index of.
+fn segment(file: &str, recording: &str) -> Option<SegmentName> {
+    let name = match file.strip_suffix(INDEX) {
         Some(stem) => SegmentName::parse(&format!("{stem}.pcapng")),
         None => SegmentName::parse(file),
     };
-    segment.is_some_and(|name| name.recording == recording)
+    name.filter(|name| name.recording == recording)
 }
+
+const INDEX: &str = ".vnx";
+const SLACK: u64 = 64 << 10;

@@ -6,7 +6,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use vnplug::{Next, Port, flags};
 
-use super::{Recorder, Status, now_ns};
+use super::{RING_FULL, Recorder, Status, now_ns};
 
 /// A port and the interface that its packets belong to.
 #[derive(Debug)]
@@ -36,6 +36,8 @@ pub struct Session {
     sources: Vec<Source>,
     recorder: Recorder,
     began_ns: u64,
+    /// What the daemon last said of each interface: packets lost before it.
+    source_lost: Vec<u64>,
 }
 
 impl Session {
@@ -43,6 +45,7 @@ impl Session {
     pub fn new(sources: Vec<Source>, recorder: Recorder) -> Self {
         Self {
             sources,
+            source_lost: vec![0; recorder.last_ns.len()],
             recorder,
             began_ns: now_ns(),
         }
@@ -85,10 +88,14 @@ impl Session {
         }
     }
 
-    /// Writes everything and closes the files.
+    /// Records what came before this moment, writes everything and closes the files.
     pub fn finish(mut self) -> Status {
-        self.ask_for_losses();
         let now = now_ns();
+        let limit = Instant::now() + LAST_READ;
+        for source in &mut self.sources {
+            source.drain(&mut self.recorder, now, limit);
+        }
+        self.ask_for_losses();
         for source in &mut self.sources {
             let untold = source.port.dropped() - source.port.counts().lost;
             if untold > 0 {
@@ -96,7 +103,7 @@ impl Session {
                 let from = from.filter(|&ns| ns > 0).unwrap_or(self.began_ns);
                 self.recorder
                     .ledger
-                    .lost_in_ring(from, now.max(from), untold);
+                    .lost_in_ring(from, now.max(from), untold, RING_FULL);
             }
         }
         self.sources.clear();
@@ -121,10 +128,11 @@ impl Session {
                 *lost = *value.max(lost);
             }
         }
-        let total = lost.iter().sum();
+        let each = self.source_lost.iter_mut().zip(lost);
+        let more = each.map(|(seen, now)| grown(seen, now)).sum();
         self.recorder
             .ledger
-            .lost_at_source(self.began_ns, now_ns(), total);
+            .lost_at_source(self.began_ns, now_ns(), more);
     }
 
     /// Sleeps until a port has something, or it is time to look at other things.
@@ -182,8 +190,63 @@ impl Source {
             }
         }
     }
+
+    /// Takes what is in the ring at the end and came before `until_ns`. What is still there at the
+    /// limit, since no buffer is free or the clock is another, is read without being taken, and counted.
+    fn drain(&mut self, recorder: &mut Recorder, until_ns: u64, limit: Instant) {
+        let mut takes = true;
+        while !self.ended {
+            let now = Instant::now();
+            takes &= now < limit;
+            if now >= limit + LAST_READ {
+                return;
+            }
+            let mut read = 0;
+            for packet in self.port.batch(BATCH) {
+                let Ok(packet) = packet else { return };
+                if packet.meta.ts_ns > until_ns {
+                    return;
+                }
+                read += 1;
+                if takes {
+                    takes = recorder.take(self.interface, &packet, &mut || Instant::now() >= limit);
+                } else {
+                    recorder.refuse(self.interface, &packet, "the recorder ended");
+                }
+            }
+            if read == 0 {
+                return;
+            }
+        }
+    }
+}
+
+/// How much a counter grew that may have begun anew, with the daemon; zero is also its silence.
+fn grown(seen: &mut u64, now: u64) -> u64 {
+    let more = now.checked_sub(*seen).unwrap_or(now);
+    if now > 0 {
+        *seen = now;
+    }
+    more
 }
 
 const BATCH: usize = 256;
+/// How long the rest of the rings may take at the end. A disk that stands still has as long.
+const LAST_READ: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(50);
 const ASK: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::grown;
+
+    #[test]
+    fn a_counter_that_began_anew_is_added() {
+        let mut seen = 0;
+        let more: u64 = [0, 5, 5, 12, 0, 3, 4]
+            .map(|now| grown(&mut seen, now))
+            .iter()
+            .sum();
+        assert_eq!(more, 12 + 4);
+    }
+}

@@ -1,5 +1,7 @@
 //! The recorder on a disk that loses its power or fails, at every operation.
 
+mod trouble;
+
 use std::collections::BTreeSet;
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
@@ -22,6 +24,24 @@ const ENOSPC: i32 = 28;
 const DIR: &str = "/rec";
 const PER_CHUNK: u64 = 25;
 const START_NS: u64 = 1_795_268_701_000_000_000;
+
+/// A recorder on these disks, with eight buffers.
+fn recorder(settings: &Settings, disks: Vec<(PathBuf, Box<dyn Disk>)>) -> Recorder {
+    let buffers = (0..8).map(|id| Buffer::new(settings.chunk_bytes, id));
+    Recorder::start(settings.clone(), disks, buffers.collect()).unwrap()
+}
+
+fn take(recorder: &mut Recorder, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let bytes = bytes(number);
+        let meta = meta(number, bytes.len());
+        let packet = Packet {
+            meta,
+            bytes: &bytes,
+        };
+        assert!(recorder.take(0, &packet, &mut || false));
+    }
+}
 
 fn settings(format: Format) -> Settings {
     let interface = Interface {
@@ -301,7 +321,7 @@ fn a_failed_sync_is_never_made_good_by_a_second() {
     sim.fail(Some(fault));
     bench.work(0);
     bench.chunk(false);
-    bench.work(0);
+    bench.work(1);
     let status = bench.ledger.status();
     assert_eq!(status.lost_unknown, PER_CHUNK);
     assert_eq!(status.durable, 2 * PER_CHUNK);

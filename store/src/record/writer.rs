@@ -4,12 +4,15 @@
 //! |---|---|---|
 //! | no segment | nothing is open | a chunk comes: a segment is made |
 //! | writing | chunks are appended in order | rotation, end: closed. An error: poisoned |
-//! | paused | chunks wait in memory, then in the ring, where losses are counted | every quarter of a second: tried again, in a new segment |
+//! | paused | chunks wait in memory, then in the ring, where losses are counted | tried again in a new segment: after a quarter of a second, then twice as long each time, up to [`RETRY_MOST`] |
 //!
 //! An error of a write poisons the segment: it is cut behind the last write that succeeded, synced
 //! once, closed and never written again. The chunks that were not written go to the next one. After
 //! an error of fdatasync nothing is known of what was written since the last success: those packets
 //! are counted as `unknown`, whatever a second fdatasync would say (it would say that all is well).
+//! The disk is then **in doubt** until packets are synced again: a new segment's header is synced
+//! before a packet is written to it, and nothing is recycled, since what would take the place of a
+//! durable segment may not be durable.
 
 use std::collections::VecDeque;
 use std::io;
@@ -47,7 +50,14 @@ pub struct Writer {
     /// What the next segment says about losses of this one.
     notes: Vec<String>,
     retry_at: Option<Instant>,
+    /// Attempts that failed since the last success.
+    failures: u32,
+    /// fdatasync failed, and has not succeeded with packets since.
+    doubt: bool,
     synced_at: Instant,
+    /// The books as they were when the state file was written.
+    saved: u64,
+    saved_at: Instant,
     state_fails: bool,
     index: Live,
 }
@@ -60,6 +70,8 @@ struct Segment {
     allocated: u64,
     tally: Tally,
     unsynced: Vec<(u64, Tally)>,
+    /// It is counted as given up.
+    poisoned: bool,
     /// Classic pcap: the bytes behind the last whole block of the disk.
     tail: Vec<u8>,
 }
@@ -88,7 +100,11 @@ impl Writer {
             spare: Some(Buffer::new(SPARE, u16::MAX)),
             notes: Vec::new(),
             retry_at: None,
+            failures: 0,
+            doubt: false,
             synced_at: Instant::now(),
+            saved: 0,
+            saved_at: Instant::now(),
             state_fails: false,
             index: Live::default(),
         }
@@ -108,20 +124,45 @@ impl Writer {
     pub fn work(&mut self, now: Instant) {
         while !self.backlog.is_empty() && self.retry_at.is_none_or(|at| now >= at) {
             let before = self.backlog.len();
-            match self.write_some() {
-                Ok(()) => {
-                    if self.retry_at.take().is_some() {
-                        self.ledger.lane(self.lane, |lane| lane.paused.clear());
-                    }
-                }
+            self.retry_at = None;
+            match self.write_some(now) {
+                Ok(()) if self.retry_at.is_none() && !self.doubt => self.goes_on(),
+                Ok(()) => {}
                 Err(error) => self.trouble(&error, before, now),
             }
             if self.synced_at.elapsed() >= self.settings.sync_every {
-                self.sync();
+                self.sync(now);
             }
         }
         if self.synced_at.elapsed() >= self.settings.sync_every {
-            self.sync();
+            self.sync(now);
+        }
+        // What other directories and the reader did is told here, too.
+        if self.saved_at.elapsed() >= self.settings.sync_every
+            && self.ledger.revision() != self.saved
+        {
+            self.save_state();
+        }
+    }
+
+    /// Whether the disk takes nothing at the moment.
+    pub fn pauses(&self) -> bool {
+        self.retry_at.is_some()
+    }
+
+    fn goes_on(&mut self) {
+        self.failures = 0;
+        self.ledger.paused(self.lane, "");
+    }
+
+    fn pause(&mut self, now: Instant, why: &str) {
+        let wait = RETRY
+            .saturating_mul(1 << self.failures.min(8))
+            .min(RETRY_MOST);
+        self.failures += 1;
+        self.retry_at = Some(now + wait);
+        if self.ledger.paused(self.lane, why) {
+            log::warn!("{}: recording pauses: {why}", self.dir.display());
         }
     }
 
@@ -136,6 +177,7 @@ impl Writer {
 
     /// Closes the segment. What still waits is lost, and counted.
     pub fn end(&mut self, now: Instant) {
+        self.retry_at = None;
         self.work(now);
         while let Some(chunk) = self.backlog.pop_front() {
             self.lose(
@@ -144,30 +186,19 @@ impl Writer {
                 "the disk did not take it before the recorder ended",
             );
         }
-        self.close();
+        self.close(now);
         self.save_state();
     }
 
     /// Something went wrong; the segment is poisoned.
     fn trouble(&mut self, error: &io::Error, before: usize, now: Instant) {
-        self.poison(error);
-        let full = disk::is_full(error);
-        let made_room = full && self.settings.quota.is_some() && self.recycle();
         // An error that met a segment with data in it may be that segment's alone.
-        let progress = self.backlog.len() < before;
-        self.retry_at = Some(if made_room || progress {
-            now
-        } else {
-            now + RETRY
-        });
-        if self.retry_at != Some(now) {
-            let name = self.dir.display();
-            self.ledger.lane(self.lane, |lane| {
-                if lane.paused.is_empty() {
-                    log::warn!("{name}: recording pauses: {error}");
-                }
-                lane.paused = error.to_string();
-            });
+        let had_packets = self.poison(error, now);
+        let recycles = self.settings.quota.is_some() && !self.doubt;
+        let made_room = disk::is_full(error) && recycles && self.recycle();
+        let progress = had_packets || self.backlog.len() < before;
+        if self.retry_at.is_none() && !made_room && !progress {
+            self.pause(now, &error.to_string());
         }
     }
 
@@ -188,7 +219,7 @@ impl Writer {
     }
 
     /// Writes up to [`AT_ONCE`] chunks to one segment.
-    fn write_some(&mut self) -> io::Result<()> {
+    fn write_some(&mut self, now: Instant) -> io::Result<()> {
         let Some(first) = self.backlog.front() else {
             return Ok(());
         };
@@ -199,7 +230,10 @@ impl Writer {
                 .as_ref()
                 .is_some_and(|segment| segment.tally.packets > 0)
         {
-            self.close();
+            self.close(now);
+            if self.pauses() {
+                return Ok(());
+            }
         }
         if self.segment.is_none() {
             self.open(start_ns)?;
@@ -332,13 +366,20 @@ impl Writer {
             allocated: 0,
             tally: Tally::default(),
             unsynced: Vec::new(),
+            poisoned: false,
             tail: Vec::new(),
         };
         reserve(self.disk.as_mut(), &mut segment, 0, self.settings.reserve());
         self.index.begin(&path, self.settings.format);
         let begun = self.write_header(&mut segment);
+        let begun = begun.and_then(|()| match self.doubt {
+            true => self.disk.sync(),
+            false => Ok(()),
+        });
         let begun = begun.and_then(|()| self.disk.sync_dir(&self.dir));
         if let Err(error) = begun {
+            // Should it not go, it keeps no room at least.
+            let _ = self.disk.truncate(segment.len);
             self.disk.close();
             self.index.abandon();
             // It holds no packet; if it cannot be removed, it is a capture file without any.
@@ -418,7 +459,7 @@ impl Writer {
     }
 
     /// Ends a segment that is whole.
-    fn close(&mut self) {
+    fn close(&mut self, now: Instant) {
         let Some(mut segment) = self.segment.take() else {
             return;
         };
@@ -438,17 +479,19 @@ impl Writer {
         }
         let len = segment.len;
         self.segment = Some(segment);
-        self.sync();
+        self.sync(now);
         self.segment = None;
         self.disk.close();
         self.index.finish(self.disk.as_mut(), len);
     }
 
-    /// Ends a segment that met an error: cut behind what was written, synced once, closed.
-    fn poison(&mut self, error: &io::Error) {
-        let Some(segment) = self.segment.take() else {
-            return;
+    /// Ends a segment that met an error: cut behind what was written, synced once, closed. Whether
+    /// there were packets in it.
+    fn poison(&mut self, error: &io::Error, now: Instant) -> bool {
+        let Some(mut segment) = self.segment.take() else {
+            return false;
         };
+        segment.poisoned = true;
         log::warn!("{}: the segment ends here: {error}", segment.name);
         self.ledger.lane(self.lane, |lane| lane.poisoned += 1);
         if let Err(cut) = self.disk.truncate(segment.len) {
@@ -462,7 +505,7 @@ impl Writer {
         let (empty, len) = (segment.tally.packets == 0, segment.len);
         let path = self.dir.join(segment.name.to_string());
         self.segment = Some(segment);
-        self.sync();
+        self.sync(now);
         self.segment = None;
         self.disk.close();
         // A full disk is tried again and again, and would fill with headers. A failure leaves one.
@@ -472,10 +515,11 @@ impl Writer {
         } else {
             self.index.finish(self.disk.as_mut(), len);
         }
+        !empty
     }
 
     /// Moves the durable mark, if the disk says so at the first attempt.
-    fn sync(&mut self) {
+    fn sync(&mut self, now: Instant) {
         self.synced_at = Instant::now();
         let Some(segment) = &mut self.segment else {
             return;
@@ -487,16 +531,25 @@ impl Writer {
         match self.disk.sync() {
             Ok(()) => {
                 self.ledger.durable(self.lane, segment.len, &chunks);
+                self.doubt = false;
+                self.goes_on();
                 self.save_state();
             }
             Err(error) => {
                 let reason = format!("fdatasync: {error}");
                 let name = segment.name.to_string();
+                let counted = segment.poisoned;
+                // Nothing is cut of what was written; what was reserved beyond it is given back.
+                let _ = self.disk.truncate(segment.len);
                 self.segment = None;
                 self.disk.close();
                 self.index.abandon();
                 log::error!("{name}: {reason}; the segment is given up");
-                self.ledger.lane(self.lane, |lane| lane.poisoned += 1);
+                if !counted {
+                    self.ledger.lane(self.lane, |lane| lane.poisoned += 1);
+                }
+                self.doubt = true;
+                self.pause(now, &reason);
                 for (serial, tally) in chunks {
                     let (packets, from) = (tally.packets, crate::name::time(tally.first_ns));
                     self.notes.push(format!(
@@ -522,6 +575,9 @@ impl Writer {
         let Some(quota) = self.settings.quota else {
             return;
         };
+        if self.doubt {
+            return;
+        }
         let keep = self.segment.as_ref().map(|segment| segment.name.sequence);
         // What is reserved for the open segment counts already.
         let more = if keep.is_none() {
@@ -541,11 +597,10 @@ impl Writer {
         }
     }
 
-    /// Writes `NAME.state`; the first directory has it.
-    fn save_state(&mut self) {
-        if self.lane != 0 {
-            return;
-        }
+    /// Writes `NAME.state`: each directory has one of the whole recording.
+    pub fn save_state(&mut self) {
+        self.saved = self.ledger.revision();
+        self.saved_at = Instant::now();
         let text = self.ledger.status().to_json(super::now_ns());
         let path = self.dir.join(state_file(&self.settings.recording));
         let new = path.with_extension("state.new");
@@ -592,6 +647,9 @@ fn with_tail(mut buffer: Buffer, len: usize, segment: &Segment) -> Write {
 fn reserve(disk: &mut dyn Disk, segment: &mut Segment, end: u64, step: u64) {
     let goal = (end + step).max(segment.allocated);
     let more = goal - segment.allocated;
+    if more == 0 {
+        return;
+    }
     if let Err(error) = disk.allocate(segment.allocated, more) {
         log::debug!("{}: nothing reserved: {error}", segment.name);
     }
@@ -622,3 +680,4 @@ fn totals(tally: &Tally) -> Vec<u8> {
 const SPARE: usize = 64 << 10;
 const AT_ONCE: usize = 4;
 const RETRY: Duration = Duration::from_millis(250);
+const RETRY_MOST: Duration = Duration::from_secs(4);

@@ -1,0 +1,328 @@
+//! What a disk in trouble must not cost.
+
+use super::*;
+use crate::disk::Real;
+
+const EFBIG: i32 = 27;
+
+fn state(sim: &Sim, dir: &str) -> serde_json::Value {
+    let path = Path::new(dir).join("t.state");
+    serde_json::from_slice(&sim.files()[&path]).unwrap()
+}
+
+fn sims(sims: &[Sim]) -> Vec<(PathBuf, Box<dyn Disk>)> {
+    let disks = sims.iter().enumerate();
+    let disks = disks.map(|(lane, sim)| {
+        let disk: Box<dyn Disk> = Box::new(sim.clone());
+        (PathBuf::from(format!("/disk{lane}")), disk)
+    });
+    disks.collect()
+}
+
+/// A directory of a real disk, which goes with it.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(what: &str) -> Self {
+        let name = format!("vnplug-record-{}-{what}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn disk(&self) -> (PathBuf, Box<dyn Disk>) {
+        (self.0.clone(), Box::new(Real::new(true).0))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_disk_that_confirms_nothing_costs_nothing_that_was_confirmed() {
+    let sim = Sim::new(1 << 30);
+    let mut settings = settings(Format::Pcapng);
+    settings.quota = Some(Quota::Bytes(1 << 20));
+    let mut bench = Bench::new(&sim, settings);
+    for _ in 0..20 {
+        bench.chunk(true);
+        bench.work(0);
+    }
+    assert_eq!(bench.ledger.status().durable, 500);
+    sim.fail_syncs(Some(EIO));
+    for later in 0..60 {
+        bench.chunk(true);
+        bench.work(later * 10);
+    }
+    let status = bench.ledger.status();
+    assert_eq!(status.lanes[0].recycled, 0);
+    assert!(status.lanes[0].paused.contains("os error 5"), "{status:?}");
+    assert!(status.lost_unknown <= 2 * PER_CHUNK, "{status:?}");
+    let there: BTreeSet<u64> = packets(&sim.files()).into_iter().collect();
+    assert!((0..500).all(|number| there.contains(&number)));
+    // Told while it lasts.
+    let told = state(&sim, DIR);
+    assert_eq!(told["lost"]["unknown"], status.lost_unknown);
+    assert_ne!(told["disks"][0]["paused"], "");
+
+    sim.fail_syncs(None);
+    bench.work(1000);
+    let status = bench.ledger.status();
+    assert_eq!(status.durable + status.lost_unknown, status.taken);
+    assert_eq!(status.lanes[0].paused, "");
+    assert_eq!(state(&sim, DIR)["disks"][0]["paused"], "");
+}
+
+#[test]
+fn a_file_as_long_as_may_be_costs_no_other() {
+    let sim = Sim::new(1 << 30);
+    let mut settings = settings(Format::Pcapng);
+    settings.quota = Some(Quota::Bytes(100 << 20));
+    let mut bench = Bench::new(&sim, settings);
+    for _ in 0..3 {
+        bench.chunk(true);
+        bench.work(0);
+    }
+    bench.chunk(false);
+    // The write of the chunk: it is the next call.
+    sim.fail(Some(Fault {
+        at: sim.calls(),
+        calls: 1,
+        errno: EFBIG,
+        short: 0,
+    }));
+    bench.work(0);
+    let status = bench.ledger.status();
+    assert_eq!(status.lanes[0].poisoned, 1);
+    assert_eq!(status.lanes[0].recycled, 0);
+    assert_eq!(status.durable, 4 * PER_CHUNK);
+}
+
+#[test]
+fn a_segment_is_given_up_once() {
+    let sim = Sim::new(1 << 30);
+    let never = Settings {
+        sync_every: Duration::from_secs(3600),
+        ..settings(Format::Pcapng)
+    };
+    let mut bench = Bench::new(&sim, never);
+    bench.chunk(true);
+    bench.work(0);
+    bench.chunk(false);
+    sim.fail_syncs(Some(EIO));
+    sim.fail(Some(Fault {
+        at: sim.calls(),
+        calls: 1,
+        errno: EIO,
+        short: 0,
+    }));
+    bench.work(0);
+    let status = bench.ledger.status();
+    assert_eq!(status.lost_unknown, PER_CHUNK);
+    assert_eq!(status.lanes[0].poisoned, 1);
+}
+
+#[test]
+fn a_quota_smaller_than_a_segment_keeps_most_of_the_recording() {
+    let quota = 8 << 20;
+    let sim = Sim::new(1 << 30);
+    let settings = Settings {
+        quota: Some(Quota::Bytes(quota)),
+        rotate_bytes: 16 << 20,
+        ..settings(Format::Pcapng)
+    };
+    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let used = || sim.files().values().map(Vec::len).sum::<usize>() as u64;
+    for part in 0..30 {
+        take(&mut recorder, part * 2000..(part + 1) * 2000);
+        assert!(used() <= quota + (4 << 20), "{}", used());
+    }
+    let status = recorder.finish();
+    assert_eq!(status.durable, 60_000);
+    assert!(status.taken_bytes > 3 * quota);
+    assert!(used() > quota / 2, "{}", used());
+}
+
+#[test]
+fn a_share_of_a_small_disk_keeps_most_of_the_recording() {
+    let sim = Sim::new(20 << 20);
+    let settings = Settings {
+        quota: Some(Quota::Percent(80)),
+        ..settings(Format::Pcapng)
+    };
+    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    take(&mut recorder, 0..80_000);
+    let status = recorder.finish();
+    assert_eq!(status.durable, 80_000);
+    let used: usize = sim.files().values().map(Vec::len).sum();
+    assert!((8 << 20..18 << 20).contains(&used), "{used}");
+}
+
+#[test]
+fn the_state_is_whole_in_every_directory_at_the_end() {
+    let disks = [Sim::new(1 << 30), Sim::new(1 << 30)];
+    let settings = Settings {
+        sync_every: Duration::from_secs(3600),
+        ..settings(Format::Pcapng)
+    };
+    let mut recorder = recorder(&settings, sims(&disks));
+    take(&mut recorder, 0..30_000);
+    let status = recorder.finish();
+    assert_eq!(status.mark, 30_000);
+    for (lane, sim) in disks.iter().enumerate() {
+        let told = state(sim, &format!("/disk{lane}"));
+        assert_eq!(told["durable_mark"]["packets"], 30_000, "{told:#}");
+        assert_eq!(told["buffered"], 0);
+    }
+}
+
+#[test]
+fn a_packet_that_cannot_be_taken_is_counted() {
+    let sim = Sim::new(1 << 30);
+    let settings = settings(Format::Pcapng);
+    let disks = sims(std::slice::from_ref(&sim));
+    let mut recorder = Recorder::start(settings, disks, Vec::new()).unwrap();
+    let mut meta = meta(7, 4);
+    meta.lost = 5;
+    let packet = Packet {
+        meta,
+        bytes: &[1, 2, 3, 4],
+    };
+    assert!(!recorder.take(0, &packet, &mut || true));
+    let status = recorder.finish();
+    assert_eq!((status.taken, status.lost_ring), (0, 6));
+}
+
+#[test]
+fn a_packet_longer_than_a_buffer_is_counted() {
+    let sim = Sim::new(1 << 30);
+    let settings = settings(Format::Pcapng);
+    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let long = vec![0; 5 << 20];
+    let packet = Packet {
+        meta: meta(1, long.len()),
+        bytes: &long,
+    };
+    assert!(recorder.take(0, &packet, &mut || false));
+    take(&mut recorder, 2..3);
+    let status = recorder.finish();
+    assert_eq!((status.taken, status.lost_ring), (1, 1));
+}
+
+#[test]
+fn a_loss_before_the_first_packet_is_since_the_beginning() {
+    let sim = Sim::new(1 << 30);
+    let settings = settings(Format::Pcapng);
+    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let began = super::super::now_ns();
+    let mut meta = meta(0, 4);
+    (meta.ts_ns, meta.lost) = (began + 1_000_000, 3);
+    let packet = Packet {
+        meta,
+        bytes: &[1, 2, 3, 4],
+    };
+    assert!(recorder.take(0, &packet, &mut || false));
+    let loss = recorder.finish().losses.remove(0);
+    assert_eq!(loss.packets, 3);
+    assert!(began - loss.from_ns < 3_600_000_000_000, "{loss:?}");
+}
+
+#[test]
+fn what_a_writer_leaves_behind_is_counted() {
+    let ledger = Ledger::new("t", &[DIR.to_owned()]);
+    let mut tally = Tally::default();
+    tally.add(0, START_NS, 60, 0);
+    for serial in 0..3 {
+        ledger.taken(serial, &tally);
+    }
+    ledger.durable(0, 4096, &[(1, tally)]);
+    ledger.give_up("gone");
+    let status = ledger.status();
+    assert_eq!((status.durable, status.lost_unknown), (1, 2));
+    assert_eq!((status.buffered(), status.mark), (0, 3));
+}
+
+#[test]
+fn a_segment_ends_when_the_clock_was_set_back() {
+    let sim = Sim::new(1 << 30);
+    let settings = Settings {
+        rotate_time: Duration::from_millis(50),
+        ..settings(Format::Pcapng)
+    };
+    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    take(&mut recorder, 100_000..100_010);
+    take(&mut recorder, 0..10);
+    recorder.finish();
+    let files = sim.files();
+    let segments = files
+        .keys()
+        .filter(|path| path.extension().unwrap() == "pcapng");
+    assert_eq!(segments.count(), 2);
+}
+
+#[test]
+fn what_a_killed_recorder_had_reserved_is_given_back() {
+    use std::os::unix::fs::MetadataExt as _;
+    let place = Place::new("reserved");
+    let name = SegmentName {
+        recording: "t".into(),
+        sequence: 4,
+        start_ns: START_NS,
+        format: Format::Pcapng,
+    };
+    let path = place.0.join(name.to_string());
+    let (_, mut disk) = place.disk();
+    disk.create(&path).unwrap();
+    disk.allocate(0, 8 << 20).unwrap();
+    let header = pcapng::header(&settings(Format::Pcapng).interfaces, "");
+    let mut buffer = Buffer::new(BLOCK, u16::MAX);
+    buffer[..header.len()].copy_from_slice(&header);
+    disk.start(crate::disk::Write {
+        len: pcapng::pad(&mut buffer, header.len(), BLOCK),
+        buffer,
+        offset: 0,
+    });
+    assert!(disk.finish().unwrap().result.is_ok());
+    drop(disk);
+    let before = std::fs::metadata(&path).unwrap();
+    assert!(before.blocks() * 512 >= 8 << 20);
+    recorder(&settings(Format::Pcapng), vec![place.disk()]).finish();
+    let after = std::fs::metadata(&path).unwrap();
+    assert_eq!(after.len(), before.len());
+    assert!(after.blocks() * 512 <= 64 << 10, "{}", after.blocks());
+}
+
+#[test]
+fn what_cannot_be_recycled_is_passed_over() {
+    let place = Place::new("strange");
+    let file = |sequence: u64, extension: &str| {
+        let stem = format!("t-{sequence:010}-20261121T134501.000000000Z");
+        place.0.join(format!("{stem}.{extension}"))
+    };
+    std::fs::create_dir(file(0, "pcapng")).unwrap();
+    for sequence in [2, 3, 4] {
+        std::fs::write(file(sequence, "pcapng"), vec![1; 100 << 10]).unwrap();
+    }
+    std::fs::write(file(1, "vnx"), vec![1; 100 << 10]).unwrap(); // its segment is gone
+    std::fs::write(file(2, "vnx"), vec![1; 8 << 10]).unwrap();
+    let (dir, mut disk) = place.disk();
+    let quota = Quota::Bytes(250 << 10);
+    let (removed, enough) = quota.enforce(disk.as_mut(), &dir, "t", None, 0).unwrap();
+    assert_eq!((removed, enough), (2, true));
+    for (sequence, extension, there) in [
+        (0, "pcapng", true),
+        (1, "vnx", false),
+        (2, "pcapng", false),
+        (2, "vnx", false),
+        (3, "pcapng", true),
+    ] {
+        assert_eq!(
+            file(sequence, extension).exists(),
+            there,
+            "{sequence} {extension}"
+        );
+    }
+}
