@@ -48,6 +48,16 @@ fn attach(wire: &Wire, name: &str) -> VmReady {
     client(wire).attach_vm(spec(name, "", 0)).unwrap()
 }
 
+/// A VM with a pool of this size, in no group.
+fn attach_unlike(wire: &Wire, name: &str, pool_bytes: u64) -> VmReady {
+    let wanted = VmSpec {
+        pool_bytes,
+        groups: Vec::new(),
+        ..spec(name, "", 0)
+    };
+    client(wire).attach_vm(wanted).unwrap()
+}
+
 /// Opens a port in the group as the agent of a VM does, which is over when the agent is dropped.
 fn member(vm: &VmReady) -> Result<(Opened, Raw), String> {
     let mut agent = Raw::connect(vm.control_path.as_ref());
@@ -204,7 +214,7 @@ fn memory_of_another_size_bars_the_group_until_its_vms_are_detached() {
         assert!(text.to_string().contains(why), "{text}");
     };
     for (more, why) in [
-        ("arena = \"vm\"\nframes = \"4096\"", "has another size now"),
+        ("arena = \"vm\"\nframes = \"4096\"", "is another file now"),
         ("arena = \"copy\"", "no packet memory that VMs can map now"),
     ] {
         wire.daemon.kill();
@@ -216,7 +226,7 @@ fn memory_of_another_size_bars_the_group_until_its_vms_are_detached() {
     wire.daemon.kill();
     write("arena = \"vm\"\nframes = \"1024\"");
     wire.daemon.launch().unwrap();
-    refused(&wire, "has another size now");
+    refused(&wire, "is another file now");
     client(&wire).detach_own_vm("a", 7).unwrap();
     let again = attach(&wire, "a");
     assert_ne!(stat(&again).ino(), inode);
@@ -224,6 +234,86 @@ fn memory_of_another_size_bars_the_group_until_its_vms_are_detached() {
     let mut port = process(&wire);
     sees(&wire, &mut port, 100);
     assert_eq!(counts(&wire, &port), (0, 100));
+}
+
+/// A frame is there for whoever has the file, without any port: so it is another file.
+#[test]
+fn a_vm_that_may_not_see_everything_any_more_gets_no_further_frame() {
+    let lab = Lab::new().unwrap();
+    let config = lab.dir().join("config");
+    let write = |allow: &str| std::fs::write(&config, allow).unwrap();
+    let all = "[[allow]]\nvm = \"a\"\nsource = \"wire1\"\n";
+    let some = format!("{all}filter = \"tcp\"\n");
+    for (now, why) in [("", "may not see"), (&*some, "another file now")] {
+        write(all);
+        let args = ["--source", LENT, "--config", config.to_str().unwrap()];
+        let mut wire = Wire::new("1500", &args);
+        let mut wanted = spec("a", "", 0);
+        wanted.allow.clear();
+        let vm = client(&wire).attach_vm(wanted).unwrap();
+        let device = File::open(arena(&vm)).unwrap();
+        let held = || {
+            let mut bytes = vec![0; vm.arenas[0].1 as usize];
+            device.read_exact_at(&mut bytes, 0).unwrap();
+            bytes
+        };
+        let send = |wire: &Wire| {
+            let read = |counters: Vec<Counted>| {
+                let source = counters.iter().find(|it| it.kind == "source").unwrap();
+                value(source, "read")
+            };
+            let before = read(wire.daemon.counters());
+            wire.send(&Stream::new("wire0", 100));
+            wire.read(before + 100);
+        };
+        let before = held();
+        send(&wire);
+        assert!(held() != before);
+        wire.daemon.kill();
+        write(now);
+        wire.daemon.launch().unwrap();
+        let before = held();
+        send(&wire);
+        assert!(held() == before, "it sees the wire");
+        let log = wire.daemon.log();
+        let said = |line: &&str| line.contains(why) && line.contains("detach VM \"a\"");
+        assert!(log.lines().any(|line| said(&line)), "{log}");
+        let text = wire.daemon.port("wire1").group("g").open().err().unwrap();
+        assert!(text.to_string().contains("detach VM \"a\""), "{text}");
+        client(&wire).detach_own_vm("a", 7).unwrap();
+        let again = attach(&wire, "b");
+        let (_, _agent) = member(&again).unwrap();
+        let mut port = process(&wire);
+        sees(&wire, &mut port, 100);
+        assert_eq!(counts(&wire, &port), (0, 100));
+    }
+}
+
+/// Whoever may write another file of the daemon's could give it the name of packet memory.
+#[test]
+fn a_file_that_was_put_in_the_place_of_packet_memory_is_not_received_into() {
+    let mut wire = Wire::new("1500", &["--source", LENT]);
+    let vm = attach(&wire, "a");
+    let len = stat(&vm).len();
+    let own = attach_unlike(&wire, "b", len);
+    wire.daemon.kill();
+    let pool = Path::new(&own.pool_path);
+    let before = std::fs::read(pool).unwrap();
+    for link in [
+        |pool: &Path, name: &Path| std::fs::hard_link(pool, name),
+        |pool: &Path, name: &Path| std::os::unix::fs::symlink(pool, name),
+    ] {
+        std::fs::remove_file(arena(&vm)).unwrap();
+        link(pool, &arena(&vm)).unwrap();
+        wire.daemon.launch().unwrap();
+        assert_ne!(stat(&vm).ino(), std::fs::metadata(pool).unwrap().ino());
+        let text = member(&vm).err().unwrap();
+        assert!(text.contains("another file now"), "{text}");
+        wire.daemon.kill();
+    }
+    // But for its header, which each daemon writes.
+    let after = std::fs::read(pool).unwrap();
+    assert!(before[4096..] == after[4096..]);
 }
 
 #[test]

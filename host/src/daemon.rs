@@ -70,7 +70,10 @@ fn serve(
         pools: config.pool_dir.clone(),
         pool_bytes: config.pool_bytes,
     };
-    let packets = packet_dir(&dirs, user);
+    let us = user.map_or(rustix::process::geteuid().as_raw(), |(user, _)| user);
+    let policy = policy(&config, us);
+    // Before a source opens: frames come into packet memory at once.
+    let packets = packet_dir(&dirs, user, &policy);
     let mut open = Vec::new();
     for spec in &config.sources {
         let opened = spec.open_with(Some(&packets));
@@ -121,18 +124,9 @@ fn serve(
     if let Some(loader) = loader {
         hub.drop_early(loader);
     }
-    let mut policy = Policy::new(rustix::process::geteuid().as_raw());
-    for (uid, grant) in config.users {
-        warn_unknown(&hub, &grant);
-        policy.grant_user(uid, grant);
-    }
-    for (vm, grant) in config.vms {
-        warn_unknown(&hub, &grant);
-        policy.grant_vm(&vm, grant);
-    }
-    for (viewer, source) in config.senders {
-        policy.grant_sending(viewer, &source);
-    }
+    let users = config.users.iter().map(|(_, grant)| grant);
+    let vms = config.vms.iter().map(|(_, grant)| grant);
+    users.chain(vms).for_each(|it| warn_unknown(&hub, it));
     let setup = Setup {
         hub,
         policy,
@@ -148,6 +142,21 @@ fn serve(
     control
         .run()
         .map_err(|error| format!("the control loop failed: {error}"))
+}
+
+/// Who may see what, as configured, for a daemon that runs as this user.
+fn policy(config: &Config, us: u32) -> Policy {
+    let mut policy = Policy::new(us);
+    for (uid, grant) in &config.users {
+        policy.grant_user(*uid, grant.clone());
+    }
+    for (vm, grant) in &config.vms {
+        policy.grant_vm(vm, grant.clone());
+    }
+    for (viewer, source) in &config.senders {
+        policy.grant_sending(viewer.clone(), source);
+    }
+    policy
 }
 
 /// Keeps what is needed from now on, and starts the thread that has the kernel verify filters, if

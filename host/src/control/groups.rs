@@ -98,6 +98,7 @@ impl Control {
         for group in vm.groups() {
             let sight = match self.policy.sight(&viewer, &group.source, &vm.grants()) {
                 Sight::Through(sight) => sight,
+                // When those that see it have made the group: it is theirs again without this VM.
                 Sight::Nothing => continue,
             };
             if let Err(refusal) = self.find_again(group, &sight) {
@@ -141,7 +142,10 @@ impl Control {
             now => {
                 let source = &group.source;
                 let what = match now {
-                    Some(_) => format!("the packet memory of {source:?} has another size now"),
+                    Some((_, file)) => format!(
+                        "the packet memory of {source:?} is another file now ({})",
+                        file.path.display()
+                    ),
                     None => format!("{source:?} has no packet memory that VMs can map now"),
                 };
                 Err(Refusal::new(code::UNAVAILABLE, what))
@@ -221,14 +225,24 @@ impl Control {
     /// VMs of an earlier daemon that may not see the source of a group whose memory they still have
     /// keep the others from it.
     pub(super) fn shut_out_again(&mut self) {
+        let mut out = Vec::new();
         for vm in self.vms.values() {
             let viewer = Viewer::Vm(vm.name().to_owned());
             for group in vm.groups() {
                 let sight = self.policy.sight(&viewer, &group.source, &vm.grants());
                 if sight == Sight::Nothing {
-                    self.hub.shut_out(&group.name, vm.name());
+                    out.push((group.clone(), vm.name().to_owned()));
                 }
             }
+        }
+        for (group, vm) in out {
+            let or = match group.is_packets() {
+                // It is another file now.
+                true => "",
+                false => " (or grant it what the others see and restart the daemon)",
+            };
+            let why = format!("it may not see {:?} any more{or}", group.source);
+            self.bar(&group, &vm, &why);
         }
     }
 

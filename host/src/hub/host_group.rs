@@ -246,19 +246,10 @@ impl Hub {
         }
     }
 
-    /// A VM that has a group's memory plugged in sees nothing of the group's source any more.
-    pub(crate) fn shut_out(&mut self, group: &str, vm: &str) {
-        let what = format!(
-            "VM {vm:?} has the memory of group {group:?}, and may not see its source any more: \
-             detach VM {vm:?}, or grant it what the others see and restart the daemon"
-        );
-        self.bar_for(group, vm, what);
-    }
-
     /// Nobody can open a port in a group until this VM is detached, which counts as a member of it.
     pub(crate) fn bar_for(&mut self, group: &str, vm: &str, what: String) {
+        log::error!(target: "vm", "{what}");
         if let Some(it) = self.host_groups.groups.get_mut(group) {
-            log::error!(target: "vm", "{what}");
             it.unlike.insert(vm.to_owned(), what);
             it.admitted.insert(Owner::Vm(vm.to_owned()));
         }

@@ -1,5 +1,6 @@
 //! Memory that frames are received into, lent to the groups of a source as their arena.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -50,21 +51,27 @@ pub struct PacketDir {
     pub prefix: String,
     /// User and group that the daemon becomes; `None`: it stays what it is.
     pub owner: Option<(u32, u32)>,
+    /// The files of earlier daemons that may be received into again, by path and inode. Of any other
+    /// it is not known who can read or write it.
+    pub again: BTreeSet<(PathBuf, u64)>,
 }
 
 impl PacketDir {
     /// The file of the source of this name.
     pub fn of(&self, source: &str) -> PacketPath {
+        let path = self.dir.join(format!("{}{source}{PACKETS}", self.prefix));
+        let of_path = self.again.iter().filter(|(at, _)| *at == path);
         PacketPath {
-            path: self.dir.join(format!("{}{source}{PACKETS}", self.prefix)),
             owner: self.owner,
+            again: of_path.map(|&(_, inode)| inode).collect(),
+            path,
         }
     }
+}
 
-    /// Whether a file of this name is a source's.
-    pub fn has(&self, file: &str) -> bool {
-        file.starts_with(&self.prefix) && file.ends_with(PACKETS)
-    }
+/// Whether a file of this name is a source's, of the daemon whose names begin so.
+pub(crate) fn is_packets(prefix: &str, file: &str) -> bool {
+    file.starts_with(prefix) && file.ends_with(PACKETS)
 }
 
 const PACKETS: &str = ".umem";

@@ -185,9 +185,14 @@ pub(crate) fn anew(path: &Path, len: u64) -> io::Result<(File, Pool)> {
     made
 }
 
-/// As [`pool_file`] opens one that is there, of one of these users.
-pub(crate) fn again(path: &Path, len: u64, users: &[u32]) -> io::Result<(File, Pool)> {
+/// As [`pool_file`] opens one that is there, if it is this one, of one of these users.
+pub(crate) fn again(path: &Path, inode: u64, len: u64, users: &[u32]) -> io::Result<(File, Pool)> {
+    use std::os::unix::fs::MetadataExt;
     let file = open(path, len, None, users)?;
+    if file.metadata()?.ino() != inode {
+        let what = format!("{} is another file now", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    }
     commit(&file, len, &|| true)?;
     let pool = watched(&file, len, &|| true)?;
     Ok((file, pool))

@@ -36,31 +36,51 @@ pub struct PacketPath {
     pub path: PathBuf,
     /// User and group that the daemon becomes; `None`: it stays what it is.
     pub owner: Option<(u32, u32)>,
+    /// Inodes of it that may be received into again.
+    pub again: Vec<u64>,
 }
 
 impl PacketFile {
-    /// Maps the file of an earlier daemon, or makes one if there is none of this length; all of it is
-    /// zero then, and nothing that was in it is a whole packet to anybody.
+    /// Maps the file of an earlier daemon, or makes one if there is none of this length that may be
+    /// used again; all of it is zero then, and nothing that was in it is a whole packet to anybody.
+    ///
+    /// NB: packets come into it without any port. So whoever has the file and may not see all of them,
+    /// or may write it, is kept from them only by another file.
     ///
     /// # Errors
-    /// The system's; `Unsupported`: a NIC or the kernel could not write into a file there.
+    /// The system's, with the path; `Unsupported`: a NIC or the kernel could not write into a file
+    /// there.
     pub(crate) fn open(at: &PacketPath, len: u64) -> io::Result<(Shared, Arc<Self>)> {
         let path = at.path.as_path();
         let huge = kept_in_memory(path)?;
         let us = rustix::process::geteuid().as_raw();
         let users = [us, at.owner.map_or(us, |(user, _)| user)];
-        let (file, region, watch) = match memory::again(path, len, &users) {
-            Ok((file, (region, watch))) => {
-                forget(&region);
-                (file, region, watch)
+        let there = match std::fs::symlink_metadata(path) {
+            Ok(there) => Some(there),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(at_path(path, "", error)),
+        };
+        let inode = there.as_ref().map(MetadataExt::ino);
+        let known = inode.filter(|inode| at.again.contains(inode));
+        let again = known.and_then(|inode| {
+            let again = memory::again(path, inode, len, &users);
+            let say = |error: &io::Error| {
+                log::warn!(target: "source", "{error}: it is made anew");
+            };
+            again.inspect_err(say).ok()
+        });
+        let (file, (region, watch)) = match again {
+            Some((file, pool)) => {
+                forget(&pool.0);
+                (file, pool)
             }
-            Err(error) => {
-                if error.kind() != io::ErrorKind::NotFound {
-                    log::warn!(target: "source", "{error}: it is made anew");
-                    std::fs::remove_file(path)?;
+            None => {
+                if there.is_some() {
+                    let removed = std::fs::remove_file(path);
+                    removed.map_err(|error| at_path(path, "it is in the way: ", error))?;
                 }
-                let (file, (region, watch)) = memory::anew(path, len)?;
-                (file, region, watch)
+                let what = format!("{} MiB of packet memory: ", len >> 20);
+                memory::anew(path, len).map_err(|error| at_path(path, &what, error))?
             }
         };
         if let Some((user, group)) = at.owner {
@@ -69,7 +89,8 @@ impl PacketFile {
         let inode = file.metadata()?.ino();
         let reader = File::open(path)?;
         if reader.metadata()?.ino() != inode {
-            return Err(io::Error::other("it was replaced just now"));
+            let replaced = io::Error::other("it was replaced just now");
+            return Err(at_path(path, "", replaced));
         }
         let shared = Shared {
             region,
@@ -107,6 +128,16 @@ fn forget(region: &Region) {
     region.clear(0, region.len());
 }
 
+/// An error with its path, and what to do about it.
+fn at_path(path: &Path, what: &str, error: io::Error) -> io::Error {
+    let hint = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory => "; lower frames, or make room",
+        _ => "",
+    };
+    let text = format!("{}: {what}{error}{hint}", path.display());
+    io::Error::new(error.kind(), text)
+}
+
 /// Whether files next to `path` lie in huge pages.
 fn kept_in_memory(path: &Path) -> io::Result<bool> {
     let dir = path.parent().unwrap_or(Path::new("."));
@@ -137,8 +168,16 @@ mod tests {
     impl Place {
         fn new(name: &str) -> Self {
             let path = format!("/dev/shm/vnplug-{name}-{}", std::process::id());
-            let path = path.into();
-            Self(PacketPath { path, owner: None })
+            Self(PacketPath {
+                path: path.into(),
+                owner: None,
+                again: Vec::new(),
+            })
+        }
+
+        /// A VM has this file, and may see everything.
+        fn again(&mut self, file: &PacketFile) {
+            self.0.again = vec![file.inode];
         }
     }
 
@@ -152,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_next_daemon_has_the_same_file_and_no_arena_or_frame_of_the_last_one_is_in_it() {
-        let place = Place::new("packets-again");
+        let mut place = Place::new("packets-again");
         let (memory, first) = PacketFile::open(&place.0, LEN).unwrap();
         // As two queues had cut it: the second arena began in the middle of what is one now.
         let attach = |at| {
@@ -171,6 +210,7 @@ mod tests {
         let readers = [attach(0), attach(4 << 20)];
         assert!(readers.iter().all(|reader| reader.is_whole(0)));
         memory.region.write(LEN - 8, b"a secret");
+        place.again(&first);
         let (again, second) = PacketFile::open(&place.0, LEN).unwrap();
         assert_eq!(first.inode, second.inode);
         assert!(readers.iter().all(|reader| !reader.is_whole(0)));
@@ -178,13 +218,61 @@ mod tests {
         assert_eq!(memory.region.load_u64(LEN - 8, Ordering::Relaxed), 0);
         again.region.write(LEN - 8, b"a packet");
         assert_ne!(memory.region.load_u64(LEN - 8, Ordering::Relaxed), 0);
-        assert!(memory::again(&place.0.path, LEN, &[u32::MAX]).is_err());
+        assert!(memory::again(&place.0.path, first.inode, LEN, &[u32::MAX]).is_err());
+    }
+
+    #[test]
+    fn a_file_that_no_vm_is_known_to_have_is_left_to_who_has_it() {
+        let mut place = Place::new("packets-unknown");
+        let path = place.0.path.clone();
+        let (memory, first) = PacketFile::open(&place.0, LEN).unwrap();
+        memory.region.write(64, b"still me");
+        let other_than = |place: &Place, inode: u64| {
+            let (other, second) = PacketFile::open(&place.0, LEN).unwrap();
+            assert_ne!(second.inode, inode);
+            other.region.write(64, b"a packet");
+            let mut kept = [0; 8];
+            memory.region.read(64, &mut kept);
+            assert_eq!(&kept, b"still me");
+            second
+        };
+        // Stale, or of a VM that may not see it any more.
+        let second = other_than(&place, first.inode);
+        place.again(&second);
+        // A memory of the same length which somebody else may write, under the file's name.
+        let pool = path.with_extension("pool");
+        let pool_of = |path: &Path| memory::pool_file(path, LEN, true, &|| true).unwrap();
+        let (theirs, _) = pool_of(&pool);
+        theirs.write(64, b"still me");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::hard_link(&pool, &path).unwrap();
+        let inode = std::fs::metadata(&pool).unwrap().ino();
+        other_than(&place, inode);
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&pool, &path).unwrap();
+        other_than(&place, inode);
+        let mut kept = [0; 8];
+        theirs.read(64, &mut kept);
+        assert_eq!(&kept, b"still me");
+        std::fs::remove_file(&pool).unwrap();
+    }
+
+    #[test]
+    fn who_cannot_have_it_is_told_where_and_why() {
+        let place = Place::new("packets-errors");
+        std::fs::create_dir(&place.0.path).unwrap();
+        let error = PacketFile::open(&place.0, LEN).err().unwrap();
+        std::fs::remove_dir(&place.0.path).unwrap();
+        let (text, path) = (error.to_string(), place.0.path.to_str().unwrap());
+        assert!(text.starts_with(path), "{text}");
+        assert!(text.contains("it is in the way"), "{text}");
     }
 
     #[test]
     fn of_another_size_it_is_another_file_and_who_has_the_old_one_keeps_it() {
-        let place = Place::new("packets-other");
+        let mut place = Place::new("packets-other");
         let (memory, first) = PacketFile::open(&place.0, LEN).unwrap();
+        place.again(&first);
         memory.region.write(64, b"still me");
         let (_, second) = PacketFile::open(&place.0, 2 * LEN).unwrap();
         assert_ne!(first.inode, second.inode);
@@ -197,7 +285,12 @@ mod tests {
     #[test]
     fn a_directory_on_a_disk_is_refused() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("packets");
-        let error = PacketFile::open(&PacketPath { path, owner: None }, LEN);
+        let at = PacketPath {
+            path,
+            owner: None,
+            again: Vec::new(),
+        };
+        let error = PacketFile::open(&at, LEN);
         let error = error.err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}");
     }

@@ -5,7 +5,8 @@
 //! of a source it is the source's: it is there before its first VM, and stays as long as the source
 //! has it or a VM that maps it is recorded.
 
-use std::fs::File;
+use std::collections::BTreeSet;
+use std::fs::{DirEntry, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -17,9 +18,10 @@ use serde::{Deserialize, Serialize};
 use vnplug_ring::arena::header;
 use vnplug_ring::control::{HostGroup, code};
 
-use super::{ACL, Dirs, check_name, instance, remove};
+use super::{ACL, Dirs, Memories, Vm, check_name, instance, remove};
+use crate::hub::policy::{Policy, Sight, Viewer};
 use crate::hub::{Home, HostGroupSize, Refusal, arena_bytes};
-use crate::source::lent::PacketDir;
+use crate::source::lent::{PacketDir, is_packets};
 use crate::sys::memory::{GoOn, Pool, pool_file};
 
 /// A group of the host that a VM may join, as it is written down.
@@ -156,24 +158,60 @@ pub(crate) fn remove_files(paths: impl IntoIterator<Item = impl AsRef<Path>>) {
 }
 
 /// Where sources make their packet memory, for the daemon of this state directory.
-pub(crate) fn packet_dir(dirs: &Dirs, owner: Option<(u32, u32)>) -> PacketDir {
+pub(crate) fn packet_dir(dirs: &Dirs, owner: Option<(u32, u32)>, policy: &Policy) -> PacketDir {
     PacketDir {
         dir: dirs.pools.clone(),
-        prefix: format!("vnplug-{}-", instance(&dirs.state)),
+        prefix: packet_prefix(dirs),
         owner,
+        again: whole(&Vm::memories(dirs), policy),
     }
+}
+
+/// The files, by path and inode, whose VMs all see everything of the source now. With one whose record
+/// cannot be read there are none, for it may have any.
+fn whole(vms: &[Option<Memories>], policy: &Policy) -> BTreeSet<(PathBuf, u64)> {
+    let (mut whole, mut partly) = (BTreeSet::new(), BTreeSet::new());
+    for vm in vms {
+        let Some(vm) = vm else {
+            return BTreeSet::new();
+        };
+        for group in vm.groups.iter().filter(|group| group.is_packets()) {
+            let viewer = || Viewer::Vm(vm.name.clone());
+            let sight = vm.allow.as_ref();
+            let sight = sight.map(|allow| policy.sight(&viewer(), &group.source, allow));
+            if sight == Some(Sight::Through(String::new())) {
+                whole.insert((group.path.clone(), group.inode));
+            } else {
+                partly.insert(group.inode);
+            }
+        }
+    }
+    whole.retain(|(_, inode)| !partly.contains(inode));
+    whole
+}
+
+fn packet_prefix(dirs: &Dirs) -> String {
+    format!("vnplug-{}-", instance(&dirs.state))
 }
 
 /// Deletes packet memory of earlier daemons that nobody has any more, according to `is_used`.
 pub(crate) fn remove_packets(dirs: &Dirs, is_used: impl Fn(&Path) -> bool) {
-    let ours = packet_dir(dirs, None);
-    let entries = std::fs::read_dir(&dirs.pools).into_iter().flatten();
-    for entry in entries.flatten() {
-        let is_one = entry.file_name().to_str().is_some_and(|it| ours.has(it));
-        if is_one && !is_used(&entry.path()) {
-            remove(&entry.path());
-        }
+    let ours = packets(dirs).into_iter();
+    for path in ours.filter(|path| !is_used(path)) {
+        remove(&path);
     }
+}
+
+/// The files of packet memory that there are.
+fn packets(dirs: &Dirs) -> Vec<PathBuf> {
+    let prefix = packet_prefix(dirs);
+    let is_one = |entry: &DirEntry| {
+        let name = entry.file_name();
+        name.to_str().is_some_and(|it| is_packets(&prefix, it))
+    };
+    let entries = std::fs::read_dir(&dirs.pools).into_iter().flatten();
+    let ours = entries.flatten().filter(is_one);
+    ours.map(|entry| entry.path()).collect()
 }
 
 /// Takes back from users that QEMU runs as what `vnplug attach` gave them: no VM maps it any more.

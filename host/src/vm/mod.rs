@@ -53,6 +53,14 @@ struct Record {
 }
 
 impl Record {
+    fn grants(&self) -> Vec<Grant> {
+        let grant = |(source, filter): &(String, String)| Grant {
+            source: source.clone(),
+            filter: filter.clone(),
+        };
+        self.allow.iter().map(grant).collect()
+    }
+
     fn remove_files(&self, state: &Path) {
         for path in [
             self.pool.clone(),
@@ -95,6 +103,14 @@ struct Origin {
     owner: String,
     #[serde(default)]
     pool: PathBuf,
+}
+
+/// Which memory of groups a recorded VM has, and what it may see.
+pub(crate) struct Memories {
+    pub(crate) name: String,
+    /// What it was granted when it was attached; `None`: its record does not say.
+    pub(crate) allow: Option<Vec<Grant>>,
+    pub(crate) groups: Vec<GroupRecord>,
 }
 
 /// A VM of an earlier daemon that cannot be served, though it may run and have memory of ours.
@@ -289,13 +305,7 @@ impl Vm {
     /// and left alone.
     pub(crate) fn load_all(dirs: &Dirs) -> (Vec<Self>, Vec<Broken>) {
         let (mut vms, mut broken) = (Vec::new(), Vec::new());
-        let Ok(entries) = std::fs::read_dir(dirs.state.join("vms")) else {
-            return (vms, broken);
-        };
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if path.extension().is_none_or(|extension| extension != "toml") {
-                continue;
-            }
+        for path in records(dirs) {
             let text = std::fs::read_to_string(&path);
             let said = text.as_deref().unwrap_or_default().to_owned();
             let loaded = text
@@ -312,6 +322,28 @@ impl Vm {
             }
         }
         (vms, broken)
+    }
+
+    /// What the records of an earlier daemon tell of memory that VMs have, whether they can be served or
+    /// not; `None` for one that does not tell.
+    pub(crate) fn memories(dirs: &Dirs) -> Vec<Option<Memories>> {
+        let memories = |path: PathBuf| {
+            let text = std::fs::read_to_string(&path).ok()?;
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            match toml::from_str::<Record>(&text) {
+                Ok(record) if record.name == name => Some(Memories {
+                    allow: Some(record.grants()),
+                    name: record.name,
+                    groups: record.groups,
+                }),
+                _ => Some(Memories {
+                    name: name.into_owned(),
+                    allow: None,
+                    groups: toml::from_str::<Groups>(&text).ok()?.groups,
+                }),
+            }
+        };
+        records(dirs).into_iter().map(memories).collect()
     }
 
     fn reopen(record: Record, dirs: &Dirs) -> io::Result<Self> {
@@ -377,11 +409,7 @@ impl Vm {
 
     /// What it was granted when it was attached.
     pub(crate) fn grants(&self) -> Vec<Grant> {
-        let grant = |(source, filter): &(String, String)| Grant {
-            source: source.clone(),
-            filter: filter.clone(),
-        };
-        self.record.allow.iter().map(grant).collect()
+        self.record.grants()
     }
 
     /// The groups of the host that it may join.
@@ -515,6 +543,14 @@ fn control_path(state: &Path, name: &str) -> PathBuf {
 
 fn doorbell_path(state: &Path, name: &str) -> PathBuf {
     state.join("vms").join(format!("{name}.doorbell"))
+}
+
+/// The records of VMs that there are.
+fn records(dirs: &Dirs) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dirs.state.join("vms"));
+    let paths = entries.into_iter().flatten().flatten().map(|it| it.path());
+    let is_one = |path: &PathBuf| path.extension().is_some_and(|it| it == "toml");
+    paths.filter(is_one).collect()
 }
 
 fn record_path(state: &Path, name: &str) -> PathBuf {
