@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Client, Next, Port};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{label, refusal, value};
+use vnplug_e2e::daemon::{label, program, refusal, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
@@ -287,6 +287,27 @@ fn a_vm_that_may_not_see_everything_any_more_gets_no_further_frame() {
         sees(&wire, &mut port, 100);
         assert_eq!(counts(&wire, &port), (0, 100));
     }
+}
+
+/// It would receive into the same memory, and delete it at its end.
+#[test]
+fn a_second_daemon_needs_a_state_directory_of_its_own() {
+    let wire = Wire::new("1500", &["--source", LENT]);
+    let vm = attach(&wire, "a");
+    let before = (stat(&vm).ino(), epoch(&vm));
+    let state = wire.daemon.socket().parent().unwrap().to_owned();
+    let second = |args: [&str; 2]| {
+        let mut command = std::process::Command::new(program("vnplugd").unwrap());
+        command.arg("--socket").arg(state.join("other")).args(args);
+        let output = command.output().unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let text = second(["--source", "lab=gen,pps=1"]);
+    assert!(text.contains("another daemon uses"), "{text}");
+    assert!(text.contains("its own --state-dir"), "{text}");
+    assert_eq!((stat(&vm).ino(), epoch(&vm)), before);
+    let mut port = process(&wire);
+    sees(&wire, &mut port, 100);
 }
 
 /// Whoever may write another file of the daemon's could give it the name of packet memory.

@@ -7,6 +7,7 @@
 //! 3. Start the sources' threads and the control loop. SIGTERM or SIGINT ends it: readers see
 //!    their rings closed, VMs stay recorded for the next daemon.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -46,7 +47,8 @@ pub fn run(config: Config) -> Result<(), String> {
     let listener = listen(&config.socket, config.socket_mode)
         .map_err(|error| format!("cannot serve {}: {error}", config.socket.display()))?;
     let socket = config.socket.clone();
-    let served = serve(config, &made, listener, termination);
+    let served = own(&config.state_dir, &vms_dir)
+        .and_then(|_ours| serve(config, &made, listener, termination));
     // However it ends: a socket that nobody serves only misleads.
     if let Err(error) = std::fs::remove_file(&socket) {
         log::warn!(target: "control", "{}: {error}", socket.display());
@@ -54,6 +56,23 @@ pub fn run(config: Config) -> Result<(), String> {
     served?;
     log::info!(target: "control", "ended");
     Ok(())
+}
+
+/// Keeps other daemons from this state directory, as long as the descriptor is open: they would serve
+/// the same VMs and receive into the same packet memory.
+fn own(state: &Path, vms: &Path) -> Result<File, String> {
+    use rustix::fs::{FlockOperation, flock};
+    // NB: the directory that only its user can open.
+    let error = |error: std::io::Error| format!("{}: {error}", vms.display());
+    let dir = File::open(vms).map_err(error)?;
+    match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(dir),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(format!(
+            "another daemon uses {}; give this one its own --state-dir",
+            state.display()
+        )),
+        Err(cause) => Err(error(cause.into())),
+    }
 }
 
 /// From opened sources to the end; `made` are the directories that this process made.
