@@ -376,3 +376,74 @@ fn a_quota_holds_and_a_second_recorder_is_refused() {
         .sum();
     assert!(bytes <= 20 << 20, "{bytes}");
 }
+
+#[test]
+fn what_is_in_the_ring_at_the_end_is_recorded_in_two_directories() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let (dir, other) = (lab.dir().join("rec"), lab.dir().join("deep/down/rec"));
+    let args = ["host:wire1", "--flush", "100ms", "--ring", "32M", "--to"];
+    let args = [&args[..], &[other.to_str().unwrap()]].concat();
+    let recorder = Recorder::start(&daemon, &dir, &args);
+    let mut first = 0;
+    eventually("it records", || {
+        let one = Stream {
+            run: 1,
+            ..Stream::new("wire0", 1)
+        };
+        first += netns.enter(|| one.send()).unwrap().unwrap().frames;
+        sleep(Duration::from_millis(300));
+        recorder.mark() > 0
+    });
+    let kill = |signal| {
+        let pid = rustix::process::Pid::from_child(&recorder.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    };
+    kill(rustix::process::Signal::STOP);
+    let stream = Stream {
+        run: 2,
+        ..Stream::new("wire0", 5000)
+    };
+    let sent = netns.enter(|| stream.send()).unwrap().unwrap().frames;
+    sleep(Duration::from_secs(1)); // in the ring by now, on a busy machine, too
+    kill(rustix::process::Signal::INT);
+    kill(rustix::process::Signal::CONT);
+    let said = recorder.stop();
+    let mut files = segments(&dir);
+    files.extend(segments(&other));
+    let found = numbers(&files).len() as u64;
+    assert!(
+        found >= sent && found <= sent + first,
+        "{found}, {sent} sent: {said}"
+    );
+    for dir in [dir, other] {
+        let state: Value =
+            serde_json::from_slice(&fs::read(dir.join("rec.state")).unwrap()).unwrap();
+        assert_eq!(state["durable"], found, "{state:#}");
+        assert_eq!(state["buffered"], 0, "{state:#}");
+    }
+}
+
+#[test]
+fn a_limit_of_the_files_length_ends_segments_and_not_the_recorder() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,size=1500,pps=20000"]).unwrap();
+    let dir = lab.dir().join("rec");
+    let mut command = Command::new("prlimit");
+    command
+        .arg("--fsize=6000000")
+        .arg(program("vnplug").unwrap());
+    let recorder = Recorder::start_by(command, &daemon, &dir, &["host:lab", "--flush", "100ms"]);
+    eventually("there are several files", || {
+        dir.exists() && segments(&dir).len() > 3
+    });
+    let state = recorder.state();
+    let said = recorder.stop();
+    assert!(!said.contains("PAUSED"), "{said}");
+    assert_eq!(state["lost"]["disk"], 0, "{state:#}");
+    for file in segments(&dir) {
+        assert!(fs::metadata(&file).unwrap().len() <= 6_000_000);
+    }
+}
