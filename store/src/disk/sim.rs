@@ -53,7 +53,16 @@ struct Shared {
     sync_errno: Option<i32>,
     files: Image,
     capacity: u64,
-    note: u64,
+    promise: Promise,
+}
+
+/// Tells what is promised at the moment.
+struct Promise(Box<dyn Fn() -> u64 + Send>);
+
+impl std::fmt::Debug for Promise {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Promise")
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -84,7 +93,7 @@ impl Sim {
             sync_errno: None,
             files: Image::new(),
             capacity,
-            note: 0,
+            promise: Promise(Box::new(|| 0)),
         };
         Self::of(Arc::new(Mutex::new(shared)))
     }
@@ -113,9 +122,9 @@ impl Sim {
         self.with(|shared| shared.calls)
     }
 
-    /// Remembers a number with all operations from now on: what is promised at that moment.
-    pub fn note(&self, note: u64) {
-        self.with(|shared| shared.note = note);
+    /// Remembers a number with each operation: what is promised at the moment before it.
+    pub fn watch(&self, promise: impl Fn() -> u64 + Send + 'static) {
+        self.with(|shared| shared.promise = Promise(Box::new(promise)));
     }
 
     /// The files now.
@@ -128,7 +137,7 @@ impl Sim {
         self.with(|shared| shared.log.len())
     }
 
-    /// What was promised when `operations` were done, and the files that a loss of power then
+    /// What was promised when the last of `operations` was begun, and the files that a loss of power then
     /// leaves. `part` (0 to 1000 ‰) says how much of each write that was not synced: 0 nothing, 1000
     /// all of it; with others in between some writes are torn and some missing.
     pub fn crash(&self, operations: usize, part: u32) -> (u64, Image) {
@@ -264,7 +273,7 @@ impl Shared {
             }
             Operation::Sync(_) | Operation::SyncNames | Operation::Failed => {}
         }
-        let note = self.note;
+        let note = (self.promise.0)();
         self.log.push(Step { operation, note });
     }
 }
@@ -401,8 +410,7 @@ fn kept(len: usize, part: u32, salt: usize) -> usize {
         0 => 0,
         1000 => len,
         _ => {
-            let mixed = (salt as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ u64::from(part));
-            let share = mixed >> 33 & 1023;
+            let share = mixed((salt as u64) << 32 | u64::from(part)) >> 33 & 1023;
             // One in eight is whole, one in eight is missing.
             match share % 8 {
                 0 => len,
@@ -411,6 +419,14 @@ fn kept(len: usize, part: u32, salt: usize) -> usize {
             }
         }
     }
+}
+
+/// splitmix64: each bit of the seed changes half of the bits.
+fn mixed(seed: u64) -> u64 {
+    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 const SECTOR: usize = 512;
