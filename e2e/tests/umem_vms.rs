@@ -385,12 +385,43 @@ fn in_a_directory_on_a_disk_vms_have_copies() {
 
 #[test]
 fn a_truncated_file_costs_those_who_read_there_and_nobody_else() {
+    truncated(false);
+}
+
+#[test]
+fn a_file_that_was_truncated_and_grew_again_is_noticed() {
+    truncated(true);
+}
+
+fn truncated(grows: bool) {
     let wire = Wire::new("1500", &["--source", LENT]);
     let vm = attach(&wire, "a");
     let mut own = wire.daemon.port("wire1").open().unwrap();
     sees(&wire, &mut own, 100);
     let file = File::options().write(true).open(arena(&vm)).unwrap();
-    file.set_len(4096).unwrap();
+    if grows {
+        file.set_len(0).unwrap();
+        file.set_len(vm.arenas[0].1).unwrap();
+        wire.send(&Stream::new("wire0", 10));
+        // Counted, and no port gets zeros for frames.
+        let counters = wire.daemon.counters();
+        let deadline = Instant::now() + LIMIT;
+        let mut dropped = value(
+            counters.iter().find(|it| it.kind == "source").unwrap(),
+            "kernel_dropped",
+        );
+        while dropped == 0 {
+            assert!(Instant::now() < deadline, "it is not noticed");
+            std::thread::sleep(Duration::from_millis(20));
+            let counters = wire.daemon.counters();
+            dropped = value(
+                counters.iter().find(|it| it.kind == "source").unwrap(),
+                "kernel_dropped",
+            );
+        }
+    } else {
+        file.set_len(4096).unwrap();
+    }
     // Those that are received in this moment are lost.
     let deadline = Instant::now() + LIMIT;
     while !wire.daemon.log().contains("was truncated: detach its VMs") {

@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use vnplug_ring::Region;
+use vnplug_ring::arena::header;
 use vnplug_ring::control::RingPlace;
 
 use crate::port::commons::Commons;
@@ -21,6 +24,8 @@ pub struct Lent {
     pub(crate) commons: Arc<Commons>,
     /// Number of the arena's incarnation, by which a guest finds it.
     pub(crate) epoch: u64,
+    /// The queue's arena, which begins with its header.
+    pub(crate) header: Region,
     /// The file that the memory is, if VMs can map it.
     pub(crate) file: Option<Arc<PacketFile>>,
     /// Descriptor of the memory, through which nothing can be written.
@@ -38,7 +43,15 @@ pub struct Lent {
 impl Lent {
     /// Somebody truncated the memory: nobody is to read there.
     pub(crate) fn is_lost(&self) -> bool {
-        self.file.as_ref().is_some_and(|file| file.is_lost())
+        self.file.as_ref().is_some_and(|file| {
+            // Relaxed: only the daemon writes it. Another number is no fault, if the file was
+            // truncated to nothing and grew again.
+            let epoch = self.header.load_u64(header::EPOCH, Ordering::Relaxed);
+            if epoch != self.epoch {
+                file.lose();
+            }
+            file.is_lost()
+        })
     }
 }
 

@@ -108,6 +108,12 @@ impl PacketFile {
         Ok((shared, Arc::new(it)))
     }
 
+    /// Somebody truncated it, and it grew again.
+    pub(crate) fn lose(&self) {
+        // Release: as sigbus does.
+        self.watch.lost.store(true, Ordering::Release);
+    }
+
     /// Somebody truncated it: what is received does not come to its readers.
     pub(crate) fn is_lost(&self) -> bool {
         self.watch.lost.load(Ordering::Acquire)

@@ -66,10 +66,12 @@ pub(super) fn lend(shape: UmemShape, count: usize, at: Option<&PacketPath>) -> i
         };
         let shown = umem.region().part(0, shape.shown());
         let shown = shown.ok_or(io::ErrorKind::InvalidInput)?;
+        let header = shown.clone();
         let buffers = Buffers::create(shown, geometry).map_err(io::Error::other)?;
         let lent = Lent {
             commons: Arc::new(Commons::lent(buffers)),
             epoch: geometry.epoch,
+            header,
             file: file.clone(),
             memory: Arc::clone(&fd),
             map_len: memory.len,

@@ -365,6 +365,7 @@ impl Queue for XdpQueue {
         let frames = batch.len();
         if self.lent.as_ref().is_some_and(Lent::is_lost) {
             self.batch = recycle(batch);
+            self.counters.dropped += frames as u64;
             self.leave_lost_memory();
             return Ok(Received::Nothing);
         }
