@@ -143,11 +143,29 @@ fn vms_and_processes_have_one_file_in_which_frames_are_received() {
     sees(&wire, &mut port, 500);
     assert_eq!(counts(&wire, &port), (0, 500));
     // What is received lies there, and nothing that was sent.
+    let mut sender = wire.daemon.port("wire1").transmit(1 << 16).open().unwrap();
+    for _ in 0..100 {
+        assert!(sender.send(&[0xa5; 60]).unwrap());
+    }
+    let deadline = Instant::now() + LIMIT;
+    let sent = || {
+        let counters = wire.daemon.counters();
+        value(
+            counters.iter().find(|it| it.kind == "source").unwrap(),
+            "sent",
+        )
+    };
+    while sent() < 100 {
+        assert!(Instant::now() < deadline, "it is not sent");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(sender);
     let bytes = std::fs::read(arena(&a)).unwrap();
     let shown = (in_a.arenas.places[0].offset + in_a.arenas.places[0].len) as usize;
     let (shown, hidden) = bytes.split_at(shown);
     assert!(shown.iter().filter(|byte| **byte != 0).count() > 500 * 60 / 2);
     assert!(hidden.iter().all(|byte| *byte == 0));
+    assert!(!shown.windows(60).any(|it| it == [0xa5; 60]));
     // A group that ended goes on with the same memory; with the last VM only the group goes.
     drop((_a, _b, port));
     wire.daemon.await_no_ports();
