@@ -17,6 +17,8 @@ use vnplug_store::read::Reader;
 const LIMIT: Duration = Duration::from_secs(120);
 /// Also seen by the host's programs, which find it at /mnt (`world`).
 const DIR: &str = "/world/mnt";
+/// Where the host's programs find ours.
+const PROGRAMS: &str = "/tmp/programs";
 
 /// A daemon that generates frames, and a recorder on a disk that can fail.
 struct Stage {
@@ -45,7 +47,14 @@ impl Stage {
             },
         )
         .unwrap();
-        Self { guest, _lab: lab }
+        let stage = Self { guest, _lab: lab };
+        // NB: in `world` a checkout below /tmp is hidden by the guest's own /tmp.
+        let programs = program("vnplugd").unwrap();
+        let programs = programs.parent().unwrap().display();
+        stage.works(&format!(
+            "mkdir {PROGRAMS} && mount -t hostfs -o ro,{programs} none /world{PROGRAMS}"
+        ));
+        stage
     }
 
     fn works(&self, command: &str) -> String {
@@ -55,17 +64,19 @@ impl Stage {
     }
 
     fn start(&self) -> (Job, Job) {
-        let daemon = program("vnplugd").unwrap();
-        let source = "lab=gen,pps=2000,size=300";
-        let daemon = format!(
-            "mkdir /tmp/pools; exec world {} --socket /tmp/s --pool-dir /tmp/pools --source {source}",
-            daemon.display()
-        );
-        let daemon = self.guest.spawn(&daemon).unwrap();
-        self.works("until [ -S /tmp/s ]; do sleep 0.1; done");
+        let daemon = self.guest.spawn(&format!(
+            "mkdir /tmp/pools; exec world {PROGRAMS}/vnplugd --socket /tmp/s --pool-dir /tmp/pools \
+             --source lab=gen,pps=2000,size=300"
+        ));
+        let daemon = daemon.unwrap();
+        let serves = "for i in $(seq 300); do [ -S /tmp/s ] && exit; sleep 0.1; done; exit 1";
+        if !self.guest.run(serves, LIMIT).unwrap().success() {
+            let output = daemon.wait(Duration::from_secs(1));
+            panic!("the daemon does not serve: {output:?}");
+        }
         let recorder = format!(
-            "exec world {} --socket /tmp/s record lab --to /mnt/rec --flush 200ms --rotate-size 64M",
-            program("vnplug").unwrap().display()
+            "exec world {PROGRAMS}/vnplug --socket /tmp/s record lab --to /mnt/rec --flush 200ms \
+             --rotate-size 64M"
         );
         (daemon, self.guest.spawn(&recorder).unwrap())
     }
