@@ -113,7 +113,8 @@ class Bundle:
     def close(self) -> None:
         """Closes the bundle and all its ports.
 
-        Raises LoanError while views of a port's last batch are alive.
+        Raises LoanError while views of a port's last batch are alive, or another thread uses one of
+        them; all stay open then.
         """
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Port]: ...
