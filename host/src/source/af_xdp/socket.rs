@@ -176,7 +176,7 @@ impl Opener {
         let socket = match Socket::open(umem) {
             Ok(socket) => socket,
             Err((cause, umem)) => {
-                let error = fault::no_socket(name, self.shape().chunk_bytes(), cause);
+                let error = fault::no_socket(name, umem.shape().chunk_bytes(), cause);
                 return Err((Unfit::xdp(error), umem));
             }
         };
