@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use io_uring::squeue::Flags;
 use io_uring::{IoUring, opcode, types};
@@ -131,12 +132,18 @@ impl Uring {
     fn settle(&mut self, count: usize) -> Vec<Result<usize, Errno>> {
         let mut results = vec![Err(Errno::IO); count];
         let mut left = count;
+        let mut told = false;
         while left > 0 {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
                 // NB: giving up would free memory that the kernel may still read.
-                Err(error) => log::error!("io_uring_enter: {error}"),
+                Err(error) => {
+                    if !std::mem::replace(&mut told, true) {
+                        log::error!("io_uring_enter: {error}; it is tried again");
+                    }
+                    std::thread::sleep(AGAIN);
+                }
             }
             for done in self.ring.completion() {
                 let result = match done.result() {
@@ -167,5 +174,7 @@ fn finish_short(file: &OwnedFd, write: &Write, done: usize) -> io::Result<()> {
     write_all(file, bytes, write.offset + done as u64)
 }
 
+/// How long to leave a kernel alone that refuses to go on.
+const AGAIN: Duration = Duration::from_millis(10);
 /// Writes of one chain.
 const DEPTH: usize = 8;
