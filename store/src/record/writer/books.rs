@@ -1,0 +1,43 @@
+//! What a writer tells the books, and the file that they are kept in.
+
+use std::time::Instant;
+
+use super::Writer;
+use crate::name::state_file;
+use crate::record::chunk::Chunk;
+use crate::record::now_ns;
+
+impl Writer {
+    /// A chunk is not, or not for certain, on the disk.
+    pub(super) fn lose(&mut self, chunk: Chunk, written: bool, reason: &str) {
+        let tally = &chunk.tally;
+        let (packets, from) = (tally.packets, crate::name::time(tally.first_ns));
+        self.notes.push(format!(
+            "{packets} packets from {from} on are missing: {reason}"
+        ));
+        self.ledger.lost(chunk.serial, tally, written, reason);
+        let _ = self.pool.send(chunk.buffer);
+    }
+
+    /// Writes `NAME.state`: each directory has one of the whole recording.
+    pub fn save_state(&mut self) {
+        self.saved = self.ledger.revision();
+        self.saved_at = Instant::now();
+        let text = self.ledger.status().to_json(now_ns());
+        let path = self.dir.join(state_file(&self.settings.recording));
+        let new = path.with_extension("state.new");
+        let saved = self
+            .disk
+            .store(&new, text.as_bytes())
+            .and_then(|()| self.disk.rename(&new, &path))
+            .and_then(|()| self.disk.sync_dir(&self.dir));
+        match saved {
+            Err(error) if !self.state_fails => {
+                log::warn!("{}: {error}", path.display());
+                self.state_fails = true;
+            }
+            Err(_) => {}
+            Ok(()) => self.state_fails = false,
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! A segment's life: made, synced, closed, or given up.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::{SPARE, Writer};
+use crate::disk::{BLOCK, Buffer, Disk, Write};
+use crate::encode::{pcap, pcapng};
+use crate::name::{Format, SegmentName};
+use crate::record::chunk::Tally;
+
+/// The file that is being written.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) name: SegmentName,
+    /// Bytes that are written.
+    pub(super) len: u64,
+    pub(super) allocated: u64,
+    pub(super) tally: Tally,
+    pub(super) unsynced: Vec<(u64, Tally)>,
+    /// It is counted as given up.
+    pub(super) poisoned: bool,
+    /// Classic pcap: the bytes behind the last whole block of the disk.
+    pub(super) tail: Vec<u8>,
+}
+
+impl Writer {
+    /// Makes a segment whose first packet has this stamp.
+    pub(super) fn open(&mut self, start_ns: u64) -> io::Result<()> {
+        self.enforce_quota();
+        // Relaxed: a number of its own for each is all that is wanted.
+        let sequence = self.next.fetch_add(1, Ordering::Relaxed);
+        let name = SegmentName {
+            recording: self.settings.recording.clone(),
+            sequence,
+            start_ns,
+            format: self.settings.format,
+        };
+        let path = self.dir.join(name.to_string());
+        self.disk.create(&path)?;
+        let mut segment = Segment {
+            name,
+            len: 0,
+            allocated: 0,
+            tally: Tally::default(),
+            unsynced: Vec::new(),
+            poisoned: false,
+            tail: Vec::new(),
+        };
+        reserve(self.disk.as_mut(), &mut segment, 0, self.settings.reserve());
+        self.index.begin(&path, self.settings.format);
+        let begun = self.write_header(&mut segment);
+        let begun = begun.and_then(|()| match self.doubt {
+            true => self.disk.sync(),
+            false => Ok(()),
+        });
+        let begun = begun.and_then(|()| self.disk.sync_dir(&self.dir));
+        if let Err(error) = begun {
+            // Should it not go, it keeps no room at least.
+            let _ = self.disk.truncate(segment.len);
+            self.disk.close();
+            self.index.abandon();
+            // It holds no packet; if it cannot be removed, it is a capture file without any.
+            let _ = self.disk.remove(&path);
+            return Err(error);
+        }
+        self.notes.clear();
+        let file = segment.name.to_string();
+        self.ledger.lane(self.lane, |lane| {
+            (lane.segment, lane.offset, lane.packets) = (file, 0, 0);
+        });
+        self.segment = Some(segment);
+        Ok(())
+    }
+
+    fn write_header(&mut self, segment: &mut Segment) -> io::Result<()> {
+        let mut bytes = match self.settings.format {
+            Format::Pcap => pcap::header(&self.settings.interfaces),
+            Format::Pcapng => pcapng::header(&self.settings.interfaces, &self.settings.comment()),
+        };
+        if self.settings.format == Format::Pcapng {
+            for comment in &self.notes {
+                let at_ns = segment.name.start_ns;
+                let statistics = pcapng::Statistics {
+                    at_ns,
+                    comment,
+                    ..Default::default()
+                };
+                pcapng::statistics(&mut bytes, &statistics);
+            }
+        }
+        self.write_small(segment, &bytes)
+    }
+
+    /// Appends something that is no chunk.
+    fn write_small(&mut self, segment: &mut Segment, bytes: &[u8]) -> io::Result<()> {
+        let mut buffer = self
+            .spare
+            .take()
+            .unwrap_or_else(|| Buffer::new(SPARE, u16::MAX));
+        let tail = segment.tail.len();
+        let room = tail + bytes.len() + BLOCK + pcapng::PADDING_ROOM;
+        if room > buffer.len() {
+            buffer = Buffer::new(room, u16::MAX);
+        }
+        buffer[tail..tail + bytes.len()].copy_from_slice(bytes);
+        let (write, len) = match self.settings.format {
+            Format::Pcapng => {
+                let len = pcapng::pad(&mut buffer, bytes.len(), BLOCK);
+                (
+                    Write {
+                        buffer,
+                        len,
+                        offset: segment.len,
+                    },
+                    len,
+                )
+            }
+            Format::Pcap => (with_tail(buffer, tail + bytes.len(), segment), bytes.len()),
+        };
+        self.disk.start(write);
+        let mut result = Ok(());
+        while let Some(written) = self.disk.finish() {
+            self.spare = Some(written.write.buffer);
+            result = written.result;
+        }
+        result?;
+        if self.settings.format == Format::Pcap {
+            self.disk.truncate(segment.len + len as u64)?;
+            segment.tail.extend_from_slice(bytes);
+            let whole = segment.tail.len() / BLOCK * BLOCK;
+            segment.tail.drain(..whole);
+        }
+        self.index.written(self.disk.as_mut(), segment.len, bytes);
+        segment.len += len as u64;
+        Ok(())
+    }
+
+    /// Ends a segment that is whole.
+    pub(super) fn close(&mut self, now: Instant) {
+        let Some(mut segment) = self.segment.take() else {
+            return;
+        };
+        if segment.tally.packets > 0 && self.settings.format == Format::Pcapng {
+            let len = segment.len;
+            let end = totals(&segment.tally);
+            if let Err(error) = self.write_small(&mut segment, &end) {
+                log::warn!("{}: no statistics at its end: {error}", segment.name);
+                segment.len = len;
+            }
+        }
+        if let Err(error) = self.disk.truncate(segment.len) {
+            log::warn!(
+                "{}: what was reserved is not given back: {error}",
+                segment.name
+            );
+        }
+        let len = segment.len;
+        self.segment = Some(segment);
+        self.sync(now);
+        self.segment = None;
+        self.disk.close();
+        self.index.finish(self.disk.as_mut(), len);
+    }
+
+    /// Ends a segment that met an error: cut behind what was written, synced once, closed. Whether
+    /// there were packets in it.
+    pub(super) fn poison(&mut self, error: &io::Error, now: Instant) -> bool {
+        let Some(mut segment) = self.segment.take() else {
+            return false;
+        };
+        segment.poisoned = true;
+        log::warn!("{}: the segment ends here: {error}", segment.name);
+        self.ledger.lane(self.lane, |lane| lane.poisoned += 1);
+        if let Err(cut) = self.disk.truncate(segment.len) {
+            // What was written of the first chunk stays in the file; in a second file it would be
+            // there twice.
+            log::warn!("{}: cannot be cut: {cut}", segment.name);
+            if let Some(chunk) = self.backlog.pop_front() {
+                self.lose(chunk, true, &error.to_string());
+            }
+        }
+        let (empty, len) = (segment.tally.packets == 0, segment.len);
+        let path = self.dir.join(segment.name.to_string());
+        self.segment = Some(segment);
+        self.sync(now);
+        self.segment = None;
+        self.disk.close();
+        // A full disk is tried again and again, and would fill with headers. A failure leaves one.
+        if empty {
+            self.index.abandon();
+            let _ = self.disk.remove(&path);
+        } else {
+            self.index.finish(self.disk.as_mut(), len);
+        }
+        !empty
+    }
+
+    /// Moves the durable mark, if the disk says so at the first attempt.
+    pub(super) fn sync(&mut self, now: Instant) {
+        self.synced_at = Instant::now();
+        let Some(segment) = &mut self.segment else {
+            return;
+        };
+        if segment.unsynced.is_empty() {
+            return;
+        }
+        let chunks = std::mem::take(&mut segment.unsynced);
+        match self.disk.sync() {
+            Ok(()) => {
+                self.ledger.durable(self.lane, segment.len, &chunks);
+                self.doubt = false;
+                self.goes_on();
+                self.save_state();
+            }
+            Err(error) => {
+                let reason = format!("fdatasync: {error}");
+                let name = segment.name.to_string();
+                let counted = segment.poisoned;
+                // Nothing is cut of what was written; what was reserved beyond it is given back.
+                let _ = self.disk.truncate(segment.len);
+                self.segment = None;
+                self.disk.close();
+                self.index.abandon();
+                log::error!("{name}: {reason}; the segment is given up");
+                if !counted {
+                    self.ledger.lane(self.lane, |lane| lane.poisoned += 1);
+                }
+                self.doubt = true;
+                self.pause(now, &reason);
+                for (serial, tally) in chunks {
+                    let (packets, from) = (tally.packets, crate::name::time(tally.first_ns));
+                    self.notes.push(format!(
+                        "{packets} packets from {from} on may be missing in {name}: {reason}"
+                    ));
+                    self.ledger.lost(serial, &tally, true, &reason);
+                }
+            }
+        }
+    }
+}
+
+/// Classic pcap: a write that begins at the disk's block in which the file ends. Behind its end are
+/// ones until the file is cut there: a reader takes zeros for empty packets, and these for damage.
+pub(super) fn with_tail(mut buffer: Buffer, len: usize, segment: &Segment) -> Write {
+    let tail = segment.tail.len();
+    buffer[..tail].copy_from_slice(&segment.tail);
+    let whole = len.next_multiple_of(BLOCK);
+    buffer[len..whole].fill(0xff);
+    Write {
+        buffer,
+        len: whole,
+        offset: segment.len - tail as u64,
+    }
+}
+
+/// Reserves room up to `end` and a step beyond. A disk that refuses says so at the write.
+pub(super) fn reserve(disk: &mut dyn Disk, segment: &mut Segment, end: u64, step: u64) {
+    let goal = (end + step).max(segment.allocated);
+    let more = goal - segment.allocated;
+    if more == 0 {
+        return;
+    }
+    if let Err(error) = disk.allocate(segment.allocated, more) {
+        log::debug!("{}: nothing reserved: {error}", segment.name);
+    }
+    segment.allocated = goal;
+}
+
+/// The statistics at the end of a segment.
+fn totals(tally: &Tally) -> Vec<u8> {
+    let mut out = Vec::new();
+    for (interface, (received, dropped)) in tally.interfaces.iter().enumerate() {
+        let comment = match dropped {
+            0 => String::new(),
+            _ => format!("{dropped} packets were lost because the ring was full"),
+        };
+        let statistics = pcapng::Statistics {
+            interface: interface as u32,
+            at_ns: tally.last_ns,
+            range_ns: Some((tally.first_ns, tally.last_ns)),
+            received: Some(*received),
+            dropped: Some(*dropped),
+            comment: &comment,
+        };
+        pcapng::statistics(&mut out, &statistics);
+    }
+    out
+}
