@@ -85,6 +85,7 @@ impl Agent {
             | Message::RuleDefault { .. }
             | Message::PurgeRules { .. }
             | Message::RuleStats { .. }
+            | Message::Note { .. }
             | Message::Stats { .. }
             | Message::Close { .. }
                 if greeted =>

@@ -334,6 +334,23 @@ impl Port {
         })
     }
 
+    /// Says how far this reader's own work is, to those who ask the host for the port's counters: each
+    /// value is there as `reader_` and its name. At most 16, named by up to 32 of a to z, digits and `_`;
+    /// they replace those of the note before. The host makes nothing of them, and forgets them when it
+    /// restarts.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] also by a host that is too old to know notes; [`Error::Disconnected`] while
+    /// reconnecting.
+    pub fn note(&mut self, values: &[(&str, u64)]) -> Result<(), Error> {
+        let value = |&(name, value): &(&str, u64)| (name.to_owned(), value);
+        let request = Message::Note {
+            port: self.number,
+            values: values.iter().map(value).collect(),
+        };
+        done(&self.ask(&request)?)
+    }
+
     /// Packets this port lost since it was opened, as its rings say now: those too that no packet
     /// has told of yet ([`Counts::lost`]). No request is made.
     pub fn dropped(&self) -> u64 {

@@ -125,6 +125,11 @@ impl Control {
                 let result = self.rules(token, app, &viewer, message);
                 self.answer(token, id, app, result)
             }
+            Message::Note { port, values } => {
+                let noted = self.owned(token, app, port);
+                let result = noted.and_then(|()| self.hub.note(port, values));
+                self.answer(token, id, app, result.map(|()| (Message::Done, Vec::new())))
+            }
             Message::Stats { port } => {
                 self.charge(token, ASKS_QUEUES);
                 let result = self.stats(token, app, &viewer, port);

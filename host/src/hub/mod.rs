@@ -11,6 +11,7 @@ mod group;
 mod host_group;
 mod limits;
 mod load;
+mod note;
 mod open;
 pub mod policy;
 pub mod report;
@@ -115,6 +116,8 @@ pub struct PortRecord {
     pub filter: String,
     /// `filter` was replaced so many times.
     pub filter_version: u64,
+    /// What its reader says of its work.
+    notes: Vec<(String, u64)>,
     /// How its reader tuned it.
     pub tuning: Tuning,
     /// How many rules it has.

@@ -369,6 +369,7 @@ impl Hub {
             label: request.label.chars().take(64).collect(),
             filter: programs.text,
             filter_version: 0,
+            notes: Vec::new(),
             tuning: request.tuning,
             rules: RuleBook::default(),
             capacity,

@@ -125,6 +125,7 @@ impl Hub {
                         counted.values.extend(self.group_counters(key));
                     }
                     record.rules.tell(&mut counted);
+                    record.tell_notes(&mut counted);
                     counted
                         .values
                         .push(("filter_version".into(), record.filter_version));
@@ -161,6 +162,7 @@ impl Hub {
                         .labels
                         .push(("filter".into(), record.filter.clone()));
                     record.rules.tell(&mut counted);
+                    record.tell_notes(&mut counted);
                     // The library tells it when the ring's life is `Failed`.
                     if let Some(failure) = failure_of(&snapshots) {
                         counted.labels.push(("failure".into(), failure));

@@ -124,6 +124,13 @@ pub enum Message {
     },
     /// It is done.
     Done,
+    /// What a port's reader says of its own work, for those who ask for the port's counters.
+    Note {
+        /// The port.
+        port: u32,
+        /// (name, value); they replace those before.
+        values: Vec<(String, u64)>,
+    },
     /// Asks for counters: of one port of this application, or (0) of all there is to see.
     Stats {
         /// The port, or 0.
@@ -210,6 +217,7 @@ impl Message {
             Self::RuleStats { .. } => 28,
             Self::RuleCounters { .. } => 29,
             Self::Kick(_) => 30,
+            Self::Note { .. } => 31,
         }
     }
 
@@ -298,6 +306,13 @@ impl Message {
                 w.u64(*idle_ms);
             }
             Self::Stats { port } | Self::Close { port } => w.u32(*port),
+            Self::Note { port, values } => {
+                w.u32(*port);
+                w.list(values, |w, (key, value)| {
+                    w.text(key);
+                    w.u64(*value);
+                });
+            }
             Self::Counters(all) => w.list(all, |w, counted| counted.write(w)),
             Self::Wake(ports) | Self::Kick(ports) => w.list(ports, |w, port| w.u32(*port)),
             Self::Gone { port, reason } => {
@@ -410,6 +425,10 @@ impl Message {
                 idle_ms: r.u64("idle_ms")?,
             },
             30 => Self::Kick(r.list("ports", |r| r.u32("port"))?),
+            31 => Self::Note {
+                port: r.u32("port")?,
+                values: r.list("values", |r| Ok((r.text("key")?, r.u64("value")?)))?,
+            },
             kind => return Err(Malformed::Kind(kind)),
         })
     }

@@ -162,6 +162,10 @@ fn every_message() -> Vec<Message> {
             labels: vec![("filter".into(), "ip".into())],
             values: pairs,
         }]),
+        Message::Note {
+            port: 4,
+            values: vec![("durable_packets".into(), 12)],
+        },
         Message::Close { port: 4 },
         Message::Wake(vec![4, 5]),
         Message::Kick(vec![4]),

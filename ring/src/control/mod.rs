@@ -11,6 +11,7 @@
 //! Filter  → Done               takes effect between two packets; the old one stays on Error
 //! Tune    → Done               direction, sampling, pause; between two packets, too
 //! AddRules, RemoveRule, RuleDefault → Done;  PurgeRules → Purged;  RuleStats → RuleCounters
+//! Note    → Done             what the reader says of its work; told with the port's counters
 //! Stats   → Counters
 //! Close   → Done
 //! any     → Error              the request had no effect
