@@ -10,12 +10,15 @@
 //! both     send_taken = sent + send_dropped_…, of what sends
 //! ```
 //!
+//! What a port's reader says of itself is shown as `reader_…`: a recorder's durable mark.
+//!
 //! A guest sees its own ports alone; an identity whose counters are not all there is not judged.
 
 use clap::Args;
 use serde_json::{Value, json};
 use vnplug::{Client, Counted};
 use vnplug_ring::control::HOST_PREFIX;
+use vnplug_store::name;
 
 use crate::failure::{ACCOUNTS, Failure, OK, Outcome};
 use crate::out;
@@ -94,7 +97,11 @@ fn to_text(counted: &Counted) -> String {
         text += &format!("  {:<24} {}\n", escape(key), escape(value));
     }
     for (key, value) in &counted.values {
-        text += &format!("  {:<24} {:>20}\n", escape(key), grouped(*value));
+        let shown = match key.ends_with("_time_ns") {
+            true => name::time(*value),
+            false => grouped(*value),
+        };
+        text += &format!("  {:<24} {shown:>20}\n", escape(key));
     }
     text + "\n"
 }

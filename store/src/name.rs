@@ -76,6 +76,9 @@ impl fmt::Display for SegmentName {
     }
 }
 
+/// The highest number of a segment.
+pub const LAST_SEQUENCE: u64 = 9_999_999_999;
+
 /// Whether a recording may have this name: 1 to 64 of letters, digits, `.`, `_` and `-`, and it does
 /// not begin with `.` or `-`.
 pub fn is_recording_name(name: &str) -> bool {

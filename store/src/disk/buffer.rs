@@ -29,6 +29,16 @@ impl Buffer {
         }
     }
 
+    /// No memory at all.
+    pub fn none() -> Self {
+        Self {
+            bytes: Box::default(),
+            start: 0,
+            len: 0,
+            id: u16::MAX,
+        }
+    }
+
     /// Its place among the registered buffers.
     pub fn id(&self) -> u16 {
         self.id

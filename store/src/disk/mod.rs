@@ -42,8 +42,12 @@ pub trait Disk: Debug + Send {
     fn allocate(&mut self, offset: u64, bytes: u64) -> io::Result<()>;
 
     /// Takes a write to the open file. Writes are done in the order in which they are started: a
-    /// reader never sees a later one without those before it.
+    /// reader never sees a later one without those before it. After one that failed the others are
+    /// not done.
     fn start(&mut self, write: Write);
+
+    /// Begins what was started, where that is possible without waiting for it.
+    fn submit(&mut self) {}
 
     /// Waits for the oldest write that was started; `None` if there is none.
     fn finish(&mut self) -> Option<Written>;
@@ -74,6 +78,12 @@ pub trait Disk: Debug + Send {
     /// # Errors
     /// Those of open(2), write(2) and fsync(2).
     fn store(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()>;
+
+    /// Reads a small file; `None` if there is none.
+    ///
+    /// # Errors
+    /// Those of open(2) and read(2).
+    fn load(&mut self, path: &Path) -> io::Result<Option<Vec<u8>>>;
 
     /// Appends to a small file, which is made if it is not there. Nothing depends on it: it is not synced,
     /// and a disk that cannot do it says `Unsupported`.

@@ -35,6 +35,8 @@ pub struct Real {
     ring: Option<Uring>,
     started: VecDeque<Write>,
     finished: VecDeque<Written>,
+    /// A write failed; those that were started behind it are not done.
+    broke: bool,
     cached: bool,
     locks: Vec<OwnedFd>,
 }
@@ -55,6 +57,7 @@ impl Real {
             ring,
             started: VecDeque::new(),
             finished: VecDeque::new(),
+            broke: false,
             cached: false,
             locks: Vec::new(),
         };
@@ -78,6 +81,26 @@ impl Real {
             (Some(_), false) => Way::Uring,
             (None, false) => Way::Direct,
         }
+    }
+
+    /// What is under way, or else what was started, when it is done.
+    fn settle(&mut self) -> VecDeque<Written> {
+        match (&self.file, &mut self.ring) {
+            (Some(file), Some(ring)) if ring.is_busy() => return ring.settle(file),
+            (Some(file), _) if !self.broke => {
+                return write_in_turn(file, std::mem::take(&mut self.started));
+            }
+            _ => {}
+        }
+        let why = match self.broke {
+            true => Errno::CANCELED,
+            false => Errno::BADF,
+        };
+        let none = |write| Written {
+            write,
+            result: Err(errno(why)),
+        };
+        self.started.drain(..).map(none).collect()
     }
 
     fn file(&self) -> io::Result<&OwnedFd> {
@@ -114,24 +137,30 @@ impl Disk for Real {
         self.started.push_back(write);
     }
 
+    fn submit(&mut self) {
+        let (Some(file), Some(ring)) = (&self.file, &mut self.ring) else {
+            return;
+        };
+        let count = follow_on(&self.started);
+        if count > 0 && !self.cached && !self.broke && !ring.is_busy() {
+            ring.begin(file, self.started.drain(..count).collect());
+        }
+    }
+
     fn finish(&mut self) -> Option<Written> {
-        if self.finished.is_empty() && !self.started.is_empty() {
-            let writes = std::mem::take(&mut self.started);
-            match (&self.file, &mut self.ring) {
-                (Some(file), Some(ring)) if !self.cached => {
-                    self.finished = ring.write(file, writes);
-                }
-                (Some(file), _) => self.finished = write_in_turn(file, writes),
-                (None, _) => {
-                    let none = |write| Written {
-                        write,
-                        result: Err(errno(Errno::BADF)),
-                    };
-                    self.finished = writes.into_iter().map(none).collect();
-                }
+        if self.finished.is_empty() {
+            self.submit();
+            self.finished = self.settle();
+            if self.ring.as_ref().is_some_and(Uring::is_broken) {
+                self.ring = None;
             }
         }
-        self.finished.pop_front()
+        let next = self.finished.pop_front();
+        self.broke = match &next {
+            Some(written) => self.broke || written.result.is_err(),
+            None => false,
+        };
+        next
     }
 
     fn sync(&mut self) -> io::Result<()> {
@@ -164,6 +193,10 @@ impl Disk for Real {
     }
 
     fn close(&mut self) {
+        if self.ring.as_ref().is_some_and(Uring::is_busy) {
+            // Nobody asked what became of it.
+            let _ = self.settle();
+        }
         self.file = None;
     }
 
@@ -172,6 +205,15 @@ impl Disk for Real {
         let file = open(path, flags, Mode::from_raw_mode(0o640)).map_err(errno)?;
         write_all(&file, bytes, 0)?;
         fsync(&file).map_err(errno)
+    }
+
+    fn load(&mut self, path: &Path) -> io::Result<Option<Vec<u8>>> {
+        match std::fs::metadata(path) {
+            Ok(about) if about.is_file() => std::fs::read(path).map(Some),
+            Ok(_) => Err(errno(Errno::INVAL)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn append(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -239,8 +281,16 @@ fn cut(file: &OwnedFd, bytes: u64) -> io::Result<()> {
     }
 }
 
+/// How many writes from the first on lie behind each other in the file, as far as one submission goes.
+fn follow_on(writes: &VecDeque<Write>) -> usize {
+    let behind = |(one, next): (&Write, &Write)| one.offset + one.len as u64 == next.offset;
+    let pairs = writes.iter().zip(writes.iter().skip(1));
+    let more = pairs.take(TOGETHER - 1).take_while(|&pair| behind(pair));
+    more.count() + usize::from(!writes.is_empty())
+}
+
 /// Writes one after the other; after one that failed the others are not tried.
-fn write_in_turn(file: &OwnedFd, writes: VecDeque<Write>) -> VecDeque<Written> {
+pub(super) fn write_in_turn(file: &OwnedFd, writes: VecDeque<Write>) -> VecDeque<Written> {
     let mut failed = false;
     let each = |write: Write| {
         let result = match failed {
@@ -269,5 +319,7 @@ pub(super) fn write_all(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> io
     Ok(())
 }
 
+/// Writes of one submission.
+const TOGETHER: usize = 8;
 /// Farther than any preallocation reaches.
 const BEYOND: u64 = 1 << 40;

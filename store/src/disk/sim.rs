@@ -1,8 +1,11 @@
 //! A disk in memory, for tests: it fails the Nth call, and remembers every operation, so that what a
 //! loss of power would have left can be looked at after each of them.
 //!
-//! Model of a crash: what was synced is there. Of writes that were not synced since, any part may be
-//! there. A file's name is there once its directory was synced.
+//! Model of a crash ([`platter`]): what was synced is there. Of what was written since, any part may be
+//! there, and what a sync that failed was about is never synced by a later one. A name is there, or gone,
+//! for certain once its directory was synced.
+
+mod platter;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -11,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
 
+use self::platter::Platter;
 use super::{Disk, Entry, Space, Write, Written, errno};
 
 /// What the disk does to a call.
@@ -51,6 +55,8 @@ struct Shared {
     calls: u64,
     fault: Option<Fault>,
     sync_errno: Option<i32>,
+    store_errno: Option<i32>,
+    write_errno: Option<i32>,
     files: Image,
     capacity: u64,
     promise: Promise,
@@ -77,9 +83,10 @@ enum Operation {
     Write(PathBuf, u64, Vec<u8>),
     Truncate(PathBuf, u64),
     Sync(PathBuf),
+    SyncFailed(PathBuf),
     Rename(PathBuf, PathBuf),
     Remove(PathBuf),
-    SyncNames,
+    SyncNames(PathBuf),
     Failed,
 }
 
@@ -91,6 +98,8 @@ impl Sim {
             calls: 0,
             fault: None,
             sync_errno: None,
+            store_errno: None,
+            write_errno: None,
             files: Image::new(),
             capacity,
             promise: Promise(Box::new(|| 0)),
@@ -117,6 +126,16 @@ impl Sim {
         self.with(|shared| shared.sync_errno = errno);
     }
 
+    /// Makes each write, and each file that is made, fail.
+    pub fn fail_writes(&self, errno: Option<i32>) {
+        self.with(|shared| shared.write_errno = errno);
+    }
+
+    /// Makes each small file fail that is written as a whole.
+    pub fn fail_stores(&self, errno: Option<i32>) {
+        self.with(|shared| shared.store_errno = errno);
+    }
+
     /// Calls so far.
     pub fn calls(&self) -> u64 {
         self.with(|shared| shared.calls)
@@ -139,66 +158,16 @@ impl Sim {
 
     /// What was promised when the last of `operations` was begun, and the files that a loss of power then
     /// leaves. `part` (0 to 1000 ‰) says how much of each write that was not synced: 0 nothing, 1000
-    /// all of it; with others in between some writes are torn and some missing.
+    /// all of it; with others in between some writes are torn and some missing, and so with names and
+    /// lengths.
     pub fn crash(&self, operations: usize, part: u32) -> (u64, Image) {
         let log = self.with(|shared| shared.log[..operations].to_vec());
         let note = log.last().map_or(0, |step| step.note);
-        let mut named = Image::new(); // what is there whatever happens
-        let mut seen = Image::new(); // what a program saw
-        let mut stable = Image::new(); // contents that were synced
+        let mut platter = Platter::default();
         for (index, step) in log.iter().enumerate() {
-            match &step.operation {
-                Operation::Create(path) => {
-                    seen.insert(path.clone(), Vec::new());
-                    stable.insert(path.clone(), Vec::new());
-                }
-                Operation::Write(path, offset, bytes) => {
-                    put(seen.entry(path.clone()).or_default(), *offset, bytes);
-                    let kept = kept(bytes.len(), part, index);
-                    if kept > 0 {
-                        let file = stable.entry(path.clone()).or_default();
-                        put(file, *offset, &bytes[..kept]);
-                    }
-                }
-                Operation::Truncate(path, len) => {
-                    seen.entry(path.clone())
-                        .or_default()
-                        .resize(*len as usize, 0);
-                    if part == 1000 {
-                        stable
-                            .entry(path.clone())
-                            .or_default()
-                            .resize(*len as usize, 0);
-                    }
-                }
-                Operation::Sync(path) => {
-                    let content = seen.get(path).cloned().unwrap_or_default();
-                    stable.insert(path.clone(), content);
-                }
-                Operation::Rename(from, to) => {
-                    for files in [&mut seen, &mut stable] {
-                        if let Some(content) = files.remove(from) {
-                            files.insert(to.clone(), content);
-                        }
-                    }
-                }
-                Operation::Remove(path) => {
-                    for files in [&mut seen, &mut stable, &mut named] {
-                        files.remove(path);
-                    }
-                }
-                Operation::SyncNames => {
-                    named = seen.keys().map(|path| (path.clone(), Vec::new())).collect();
-                }
-                Operation::Failed => {}
-            }
+            platter.step(&step.operation, part, index);
         }
-        for (path, content) in stable {
-            if part == 1000 || named.contains_key(&path) {
-                named.insert(path, content);
-            }
-        }
-        (note, named)
+        (note, platter.image(part))
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut Shared) -> R) -> R {
@@ -226,11 +195,27 @@ impl Sim {
         Ok(())
     }
 
+    fn sync_file(&self, path: PathBuf, errno: Option<i32>) -> io::Result<()> {
+        let error = match (errno, self.call()) {
+            (Some(errno), _) => io::Error::from_raw_os_error(errno),
+            (None, Err(fault)) => fault_error(fault),
+            (None, Ok(())) => {
+                self.with(|shared| shared.step(Operation::Sync(path)));
+                return Ok(());
+            }
+        };
+        self.with(|shared| shared.step(Operation::SyncFailed(path)));
+        Err(error)
+    }
+
     fn path(&self) -> io::Result<PathBuf> {
         self.open.clone().ok_or_else(|| errno(Errno::BADF))
     }
 
     fn write(&self, path: PathBuf, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        if let Some(errno) = self.with(|shared| shared.write_errno) {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
         let failed = self.call().err();
         let len = failed.map_or(bytes.len(), |fault| fault.short.min(bytes.len()));
         let room = self.with(|shared| {
@@ -271,7 +256,10 @@ impl Shared {
             Operation::Remove(path) => {
                 self.files.remove(path);
             }
-            Operation::Sync(_) | Operation::SyncNames | Operation::Failed => {}
+            Operation::Sync(_)
+            | Operation::SyncFailed(_)
+            | Operation::SyncNames(_)
+            | Operation::Failed => {}
         }
         let note = (self.promise.0)();
         self.log.push(Step { operation, note });
@@ -283,6 +271,9 @@ impl Disk for Sim {
         self.close();
         if self.with(|shared| shared.files.contains_key(path)) {
             return Err(errno(Errno::EXIST));
+        }
+        if let Some(errno) = self.with(|shared| shared.write_errno) {
+            return Err(io::Error::from_raw_os_error(errno));
         }
         self.operation(Operation::Create(path.to_owned()))?;
         self.open = Some(path.to_owned());
@@ -313,10 +304,8 @@ impl Disk for Sim {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        if let Some(errno) = self.with(|shared| shared.sync_errno) {
-            return Err(io::Error::from_raw_os_error(errno));
-        }
-        self.operation(Operation::Sync(self.path()?))
+        let errno = self.with(|shared| shared.sync_errno);
+        self.sync_file(self.path()?, errno)
     }
 
     fn truncate(&mut self, bytes: u64) -> io::Result<()> {
@@ -332,12 +321,20 @@ impl Disk for Sim {
     }
 
     fn store(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        if let Some(errno) = self.with(|shared| shared.store_errno) {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
         if !self.with(|shared| shared.files.contains_key(path)) {
             self.operation(Operation::Create(path.to_owned()))?;
         }
         self.write(path.to_owned(), 0, bytes)?;
         self.operation(Operation::Truncate(path.to_owned(), bytes.len() as u64))?;
-        self.operation(Operation::Sync(path.to_owned()))
+        self.sync_file(path.to_owned(), None)
+    }
+
+    fn load(&mut self, path: &Path) -> io::Result<Option<Vec<u8>>> {
+        self.call().map_err(fault_error)?;
+        Ok(self.with(|shared| shared.files.get(path).cloned()))
     }
 
     fn append(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -357,8 +354,8 @@ impl Disk for Sim {
         Ok(true)
     }
 
-    fn sync_dir(&mut self, _dir: &Path) -> io::Result<()> {
-        self.operation(Operation::SyncNames)
+    fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
+        self.operation(Operation::SyncNames(dir.to_owned()))
     }
 
     fn list(&mut self, dir: &Path) -> io::Result<Vec<Entry>> {
@@ -403,30 +400,3 @@ fn put(file: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
     }
     file[offset as usize..end].copy_from_slice(bytes);
 }
-
-/// How many of a write's bytes are there, in whole sectors; `salt` tells writes apart.
-fn kept(len: usize, part: u32, salt: usize) -> usize {
-    match part {
-        0 => 0,
-        1000 => len,
-        _ => {
-            let share = mixed((salt as u64) << 32 | u64::from(part)) >> 33 & 1023;
-            // One in eight is whole, one in eight is missing.
-            match share % 8 {
-                0 => len,
-                1 => 0,
-                _ => (len as u64 * share / 1024) as usize / SECTOR * SECTOR,
-            }
-        }
-    }
-}
-
-/// splitmix64: each bit of the seed changes half of the bits.
-fn mixed(seed: u64) -> u64 {
-    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-const SECTOR: usize = 512;

@@ -8,20 +8,26 @@
 //!
 //! There are so many buffers and no more. When the disks are slow, chunks wait in them; then packets
 //! wait in the ring; then the daemon counts what this port loses. Nobody else is held up.
+//!
+//! A directory whose disk fails or stands still gets nothing while another works, and what waits for it
+//! goes to the others.
 
 mod chunk;
+mod lane;
 mod ledger;
+mod loss;
+mod queue;
 mod room;
 mod session;
+mod state;
 #[cfg(test)]
 mod tests;
 mod writer;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -29,13 +35,19 @@ use vnplug::Packet;
 
 use crate::disk::{BLOCK, Buffer, Disk};
 use crate::encode::{Interface, pcap, pcapng};
-use crate::name::{self, Format, SegmentName};
+use crate::name::{Format, LAST_SEQUENCE};
 
 pub use chunk::{Chunk, Tally};
-pub use ledger::{LaneStatus, Ledger, Loss, Status};
+pub use ledger::{Earlier, LaneStatus, Ledger, Loss, Run, Status};
 pub use room::Quota;
 pub use session::{Session, Source};
+pub use state::{next_sequence, read_state, state_path};
 pub use writer::Writer;
+
+use lane::{Lane, drive};
+use loss::{RingLoss, tell_loss};
+use queue::Queue;
+use state::last_state;
 
 /// How to record.
 #[derive(Debug, Clone)]
@@ -148,18 +160,6 @@ pub struct Recorder {
     threads: Vec<JoinHandle<Writer>>,
 }
 
-/// What the reader knows of a directory.
-#[derive(Debug)]
-struct Lane {
-    chunks: Sender<Chunk>,
-    given: u64,
-    written: Arc<AtomicU64>,
-    /// Of the segment as it is meant to be.
-    bytes: u64,
-    packets: u64,
-    start_ns: u64,
-}
-
 #[derive(Debug)]
 struct Filling {
     buffer: Buffer,
@@ -198,8 +198,12 @@ impl Recorder {
             room::give_back(disk.as_mut(), dir, &settings.recording)?;
             first = first.max(next_sequence(disk.as_mut(), dir, &settings.recording)?);
         }
+        let before = last_state(&mut directories, &settings.recording)?;
+        ledger.go_on(before.as_ref(), first, now_ns());
+        if ledger.status().next_sequence > LAST_SEQUENCE {
+            return Err(io::Error::other(ALL_NUMBERS));
+        }
         settings.fit(&mut directories)?;
-        let next = Arc::new(AtomicU64::new(first));
         let mut recorder = Self {
             fill: settings.fill(),
             last_ns: vec![0; settings.interfaces.len()],
@@ -214,22 +218,19 @@ impl Recorder {
         };
         for (lane, (dir, disk)) in directories.into_iter().enumerate() {
             let settings = recorder.settings.clone();
-            let (ledger, next) = (Arc::clone(&ledger), Arc::clone(&next));
-            let mut writer =
-                Writer::new(disk, dir, lane, settings, ledger, next, give_back.clone());
-            let (chunks, inbox) = channel();
-            let written = Arc::new(AtomicU64::new(0));
-            let done = Arc::clone(&written);
+            let ledger = Arc::clone(&ledger);
+            let mut writer = Writer::new(disk, dir, lane, settings, ledger, give_back.clone());
+            let queue = Arc::new(Queue::default());
+            let inbox = Arc::clone(&queue);
             let thread = std::thread::Builder::new().name(format!("vnplug-disk{lane}"));
             let work = move || {
-                drive(&mut writer, &inbox, &done);
+                drive(&mut writer, &inbox);
                 writer
             };
             recorder.threads.push(thread.spawn(work)?);
             recorder.lanes.push(Lane {
-                chunks,
-                given: 0,
-                written,
+                queue,
+                begins: true,
                 bytes: 0,
                 packets: 0,
                 start_ns: 0,
@@ -252,6 +253,7 @@ impl Recorder {
         stop: &mut dyn FnMut() -> bool,
     ) -> bool {
         let ts_ns = packet.meta.ts_ns;
+        let loss = self.loss_before(interface, packet);
         loop {
             if self.filling.is_none() && !self.begin(ts_ns, stop) {
                 self.refuse(
@@ -276,18 +278,25 @@ impl Recorder {
                     Format::Pcap => 0,
                 };
             let memory = &mut filling.buffer[..room];
-            let end = match self.settings.format {
-                Format::Pcapng => pcapng::packet(memory, filling.len, interface as u32, packet),
-                Format::Pcap => pcap::packet(memory, filling.len, packet),
+            let begin = match packet.meta.lost {
+                0 => Some(filling.len),
+                _ => tell_loss(memory, filling.len, interface, &loss, self.settings.format),
             };
+            let end = begin.and_then(|begin| match self.settings.format {
+                Format::Pcapng => pcapng::packet(memory, begin, interface as u32, packet),
+                Format::Pcap => pcap::packet(memory, begin, packet),
+            });
             match end {
                 Some(end) => {
                     filling.len = end;
                     let lost = packet.meta.lost;
+                    if filling.tally.packets == 0 || ts_ns < filling.tally.first_ns {
+                        self.ledger.filling(ts_ns);
+                    }
                     filling
                         .tally
                         .add(interface, ts_ns, packet.bytes.len(), lost);
-                    self.lost_before(interface, packet);
+                    self.lost_before(interface, packet, &loss);
                     return true;
                 }
                 None if filling.tally.packets > 0 => self.flush(),
@@ -302,29 +311,45 @@ impl Recorder {
 
     /// Counts a packet that was read and cannot be taken.
     pub(crate) fn refuse(&mut self, interface: usize, packet: &Packet<'_>, reason: &str) {
-        self.lost_before(interface, packet);
+        let mut loss = self.loss_before(interface, packet);
+        loss.told = false;
+        self.lost_before(interface, packet, &loss);
         let ts_ns = packet.meta.ts_ns;
-        self.ledger.lost_in_ring(ts_ns, ts_ns, 1, reason);
+        self.ledger.lost_in_ring(ts_ns, ts_ns, 1, reason, false);
     }
 
-    /// Counts what the ring lost before a packet.
-    fn lost_before(&mut self, interface: usize, packet: &Packet<'_>) {
-        let (ts_ns, lost) = (packet.meta.ts_ns, u64::from(packet.meta.lost));
-        let Some(last) = self.last_ns.get_mut(interface) else {
-            return;
+    /// What the ring lost before a packet.
+    #[inline]
+    fn loss_before(&self, interface: usize, packet: &Packet<'_>) -> RingLoss {
+        let to_ns = packet.meta.ts_ns;
+        let from_ns = match self.last_ns.get(interface) {
+            None | Some(0) => self.began_ns.min(to_ns),
+            Some(&last) => last,
         };
-        if lost > 0 {
-            let from = match *last {
-                0 => self.began_ns.min(ts_ns),
-                last => last,
-            };
-            self.ledger.lost_in_ring(from, ts_ns, lost, RING_FULL);
+        RingLoss {
+            from_ns,
+            to_ns,
+            packets: u64::from(packet.meta.lost),
+            told: self.settings.format == Format::Pcapng,
         }
-        *last = ts_ns;
+    }
+
+    /// Counts it.
+    #[inline]
+    fn lost_before(&mut self, interface: usize, packet: &Packet<'_>, loss: &RingLoss) {
+        if loss.packets > 0 {
+            let (from_ns, to_ns) = (loss.from_ns, loss.to_ns);
+            self.ledger
+                .lost_in_ring(from_ns, to_ns, loss.packets, RING_FULL, loss.told);
+        }
+        if let Some(last) = self.last_ns.get_mut(interface) {
+            *last = packet.meta.ts_ns;
+        }
     }
 
     /// Gives the disk what was taken, if it is time for that.
     pub fn flush_due(&mut self, now: Instant) {
+        self.share(now);
         let began = self.filling.as_ref().map(|filling| filling.began);
         if began
             .is_some_and(|began| now.saturating_duration_since(began) >= self.settings.flush_every)
@@ -342,13 +367,6 @@ impl Recorder {
             Format::Pcapng => pcapng::pad(&mut filling.buffer, filling.len, BLOCK),
             Format::Pcap => filling.len,
         };
-        let lane = &mut self.lanes[filling.lane];
-        if filling.begins_segment {
-            (lane.bytes, lane.packets, lane.start_ns) = (0, 0, filling.tally.first_ns);
-        }
-        lane.bytes += len as u64;
-        lane.packets += filling.tally.packets;
-        lane.given += 1;
         self.ledger.taken(self.serial, &filling.tally);
         let chunk = Chunk {
             buffer: filling.buffer,
@@ -359,24 +377,44 @@ impl Recorder {
             begins_segment: filling.begins_segment,
         };
         self.serial += 1;
-        if let Err(refused) = lane.chunks.send(chunk) {
-            let chunk = refused.0;
+        self.give(filling.lane, chunk);
+    }
+
+    /// Gives a chunk to the writer of a directory.
+    fn give(&mut self, lane: usize, mut chunk: Chunk) {
+        let lane = match self.lanes[lane].queue.is_stuck(Instant::now()) {
+            true => self.least_behind(),
+            false => lane,
+        };
+        let lane = &mut self.lanes[lane];
+        if chunk.begins_segment || lane.begins {
+            (lane.bytes, lane.packets, lane.start_ns) = (0, 0, chunk.tally.first_ns);
+            (lane.begins, chunk.begins_segment) = (false, true);
+        }
+        lane.bytes += chunk.len as u64;
+        lane.packets += chunk.tally.packets;
+        if let Err(chunk) = lane.queue.push(chunk) {
             self.ledger
-                .lost(chunk.serial, &chunk.tally, false, "the writer ended");
+                .lost(chunk.serial, &chunk.tally, None, "the writer ended");
         }
     }
 
     /// Writes everything, closes the segments, and gives the last state of the books.
     pub fn finish(mut self) -> Status {
         self.flush();
+        self.wait_for_writers();
         self.lanes.clear();
         let ended: Vec<_> = self.threads.drain(..).map(JoinHandle::join).collect();
         if ended.iter().any(Result::is_err) {
             log::error!("a writer panicked");
             self.ledger.give_up("the writer of its directory panicked");
         }
+        let mut writers: Vec<Writer> = ended.into_iter().flatten().collect();
+        // One that works tells what others lost at their end.
+        let _ = writers.iter_mut().any(Writer::tell_losses);
         // Only now the books are closed.
-        for mut writer in ended.into_iter().flatten() {
+        self.ledger.end();
+        for mut writer in writers {
             writer.save_state();
         }
         self.ledger.status()
@@ -387,18 +425,11 @@ impl Recorder {
         let buffer = loop {
             match self.pool.recv_timeout(PULSE) {
                 Ok(buffer) => break buffer,
-                Err(RecvTimeoutError::Timeout) if !stop() => {}
+                Err(RecvTimeoutError::Timeout) if !stop() => self.share(Instant::now()),
                 Err(_) => return false,
             }
         };
-        // Relaxed: a count that may be a little old.
-        let behind =
-            |lane: &Lane| lane.given - lane.written.load(std::sync::atomic::Ordering::Relaxed);
-        let turn = self.serial as usize % self.lanes.len();
-        let order = (turn..self.lanes.len()).chain(0..turn);
-        let Some(lane) = order.min_by_key(|&lane| behind(&self.lanes[lane])) else {
-            return false;
-        };
+        let lane = self.least_behind();
         let begins_segment = self.lanes[lane].is_full(&self.settings, self.fill, ts_ns);
         self.filling = Some(Filling {
             buffer,
@@ -412,81 +443,6 @@ impl Recorder {
     }
 }
 
-impl Lane {
-    /// Whether the next chunk begins a segment.
-    fn is_full(&self, settings: &Settings, fill: usize, ts_ns: u64) -> bool {
-        let bytes = settings.rotate_bytes > 0 && self.bytes + fill as u64 > settings.rotate_bytes;
-        let packets = settings.rotate_packets > 0 && self.packets >= settings.rotate_packets;
-        self.given == 0 || bytes || packets || self.is_late(settings, self.start_ns, ts_ns)
-    }
-
-    /// Whether the chunk ends before a packet of this stamp, since its segment does.
-    fn is_over(&self, settings: &Settings, filling: &Filling, ts_ns: u64) -> bool {
-        let (before, start) = match filling.begins_segment {
-            true => (0, filling.tally.first_ns),
-            false => (self.packets, self.start_ns),
-        };
-        let packets = before + filling.tally.packets;
-        settings.rotate_packets > 0 && packets >= settings.rotate_packets
-            || self.is_late(settings, start, ts_ns)
-    }
-
-    fn is_late(&self, settings: &Settings, start_ns: u64, ts_ns: u64) -> bool {
-        let limit = settings.rotate_time.as_nanos() as u64;
-        // Also when the clock was set back: else the segment would last until it catches up.
-        limit > 0 && ts_ns.abs_diff(start_ns) >= limit
-    }
-}
-
-/// A writer's thread: until the recorder hangs up.
-fn drive(writer: &mut Writer, inbox: &Receiver<Chunk>, done: &AtomicU64) {
-    let mut taken = 0;
-    loop {
-        let now = Instant::now();
-        let due = writer.due();
-        let pause = due.map_or(IDLE, |due| due.saturating_duration_since(now));
-        match inbox.recv_timeout(pause) {
-            Ok(chunk) => {
-                writer.push(chunk);
-                taken += 1;
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => break,
-        }
-        while let Ok(chunk) = inbox.try_recv() {
-            writer.push(chunk);
-            taken += 1;
-        }
-        writer.work(Instant::now());
-        let written = taken - writer.waiting() as u64;
-        done.store(written, std::sync::atomic::Ordering::Relaxed);
-    }
-    let limit = Instant::now() + LAST_TRY;
-    while writer.waiting() > 0 && Instant::now() < limit {
-        writer.work(Instant::now());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    writer.end(Instant::now());
-}
-
-/// The number behind the last segment of a recording in a directory.
-///
-/// # Errors
-/// The directory cannot be read.
-pub fn next_sequence(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io::Result<u64> {
-    let entries = disk.list(dir)?;
-    let names = entries
-        .iter()
-        .filter_map(|entry| SegmentName::parse(&entry.name));
-    let ours = names.filter(|name| name.recording == recording);
-    Ok(ours.map(|name| name.sequence + 1).max().unwrap_or(0))
-}
-
-/// Where a recording's state is.
-pub fn state_path(dir: &Path, recording: &str) -> PathBuf {
-    dir.join(name::state_file(recording))
-}
-
 fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_nanos() as u64)
@@ -498,6 +454,8 @@ const SMALLEST_SEGMENT: u64 = 1 << 20;
 /// Room for the longest frame, twice.
 const SMALLEST_CHUNK: usize = 512 << 10;
 const PULSE: Duration = Duration::from_millis(100);
-const IDLE: Duration = Duration::from_secs(1);
+const SHORT: Duration = Duration::from_millis(20);
+const ALL_NUMBERS: &str =
+    "segments have used all numbers up to 9999999999: record under another name";
 /// How long a disk in trouble may take to take the rest when the recorder ends.
 const LAST_TRY: Duration = Duration::from_secs(2);

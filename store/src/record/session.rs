@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use vnplug::{Next, Port, flags};
+use vnplug_ring::control::code::PROTOCOL;
 
 use super::{RING_FULL, Recorder, Status, now_ns};
 
@@ -38,6 +39,10 @@ pub struct Session {
     began_ns: u64,
     /// What the daemon last said of each interface: packets lost before it.
     source_lost: Vec<u64>,
+    /// The books as they were when the daemon was told of them.
+    told: u64,
+    /// The daemon is too old to be told.
+    mute: bool,
 }
 
 impl Session {
@@ -48,6 +53,8 @@ impl Session {
             source_lost: vec![0; recorder.last_ns.len()],
             recorder,
             began_ns: now_ns(),
+            told: 0,
+            mute: false,
         }
     }
 
@@ -78,6 +85,7 @@ impl Session {
             if now.duration_since(asked) >= ASK {
                 asked = now;
                 self.ask_for_losses();
+                self.tell_daemon();
             }
             if taken == 0 {
                 if self.sources.iter().all(|source| source.ended) {
@@ -103,7 +111,7 @@ impl Session {
                 let from = from.filter(|&ns| ns > 0).unwrap_or(self.began_ns);
                 self.recorder
                     .ledger
-                    .lost_in_ring(from, now.max(from), untold, RING_FULL);
+                    .lost_in_ring(from, now.max(from), untold, RING_FULL, false);
             }
         }
         self.sources.clear();
@@ -133,6 +141,38 @@ impl Session {
         self.recorder
             .ledger
             .lost_at_source(self.began_ns, now_ns(), more);
+    }
+
+    /// Tells the daemon how far the recording is durable, for `vnplug stats`.
+    fn tell_daemon(&mut self) {
+        let status = self.recorder.ledger.status();
+        if self.mute || status.revision == self.told {
+            return;
+        }
+        self.told = status.revision;
+        let paused = status.lanes.iter().filter(|lane| !lane.paused.is_empty());
+        let values = [
+            ("durable_packets", status.mark),
+            ("durable_time_ns", status.mark_ns),
+            ("taken", status.taken),
+            ("buffered", status.buffered()),
+            ("lost_ring", status.lost_ring),
+            ("lost_source", status.lost_source),
+            ("lost_disk", status.lost_disk),
+            ("lost_unknown", status.lost_unknown),
+            ("paused_directories", paused.count() as u64),
+        ];
+        for source in self.sources.iter_mut().filter(|source| !source.ended) {
+            match source.port.note(&values) {
+                Err(vnplug::Error::Refused { code, .. }) if code == PROTOCOL => {
+                    log::info!("the daemon is too old to show the durable mark in `vnplug stats`");
+                    self.mute = true;
+                    return;
+                }
+                // It is told a second later.
+                Ok(()) | Err(_) => {}
+            }
+        }
     }
 
     /// Sleeps until a port has something, or it is time to look at other things.

@@ -10,7 +10,7 @@ fn state(sim: &Sim, dir: &str) -> serde_json::Value {
     serde_json::from_slice(&sim.files()[&path]).unwrap()
 }
 
-fn sims(sims: &[Sim]) -> Vec<(PathBuf, Box<dyn Disk>)> {
+pub(super) fn sims(sims: &[Sim]) -> Vec<(PathBuf, Box<dyn Disk>)> {
     let disks = sims.iter().enumerate();
     let disks = disks.map(|(lane, sim)| {
         let disk: Box<dyn Disk> = Box::new(sim.clone());
@@ -20,10 +20,10 @@ fn sims(sims: &[Sim]) -> Vec<(PathBuf, Box<dyn Disk>)> {
 }
 
 /// A directory of a real disk, which goes with it.
-struct Place(PathBuf);
+pub(super) struct Place(pub(super) PathBuf);
 
 impl Place {
-    fn new(what: &str) -> Self {
+    pub(super) fn new(what: &str) -> Self {
         let name = format!("vnplug-record-{}-{what}", std::process::id());
         let dir = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&dir).unwrap();
@@ -228,21 +228,6 @@ fn a_loss_before_the_first_packet_is_since_the_beginning() {
     let loss = recorder.finish().losses.remove(0);
     assert_eq!(loss.packets, 3);
     assert!(began - loss.from_ns < 3_600_000_000_000, "{loss:?}");
-}
-
-#[test]
-fn what_a_writer_leaves_behind_is_counted() {
-    let ledger = Ledger::new("t", &[DIR.to_owned()]);
-    let mut tally = Tally::default();
-    tally.add(0, START_NS, 60, 0);
-    for serial in 0..3 {
-        ledger.taken(serial, &tally);
-    }
-    ledger.durable(0, 4096, &[(1, tally)]);
-    ledger.give_up("gone");
-    let status = ledger.status();
-    assert_eq!((status.durable, status.lost_unknown), (1, 2));
-    assert_eq!((status.buffered(), status.mark), (0, 3));
 }
 
 #[test]

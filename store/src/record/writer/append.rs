@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Writer;
 use super::segment::{reserve, with_tail};
-use crate::disk::{BLOCK, Write};
+use crate::disk::{BLOCK, Buffer, Write};
 use crate::name::Format;
 use crate::record::chunk::Chunk;
 
@@ -16,13 +16,9 @@ impl Writer {
         let Some(first) = self.backlog.front() else {
             return Ok(());
         };
-        let (start_ns, begins) = (first.tally.first_ns, first.begins_segment);
-        if begins
-            && self
-                .segment
-                .as_ref()
-                .is_some_and(|segment| segment.tally.packets > 0)
-        {
+        let start_ns = first.tally.first_ns;
+        let open = self.segment.as_ref();
+        if open.is_some_and(|segment| !segment.fill.admits(&self.settings, first)) {
             self.close(now);
             if self.pauses() {
                 return Ok(());
@@ -35,113 +31,122 @@ impl Writer {
             return Ok(());
         };
         let most = match self.settings.format {
-            Format::Pcapng => AT_ONCE,
-            Format::Pcap => 1,
+            Format::Pcapng if !self.careful => AT_ONCE,
+            _ => 1,
         };
-        let mut count = 1;
-        while count < most
-            && self
-                .backlog
-                .get(count)
-                .is_some_and(|chunk| !chunk.begins_segment)
-        {
+        let mut fill = segment.fill.clone();
+        let (mut count, mut end) = (0, segment.len);
+        for chunk in self.backlog.iter().take(most) {
+            if !fill.admits(&self.settings, chunk) {
+                break;
+            }
+            fill.add(chunk.len, chunk.serial, &chunk.tally);
             count += 1;
+            end += chunk.len as u64;
         }
-        let len: u64 = self
-            .backlog
-            .iter()
-            .take(count)
-            .map(|chunk| chunk.len as u64)
-            .sum();
-        if segment.len + len > segment.allocated {
-            let end = segment.len + len;
+        if end > segment.allocated {
             reserve(self.disk.as_mut(), segment, end, self.settings.reserve());
             self.enforce_quota();
         }
-        let Some(segment) = &mut self.segment else {
-            return Ok(());
+        let batch = self.start(count);
+        self.disk.submit();
+        self.catch_up();
+        self.finish(batch)
+    }
+
+    /// Starts the writes of so many chunks; what they were without their buffers.
+    fn start(&mut self, count: usize) -> VecDeque<Chunk> {
+        let mut batch = VecDeque::with_capacity(count);
+        let Some(segment) = &self.segment else {
+            return batch;
         };
         let mut offset = segment.len;
-        let mut chunks = VecDeque::with_capacity(count);
-        for _ in 0..count {
-            let Some(mut chunk) = self.backlog.pop_front() else {
-                break;
-            };
-            let (write, next) = match self.settings.format {
-                Format::Pcapng => (
-                    Write {
-                        len: chunk.len,
-                        offset,
-                        buffer: chunk.buffer,
-                    },
-                    offset + chunk.len as u64,
-                ),
+        for mut chunk in self.backlog.drain(..count) {
+            let write = match self.settings.format {
+                Format::Pcapng => Write {
+                    len: chunk.len,
+                    offset,
+                    buffer: chunk.lend(),
+                },
                 Format::Pcap => {
                     chunk.shift(segment.tail.len());
                     let len = segment.tail.len() + chunk.len;
-                    let write = with_tail(chunk.buffer, len, segment);
-                    (write, offset + chunk.len as u64)
+                    with_tail(chunk.lend(), len, segment)
                 }
             };
-            offset = next;
-            chunks.push_back((
-                chunk.serial,
-                chunk.tally,
-                chunk.len,
-                chunk.from,
-                chunk.begins_segment,
-            ));
+            offset += chunk.len as u64;
+            batch.push_back(chunk);
             self.disk.start(write);
         }
+        batch
+    }
+
+    /// Waits for the writes of a batch. Chunks that were not written wait again.
+    fn finish(&mut self, mut batch: VecDeque<Chunk>) -> io::Result<()> {
         let mut failed = None;
         let mut left = Vec::new();
-        while let Some(written) = self.disk.finish() {
-            let Some((serial, tally, len, from, begins_segment)) = chunks.pop_front() else {
+        while let (Some(written), Some(segment)) = (self.disk.finish(), &mut self.segment) {
+            let Some(mut chunk) = batch.pop_front() else {
                 break;
             };
-            let buffer = written.write.buffer;
+            chunk.buffer = written.write.buffer;
             let mut result = written.result;
             if result.is_ok() && self.settings.format == Format::Pcap && failed.is_none() {
-                result = self.disk.truncate(segment.len + len as u64);
+                result = self.disk.truncate(segment.len + chunk.len as u64);
             }
             match result {
                 Ok(()) if failed.is_none() => {
-                    let bytes = &buffer[from..from + len];
-                    self.index.written(self.disk.as_mut(), segment.len, bytes);
-                    segment.len += len as u64;
+                    let offset = segment.len;
+                    segment.len += chunk.len as u64;
                     if self.settings.format == Format::Pcap {
                         let whole = segment.len as usize % BLOCK;
-                        let end = from + len;
-                        segment.tail = buffer[end - whole.min(end)..end].to_vec();
+                        let end = chunk.from + chunk.len;
+                        segment.tail = chunk.buffer[end - whole.min(end)..end].to_vec();
                     }
-                    segment.tally.merge(&tally);
-                    segment.unsynced.push((serial, tally));
-                    // Nobody wants it when the recorder ends.
-                    let _ = self.pool.send(buffer);
+                    segment.fill.add(chunk.len, chunk.serial, &chunk.tally);
+                    segment.tally.merge(&chunk.tally);
+                    segment.unsynced.push((chunk.serial, chunk.tally.clone()));
+                    self.behind.push((offset, chunk));
                 }
                 result => {
                     if let Err(error) = result {
                         failed.get_or_insert(error);
                     }
-                    left.push(Chunk {
-                        buffer,
-                        from,
-                        len,
-                        serial,
-                        tally,
-                        begins_segment,
-                    });
+                    left.push(chunk);
                 }
             }
         }
+        self.failed = left.len();
         for chunk in left.into_iter().rev() {
             self.backlog.push_front(chunk);
         }
+        self.careful = failed.is_some();
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Adds to the index what is written, and gives the buffers back.
+    pub(super) fn catch_up(&mut self) {
+        for (offset, chunk) in self.behind.drain(..) {
+            let bytes = &chunk.buffer[chunk.from..chunk.from + chunk.len];
+            self.index.written(self.disk.as_mut(), offset, bytes);
+            // Nobody wants it when the recorder ends.
+            let _ = self.pool.send(chunk.buffer);
+        }
+    }
+
+    /// The segment is given up: nothing more is added to its index.
+    pub(super) fn drop_index(&mut self) {
+        self.index.abandon();
+        self.catch_up();
     }
 }
 
 impl Chunk {
+    /// The buffer, while the disk has it; an empty one is in its place.
+    fn lend(&mut self) -> Buffer {
+        std::mem::replace(&mut self.buffer, Buffer::none())
+    }
+
     /// Moves the packets within the buffer, so that they begin at `from`.
     fn shift(&mut self, from: usize) {
         self.buffer
@@ -150,4 +155,5 @@ impl Chunk {
     }
 }
 
-const AT_ONCE: usize = 4;
+/// Chunks that are on their way to the disk together.
+pub(in crate::record) const AT_ONCE: usize = 4;

@@ -3,20 +3,31 @@
 use std::time::Instant;
 
 use super::Writer;
-use crate::name::state_file;
+use crate::name::{Format, state_file};
 use crate::record::chunk::Chunk;
 use crate::record::now_ns;
 
 impl Writer {
     /// A chunk is not, or not for certain, on the disk.
-    pub(super) fn lose(&mut self, chunk: Chunk, written: bool, reason: &str) {
-        let tally = &chunk.tally;
-        let (packets, from) = (tally.packets, crate::name::time(tally.first_ns));
-        self.notes.push(format!(
-            "{packets} packets from {from} on are missing: {reason}"
-        ));
-        self.ledger.lost(chunk.serial, tally, written, reason);
+    pub(super) fn lose(&mut self, chunk: Chunk, written: Option<&str>, reason: &str) {
+        self.ledger
+            .lost(chunk.serial, &chunk.tally, written, reason);
         let _ = self.pool.send(chunk.buffer);
+    }
+
+    /// Tells the losses that no file tells yet, in a segment without packets. True if none is left.
+    pub fn tell_losses(&mut self) -> bool {
+        if self.settings.format == Format::Pcap || !self.ledger.has_untold() {
+            return true;
+        }
+        let now = Instant::now();
+        self.retry_at = None;
+        let told = self.open(now_ns());
+        self.close(now);
+        if let Err(error) = told {
+            log::warn!("{}: losses are in no file: {error}", self.dir.display());
+        }
+        !self.ledger.has_untold()
     }
 
     /// Writes `NAME.state`: each directory has one of the whole recording.

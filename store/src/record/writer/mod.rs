@@ -13,6 +13,9 @@
 //! The disk is then **in doubt** until packets are synced again: a new segment's header is synced
 //! before a packet is written to it, and nothing is recycled, since what would take the place of a
 //! durable segment may not be durable.
+//!
+//! While a batch of chunks is on its way to the disk, the index of the one before it is made. Its buffers
+//! are free only then.
 
 mod append;
 mod books;
@@ -22,10 +25,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+pub(super) use self::append::AT_ONCE;
 use self::segment::Segment;
 use super::Settings;
 use super::chunk::Chunk;
@@ -42,19 +45,21 @@ pub struct Writer {
     lane: usize,
     settings: Settings,
     ledger: Arc<Ledger>,
-    /// The next segment's number, of all directories.
-    next: Arc<AtomicU64>,
     /// Where buffers go back to.
     pool: Sender<Buffer>,
     segment: Option<Segment>,
     backlog: VecDeque<Chunk>,
+    /// Written, and not yet in the index: where, and what.
+    behind: Vec<(u64, Chunk)>,
     /// For headers and ends of segments.
     spare: Option<Buffer>,
-    /// What the next segment says about losses of this one.
-    notes: Vec<String>,
     retry_at: Option<Instant>,
     /// Attempts that failed since the last success.
     failures: u32,
+    /// Chunks of the backlog that may be in the segment's file, behind its end.
+    failed: usize,
+    /// The last write failed: chunks are written one by one.
+    careful: bool,
     /// fdatasync failed, and has not succeeded with packets since.
     doubt: bool,
     synced_at: Instant,
@@ -73,7 +78,6 @@ impl Writer {
         lane: usize,
         settings: Settings,
         ledger: Arc<Ledger>,
-        next: Arc<AtomicU64>,
         pool: Sender<Buffer>,
     ) -> Self {
         Self {
@@ -82,14 +86,15 @@ impl Writer {
             lane,
             settings,
             ledger,
-            next,
             pool,
             segment: None,
             backlog: VecDeque::new(),
+            behind: Vec::new(),
             spare: Some(Buffer::new(SPARE, u16::MAX)),
-            notes: Vec::new(),
             retry_at: None,
             failures: 0,
+            failed: 0,
+            careful: false,
             doubt: false,
             synced_at: Instant::now(),
             saved: 0,
@@ -111,6 +116,9 @@ impl Writer {
 
     /// Writes what waits, as far as the disk lets us, and syncs when it is time.
     pub fn work(&mut self, now: Instant) {
+        if self.backlog.is_empty() {
+            self.catch_up();
+        }
         while !self.backlog.is_empty() && self.retry_at.is_none_or(|at| now >= at) {
             let before = self.backlog.len();
             self.retry_at = None;
@@ -139,6 +147,16 @@ impl Writer {
         self.retry_at.is_some()
     }
 
+    /// Until when the disk takes nothing, if so.
+    pub fn pauses_until(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    /// Gives back what waits: another disk may take it.
+    pub fn take_back(&mut self) -> Vec<Chunk> {
+        self.backlog.drain(..).collect()
+    }
+
     fn goes_on(&mut self) {
         self.failures = 0;
         self.ledger.paused(self.lane, "");
@@ -160,6 +178,9 @@ impl Writer {
         if !self.backlog.is_empty() {
             return Some(self.retry_at.unwrap_or(self.synced_at));
         }
+        if !self.behind.is_empty() {
+            return Some(self.synced_at);
+        }
         let segment = self.segment.as_ref()?;
         (!segment.unsynced.is_empty()).then(|| self.synced_at + self.settings.sync_every)
     }
@@ -171,7 +192,7 @@ impl Writer {
         while let Some(chunk) = self.backlog.pop_front() {
             self.lose(
                 chunk,
-                false,
+                None,
                 "the disk did not take it before the recorder ended",
             );
         }
@@ -183,6 +204,7 @@ impl Writer {
     fn trouble(&mut self, error: &io::Error, before: usize, now: Instant) {
         // An error that met a segment with data in it may be that segment's alone.
         let had_packets = self.poison(error, now);
+        self.careful = true;
         let recycles = self.settings.quota.is_some() && !self.doubt;
         let made_room = disk::is_full(error) && recycles && self.recycle();
         let progress = had_packets || self.backlog.len() < before;

@@ -1,14 +1,15 @@
 //! A segment's life: made, synced, closed, or given up.
 
 use std::io;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{SPARE, Writer};
 use crate::disk::{BLOCK, Buffer, Disk, Write};
 use crate::encode::{pcap, pcapng};
 use crate::name::{Format, SegmentName};
-use crate::record::chunk::Tally;
+use crate::record::chunk::{Chunk, Tally};
+use crate::record::ledger::Loss;
+use crate::record::{ALL_NUMBERS, Settings};
 
 /// The file that is being written.
 #[derive(Debug)]
@@ -17,8 +18,11 @@ pub(super) struct Segment {
     /// Bytes that are written.
     pub(super) len: u64,
     pub(super) allocated: u64,
+    pub(super) fill: Fill,
     pub(super) tally: Tally,
     pub(super) unsynced: Vec<(u64, Tally)>,
+    /// Losses that it tells, and that are not synced.
+    pub(super) told: Vec<Loss>,
     /// It is counted as given up.
     pub(super) poisoned: bool,
     /// Classic pcap: the bytes behind the last whole block of the disk.
@@ -29,8 +33,8 @@ impl Writer {
     /// Makes a segment whose first packet has this stamp.
     pub(super) fn open(&mut self, start_ns: u64) -> io::Result<()> {
         self.enforce_quota();
-        // Relaxed: a number of its own for each is all that is wanted.
-        let sequence = self.next.fetch_add(1, Ordering::Relaxed);
+        let sequence = self.ledger.sequence();
+        let sequence = sequence.ok_or_else(|| io::Error::other(ALL_NUMBERS))?;
         let name = SegmentName {
             recording: self.settings.recording.clone(),
             sequence,
@@ -43,8 +47,10 @@ impl Writer {
             name,
             len: 0,
             allocated: 0,
+            fill: Fill::default(),
             tally: Tally::default(),
             unsynced: Vec::new(),
+            told: Vec::new(),
             poisoned: false,
             tail: Vec::new(),
         };
@@ -61,11 +67,11 @@ impl Writer {
             let _ = self.disk.truncate(segment.len);
             self.disk.close();
             self.index.abandon();
+            self.ledger.untell(segment.told);
             // It holds no packet; if it cannot be removed, it is a capture file without any.
             let _ = self.disk.remove(&path);
             return Err(error);
         }
-        self.notes.clear();
         let file = segment.name.to_string();
         self.ledger.lane(self.lane, |lane| {
             (lane.segment, lane.offset, lane.packets) = (file, 0, 0);
@@ -79,18 +85,26 @@ impl Writer {
             Format::Pcap => pcap::header(&self.settings.interfaces),
             Format::Pcapng => pcapng::header(&self.settings.interfaces, &self.settings.comment()),
         };
-        if self.settings.format == Format::Pcapng {
-            for comment in &self.notes {
-                let at_ns = segment.name.start_ns;
-                let statistics = pcapng::Statistics {
-                    at_ns,
-                    comment,
-                    ..Default::default()
-                };
-                pcapng::statistics(&mut bytes, &statistics);
-            }
-        }
+        self.tell(segment, &mut bytes);
         self.write_small(segment, &bytes)
+    }
+
+    /// Adds the losses that no file tells yet, if the format has words for them.
+    fn tell(&mut self, segment: &mut Segment, bytes: &mut Vec<u8>) {
+        if self.settings.format != Format::Pcapng {
+            return;
+        }
+        let losses = self.ledger.take_untold();
+        for loss in &losses {
+            let statistics = pcapng::Statistics {
+                at_ns: loss.to_ns,
+                range_ns: Some((loss.from_ns, loss.to_ns)),
+                comment: &loss.words(),
+                ..Default::default()
+            };
+            pcapng::statistics(bytes, &statistics);
+        }
+        segment.told.extend(losses);
     }
 
     /// Appends something that is no chunk.
@@ -139,15 +153,19 @@ impl Writer {
 
     /// Ends a segment that is whole.
     pub(super) fn close(&mut self, now: Instant) {
+        self.catch_up();
         let Some(mut segment) = self.segment.take() else {
             return;
         };
         if segment.tally.packets > 0 && self.settings.format == Format::Pcapng {
-            let len = segment.len;
-            let end = totals(&segment.tally);
+            let (len, told) = (segment.len, segment.told.len());
+            let mut end = Vec::new();
+            self.tell(&mut segment, &mut end);
+            end.extend(totals(&segment.tally));
             if let Err(error) = self.write_small(&mut segment, &end) {
                 log::warn!("{}: no statistics at its end: {error}", segment.name);
                 segment.len = len;
+                self.ledger.untell(segment.told.split_off(told));
             }
         }
         if let Err(error) = self.disk.truncate(segment.len) {
@@ -167,6 +185,7 @@ impl Writer {
     /// Ends a segment that met an error: cut behind what was written, synced once, closed. Whether
     /// there were packets in it.
     pub(super) fn poison(&mut self, error: &io::Error, now: Instant) -> bool {
+        self.catch_up();
         let Some(mut segment) = self.segment.take() else {
             return false;
         };
@@ -174,18 +193,22 @@ impl Writer {
         log::warn!("{}: the segment ends here: {error}", segment.name);
         self.ledger.lane(self.lane, |lane| lane.poisoned += 1);
         if let Err(cut) = self.disk.truncate(segment.len) {
-            // What was written of the first chunk stays in the file; in a second file it would be
-            // there twice.
+            // What was written of those chunks stays in the file; in a second file it would be there
+            // twice.
             log::warn!("{}: cannot be cut: {cut}", segment.name);
-            if let Some(chunk) = self.backlog.pop_front() {
-                self.lose(chunk, true, &error.to_string());
+            let name = segment.name.to_string();
+            for chunk in self.backlog.drain(..self.failed).collect::<Vec<_>>() {
+                self.lose(chunk, Some(&name), &error.to_string());
             }
         }
         let (empty, len) = (segment.tally.packets == 0, segment.len);
         let path = self.dir.join(segment.name.to_string());
         self.segment = Some(segment);
-        self.sync(now);
+        // Also where no packet waits for it: what was cut would come back after a loss of power, and its
+        // packets are in the next segment, too.
+        self.make_sure(now);
         self.segment = None;
+        self.failed = 0;
         self.disk.close();
         // A full disk is tried again and again, and would fill with headers. A failure leaves one.
         if empty {
@@ -200,19 +223,26 @@ impl Writer {
     /// Moves the durable mark, if the disk says so at the first attempt.
     pub(super) fn sync(&mut self, now: Instant) {
         self.synced_at = Instant::now();
+        let waits = |segment: &Segment| !segment.unsynced.is_empty() || !segment.told.is_empty();
+        if self.segment.as_ref().is_some_and(waits) {
+            self.make_sure(now);
+        }
+    }
+
+    fn make_sure(&mut self, now: Instant) {
         let Some(segment) = &mut self.segment else {
             return;
         };
-        if segment.unsynced.is_empty() {
-            return;
-        }
         let chunks = std::mem::take(&mut segment.unsynced);
+        let told = std::mem::take(&mut segment.told);
         match self.disk.sync() {
             Ok(()) => {
                 self.ledger.durable(self.lane, segment.len, &chunks);
-                self.doubt = false;
-                self.goes_on();
-                self.save_state();
+                if !chunks.is_empty() {
+                    self.doubt = false;
+                    self.goes_on();
+                    self.save_state();
+                }
             }
             Err(error) => {
                 let reason = format!("fdatasync: {error}");
@@ -222,7 +252,7 @@ impl Writer {
                 let _ = self.disk.truncate(segment.len);
                 self.segment = None;
                 self.disk.close();
-                self.index.abandon();
+                self.drop_index();
                 log::error!("{name}: {reason}; the segment is given up");
                 if !counted {
                     self.ledger.lane(self.lane, |lane| lane.poisoned += 1);
@@ -230,14 +260,48 @@ impl Writer {
                 self.doubt = true;
                 self.pause(now, &reason);
                 for (serial, tally) in chunks {
-                    let (packets, from) = (tally.packets, crate::name::time(tally.first_ns));
-                    self.notes.push(format!(
-                        "{packets} packets from {from} on may be missing in {name}: {reason}"
-                    ));
-                    self.ledger.lost(serial, &tally, true, &reason);
+                    self.ledger.lost(serial, &tally, Some(&name), &reason);
                 }
+                self.ledger.untell(told);
             }
         }
+    }
+}
+
+/// What a segment holds, or will when what is on its way is written.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Fill {
+    bytes: u64,
+    packets: u64,
+    start_ns: u64,
+    /// The last chunk's number.
+    serial: u64,
+}
+
+impl Fill {
+    /// Whether a chunk belongs to the same segment. The recorder means it so unless it says otherwise;
+    /// but it may have meant another directory, whose disk failed.
+    pub(super) fn admits(&self, settings: &Settings, chunk: &Chunk) -> bool {
+        let (bytes, packets) = (
+            self.bytes + chunk.len as u64,
+            self.packets + chunk.tally.packets,
+        );
+        let limit_ns = settings.rotate_time.as_nanos() as u64;
+        let is_full = (settings.rotate_bytes > 0 && bytes > settings.rotate_bytes)
+            || (settings.rotate_packets > 0 && packets > settings.rotate_packets)
+            || (limit_ns > 0 && chunk.tally.first_ns.abs_diff(self.start_ns) >= limit_ns);
+        // A segment's packets are in the order of their stamps, as far as the ports have them so.
+        let is_earlier = chunk.serial < self.serial;
+        self.packets == 0 || !(chunk.begins_segment || is_full || is_earlier)
+    }
+
+    pub(super) fn add(&mut self, len: usize, serial: u64, tally: &Tally) {
+        if self.packets == 0 {
+            self.start_ns = tally.first_ns;
+        }
+        self.bytes += len as u64;
+        self.packets += tally.packets;
+        self.serial = serial;
     }
 }
 

@@ -1,0 +1,363 @@
+//! The recorder's books: what was taken, what is durable, what was lost, when and why.
+//!
+//! The account closes at every moment: `taken = durable + buffered + lost_disk + lost_unknown`.
+//! Losses in the ring come on top: those packets were never taken.
+//!
+//! The **durable mark** is a prefix: every packet up to this number, in the order in which they were
+//! taken, is on the disk, but for those that are counted as lost. It moves when a first fdatasync(2)
+//! succeeds and in no other way.
+//!
+//! The **mark's time** is a watermark over stamps: of the packets that were taken so far, none with an
+//! earlier stamp waits for the disk. It is the earliest stamp of the packets that do wait, in chunks that
+//! are written or filled at the moment, and just behind the latest stamp if none does. A packet that
+//! comes with an earlier stamp (of another source, or after the clock was set back) takes it back with it,
+//! until that packet is durable; how far that was at most is counted (`late_ns`).
+
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::chunk::Tally;
+use crate::name::LAST_SEQUENCE;
+
+pub use status::{Earlier, LaneStatus, Loss, Run, Status};
+
+/// The books, shared by the threads of a recorder.
+#[derive(Debug)]
+pub struct Ledger {
+    books: Mutex<Books>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    status: Status,
+    /// Chunks from the mark on, by their serial numbers.
+    open: BTreeMap<u64, Open>,
+    /// The earliest stamp of the chunk that is being filled.
+    filling_ns: Option<u64>,
+    /// The latest stamp that was taken.
+    latest_ns: Option<u64>,
+    /// As far as the mark's time has been.
+    farthest_ns: u64,
+    /// Losses that no file tells yet.
+    untold: Vec<Loss>,
+}
+
+#[derive(Debug)]
+struct Open {
+    /// Packets taken up to its end.
+    until: u64,
+    packets: u64,
+    first_ns: u64,
+    last_ns: u64,
+    settled: bool,
+}
+
+impl Ledger {
+    /// New books for these directories.
+    pub fn new(recording: &str, directories: &[String]) -> Self {
+        let lane = |directory: &String| LaneStatus {
+            directory: directory.clone(),
+            ..LaneStatus::default()
+        };
+        let status = Status {
+            recording: recording.to_owned(),
+            run: Run {
+                number: 1,
+                ..Run::default()
+            },
+            lanes: directories.iter().map(lane).collect(),
+            ..Status::default()
+        };
+        let books = Books {
+            status,
+            ..Books::default()
+        };
+        Self {
+            books: Mutex::new(books),
+        }
+    }
+
+    /// Goes on behind what the last state of the run before says, and behind the segments that are
+    /// there: `sequence` is the number of the next one.
+    pub fn go_on(&self, before: Option<&Status>, sequence: u64, now_ns: u64) {
+        let mut books = self.books();
+        let status = &mut books.status;
+        if let Some(before) = before {
+            status.run.number = before.run.number + 1;
+            status.earlier = Earlier::with(before);
+            status.losses.clone_from(&before.losses);
+        }
+        let next = before.map_or(0, |before| before.next_sequence);
+        status.next_sequence = sequence.max(next);
+        (status.run.started_ns, status.run.first_sequence) = (now_ns, status.next_sequence);
+    }
+
+    /// A copy.
+    pub fn status(&self) -> Status {
+        self.lock().status.clone()
+    }
+
+    /// A number that grows with every change.
+    pub fn revision(&self) -> u64 {
+        self.lock().status.revision
+    }
+
+    /// A number for a segment; `None`: there is none left.
+    pub fn sequence(&self) -> Option<u64> {
+        let status = &mut self.books().status;
+        let next = status.next_sequence;
+        (next <= LAST_SEQUENCE).then(|| {
+            status.next_sequence += 1;
+            next
+        })
+    }
+
+    /// The chunk that is being filled has a packet of this stamp, and none before it.
+    pub fn filling(&self, first_ns: u64) {
+        let mut books = self.books();
+        books.filling_ns = Some(first_ns);
+        let late_ns = books.farthest_ns.saturating_sub(first_ns);
+        books.status.late_ns = books.status.late_ns.max(late_ns);
+        books.set_time();
+    }
+
+    /// A chunk was filled, or more of it.
+    pub fn taken(&self, serial: u64, tally: &Tally) {
+        let mut books = self.books();
+        books.status.taken += tally.packets;
+        books.status.taken_bytes += tally.bytes;
+        let until = books.status.taken;
+        let open = books.open.entry(serial).or_insert(Open {
+            until,
+            packets: 0,
+            first_ns: tally.first_ns,
+            last_ns: tally.last_ns,
+            settled: false,
+        });
+        open.until = until;
+        open.packets += tally.packets;
+        open.first_ns = open.first_ns.min(tally.first_ns);
+        open.last_ns = open.last_ns.max(tally.last_ns);
+        books.filling_ns = None;
+        books.latest_ns = books.latest_ns.max(Some(tally.last_ns));
+        books.set_time();
+    }
+
+    /// These chunks are durable.
+    pub fn durable(&self, lane: usize, offset: u64, chunks: &[(u64, Tally)]) {
+        let mut books = self.books();
+        for (serial, tally) in chunks {
+            books.status.durable += tally.packets;
+            let lane = &mut books.status.lanes[lane];
+            lane.offset = offset;
+            lane.packets += tally.packets;
+            lane.last_ns = lane.last_ns.max(tally.last_ns);
+            books.settle(*serial);
+        }
+        books.set_time();
+    }
+
+    /// A chunk is lost. It may be there nevertheless if it was `written` to a segment.
+    pub fn lost(&self, serial: u64, tally: &Tally, written: Option<&str>, reason: &str) {
+        let mut books = self.books();
+        let kind = match written {
+            Some(_) => {
+                books.status.lost_unknown += tally.packets;
+                "unknown"
+            }
+            None => {
+                books.status.lost_disk += tally.packets;
+                "disk"
+            }
+        };
+        let loss = Loss {
+            from_ns: tally.first_ns,
+            to_ns: tally.last_ns,
+            packets: tally.packets,
+            kind: kind.to_owned(),
+            segment: written.unwrap_or_default().to_owned(),
+            reason: reason.to_owned(),
+            ..Loss::default()
+        };
+        // What the ring lost before its packets was told in it.
+        let told = tally.interfaces.iter().map(|(_, lost)| lost).sum();
+        if told > 0 {
+            books.tell(Loss {
+                packets: told,
+                kind: "ring".to_owned(),
+                reason: super::RING_FULL.to_owned(),
+                ..loss.clone()
+            });
+        }
+        books.tell(loss.clone());
+        books.lose(loss);
+        books.settle(serial);
+        books.set_time();
+    }
+
+    /// A writer is gone: chunks that are neither durable nor lost are written, or not.
+    pub fn give_up(&self, reason: &str) {
+        let mut books = self.books();
+        let open = std::mem::take(&mut books.open);
+        for chunk in open.values() {
+            books.status.mark = chunk.until;
+            if chunk.settled {
+                continue;
+            }
+            books.status.lost_unknown += chunk.packets;
+            let loss = Loss {
+                from_ns: chunk.first_ns,
+                to_ns: chunk.last_ns,
+                packets: chunk.packets,
+                kind: "unknown".to_owned(),
+                reason: reason.to_owned(),
+                ..Loss::default()
+            };
+            books.tell(loss.clone());
+            books.lose(loss);
+        }
+        books.set_time();
+    }
+
+    /// Packets were lost in the ring, or on the way from it, between two stamps. `told`: a file says so
+    /// at the place.
+    pub fn lost_in_ring(&self, from_ns: u64, to_ns: u64, packets: u64, reason: &str, told: bool) {
+        let mut books = self.books();
+        books.status.lost_ring += packets;
+        let loss = Loss {
+            from_ns,
+            to_ns,
+            packets,
+            kind: "ring".to_owned(),
+            reason: reason.to_owned(),
+            ..Loss::default()
+        };
+        if !told {
+            books.tell(loss.clone());
+        }
+        books.lose(loss);
+    }
+
+    /// So many more were lost before the daemon.
+    pub fn lost_at_source(&self, from_ns: u64, to_ns: u64, more: u64) {
+        if more == 0 {
+            return;
+        }
+        let mut books = self.books();
+        books.status.lost_source += more;
+        let loss = Loss {
+            from_ns,
+            to_ns,
+            packets: more,
+            kind: "source".to_owned(),
+            reason: "lost by the kernel or the NIC".to_owned(),
+            ..Loss::default()
+        };
+        books.tell(loss.clone());
+        books.lose(loss);
+    }
+
+    /// Takes the losses that no file tells yet; whoever takes them writes them to one.
+    pub fn take_untold(&self) -> Vec<Loss> {
+        std::mem::take(&mut self.lock().untold)
+    }
+
+    /// Whether there are some.
+    pub fn has_untold(&self) -> bool {
+        !self.lock().untold.is_empty()
+    }
+
+    /// Gives them back: the file does not have them.
+    pub fn untell(&self, losses: Vec<Loss>) {
+        let mut books = self.lock();
+        for loss in losses {
+            books.tell(loss);
+        }
+    }
+
+    /// Changes what is known of a directory.
+    pub fn lane(&self, lane: usize, change: impl FnOnce(&mut LaneStatus)) {
+        if let Some(lane) = self.books().status.lanes.get_mut(lane) {
+            change(lane);
+        }
+    }
+
+    /// Says why nothing is written to a directory; empty = it is. True if it was before.
+    pub fn paused(&self, lane: usize, why: &str) -> bool {
+        let was = |books: &Books| Some(books.status.lanes.get(lane)?.paused.clone());
+        let before = was(&self.lock()).unwrap_or_default();
+        if before != why {
+            self.lane(lane, |lane| why.clone_into(&mut lane.paused));
+        }
+        before.is_empty()
+    }
+
+    /// The run is over.
+    pub fn end(&self) {
+        self.books().status.run.ended = true;
+    }
+
+    /// To change them.
+    fn books(&self) -> MutexGuard<'_, Books> {
+        let mut books = self.lock();
+        books.status.revision += 1;
+        books
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Books {
+    fn settle(&mut self, serial: u64) {
+        if let Some(open) = self.open.get_mut(&serial) {
+            open.settled = true;
+        }
+        while let Some(first) = self.open.first_entry() {
+            if !first.get().settled {
+                break;
+            }
+            self.status.mark = first.remove().until;
+        }
+    }
+
+    fn set_time(&mut self) {
+        let waits = self.open.values().filter(|open| !open.settled);
+        let waits = waits.map(|open| open.first_ns).chain(self.filling_ns).min();
+        let behind = || self.latest_ns.map(|ns| ns.saturating_add(1));
+        self.status.mark_ns = waits.or_else(behind).unwrap_or(0);
+        self.farthest_ns = self.farthest_ns.max(self.status.mark_ns);
+    }
+
+    fn lose(&mut self, loss: Loss) {
+        let gone = add(&mut self.status.losses, loss, self.status.run.number);
+        if let Some(gone) = gone.filter(|gone| gone.run == self.status.run.number) {
+            self.status.older_losses += gone.packets;
+        }
+    }
+
+    fn tell(&mut self, loss: Loss) {
+        // Without a file that can tell them, or with one that never does, the latest are kept.
+        let _ = add(&mut self.untold, loss, self.status.run.number);
+    }
+}
+
+/// Adds a loss to a list; a loss soon after another of its kind is the same. What must leave the list.
+fn add(losses: &mut Vec<Loss>, mut loss: Loss, run: u64) -> Option<Loss> {
+    loss.run = run;
+    let mut latest = losses.iter_mut().rev().take(4);
+    if let Some(same) = latest.find(|last| last.is_with(&loss)) {
+        same.join(&loss);
+        return None;
+    }
+    let gone = (losses.len() == MOST_LOSSES).then(|| losses.remove(0));
+    losses.push(loss);
+    gone
+}
+
+const MOST_LOSSES: usize = 256;

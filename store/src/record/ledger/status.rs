@@ -1,0 +1,329 @@
+//! A copy of the books, and `NAME.state`, the file that they are kept in.
+
+use serde_json::{Value, json};
+
+use crate::name;
+
+/// A copy of the books. Numbers are those of this run of the recorder; [`Status::earlier`] has those
+/// before it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// The recording's name.
+    pub recording: String,
+    /// Which run of the recorder this is.
+    pub run: Run,
+    /// Grows with every change during a run.
+    pub revision: u64,
+    /// The number of the next segment.
+    pub next_sequence: u64,
+    /// Packets read from the ring.
+    pub taken: u64,
+    /// Their captured bytes.
+    pub taken_bytes: u64,
+    /// Packets that are on the disk for certain.
+    pub durable: u64,
+    /// The durable mark: all packets up to this number are on the disk or counted as lost.
+    pub mark: u64,
+    /// The mark's time, nanoseconds since 1970: every packet taken so far whose stamp is earlier is on the
+    /// disk or counted as lost. 0 before the first packet. It goes back if a packet comes with an
+    /// earlier stamp.
+    pub mark_ns: u64,
+    /// The most by which a packet's stamp was earlier than the mark's time when the packet came.
+    pub late_ns: u64,
+    /// Lost because the ring was full: the disk was too slow, or had none.
+    pub lost_ring: u64,
+    /// Lost before the daemon, by the kernel or the NIC, as the daemon knows.
+    pub lost_source: u64,
+    /// Taken, and not written: the disk refused.
+    pub lost_disk: u64,
+    /// Written, and the disk failed to say that it is durable: readable or not.
+    pub lost_unknown: u64,
+    /// The directories.
+    pub lanes: Vec<LaneStatus>,
+    /// The latest losses, oldest first, those of earlier runs among them.
+    pub losses: Vec<Loss>,
+    /// Losses of this run that are no longer in that list.
+    pub older_losses: u64,
+    /// The runs before.
+    pub earlier: Earlier,
+}
+
+/// From one start of the recorder to its end.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Run {
+    /// Counted from 1 as long as a `NAME.state` of the run before is there.
+    pub number: u64,
+    /// When it began, nanoseconds since 1970.
+    pub started_ns: u64,
+    /// The number of its first segment.
+    pub first_sequence: u64,
+    /// It ended, with everything written or counted.
+    pub ended: bool,
+}
+
+/// The sums of all runs before.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Earlier {
+    /// How many.
+    pub runs: u64,
+    /// Of them, those that did not end: killed, or without power.
+    pub cut: u64,
+    /// Packets taken, as far as the last state of each run tells.
+    pub taken: u64,
+    /// Their captured bytes.
+    pub taken_bytes: u64,
+    /// Packets that are, or were before they were recycled, on the disk for certain.
+    pub durable: u64,
+    /// Lost in the ring.
+    pub lost_ring: u64,
+    /// Lost before the daemon.
+    pub lost_source: u64,
+    /// Not taken by the disk.
+    pub lost_disk: u64,
+    /// Not confirmed by the disk.
+    pub lost_unknown: u64,
+    /// Taken and not yet confirmed in the last state of runs that were cut: on the disk or not.
+    pub open: u64,
+}
+
+/// What is known of one directory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LaneStatus {
+    /// The directory.
+    pub directory: String,
+    /// The segment that is being written, or was last.
+    pub segment: String,
+    /// Its bytes that are durable.
+    pub offset: u64,
+    /// Its packets that are durable.
+    pub packets: u64,
+    /// The latest stamp of those.
+    pub last_ns: u64,
+    /// Segments that were recycled.
+    pub recycled: u64,
+    /// Why nothing is written now; empty = it is.
+    pub paused: String,
+    /// Segments that were given up because of an error.
+    pub poisoned: u64,
+}
+
+/// Packets that are missing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Loss {
+    /// The run it happened in.
+    pub run: u64,
+    /// Between this stamp, nanoseconds since 1970,
+    pub from_ns: u64,
+    /// and this one.
+    pub to_ns: u64,
+    /// How many.
+    pub packets: u64,
+    /// `ring`, `disk`, `unknown`, `source`.
+    pub kind: String,
+    /// The segment that they may be in; empty = in none.
+    pub segment: String,
+    /// Why, in words.
+    pub reason: String,
+}
+
+impl Loss {
+    /// As a comment in a capture file.
+    pub(in crate::record) fn words(&self) -> String {
+        let place = match self.segment.as_str() {
+            "" => "are missing".to_owned(),
+            segment => format!("may be missing in {segment}"),
+        };
+        let (from, to) = (name::time(self.from_ns), name::time(self.to_ns));
+        let (packets, reason) = (self.packets, &self.reason);
+        format!("{packets} packets between {from} and {to} {place}: {reason}")
+    }
+
+    /// Whether both are one, since they came soon after each other.
+    pub(super) fn is_with(&self, other: &Self) -> bool {
+        self.run == other.run
+            && self.kind == other.kind
+            && self.segment == other.segment
+            && self.reason == other.reason
+            && other.from_ns <= self.to_ns.saturating_add(SAME_NS)
+            && self.from_ns <= other.to_ns.saturating_add(SAME_NS)
+    }
+
+    pub(super) fn join(&mut self, other: &Self) {
+        self.packets += other.packets;
+        self.from_ns = self.from_ns.min(other.from_ns);
+        self.to_ns = self.to_ns.max(other.to_ns);
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "run": self.run,
+            "from": name::time(self.from_ns), "to": name::time(self.to_ns),
+            "packets": self.packets, "kind": self.kind,
+            "segment": self.segment, "reason": self.reason,
+        })
+    }
+
+    fn of(value: &Value) -> Self {
+        let time = |key| name::parse_time(&text(value, key)).unwrap_or(0);
+        Self {
+            run: number(value, "/run"),
+            from_ns: time("/from"),
+            to_ns: time("/to"),
+            packets: number(value, "/packets"),
+            kind: text(value, "/kind"),
+            segment: text(value, "/segment"),
+            reason: text(value, "/reason"),
+        }
+    }
+}
+
+impl LaneStatus {
+    fn to_json(&self) -> Value {
+        json!({
+            "directory": self.directory, "segment": self.segment, "offset": self.offset,
+            "packets": self.packets, "last_ns": self.last_ns, "recycled": self.recycled,
+            "poisoned": self.poisoned, "paused": self.paused,
+        })
+    }
+
+    fn of(value: &Value) -> Self {
+        Self {
+            directory: text(value, "/directory"),
+            segment: text(value, "/segment"),
+            offset: number(value, "/offset"),
+            packets: number(value, "/packets"),
+            last_ns: number(value, "/last_ns"),
+            recycled: number(value, "/recycled"),
+            poisoned: number(value, "/poisoned"),
+            paused: text(value, "/paused"),
+        }
+    }
+}
+
+impl Earlier {
+    /// With the run that a state file is of.
+    pub(super) fn with(last: &Status) -> Self {
+        let mut all = last.earlier.clone();
+        all.runs += 1;
+        all.cut += u64::from(!last.run.ended);
+        all.taken += last.taken;
+        all.taken_bytes += last.taken_bytes;
+        all.durable += last.durable;
+        all.lost_ring += last.lost_ring;
+        all.lost_source += last.lost_source;
+        all.lost_disk += last.lost_disk;
+        all.lost_unknown += last.lost_unknown;
+        all.open += last.buffered();
+        all
+    }
+}
+
+impl Status {
+    /// Packets that are taken and not yet settled.
+    pub fn buffered(&self) -> u64 {
+        let settled = self.durable + self.lost_disk + self.lost_unknown;
+        self.taken.saturating_sub(settled)
+    }
+
+    /// All of this run that is known to be missing.
+    pub fn lost(&self) -> u64 {
+        self.lost_ring + self.lost_source + self.lost_disk + self.lost_unknown
+    }
+
+    /// The state file's text; `now_ns` is when it is written.
+    pub fn to_json(&self, now_ns: u64) -> String {
+        let lost = |ring: u64, source: u64, disk: u64, unknown: u64| json!({ "ring": ring, "source": source, "disk": disk, "unknown": unknown });
+        let earlier = &self.earlier;
+        let value = json!({
+            "version": 1,
+            "recording": self.recording,
+            "run": {
+                "number": self.run.number,
+                "started_ns": self.run.started_ns, "started": name::time(self.run.started_ns),
+                "first_sequence": self.run.first_sequence, "ended": self.run.ended,
+            },
+            "revision": self.revision,
+            "written_ns": now_ns,
+            "next_sequence": self.next_sequence,
+            "durable_mark": { "packets": self.mark, "time_ns": self.mark_ns, "time": name::time(self.mark_ns) },
+            "late_ns": self.late_ns,
+            "taken": self.taken,
+            "taken_bytes": self.taken_bytes,
+            "durable": self.durable,
+            "buffered": self.buffered(),
+            "lost": lost(self.lost_ring, self.lost_source, self.lost_disk, self.lost_unknown),
+            "disks": self.lanes.iter().map(LaneStatus::to_json).collect::<Vec<_>>(),
+            "losses": self.losses.iter().map(Loss::to_json).collect::<Vec<_>>(),
+            "older_losses": self.older_losses,
+            "earlier": {
+                "runs": earlier.runs, "cut": earlier.cut, "taken": earlier.taken,
+                "taken_bytes": earlier.taken_bytes, "durable": earlier.durable,
+                "open": earlier.open,
+                "lost": lost(
+                    earlier.lost_ring, earlier.lost_source, earlier.lost_disk, earlier.lost_unknown,
+                ),
+            },
+        });
+        format!("{value:#}\n")
+    }
+
+    /// Reads what [`to_json`](Self::to_json) wrote, or an earlier version of it; `None` if it is no
+    /// recording's state.
+    pub fn from_json(bytes: &[u8]) -> Option<Self> {
+        let value: Value = serde_json::from_slice(bytes).ok()?;
+        if value.get("version")?.as_u64()? != 1 {
+            return None;
+        }
+        let list = |key: &str| value.get(key).and_then(Value::as_array);
+        Some(Self {
+            recording: value.get("recording")?.as_str()?.to_owned(),
+            run: Run {
+                number: number(&value, "/run/number"),
+                started_ns: number(&value, "/run/started_ns"),
+                first_sequence: number(&value, "/run/first_sequence"),
+                ended: value.pointer("/run/ended").and_then(Value::as_bool) == Some(true),
+            },
+            revision: number(&value, "/revision"),
+            next_sequence: number(&value, "/next_sequence"),
+            taken: number(&value, "/taken"),
+            taken_bytes: number(&value, "/taken_bytes"),
+            durable: number(&value, "/durable"),
+            mark: number(&value, "/durable_mark/packets"),
+            mark_ns: number(&value, "/durable_mark/time_ns"),
+            late_ns: number(&value, "/late_ns"),
+            lost_ring: number(&value, "/lost/ring"),
+            lost_source: number(&value, "/lost/source"),
+            lost_disk: number(&value, "/lost/disk"),
+            lost_unknown: number(&value, "/lost/unknown"),
+            lanes: list("disks").map_or(Vec::new(), |all| all.iter().map(LaneStatus::of).collect()),
+            losses: list("losses").map_or(Vec::new(), |all| all.iter().map(Loss::of).collect()),
+            older_losses: number(&value, "/older_losses"),
+            earlier: Earlier {
+                runs: number(&value, "/earlier/runs"),
+                cut: number(&value, "/earlier/cut"),
+                taken: number(&value, "/earlier/taken"),
+                taken_bytes: number(&value, "/earlier/taken_bytes"),
+                durable: number(&value, "/earlier/durable"),
+                open: number(&value, "/earlier/open"),
+                lost_ring: number(&value, "/earlier/lost/ring"),
+                lost_source: number(&value, "/earlier/lost/source"),
+                lost_disk: number(&value, "/earlier/lost/disk"),
+                lost_unknown: number(&value, "/earlier/lost/unknown"),
+            },
+        })
+    }
+}
+
+/// What is not there was zero before it had a name.
+fn number(value: &Value, pointer: &str) -> u64 {
+    let number = value.pointer(pointer).and_then(Value::as_u64);
+    number.unwrap_or(0)
+}
+
+fn text(value: &Value, pointer: &str) -> String {
+    let text = value.pointer(pointer).and_then(Value::as_str);
+    text.unwrap_or_default().to_owned()
+}
+
+/// Losses of one kind within a second are one.
+const SAME_NS: u64 = 1_000_000_000;

@@ -1,0 +1,160 @@
+//! The books by themselves.
+
+use super::*;
+
+const DIR: &str = "/rec";
+
+fn ledger() -> Ledger {
+    Ledger::new("t", &[DIR.to_owned(), "/other".to_owned()])
+}
+
+/// Packets with these stamps.
+fn tally(stamps: &[u64]) -> Tally {
+    let mut tally = Tally::default();
+    for &ns in stamps {
+        tally.add(0, ns, 60, 0);
+    }
+    tally
+}
+
+fn fill(ledger: &Ledger, serial: u64, stamps: &[u64]) {
+    ledger.filling(*stamps.iter().min().unwrap());
+    ledger.taken(serial, &tally(stamps));
+}
+
+#[test]
+fn nothing_with_an_earlier_stamp_than_the_marks_waits_for_the_disk() {
+    let ledger = ledger();
+    let time = || ledger.status().mark_ns;
+    assert_eq!(time(), 0);
+    fill(&ledger, 0, &[100, 120]);
+    assert_eq!(time(), 100);
+    fill(&ledger, 1, &[110, 130]);
+    ledger.filling(115);
+    // A later chunk on a faster disk: the number waits, and so does the time.
+    ledger.durable(1, 4096, &[(1, tally(&[110, 130]))]);
+    assert_eq!((ledger.status().mark, time()), (0, 100));
+    ledger.durable(0, 4096, &[(0, tally(&[100, 120]))]);
+    // All that was given to the disk is there; what is being filled is not.
+    assert_eq!((ledger.status().mark, time()), (4, 115));
+    ledger.taken(2, &tally(&[115]));
+    ledger.durable(0, 8192, &[(2, tally(&[115]))]);
+    assert_eq!((ledger.status().mark, time()), (5, 131));
+    assert_eq!(ledger.status().late_ns, 0);
+}
+
+#[test]
+fn a_late_stamp_takes_the_marks_time_back_and_is_counted() {
+    let ledger = ledger();
+    fill(&ledger, 0, &[100, 200]);
+    ledger.durable(0, 4096, &[(0, tally(&[100, 200]))]);
+    assert_eq!(ledger.status().mark_ns, 201);
+    ledger.filling(250);
+    ledger.filling(180);
+    let status = ledger.status();
+    assert_eq!((status.mark_ns, status.late_ns), (180, 70));
+    ledger.taken(1, &tally(&[250, 180]));
+    ledger.durable(0, 8192, &[(1, tally(&[250, 180]))]);
+    let status = ledger.status();
+    assert_eq!((status.mark, status.mark_ns, status.late_ns), (4, 251, 70));
+}
+
+#[test]
+fn what_a_writer_leaves_behind_is_counted() {
+    let ledger = ledger();
+    for serial in 0..3 {
+        fill(&ledger, serial, &[serial]);
+    }
+    ledger.durable(0, 4096, &[(1, tally(&[1]))]);
+    ledger.give_up("gone");
+    let status = ledger.status();
+    assert_eq!((status.durable, status.lost_unknown), (1, 2));
+    assert_eq!((status.buffered(), status.mark), (0, 3));
+}
+
+#[test]
+fn a_lost_chunk_takes_what_it_told_with_it() {
+    let ledger = ledger();
+    let mut told = tally(&[5]);
+    told.add(0, 9, 60, 7);
+    ledger.taken(0, &told);
+    ledger.lost_in_ring(5, 9, 7, crate::record::RING_FULL, true);
+    assert_eq!(ledger.take_untold(), []);
+    ledger.lost(0, &told, None, "the disk is gone");
+    let untold = ledger.take_untold();
+    let packets: Vec<(&str, u64)> = untold
+        .iter()
+        .map(|loss| (loss.kind.as_str(), loss.packets))
+        .collect();
+    assert_eq!(packets, [("ring", 7), ("disk", 2)]);
+    // It is counted once.
+    assert_eq!(ledger.status().lost_ring, 7);
+    ledger.untell(untold);
+    assert_eq!(ledger.take_untold().len(), 2);
+}
+
+#[test]
+fn the_state_file_is_read_as_it_was_written() {
+    let ledger = ledger();
+    ledger.go_on(None, 7, 1_795_268_701_000_000_000);
+    assert_eq!(ledger.sequence(), Some(7));
+    fill(&ledger, 0, &[1000, 2000]);
+    fill(&ledger, 1, &[3000]);
+    ledger.durable(1, 4096, &[(0, tally(&[1000, 2000]))]);
+    ledger.lost(
+        1,
+        &tally(&[3000]),
+        Some("t-0000000007"),
+        "fdatasync: broken",
+    );
+    ledger.lost_at_source(1000, 3000, 4);
+    ledger.lane(0, |lane| "No space left".clone_into(&mut lane.paused));
+    let status = ledger.status();
+    let text = status.to_json(5);
+    assert_eq!(Status::from_json(text.as_bytes()), Some(status));
+    for text in ["", "{}", "[]", "{\"version\": 2, \"recording\": \"t\"}"] {
+        assert_eq!(Status::from_json(text.as_bytes()), None, "{text}");
+    }
+    for cut in 0..text.len() - 2 {
+        assert_eq!(Status::from_json(&text.as_bytes()[..cut]), None);
+    }
+}
+
+#[test]
+fn the_books_of_earlier_runs_are_kept() {
+    let first = ledger();
+    first.go_on(None, 0, 10);
+    fill(&first, 0, &[1000, 2000]);
+    fill(&first, 1, &[3000]);
+    first.durable(0, 4096, &[(0, tally(&[1000, 2000]))]);
+    first.lost_in_ring(1000, 2000, 5, "the ring was full", false);
+    assert_eq!(first.sequence(), Some(0));
+    // It is killed.
+    let second = ledger();
+    second.go_on(Some(&first.status()), 0, 20);
+    let status = second.status();
+    assert_eq!((status.run.number, status.run.first_sequence), (2, 1));
+    assert_eq!((status.taken, status.lost_ring), (0, 0));
+    assert_eq!((status.earlier.taken, status.earlier.durable), (3, 2));
+    assert_eq!((status.earlier.open, status.earlier.cut), (1, 1));
+    assert_eq!(status.losses[0].run, 1);
+    second.lost_in_ring(1000, 2000, 5, "the ring was full", false);
+    second.end();
+    let third = ledger();
+    third.go_on(Some(&second.status()), 9, 30);
+    let status = third.status();
+    assert_eq!((status.run.number, status.run.first_sequence), (3, 9));
+    assert_eq!((status.earlier.runs, status.earlier.cut), (2, 1));
+    assert_eq!(status.earlier.lost_ring, 10);
+    let runs: Vec<u64> = status.losses.iter().map(|loss| loss.run).collect();
+    assert_eq!(runs, [1, 2]);
+}
+
+#[test]
+fn a_number_has_ten_digits_at_most() {
+    let ledger = ledger();
+    ledger.go_on(None, LAST_SEQUENCE, 0);
+    assert_eq!(ledger.sequence(), Some(9_999_999_999));
+    assert_eq!(ledger.sequence(), None);
+    assert_eq!(ledger.sequence(), None);
+}

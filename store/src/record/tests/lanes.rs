@@ -1,0 +1,131 @@
+//! Several directories, one of which fails.
+
+use super::trouble::sims;
+use super::*;
+
+/// As `vnplug record` does while nothing comes.
+fn wait(recorder: &mut Recorder, what: &str, mut test: impl FnMut(&Status) -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    loop {
+        recorder.flush_due(Instant::now());
+        let status = recorder.ledger().status();
+        if test(&status) {
+            return;
+        }
+        assert!(Instant::now() < limit, "never: {what}: {status:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn settings_of_two() -> Settings {
+    Settings {
+        flush_every: Duration::ZERO,
+        ..settings(Format::Pcapng)
+    }
+}
+
+#[test]
+fn a_disk_that_fails_does_not_hold_the_mark() {
+    let disks = [Sim::new(1 << 30), Sim::new(1 << 30)];
+    let mut recorder = recorder(&settings_of_two(), sims(&disks));
+    for part in 0..4 {
+        take(&mut recorder, part * 100..(part + 1) * 100);
+        recorder.flush();
+    }
+    wait(&mut recorder, "both write", |status| status.mark == 400);
+    assert!(disks.iter().all(|disk| !disk.files().is_empty()));
+
+    disks[0].fail_writes(Some(EIO));
+    for part in 4..40 {
+        take(&mut recorder, part * 100..(part + 1) * 100);
+        recorder.flush();
+    }
+    wait(&mut recorder, "the other takes all", |status| {
+        status.mark == 4000
+    });
+    let status = recorder.ledger().status();
+    assert_eq!((status.durable, status.lost()), (4000, 0), "{status:?}");
+    assert_eq!(status.mark_ns, START_NS + 3999 * 1000 + 1);
+    assert!(!status.lanes[0].paused.is_empty(), "{status:?}");
+
+    disks[0].fail_writes(None);
+    let mut next = 4000;
+    wait_and_take(&mut recorder, &mut next, |status| {
+        status.lanes[0].paused.is_empty()
+    });
+    let status = recorder.finish();
+    assert_eq!((status.durable, status.lost()), (next, 0), "{status:?}");
+    let mut all: Vec<u64> = disks
+        .iter()
+        .flat_map(|disk| packets(&disk.files()))
+        .collect();
+    all.sort_unstable();
+    assert_eq!(all, (0..next).collect::<Vec<u64>>());
+}
+
+fn wait_and_take(recorder: &mut Recorder, next: &mut u64, mut test: impl FnMut(&Status) -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !test(&recorder.ledger().status()) {
+        assert!(
+            Instant::now() < limit,
+            "never: {:?}",
+            recorder.ledger().status()
+        );
+        take(recorder, *next..*next + 10);
+        *next += 10;
+        recorder.flush();
+        recorder.flush_due(Instant::now());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_waits_for_a_disk_that_fails_at_the_end_is_written_by_another() {
+    let disks = [Sim::new(1 << 30), Sim::new(1 << 30), Sim::new(1 << 30)];
+    let mut recorder = recorder(&settings_of_two(), sims(&disks));
+    disks[1].fail_writes(Some(EIO));
+    for part in 0..8 {
+        take(&mut recorder, part * 100..(part + 1) * 100);
+        recorder.flush();
+    }
+    let status = recorder.finish();
+    assert_eq!((status.durable, status.lost()), (800, 0), "{status:?}");
+}
+
+#[test]
+fn segments_end_where_they_must_after_a_disk_failed() {
+    let disks = [Sim::new(1 << 30), Sim::new(1 << 30)];
+    let settings = Settings {
+        rotate_packets: 250,
+        ..settings_of_two()
+    };
+    let mut recorder = recorder(&settings, sims(&disks));
+    disks[1].fail_writes(Some(EIO));
+    for part in 0..30 {
+        take(&mut recorder, part * 100..(part + 1) * 100);
+        recorder.flush();
+    }
+    let status = recorder.finish();
+    assert_eq!((status.durable, status.lost()), (3000, 0), "{status:?}");
+    for (path, content) in disks[0].files() {
+        let numbers = packets(&Image::from([(path, content)]));
+        assert!(numbers.len() <= 250, "{}", numbers.len());
+        assert!(numbers.is_sorted());
+    }
+}
+
+#[test]
+fn a_directory_that_stands_still_gets_nothing_more() {
+    let queue = super::super::queue::Queue::default();
+    let now = Instant::now();
+    assert!(!queue.is_stuck(now));
+    let taken = queue.take(4, now);
+    assert!(taken.chunks.is_empty() && taken.empty && !taken.closed);
+    assert!(!queue.is_stuck(now));
+    assert!(queue.is_stuck(now + Duration::from_secs(60)));
+    queue.rest(0, Vec::new(), None);
+    assert!(!queue.is_stuck(now + Duration::from_secs(60)));
+    queue.rest(0, Vec::new(), Some(now + Duration::from_secs(5)));
+    assert!(queue.is_stuck(now + Duration::from_secs(4)));
+    assert!(!queue.is_stuck(now + Duration::from_secs(5)));
+}

@@ -1,0 +1,113 @@
+//! What is missing is told in the files.
+
+use super::trouble::sims;
+use super::*;
+
+/// The text of all segments, in their order.
+fn text(sim: &Sim) -> String {
+    let files = sim.files();
+    let segments = files
+        .iter()
+        .filter(|(path, _)| path.extension().unwrap() == "pcapng");
+    segments
+        .map(|(_, content)| String::from_utf8_lossy(content).into_owned())
+        .collect()
+}
+
+fn take_after_loss(recorder: &mut Recorder, number: u64, lost: u32) {
+    let bytes = bytes(number);
+    let mut meta = meta(number, bytes.len());
+    meta.lost = lost;
+    let packet = Packet {
+        meta,
+        bytes: &bytes,
+    };
+    assert!(recorder.take(0, &packet, &mut || false));
+}
+
+#[test]
+fn a_loss_in_the_ring_is_told_where_it_happened() {
+    let sim = Sim::new(1 << 30);
+    let settings = settings(Format::Pcapng);
+    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    take(&mut recorder, 0..10);
+    take_after_loss(&mut recorder, 500, 7);
+    take(&mut recorder, 501..510);
+    let status = recorder.finish();
+    assert_eq!(status.lost_ring, 7);
+    let files = sim.files();
+    assert_eq!(packets(&files).len(), 20);
+    let (_, segment) = files
+        .iter()
+        .find(|(path, _)| path.extension().unwrap() == "pcapng")
+        .unwrap();
+    let words = b"7 packets are missing here: the ring was full";
+    let at = segment.windows(words.len()).position(|part| part == words);
+    let at = at.expect("a comment");
+    let behind = &segment[at..];
+    // The block's range: from the packet before to the one behind it (isb_starttime, isb_endtime).
+    let stamp = |number: u64| {
+        let ns = START_NS + number * 1000;
+        [((ns >> 32) as u32).to_le_bytes(), (ns as u32).to_le_bytes()].concat()
+    };
+    let option = |code: u8, number| [&[code, 0, 8, 0][..], &stamp(number)].concat();
+    let block = &behind[..200];
+    for option in [option(2, 9), option(3, 500)] {
+        assert!(block.windows(option.len()).any(|part| part == option));
+    }
+}
+
+#[test]
+fn a_loss_at_the_end_is_told_in_the_last_segment() {
+    let sim = Sim::new(1 << 30);
+    let settings = settings(Format::Pcapng);
+    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    take(&mut recorder, 0..10);
+    recorder
+        .ledger()
+        .lost_in_ring(START_NS, START_NS + 5, 9, "the recorder ended", false);
+    recorder.finish();
+    let text = text(&sim);
+    assert!(text.contains("9 packets between 20261121T134501.000000000Z and"));
+    assert!(text.contains("are missing: the recorder ended"));
+    let files = sim.files();
+    let segments = files
+        .keys()
+        .filter(|path| path.extension().unwrap() == "pcapng");
+    assert_eq!(segments.count(), 1);
+    assert_eq!(packets(&sim.files()).len(), 10);
+}
+
+#[test]
+fn what_the_last_segment_lost_is_told_in_one_more() {
+    let sim = Sim::new(1 << 30);
+    let never = Settings {
+        sync_every: Duration::from_secs(3600),
+        ..settings(Format::Pcapng)
+    };
+    let mut bench = Bench::new(&sim, never);
+    bench.chunk(true);
+    bench.work(0);
+    sim.fail_syncs(Some(EIO));
+    bench.writer.end(Instant::now());
+    assert_eq!(bench.ledger.status().lost_unknown, PER_CHUNK);
+    assert!(!text(&sim).contains("may be missing"));
+    // Not as long as nothing can be written for certain.
+    assert!(!bench.writer.tell_losses());
+    sim.fail_syncs(None);
+    assert!(bench.writer.tell_losses());
+    assert!(text(&sim).contains("may be missing in t-0000000000"));
+    assert_no_duplicates(&packets(&sim.files()));
+}
+
+#[test]
+fn classic_pcap_has_no_words_for_losses_and_needs_none() {
+    let sim = Sim::new(1 << 30);
+    let settings = settings(Format::Pcap);
+    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    take(&mut recorder, 0..10);
+    take_after_loss(&mut recorder, 500, 7);
+    let status = recorder.finish();
+    assert_eq!((status.durable, status.lost_ring), (11, 7));
+    assert_eq!(packets(&sim.files()).len(), 11);
+}

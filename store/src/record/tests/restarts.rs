@@ -1,0 +1,122 @@
+//! What a recorder knows of the runs before it.
+
+use super::trouble::sims;
+use super::*;
+
+fn run(disks: &[Sim], packets: std::ops::Range<u64>) -> Status {
+    let mut recorder = recorder(&settings(Format::Pcapng), sims(disks));
+    take(&mut recorder, packets);
+    recorder.finish()
+}
+
+fn sequences(sim: &Sim) -> Vec<u64> {
+    let files = sim.files();
+    let names = files
+        .keys()
+        .map(|path| path.file_name().unwrap().to_string_lossy());
+    let names = names.filter_map(|name| SegmentName::parse(&name));
+    names.map(|name| name.sequence).collect()
+}
+
+#[test]
+fn counters_and_losses_of_earlier_runs_are_kept() {
+    let sim = Sim::new(1 << 30);
+    let first = run(std::slice::from_ref(&sim), 0..100);
+    assert_eq!((first.run.number, first.earlier.runs), (1, 0));
+    // The next one is killed: it has synced, and says no more.
+    let mut killed = recorder(&settings(Format::Pcapng), sims(std::slice::from_ref(&sim)));
+    take(&mut killed, 100..150);
+    killed.ledger().lost_in_ring(1, 2, 7, "lost", false);
+    killed.flush();
+    let limit = Instant::now() + Duration::from_secs(60);
+    loop {
+        let state = sim
+            .files()
+            .remove(&Path::new("/disk0").join("t.state"))
+            .unwrap();
+        let state = Status::from_json(&state).unwrap();
+        if state.run.number == 2 && state.durable == 50 && state.lost_ring == 7 {
+            break;
+        }
+        assert!(Instant::now() < limit, "{state:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let survivor = Sim::new(1 << 30);
+    for (path, content) in sim.files() {
+        let mut disk = survivor.clone();
+        disk.store(&path, &content).unwrap();
+    }
+    drop(killed);
+    let third = run(std::slice::from_ref(&survivor), 150..160);
+    assert_eq!((third.run.number, third.taken, third.mark), (3, 10, 10));
+    let earlier = &third.earlier;
+    assert_eq!((earlier.runs, earlier.cut), (2, 1));
+    assert_eq!((earlier.taken, earlier.durable), (150, 150));
+    assert_eq!(earlier.lost_ring, 7);
+    assert_eq!((third.losses[0].run, third.losses[0].packets), (2, 7));
+    assert!(third.run.ended && third.run.first_sequence > first.run.first_sequence);
+}
+
+#[test]
+fn numbers_go_on_when_the_segments_were_moved_away() {
+    let sim = Sim::new(1 << 30);
+    run(std::slice::from_ref(&sim), 0..100);
+    run(std::slice::from_ref(&sim), 100..200);
+    assert_eq!(sequences(&sim), [0, 1]);
+    let mut disk = sim.clone();
+    for path in sim
+        .files()
+        .keys()
+        .filter(|path| path.extension().unwrap() != "state")
+    {
+        disk.remove(path).unwrap();
+    }
+    run(std::slice::from_ref(&sim), 200..300);
+    assert_eq!(sequences(&sim), [2]);
+}
+
+#[test]
+fn the_latest_of_several_states_counts() {
+    let sims = [Sim::new(1 << 30), Sim::new(1 << 30)];
+    let run = |order: &[usize], packets| {
+        let disk = |&lane: &usize| {
+            let disk: Box<dyn Disk> = Box::new(sims[lane].clone());
+            (PathBuf::from(format!("/disk{lane}")), disk)
+        };
+        let disks = order.iter().map(disk).collect();
+        let mut recorder = recorder(&settings(Format::Pcapng), disks);
+        take(&mut recorder, packets);
+        recorder.finish()
+    };
+    run(&[0, 1], 0..100);
+    run(&[1], 100..150);
+    // One of them has not seen the second run.
+    for (order, number) in [([1, 0], 3), ([0, 1], 4)] {
+        let status = run(&order, 150..160);
+        assert_eq!(status.run.number, number);
+        assert_eq!(status.earlier.taken, 150 + 10 * (number - 3));
+    }
+}
+
+#[test]
+fn a_state_that_cannot_be_read_is_no_reason_to_stop() {
+    let sim = Sim::new(1 << 30);
+    run(std::slice::from_ref(&sim), 0..100);
+    let mut disk = sim.clone();
+    disk.store(Path::new("/disk0/t.state"), b"{ torn").unwrap();
+    let status = run(std::slice::from_ref(&sim), 100..200);
+    assert_eq!((status.run.number, status.durable), (1, 100));
+    // The segments tell.
+    assert_eq!(sequences(&sim), [0, 1]);
+}
+
+#[test]
+fn numbers_of_more_than_ten_digits_are_refused() {
+    let sim = Sim::new(1 << 30);
+    let last = "/disk0/t-9999999999-20261121T134501.000000000Z.pcapng";
+    sim.clone().store(Path::new(last), b"").unwrap();
+    let settings = settings(Format::Pcapng);
+    let refused = Recorder::start(settings, sims(std::slice::from_ref(&sim)), Vec::new());
+    let said = refused.unwrap_err().to_string();
+    assert!(said.contains("record under another name"), "{said}");
+}
