@@ -39,7 +39,7 @@ pub use output::{Format, Output};
 pub use segments::{Found, find};
 pub use time::{BadTime, parse_time};
 
-use self::stream::Stream;
+use self::stream::{Meta, Stream};
 use crate::filter::{Filter, FilterError};
 use crate::read::{Interface, ReadError};
 
@@ -134,42 +134,69 @@ impl Extract {
     /// [`ExtractError`] if the filter makes no sense for a packet's link type. Damaged files are told by
     /// [`problems`](Self::problems), and what is whole in them is handed out.
     pub fn read(&mut self) -> Result<Option<Packet<'_>>, ExtractError> {
-        let (number, (run, meta)) = loop {
-            let Some(&Reverse((bound, number))) = self.next.peek() else {
-                return Ok(None);
-            };
-            let slot = &mut self.streams[number];
-            let Some(stream) = slot.as_mut().filter(|_| bound < u64::MAX) else {
-                // Closed now: its lease ends.
-                *slot = None;
-                self.next.pop();
-                continue;
-            };
-            let taken = stream.take();
-            if taken.is_none() {
-                stream.advance(&mut self.query, &mut self.tally, &mut self.problems)?;
-            }
-            let bound = stream.bound();
-            if let Some(mut top) = self.next.peek_mut() {
-                *top = Reverse((bound, number));
-            }
-            if let Some(taken) = taken {
-                break (number, taken);
+        let place = loop {
+            match self.advance()? {
+                Advance::Found(place) => break place,
+                Advance::Looking => {}
+                Advance::End => return Ok(None),
             }
         };
+        Ok(self.hand_out(place))
+    }
+
+    /// As [`read`](Self::read), in steps of at most a chunk of packets or a block of an index: for
+    /// callers that may want to stop while nothing is found.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn step(&mut self) -> Result<Step<'_>, ExtractError> {
+        match self.advance()? {
+            Advance::Found(place) => Ok(self.hand_out(place).map_or(Step::End, Step::Packet)),
+            Advance::Looking => Ok(Step::Looking),
+            Advance::End => Ok(Step::End),
+        }
+    }
+
+    /// Asks the segment that may have the next packet.
+    fn advance(&mut self) -> Result<Advance, ExtractError> {
+        let Some(&Reverse((bound, number))) = self.next.peek() else {
+            return Ok(Advance::End);
+        };
+        let slot = &mut self.streams[number];
+        let Some(stream) = slot.as_mut().filter(|_| bound < u64::MAX) else {
+            // Closed now: its lease ends.
+            *slot = None;
+            self.next.pop();
+            return Ok(Advance::Looking);
+        };
+        let taken = stream.take();
+        if taken.is_none() {
+            stream.advance(&mut self.query, &mut self.tally, &mut self.problems)?;
+        }
+        let bound = stream.bound();
+        if let Some(mut top) = self.next.peek_mut() {
+            *top = Reverse((bound, number));
+        }
+        Ok(taken.map_or(Advance::Looking, |(run, meta)| {
+            Advance::Found(Place { number, run, meta })
+        }))
+    }
+
+    /// Counts a packet and lends it.
+    fn hand_out(&mut self, Place { number, run, meta }: Place) -> Option<Packet<'_>> {
         self.tally.packets += 1;
         if meta.ts_ns < self.last_ns {
             self.tally.late += 1;
         }
         self.last_ns = self.last_ns.max(meta.ts_ns);
-        let stream = self.streams[number].as_ref();
-        Ok(stream.map(|stream| Packet {
+        let stream = self.streams[number].as_ref()?;
+        Some(Packet {
             ts_ns: meta.ts_ns,
             bytes: stream.bytes(run, meta),
             wire_len: meta.wire_len,
             flags: meta.flags,
             interface: stream.interface(meta),
-        }))
+        })
     }
 
     /// What was done so far.
@@ -181,6 +208,31 @@ impl Extract {
     pub fn problems(&mut self) -> Vec<ReadError> {
         std::mem::take(&mut self.problems)
     }
+}
+
+/// What a [`step`](Extract::step) led to.
+#[derive(Debug)]
+pub enum Step<'a> {
+    /// The next packet.
+    Packet(Packet<'a>),
+    /// Nothing yet.
+    Looking,
+    /// There is no further packet.
+    End,
+}
+
+/// The same, before the packet is lent.
+enum Advance {
+    Found(Place),
+    Looking,
+    End,
+}
+
+/// Where a packet is.
+struct Place {
+    number: usize,
+    run: usize,
+    meta: Meta,
 }
 
 /// Nothing can be extracted.

@@ -18,6 +18,10 @@ pub struct Chunk {
     pub low_ns: u64,
     /// The highest.
     pub high_ns: u64,
+    /// Lengths of its packets on the wire, the sum.
+    pub wire_bytes: u64,
+    /// Packets that the recorder lost just before some of them (`epb_dropcount`).
+    pub lost: u64,
 }
 
 /// A packet by which a segment is known again.
@@ -49,6 +53,13 @@ pub struct Block {
     pub(super) definitions: Vec<u64>,
     pub(super) chunks: Vec<Chunk>,
     pub(super) keys: [Keys; Key::ALL.len()],
+}
+
+impl Chunk {
+    /// Bytes of packets in it, if each stands in an enhanced packet block without options.
+    fn estimate(&self) -> u64 {
+        (self.end - self.start).saturating_sub(self.packets.saturating_mul(32))
+    }
 }
 
 impl Block {
@@ -132,6 +143,10 @@ impl Block {
                 before = key;
             }
         }
+        for chunk in &self.chunks {
+            writer.number(chunk.wire_bytes);
+            writer.number(chunk.lost);
+        }
     }
 
     /// Reads what [`encode`](Self::encode) wrote; `None` if it is anything else.
@@ -165,7 +180,7 @@ impl Block {
                 end: at.checked_add(parser.number()?)?,
                 packets: parser.number()?,
                 low_ns: parser.u64()?,
-                high_ns: 0,
+                ..Chunk::default()
             };
             let high_ns = chunk.low_ns.checked_add(parser.number()?)?;
             at = chunk.end;
@@ -182,6 +197,14 @@ impl Block {
                 keys.list.push((key, parser.chunks(all)?));
                 before = key;
             }
+        }
+        // Indexes of before had no such numbers.
+        let has_amounts = !parser.0.is_empty();
+        for chunk in &mut chunks {
+            (chunk.wire_bytes, chunk.lost) = match has_amounts {
+                true => (parser.number()?, parser.number()?),
+                false => (chunk.estimate(), 0),
+            };
         }
         (at == end && parser.0.is_empty()).then_some(Self {
             number,

@@ -18,6 +18,7 @@ use super::{CHUNK_BYTES, CHUNKS, Key};
 /// builder.definition(0); // a section header
 /// builder.definition(28); // an interface description
 /// builder.packet(48, 1, 1_700_000_000_000_000_000, &[0; 60]);
+/// builder.amount(60, 0);
 /// sidecar.extend(builder.take()); // to be appended to the `.vnx`; mostly nothing
 /// sidecar.extend(builder.finish(140)); // the segment is closed and has 140 bytes
 /// assert_eq!(&sidecar[..4], b"VNX1");
@@ -112,6 +113,14 @@ impl Builder {
         } else {
             self.anything();
         }
+    }
+
+    /// How long the packet was that was told last, on the wire, and how many packets were lost just
+    /// before it.
+    #[inline]
+    pub fn amount(&mut self, wire_len: u32, lost: u64) {
+        self.chunk.wire_bytes += u64::from(wire_len);
+        self.chunk.lost = self.chunk.lost.saturating_add(lost);
     }
 
     #[inline]
@@ -303,6 +312,8 @@ const EMPTY: Chunk = Chunk {
     packets: 0,
     low_ns: u64::MAX,
     high_ns: 0,
+    wire_bytes: 0,
+    lost: 0,
 };
 /// Flows that are known again without looking into the tables.
 const SEEN: usize = 1024;

@@ -86,6 +86,9 @@ impl Live {
                         .unwrap_or_default();
                     let link_type = link_type.copied().unwrap_or_default();
                     self.builder.packet(offset, link_type, ts_ns, packet);
+                    let options = 28 + packet.len().next_multiple_of(4);
+                    let lost = block.get(options..).map_or(0, dropped);
+                    self.builder.amount(word(block, 24), lost);
                 }
                 INTERFACE => {
                     self.builder.definition(offset);
@@ -112,11 +115,26 @@ impl Live {
             };
             let ts_ns = u64::from(word(bytes, 0)) * 1_000_000_000 + u64::from(word(bytes, 4));
             self.builder.packet(offset, link_type, ts_ns, packet);
+            self.builder.amount(word(bytes, 12), 0);
             let len = RECORD + packet.len();
             offset += len as u64;
             bytes = &bytes[len..];
         }
     }
+}
+
+/// `epb_dropcount` among the options of a block; its last word is the block's length.
+#[inline]
+fn dropped(mut options: &[u8]) -> u64 {
+    while options.len() > 4 {
+        let (code, len) = (word(options, 0) & 0xffff, word(options, 0) >> 16);
+        if code == DROPCOUNT && len == 8 {
+            return u64::from(word(options, 8)) << 32 | u64::from(word(options, 4));
+        }
+        let next = 4 + len.next_multiple_of(4) as usize;
+        options = options.get(next..).unwrap_or_default();
+    }
+    0
 }
 
 /// A little-endian number; 0 where there is none.
@@ -129,5 +147,6 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const ENHANCED: u32 = 6;
+const DROPCOUNT: u32 = 4;
 const FILE_HEADER: usize = 24;
 const RECORD: usize = 16;

@@ -17,7 +17,8 @@
 //! block    number u32 | start u64 | end u64 | first packet, last packet: offset u64, ns u64, bytes u32
 //!          definitions: count, then distances | chunks: count, then length, packets, lowest ns u64,
 //!          highest - lowest | for each kind: chunks that may have any key u64, count of keys,
-//!          then distance to the key before and its chunks
+//!          then distance to the key before and its chunks | for each chunk: bytes on the wire,
+//!          packets lost before its packets
 //! trailer  segment length u64 | blocks u32 | packets u64 | lowest ns u64 | highest ns u64
 //! ```
 //!

@@ -128,6 +128,13 @@ impl Sidecar {
         Some(block)
     }
 
+    /// An index that had ended may have grown: reading goes on where it stopped.
+    pub fn resume(&mut self, segment: &Path) {
+        if self.file.is_none() && self.trailer.is_none() {
+            self.file = File::open(Self::path_of(segment)).ok();
+        }
+    }
+
     /// Whether the segment has this packet.
     fn finds(&self, wanted: Probe, segment: &mut Reader) -> bool {
         segment.seek(wanted.offset, &self.definitions).is_ok()
@@ -210,11 +217,12 @@ fn scan(
 ) -> io::Result<u64> {
     let mut bytes = Vec::new();
     loop {
-        let (offset, interface, ts_ns) = match reader.read() {
+        let (offset, interface, ts_ns, amount) = match reader.read() {
             Ok(Some(packet)) => {
                 bytes.clear();
                 bytes.extend_from_slice(packet.bytes);
-                (packet.offset, packet.interface, packet.ts_ns)
+                let amount = (packet.wire_len, packet.lost);
+                (packet.offset, packet.interface, packet.ts_ns, amount)
             }
             Ok(None) => {
                 return Ok(match reader.end() {
@@ -231,6 +239,7 @@ fn scan(
         known = reader.definitions().len();
         let link_type = reader.interfaces()[interface].link_type;
         builder.packet(offset, link_type, ts_ns, &bytes);
+        builder.amount(amount.0, amount.1);
         let ready = builder.take();
         if !ready.is_empty() {
             write(ready)?;

@@ -288,3 +288,73 @@ fn large_segment_in_ns(seed: u64) -> Vec<u8> {
     }
     maker.bytes
 }
+
+#[test]
+fn a_chunk_says_what_was_on_the_wire_and_what_was_lost() {
+    use crate::encode::{Interface, pcapng};
+    use vnplug::{Meta, Packet};
+    let place = Place::new("amounts");
+    let segment = place.0.join("a.pcapng");
+    let interface = Interface {
+        name: "lab".into(),
+        link_type: 1,
+        snaplen: 64,
+        filter: String::new(),
+    };
+    let mut bytes = pcapng::header(&[interface], "");
+    let (mut memory, mut at) = (vec![0; 100_000], 0);
+    for n in 0..100_u32 {
+        let packet = Packet {
+            meta: Meta {
+                ts_ns: u64::from(n),
+                wire_len: 1000 + n,
+                flow_hash: 0,
+                lost: if n % 10 == 3 { n } else { 0 },
+                // With a comment in front of the number, too.
+                flags: if n == 13 { vnplug::flags::GAP } else { 0 },
+                vlan_tci: 0,
+                source: 0,
+                queue: 0,
+            },
+            bytes: &[7; 61],
+        };
+        at = pcapng::packet(&mut memory, at, 0, &packet).unwrap();
+    }
+    bytes.extend_from_slice(&memory[..at]);
+    fs::write(&segment, &bytes).unwrap();
+    let (wire_bytes, lost) = ((1000..1100).sum(), (0..10).map(|n| n * 10 + 3).sum());
+    let amounts = |segment: &std::path::Path| {
+        let chunk = blocks(segment).0[0].chunks()[0];
+        assert_eq!(chunk.packets, 100);
+        (chunk.wire_bytes, chunk.lost)
+    };
+    // As it is read, then as it is written.
+    rebuild(&segment).unwrap();
+    assert_eq!(amounts(&segment), (wire_bytes, lost));
+    fs::remove_file(Sidecar::path_of(&segment)).unwrap();
+    let (mut disk, _) = Real::new(false);
+    let mut live = Live::default();
+    live.begin(&segment, Format::Pcapng);
+    live.written(&mut disk, 0, &bytes);
+    live.finish(&mut disk, bytes.len() as u64);
+    assert_eq!(amounts(&segment), (wire_bytes, lost));
+}
+
+#[test]
+fn an_index_without_amounts_is_read_and_they_are_estimated() {
+    let mut builder = Builder::new();
+    for n in 0..10 {
+        builder.packet(100 * n, 1, n, &[0; 60]);
+        builder.amount(60, 1);
+    }
+    let index = builder.finish(1000);
+    let len = u32::from_le_bytes(*index[8..].first_chunk().unwrap()) as usize;
+    let payload = &index[16..16 + len];
+    assert_eq!(Block::decode(payload).unwrap().chunks()[0].wire_bytes, 600);
+    // Two numbers, 600 and 10, make three bytes.
+    let chunk = Block::decode(&payload[..len - 3]).unwrap().chunks()[0];
+    assert_eq!((chunk.wire_bytes, chunk.lost), (1000 - 320, 0));
+    for cut in [1, 2] {
+        assert!(Block::decode(&payload[..len - cut]).is_none());
+    }
+}

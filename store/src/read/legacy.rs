@@ -79,6 +79,7 @@ impl State {
             wire_len,
             interface: 0,
             flags: 0,
+            lost: 0,
             offset,
             skip: self.header,
             len,

@@ -42,6 +42,8 @@ pub struct Packet<'a> {
     pub link_type: u32,
     /// `epb_flags` (direction and so on), 0 if the file says nothing.
     pub flags: u32,
+    /// How many packets were lost just before it (`epb_dropcount`), as the file says.
+    pub lost: u64,
     /// Where its block begins in the file.
     pub offset: u64,
 }
@@ -142,6 +144,7 @@ struct Found {
     wire_len: u32,
     interface: usize,
     flags: u32,
+    lost: u64,
     offset: u64,
     /// Bytes from the beginning of the buffered block.
     skip: usize,
@@ -236,6 +239,7 @@ impl Reader {
             interface: found.interface,
             link_type: self.interfaces[found.interface].link_type,
             flags: found.flags,
+            lost: found.lost,
             offset: found.offset,
         }))
     }

@@ -133,13 +133,7 @@ impl State {
                         .ok_or(Problem::Bad("timestamps of a resolution beyond 64 bits"))?;
                 }
                 (IF_TSOFFSET, value) if value.len() >= 8 => {
-                    let words = [self.at(value, 0), self.at(value, 4)];
-                    let [high, low] = if self.big_endian {
-                        words
-                    } else {
-                        [words[1], words[0]]
-                    };
-                    interface.clock.offset_s = (i64::from(high) << 32) | i64::from(low);
+                    interface.clock.offset_s = self.u64(value) as i64;
                 }
                 _ => {}
             }
@@ -183,13 +177,15 @@ impl State {
         if len > room {
             return Err(Problem::Bad("packet that is longer than its block"));
         }
-        let mut flags = 0;
+        let (mut flags, mut lost) = (0, 0);
         if kind == ENHANCED {
             let options = header + len.next_multiple_of(4);
             let options = block.get(options..block.len() - 4).unwrap_or_default();
             for (code, value) in self.options(options) {
-                if code == EPB_FLAGS && value.len() == 4 {
-                    flags = self.at(value, 0);
+                match (code, value.len()) {
+                    (EPB_FLAGS, 4) => flags = self.at(value, 0),
+                    (EPB_DROPCOUNT, 8) => lost = self.u64(value),
+                    _ => {}
                 }
             }
         }
@@ -198,6 +194,7 @@ impl State {
             wire_len,
             interface,
             flags,
+            lost,
             offset,
             skip: header,
             len,
@@ -232,6 +229,15 @@ impl State {
         self.u32(word.unwrap_or_default())
     }
 
+    /// The first eight bytes.
+    fn u64(&self, bytes: &[u8]) -> u64 {
+        let (first, second) = (u64::from(self.at(bytes, 0)), u64::from(self.at(bytes, 4)));
+        match self.big_endian {
+            true => first << 32 | second,
+            false => second << 32 | first,
+        }
+    }
+
     fn u16(&self, bytes: &[u8], at: usize) -> u16 {
         let half = [bytes[at], bytes[at + 1]];
         match self.big_endian {
@@ -253,6 +259,7 @@ const IF_NAME: u16 = 2;
 const IF_TSRESOL: u16 = 9;
 const IF_TSOFFSET: u16 = 14;
 const EPB_FLAGS: u16 = 2;
+const EPB_DROPCOUNT: u16 = 4;
 
 const MAX_INTERFACES: usize = 1 << 16;
 const MAX_SECTIONS: usize = 1 << 16;

@@ -234,6 +234,7 @@ mod tests {
                 interface: 0,
                 link_type,
                 flags: 0,
+                lost: 0,
                 offset: 0,
             };
             piece.add(&packet, false);
