@@ -1,0 +1,3 @@
+//! vnplug-web: a page with the timeline of recordings.
+
+fn main() {}
