@@ -3,7 +3,7 @@
 #   make demo    boots two guests and shows both ways of capture side by side
 #   make test    all tests, real guests included
 #   make bench   ours and the peers, in one table (ROWS="handoff fanout …" selects)
-#   make build   vnplugd, libvnplug, and the static vnplug for guests
+#   make build   vnplugd, vnplug-web, libvnplug, and the static vnplug for guests
 #   make install PREFIX=/usr/local
 
 PREFIX ?= /usr/local
@@ -34,7 +34,7 @@ $(UML_PRELOAD): cli/uml-xstate.c | setup
 	$(CC) -O2 -shared -fPIC -o $@ $<
 
 build: guest
-	cargo build --locked --release -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-e2e -p vnplug-bench
+	cargo build --locked --release -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-web -p vnplug-e2e -p vnplug-bench
 	@echo "built: $(TARGET)/release/vnplugd, $(TARGET)/release/libvnplug.so, $(GUEST_BIN)"
 
 demo: build
@@ -63,6 +63,7 @@ bench: build
 install: build
 	install -D -m 755 $(TARGET)/release/vnplugd $(DESTDIR)$(PREFIX)/sbin/vnplugd
 	install -D -m 755 $(GUEST_BIN) $(DESTDIR)$(PREFIX)/bin/vnplug
+	install -D -m 755 $(TARGET)/release/vnplug-web $(DESTDIR)$(PREFIX)/bin/vnplug-web
 	install -D -m 755 $(TARGET)/release/libvnplug.so $(DESTDIR)$(PREFIX)/lib/libvnplug.so
 	install -D -m 644 $(TARGET)/release/libvnplug.a $(DESTDIR)$(PREFIX)/lib/libvnplug.a
 	install -D -m 644 $(TARGET)/release/libvnplug_pcap.so \

@@ -12,6 +12,8 @@ needs=(
     dpdk-testpmd:dpdk curl:curl python3:python3 ping:iputils-ping dnsmasq:dnsmasq-base
     dig:bind9-dnsutils ethtool:ethtool setpriv:util-linux editcap:wireshark-common g++:g++
     tcpreplay:tcpreplay dmsetup:dmsetup mkfs.ext4:e2fsprogs
+    # the page of recordings is tested in a browser
+    chromium:chromium chromedriver:chromium-driver
     cpio:cpio modinfo:kmod openssl:openssl valgrind:valgrind
     # programs that capture with libpcap, for the tests of the drop-in; none starts a service
     ngrep:ngrep p0f:p0f tcpflow:tcpflow ssldump:ssldump dhcpdump:dhcpdump sngrep:sngrep

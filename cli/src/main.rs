@@ -7,6 +7,7 @@ mod agent;
 mod attach;
 mod capture;
 mod extcap;
+mod external;
 mod extract;
 mod failure;
 mod flows;
@@ -66,6 +67,8 @@ enum Action {
     Extract(extract::Extract),
     /// List who spoke with whom in recordings, and how much
     Flows(flows::Flows),
+    /// Show recordings in the browser: timeline, filter, download
+    Web(external::External),
     /// Make the indexes of recordings and capture files that have none
     Index(extract::Index),
     /// Plug the daemon into a virtual machine
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         Action::Stats(stats) => stats.run(connect),
         Action::Extract(extract) => extract.run(),
         Action::Flows(flows) => flows.run(),
+        Action::Web(web) => web.run("vnplug-web"),
         Action::Index(index) => index.run(),
         Action::Attach(attach) => attach.run(connect),
         Action::Detach(detach) => detach.run(connect),

@@ -1,0 +1,163 @@
+//! `/api/extract`: the packets of a selection as a file, written while they are found.
+//!
+//! A thread finds and encodes them; a short queue joins it with the connection. When the client is gone,
+//! or takes nothing for [`STALLED`], the thread ends.
+
+use std::io::{self, ErrorKind, Write};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use futures_core::Stream;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use vnplug_store::extract::{Extract, Format, Output, Step};
+use vnplug_store::name;
+
+use crate::api::{Parameters, Refusal, open};
+use crate::server::{DOWNLOADS, Shared};
+
+/// `/api/extract?from=&to=&filter=&format=`
+pub(crate) async fn extract(
+    State(shared): State<Arc<Shared>>,
+    uri: Uri,
+) -> Result<Response, Refusal> {
+    let parameters = Parameters::of(&uri, &["from", "to", "filter", "format"])?;
+    let (range, filter) = (parameters.range()?, parameters.filter()?);
+    let (format, extension) = match parameters.get("format") {
+        None | Some("pcapng") => (Format::Pcapng, "pcapng"),
+        Some("pcap") => (Format::Pcap, "pcap"),
+        Some(_) => return Err(Refusal::bad("format is pcapng or pcap")),
+    };
+    let place = Arc::clone(&shared.downloads).try_acquire_owned();
+    let place = place.map_err(|_| {
+        let text = format!("{DOWNLOADS} downloads are running: wait until one ends");
+        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text)
+    })?;
+    let (queue, mut pieces) = channel(QUEUE);
+    let (opened, is_open) = tokio::sync::oneshot::channel();
+    let runtime = Handle::current();
+    tokio::task::spawn_blocking(move || {
+        let _place = place;
+        match open(&shared, range, &filter) {
+            Ok(search) => {
+                // Nobody waits for it any more: the next thing that is sent says so.
+                let _ = opened.send(Ok(()));
+                write(search, format, Sink { queue, runtime });
+            }
+            Err(refusal) => drop(opened.send(Err(refusal))),
+        }
+    });
+    match is_open.await {
+        Ok(opened) => opened?,
+        Err(_) => {
+            return Err(Refusal::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the search failed",
+            ));
+        }
+    }
+    // What goes wrong at once can still be said.
+    let first = tokio::time::timeout(FIRST, pieces.recv()).await;
+    let first = match first {
+        Ok(Some(Err(error))) => return Err(Refusal::bad(error.to_string())),
+        Ok(Some(Ok(piece))) => Some(piece),
+        Ok(None) | Err(_) => None,
+    };
+    let began = range
+        .0
+        .map_or(String::new(), |ns| format!("-{}", &name::time(ns)[..15]));
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (
+            header::CONTENT_DISPOSITION,
+            format!("attachment; filename=\"vnplug{began}.{extension}\""),
+        ),
+    ];
+    Ok((headers, Body::from_stream(Pieces { first, pieces })).into_response())
+}
+
+/// Writes what is found until the end, or until nobody takes it.
+fn write(mut search: Extract, format: Format, sink: Sink) {
+    let queue = sink.queue.clone();
+    let runtime = sink.runtime.clone();
+    let mut output = Output::new(sink, format);
+    let written = loop {
+        if queue.is_closed() {
+            return;
+        }
+        match search.step() {
+            Ok(Step::Packet(packet)) => {
+                if let Err(error) = output.write(&packet) {
+                    break Err(error);
+                }
+            }
+            Ok(Step::Looking) => {}
+            Ok(Step::End) => break output.finish().map(drop),
+            Err(error) => break Err(io::Error::other(error.to_string())),
+        }
+    };
+    for problem in search.problems() {
+        log::warn!("{problem}");
+    }
+    match written {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        Err(error) => {
+            log::warn!("a download ended: {error}");
+            // The connection is cut, so that the file is not taken for whole.
+            let _ = runtime.block_on(queue.send_timeout(Err(error), STALLED));
+        }
+        Ok(()) => {}
+    }
+}
+
+type Piece = Result<Bytes, io::Error>;
+
+/// Sends what is written to the connection.
+struct Sink {
+    queue: Sender<Piece>,
+    runtime: Handle,
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let piece = Ok(Bytes::copy_from_slice(bytes));
+        let sent = self.queue.send_timeout(piece, STALLED);
+        let sent = self.runtime.block_on(sent);
+        sent.map_err(|_| io::Error::from(ErrorKind::BrokenPipe))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The body of an answer.
+struct Pieces {
+    first: Option<Bytes>,
+    pieces: Receiver<Piece>,
+}
+
+impl Stream for Pieces {
+    type Item = Piece;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Piece>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(Ok(first))),
+            None => self.pieces.poll_recv(context),
+        }
+    }
+}
+
+/// Pieces of up to 320 KiB that wait for the connection.
+const QUEUE: usize = 4;
+/// A client that takes nothing for so long is given up.
+const STALLED: Duration = Duration::from_secs(60);
+/// How long the answer waits for its first packet.
+const FIRST: Duration = Duration::from_secs(2);

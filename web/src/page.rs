@@ -1,0 +1,53 @@
+//! The page's files, built into the program: five small ones, so `include_bytes!` is all it takes.
+
+use axum::extract::Path;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+
+use crate::api::Refusal;
+
+/// Name, type, contents.
+const FILES: [(&str, &str, &[u8]); 5] = [
+    (
+        "index.html",
+        "text/html; charset=utf-8",
+        include_bytes!("../page/index.html"),
+    ),
+    (
+        "style.css",
+        "text/css; charset=utf-8",
+        include_bytes!("../page/style.css"),
+    ),
+    (
+        "page.js",
+        "text/javascript; charset=utf-8",
+        include_bytes!("../page/page.js"),
+    ),
+    (
+        "chart.js",
+        "text/javascript; charset=utf-8",
+        include_bytes!("../page/chart.js"),
+    ),
+    (
+        "icon.svg",
+        "image/svg+xml",
+        include_bytes!("../page/icon.svg"),
+    ),
+];
+
+/// `/`
+pub(crate) async fn index() -> Response {
+    answer(FILES[0].1, FILES[0].2)
+}
+
+/// Another file of the page.
+pub(crate) async fn file(Path(name): Path<String>) -> Result<Response, Refusal> {
+    let found = FILES.iter().find(|(known, ..)| *known == name);
+    let found =
+        found.ok_or_else(|| Refusal::not_found("there is no such file; the page is at /"))?;
+    Ok(answer(found.1, found.2))
+}
+
+fn answer(kind: &'static str, bytes: &'static [u8]) -> Response {
+    ([(header::CONTENT_TYPE, kind)], bytes).into_response()
+}

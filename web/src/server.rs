@@ -1,0 +1,261 @@
+//! The HTTP server: who may ask, what every answer says to the browser, and how many ask at once.
+//!
+//! There is no password, so what protects the recordings from the web pages that a user visits is
+//! checked here, for every request:
+//!
+//! - `Host` is an address or `localhost`, or a name that the operator gave: a page whose name was made
+//!   to point to this address (DNS rebinding) is refused.
+//! - `Sec-Fetch-Site` is not another site's, so no page can make a browser start work here.
+//! - No answer may be read by other sites (no CORS), framed, or taken for another kind of content.
+//! - The page runs the scripts that are built in, and nothing else.
+
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header::{self, HeaderName, HeaderValue};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::serve::Listener;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::api::{self, Refusal};
+use crate::table::Table;
+use crate::{download, page};
+
+/// How to serve.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) listen: SocketAddr,
+    pub(crate) places: Vec<PathBuf>,
+    /// Names that `Host` may be, besides addresses and `localhost`.
+    pub(crate) names: Vec<String>,
+    /// `Host` may be any address, and not only one of this machine's own.
+    pub(crate) remote: bool,
+}
+
+/// What all requests share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) table: Mutex<Table>,
+    pub(crate) places: Vec<PathBuf>,
+    /// Work for the page: timelines, counts, filters.
+    pub(crate) work: Arc<Semaphore>,
+    pub(crate) downloads: Arc<Semaphore>,
+    names: Vec<String>,
+    remote: bool,
+}
+
+/// Serves until the process ends.
+///
+/// # Errors
+/// If the address cannot be listened on.
+pub(crate) fn run(settings: Settings) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(WORKERS + DOWNLOADS)
+        .build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind(settings.listen).await?;
+        let address = listener.local_addr()?;
+        // Whoever closed stdout does not want to know.
+        let _ = writeln!(io::stdout(), "vnplug-web: http://{address}/");
+        let listener = Limited {
+            listener,
+            room: Arc::new(Semaphore::new(CONNECTIONS)),
+        };
+        axum::serve(listener, routes(settings)).await
+    })
+}
+
+fn routes(settings: Settings) -> Router {
+    let shared = Arc::new(Shared {
+        table: Mutex::new(Table::new(settings.places.clone())),
+        places: settings.places,
+        work: Arc::new(Semaphore::new(WORKERS)),
+        downloads: Arc::new(Semaphore::new(DOWNLOADS)),
+        names: settings.names,
+        remote: settings.remote,
+    });
+    Router::new()
+        .route("/", get(page::index))
+        .route("/{file}", get(page::file))
+        .route("/api/recordings", get(api::recordings))
+        .route("/api/timeline", get(api::timeline))
+        .route("/api/check", get(api::check))
+        .route("/api/count", get(api::count))
+        .route("/api/extract", get(download::extract))
+        .fallback(|| async { Refusal::not_found("there is nothing here; the page is at /") })
+        .layer(middleware::from_fn_with_state(Arc::clone(&shared), guard))
+        .with_state(shared)
+}
+
+async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    let mut response = match objection(&shared, &request) {
+        Some(refusal) => refusal.into_response(),
+        None => next.run(request).await,
+    };
+    let headers = response.headers_mut();
+    for (name, value) in HEADERS {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Why a request is refused whatever it asks for.
+fn objection(shared: &Shared, request: &Request) -> Option<Refusal> {
+    let header = |name: HeaderName| request.headers().get(name)?.to_str().ok();
+    let host = header(header::HOST).or_else(|| request.uri().host());
+    if !host.is_some_and(|host| is_known(host, shared.remote, &shared.names)) {
+        return Some(Refusal::forbidden(
+            "this name is not known here: use the address or localhost, or start with --host NAME",
+        ));
+    }
+    let site = header(HeaderName::from_static("sec-fetch-site"));
+    let foreign = site.is_some_and(|site| !matches!(site, "same-origin" | "none"));
+    // A link to the page is welcome, from wherever.
+    let is_api = request.uri().path().starts_with("/api/");
+    (foreign && is_api).then(|| Refusal::forbidden("another site's page must not ask for this"))
+}
+
+/// Whether a `Host` header names this server: no page of another name ever does.
+fn is_known(host: &str, remote: bool, names: &[String]) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    match name.parse::<IpAddr>() {
+        Ok(address) => address.is_loopback() || remote,
+        Err(_) => {
+            name.eq_ignore_ascii_case("localhost")
+                || names.iter().any(|known| known.eq_ignore_ascii_case(name))
+        }
+    }
+}
+
+/// A listener that has at most so many connections at a time; others wait in the kernel's queue.
+struct Limited {
+    listener: TcpListener,
+    room: Arc<Semaphore>,
+}
+
+/// A connection, and its place among them.
+struct Connection {
+    stream: TcpStream,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Listener for Limited {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        // It is never closed.
+        let place = Arc::clone(&self.room).acquire_owned().await.ok();
+        let (stream, address) = Listener::accept(&mut self.listener).await;
+        let connection = Connection {
+            stream,
+            _place: place,
+        };
+        (connection, address)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// In every answer.
+const HEADERS: [(HeaderName, &str); 6] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::CACHE_CONTROL, "no-store"),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        "same-origin",
+    ),
+    (
+        HeaderName::from_static("cross-origin-opener-policy"),
+        "same-origin",
+    ),
+];
+const CONNECTIONS: usize = 128;
+const WORKERS: usize = 4;
+/// Downloads at a time.
+pub(crate) const DOWNLOADS: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::is_known;
+
+    #[test]
+    fn only_own_names_are_known() {
+        let names = ["probe.example".to_owned()];
+        for host in [
+            "localhost",
+            "LOCALHOST:8470",
+            "127.0.0.1:1",
+            "[::1]:8470",
+            "[::1]",
+            "127.9.9.9",
+        ] {
+            assert!(is_known(host, false, &[]), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "127.0.0.1.evil.example",
+            "localhost.evil",
+            "10.0.0.1",
+            "0.0.0.0:1",
+            ":80",
+        ] {
+            assert!(!is_known(host, false, &names), "{host}");
+        }
+        assert!(is_known("10.0.0.1:8470", true, &[]));
+        assert!(is_known("Probe.Example:8470", false, &names));
+        assert!(!is_known("evil.example", true, &names));
+    }
+}

@@ -1,0 +1,10 @@
+//! `vnplug-web` as clients and a browser see it.
+
+#[cfg(test)]
+mod browser;
+#[cfg(test)]
+mod http;
+#[cfg(test)]
+mod page;
+#[cfg(test)]
+mod support;
