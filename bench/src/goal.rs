@@ -68,6 +68,20 @@ const GOALS: &[(&str, Goal)] = &[
     ("afxdp-1514", Goal::TimesPeer(1.0)),
     ("afxdp-1514-daemon", Goal::ShareOfPeer(0.5)),
     ("afxdp-1514-cpu", Goal::ShareOfPeer(0.5)),
+    ("afxdp-64-lent", Goal::TimesPeer(1.0)),
+    ("afxdp-64-lent-cpu", Goal::ShareOfPeer(0.5)),
+    ("afxdp-1514-lent", Goal::TimesPeer(1.0)),
+    ("afxdp-1514-lent-cpu", Goal::ShareOfPeer(0.5)),
+    // A copy that is not made must show where there is much to copy, and may cost nothing elsewhere.
+    ("afxdp-group-64-daemon", Goal::ShareOfPeer(1.0)),
+    ("afxdp-group-1514-daemon", Goal::ShareOfPeer(0.5)),
+    ("afxdp-guest-64", Goal::TimesPeer(1.0)),
+    ("afxdp-guest-64-daemon", Goal::ShareOfPeer(1.0)),
+    ("afxdp-guest-1514", Goal::TimesPeer(1.0)),
+    ("afxdp-guest-1514-daemon", Goal::ShareOfPeer(0.5)),
+    // Every target's packets, at whatever the sender sends.
+    ("targets-wire-64-loss", Goal::AtMost(0.0)),
+    ("targets-wire-1514-loss", Goal::AtMost(0.0)),
     // 5 Mpps on one CPU.
     ("filters-10000-host", Goal::AtMost(200.0)),
     ("filters-10000-net", Goal::AtMost(200.0)),

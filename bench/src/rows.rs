@@ -87,6 +87,11 @@ const CAPTURE: &[Row] = &[
         capture::group,
     ),
     row(
+        "afxdp-guest",
+        "a reader in QEMU of the packet memory of af_xdp, against copies in a group and in a ring",
+        capture::lent_to_guest,
+    ),
+    row(
         "early",
         "a filter that the kernel applies early, against the same in the daemon and libpcap",
         capture::early,
@@ -181,6 +186,11 @@ const FILTERS: &[Row] = &[
         "targets",
         "10,000 targets by address on a full wire, each with a port of its own",
         filter::targets,
+    ),
+    row(
+        "targets-wire",
+        "as targets, from a veth that a sender fills, against libpcap with one capture of everything",
+        capture::targets,
     ),
 ];
 

@@ -10,6 +10,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::process::getpid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
 use vnplug_ring::Region;
 
 use crate::row::Result;
@@ -64,6 +65,12 @@ pub(crate) fn cpus() -> &'static [usize] {
 pub(crate) fn cpu(number: usize) -> usize {
     let all = cpus();
     all.get(number % all.len().max(1)).copied().unwrap_or(0)
+}
+
+/// Nanoseconds of processor time that the calling thread has had.
+pub(crate) fn thread_ns() -> u64 {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
 /// Works on all CPUs but the first, which the sender gets; what the work starts inherits them.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use vnplug::Port;
 use vnplug_e2e::daemon::Daemon;
 
-use super::{WARM_UP, frames};
+use super::{Ends, WARM_UP, frames};
 use crate::attached::cpu_time;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::sys;
@@ -100,15 +100,6 @@ fn take(port: &mut Port, count: &AtomicU64, over: &AtomicBool) {
         if packets == 0 && port.wait(Some(Duration::from_millis(50))).is_err() {
             return;
         }
-    }
-}
-
-/// Tells threads to end when it is dropped.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -16,8 +16,12 @@ mod guests;
 mod host;
 mod interface;
 mod lent;
+mod lent_guest;
+mod targets;
 mod way;
 mod xdp;
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vnplug_e2e::traffic::Sent;
 
@@ -26,6 +30,8 @@ pub(crate) use guests::{one_uml, qemu, two_in_uml, two_umls};
 pub(crate) use host::on_host;
 pub(crate) use interface::{INTERFACE, on_interface};
 pub(crate) use lent::group;
+pub(crate) use lent_guest::lent_to_guest;
+pub(crate) use targets::targets;
 use way::{Turn, Way};
 pub(crate) use xdp::af_xdp;
 
@@ -203,6 +209,15 @@ fn unheard(wire: &Wire, frames: u64, len: usize, load: Load) -> Result<f64> {
 /// Millions per second that the sender reached.
 fn sent_mpps(sent: &Sent) -> f64 {
     sent.pps() / 1e6
+}
+
+/// Tells threads to end when it is dropped.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// About what the sender reaches; decides only how many frames a turn has.

@@ -10,16 +10,20 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, Signal, kill_process};
+use vnplug::{NextView, PortOptions};
 use vnplugd::source::Received;
 use vnplugd::source::af_xdp::{AfXdp, AfXdpConfig};
 
-use super::library::{self, Functions, READ_TIMEOUT};
+use super::library::{self, BUFFER_BYTES, Functions, READ_TIMEOUT};
 use crate::row::Result;
 
 /// The words that start it: `child pcap-count DEVICE [FILTER]`.
 pub(crate) const NAME: &str = "pcap-count";
 /// Before the name of an interface that is received without libpcap.
 pub(crate) const BARE: &str = "af_xdp:";
+/// Before the name of a device of ours whose packets are looked at where they lie, without the drop-in;
+/// behind it maybe a `/` and a group.
+pub(crate) const IN_PLACE: &str = "view:";
 /// What it prints when it captures.
 pub(crate) const READY: &str = "ready";
 
@@ -32,6 +36,9 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
     };
     if let Some(interface) = device.strip_prefix(BARE) {
         return bare(interface);
+    }
+    if let Some(device) = device.strip_prefix(IN_PLACE) {
+        return in_place(device);
     }
     let mut capture = Functions::load()?.open(device, filter)?;
     count(|| capture.dispatch())
@@ -54,6 +61,43 @@ fn bare(interface: &str) -> Result<()> {
             Received::End => return Err("the interface's frames came to an end".into()),
         }
         Ok(0)
+    })
+}
+
+/// Without the drop-in: the header of each packet, and its first bytes, are looked at where it lies.
+///
+/// NB: the drop-in hands out a group's packets as copies, for a program of libpcap cannot be told
+/// afterwards that one was overwritten.
+fn in_place(device: &str) -> Result<()> {
+    let options = PortOptions::new(device.split('/').next().unwrap_or(device))
+        .watermark(MOST_UNREAD)
+        .max_delay(READ_TIMEOUT);
+    let options = match device.split_once('/') {
+        // Its packets lie elsewhere: the ring has descriptors alone, more than such memory has frames.
+        Some((_, group)) => options.group(group).ring_bytes(DESCRIPTOR_BYTES),
+        None => options.ring_bytes(BUFFER_BYTES as u64),
+    };
+    let mut port = options.open()?;
+    library::catch_signals();
+    count(|| {
+        let mut whole = 0;
+        for _ in 0..MOST_UNREAD {
+            match port.next_view()? {
+                NextView::Packet(view) => {
+                    let mut first = [0; 16];
+                    view.read(0, &mut first);
+                    std::hint::black_box(first);
+                    whole += u64::from(view.finish());
+                }
+                NextView::Nothing if whole > 0 => break,
+                NextView::Nothing => {
+                    port.wait(Some(READ_TIMEOUT))?;
+                    break;
+                }
+                NextView::Ended => return Err("the source ended".into()),
+            }
+        }
+        Ok(whole)
     })
 }
 
@@ -137,6 +181,9 @@ impl Told {
 }
 
 const TOLD: &str = "told";
+/// As many packets as the drop-in sleeps for.
+const MOST_UNREAD: u32 = 4096;
+const DESCRIPTOR_BYTES: u64 = 1 << 20;
 
 /// A child process of ours that says something once it captures.
 pub(crate) struct Listener {

@@ -19,7 +19,7 @@ use crate::limit::{self, Bare};
 use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::wire::{Load, Wire};
 
-pub(crate) use counter::{BARE, Listener, NAME as COUNTER, READY, Told, child};
+pub(crate) use counter::{BARE, IN_PLACE, Listener, NAME as COUNTER, READY, Told, child};
 pub(crate) use guest::{filtered, image, in_uml};
 pub(crate) use host::{dispatch, tcpdump};
 

@@ -274,11 +274,33 @@ pub(super) const PLOTS: &[Plot] = &[
         name: "afxdp",
         title: "AF_XDP on a veth, beside libpcap and af_packet",
         panels: &[
-            &[D(dots("Captured, flat out", &["afxdp-"], "Mpps"))],
-            &[D(dots("Lost", &["afxdp-"], "% lost"))],
+            &[D(dots(
+                "Captured, flat out",
+                &["afxdp-64", "afxdp-1514", "afxdp-group-"],
+                "Mpps",
+            ))],
+            &[D(dots(
+                "Lost",
+                &["afxdp-64", "afxdp-1514", "afxdp-group-"],
+                "% lost",
+            ))],
             &[D(dots(
                 "Processor time (-daemon: our daemon alone)",
-                &["afxdp-"],
+                &["afxdp-64", "afxdp-1514", "afxdp-group-"],
+                "CPU s/Mpkt",
+            )
+            .by_magnitude())],
+        ],
+    },
+    Plot {
+        name: "afxdp-guest",
+        title: "From the wire into QEMU: packet memory of AF_XDP as a device, beside copies",
+        panels: &[
+            &[D(dots("Read, flat out", &["afxdp-guest-"], "Mpps"))],
+            &[D(dots("Lost", &["afxdp-guest-"], "% lost"))],
+            &[D(dots(
+                "Processor time of the daemon; with the guest's (-cpu)",
+                &["afxdp-guest-"],
                 "CPU s/Mpkt",
             )
             .by_magnitude())],
@@ -327,6 +349,16 @@ pub(super) const PLOTS: &[Plot] = &[
                 "10,000 targets by address on a full wire, each with a port of its own",
                 &["targets-"],
                 "Mpps",
+            ))],
+            &[D(dots(
+                "The same from a veth: lost",
+                &["targets-wire-"],
+                "% lost",
+            ))],
+            &[D(dots(
+                "The same from a veth: processor time of daemon and reader",
+                &["targets-wire-"],
+                "CPU s/Mpkt",
             ))],
             &[D(dots(
                 "One filter: machine code and interpreter beside libpcap; the kernel's JIT",
@@ -433,7 +465,7 @@ pub(super) const PLOTS: &[Plot] = &[
                 &["capture-", "afxdp-", "early-", "interface-"],
                 REACHED,
             )
-            .without(&["-host:", "-packet:", "-off:"]))],
+            .without(&["-host:", "-packet:", "-private:", "-off:"]))],
             &[D(dots(
                 "Filters, of one look into a plain table or at the frame",
                 &["filters-", "filter-", "targets-"],
