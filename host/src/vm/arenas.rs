@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use vnplug_ring::arena::header;
 use vnplug_ring::control::{HostGroup, code};
 
-use super::{ACL, Dirs, Memories, Vm, check_name, instance, remove};
+use super::{ACL, Dirs, Memories, check_name, instance, remove};
 use crate::hub::policy::{Policy, Sight, Viewer};
 use crate::hub::{Home, HostGroupSize, Refusal, arena_bytes};
 use crate::source::lent::{PacketDir, is_packets};
@@ -163,7 +163,7 @@ pub(crate) fn packet_dir(dirs: &Dirs, owner: Option<(u32, u32)>, policy: &Policy
         dir: dirs.pools.clone(),
         prefix: packet_prefix(dirs),
         owner,
-        again: whole(&Vm::memories(dirs), policy),
+        again: whole(&Memories::of_all(dirs), policy),
     }
 }
 

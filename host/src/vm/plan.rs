@@ -1,0 +1,132 @@
+//! A VM that is asked for: what it is to be, and its memory.
+
+use std::io;
+
+use vnplug_ring::control::{VmKind, VmSpec, code};
+use vnplug_ring::pool::MAX_NAME;
+
+use super::arenas::{ArenaFile, GroupRecord};
+use super::dirs::{Dirs, remove};
+use super::doorbell;
+use super::record::Record;
+use crate::hub::Refusal;
+use crate::sys::memory::{GoOn, Pool, pool_file};
+
+/// A VM that an operator asked for and that has nothing yet.
+pub(crate) struct Plan {
+    pub(super) record: Record,
+    /// Names of groups of the host that are to be made with it.
+    new_groups: Vec<String>,
+}
+
+/// Memory that was made for a VM.
+pub(crate) struct Committed {
+    pub(crate) pool: Pool,
+    /// In the order of [`Plan::new_groups`]; none for one that has its source's memory.
+    pub(crate) arenas: Vec<Option<ArenaFile>>,
+}
+
+impl Plan {
+    /// Checks what was asked for. `groups` are those of the host that it asks for, and whether each is
+    /// to be made.
+    pub(crate) fn new(
+        spec: &VmSpec,
+        groups: Vec<(GroupRecord, bool)>,
+        dirs: &Dirs,
+    ) -> Result<Self, Refusal> {
+        check_name("VM", &spec.name)?;
+        let pool_bytes = if spec.pool_bytes == 0 {
+            dirs.pool_bytes
+        } else {
+            spec.pool_bytes
+        };
+        if !pool_bytes.is_power_of_two() || !POOL_BYTES.contains(&pool_bytes) {
+            let what = format!(
+                "a pool of {pool_bytes} bytes: use a power of two from 1 MiB to 64 GiB (ivshmem \
+                 devices have such sizes only)"
+            );
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        if spec.vectors > doorbell::MAX_VECTORS {
+            let what = format!(
+                "{} vectors; at most {}",
+                spec.vectors,
+                doorbell::MAX_VECTORS
+            );
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        let new = groups.iter().filter(|(_, is_new)| *is_new);
+        let new_groups = new.map(|(group, _)| group.name.clone()).collect();
+        let record = Record {
+            name: spec.name.clone(),
+            uml: spec.kind == VmKind::Uml,
+            pool: dirs.pool_path(&spec.name),
+            pool_bytes,
+            vectors: spec.vectors,
+            allow: spec
+                .allow
+                .iter()
+                .map(|grant| (grant.source.clone(), grant.filter.clone()))
+                .collect(),
+            owner: spec.owner.to_string(),
+            groups: groups.into_iter().map(|(group, _)| group).collect(),
+        };
+        Ok(Self { record, new_groups })
+    }
+
+    /// The groups of the host that it asks for.
+    pub(crate) fn groups(&self) -> &[GroupRecord] {
+        &self.record.groups
+    }
+
+    /// Those of them that are to be made with it.
+    pub(crate) fn new_groups(&self) -> impl Iterator<Item = &GroupRecord> {
+        let is_new = |group: &&GroupRecord| self.new_groups.contains(&group.name);
+        self.record.groups.iter().filter(is_new)
+    }
+
+    /// The operator's name for it.
+    pub(crate) fn name(&self) -> &str {
+        &self.record.name
+    }
+
+    /// Makes its pool and the arenas, which takes long: half a second for each GiB.
+    ///
+    /// # Errors
+    /// The system's; `Interrupted` if `go_on` said so. Nothing is left then.
+    pub(crate) fn commit(&self, go_on: GoOn<'_>) -> io::Result<Committed> {
+        // A pool without a record is what an interrupted attach left behind.
+        remove(&self.record.pool);
+        let pool = pool_file(&self.record.pool, self.record.pool_bytes, true, go_on)?;
+        let arenas = self.new_groups().map(|group| group.make(go_on));
+        let arenas = arenas.collect::<io::Result<_>>();
+        let arenas = arenas.inspect_err(|_| self.abandon())?;
+        Ok(Committed { pool, arenas })
+    }
+
+    /// Deletes what was made for nobody.
+    pub(crate) fn abandon(&self) {
+        remove(&self.record.pool);
+        self.new_groups().for_each(GroupRecord::abandon);
+    }
+}
+
+/// Refuses what cannot be part of a file's name.
+pub(super) fn check_name(whose: &str, name: &str) -> Result<(), Refusal> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty()
+        || name.len() > MAX_NAME
+        || name.starts_with('.')
+        || !name.chars().all(allowed)
+    {
+        let what = format!(
+            "{:?} is no {whose} name: use 1 to {MAX_NAME} letters, digits, - _ . (not first)",
+            name.chars().take(80).collect::<String>()
+        );
+        return Err(Refusal::new(code::INVALID, what));
+    }
+    Ok(())
+}
+
+/// Smallest and largest pool in bytes.
+const POOL_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;

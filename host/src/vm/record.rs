@@ -1,0 +1,140 @@
+//! What is written down of a VM, and what the next daemon makes of it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use vnplug_ring::control::Grant;
+
+use super::arenas::GroupRecord;
+use super::dirs::{Dirs, record_path, records, remove_all};
+
+/// What is written down of a VM, to be read by the next daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) name: String,
+    pub(super) uml: bool,
+    pub(super) pool: PathBuf,
+    pub(super) pool_bytes: u64,
+    pub(super) vectors: u32,
+    pub(super) allow: Vec<(String, String)>,
+    /// Who attached it; as text, for TOML's numbers have a sign.
+    #[serde(default)]
+    pub(super) owner: String,
+    /// Groups of the host that it may join, in the order of its devices.
+    #[serde(default)]
+    pub(super) groups: Vec<GroupRecord>,
+}
+
+impl Record {
+    /// What it was granted when it was attached.
+    pub(super) fn grants(&self) -> Vec<Grant> {
+        let grant = |(source, filter): &(String, String)| Grant {
+            source: source.clone(),
+            filter: filter.clone(),
+        };
+        self.allow.iter().map(grant).collect()
+    }
+
+    /// Deletes everything of it that lies in the file system.
+    pub(super) fn remove_files(&self, state: &Path) {
+        remove_all(state, &self.name, &self.pool);
+    }
+
+    /// Writes it down.
+    pub(super) fn save(&self, state: &Path) -> io::Result<()> {
+        let text = toml::to_string(self).map_err(io::Error::other)?;
+        let path = record_path(state, &self.name);
+        let draft = path.with_extension("new");
+        std::fs::write(&draft, text)?;
+        std::fs::rename(&draft, &path)
+    }
+}
+
+/// What is read of a record that is not whole: as much as can be read.
+#[derive(Default, Deserialize)]
+struct Groups {
+    #[serde(default)]
+    groups: Vec<GroupRecord>,
+}
+
+/// As [`Groups`].
+#[derive(Default, Deserialize)]
+struct Origin {
+    #[serde(default)]
+    owner: String,
+    #[serde(default)]
+    pool: PathBuf,
+}
+
+/// Which memory of groups a recorded VM has, and what it may see.
+pub(crate) struct Memories {
+    pub(crate) name: String,
+    /// What it was granted when it was attached; `None`: its record does not say.
+    pub(crate) allow: Option<Vec<Grant>>,
+    pub(crate) groups: Vec<GroupRecord>,
+}
+
+impl Memories {
+    /// What the records of an earlier daemon tell of memory that VMs have, whether they can be served or
+    /// not; `None` for one that does not tell.
+    pub(super) fn of_all(dirs: &Dirs) -> Vec<Option<Self>> {
+        let memories = |path: PathBuf| {
+            let text = std::fs::read_to_string(&path).ok()?;
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            match toml::from_str::<Record>(&text) {
+                Ok(record) if record.name == name => Some(Self {
+                    allow: Some(record.grants()),
+                    name: record.name,
+                    groups: record.groups,
+                }),
+                _ => Some(Self {
+                    name: name.into_owned(),
+                    allow: None,
+                    groups: toml::from_str::<Groups>(&text).ok()?.groups,
+                }),
+            }
+        };
+        records(dirs).into_iter().map(memories).collect()
+    }
+}
+
+/// A VM of an earlier daemon that cannot be served, though it may run and have memory of ours.
+pub(crate) struct Broken {
+    pub(crate) name: String,
+    pub(crate) why: String,
+    /// Groups of the host whose memory it has, as far as its record says.
+    pub(crate) groups: Vec<GroupRecord>,
+    /// Who attached it; 0 if its record does not say.
+    owner: u64,
+    pub(super) pool: PathBuf,
+}
+
+impl Broken {
+    pub(super) fn read(name: String, why: String, text: &str, dirs: &Dirs) -> Self {
+        let Groups { groups } = toml::from_str(text).unwrap_or_default();
+        let Origin { owner, pool } = toml::from_str(text).unwrap_or_default();
+        let named = dirs.pool_path(&name);
+        Self {
+            why,
+            groups,
+            owner: owner.parse().unwrap_or(0),
+            // It may lie where an earlier daemon had its pools.
+            pool: match pool.file_name() == named.file_name() {
+                true => pool,
+                false => named,
+            },
+            name,
+        }
+    }
+
+    /// Whether it is for `owner` to have it forgotten: its own, or an operator who names any VM (0).
+    pub(crate) fn obeys(&self, owner: u64) -> bool {
+        owner == 0 || owner == self.owner
+    }
+
+    /// Deletes what is left of it.
+    pub(crate) fn remove_files(&self, state: &Path) {
+        remove_all(state, &self.name, &self.pool);
+    }
+}

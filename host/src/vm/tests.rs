@@ -1,0 +1,169 @@
+use vnplug_ring::pool::MAX_NAME;
+
+use super::dirs::record_path;
+use super::*;
+
+fn dirs(name: &str) -> Dirs {
+    let state = std::env::temp_dir().join(format!("vnplug-vm-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(state.join("vms")).unwrap();
+    Dirs {
+        pools: state.clone(),
+        state,
+        pool_bytes: 1 << 20,
+    }
+}
+
+fn spec(name: &str) -> VmSpec {
+    let allow = vec![Grant {
+        source: "eth1".into(),
+        filter: "icmp".into(),
+    }];
+    VmSpec {
+        name: name.into(),
+        kind: VmKind::Qemu,
+        pool_bytes: 0,
+        vectors: 0,
+        allow,
+        owner: 7,
+        groups: Vec::new(),
+    }
+}
+
+fn create(spec: &VmSpec, dirs: &Dirs) -> Result<Vm, Refusal> {
+    let plan = Plan::new(spec, Vec::new(), dirs)?;
+    let pool = plan.commit(&|| true).map(|committed| committed.pool);
+    Vm::create(plan, pool, dirs)
+}
+
+#[test]
+fn an_attach_that_fails_leaves_nothing() {
+    let dirs = dirs("failed");
+    // Something that is no socket is where the doorbell's has to be.
+    let obstacle = doorbell_path(&dirs.state, "probe");
+    std::fs::create_dir(&obstacle).unwrap();
+    let wanted = VmSpec {
+        vectors: 2,
+        ..spec("probe")
+    };
+    let refusal = create(&wanted, &dirs).err().unwrap();
+    assert!(refusal.text.contains("no socket"), "{}", refusal.text);
+    std::fs::remove_dir(&obstacle).unwrap();
+    let left = std::fs::read_dir(dirs.state.join("vms")).unwrap();
+    assert_eq!(left.count(), 0);
+    assert_eq!(std::fs::read_dir(&dirs.pools).unwrap().count(), 1);
+    std::fs::remove_dir_all(&dirs.state).unwrap();
+}
+
+#[test]
+fn a_vm_is_found_again_by_the_next_daemon_with_the_same_pool() {
+    let dirs = dirs("again");
+    let vm = create(&spec("probe"), &dirs).unwrap();
+    let (id, ready) = (vm.pool_id, vm.ready(&dirs.state));
+    drop(vm);
+    let (again, _) = Vm::load_all(&dirs);
+    assert_eq!(again.len(), 1);
+    assert_eq!((again[0].pool_id, again[0].ready(&dirs.state)), (id, ready));
+    assert_eq!(again[0].grants(), spec("probe").allow);
+    again[0].record.remove_files(&dirs.state);
+    assert!(Vm::load_all(&dirs).0.is_empty());
+    std::fs::remove_dir_all(&dirs.state).unwrap();
+}
+
+#[test]
+fn what_cannot_be_served_keeps_its_owner_and_goes_with_its_pool() {
+    let dirs = dirs("broken");
+    drop(create(&spec("probe"), &dirs).unwrap());
+    let path = record_path(&dirs.state, "probe");
+    let whole = std::fs::read_to_string(&path).unwrap();
+    let elsewhere = Dirs {
+        pools: dirs.state.join("elsewhere"),
+        ..dirs.clone()
+    };
+    for (text, now, known) in [
+        (whole.replace("uml = false", "uml = 7"), &elsewhere, true),
+        ("no record".to_owned(), &dirs, false),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let (vms, broken) = Vm::load_all(now);
+        assert!(vms.is_empty());
+        let obeys = [7, 8, 0].map(|owner| broken[0].obeys(owner));
+        assert_eq!(obeys, [known, false, true]);
+        assert_eq!(broken[0].pool, dirs.pool_path("probe"));
+    }
+    Vm::load_all(&dirs).1[0].remove_files(&dirs.state);
+    assert_eq!(
+        std::fs::read_dir(dirs.state.join("vms")).unwrap().count(),
+        0
+    );
+    assert!(!dirs.pool_path("probe").exists());
+    std::fs::remove_dir_all(&dirs.state).unwrap();
+}
+
+#[test]
+fn who_may_map_the_pool_may_connect_after_a_restart() {
+    let dirs = dirs("acl");
+    let vm = create(&spec("probe"), &dirs).unwrap();
+    // linux/posix_acl_xattr.h: version 2; (tag, permissions, id): owner, user 65534, group,
+    // mask, others.
+    let entries = [
+        (1, 6, u32::MAX),
+        (2, 6, 65_534),
+        (4, 0, u32::MAX),
+        (16, 6, u32::MAX),
+        (32, 0, u32::MAX),
+    ];
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        list.extend(u16::to_le_bytes(tag));
+        list.extend(u16::to_le_bytes(permissions));
+        list.extend(id.to_le_bytes());
+    }
+    let pool = vm.ready(&dirs.state).pool_path;
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(&pool, ACL, &list, flags).unwrap();
+    drop(vm);
+    let again = Vm::load_all(&dirs).0.pop().unwrap();
+    let mut found = vec![0; 4096];
+    let len = rustix::fs::getxattr(again.ready(&dirs.state).control_path, ACL, &mut found);
+    assert_eq!(found[..len.unwrap()], list);
+    again.record.remove_files(&dirs.state);
+    std::fs::remove_dir_all(&dirs.state).unwrap();
+}
+
+#[test]
+fn what_a_guest_wrote_over_its_pools_header_does_not_reach_the_next_daemon() {
+    let dirs = dirs("scribbled");
+    let vm = create(&spec("probe"), &dirs).unwrap();
+    let id = vm.pool_id;
+    // A name that is longer once its bytes are made UTF-8, and another length.
+    vm.region.write(0x20, &[0xff; MAX_NAME]);
+    vm.region.write(0x10, &u64::MAX.to_le_bytes());
+    drop(vm);
+    let (again, _) = Vm::load_all(&dirs);
+    assert_eq!((again[0].name(), again[0].pool_id), ("probe", id));
+    let header = PoolHeader::read(&again[0].region).unwrap();
+    assert_eq!((header.len, header.name.as_str()), (1 << 20, "probe"));
+    again[0].record.remove_files(&dirs.state);
+    std::fs::remove_dir_all(&dirs.state).unwrap();
+}
+
+#[test]
+fn names_that_are_paths_and_sizes_that_are_no_power_of_two_are_refused() {
+    let dirs = dirs("bad");
+    for name in ["", "../x", "a/b", ".hidden", "ä", &"x".repeat(64)] {
+        let refusal = create(&spec(name), &dirs).err().unwrap();
+        assert_eq!(refusal.code, code::INVALID, "{name}");
+    }
+    let odd = VmSpec {
+        pool_bytes: (1 << 20) + 4096,
+        ..spec("odd")
+    };
+    assert!(
+        create(&odd, &dirs)
+            .err()
+            .unwrap()
+            .text
+            .contains("power of two")
+    );
+    std::fs::remove_dir_all(&dirs.state).unwrap();
+}
