@@ -16,9 +16,10 @@
 //! (never on the console). Nothing is installed on the host and nothing outlives the process: every
 //! child dies with it, also when it is killed with SIGKILL.
 //!
-//! The lab knows nothing of vNPlug but [`daemon`], [`wire`], [`raw`], [`programs`] and [`demo`]: where the
-//! programs under test are, a daemon that ends with its test, a client that says what it likes,
-//! other people's programs, and what shows it all. Everything else under test comes in as files and programs.
+//! The lab knows nothing of vNPlug but [`daemon`], [`wire`], [`groups`], [`raw`], [`programs`] and
+//! [`demo`]: where the programs under test are, a daemon that ends with its test, what groups in guests
+//! are looked at with, a client that says what it likes, other people's programs, and what shows it all.
+//! Everything else under test comes in as files and programs.
 
 mod accel;
 pub mod attached;
@@ -29,6 +30,7 @@ pub mod daemon;
 pub mod demo;
 mod disk;
 mod error;
+pub mod groups;
 mod guest;
 mod image;
 mod initramfs;

@@ -6,34 +6,17 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug::{Client, Next};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, label, refusal, value};
+use vnplug_e2e::daemon::{Daemon, refusal, value};
+use vnplug_e2e::groups::{eventually, members};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_ring::control::{
-    ArenaHome, Counted, Grant, HostGroup, Message, Open, Opened, Role, VmKind, VmReady, VmSpec,
+    ArenaHome, Grant, HostGroup, Message, Open, Opened, Role, VmKind, VmReady, VmSpec,
 };
 use vnplug_ring::layout::{LIFE, Life, TAIL};
-
-const LIMIT: Duration = Duration::from_secs(240);
-
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// The ports in a group.
-fn members(daemon: &Daemon, group: &str) -> Vec<Counted> {
-    let ports = daemon.audit().into_iter();
-    ports
-        .filter(|it| it.kind == "port" && label(it, "group") == group)
-        .collect()
-}
 
 /// Asks for a VM that sees `filter` of `lab`, with groups (name, source, bytes of an arena).
 fn spec(name: &str, filter: &str, groups: &[(&str, &str, u64)]) -> VmSpec {

@@ -1,30 +1,20 @@
 //! Several QEMU guests read one copy of each packet from a device that none of them can write.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use vnplug::{Client, Next, Port};
-use vnplug_e2e::daemon::{Daemon, guest_program, label, program, value};
-use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig};
-use vnplug_ring::control::Counted;
-use vnplug_ring::witness::{Checker, Parsed, View, parse};
+use vnplug::Client;
+use vnplug_e2e::attached::agent;
+use vnplug_e2e::daemon::{Daemon, program, value};
+use vnplug_e2e::groups::{
+    ARENA, LIMIT, POOL, boot, eventually, members, pull, sequence, store, take, word,
+};
+use vnplug_e2e::{Guest, Job, Lab, Machine};
+use vnplug_ring::witness::{Checker, View};
 
-const LIMIT: Duration = Duration::from_secs(240);
 const SOURCE: &str = "lab=gen,pps=1000,size=100-1000,flows=4,protocols=udp4+tcp4";
-
-fn boot(lab: &Lab, machine: Machine) -> Guest {
-    let image = Image::default().file(guest_program().unwrap(), "/bin/vnplug", 0o755);
-    let config = QemuConfig {
-        machine,
-        image,
-        ..QemuConfig::default()
-    };
-    Qemu::boot(lab, config).unwrap_or_else(|error| panic!("{error}"))
-}
 
 /// Runs the `vnplug` command on the host.
 fn vnplug(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String) {
@@ -46,65 +36,6 @@ fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> (Option<i3
     )
 }
 
-fn agent(guest: &Guest) -> Job {
-    let job = guest.spawn("exec vnplug agent 2>&1").unwrap();
-    eventually("the agent answers", || {
-        let list = guest.run("vnplug list 2>&1", LIMIT).unwrap();
-        list.status == 0
-    });
-    job
-}
-
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// The ports in a group.
-fn members(daemon: &Daemon, group: &str) -> Vec<Counted> {
-    let ports = daemon.audit().into_iter();
-    ports
-        .filter(|it| it.kind == "port" && label(it, "group") == group)
-        .collect()
-}
-
-/// What a port has now, each with its sequence.
-fn take(port: &mut Port, frames: &mut Vec<(u64, Vec<u8>)>) {
-    loop {
-        match port.next().unwrap() {
-            Next::Packet(packet) => frames.push((sequence(packet.bytes), packet.bytes.to_vec())),
-            Next::Nothing => return,
-            Next::Ended => panic!("the source does not end"),
-        }
-    }
-}
-
-fn sequence(frame: &[u8]) -> u64 {
-    match parse(frame) {
-        Parsed::Witness(witness) => witness.seq,
-        other => panic!("not a whole frame of the generator: {other:?}"),
-    }
-}
-
-/// The frames of a pcap file that a guest wrote.
-fn pull(guest: &Guest, lab: &Lab, path: &str) -> Vec<(u64, Vec<u8>)> {
-    let here = lab.dir().join("pulled");
-    guest.pull(path, &here, LIMIT).unwrap();
-    let bytes = std::fs::read(&here).unwrap();
-    let mut frames = Vec::new();
-    let mut rest = &bytes[24..];
-    while !rest.is_empty() {
-        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
-        let frame = rest[16..16 + len].to_vec();
-        frames.push((sequence(&frame), frame));
-        rest = &rest[16 + len..];
-    }
-    frames
-}
-
 /// The files in the daemon's pool directory that end so.
 fn files(dir: &Path, end: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).unwrap().flatten();
@@ -114,31 +45,13 @@ fn files(dir: &Path, end: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Stores a word at `offset` of the guest's device whose memory begins with `magic`, as the guest's
-/// root can, and tells what it reads there afterwards.
-fn store(guest: &Guest, magic: &str, offset: u64, word: u64) -> String {
-    let script = format!(
-        "for d in /sys/bus/pci/devices/*; do
-            [ $(cat $d/device) = 0x1110 ] || continue
-            a=$(sed -n 3p $d/resource | cut -d' ' -f1)
-            [ $(devmem $a 64) = {magic} ] || continue
-            devmem $((a + {offset})) 64 {word:#x} && devmem $((a + {offset})) 64
-         done 2>&1"
-    );
-    guest.run(&script, LIMIT).unwrap().text()
-}
-
-/// `VNPLAREN` and `VNPLPOOL`, as `devmem` shows them.
-const ARENA: &str = "0x4E4552414C504E56";
-const POOL: &str = "0x4C4F4F504C504E56";
-
 #[test]
 fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     let lab = Lab::new().unwrap();
     let mut daemon = Daemon::start(&lab, None, &["--source", SOURCE]).unwrap();
     let (pc, q35) = std::thread::scope(|scope| {
-        let pc = scope.spawn(|| boot(&lab, Machine::Pc));
-        let q35 = boot(&lab, Machine::Q35 { root_ports: 3 });
+        let pc = scope.spawn(|| boot(&lab, Machine::Pc).unwrap());
+        let q35 = boot(&lab, Machine::Q35 { root_ports: 3 }).unwrap();
         (pc.join().unwrap(), q35)
     });
     let (code, text) = plug(&daemon, &pc, "pc", &["--group", "ids=lab,16M"]);
@@ -154,7 +67,7 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     );
     let (code, text) = plug(&daemon, &q35, "q35", &["--group", "ids=lab"]);
     assert_eq!(code, Some(0), "{text}");
-    let (_pc_agent, _q35_agent) = (agent(&pc), agent(&q35));
+    let (_pc_agent, _q35_agent) = (agent(&pc).unwrap(), agent(&q35).unwrap());
 
     // What private rings on the host get.
     let private = |filter: &str| {
@@ -193,10 +106,10 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     for (guest, private) in [(&pc, &mut udp), (&q35, &mut tcp)] {
         take(&mut private.0, &mut private.1);
         assert_eq!(private.0.dropped(), 0);
-        let frames = pull(guest, &lab, "/tmp/frames.pcap");
+        let frames = pull(guest, &lab, "/tmp/frames.pcap").unwrap();
         assert_eq!(frames.len(), 3000);
-        let (first, last) = (frames[0].0, frames[2999].0);
-        let of_range = private.1.iter().filter(|it| (first..=last).contains(&it.0));
+        let range = sequence(&frames[0])..=sequence(&frames[2999]);
+        let of_range = private.1.iter().filter(|it| range.contains(&sequence(it)));
         assert!(frames.iter().eq(of_range), "not what a private ring got");
     }
     assert_eq!((process.dropped(), checker.corrupt()), (0, 0));
@@ -215,20 +128,12 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     // The guest's root writes where it can: of the arena nothing changes.
     let pools = files_dir(&daemon, "q35");
     let [arena] = files(&pools, "-ids.arena").try_into().unwrap();
-    let word = |path: &Path, offset: u64| {
-        let mut word = [0; 8];
-        File::open(path)
-            .unwrap()
-            .read_exact_at(&mut word, offset)
-            .unwrap();
-        u64::from_le_bytes(word)
-    };
     let (end, pool_end) = ((32 << 20) - 8, (8 << 20) - 8);
     let epoch = word(&arena, 0x10);
     let reader = pc.spawn("vnplug count host:lab --group ids --witness --json -t 600 2>&1");
     let reader = reader.unwrap();
     for (offset, lie) in [(0x80, u64::MAX / 2), (0x10, 1), (0x1000, 7), (end, 7)] {
-        let seen = store(&q35, ARENA, offset, lie);
+        let seen = store(&q35, ARENA, offset, lie).unwrap();
         assert!(
             seen.starts_with("0x") && seen != format!("{lie:#018X}").replace('X', "x"),
             "{offset:#x}: {seen:?}"
@@ -236,7 +141,8 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     }
     assert_eq!((word(&arena, 0x10), word(&arena, end)), (epoch, 0));
     // The control: its own pool it writes so.
-    assert_eq!(store(&q35, POOL, pool_end, 0x7777), "0x0000000000007777");
+    let seen = store(&q35, POOL, pool_end, 0x7777).unwrap();
+    assert_eq!(seen, "0x0000000000007777");
     let [pool] = files(&pools, "-q35.pool").try_into().unwrap();
     assert_eq!(word(&pool, pool_end), 0x7777);
 

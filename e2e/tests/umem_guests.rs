@@ -2,82 +2,21 @@
 //! into two of them, which they read and none can write.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs::File;
 use std::num::NonZeroU64;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use vnplug::{Next, Port};
-use vnplug_e2e::attached::{agent, image, plug};
+use vnplug_e2e::Machine;
+use vnplug_e2e::attached::{agent, plug};
 use vnplug_e2e::daemon::{Daemon, label, value};
+use vnplug_e2e::groups::{
+    ARENA, LIMIT, boot, eventually, members, pull, sequence, store, take, word,
+};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
-use vnplug_e2e::{Guest, Lab, Machine, Qemu, QemuConfig};
-use vnplug_ring::control::Counted;
-use vnplug_ring::witness::{Parsed, parse};
 
-const LIMIT: Duration = Duration::from_secs(240);
 const SOURCE: &str = "wire1=af_xdp,fallback=no,arena=vm,frames=1024";
-
-fn boot(lab: &Lab, machine: Machine) -> Guest {
-    let config = QemuConfig {
-        machine,
-        image: image().unwrap(),
-        ..QemuConfig::default()
-    };
-    Qemu::boot(lab, config).unwrap_or_else(|error| panic!("{error}"))
-}
-
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// The ports in the group.
-fn members(daemon: &Daemon) -> Vec<Counted> {
-    let ports = daemon.counters().into_iter();
-    ports
-        .filter(|it| it.kind == "port" && label(it, "group") == "ids")
-        .collect()
-}
-
-fn sequence(frame: &[u8]) -> u64 {
-    match parse(frame) {
-        Parsed::Witness(witness) => witness.seq,
-        other => panic!("not a whole frame that was sent: {other:?}"),
-    }
-}
-
-/// What a port has now.
-fn take(port: &mut Port, frames: &mut Vec<Vec<u8>>) {
-    loop {
-        match port.next().unwrap() {
-            Next::Packet(packet) => frames.push(packet.bytes.to_vec()),
-            Next::Nothing => return,
-            Next::Ended => panic!("the source does not end"),
-        }
-    }
-}
-
-/// The frames of a pcap file that a guest wrote.
-fn pull(guest: &Guest, lab: &Lab) -> Vec<Vec<u8>> {
-    let here = lab.dir().join("pulled");
-    guest.pull("/tmp/frames.pcap", &here, LIMIT).unwrap();
-    let bytes = std::fs::read(&here).unwrap();
-    let mut frames = Vec::new();
-    let mut rest = &bytes[24..];
-    while !rest.is_empty() {
-        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
-        frames.push(rest[16..16 + len].to_vec());
-        rest = &rest[16 + len..];
-    }
-    frames
-}
 
 /// The packet memory in the daemon's pool directory.
 fn packets(daemon: &Daemon) -> PathBuf {
@@ -90,33 +29,12 @@ fn packets(daemon: &Daemon) -> PathBuf {
         .unwrap()
 }
 
-fn word(path: &Path, offset: u64) -> u64 {
-    let mut word = [0; 8];
-    let file = File::open(path).unwrap();
-    file.read_exact_at(&mut word, offset).unwrap();
-    u64::from_le_bytes(word)
-}
-
-/// Stores a word into the arena's device, as the guest's root can, and tells what it reads there
-/// afterwards.
-fn store(guest: &Guest, offset: u64, word: u64) -> String {
-    let script = format!(
-        "for d in /sys/bus/pci/devices/*; do
-            [ $(cat $d/device) = 0x1110 ] || continue
-            a=$(sed -n 3p $d/resource | cut -d' ' -f1)
-            [ $(devmem $a 64) = 0x4E4552414C504E56 ] || continue
-            devmem $((a + {offset})) 64 {word:#x} && devmem $((a + {offset})) 64
-         done 2>&1"
-    );
-    guest.run(&script, LIMIT).unwrap().text()
-}
-
 #[test]
 fn guests_read_frames_where_they_were_received_and_go_on_after_a_restart() {
     let mut wire = Wire::new("1500", &["--source", SOURCE]);
     let (pc, q35) = std::thread::scope(|scope| {
-        let pc = scope.spawn(|| boot(&wire.lab, Machine::Pc));
-        let q35 = boot(&wire.lab, Machine::Q35 { root_ports: 3 });
+        let pc = scope.spawn(|| boot(&wire.lab, Machine::Pc).unwrap());
+        let q35 = boot(&wire.lab, Machine::Q35 { root_ports: 3 }).unwrap();
         (pc.join().unwrap(), q35)
     });
     for (guest, name) in [(&pc, "pc"), (&q35, "q35")] {
@@ -132,7 +50,7 @@ fn guests_read_frames_where_they_were_received_and_go_on_after_a_restart() {
     let dump = "vnplug dump host:wire1 --group ids -c 2000 -w /tmp/frames.pcap 2>&1";
     let jobs = [pc.spawn(dump).unwrap(), q35.spawn(dump).unwrap()];
     eventually("three are in the group", || {
-        members(&wire.daemon).len() == 3
+        members(&wire.daemon, "ids").len() == 3
     });
     let mut all = Vec::new();
     for (run, len_bytes) in [(1, 60), (1, 1514), (1, 300), (1, 777)] {
@@ -153,9 +71,9 @@ fn guests_read_frames_where_they_were_received_and_go_on_after_a_restart() {
     let sequences = all.iter().map(|frame| sequence(frame));
     assert!(sequences.eq((0..4).flat_map(|_| 0..500)));
     for guest in [&pc, &q35] {
-        assert_eq!(pull(guest, &wire.lab), all);
+        assert_eq!(pull(guest, &wire.lab, "/tmp/frames.pcap").unwrap(), all);
     }
-    for port in members(&wire.daemon) {
+    for port in members(&wire.daemon, "ids") {
         assert_eq!(value(&port, "arena_copies"), 0, "{port:?}");
         assert_eq!(value(&port, "arena_lent"), 2000, "{port:?}");
     }
@@ -165,7 +83,7 @@ fn guests_read_frames_where_they_were_received_and_go_on_after_a_restart() {
     let before = word(&packets, 0x10);
     for (offset, lie) in [(0x80, u64::MAX / 2), (0x10, 1), (0x1000, 7), (3 << 20, 7)] {
         let was = word(&packets, offset);
-        let seen = store(&q35, offset, lie);
+        let seen = store(&q35, ARENA, offset, lie).unwrap();
         assert!(seen.starts_with("0x"), "{offset:#x}: {seen:?}");
         assert_eq!(word(&packets, offset), was);
     }
@@ -176,7 +94,7 @@ fn guests_read_frames_where_they_were_received_and_go_on_after_a_restart() {
     let count = "vnplug count host:wire1 --group ids --witness --json -t 600 2>&1";
     let readers = [pc.spawn(count).unwrap(), q35.spawn(count).unwrap()];
     let delivered = |daemon: &Daemon, enough: u64| {
-        let ports = members(daemon);
+        let ports = members(daemon, "ids");
         let guests = ports.iter().filter(|it| label(it, "owner") != "uid:0");
         guests.filter(|it| value(it, "delivered") >= enough).count() >= 2
     };
@@ -199,7 +117,11 @@ fn guests_read_frames_where_they_were_received_and_go_on_after_a_restart() {
             }
             done.store(true, Ordering::Release);
         });
-        assert!(delivered(&wire.daemon, 500), "{:?}", members(&wire.daemon));
+        assert!(
+            delivered(&wire.daemon, 500),
+            "{:?}",
+            members(&wire.daemon, "ids")
+        );
     };
     drop(process);
     go_on(&wire, 2);
@@ -207,7 +129,7 @@ fn guests_read_frames_where_they_were_received_and_go_on_after_a_restart() {
     wire.daemon.launch().unwrap();
     go_on(&wire, 3);
     assert_ne!(word(&packets, 0x10), before, "the epoch is another");
-    for port in members(&wire.daemon) {
+    for port in members(&wire.daemon, "ids") {
         assert_eq!(value(&port, "arena_copies"), 0, "{port:?}");
     }
     for reader in readers {
@@ -222,7 +144,9 @@ fn guests_read_frames_where_they_were_received_and_go_on_after_a_restart() {
     // Stopped, a guest's reader keeps nobody's memory: it loses what comes meanwhile.
     let one = "vnplug count host:wire1 --group ids --witness --json -t 600 2>&1";
     let slow = pc.spawn(one).unwrap();
-    eventually("it is in the group", || members(&wire.daemon).len() == 1);
+    eventually("it is in the group", || {
+        members(&wire.daemon, "ids").len() == 1
+    });
     slow.signal("STOP").unwrap();
     let sent = 20_000;
     let before = source_read(&wire.daemon);
