@@ -272,11 +272,20 @@ fn read_by_watermark(group: Option<&str>, filter: &str) -> (u64, u64, u64) {
     };
     // It has the arena turn over, and reads nothing before the end.
     let mut other = group.map(|group| sized(Some(group)).open().unwrap());
+    // The control: as the one below, but nothing wakes it.
+    let mut late = group.map(|group| sized(Some(group)).filter(filter).open().unwrap());
     let port = sized(group).filter(filter).watermark(30_000);
     let mut port = port.max_delay(Duration::from_secs(60)).open().unwrap();
     let received = read_waking(&mut port, LIMIT, |_| {});
     if let Some(other) = &mut other {
         read_all(other, |_| {});
+    }
+    if let Some(late) = &mut late {
+        let (read, lost) = (read_all(late, |_| {}), late.dropped());
+        assert!(
+            lost > 1_000,
+            "who wakes too late loses: {lost}, {read} read"
+        );
     }
     let counters = daemon.audit();
     let host = counted(&counters, port.number());
