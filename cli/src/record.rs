@@ -84,6 +84,9 @@ pub(crate) struct Record {
     /// Write by pwrite even where io_uring is allowed
     #[arg(long)]
     no_uring: bool,
+    /// Write no index; `vnplug index` makes it later
+    #[arg(long)]
+    no_index: bool,
     /// Stop after this time
     #[arg(short = 't', long, value_name = "TIME", value_parser = text::duration)]
     seconds: Option<Duration>,
@@ -219,6 +222,7 @@ impl Record {
         settings.quota = self.quota;
         settings.flush_every = self.flush;
         settings.sync_every = self.flush;
+        settings.index = !self.no_index;
         let buffers = self.buffer / settings.chunk_bytes as u64;
         settings.buffers = u16::try_from(buffers)
             .ok()

@@ -74,6 +74,8 @@ pub struct Settings {
     pub chunk_bytes: usize,
     /// How many there are.
     pub buffers: u16,
+    /// Whether segments get an index beside them.
+    pub index: bool,
 }
 
 impl Settings {
@@ -91,6 +93,7 @@ impl Settings {
             sync_every: Duration::from_secs(1),
             chunk_bytes: 4 << 20,
             buffers: 16,
+            index: true,
         }
     }
 

@@ -55,7 +55,9 @@ impl Writer {
             tail: Vec::new(),
         };
         reserve(self.disk.as_mut(), &mut segment, 0, self.settings.reserve());
-        self.index.begin(&path, self.settings.format);
+        if self.settings.index {
+            self.index.begin(&path, self.settings.format);
+        }
         let begun = self.write_header(&mut segment);
         let begun = begun.and_then(|()| match self.doubt {
             true => self.disk.sync(),
