@@ -38,6 +38,24 @@ impl Lab {
         if path.as_os_str().len() > 80 {
             return Err(LabError::Path(path));
         }
+        Self::at(path)
+    }
+
+    /// Makes a lab in a directory of the caller's, which is made if it is not there: for files that
+    /// want a certain disk. Labs in it whose owner is dead are removed before. Its path may be too long
+    /// for sockets.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn within(base: &Path) -> Result<Self> {
+        let what = || LabError::io(format!("make {}", base.display()));
+        fs::create_dir_all(base).map_err(what())?;
+        let base = base.canonicalize().map_err(what())?;
+        sweep(&base);
+        Self::at(base.join(owner::unique_name()))
+    }
+
+    fn at(path: PathBuf) -> Result<Self> {
         fs::create_dir(&path).map_err(LabError::io(format!("make {}", path.display())))?;
         Ok(Self {
             dir: Arc::new(Dir { path }),
@@ -106,5 +124,17 @@ mod tests {
         fs::create_dir(&orphan).unwrap();
         let _lab = Lab::new().unwrap();
         assert!(!orphan.exists());
+    }
+
+    #[test]
+    fn a_lab_on_another_disk_sweeps_there() {
+        let lab = Lab::new().unwrap();
+        let base = lab.dir().join("deep/disk");
+        let orphan = base.join(format!("vnplab-{}-1-0", std::process::id()));
+        fs::create_dir_all(&orphan).unwrap();
+        let other = Lab::within(&base).unwrap();
+        assert!(!orphan.exists() && other.dir().starts_with(lab.dir().canonicalize().unwrap()));
+        drop(other);
+        assert_eq!(fs::read_dir(&base).unwrap().count(), 0);
     }
 }

@@ -40,6 +40,8 @@ pub struct Stream {
     pub run: u32,
     /// Flows, taken in turn; 1 to 65536.
     pub flows: u32,
+    /// Lengths that frames have in turn, in the place of `len_bytes`; none: all have that one.
+    pub mix: Vec<usize>,
 }
 
 /// What was sent.
@@ -72,6 +74,7 @@ impl Stream {
             pps: None,
             run: 1,
             flows: 1,
+            mix: Vec::new(),
         }
     }
 
@@ -136,7 +139,7 @@ impl Stream {
         }
     }
 
-    /// One frame per slot: a whole number of rounds over the flows, at least a batch.
+    /// One frame per slot: a whole number of rounds over the flows and the lengths, at least a batch.
     fn prepare(&self) -> Result<(Vec<Vec<u8>>, Vec<Stamp>)> {
         if !(1..=MAX_FLOWS).contains(&self.flows) {
             return Err(LabError::Protocol(format!(
@@ -144,17 +147,22 @@ impl Stream {
                 self.flows
             )));
         }
-        let slots = BATCH.next_multiple_of(self.flows as usize);
+        let lens = match &self.mix[..] {
+            [] => std::slice::from_ref(&self.len_bytes),
+            mix => mix,
+        };
+        let slots = BATCH.next_multiple_of(self.flows as usize * lens.len());
         (0..slots)
             .map(|slot| {
                 let flow = slot as u32 % self.flows;
+                let len_bytes = lens[slot % lens.len()];
                 let shape = Shape {
-                    len_bytes: self.len_bytes,
+                    len_bytes,
                     flow,
                     protocol: Protocol::Udp4,
                     vlan_tci: None,
                 };
-                let mut frame = vec![0; self.len_bytes];
+                let mut frame = vec![0; len_bytes];
                 let stamp = shape
                     .write(self.run, &mut frame)
                     .map_err(|error| LabError::Protocol(error.to_string()))?;
@@ -189,6 +197,19 @@ mod tests {
         assert_eq!((frames.len(), stamps.len()), (66, 66));
         assert_eq!(frames[0], frames[3]);
         assert_ne!(frames[0], frames[1]);
+    }
+
+    #[test]
+    fn lengths_take_turns_too() {
+        let stream = Stream {
+            flows: 5,
+            mix: vec![60, 590],
+            ..Stream::new("none", 0)
+        };
+        let (frames, _) = stream.prepare().unwrap();
+        assert_eq!(frames.len() % 10, 0);
+        let lens: Vec<usize> = frames.iter().take(4).map(Vec::len).collect();
+        assert_eq!(lens, [60, 590, 60, 590]);
     }
 
     #[test]
