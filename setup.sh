@@ -11,7 +11,7 @@ needs=(
     /usr/bin/busybox:busybox-static libpcap.so.0.8:libpcap0.8
     dpdk-testpmd:dpdk curl:curl python3:python3 ping:iputils-ping dnsmasq:dnsmasq-base
     dig:bind9-dnsutils ethtool:ethtool setpriv:util-linux editcap:wireshark-common g++:g++
-    tcpreplay:tcpreplay dmsetup:dmsetup mkfs.ext4:e2fsprogs
+    tcpreplay:tcpreplay fio:fio netsniff-ng:netsniff-ng dmsetup:dmsetup mkfs.ext4:e2fsprogs
     # the page of recordings is tested in a browser
     chromium:chromium chromedriver:chromium-driver
     cpio:cpio modinfo:kmod openssl:openssl valgrind:valgrind

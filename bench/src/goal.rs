@@ -11,6 +11,8 @@ pub(crate) enum Goal {
     ShareOfPeer(f64),
     /// At most this value.
     AtMost(f64),
+    /// At least this value.
+    AtLeast(f64),
 }
 
 impl Goal {
@@ -30,6 +32,7 @@ impl Goal {
             Self::TimesPeer(times) => told(figure.ratio()?) >= times,
             Self::ShareOfPeer(share) => told(figure.ratio()?) <= share,
             Self::AtMost(most) => value <= most,
+            Self::AtLeast(least) => value >= least,
         })
     }
 
@@ -38,7 +41,7 @@ impl Goal {
         let peer = || figure.peer.as_ref().map(|(_, samples)| samples.median());
         match self {
             Self::TimesPeer(factor) | Self::ShareOfPeer(factor) => Some(factor * peer()?),
-            Self::AtMost(value) => Some(value),
+            Self::AtMost(value) | Self::AtLeast(value) => Some(value),
         }
     }
 
@@ -48,6 +51,7 @@ impl Goal {
             Self::TimesPeer(times) => format!(">= {times}x"),
             Self::ShareOfPeer(share) => format!("<= {share}x"),
             Self::AtMost(value) => format!("<= {value}"),
+            Self::AtLeast(value) => format!(">= {value}"),
         }
     }
 }
@@ -122,6 +126,23 @@ const GOALS: &[(&str, Goal)] = &[
     ("pcap-dispatch-1514", Goal::ShareOfPeer(0.5)),
     ("pcap-tcpdump-60", Goal::ShareOfPeer(0.5)),
     ("pcap-tcpdump-1514", Goal::ShareOfPeer(0.5)),
+    ("record-64-flat-loss", Goal::AtMost(0.0)),
+    ("record-512-flat-loss", Goal::AtMost(0.0)),
+    ("record-1400-flat-loss", Goal::AtMost(0.0)),
+    ("record-imix-flat-loss", Goal::AtMost(0.0)),
+    ("record-disk", Goal::TimesPeer(0.9)),
+    ("record-disk-loss", Goal::AtMost(0.0)),
+    // What n2disk reaches with an FPGA's help.
+    ("record-disk-core", Goal::AtLeast(8.3)),
+    ("record-disk-core-whole", Goal::AtLeast(8.3)),
+    ("record-index-1400", Goal::TimesPeer(0.9)),
+    ("record-index-imix", Goal::TimesPeer(0.9)),
+    ("record-index-64", Goal::TimesPeer(0.9)),
+    ("replay-gap-busy-p50", Goal::ShareOfPeer(1.0)),
+    ("replay-gap-busy-p99", Goal::ShareOfPeer(1.0)),
+    ("replay-top-60", Goal::TimesPeer(1.0)),
+    ("query-20g-cold", Goal::AtMost(1.0)),
+    ("query-20g-warm", Goal::AtMost(1.0)),
 ];
 
 #[cfg(test)]
@@ -160,5 +181,6 @@ mod tests {
         figure.peer = None;
         assert_eq!(goal.is_met(&figure), None);
         assert_eq!(Goal::AtMost(9.0).is_met(&figure), Some(false));
+        assert_eq!(Goal::AtLeast(9.0).is_met(&figure), Some(true));
     }
 }

@@ -8,6 +8,7 @@
 //!   ROWS="handoff"           the same, by environment
 //!   ROUNDS=5 SECONDS=1.0     rounds of ours and the peer's in turns; seconds per measurement
 //!   OUT=target/bench/results.json
+//!   DISK=target/bench/disk   where recordings are written, and removed again
 //! ```
 //!
 //! On a machine that does other work at the same time run it as `chrt -r 10 vnplug-bench`: the
@@ -34,6 +35,7 @@ mod memif;
 mod pcap;
 mod plot;
 mod publish;
+mod record;
 mod report;
 mod row;
 mod rows;

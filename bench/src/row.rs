@@ -30,10 +30,12 @@ pub(crate) struct Plan {
     pub(crate) out: PathBuf,
     /// A real interface, for the row that measures on one.
     pub(crate) interface: Option<String>,
+    /// Where recordings are written.
+    pub(crate) disk: PathBuf,
 }
 
 impl Plan {
-    /// Reads `ROUNDS`, `SECONDS` and `OUT`.
+    /// Reads `ROUNDS`, `SECONDS`, `OUT` and `DISK`.
     pub(crate) fn from_env() -> Result<Self> {
         let word = |name, default: &str| std::env::var(name).unwrap_or(default.to_owned());
         // NB: bash has a variable SECONDS of its own but does not export it.
@@ -41,10 +43,13 @@ impl Plan {
         let seconds = seconds.map_err(|error| format!("SECONDS: {error}"))?;
         let rounds = word("ROUNDS", "5").parse::<usize>();
         let rounds = rounds.map_err(|error| format!("ROUNDS: {error}"))?;
+        let out: PathBuf = word("OUT", "target/bench/results.json").into();
+        let beside = out.with_file_name("disk");
         Ok(Self {
             rounds: rounds.max(1),
             time: Duration::try_from_secs_f64(seconds.max(0.1))?,
-            out: word("OUT", "target/bench/results.json").into(),
+            disk: std::env::var_os("DISK").map_or(beside, PathBuf::from),
+            out,
             interface: std::env::var(capture::INTERFACE)
                 .ok()
                 .filter(|name| !name.is_empty()),
@@ -60,6 +65,7 @@ impl Plan {
             time: self.time.min(time),
             out: self.out.clone(),
             interface: self.interface.clone(),
+            disk: self.disk.clone(),
         }
     }
 }
@@ -159,7 +165,10 @@ impl Figure {
     /// at twice its cost.
     pub(crate) fn reached(&self) -> Option<f64> {
         let (ours, limit) = (self.ours.median(), self.limit.as_ref()?.samples.median());
-        let (part, whole) = match self.unit.starts_with("Mpps") {
+        let is_rate = ["Mpps", "MB/s"]
+            .iter()
+            .any(|unit| self.unit.starts_with(unit));
+        let (part, whole) = match is_rate {
             true => (ours, limit),
             false => (limit, ours),
         };

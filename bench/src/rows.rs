@@ -3,7 +3,8 @@
 use crate::handoff::{self, Reading, Sizes};
 use crate::row::{Plan, Result, Row};
 use crate::{
-    attached, capture, fanout, filter, group, latency, limit, pcap, scale, stage, supervise, uml,
+    attached, capture, fanout, filter, group, latency, limit, pcap, record, scale, stage,
+    supervise, uml,
 };
 
 /// Every row.
@@ -40,6 +41,7 @@ const GROUPS: &[&[Row]] = &[
     PORTS,
     applications!(60, 1514),
     PCAP_GUESTS,
+    RECORD,
 ];
 
 const fn row(
@@ -300,6 +302,54 @@ const PCAP_GUESTS: &[Row] = &[
         "pcap-uml-filtered",
         "what a guest with a filter pays for the packets it does not want",
         pcap::filtered,
+    ),
+];
+
+const RECORD: &[Row] = &[
+    row(
+        "record-64",
+        "64-byte frames to disk at several rates, against tcpdump, dumpcap and netsniff-ng",
+        |plan| record::on_a_wire(plan, Sizes::One(64)),
+    ),
+    row(
+        "record-512",
+        "512-byte frames to disk at several rates, against tcpdump, dumpcap and netsniff-ng",
+        |plan| record::on_a_wire(plan, Sizes::One(512)),
+    ),
+    row(
+        "record-1400",
+        "1400-byte frames to disk at several rates, against tcpdump, dumpcap and netsniff-ng",
+        |plan| record::on_a_wire(plan, Sizes::One(1400)),
+    ),
+    row(
+        "record-imix",
+        "a mix of frames to disk at several rates, against tcpdump, dumpcap and netsniff-ng",
+        |plan| record::on_a_wire(plan, Sizes::Imix),
+    ),
+    row(
+        "record-disk",
+        "from the generator in memory to the disk, against fio with O_DIRECT",
+        record::against_fio,
+    ),
+    row(
+        "record-index",
+        "the write rate with an index, against the same without",
+        record::with_and_without_index,
+    ),
+    row(
+        "replay-gap",
+        "how exactly recorded gaps are replayed, against tcpreplay",
+        record::accuracy,
+    ),
+    row(
+        "replay-top",
+        "60-byte frames replayed at top speed, against tcpreplay",
+        record::top_speed,
+    ),
+    row(
+        "query-20g",
+        "one host in one hour of a recording of 20 GB, against tcpdump -r; needs 25 GB of disk",
+        record::in_20g,
     ),
 ];
 

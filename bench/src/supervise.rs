@@ -72,13 +72,13 @@ fn attempt(row: &Row, plan: &Plan) -> Result<Outcome> {
     match (end, written) {
         (Ok(_), Ok(outcome)) => Ok(outcome),
         (Ok(status), Err(_)) => {
-            sweep();
+            sweep(plan);
             Ok(Outcome::Failed(format!(
                 "its process ended without a result: {status}"
             )))
         }
         (Err(outcome), _) => {
-            sweep();
+            sweep(plan);
             Ok(outcome)
         }
     }
@@ -123,10 +123,14 @@ impl Drop for Group {
 }
 
 /// Removes directories and namespaces of rows that did not come to do it themselves.
-fn sweep() {
+fn sweep(plan: &Plan) {
     // The guests' watchdogs come first.
     sleep(Duration::from_secs(1));
-    if let Err(error) = Lab::new() {
+    let recordings = match plan.disk.is_dir() {
+        true => Lab::within(&plan.disk).map(drop),
+        false => Ok(()),
+    };
+    if let Err(error) = Lab::new().map(drop).and(recordings) {
         eprintln!("vnplug-bench: cannot sweep: {error}");
     }
 }

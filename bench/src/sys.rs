@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -93,6 +94,36 @@ fn pin_to(cpus: &[usize]) -> Result<()> {
     let mut set = CpuSet::new();
     cpus.iter().for_each(|&cpu| set.set(cpu));
     Ok(sched_setaffinity(None, &set)?)
+}
+
+/// Gives this thread, and what it starts, the ordinary class, where `chrt` gave another.
+pub(crate) fn ordinary() -> Result<()> {
+    // SAFETY: the parameters are a plain structure that the kernel copies.
+    let status = unsafe {
+        let parameters: libc::sched_param = std::mem::zeroed();
+        libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters)
+    };
+    match status {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().into()),
+    }
+}
+
+/// Processor time of all children that were waited for, with theirs.
+pub(crate) fn children_time() -> Result<Duration> {
+    // SAFETY: the kernel fills a plain structure of ours.
+    let (status, usage) = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        let status = libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        (status, usage)
+    };
+    if status != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    let time = |part: libc::timeval| {
+        Duration::from_secs(part.tv_sec as u64) + Duration::from_micros(part.tv_usec as u64)
+    };
+    Ok(time(usage.ru_utime) + time(usage.ru_stime))
 }
 
 /// Makes SIGINT and SIGTERM set a flag instead of ending this process.

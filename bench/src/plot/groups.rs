@@ -140,6 +140,30 @@ const DELIVER: Lines = Lines {
     levels: &[(200.0, "goal: 5 Mpps")],
 };
 
+/// A quantity of the recorders by frame length, with one load.
+macro_rules! recorders {
+    ($title:literal, $unit:literal, $suffix:literal) => {
+        L(Lines {
+            title: $title,
+            over: "frame length, bytes",
+            unit: $unit,
+            log: false,
+            reach: 0.0,
+            curves: &[
+                curve("vNPlug", concat!("record-{}", $suffix), Ours),
+                curve("tcpdump", concat!("record-{}", $suffix), Peer),
+                curve("dumpcap", concat!("record-{}", $suffix, "-dumpcap"), Peer),
+                curve(
+                    "netsniff-ng",
+                    concat!("record-{}", $suffix, "-netsniff"),
+                    Peer,
+                ),
+            ],
+            levels: &[],
+        })
+    };
+}
+
 /// Names that end so only compare with another peer, or say the same in another unit.
 const ONCE: &[&str] = &[
     "-cost:",
@@ -420,6 +444,49 @@ pub(super) const PLOTS: &[Plot] = &[
                     levels: &[],
                 }),
             ],
+        ],
+    },
+    Plot {
+        name: "record",
+        title: "Recording to disk, beside tcpdump, dumpcap and netsniff-ng",
+        panels: &[
+            &[
+                recorders!("Lost, sent flat out", "% of packets", "-flat-loss"),
+                recorders!("Lost at 400,000 packets/s", "% of packets", "-400k-loss"),
+            ],
+            &[
+                recorders!("On the disk, sent flat out", "MB/s", "-flat-rate"),
+                recorders!("Processor time, sent flat out", "CPU s/GB", "-flat-cpu"),
+            ],
+            &[D(dots(
+                "From the generator in memory, beside fio; with and without the index",
+                &["record-disk", "record-index-"],
+                "MB/s",
+            ))],
+            &[D(dots(
+                "Recorded per second of processor time",
+                &["record-disk-core"],
+                "Gb/s per core",
+            ))],
+        ],
+    },
+    Plot {
+        name: "query",
+        title: "Found and replayed",
+        panels: &[
+            &[D(dots(
+                "To the first packet of a host in an hour of a recording",
+                &["query-"],
+                "s",
+            )
+            .by_magnitude())],
+            &[D(dots(
+                "By how much replayed gaps are off",
+                &["replay-gap-"],
+                "us",
+            )
+            .by_magnitude())],
+            &[D(dots("Replayed at top speed", &["replay-top-"], "Mpps"))],
         ],
     },
     Plot {

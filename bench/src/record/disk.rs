@@ -1,0 +1,270 @@
+//! Rows `record-disk` and `record-index`: from the generator in memory to the disk.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::Daemon;
+
+use super::place::{Place, clear};
+use super::tool::{Process, Usage, recorder};
+use super::{GB, files, fio};
+use crate::attached::cpu_time;
+use crate::handoff::Sizes;
+use crate::row::{Figure, Plan, Result, Samples};
+use crate::sys;
+
+/// Recorded as fast as the disk takes it, beside fio on the same disk.
+pub(crate) fn against_fio(plan: &Plan) -> Result<Vec<Figure>> {
+    sys::ordinary()?;
+    let place = Place::with_room(plan, most_bytes(plan))?;
+    let lab = Lab::new()?;
+    let [mut best, mut limit, mut lost, mut top, mut core, mut whole] =
+        [(); 6].map(|()| Samples::default());
+    for round in 1..=plan.rounds {
+        let allowed = fio::bytes_per_second(place.dir(), most_bytes(plan) / 2)?;
+        let offered = |share: f64| Offer::Bytes(allowed * share);
+        let generated = |offer| generate(plan, &lab, &place, FULL, offer, true);
+        let at_goal = generated(offered(GOAL))?;
+        let mut found = None;
+        for share in SHARES {
+            let run = match share == GOAL {
+                true => at_goal,
+                false => generated(offered(share))?,
+            };
+            if run.lost() == 0 {
+                found = Some(run);
+                break;
+            }
+        }
+        let found = found.unwrap_or_default();
+        let flooded = generated(Offer::Flood)?;
+        eprintln!(
+            "  round {round}: fio {:.0} MB/s; nothing lost up to {:.0} MB/s, {:.1} Gb/s per core; \
+             {:.2} % lost at {:.0} % of fio's; {:.0} MB/s of a flood",
+            allowed / 1e6,
+            found.file_mbytes(),
+            found.gbits_per_core(),
+            at_goal.lost_percent(),
+            GOAL * 100.0,
+            flooded.file_mbytes(),
+        );
+        limit.push(allowed / 1e6);
+        best.push(found.file_mbytes());
+        lost.push(at_goal.lost_percent());
+        top.push(flooded.file_mbytes());
+        core.push(found.gbits_per_core());
+        whole.push(found.gbits_per_cores());
+    }
+    let figure = |suffix: &str, unit, ours, peer: Option<&Samples>, what: &str| Figure {
+        name: format!("record-disk{suffix}"),
+        unit,
+        ours,
+        peer: peer.map(|samples| (FIO.to_owned(), samples.clone())),
+        limit: None,
+        note: format!(
+            "{what}; frames of {FULL} bytes of {FLOWS} flows from the generator in memory for {:.1} s, \
+             ring 64 MiB, buffers 64 MiB, index included; from the first packet until the recorder has \
+             ended with everything synced. fio: one file as large, O_DIRECT and io_uring, the better of \
+             4 x 4 MiB and 16 x 1 MiB under way, synced",
+            time(plan).as_secs_f64()
+        ),
+    };
+    Ok(vec![
+        figure(
+            "",
+            "MB/s",
+            best,
+            Some(&limit),
+            "bytes of the files without a packet lost: the highest of the rates 100, 95, 90 … 10 % \
+             of what fio had just written",
+        ),
+        figure(
+            "-loss",
+            "% lost",
+            lost,
+            None,
+            "lost when the generator offers 90 % of what fio had just written",
+        ),
+        figure(
+            "-top",
+            "MB/s",
+            top,
+            Some(&limit),
+            "bytes of the files while the generator offers what it can, and most of it is lost",
+        ),
+        figure(
+            "-core",
+            "Gb/s per core",
+            core,
+            None,
+            "bits of frames per second of processor time of vnplug record, at the rate of record-disk",
+        ),
+        figure(
+            "-core-whole",
+            "Gb/s per core",
+            whole,
+            None,
+            "the same with the daemon's time, the generator's in it",
+        ),
+    ])
+}
+
+/// The write rate of a flood with the index and without.
+pub(crate) fn with_and_without_index(plan: &Plan) -> Result<Vec<Figure>> {
+    sys::ordinary()?;
+    let place = Place::with_room(plan, most_bytes(plan))?;
+    let lab = Lab::new()?;
+    let mut figures = Vec::new();
+    for sizes in [Sizes::One(FULL_BYTES), Sizes::Imix, Sizes::One(64)] {
+        let name = sizes.to_string();
+        let [mut with, mut without] = [(); 2].map(|()| Samples::default());
+        for round in 1..=plan.rounds {
+            for (index, samples) in [(true, &mut with), (false, &mut without)] {
+                let run = generate(plan, &lab, &place, &name, Offer::Flood, index)?;
+                samples.push(run.file_mbytes());
+            }
+            let (with, without) = (with.last(), without.last());
+            eprintln!("  round {round}, {name} B: {with:.0} MB/s, without index {without:.0} MB/s");
+        }
+        figures.push(Figure {
+            name: format!("record-index-{name}"),
+            unit: "MB/s",
+            ours: with,
+            peer: Some(("vnplug record --no-index".to_owned(), without)),
+            limit: None,
+            note: format!(
+                "bytes of the files per second, frames of {name} bytes of {FLOWS} flows, while the \
+                 generator in memory offers what it can and takes a CPU for it"
+            ),
+        });
+    }
+    Ok(figures)
+}
+
+/// What the generator offers.
+#[derive(Clone, Copy)]
+enum Offer {
+    /// So many bytes of files per second, for the plan's time.
+    Bytes(f64),
+    /// All it can, until the recorder has had enough.
+    Flood,
+}
+
+/// One recording of generated frames.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    /// Frames the generator made; 0 of a flood.
+    offered: u64,
+    recorded: u64,
+    frame_bytes: u64,
+    file_bytes: u64,
+    elapsed: Duration,
+    recorder_cpu: Duration,
+    daemon_cpu: Duration,
+}
+
+impl Run {
+    fn lost(&self) -> u64 {
+        self.offered.saturating_sub(self.recorded)
+    }
+
+    fn lost_percent(&self) -> f64 {
+        self.lost() as f64 * 100.0 / self.offered.max(1) as f64
+    }
+
+    fn file_mbytes(&self) -> f64 {
+        self.file_bytes as f64 / 1e6 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    fn gbits(&self) -> f64 {
+        self.frame_bytes as f64 * 8.0 / GB
+    }
+
+    fn gbits_per_core(&self) -> f64 {
+        self.gbits() / self.recorder_cpu.as_secs_f64().max(1e-9)
+    }
+
+    fn gbits_per_cores(&self) -> f64 {
+        let both = self.recorder_cpu + self.daemon_cpu;
+        self.gbits() / both.as_secs_f64().max(1e-9)
+    }
+}
+
+fn generate(
+    plan: &Plan,
+    lab: &Lab,
+    place: &Place,
+    size: &str,
+    offer: Offer,
+    index: bool,
+) -> Result<Run> {
+    let dir = place.fresh("generated")?;
+    let time = time(plan);
+    let mut source = format!("lab=gen,size={size},flows={FLOWS}");
+    let mut offered = 0;
+    if let Offer::Bytes(rate) = offer {
+        let pps = (rate / ON_DISK).max(1.0) as u64;
+        offered = ((pps as f64 * time.as_secs_f64()) as u64).max(1);
+        source += &format!(",pps={pps},count={offered}");
+    }
+    let daemon = Daemon::start(lab, None, &["--source", &source])?;
+    let before = cpu_time(daemon.pid())?;
+    let mut command = recorder(&daemon, "host:lab", &dir)?;
+    command.args(["--ring", "64M"]);
+    if matches!(offer, Offer::Flood) {
+        command.args(["-t", &format!("{}ms", time.as_millis())]);
+    }
+    command.args((!index).then_some("--no-index"));
+    let mut process = Process::start(command, None, &lab.dir().join("tool.log"))?;
+    let usage = Usage::now(&process)?;
+    process.end(None)?;
+    let ended_ns = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64;
+    let recorder_cpu = usage.whole()?;
+    let daemon_cpu = cpu_time(daemon.pid())?.saturating_sub(before);
+    drop(daemon);
+    let found = of(&dir)?;
+    clear(&dir)?;
+    Ok(Run {
+        offered,
+        recorded: found.packets,
+        frame_bytes: found.bytes,
+        file_bytes: found.file_bytes,
+        elapsed: Duration::from_nanos(ended_ns.saturating_sub(found.first_ns)),
+        recorder_cpu,
+        daemon_cpu,
+    })
+}
+
+/// What is in the files; that there is nothing is an error.
+fn of(dir: &Path) -> Result<files::Found> {
+    let found = files::count(dir, None)?;
+    match found.packets {
+        0 => Err("nothing was recorded".into()),
+        _ => Ok(found),
+    }
+}
+
+/// Of one recording: so long that its beginning and its end weigh little.
+fn time(plan: &Plan) -> Duration {
+    (plan.time * 2).min(LONGEST)
+}
+
+/// More than a disk of today takes in that time.
+fn most_bytes(plan: &Plan) -> u64 {
+    (time(plan).as_secs_f64() * MOST_PER_SECOND) as u64 + (1 << 30)
+}
+
+/// Shares of the disk's rate that are tried.
+const SHARES: [f64; 12] = [
+    1.0, 0.95, GOAL, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1,
+];
+const GOAL: f64 = 0.9;
+const FULL_BYTES: usize = 1400;
+const FULL: &str = "1400";
+/// Bytes of such a frame in a file: the block of pcapng has 32 beside it.
+const ON_DISK: f64 = 1432.0;
+const FLOWS: u32 = 10_000;
+const FIO: &str = "fio, O_DIRECT";
+const LONGEST: Duration = Duration::from_secs(3);
+const MOST_PER_SECOND: f64 = 5e9;
