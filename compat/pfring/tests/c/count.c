@@ -6,6 +6,7 @@
  *   -p poll-ms  -e direction  -s sampling  -V vlan  -m (long header)
  *   -r recv|copy|parsed|burst|loop|poll
  *   -a (active)  -t threads
+ *   -g (reads when its input has a line)  -b (says `begun` at the first packet)
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -21,7 +22,7 @@ static volatile sig_atomic_t stop;
 static unsigned long wanted = ~0ul;
 static unsigned long packets, bytes, captured, udp, tcp, other, ipv6, backwards, bad;
 static unsigned long long last_ns;
-static int long_header, threads_done;
+static int long_header, threads_done, announces;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void leave(int signal)
@@ -36,6 +37,10 @@ static void leave(int signal)
 static void see(const struct pfring_pkthdr *h, const u_char *p)
 {
     packets++;
+    if (announces && packets == 1) {
+        printf("begun\n");
+        fflush(stdout);
+    }
     bytes += h->len;
     captured += h->caplen;
     if (h->caplen < 14)
@@ -138,11 +143,11 @@ int main(int argc, char **argv)
 {
     const char *device = "eth0", *filter = NULL, *how = "recv";
     int option, rc, cluster = 0, type = cluster_per_flow_5_tuple, watermark = 0, poll_ms = 0;
-    int direction = 0, sampling = 0, vlan = -1, wait = 1, threads = 0;
+    int direction = 0, sampling = 0, vlan = -1, wait = 1, threads = 0, gated = 0;
     u_int32_t caplen = 1536, flags = PF_RING_PROMISC;
     pfring_stat stats;
 
-    while ((option = getopt(argc, argv, "i:n:l:f:c:H:w:p:e:s:V:mr:at:R:")) != -1) {
+    while ((option = getopt(argc, argv, "i:n:l:f:c:H:w:p:e:s:V:mr:at:gb")) != -1) {
         switch (option) {
         case 'i': device = optarg; break;
         case 'n': wanted = strtoul(optarg, NULL, 10); break;
@@ -158,6 +163,8 @@ int main(int argc, char **argv)
         case 'm': long_header = 1; flags |= PF_RING_LONG_HEADER; break;
         case 'r': how = optarg; break;
         case 'a': wait = 0; break;
+        case 'g': gated = 1; break;
+        case 'b': announces = 1; break;
         case 't': threads = atoi(optarg); flags |= PF_RING_REENTRANT; break;
         default: return 2;
         }
@@ -192,6 +199,8 @@ int main(int argc, char **argv)
     }
     printf("ready\n");
     fflush(stdout);
+    if (gated)
+        getchar();
     if (threads) {
         pthread_t all[16];
         for (int i = 0; i < threads; i++)

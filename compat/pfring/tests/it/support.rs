@@ -1,8 +1,8 @@
 //! C programs, compiled against our header and library, and how to run them.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,7 @@ pub(crate) fn compile(dir: &Path, name: &str, library: Library) -> PathBuf {
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
+    input: ChildStdin,
     lines: Receiver<String>,
 }
 
@@ -77,10 +78,12 @@ impl Running {
             .env("VNPLUG_SOCKET", socket)
             // Cargo's own would find another libpfring.so first.
             .env_remove("LD_LIBRARY_PATH")
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
             .spawn()
             .unwrap();
+        let input = child.stdin.take().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let (tell, lines) = channel();
         std::thread::spawn(move || {
@@ -90,7 +93,16 @@ impl Running {
                 }
             }
         });
-        Self { child, lines }
+        Self {
+            child,
+            input,
+            lines,
+        }
+    }
+
+    /// Has one that was told to wait for a line of input go on.
+    pub(crate) fn go(&mut self) {
+        self.input.write_all(b"\n").unwrap();
     }
 
     /// The next line it prints.
