@@ -134,7 +134,17 @@ fn a_restart_of_the_daemon_is_survived() {
             .args(command)
             .stdout(Stdio::piped());
         let reader = reader.spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(500));
+        // It reads; of what it wants most is still to come.
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        let reads = |daemon: &Daemon| {
+            let counters = daemon.counters();
+            let mut ports = counters.iter().filter(|it| it.kind == "port");
+            ports.any(|port| value(port, "delivered") > 0)
+        };
+        while !reads(&daemon) {
+            assert!(std::time::Instant::now() < deadline, "{command:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
         daemon.kill();
         daemon.launch().unwrap();
         let output = reader.wait_with_output().unwrap();

@@ -10,6 +10,10 @@ use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
 
+/// What fills a block of the kernel's ring slowly takes one each time this is over: long enough that a
+/// daemon may be kept from the processor for some seconds.
+const PATIENT: &str = "wire=af_packet:wire1,block_timeout_ms=50";
+
 /// A wire, a daemon that captures at its end, the drop-in.
 struct Bench {
     lab: Lab,
@@ -23,8 +27,7 @@ impl Bench {
         let lab = Lab::new().unwrap();
         let netns = Netns::new().unwrap();
         netns.veth("wire0", "wire1").unwrap();
-        let daemon =
-            Daemon::start(&lab, Some(&netns), &["--source", "wire=af_packet:wire1"]).unwrap();
+        let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
         let drop_in = DropIn::new(&lab);
         Self {
             lab,
