@@ -26,9 +26,14 @@ pub struct Daemon {
     args: Vec<String>,
     netns: Option<String>,
     process: Option<Tethered>,
+    // Last: its directory outlives it.
+    _lab: Lab,
 }
 
 const START: Duration = Duration::from_secs(60);
+/// How much of a daemon is told when its test failed: entries of the counters, lines of the log.
+const TOLD_COUNTERS: usize = 20;
+const TOLD_LINES: usize = 40;
 
 impl Daemon {
     /// Starts a daemon with these further arguments, in `netns` if given, and waits until it
@@ -51,6 +56,7 @@ impl Daemon {
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
             netns: netns.map(|netns| netns.name().to_owned()),
             process: None,
+            _lab: lab.clone(),
         };
         daemon.launch()?;
         Ok(daemon)
@@ -161,8 +167,8 @@ impl Daemon {
     /// If the daemon does not answer.
     #[must_use]
     pub fn counters(&self) -> Vec<Counted> {
-        let mut client = Client::connect_to(&self.socket()).expect("the daemon answers");
-        client.stats().expect("the daemon counts")
+        let asked = Client::connect_to(&self.socket()).and_then(|mut client| client.stats());
+        asked.unwrap_or_else(|error| panic!("the daemon does not count: {error}"))
     }
 
     /// Waits until it has no ports any more; whoever had thousands of them keeps it busy closing.
@@ -194,6 +200,30 @@ impl Daemon {
         counters
     }
 
+    /// Says on standard error how it stands: its counters that are not 0, and the end of its log.
+    fn tell(&self) {
+        let asked = Client::connect_to(&self.socket()).and_then(|mut client| client.stats());
+        match asked {
+            Ok(counters) => {
+                for counted in counters.iter().take(TOLD_COUNTERS) {
+                    let Counted {
+                        kind,
+                        name,
+                        labels,
+                        values,
+                    } = counted;
+                    let values: Vec<_> = values.iter().filter(|(_, value)| *value > 0).collect();
+                    eprintln!("{kind} {name}: {labels:?} {values:?}");
+                }
+            }
+            Err(error) => eprintln!("the daemon does not count: {error}"),
+        }
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let end = &lines[lines.len().saturating_sub(TOLD_LINES)..];
+        eprintln!("the daemon's log ends:\n{}", end.join("\n"));
+    }
+
     fn log_path(&self) -> PathBuf {
         self.dir.join("log")
     }
@@ -201,6 +231,10 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        // A test that fails tells what there is to tell: nobody can look any more.
+        if thread::panicking() {
+            self.tell();
+        }
         self.kill();
         // NB: a failure leaves the directory to the next lab's sweep.
         let _ = fs::remove_dir_all(&self.pools);
