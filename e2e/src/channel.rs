@@ -83,8 +83,17 @@ impl Job {
     /// # Errors
     /// [`LabError::Timeout`] or [`LabError::GuestGone`].
     pub fn signal(&self, name: &str) -> Result<()> {
-        let kill = format!("kill -s {name} -- -$(cat /run/lab/{}.pid)", self.id);
-        // An exit status other than 0 means that the command has just ended.
+        if self.is_done() {
+            return Ok(());
+        }
+        // The command may not have begun: it has a number first, and then a session of its own. One
+        // that has ended has no number any more, which is no error.
+        let kill = format!(
+            "pid=/run/lab/{}.pid; seen=; for try in $(seq 100); do \
+             if [ -s $pid ]; then seen=1; kill -s {name} -- -$(cat $pid) && exit; \
+             elif [ $seen ]; then exit; fi; sleep 0.1; done",
+            self.id
+        );
         Channel::start(&self.channel, &kill)?
             .wait(SIGNAL_LIMIT)
             .map(drop)

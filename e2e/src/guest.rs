@@ -18,8 +18,10 @@ use crate::qmp::Qmp;
 
 /// Lines of the console that a failed boot shows: a kernel's trace, and what was said before it.
 const BOOT_TAIL: usize = 100;
+/// Lines of the console of a guest whose test failed.
+const DROPPED_TAIL: usize = 30;
 /// How many guests of one test process may be booted a second time.
-const SECOND_BOOTS: usize = 2;
+const SECOND_BOOTS: usize = 3;
 /// How many were.
 static BOOTED_AGAIN: AtomicUsize = AtomicUsize::new(0);
 /// How long a guest may take to end that has closed its channel.
@@ -315,6 +317,16 @@ impl Guest {
     }
 }
 
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // A test that fails tells what there is to tell: nobody can look any more.
+        if std::thread::panicking() {
+            let console = self.console_tail(DROPPED_TAIL);
+            eprintln!("guest {}: its console ends:\n{console}", self.dir.display());
+        }
+    }
+}
+
 impl fmt::Debug for Guest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guest")
@@ -382,7 +394,7 @@ mod tests {
                 ended: true,
             })
         };
-        for (nth, expected) in [(1, 2), (2, 4), (3, 5), (4, 6)] {
+        for (nth, expected) in [(1, 2), (2, 4), (3, 6), (4, 7), (5, 8)] {
             assert!(boot_twice(attempt).is_err());
             assert_eq!(boots.get(), expected, "guest {nth}");
         }

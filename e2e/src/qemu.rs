@@ -197,8 +197,10 @@ impl Qemu {
                     let said = std::fs::read_to_string(&log).unwrap_or_default();
                     LabError::Boot {
                         what: format!("{what}; QEMU says: {:?}", said.trim()),
+                        // What ends before its console is used has refused its arguments, and
+                        // would again.
+                        ended: ended && !console.is_empty(),
                         console,
-                        ended,
                     }
                 }
                 other => other,
