@@ -42,6 +42,8 @@ pub struct Stream {
     pub flows: u32,
     /// Lengths that frames have in turn, in the place of `len_bytes`; none: all have that one.
     pub mix: Vec<usize>,
+    /// Sequence of the first frame.
+    pub first: u64,
 }
 
 /// What was sent.
@@ -64,7 +66,8 @@ impl Sent {
 }
 
 impl Stream {
-    /// `count` frames of 60 bytes, UDP over IPv4, one flow, run 1, flat out.
+    /// `count` frames of 60 bytes, UDP over IPv4, one flow, run 1, flat out, from
+    /// sequence 0 on.
     #[must_use]
     pub fn new(interface: impl Into<String>, count: u64) -> Self {
         Self {
@@ -75,10 +78,11 @@ impl Stream {
             run: 1,
             flows: 1,
             mix: Vec::new(),
+            first: 0,
         }
     }
 
-    /// Sends all frames; sequences start at 0.
+    /// Sends all frames.
     ///
     /// # Errors
     /// [`LabError::Io`] if the interface is missing or goes down, or packet sockets are not
@@ -91,11 +95,12 @@ impl Stream {
         let (mut sent, mut retries) = (0, 0);
         while sent < self.count {
             // Slots repeat: sequence n uses slot n modulo their number. A batch ends where they do.
-            let first = (sent % frames.len() as u64) as usize;
+            let number = self.first + sent;
+            let first = (number % frames.len() as u64) as usize;
             let room = (frames.len() - first).min(BATCH) as u64;
             let batch = room.min(self.count - sent).min(self.await_due(start, sent));
             let slots = first..first + batch as usize;
-            for (seq, slot) in (sent..).zip(slots.clone()) {
+            for (seq, slot) in (number..).zip(slots.clone()) {
                 stamps[slot].put(&mut frames[slot], seq);
             }
             let mut pending = &mut frames[slots];
