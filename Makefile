@@ -45,8 +45,8 @@ test: guest
 	./e2e/setup-guest-kernel.sh
 	cargo build --locked --workspace
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/.ci/as-root" \
-		cargo test --locked --workspace
-	$(MAKE) test-python
+		cargo test --locked --workspace --no-fail-fast; tests=$$?; \
+	$(MAKE) test-python && exit $$tests
 
 test-python: setup
 	cargo build --locked -p vnplugd
