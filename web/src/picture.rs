@@ -20,21 +20,21 @@ const ROWS: [Row; 3] = [
         name: "packets",
         unit: "packets/s",
         class: "p",
-        top: 64.0,
+        top: 74.0,
         height: 150.0,
     },
     Row {
         name: "bits on the wire",
         unit: "bit/s",
         class: "b",
-        top: 244.0,
+        top: 254.0,
         height: 150.0,
     },
     Row {
         name: "lost",
         unit: "packets/s",
         class: "l",
-        top: 424.0,
+        top: 434.0,
         height: 40.0,
     },
 ];
@@ -277,7 +277,7 @@ fn xml(text: &str) -> String {
 }
 
 const WIDTH: f64 = 1200.0;
-const HEIGHT: f64 = 528.0;
+const HEIGHT: f64 = 538.0;
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = 24.0;
 const SECOND_NS: u64 = 1_000_000_000;

@@ -18,6 +18,8 @@ use vnplug_store::read::{End, Packet, ReadError, Reader};
 pub(crate) struct Segment {
     path: PathBuf,
     stamp: Stamp,
+    /// How long it is for who reads it; a packed file is longer than it looks.
+    len_bytes: u64,
     sidecar: Sidecar,
     /// As the index has them.
     indexed: Vec<Chunk>,
@@ -61,6 +63,7 @@ impl Segment {
         Self {
             sidecar: Sidecar::open(&path),
             stamp: Stamp::of(about),
+            len_bytes: about.len(),
             indexed: Vec::new(),
             tail: Vec::new(),
             tail_at: 0,
@@ -74,7 +77,9 @@ impl Segment {
     /// Notes how the file is now; one that was replaced or cut is looked at anew.
     pub(crate) fn update(&mut self, about: &Metadata) {
         let now = Stamp::of(about);
-        if now.inode != self.stamp.inode || now.len_bytes < self.known_bytes() {
+        // The recorder gives back what it had reserved, and was never written.
+        let shorter = now.len_bytes < self.stamp.len_bytes;
+        if now.inode != self.stamp.inode || shorter && now.len_bytes < self.known_bytes() {
             *self = Self::new(std::mem::take(&mut self.path), about);
         } else if now != self.stamp {
             (self.stamp, self.complete, self.problem) = (now, false, None);
@@ -98,6 +103,7 @@ impl Segment {
     fn try_look(&mut self, tail: bool, deadline: Instant) -> Result<bool, String> {
         let file = lease(&self.path).map_err(|e| format!("{}: {e}", self.path.display()))?;
         let mut reader = Reader::of(file, self.path.clone());
+        self.len_bytes = reader.len_bytes().unwrap_or(self.stamp.len_bytes);
         self.sidecar.resume(&self.path);
         while let Some(block) = self.sidecar.read(&mut reader) {
             self.indexed.extend_from_slice(block.chunks());
@@ -130,7 +136,7 @@ impl Segment {
 
     /// True if the file's end was reached.
     fn read_tail(&mut self, reader: &mut Reader, deadline: Instant) -> Result<bool, ReadError> {
-        if self.tail_at >= self.stamp.len_bytes {
+        if self.tail_at >= self.len_bytes {
             return Ok(true);
         }
         reader.seek(self.tail_at, &self.definitions)?;
@@ -203,7 +209,7 @@ impl Segment {
         SegmentName::parse(self.path.file_name()?.to_str()?)
     }
 
-    /// How long the file is.
+    /// How much room the file takes.
     pub(crate) fn len_bytes(&self) -> u64 {
         self.stamp.len_bytes
     }
@@ -217,7 +223,7 @@ impl Segment {
     pub(crate) fn pending_bytes(&self) -> u64 {
         match self.complete {
             true => 0,
-            false => self.stamp.len_bytes.saturating_sub(self.known_bytes()),
+            false => self.len_bytes.saturating_sub(self.known_bytes()),
         }
     }
 

@@ -1,12 +1,13 @@
 //! What is known of the recordings in the given places, kept up to date.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use vnplug_store::index::Chunk;
-use vnplug_store::name::Format;
+use vnplug_store::name::{Format, SegmentName};
 
 use crate::bins::{Axis, Bins};
 use crate::segment::Segment;
@@ -116,7 +117,12 @@ impl Table {
         let all = self.range();
         let (low, high) = all.unwrap_or((0, 0));
         let from_ns = from.unwrap_or(low);
-        let to_ns = to.unwrap_or(high.saturating_add(1));
+        // A rate needs some time: what came in one instant is shown in a second.
+        let end = match high == low {
+            true => high.saturating_add(1_000_000_000),
+            false => high.saturating_add(1),
+        };
+        let to_ns = to.unwrap_or(end);
         let axis = Axis::new(from_ns, to_ns, bins);
         let mut bins = Bins::new(axis);
         let segments: Vec<&Segment> = self.segments.values().collect();
@@ -233,22 +239,32 @@ fn part(segment: &Segment) -> Option<Part> {
     (part.packets > 0).then_some(part)
 }
 
-/// The capture files of a place, as `vnplug extract` takes them.
+/// The capture files of a place, as `vnplug extract` takes them: also segments that were packed, but not
+/// twice while one is there in both forms.
 fn capture_files(place: &Path) -> std::io::Result<Vec<PathBuf>> {
     if !fs::metadata(place)?.is_dir() {
         return Ok(vec![place.to_owned()]);
     }
-    let mut files = Vec::new();
+    let mut files: BTreeMap<OsString, PathBuf> = BTreeMap::new();
     for entry in fs::read_dir(place)? {
         let path = entry?.path();
+        let Some(file) = path.file_name() else {
+            continue;
+        };
+        let segment = file.to_str().and_then(SegmentName::parse);
         let capture = path
             .extension()
             .is_some_and(|ext| ext == "pcapng" || ext == "pcap");
-        if capture && path.is_file() {
-            files.push(path);
+        if !(capture || segment.is_some()) || !path.is_file() {
+            continue;
+        }
+        let plain = segment.map_or_else(|| file.to_owned(), |name| name.to_string().into());
+        let known = files.entry(plain).or_insert_with(|| path.clone());
+        if path.as_os_str().len() < known.as_os_str().len() {
+            *known = path;
         }
     }
-    Ok(files)
+    Ok(files.into_values().collect())
 }
 
 /// How long what was seen is new enough.

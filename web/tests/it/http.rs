@@ -71,7 +71,12 @@ fn nothing_and_one_packet_are_timelines_too() {
         server.timeline("")["total"]["packets"] == 1
     });
     let one = server.timeline("");
-    assert_eq!(one["packets"], json!([1]));
+    // In a second, so that there is a rate.
+    assert_eq!(one["to_ns"], (START + SECOND).to_string());
+    assert_eq!(
+        (&one["packets"][0], &one["total"]["packets"]),
+        (&json!(1), &json!(1))
+    );
 }
 
 #[test]

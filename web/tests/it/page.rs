@@ -243,7 +243,7 @@ fn one_packet_and_a_huge_gap_can_be_looked_at() {
     segment(&place.0, 0, [(START, &frame[..])]);
     let browser = open(&server, 1200, 1000, false);
     browser.expect("summary", "packets", 1);
-    assert!(columns(&browser) > 100);
+    assert!((1..10).contains(&columns(&browser)));
     browser.screenshot("one-packet");
     let later = START + 400 * 86_400 * SECOND;
     segment(
