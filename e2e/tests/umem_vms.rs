@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use vnplug::{Client, Next, Port};
-use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{label, program, refusal, value};
+use vnplug_e2e::daemon::{Daemon, label, program, refusal, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
+use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::control::{
-    ArenaHome, Counted, Grant, HostGroup, Message, Open, Opened, Role, VmKind, VmReady, VmSpec,
+    ArenaHome, Counted, Grant, HostGroup, Message, Open, Opened, RingPlace, Role, VmKind, VmReady,
+    VmSpec,
 };
 use vnplug_ring::witness::{Checker, View};
 
@@ -119,9 +120,12 @@ fn stat(vm: &VmReady) -> Metadata {
 }
 
 fn epoch(vm: &VmReady) -> u64 {
+    word(&File::open(arena(vm)).unwrap(), 0x10)
+}
+
+fn word(file: &File, offset: u64) -> u64 {
     let mut word = [0; 8];
-    let file = File::open(arena(vm)).unwrap();
-    file.read_exact_at(&mut word, 0x10).unwrap();
+    file.read_exact_at(&mut word, offset).unwrap();
     u64::from_le_bytes(word)
 }
 
@@ -163,6 +167,9 @@ fn vms_and_processes_have_one_file_in_which_frames_are_received() {
     let bytes = std::fs::read(arena(&a)).unwrap();
     let shown = (in_a.arenas.places[0].offset + in_a.arenas.places[0].len) as usize;
     let (shown, hidden) = bytes.split_at(shown);
+    // Behind it is the mark by which the daemon sees that nothing was cut off.
+    let (mark, hidden) = hidden.split_at(8);
+    assert_eq!(mark, epoch(&a).to_le_bytes());
     assert!(shown.iter().filter(|byte| **byte != 0).count() > 500 * 60 / 2);
     assert!(hidden.iter().all(|byte| *byte == 0));
     assert!(!shown.windows(60).any(|it| it == [0xa5; 60]));
@@ -252,6 +259,98 @@ fn memory_of_another_size_bars_the_group_until_its_vms_are_detached() {
     let mut port = process(&wire);
     sees(&wire, &mut port, 100);
     assert_eq!(counts(&wire, &port), (0, 100));
+}
+
+/// An arena of the old ones would lie among the frames of the new ones.
+#[test]
+fn memory_for_other_queues_is_another_file_though_it_is_as_long() {
+    let (lab, netns) = (Lab::new().unwrap(), Netns::new().unwrap());
+    let queues = ["numrxqueues", "4", "numtxqueues", "4"];
+    let (one, other) = (
+        ["link", "add", "wire0"],
+        ["type", "veth", "peer", "name", "wire1"],
+    );
+    let add = [&one[..], &queues, &other, &queues].concat();
+    netns.ip(&add).unwrap();
+    for end in ["wire0", "wire1"] {
+        netns.ip(&["link", "set", end, "arp", "off", "up"]).unwrap();
+    }
+    let config = lab.dir().join("config");
+    let write = |queues: &str| {
+        let text = format!(
+            "[[source]]\nname = \"wire1\"\nkind = \"af_xdp\"\nfallback = \"no\"\n\
+             arena = \"vm\"\nframes = \"64\"\nqueues = \"{queues}\"\n"
+        );
+        std::fs::write(&config, text).unwrap();
+    };
+    write("0+1+2");
+    let args = ["--config", config.to_str().unwrap()];
+    let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+    let mut wire = Wire { daemon, netns, lab };
+    let vm = attach(&wire, "a");
+    let (inode, len) = (stat(&vm).ino(), stat(&vm).len());
+    let file = File::open(arena(&vm)).unwrap();
+    wire.daemon.kill();
+    write("all");
+    wire.daemon.launch().unwrap();
+    assert_eq!(stat(&vm).len(), len);
+    assert_ne!(stat(&vm).ino(), inode);
+    let text = member(&vm).err().unwrap();
+    assert!(text.contains("another file now"), "{text}");
+    // Nobody wrote to what the VM has.
+    assert_ne!(word(&file, 0x10), 0);
+    client(&wire).detach_own_vm("a", 7).unwrap();
+    // As it is cut now it is used again.
+    let vm = attach(&wire, "a");
+    let inode = stat(&vm).ino();
+    wire.daemon.kill();
+    wire.daemon.launch().unwrap();
+    assert_eq!(stat(&vm).ino(), inode);
+    member(&vm).unwrap();
+}
+
+/// Whoever has the memory would find an arena that nobody fills; and who has none, nothing to delete.
+#[test]
+fn a_start_that_fails_lays_no_arena_and_leaves_no_file_that_no_vm_has() {
+    let lab = Lab::new().unwrap();
+    let config = lab.dir().join("config");
+    let write = |mode: &str, more: &str| {
+        let text = format!(
+            "[[source]]\nname = \"wire1\"\nkind = \"af_xdp\"\nfallback = \"no\"\n\
+             arena = \"vm\"\nframes = \"1024\"\nmode = \"{mode}\"\n{more}"
+        );
+        std::fs::write(&config, text).unwrap();
+    };
+    write("auto", "");
+    let args = ["--config", config.to_str().unwrap()];
+    let mut wire = Wire::new("1500", &args);
+    let fails = |wire: &mut Wire, why: &str| {
+        wire.daemon.kill();
+        let text = wire.daemon.launch().err().unwrap().to_string();
+        assert!(text.contains(why), "{text}");
+    };
+    let vm = attach(&wire, "a");
+    let inode = stat(&vm).ino();
+    // No veth writes into packet memory itself, which is known when the socket is bound.
+    write("zerocopy", "");
+    fails(&mut wire, "zero-copy");
+    assert_eq!((stat(&vm).ino(), epoch(&vm)), (inode, 0));
+    write("auto", "");
+    wire.daemon.launch().unwrap();
+    assert_eq!(stat(&vm).ino(), inode);
+    let (_, agent) = member(&vm).unwrap();
+    let mut port = process(&wire);
+    sees(&wire, &mut port, 100);
+    assert_eq!(counts(&wire, &port), (0, 100));
+    drop((agent, port));
+    client(&wire).detach_own_vm("a", 7).unwrap();
+    write("zerocopy", "");
+    fails(&mut wire, "zero-copy");
+    assert!(!arena(&vm).exists());
+    let nowhere = "[[source]]\nname = \"nowhere\"\nkind = \"af_packet\"\n";
+    write("auto", nowhere);
+    fails(&mut wire, "nowhere");
+    assert!(!arena(&vm).exists());
 }
 
 /// A frame is there for whoever has the file, without any port: so it is another file.
@@ -403,22 +502,32 @@ fn in_a_directory_on_a_disk_vms_have_copies() {
 
 #[test]
 fn a_truncated_file_costs_those_who_read_there_and_nobody_else() {
-    truncated(false);
+    truncated(|_| 4096, false);
 }
 
 #[test]
 fn a_file_that_was_truncated_and_grew_again_is_noticed() {
-    truncated(true);
+    truncated(|_| 0, true);
 }
 
-fn truncated(grows: bool) {
+#[test]
+fn a_file_of_which_the_beginning_stayed_when_it_was_truncated_and_grew_again_is_noticed() {
+    truncated(|_| 4096, true);
+    truncated(|place| place.offset + place.len - 4096, true);
+}
+
+/// Truncates it to what is told of the arena's place.
+fn truncated(keep: impl Fn(RingPlace) -> u64, grows: bool) {
     let wire = Wire::new("1500", &["--source", LENT]);
     let vm = attach(&wire, "a");
+    let (opened, agent) = member(&vm).unwrap();
+    let keep = keep(opened.arenas.places[0]);
+    drop(agent);
     let mut own = wire.daemon.port("wire1").open().unwrap();
     sees(&wire, &mut own, 100);
     let file = File::options().write(true).open(arena(&vm)).unwrap();
     if grows {
-        file.set_len(0).unwrap();
+        file.set_len(keep).unwrap();
         file.set_len(vm.arenas[0].1).unwrap();
         wire.send(&Stream::new("wire0", 10));
         // Counted, and no port gets zeros for frames.
@@ -438,7 +547,7 @@ fn truncated(grows: bool) {
             );
         }
     } else {
-        file.set_len(4096).unwrap();
+        file.set_len(keep).unwrap();
     }
     // Those that are received in this moment are lost.
     let deadline = Instant::now() + LIMIT;

@@ -25,7 +25,7 @@ use crate::source::spec::OpenSource;
 use crate::sys::privileges::Keep;
 use crate::sys::{privileges, signals};
 use crate::vm::Dirs;
-use crate::vm::arenas::packet_dir;
+use crate::vm::arenas::{Unplugged, packet_dir};
 
 /// Runs the daemon until it is told to end.
 ///
@@ -93,6 +93,8 @@ fn serve(
     let policy = policy(&config, us);
     // Before a source opens: frames come into packet memory at once.
     let packets = packet_dir(&dirs, user, &policy);
+    // Dropped after the sources: theirs goes, too, and that of a start that failed.
+    let _unplugged = Unplugged(dirs.clone());
     let mut open = Vec::new();
     for spec in &config.sources {
         let opened = spec.open_with(Some(&packets));

@@ -136,7 +136,10 @@ impl Control {
         let mut files = self.hub.packet_files();
         let now = files.find(|(source, _)| *source == group.source);
         match now {
-            Some((_, file)) if file.path == group.path && file.inode == group.inode => {
+            Some((_, file))
+                if (&file.path, file.inode, &file.layout)
+                    == (&group.path, group.inode, &group.layout) =>
+            {
                 Ok(Home::Packets(file.clone()))
             }
             now => {
@@ -190,16 +193,11 @@ impl Control {
         true
     }
 
-    /// Deletes files of packet memory that no VM has: at the end all of them, at the start those of
-    /// sources that are no more.
-    pub(super) fn remove_packets(&self, at_start: bool) {
+    /// Deletes files of packet memory that no VM has, of sources that are no more.
+    pub(super) fn remove_packets(&self) {
         let is_ours = |path: &Path| self.hub.packet_files().any(|(_, file)| file.path == path);
-        arenas::remove_packets(&self.dirs, |path| {
-            (at_start && is_ours(path)) || self.has_plugged(path)
-        });
-        if at_start {
-            self.withdraw_packets();
-        }
+        arenas::remove_packets(&self.dirs, |path| is_ours(path) || self.has_plugged(path));
+        self.withdraw_packets();
     }
 
     /// Whether a VM has this file.

@@ -226,7 +226,7 @@ impl Control {
         }
         control.shut_out_again();
         control.bar_broken();
-        control.remove_packets(true);
+        control.remove_packets();
         Ok(control)
     }
 
@@ -247,10 +247,7 @@ impl Control {
             for event in &events {
                 let (flags, token) = (event.flags, event.data.u64());
                 match token {
-                    TERMINATION => {
-                        self.remove_packets(false);
-                        return Ok(());
-                    }
+                    TERMINATION => return Ok(()),
                     LISTENER => self.accept(),
                     BELL => self.bell(),
                     token if self.vm_listeners.contains_key(&token) => self.accept_vm(token),

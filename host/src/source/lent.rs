@@ -1,13 +1,12 @@
 //! Memory that frames are received into, lent to the groups of a source as their arena.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use vnplug_ring::Region;
-use vnplug_ring::arena::header;
 use vnplug_ring::control::RingPlace;
 
 use crate::port::commons::Commons;
@@ -24,8 +23,9 @@ pub struct Lent {
     pub(crate) commons: Arc<Commons>,
     /// Number of the arena's incarnation, by which a guest finds it.
     pub(crate) epoch: u64,
-    /// The queue's arena, which begins with its header.
-    pub(crate) header: Region,
+    /// A word behind the queue's arena that is its number, too: whatever of the arena is cut off, the
+    /// word goes with it.
+    pub(crate) mark: Region,
     /// The file that the memory is, if VMs can map it.
     pub(crate) file: Option<Arc<PacketFile>>,
     /// Descriptor of the memory, through which nothing can be written.
@@ -44,10 +44,9 @@ impl Lent {
     /// Somebody truncated the memory: nobody is to read there.
     pub(crate) fn is_lost(&self) -> bool {
         self.file.as_ref().is_some_and(|file| {
-            // Relaxed: only the daemon writes it. Another number is no fault, if the file was
-            // truncated to nothing and grew again.
-            let epoch = self.header.load_u64(header::EPOCH, Ordering::Relaxed);
-            if epoch != self.epoch {
+            // Relaxed: only the daemon writes it. Another number is no fault, if the file was truncated
+            // and grew again.
+            if self.mark.load_u64(0, Ordering::Relaxed) != self.epoch {
                 file.lose();
             }
             file.is_lost()
@@ -64,19 +63,20 @@ pub struct PacketDir {
     pub prefix: String,
     /// User and group that the daemon becomes; `None`: it stays what it is.
     pub owner: Option<(u32, u32)>,
-    /// The files of earlier daemons that may be received into again, by path and inode. Of any other
-    /// it is not known who can read or write it.
-    pub again: BTreeSet<(PathBuf, u64)>,
+    /// The files of earlier daemons that may be received into again, by path and inode, and how each
+    /// is cut. Of any other it is not known who can read or write it.
+    pub again: BTreeMap<(PathBuf, u64), String>,
 }
 
 impl PacketDir {
     /// The file of the source of this name.
     pub fn of(&self, source: &str) -> PacketPath {
         let path = self.dir.join(format!("{}{source}{PACKETS}", self.prefix));
-        let of_path = self.again.iter().filter(|(at, _)| *at == path);
+        let of_path = self.again.iter().filter(|((at, _), _)| *at == path);
+        let again = of_path.map(|((_, inode), layout)| (*inode, layout.clone()));
         PacketPath {
             owner: self.owner,
-            again: of_path.map(|&(_, inode)| inode).collect(),
+            again: again.collect(),
             path,
         }
     }

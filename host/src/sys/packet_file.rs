@@ -26,6 +26,8 @@ pub(crate) struct PacketFile {
     pub(crate) len: u64,
     /// Which file it is: another one of the same name is another memory.
     pub(crate) inode: u64,
+    /// How it is cut: cut otherwise, the middle of a frame lies where an arena did.
+    pub(crate) layout: String,
     watch: Arc<Watch>,
 }
 
@@ -36,13 +38,13 @@ pub struct PacketPath {
     pub path: PathBuf,
     /// User and group that the daemon becomes; `None`: it stays what it is.
     pub owner: Option<(u32, u32)>,
-    /// Inodes of it that may be received into again.
-    pub again: Vec<u64>,
+    /// Inodes of it that may be received into again, each with how it is cut.
+    pub again: Vec<(u64, String)>,
 }
 
 impl PacketFile {
-    /// Maps the file of an earlier daemon, or makes one if there is none of this length that may be
-    /// used again; all of it is zero then, and nothing that was in it is a whole packet to anybody.
+    /// Maps the file of an earlier daemon, or makes one if there is none of this length and cut that
+    /// may be used again; all of it is zero then, and nothing that was in it is a whole packet to anybody.
     ///
     /// NB: packets come into it without any port. So whoever has the file and may not see all of them,
     /// or may write it, is kept from them only by another file.
@@ -50,7 +52,11 @@ impl PacketFile {
     /// # Errors
     /// The system's, with the path; `Unsupported`: a NIC or the kernel could not write into a file
     /// there.
-    pub(crate) fn open(at: &PacketPath, len: u64) -> io::Result<(Shared, Arc<Self>)> {
+    pub(crate) fn open(
+        at: &PacketPath,
+        len: u64,
+        layout: String,
+    ) -> io::Result<(Shared, Arc<Self>)> {
         let path = at.path.as_path();
         let huge = kept_in_memory(path)?;
         let us = rustix::process::geteuid().as_raw();
@@ -61,7 +67,11 @@ impl PacketFile {
             Err(error) => return Err(at_path(path, "", error)),
         };
         let inode = there.as_ref().map(MetadataExt::ino);
-        let known = inode.filter(|inode| at.again.contains(inode));
+        let is_known = |inode: &u64| {
+            let mut again = at.again.iter();
+            again.any(|(it, cut)| it == inode && *cut == layout)
+        };
+        let known = inode.filter(is_known);
         let again = known.and_then(|inode| {
             let again = memory::again(path, inode, len, &users);
             let say = |error: &io::Error| {
@@ -103,6 +113,7 @@ impl PacketFile {
             path,
             len,
             inode,
+            layout,
             watch,
         };
         Ok((shared, Arc::new(it)))
@@ -183,7 +194,11 @@ mod tests {
 
         /// A VM has this file, and may see everything.
         fn again(&mut self, file: &PacketFile) {
-            self.0.again = vec![file.inode];
+            self.0.again = vec![(file.inode, file.layout.clone())];
+        }
+
+        fn open(&self, len: u64) -> (Shared, Arc<PacketFile>) {
+            PacketFile::open(&self.0, len, LAYOUT.into()).unwrap()
         }
     }
 
@@ -194,11 +209,12 @@ mod tests {
     }
 
     const LEN: u64 = 8 << 20;
+    const LAYOUT: &str = "as ever";
 
     #[test]
     fn the_next_daemon_has_the_same_file_and_no_arena_or_frame_of_the_last_one_is_in_it() {
         let mut place = Place::new("packets-again");
-        let (memory, first) = PacketFile::open(&place.0, LEN).unwrap();
+        let (memory, first) = place.open(LEN);
         // As two queues had cut it: the second arena began in the middle of what is one now.
         let attach = |at| {
             let part = memory.region.part(at, 2 << 20).unwrap();
@@ -217,7 +233,7 @@ mod tests {
         assert!(readers.iter().all(|reader| reader.is_whole(0)));
         memory.region.write(LEN - 8, b"a secret");
         place.again(&first);
-        let (again, second) = PacketFile::open(&place.0, LEN).unwrap();
+        let (again, second) = place.open(LEN);
         assert_eq!(first.inode, second.inode);
         assert!(readers.iter().all(|reader| !reader.is_whole(0)));
         // It is the same memory.
@@ -231,10 +247,10 @@ mod tests {
     fn a_file_that_no_vm_is_known_to_have_is_left_to_who_has_it() {
         let mut place = Place::new("packets-unknown");
         let path = place.0.path.clone();
-        let (memory, first) = PacketFile::open(&place.0, LEN).unwrap();
+        let (memory, first) = place.open(LEN);
         memory.region.write(64, b"still me");
         let other_than = |place: &Place, inode: u64| {
-            let (other, second) = PacketFile::open(&place.0, LEN).unwrap();
+            let (other, second) = place.open(LEN);
             assert_ne!(second.inode, inode);
             other.region.write(64, b"a packet");
             let mut kept = [0; 8];
@@ -267,7 +283,9 @@ mod tests {
     fn who_cannot_have_it_is_told_where_and_why() {
         let place = Place::new("packets-errors");
         std::fs::create_dir(&place.0.path).unwrap();
-        let error = PacketFile::open(&place.0, LEN).err().unwrap();
+        let error = PacketFile::open(&place.0, LEN, LAYOUT.into())
+            .err()
+            .unwrap();
         std::fs::remove_dir(&place.0.path).unwrap();
         let (text, path) = (error.to_string(), place.0.path.to_str().unwrap());
         assert!(text.starts_with(path), "{text}");
@@ -275,13 +293,17 @@ mod tests {
     }
 
     #[test]
-    fn of_another_size_it_is_another_file_and_who_has_the_old_one_keeps_it() {
+    fn of_another_size_or_cut_it_is_another_file_and_who_has_the_old_one_keeps_it() {
         let mut place = Place::new("packets-other");
-        let (memory, first) = PacketFile::open(&place.0, LEN).unwrap();
+        let (memory, first) = place.open(LEN);
         place.again(&first);
         memory.region.write(64, b"still me");
-        let (_, second) = PacketFile::open(&place.0, 2 * LEN).unwrap();
+        let (_, second) = place.open(2 * LEN);
         assert_ne!(first.inode, second.inode);
+        place.again(&second);
+        let cut = PacketFile::open(&place.0, 2 * LEN, "otherwise".into());
+        let (_, third) = cut.unwrap();
+        assert_ne!(second.inode, third.inode);
         let mut kept = [0; 8];
         memory.region.read(64, &mut kept);
         assert_eq!(&kept, b"still me");
@@ -296,7 +318,7 @@ mod tests {
             owner: None,
             again: Vec::new(),
         };
-        let error = PacketFile::open(&at, LEN);
+        let error = PacketFile::open(&at, LEN, LAYOUT.into());
         let error = error.err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::Unsupported, "{error}");
     }

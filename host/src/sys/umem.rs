@@ -1,15 +1,16 @@
 //! Packet memory of AF_XDP (UMEM): how it is cut, and which chunks the kernel is to have.
 //!
 //! ```text
-//!   page │ spare │ receive chunks: kernel's, RX ring, taken, kept │ transmit chunks
-//!   └──────────────── what readers may be shown ──────────────────┘ └── ours alone
+//!   page │ spare │ receive chunks: kernel's, RX ring, taken, kept │ mark │ transmit chunks
+//!   └──────────────── what readers may be shown ──────────────────┘        └── ours alone
 //! ```
 //!
 //! Packet memory that is **lent** is the arena of groups, too: the page is its header, the spare area
 //! takes copies of what does not lie in one chunk, and readers map it. Then the newest `kept` chunks
 //! that were taken are held back from the kernel, first in, first out: what comes in at one end
 //! pushes out as many at the other, so that a frame is left alone while `kept` further chunks are
-//! taken. Memory that is not lent has no spare area and keeps nothing.
+//! taken. Behind them is a page for a mark, which is lost with whatever is cut off a file (`Lent`).
+//! Memory that is not lent has neither a spare area nor a mark, and keeps nothing.
 
 use std::io;
 use std::sync::Arc;
@@ -63,7 +64,7 @@ impl UmemShape {
     pub(crate) const fn transmit_at(&self) -> u64 {
         let at = match self.kept {
             0 => self.shown(),
-            _ => self.shown().next_multiple_of(HUGE),
+            _ => (self.shown() + PAGE).next_multiple_of(HUGE),
         };
         at - self.chunks_at()
     }
@@ -91,11 +92,24 @@ impl UmemShape {
     pub(crate) const fn filling(self, count: usize) -> Self {
         let each = self.file_bytes(count) / count as u64 / HUGE * HUGE;
         let sent = (self.transmit as u64 * self.chunk as u64).next_multiple_of(HUGE);
-        let chunks = (each - sent - self.chunks_at()) / self.chunk as u64;
+        let chunks = (each - sent - self.chunks_at() - PAGE) / self.chunk as u64;
         Self {
             kept: chunks as u32 - self.receive,
             ..self
         }
+    }
+
+    /// How memory for so many of these is cut: what two daemons have in common that may use the same.
+    fn layout(&self, count: usize) -> String {
+        let Self {
+            chunk,
+            receive,
+            kept,
+            transmit,
+            spare,
+            headroom,
+        } = self;
+        format!("{count}x{spare}+({receive}+{kept}+{transmit})x{chunk}-{headroom}")
     }
 }
 
@@ -124,7 +138,7 @@ impl Umem {
         count: usize,
         at: &PacketPath,
     ) -> io::Result<(Vec<Self>, Shared, Arc<PacketFile>)> {
-        let (memory, file) = PacketFile::open(at, shape.file_bytes(count))?;
+        let (memory, file) = PacketFile::open(at, shape.file_bytes(count), shape.layout(count))?;
         let (parts, memory) = Self::cut(memory, shape, count)?;
         Ok((parts, memory, file))
     }
@@ -153,6 +167,11 @@ impl Umem {
             kept: kept.collect(),
             oldest: 0,
         }
+    }
+
+    /// A word that no reader is shown, behind all that they are, in memory that is lent.
+    pub(crate) fn mark(&self) -> Option<Region> {
+        self.region.part(self.shape.shown(), 8)
     }
 
     /// How it is cut.

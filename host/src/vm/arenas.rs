@@ -5,7 +5,7 @@
 //! of a source it is the source's: it is there before its first VM, and stays as long as the source
 //! has it or a VM that maps it is recorded.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{DirEntry, File};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -38,6 +38,9 @@ pub(crate) struct GroupRecord {
     /// Which file it is, if it is the packet memory of the source; 0: it is the group's own.
     #[serde(default)]
     pub(crate) inode: u64,
+    /// How packet memory is cut; a record of a daemon that did not say has what no memory has.
+    #[serde(default)]
+    pub(crate) layout: String,
 }
 
 /// The memory of a group, and a descriptor that cannot write it.
@@ -49,11 +52,11 @@ pub(crate) struct ArenaFile {
 impl GroupRecord {
     /// What a VM is to get of a group of this size.
     pub(crate) fn new(wanted: &HostGroup, size: HostGroupSize, dirs: &Dirs) -> Self {
-        let (path, inode) = match &size.packets {
-            Some(file) => (file.path.clone(), file.inode),
+        let (path, inode, layout) = match &size.packets {
+            Some(file) => (file.path.clone(), file.inode, file.layout.clone()),
             None => {
                 let file = format!("vnplug-{}-{}.arena", instance(&dirs.state), wanted.name);
-                (dirs.pools.join(file), 0)
+                (dirs.pools.join(file), 0, String::new())
             }
         };
         Self {
@@ -63,6 +66,7 @@ impl GroupRecord {
             path,
             len: size.len,
             inode,
+            layout,
         }
     }
 
@@ -167,31 +171,47 @@ pub(crate) fn packet_dir(dirs: &Dirs, owner: Option<(u32, u32)>, policy: &Policy
     }
 }
 
-/// The files, by path and inode, whose VMs all see everything of the source now. With one whose record
-/// cannot be read there are none, for it may have any.
-fn whole(vms: &[Option<Memories>], policy: &Policy) -> BTreeSet<(PathBuf, u64)> {
-    let (mut whole, mut partly) = (BTreeSet::new(), BTreeSet::new());
+/// The files, by path and inode, whose VMs all see everything of the source now, and how they are cut.
+/// With one whose record cannot be read there are none, for it may have any.
+fn whole(vms: &[Option<Memories>], policy: &Policy) -> BTreeMap<(PathBuf, u64), String> {
+    let (mut whole, mut partly) = (BTreeMap::new(), BTreeSet::new());
     for vm in vms {
         let Some(vm) = vm else {
-            return BTreeSet::new();
+            return BTreeMap::new();
         };
         for group in vm.groups.iter().filter(|group| group.is_packets()) {
             let viewer = || Viewer::Vm(vm.name.clone());
             let sight = vm.allow.as_ref();
             let sight = sight.map(|allow| policy.sight(&viewer(), &group.source, allow));
-            if sight == Some(Sight::Through(String::new())) {
-                whole.insert((group.path.clone(), group.inode));
-            } else {
+            let sees_all = sight == Some(Sight::Through(String::new()));
+            let file = (group.path.clone(), group.inode);
+            let layout = whole.entry(file).or_insert_with(|| group.layout.clone());
+            // Nor one of which two records say different things.
+            if !sees_all || *layout != group.layout {
                 partly.insert(group.inode);
             }
         }
     }
-    whole.retain(|(_, inode)| !partly.contains(inode));
+    whole.retain(|(_, inode), _| !partly.contains(inode));
     whole
 }
 
 fn packet_prefix(dirs: &Dirs) -> String {
     format!("vnplug-{}-", instance(&dirs.state))
+}
+
+/// Deletes packet memory that no VM has, when it is dropped: however a daemon ends, nobody else does.
+pub(crate) struct Unplugged(pub(crate) Dirs);
+
+impl Drop for Unplugged {
+    fn drop(&mut self) {
+        let vms: Option<Vec<Memories>> = Memories::of_all(&self.0).into_iter().collect();
+        // One whose record cannot be read may have any.
+        if let Some(vms) = vms {
+            let groups = || vms.iter().flat_map(|vm| &vm.groups);
+            remove_packets(&self.0, |path| groups().any(|group| group.path == path));
+        }
+    }
 }
 
 /// Deletes packet memory of earlier daemons that nobody has any more, according to `is_used`.
@@ -252,6 +272,7 @@ mod tests {
             path: std::env::temp_dir().join(file),
             len: 1 << 20,
             inode: 0,
+            layout: String::new(),
         }
     }
 

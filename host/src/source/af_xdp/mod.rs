@@ -43,6 +43,8 @@ use std::sync::Arc;
 pub use fault::Unfit;
 pub(crate) use program::{Plan, Programs};
 
+use lending::Lending;
+
 use super::lent::PacketPath;
 use super::{Queue, SourceError};
 use crate::filter::Program;
@@ -203,21 +205,25 @@ impl AfXdp {
         config.check()?;
         let (opener, queues) = socket::Opener::open(config)?;
         let opener = Arc::new(opener);
+        let (umems, lending) = opener.umems(queues.len())?;
         let mut bound = Vec::new();
-        let mut lends = Vec::new();
-        for (queue, (umem, lent)) in queues.iter().zip(opener.umems(queues.len())?) {
+        for (queue, umem) in queues.iter().zip(umems) {
             let socket = opener.bind(*queue, umem, PATIENCE);
             bound.push((*queue, socket.map_err(|(error, _)| error)?));
-            lends.push(lent);
         }
+        let lends = match lending.map(Lending::lay).transpose() {
+            Ok(lends) => lends.unwrap_or_default(),
+            Err(cause) => return Err(opener.no_memory(cause)),
+        };
+        let mut lends = lends.into_iter();
         let how = opener.describe(&bound);
         // Last of all, so that a source that does not open takes nothing from the host.
         for (queue, bound) in &bound {
             opener.start(*queue, bound)?;
         }
         let mut queues = Vec::<Box<dyn Queue>>::new();
-        for ((queue, bound), lent) in bound.into_iter().zip(lends) {
-            let queue = queue::XdpQueue::new(Arc::clone(&opener), queue, bound, lent);
+        for (queue, bound) in bound {
+            let queue = queue::XdpQueue::new(Arc::clone(&opener), queue, bound, lends.next());
             queues.push(Box::new(queue.map_err(Unfit::other)?));
         }
         log::info!(target: "source", "interface {:?}: {how}", opener.config().interface);

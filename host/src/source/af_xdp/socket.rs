@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::fault::{self, Unfit};
+use super::lending::{self, Lending};
 use super::program::{self, Plan, Programs};
-use super::{AfXdpConfig, MAX_QUEUES, Mode, lending, netlink};
+use super::{AfXdpConfig, MAX_QUEUES, Mode, netlink};
 use crate::source::SourceError;
 use crate::source::af_packet::is_capturable;
-use crate::source::lent::Lent;
 use crate::sys::bpf::{self, Hook, XdpLink};
 use crate::sys::interface::{self, Link};
 use crate::sys::packet;
@@ -131,17 +131,16 @@ impl Opener {
         }
     }
 
-    /// Packet memory for so many queues, and what each lends of it.
-    pub(super) fn umems(&self, count: usize) -> Result<Vec<(Umem, Option<Lent>)>, Unfit> {
+    /// Packet memory for so many queues, and what is to be lent of it.
+    pub(super) fn umems(&self, count: usize) -> Result<(Vec<Umem>, Option<Lending>), Unfit> {
         if !self.config.lends {
-            return (0..count).map(|_| Ok((self.umem()?, None))).collect();
+            let umems: Result<_, _> = (0..count).map(|_| self.umem()).collect();
+            return Ok((umems?, None));
         }
-        let shape = self.shape();
-        let lent = lending::lend(shape, count, self.config.lends_in.as_ref());
-        let lent = lent.map_err(|cause| self.no_memory(cause))?;
-        say_pages(lent.bytes, lent.huge);
-        let queues = lent.queues.into_iter();
-        Ok(queues.map(|(umem, lent)| (umem, Some(lent))).collect())
+        let made = lending::make(self.shape(), count, self.config.lends_in.as_ref());
+        let (umems, lending) = made.map_err(|cause| self.no_memory(cause))?;
+        say_pages(lending.bytes(), lending.is_huge());
+        Ok((umems, Some(lending)))
     }
 
     /// Packet memory for one queue, which is not lent; also in the place of some that was, and is lost.
@@ -152,7 +151,7 @@ impl Opener {
         Ok(umem)
     }
 
-    fn no_memory(&self, cause: io::Error) -> Unfit {
+    pub(super) fn no_memory(&self, cause: io::Error) -> Unfit {
         let bytes = self.shape().chunk_bytes();
         Unfit::xdp(fault::no_socket(&self.config.interface, bytes, cause))
     }
