@@ -49,13 +49,15 @@ impl Live {
             let rest = self.builder.finish(len_bytes);
             self.append(disk, &rest);
         }
-        self.abandon();
+        self.path = None;
+        self.link_types.clear();
     }
 
     /// Nothing more is known of the segment.
     pub fn abandon(&mut self) {
         if self.path.take().is_some() {
-            let _ = self.builder.finish(0);
+            // NB: not `finish`, which wants to know where the last packet ends.
+            self.builder = Builder::default();
         }
         self.link_types.clear();
     }

@@ -125,6 +125,36 @@ fn a_segment_is_given_up_once() {
     assert_eq!(status.lanes[0].poisoned, 1);
 }
 
+/// More than the index has in one entry.
+#[test]
+fn a_segment_and_its_index_are_given_up_in_the_middle() {
+    for index_alone in [false, true] {
+        let sim = Sim::new(1 << 30);
+        let mut bench = Bench::new(&sim, settings(Format::Pcapng));
+        for chunk in 0..40 {
+            bench.chunk(chunk == 0);
+            bench.work(0);
+        }
+        match index_alone {
+            false => sim.fail_syncs(Some(EIO)),
+            true => bench.writer.drop_index(),
+        }
+        bench.chunk(false);
+        bench.work(0);
+        sim.fail_syncs(None);
+        bench.chunk(false);
+        bench.work(100);
+        bench.writer.end(Instant::now());
+        let status = bench.ledger.status();
+        let unknown = if index_alone { 0 } else { PER_CHUNK };
+        assert_eq!(
+            (status.taken, status.lost_unknown),
+            (42 * PER_CHUNK, unknown)
+        );
+        assert_eq!(status.durable + status.lost_unknown, status.taken);
+    }
+}
+
 #[test]
 fn a_quota_smaller_than_a_segment_keeps_most_of_the_recording() {
     let quota = 8 << 20;

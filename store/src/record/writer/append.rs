@@ -135,7 +135,7 @@ impl Writer {
     }
 
     /// The segment is given up: nothing more is added to its index.
-    pub(super) fn drop_index(&mut self) {
+    pub(in crate::record) fn drop_index(&mut self) {
         self.index.abandon();
         self.catch_up();
     }
