@@ -4,6 +4,7 @@
 use std::fs;
 
 use serde_json::Value;
+use vnplug_store::record::{Loss, Status};
 
 use crate::browser::Browser;
 use crate::support::*;
@@ -257,4 +258,40 @@ fn one_packet_and_a_huge_gap_can_be_looked_at() {
     browser.run("document.querySelector('#segments button').click()");
     browser.expect("summary", "packets", 100);
     assert!(columns(&browser) >= 100);
+}
+
+#[test]
+fn names_and_reasons_are_text() {
+    let place = Place::new();
+    let bad = "<img src=x onerror=\"document.title='bad'\">";
+    let frame = udp(443, 400);
+    let file = segment(&place.0, 0, [(START, &frame[..])]);
+    fs::rename(file, place.0.join(format!("{bad}.pcapng"))).unwrap();
+    fs::write(place.0.join("broken.pcapng"), "no capture file").unwrap();
+    let status = Status {
+        recording: bad.into(),
+        mark_ns: START,
+        losses: vec![Loss {
+            from_ns: START,
+            to_ns: START,
+            packets: 1,
+            kind: bad.into(),
+            reason: bad.into(),
+            ..Loss::default()
+        }],
+        ..Status::default()
+    };
+    fs::write(place.0.join("odd.state"), status.to_json(START)).unwrap();
+    let server = Server::start(&[&place.0]);
+    let browser = open(&server, 1200, 1000, false);
+    browser.expect("summary", "packets", 1);
+    for table in ["recordings", "losses", "segments"] {
+        eventually(table, || browser.text(table).contains(bad));
+    }
+    eventually("problems", || {
+        browser.text("problems").contains("broken.pcapng")
+    });
+    assert_eq!(browser.run("return document.title"), "vNPlug recordings");
+    assert_eq!(browser.run("return document.images.length"), 0);
+    assert_eq!(browser.complaints(), [""; 0]);
 }
