@@ -13,12 +13,11 @@
 //! - **Received frames alone.** XDP does not see what this host sends.
 //! - **Time.** The program stamps each frame with the kernel's clock, where the driver leaves room
 //!   before the frame; else, or if not wanted, a frame has the time at which its batch was read.
-//! - **Cost** on a veth, 64 bytes flat out, 2 CPUs, processor time per frame (docs/performance.md): the
-//!   daemon with one port takes 45 ns, over a packet socket 41, a reader of libpcap 22. This source alone,
-//!   without a port, takes 24: the wait for two cache lines that another CPU wrote, and a wake-up every
-//!   2 ms; flow hash, port and ring are the rest.
-//! - **The sender's side** there: the kernel copies a frame twice, and once for libpcap; with the sender's
-//!   and the reader's time a frame costs 340 ns, with libpcap 160. What XDP saves elsewhere, the driver's
+//! - **Cost** on a veth (docs/performance.md): more than over a packet socket with short frames, as much
+//!   with long ones, and always more than a reader of libpcap. This source alone, without a port, takes
+//!   half of it: the wait for two cache lines that another CPU wrote, and a wake-up every 2 ms; flow hash,
+//!   port and ring are the rest.
+//! - **The sender's side** there: the kernel copies a frame twice, and once for libpcap. What XDP saves elsewhere, the driver's
 //!   and the stack's work behind the program, a veth's frame has behind it when it comes to the program.
 //! - **VLAN.** Tags are in the frame, as on the wire, unless the NIC takes them out: XDP then does
 //!   not see them, which is logged with what to do.
