@@ -4,6 +4,12 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
+# what runs the tests of the page; Ubuntu has other names for it
+browser=chromium driver=chromium-driver
+if grep -qs '^ID=ubuntu' /etc/os-release; then
+    browser=chromium-browser driver=chromium-chromedriver
+fi
+
 # program, file or library that must be there -> package that has it
 needs=(
     cc:gcc ld:binutils make:make ip:iproute2 tcpdump:tcpdump tshark:tshark
@@ -13,7 +19,7 @@ needs=(
     dig:bind9-dnsutils ethtool:ethtool setpriv:util-linux editcap:wireshark-common g++:g++
     tcpreplay:tcpreplay fio:fio netsniff-ng:netsniff-ng dmsetup:dmsetup mkfs.ext4:e2fsprogs
     # the page of recordings is tested in a browser
-    chromium:chromium chromedriver:chromium-driver
+    "$browser:$browser" "chromedriver:$driver"
     cpio:cpio modinfo:kmod openssl:openssl valgrind:valgrind
     # programs that capture with libpcap, for the tests of the drop-in; none starts a service
     ngrep:ngrep p0f:p0f tcpflow:tcpflow ssldump:ssldump dhcpdump:dhcpdump sngrep:sngrep
