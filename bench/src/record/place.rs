@@ -39,7 +39,7 @@ impl Place {
         self.lab.dir()
     }
 
-    /// An empty directory in it; [`clear`](Self::clear) removes it.
+    /// An empty directory in it; [`clear`] removes it.
     pub(super) fn fresh(&self, name: &str) -> Result<PathBuf> {
         let dir = self.dir().join(name);
         clear(&dir)?;

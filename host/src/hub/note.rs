@@ -8,7 +8,7 @@ impl Hub {
     /// Keeps what a port's reader says; what it said before is forgotten.
     ///
     /// # Errors
-    /// INVALID: more than [`MOST`] values, or a name that is none.
+    /// INVALID: more than 16 values, or a name that is none.
     pub fn note(&mut self, port: u32, values: Vec<(String, u64)>) -> Result<(), Refusal> {
         if values.len() > MOST || !values.iter().all(|(name, _)| is_name(name)) {
             let what = format!(
