@@ -64,6 +64,10 @@ impl Stage {
     }
 
     fn start(&self) -> (Job, Job) {
+        self.start_with("")
+    }
+
+    fn start_with(&self, args: &str) -> (Job, Job) {
         let daemon = self.guest.spawn(&format!(
             "mkdir /tmp/pools; exec world {PROGRAMS}/vnplugd --socket /tmp/s --pool-dir /tmp/pools \
              --source lab=gen,pps=2000,size=300"
@@ -76,16 +80,18 @@ impl Stage {
         }
         let recorder = format!(
             "exec world {PROGRAMS}/vnplug --socket /tmp/s record lab --to /mnt/rec --flush 200ms \
-             --rotate-size 64M"
+             --rotate-size 64M {args}"
         );
         (daemon, self.guest.spawn(&recorder).unwrap())
     }
 
     fn state(&self) -> Value {
-        let output = self
-            .guest
-            .run("cat /world/mnt/rec/rec.state", LIMIT)
-            .unwrap();
+        self.state_in("/world/mnt/rec")
+    }
+
+    fn state_in(&self, dir: &str) -> Value {
+        let cat = format!("cat {dir}/rec.state");
+        let output = self.guest.run(&cat, LIMIT).unwrap();
         serde_json::from_str(&output.text()).unwrap_or_default()
     }
 
@@ -181,6 +187,60 @@ fn recording_goes_on_after_eio_and_every_loss_is_counted() {
     assert!(
         missing <= lost + of("/lost/ring"),
         "{missing} missing, {state}"
+    );
+}
+
+#[test]
+fn one_disk_of_two_that_fails_does_not_hold_the_mark() {
+    let stage = Stage::new(false);
+    let disk = DiskFault::new(&stage.guest, DIR).unwrap();
+    disk.mount().unwrap();
+    // The other is in memory.
+    stage.works("mount -t tmpfs -o size=200m none /world/srv");
+    let (_daemon, recorder) = stage.start_with("--to /srv/rec");
+    let before = stage.await_mark(2000, &recorder);
+    disk.set(Fault::Writes).unwrap();
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let state = stage.state_in("/world/srv/rec");
+        let mark = state
+            .pointer("/durable_mark/packets")
+            .and_then(Value::as_u64);
+        if mark.unwrap_or(0) > before + 8000 {
+            assert_ne!(state["disks"][0]["paused"], "", "{state:#}");
+            break;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "the mark stands still: {state:#}"
+        );
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    disk.set(Fault::None).unwrap();
+    let paused = |state: &Value| state["disks"][0]["paused"] != "";
+    while paused(&stage.state_in("/world/srv/rec")) {
+        assert!(Instant::now() < deadline, "the disk is not used again");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let said = end(recorder);
+    let state = stage.state_in("/world/srv/rec");
+    let of = |path: &str| state.pointer(path).and_then(Value::as_u64).unwrap();
+    assert_eq!(of("/lost/disk"), 0, "{said} {state:#}");
+    assert_eq!(
+        of("/taken"),
+        of("/durable") + of("/lost/unknown"),
+        "{state:#}"
+    );
+    stage.works("mkdir /host/all && cp /world/mnt/rec/*.pcapng /world/srv/rec/*.pcapng /host/all");
+    let (mut numbers, _) = numbers(&stage.guest.shared_dir().unwrap().join("all"));
+    numbers.sort_unstable();
+    assert!(numbers.is_sorted_by(|one, other| one < other), "twice");
+    assert!(numbers.len() as u64 >= of("/durable"), "{state:#}");
+    let span = numbers.last().unwrap() - numbers[0] + 1;
+    let missing = span - numbers.len() as u64;
+    assert!(
+        missing <= of("/lost/unknown") + of("/lost/ring"),
+        "{missing}: {state:#}"
     );
 }
 
