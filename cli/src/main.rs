@@ -48,7 +48,7 @@ enum Action {
     /// Write the packets of a device to a capture file or a pipe
     Dump(capture::dump::Dump),
     /// Record the packets of devices in files
-    Record(record::Record),
+    Record(Box<record::Record>),
     /// Send frames through a device, generated or from a capture file
     Send(capture::send::Send),
     /// Send the frames of capture files with their recorded gaps, or at a rate

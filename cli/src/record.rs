@@ -1,5 +1,7 @@
 //! `vnplug record`: packets to disk.
 
+mod trigger;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -21,15 +23,17 @@ Examples:
   vnplug record host:eth1 --to /data/rec
   vnplug record host:eth1 host:eth2 --to /disk1/rec --to /disk2/rec --quota 90%
   vnplug record host:eth1 --to /data/rec --rotate-time 10m --slice 'tcp port 443=128'
+  vnplug record host:eth1 --to /data/rec --trigger 'tcp[13] & 4 != 0' --before 30s --after 10s
+  vnplug record --trigger-now /data/rec
   vnplug record --status /data/rec
 
 Files can be opened while they are written. Ends at Ctrl-C with everything on the disk.")]
 pub(crate) struct Record {
     /// Devices as `vnplug list` names them
-    #[arg(value_name = "SOURCE", required_unless_present = "status")]
+    #[arg(value_name = "SOURCE", required_unless_present_any = ["status", "trigger_now"])]
     sources: Vec<String>,
     /// Directory for the files; several (of several disks) are written in turn
-    #[arg(long, value_name = "DIR", required_unless_present = "status")]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["status", "trigger_now"])]
     to: Vec<PathBuf>,
     /// Name of the recording
     #[arg(long, value_name = "NAME", default_value = "rec", value_parser = recording_name)]
@@ -96,6 +100,8 @@ pub(crate) struct Record {
     /// Show the state of the recordings in a directory, as JSON
     #[arg(long, value_name = "DIR", conflicts_with_all = ["sources", "to"])]
     status: Option<PathBuf>,
+    #[command(flatten)]
+    trigger: trigger::TriggerOptions,
 }
 
 type Directories = Vec<(PathBuf, Box<dyn Disk>)>;
@@ -111,7 +117,11 @@ impl Record {
         if let Some(dir) = &self.status {
             return self.show_status(dir);
         }
+        if let Some(dir) = &self.trigger.trigger_now {
+            return trigger::now(dir, &self.name);
+        }
         let mut settings = self.settings()?;
+        sys::catch_trigger(settings.trigger.is_some());
         let buffers: Vec<Buffer> = (0..settings.buffers)
             .map(|id| Buffer::new(settings.chunk_bytes, id))
             .collect();
@@ -121,6 +131,7 @@ impl Record {
         settings.interfaces = interfaces;
         let recorder = Recorder::start(settings, directories, buffers)
             .map_err(|error| Failure::about(self.place(), self.explain(error)))?;
+        let remote = recorder.remote();
         let mut session = Session::new(ports, recorder);
         sys::catch_signals();
         sys::ignore_long_files();
@@ -131,6 +142,9 @@ impl Record {
         let driven = session.run(&mut || {
             let now = Instant::now();
             reports.tick(now, || ledger.status());
+            if sys::triggered() {
+                remote.trigger("command");
+            }
             stopped |= sys::stop().is_some() || end.is_some_and(|end| now >= end);
             stopped
         });
@@ -228,6 +242,7 @@ impl Record {
             .ok()
             .filter(|buffers| (4..=4096).contains(buffers))
             .ok_or_else(|| Failure::new("--buffer: between 16M and 16G"))?;
+        self.trigger.triggers(&mut settings)?;
         Ok(settings)
     }
 
@@ -327,12 +342,13 @@ impl Reports {
         let packets = per_second(status.taken, self.before.0);
         let bytes = per_second(status.taken_bytes, self.before.1);
         out::note(&format!(
-            "{} packets, {} packets/s, {:.1} MB/s, {} lost, {}{}",
+            "{} packets, {} packets/s, {:.1} MB/s, {} lost, {}{}{}",
             grouped(status.taken),
             grouped(packets as u64),
             bytes / 1e6,
             grouped(status.lost()),
             mark(&status),
+            events(&status),
             paused(&status),
         ));
         self.at = now;
@@ -352,6 +368,23 @@ fn mark(status: &Status) -> String {
     }
 }
 
+/// What triggers did, if there are any.
+fn events(status: &Status) -> String {
+    let Some(trigger) = &status.trigger else {
+        return String::new();
+    };
+    let early = match trigger.early {
+        0 => String::new(),
+        early => format!(", {} too early for want of memory", grouped(early)),
+    };
+    let writing = if trigger.writing { " (one now)" } else { "" };
+    format!(
+        "; {} events{writing}, {} packets passed over{early}",
+        grouped(trigger.events),
+        grouped(trigger.passed_over),
+    )
+}
+
 fn paused(status: &Status) -> String {
     let paused = status.lanes.iter().filter(|lane| !lane.paused.is_empty());
     paused
@@ -366,7 +399,7 @@ fn summary(status: &Status) -> String {
     };
     let recycled: u64 = status.lanes.iter().map(|lane| lane.recycled).sum();
     format!(
-        "{} packets recorded, {}{}{}{}{}{}",
+        "{} packets recorded, {}{}{}{}{}{}{}",
         grouped(status.durable),
         mark(status),
         part(status.lost_ring, "lost in the ring"),
@@ -377,6 +410,7 @@ fn summary(status: &Status) -> String {
             "written but never confirmed by the disk"
         ),
         part(recycled, "old files recycled"),
+        events(status),
     )
 }
 

@@ -27,6 +27,31 @@ pub(crate) fn catch_signals() {
     }
 }
 
+/// From now on SIGUSR1 is remembered ([`triggered`]), or ignored.
+pub(crate) fn catch_trigger(remembered: bool) {
+    // SAFETY: an all-zero sigaction is valid: no flags, empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = match remembered {
+        true => note_trigger as *const () as libc::sighandler_t,
+        false => libc::SIG_IGN,
+    };
+    // SAFETY: `action` is initialised and the handler does one atomic store, which is
+    // async-signal-safe. With a valid signal number this cannot fail.
+    unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) };
+}
+
+/// Whether SIGUSR1 came since the last call.
+pub(crate) fn triggered() -> bool {
+    // Relaxed: the fact is all that is handed over.
+    TRIGGERED.load(Ordering::Relaxed) && TRIGGERED.swap(false, Ordering::Relaxed)
+}
+
+extern "C" fn note_trigger(_: libc::c_int) {
+    TRIGGERED.store(true, Ordering::Relaxed);
+}
+
+static TRIGGERED: AtomicBool = AtomicBool::new(false);
+
 /// From now on a file that reaches the limit of the process (`ulimit -f`) is an error of the write,
 /// and no signal that kills.
 pub(crate) fn ignore_long_files() {

@@ -22,7 +22,7 @@ pub struct Interface {
 
 impl Interface {
     /// The number of its link type in files.
-    fn file_link_type(&self) -> u32 {
+    pub(crate) fn file_link_type(&self) -> u32 {
         // tcpdump.org/linktypes: the one DLT of ours whose number in files is another.
         match self.link_type {
             DLT_RAW => LINKTYPE_RAW,

@@ -10,6 +10,7 @@ mod plan;
 mod program;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 
 pub use plan::Plan;
@@ -54,12 +55,19 @@ impl Filter {
         bytes: &[u8],
         wire_len: u32,
     ) -> Result<bool, FilterError> {
-        if !self.programs.contains_key(&link_type) {
-            let program = compile::compile(&self.expression, link_type)?;
-            self.programs.insert(link_type, program);
+        Ok(self.program(link_type)?.accepts(bytes, wire_len))
+    }
+
+    /// Its program for packets of a link type.
+    ///
+    /// # Errors
+    /// [`FilterError`] if the expression makes no sense for packets of that link type.
+    #[inline]
+    pub fn program(&mut self, link_type: u32) -> Result<&Program, FilterError> {
+        match self.programs.entry(link_type) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(new) => Ok(new.insert(compile::compile(&self.expression, link_type)?)),
         }
-        let program = self.programs.get(&link_type);
-        Ok(program.is_some_and(|program| program.accepts(bytes, wire_len)))
     }
 }
 

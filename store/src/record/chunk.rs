@@ -1,5 +1,7 @@
 //! Chunks: packets on their way to the disk, encoded already.
 
+use std::sync::Arc;
+
 use crate::disk::Buffer;
 
 /// A buffer with packets, written as it is.
@@ -17,6 +19,8 @@ pub struct Chunk {
     pub tally: Tally,
     /// It begins a segment, by size, time or count.
     pub begins_segment: bool,
+    /// What its segment says about itself, if it begins one.
+    pub note: Option<Arc<str>>,
 }
 
 /// Packets of a chunk or a segment.

@@ -136,6 +136,9 @@ pub(super) fn drive(writer: &mut Writer, queue: &Queue) {
         for chunk in taken.chunks {
             writer.push(chunk);
         }
+        if taken.ends {
+            writer.end_segment();
+        }
         writer.work(Instant::now());
         let pauses_until = writer.pauses_until();
         let back = match pauses_until {

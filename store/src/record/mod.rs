@@ -22,6 +22,7 @@ mod session;
 mod state;
 #[cfg(test)]
 mod tests;
+mod trigger;
 mod writer;
 
 use std::io;
@@ -38,10 +39,11 @@ use crate::encode::{Interface, pcap, pcapng};
 use crate::name::{Format, LAST_SEQUENCE};
 
 pub use chunk::{Chunk, Tally};
-pub use ledger::{Earlier, LaneStatus, Ledger, Loss, Run, Status};
+pub use ledger::{Earlier, LaneStatus, Ledger, Loss, Run, Status, TriggerStatus};
 pub use room::Quota;
 pub use session::{Session, Source};
 pub use state::{next_sequence, read_state, state_path};
+pub use trigger::{Remote, Triggers};
 pub use writer::Writer;
 
 use lane::{Lane, drive};
@@ -76,6 +78,8 @@ pub struct Settings {
     pub buffers: u16,
     /// Whether segments get an index beside them.
     pub index: bool,
+    /// Only what is around triggers is recorded.
+    pub trigger: Option<Triggers>,
 }
 
 impl Settings {
@@ -94,6 +98,7 @@ impl Settings {
             chunk_bytes: 4 << 20,
             buffers: 16,
             index: true,
+            trigger: None,
         }
     }
 
@@ -142,8 +147,11 @@ impl Settings {
         }
     }
 
-    fn comment(&self) -> String {
-        format!("recording {}", self.recording)
+    fn comment(&self, note: Option<&str>) -> String {
+        match note {
+            Some(note) => format!("recording {}: {note}", self.recording),
+            None => format!("recording {}", self.recording),
+        }
     }
 }
 
@@ -161,6 +169,8 @@ pub struct Recorder {
     began_ns: u64,
     fill: usize,
     threads: Vec<JoinHandle<Writer>>,
+    /// With triggers.
+    hold: Option<trigger::Hold>,
 }
 
 #[derive(Debug)]
@@ -170,6 +180,7 @@ struct Filling {
     tally: Tally,
     lane: usize,
     begins_segment: bool,
+    note: Option<Arc<str>>,
     began: Instant,
 }
 
@@ -207,6 +218,11 @@ impl Recorder {
             return Err(io::Error::other(ALL_NUMBERS));
         }
         settings.fit(&mut directories)?;
+        let triggers = settings.trigger.as_ref();
+        let hold = triggers.map(|triggers| trigger::Hold::new(triggers, &settings.interfaces));
+        if hold.is_some() {
+            ledger.trigger(|_| {});
+        }
         let mut recorder = Self {
             fill: settings.fill(),
             last_ns: vec![0; settings.interfaces.len()],
@@ -217,6 +233,7 @@ impl Recorder {
             filling: None,
             serial: 0,
             threads: Vec::new(),
+            hold: hold.transpose()?,
             settings,
         };
         for (lane, (dir, disk)) in directories.into_iter().enumerate() {
@@ -257,6 +274,8 @@ impl Recorder {
     ) -> bool {
         let ts_ns = packet.meta.ts_ns;
         let loss = self.loss_before(interface, packet);
+        self.watch(interface, packet);
+        let waits = self.waits();
         loop {
             if self.filling.is_none() && !self.begin(ts_ns, stop) {
                 self.refuse(
@@ -270,6 +289,7 @@ impl Recorder {
                 return false;
             };
             if filling.tally.packets > 0
+                && !waits
                 && self.lanes[filling.lane].is_over(&self.settings, filling, ts_ns)
             {
                 self.flush();
@@ -353,6 +373,10 @@ impl Recorder {
     /// Gives the disk what was taken, if it is time for that.
     pub fn flush_due(&mut self, now: Instant) {
         self.share(now);
+        self.tend();
+        if self.waits() {
+            return;
+        }
         let began = self.filling.as_ref().map(|filling| filling.began);
         if began
             .is_some_and(|began| now.saturating_duration_since(began) >= self.settings.flush_every)
@@ -370,7 +394,7 @@ impl Recorder {
             Format::Pcapng => pcapng::pad(&mut filling.buffer, filling.len, BLOCK),
             Format::Pcap => filling.len,
         };
-        self.ledger.taken(self.serial, &filling.tally);
+        self.ledger.taken(self.serial, &self.untold(&filling.tally));
         let chunk = Chunk {
             buffer: filling.buffer,
             from: 0,
@@ -378,9 +402,13 @@ impl Recorder {
             serial: self.serial,
             tally: filling.tally,
             begins_segment: filling.begins_segment,
+            note: filling.note,
         };
         self.serial += 1;
-        self.give(filling.lane, chunk);
+        match self.waits() {
+            true => self.keep(chunk),
+            false => self.give(filling.lane, chunk),
+        }
     }
 
     /// Gives a chunk to the writer of a directory.
@@ -404,6 +432,7 @@ impl Recorder {
 
     /// Writes everything, closes the segments, and gives the last state of the books.
     pub fn finish(mut self) -> Status {
+        self.let_go();
         self.flush();
         self.wait_for_writers();
         self.lanes.clear();
@@ -425,12 +454,15 @@ impl Recorder {
 
     /// Begins a chunk for the directory that is least behind.
     fn begin(&mut self, ts_ns: u64, stop: &mut dyn FnMut() -> bool) -> bool {
-        let buffer = loop {
-            match self.pool.recv_timeout(PULSE) {
-                Ok(buffer) => break buffer,
-                Err(RecvTimeoutError::Timeout) if !stop() => self.share(Instant::now()),
-                Err(_) => return false,
-            }
+        let buffer = match self.spare() {
+            Some(buffer) => buffer,
+            None => loop {
+                match self.pool.recv_timeout(PULSE) {
+                    Ok(buffer) => break buffer,
+                    Err(RecvTimeoutError::Timeout) if !stop() => self.share(Instant::now()),
+                    Err(_) => return false,
+                }
+            },
         };
         let lane = self.least_behind();
         let begins_segment = self.lanes[lane].is_full(&self.settings, self.fill, ts_ns);
@@ -440,6 +472,7 @@ impl Recorder {
             tally: Tally::default(),
             lane,
             begins_segment,
+            note: self.note(),
             began: Instant::now(),
         });
         true

@@ -23,6 +23,8 @@ struct Line {
     busy: Option<Instant>,
     /// The disk failed, and takes nothing before this moment.
     pauses_until: Option<Instant>,
+    /// The segment ends: none come for a while.
+    ends: bool,
     /// No more chunks come.
     closed: bool,
     /// The writer is gone.
@@ -36,6 +38,8 @@ impl Queue {
         if line.gone {
             return Err(Box::new(chunk));
         }
+        // Its segment begins where the one before ends.
+        line.ends &= !chunk.begins_segment;
         line.chunks.push_back(chunk);
         self.came.notify_all();
         Ok(())
@@ -68,6 +72,12 @@ impl Queue {
         line.gone || line.pauses_until.is_some_and(|at| now < at) || line.busy.is_some_and(stands)
     }
 
+    /// The segment ends when what is here is written: the next chunk comes much later.
+    pub(super) fn end_segment(&self) {
+        self.line().ends = true;
+        self.came.notify_all();
+    }
+
     /// No more chunks come.
     pub(super) fn close(&self) {
         self.line().closed = true;
@@ -82,7 +92,8 @@ impl Queue {
             let now = Instant::now();
             let pauses = line.pauses_until.is_some_and(|at| now < at);
             let ready = !line.chunks.is_empty() && !pauses && most > 0;
-            if ready || now >= due || line.closed {
+            let ends = line.ends && line.chunks.is_empty();
+            if ready || ends || now >= due || line.closed {
                 break;
             }
             let until = line.pauses_until.filter(|&at| at > now);
@@ -100,9 +111,12 @@ impl Queue {
         let chunks: Vec<Chunk> = line.chunks.drain(..count).collect();
         line.held += chunks.len();
         line.busy = Some(now);
+        let empty = line.chunks.is_empty();
+        let ends = empty && std::mem::take(&mut line.ends);
         Taken {
+            ends,
             closed: line.closed,
-            empty: line.chunks.is_empty(),
+            empty,
             chunks,
         }
     }
@@ -127,6 +141,8 @@ impl Queue {
 pub(super) struct Taken {
     /// To be written, in this order.
     pub(super) chunks: Vec<Chunk>,
+    /// The segment ends behind them.
+    pub(super) ends: bool,
     /// No more come.
     pub(super) closed: bool,
     /// None are left here.

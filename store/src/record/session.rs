@@ -47,7 +47,8 @@ pub struct Session {
 
 impl Session {
     /// Nothing is read before [`run`](Self::run).
-    pub fn new(sources: Vec<Source>, recorder: Recorder) -> Self {
+    pub fn new(sources: Vec<Source>, mut recorder: Recorder) -> Self {
+        recorder.ports(sources.len());
         Self {
             sources,
             source_lost: vec![0; recorder.last_ns.len()],
@@ -91,6 +92,7 @@ impl Session {
                 if self.sources.iter().all(|source| source.ended) {
                     return Ok(());
                 }
+                self.recorder.idle();
                 self.wait()?;
             }
         }

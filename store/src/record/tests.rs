@@ -5,6 +5,7 @@ mod faulty;
 mod lanes;
 mod losses;
 mod restarts;
+mod trigger;
 mod trouble;
 
 use std::collections::BTreeSet;
@@ -152,6 +153,7 @@ impl Bench {
             serial: self.chunks,
             tally,
             begins_segment,
+            note: None,
         });
         self.chunks += 1;
     }

@@ -1,7 +1,8 @@
 //! The recorder's books: what was taken, what is durable, what was lost, when and why.
 //!
 //! The account closes at every moment: `taken = durable + buffered + lost_disk + lost_unknown`.
-//! Losses in the ring come on top: those packets were never taken.
+//! Losses in the ring come on top: those packets were never taken. With triggers, what waited in memory
+//! and was not asked for is the fifth part (`passed_over`).
 //!
 //! The **durable mark** is a prefix: every packet up to this number, in the order in which they were
 //! taken, is on the disk, but for those that are counted as lost. It moves when a first fdatasync(2)
@@ -23,7 +24,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::chunk::Tally;
 use crate::name::LAST_SEQUENCE;
 
-pub use status::{Earlier, LaneStatus, Loss, Run, Status};
+pub use status::{Earlier, LaneStatus, Loss, Run, Status, TriggerStatus};
 
 /// The books, shared by the threads of a recorder.
 #[derive(Debug)]
@@ -145,6 +146,27 @@ impl Ledger {
         books.filling_ns = None;
         books.latest_ns = books.latest_ns.max(Some(tally.last_ns));
         books.set_time();
+    }
+
+    /// Packets of a chunk waited in memory and are not recorded; `early`: memory was short.
+    pub fn passed_over(&self, serial: u64, packets: u64, early: bool) {
+        let mut books = self.books();
+        let status = books.status.trigger.get_or_insert_default();
+        status.passed_over += packets;
+        status.early += if early { packets } else { 0 };
+        let left = books.open.get_mut(&serial).map(|open| {
+            open.packets -= packets.min(open.packets);
+            open.packets
+        });
+        if left == Some(0) {
+            books.settle(serial);
+        }
+        books.set_time();
+    }
+
+    /// Changes what is known of triggers.
+    pub fn trigger(&self, change: impl FnOnce(&mut TriggerStatus)) {
+        change(self.books().status.trigger.get_or_insert_default());
     }
 
     /// These chunks are durable.

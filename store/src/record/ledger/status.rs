@@ -38,6 +38,8 @@ pub struct Status {
     pub lost_disk: u64,
     /// Written, and the disk failed to say that it is durable: readable or not.
     pub lost_unknown: u64,
+    /// With triggers: what they did.
+    pub trigger: Option<TriggerStatus>,
     /// The directories.
     pub lanes: Vec<LaneStatus>,
     /// The latest losses, oldest first, those of earlier runs among them.
@@ -84,6 +86,23 @@ pub struct Earlier {
     pub lost_unknown: u64,
     /// Taken and not yet confirmed in the last state of runs that were cut: on the disk or not.
     pub open: u64,
+}
+
+/// What triggers did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TriggerStatus {
+    /// Events: each has segments of its own.
+    pub events: u64,
+    /// Packets that matched, and commands; several may be of one event.
+    pub triggers: u64,
+    /// An event is being recorded.
+    pub writing: bool,
+    /// Packets that waited in memory and were not asked for.
+    pub passed_over: u64,
+    /// Of them, those that went before their time since memory was short.
+    pub early: u64,
+    /// What the latest event says about itself.
+    pub last_event: String,
 }
 
 /// What is known of one directory.
@@ -177,6 +196,27 @@ impl Loss {
     }
 }
 
+impl TriggerStatus {
+    fn to_json(&self) -> Value {
+        json!({
+            "events": self.events, "triggers": self.triggers, "writing": self.writing,
+            "passed_over": self.passed_over, "passed_over_early": self.early,
+            "last_event": self.last_event,
+        })
+    }
+
+    fn of(value: &Value) -> Self {
+        Self {
+            events: number(value, "/events"),
+            triggers: number(value, "/triggers"),
+            writing: value.pointer("/writing").and_then(Value::as_bool) == Some(true),
+            passed_over: number(value, "/passed_over"),
+            early: number(value, "/passed_over_early"),
+            last_event: text(value, "/last_event"),
+        }
+    }
+}
+
 impl LaneStatus {
     fn to_json(&self) -> Value {
         json!({
@@ -221,7 +261,8 @@ impl Earlier {
 impl Status {
     /// Packets that are taken and not yet settled.
     pub fn buffered(&self) -> u64 {
-        let settled = self.durable + self.lost_disk + self.lost_unknown;
+        let passed_over = self.trigger.as_ref().map_or(0, |status| status.passed_over);
+        let settled = self.durable + self.lost_disk + self.lost_unknown + passed_over;
         self.taken.saturating_sub(settled)
     }
 
@@ -252,6 +293,7 @@ impl Status {
             "durable": self.durable,
             "buffered": self.buffered(),
             "lost": lost(self.lost_ring, self.lost_source, self.lost_disk, self.lost_unknown),
+            "trigger": self.trigger.as_ref().map(TriggerStatus::to_json),
             "disks": self.lanes.iter().map(LaneStatus::to_json).collect::<Vec<_>>(),
             "losses": self.losses.iter().map(Loss::to_json).collect::<Vec<_>>(),
             "older_losses": self.older_losses,
@@ -295,6 +337,10 @@ impl Status {
             lost_source: number(&value, "/lost/source"),
             lost_disk: number(&value, "/lost/disk"),
             lost_unknown: number(&value, "/lost/unknown"),
+            trigger: value
+                .get("trigger")
+                .filter(|value| value.is_object())
+                .map(TriggerStatus::of),
             lanes: list("disks").map_or(Vec::new(), |all| all.iter().map(LaneStatus::of).collect()),
             losses: list("losses").map_or(Vec::new(), |all| all.iter().map(Loss::of).collect()),
             older_losses: number(&value, "/older_losses"),

@@ -16,7 +16,7 @@ impl Writer {
         let Some(first) = self.backlog.front() else {
             return Ok(());
         };
-        let start_ns = first.tally.first_ns;
+        let (start_ns, note) = (first.tally.first_ns, first.note.clone());
         let open = self.segment.as_ref();
         if open.is_some_and(|segment| !segment.fill.admits(&self.settings, first)) {
             self.close(now);
@@ -25,7 +25,7 @@ impl Writer {
             }
         }
         if self.segment.is_none() {
-            self.open(start_ns)?;
+            self.open(start_ns, note)?;
         }
         let Some(segment) = &mut self.segment else {
             return Ok(());

@@ -22,7 +22,7 @@ impl Writer {
         }
         let now = Instant::now();
         self.retry_at = None;
-        let told = self.open(now_ns());
+        let told = self.open(now_ns(), None);
         self.close(now);
         if let Err(error) = told {
             log::warn!("{}: losses are in no file: {error}", self.dir.display());

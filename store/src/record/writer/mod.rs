@@ -68,6 +68,8 @@ pub struct Writer {
     saved_at: Instant,
     state_fails: bool,
     index: Live,
+    /// The segment is closed when all was written.
+    ends: bool,
 }
 
 impl Writer {
@@ -101,12 +103,19 @@ impl Writer {
             saved_at: Instant::now(),
             state_fails: false,
             index: Live::default(),
+            ends: false,
         }
     }
 
     /// Takes a chunk.
     pub fn push(&mut self, chunk: Chunk) {
+        self.ends = false;
         self.backlog.push_back(chunk);
+    }
+
+    /// Closes the segment when what waits is written: the next chunk comes much later.
+    pub fn end_segment(&mut self) {
+        self.ends = true;
     }
 
     /// Chunks that wait.
@@ -133,6 +142,10 @@ impl Writer {
         }
         if self.synced_at.elapsed() >= self.settings.sync_every {
             self.sync(now);
+        }
+        if self.ends && self.backlog.is_empty() {
+            self.ends = false;
+            self.close(now);
         }
         // What other directories and the reader did is told here, too.
         if self.saved_at.elapsed() >= self.settings.sync_every

@@ -1,6 +1,7 @@
 //! A segment's life: made, synced, closed, or given up.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::{SPARE, Writer};
@@ -30,8 +31,8 @@ pub(super) struct Segment {
 }
 
 impl Writer {
-    /// Makes a segment whose first packet has this stamp.
-    pub(super) fn open(&mut self, start_ns: u64) -> io::Result<()> {
+    /// Makes a segment whose first packet has this stamp; `note` is what it says about itself.
+    pub(super) fn open(&mut self, start_ns: u64, note: Option<Arc<str>>) -> io::Result<()> {
         self.enforce_quota();
         let sequence = self.ledger.sequence();
         let sequence = sequence.ok_or_else(|| io::Error::other(ALL_NUMBERS))?;
@@ -47,7 +48,10 @@ impl Writer {
             name,
             len: 0,
             allocated: 0,
-            fill: Fill::default(),
+            fill: Fill {
+                note,
+                ..Fill::default()
+            },
             tally: Tally::default(),
             unsynced: Vec::new(),
             told: Vec::new(),
@@ -83,9 +87,10 @@ impl Writer {
     }
 
     fn write_header(&mut self, segment: &mut Segment) -> io::Result<()> {
+        let comment = self.settings.comment(segment.fill.note.as_deref());
         let mut bytes = match self.settings.format {
             Format::Pcap => pcap::header(&self.settings.interfaces),
-            Format::Pcapng => pcapng::header(&self.settings.interfaces, &self.settings.comment()),
+            Format::Pcapng => pcapng::header(&self.settings.interfaces, &comment),
         };
         self.tell(segment, &mut bytes);
         self.write_small(segment, &bytes)
@@ -278,6 +283,8 @@ pub(super) struct Fill {
     start_ns: u64,
     /// The last chunk's number.
     serial: u64,
+    /// What the segment says about itself: another event has another segment.
+    note: Option<Arc<str>>,
 }
 
 impl Fill {
@@ -294,7 +301,8 @@ impl Fill {
             || (limit_ns > 0 && chunk.tally.first_ns.abs_diff(self.start_ns) >= limit_ns);
         // A segment's packets are in the order of their stamps, as far as the ports have them so.
         let is_earlier = chunk.serial < self.serial;
-        self.packets == 0 || !(chunk.begins_segment || is_full || is_earlier)
+        let is_other = chunk.note != self.note;
+        !is_other && (self.packets == 0 || !(chunk.begins_segment || is_full || is_earlier))
     }
 
     pub(super) fn add(&mut self, len: usize, serial: u64, tally: &Tally) {

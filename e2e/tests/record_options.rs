@@ -1,0 +1,244 @@
+//! Options of `vnplug record` on a real daemon and a real wire: triggers.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use vnplug_e2e::daemon::{Daemon, program};
+use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::{Lab, Netns};
+use vnplug_ring::witness::{Parsed, parse};
+use vnplug_store::name::SegmentName;
+use vnplug_store::read::Reader;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A recorder that does not outlive its test.
+struct Recorder {
+    child: Child,
+    dir: PathBuf,
+}
+
+impl Recorder {
+    fn start(daemon: &Daemon, dir: &Path, source: &str, args: &[&str]) -> Self {
+        let mut command = Command::new(program("vnplug").unwrap());
+        command.arg("--socket").arg(daemon.socket());
+        command.args(["record", source, "--flush", "50ms", "--ring", "32M"]);
+        command.args(args).arg("--to").arg(dir);
+        command.stderr(fs::File::create(dir.with_extension("log")).unwrap());
+        let recorder = Self {
+            child: command.spawn().unwrap(),
+            dir: dir.to_owned(),
+        };
+        // Its ports were opened before.
+        eventually("it records", || dir.join("rec.lock").exists());
+        recorder
+    }
+
+    fn state(&self) -> Value {
+        let text = fs::read(self.dir.join("rec.state")).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+
+    fn count(&self, pointer: &str) -> u64 {
+        let state = self.state();
+        state.pointer(pointer).and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// As Ctrl-C does; the account must close.
+    fn stop(mut self) -> Value {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let status = self.child.wait().unwrap();
+        let said = fs::read_to_string(self.dir.with_extension("log")).unwrap();
+        assert!(status.success(), "{said}");
+        let state = self.state();
+        let count = |pointer: &str| state.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+        let settled = count("/durable") + count("/trigger/passed_over");
+        assert_eq!(count("/taken"), settled, "{state}");
+        assert_eq!(count("/lost/ring") + count("/lost/source"), 0, "{state}");
+        state
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn eventually(what: &str, mut test: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !test() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// The files of a recording in their order, packed or not.
+fn segments(dir: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(dir).unwrap();
+    let mut found: Vec<(u64, PathBuf)> = files
+        .filter_map(|entry| {
+            let path = entry.unwrap().path();
+            let name = SegmentName::parse(path.file_name()?.to_str()?)?;
+            Some((name.sequence, path))
+        })
+        .collect();
+    found.sort();
+    found.into_iter().map(|(_, path)| path).collect()
+}
+
+/// A witness frame: its stamp, run and number.
+type Seen = (u64, u32, u64);
+
+fn frames(files: &[PathBuf]) -> Vec<Seen> {
+    let mut seen = Vec::new();
+    for file in files {
+        let mut reader = Reader::open(file).unwrap();
+        while let Some(packet) = reader.read().unwrap() {
+            match parse(packet.bytes) {
+                Parsed::Witness(witness) => seen.push((packet.ts_ns, witness.run, witness.seq)),
+                // The kernel's own.
+                Parsed::Corrupt => panic!("a corrupt frame in {}", file.display()),
+                _ => {}
+            }
+        }
+    }
+    seen
+}
+
+fn vnplug(args: &[&str], places: &[&Path]) -> Output {
+    let mut command = Command::new(program("vnplug").unwrap());
+    command.args(args).args(places).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A shell command that must succeed; what it says.
+fn shell(script: &str, args: &[&Path]) -> String {
+    let mut command = Command::new("sh");
+    command.args(["-ec", script, "sh"]).args(args);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{script}: {}", said(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn what_is_around_a_trigger_is_recorded_and_nothing_else() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let dir = |name: &str| lab.dir().join(name);
+    let start =
+        |name: &str, args: &[&str]| Recorder::start(&daemon, &dir(name), "host:wire1", args);
+    // One records all: what the others must have follows from its stamps.
+    let all = start("all", &[]);
+    let some = start(
+        "some",
+        &["--trigger", "len = 777", "--before", "2s", "--after", "1s"],
+    );
+    let small = start(
+        "small",
+        &[
+            "--trigger",
+            "len = 777",
+            "--before",
+            "10m",
+            "--after",
+            "1s",
+            "--before-memory",
+            "8M",
+        ],
+    );
+    let asked = start("asked", &["--before", "10m", "--after", "10m"]);
+    let mut total = 0;
+    let mut send = |run, count, len_bytes| {
+        let stream = Stream {
+            run,
+            len_bytes,
+            pps: NonZeroU64::new(4000),
+            ..Stream::new("wire0", count)
+        };
+        total += netns.enter(|| stream.send()).unwrap().unwrap().frames;
+        total
+    };
+    send(1, 12_000, 1514);
+    sleep(Duration::from_secs(3));
+    send(2, 500, 300);
+    send(3, 1, 777);
+    send(4, 500, 300);
+    sleep(Duration::from_secs(2));
+    let before = send(5, 500, 300);
+
+    // On command: nothing happens without one.
+    eventually("it has taken all", || asked.count("/taken") >= before);
+    assert!(segments(&dir("asked")).is_empty());
+    let refused = vnplug(&["record", "--trigger-now"], &[&dir("all")]);
+    assert!(!refused.status.success() && said(&refused).contains("without --trigger"));
+    let refused = vnplug(
+        &["record", "--name", "other", "--trigger-now"],
+        &[&dir("all")],
+    );
+    assert!(!refused.status.success() && said(&refused).contains("no recorder of `other`"));
+    let told = vnplug(&["record", "--trigger-now"], &[&dir("asked")]);
+    assert!(told.status.success(), "{}", said(&told));
+    eventually("an event", || asked.count("/trigger/events") == 1);
+    let sent = send(6, 500, 300);
+    for recorder in [&all, &some, &small, &asked] {
+        eventually("all is taken", || recorder.count("/taken") >= sent);
+    }
+    all.stop();
+    let some = some.stop();
+    let small = small.stop();
+    let asked = asked.stop();
+    let refused = vnplug(&["record", "--trigger-now"], &[&dir("asked")]);
+    assert!(!refused.status.success() && said(&refused).contains("no recorder of `rec`"));
+
+    let all = frames(&segments(&dir("all")));
+    assert_eq!(all.len() as u64, sent);
+    let at = all.iter().find(|(_, run, _)| *run == 3).unwrap().0;
+    let around: Vec<Seen> = all
+        .iter()
+        .copied()
+        .filter(|(ts, ..)| (at - 2_000_000_000..=at + 1_000_000_000).contains(ts))
+        .collect();
+    assert!(around.len() < 1600, "{}", around.len());
+    assert_eq!(frames(&segments(&dir("some"))), around, "{some}");
+    assert_eq!(some["trigger"]["events"], 1);
+    assert_eq!(some["trigger"]["passed_over_early"], 0, "{some}");
+
+    // 18 MB came before, of which 8 MiB had room: without a gap up to the trigger.
+    let found = frames(&segments(&dir("small")));
+    let end = all
+        .iter()
+        .position(|(ts, ..)| *ts > at + 1_000_000_000)
+        .unwrap();
+    assert_eq!(found, all[end - found.len()..end], "{small}");
+    assert!(found.len() > 1500 && found.len() < 7000, "{}", found.len());
+    assert!(
+        small["trigger"]["passed_over_early"].as_u64().unwrap() > 5000,
+        "{small}"
+    );
+
+    assert_eq!(frames(&segments(&dir("asked"))), all, "{asked}");
+    let comment = shell("capinfos -k \"$1\"", &[&segments(&dir("some"))[0]]);
+    assert!(
+        comment.contains("filter 'len = 777' matched at 2"),
+        "{comment}"
+    );
+    let comment = shell("capinfos -k \"$1\"", &[&segments(&dir("asked"))[0]]);
+    assert!(comment.contains("command at 2"), "{comment}");
+    let comment = shell("capinfos -k \"$1\"", &[&segments(&dir("small"))[0]]);
+    assert!(comment.contains("memory held no more"), "{comment}");
+}
