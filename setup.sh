@@ -20,6 +20,7 @@ needs=(
     tcpreplay:tcpreplay fio:fio netsniff-ng:netsniff-ng dmsetup:dmsetup mkfs.ext4:e2fsprogs
     # the page of recordings is tested in a browser
     "$browser:$browser" "chromedriver:$driver"
+    zstd:zstd age:age capinfos:wireshark-common
     cpio:cpio modinfo:kmod openssl:openssl valgrind:valgrind
     # programs that capture with libpcap, for the tests of the drop-in; none starts a service
     ngrep:ngrep p0f:p0f tcpflow:tcpflow ssldump:ssldump dhcpdump:dhcpdump sngrep:sngrep

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use vnplug_store::archive::Keys;
 use vnplug_store::extract::{Extract as Search, Format as FileFormat, Output, Query, parse_time};
 use vnplug_store::filter::Filter;
 use vnplug_store::index::rebuild;
@@ -39,6 +40,9 @@ pub(crate) struct Extract {
     /// Format [default: pcap for a FILE that ends in .pcap, else pcapng]
     #[arg(long, value_enum)]
     format: Option<Format>,
+    /// File with a secret key of age, which opens encrypted recordings; several can be given
+    #[arg(short, long, value_name = "FILE")]
+    identity: Vec<PathBuf>,
     /// Say on stderr what was read
     #[arg(short, long)]
     verbose: bool,
@@ -67,7 +71,7 @@ impl Extract {
             to_ns: self.to.unwrap_or(u64::MAX),
             filter: Filter::new(&expression)?,
         };
-        let mut search = Search::open(places, query)?;
+        let mut search = Search::open_with(places, query, &keys(&self.identity)?)?;
         let to: Box<dyn Write> = match to_stdout {
             true => Box::new(io::stdout()),
             false => Box::new(create(&self.write, places)?),
@@ -154,6 +158,11 @@ fn create(path: &Path, places: &[PathBuf]) -> Result<File, Failure> {
         }
     }
     File::create(path).map_err(|error| Failure::about(path.display(), error))
+}
+
+/// The keys that open encrypted recordings.
+pub(crate) fn keys(files: &[PathBuf]) -> Result<Keys, Failure> {
+    Keys::read(files).map_err(|what| Failure::about("--identity", what))
 }
 
 /// Tells what is damaged; true if something is.

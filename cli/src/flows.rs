@@ -8,7 +8,7 @@ use vnplug_store::extract::{Extract, Flow, Flows as Table, Query, Sum};
 use vnplug_store::filter::Filter;
 use vnplug_store::name::time as stamp;
 
-use crate::extract::{tell, time};
+use crate::extract::{keys, tell, time};
 use crate::failure::{Failure, OK, Outcome};
 use crate::out;
 use crate::text::grouped;
@@ -32,6 +32,9 @@ pub(crate) struct Flows {
     /// Only packets that match this pcap-filter expression
     #[arg(short, long, value_name = "EXPRESSION", default_value = "")]
     filter: String,
+    /// File with a secret key of age, which opens encrypted recordings; several can be given
+    #[arg(short, long, value_name = "FILE")]
+    identity: Vec<PathBuf>,
     /// How many flows
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
@@ -58,7 +61,7 @@ impl Flows {
             to_ns: self.to.unwrap_or(u64::MAX),
             filter: Filter::new(&self.filter)?,
         };
-        let mut search = Extract::open(&self.places, query)?;
+        let mut search = Extract::open_with(&self.places, query, &keys(&self.identity)?)?;
         let mut table = Table::default();
         while let Some(packet) = search.read()? {
             table.add(&packet);

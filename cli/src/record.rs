@@ -1,5 +1,6 @@
 //! `vnplug record`: packets to disk.
 
+mod closed;
 mod trigger;
 
 use std::path::{Path, PathBuf};
@@ -102,6 +103,8 @@ pub(crate) struct Record {
     status: Option<PathBuf>,
     #[command(flatten)]
     trigger: trigger::TriggerOptions,
+    #[command(flatten)]
+    closed: closed::ClosedOptions,
 }
 
 type Directories = Vec<(PathBuf, Box<dyn Disk>)>;
@@ -243,6 +246,7 @@ impl Record {
             .filter(|buffers| (4..=4096).contains(buffers))
             .ok_or_else(|| Failure::new("--buffer: between 16M and 16G"))?;
         self.trigger.triggers(&mut settings)?;
+        self.closed.archive(&mut settings)?;
         Ok(settings)
     }
 
@@ -342,13 +346,14 @@ impl Reports {
         let packets = per_second(status.taken, self.before.0);
         let bytes = per_second(status.taken_bytes, self.before.1);
         out::note(&format!(
-            "{} packets, {} packets/s, {:.1} MB/s, {} lost, {}{}{}",
+            "{} packets, {} packets/s, {:.1} MB/s, {} lost, {}{}{}{}",
             grouped(status.taken),
             grouped(packets as u64),
             bytes / 1e6,
             grouped(status.lost()),
             mark(&status),
             events(&status),
+            closed::told(&status),
             paused(&status),
         ));
         self.at = now;
@@ -399,7 +404,7 @@ fn summary(status: &Status) -> String {
     };
     let recycled: u64 = status.lanes.iter().map(|lane| lane.recycled).sum();
     format!(
-        "{} packets recorded, {}{}{}{}{}{}{}",
+        "{} packets recorded, {}{}{}{}{}{}{}{}",
         grouped(status.durable),
         mark(status),
         part(status.lost_ring, "lost in the ring"),
@@ -411,6 +416,7 @@ fn summary(status: &Status) -> String {
         ),
         part(recycled, "old files recycled"),
         events(status),
+        closed::told(status),
     )
 }
 

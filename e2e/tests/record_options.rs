@@ -1,6 +1,7 @@
-//! Options of `vnplug record` on a real daemon and a real wire: triggers.
+//! Options of `vnplug record` on a real daemon and a real wire: triggers, closed files, duplicates.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
@@ -241,4 +242,113 @@ fn what_is_around_a_trigger_is_recorded_and_nothing_else() {
     assert!(comment.contains("command at 2"), "{comment}");
     let comment = shell("capinfos -k \"$1\"", &[&segments(&dir("small"))[0]]);
     assert!(comment.contains("memory held no more"), "{comment}");
+}
+
+#[test]
+fn closed_files_are_packed_and_standard_programs_open_them() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,size=60-1514,pps=5000"]).unwrap();
+    let key = lab.dir().join("key");
+    shell(
+        "age-keygen -o \"$1\" 2> /dev/null; age-keygen -y \"$1\" > \"$1.pub\"",
+        &[&key],
+    );
+    let public = lab.dir().join("key.pub");
+    for (name, sealed, suffix) in [("zst", false, ".zst"), ("age", true, ".zst.age")] {
+        let dir = lab.dir().join(name);
+        let mut args = vec!["--rotate-size", "2M", "--compress", "zstd:1"];
+        if sealed {
+            args.extend(["--encrypt-to-file", public.to_str().unwrap()]);
+        }
+        let recorder = Recorder::start(&daemon, &dir, "host:lab", &args);
+        eventually("three files are packed", || {
+            recorder.count("/archive/segments") >= 3
+        });
+        // The one that is being written is as it is, and all is found meanwhile.
+        let last = segments(&dir).pop().unwrap();
+        assert!(
+            last.extension().is_some_and(|ext| ext == "pcapng"),
+            "{}",
+            last.display()
+        );
+        let keys = [
+            "extract",
+            "--identity",
+            key.to_str().unwrap(),
+            "-w",
+            "/dev/null",
+        ];
+        let live = vnplug(&keys, &[&dir]);
+        assert!(live.status.success(), "{}", said(&live));
+        let state = recorder.stop();
+        assert_eq!(state["archive"]["waiting"], 0, "{state}");
+        assert_eq!(state["archive"]["trouble"], "", "{state}");
+        let files = segments(&dir);
+        for file in &files {
+            assert!(
+                file.to_str()
+                    .unwrap()
+                    .ends_with(&format!(".pcapng{suffix}"))
+            );
+        }
+        // What is in them, by other programs and by ours.
+        let open = match sealed {
+            true => "age -d -i \"$0\" \"$1\" | zstd -dcq",
+            false => "zstd -dcq \"$1\"",
+        };
+        let script = format!(
+            "{open} > \"$2\"; tcpdump -nr \"$2\" 2> /dev/null | wc -l; capinfos -cMT -r \"$2\" > /dev/null"
+        );
+        let copy = lab.dir().join("copy.pcapng");
+        let mut found = 0;
+        for file in &files {
+            let output = Command::new("sh")
+                .args(["-ec", &script])
+                .args([&key, file, &copy])
+                .output()
+                .unwrap();
+            assert!(output.status.success(), "{}", said(&output));
+            found += String::from_utf8(output.stdout)
+                .unwrap()
+                .trim()
+                .parse::<u64>()
+                .unwrap();
+        }
+        assert_eq!(found, state["durable"].as_u64().unwrap(), "{state}");
+        let flows = vnplug(
+            &["flows", "--json", "--identity", key.to_str().unwrap()],
+            &[&dir],
+        );
+        assert!(flows.status.success(), "{}", said(&flows));
+        let counted: u64 = String::from_utf8(flows.stdout)
+            .unwrap()
+            .lines()
+            .map(|line| {
+                serde_json::from_str::<Value>(line).unwrap()["packets"]
+                    .as_u64()
+                    .unwrap()
+            })
+            .sum();
+        assert!(counted > 0 && counted <= found);
+        let indexes: BTreeSet<bool> = fs::read_dir(&dir)
+            .unwrap()
+            .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
+            .filter(|name| name.contains(".vnx"))
+            .map(|name| name.ends_with(".vnx.age"))
+            .collect();
+        assert_eq!(
+            indexes,
+            BTreeSet::from([sealed]),
+            "an index that anybody can read"
+        );
+        let bare = vnplug(&["extract", "-w", "/dev/null"], &[&dir]);
+        assert_eq!(bare.status.success(), !sealed, "{}", said(&bare));
+        if sealed {
+            assert!(
+                said(&bare).contains("is encrypted: name the file"),
+                "{}",
+                said(&bare)
+            );
+        }
+    }
 }

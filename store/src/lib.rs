@@ -11,6 +11,7 @@
 //! [`disk`] is the door to the file system: a small trait with a real implementation and one for
 //! tests that fails or cuts where it is told.
 
+pub mod archive;
 pub mod disk;
 pub mod encode;
 pub mod extract;

@@ -1,12 +1,13 @@
 //! Names of a recording's files: `NAME-SEQ-START.pcapng`, its index `.vnx`, and `NAME.state`.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 /// What the name of a segment file says.
 ///
 /// `SEQ` has ten decimal digits and grows over all disks of a recording and over restarts; `START`
 /// is the time of the segment's first packet, as `20261121T134501.123456789Z`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentName {
     /// The recording.
     pub recording: String,
@@ -19,7 +20,7 @@ pub struct SegmentName {
 }
 
 /// The file formats of segments.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Format {
     /// pcapng: interfaces, drop counts, comments, statistics.
     Pcapng,
@@ -38,9 +39,10 @@ impl Format {
 }
 
 impl SegmentName {
-    /// Reads a file name; `None` if it is not a segment's.
+    /// Reads a file name; `None` if it is not a segment's. One that is [packed](Packing) has the name of
+    /// the segment that it was.
     pub fn parse(file: &str) -> Option<Self> {
-        let (stem, extension) = file.rsplit_once('.')?;
+        let (stem, extension) = unpacked(file).0.rsplit_once('.')?;
         let format = match extension {
             "pcapng" => Format::Pcapng,
             "pcap" => Format::Pcap,
@@ -78,6 +80,70 @@ impl fmt::Display for SegmentName {
 
 /// The highest number of a segment.
 pub const LAST_SEQUENCE: u64 = 9_999_999_999;
+/// How a closed file was packed: compressed first, then encrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Packing {
+    /// By zstd: `.zst`.
+    pub zstd: bool,
+    /// By age: `.age`.
+    pub age: bool,
+}
+
+impl Packing {
+    /// All there are; the first is none.
+    pub const ALL: [Self; 4] = [
+        Self {
+            zstd: false,
+            age: false,
+        },
+        Self {
+            zstd: true,
+            age: false,
+        },
+        Self {
+            zstd: true,
+            age: true,
+        },
+        Self {
+            zstd: false,
+            age: true,
+        },
+    ];
+
+    /// What is behind the file's name.
+    pub fn suffix(self) -> &'static str {
+        match (self.zstd, self.age) {
+            (false, false) => "",
+            (true, false) => ".zst",
+            (false, true) => ".age",
+            (true, true) => ".zst.age",
+        }
+    }
+}
+
+/// What a file was called before it was packed.
+pub fn unpacked(file: &str) -> (&str, Packing) {
+    let (file, age) = match file.strip_suffix(".age") {
+        Some(file) => (file, true),
+        None => (file, false),
+    };
+    match file.strip_suffix(".zst") {
+        Some(file) => (file, Packing { zstd: true, age }),
+        None => (file, Packing { zstd: false, age }),
+    }
+}
+
+/// As [`unpacked`], for a whole path.
+pub fn unpacked_path(path: &Path) -> (PathBuf, Packing) {
+    match path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .map(unpacked)
+    {
+        Some((name, packing)) => (path.with_file_name(name), packing),
+        None => (path.to_owned(), Packing::default()),
+    }
+}
 
 /// Whether a recording may have this name: 1 to 64 of letters, digits, `.`, `_` and `-`, and it does
 /// not begin with `.` or `-`.
@@ -159,6 +225,10 @@ fn days(year: u64, month: u64, day: u64) -> u64 {
     era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + of_year - 719_468
 }
 
+/// The extension of an index.
+pub const INDEX: &str = ".vnx";
+/// Behind the name of a file that is not whole yet.
+pub const PART: &str = ".part";
 /// Names sort as numbers.
 const SEQUENCE_DIGITS: usize = 10;
 
@@ -206,12 +276,18 @@ mod tests {
         assert_eq!(name.to_string(), format!("{file}.pcapng"));
         assert_eq!(SegmentName::parse(&name.to_string()), Some(name.clone()));
         assert_eq!(name.index(), format!("{file}.vnx"));
+        for packing in Packing::ALL {
+            let packed = format!("{name}{}", packing.suffix());
+            assert_eq!(SegmentName::parse(&packed), Some(name.clone()));
+            assert_eq!(unpacked(&packed), (name.to_string().as_str(), packing));
+        }
         for file in [
             "edge.pcapng",
             "edge-7.pcapng",
             "edge-42-20261121T134501.123456789Z.pcapng",
             "-0000000042-20261121T134501.123456789Z.pcapng",
             "edge-0000000042-20261121T134501.123456789Z.vnx",
+            "edge-7-0000000042-20261121T134501.123456789Z.pcapng.zst.part",
         ] {
             assert_eq!(SegmentName::parse(file), None, "{file}");
         }

@@ -21,6 +21,7 @@ use std::path::Path;
 
 pub use buffer::{BLOCK, Buffer};
 pub use directory::make_directory;
+pub(crate) use directory::sync_directory;
 pub use lease::{lease, remove_unless_leased};
 pub use real::{Real, Way};
 pub use sim::{Fault, Image, Sim};

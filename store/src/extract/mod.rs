@@ -36,10 +36,11 @@ use std::path::PathBuf;
 
 pub use flows::{Flow, Flows, Sum};
 pub use output::{Format, Output};
-pub use segments::{Found, find};
+pub use segments::{Found, find, find_with};
 pub use time::{BadTime, parse_time};
 
 use self::stream::{Meta, Stream};
+use crate::archive::Keys;
 use crate::filter::{Filter, FilterError};
 use crate::read::{Interface, ReadError};
 
@@ -104,6 +105,14 @@ impl Extract {
     /// [`ExtractError`] if a place cannot be read. A capture file that cannot be opened is told by
     /// [`problems`](Self::problems).
     pub fn open(places: &[PathBuf], query: Query) -> Result<Self, ExtractError> {
+        Self::open_with(places, query, &Keys::default())
+    }
+
+    /// As [`open`](Self::open); what is encrypted is opened with these keys.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(places: &[PathBuf], query: Query, keys: &Keys) -> Result<Self, ExtractError> {
         let mut extract = Self {
             query,
             streams: Vec::new(),
@@ -112,7 +121,7 @@ impl Extract {
             last_ns: 0,
             problems: Vec::new(),
         };
-        for found in find(places)? {
+        for found in find_with(places, keys)? {
             match Stream::open(found, &extract.query) {
                 Ok(Some(stream)) => {
                     extract

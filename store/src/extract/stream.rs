@@ -88,7 +88,7 @@ impl Stream {
             Ok((file.try_clone()?, file))
         };
         let (file, other) = open().map_err(|error| ReadError::io(&path, 0, error))?;
-        let mut probe = Reader::of(other, path.clone());
+        let mut probe = Reader::of_with(other, path.clone(), &found.keys);
         let low_ns = match low_ns {
             Some(low_ns) => low_ns,
             None => match probe.read()? {
@@ -97,8 +97,8 @@ impl Stream {
             },
         };
         Ok(Some(Self {
-            sidecar: Sidecar::open(&path),
-            reader: Reader::of(file, path),
+            sidecar: Sidecar::open_with(&path, &found.keys),
+            reader: Reader::of_with(file, path, &found.keys),
             probe,
             len_bytes,
             waiting: VecDeque::new(),

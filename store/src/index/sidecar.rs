@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::block::{self, Block, Chunk, FRAME_HEADER, MAGIC, Probe, checksum};
 use super::builder::Builder;
 use super::code::Parser;
-use crate::read::{End, ReadError, Reader};
+use crate::archive::Keys;
+use crate::name::unpacked_path;
+use crate::read::{End, ReadError, Reader, Source, open_source};
 
 /// What the end of an index says of a segment that is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,10 +27,9 @@ pub struct Trailer {
 }
 
 /// An index, read block by block.
-#[derive(Debug)]
 pub struct Sidecar {
     /// `None` when it has ended.
-    file: Option<File>,
+    file: Option<Box<dyn Source>>,
     /// Where the next frame begins.
     at: u64,
     blocks: u32,
@@ -42,13 +42,19 @@ pub struct Sidecar {
 impl Sidecar {
     /// Where the index of a segment is.
     pub fn path_of(segment: &Path) -> PathBuf {
-        segment.with_extension("vnx")
+        let (plain, packing) = unpacked_path(segment);
+        plain.with_extension(if packing.age { "vnx.age" } else { "vnx" })
     }
 
     /// Opens the index of a segment. One that is missing has no blocks.
     pub fn open(segment: &Path) -> Self {
+        Self::open_with(segment, &Keys::default())
+    }
+
+    /// As [`open`](Self::open); one that is encrypted is opened with these keys.
+    pub fn open_with(segment: &Path, keys: &Keys) -> Self {
         Self {
-            file: File::open(Self::path_of(segment)).ok(),
+            file: source(segment, keys),
             at: 0,
             blocks: 0,
             covered: 0,
@@ -62,13 +68,10 @@ impl Sidecar {
     }
 
     /// What the end of a segment's index says, if it is there, whole, and of a segment of this length.
-    pub fn trailer(segment: &Path, len_bytes: u64) -> Option<Trailer> {
-        let file = File::open(Self::path_of(segment)).ok()?;
-        let at = file
-            .metadata()
-            .ok()?
-            .len()
-            .checked_sub(TRAILER_FRAME as u64)?;
+    pub fn trailer(segment: &Path, len_bytes: u64, keys: &Keys) -> Option<Trailer> {
+        let mut file = source(segment, keys)?;
+        let len = file.len_bytes().ok()?;
+        let at = len.checked_sub(TRAILER_FRAME as u64)?;
         let mut frame = [0; TRAILER_FRAME];
         file.read_exact_at(&mut frame, at).ok()?;
         let (kind, payload) = unpack(&frame)?;
@@ -87,7 +90,7 @@ impl Sidecar {
     }
 
     fn try_read(&mut self, probe: &mut Reader) -> Option<Block> {
-        let file = self.file.as_ref()?;
+        let file = self.file.as_mut()?;
         let mut frame = vec![0; FRAME_HEADER];
         file.read_exact_at(&mut frame, self.at).ok()?;
         let len = Parser(&frame[8..]).u32()? as usize;
@@ -131,7 +134,7 @@ impl Sidecar {
     /// An index that had ended may have grown: reading goes on where it stopped.
     pub fn resume(&mut self, segment: &Path) {
         if self.file.is_none() && self.trailer.is_none() {
-            self.file = File::open(Self::path_of(segment)).ok();
+            self.file = source(segment, &Keys::default());
         }
     }
 
@@ -161,12 +164,29 @@ impl Sidecar {
     }
 }
 
+impl std::fmt::Debug for Sidecar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sidecar")
+            .field("blocks", &self.blocks)
+            .field("covered", &self.covered)
+            .finish_non_exhaustive()
+    }
+}
+
+fn source(segment: &Path, keys: &Keys) -> Option<Box<dyn Source>> {
+    open_source(File::open(Sidecar::path_of(segment)).ok()?, keys).ok()
+}
+
 /// Writes the index of a segment that nobody writes any more, keeping what is good of it; true if that
-/// was necessary. What is damaged in the segment is not covered.
+/// was necessary. What is damaged in the segment is not covered. One that is encrypted is left alone: its
+/// index would tell what is in it.
 ///
 /// # Errors
 /// [`ReadError`] if the segment cannot be opened, or the index cannot be written.
 pub fn rebuild(segment: &Path) -> Result<bool, ReadError> {
+    if unpacked_path(segment).1.age {
+        return Ok(false);
+    }
     let mut reader = Reader::open(segment)?;
     let mut sidecar = Sidecar::open(segment);
     while sidecar.read(&mut reader).is_some() {}

@@ -1,12 +1,12 @@
 //! Buffered bytes of a file or a stream, with the offset in it.
 
-use std::fs::File;
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::FileExt;
+
+use super::source::Source;
 
 /// Where bytes come from.
 enum Origin {
-    File(File),
+    File(Box<dyn Source>),
     Stream(Box<dyn Read + Send>),
 }
 
@@ -35,7 +35,7 @@ impl std::fmt::Debug for Input {
 }
 
 impl Input {
-    pub(super) fn file(file: File) -> Self {
+    pub(super) fn file(file: Box<dyn Source>) -> Self {
         Self::new(Origin::File(file))
     }
 
@@ -65,7 +65,7 @@ impl Input {
 
     pub(super) fn len_bytes(&self) -> Option<u64> {
         match &self.origin {
-            Origin::File(file) => file.metadata().ok().map(|data| data.len()),
+            Origin::File(file) => file.len_bytes().ok(),
             Origin::Stream(_) => None,
         }
     }
@@ -136,7 +136,7 @@ impl Input {
         match &mut self.origin {
             Origin::File(file) => {
                 let end = self.offset.checked_add(len);
-                let Some(end) = end.filter(|&end| file.metadata().is_ok_and(|m| end <= m.len()))
+                let Some(end) = end.filter(|&end| file.len_bytes().is_ok_and(|len| end <= len))
                 else {
                     return Ok(false);
                 };

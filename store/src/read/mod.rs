@@ -12,9 +12,13 @@
 //! begin: room that a writer has allocated. An end and damage are believed only in bytes that were read
 //! for that call: those read before may be older than what the writer has written since.
 
+//!
+//! Files that were packed ([`crate::archive`]) are read as what they were; all offsets are of that.
+
 mod input;
 mod legacy;
 mod ng;
+mod source;
 
 use std::fmt;
 use std::fs::File;
@@ -22,7 +26,9 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::archive::Keys;
 use input::Input;
+pub(crate) use source::{At, Source, open as open_source};
 
 /// The largest block that is read whole; longer ones that hold packets are damage, others are skipped.
 pub const MAX_BLOCK_BYTES: usize = 16 << 20;
@@ -165,6 +171,14 @@ impl Reader {
     /// # Errors
     /// [`ReadError`] if it cannot be opened or is no regular file.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, ReadError> {
+        Self::open_with(path, &Keys::default())
+    }
+
+    /// As [`open`](Self::open); one that is encrypted is opened with these keys.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(path: impl Into<PathBuf>, keys: &Keys) -> Result<Self, ReadError> {
         let path = path.into();
         // NB: without O_NONBLOCK the open of a pipe waits until somebody writes into it.
         let mut options = File::options();
@@ -179,14 +193,22 @@ impl Reader {
             }
         });
         match opened {
-            Ok(file) => Ok(Self::of(file, path)),
+            Ok(file) => Ok(Self::of_with(file, path, keys)),
             Err(error) => Err(ReadError::io(&path, 0, error)),
         }
     }
 
     /// Reads an open file; `path` is for messages.
     pub fn of(file: File, path: PathBuf) -> Self {
-        Self::with(Input::file(file), path)
+        Self::of_with(file, path, &Keys::default())
+    }
+
+    /// As [`of`](Self::of); one that is encrypted is opened with these keys. If none fits, each read says
+    /// so.
+    pub fn of_with(file: File, path: PathBuf, keys: &Keys) -> Self {
+        let source = source::open(file, keys);
+        let source = source.unwrap_or_else(|error| Box::new(source::Closed(error)));
+        Self::with(Input::file(source), path)
     }
 
     /// Reads a pipe or whatever else cannot be sought in; `path` is for messages.

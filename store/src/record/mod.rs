@@ -34,6 +34,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use vnplug::Packet;
 
+use crate::archive::{How, Worker};
 use crate::disk::{BLOCK, Buffer, Disk};
 use crate::encode::{Interface, pcap, pcapng};
 use crate::name::{Format, LAST_SEQUENCE};
@@ -80,6 +81,8 @@ pub struct Settings {
     pub index: bool,
     /// Only what is around triggers is recorded.
     pub trigger: Option<Triggers>,
+    /// What is done with closed segments.
+    pub archive: Option<How>,
 }
 
 impl Settings {
@@ -99,6 +102,7 @@ impl Settings {
             buffers: 16,
             index: true,
             trigger: None,
+            archive: None,
         }
     }
 
@@ -171,6 +175,7 @@ pub struct Recorder {
     threads: Vec<JoinHandle<Writer>>,
     /// With triggers.
     hold: Option<trigger::Hold>,
+    archive: Option<Worker>,
 }
 
 #[derive(Debug)]
@@ -234,8 +239,16 @@ impl Recorder {
             serial: 0,
             threads: Vec::new(),
             hold: hold.transpose()?,
+            archive: None,
             settings,
         };
+        if let Some(how) = recorder.settings.archive.clone() {
+            let name = recorder.settings.recording.clone();
+            let dirs = directories.iter().map(|(dir, _)| dir.clone()).collect();
+            let first = ledger.status().next_sequence;
+            let books = Arc::clone(&ledger);
+            recorder.archive = Some(Worker::start(how, name, dirs, first, books)?);
+        }
         for (lane, (dir, disk)) in directories.into_iter().enumerate() {
             let settings = recorder.settings.clone();
             let ledger = Arc::clone(&ledger);
@@ -444,6 +457,9 @@ impl Recorder {
         let mut writers: Vec<Writer> = ended.into_iter().flatten().collect();
         // One that works tells what others lost at their end.
         let _ = writers.iter_mut().any(Writer::tell_losses);
+        if let Some(archive) = self.archive.take() {
+            archive.finish();
+        }
         // Only now the books are closed.
         self.ledger.end();
         for mut writer in writers {
@@ -457,6 +473,12 @@ impl Recorder {
         let buffer = match self.spare() {
             Some(buffer) => buffer,
             None => loop {
+                if let Ok(buffer) = self.pool.try_recv() {
+                    break buffer;
+                }
+                if let Some(archive) = &self.archive {
+                    archive.pressed();
+                }
                 match self.pool.recv_timeout(PULSE) {
                     Ok(buffer) => break buffer,
                     Err(RecvTimeoutError::Timeout) if !stop() => self.share(Instant::now()),

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use crate::disk::{BLOCK, Disk, Entry};
-use crate::name::SegmentName;
+use crate::name::{INDEX, PART, SegmentName, unpacked};
 
 /// How much of a disk a recording may use; the oldest segments make room for new ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +109,11 @@ pub(super) fn make_room(
 /// The directory cannot be read.
 pub(super) fn give_back(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io::Result<()> {
     for entry in disk.list(dir)? {
+        if entry.name.ends_with(PART) && segment(&entry.name, recording).is_some() {
+            // It was being packed.
+            disk.remove(&dir.join(&entry.name))?;
+            continue;
+        }
         let ours = SegmentName::parse(&entry.name).is_some_and(|name| name.recording == recording);
         // A file system may count a little of its own.
         if !ours || entry.bytes <= entry.len.next_multiple_of(BLOCK as u64) + SLACK {
@@ -139,8 +144,9 @@ fn remove_oldest(
     // By its number; a segment goes before its index.
     let files: BTreeSet<(u64, bool, &str)> = entries
         .iter()
+        .filter(|entry| !entry.name.ends_with(PART))
         .filter_map(|entry| {
-            let index = entry.name.ends_with(INDEX);
+            let index = unpacked(&entry.name).0.ends_with(INDEX);
             Some((
                 segment(&entry.name, recording)?.sequence,
                 index,
@@ -167,11 +173,14 @@ fn remove_oldest(
             return Removal::Stays;
         }
     }
-    let mut indexes = files.range((sequence, true, "")..(sequence + 1, false, ""));
-    if let Some((.., name)) = indexes.next().filter(|_| !index)
-        && let Err(error) = disk.remove(&dir.join(name))
-    {
-        log::warn!("{name} cannot be removed: {error}");
+    let same = files.range((sequence, false, "")..(sequence, true, ""));
+    if index || same.count() > 1 {
+        return Removal::Removed;
+    }
+    for (.., name) in files.range((sequence, true, "")..(sequence + 1, false, "")) {
+        if let Err(error) = disk.remove(&dir.join(name)) {
+            log::warn!("{name} cannot be removed: {error}");
+        }
     }
     Removal::Removed
 }
@@ -184,8 +193,9 @@ fn used(entries: &[Entry], recording: &str) -> u64 {
     ours.map(|entry| entry.bytes).sum()
 }
 
-/// The segment of the recording that a file is, or is an index of.
+/// The segment of the recording that a file is, packed or not, or is an index of.
 fn segment(file: &str, recording: &str) -> Option<SegmentName> {
+    let file = unpacked(file.strip_suffix(PART).unwrap_or(file)).0;
     let name = match file.strip_suffix(INDEX) {
         Some(stem) => SegmentName::parse(&format!("{stem}.pcapng")),
         None => SegmentName::parse(file),
@@ -193,5 +203,4 @@ fn segment(file: &str, recording: &str) -> Option<SegmentName> {
     name.filter(|name| name.recording == recording)
 }
 
-const INDEX: &str = ".vnx";
 const SLACK: u64 = 64 << 10;

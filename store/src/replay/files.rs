@@ -49,7 +49,9 @@ fn segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
         let what = "a directory without segments of a recording; name its files";
         return Err(io::Error::new(io::ErrorKind::NotFound, what));
     }
+    // One that was packed, and could not be removed yet.
     found.sort();
+    found.dedup_by(|(name, _), (before, _)| name == before);
     if let [(first, _), .., (last, _)] = &found[..]
         && first.recording != last.recording
     {

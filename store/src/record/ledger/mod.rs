@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::chunk::Tally;
+use crate::archive::ArchiveStatus;
 use crate::name::LAST_SEQUENCE;
 
 pub use status::{Earlier, LaneStatus, Loss, Run, Status, TriggerStatus};
@@ -167,6 +168,17 @@ impl Ledger {
     /// Changes what is known of triggers.
     pub fn trigger(&self, change: impl FnOnce(&mut TriggerStatus)) {
         change(self.books().status.trigger.get_or_insert_default());
+    }
+
+    /// Changes what is known of packed segments.
+    pub fn archive(&self, change: impl FnOnce(&mut ArchiveStatus)) {
+        let mut books = self.lock();
+        let mut status = books.status.archive.clone().unwrap_or_default();
+        change(&mut status);
+        if books.status.archive.as_ref() != Some(&status) {
+            books.status.archive = Some(status);
+            books.status.revision += 1;
+        }
     }
 
     /// These chunks are durable.

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::archive::ArchiveStatus;
 use crate::name;
 
 /// A copy of the books. Numbers are those of this run of the recorder; [`Status::earlier`] has those
@@ -40,6 +41,8 @@ pub struct Status {
     pub lost_unknown: u64,
     /// With triggers: what they did.
     pub trigger: Option<TriggerStatus>,
+    /// What became of closed segments, if anything is done with them.
+    pub archive: Option<ArchiveStatus>,
     /// The directories.
     pub lanes: Vec<LaneStatus>,
     /// The latest losses, oldest first, those of earlier runs among them.
@@ -112,6 +115,8 @@ pub struct LaneStatus {
     pub directory: String,
     /// The segment that is being written, or was last.
     pub segment: String,
+    /// It is being written; not kept in the file.
+    pub open: bool,
     /// Its bytes that are durable.
     pub offset: u64,
     /// Its packets that are durable.
@@ -217,6 +222,28 @@ impl TriggerStatus {
     }
 }
 
+impl ArchiveStatus {
+    fn to_json(&self) -> Value {
+        json!({
+            "segments": self.segments, "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after, "waiting": self.waiting, "left": self.left,
+            "encrypted_only": self.hurried, "trouble": self.trouble,
+        })
+    }
+
+    fn of(value: &Value) -> Self {
+        Self {
+            segments: number(value, "/segments"),
+            bytes_before: number(value, "/bytes_before"),
+            bytes_after: number(value, "/bytes_after"),
+            waiting: number(value, "/waiting"),
+            left: number(value, "/left"),
+            hurried: number(value, "/encrypted_only"),
+            trouble: text(value, "/trouble"),
+        }
+    }
+}
+
 impl LaneStatus {
     fn to_json(&self) -> Value {
         json!({
@@ -230,6 +257,7 @@ impl LaneStatus {
         Self {
             directory: text(value, "/directory"),
             segment: text(value, "/segment"),
+            open: false,
             offset: number(value, "/offset"),
             packets: number(value, "/packets"),
             last_ns: number(value, "/last_ns"),
@@ -294,6 +322,7 @@ impl Status {
             "buffered": self.buffered(),
             "lost": lost(self.lost_ring, self.lost_source, self.lost_disk, self.lost_unknown),
             "trigger": self.trigger.as_ref().map(TriggerStatus::to_json),
+            "archive": self.archive.as_ref().map(ArchiveStatus::to_json),
             "disks": self.lanes.iter().map(LaneStatus::to_json).collect::<Vec<_>>(),
             "losses": self.losses.iter().map(Loss::to_json).collect::<Vec<_>>(),
             "older_losses": self.older_losses,
@@ -341,6 +370,10 @@ impl Status {
                 .get("trigger")
                 .filter(|value| value.is_object())
                 .map(TriggerStatus::of),
+            archive: value
+                .get("archive")
+                .filter(|value| value.is_object())
+                .map(ArchiveStatus::of),
             lanes: list("disks").map_or(Vec::new(), |all| all.iter().map(LaneStatus::of).collect()),
             losses: list("losses").map_or(Vec::new(), |all| all.iter().map(Loss::of).collect()),
             older_losses: number(&value, "/older_losses"),

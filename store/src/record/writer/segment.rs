@@ -81,6 +81,7 @@ impl Writer {
         let file = segment.name.to_string();
         self.ledger.lane(self.lane, |lane| {
             (lane.segment, lane.offset, lane.packets) = (file, 0, 0);
+            lane.open = true;
         });
         self.segment = Some(segment);
         Ok(())
@@ -187,6 +188,7 @@ impl Writer {
         self.segment = None;
         self.disk.close();
         self.index.finish(self.disk.as_mut(), len);
+        self.ledger.lane(self.lane, |lane| lane.open = false);
     }
 
     /// Ends a segment that met an error: cut behind what was written, synced once, closed. Whether
