@@ -101,6 +101,10 @@ pub(crate) struct Record {
     /// Show the state of the recordings in a directory, as JSON
     #[arg(long, value_name = "DIR", conflicts_with_all = ["sources", "to"])]
     status: Option<PathBuf>,
+    /// Leave out packets that came before within this time, through whichever source [10ms if no time is
+    /// given]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10ms", value_parser = text::duration)]
+    dedup: Option<Duration>,
     #[command(flatten)]
     trigger: trigger::TriggerOptions,
     #[command(flatten)]
@@ -247,6 +251,7 @@ impl Record {
             .ok_or_else(|| Failure::new("--buffer: between 16M and 16G"))?;
         self.trigger.triggers(&mut settings)?;
         self.closed.archive(&mut settings)?;
+        settings.dedup = self.dedup;
         Ok(settings)
     }
 
@@ -346,12 +351,13 @@ impl Reports {
         let packets = per_second(status.taken, self.before.0);
         let bytes = per_second(status.taken_bytes, self.before.1);
         out::note(&format!(
-            "{} packets, {} packets/s, {:.1} MB/s, {} lost, {}{}{}{}",
+            "{} packets, {} packets/s, {:.1} MB/s, {} lost, {}{}{}{}{}",
             grouped(status.taken),
             grouped(packets as u64),
             bytes / 1e6,
             grouped(status.lost()),
             mark(&status),
+            duplicates(&status),
             events(&status),
             closed::told(&status),
             paused(&status),
@@ -390,6 +396,18 @@ fn events(status: &Status) -> String {
     )
 }
 
+/// What was left out, if that was asked for.
+fn duplicates(status: &Status) -> String {
+    let Some(duplicates) = &status.duplicates else {
+        return String::new();
+    };
+    let forgotten = match duplicates.forgotten {
+        0 => String::new(),
+        forgotten => format!(", {} forgotten too early", grouped(forgotten)),
+    };
+    format!(", {} duplicates{forgotten}", grouped(duplicates.packets))
+}
+
 fn paused(status: &Status) -> String {
     let paused = status.lanes.iter().filter(|lane| !lane.paused.is_empty());
     paused
@@ -404,7 +422,7 @@ fn summary(status: &Status) -> String {
     };
     let recycled: u64 = status.lanes.iter().map(|lane| lane.recycled).sum();
     format!(
-        "{} packets recorded, {}{}{}{}{}{}{}{}",
+        "{} packets recorded, {}{}{}{}{}{}{}{}{}",
         grouped(status.durable),
         mark(status),
         part(status.lost_ring, "lost in the ring"),
@@ -415,6 +433,7 @@ fn summary(status: &Status) -> String {
             "written but never confirmed by the disk"
         ),
         part(recycled, "old files recycled"),
+        duplicates(status),
         events(status),
         closed::told(status),
     )

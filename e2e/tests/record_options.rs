@@ -352,3 +352,37 @@ fn closed_files_are_packed_and_standard_programs_open_them() {
         }
     }
 }
+
+#[test]
+fn packets_that_come_twice_are_recorded_once() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let dir = lab.dir().join("once");
+    let recorder = Recorder::start(&daemon, &dir, "host:wire1", &["--dedup=10m"]);
+    // The same frames three times.
+    let stream = Stream {
+        len_bytes: 700,
+        pps: NonZeroU64::new(4000),
+        ..Stream::new("wire0", 3000)
+    };
+    for _ in 0..3 {
+        netns.enter(|| stream.send()).unwrap().unwrap();
+    }
+    eventually("all came", || {
+        recorder.count("/taken") + recorder.count("/duplicates/packets") >= 9000
+    });
+    let state = recorder.stop();
+    let found = frames(&segments(&dir));
+    let numbers: Vec<u64> = found.iter().map(|(_, _, seq)| *seq).collect();
+    assert_eq!(numbers, (0..3000).collect::<Vec<u64>>(), "{state}");
+    assert!(
+        state["duplicates"]["packets"].as_u64().unwrap() >= 6000,
+        "{state}"
+    );
+    assert_eq!(state["duplicates"]["forgotten"], 0, "{state}");
+    let bytes = fs::read(&segments(&dir)[0]).unwrap();
+    let text = String::from_utf8_lossy(&bytes);
+    assert!(text.contains(" duplicates were left out"), "{state}");
+}

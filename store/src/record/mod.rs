@@ -13,6 +13,7 @@
 //! goes to the others.
 
 mod chunk;
+mod dedup;
 mod lane;
 mod ledger;
 mod loss;
@@ -40,6 +41,7 @@ use crate::encode::{Interface, pcap, pcapng};
 use crate::name::{Format, LAST_SEQUENCE};
 
 pub use chunk::{Chunk, Tally};
+pub use dedup::DedupStatus;
 pub use ledger::{Earlier, LaneStatus, Ledger, Loss, Run, Status, TriggerStatus};
 pub use room::Quota;
 pub use session::{Session, Source};
@@ -83,6 +85,8 @@ pub struct Settings {
     pub trigger: Option<Triggers>,
     /// What is done with closed segments.
     pub archive: Option<How>,
+    /// A packet that comes again within this time is not recorded.
+    pub dedup: Option<Duration>,
 }
 
 impl Settings {
@@ -103,6 +107,7 @@ impl Settings {
             index: true,
             trigger: None,
             archive: None,
+            dedup: None,
         }
     }
 
@@ -176,6 +181,7 @@ pub struct Recorder {
     /// With triggers.
     hold: Option<trigger::Hold>,
     archive: Option<Worker>,
+    dedup: Option<dedup::Dedup>,
 }
 
 #[derive(Debug)]
@@ -240,6 +246,9 @@ impl Recorder {
             threads: Vec::new(),
             hold: hold.transpose()?,
             archive: None,
+            dedup: settings
+                .dedup
+                .map(|window| dedup::Dedup::new(window, settings.interfaces.len())),
             settings,
         };
         if let Some(how) = recorder.settings.archive.clone() {
@@ -286,7 +295,19 @@ impl Recorder {
         stop: &mut dyn FnMut() -> bool,
     ) -> bool {
         let ts_ns = packet.meta.ts_ns;
-        let loss = self.loss_before(interface, packet);
+        let mut loss = self.loss_before(interface, packet);
+        let mut kept = *packet;
+        if let Some(dedup) = &mut self.dedup {
+            match dedup.once(interface, packet) {
+                Some(packet) => kept = packet,
+                None => {
+                    self.lost_before(interface, packet, &loss);
+                    return true;
+                }
+            }
+        }
+        // The file tells here what was lost before duplicates, too.
+        loss.packets = u64::from(kept.meta.lost);
         self.watch(interface, packet);
         let waits = self.waits();
         loop {
@@ -314,24 +335,25 @@ impl Recorder {
                     Format::Pcap => 0,
                 };
             let memory = &mut filling.buffer[..room];
-            let begin = match packet.meta.lost {
+            let begin = match kept.meta.lost {
                 0 => Some(filling.len),
                 _ => tell_loss(memory, filling.len, interface, &loss, self.settings.format),
             };
             let end = begin.and_then(|begin| match self.settings.format {
-                Format::Pcapng => pcapng::packet(memory, begin, interface as u32, packet),
-                Format::Pcap => pcap::packet(memory, begin, packet),
+                Format::Pcapng => pcapng::packet(memory, begin, interface as u32, &kept),
+                Format::Pcap => pcap::packet(memory, begin, &kept),
             });
             match end {
                 Some(end) => {
                     filling.len = end;
-                    let lost = packet.meta.lost;
+                    let lost = kept.meta.lost;
                     if filling.tally.packets == 0 || ts_ns < filling.tally.first_ns {
                         self.ledger.filling(ts_ns);
                     }
                     filling
                         .tally
                         .add(interface, ts_ns, packet.bytes.len(), lost);
+                    loss.packets = u64::from(packet.meta.lost);
                     self.lost_before(interface, packet, &loss);
                     return true;
                 }
@@ -387,6 +409,7 @@ impl Recorder {
     pub fn flush_due(&mut self, now: Instant) {
         self.share(now);
         self.tend();
+        self.tell_of_duplicates();
         if self.waits() {
             return;
         }
@@ -447,6 +470,7 @@ impl Recorder {
     pub fn finish(mut self) -> Status {
         self.let_go();
         self.flush();
+        self.tell_of_duplicates();
         self.wait_for_writers();
         self.lanes.clear();
         let ended: Vec<_> = self.threads.drain(..).map(JoinHandle::join).collect();
@@ -466,6 +490,12 @@ impl Recorder {
             writer.save_state();
         }
         self.ledger.status()
+    }
+
+    fn tell_of_duplicates(&mut self) {
+        if let Some((news, each)) = self.dedup.as_mut().map(dedup::Dedup::news) {
+            self.ledger.duplicates(news, &each);
+        }
     }
 
     /// Begins a chunk for the directory that is least behind.

@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::chunk::Tally;
+use super::dedup::DedupStatus;
 use crate::archive::ArchiveStatus;
 use crate::name::LAST_SEQUENCE;
 
@@ -46,6 +47,8 @@ struct Books {
     farthest_ns: u64,
     /// Losses that no file tells yet.
     untold: Vec<Loss>,
+    /// Of each interface: duplicates that no file tells yet.
+    duplicates: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -168,6 +171,29 @@ impl Ledger {
     /// Changes what is known of triggers.
     pub fn trigger(&self, change: impl FnOnce(&mut TriggerStatus)) {
         change(self.books().status.trigger.get_or_insert_default());
+    }
+
+    /// Packets came a second time and were left out.
+    /// `each` interface has so many, which a segment's statistics will tell.
+    pub fn duplicates(&self, news: DedupStatus, each: &[u64]) {
+        let mut books = self.lock();
+        let count = books.duplicates.len().max(each.len());
+        books.duplicates.resize(count, 0);
+        for (mine, more) in books.duplicates.iter_mut().zip(each) {
+            *mine += more;
+        }
+        let is_new = books.status.duplicates.is_none() || news != DedupStatus::default();
+        let status = books.status.duplicates.get_or_insert_default();
+        status.packets += news.packets;
+        status.bytes += news.bytes;
+        status.forgotten += news.forgotten;
+        books.status.revision += u64::from(is_new);
+    }
+
+    /// Takes the duplicates of each interface that no file tells yet; whoever takes them writes them to
+    /// one.
+    pub fn take_duplicates(&self) -> Vec<u64> {
+        std::mem::take(&mut self.lock().duplicates)
     }
 
     /// Changes what is known of packed segments.

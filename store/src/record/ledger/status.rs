@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::archive::ArchiveStatus;
 use crate::name;
+use crate::record::dedup::DedupStatus;
 
 /// A copy of the books. Numbers are those of this run of the recorder; [`Status::earlier`] has those
 /// before it.
@@ -41,6 +42,8 @@ pub struct Status {
     pub lost_unknown: u64,
     /// With triggers: what they did.
     pub trigger: Option<TriggerStatus>,
+    /// With de-duplication: what was left out; those packets were never taken.
+    pub duplicates: Option<DedupStatus>,
     /// What became of closed segments, if anything is done with them.
     pub archive: Option<ArchiveStatus>,
     /// The directories.
@@ -222,6 +225,22 @@ impl TriggerStatus {
     }
 }
 
+impl DedupStatus {
+    fn to_json(self) -> Value {
+        json!({
+            "packets": self.packets, "bytes": self.bytes, "forgotten": self.forgotten,
+        })
+    }
+
+    fn of(value: &Value) -> Self {
+        Self {
+            packets: number(value, "/packets"),
+            bytes: number(value, "/bytes"),
+            forgotten: number(value, "/forgotten"),
+        }
+    }
+}
+
 impl ArchiveStatus {
     fn to_json(&self) -> Value {
         json!({
@@ -322,6 +341,7 @@ impl Status {
             "buffered": self.buffered(),
             "lost": lost(self.lost_ring, self.lost_source, self.lost_disk, self.lost_unknown),
             "trigger": self.trigger.as_ref().map(TriggerStatus::to_json),
+            "duplicates": self.duplicates.map(DedupStatus::to_json),
             "archive": self.archive.as_ref().map(ArchiveStatus::to_json),
             "disks": self.lanes.iter().map(LaneStatus::to_json).collect::<Vec<_>>(),
             "losses": self.losses.iter().map(Loss::to_json).collect::<Vec<_>>(),
@@ -370,6 +390,10 @@ impl Status {
                 .get("trigger")
                 .filter(|value| value.is_object())
                 .map(TriggerStatus::of),
+            duplicates: value
+                .get("duplicates")
+                .filter(|value| value.is_object())
+                .map(DedupStatus::of),
             archive: value
                 .get("archive")
                 .filter(|value| value.is_object())

@@ -8,6 +8,7 @@ use super::{SPARE, Writer};
 use crate::disk::{BLOCK, Buffer, Disk, Write};
 use crate::encode::{pcap, pcapng};
 use crate::name::{Format, SegmentName};
+use crate::record::DedupStatus;
 use crate::record::chunk::{Chunk, Tally};
 use crate::record::ledger::Loss;
 use crate::record::{ALL_NUMBERS, Settings};
@@ -169,11 +170,13 @@ impl Writer {
             let (len, told) = (segment.len, segment.told.len());
             let mut end = Vec::new();
             self.tell(&mut segment, &mut end);
-            end.extend(totals(&segment.tally));
+            let duplicates = self.ledger.take_duplicates();
+            end.extend(totals(&segment.tally, &duplicates));
             if let Err(error) = self.write_small(&mut segment, &end) {
                 log::warn!("{}: no statistics at its end: {error}", segment.name);
                 segment.len = len;
                 self.ledger.untell(segment.told.split_off(told));
+                self.ledger.duplicates(DedupStatus::default(), &duplicates);
             }
         }
         if let Err(error) = self.disk.truncate(segment.len) {
@@ -345,20 +348,28 @@ pub(super) fn reserve(disk: &mut dyn Disk, segment: &mut Segment, end: u64, step
 }
 
 /// The statistics at the end of a segment.
-fn totals(tally: &Tally) -> Vec<u8> {
+fn totals(tally: &Tally, duplicates: &[u64]) -> Vec<u8> {
     let mut out = Vec::new();
-    for (interface, (received, dropped)) in tally.interfaces.iter().enumerate() {
-        let comment = match dropped {
-            0 => String::new(),
-            _ => format!("{dropped} packets were lost because the ring was full"),
-        };
+    let count = tally.interfaces.len().max(duplicates.len());
+    for interface in 0..count {
+        let (received, dropped) = tally.interfaces.get(interface).copied().unwrap_or_default();
+        let duplicates = duplicates.get(interface).copied().unwrap_or_default();
+        let mut comments = Vec::new();
+        if dropped > 0 {
+            comments.push(format!(
+                "{dropped} packets were lost because the ring was full"
+            ));
+        }
+        if duplicates > 0 {
+            comments.push(format!("{duplicates} duplicates were left out"));
+        }
         let statistics = pcapng::Statistics {
             interface: interface as u32,
             at_ns: tally.last_ns,
             range_ns: Some((tally.first_ns, tally.last_ns)),
-            received: Some(*received),
-            dropped: Some(*dropped),
-            comment: &comment,
+            received: Some(received),
+            dropped: Some(dropped),
+            comment: &comments.join("; "),
         };
         pcapng::statistics(&mut out, &statistics);
     }
