@@ -1,6 +1,7 @@
 # The commands a user and CI know. Everything they need, they install (setup.sh).
 #
 #   make demo    boots two guests and shows both ways of capture side by side
+#   make demo-record   records a busy wire, kills the recorder, and finds a conversation again
 #   make test    all tests, real guests included
 #   make bench   ours and the peers, in one table (ROWS="handoff fanout …" selects)
 #   make build   vnplugd, vnplug-web, libvnplug, and the static vnplug for guests
@@ -17,7 +18,7 @@ AS_ROOT := ./.ci/as-root
 # The Python package and what its tests need are installed here, from PyPI.
 VENV := target/venv
 
-.PHONY: all setup build guest debug demo test test-python bench install clean
+.PHONY: all setup build guest debug demo demo-record test test-python bench install clean
 
 all: build
 
@@ -40,6 +41,9 @@ build: guest
 demo: build
 	./e2e/setup-guest-kernel.sh
 	$(AS_ROOT) $(TARGET)/release/demo
+
+demo-record: build
+	$(AS_ROOT) $(TARGET)/release/demo-record
 
 test: guest
 	./e2e/setup-guest-kernel.sh

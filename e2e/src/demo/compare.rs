@@ -15,6 +15,13 @@ pub(super) struct Packet {
     content: (u32, Vec<u8>),
 }
 
+impl Packet {
+    /// What was captured.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.content.1
+    }
+}
+
 /// How two captures of the same wire relate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Comparison {

@@ -17,6 +17,8 @@ mod capture;
 mod compare;
 mod guests;
 mod picture;
+mod record;
+mod recorder;
 mod reference;
 mod report;
 mod talk;
@@ -26,6 +28,7 @@ mod wire;
 use std::time::{Duration, Instant};
 
 pub use picture::svg;
+pub use record::record;
 pub use report::{Run, Traffic, Via, sentences, table, to_json};
 
 use self::capture::{Finding, Subject};
@@ -119,4 +122,4 @@ impl Findings {
 /// How many small frames a run offers.
 const SMALL_FRAMES: u64 = 2_000_000;
 /// Longest wait for anything that is not a boot or a load.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(90);

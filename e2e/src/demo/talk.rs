@@ -132,9 +132,9 @@ fn noise(len: u32) -> Vec<u8> {
 /// All at once; fails if one fails. `$1` is the far end.
 const CONVERSE: &str = r#"
 ping -q -c 100 -i 0.01 "$1" >/dev/null & ping=$!
-dig +tries=3 +time=2 @"$1" -f names >/dev/null & dns=$!
-(for n in 1 2 3 4 5 6 7 8 9 10; do curl -sf -m 20 -o /dev/null "http://$1/page.html"; done) & pages=$!
-(for n in 1 2 3; do curl -sf -m 20 -o /dev/null "http://$1/large"; done) & large=$!
+dig +tries=3 +time=20 @"$1" -f names >/dev/null & dns=$!
+(for n in 1 2 3 4 5 6 7 8 9 10; do curl -sf -m 90 -o /dev/null "http://$1/page.html"; done) & pages=$!
+(for n in 1 2 3; do curl -sf -m 90 -o /dev/null "http://$1/large"; done) & large=$!
 python3 send.py "$1" <bulk & bulk=$!
 for job in $ping $dns $pages $large $bulk; do wait $job; done
 "#;
@@ -152,9 +152,9 @@ while True:
 const SEND: &str = r#"
 import socket, sys
 data = sys.stdin.buffer.read()
-sink = socket.create_connection((sys.argv[1], 5001), timeout=20)
+sink = socket.create_connection((sys.argv[1], 5001), timeout=90)
 sink.sendall(data)
 sink.shutdown(socket.SHUT_WR)
 sys.exit(int(sink.recv(100)) != len(data))
 "#;
-const TALK_LIMIT: Duration = Duration::from_secs(40);
+const TALK_LIMIT: Duration = Duration::from_secs(120);
