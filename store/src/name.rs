@@ -1,4 +1,5 @@
-//! Names of a recording's files: `NAME-SEQ-START.pcapng`, its index `.vnx`, and `NAME.state`.
+//! Names of a recording's files: `NAME-SEQ-START.pcapng`, its index `.vnx`, its flows
+//! `.flows.parquet`, and `NAME.state`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -160,6 +161,16 @@ pub fn state_file(recording: &str) -> String {
     format!("{recording}.state")
 }
 
+/// The name of the file in which `vnplug query` keeps the flows of a capture file: that of a segment
+/// has its stem, as its index; that of any other file its whole name, of which there is but one.
+pub fn flows_file(capture: &str) -> String {
+    let stem = CAPTURES.iter().find_map(|extension| {
+        let (stem, _) = capture.split_once(extension)?;
+        SegmentName::parse(&format!("{stem}.pcapng")).map(|_| stem)
+    });
+    format!("{}{FLOWS}", stem.unwrap_or(capture))
+}
+
 /// A time (nanoseconds since 1970 UTC) as in a file name: `20261121T134501.123456789Z`.
 pub fn time(ns: u64) -> String {
     let (seconds, fraction) = (ns / 1_000_000_000, ns % 1_000_000_000);
@@ -229,6 +240,10 @@ fn days(year: u64, month: u64, day: u64) -> u64 {
 pub const INDEX: &str = ".vnx";
 /// Behind the name of a file that is not whole yet.
 pub const PART: &str = ".part";
+/// What is beside a segment and goes with it: its index, its flows, and those that are being made.
+pub(crate) const COMPANIONS: [&str; 3] = [INDEX, FLOWS, ".flows.parquet.tmp"];
+const FLOWS: &str = ".flows.parquet";
+const CAPTURES: [&str; 2] = [".pcapng", ".pcap"];
 /// Names sort as numbers.
 const SEQUENCE_DIGITS: usize = 10;
 
@@ -291,5 +306,10 @@ mod tests {
         ] {
             assert_eq!(SegmentName::parse(file), None, "{file}");
         }
+        let flows = format!("{file}.flows.parquet");
+        for end in ["pcapng", "pcap", "pcapng.zst", "pcapng.zst.age"] {
+            assert_eq!(flows_file(&format!("{file}.{end}")), flows);
+        }
+        assert_eq!(flows_file("old.pcap"), "old.pcap.flows.parquet");
     }
 }

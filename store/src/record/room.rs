@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use crate::disk::{BLOCK, Disk, Entry};
-use crate::name::{INDEX, PART, SegmentName, unpacked};
+use crate::name::{COMPANIONS, PART, SegmentName, unpacked};
 
 /// How much of a disk a recording may use; the oldest segments make room for new ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,7 +132,7 @@ enum Removal {
     None,
 }
 
-/// Removes the oldest segment but `skip`, with its index; or an index whose segment is gone.
+/// Removes the oldest segment but `skip`, with what is beside it; or such a file whose segment is gone.
 fn remove_oldest(
     disk: &mut dyn Disk,
     dir: &Path,
@@ -146,7 +146,7 @@ fn remove_oldest(
         .iter()
         .filter(|entry| !entry.name.ends_with(PART))
         .filter_map(|entry| {
-            let index = unpacked(&entry.name).0.ends_with(INDEX);
+            let index = companion(unpacked(&entry.name).0).is_some();
             Some((
                 segment(&entry.name, recording)?.sequence,
                 index,
@@ -193,14 +193,19 @@ fn used(entries: &[Entry], recording: &str) -> u64 {
     ours.map(|entry| entry.bytes).sum()
 }
 
-/// The segment of the recording that a file is, packed or not, or is an index of.
+/// The segment of the recording that a file is, packed or not, or is beside.
 fn segment(file: &str, recording: &str) -> Option<SegmentName> {
     let file = unpacked(file.strip_suffix(PART).unwrap_or(file)).0;
-    let name = match file.strip_suffix(INDEX) {
+    let name = match companion(file) {
         Some(stem) => SegmentName::parse(&format!("{stem}.pcapng")),
         None => SegmentName::parse(file),
     };
     name.filter(|name| name.recording == recording)
+}
+
+/// The stem of a file that is beside a segment: its index, its flows.
+fn companion(file: &str) -> Option<&str> {
+    COMPANIONS.iter().find_map(|end| file.strip_suffix(end))
 }
 
 const SLACK: u64 = 64 << 10;

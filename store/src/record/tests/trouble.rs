@@ -322,17 +322,27 @@ fn what_cannot_be_recycled_is_passed_over() {
         std::fs::write(file(sequence, "pcapng"), vec![1; 100 << 10]).unwrap();
     }
     std::fs::write(file(1, "vnx"), vec![1; 100 << 10]).unwrap(); // its segment is gone
-    std::fs::write(file(2, "vnx"), vec![1; 8 << 10]).unwrap();
+    std::fs::write(file(1, "flows.parquet"), vec![1; 8 << 10]).unwrap(); // likewise
+    for beside in ["vnx", "flows.parquet", "flows.parquet.tmp"] {
+        std::fs::write(file(2, beside), vec![1; 8 << 10]).unwrap();
+    }
+    // Counted, too: without them two segments would fit.
+    std::fs::write(file(4, "flows.parquet"), vec![1; 60 << 10]).unwrap();
     let (dir, mut disk) = place.disk();
     let quota = Quota::Bytes(250 << 10);
     let (removed, enough) = quota.enforce(disk.as_mut(), &dir, "t", None, 0).unwrap();
-    assert_eq!((removed, enough), (2, true));
+    assert_eq!((removed, enough), (4, true));
     for (sequence, extension, there) in [
         (0, "pcapng", true),
         (1, "vnx", false),
+        (1, "flows.parquet", false),
         (2, "pcapng", false),
         (2, "vnx", false),
-        (3, "pcapng", true),
+        (2, "flows.parquet", false),
+        (2, "flows.parquet.tmp", false),
+        (3, "pcapng", false),
+        (4, "pcapng", true),
+        (4, "flows.parquet", true),
     ] {
         assert_eq!(
             file(sequence, extension).exists(),
