@@ -5,6 +5,7 @@
 #   make test    all tests, real guests included
 #   make bench   ours and the peers, in one table (ROWS="handoff fanout …" selects)
 #   make build   vnplugd, vnplug-web, libvnplug, and the static vnplug for guests
+#   make query   vnplug-query, which answers `vnplug query` (takes longer than all the rest)
 #   make install PREFIX=/usr/local
 
 PREFIX ?= /usr/local
@@ -18,7 +19,7 @@ AS_ROOT := ./.ci/as-root
 # The Python package and what its tests need are installed here, from PyPI.
 VENV := target/venv
 
-.PHONY: all setup build guest debug demo demo-record test test-python bench install clean
+.PHONY: all setup build guest query debug demo demo-record test test-python bench install clean
 
 all: build
 
@@ -37,6 +38,10 @@ $(UML_PRELOAD): cli/uml-xstate.c | setup
 build: guest
 	cargo build --locked --release -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-web -p vnplug-e2e -p vnplug-bench
 	@echo "built: $(TARGET)/release/vnplugd, $(TARGET)/release/libvnplug.so, $(GUEST_BIN)"
+
+query: setup
+	cargo build --locked --release -p vnplug-query
+	@echo "built: $(TARGET)/release/vnplug-query"
 
 demo: build
 	./e2e/setup-guest-kernel.sh
@@ -68,6 +73,8 @@ install: build
 	install -D -m 755 $(TARGET)/release/vnplugd $(DESTDIR)$(PREFIX)/sbin/vnplugd
 	install -D -m 755 $(GUEST_BIN) $(DESTDIR)$(PREFIX)/bin/vnplug
 	install -D -m 755 $(TARGET)/release/vnplug-web $(DESTDIR)$(PREFIX)/bin/vnplug-web
+	test ! -e $(TARGET)/release/vnplug-query || \
+		install -D -m 755 $(TARGET)/release/vnplug-query $(DESTDIR)$(PREFIX)/bin/vnplug-query
 	install -D -m 755 $(TARGET)/release/libvnplug.so $(DESTDIR)$(PREFIX)/lib/libvnplug.so
 	install -D -m 644 $(TARGET)/release/libvnplug.a $(DESTDIR)$(PREFIX)/lib/libvnplug.a
 	install -D -m 644 $(TARGET)/release/libvnplug_pcap.so \

@@ -22,8 +22,9 @@ pub(crate) struct External {
 }
 
 impl External {
-    /// Becomes the program: the one in the directory of this binary, or else in PATH.
-    pub(crate) fn run(&self, program: &str) -> Outcome {
+    /// Becomes the program: the one in the directory of this binary, or else in PATH. `installs` is what
+    /// does that.
+    pub(crate) fn run(&self, program: &str, installs: &str) -> Outcome {
         let beside = env::current_exe().ok();
         let beside = beside.and_then(|own| Some(own.parent()?.join(program)));
         let mut error = io::Error::from(ErrorKind::NotFound);
@@ -36,7 +37,7 @@ impl External {
         Err(match error.kind() {
             ErrorKind::NotFound => Failure::new(format!(
                 "this command is the program {program}, which is neither beside vnplug nor in PATH: \
-                 install it there (`make install` does)"
+                 install it there ({installs})"
             )),
             _ => Failure::about(program, error),
         })

@@ -67,6 +67,8 @@ enum Action {
     Extract(extract::Extract),
     /// List who spoke with whom in recordings, and how much
     Flows(flows::Flows),
+    /// Answer SQL over the flows of recordings (runs vnplug-query)
+    Query(external::External),
     /// Show recordings in the browser: timeline, filter, download
     Web(external::External),
     /// Make the indexes of recordings and capture files that have none
@@ -104,7 +106,8 @@ fn main() -> ExitCode {
         Action::Stats(stats) => stats.run(connect),
         Action::Extract(extract) => extract.run(),
         Action::Flows(flows) => flows.run(),
-        Action::Web(web) => web.run("vnplug-web"),
+        Action::Query(query) => query.run("vnplug-query", "`make query` and `make install` do"),
+        Action::Web(web) => web.run("vnplug-web", "`make install` does"),
         Action::Index(index) => index.run(),
         Action::Attach(attach) => attach.run(connect),
         Action::Detach(detach) => detach.run(connect),
