@@ -44,7 +44,7 @@ fn goes_on_after_the_link_was_down() {
             assert_eq!(queue.counters().rebinds, times);
         }
         // Less than a tenth of a second on an idle machine.
-        assert!(soonest < Duration::from_secs(5), "{soonest:?}");
+        assert!(soonest < Duration::from_secs(30), "{soonest:?}");
     });
 }
 
@@ -112,7 +112,7 @@ fn finds_an_interface_that_was_deleted_and_made_again() {
             soonest = soonest.min(back.elapsed());
         }
         // Less than half a second on an idle machine.
-        assert!(soonest < Duration::from_secs(5), "{soonest:?}");
+        assert!(soonest < Duration::from_secs(30), "{soonest:?}");
         let sent = send(&mut queues);
         let got = read_shared(&mut queues, 100);
         for (i, got) in got.iter().enumerate() {

@@ -134,7 +134,7 @@ fn loopback_frames_come_once_and_super_frames_whole() {
         ip("link set lo up");
         // Nothing is read meanwhile, so blocks must not be used up by their time.
         let mut queue = open(AfPacketConfig {
-            block_timeout_ms: 100,
+            block_timeout_ms: 1000,
             ..config("lo")
         });
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");

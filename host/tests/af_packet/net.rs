@@ -50,6 +50,22 @@ pub(crate) fn veth() {
     ip("link add va type veth peer name vb");
     ip("link set vb up");
     ip("link set va up");
+    until_up();
+}
+
+/// Waits until both ends of the pair have a carrier: before, what is sent is refused. The kernel tells
+/// them by a thread of its own, which waits for a processor as others do.
+pub(crate) fn until_up() {
+    let end = Instant::now() + LIMIT;
+    let is_up = |interface: &str| {
+        let words = ["-o", "link", "show", "dev", interface];
+        let shown = Command::new("ip").args(words).output().expect("run ip");
+        String::from_utf8_lossy(&shown.stdout).contains("state UP")
+    };
+    while !is_up("va") || !is_up("vb") {
+        assert!(Instant::now() < end, "no carrier");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Sends raw frames by an interface.
@@ -82,9 +98,16 @@ impl Sender {
         Self(fd)
     }
 
-    /// Sends one frame; `false` if the interface takes none now.
+    /// Sends one frame; `false` if the interface takes none now. Where the other end's queue is full, as
+    /// nobody had a processor to empty it, it is sent again.
     pub(crate) fn send(&self, frame: &[u8]) -> bool {
-        rustix::net::send(&self.0, frame, SendFlags::empty()).is_ok()
+        let end = Instant::now() + LIMIT;
+        loop {
+            match rustix::net::send(&self.0, frame, SendFlags::empty()) {
+                Err(rustix::io::Errno::NOBUFS) if Instant::now() < end => std::thread::yield_now(),
+                sent => return sent.is_ok(),
+            }
+        }
     }
 }
 
@@ -176,13 +199,19 @@ pub(crate) fn read(queue: &mut dyn Queue, enough: usize, limit: Duration) -> Vec
     got
 }
 
-/// Sends by `sender` until `queue` hands out a frame.
+/// Sends by `sender` until `queue` hands out a frame; what was sent before it is read, too.
 pub(crate) fn until_received(sender: &Sender, queue: &mut dyn Queue) -> Got {
     let start = Instant::now();
+    let mut sent = 0;
     while start.elapsed() < LIMIT {
-        sender.send(&frame(60, 5));
-        if let Some(got) = read(queue, 1, Duration::from_millis(10)).pop() {
-            return got;
+        sent += usize::from(sender.send(&frame(60, 5)));
+        // Long, so that one that is under way is not sent again.
+        let mut got = read(queue, 1, Duration::from_millis(500));
+        if !got.is_empty() {
+            if got.len() < sent {
+                read(queue, sent - got.len(), Duration::from_millis(500));
+            }
+            return got.remove(0);
         }
     }
     panic!("nothing received in {LIMIT:?}; state {}", queue.state());

@@ -86,6 +86,7 @@ fn veth(queues: u32) {
     ));
     ip("link set vb up");
     ip("link set va up");
+    net::until_up();
 }
 
 #[test]
