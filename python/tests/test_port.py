@@ -54,7 +54,8 @@ class Ports(lab.Test):
         self.assertTrue(port.closed)
 
     def test_the_members_of_a_group_read_one_copy(self) -> None:
-        daemon = self.daemon(GEN)
+        # Slow, so that the second one comes before the end.
+        daemon = self.daemon(GEN.replace("pps=20000", "pps=2500"))
 
         def member(filter: str) -> vnplug.Port:
             return vnplug.open(
@@ -221,28 +222,50 @@ class Waiting(lab.Test):
         thread.join(lab.LIMIT)
         self.assertIsInstance(raised[0], vnplug.ClosedError)
 
+    def signal_when_waiting(self, port: vnplug.Port, number: signal.Signals) -> threading.Thread:
+        """A thread that sends a signal once the main thread has the port."""
+
+        def send() -> None:
+            deadline = time.monotonic() + lab.LIMIT
+            while time.monotonic() < deadline:
+                try:
+                    port.next(0)
+                except vnplug.LoanError:
+                    break
+            os.kill(os.getpid(), number)
+
+        return threading.Thread(target=send)
+
+    def wait(self, port: vnplug.Port) -> None:
+        """Waits for a packet until something is raised; the other thread looks at the port at times."""
+        while True:
+            try:
+                port.next(lab.LIMIT)
+            except vnplug.LoanError:
+                pass
+
     def test_ctrl_c_interrupts_a_wait(self) -> None:
         # A shell that runs this in the background has it ignore the signal.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.addCleanup(signal.signal, signal.SIGINT, before)
         daemon = self.daemon("lab=gen,pps=1")
         with vnplug.open("lab", socket=daemon.socket, filter="port 1 and port 2") as port:
-            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
+            thread = self.signal_when_waiting(port, signal.SIGINT)
             with self.assertRaises(KeyboardInterrupt):
-                port.next(lab.LIMIT)
-            timer.join()
+                thread.start()
+                self.wait(port)
+            thread.join()
 
     def test_a_signals_handler_may_close_the_port_that_waits(self) -> None:
         daemon = self.daemon("lab=gen,pps=1")
         port = vnplug.open("lab", socket=daemon.socket, filter="port 1 and port 2")
         before = signal.signal(signal.SIGUSR1, lambda *_: port.close())
         self.addCleanup(signal.signal, signal.SIGUSR1, before)
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
-        timer.start()
+        thread = self.signal_when_waiting(port, signal.SIGUSR1)
+        thread.start()
         with self.assertRaises(vnplug.ClosedError):
-            port.next(lab.LIMIT)
-        timer.join()
+            self.wait(port)
+        thread.join()
 
     def test_the_descriptor_serves_select(self) -> None:
         daemon = self.daemon("lab=gen,pps=500,count=200")
