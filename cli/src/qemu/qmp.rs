@@ -187,7 +187,7 @@ mod tests {
     }
 
     fn connect(path: &Path) -> Result<Qmp, MonitorError> {
-        Qmp::connect(path, Duration::from_millis(500))
+        Qmp::connect(path, Duration::from_secs(60))
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn silence_and_an_ended_qemu_are_told_apart() {
         let path = serve("silent", "{\"QMP\": {}}\n", &["\n \n"]);
-        let mut qmp = connect(&path).unwrap();
+        let mut qmp = Qmp::connect(&path, Duration::from_secs(5)).unwrap();
         assert!(matches!(
             qmp.execute("stop", json!({})),
             Err(MonitorError::Silent(..) | MonitorError::Closed(..))

@@ -28,7 +28,7 @@ static void read_all(vnplug_bundle *bundle, size_t expected, uint16_t flags)
 
     for (int turns = 0; full < expected; turns++) {
         EXPECT(turns < 1000);
-        EXPECT(vnplug_bundle_wait(bundle, 10000) >= 0);
+        EXPECT(vnplug_bundle_wait(bundle, 60000) >= 0);
         ports = vnplug_bundle_ports(bundle, &count);
         EXPECT(count == expected);
         for (size_t i = 0; i < count; i++) {

@@ -52,7 +52,7 @@ int main(void)
 
     snprintf(go, sizeof go, "%s", getenv("VNPLUG_SOCKET"));
     strcat(dirname(go), "/go");
-    for (int i = 0; i < 1000 && access(go, F_OK) != 0; i++)
+    for (int i = 0; i < 6000 && access(go, F_OK) != 0; i++)
         usleep(10000);
 
     EXPECT(vnplug_open(&options, NULL, 0, &port) == VNPLUG_OK);
@@ -72,8 +72,8 @@ int main(void)
     say("armed");
 
     struct pollfd pollfd = {.fd = vnplug_fd(port), .events = POLLIN};
-    EXPECT(poll(&pollfd, 1, 10000) == 1);
-    EXPECT(vnplug_wait(port, 10000) == VNPLUG_READY);
+    EXPECT(poll(&pollfd, 1, 60000) == 1);
+    EXPECT(vnplug_wait(port, 60000) == VNPLUG_READY);
     EXPECT(vnplug_next(port, packets) == VNPLUG_PACKET);
     EXPECT(packets[0].cap_len == 3 && memcmp(packets[0].data, "one", 3) == 0);
     vnplug_release(port);
@@ -86,7 +86,7 @@ int main(void)
     say("read");
 
     while (vnplug_next(port, packets) == VNPLUG_NOTHING)
-        EXPECT(vnplug_wait(port, 10000) == VNPLUG_READY);
+        EXPECT(vnplug_wait(port, 60000) == VNPLUG_READY);
     EXPECT(vnplug_next(port, packets) == VNPLUG_ENDED);
     vnplug_close(port);
     say("ended");

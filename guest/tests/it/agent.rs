@@ -114,12 +114,12 @@ impl Drop for Guest {
 fn receive(port: &mut Port) -> (Vec<u8>, u16) {
     let start = Instant::now();
     loop {
-        assert!(start.elapsed() < Duration::from_secs(30), "no packet");
+        assert!(start.elapsed() < Duration::from_secs(60), "no packet");
         match port.next().unwrap() {
             Next::Packet(packet) => return (packet.bytes.to_vec(), packet.meta.flags),
             // Longer than the limit: who is not woken fails.
             Next::Nothing => {
-                port.wait(Some(Duration::from_secs(60))).unwrap();
+                port.wait(Some(Duration::from_secs(120))).unwrap();
             }
             Next::Ended => panic!("ended"),
         }
