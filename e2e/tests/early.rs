@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use vnplug::{FilterSpec, Next, Port};
 use vnplug_e2e::daemon::{Daemon, audit, label, program, value};
 use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::control::Counted;
 use vnplug_ring::witness::{Checker, Parsed, View, parse};
@@ -40,7 +41,7 @@ impl Wire {
     }
 
     fn open(&self, filter: &str) -> Port {
-        let options = self.daemon.port("wire1").ring_bytes(16 << 20);
+        let options = self.daemon.port("wire1").ring_bytes(4 << 20);
         options.filter(filter).open().unwrap()
     }
 
@@ -89,11 +90,11 @@ impl Wire {
 
 #[test]
 fn who_only_sends_does_not_bring_everything() {
-    let wire = Wire::new("wire1=af_packet,early=yes");
+    let wire = Wire::new(PATIENT);
     wire.until("on: no port");
     let mut sender = Command::new(program("vnplug").unwrap());
     sender.arg("--socket").arg(wire.daemon.socket());
-    sender.args(["send", "wire1", "--pps", "10", "-t", "60s"]);
+    sender.args(["send", "wire1", "--pps", "10", "-t", "300s"]);
     let mut sender = sender.stdout(Stdio::null()).spawn().unwrap();
     let deadline = Instant::now() + LIMIT;
     while value(&wire.daemon.counters()[0], "ports") == 0 {
@@ -153,7 +154,7 @@ fn a_reader_of_one_flow_in_a_hundred_makes_the_kernel_drop_the_others() {
     let mut delivered = Vec::new();
     for early in [true, false] {
         let option = if early { "yes" } else { "no" };
-        let wire = Wire::new(&format!("wire1=af_packet,early={option}"));
+        let wire = Wire::new(&format!("{PATIENT},early={option}"));
         if early {
             // Nobody is there: nothing comes to the daemon, and all of it is counted.
             wire.until("on: no port");
@@ -191,7 +192,7 @@ fn a_reader_of_one_flow_in_a_hundred_makes_the_kernel_drop_the_others() {
 fn changes_under_traffic_lose_nothing_that_a_reader_may_have() {
     const ROUNDS: u32 = 25;
     const BURST: u64 = 100;
-    let wire = Wire::new("wire1");
+    let wire = Wire::new(PATIENT);
     let mut steady = wire.open(&flow(1));
     wire.until("on: 1 filter");
     let (over, late) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -212,23 +213,7 @@ fn changes_under_traffic_lose_nothing_that_a_reader_may_have() {
             }
             runs
         });
-        let reader = scope.spawn(|| {
-            let mut got: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
-            while !late.load(Ordering::Relaxed) {
-                match steady.next().unwrap() {
-                    Next::Packet(packet) => {
-                        assert_eq!(packet.meta.lost, 0);
-                        let Parsed::Witness(frame) = parse(packet.bytes) else {
-                            panic!("not a witness frame: {:02x?}", packet.bytes);
-                        };
-                        let fresh = got.entry(frame.run).or_default().insert(frame.seq);
-                        assert!(fresh, "a frame came twice");
-                    }
-                    _ => drop(steady.wait(Some(Duration::from_millis(20))).unwrap()),
-                }
-            }
-            got
-        });
+        let reader = scope.spawn(|| read_until(&late, &mut steady));
         // A burst, sent when a request is answered, comes whole.
         let burst = |port: &mut Port, run: u32| {
             let flow = 60;
@@ -264,8 +249,7 @@ fn changes_under_traffic_lose_nothing_that_a_reader_may_have() {
         over.store(true, Ordering::Relaxed);
         let runs = background.join().unwrap();
         let source = wire.at_rest(value(&wire.source(), "seen"));
-        thread::sleep(Duration::from_millis(200));
-        late.store(true, Ordering::Relaxed);
+        late.store(true, Ordering::Release);
         let got = reader.join().unwrap();
         let all: BTreeSet<u64> = (1..5_000).step_by(50).collect();
         for run in 1..=runs {
@@ -297,6 +281,21 @@ fn collect(port: &mut Port, got: &mut Got) -> bool {
         any = true;
     }
     any
+}
+
+/// Reads until there is nothing more when it was told that all is there.
+fn read_until(late: &AtomicBool, port: &mut Port) -> Got {
+    let mut got = Got::new();
+    loop {
+        // Asked first: what came before is read after.
+        let last = late.load(Ordering::Acquire);
+        if !collect(port, &mut got) {
+            if last {
+                return got;
+            }
+            port.wait(Some(Duration::from_millis(20))).unwrap();
+        }
+    }
 }
 
 /// The runs of which not both frames of this flow are there.
@@ -364,15 +363,7 @@ fn changes_under_traffic_lose_nothing_at_the_hook_of_xdp_either() {
                 traffic.run();
             }
         });
-        let reader = scope.spawn(|| {
-            let mut got = Got::new();
-            while !late.load(Ordering::Relaxed) {
-                if !collect(&mut steady, &mut got) {
-                    steady.wait(Some(Duration::from_millis(20))).unwrap();
-                }
-            }
-            got
-        });
+        let reader = scope.spawn(|| read_until(&late, &mut steady));
         // Every run that begins when a request is answered, until the next one is made, is whole.
         let whole = |port: &mut Port, flow: u32, runs: Range<u32>| {
             let (mut got, deadline) = (Got::new(), Instant::now() + LIMIT);
@@ -409,8 +400,7 @@ fn changes_under_traffic_lose_nothing_at_the_hook_of_xdp_either() {
         over.store(true, Ordering::Relaxed);
         sender.join().unwrap();
         wire.at_rest(u64::from(traffic.next() - 1) * 100);
-        thread::sleep(Duration::from_millis(200));
-        late.store(true, Ordering::Relaxed);
+        late.store(true, Ordering::Release);
         reader.join().unwrap()
     });
     let runs = 1..traffic.next();
@@ -454,7 +444,7 @@ fn whole_of_every_flow(port: &mut Port, runs: Range<u32>) {
 
 #[test]
 fn more_filters_than_the_kernel_is_given_bring_everything() {
-    let wire = Wire::new("wire1");
+    let wire = Wire::new(PATIENT);
     wire.until("on: no port");
     let mut ports: Vec<Port> = (0..70).map(|number| wire.open(&flow(number))).collect();
     let full = wire.until("off: 70 filters");
@@ -488,7 +478,7 @@ fn more_filters_than_the_kernel_is_given_bring_everything() {
 
 #[test]
 fn a_daemon_that_comes_back_drops_early_again() {
-    let mut wire = Wire::new("wire1");
+    let mut wire = Wire::new(PATIENT);
     let mut port = wire.open(&flow(3));
     for _ in 0..2 {
         let before = wire.until("on: 1 filter");

@@ -11,6 +11,8 @@ use vnplug::{Next, NextView, Port, flags};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::raw::{Raw, open};
+use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::wire::{PATIENT, Wire};
 use vnplug_ring::control::{ArenaHome, Counted, Message, Open};
 use vnplug_ring::layout::{Life, TAIL};
 use vnplug_ring::witness::{Checker, View};
@@ -58,23 +60,39 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 #[test]
 fn members_share_one_copy_and_each_has_its_filter_and_its_account() {
-    let lab = Lab::new().unwrap();
-    let source = "lab=gen,pps=20000,count=30000,size=60-1514";
-    let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
-    let group = |filter: &str| daemon.port("lab").group("probes").filter(filter);
-    let mut all = group("").arena_bytes(1 << 22).open().unwrap();
+    const LOTS: u64 = 20;
+    const LOT: u64 = 300;
+    let wire = Wire::new("1500", &["--source", PATIENT]);
+    let group = |filter: &str| wire.daemon.port("wire1").group("probes").filter(filter);
+    let mut all = group("").arena_bytes(1 << 20).open().unwrap();
     let mut udp = group("udp").open().unwrap();
     let mut long = group("greater 1000").snaplen(100).open().unwrap();
     // It does not read before everything is over.
     let mut lazy = group("").open().unwrap();
     let mut checker = Checker::new(View::Whole);
-    let mut received = vec![read_all(&mut all, |bytes| {
-        checker.feed(bytes);
-    })];
-    received.push(read_all(&mut udp, |_| {}));
-    received.push(read_all(&mut long, |bytes| assert_eq!(bytes.len(), 100)));
-    received.push(read_all(&mut lazy, |_| {}));
-    let counters = daemon.audit();
+    let mut received = [0; 4];
+    for lot in 0..LOTS {
+        let len_bytes = if lot % 2 == 0 { 200 } else { 1400 };
+        wire.send(&Stream {
+            len_bytes,
+            first: lot * LOT,
+            ..Stream::new("wire0", LOT)
+        });
+        // Half an arena at a time: who reads it before the next lot is sent keeps up.
+        let so_far = (lot + 1) * LOT;
+        read_until(&mut all, &mut received[0], so_far, |bytes| {
+            checker.feed(bytes);
+        });
+        read_until(&mut udp, &mut received[1], so_far, |_| {});
+        let so_far = (lot + 1) / 2 * LOT;
+        read_until(&mut long, &mut received[2], so_far, |bytes| {
+            assert_eq!(bytes.len(), 100);
+        });
+    }
+    while let Next::Packet(_) = lazy.next().unwrap() {
+        received[3] += 1;
+    }
+    let counters = wire.daemon.audit();
     let ports = [&all, &udp, &long, &lazy];
     let mut delivered = 0;
     for (port, received) in ports.into_iter().zip(&received) {
@@ -86,11 +104,30 @@ fn members_share_one_copy_and_each_has_its_filter_and_its_account() {
         assert_eq!(received + port.dropped(), passed, "{host:?}");
         assert!(*received > 0);
     }
-    assert_eq!((all.dropped(), checker.corrupt()), (0, 0), "it kept up");
-    assert!(lazy.dropped() > 1_000, "it did not: {}", lazy.dropped());
+    let kept_up = [&all, &udp, &long].map(Port::dropped);
+    assert_eq!((kept_up, checker.corrupt()), ([0; 3], 0));
+    assert!(lazy.dropped() > 1_000, "it did not lag: {}", lazy.dropped());
     let copies = value(counted(&counters, all.number()), "arena_copies");
-    assert_eq!(copies, received[0], "one copy of each");
+    assert_eq!((copies, received[0]), (LOTS * LOT, LOTS * LOT), "one copy");
     assert!(copies < delivered);
+}
+
+/// Reads until so many packets came in all.
+fn read_until(port: &mut Port, received: &mut u64, enough: u64, mut see: impl FnMut(&[u8])) {
+    let deadline = Instant::now() + LIMIT;
+    while *received < enough {
+        assert!(Instant::now() < deadline, "{received} of {enough}");
+        match port.next().unwrap() {
+            Next::Packet(packet) => {
+                *received += 1;
+                see(packet.bytes);
+            }
+            Next::Nothing => {
+                port.wait(Some(Duration::from_millis(100))).unwrap();
+            }
+            Next::Ended => panic!("the source ended"),
+        }
+    }
 }
 
 #[test]
@@ -257,11 +294,11 @@ fn a_member_comes_back_after_the_daemon_was_killed() {
     }
 }
 
-/// Reads 20,000 frames of 1,514 bytes with a watermark that is never reached; says how many came, how
+/// Reads 16,000 frames of 1,514 bytes with a watermark that is never reached; says how many came, how
 /// many were lost, and how often the host rang.
 fn read_by_watermark(group: Option<&str>, filter: &str) -> (u64, u64, u64) {
     let lab = Lab::new().unwrap();
-    let source = "lab=gen,pps=5000,count=20000,size=1514,flows=3,protocols=udp4+tcp4+icmp4";
+    let source = "lab=gen,pps=1000,count=16000,size=1514,flows=3,protocols=udp4+tcp4+icmp4";
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
     let sized = |group: Option<&str>| {
         let port = daemon.port("lab");
@@ -296,11 +333,15 @@ fn read_by_watermark(group: Option<&str>, filter: &str) -> (u64, u64, u64) {
 
 #[test]
 fn a_watermark_beyond_the_arena_loses_nothing() {
-    // 5,400 frames are half of 16 MiB: a reader has a second to wake up.
-    for (group, filter) in [(None, ""), (Some("g"), ""), (Some("g"), "tcp")] {
-        let (received, dropped, rings) = read_by_watermark(group, filter);
-        assert_eq!(dropped, 0, "{group:?} {filter:?} {received} {rings}");
-        assert!(received > 5_000, "{group:?} {filter:?} {received}");
-        assert!((1..=60).contains(&rings), "{group:?} {filter:?} {rings}");
-    }
+    // 5,400 frames are half of 16 MiB: a reader has five seconds to wake up.
+    std::thread::scope(|scope| {
+        for (group, filter) in [(None, ""), (Some("g"), ""), (Some("g"), "tcp")] {
+            scope.spawn(move || {
+                let (received, dropped, rings) = read_by_watermark(group, filter);
+                assert_eq!(dropped, 0, "{group:?} {filter:?} {received} {rings}");
+                assert!(received > 5_000, "{group:?} {filter:?} {received}");
+                assert!((1..=60).contains(&rings), "{group:?} {filter:?} {rings}");
+            });
+        }
+    });
 }

@@ -58,11 +58,12 @@ fn member(agent: &mut Raw, device: &str) -> Result<Opened, String> {
 #[test]
 fn a_member_that_lags_lies_or_dies_harms_itself_alone() {
     let lab = Lab::new().unwrap();
-    let source = "lab=gen,pps=20000,queues=2,size=200";
+    // An arena holds what comes in many seconds, which this process may be kept waiting.
+    let source = "lab=gen,pps=2000,queues=2,size=200";
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let mut attach = |name| {
-        let ready = client.attach_vm(spec(name, "", &[("g", "lab", 1 << 20)]));
+        let ready = client.attach_vm(spec(name, "", &[("g", "lab", 4 << 20)]));
         let ready = ready.unwrap();
         let mut agent = Raw::connect(ready.control_path.as_ref());
         agent.hello(Role::Agent);
@@ -89,7 +90,7 @@ fn a_member_that_lags_lies_or_dies_harms_itself_alone() {
             honest
                 .batch(10_000)
                 .for_each(|packet| assert!(packet.is_ok()));
-            honest.counts().received > before + 5_000 && also()
+            honest.counts().received > before + 2_000 && also()
         });
     };
     // The first one never reads.

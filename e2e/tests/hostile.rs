@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use vnplug::{Next, Port, map_memory};
+use vnplug::{Next, Port, Tuning, map_memory};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, label, program, value};
 use vnplug_e2e::raw::{Raw, hello, open};
@@ -19,24 +19,59 @@ use vnplug_ring::witness::{Checker, View};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// A bystander: reads until the source ends, keeps exact books.
-fn bystand(mut port: Port) -> (String, u64, u64, Checker) {
+/// The exact books of a bystander; its port is still counted.
+struct Books {
+    port: Port,
+    packets: u64,
+    lost: u64,
+    checker: Checker,
+}
+
+/// A bystander: reads until it is over and everything was read.
+fn bystand(mut port: Port, over: &AtomicBool) -> Books {
     let mut checker = Checker::new(View::Whole);
-    let (mut packets, mut lost) = (0, 0);
-    let deadline = Instant::now() + LIMIT;
+    let (mut packets, mut lost, mut paused) = (0, 0, false);
     loop {
-        assert!(Instant::now() < deadline, "only {packets} packets");
+        if !paused && over.load(Ordering::Relaxed) {
+            let pause = Tuning {
+                enabled: false,
+                ..Tuning::default()
+            };
+            // What is in the ring now is all.
+            port.tune(pause).expect("a bystander's port is paused");
+            paused = true;
+        }
         match port.next().expect("a bystander's port lives") {
             Next::Packet(packet) => {
                 checker.feed(packet.bytes);
                 lost += u64::from(packet.meta.lost);
                 packets += 1;
             }
+            Next::Nothing if paused => {
+                lost = lost.max(port.dropped());
+                return Books {
+                    port,
+                    packets,
+                    lost,
+                    checker,
+                };
+            }
             Next::Nothing => {
                 port.wait(Some(Duration::from_millis(100))).expect("sleep");
             }
-            Next::Ended => return (port.number().to_string(), packets, lost, checker),
+            Next::Ended => panic!("ended after {packets} packets"),
         }
+    }
+}
+
+/// Ends threads when it is dropped, also by a test that fails.
+struct Ends<'a>([&'a AtomicBool; 2]);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0
+            .iter()
+            .for_each(|end| end.store(true, Ordering::Relaxed));
     }
 }
 
@@ -73,67 +108,83 @@ fn port_of<'a>(counters: &'a [Counted], number: &str) -> &'a Counted {
         .expect("the port is counted")
 }
 
-/// Starts a counted run with bystanders, lets `attack` run beside it, and checks that nobody lost a
-/// packet and that the books close, all the time.
+/// Has bystanders read a source of this rate, lets `attack` run beside it, which is told after `least`
+/// that it is enough, and checks that nobody lost a packet and that the books close, all the time.
 fn beside<T: Send>(
     rate: u64,
-    count: u64,
+    least: Duration,
     attack: impl FnOnce(&Daemon, &AtomicBool) -> T + Send,
 ) -> T {
     let lab = Lab::new().expect("a lab");
-    // The first port starts the run; a paused reader would lose, so rings hold all of it.
-    let source = format!("lab=gen,pps={rate},count={count},size=64,run=5");
+    // The first port starts the run. A reader that is kept waiting would lose: rings hold all that
+    // comes in some seconds.
+    let source = format!("lab=gen,pps={rate},start=attach,size=64,run=5");
     let daemon = Daemon::start(&lab, None, &["--source", &source]).expect("the daemon starts");
-    let ring = (count * 96).next_power_of_two().min(64 << 20);
     let ports: Vec<Port> = (0..3)
-        .map(|_| daemon.port("lab").ring_bytes(ring).open().expect("a port"))
+        .map(|_| {
+            daemon
+                .port("lab")
+                .ring_bytes(32 << 20)
+                .open()
+                .expect("a port")
+        })
         .collect();
-    let over = AtomicBool::new(false);
+    let (enough, over) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
-        let (daemon, over) = (&daemon, &over);
-        let attack = scope.spawn(move || attack(daemon, over));
+        let _ends = Ends([&enough, &over]);
+        let (daemon, enough, over) = (&daemon, &enough, &over);
+        let attack = scope.spawn(move || attack(daemon, enough));
         let auditor = scope.spawn(move || {
             let mut audits = 0;
-            while !over.load(Ordering::Relaxed) {
+            while audits < 5 || !over.load(Ordering::Relaxed) {
                 daemon.audit();
                 audits += 1;
                 thread::sleep(Duration::from_millis(5));
             }
-            audits
         });
         let readers: Vec<_> = ports
             .into_iter()
-            .map(|port| scope.spawn(move || bystand(port)))
+            .map(|port| scope.spawn(move || bystand(port, over)))
             .collect();
-        let results: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
-        over.store(true, Ordering::Relaxed);
-        assert!(auditor.join().expect("every audit closes") > 5);
+        thread::sleep(least);
+        enough.store(true, Ordering::Relaxed);
         let outcome = attack.join().expect("the attacker runs to its end");
-        for (at, result) in results.into_iter().enumerate() {
-            let (_, packets, lost, checker) = result.expect("bystanders read to the end");
-            assert_eq!(lost, 0, "a bystander lost packets");
-            let report = checker.report(5).expect("frames of the run");
-            assert_eq!((report.duplicates, checker.corrupt()), (0, 0), "{report:?}");
+        over.store(true, Ordering::Relaxed);
+        auditor.join().expect("every audit closes");
+        let readers = readers.into_iter().map(|reader| reader.join());
+        let results: Vec<Books> = readers
+            .map(|books| books.expect("bystanders read to the end"))
+            .collect();
+        let counters = daemon.audit();
+        for (at, books) in results.into_iter().enumerate() {
+            let host = port_of(&counters, &books.port.number().to_string());
+            assert_eq!(books.lost, 0, "a bystander lost packets: {host:?}");
+            assert_eq!(books.packets, value(host, "delivered"), "{host:?}");
+            let report = books.checker.report(5).expect("frames of the run");
+            assert_eq!(
+                (report.duplicates, books.checker.corrupt()),
+                (0, 0),
+                "{report:?}"
+            );
             // The first port started the run: it has all of it.
-            assert!(at > 0 || packets == count, "{packets} of {count}");
+            assert!(at > 0 || report.is_perfect(), "{report:?}");
         }
-        daemon.audit();
         outcome
     })
 }
 
 #[test]
 fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
-    let (liars, stores) = beside(100_000, 250_000, |daemon, over| {
+    let (liars, stores) = beside(50_000, Duration::from_secs(2), |daemon, enough| {
         let stores = AtomicU64::new(0);
-        let mut liars = Vec::new();
+        let mut liars = 0;
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        while !over.load(Ordering::Relaxed) {
+        while !enough.load(Ordering::Relaxed) || stores.load(Ordering::Relaxed) < 1_000_000 {
             let reader = liar(daemon, 1 << 16);
             let begun = Instant::now();
             // A liar is only caught if a frame comes while its tail is impossible: it goes on until
-            // then. Only the run's end can save one.
-            let end = loop {
+            // then.
+            loop {
                 let burst = Instant::now();
                 while burst.elapsed() < Duration::from_millis(30) {
                     for _ in 0..1000 {
@@ -157,38 +208,30 @@ fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
                     }
                 }
                 let counters = daemon.counters();
-                let end = label(port_of(&counters, &reader.port.to_string()), "state").to_owned();
-                if end.starts_with("quarantined") || over.load(Ordering::Relaxed) {
-                    break end;
+                let state = label(port_of(&counters, &reader.port.to_string()), "state");
+                if state.starts_with("quarantined") {
+                    break;
                 }
-                assert!(begun.elapsed() < LIMIT, "{end}");
-            };
-            liars.push(end);
+                assert!(begun.elapsed() < LIMIT, "{state}");
+            }
+            liars += 1;
         }
         (liars, stores.into_inner())
     });
-    let caught = liars
-        .iter()
-        .filter(|state| state.starts_with("quarantined"))
-        .count();
-    eprintln!(
-        "{stores} stores, {caught} of {} liars in quarantine",
-        liars.len()
-    );
-    assert!(stores > 1_000_000);
-    assert!(caught > 0 && caught + 1 >= liars.len(), "{liars:?}");
+    eprintln!("{stores} stores, {liars} liars in quarantine");
+    assert!(liars > 0);
 }
 
 #[test]
 fn a_tail_ahead_or_backwards_is_a_quarantine_and_the_reason_names_it() {
-    beside(20_000, 150_000, |daemon, _| {
+    beside(20_000, Duration::ZERO, |daemon, _| {
         for lie in [1 << 63, 1 << 40, 1 << 20, 0] {
             let reader = liar(daemon, 1 << 16);
             // The control: honest so far.
             let number = reader.port.to_string();
             assert_eq!(label(port_of(&daemon.counters(), &number), "state"), "open");
             // Backwards is a lie only once the ring has gone round.
-            let deadline = Instant::now() + Duration::from_secs(60);
+            let deadline = Instant::now() + LIMIT;
             while lie == 0 && reader.region.load_u64(HEAD, Ordering::Acquire) < 4 << 16 {
                 assert!(Instant::now() < deadline, "the ring does not go round");
                 let head = reader.region.load_u64(HEAD, Ordering::Acquire);
@@ -212,7 +255,7 @@ fn a_tail_ahead_or_backwards_is_a_quarantine_and_the_reason_names_it() {
 
 #[test]
 fn a_pipe_that_the_reader_fills_and_makes_blocking_stalls_nobody() {
-    let filled = beside(50_000, 200_000, |daemon, over| {
+    let filled = beside(50_000, Duration::from_secs(2), |daemon, enough| {
         let reader = liar(daemon, 1 << 20);
         // Another open file of the same pipe, for writing: what a reader gets from /proc.
         let path = format!("/proc/self/fd/{}", reader.wake.as_raw_fd());
@@ -237,19 +280,22 @@ fn a_pipe_that_the_reader_fills_and_makes_blocking_stalls_nobody() {
             tv_nsec: 0,
         };
         assert_eq!(rustix::event::poll(&mut full, Some(&now)), Ok(0));
+        let number = reader.port.to_string();
+        let rings = || value(port_of(&daemon.counters(), &number), "rings");
+        let deadline = Instant::now() + LIMIT;
         let mut seq = 0;
-        while !over.load(Ordering::Relaxed) {
-            // Always to be woken, at once.
-            seq += 1;
-            reader.region.store_u64(WAKE_AT, 0, Ordering::Relaxed);
-            reader.region.store_u32(MAX_DELAY_US, 0, Ordering::Relaxed);
-            reader.region.store_u32(WAKE_SEQ, seq, Ordering::SeqCst);
-            let head = reader.region.load_u64(HEAD, Ordering::Acquire);
-            reader.region.store_u64(TAIL, head, Ordering::Release);
+        while !enough.load(Ordering::Relaxed) || rings() <= 100 {
+            assert!(Instant::now() < deadline, "it was rung {} times", rings());
+            for _ in 0..1000 {
+                // Always to be woken, at once.
+                seq += 1;
+                reader.region.store_u64(WAKE_AT, 0, Ordering::Relaxed);
+                reader.region.store_u32(MAX_DELAY_US, 0, Ordering::Relaxed);
+                reader.region.store_u32(WAKE_SEQ, seq, Ordering::SeqCst);
+                let head = reader.region.load_u64(HEAD, Ordering::Acquire);
+                reader.region.store_u64(TAIL, head, Ordering::Release);
+            }
         }
-        let counters = daemon.counters();
-        let rings = value(port_of(&counters, &reader.port.to_string()), "rings");
-        assert!(rings > 100, "it was rung only {rings} times");
         filled
     });
     assert!(filled >= 4096);
@@ -276,7 +322,7 @@ fn ports(daemon: &Daemon) -> u64 {
 
 #[test]
 fn readers_killed_at_any_moment_free_their_ports_and_cost_nobody_a_packet() {
-    let frees = beside(20_000, 300_000, |daemon, _| {
+    let frees = beside(20_000, Duration::ZERO, |daemon, _| {
         let mut frees = Vec::new();
         let mut state = 12_345_u64;
         let (mut killed, mut opened) = (0, 0);
@@ -292,7 +338,7 @@ fn readers_killed_at_any_moment_free_their_ports_and_cost_nobody_a_packet() {
                 killed += 1;
             }
             let begun = Instant::now();
-            // Bystanders end when the run does, and their ports with them.
+            // Those of the bystanders stay.
             while ports(daemon) > 3 {
                 assert!(
                     begun.elapsed() < Duration::from_secs(60),
@@ -325,7 +371,7 @@ fn readers_killed_at_any_moment_free_their_ports_and_cost_nobody_a_packet() {
 
 #[test]
 fn one_stopped_reader_and_one_slow_one_cost_seven_others_nothing() {
-    let dropped = beside(20_000, 150_000, |daemon, over| {
+    let dropped = beside(20_000, Duration::ZERO, |daemon, _| {
         let mut stopped = reader_process(daemon, "64K");
         let slow = daemon.port("lab").ring_bytes(1 << 16).open();
         let mut slow = slow.expect("a slow reader");
@@ -338,10 +384,13 @@ fn one_stopped_reader_and_one_slow_one_cost_seven_others_nothing() {
                     .expect("a port")
             })
             .collect();
+        let over = AtomicBool::new(false);
         thread::scope(|scope| {
+            let over = &over;
+            let _ends = Ends([over; 2]);
             let others: Vec<_> = others
                 .into_iter()
-                .map(|port| scope.spawn(move || bystand(port)))
+                .map(|port| scope.spawn(move || bystand(port, over)))
                 .collect();
             let deadline = Instant::now() + LIMIT;
             while ports(daemon) < 9 {
@@ -350,33 +399,36 @@ fn one_stopped_reader_and_one_slow_one_cost_seven_others_nothing() {
             }
             let pid = Pid::from_child(&stopped);
             kill_process(pid, Signal::STOP).expect("it is ours");
-            while !over.load(Ordering::Relaxed) {
+            let full = || {
+                let counters = daemon.audit();
+                let ports = counters.iter().filter(|counted| counted.kind == "port");
+                ports.filter(|it| value(it, "dropped_full") > 0).count()
+            };
+            // The control: the stopped and the slow one lose.
+            while full() < 2 {
+                assert!(Instant::now() < deadline, "the slow ones lose nothing");
                 let _ = slow.next().expect("the slow one's port lives");
                 slow.release();
                 thread::sleep(Duration::from_millis(5));
             }
-            for other in others {
-                let (_, _, lost, _) = other.join().expect("it reads to the end");
-                assert_eq!(lost, 0);
-            }
-            let counters = daemon.audit();
+            over.store(true, Ordering::Relaxed);
+            let others = others.into_iter().map(|other| other.join());
+            let others: Vec<_> = others
+                .map(|books| books.expect("it reads to the end"))
+                .collect();
+            assert!(others.iter().all(|books| books.lost == 0));
             stopped.kill().expect("it is ours");
             stopped.wait().expect("it is ours");
-            let full = |counted: &&Counted| value(counted, "dropped_full") > 0;
-            counters
-                .iter()
-                .filter(|counted| counted.kind == "port")
-                .filter(full)
-                .count()
+            full()
         })
     });
-    // The control: the stopped and the slow one did lose.
+    // Nobody else did.
     assert_eq!(dropped, 2);
 }
 
 #[test]
 fn a_truncated_pool_costs_its_vm_and_nobody_else() {
-    beside(20_000, 100_000, |daemon, _| {
+    beside(20_000, Duration::ZERO, |daemon, _| {
         let mut operator = vnplug::Client::connect_to(&daemon.socket()).expect("a client");
         let spec = VmSpec {
             name: "truncated".into(),

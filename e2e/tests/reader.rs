@@ -6,11 +6,13 @@ use std::io::{BufRead, BufReader};
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use vnplug::{Client, Device, Next, Port, flags};
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::control::{Direction, Tuning};
 use vnplug_ring::witness::{Parsed, parse};
@@ -87,6 +89,15 @@ fn recorded(file: &Path) -> BTreeMap<u64, u64> {
     seen
 }
 
+/// Ends a thread when it is dropped, also by a test that fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn stream(count: u64, pps: u64) -> Stream {
     Stream {
         pps: NonZeroU64::new(pps),
@@ -129,7 +140,7 @@ fn a_port_is_tuned_between_two_packets_and_its_accounts_close() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
     netns.veth("wire0", "wire1").unwrap();
-    let mut daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let mut daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
     let options = daemon.port("wire1").enabled(false).ring_bytes(16 << 20);
     let mut port = options.open().unwrap();
     assert!(!port.tuning().enabled);
@@ -152,13 +163,24 @@ fn a_port_is_tuned_between_two_packets_and_its_accounts_close() {
     until_offered(&daemon, &port, 1000);
     assert_eq!(counter(&daemon, &port, "paused"), 1000);
 
-    // Turned while frames pass: whatever was judged when, it is counted once.
-    netns
+    // Turned while frames pass, until each reason was met: whatever was judged when, it is counted
+    // once.
+    let over = AtomicBool::new(false);
+    let sent = netns
         .enter(|| {
             std::thread::scope(|scope| {
-                let sender = scope.spawn(|| stream(50_000, 50_000).send().unwrap());
+                let _ends = Ends(&over);
+                let sender = scope.spawn(|| {
+                    let mut sent = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        sent += stream(2_000, 50_000).send().unwrap().frames;
+                    }
+                    sent
+                });
+                let deadline = Instant::now() + LIMIT;
                 let mut round = 0;
-                while !sender.is_finished() {
+                loop {
+                    assert!(Instant::now() < deadline, "{:?}", daemon.counters());
                     round += 1;
                     port.tune(Tuning {
                         enabled: round % 2 == 0,
@@ -170,18 +192,21 @@ fn a_port_is_tuned_between_two_packets_and_its_accounts_close() {
                         sample: round % 5,
                     })
                     .unwrap();
-                    daemon.audit();
+                    let counters = daemon.audit();
+                    let own = counters.iter().find(|c| c.kind == "port").unwrap();
+                    let mut reasons =
+                        ["paused", "direction", "sampled_out", "delivered"].into_iter();
+                    if round > 200 && reasons.all(|reason| value(own, reason) > 0) {
+                        break;
+                    }
                 }
-            });
+                over.store(true, Ordering::Relaxed);
+                sender.join().unwrap()
+            })
         })
         .unwrap();
-    until_offered(&daemon, &port, 51_000);
-    assert_eq!(counter(&daemon, &port, "offered"), 51_000);
-    let counters = daemon.audit();
-    let own = counters.iter().find(|c| c.kind == "port").unwrap();
-    for reason in ["paused", "direction", "sampled_out", "delivered"] {
-        assert!(value(own, reason) > 0, "{reason}: {own:?}");
-    }
+    until_offered(&daemon, &port, 1000 + sent);
+    assert_eq!(counter(&daemon, &port, "offered"), 1000 + sent);
 
     // It survives a restart of the daemon.
     let paused = Tuning {
