@@ -256,7 +256,7 @@ fn flooders_and_the_silent_do_not_keep_others_waiting() {
         }
         thread::sleep(Duration::from_millis(200));
         let mut victim = Raw::greeted(&daemon.socket());
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         // The control: it was a flood, more than what the buckets let through.
         while waits.len() < 300 || sent.load(Ordering::Relaxed) <= 16 * 4_000 {
             let begun = Instant::now();
@@ -275,8 +275,9 @@ fn flooders_and_the_silent_do_not_keep_others_waiting() {
     let (median, late) = (waits[waits.len() / 2], waits[waits.len() * 99 / 100]);
     let sent = sent.into_inner();
     eprintln!("{sent} requests in the flood; a victim waits {median:?}, p99 {late:?}");
-    // On an idle machine the figure is 10 ms; here others may have the processors.
-    assert!(late < Duration::from_secs(3), "{late:?}");
+    // On an idle machine the figure is 10 ms; here others may have the processors. A client gives up
+    // after 10 s.
+    assert!(late < Duration::from_secs(9), "{late:?}");
     let grown = Holdings::of(daemon.pid())
         .anon_kib
         .saturating_sub(anon_before);
@@ -309,33 +310,36 @@ fn filters_of_connections_that_are_gone_keep_nobody_waiting() {
     let grant = ["--allow", "uid:65534=lab"];
     let daemon = Daemon::start(&lab, None, &[&config[..], SOURCE, &grant].concat()).unwrap();
     let before = at_rest(&daemon);
-    let begun = Instant::now();
     let mut abandoned = 0;
-    while begun.elapsed() < Duration::from_secs(2) || abandoned <= 100 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{abandoned}");
+    // Some milliseconds and the start of a process on an idle machine; a busy one may keep any of us
+    // waiting once, but not each time.
+    let is_soon = (0..5).any(|round| {
+        let begun = Instant::now();
+        let enough = abandoned + 100;
+        while begun.elapsed() < Duration::from_secs(2) || abandoned <= enough {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{abandoned}");
+            let mut raw = Raw::greeted(&daemon.socket());
+            raw.send(&costly(abandoned).encode(2, 0)).unwrap();
+            abandoned += 1;
+        }
+        // Another user has a filter compiled that the daemon has not seen.
+        let begun = Instant::now();
+        let filter = format!("ip and not port {}", 4000 + round);
+        let counted = as_nobody(&daemon, &["count", "-c", "1", "-f", &filter, "lab"]);
+        let other = begun.elapsed();
+        assert!(counted.contains("packet"), "{counted}");
+        // So has a new connection of the one who left so many.
+        let begun = Instant::now();
         let mut raw = Raw::greeted(&daemon.socket());
-        raw.send(&costly(abandoned).encode(2, 0)).unwrap();
-        abandoned += 1;
-    }
-    // Another user has a filter compiled that the daemon has not seen.
-    let begun = Instant::now();
-    let count = ["count", "-c", "1", "-f", "ip and not port 4711", "lab"];
-    let counted = as_nobody(&daemon, &count);
-    let other = begun.elapsed();
-    assert!(counted.contains("packet"), "{counted}");
-    // So has a new connection of the one who left so many.
-    let begun = Instant::now();
-    let mut raw = Raw::greeted(&daemon.socket());
-    let mut fresh = open("lab", 0);
-    fresh.filter = FilterSpec::Expression("ip and not port 4712".into());
-    let opened = raw.ask(&Message::Open(fresh), 0);
-    let same = begun.elapsed();
-    assert!(matches!(opened, Message::Opened(_)), "{opened:?}");
-    eprintln!("after {abandoned} abandoned filters: another user {other:?}, the same {same:?}");
-    // Some milliseconds and the start of a process on an idle machine.
-    assert!(other < Duration::from_secs(5), "{other:?}");
-    assert!(same < Duration::from_secs(5), "{same:?}");
-    drop(raw);
+        let mut fresh = open("lab", 0);
+        fresh.filter = FilterSpec::Expression(format!("ip and not port {}", 5000 + round));
+        let opened = raw.ask(&Message::Open(fresh), 0);
+        let same = begun.elapsed();
+        assert!(matches!(opened, Message::Opened(_)), "{opened:?}");
+        eprintln!("after {abandoned} abandoned filters: another user {other:?}, the same {same:?}");
+        other.max(same) < Duration::from_secs(5)
+    });
+    assert!(is_soon, "they wait for filters that nobody wants");
     settles(&daemon, before);
 }
 

@@ -7,11 +7,11 @@ use vnplug_e2e::{DiskFault, Fault, Guest, Image, Lab, Uml, UmlConfig};
 
 /// Also seen by the host's programs, which find it at /mnt (`world`).
 const DIR: &str = "/world/mnt";
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn boot(lab: &Lab) -> Guest {
     let file = DiskFault::file(lab, "disk", 64).unwrap();
-    Uml::boot(
+    let guest = Uml::boot(
         lab,
         UmlConfig {
             kernel_args: vec![DiskFault::kernel_arg(&file)],
@@ -19,7 +19,10 @@ fn boot(lab: &Lab) -> Guest {
             ..UmlConfig::default()
         },
     )
-    .unwrap()
+    .unwrap();
+    // However long a test is kept waiting: what is not synced is not written by itself.
+    works(&guest, "echo 0 >/proc/sys/vm/dirty_writeback_centisecs");
+    guest
 }
 
 /// What a command says, and whether it succeeded.
@@ -85,9 +88,9 @@ fn bad_sectors_writes_and_disks_fail_with_eio_and_only_then() {
     disk.set(Fault::Slow(Duration::from_secs(3))).unwrap();
     assert!(timed(&write(7)) >= Duration::from_secs(3));
     disk.set(Fault::None).unwrap();
-    // Busy machines are slow, too; but not so that four writes take as long as one did.
-    let best = (0..4).map(|_| timed(&write(7))).min().unwrap();
-    assert!(best < Duration::from_secs(3), "{best:?}");
+    // Busy machines are slow, too; but not so that every write takes as long as that one did.
+    let is_quick = |_| timed(&write(7)) < Duration::from_secs(3);
+    assert!((0..30).any(is_quick), "it stays slow");
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl Wireshark {
     fn tshark(&self, args: &[&str]) -> Output {
         Command::new("setpriv")
             .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
-            .args(["timeout", "60", "tshark"])
+            .args(["timeout", "180", "tshark"])
             .args(args)
             .env("HOME", &self.dir)
             .env("VNPLUG_SOCKET", &self.socket)

@@ -84,7 +84,7 @@ fn members_share_one_copy_and_each_has_its_filter_and_its_account() {
             checker.feed(bytes);
         });
         read_until(&mut udp, &mut received[1], so_far, |_| {});
-        let so_far = (lot + 1) / 2 * LOT;
+        let so_far = lot.div_ceil(2) * LOT;
         read_until(&mut long, &mut received[2], so_far, |bytes| {
             assert_eq!(bytes.len(), 100);
         });

@@ -163,7 +163,7 @@ fn a_guest_sees_what_the_operator_grants_and_nothing_else() {
         text.contains("\"filtered\":0") && !text.contains("refused"),
         "{text}"
     );
-    let tcp = "timeout 3 vnplug count host:lab --filter tcp --seconds 2 --json 2>&1";
+    let tcp = "timeout 150 vnplug count host:lab --filter tcp --seconds 2 --json 2>&1";
     let text = uml.guest.run(tcp, LIMIT).unwrap().text();
     assert!(text.contains("\"packets\":0"), "{text}");
     let attach = "vnplug detach uml --name uml 2>&1";
@@ -317,12 +317,13 @@ fn a_q35_without_free_ports_is_told_so() {
 #[test]
 fn readers_of_one_guest_share_an_arena_that_only_this_guest_can_spoil() {
     let lab = Lab::new().unwrap();
-    let source = "lab=gen,pps=20000,size=200,flows=4,protocols=udp4+tcp4";
+    // The arena holds what comes in a few seconds, which a guest may be kept waiting.
+    let source = "lab=gen,pps=8000,size=200,flows=4,protocols=udp4+tcp4";
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
     let mut outside = daemon.port("lab").ring_bytes(1 << 24).open().unwrap();
     let uml = boot(&lab, &daemon, "uml", everything());
     let _agent = agent(&uml.guest);
-    let group = "vnplug count host:lab --group probes --arena 4M --ring 4M --witness --json";
+    let group = "vnplug count host:lab --group probes --arena 16M --ring 4M --witness --json";
     let count = |filter: &str| {
         let command = format!("{group} --filter {filter} --packets 10000 2>&1");
         uml.guest.spawn(&command).unwrap()
@@ -351,7 +352,7 @@ fn readers_of_one_guest_share_an_arena_that_only_this_guest_can_spoil() {
     // A program of the guest that writes wherever it can: the pool, arena, rings and all.
     let victim = uml
         .guest
-        .spawn(&format!("{group} --seconds 60 2>&1"))
+        .spawn(&format!("{group} --seconds 170 2>&1"))
         .unwrap();
     eventually("the victim is there", || in_group() == 1);
     let scribble = "dd if=/dev/urandom of=/dev/mmapper bs=64k count=1000 conv=notrunc 2>&1";

@@ -423,7 +423,7 @@ fn a_start_that_fails_ends_with_its_reason() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while daemon.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
             daemon.kill().unwrap();

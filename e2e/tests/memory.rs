@@ -93,9 +93,24 @@ fn a_large_attach_and_detach_and_a_large_ring_keep_nobody_waiting() {
     let mut operator = Client::connect_to(&daemon.socket()).unwrap();
     let ready = operator.attach_vm(spec("small", 1 << 20)).unwrap();
     let mut reader = Reader::open(&ready);
+    // On a busy machine this process may not run while the daemon commits.
+    let are_served = (0..5).any(|_| {
+        let (answered, woken) = beside_large_memory(&daemon, &mut operator, &mut reader);
+        eprintln!("{answered} answers, {woken} wake-ups");
+        // A daemon that commits memory in its one thread answers and wakes once or twice meanwhile.
+        answered > 10 && woken > 10
+    });
+    assert!(are_served, "others wait while memory is committed");
+    daemon.audit();
+}
+
+/// Attaches, opens and detaches what is large; how many requests were answered meanwhile, and how often
+/// a reader was woken.
+#[expect(clippy::unwrap_used, reason = "a helper of tests")]
+fn beside_large_memory(daemon: &Daemon, operator: &mut Client, reader: &mut Reader) -> (u64, u64) {
     let over = AtomicBool::new(false);
-    let (answered, woken) = thread::scope(|scope| {
-        let (over, daemon, reader) = (&over, &daemon, &mut reader);
+    thread::scope(|scope| {
+        let over = &over;
         let mut client = Raw::greeted(&daemon.socket());
         let count = |mut turn: Box<dyn FnMut() + Send>| {
             move || {
@@ -120,11 +135,7 @@ fn a_large_attach_and_detach_and_a_large_ring_keep_nobody_waiting() {
         eprintln!("attached, opened and detached in {:?}", begun.elapsed());
         over.store(true, Ordering::Release);
         (answered.join().unwrap(), woken.join().unwrap())
-    });
-    // A daemon that commits memory in its one thread answers and wakes once or twice meanwhile.
-    eprintln!("{answered} answers, {woken} wake-ups");
-    assert!(answered > 10 && woken > 10, "{answered} {woken}");
-    daemon.audit();
+    })
 }
 
 #[test]

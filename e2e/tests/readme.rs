@@ -29,7 +29,7 @@ fn run(script: &str, dir: &Path, daemon: &Daemon) -> Output {
     );
     // Nothing here takes long; what hangs is ended with its children.
     Command::new("timeout")
-        .args(["-k", "5", "120", "sh", "-exc", script])
+        .args(["-k", "5", "400", "sh", "-exc", script])
         .current_dir(dir)
         .env("PATH", path)
         .env("VNPLUG_SOCKET", daemon.socket())
@@ -49,7 +49,7 @@ fn run_apart(script: &str) -> Output {
     );
     let whole = format!("mount -t tmpfs none /run\n{script}");
     Command::new("timeout")
-        .args(["-k", "5", "120", "unshare", "--mount", "--pid", "--fork"])
+        .args(["-k", "5", "400", "unshare", "--mount", "--pid", "--fork"])
         .args(["--kill-child", "--mount-proc", "sh", "-exc", &whole])
         .env("PATH", path)
         .env_remove("VNPLUG_SOCKET")

@@ -12,14 +12,15 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use vnplug_e2e::daemon::{Daemon, program};
+use vnplug_e2e::daemon::{Daemon, program, value};
 use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::witness::{Parsed, parse};
 use vnplug_store::name::SegmentName;
 use vnplug_store::read::Reader;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// A recorder that does not outlive its test.
 struct Recorder {
@@ -162,7 +163,7 @@ fn a_wire_is_recorded_and_others_read_the_files_while_they_grow() {
         let lab = Lab::new().unwrap();
         let netns = Netns::new().unwrap();
         netns.veth("wire0", "wire1").unwrap();
-        let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+        let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
         let dir = lab.dir().join("rec");
         let args = [
             "host:wire1",
@@ -487,9 +488,16 @@ fn a_quota_holds_and_a_second_recorder_is_refused() {
         "{}",
         second.said()
     );
-    // Who reads a segment keeps it.
-    let kept = segments(&dir).remove(0);
-    let lease = vnplug_store::disk::lease(&kept).unwrap();
+    // Who reads a segment keeps it; one may be recycled between a look and the lease.
+    let mut leased = None;
+    eventually("a segment is leased", || {
+        let oldest = segments(&dir).remove(0);
+        leased = vnplug_store::disk::lease(&oldest)
+            .ok()
+            .map(|it| (oldest, it));
+        leased.as_ref().is_some_and(|(kept, _)| kept.exists())
+    });
+    let (kept, lease) = leased.unwrap();
     let recycled = recorder.state()["disks"][0]["recycled"].as_u64().unwrap();
     eventually("others are recycled", || {
         recorder.state()["disks"][0]["recycled"]
@@ -520,7 +528,7 @@ fn what_is_in_the_ring_at_the_end_is_recorded_in_two_directories() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
     netns.veth("wire0", "wire1").unwrap();
-    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
     let (dir, other) = (lab.dir().join("rec"), lab.dir().join("deep/down/rec"));
     let args = ["host:wire1", "--flush", "100ms", "--ring", "32M", "--to"];
     let args = [&args[..], &[other.to_str().unwrap()]].concat();
@@ -545,7 +553,12 @@ fn what_is_in_the_ring_at_the_end_is_recorded_in_two_directories() {
         ..Stream::new("wire0", 5000)
     };
     let sent = netns.enter(|| stream.send()).unwrap().unwrap().frames;
-    sleep(Duration::from_secs(1)); // in the ring by now, on a busy machine, too
+    // Into the ring, on a busy machine, too.
+    eventually("all is received", || {
+        let counters = daemon.audit();
+        let source = counters.iter().find(|it| it.kind == "source").unwrap();
+        value(source, "read") + value(source, "early") >= first + sent
+    });
     kill(rustix::process::Signal::INT);
     kill(rustix::process::Signal::CONT);
     let said = recorder.stop();

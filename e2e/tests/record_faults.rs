@@ -14,7 +14,7 @@ use vnplug_ring::witness::{Parsed, parse};
 use vnplug_store::name::SegmentName;
 use vnplug_store::read::Reader;
 
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(180);
 /// Also seen by the host's programs, which find it at /mnt (`world`).
 const DIR: &str = "/world/mnt";
 /// Where the host's programs find ours.
@@ -73,7 +73,7 @@ impl Stage {
              --source lab=gen,pps=2000,size=300"
         ));
         let daemon = daemon.unwrap();
-        let serves = "for i in $(seq 300); do [ -S /tmp/s ] && exit; sleep 0.1; done; exit 1";
+        let serves = "for i in $(seq 1000); do [ -S /tmp/s ] && exit; sleep 0.1; done; exit 1";
         if !self.guest.run(serves, LIMIT).unwrap().success() {
             let output = daemon.wait(Duration::from_secs(1));
             panic!("the daemon does not serve: {output:?}");

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use vnplug_e2e::daemon::{Daemon, program, value};
+use vnplug_e2e::raw::status;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_store::read::Reader;
 
@@ -154,37 +155,39 @@ fn an_interface_gets_every_byte_with_its_gaps() {
     let file = lab.dir().join("trace.pcap");
     pcap(&file, 1, &frames);
 
-    let listener = Listener::start(&netns, "wire1", lab.dir().join("seen.pcap"));
-    let told = report(&replay(&netns, &file, &["--to", "wire0", "--json"]));
-    let seen = listener.frames(frames.len());
-    assert!(bytes(&seen) == bytes(&frames), "other bytes arrived");
-    assert_eq!(
-        (&told["frames"], &told["refused"]["total"]),
-        (&1000.into(), &0.into())
-    );
-
     let listener = Listener::start(&netns, "wire1", lab.dir().join("peer.pcap"));
     netns
         .exec(&["tcpreplay", "-i", "wire0", file.to_str().unwrap()])
         .unwrap();
     let peer = listener.frames(frames.len());
     let quantiles = |seen: &[Timed]| [0.5, 0.99].map(|q| gap_error_us(&frames, seen, q));
-    let (ours, theirs) = (quantiles(&seen), quantiles(&peer));
-    eprintln!("gap errors (µs, p50 and p99) as received: ours {ours:?}, tcpreplay {theirs:?}");
-    eprintln!("as told: {}", told["gap_error_ns"]);
-    // Loose: the machine may be busy. What is measured on a quiet one: docs/replay.md.
-    assert!(ours[0] < 1000, "{ours:?}");
-    assert!(
-        told["gap_error_ns"]["p50"].as_u64().unwrap() < 1_000_000,
-        "{told}"
-    );
-    // Late frames delay no others: the whole takes as long as the recording.
     let wanted = (frames[999].0 - frames[0].0) as f64 / 1e9;
-    let seconds = told["seconds"].as_f64().unwrap();
-    assert!(
-        (wanted..wanted * 1.05 + 1.0).contains(&seconds),
-        "{seconds} {wanted}"
-    );
+    // Loose, and a machine that is busy spoils one attempt, not ten. What is measured on a quiet one:
+    // docs/replay.md.
+    let is_timely = |attempt: u32| {
+        let path = lab.dir().join(format!("seen-{attempt}.pcap"));
+        let listener = Listener::start(&netns, "wire1", path);
+        let told = report(&replay(&netns, &file, &["--to", "wire0", "--json"]));
+        let seen = listener.frames(frames.len());
+        assert!(bytes(&seen) == bytes(&frames), "other bytes arrived");
+        assert_eq!(
+            (&told["frames"], &told["refused"]["total"]),
+            (&1000.into(), &0.into())
+        );
+        let (ours, theirs) = (quantiles(&seen), quantiles(&peer));
+        let seconds = told["seconds"].as_f64().unwrap();
+        eprintln!(
+            "gap errors (µs, p50 and p99) as received: ours {ours:?}, tcpreplay {theirs:?}; \
+             as told: {}; {seconds} s for {wanted} s",
+            told["gap_error_ns"]
+        );
+        assert!(seconds >= wanted, "{seconds} {wanted}");
+        // Late frames delay no others: the whole takes as long as the recording.
+        ours[0] < 1000
+            && told["gap_error_ns"]["p50"].as_u64().unwrap() < 1_000_000
+            && seconds < wanted * 1.05 + 1.0
+    };
+    assert!((0..10).any(is_timely), "never in time");
 }
 
 #[test]
@@ -206,10 +209,10 @@ fn speeds_rates_and_rounds_are_kept() {
         let seen = listener.frames(count);
         (seen[count - 1].0 - seen[0].0) as f64 / 1e9
     };
-    // A machine that stalls at the first or the last frame spoils one attempt, not three.
+    // A machine that stalls at the first or the last frame spoils one attempt, not ten.
     let near = |args: &[&str], count: usize, wanted: f64| {
         let mut all = Vec::new();
-        for attempt in 0..3 {
+        for attempt in 0..10 {
             let seconds = seen(args, count, &format!("{}-{attempt}.pcap", args[1]));
             if (wanted * 0.95..wanted * 1.05 + 0.02).contains(&seconds) {
                 return;
@@ -361,7 +364,7 @@ fn frames_in_the_ring_of_a_daemon_that_died_are_not_told_as_sent() {
         .arg("replay")
         .arg(&file)
         .args(["--to", "port:wire0", "--rate", "1kpps", "--loop", "forever"])
-        .args(["--limit", "6000", "--json"])
+        .args(["--limit", "15000", "--json"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -380,7 +383,16 @@ fn frames_in_the_ring_of_a_daemon_that_died_are_not_told_as_sent() {
         .args(["-STOP", &daemon.pid().to_string()])
         .status();
     assert!(stopped.unwrap().success());
-    std::thread::sleep(Duration::from_millis(500));
+    // Between two frames it sleeps.
+    let sleeps = || -> u64 {
+        let text = status(child.id(), "voluntary_ctxt_switches");
+        text.parse().unwrap()
+    };
+    let (before, deadline) = (sleeps(), Instant::now() + LIMIT);
+    while sleeps() < before + 200 {
+        assert!(Instant::now() < deadline, "nothing is sent");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     daemon.kill();
     let before = seen();
     daemon.launch().unwrap();
@@ -393,8 +405,8 @@ fn frames_in_the_ring_of_a_daemon_that_died_are_not_told_as_sent() {
     );
     let told: Value = serde_json::from_slice(&output.stdout).unwrap();
     let count = |name: &str| told["host"][name].as_u64().unwrap();
-    assert_eq!(told["frames"], 6000, "{told}");
+    assert_eq!(told["frames"], 15_000, "{told}");
     let all = count("taken") + count("earlier") + count("lost") + count("waiting");
-    assert_eq!(all, 6000, "{told}");
+    assert_eq!(all, 15_000, "{told}");
     assert!(count("lost") > 0 && count("earlier") > 0, "{told}");
 }

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use vnplug::{
     Client, Error, ExactRule, Flow, Next, Pattern, Port, PortOptions, Rule, RuleAction, RuleKey,
-    RuleKind, WildcardRule, code,
+    RuleKind, Tuning, WildcardRule, code,
 };
 use vnplug_e2e::daemon::{Daemon, guest_program, refusal, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Image, Lab, Netns, Uml, UmlConfig};
 use vnplug_ring::control::{
     Counted, Grant, MAX_EXACT_RULES, MAX_WILDCARD_RULES, Message, Role, VmKind, VmSpec,
@@ -120,7 +121,7 @@ fn rules_sort_the_flows_of_a_wire_and_every_frame_is_accounted_for() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
     netns.veth("wire0", "wire1").unwrap();
-    let mut daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let mut daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
     let send = |frames: u64| {
         let stream = Stream {
             flows: FLOWS,
@@ -220,8 +221,11 @@ fn a_flood_of_rules_ends_at_the_limits_and_costs_the_others_nothing() {
     let lab = Lab::new().unwrap();
     let source = "lab=gen,pps=50000,count=150000,flows=16,run=3";
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
+    // The source begins when the bystander comes, who is the first that is not paused.
+    let port = daemon.port("lab").ring_bytes(1 << 16).enabled(false);
+    let mut port = port.open().unwrap();
     let mut bystander = daemon.port("lab").ring_bytes(32 << 20).open().unwrap();
-    let mut port = daemon.port("lab").ring_bytes(1 << 16).open().unwrap();
+    port.tune(Tuning::default()).unwrap();
     let many: Vec<Rule> = (0..MAX_EXACT_RULES as u32)
         .map(|number| exact(stranger(number), RuleAction::Drop))
         .collect();
@@ -290,7 +294,7 @@ fn rules_of_anothers_port_and_impossible_rules_are_refused() {
             },
             Message::Tune {
                 port,
-                tuning: vnplug::Tuning::default(),
+                tuning: Tuning::default(),
             },
         ]
     };

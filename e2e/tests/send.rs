@@ -55,7 +55,9 @@ fn every_frame_that_comes_back_is_counted_and_timed() {
     let lab = Lab::new().unwrap();
     let source = "lab=gen,pps=20000,count=6000,size=60-1514";
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
-    let mut port = daemon.port("lab").transmit(1 << 22).open().unwrap();
+    let port = daemon.port("lab").transmit(1 << 24);
+    // Room for all of it, both ways.
+    let mut port = port.ring_bytes(1 << 24).open().unwrap();
     echo(&mut port, 6000);
     let all = until(&daemon, "all are sent", |all| {
         value(counted(all, "port"), "sent") == 6000
@@ -144,7 +146,7 @@ fn sending(device: &str) -> Message {
 fn who_lies_in_the_ring_is_not_served_any_more_and_others_are() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=500"]).unwrap();
-    let mut honest = daemon.port("lab").transmit(1 << 18).open().unwrap();
+    let mut honest = daemon.port("lab").transmit(1 << 20).open().unwrap();
     let mut raw = Raw::connect(&daemon.socket());
     raw.hello(Role::Client);
     let Message::Opened(opened) = raw.ask(&sending("lab"), 0) else {
@@ -263,7 +265,7 @@ fn flow(frame: &[u8]) -> [u8; 12] {
 #[test]
 fn ports_that_are_spread_have_flows_of_their_own_and_all_of_them() {
     let lab = Lab::new().unwrap();
-    let source = "lab=gen,pps=5000,count=10000,flows=97,queues=2";
+    let source = "lab=gen,pps=1200,count=10000,flows=97,queues=2";
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
     let ports = daemon.port("lab").spread(3).unwrap();
     let read = |mut port: Port| {

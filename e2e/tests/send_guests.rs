@@ -81,7 +81,7 @@ fn each_processor_of_a_guest_has_a_ring_and_flows_of_its_own() {
     plug(&daemon, &guest, "qemu", &[]).unwrap();
     let _agent = agent(&guest).unwrap();
     assert_eq!(guest.run("nproc", LIMIT).unwrap().text(), "2");
-    let count = "vnplug count host:lab --threads 2 --seconds 3 --json 2>&1";
+    let count = "vnplug count host:lab --threads 2 --seconds 6 --json 2>&1";
     let output = guest.run(count, LIMIT).unwrap();
     let summary: serde_json::Value = serde_json::from_str(&output.text()).unwrap();
     let packets = |part: &serde_json::Value| part["packets"].as_u64().unwrap();

@@ -13,9 +13,10 @@ use serde_json::Value;
 use vnplug_e2e::attached::{self, AttachedUml, everything};
 use vnplug_e2e::daemon::{Daemon, program};
 use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Guest, Image, Lab, Machine, Netns, Qemu, QemuConfig};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// A program in a namespace; killed when dropped.
 struct Running(Child);
@@ -208,7 +209,7 @@ fn an_interface_reader_sees_the_wire_packet_for_packet() {
     for wire in ["wire0", "wire1"] {
         netns.ip(&["link", "set", wire, "mtu", "9000"]).unwrap();
     }
-    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
     let args = [
         "host:wire1",
         "--name",
@@ -270,7 +271,7 @@ fn a_flow_stays_in_one_of_several_queues() {
     let netns = Netns::new().unwrap();
     netns.veth("wire0", "wire1").unwrap();
     netns.ip(&["link", "set", "wire1", "mtu", "4321"]).unwrap();
-    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
     let args = ["host:wire1", "--name", "vn0", "--queues", "4"];
     let tap = Tap::start(&lab, &netns, &daemon, &args);
     let detail = netns.ip(&["-d", "link", "show", "vn0"]).unwrap();
@@ -405,7 +406,7 @@ def reader(name):
     s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
     s.bind((name, 3))
     s.setsockopt(263, 8, 1)
-    s.settimeout(30)
+    s.settimeout(60)
     return s
 readers = [reader(name) for name in ('wire1', 'vn0')]
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -421,7 +422,7 @@ for s in readers:
     netns
         .ip(&["addr", "add", "10.9.9.1/24", "dev", "wire0"])
         .unwrap();
-    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
     let args = ["host:wire1", "--name", "vn0", "--direction", "rx"];
     let tap = Tap::start(&lab, &netns, &daemon, &args);
     let seen = netns.exec(&["python3", "-c", SCRIPT]).unwrap();

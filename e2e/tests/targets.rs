@@ -7,6 +7,7 @@ use vnplug::{Bundle, Next, Port, Ready};
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::raw::Holdings;
 use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::witness::{Parsed, parse};
 
@@ -40,7 +41,7 @@ fn ten_thousand_targets_each_get_their_packets_and_nobody_elses() {
     let lab = Lab::new().unwrap();
     let netns = Netns::new().unwrap();
     netns.veth("wire0", "wire1").unwrap();
-    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
     let begin = Instant::now();
     let pids = [daemon.pid(), std::process::id()];
     let before = pids.map(Holdings::of);
