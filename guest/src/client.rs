@@ -80,8 +80,7 @@ impl Client {
     /// Those of any request; agents refuse it.
     pub fn attach_vm(&mut self, spec: VmSpec) -> Result<VmReady, Error> {
         // The pool is committed before the answer comes.
-        let gib = u32::try_from(spec.pool_bytes >> 30).unwrap_or(u32::MAX);
-        let limit = ANSWER_LIMIT + COMMIT_LIMIT.saturating_mul(gib);
+        let limit = ANSWER_LIMIT + commit_limit(spec.pool_bytes);
         let answer = self
             .connection
             .exchange_within(limit, &Message::AttachVm(spec), None);
@@ -139,8 +138,15 @@ pub(crate) fn done(answer: &Message) -> Result<(), Error> {
     }
 }
 
-/// How long a GiB of a pool may take.
-const COMMIT_LIMIT: Duration = Duration::from_secs(4);
+/// How long the host may take to commit so much memory, on a machine that is busy or must find it first.
+/// A daemon that ends meanwhile is noticed at once.
+pub(crate) fn commit_limit(bytes: u64) -> Duration {
+    Duration::from_millis((bytes >> 20).saturating_mul(COMMIT_MS)).min(LONGEST_COMMIT)
+}
+
+/// For each MiB: 30 s for a GiB.
+const COMMIT_MS: u64 = 30;
+const LONGEST_COMMIT: Duration = Duration::from_secs(3600);
 
 /// Longest wait for one answer.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);

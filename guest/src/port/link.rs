@@ -11,7 +11,7 @@ use vnplug_ring::{ArenaReader, Consumer, Producer, Region};
 
 use super::bundle::Common;
 use super::{Kept, Outbox};
-use crate::client::done;
+use crate::client::{commit_limit, done};
 use crate::connection::{Connection, PortFds, unexpected};
 use crate::error::Error;
 use crate::map::{map, map_read_only};
@@ -55,7 +55,17 @@ impl Link {
         request.shares_wake = common.is_some();
         // Nothing comes before the rules are there that say what may.
         request.tuning.enabled &= !rules.matter();
-        let opened = match line.exchange(&Message::Open(request))? {
+        // The rings are committed before the answer comes.
+        let asked = [
+            request.ring_bytes,
+            request.transmit_bytes,
+            request.arena_bytes,
+        ];
+        let memory = asked.into_iter().fold(0_u64, u64::saturating_add);
+        let limit = limit + commit_limit(memory);
+        let open = Message::Open(request);
+        let opened = line.with(|connection| connection.exchange_within(limit, &open, None))?;
+        let opened = match opened {
             Message::Opened(opened) => opened,
             other => return Err(unexpected(&other)),
         };
