@@ -417,9 +417,10 @@ fn one_stopped_reader_and_one_slow_one_cost_seven_others_nothing() {
                 .map(|books| books.expect("it reads to the end"))
                 .collect();
             assert!(others.iter().all(|books| books.lost == 0));
+            let full = full();
             stopped.kill().expect("it is ours");
             stopped.wait().expect("it is ours");
-            full()
+            full
         })
     });
     // Nobody else did.

@@ -182,10 +182,17 @@ fn an_interface_gets_every_byte_with_its_gaps() {
             told["gap_error_ns"]
         );
         assert!(seconds >= wanted, "{seconds} {wanted}");
-        // Late frames delay no others: the whole takes as long as the recording.
-        ours[0] < 1000
-            && told["gap_error_ns"]["p50"].as_u64().unwrap() < 1_000_000
-            && seconds < wanted * 1.05 + 1.0
+        // A tenth of the frames at least is where the recording has them, however busy the machine is: one
+        // that is sent without its gaps is alone there. Late frames delay no others: the whole takes as
+        // long as the recording.
+        let late: Vec<i64> = std::iter::zip(&seen, &frames)
+            .map(|(seen, wanted)| (seen.0 - wanted.0) as i64)
+            .collect();
+        let first = late.iter().min().unwrap();
+        let on_time = late.iter().filter(|late| **late - first < 1_000_000);
+        let on_time = on_time.count();
+        eprintln!("{on_time} frames on time");
+        on_time >= frames.len() / 10 && seconds < wanted * 1.05 + 1.0
     };
     assert!((0..10).any(is_timely), "never in time");
 }
