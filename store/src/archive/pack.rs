@@ -10,7 +10,7 @@ use rustix::fs::{Advice, fadvise, statvfs};
 use super::How;
 use super::seekable::{FRAME_BYTES, Frames};
 use crate::disk::{remove_unless_leased, sync_directory};
-use crate::name::{INDEX, PART, Packing, SegmentName};
+use crate::name::{INDEX, PART, Packing, SegmentName, flows_file};
 
 /// What became of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,12 +94,17 @@ fn already(dir: &Path, segment: &SegmentName) -> io::Result<Option<(u64, u64)>> 
     Ok(None)
 }
 
-/// Removes a segment of which there is a packed one, unless somebody reads it.
+/// Removes a segment of which there is a packed one, unless somebody reads it, and its flows: they
+/// are of a file of that name and length, and would tell in clear what is encrypted.
 fn remove(dir: &Path, segment: &SegmentName, before: u64, after: u64) -> io::Result<Packed> {
     let gone = remove_unless_leased(&dir.join(segment.to_string()))?;
     let sealed = dir.join(format!("{}.age", segment.index()));
     if gone && sealed.exists() {
         remove_unless_leased(&dir.join(segment.index()))?;
+    }
+    if gone {
+        let flows = dir.join(flows_file(&segment.to_string()));
+        discard(&[&flows, &flows.with_added_extension("tmp")]);
     }
     Ok(match gone {
         true => Packed::Done(before, after),
