@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use vnplug::Port;
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_ring::control::Counted;
 
 use crate::handoff::{Reading, Sizes};
 use crate::limit::{self, Bare};
@@ -32,6 +33,10 @@ const BATCH: usize = 60;
 /// knows at most 32 interfaces (`RTE_MAX_ETHPORTS`).
 const BESIDE_DPDK: [usize; 2] = [2, 8];
 const DPDK_TIME: Duration = Duration::from_secs(1);
+/// How often a further port's cost is taken; the middle one counts.
+const DIFFERENCES: usize = 3;
+/// Longest wait for the daemon to have forgotten ports.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// The peer's name in the table.
 const PEER: &str = "memcpy to plain buffers";
 
@@ -163,6 +168,51 @@ pub(crate) fn measure(
     sharing: Sharing,
     pace: Pace,
 ) -> Result<Measured> {
+    let daemon = start(sizes, pace)?;
+    let mut opened = open(&daemon, sharing, ports)?;
+    turn(&daemon, &mut opened, time)
+}
+
+/// What each port after the first adds to the daemon's processor time per packet, at a rate.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Further {
+    /// Nanoseconds; the middle one of a few differences.
+    pub(crate) ns: f64,
+    /// The share of the packets for ports that found a full ring.
+    pub(crate) full: f64,
+}
+
+/// One daemon has one port and all of them in turns, so that a difference is one of moments that
+/// follow each other, with the same threads and the same memory.
+pub(crate) fn further(
+    time: Duration,
+    sizes: Sizes,
+    ports: usize,
+    sharing: Sharing,
+    pps: u64,
+) -> Result<Further> {
+    let daemon = start(sizes, Pace::Packets(pps))?;
+    let mut opened = open(&daemon, sharing, 1)?;
+    let mut one = turn(&daemon, &mut opened, time)?;
+    let (mut more, mut full) = (Samples::default(), Samples::default());
+    for _ in 0..DIFFERENCES {
+        opened.extend(open(&daemon, sharing, ports - 1)?);
+        let many = turn(&daemon, &mut opened, time)?;
+        opened.truncate(1);
+        let again = turn(&daemon, &mut opened, time)?;
+        let alone = (one.spent_ns + again.spent_ns) / 2.0;
+        more.push((many.spent_ns - alone) / (ports - 1) as f64);
+        full.push(many.full);
+        one = again;
+    }
+    Ok(Further {
+        ns: more.median(),
+        full: full.median(),
+    })
+}
+
+/// A daemon with a generator.
+fn start(sizes: Sizes, pace: Pace) -> Result<Daemon> {
     let lab = Lab::new()?;
     let mut source = format!("lab=gen,size={sizes},cpus={}", sys::cpu(SOURCE_CPU));
     if let Pace::Packets(pps) = pace {
@@ -179,10 +229,14 @@ pub(crate) fn measure(
             return Err(format!("chrt (package util-linux): {status}").into());
         }
     }
-    let mut opened = Vec::new();
-    for _ in 0..ports {
+    Ok(daemon)
+}
+
+/// Further ports.
+fn open(daemon: &Daemon, sharing: Sharing, count: usize) -> Result<Vec<Port>> {
+    let options = |_| {
         let options = daemon.port("lab");
-        opened.push(match sharing {
+        Ok(match sharing {
             Sharing::Private => options.ring_bytes(RING as u64).open()?,
             // An arena of the same size, and a descriptor for every record that fits.
             Sharing::Group => options
@@ -190,28 +244,45 @@ pub(crate) fn measure(
                 .arena_bytes(RING as u64)
                 .ring_bytes(RING as u64 / 4)
                 .open()?,
-        });
+        })
+    };
+    (0..count).map(options).collect()
+}
+
+/// Takes from all ports that the daemon has.
+fn turn(daemon: &Daemon, ports: &mut [Port], time: Duration) -> Result<Measured> {
+    let count = ports.len();
+    // The daemon may not have noticed yet that others are gone.
+    let patience = Instant::now();
+    while daemon.counters().iter().filter(is_port).count() != count {
+        if patience.elapsed() > PATIENCE {
+            return Err(format!("the daemon has not {count} port(s)").into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| {
-            drain(opened, &over, sys::cpu(READER_CPU)).map_err(|error| error.to_string())
-        });
+        let reader = scope
+            .spawn(|| drain(ports, &over, sys::cpu(READER_CPU)).map_err(|error| error.to_string()));
         std::thread::sleep(time / 8);
-        let (begin, before) = (Instant::now(), Tally::of(&daemon));
+        let (begin, before) = (Instant::now(), Tally::of(daemon));
         std::thread::sleep(time);
-        let after = Tally::of(&daemon);
+        let after = Tally::of(daemon);
         let seconds = begin.elapsed().as_secs_f64();
         over.store(true, Ordering::Relaxed);
         reader.join().map_err(|_| "the reader panicked")??;
         let (delivered, full) = (after.delivered - before.delivered, after.full - before.full);
         let offered = (full + delivered).max(1) as f64;
         Ok(Measured {
-            rate: delivered as f64 / ports as f64 / seconds / 1e6,
+            rate: delivered as f64 / count as f64 / seconds / 1e6,
             full: full as f64 / offered,
-            spent_ns: (after.spent_ns - before.spent_ns) as f64 / (offered / ports as f64),
+            spent_ns: (after.spent_ns - before.spent_ns) as f64 / (offered / count as f64),
         })
     })
+}
+
+fn is_port(counted: &&Counted) -> bool {
+    counted.kind == "port"
 }
 
 /// Sums over all ports.
@@ -227,7 +298,7 @@ impl Tally {
     pub(crate) fn of(daemon: &Daemon) -> Self {
         let counters = daemon.counters();
         let sum = |name: &str| {
-            let ports = counters.iter().filter(|counted| counted.kind == "port");
+            let ports = counters.iter().filter(is_port);
             ports.map(|counted| value(counted, name)).sum()
         };
         Self {
@@ -250,10 +321,10 @@ fn spent_ns(pid: u32) -> u64 {
 }
 
 /// Takes all packets of all ports, on one CPU, until it is over.
-pub(crate) fn drain(mut ports: Vec<Port>, over: &AtomicBool, cpu: usize) -> Result<()> {
+pub(crate) fn drain(ports: &mut [Port], over: &AtomicBool, cpu: usize) -> Result<()> {
     sys::pin(cpu)?;
     while !over.load(Ordering::Relaxed) {
-        for port in &mut ports {
+        for port in &mut *ports {
             for packet in port.batch(usize::MAX) {
                 std::hint::black_box(packet?.meta.wire_len);
             }

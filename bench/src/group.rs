@@ -7,10 +7,10 @@
 //! all readers less that with one, shared by the others. It is measured at a rate at which the one
 //! thread keeps up with all of them. Flat out it does not, from 8 members on: 40 % of what the source
 //! offers finds a full ring, and what is delivered tells that thread's speed and not the source's.
+//! Nor is the rate low: a source that sleeps much spends its time on waking, whose cost varies by
+//! more than a descriptor costs.
 
-use std::time::Duration;
-
-use crate::fanout::{self, COST, Measured, Pace, RATE, Sharing};
+use crate::fanout::{self, COST, Pace, RATE, Sharing};
 use crate::handoff::Sizes;
 use crate::limit;
 use crate::row::{Figure, Limit, Plan, Result, Samples};
@@ -19,14 +19,13 @@ use crate::row::{Figure, Limit, Plan, Result, Samples};
 pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<Vec<Figure>> {
     let mut groups = Series::default();
     let (mut privates, mut bares) = (Series::default(), Series::default());
-    // Six measurements a round, and two bare ones.
-    let time = plan.time / 3;
     for round in 1..=plan.rounds {
-        groups.push(time, sizes, ports, Sharing::Group)?;
-        privates.push(time, sizes, ports, Sharing::Private)?;
-        bares.push_bare(ports, |ports| {
-            fanout::bare(time / 2, sizes, ports, Sharing::Group)
-        })?;
+        groups.push(plan, sizes, ports, Sharing::Group)?;
+        privates.push(plan, sizes, ports, Sharing::Private)?;
+        bares.push_rate(
+            ports,
+            fanout::bare(plan.time / 6, sizes, ports, Sharing::Group)?,
+        );
         let [group, private, bare] = [&groups, &privates, &bares].map(|it| it.rates.last());
         eprintln!(
             "  round {round}: a group {group:.2}, private rings {private:.2}, bare transfer \
@@ -52,22 +51,28 @@ pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<
         ours: samples(&groups).clone(),
         peer: Some((PEER.to_owned(), samples(&privates).clone())),
         limit: Some(Limit::new(limit::BARE, samples(&bares).clone())),
-        note: match suffix {
-            "-further" => format!(
-                "{note}. A further reader: processor time of the daemon at a rate at which the one \
-                 thread keeps up with all readers ({:.1} % found a full ring there), of the limit \
-                 the time of both CPUs",
-                full(&groups.paced_full)
-            ),
-            _ => note.clone(),
-        },
+        note: note.clone(),
     };
     let mut figures = vec![
         figure("", RATE, |series| &series.rates),
         figure("-cost", COST, |series| &series.costs),
     ];
     if ports > 1 {
-        figures.push(figure("-further", FURTHER, |series| &series.further));
+        figures.push(Figure {
+            // Bare transfers are rates of two CPUs, and tell nothing of one at some other rate.
+            limit: None,
+            note: format!(
+                "as fanout-{ports}-{sizes}, {ports} members of one group, beside as many private \
+                 rings: what each after the first adds to the daemon's processor time per packet, \
+                 at {:.0} % of the rate that the one thread takes from all flat out ({:.1} % found a \
+                 full ring). One daemon has one reader and all in turns of {:.2} s; a round's figure \
+                 is the middle one of its differences",
+                PART * 100.0,
+                full(&groups.paced_full),
+                (plan.time / TURN).as_secs_f64()
+            ),
+            ..figure("-further", FURTHER, |series| &series.further)
+        });
     }
     Ok(figures)
 }
@@ -85,28 +90,15 @@ struct Series {
 }
 
 impl Series {
-    fn push(&mut self, time: Duration, sizes: Sizes, ports: usize, sharing: Sharing) -> Result<()> {
-        let flat_out = fanout::measure(time, sizes, ports, sharing, Pace::FlatOut)?;
+    fn push(&mut self, plan: &Plan, sizes: Sizes, ports: usize, sharing: Sharing) -> Result<()> {
+        let flat_out = fanout::measure(plan.time / 3, sizes, ports, sharing, Pace::FlatOut)?;
         self.full.push(flat_out.full);
         self.push_rate(ports, flat_out.rate);
         if ports > 1 {
-            let pace = Pace::Packets(pace(sizes, ports, sharing));
-            let measure = |ports| fanout::measure(time, sizes, ports, sharing, pace);
-            let (many, one): (Measured, Measured) = (measure(ports)?, measure(1)?);
-            let more = many.spent_ns - one.spent_ns;
-            self.further.push(more / (ports - 1) as f64);
-            self.paced_full.push(many.full);
-        }
-        Ok(())
-    }
-
-    fn push_bare(&mut self, ports: usize, measure: impl Fn(usize) -> Result<f64>) -> Result<()> {
-        let cost = |rate: f64| 1e3 / rate;
-        let rate = measure(ports)?;
-        self.push_rate(ports, rate);
-        if ports > 1 {
-            let more = cost(rate) - cost(measure(1)?);
-            self.further.push(more / (ports - 1) as f64);
+            let pps = (flat_out.rate * 1e6 * PART).max(1.0) as u64;
+            let further = fanout::further(plan.time / TURN, sizes, ports, sharing, pps)?;
+            self.further.push(further.ns);
+            self.paced_full.push(further.full);
         }
         Ok(())
     }
@@ -117,22 +109,10 @@ impl Series {
     }
 }
 
-/// Packets per second at which one thread keeps up with so many readers.
-fn pace(sizes: Sizes, ports: usize, sharing: Sharing) -> u64 {
-    let bytes = match sharing {
-        Sharing::Group => DESCRIPTOR_BYTES,
-        Sharing::Private => sizes.mean() as u64,
-    };
-    (MOST_PACKETS.min(MOST_BYTES / bytes) / ports as u64).min(MOST_OF_ONE)
-}
-
-/// What that thread can take from all readers together, in a second, and what the source makes.
-const MOST_PACKETS: u64 = 48_000_000;
-const MOST_BYTES: u64 = 3_000_000_000;
-const MOST_OF_ONE: u64 = 6_000_000;
-/// What a reader of a group takes of each packet at least.
-const DESCRIPTOR_BYTES: u64 = 16;
-
+/// The part of its rate flat out that a source has where a further reader is measured.
+const PART: f64 = 0.6;
+/// Part of a measurement's time that a turn of one reader or all lasts.
+const TURN: u32 = 5;
 /// The peer's name in the table.
 const PEER: &str = "private rings";
 const FURTHER: &str = "ns per packet and further port";

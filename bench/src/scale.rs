@@ -106,9 +106,12 @@ fn rate(time: Duration, queues: usize, flows: u32) -> Result<f64> {
         let readers: Vec<_> = ports
             .into_iter()
             .enumerate()
-            .map(|(queue, port)| {
+            .map(|(queue, mut port)| {
                 let (over, cpu) = (&over, sys::cpu(queues + queue));
-                scope.spawn(move || drain(vec![port], over, cpu).map_err(|error| error.to_string()))
+                scope.spawn(move || {
+                    let ports = std::slice::from_mut(&mut port);
+                    drain(ports, over, cpu).map_err(|error| error.to_string())
+                })
             })
             .collect();
         std::thread::sleep(time / 8);
