@@ -44,6 +44,7 @@ pub(crate) fn print(figures: &[Figure], failed: &Failed<'_>) {
     }
     for (figure, goal, verdict) in judged {
         let (ours, unit) = (number(figure.ours.median()), figure.unit);
+        let spread = range(&figure.ours);
         let ratio = figure.ratio();
         let ratio = ratio.map_or(String::new(), |ratio| {
             format!(", {}x its peer", number(ratio))
@@ -55,7 +56,7 @@ pub(crate) fn print(figures: &[Figure], failed: &Failed<'_>) {
             _ => String::new(),
         };
         let (name, words) = (&figure.name, goal.words());
-        println!("{verdict:<10} {name:<34} {words:<10} {ours} {unit}{ratio}{limit}");
+        println!("{verdict:<10} {name:<34} {words:<10} {ours} ({spread}) {unit}{ratio}{limit}");
     }
     for (row, reason) in failed {
         println!("{row:<28} FAILED: {reason}");
@@ -64,19 +65,32 @@ pub(crate) fn print(figures: &[Figure], failed: &Failed<'_>) {
 
 /// Every figure that has a goal, with the verdict; what was missed first.
 fn goals(figures: &[Figure]) -> impl Iterator<Item = (&Figure, Goal, &'static str)> {
-    let of = |verdict: Option<bool>| {
+    let of = |wanted: &'static str| {
         let with_goal = figures
             .iter()
             .filter_map(|figure| Some((figure, Goal::of(figure)?)));
         with_goal
-            .filter(move |(figure, goal)| goal.is_met(figure) == verdict)
-            .map(move |(figure, goal)| match verdict {
-                Some(true) => (figure, goal, "met"),
-                Some(false) => (figure, goal, "MISSED"),
-                None => (figure, goal, "not judged"),
-            })
+            .map(|(figure, goal)| (figure, goal, verdict(figure, goal)))
+            .filter(move |(_, _, verdict)| *verdict == wanted)
     };
-    of(Some(false)).chain(of(None)).chain(of(Some(true)))
+    [MISSED, NOT_JUDGED, IN_DOUBT, MET].into_iter().flat_map(of)
+}
+
+/// Whether the median meets a goal, and no round says otherwise. Of ratios the median decides: the
+/// peer of a round is not known here.
+fn verdict(figure: &Figure, goal: Goal) -> &'static str {
+    let (lowest, highest) = figure.ours.range();
+    let in_doubt = match goal {
+        Goal::AtMost(most) => highest > most,
+        Goal::AtLeast(least) => lowest < least,
+        Goal::TimesPeer(_) | Goal::ShareOfPeer(_) => false,
+    };
+    match goal.is_met(figure) {
+        Some(true) if in_doubt => IN_DOUBT,
+        Some(true) => MET,
+        Some(false) => MISSED,
+        None => NOT_JUDGED,
+    }
 }
 
 /// The figures that have a goal, as a table in Markdown, what was missed first.
@@ -89,12 +103,13 @@ pub(crate) fn goals_table(figures: &[Figure]) -> String {
         let (value, reached) = bound(figure);
         let limit = figure.limit.as_ref();
         let limit = limit.map_or("–".to_owned(), |limit| format!("{}: {value}", limit.what));
-        let verdict = verdict.replace("MISSED", "**missed**");
+        let verdict = verdict.replace(MISSED, "**missed**");
         text += &format!(
-            "| `{}` | {} | {verdict} | {} {} | {ratio} | {limit} | {} |\n",
+            "| `{}` | {} | {verdict} | {} ({}) {} | {ratio} | {limit} | {} |\n",
             figure.name,
             goal.words(),
             number(figure.ours.median()),
+            range(&figure.ours).replace("..", "–"),
             figure.unit,
             reached.replace('-', "–"),
         );
@@ -176,10 +191,13 @@ pub(crate) fn markdown<'f>(figures: impl IntoIterator<Item = &'f Figure>) -> Str
             None => ("-".to_owned(), "-".to_owned()),
         };
         let ratio = figure.ratio().map_or("-".to_owned(), number);
-        let goal = Goal::of(figure).map_or("-".to_owned(), |goal| match goal.is_met(figure) {
-            Some(true) => format!("{}: met", goal.words()),
-            Some(false) => format!("{}: **missed**", goal.words()),
-            None => goal.words(),
+        let goal = Goal::of(figure).map_or("-".to_owned(), |goal| match verdict(figure, goal) {
+            NOT_JUDGED => goal.words(),
+            verdict => format!(
+                "{}: {}",
+                goal.words(),
+                verdict.replace(MISSED, "**missed**")
+            ),
         });
         let (limit, reached) = bound(figure);
         let (name, unit, ours) = (&figure.name, figure.unit, number(figure.ours.median()));
@@ -307,6 +325,13 @@ fn number(value: f64) -> String {
     }
 }
 
+/// Verdicts.
+const MISSED: &str = "MISSED";
+const NOT_JUDGED: &str = "not judged";
+/// The median meets the goal and some round does not.
+const IN_DOUBT: &str = "in doubt";
+const MET: &str = "met";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -336,5 +361,20 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert_eq!(loaded.len(), 1);
         assert_eq!(object(&loaded[0]), value);
+    }
+
+    #[test]
+    fn a_goal_that_a_round_misses_is_in_doubt() {
+        let figure = |samples: &[f64]| Figure {
+            name: String::new(),
+            unit: "ns",
+            ours: samples.iter().copied().collect(),
+            peer: None,
+            limit: None,
+            note: String::new(),
+        };
+        let rounds: [&[f64]; 3] = [&[1.0, 2.0, 3.0], &[-9.0, 2.0, 6.0], &[1.0, 6.0, 7.0]];
+        let verdicts = rounds.map(|rounds| verdict(&figure(rounds), Goal::AtMost(5.0)));
+        assert_eq!(verdicts, [MET, IN_DOUBT, MISSED]);
     }
 }
