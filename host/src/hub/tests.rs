@@ -108,11 +108,90 @@ fn filters_of_one_owner_are_bounded_in_sum() {
     }
     let refusal = hub.bears("lab", None, &owner, &programs).unwrap_err();
     assert_eq!(refusal.code, code::LIMIT);
+    let advice = "the limit is 16384: use shorter filters or fewer ports";
+    assert!(refusal.text.contains(advice), "{}", refusal.text);
     assert!(hub.bears("lab", Some(1), &owner, &programs).is_ok());
     assert!(
         hub.bears("lab", None, &Owner::User(1001), &programs)
             .is_ok()
     );
+}
+
+/// A filter of one value: `load` (a code) at this offset gives it.
+fn of_value(load: u8, at: u32, value: u32) -> Arc<Program> {
+    const JUMP_IF_EQUAL: u8 = 0x15;
+    const RETURN: u8 = 0x06;
+    let instruction = |code, jump_false, k: u32| {
+        let [a, b, c, d] = k.to_le_bytes();
+        [code, 0, 0, jump_false, a, b, c, d]
+    };
+    let bytes = [
+        instruction(load, 0, at),
+        instruction(JUMP_IF_EQUAL, 1, value),
+        instruction(RETURN, 0, 1),
+        instruction(RETURN, 0, 0),
+    ];
+    Arc::new(Program::from_bytes(bytes.as_flattened(), Trust::Guest).unwrap())
+}
+
+/// Has an owner's ports have these filters, each so many times, and asks for one more: what it is
+/// told, and the same with one of the filters gone.
+fn one_filter_more(
+    filters: &[Arc<Program>],
+    times: usize,
+    more: Arc<Program>,
+) -> [Result<(), Refusal>; 2] {
+    let mut hub = hub();
+    let owner = Owner::User(1000);
+    let open = request("lab", "");
+    hub.open(&open, owner.clone(), Programs::default(), own(), None)
+        .unwrap();
+    let programs = Programs {
+        filter: Some(more),
+        ..Programs::default()
+    };
+    let load = |hub: &mut Hub, change: &dyn Fn(&mut load::Load)| {
+        let owned = hub.owned.get_mut(&owner).unwrap();
+        change(owned.loads.entry(0).or_default());
+    };
+    load(&mut hub, &|load| {
+        filters.iter().for_each(|it| load.add(it, times));
+    });
+    let full = hub.bears("lab", None, &owner, &programs);
+    load(&mut hub, &|load| load.remove(&filters[0], times));
+    [full, hub.bears("lab", None, &owner, &programs)]
+}
+
+#[test]
+fn values_that_one_owners_filters_name_are_bounded() {
+    const WORD: u8 = 0x20;
+    // Of one value each, so that a frame costs next to nothing.
+    let filters: Vec<_> = (0..1024).map(|host| of_value(WORD, 26, host)).collect();
+    let times = load::MAX_KEYS_EACH / filters.len();
+    let [full, room] = one_filter_more(&filters, times, of_value(WORD, 26, 5000));
+    let refusal = full.unwrap_err();
+    assert_eq!(refusal.code, code::LIMIT);
+    let text = refusal.text;
+    assert!(text.contains("name 262146 values"), "{text}");
+    assert!(text.contains("the limits are 262144 and 256"), "{text}");
+    let advice = "use filters that are more alike, or fewer";
+    assert!(text.contains(advice), "{text}");
+    room.unwrap();
+}
+
+#[test]
+fn places_that_one_owners_filters_look_at_are_bounded() {
+    const BYTE: u8 = 0x30;
+    let most = load::MAX_FIELDS_EACH as u32;
+    let filters: Vec<_> = (0..most).map(|at| of_value(BYTE, 14 + at, 7)).collect();
+    let [full, room] = one_filter_more(&filters, 2, of_value(BYTE, 14 + most, 7));
+    let refusal = full.unwrap_err();
+    assert_eq!(refusal.code, code::LIMIT);
+    let text = refusal.text;
+    assert!(text.contains("257 places of a frame"), "{text}");
+    let advice = "use filters that are more alike, or fewer";
+    assert!(text.contains(advice), "{text}");
+    room.unwrap();
 }
 
 #[test]
