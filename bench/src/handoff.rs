@@ -199,7 +199,10 @@ pub(crate) fn sizes(plan: &Plan) -> Result<Vec<Figure>> {
                 ours,
                 peer: None,
                 limit: Some(Limit::new(limit::BARE, limit)),
-                note: format!("as handoff-{len} with a record area of {capacity} B"),
+                note: format!(
+                    "as handoff-{len} with a record area of {capacity} B; the bare transfer has one \
+                     counter per eighth of the ring at most"
+                ),
             });
         }
     }

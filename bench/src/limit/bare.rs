@@ -84,8 +84,8 @@ impl Bare {
         let frames: Vec<Vec<u8>> = (0..256).map(|frame| vec![frame as u8; record]).collect();
         let mut places = vec![Place::default(); self.rings];
         let (arena, records) = (self.arena(), self.capacity / record as u64);
-        // A small ring of large packets has no room for a whole batch.
-        let batch = BATCH.min((slots / 4).max(1)).next_power_of_two();
+        // A power of two, so that the frames are whole batches.
+        let batch = BATCH.min(1 << (slots / PART).max(1).ilog2());
         let mut next = 0;
         for frames in frames.chunks(batch as usize).cycle() {
             if over.load(Ordering::Relaxed) {
@@ -196,6 +196,8 @@ impl Place {
 
 /// Packets per counter update, as in the hand-off.
 const BATCH: u64 = 64;
+/// A batch has at most this part of a ring: in a small one the two sides would wait for each other.
+const PART: u64 = 8;
 /// Counters on lines of their own, then the slots.
 const WRITTEN: u64 = 0;
 const TAKEN: u64 = 256;
