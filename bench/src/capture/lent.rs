@@ -1,14 +1,18 @@
 //! Two readers in a group on the source `af_xdp`, in its packet memory and in an arena with copies.
+//!
+//! A third wire has a bare loop over an AF_XDP socket, for what receiving costs by itself.
 
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use vnplug::Port;
 use vnplug_e2e::daemon::Daemon;
 
-use super::{Ends, WARM_UP, frames};
+use super::{Ends, WARM_UP, Way, frames};
 use crate::attached::cpu_time;
-use crate::row::{Figure, Plan, Result, Samples};
+use crate::pcap::BARE;
+use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::sys;
 use crate::wire::{Load, Wire};
 
@@ -16,7 +20,7 @@ use crate::wire::{Load, Wire};
 pub(crate) fn group(plan: &Plan) -> Result<Vec<Figure>> {
     sys::beside_sender(|| {
         let wire = Wire::new()?;
-        wire.add(1)?;
+        [1, 2].into_iter().try_for_each(|number| wire.add(number))?;
         let netns = Some(&wire.netns);
         let sides = [
             "wire0=af_xdp,fallback=no,arena=umem",
@@ -25,6 +29,9 @@ pub(crate) fn group(plan: &Plan) -> Result<Vec<Figure>> {
         let sides = sides.map(|source| Daemon::start(&wire.lab, netns, &["--source", source]));
         let [umem, copies] = sides;
         let sides = [(umem?, "wire0", "far0"), (copies?, "wire1", "far1")];
+        let bare = Command::new(std::env::current_exe()?);
+        let mut bare = Way::new("far2", None).on_host(netns, bare, &format!("{BARE}wire2"))?;
+        bare.turn(&wire, WARM_UP, 64, Load::Steady(WARM_UP))?;
         let over = AtomicBool::new(false);
         let mut members = Vec::new();
         for (daemon, source, _) in &sides {
@@ -62,14 +69,19 @@ pub(crate) fn group(plan: &Plan) -> Result<Vec<Figure>> {
             let mut figures = Vec::new();
             for size in [64, 1514] {
                 let mut costs = [Samples::default(), Samples::default()];
+                let mut limit = Samples::default();
                 let count = frames(plan, size).min(PPS);
                 for round in 1..=plan.rounds {
                     for (side, costs) in costs.iter_mut().enumerate() {
                         costs.push(turn(side, count, size, Load::Steady(PPS))?);
                     }
-                    let [lent, copied] = [&costs[0], &costs[1]].map(|it| it.last() * 1e3);
+                    let turn = bare.turn(&wire, count, size, Load::Steady(PPS))?;
+                    limit.push(turn.cost());
+                    let [lent, copied, bare] =
+                        [&costs[0], &costs[1], &limit].map(|it| it.last() * 1e3);
                     eprintln!(
-                        "  round {round}, {size} B: {lent:.0} ns, with copies {copied:.0} ns"
+                        "  round {round}, {size} B: {lent:.0} ns, with copies {copied:.0} ns, a bare \
+                         loop {bare:.0} ns"
                     );
                 }
                 let [ours, theirs] = costs;
@@ -78,11 +90,12 @@ pub(crate) fn group(plan: &Plan) -> Result<Vec<Figure>> {
                     unit: "CPU s/Mpkt",
                     ours,
                     peer: Some(("an arena with copies".into(), theirs)),
-                    limit: None,
+                    limit: Some(Limit::new("a bare AF_XDP loop", limit)),
                     note: format!(
                         "{size}-byte frames, {PPS} per second on a veth, to {MEMBERS} members of a \
                          group that want everything: processor time of the daemon per million \
-                         frames, with arena=umem and without"
+                         frames, with arena=umem and without; the limit: of a process that forgets \
+                         each frame"
                     ),
                 });
             }
