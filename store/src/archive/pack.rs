@@ -97,13 +97,16 @@ fn already(dir: &Path, segment: &SegmentName) -> io::Result<Option<(u64, u64)>> 
 /// Removes a segment of which there is a packed one, unless somebody reads it, and its flows: they
 /// are of a file of that name and length, and would tell in clear what is encrypted.
 fn remove(dir: &Path, segment: &SegmentName, before: u64, after: u64) -> io::Result<Packed> {
+    let flows = dir.join(flows_file(&segment.to_string()));
+    // Before the segment, as who is killed in between does not come back here; and behind it, as a
+    // query may have made them meanwhile.
+    discard(&[&flows]);
     let gone = remove_unless_leased(&dir.join(segment.to_string()))?;
     let sealed = dir.join(format!("{}.age", segment.index()));
     if gone && sealed.exists() {
         remove_unless_leased(&dir.join(segment.index()))?;
     }
     if gone {
-        let flows = dir.join(flows_file(&segment.to_string()));
         discard(&[&flows, &flows.with_added_extension("tmp")]);
     }
     Ok(match gone {

@@ -244,8 +244,13 @@ fn who_reads_a_segment_keeps_it_and_who_gives_up_leaves_nothing() {
     assert_eq!(refused.kind(), std::io::ErrorKind::Interrupted);
     assert_eq!(names(&place), before);
     let held = lease(&place.0.join(segments[0].to_string())).unwrap();
+    let flows = place
+        .0
+        .join(crate::name::flows_file(&segments[0].to_string()));
+    fs::write(&flows, "who spoke with whom").unwrap();
     let packed = pack(&place.0, &segments[0], &how, &mut || true).unwrap();
     assert!(matches!(packed, Packed::Leased(..)), "{packed:?}");
+    assert!(!flows.exists(), "they go before the segment does");
     assert_eq!(names(&place).len(), 3);
     assert_eq!(ask(&place.0, "", &Keys::default()).0.len(), 3000);
     drop(held);
