@@ -6,6 +6,7 @@
 use std::io::{self, ErrorKind, Write};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub(crate) async fn extract(
         Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text)
     })?;
     let (queue, mut pieces) = channel(QUEUE);
+    let whole = Arc::new(AtomicBool::new(false));
+    let written = Arc::clone(&whole);
     let (opened, is_open) = tokio::sync::oneshot::channel();
     let runtime = Handle::current();
     tokio::task::spawn_blocking(move || {
@@ -48,7 +51,7 @@ pub(crate) async fn extract(
             Ok(search) => {
                 // Nobody waits for it any more: the next thing that is sent says so.
                 let _ = opened.send(Ok(()));
-                write(search, format, Sink { queue, runtime });
+                write(search, format, Sink { queue, runtime }, &written);
             }
             Err(refusal) => drop(opened.send(Err(refusal))),
         }
@@ -69,6 +72,11 @@ pub(crate) async fn extract(
         Ok(Some(Ok(piece))) => Some(piece),
         Ok(None) | Err(_) => None,
     };
+    let pieces = Pieces {
+        first,
+        pieces,
+        whole,
+    };
     let began = range
         .0
         .map_or(String::new(), |ns| format!("-{}", &name::time(ns)[..15]));
@@ -79,11 +87,11 @@ pub(crate) async fn extract(
             format!("attachment; filename=\"vnplug{began}.{extension}\""),
         ),
     ];
-    Ok((headers, Body::from_stream(Pieces { first, pieces })).into_response())
+    Ok((headers, Body::from_stream(pieces)).into_response())
 }
 
-/// Writes what is found until the end, or until nobody takes it.
-fn write(mut search: Extract, format: Format, sink: Sink) {
+/// Writes what is found until the end, or until nobody takes it. `whole` is set at the end.
+fn write(mut search: Extract, format: Format, sink: Sink, whole: &AtomicBool) {
     let queue = sink.queue.clone();
     let runtime = sink.runtime.clone();
     let mut output = Output::new(sink, format);
@@ -112,7 +120,8 @@ fn write(mut search: Extract, format: Format, sink: Sink) {
             // The connection is cut, so that the file is not taken for whole.
             let _ = runtime.block_on(queue.send_timeout(Err(error), STALLED));
         }
-        Ok(()) => {}
+        // The queue's last sender is dropped behind this.
+        Ok(()) => whole.store(true, Ordering::Release),
     }
 }
 
@@ -142,6 +151,8 @@ impl Write for Sink {
 struct Pieces {
     first: Option<Bytes>,
     pieces: Receiver<Piece>,
+    /// The file came to its end.
+    whole: Arc<AtomicBool>,
 }
 
 impl Stream for Pieces {
@@ -150,7 +161,13 @@ impl Stream for Pieces {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Piece>> {
         match self.first.take() {
             Some(first) => Poll::Ready(Some(Ok(first))),
-            None => self.pieces.poll_recv(context),
+            None => match self.pieces.poll_recv(context) {
+                // Its client took nothing for too long, or its thread died: the connection is cut.
+                Poll::Ready(None) if !self.whole.swap(true, Ordering::Acquire) => {
+                    Poll::Ready(Some(Err(ErrorKind::UnexpectedEof.into())))
+                }
+                ready => ready,
+            },
         }
     }
 }
@@ -161,3 +178,35 @@ const QUEUE: usize = 4;
 const STALLED: Duration = Duration::from_secs(60);
 /// How long the answer waits for its first packet.
 const FIRST: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Polls a body whose queue has one piece and then no sender any more.
+    fn after_one_piece(whole: bool) -> Vec<Option<Piece>> {
+        let (queue, pieces) = channel(QUEUE);
+        queue.try_send(Ok(Bytes::from_static(b"a"))).unwrap();
+        drop(queue);
+        let mut body = Pieces {
+            first: None,
+            pieces,
+            whole: Arc::new(AtomicBool::new(whole)),
+        };
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        (0..2)
+            .map(|_| match Pin::new(&mut body).poll_next(&mut context) {
+                Poll::Ready(piece) => piece,
+                Poll::Pending => panic!("nobody can send any more"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_file_that_did_not_come_to_its_end_does_not_end_as_if_it_had() {
+        let mut cut = after_one_piece(false);
+        let error = cut.pop().unwrap().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+        assert!(after_one_piece(true).pop().unwrap().is_none());
+    }
+}
