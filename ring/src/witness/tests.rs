@@ -146,7 +146,7 @@ fn any_flipped_bit_is_corrupt() {
 fn a_cut_frame_is_corrupt_and_a_strange_one_foreign() {
     let good = udp(3);
     for len in 0..good.len() {
-        let expected = if len < 12 {
+        let expected = if len < 6 {
             Parsed::Foreign
         } else {
             Parsed::Corrupt
@@ -155,6 +155,15 @@ fn a_cut_frame_is_corrupt_and_a_strange_one_foreign() {
     }
     assert_eq!(parse(&[0; 64]), Parsed::Foreign);
     assert_eq!(parse(&[0xff; 1514]), Parsed::Foreign);
+}
+
+#[test]
+fn a_strangers_bytes_that_look_like_a_trailer_are_a_strangers() {
+    for (magic, from_end) in [(b"vW", 18), (b"vB", 30)] {
+        let mut frame = [7; 1514];
+        frame[1514 - from_end..][..2].copy_from_slice(magic);
+        assert_eq!(parse(&frame), Parsed::Foreign);
+    }
 }
 
 #[test]
