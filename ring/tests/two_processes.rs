@@ -128,6 +128,8 @@ fn role_is_ours(role: &str) -> bool {
     if name != role {
         return true;
     }
+    // With the thread that started it: a test that fails leaves no process behind.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).unwrap();
     let path = format!("/proc/self/fd/{fd}");
     let memory = File::options().read(true).write(true).open(path).unwrap();
     let region = map(&memory.into());
