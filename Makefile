@@ -53,7 +53,7 @@ demo-record: build
 test: guest
 	./e2e/setup-guest-kernel.sh
 	cargo build --locked --workspace
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/.ci/as-root" \
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/.ci/run-test" \
 		cargo test --locked --workspace --no-fail-fast; tests=$$?; \
 	$(MAKE) test-python && exit $$tests
 
@@ -62,7 +62,7 @@ test-python: setup
 	test -x $(VENV)/bin/pip || python3 -m venv $(VENV)
 	$(VENV)/bin/pip install -q 'numpy>=2,<3' 'mypy>=1.18,<3'
 	$(VENV)/bin/pip install -q ./python
-	cd python/tests && ../../$(AS_ROOT) ../../$(VENV)/bin/python -B -m unittest
+	cd python/tests && ../../.ci/run-test ../../$(VENV)/bin/python -B -m unittest
 
 # Both sides of every row run in a real-time class, so that other work of the machine does not decide.
 bench: build
