@@ -1,7 +1,8 @@
 //! DPDK's side of the peers: two `dpdk-testpmd`, one that sends and one that receives.
 
+use std::fmt;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::sleep;
@@ -109,29 +110,42 @@ pub(crate) fn patiently(measure: impl Fn() -> Result<f64>) -> Result<f64> {
     measure().or_else(|_| measure()).or_else(|_| measure())
 }
 
-/// A name for the socket between the two.
-pub(crate) fn socket(kind: &str) -> Result<String> {
-    let path: PathBuf = std::env::temp_dir();
-    let path = path.join(format!("vnplug-bench-{kind}-{}.sock", std::process::id()));
-    let _ = std::fs::remove_file(&path);
-    let text = path
-        .to_str()
-        .ok_or("the temporary folder's name is not text")?;
-    Ok(text.to_owned())
+/// The socket between the two, which testpmd leaves behind; it is removed at the end.
+pub(crate) struct Socket(PathBuf);
+
+impl Socket {
+    pub(crate) fn new(kind: &str) -> Self {
+        let name = format!("vnplug-bench-{kind}-{}.sock", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_file(&path);
+        Self(path)
+    }
+
+    /// Waits until the side that listens has made it.
+    pub(crate) fn awaited(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.0.exists() {
+            if Instant::now() > deadline {
+                return Err(format!("testpmd makes no {self}").into());
+            }
+            sleep(Duration::from_millis(50));
+        }
+        // It listens soon after.
+        sleep(Duration::from_millis(500));
+        Ok(())
+    }
 }
 
-/// Waits until the side that listens has made its socket.
-pub(crate) fn await_socket(path: &str) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !Path::new(path).exists() {
-        if Instant::now() > deadline {
-            return Err(format!("testpmd makes no {path}").into());
-        }
-        sleep(Duration::from_millis(50));
+impl fmt::Display for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.display().fmt(f)
     }
-    // It listens soon after.
-    sleep(Duration::from_millis(500));
-    Ok(())
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 /// Longest time between two rates, and from the start to the first: on a busy machine it takes long.

@@ -1,6 +1,6 @@
 //! The peer: DPDK's memif between two `dpdk-testpmd`.
 
-use crate::dpdk::{Place, Testpmd, await_socket, patiently, socket};
+use crate::dpdk::{Place, Socket, Testpmd, patiently};
 use crate::row::{Plan, Result};
 
 /// The peer's name in the table.
@@ -18,7 +18,7 @@ pub(crate) fn measure(plan: &Plan, len: usize, interfaces: usize) -> Result<f64>
 }
 
 fn attempt(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
-    let socket = socket("memif")?;
+    let socket = Socket::new("memif");
     // NB: log2 of the ring, the faster one: 60 B 27 Mpps (12: 26), 1514 B 11.8 Mpps (10: 9.1).
     let ring = if len <= 60 { 10 } else { 12 };
     let devices = |role| -> Vec<String> {
@@ -31,7 +31,7 @@ fn attempt(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
         (0..interfaces).map(device).collect()
     };
     let mut server = Testpmd::start(Place::First, &devices("server"), &["--forward-mode=rxonly"])?;
-    await_socket(&socket)?;
+    socket.awaited()?;
     let sending = ["--forward-mode=txonly", &format!("--txpkts={len}")];
     let _client = Testpmd::start(Place::Second, &devices("client"), &sending)?;
     server.received(plan, interfaces)

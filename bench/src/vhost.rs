@@ -1,6 +1,6 @@
 //! The peer: DPDK's vhost-user and virtio-user between two `dpdk-testpmd`.
 
-use crate::dpdk::{Place, Testpmd, await_socket, patiently, socket};
+use crate::dpdk::{Place, Socket, Testpmd, patiently};
 use crate::row::{Plan, Result};
 
 /// The peer's name in the table.
@@ -19,17 +19,17 @@ pub(crate) fn measure(plan: &Plan, len: usize, interfaces: usize) -> Result<f64>
 }
 
 fn attempt(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
-    let sockets = (0..interfaces).map(|id| socket(&format!("vhost{id}")));
-    let sockets = sockets.collect::<Result<Vec<_>>>()?;
-    let devices = |device: &dyn Fn(usize, &String) -> String| -> Vec<String> {
+    let sockets = (0..interfaces).map(|id| Socket::new(&format!("vhost{id}")));
+    let sockets = sockets.collect::<Vec<_>>();
+    let devices = |device: &dyn Fn(usize, &Socket) -> String| -> Vec<String> {
         let each = sockets.iter().enumerate();
         each.map(|(id, path)| device(id, path)).collect()
     };
     let host = devices(&|id, path| format!("--vdev=net_vhost{id},iface={path},queues=1"));
     let sending = ["--forward-mode=txonly", &format!("--txpkts={len}")];
     let _host = Testpmd::start(Place::Second, &host, &sending)?;
-    for path in &sockets {
-        await_socket(path)?;
+    for socket in &sockets {
+        socket.awaited()?;
     }
     let guest = devices(&|id, path| {
         format!(

@@ -155,22 +155,39 @@ const MAX_EVENTS: usize = 1024;
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
+    use std::ops::Deref;
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
     use std::thread;
 
     use super::*;
 
-    fn socket(name: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("vnplug-qmp-{}-{name}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
-        path
+    /// A socket's path; what is there goes at the end.
+    struct Socket(PathBuf);
+
+    impl Deref for Socket {
+        type Target = Path;
+
+        fn deref(&self) -> &Path {
+            &self.0
+        }
+    }
+
+    impl Drop for Socket {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    fn socket(name: &str) -> Socket {
+        let name = format!("vnplug-qmp-{}-{name}", std::process::id());
+        Socket(std::env::temp_dir().join(name))
     }
 
     /// Serves one client: writes `greeting`, then one answer per received line, `%` being its id.
-    fn serve(name: &str, greeting: &'static str, answers: &'static [&'static str]) -> PathBuf {
+    fn serve(name: &str, greeting: &'static str, answers: &'static [&'static str]) -> Socket {
         let path = socket(name);
-        let listener = UnixListener::bind(&path).unwrap();
+        let listener = UnixListener::bind(&*path).unwrap();
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(greeting.as_bytes()).unwrap();
@@ -230,12 +247,12 @@ mod tests {
         assert!(missing.contains("-qmp unix:PATH"), "{missing}");
 
         let path = socket("dead");
-        drop(UnixListener::bind(&path).unwrap());
+        drop(UnixListener::bind(&*path).unwrap());
         let dead = connect(&path).unwrap_err().to_string();
         assert!(dead.contains("no QEMU listens"), "{dead}");
 
         let path = socket("held");
-        let _listener = UnixListener::bind(&path).unwrap();
+        let _listener = UnixListener::bind(&*path).unwrap();
         let held = Qmp::connect(&path, Duration::from_millis(20));
         let held = held.unwrap_err().to_string();
         assert!(held.contains("second -qmp socket"), "{held}");
