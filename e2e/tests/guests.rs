@@ -8,6 +8,8 @@ use vnplug_e2e::attached::{self, AttachedUml, POOL_BYTES, everything, image};
 use vnplug_e2e::daemon::{Daemon, label, program, value};
 use vnplug_e2e::{Guest, Job, Lab, Machine, Qemu, QemuConfig};
 use vnplug_ring::control::{Counted, Grant};
+use vnplug_ring::witness::{Parsed, parse};
+use vnplug_store::read::Reader;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -289,6 +291,58 @@ fn a_running_q35_is_plugged_and_survives_a_killed_daemon() {
         output.status == 0 && text.contains("\"reopened\":1"),
         "{text}"
     );
+}
+
+/// Records the host's wire in a guest, and looks at what it found on the host.
+fn record(lab: &Lab, daemon: &Daemon, guest: &Guest) {
+    let recorder = "vnplug record host:lab --to /tmp/rec --ring 16M --buffer 16M 2>&1";
+    let recorder = guest.spawn(recorder).unwrap();
+    let mark = |counted: &&Counted| {
+        let mut values = counted.values.iter();
+        values.any(|(key, value)| key == "reader_durable_packets" && *value >= 10_000)
+    };
+    eventually("the host is told of the durable mark", || {
+        recorder.is_done() || ports(&daemon.audit()).iter().any(mark)
+    });
+    // NB: one that ended says why below.
+    let _ = recorder.signal("INT");
+    let output = recorder.wait(LIMIT).unwrap();
+    assert_eq!(output.status, 0, "{}", output.text());
+    let state = guest.run("vnplug record --status /tmp/rec", LIMIT).unwrap();
+    let state: serde_json::Value = serde_json::from_slice(&state.bytes).unwrap();
+    let taken = state["taken"].as_u64().unwrap();
+    assert_eq!(state["durable_mark"]["packets"], taken, "{state}");
+    assert_eq!(state["lost"]["ring"], 0, "{state}");
+
+    let found = lab.dir().join("found.pcapng");
+    let extract = "vnplug extract /tmp/rec -w /tmp/found.pcapng 2>&1";
+    let output = guest.run(extract, LIMIT).unwrap();
+    assert_eq!(output.status, 0, "{}", output.text());
+    guest.pull("/tmp/found.pcapng", &found, LIMIT).unwrap();
+    let (mut reader, mut numbers) = (Reader::open(&found).unwrap(), Vec::new());
+    while let Some(packet) = reader.read().unwrap() {
+        match parse(packet.bytes) {
+            Parsed::Witness(witness) => numbers.push(witness.seq),
+            other => panic!("{other:?}"),
+        }
+    }
+    let first = numbers[0];
+    assert!(numbers.iter().copied().eq(first..first + taken));
+}
+
+#[test]
+fn a_guest_records_the_hosts_wire() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=5000"]).unwrap();
+    let uml = boot(&lab, &daemon, "uml", everything());
+    let _agent = agent(&uml.guest);
+    record(&lab, &daemon, &uml.guest);
+    drop(uml);
+
+    let guest = qemu(&lab, Machine::Pc);
+    plug(&daemon, &guest, "pc", &[]);
+    let _agent = agent(&guest);
+    record(&lab, &daemon, &guest);
 }
 
 #[test]
