@@ -136,12 +136,13 @@ impl Record {
         // Last: from now on packets come, and wait in the ring.
         let (ports, interfaces) = self.open_ports(socket)?;
         settings.interfaces = interfaces;
+        // Before anything is written: from now on it has an end.
+        sys::catch_signals();
+        sys::ignore_long_files();
         let recorder = Recorder::start(settings, directories, buffers)
             .map_err(|error| Failure::about(self.place(), self.explain(error)))?;
         let remote = recorder.remote();
         let mut session = Session::new(ports, recorder);
-        sys::catch_signals();
-        sys::ignore_long_files();
         let ledger = std::sync::Arc::clone(session.recorder().ledger());
         let mut reports = Reports::new(self.report);
         let end = self.seconds.map(|seconds| Instant::now() + seconds);

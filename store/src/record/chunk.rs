@@ -57,6 +57,11 @@ impl Tally {
         *dropped += u64::from(lost);
     }
 
+    /// Packets that were lost in the ring before them.
+    pub fn lost(&self) -> u64 {
+        self.interfaces.iter().map(|(_, lost)| lost).sum()
+    }
+
     /// Counts what another has counted.
     pub fn merge(&mut self, other: &Self) {
         if other.packets == 0 {

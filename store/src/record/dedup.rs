@@ -117,6 +117,12 @@ impl Dedup {
         (std::mem::take(&mut self.untold), each)
     }
 
+    /// Of each interface: packets lost before its last duplicates, for which there is no next packet.
+    pub(super) fn let_go(&mut self) -> Vec<u64> {
+        let carried = self.carried.iter_mut().map(std::mem::take);
+        carried.map(|(lost, _)| u64::from(lost)).collect()
+    }
+
     fn knows(&self, hash: u64, bucket: usize, packet: &Packet<'_>) -> bool {
         let mut next = self.buckets[bucket];
         for _ in 0..STEPS {

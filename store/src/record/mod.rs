@@ -230,7 +230,8 @@ impl Recorder {
         }
         settings.fit(&mut directories)?;
         let triggers = settings.trigger.as_ref();
-        let hold = triggers.map(|triggers| trigger::Hold::new(triggers, &settings.interfaces));
+        let hold = triggers
+            .map(|triggers| trigger::Hold::new(triggers, &settings.interfaces, settings.dedup));
         if hold.is_some() {
             ledger.trigger(|_| {});
         }
@@ -312,11 +313,7 @@ impl Recorder {
         let waits = self.waits();
         loop {
             if self.filling.is_none() && !self.begin(ts_ns, stop) {
-                self.refuse(
-                    interface,
-                    packet,
-                    "no buffer was free when the recorder ended",
-                );
+                self.refuse(&loss, packet, interface, NO_BUFFER);
                 return false;
             }
             let Some(filling) = &mut self.filling else {
@@ -360,20 +357,36 @@ impl Recorder {
                 None if filling.tally.packets > 0 => self.flush(),
                 // No frame of a port is so long.
                 None => {
-                    self.refuse(interface, packet, "longer than a buffer");
+                    self.refuse(&loss, packet, interface, "longer than a buffer");
                     return true;
                 }
             }
         }
     }
 
-    /// Counts a packet that was read and cannot be taken.
-    pub(crate) fn refuse(&mut self, interface: usize, packet: &Packet<'_>, reason: &str) {
+    /// Counts a packet that was read and cannot be taken, and what the file would have told before it.
+    fn refuse(&mut self, before: &RingLoss, packet: &Packet<'_>, interface: usize, reason: &str) {
         let mut loss = self.loss_before(interface, packet);
+        let carried = before.packets - loss.packets;
+        self.tell_losses(carried, loss.from_ns, loss.to_ns);
         loss.told = false;
         self.lost_before(interface, packet, &loss);
         let ts_ns = packet.meta.ts_ns;
         self.ledger.lost_in_ring(ts_ns, ts_ns, 1, reason, false);
+    }
+
+    /// Losses in the ring that are counted and that no packet tells, since none is recorded behind them.
+    fn tell_losses(&self, packets: u64, from_ns: u64, to_ns: u64) {
+        if packets > 0 && self.settings.format == Format::Pcapng {
+            self.ledger.untell(vec![Loss {
+                from_ns,
+                to_ns,
+                packets,
+                kind: "ring".to_owned(),
+                reason: RING_FULL.to_owned(),
+                ..Loss::default()
+            }]);
+        }
     }
 
     /// What the ring lost before a packet.
@@ -382,7 +395,8 @@ impl Recorder {
         let to_ns = packet.meta.ts_ns;
         let from_ns = match self.last_ns.get(interface) {
             None | Some(0) => self.began_ns.min(to_ns),
-            Some(&last) => last,
+            // Slices and rings of one interface are read in their turns.
+            Some(&last) => last.min(to_ns),
         };
         RingLoss {
             from_ns,
@@ -471,6 +485,10 @@ impl Recorder {
         self.let_go();
         self.flush();
         self.tell_of_duplicates();
+        let carried = self.dedup.as_mut().map(dedup::Dedup::let_go);
+        for (lost, &last_ns) in carried.into_iter().flatten().zip(&self.last_ns) {
+            self.tell_losses(lost, last_ns, last_ns);
+        }
         self.wait_for_writers();
         self.lanes.clear();
         let ended: Vec<_> = self.threads.drain(..).map(JoinHandle::join).collect();
@@ -537,6 +555,7 @@ fn now_ns() -> u64 {
 }
 
 const RING_FULL: &str = "the ring was full";
+const NO_BUFFER: &str = "no buffer was free when the recorder ended";
 const RESERVE: u64 = 256 << 20;
 const SMALLEST_SEGMENT: u64 = 1 << 20;
 /// Room for the longest frame, twice.

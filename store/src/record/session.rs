@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use vnplug::{Next, Port, flags};
+use vnplug::{Next, Packet, Port, flags};
 use vnplug_ring::control::code::PROTOCOL;
+use vnplug_ring::layout::RECORD_HEADER;
 
 use super::{RING_FULL, Recorder, Status, now_ns};
 
@@ -17,7 +18,13 @@ pub struct Source {
     ended: bool,
     /// Packets said that others were lost before the daemon.
     marked: bool,
+    rest: Rest,
 }
+
+/// Of each ring of a port, by its queue's number: packets that it held at some moment and that were
+/// not read since.
+#[derive(Debug, Default)]
+struct Rest(Vec<(u16, u64)>);
 
 impl Source {
     /// Packets of `port` are the interface's with this number ([`super::Settings::interfaces`]).
@@ -27,6 +34,7 @@ impl Source {
             interface,
             ended: false,
             marked: false,
+            rest: Rest::default(),
         }
     }
 }
@@ -47,40 +55,48 @@ pub struct Session {
 
 impl Session {
     /// Nothing is read before [`run`](Self::run).
-    pub fn new(sources: Vec<Source>, mut recorder: Recorder) -> Self {
-        recorder.ports(sources.len());
-        Self {
+    pub fn new(sources: Vec<Source>, recorder: Recorder) -> Self {
+        let mut session = Self {
             sources,
             source_lost: vec![0; recorder.last_ns.len()],
             recorder,
             began_ns: now_ns(),
             told: 0,
             mute: false,
-        }
+        };
+        session.look_behind();
+        session
     }
 
     /// Records until every port has ended, or `pulse` says true. It is asked ten times a second or
-    /// more often, also while the disk takes nothing.
+    /// more often, also while the disk takes nothing. A port that fails has ended; the others go on.
     ///
     /// # Errors
-    /// A port failed; what was read is recorded all the same by [`finish`](Self::finish).
+    /// The first failure of a port; what was read is recorded all the same by
+    /// [`finish`](Self::finish).
     pub fn run(&mut self, pulse: &mut dyn FnMut() -> bool) -> Result<(), vnplug::Error> {
+        let mut failed = Ok(());
         let mut looked = Instant::now();
         let mut asked = looked;
         loop {
             let mut taken = 0;
             for source in &mut self.sources {
-                taken += match source.read(&mut self.recorder, pulse)? {
-                    Some(packets) => packets,
-                    None => return Ok(()),
-                };
+                match source.read(&mut self.recorder, pulse) {
+                    Ok(Some(packets)) => taken += packets,
+                    Ok(None) => return failed,
+                    Err(error) => {
+                        source.fail(&mut self.recorder, &error, self.began_ns);
+                        failed = failed.and(Err(error));
+                    }
+                }
             }
+            self.look_behind();
             let now = Instant::now();
             if now.duration_since(looked) >= LOOK || taken == 0 {
                 looked = now;
                 self.recorder.flush_due(now);
                 if pulse() {
-                    return Ok(());
+                    return failed;
                 }
             }
             if now.duration_since(asked) >= ASK {
@@ -90,7 +106,7 @@ impl Session {
             }
             if taken == 0 {
                 if self.sources.iter().all(|source| source.ended) {
-                    return Ok(());
+                    return failed;
                 }
                 self.recorder.idle();
                 self.wait()?;
@@ -98,26 +114,55 @@ impl Session {
         }
     }
 
-    /// Records what came before this moment, writes everything and closes the files.
+    /// Records what is in the rings at this moment, writes everything and closes the files.
     pub fn finish(mut self) -> Status {
-        let now = now_ns();
-        let limit = Instant::now() + LAST_READ;
-        for source in &mut self.sources {
-            source.drain(&mut self.recorder, now, limit);
-        }
+        self.drain();
         self.ask_for_losses();
         for source in &mut self.sources {
             let untold = source.port.dropped() - source.port.counts().lost;
-            if untold > 0 {
-                let from = self.recorder.last_ns.get(source.interface).copied();
-                let from = from.filter(|&ns| ns > 0).unwrap_or(self.began_ns);
-                self.recorder
-                    .ledger
-                    .lost_in_ring(from, now.max(from), untold, RING_FULL, false);
-            }
+            source.lose(&mut self.recorder, untold, RING_FULL, self.began_ns);
         }
         self.sources.clear();
         self.recorder.finish()
+    }
+
+    /// Reads what the rings hold now: so many packets, whatever their stamps say, for they may be of
+    /// another clock. What is not read at the limit, since no buffer is free, is counted.
+    fn drain(&mut self) {
+        let limit = Instant::now() + LAST_READ;
+        let mut late = || Instant::now() >= limit;
+        for source in self.sources.iter_mut().filter(|source| !source.ended) {
+            source.rest = Rest::of(&source.port);
+        }
+        let mut reads = true;
+        while reads && !late() {
+            reads = false;
+            for source in self.sources.iter_mut().filter(|it| !it.rest.is_empty()) {
+                let read = source.read_batch(&mut self.recorder, &mut late);
+                // `None`: no buffer was free up to the limit.
+                reads |= matches!(read, Ok(Some(1..)));
+            }
+        }
+        for source in &mut self.sources {
+            let left = std::mem::take(&mut source.rest).count();
+            source.lose(
+                &mut self.recorder,
+                left,
+                "the recorder ended",
+                self.began_ns,
+            );
+        }
+    }
+
+    /// Tells the recorder what cannot come any more, where one ring may be behind another.
+    fn look_behind(&mut self) {
+        let rings: usize = self.sources.iter().map(|it| it.port.ring_count()).sum();
+        let is_read = self.sources.iter().all(|source| source.rest.is_empty());
+        if rings > 1 && is_read && self.recorder.rings_were_read() {
+            for source in self.sources.iter_mut().filter(|source| !source.ended) {
+                source.rest = Rest::of(&source.port);
+            }
+        }
     }
 
     /// The recorder.
@@ -207,59 +252,98 @@ impl Source {
         if self.ended {
             return Ok(Some(0));
         }
+        match self.read_batch(recorder, pulse)? {
+            Some(0) => {}
+            read => return Ok(read),
+        }
+        // Empties the doorbell and arms it; says why nothing came.
+        let packet = match self.port.next()? {
+            Next::Packet(packet) => packet,
+            Next::Nothing => return Ok(Some(0)),
+            Next::Ended => {
+                self.ended = true;
+                return Ok(Some(0));
+            }
+        };
+        self.rest.pass(&packet);
+        self.marked |= packet.meta.flags & flags::SOURCE_LOSS != 0;
+        Ok(recorder.take(self.interface, &packet, pulse).then_some(1))
+    }
+
+    /// As many of the packets that are there as are read at once.
+    fn read_batch(
+        &mut self,
+        recorder: &mut Recorder,
+        pulse: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<u64>, vnplug::Error> {
         let mut taken = 0;
         for packet in self.port.batch(BATCH) {
             let packet = packet?;
+            self.rest.pass(&packet);
             self.marked |= packet.meta.flags & flags::SOURCE_LOSS != 0;
             if !recorder.take(self.interface, &packet, pulse) {
                 return Ok(None);
             }
             taken += 1;
         }
-        if taken > 0 {
-            return Ok(Some(taken));
+        if taken == 0 {
+            // Whatever the rings said: they are others since, after a restart of the daemon.
+            self.rest = Rest::default();
         }
-        // Empties the doorbell and arms it; says why nothing came.
-        match self.port.next()? {
-            Next::Packet(packet) => match recorder.take(self.interface, &packet, pulse) {
-                true => Ok(Some(1)),
-                false => Ok(None),
-            },
-            Next::Nothing => Ok(Some(0)),
-            Next::Ended => {
-                self.ended = true;
-                Ok(Some(0))
+        Ok(Some(taken))
+    }
+
+    /// The port failed: nothing more comes through it.
+    fn fail(&mut self, recorder: &mut Recorder, error: &vnplug::Error, began_ns: u64) {
+        self.ended = true;
+        self.rest = Rest::default();
+        log::error!(
+            "{}: {error}; nothing more is recorded of it",
+            self.port.device()
+        );
+        let unread = Rest::of(&self.port).count();
+        self.lose(recorder, unread, &error.to_string(), began_ns);
+    }
+
+    /// Packets behind the last one that was taken are lost.
+    fn lose(&self, recorder: &mut Recorder, packets: u64, reason: &str, began_ns: u64) {
+        if packets > 0 {
+            let last = recorder.last_ns.get(self.interface).copied();
+            let from = last.filter(|&ns| ns > 0).unwrap_or(began_ns);
+            let ledger = &recorder.ledger;
+            ledger.lost_in_ring(from, now_ns().max(from), packets, reason, false);
+        }
+    }
+}
+
+impl Rest {
+    fn of(port: &Port) -> Self {
+        // NB: in a ring that was overwritten the count may be anything.
+        let most = port.ring_bytes() / RECORD_HEADER;
+        let unread = port
+            .unread()
+            .map(|(queue, unread)| (queue, unread.min(most)));
+        Self(unread.filter(|&(_, unread)| unread > 0).collect())
+    }
+
+    /// A packet was read.
+    #[inline]
+    fn pass(&mut self, packet: &Packet<'_>) {
+        let of = |(queue, _): &(u16, u64)| *queue == packet.meta.queue;
+        if let Some(at) = self.0.iter().position(of) {
+            self.0[at].1 -= 1;
+            if self.0[at].1 == 0 {
+                self.0.swap_remove(at);
             }
         }
     }
 
-    /// Takes what is in the ring at the end and came before `until_ns`. What is still there at the
-    /// limit, since no buffer is free or the clock is another, is read without being taken, and counted.
-    fn drain(&mut self, recorder: &mut Recorder, until_ns: u64, limit: Instant) {
-        let mut takes = true;
-        while !self.ended {
-            let now = Instant::now();
-            takes &= now < limit;
-            if now >= limit + LAST_READ {
-                return;
-            }
-            let mut read = 0;
-            for packet in self.port.batch(BATCH) {
-                let Ok(packet) = packet else { return };
-                if packet.meta.ts_ns > until_ns {
-                    return;
-                }
-                read += 1;
-                if takes {
-                    takes = recorder.take(self.interface, &packet, &mut || Instant::now() >= limit);
-                } else {
-                    recorder.refuse(self.interface, &packet, "the recorder ended");
-                }
-            }
-            if read == 0 {
-                return;
-            }
-        }
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn count(&self) -> u64 {
+        self.0.iter().map(|(_, unread)| unread).sum()
     }
 }
 

@@ -5,6 +5,7 @@ mod faulty;
 mod lanes;
 mod losses;
 mod restarts;
+mod session;
 mod trigger;
 mod trouble;
 

@@ -5,6 +5,11 @@
 //! | waiting | to chunks in memory, the oldest of which make room: those older than `before`, or the oldest of all when there is no more memory | a filter matches, or somebody asks: an **event** begins. What memory has of the time before, from the first packet of that time on, is given to the writers |
 //! | event | to the writers, as without triggers | a packet is later than `after` behind the last trigger, or none comes until then: the segments are closed. Further triggers extend the event |
 //!
+//! One ring has its packets in the order of their stamps. Of several, one may be seconds behind the other
+//! after a stall: how far the time has come (`passed_ns`) is then known only when everything was read that
+//! lay in all of them at some moment. What is in the rings that are ahead is recorded meanwhile, though it
+//! is behind the end of the event.
+//!
 //! Filters are run here, on the packet as it will stand in the file: what triggers is exactly what
 //! `vnplug extract FILTER` finds. A port of its own for each filter, as `--slice` has them, would cost
 //! the recorder less, but its packets come at another time than those of the other ports, and the event
@@ -16,7 +21,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vnplug::Packet;
 
@@ -61,6 +66,9 @@ pub(super) struct Hold {
     filters: Vec<(String, Vec<Program>)>,
     before_ns: u64,
     after_ns: u64,
+    /// How far back packets are kept: with de-duplication so much longer as the packet may be earlier
+    /// whose duplicate was left out.
+    reach_ns: u64,
     /// Chunks that may wait, besides the one that is being filled.
     most: usize,
     chunks: VecDeque<Chunk>,
@@ -68,8 +76,12 @@ pub(super) struct Hold {
     event: Option<Event>,
     /// The stamp of the packet before.
     newest_ns: u64,
-    /// Packets of several ports come a little out of order.
-    slack_ns: u64,
+    /// What is still to come was stamped later.
+    passed_ns: u64,
+    /// Packets come through several rings.
+    rings: Option<Rings>,
+    /// Since when no packet came.
+    quiet: Option<Instant>,
     /// What the books know of the chunk that is being filled.
     told: (u64, u64),
     /// The latest stamp that went for want of memory.
@@ -79,18 +91,41 @@ pub(super) struct Hold {
     remote: Arc<Remote>,
 }
 
+/// Stamps of packets that came through several rings.
+#[derive(Debug, Default)]
+struct Rings {
+    /// The latest since all rings were read up to some moment.
+    newest_ns: u64,
+    /// The latest when it was that moment.
+    then_ns: u64,
+}
+
 #[derive(Debug)]
 struct Event {
     until_ns: u64,
+    /// The end by the last trigger alone: the other may be by a clock that was set back since.
+    last_ns: u64,
     note: Arc<str>,
     /// Triggers that the books do not know of.
     triggers: u64,
 }
 
+impl Event {
+    fn extend(&mut self, until_ns: u64) {
+        self.until_ns = self.until_ns.max(until_ns);
+        self.last_ns = until_ns;
+        self.triggers += 1;
+    }
+}
+
 impl Hold {
     /// # Errors
     /// A filter is wrong, or makes no sense for one of the interfaces.
-    pub(super) fn new(triggers: &Triggers, interfaces: &[Interface]) -> io::Result<Self> {
+    pub(super) fn new(
+        triggers: &Triggers,
+        interfaces: &[Interface],
+        dedup: Option<Duration>,
+    ) -> io::Result<Self> {
         let mut filters = Vec::new();
         for expression in &triggers.filters {
             let wrong = |error| {
@@ -109,12 +144,15 @@ impl Hold {
             filters,
             before_ns: triggers.before.as_nanos() as u64,
             after_ns: triggers.after.as_nanos() as u64,
+            reach_ns: (triggers.before + dedup.unwrap_or_default()).as_nanos() as u64,
             most: usize::from(triggers.buffers.max(2)) - 1,
             chunks: VecDeque::new(),
             spare: Vec::new(),
             event: None,
             newest_ns: 0,
-            slack_ns: 0,
+            passed_ns: 0,
+            rings: None,
+            quiet: None,
             told: (0, 0),
             short_ns: 0,
             ended_ns: 0,
@@ -131,10 +169,23 @@ impl Hold {
         })
     }
 
-    /// Whether the event is over when a packet of this stamp comes. The clock may have been set back.
-    fn is_over(&self, event: &Event, ts_ns: u64) -> bool {
-        ts_ns > event.until_ns.saturating_add(self.slack_ns)
-            || event.until_ns.saturating_sub(ts_ns) > self.after_ns.saturating_add(SET_BACK_NS)
+    /// Whether an event is over. The clock may have been set back.
+    fn is_over(&self, event: &Event) -> bool {
+        let most = self.after_ns.saturating_add(SET_BACK_NS);
+        let passed = |until_ns: &u64| {
+            self.passed_ns > *until_ns || until_ns.saturating_sub(self.passed_ns) > most
+        };
+        self.passed_ns > 0 && [event.until_ns, event.last_ns].iter().all(passed)
+    }
+
+    /// The time by this machine's clock, or by that of the packets if it is another.
+    fn now_ns(&self) -> u64 {
+        let quiet = self.quiet.map_or(Duration::ZERO, |since| since.elapsed());
+        let (here, there) = (now_ns(), self.newest_ns + quiet.as_nanos() as u64);
+        match self.newest_ns > 0 && here.abs_diff(there) > SET_BACK_NS {
+            true => there,
+            false => here.max(self.newest_ns),
+        }
     }
 }
 
@@ -151,11 +202,19 @@ impl Recorder {
         self.hold.as_ref().is_some_and(|hold| hold.event.is_none())
     }
 
-    /// Packets come from so many ports.
-    pub(super) fn ports(&mut self, count: usize) {
-        if let Some(hold) = &mut self.hold {
-            hold.slack_ns = if count > 1 { SLACK_NS } else { 0 };
+    /// Packets come through several rings, and all that they held when this was said before was taken:
+    /// what comes now was stamped later than what had come then. True if that is of interest.
+    pub(super) fn rings_were_read(&mut self) -> bool {
+        let Some(hold) = &mut self.hold else {
+            return false;
+        };
+        let rings = hold.rings.get_or_insert_default();
+        hold.passed_ns = rings.then_ns.saturating_sub(SLACK_NS);
+        if rings.newest_ns > 0 {
+            rings.then_ns = std::mem::take(&mut rings.newest_ns);
         }
+        self.end_if_over();
+        true
     }
 
     /// Looks at a packet that is about to be taken.
@@ -163,24 +222,33 @@ impl Recorder {
     pub(super) fn watch(&mut self, interface: usize, packet: &Packet<'_>) {
         let Some(hold) = &mut self.hold else { return };
         let ts_ns = packet.meta.ts_ns;
-        hold.newest_ns = ts_ns;
-        let matching = hold.matching(interface, packet);
-        match (&mut hold.event, matching) {
-            (Some(event), Some(_)) => {
-                event.until_ns = event.until_ns.max(ts_ns.saturating_add(hold.after_ns));
-                event.triggers += 1;
+        (hold.newest_ns, hold.quiet) = (ts_ns, None);
+        match &mut hold.rings {
+            Some(rings) => rings.newest_ns = rings.newest_ns.max(ts_ns),
+            None => {
+                hold.passed_ns = ts_ns;
+                self.end_if_over();
             }
-            (Some(_), None) => {
-                let event = hold.event.as_ref();
-                if event.is_some_and(|event| hold.is_over(event, ts_ns)) {
-                    self.end_event();
-                }
-            }
-            (None, Some(filter)) => {
+        }
+        let Some(hold) = &mut self.hold else { return };
+        let Some(filter) = hold.matching(interface, packet) else {
+            return;
+        };
+        match &mut hold.event {
+            Some(event) => event.extend(ts_ns.saturating_add(hold.after_ns)),
+            None => {
                 let why = format!("filter '{}' matched", hold.filters[filter].0);
                 self.begin_event(&why, ts_ns);
             }
-            (None, None) => {}
+        }
+    }
+
+    #[inline]
+    fn end_if_over(&mut self) {
+        let hold = self.hold.as_ref();
+        let over = hold.and_then(|hold| Some(hold.is_over(hold.event.as_ref()?)));
+        if over == Some(true) {
+            self.end_event();
         }
     }
 
@@ -188,12 +256,10 @@ impl Recorder {
     pub(super) fn tend(&mut self) {
         let Some(hold) = &mut self.hold else { return };
         if let Some(why) = hold.remote.take() {
-            let now = now_ns().max(hold.newest_ns);
+            let now = hold.now_ns();
+            hold.quiet = None;
             match &mut hold.event {
-                Some(event) => {
-                    event.until_ns = event.until_ns.max(now.saturating_add(hold.after_ns));
-                    event.triggers += 1;
-                }
+                Some(event) => event.extend(now.saturating_add(hold.after_ns)),
                 None => self.begin_event(&why, now),
             }
         }
@@ -206,21 +272,27 @@ impl Recorder {
             }
             return;
         }
-        let oldest = hold.newest_ns.saturating_sub(hold.before_ns);
+        let oldest = hold.passed_ns.saturating_sub(hold.reach_ns);
+        let mut old = Vec::new();
         while let Some(chunk) = hold
             .chunks
             .pop_front_if(|chunk| chunk.tally.last_ns < oldest)
         {
-            self.ledger
-                .passed_over(chunk.serial, chunk.tally.packets, false);
-            hold.spare.push(chunk.buffer);
+            old.push(chunk);
+        }
+        for chunk in old {
+            self.pass_over(chunk, false);
         }
     }
 
     /// No packet came for a moment.
     pub(super) fn idle(&mut self) {
-        let event = self.hold.as_ref().and_then(|hold| hold.event.as_ref());
-        if event.is_some_and(|event| now_ns() > event.until_ns.saturating_add(IDLE_NS)) {
+        let Some(hold) = &mut self.hold else { return };
+        let quiet = hold.quiet.get_or_insert_with(Instant::now).elapsed();
+        let Some(event) = &hold.event else { return };
+        let left_ns = event.until_ns.saturating_sub(hold.newest_ns);
+        let left = Duration::from_nanos(left_ns.min(hold.after_ns));
+        if quiet > left.saturating_add(IDLE) {
             self.end_event();
         }
     }
@@ -235,16 +307,15 @@ impl Recorder {
             return None;
         }
         let oldest = hold.chunks.pop_front()?;
-        let early = oldest.tally.last_ns >= hold.newest_ns.saturating_sub(hold.before_ns);
+        let early = oldest.tally.last_ns >= hold.passed_ns.saturating_sub(hold.reach_ns);
         if early {
             if hold.short_ns <= hold.ended_ns {
                 log::warn!("memory holds less than the time before a trigger: the oldest goes");
             }
             hold.short_ns = hold.short_ns.max(oldest.tally.last_ns);
         }
-        self.ledger
-            .passed_over(oldest.serial, oldest.tally.packets, early);
-        Some(oldest.buffer)
+        self.pass_over(oldest, early);
+        self.hold.as_mut()?.spare.pop()
     }
 
     /// A chunk is full and waits.
@@ -279,10 +350,29 @@ impl Recorder {
             return;
         }
         self.flush();
-        for chunk in self.hold.iter_mut().flat_map(|hold| hold.chunks.drain(..)) {
-            self.ledger
-                .passed_over(chunk.serial, chunk.tally.packets, false);
+        let chunks = self
+            .hold
+            .as_mut()
+            .map(|hold| std::mem::take(&mut hold.chunks));
+        for chunk in chunks.into_iter().flatten() {
+            self.pass_over(chunk, false);
         }
+    }
+
+    /// Nobody asked for a chunk.
+    fn pass_over(&mut self, chunk: Chunk, early: bool) {
+        self.pass_over_part(chunk.serial, &chunk.tally, &Tally::default(), early);
+        if let Some(hold) = &mut self.hold {
+            hold.spare.push(chunk.buffer);
+        }
+    }
+
+    /// Nobody asked for these packets of a chunk, but for those that are `left`. The losses before them
+    /// are told nevertheless.
+    fn pass_over_part(&self, serial: u64, all: &Tally, left: &Tally, early: bool) {
+        let packets = all.packets - left.packets;
+        self.ledger.passed_over(serial, packets, early);
+        self.tell_losses(all.lost() - left.lost(), all.first_ns, all.last_ns);
     }
 
     /// Tells the books of packets in a chunk that may take long to fill.
@@ -307,20 +397,22 @@ impl Recorder {
         self.flush();
         let format = self.settings.format;
         let Some(hold) = &mut self.hold else { return };
-        let from_ns = at_ns.saturating_sub(hold.before_ns);
+        let from_ns = at_ns.saturating_sub(hold.reach_ns);
+        hold.quiet = None;
         let mut chunks = Vec::with_capacity(hold.chunks.len());
-        for mut chunk in hold.chunks.drain(..) {
-            let all = chunk.tally.packets;
+        for mut chunk in std::mem::take(&mut hold.chunks) {
+            if chunk.tally.last_ns < from_ns {
+                self.pass_over(chunk, false);
+                continue;
+            }
             if chunk.tally.first_ns < from_ns {
+                let all = chunk.tally.clone();
                 trim(&mut chunk, from_ns, format);
-                self.ledger
-                    .passed_over(chunk.serial, all - chunk.tally.packets, false);
+                self.pass_over_part(chunk.serial, &all, &chunk.tally, false);
             }
-            match chunk.tally.packets {
-                0 => hold.spare.push(chunk.buffer),
-                _ => chunks.push(chunk),
-            }
+            chunks.push(chunk);
         }
+        let Some(hold) = &mut self.hold else { return };
         let packets: u64 = chunks.iter().map(|chunk| chunk.tally.packets).sum();
         let oldest = chunks.iter().map(|chunk| chunk.tally.first_ns).min();
         let reach = at_ns.saturating_sub(oldest.unwrap_or(at_ns));
@@ -339,8 +431,10 @@ impl Recorder {
         }
         log::info!("{note}");
         let note: Arc<str> = note.into();
+        let until_ns = at_ns.saturating_add(hold.after_ns);
         hold.event = Some(Event {
-            until_ns: at_ns.saturating_add(hold.after_ns),
+            until_ns,
+            last_ns: until_ns,
             note: Arc::clone(&note),
             triggers: 0,
         });
@@ -366,7 +460,7 @@ impl Recorder {
         self.flush();
         let event = self.hold.as_mut().and_then(|hold| {
             let event = hold.event.take()?;
-            hold.ended_ns = event.until_ns;
+            hold.ended_ns = event.until_ns.min(hold.passed_ns);
             Some(event)
         });
         let Some(event) = event else { return };
@@ -461,9 +555,9 @@ const ENHANCED: u32 = 6;
 const STATISTICS: u32 = 5;
 /// `epb_dropcount`.
 const DROP_COUNT: u32 = 4;
-/// With several ports an event goes on so much longer, for those that are behind.
+/// A packet may be so much later in its ring than one of the same moment in another.
 const SLACK_NS: u64 = 100_000_000;
 /// Without packets an event ends so long after its end: some may be on their way.
-const IDLE_NS: u64 = 1_000_000_000;
+const IDLE: Duration = Duration::from_secs(1);
 /// A stamp that is so much earlier than expected is of a clock that was set back.
 const SET_BACK_NS: u64 = 10_000_000_000;

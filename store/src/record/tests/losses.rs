@@ -14,6 +14,25 @@ fn text(sim: &Sim) -> String {
         .collect()
 }
 
+/// How many lost packets all segments tell of: where it happened, and between two moments.
+pub(super) fn told(sim: &Sim) -> u64 {
+    let mut packets = 0;
+    for content in sim
+        .files()
+        .into_iter()
+        .filter(|(path, _)| path.extension().unwrap() == "pcapng")
+    {
+        let text = String::from_utf8_lossy(&content.1).into_owned();
+        for words in [" packets are missing here", " packets between "] {
+            for (at, _) in text.match_indices(words) {
+                let digits = text[..at].rsplit(|c: char| !c.is_ascii_digit()).next();
+                packets += digits.unwrap().parse::<u64>().unwrap();
+            }
+        }
+    }
+    packets
+}
+
 fn take_after_loss(recorder: &mut Recorder, number: u64, lost: u32) {
     let bytes = bytes(number);
     let mut meta = meta(number, bytes.len());
@@ -110,4 +129,22 @@ fn classic_pcap_has_no_words_for_losses_and_needs_none() {
     let status = recorder.finish();
     assert_eq!((status.durable, status.lost_ring), (11, 7));
     assert_eq!(packets(&sim.files()).len(), 11);
+}
+
+/// The packet that would have told a loss is a duplicate, and none comes behind it.
+#[test]
+fn a_loss_before_a_duplicate_is_told_also_at_the_end() {
+    let sim = Sim::new(1 << 30);
+    let settings = Settings {
+        dedup: Some(Duration::from_secs(1)),
+        ..settings(Format::Pcapng)
+    };
+    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    take(&mut recorder, 0..10);
+    take_after_loss(&mut recorder, 5, 7);
+    take_after_loss(&mut recorder, 10, 1);
+    take_after_loss(&mut recorder, 6, 4);
+    let status = recorder.finish();
+    assert_eq!((status.taken, status.lost_ring), (11, 12));
+    assert_eq!(told(&sim), 12);
 }

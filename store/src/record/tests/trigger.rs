@@ -12,7 +12,10 @@ struct Triggered {
 
 impl Triggered {
     fn new(format: Format, disks: usize, triggers: Triggers) -> Self {
-        let mut settings = settings(format);
+        Self::with(settings(format), disks, triggers)
+    }
+
+    fn with(mut settings: Settings, disks: usize, triggers: Triggers) -> Self {
         settings.chunk_bytes = 512 << 10;
         settings.buffers = 6 + triggers.buffers;
         settings.trigger = Some(triggers);
@@ -32,18 +35,23 @@ impl Triggered {
 
     fn take(&mut self, numbers: std::ops::Range<u64>) {
         for number in numbers {
-            let bytes = bytes(number);
-            let mut meta = meta(number, bytes.len());
-            meta.ts_ns = self.base_ns + number * 1000;
-            let packet = Packet {
-                meta,
-                bytes: &bytes,
-            };
-            assert!(self.recorder.take(0, &packet, &mut || false));
+            self.take_at(number, number, 0);
             if number % 100 == 0 {
                 self.recorder.flush_due(Instant::now());
             }
         }
+    }
+
+    /// A packet that was stamped so many microseconds after the first, behind a loss.
+    fn take_at(&mut self, number: u64, us: u64, lost: u32) {
+        let bytes = bytes(number);
+        let mut meta = meta(number, bytes.len());
+        (meta.ts_ns, meta.lost) = (self.base_ns + us * 1000, lost);
+        let packet = Packet {
+            meta,
+            bytes: &bytes,
+        };
+        assert!(self.recorder.take(0, &packet, &mut || false));
     }
 
     /// The numbers of what is in the files, sorted, and the books.
@@ -204,6 +212,118 @@ fn the_account_closes_on_a_disk_that_takes_nothing() {
     let (numbers, status) = it.finish();
     assert!(numbers.is_empty());
     assert_eq!(status.lost_disk + status.lost_unknown, 2501, "{status:?}");
+}
+
+#[test]
+fn a_ring_that_is_ahead_takes_nothing_from_an_event() {
+    const S: u64 = 1_000_000;
+    let mut it = Triggered::new(Format::Pcapng, 1, triggers(1005, 3 * S, 2 * S, 16));
+    it.recorder.rings_were_read();
+    // The one ring is at 30 s when the other has its trigger of 5 s to tell.
+    for tenth in 0..300 {
+        it.take_at(tenth, tenth * S / 10, 0);
+        if tenth % 30 == 0 {
+            it.recorder.flush();
+            it.recorder.flush_due(Instant::now());
+        }
+    }
+    it.take_at(1005, 5 * S, 0);
+    it.take_at(300, 30 * S, 0);
+    (1..=20).for_each(|tenth| it.take_at(1005 + tenth, (50 + tenth) * S / 10, 0));
+    it.recorder.rings_were_read();
+    it.take_at(301, 30 * S + 1, 0);
+    it.recorder.rings_were_read();
+    assert!(it.recorder.waits(), "all rings have passed the end");
+    it.take_at(302, 30 * S + 2, 0);
+    let (numbers, status) = it.finish();
+    let expected: Vec<u64> = (20..=301).chain(1005..=1025).collect();
+    assert_eq!(numbers, expected, "{status:?}");
+    assert_eq!(status.trigger.unwrap().early, 0);
+}
+
+#[test]
+fn a_trigger_behind_the_end_of_an_event_begins_another() {
+    const HOUR: u64 = 3_600_000_000;
+    for several in [false, true] {
+        let mut it = Triggered::new(Format::Pcapng, 1, triggers(1005, 100, 1000, 8));
+        if several {
+            it.recorder.rings_were_read();
+        }
+        it.take_at(1005, HOUR, 0);
+        // The clock is set back, and the first packet after that is a trigger.
+        (1005..1305).for_each(|number| it.take_at(number, number, 0));
+        if several {
+            it.recorder.rings_were_read();
+            it.recorder.rings_were_read();
+        }
+        (1305..1400).for_each(|number| it.take_at(number, number, 0));
+        let (numbers, status) = it.finish();
+        let expected: Vec<u64> = [1005].into_iter().chain(1005..1400).collect();
+        assert_eq!(numbers, expected, "{status:?}");
+        let events = status.trigger.unwrap().events;
+        assert_eq!(events, if several { 1 } else { 2 });
+    }
+}
+
+/// In a guest the clock may be another than the host's.
+#[test]
+fn a_command_is_of_the_packets_time_where_the_clock_is_another() {
+    let wanted = Triggers {
+        before: Duration::from_secs(10),
+        after: Duration::from_secs(10),
+        buffers: 4,
+        ..Triggers::default()
+    };
+    for late in [-3_600_000_000_000, 3_600_000_000_000] {
+        let mut it = Triggered::new(Format::Pcapng, 1, wanted.clone());
+        it.base_ns = it.base_ns.saturating_add_signed(late);
+        it.take(0..1000);
+        it.recorder.remote().trigger("somebody asked");
+        it.recorder.flush_due(Instant::now());
+        it.recorder.idle();
+        it.take(1000..2000);
+        let (numbers, status) = it.finish();
+        assert_eq!(numbers, (0..2000).collect::<Vec<u64>>(), "{status:?}");
+        assert_eq!(status.trigger.unwrap().events, 1);
+    }
+}
+
+#[test]
+fn a_loss_in_a_time_that_nobody_asked_for_is_told() {
+    // In a chunk that goes as a whole, in one that is cut, in one that is recorded, and at the end.
+    let mut it = Triggered::new(Format::Pcapng, 1, triggers(9000, 10, 10, 16));
+    for number in 0..12_000 {
+        let lost = match number {
+            100 => 3,
+            8980 => 5,
+            8995 => 7,
+            11_000 => 11,
+            _ => 0,
+        };
+        it.take_at(number, number, lost);
+    }
+    let sim = it.sims[0].clone();
+    let (numbers, status) = it.finish();
+    assert_eq!(numbers, (8990..=9010).collect::<Vec<u64>>());
+    assert_eq!(status.lost_ring, 26);
+    assert_eq!(losses::told(&sim), 26, "{status:?}");
+}
+
+/// The first of two is passed over, the second one is in the event.
+#[test]
+fn a_duplicate_of_what_was_passed_over_is_not_missing() {
+    let settings = Settings {
+        dedup: Some(Duration::from_micros(500)),
+        ..settings(Format::Pcapng)
+    };
+    let mut it = Triggered::with(settings, 1, triggers(9000, 1000, 10, 16));
+    (0..7900).for_each(|number| it.take_at(number, number, 0));
+    it.take_at(7990, 7990, 0);
+    it.take_at(7990, 8010, 0);
+    (8011..9100).for_each(|number| it.take_at(number, number, 0));
+    let (numbers, status) = it.finish();
+    let expected: Vec<u64> = (7500..7900).chain([7990]).chain(8011..=9010).collect();
+    assert_eq!(numbers, expected, "{status:?}");
 }
 
 #[test]
