@@ -1,6 +1,7 @@
 //! A loss of power after every operation, faults at every call, and both.
 
 use super::*;
+use crate::record::Loss;
 
 /// What is there keeps what the books said, and what `NAME.state` says. Packets are there once, unless
 /// a sync failed: then what was cut may have come back.
@@ -32,18 +33,36 @@ fn check(bench: &Bench, note: u64, image: &Image, once: bool) {
     }
 }
 
-/// Everything up to the mark is there, but for as many as are lost, and everything before the mark's time.
+/// Everything up to the mark is there, and everything before the mark's time, but for what was lost: each
+/// that is missing was told, in its place.
 fn keeps(promised: &Status, there: &BTreeSet<u64>) {
-    let lost = promised.lost_disk + promised.lost_unknown;
-    let missing = (0..promised.mark).filter(|number| !there.contains(number));
-    let missing: Vec<u64> = missing.collect();
-    assert!(missing.len() as u64 <= lost, "{missing:?}, {promised:?}");
-    let earlier = promised.mark_ns.saturating_sub(START_NS).div_ceil(1000);
-    let earlier = earlier.min(promised.taken);
-    let missing = (0..earlier)
-        .filter(|number| !there.contains(number))
-        .count() as u64;
-    assert!(missing <= lost, "{missing} before {}", promised.mark_ns);
+    let acknowledged = (0..promised.taken)
+        .filter(|&number| number < promised.mark || stamp(number) < promised.mark_ns);
+    let mut losses: Vec<(u64, u64, u64)> = lost(promised)
+        .map(|loss| (loss.to_ns, loss.from_ns, loss.packets))
+        .collect();
+    losses.sort_unstable();
+    for number in acknowledged.filter(|number| !there.contains(number)) {
+        let told = losses.iter_mut().find(|(to_ns, from_ns, left)| {
+            (*from_ns..=*to_ns).contains(&stamp(number)) && *left > 0
+        });
+        let (.., left) = told.unwrap_or_else(|| panic!("{number} is missing: {promised:?}"));
+        *left -= 1;
+    }
+}
+
+/// What the disk lost.
+fn lost(status: &Status) -> impl Iterator<Item = &Loss> {
+    let losses = status.losses.iter();
+    losses.filter(|loss| loss.kind == "disk" || loss.kind == "unknown")
+}
+
+/// Every loss that the books know is in a file.
+fn assert_told(sim: &Sim, status: &Status) {
+    let text = losses::text(sim);
+    for loss in &status.losses {
+        assert!(text.contains(&loss.words()), "{loss:?} is in no file");
+    }
 }
 
 fn fingerprint(image: &Image) -> u64 {
@@ -110,11 +129,21 @@ fn record_with(format: Format, fault: Option<Fault>) -> (Sim, Bench) {
     sim.fail(fault);
     let mut bench = Bench::new(&sim, settings(format));
     for chunk in 0..9 {
+        if chunk < 2 || chunk % 3 == 1 {
+            // Nobody told it where it happened.
+            let ns = stamp(chunk * PER_CHUNK) - 1;
+            bench.ledger.lost_in_ring(ns, ns, 1, "not told", false);
+        }
         bench.chunk(chunk % 3 == 0);
         bench.work(chunk);
     }
     bench.writer.end(Instant::now() + Duration::from_secs(60));
+    sim.fail(None);
     let status = bench.ledger.status();
+    assert!(bench.writer.tell_losses(), "{fault:?}");
+    if format == Format::Pcapng {
+        assert_told(&sim, &status);
+    }
     assert_eq!(status.taken, 9 * PER_CHUNK);
     assert_eq!(status.buffered(), 0, "{fault:?}: {status:?}");
     assert_no_duplicates(&packets(&sim.files()));
@@ -131,7 +160,7 @@ fn record_with(format: Format, fault: Option<Fault>) -> (Sim, Bench) {
 fn fail_every_call(format: Format) {
     let status = |fault| record_with(format, Some(fault)).1.ledger.status();
     let (sim, whole) = record_with(format, None);
-    assert_eq!(whole.ledger.status().lost(), 0);
+    assert_eq!(lost(&whole.ledger.status()).count(), 0);
     let calls = sim.calls();
     assert!(calls > 40);
     for at in 0..calls {
@@ -150,7 +179,8 @@ fn fail_every_call(format: Format) {
             }
             let for_ever = status(fault(u64::MAX, 0));
             let expected = for_ever.taken - for_ever.durable;
-            assert_eq!(for_ever.lost(), expected, "{at}: {for_ever:?}");
+            let lost: u64 = lost(&for_ever).map(|loss| loss.packets).sum();
+            assert_eq!(lost, expected, "{at}: {for_ever:?}");
             let some = status(fault(7, 100));
             assert!(some.durable > 0, "{at}: {some:?}");
         }

@@ -4,7 +4,7 @@ use super::trouble::sims;
 use super::*;
 
 /// The text of all segments, in their order.
-fn text(sim: &Sim) -> String {
+pub(super) fn text(sim: &Sim) -> String {
     let files = sim.files();
     let segments = files
         .iter()
