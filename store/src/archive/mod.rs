@@ -15,16 +15,20 @@
 //! the next one does.
 //!
 //! **After a crash** there is the segment, or the packed one, or both, and each that has its name is
-//! whole: the packed one is written and synced under another name (`.part`), then renamed, its directory
-//! synced, and only then the segment is removed, when nobody reads it ([`crate::disk::lease`]). Who finds
-//! both reads one of them.
+//! whole: the packed one is written and synced under another name (`.part`), read back from the disk, and
+//! compared with what was written; then renamed, its directory synced, and only then the segment is
+//! removed, when nobody reads it ([`crate::disk::lease`]). Who finds both reads one of them.
+//!
+//! It goes through the recorder's door to the disk ([`crate::disk::Disk`]), so that tests fail each of
+//! its calls, and take its power after each.
 
+mod job;
 mod pack;
+mod part;
 mod seal;
 mod seekable;
 mod worker;
 
-pub use pack::pack;
 pub use seal::{Keys, Recipients};
 pub(crate) use seekable::Seekable;
 pub use worker::{ArchiveStatus, Worker};
@@ -51,4 +55,4 @@ impl How {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,5 +1,8 @@
 //! Packed segments give the same answers, and a crash costs nothing.
 
+mod crashes;
+mod jobs;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use age::secrecy::ExposeSecret;
 
-use super::pack::Packed;
+use super::job::{AGAIN, Job};
 use super::*;
 use crate::disk::{Disk, Real, lease};
 use crate::extract::{Extract, Query, Tally, find};
 use crate::filter::Filter;
 use crate::index::{Sidecar, rebuild};
-use crate::name::{Format, SegmentName};
+use crate::name::{Format, SegmentName, flows_file};
 use crate::read::Reader;
 use crate::read::tests::Maker;
 use crate::record::{Ledger, Quota};
@@ -21,36 +24,109 @@ use crate::testing::{Place, Traffic};
 
 type Answer = Vec<(u64, Vec<u8>)>;
 
-fn segment(sequence: u64) -> SegmentName {
-    SegmentName {
+/// A directory with a recording, and somebody's keys.
+pub(crate) struct Lab {
+    pub(crate) place: Place,
+    recipients: Recipients,
+    pub(crate) keys: Keys,
+}
+
+impl Lab {
+    pub(crate) fn new(name: &str) -> Self {
+        let place = Place::new(&format!("archive-{name}"));
+        let (recipients, keys) = pair();
+        Self {
+            place,
+            recipients,
+            keys,
+        }
+    }
+
+    fn path(&self, name: impl std::fmt::Display) -> PathBuf {
+        self.place.0.join(name.to_string())
+    }
+
+    /// Segments of `packets` packets each, with their indexes and flows.
+    pub(crate) fn record(&self, segments: std::ops::Range<u64>, packets: u64) -> Vec<SegmentName> {
+        let make = |sequence| {
+            let (name, bytes) = segment(sequence, packets);
+            fs::write(self.path(&name), bytes).unwrap();
+            rebuild(&self.path(&name)).unwrap();
+            fs::write(self.path(flows_file(&name.to_string())), "who with whom").unwrap();
+            name
+        };
+        segments.map(make).collect()
+    }
+
+    pub(crate) fn how(&self, level: Option<i32>, sealed: bool) -> How {
+        How {
+            level,
+            recipients: match sealed {
+                true => self.recipients.clone(),
+                false => Recipients::default(),
+            },
+        }
+    }
+
+    /// What packs all that is there, as of recorders before.
+    fn job(&self, how: How) -> (Job, Arc<Ledger>) {
+        job_on(Box::new(Real::new(false).0), &self.place.0, how)
+    }
+
+    /// Packs all that is there.
+    pub(crate) fn pack(&self, how: How) {
+        let (mut job, books) = self.job(how);
+        while job.round(Instant::now(), true, &mut || true) {}
+        assert_eq!(books.status().archive.unwrap().trouble, "");
+    }
+
+    fn ask(&self, expression: &str) -> (Answer, Tally, Vec<String>) {
+        ask(&self.place.0, expression, &self.keys)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let all = fs::read_dir(&self.place.0).unwrap();
+        let mut names: Vec<String> = all
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn empty(&self) {
+        for name in self.names() {
+            fs::remove_file(self.path(name)).unwrap();
+        }
+    }
+}
+
+fn job_on(disk: Box<dyn Disk>, dir: &Path, how: How) -> (Job, Arc<Ledger>) {
+    let books = Arc::new(Ledger::new("r", &["there".to_owned()]));
+    let dirs = vec![dir.to_owned()];
+    let job = Job::new(how, "r".into(), dirs, 100, Arc::clone(&books), disk);
+    (job, books)
+}
+
+/// Its name and content.
+fn segment(sequence: u64, packets: u64) -> (SegmentName, Vec<u8>) {
+    let name = SegmentName {
         recording: "r".into(),
         sequence,
         start_ns: 1_700_000_000_000_000_000 + sequence * 1_000_000_000,
         format: Format::Pcapng,
-    }
-}
-
-/// Segments of `packets` packets each, with their indexes.
-fn recording(place: &Place, segments: u64, packets: u64) -> Vec<SegmentName> {
-    let mut traffic = Traffic::new(7);
-    let make = |sequence| {
-        let name = segment(sequence);
-        let mut maker = Maker::ng(false);
-        maker.interface(1, 9);
-        for n in 0..packets {
-            let mut frame = match n % 5000 == 4000 {
-                true => Traffic::udp(0xc000_024d, 0x0a00_0001, 53, 99, 90),
-                false => traffic.busy(),
-            };
-            frame.extend([sequence as u8, n as u8]);
-            maker.packet(0, name.start_ns + n * 1000, &frame);
-        }
-        let path = place.0.join(name.to_string());
-        fs::write(&path, &maker.bytes).unwrap();
-        rebuild(&path).unwrap();
-        name
     };
-    (0..segments).map(make).collect()
+    let mut traffic = Traffic::new(7 + sequence);
+    let mut maker = Maker::ng(false);
+    maker.interface(1, 9);
+    for n in 0..packets {
+        let mut frame = match n % 5000 == 4000 {
+            true => Traffic::udp(0xc000_024d, 0x0a00_0001, 53, 99, 90),
+            false => traffic.busy(),
+        };
+        frame.extend([sequence as u8, n as u8]);
+        maker.packet(0, name.start_ns + n * 1000, &frame);
+    }
+    (name, maker.bytes)
 }
 
 fn ask(place: &Path, expression: &str, keys: &Keys) -> (Answer, Tally, Vec<String>) {
@@ -68,57 +144,35 @@ fn ask(place: &Path, expression: &str, keys: &Keys) -> (Answer, Tally, Vec<Strin
     (found, extract.tally(), problems)
 }
 
-fn names(place: &Place) -> Vec<String> {
-    let all = fs::read_dir(&place.0).unwrap();
-    let mut names: Vec<String> = all
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
-}
-
 /// Somebody's keys: for whom, and what opens it.
-fn pair(place: &Place, name: &str) -> (Recipients, Keys) {
+fn pair() -> (Recipients, Keys) {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
     let secret = age::x25519::Identity::generate();
-    let file = std::env::temp_dir().join(format!(
-        "{}-{name}.key",
-        place.0.file_name().unwrap().to_string_lossy()
+    // Relaxed: a number.
+    let place = Place::new(&format!(
+        "archive-key{}",
+        NEXT.fetch_add(1, Ordering::Relaxed)
     ));
+    let file = place.0.join("key");
     let text = format!("# a key\n\n{}\n", secret.to_string().expose_secret());
     fs::write(&file, text).unwrap();
-    let keys = Keys::read(std::slice::from_ref(&file)).unwrap();
-    fs::remove_file(file).unwrap();
+    let keys = Keys::read(&[file]).unwrap();
     let public = secret.to_public().to_string();
     (Recipients::new::<&Path>(&[public], &[]).unwrap(), keys)
 }
 
 #[test]
 fn packed_segments_give_the_same_answers_by_the_same_index() {
-    for (number, (level, sealed)) in [(Some(1), false), (None, true), (Some(3), true)]
-        .into_iter()
-        .enumerate()
-    {
-        let place = Place::new(&format!("archive-same-{number}"));
-        let segments = recording(&place, 2, 12_000);
-        let (recipients, keys) = pair(&place, "a");
+    for (level, sealed) in [(Some(1), false), (None, true), (Some(3), true)] {
+        let lab = Lab::new(&format!("same-{level:?}-{sealed}"));
+        lab.record(0..2, 12_000);
         let questions = ["", "host 192.0.2.77", "port 443 and not port 444"];
-        let before = questions.map(|question| ask(&place.0, question, &Keys::default()));
+        let before = questions.map(|question| lab.ask(question));
         assert!(before[1].1.chunks_skipped > 20, "{:?}", before[1].1);
-        let how = How {
-            level,
-            recipients: if sealed {
-                recipients
-            } else {
-                Recipients::default()
-            },
-        };
-        for segment in &segments {
-            let flows = place.0.join(crate::name::flows_file(&segment.to_string()));
-            fs::write(flows, "who spoke with whom").unwrap();
-            let packed = pack(&place.0, segment, &how, &mut || true).unwrap();
-            assert!(matches!(packed, Packed::Done(before, after) if before > 0 && after > 0));
-        }
-        let there = names(&place);
+        let how = lab.how(level, sealed);
+        lab.pack(how.clone());
+        let there = lab.names();
         assert_eq!(there.len(), 4, "{there:?}");
         let suffix = how.packing().suffix();
         let index = if sealed { ".vnx.age" } else { ".vnx" };
@@ -128,7 +182,7 @@ fn packed_segments_give_the_same_answers_by_the_same_index() {
                 .all(|name| name.ends_with(&format!(".pcapng{suffix}")) || name.ends_with(index))
         );
         for (question, (packets, tally, _)) in questions.into_iter().zip(before) {
-            let (got, with, problems) = ask(&place.0, question, &keys);
+            let (got, with, problems) = lab.ask(question);
             assert!(problems.is_empty(), "{problems:?}");
             assert!(
                 got == packets,
@@ -138,164 +192,95 @@ fn packed_segments_give_the_same_answers_by_the_same_index() {
             );
             assert_eq!(with, tally, "{question}");
         }
+        let path = find(std::slice::from_ref(&lab.place.0)).unwrap()[0]
+            .path
+            .clone();
         if sealed {
-            let (_, others) = pair(&place, "b");
             for (keys, words) in [
                 (Keys::default(), "--identity"),
-                (others, "none of the keys"),
+                (pair().1, "none of the keys"),
             ] {
-                let (got, _, problems) = ask(&place.0, "", &keys);
+                let (got, _, problems) = ask(&lab.place.0, "", &keys);
                 assert!(got.is_empty());
                 assert_eq!(problems.len(), 2);
                 assert!(problems[0].contains(words), "{problems:?}");
             }
             // Its index is not made anew in the open.
-            let path = find(std::slice::from_ref(&place.0)).unwrap()[0]
-                .path
-                .clone();
             assert!(!rebuild(&path).unwrap());
         } else {
-            let path = find(std::slice::from_ref(&place.0)).unwrap()[0]
-                .path
-                .clone();
             fs::remove_file(Sidecar::path_of(&path)).unwrap();
             assert!(rebuild(&path).unwrap());
             assert!(!rebuild(&path).unwrap());
         }
-        assert_eq!(names(&place).len(), 4);
+        assert_eq!(lab.names().len(), 4);
     }
 }
 
 #[test]
-fn whatever_a_crash_leaves_each_packet_is_read_once() {
-    let place = Place::new("archive-crash");
-    let segments = recording(&place, 1, 3000);
-    let plain = place.0.join(segments[0].to_string());
-    let index = place.0.join(segments[0].index());
-    let (bytes, index_bytes) = (fs::read(&plain).unwrap(), fs::read(&index).unwrap());
-    let (recipients, keys) = pair(&place, "a");
-    let (expected, ..) = ask(&place.0, "", &keys);
-    for sealed in [false, true] {
-        let how = How {
-            level: Some(1),
-            recipients: if sealed {
-                recipients.clone()
-            } else {
-                Recipients::default()
-            },
-        };
-        let finished = |state: &str| {
-            let (got, _, problems) = ask(&place.0, "", &keys);
-            assert!(
-                problems.is_empty() && got == expected,
-                "{state}: {problems:?}"
-            );
-            let packed = pack(&place.0, &segments[0], &how, &mut || true).unwrap();
-            assert!(matches!(packed, Packed::Done(..)), "{state}: {packed:?}");
-            let (got, _, problems) = ask(&place.0, "", &keys);
-            assert!(
-                problems.is_empty() && got == expected,
-                "{state}: {problems:?}"
-            );
-            names(&place)
-        };
-        let suffix = how.packing().suffix();
-        // Killed while it was written.
-        fs::write(&plain, &bytes).unwrap();
-        fs::write(&index, &index_bytes).unwrap();
-        fs::write(
-            plain.with_extension(format!("pcapng{suffix}.part")),
-            &bytes[..999],
-        )
+fn the_time_and_the_rights_of_a_segment_stay() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let lab = Lab::new("time");
+    let segments = lab.record(0..1, 100);
+    let plain = lab.path(&segments[0]);
+    let at = std::time::UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789);
+    fs::File::options()
+        .write(true)
+        .open(&plain)
+        .unwrap()
+        .set_modified(at)
         .unwrap();
-        let done = finished("a part of it");
-        assert_eq!(done.len(), 2, "{done:?}");
-        // Killed before the segment was removed.
-        fs::write(&plain, &bytes).unwrap();
-        assert_eq!(finished("both"), done);
-        fs::write(&plain, &bytes).unwrap();
-        fs::write(&index, &index_bytes).unwrap();
-        assert_eq!(finished("both, and the index"), done);
-        if sealed {
-            // Killed before the index was removed.
-            fs::write(&index, &index_bytes).unwrap();
-            let job = ledger("r-x.pcapng");
-            Worker::start(how.clone(), "r".into(), vec![place.0.clone()], 100, job)
-                .unwrap()
-                .finish();
-            assert_eq!(names(&place), done);
-        }
-        for name in names(&place) {
-            fs::remove_file(place.0.join(name)).unwrap();
-        }
-    }
+    lab.pack(lab.how(Some(1), true));
+    let packed = fs::metadata(lab.path(format!("{}.zst.age", segments[0]))).unwrap();
+    assert_eq!(packed.modified().unwrap(), at);
+    assert_eq!(packed.permissions().mode() & 0o137, 0);
 }
 
 #[test]
-fn who_reads_a_segment_keeps_it_and_who_gives_up_leaves_nothing() {
-    let place = Place::new("archive-lease");
-    let segments = recording(&place, 1, 3000);
-    let how = How {
-        level: Some(1),
-        ..How::default()
-    };
-    let before = names(&place);
-    let refused = pack(&place.0, &segments[0], &how, &mut || false).unwrap_err();
-    assert_eq!(refused.kind(), std::io::ErrorKind::Interrupted);
-    assert_eq!(names(&place), before);
-    let held = lease(&place.0.join(segments[0].to_string())).unwrap();
-    let flows = place
-        .0
-        .join(crate::name::flows_file(&segments[0].to_string()));
-    fs::write(&flows, "who spoke with whom").unwrap();
-    let packed = pack(&place.0, &segments[0], &how, &mut || true).unwrap();
-    assert!(matches!(packed, Packed::Leased(..)), "{packed:?}");
-    assert!(!flows.exists(), "they go before the segment does");
-    assert_eq!(names(&place).len(), 3);
-    assert_eq!(ask(&place.0, "", &Keys::default()).0.len(), 3000);
-    drop(held);
-    let packed = pack(&place.0, &segments[0], &how, &mut || true).unwrap();
-    assert!(matches!(packed, Packed::Done(..)), "{packed:?}");
-    assert_eq!(names(&place).len(), 2);
-    // It is recycled while somebody packs it.
-    let segments = recording(&place, 2, 100);
-    let path = place.0.join(segments[1].to_string());
-    let mut remove = || {
-        let _ = fs::remove_file(&path);
+fn what_the_disk_spoils_does_not_take_the_place_of_the_segment() {
+    let lab = Lab::new("spoilt");
+    let segments = lab.record(0..1, 12_000);
+    let part = lab.path(format!("{}.zst.part", segments[0]));
+    let (mut job, books) = lab.job(lab.how(Some(1), false));
+    let mut spoilt = false;
+    let mut pulse = || {
+        // Once it is whole it ends with its table.
+        let whole = fs::read(&part).unwrap_or_default();
+        if !spoilt && whole.ends_with(&[0xb1, 0xea, 0x92, 0x8f]) {
+            let mut bytes = whole;
+            bytes[99] ^= 1;
+            fs::write(&part, bytes).unwrap();
+            spoilt = true;
+        }
         true
     };
-    assert_eq!(
-        pack(&place.0, &segments[1], &how, &mut remove).unwrap(),
-        Packed::Gone
-    );
-    assert!(names(&place).iter().all(|name| !name.ends_with(".part")));
+    let now = Instant::now();
+    assert!(job.round(now, false, &mut pulse));
+    assert!(spoilt);
+    job.tell();
+    let trouble = books.status().archive.unwrap().trouble;
+    assert!(trouble.contains("is not what was written"), "{trouble}");
+    assert_eq!(lab.names().len(), 3, "{:?}", lab.names());
+    assert!(lab.path(&segments[0]).exists());
+    assert!(job.round(now + AGAIN, false, &mut || true));
+    assert_eq!(lab.ask("").0.len(), 12_000);
+    assert!(!lab.path(&segments[0]).exists());
 }
 
 #[test]
 fn damage_is_told_and_nothing_else_is_read_in_its_place() {
-    let place = Place::new("archive-damage");
-    let segments = recording(&place, 1, 12_000);
-    let (recipients, keys) = pair(&place, "a");
-    let (expected, ..) = ask(&place.0, "", &keys);
     for sealed in [false, true] {
-        let how = How {
-            level: Some(1),
-            recipients: if sealed {
-                recipients.clone()
-            } else {
-                Recipients::default()
-            },
-        };
-        let mut again = recording(&place, 1, 12_000);
-        pack(&place.0, &again.remove(0), &how, &mut || true).unwrap();
-        let path = find(std::slice::from_ref(&place.0)).unwrap()[0]
+        let lab = Lab::new(&format!("damage-{sealed}"));
+        lab.record(0..1, 12_000);
+        let (expected, ..) = lab.ask("");
+        lab.pack(lab.how(Some(1), sealed));
+        let path = find(std::slice::from_ref(&lab.place.0)).unwrap()[0]
             .path
             .clone();
         let mut bytes = fs::read(&path).unwrap();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
         fs::write(&path, bytes).unwrap();
-        let (got, _, problems) = ask(&place.0, "", &keys);
+        let (got, _, problems) = lab.ask("");
         assert!(!problems.is_empty());
         assert!(
             got.len() < expected.len() && !got.is_empty(),
@@ -306,139 +291,44 @@ fn damage_is_told_and_nothing_else_is_read_in_its_place() {
             got.iter()
                 .all(|packet| expected.binary_search(packet).is_ok())
         );
-        for name in names(&place) {
-            fs::remove_file(place.0.join(name)).unwrap();
-        }
-    }
-    assert_eq!(segments.len(), 1);
-}
-
-/// Books of one directory whose segment at work has this name.
-fn ledger(at_work: &str) -> Arc<Ledger> {
-    let ledger = Ledger::new("r", &["there".to_owned()]);
-    ledger.lane(0, |lane| {
-        at_work.clone_into(&mut lane.segment);
-        lane.open = true;
-    });
-    Arc::new(ledger)
-}
-
-fn eventually(what: &str, mut test: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
-    while !test() {
-        assert!(Instant::now() < limit, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-#[test]
-fn the_worker_packs_what_is_closed_and_leaves_the_rest() {
-    let place = Place::new("archive-worker");
-    let segments = recording(&place, 5, 500);
-    let books = ledger(&segments[3].to_string());
-    let how = How {
-        level: Some(1),
-        ..How::default()
-    };
-    let start = || {
-        let (how, books) = (how.clone(), Arc::clone(&books));
-        Worker::start(how, "r".into(), vec![place.0.clone()], 0, books).unwrap()
-    };
-    let worker = start();
-    let status = || books.status().archive.unwrap();
-    eventually("three are packed", || status().segments == 3);
-    worker.finish();
-    let plain = |n: usize| place.0.join(segments[n].to_string()).exists();
-    assert_eq!(
-        [0, 1, 2, 3, 4].map(plain),
-        [false, false, false, true, true]
-    );
-    // The recorder ends: its segment is closed. The fifth is nobody's yet.
-    books.lane(0, |lane| lane.open = false);
-    start().finish();
-    assert_eq!([3, 4].map(plain), [false, true]);
-    assert_eq!((status().segments, status().waiting), (4, 0));
-    assert!(status().bytes_after > 0 && status().bytes_before > status().bytes_after);
-}
-
-#[test]
-fn what_is_too_slow_leaves_the_oldest_as_they_are_or_only_encrypts_them() {
-    for sealed in [false, true] {
-        let place = Place::new(&format!("archive-slow-{sealed}"));
-        let segments = recording(&place, 20, 20);
-        let books = ledger("none");
-        let recipients = match sealed {
-            true => pair(&place, "a").0,
-            false => Recipients::default(),
-        };
-        let how = How {
-            level: Some(1),
-            recipients,
-        };
-        let dirs = vec![place.0.clone()];
-        let worker = Worker::start(how, "r".into(), dirs, 100, Arc::clone(&books)).unwrap();
-        let status = || books.status().archive.unwrap();
-        let wanted = if sealed { 20 } else { 16 };
-        eventually("the rest is packed", || status().segments == wanted);
-        worker.finish();
-        let status = status();
-        assert_eq!(
-            (status.left, status.hurried),
-            if sealed { (0, 4) } else { (4, 0) }
-        );
-        let suffix = if sealed { ".age" } else { "" };
-        for (n, segment) in segments.iter().enumerate() {
-            let path = place.0.join(format!("{segment}{suffix}"));
-            assert_eq!(path.exists(), n < 4, "{}", path.display());
-        }
     }
 }
 
 #[test]
 fn a_quota_counts_and_recycles_packed_segments() {
-    let place = Place::new("archive-quota");
-    let segments = recording(&place, 4, 500);
-    let (recipients, _) = pair(&place, "a");
-    for (n, segment) in segments.iter().enumerate() {
-        let how = How {
-            level: (n % 2 == 0).then_some(1),
-            recipients: if n > 1 {
-                recipients.clone()
-            } else {
-                Recipients::default()
-            },
-        };
-        if n != 1 {
-            pack(&place.0, segment, &how, &mut || true).unwrap();
-        }
+    let lab = Lab::new("quota");
+    for (sequence, (level, sealed)) in [(Some(1), false), (Some(1), true), (None, true)]
+        .into_iter()
+        .enumerate()
+    {
+        lab.record(sequence as u64..sequence as u64 + 1, 500);
+        lab.pack(lab.how(level, sealed));
     }
-    fs::write(place.0.join(format!("{}.zst.part", segments[3])), "x").unwrap();
+    lab.record(3..4, 500);
+    let segments = lab.record(4..5, 500);
+    fs::write(lab.path(format!("{}.zst.part", segments[0])), "x").unwrap();
     let mut disk = Real::new(false).0;
-    let all: u64 = disk
-        .list(&place.0)
-        .unwrap()
-        .iter()
-        .map(|entry| entry.bytes)
-        .sum();
-    let keep = Some(segments[3].sequence);
+    let entries = disk.list(&lab.place.0).unwrap();
+    let all: u64 = entries.iter().map(|entry| entry.bytes).sum();
+    let keep = Some(segments[0].sequence);
     let mut enforce = |bytes| {
         Quota::Bytes(bytes)
-            .enforce(&mut disk, &place.0, "r", keep, 0)
+            .enforce(&mut disk, &lab.place.0, "r", keep, 0)
             .unwrap()
     };
     assert_eq!(enforce(all), (0, true));
     assert_eq!(enforce(all - 1), (1, true));
     let (removed, enough) = enforce(0);
-    assert_eq!((removed, enough), (2, false));
-    // Each went with its index; what is being written stays.
-    let left = names(&place);
-    assert_eq!(left.len(), 3, "{left:?}");
-    assert!(left.iter().all(|name| name.starts_with("r-0000000003-")));
+    assert_eq!((removed, enough), (3, false));
+    // Each went with what is beside it; what is being written stays.
+    let left = lab.names();
+    assert_eq!(left.len(), 4, "{left:?}");
+    assert!(left.iter().all(|name| name.starts_with("r-0000000004-")));
 }
 
 #[test]
 fn keys_that_are_none_are_told_of() {
-    let place = Place::new("archive-keys");
+    let place = Place::new("archive-no-keys");
     let told = |text: &str| Recipients::new::<&Path>(&[text.into()], &[]).unwrap_err();
     assert!(told("ssh-ed25519 AAAA").contains("no public key of age"));
     assert!(told("AGE-SECRET-KEY-1QQQ").contains("secret key"));

@@ -1,17 +1,15 @@
 //! The thread that packs segments while a recorder is at work.
 
-use std::collections::{HashMap, HashSet};
-use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use super::How;
-use super::pack::{Packed, is_bare_index, pack};
-use crate::disk::remove_unless_leased;
-use crate::name::{SegmentName, unpacked};
+use super::job::Job;
+use crate::disk::Real;
 use crate::record::Ledger;
 
 /// What was packed.
@@ -38,6 +36,7 @@ pub struct ArchiveStatus {
 pub struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    ledger: Arc<Ledger>,
 }
 
 #[derive(Debug)]
@@ -64,28 +63,35 @@ impl Worker {
         first: u64,
         ledger: Arc<Ledger>,
     ) -> io::Result<Self> {
+        let disk = Box::new(Real::new(false).0);
+        let job = Job::new(
+            how,
+            recording,
+            directories,
+            first,
+            Arc::clone(&ledger),
+            disk,
+        );
+        Self::of(job, ledger)
+    }
+
+    pub(super) fn of(mut job: Job, ledger: Arc<Ledger>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             began: Instant::now(),
             pressed: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        ledger.archive(|_| {});
-        let mut job = Job {
-            how,
-            recording,
-            directories,
-            first,
-            ledger,
-            shared: Arc::clone(&shared),
-            left: HashSet::new(),
-            leased: HashMap::new(),
-        };
+        let (inside, books) = (Arc::clone(&shared), Arc::clone(&ledger));
         let thread = std::thread::Builder::new().name("vnplug-archive".into());
-        let thread = thread.spawn(move || job.run())?;
+        let thread = thread.spawn(move || {
+            let _told = Told(books);
+            inside.drive(&mut job);
+        })?;
         Ok(Self {
             shared,
             thread: Some(thread),
+            ledger,
         })
     }
 
@@ -99,30 +105,49 @@ impl Worker {
     /// The recorder has ended and its segments are closed: packs what is left, as far as that goes.
     pub fn finish(mut self) {
         self.shared.ended.store(true, Ordering::Relaxed);
-        let limit = Instant::now() + LAST;
-        while let Some(thread) = self.thread.take_if(|thread| !thread.is_finished()) {
-            if Instant::now() >= limit {
+        self.end(LAST, GRACE);
+    }
+
+    /// Has it stop after this time, and leaves it where it is if it does not.
+    pub(super) fn end(&mut self, patience: Duration, grace: Duration) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        let limit = Instant::now() + patience;
+        while !thread.is_finished() {
+            let now = Instant::now();
+            if now >= limit {
+                // Relaxed: nothing else is handed over.
                 self.shared.stop.store(true, Ordering::Relaxed);
             }
+            if now >= limit + grace {
+                let what = "the disk stands still: what is packed at the moment is left";
+                log::error!("{what}");
+                self.ledger.archive(|status| status.trouble = what.into());
+                return;
+            }
             sleep(Duration::from_millis(10));
-            self.thread = Some(thread);
         }
-        if self
-            .thread
-            .take()
-            .is_some_and(|thread| thread.join().is_err())
-        {
-            log::error!("the thread that packs segments panicked");
-        }
+        // What a panic said is told.
+        let _ = thread.join();
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Relaxed: nothing else is handed over.
-        self.shared.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        self.end(Duration::ZERO, GRACE);
+    }
+}
+
+/// Tells of a panic of the thread.
+struct Told(Arc<Ledger>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let what = "the thread that packs segments panicked";
+            log::error!("{what}");
+            self.0.archive(|status| status.trouble = what.into());
         }
     }
 }
@@ -146,160 +171,31 @@ impl Shared {
             sleep(STEP);
         }
     }
-}
 
-struct Job {
-    how: How,
-    recording: String,
-    directories: Vec<PathBuf>,
-    first: u64,
-    ledger: Arc<Ledger>,
-    shared: Arc<Shared>,
-    /// Segments that are left as they are.
-    left: HashSet<SegmentName>,
-    /// Segments that somebody reads, and when to look again.
-    leased: HashMap<SegmentName, Instant>,
-}
-
-impl Job {
-    fn run(&mut self) {
+    fn drive(&self, job: &mut Job) {
         // Without it, it is as important as the recorder; the machine decides.
         let _ = rustix::process::setpriority_process(None, LOWEST);
-        let mut not_before = Instant::now();
-        while !self.shared.stops() {
+        while !self.stops() {
             // Before looking: what is closed until then is seen.
-            let ended = self.shared.ended.load(Ordering::Relaxed);
-            let waiting = self.waiting();
-            self.ledger
-                .archive(|status| status.waiting = waiting.len() as u64);
-            let now = Instant::now();
-            let is_leased = |segment| self.leased.get(segment).is_some_and(|&until| now < until);
-            let next = waiting.iter().find(|(_, segment)| !is_leased(segment));
-            let next = next.filter(|_| ended || now >= not_before);
-            let Some((lane, segment)) = next else {
+            let ended = self.ended.load(Ordering::Relaxed);
+            if !job.round(Instant::now(), ended, &mut || self.pulse()) {
                 if ended {
-                    break;
+                    return;
                 }
                 self.nap();
-                continue;
-            };
-            let hurries = waiting.len() > MOST_WAITING && !ended;
-            match self.one(*lane, segment, hurries) {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => {
-                    let what = format!("{segment}: {error}");
-                    log::warn!("{what}");
-                    self.ledger.archive(|status| status.trouble = what);
-                    if ended {
-                        break;
-                    }
-                    not_before = Instant::now() + AGAIN;
-                }
             }
         }
-        let waiting = self.waiting().len() as u64;
-        self.ledger.archive(|status| status.waiting = waiting);
+        job.tell();
     }
 
     fn nap(&self) {
         for _ in 0..NAPS {
-            if self.shared.stops() || self.shared.ended.load(Ordering::Relaxed) {
+            if self.stops() || self.ended.load(Ordering::Relaxed) {
                 return;
             }
             sleep(STEP);
         }
     }
-
-    /// Packs one segment.
-    fn one(&mut self, lane: usize, segment: &SegmentName, hurries: bool) -> io::Result<()> {
-        let mut how = self.how.clone();
-        if hurries {
-            if how.recipients.is_empty() {
-                self.left.insert(segment.clone());
-                let left = self.left.len() as u64;
-                log::warn!("{segment} stays as it is: compression is slower than the recording");
-                self.ledger.archive(|status| status.left = left);
-                return Ok(());
-            }
-            how.level = None;
-        }
-        let dir = &self.directories[lane];
-        let known = is_packed(dir, segment);
-        let packed = pack(dir, segment, &how, &mut || self.shared.pulse())?;
-        if let Packed::Leased(..) = packed {
-            self.leased.insert(segment.clone(), Instant::now() + LEASED);
-        } else {
-            self.leased.remove(segment);
-        }
-        let (Packed::Done(before, after) | Packed::Leased(before, after)) = packed else {
-            return Ok(());
-        };
-        if !known {
-            let hurried = u64::from(hurries && self.how.level.is_some());
-            self.ledger.archive(|status| {
-                status.segments += 1;
-                status.bytes_before += before;
-                status.bytes_after += after;
-                status.hurried += hurried;
-                status.trouble.clear();
-            });
-        }
-        Ok(())
-    }
-
-    /// The closed segments that are not packed, the oldest first.
-    fn waiting(&self) -> Vec<(usize, SegmentName)> {
-        let status = self.ledger.status();
-        let mut found = Vec::new();
-        for (lane, dir) in self.directories.iter().enumerate() {
-            let known = status.lanes.get(lane);
-            let at_work = known.and_then(|known| SegmentName::parse(&known.segment));
-            let is_open = known.is_some_and(|known| known.open);
-            let is_closed = |segment: &SegmentName| match &at_work {
-                _ if segment.sequence < self.first => true,
-                Some(at_work) if segment.sequence == at_work.sequence => !is_open,
-                Some(at_work) => segment.sequence < at_work.sequence,
-                None => false,
-            };
-            let Ok(entries) = std::fs::read_dir(dir) else {
-                continue;
-            };
-            for entry in entries.flatten() {
-                let name = entry.file_name();
-                let Some(name) = name.to_str() else { continue };
-                if self.how.packing().age
-                    && is_ours(name, &self.recording)
-                    && is_bare_index(dir, name)
-                {
-                    // Its recorder was killed between the segment and this.
-                    let _ = remove_unless_leased(&dir.join(name));
-                }
-                let plain = unpacked(name).0 == name;
-                let segment = SegmentName::parse(name).filter(|_| plain);
-                let ours = |segment: &SegmentName| {
-                    segment.recording == self.recording
-                        && is_closed(segment)
-                        && !self.left.contains(segment)
-                };
-                found.extend(segment.filter(ours).map(|segment| (lane, segment)));
-            }
-        }
-        found.sort_by_key(|(_, segment)| segment.sequence);
-        found
-    }
-}
-
-/// Whether an index is of this recording.
-fn is_ours(index: &str, recording: &str) -> bool {
-    let stem = index.strip_suffix(crate::name::INDEX);
-    let segment = stem.and_then(|stem| SegmentName::parse(&format!("{stem}.pcapng")));
-    segment.is_some_and(|segment| segment.recording == recording)
-}
-
-fn is_packed(dir: &Path, segment: &SegmentName) -> bool {
-    let mut packings = crate::name::Packing::ALL.into_iter().skip(1);
-    packings.any(|packing| dir.join(format!("{segment}{}", packing.suffix())).exists())
 }
 
 const LOWEST: i32 = 19;
@@ -307,11 +203,7 @@ const PRESSED_MS: u64 = 1000;
 const STEP: Duration = Duration::from_millis(50);
 /// A look at the directories every second.
 const NAPS: u32 = 20;
-/// A segment that somebody reads.
-const LEASED: Duration = Duration::from_secs(1);
-/// After an error.
-const AGAIN: Duration = Duration::from_secs(10);
-/// With more segments waiting, the oldest stay as they are, or are encrypted only.
-const MOST_WAITING: usize = 16;
-/// How long the end may take.
+/// How long the end may take,
 const LAST: Duration = Duration::from_secs(30);
+/// and a call of the disk, or a frame of zstd's, then.
+const GRACE: Duration = Duration::from_secs(10);

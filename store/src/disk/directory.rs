@@ -19,7 +19,7 @@ pub fn make_directory(path: &Path) -> io::Result<()> {
 }
 
 /// fsync(2) of a directory.
-pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
+pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = open(path, flags, Mode::empty()).map_err(errno)?;
     fsync(dir).map_err(errno)

@@ -57,7 +57,7 @@ pub fn remove_unless_leased(path: &Path) -> io::Result<bool> {
 }
 
 /// Does not wait for the other end of a FIFO, which is refused as everything that is no file.
-fn open_regular(path: &Path, access: OFlags) -> Result<OwnedFd, Errno> {
+pub(super) fn open_regular(path: &Path, access: OFlags) -> Result<OwnedFd, Errno> {
     let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = open(path, flags, Mode::empty())?;
     match FileType::from_raw_mode(fstat(&file)?.st_mode) {

@@ -1,4 +1,5 @@
-//! The door to the disk: every file operation of the recorder goes through [`Disk`].
+//! The door to the disk: every file operation of the recorder, and of the packing of what
+//! it closed, goes through [`Disk`].
 //!
 //! | implementation | what for |
 //! |---|---|
@@ -21,7 +22,6 @@ use std::path::Path;
 
 pub use buffer::{BLOCK, Buffer};
 pub use directory::make_directory;
-pub(crate) use directory::sync_directory;
 pub use lease::{lease, remove_unless_leased};
 pub use real::{Real, Way};
 pub use sim::{Fault, Image, Sim};
@@ -85,6 +85,19 @@ pub trait Disk: Debug + Send {
     /// # Errors
     /// Those of open(2) and read(2).
     fn load(&mut self, path: &Path) -> io::Result<Option<Vec<u8>>>;
+
+    /// Reads of a file from `offset` on, which is a multiple of [`BLOCK`]: what the disk has, not the page
+    /// cache, where the file system lets us. Fewer bytes than `into` has are read only at the file's end.
+    ///
+    /// # Errors
+    /// Those of open(2) and read(2); `EINVAL` if it is no regular file.
+    fn read(&mut self, path: &Path, offset: u64, into: &mut Buffer) -> io::Result<usize>;
+
+    /// Gives the open file the time at which another one was changed.
+    ///
+    /// # Errors
+    /// Those of stat(2) and futimens(3).
+    fn date(&mut self, like: &Path) -> io::Result<()>;
 
     /// Appends to a small file, which is made if it is not there. Nothing depends on it: it is not synced,
     /// and a disk that cannot do it says `Unsupported`.

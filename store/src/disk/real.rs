@@ -3,16 +3,19 @@
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::fs::{
-    Advice, FallocateFlags, FileType, FlockOperation, Mode, OFlags, fadvise, fallocate,
-    fcntl_getfl, fcntl_setfl, fdatasync, flock, fstat, fsync, ftruncate, open, statvfs,
+    Advice, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps,
+    UTIME_OMIT, fadvise, fallocate, fcntl_getfl, fcntl_setfl, fdatasync, flock, fstat, fsync,
+    ftruncate, futimens, open, stat, statvfs,
 };
-use rustix::io::{Errno, pwrite};
+use rustix::io::{Errno, pread, pwrite};
 
 use super::directory::sync_directory;
+use super::lease::open_regular;
 use super::uring::Uring;
 use super::{Buffer, Disk, Entry, Space, Write, Written, errno, remove_unless_leased};
 
@@ -214,6 +217,43 @@ impl Disk for Real {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    fn read(&mut self, path: &Path, offset: u64, into: &mut Buffer) -> io::Result<usize> {
+        let file = open_regular(path, OFlags::RDONLY).map_err(errno)?;
+        let status = fcntl_getfl(&file).map_err(errno)?;
+        // Where there is no O_DIRECT the page cache is all there is (tmpfs), or is emptied of it first.
+        if fcntl_setfl(&file, status | OFlags::DIRECT).is_err() {
+            let len = NonZeroU64::new(into.len() as u64);
+            let _ = fadvise(&file, offset, len, Advice::DontNeed);
+        }
+        let rest = (fstat(&file).map_err(errno)?.st_size as u64).saturating_sub(offset);
+        let wanted = usize::try_from(rest).map_or(into.len(), |rest| rest.min(into.len()));
+        let read = loop {
+            match pread(&file, &mut into[..], offset) {
+                Err(Errno::INTR) => {}
+                read => break read.map_err(errno)?,
+            }
+        };
+        match read >= wanted {
+            true => Ok(wanted),
+            false => Err(errno(Errno::IO)),
+        }
+    }
+
+    fn date(&mut self, like: &Path) -> io::Result<()> {
+        let about = stat(like).map_err(errno)?;
+        let times = Timestamps {
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT,
+            },
+            last_modification: Timespec {
+                tv_sec: about.st_mtime,
+                tv_nsec: about.st_mtime_nsec as _,
+            },
+        };
+        futimens(self.file()?, &times).map_err(errno)
     }
 
     fn append(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {

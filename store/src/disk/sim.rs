@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::io::Errno;
 
 use self::platter::Platter;
-use super::{Disk, Entry, Space, Write, Written, errno};
+use super::{Buffer, Disk, Entry, Space, Write, Written, errno};
 
 /// What the disk does to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -335,6 +335,21 @@ impl Disk for Sim {
     fn load(&mut self, path: &Path) -> io::Result<Option<Vec<u8>>> {
         self.call().map_err(fault_error)?;
         Ok(self.with(|shared| shared.files.get(path).cloned()))
+    }
+
+    fn read(&mut self, path: &Path, offset: u64, into: &mut Buffer) -> io::Result<usize> {
+        self.call().map_err(fault_error)?;
+        self.with(|shared| {
+            let file = shared.files.get(path).ok_or_else(|| errno(Errno::NOENT))?;
+            let rest = file.get(offset as usize..).unwrap_or_default();
+            let len = rest.len().min(into.len());
+            into[..len].copy_from_slice(&rest[..len]);
+            Ok(len)
+        })
+    }
+
+    fn date(&mut self, _like: &Path) -> io::Result<()> {
+        self.call().map_err(fault_error)
     }
 
     fn append(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {

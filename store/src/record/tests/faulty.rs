@@ -96,6 +96,16 @@ impl Disk for Faulty {
         self.disk.load(path)
     }
 
+    fn read(&mut self, path: &Path, offset: u64, into: &mut Buffer) -> io::Result<usize> {
+        self.call()?;
+        self.disk.read(path, offset, into)
+    }
+
+    fn date(&mut self, like: &Path) -> io::Result<()> {
+        self.call()?;
+        self.disk.date(like)
+    }
+
     fn append(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         self.call()?;
         self.disk.append(path, bytes)
