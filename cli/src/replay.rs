@@ -11,6 +11,7 @@ use vnplug_store::replay::{
     play,
 };
 
+use crate::extract::keys;
 use crate::failure::{Failure, OK, Outcome};
 use crate::text::{self, escape, grouped};
 use crate::{out, sys};
@@ -55,6 +56,9 @@ pub(crate) struct Replay {
     /// Frames of which only the beginning was recorded
     #[arg(long, value_enum, default_value_t = Cut::Refuse)]
     snapped: Cut,
+    /// File with a secret key of age, which opens encrypted recordings; several can be given
+    #[arg(short, long, value_name = "FILE")]
+    identity: Vec<PathBuf>,
     /// To an interface: past its queueing discipline (faster; captures on the interface miss the frames)
     #[arg(long)]
     bypass: bool,
@@ -105,6 +109,7 @@ impl Replay {
                 Cut::Send => Snapped::Cut,
                 Cut::Pad => Snapped::Pad,
             },
+            keys: keys(&self.identity)?,
         };
         match &self.to {
             Target::Interface(name) => {

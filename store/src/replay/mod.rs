@@ -38,6 +38,7 @@ pub use self::spread::Spread;
 pub use self::wire::{Wire, WireError};
 
 use self::pieces::{Frame, Item, Kind, Piece};
+use crate::archive::Keys;
 use crate::read::ReadError;
 
 /// What is to be played, and how.
@@ -53,6 +54,8 @@ pub struct Order {
     pub limit: Option<u64>,
     /// What becomes of frames of which only the beginning was recorded.
     pub snapped: Snapped,
+    /// What opens files that are encrypted.
+    pub keys: Keys,
 }
 
 /// What became of it all.
@@ -121,7 +124,7 @@ pub fn play(
     let (back, used) = channel();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            pieces::read(&order.files, order.rounds, order.snapped, &to, &used);
+            pieces::read(order, &to, &used);
         });
         let mut player = Player {
             limit: order.limit.unwrap_or(u64::MAX),

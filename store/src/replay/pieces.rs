@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError};
 
+use super::Order;
 use super::files::File;
 use crate::read::{End, Packet, ReadError, Reader};
 
@@ -121,19 +122,13 @@ impl Piece {
     }
 }
 
-/// Reads all files `rounds` times (`None`: without end) and hands them over until nobody wants more.
-/// `used` brings pieces back that were played.
-pub(super) fn read(
-    files: &[File],
-    rounds: Option<u64>,
-    snapped: Snapped,
-    to: &SyncSender<Item>,
-    used: &Receiver<Piece>,
-) {
+/// Reads all files as often as they are played and hands them over until nobody wants more. `used`
+/// brings pieces back that were played.
+pub(super) fn read(order: &Order, to: &SyncSender<Item>, used: &Receiver<Piece>) {
     let mut round = 0;
-    while rounds.is_none_or(|rounds| round < rounds) {
-        for (number, file) in files.iter().enumerate() {
-            if read_file(file, number == 0, snapped, to, used).is_none() {
+    while order.rounds.is_none_or(|rounds| round < rounds) {
+        for (number, file) in order.files.iter().enumerate() {
+            if read_file(order, file, number == 0, to, used).is_none() {
                 return;
             }
         }
@@ -146,14 +141,14 @@ pub(super) fn read(
 
 /// `None` if nobody wants more.
 fn read_file(
+    order: &Order,
     file: &File,
     is_first: bool,
-    snapped: Snapped,
     to: &SyncSender<Item>,
     used: &Receiver<Piece>,
 ) -> Option<()> {
     let fail = |error| to.send(Item::Failed(error)).ok();
-    let mut reader = match Reader::open(&file.path) {
+    let mut reader = match Reader::open_with(&file.path, &order.keys) {
         Ok(reader) => reader,
         Err(error) => return fail(error),
     };
@@ -166,7 +161,7 @@ fn read_file(
             match reader.read() {
                 Ok(Some(packet)) => {
                     piece.add(&packet, std::mem::take(&mut begins));
-                    piece.judge(packet.wire_len as usize, packet.link_type, snapped);
+                    piece.judge(packet.wire_len as usize, packet.link_type, order.snapped);
                 }
                 Ok(None) => {
                     ended = true;

@@ -3,6 +3,7 @@ use std::io;
 use std::path::Path;
 
 use super::*;
+use crate::archive::tests::Lab;
 
 /// A clock that jumps to where it is waited for, and oversleeps by `late`.
 struct Fake {
@@ -133,6 +134,7 @@ fn order(path: &Path, pace: Pace) -> Order {
         rounds: Some(1),
         limit: None,
         snapped: Snapped::Refuse,
+        keys: Keys::default(),
     }
 }
 
@@ -336,4 +338,19 @@ fn a_round_without_a_frame_that_is_sent_is_the_last() {
         let report = go(&order, &mut clock(0), &mut memory());
         assert_eq!((report.frames, report.refused.total()), (0, 1));
     }
+}
+
+#[test]
+fn an_encrypted_recording_is_played_by_who_has_its_key() {
+    let lab = Lab::new("played");
+    lab.record(0..2, 50);
+    lab.pack(lab.how(Some(1), true));
+    let mut order = order(&lab.place.0, Pace::Top);
+    let report = go(&order, &mut clock(0), &mut memory());
+    assert_eq!((report.frames, report.failed.len()), (0, 2));
+    let why = report.failed[0].to_string();
+    assert!(why.contains("--identity"), "{why}");
+    order.keys = lab.keys.clone();
+    let report = go(&order, &mut clock(0), &mut memory());
+    assert_eq!((report.frames, report.failed.len()), (100, 0));
 }
