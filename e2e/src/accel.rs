@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::child::Tethered;
+use crate::error::Result;
 use crate::initramfs;
 use crate::kernel;
 use crate::lab::Lab;
@@ -57,23 +58,30 @@ fn probe_or_remember() -> (Accel, String) {
     if let Err(error) = File::options().read(true).write(true).open("/dev/kvm") {
         return (Accel::Tcg, format!("/dev/kvm: {error}"));
     }
-    let key = host_key();
     let memory = kernel::guest_dir().ok().map(|dir| dir.join("accel"));
-    let remembered = memory
-        .as_deref()
-        .and_then(|path| fs::read_to_string(path).ok());
-    if let Some((accel, reason)) = remembered.as_deref().and_then(|text| recall(text, &key)) {
-        return (accel, reason);
+    remembered(memory.as_deref(), &host_key(), try_kvm)
+}
+
+/// The answer that `memory` has for this key, else the probe's, which is kept there.
+fn remembered(
+    memory: Option<&Path>,
+    key: &str,
+    probe: impl FnOnce() -> Result<(Accel, String)>,
+) -> (Accel, String) {
+    let text = memory.and_then(|path| fs::read_to_string(path).ok());
+    if let Some(answer) = text.as_deref().and_then(|text| recall(text, key)) {
+        return answer;
     }
-    let (accel, reason) = match boots_under_kvm() {
-        Ok(()) => (Accel::Kvm, "a guest booted".to_owned()),
-        Err(reason) => (Accel::Tcg, reason),
+    let (accel, reason) = match probe() {
+        Ok(answer) => answer,
+        // Says nothing of the host: whoever asks next may find what was missing.
+        Err(error) => return (Accel::Tcg, format!("KVM cannot be tried: {error}")),
     };
     if let Some(path) = memory {
         // NB: written aside and renamed, as others may read it. Failing to remember costs a probe.
         let aside = path.with_extension(std::process::id().to_string());
         let text = format!("{key}\n{}\n{reason}\n", accel.name());
-        let _ = fs::write(&aside, text).and_then(|()| fs::rename(&aside, &path));
+        let _ = fs::write(&aside, text).and_then(|()| fs::rename(&aside, path));
     }
     (accel, reason)
 }
@@ -99,12 +107,12 @@ fn host_key() -> String {
     format!("{} {device}", boot.trim())
 }
 
-fn boots_under_kvm() -> Result<(), String> {
-    let text = |error: crate::LabError| error.to_string();
-    let lab = Lab::new().map_err(text)?;
+/// Boots a guest by KVM, or tells why that is not to be; fails where none could be tried.
+fn try_kvm() -> Result<(Accel, String)> {
+    let lab = Lab::new()?;
     let initrd = lab.dir().join("probe");
     let console = lab.dir().join("probe.log");
-    initramfs::build_minimal(&initrd, INIT).map_err(text)?;
+    initramfs::build_minimal(&initrd, INIT)?;
     let mut command = Command::new("qemu-system-x86_64");
     command
         .args([
@@ -121,21 +129,27 @@ fn boots_under_kvm() -> Result<(), String> {
         .args(["-no-reboot", "-serial"])
         .arg(format!("file:{}", console.display()))
         .arg("-kernel")
-        .arg(kernel::qemu_kernel().map_err(text)?)
+        .arg(kernel::qemu_kernel()?)
         .arg("-initrd")
         .arg(&initrd)
         .args(["-append", "console=ttyS0 quiet panic=-1"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    let mut guest = Tethered::spawn(command, Vec::new(), None).map_err(text)?;
+    let mut guest = Tethered::spawn(command, Vec::new(), None)?;
     let ended = guest.wait(PROBE_LIMIT);
     guest.kill();
-    match ended {
-        _ if said_hello(&console) => Ok(()),
-        Some(status) => Err(format!("a KVM guest ended without booting ({status})")),
-        None => Err(format!("a KVM guest did not boot within {PROBE_LIMIT:?}")),
-    }
+    Ok(match ended {
+        _ if said_hello(&console) => (Accel::Kvm, "a guest booted".to_owned()),
+        Some(status) => {
+            let reason = format!("a KVM guest ended without booting ({status})");
+            (Accel::Tcg, reason)
+        }
+        None => {
+            let reason = format!("a KVM guest did not boot within {PROBE_LIMIT:?}");
+            (Accel::Tcg, reason)
+        }
+    })
 }
 
 fn said_hello(console: &Path) -> bool {
@@ -149,6 +163,7 @@ const PROBE_LIMIT: Duration = Duration::from_secs(8);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LabError;
 
     #[test]
     fn an_answer_of_another_boot_is_forgotten() {
@@ -159,5 +174,21 @@ mod tests {
         );
         assert_eq!(recall(text, "boot-2 7"), None);
         assert_eq!(recall("boot-1 7\n", "boot-1 7"), None);
+    }
+
+    #[test]
+    fn a_probe_that_could_not_be_made_is_not_remembered() {
+        let path = env::temp_dir().join(format!("vnplug-accel-{}", std::process::id()));
+        let missing = || Err(LabError::Missing("no guest kernel".to_owned()));
+        let (accel, reason) = remembered(Some(&path), "boot", missing);
+        assert_eq!(accel, Accel::Tcg);
+        assert!(reason.contains("no guest kernel"), "{reason}");
+        // The next one tries, and its answer is the one that stays.
+        let answer = (Accel::Tcg, "no KVM".to_owned());
+        let probed = remembered(Some(&path), "boot", || Ok(answer.clone()));
+        assert_eq!(probed, answer);
+        let again = remembered(Some(&path), "boot", || panic!("it is known"));
+        fs::remove_file(&path).unwrap();
+        assert_eq!(again, answer);
     }
 }
