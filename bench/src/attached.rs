@@ -114,7 +114,7 @@ pub(crate) fn attach(plan: &Plan) -> Result<Vec<Figure>> {
             unit: "s",
             ours,
             peer: None,
-            limit: Some(Limit::new("the kernel's time for the memory", limit)),
+            limit: Some(Limit::new(limit::MEMORY, limit)),
             note: format!(
                 "{PORTS} ports with rings of the default size and a filter of its own each, from \
                  {processes} process(es), while a generator sends 1,000 packets/s; {how}"

@@ -15,7 +15,7 @@ use vnplug_e2e::daemon::{Daemon, value};
 use super::bare::Bare;
 use super::many::packets;
 use crate::row::{Figure, Plan, Result, Samples};
-use crate::sys;
+use crate::{limit, sys};
 
 /// How many.
 const TARGETS: u32 = 10_000;
@@ -27,7 +27,7 @@ const READER_CPU: usize = 1;
 
 /// How long it takes to open the ports, what they get, and how long it takes to close them.
 pub(crate) fn targets(plan: &Plan) -> Result<Vec<Figure>> {
-    let (mut samples, mut limit): ([Samples; 4], Samples) = Default::default();
+    let (mut samples, mut limits): ([Samples; 4], [Samples; 3]) = Default::default();
     let (mut bare, packets) = (Bare::with_rings(TARGETS as usize), packets());
     let packets: Vec<&[u8]> = packets.iter().map(Vec::as_slice).collect();
     for round in 1..=plan.rounds {
@@ -35,7 +35,11 @@ pub(crate) fn targets(plan: &Plan) -> Result<Vec<Figure>> {
         for (samples, sample) in samples.iter_mut().zip(measured) {
             samples.push(sample);
         }
-        limit.push(1e3 / bare.deliver(&packets, plan.time / 4));
+        let delivered = 1e3 / bare.deliver(&packets, plan.time / 4);
+        let (given, taken) = limit::memory_s(RING, TARGETS as usize)?;
+        for (limits, limit) in limits.iter_mut().zip([delivered, given, taken]) {
+            limits.push(limit);
+        }
         let [opened, closed, rate, full] = measured;
         eprintln!(
             "  round {round}: opened in {opened:.1} s, {rate:.2} Mpps delivered, {full:.2} % found a \
@@ -43,6 +47,7 @@ pub(crate) fn targets(plan: &Plan) -> Result<Vec<Figure>> {
         );
     }
     let [opened, closed, rate, full] = samples;
+    let [copied, given, taken] = limits;
     let note = format!(
         "{TARGETS} ports with `host ADDRESS`, rings of {RING} B, a daemon's generator flat out on \
          CPU {SOURCE_CPU}, one thread on CPU {READER_CPU} takes from all; {:.2} % of the packets \
@@ -59,9 +64,9 @@ pub(crate) fn targets(plan: &Plan) -> Result<Vec<Figure>> {
     };
     Ok(vec![
         figure("delivered", "Mpps", rate, "to all ports together")
-            .limited("one look into a plain table, and the copy", &limit),
-        figure("opened", "s", opened, "until the last port is open"),
-        figure("closed", "s", closed, "until the daemon has none"),
+            .limited("one look into a plain table, and the copy", &copied),
+        figure("opened", "s", opened, "until the last port is open").limited(limit::MEMORY, &given),
+        figure("closed", "s", closed, "until the daemon has none").limited(limit::MEMORY, &taken),
     ])
 }
 

@@ -20,6 +20,8 @@ pub(crate) use bare::Bare;
 pub(crate) const BARE: &str = "bare transfer of the same bytes";
 /// The limit's name where a sender feeds a wire.
 pub(crate) const SENDER: &str = "the sender, nobody listening";
+/// The limit's name where rings come or go: see [`memory_s`].
+pub(crate) const MEMORY: &str = "the kernel's time for the memory";
 
 /// How long a cache line takes from one CPU to the other, and how fast one CPU copies.
 pub(crate) fn machine(plan: &Plan) -> Result<Vec<Figure>> {
@@ -127,10 +129,12 @@ fn copy_gbytes(time: Duration, len: usize) -> Result<f64> {
 /// Seconds in which the kernel gives `many` times so much shared memory, one after the other, and in
 /// which it takes it back; measured with fewer.
 pub(crate) fn memory_s(bytes: u64, many: usize) -> Result<(f64, f64)> {
-    const FEW: usize = 32;
+    const AT_ONCE: u64 = 128 << 20;
+    // Each is a descriptor as well.
+    let few = (AT_ONCE / bytes).clamp(1, 512).min(many as u64);
     let begin = Instant::now();
-    let mut all = Vec::with_capacity(FEW);
-    for _ in 0..FEW {
+    let mut all = Vec::with_capacity(few as usize);
+    for _ in 0..few {
         let memory = sys::memory(bytes)?;
         fallocate(&memory, FallocateFlags::empty(), 0, bytes)?;
         all.push(memory);
@@ -138,7 +142,7 @@ pub(crate) fn memory_s(bytes: u64, many: usize) -> Result<(f64, f64)> {
     let given = begin.elapsed().as_secs_f64();
     drop(all);
     let taken = begin.elapsed().as_secs_f64() - given;
-    let scale = many as f64 / FEW as f64;
+    let scale = many as f64 / few as f64;
     Ok((given * scale, taken * scale))
 }
 
