@@ -1,18 +1,22 @@
 //! Sending out of guests, and a ring for each of their processors.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use vnplug_e2e::attached::{AttachedUml, agent, everything, image, plug};
 use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::groups::{eventually, pull, sequence};
+use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::wire::{PATIENT, Wire};
 use vnplug_e2e::{Guest, Lab, Qemu, QemuConfig};
 use vnplug_ring::control::Counted;
 
 const LIMIT: Duration = Duration::from_secs(180);
 
 fn source(counters: &[Counted]) -> &Counted {
-    let mut sources = counters.iter().filter(|counted| counted.kind == "source");
-    sources.next().unwrap()
+    let is_lab = |it: &&Counted| it.kind == "source" && it.name == "lab";
+    counters.iter().find(is_lab).unwrap()
 }
 
 /// Runs `vnplug echo` in a guest, and asks the host what came back and how fast.
@@ -64,21 +68,23 @@ fn an_application_in_a_uml_sends_and_its_kicks_are_heard() {
 
 #[test]
 fn each_processor_of_a_guest_has_a_ring_and_flows_of_its_own() {
-    let lab = Lab::new().unwrap();
     let args = [
+        "--source",
+        PATIENT,
         "--source",
         "lab=gen,pps=2000,flows=64",
         "--allow-send",
         "vm:qemu=lab",
     ];
-    let daemon = Daemon::start(&lab, None, &args).unwrap();
+    let wire = Wire::new("1500", &args);
+    let daemon = &wire.daemon;
     let config = QemuConfig {
         cpus: 2,
         image: image().unwrap(),
         ..QemuConfig::default()
     };
-    let guest = Qemu::boot(&lab, config).unwrap_or_else(|error| panic!("{error}"));
-    plug(&daemon, &guest, "qemu", &[]).unwrap();
+    let guest = Qemu::boot(&wire.lab, config).unwrap_or_else(|error| panic!("{error}"));
+    plug(daemon, &guest, "qemu", &[]).unwrap();
     let _agent = agent(&guest).unwrap();
     assert_eq!(guest.run("nproc", LIMIT).unwrap().text(), "2");
     let count = "vnplug count host:lab --threads 2 --seconds 6 --json 2>&1";
@@ -93,6 +99,55 @@ fn each_processor_of_a_guest_has_a_ring_and_flows_of_its_own() {
     );
     assert_eq!(threads.iter().map(packets).sum::<u64>(), packets(&summary));
     assert_eq!(summary["lost"], 0, "{summary}");
-    echo(&daemon, &guest);
+    flows_stay(&wire, &guest);
+    echo(daemon, &guest);
     daemon.audit();
 }
+
+/// A reader on each processor, both of one cluster: together they have every frame once, and no flow
+/// has frames in the rings of both.
+fn flows_stay(wire: &Wire, guest: &Guest) {
+    let read = |cpu: u32| {
+        let command = format!(
+            "busybox taskset {:x} vnplug dump host:wire1 --cluster cpus -c {EACH} -w /tmp/{cpu}.pcap 2>&1",
+            1 << cpu
+        );
+        guest.spawn(&command).unwrap()
+    };
+    let readers = [read(0), read(1)];
+    let port = |it: &Counted| it.kind == "port" && value(it, "offered") == 0;
+    eventually("both share", || {
+        wire.daemon.counters().into_iter().filter(port).count() == 2
+    });
+    wire.send(&Stream {
+        flows: FLOWS,
+        ..Stream::new("wire0", FRAMES)
+    });
+    for reader in readers {
+        let output = reader.wait(LIMIT).unwrap();
+        assert!(output.success(), "{}", output.text());
+    }
+    let rings = [0, 1].map(|cpu| pull(guest, &wire.lab, &format!("/tmp/{cpu}.pcap")).unwrap());
+    // Each is the beginning of what its ring got; one of them leaves off earlier.
+    let last = rings.iter().map(|frames| sequence(frames.last().unwrap()));
+    let both = last.min().unwrap();
+    let mut ring_of: HashMap<Vec<u8>, usize> = HashMap::new();
+    let mut seen = Vec::new();
+    for (ring, frames) in rings.iter().enumerate() {
+        for frame in frames.iter().filter(|frame| sequence(frame) <= both) {
+            // Addresses and ports of UDP over IPv4.
+            let flow = frame[26..38].to_vec();
+            assert_eq!(*ring_of.entry(flow).or_insert(ring), ring, "a flow moved");
+            seen.push(sequence(frame));
+        }
+    }
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq(0..=both), "each frame is in one ring");
+    assert!(both >= 2 * u64::from(FLOWS));
+    assert_eq!(ring_of.len(), FLOWS as usize);
+}
+
+const FLOWS: u32 = 64;
+/// Frames on the wire, and those that each reader takes: half of its half.
+const FRAMES: u64 = 4_000;
+const EACH: u64 = 1_000;
