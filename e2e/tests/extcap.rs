@@ -113,7 +113,7 @@ fn tshark_opens_a_range_of_a_recording() {
     fs::set_permissions(&recording, fs::Permissions::from_mode(0o755)).unwrap();
     let option = format!("extcap.vnplug_recording.recording:{}", recording.display());
     let count = |more: &[&str]| {
-        let base = ["-i", "vnplug_recording", "-o", &option, "-a", "duration:5"];
+        let base = ["-i", "vnplug_recording", "-o", &option];
         let fields = ["-T", "fields", "-e", "frame.len"];
         let output = wireshark.tshark(&[&base[..], more, &fields].concat());
         assert!(output.status.success(), "{}", words(&output));

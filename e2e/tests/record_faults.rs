@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use vnplug_e2e::daemon::program;
+use vnplug_e2e::groups::eventually;
 use vnplug_e2e::{DiskFault, Fault, Guest, Image, Job, Lab, Uml, UmlConfig};
 use vnplug_ring::witness::{Parsed, parse};
 use vnplug_store::name::SegmentName;
@@ -162,7 +163,11 @@ fn recording_goes_on_after_eio_and_every_loss_is_counted() {
     let before = stage.await_mark(2000, &recorder);
     // Without a journal: a file system whose journal fails is read-only from then on.
     disk.set(Fault::Writes).unwrap();
-    std::thread::sleep(Duration::from_secs(1));
+    // It writes each 200 ms, and says so when that fails.
+    eventually("no write fails", || {
+        let said = recorder.peek(2000).unwrap();
+        said.contains("the segment ends here")
+    });
     disk.set(Fault::None).unwrap();
     stage.await_mark(before + 4000, &recorder);
     let said = end(recorder);
