@@ -19,15 +19,27 @@ pub struct File {
 ///
 /// # Errors
 /// The path, and why it cannot be read; a directory without segments, or with those of several
-/// recordings, is an error, too.
+/// recordings, is an error, and so is a second directory of one recording.
 pub fn files(named: &[PathBuf]) -> Result<Vec<File>, (PathBuf, io::Error)> {
     let mut all: Vec<File> = Vec::new();
+    let mut recordings: Vec<(String, &Path)> = Vec::new();
     for path in named {
         let about = |error| (path.clone(), error);
         let paths = match std::fs::metadata(path).map_err(about)?.is_dir() {
             true => segments(path).map_err(about)?,
             false => vec![path.clone()],
         };
+        if path.is_dir()
+            && let Some(name) = paths.first().and_then(|path| segment(path))
+        {
+            let known = recordings.iter().find(|(of, _)| *of == name.recording);
+            if let Some((recording, first)) = known
+                && *first != path.as_path()
+            {
+                return Err(about(striped(recording, first, path)));
+            }
+            recordings.push((name.recording, path));
+        }
         for path in paths {
             let before = all.last().map(|file| file.path.as_path());
             let continues = before.is_some_and(|before| follows(before, &path));
@@ -35,6 +47,18 @@ pub fn files(named: &[PathBuf]) -> Result<Vec<File>, (PathBuf, io::Error)> {
         }
     }
     Ok(all)
+}
+
+/// A recording in several directories has its packets in turns in them.
+fn striped(recording: &str, first: &Path, second: &Path) -> io::Error {
+    let what = format!(
+        "{recording} is also in {0}: where a recorder wrote to several directories its packets \
+         alternate between them. `vnplug extract {0} {1} -w FILE` brings them into one order; files \
+         that are named one by one are played one after the other",
+        first.display(),
+        second.display()
+    );
+    io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 
 fn segments(dir: &Path) -> io::Result<Vec<PathBuf>> {
@@ -114,6 +138,24 @@ mod tests {
         assert!(found.iter().all(|file| !file.continues));
         let (path, _) = files(&[dir.join("missing")]).unwrap_err();
         assert_eq!(path, dir.join("missing"));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn two_directories_of_one_recording_are_no_order() {
+        let dir = std::env::temp_dir().join(format!("vnplug-replay-two-{}", std::process::id()));
+        let place = |sub: &str, recording: &str, sequence: u32| {
+            let place = dir.join(sub);
+            std::fs::create_dir_all(&place).unwrap();
+            let start = "20261121T134501.123456789Z";
+            let file = place.join(format!("{recording}-{sequence:010}-{start}.pcapng"));
+            std::fs::write(file, "").unwrap();
+            place
+        };
+        let (one, two, other) = (place("1", "a", 1), place("2", "a", 2), place("3", "b", 1));
+        let (path, error) = files(&[one.clone(), other.clone(), two.clone()]).unwrap_err();
+        assert!(path == two && error.to_string().contains("vnplug extract"));
+        assert_eq!(files(&[one.clone(), other, one]).unwrap().len(), 3);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }
