@@ -19,12 +19,11 @@ fn script(heading: &str) -> String {
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// Runs a script with the programs as they are installed, and nothing to read.
-fn run(script: &str, dir: &Path, daemon: &Daemon) -> Output {
-    let installed = guest_program().unwrap();
+/// Runs a script with the programs that lie beside this one, and nothing to read.
+fn run(script: &str, dir: &Path, daemon: &Daemon, program: &Path) -> Output {
     let path = format!(
         "{}:{}",
-        installed.parent().unwrap().display(),
+        program.parent().unwrap().display(),
         std::env::var("PATH").unwrap()
     );
     // Nothing here takes long; what hangs is ended with its children.
@@ -84,7 +83,8 @@ fn user_mode_linux_starts_counts_ends_and_is_forgotten() {
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=20000,flows=10"]).unwrap();
     let dir = lab.dir().join("readme");
     fs::create_dir(&dir).unwrap();
-    let output = run(&script("## User-mode Linux"), &dir, &daemon);
+    let installed = guest_program().unwrap();
+    let output = run(&script("## User-mode Linux"), &dir, &daemon, &installed);
     let console = String::from_utf8_lossy(&output.stdout);
     let said = format!("{console}\n{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}");
@@ -96,4 +96,23 @@ fn user_mode_linux_starts_counts_ends_and_is_forgotten() {
         .stats()
         .unwrap();
     assert!(vms.iter().all(|counted| counted.kind != "vm"), "{vms:?}");
+}
+
+#[test]
+fn a_wire_is_recorded_and_found_again() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=20000,flows=100"]).unwrap();
+    let dir = lab.dir().join("readme");
+    fs::create_dir(&dir).unwrap();
+    let built = program("vnplug-web").unwrap();
+    program("vnplug").unwrap();
+    let output = run(&script("## Recording"), &dir, &daemon, &built);
+    let told = String::from_utf8_lossy(&output.stdout);
+    let said = format!("{told}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("durable up to packet"), "{said}");
+    assert_eq!(told.matches("IP 10.0.0.7.").count(), 3, "{said}");
+    assert_eq!(told.matches(" udp 10.0.0.").count(), 3, "{said}");
+    let picture = fs::read_to_string(dir.join("timeline.svg")).unwrap();
+    assert!(picture.contains("packets"), "{picture}");
 }
