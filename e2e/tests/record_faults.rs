@@ -86,6 +86,13 @@ impl Stage {
         (daemon, self.guest.spawn(&recorder).unwrap())
     }
 
+    /// A reader of the same device, whom the recorder's disk is no concern.
+    fn neighbour(&self) -> Job {
+        let count = "count lab --witness --ring 16M --json";
+        let command = format!("exec world {PROGRAMS}/vnplug --socket /tmp/s {count}");
+        self.guest.spawn(&command).unwrap()
+    }
+
     fn state(&self) -> Value {
         self.state_in("/world/mnt/rec")
     }
@@ -154,12 +161,20 @@ fn end(recorder: Job) -> String {
     output.text()
 }
 
+/// Ends a neighbour, who must have had every packet.
+fn untouched(neighbour: Job) {
+    let said = end(neighbour);
+    let perfect = said.contains("\"perfect\":true") && said.contains("\"lost\":0");
+    assert!(perfect, "{said}");
+}
+
 #[test]
 fn recording_goes_on_after_eio_and_every_loss_is_counted() {
     let stage = Stage::new(false);
     let disk = DiskFault::new(&stage.guest, DIR).unwrap();
     disk.mount().unwrap();
     let (_daemon, recorder) = stage.start();
+    let neighbour = stage.neighbour();
     let before = stage.await_mark(2000, &recorder);
     // Without a journal: a file system whose journal fails is read-only from then on.
     disk.set(Fault::Writes).unwrap();
@@ -170,6 +185,7 @@ fn recording_goes_on_after_eio_and_every_loss_is_counted() {
     });
     disk.set(Fault::None).unwrap();
     stage.await_mark(before + 4000, &recorder);
+    untouched(neighbour);
     let said = end(recorder);
     let state = stage.state();
     let (numbers, segments) = stage.recorded();
@@ -255,11 +271,13 @@ fn a_slow_disk_loses_nothing_that_memory_holds() {
     let disk = DiskFault::new(&stage.guest, DIR).unwrap();
     disk.mount().unwrap();
     let (_daemon, recorder) = stage.start();
+    let neighbour = stage.neighbour();
     let before = stage.await_mark(2000, &recorder);
     disk.set(Fault::Slow(Duration::from_secs(1))).unwrap();
     std::thread::sleep(Duration::from_secs(4));
     disk.set(Fault::None).unwrap();
     stage.await_mark(before + 12_000, &recorder);
+    untouched(neighbour);
     end(recorder);
     let state = stage.state();
     let (numbers, segments) = stage.recorded();
