@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::How;
 use super::part::{Part, Print, Shared, check, each};
 use super::seekable::{FRAME_BYTES, Frames};
-use crate::disk::{BLOCK, Buffer, Disk};
+use crate::disk::{Buffer, Disk, is_gone};
 use crate::name::{PART, Packing, SegmentName, flows_file};
 
 /// Makes the packed file of a segment of `len` bytes, and if it is encrypted that of its index; the
@@ -138,11 +138,6 @@ fn has_room(disk: &mut dyn Disk, dir: &Path, len: u64) -> io::Result<()> {
             "the disk has no room for a second copy",
         )),
     }
-}
-
-fn is_gone(disk: &mut dyn Disk, path: &Path) -> bool {
-    let read = disk.read(path, 0, &mut Buffer::new(BLOCK, u16::MAX));
-    read.is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 fn with_part(path: &Path) -> PathBuf {

@@ -197,6 +197,12 @@ pub fn is_full(error: &io::Error) -> bool {
         .contains(&code)
 }
 
+/// Whether there is no such file; one that cannot be read is there.
+pub(crate) fn is_gone(disk: &mut dyn Disk, path: &Path) -> bool {
+    let read = disk.read(path, 0, &mut Buffer::new(BLOCK, u16::MAX));
+    read.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 fn errno(errno: rustix::io::Errno) -> io::Error {
     io::Error::from(errno)
 }

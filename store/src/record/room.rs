@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-use crate::disk::{BLOCK, Disk, Entry};
-use crate::name::{COMPANIONS, PART, SegmentName, unpacked};
+use crate::disk::{BLOCK, Disk, Entry, is_gone};
+use crate::name::{COMPANIONS, PART, Packing, SegmentName, unpacked};
 
 /// How much of a disk a recording may use; the oldest segments make room for new ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +40,7 @@ impl Quota {
             }
             match remove_oldest(disk, dir, recording, keep, &entries, stay) {
                 Removal::Removed => removed += 1,
+                Removal::Packed => {}
                 Removal::Stays => stay += 1,
                 Removal::None => return Ok((removed, false)),
             }
@@ -95,7 +96,7 @@ pub(super) fn make_room(
     let mut stay = 0;
     loop {
         match remove_oldest(disk, dir, recording, keep, &entries, stay) {
-            Removal::Removed => return Ok(true),
+            Removal::Removed | Removal::Packed => return Ok(true),
             Removal::Stays => stay += 1,
             Removal::None => return Ok(false),
         }
@@ -126,8 +127,11 @@ pub(super) fn give_back(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io:
     Ok(())
 }
 
+#[derive(Debug, PartialEq, Eq)]
 enum Removal {
     Removed,
+    /// It was packed since the directory was listed; that is there.
+    Packed,
     Stays,
     None,
 }
@@ -177,6 +181,12 @@ fn remove_oldest(
     if index || same.count() > 1 {
         return Removal::Removed;
     }
+    // NB: who packs removes the segment, too, and what is beside it belongs to the packed one.
+    let packed = Packing::ALL.map(|packing| format!("{}{}", unpacked(oldest).0, packing.suffix()));
+    let mut others = packed.iter().filter(|name| *name != oldest);
+    if others.any(|name| !is_gone(disk, &dir.join(name))) {
+        return Removal::Packed;
+    }
     for (.., name) in files.range((sequence, true, "")..(sequence + 1, false, "")) {
         if let Err(error) = disk.remove(&dir.join(name)) {
             log::warn!("{name} cannot be removed: {error}");
@@ -209,3 +219,30 @@ fn companion(file: &str) -> Option<&str> {
 }
 
 const SLACK: u64 = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Sim;
+
+    #[test]
+    fn one_that_is_packed_meanwhile_keeps_its_index() {
+        let dir = Path::new("/r");
+        let stem = "r-0000000007-20261121T134501.123456789Z";
+        let path = |end: &str| dir.join(format!("{stem}{end}"));
+        let mut sim = Sim::new(1 << 20);
+        for end in [".pcapng", ".vnx"] {
+            sim.store(&path(end), b"x").unwrap();
+        }
+        let listed = sim.list(dir).unwrap();
+        let packed = path(".pcapng.zst");
+        sim.rename(&path(".pcapng"), &packed).unwrap();
+        let first = remove_oldest(&mut sim, dir, "r", None, &listed, 0);
+        assert_eq!(first, Removal::Packed);
+        assert!(sim.files().keys().eq([&packed, &path(".vnx")]));
+        let listed = sim.list(dir).unwrap();
+        let second = remove_oldest(&mut sim, dir, "r", None, &listed, 0);
+        assert_eq!(second, Removal::Removed);
+        assert!(sim.files().is_empty());
+    }
+}
