@@ -85,6 +85,7 @@ enum Action {
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::new().filter_or("VNPLUG_LOG", "warn")).init();
+    vnplug_store::extract::raise_open_files();
     let arguments = Arguments::parse_from(extcap::arguments(std::env::args_os()));
     let socket = arguments.socket;
     let connect = || Client::connect_to(&socket).map_err(Failure::from);

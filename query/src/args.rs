@@ -49,9 +49,9 @@ pub struct Arguments {
     /// Memory for the query; beyond it sorts and groups go to the disk
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size)]
     memory: u64,
-    /// Directory for what does not fit into memory [default: the system's for temporary files]
-    #[arg(long, value_name = "DIR")]
-    spill: Option<PathBuf>,
+    /// Directory for what does not fit into memory
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    spill: PathBuf,
     /// Most bytes there
     #[arg(long, value_name = "SIZE", default_value = "10G", value_parser = size)]
     spill_limit: u64,
@@ -104,7 +104,7 @@ impl Arguments {
     pub(crate) fn limits(&self) -> Limits {
         Limits {
             memory_bytes: usize::try_from(self.memory).unwrap_or(usize::MAX),
-            spill: self.spill.clone().unwrap_or_else(std::env::temp_dir),
+            spill: self.spill.clone(),
             spill_bytes: self.spill_limit,
             threads: self.threads(),
         }

@@ -4,9 +4,9 @@
 //! whole or not there. It says in its metadata of which segment it is (length, and time of its last
 //! change); if that does not fit, it is made anew. The recorder removes it with the segment.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use datafusion::arrow::array::RecordBatch;
@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use vnplug_store::name::flows_file;
 
 use crate::failure::Failure;
+use crate::leftover::Leftover;
 use crate::rows::schema;
 use crate::scan::{Facts, Sink, scan};
 
@@ -48,48 +49,60 @@ pub(crate) fn path_of(segment: &Path) -> PathBuf {
 
 /// What the file beside a segment says of it; `None` if there is none, or it is of something else.
 pub(crate) fn facts(segment: &Path, identity: Identity) -> Option<Facts> {
-    let file = File::open(path_of(segment)).ok()?;
+    // A pipe is not waited for.
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NONBLOCK);
+    let file = options.open(path_of(segment)).ok()?;
+    file.metadata().ok().filter(|about| about.is_file())?;
     let metadata = ParquetMetaDataReader::new().parse_and_finish(&file).ok()?;
     let pairs = metadata.file_metadata().key_value_metadata()?;
     let ours = pairs.iter().find(|pair| pair.key == METADATA)?;
     decode(ours.value.as_deref()?, segment, identity)
 }
 
-/// Makes it. `file` is the segment, open and leased.
+/// Makes it. `file` is the segment, open and leased, and `identity` what it was when it was found closed;
+/// at most so many rows are held at once.
 ///
 /// # Errors
-/// [`Trouble::Beside`] if nothing can be written there, [`Trouble::Segment`] if the segment is at fault.
-pub(crate) fn make(segment: &Path, file: &File) -> Result<Facts, Trouble> {
+/// [`Trouble`].
+pub(crate) fn make(
+    segment: &Path,
+    file: &File,
+    identity: Identity,
+    most_rows: usize,
+) -> Result<Facts, Trouble> {
     let beside = |error: io::Error| Trouble::Beside(error.to_string());
-    let identity = Identity::of(file).map_err(|error| Trouble::Segment(error.into()))?;
-    let (path, temporary) = (path_of(segment), temporary(segment));
-    let held = hold(&temporary).map_err(beside)?;
+    let failed = |error: io::Error| Trouble::Segment(error.into());
+    let path = path_of(segment);
+    let name = temporary(segment);
+    let held = hold(&name).map_err(beside)?;
+    // Until it has its name, or is gone.
+    let _lock = held.try_clone().map_err(beside)?;
+    let temporary = Leftover::new(name);
     if let Some(facts) = facts(segment, identity) {
         // Another one was quicker.
-        let _ = fs::remove_file(&temporary);
         return Ok(facts);
     }
+    give(&held, file).map_err(beside)?;
     let mut sink = Parquet::begin(held)?;
-    let made = file
-        .try_clone()
-        .map_err(Failure::from)
-        .and_then(|file| scan(segment, file, &mut sink));
-    let finished = match made {
-        Ok(facts) => sink.finish(&facts, segment, identity).map(|()| facts),
-        Err(_) if sink.failed.is_some() => Err(Trouble::Beside(sink.failed.unwrap_or_default())),
-        Err(failure) => Err(Trouble::Segment(failure)),
+    let from = file.try_clone().map_err(failed)?;
+    let facts = match scan(segment, from, most_rows, &mut sink) {
+        Ok(facts) => facts,
+        Err(_) if sink.failed.is_some() => {
+            return Err(Trouble::Beside(sink.failed.unwrap_or_default()));
+        }
+        Err(failure) => return Err(Trouble::Segment(failure)),
     };
-    let renamed = finished.and_then(|facts| {
-        fs::rename(&temporary, &path).map_err(beside)?;
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-        let dir = File::open(dir.unwrap_or(Path::new(".")));
-        dir.and_then(|dir| dir.sync_all()).map_err(beside)?;
-        Ok(facts)
-    });
-    if renamed.is_err() {
-        let _ = fs::remove_file(&temporary);
+    if Identity::of(file).map_err(failed)? != identity {
+        return Err(Trouble::Changed);
     }
-    renamed
+    sink.finish(&facts, segment, identity)?;
+    fs::rename(temporary.path(), &path).map_err(beside)?;
+    temporary.keep();
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let dir = File::open(dir.unwrap_or(Path::new(".")));
+    dir.and_then(|dir| dir.sync_all()).map_err(beside)?;
+    Ok(facts)
 }
 
 /// Why it could not be made.
@@ -99,15 +112,18 @@ pub(crate) enum Trouble {
     Beside(String),
     /// The segment cannot be read.
     Segment(Failure),
+    /// The segment was written to meanwhile: it is not closed.
+    Changed,
 }
 
-/// A new file that nobody else writes. What a killed one left is taken over.
+/// A new file that nobody else writes, and nobody else can read. What a killed one left is taken over.
 fn hold(temporary: &Path) -> io::Result<File> {
     for _ in 0..MOST_TRIES {
         let file = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(false)
+            .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(temporary)?;
         // Whoever makes it at this moment is waited for.
@@ -120,6 +136,18 @@ fn hold(temporary: &Path) -> io::Result<File> {
         }
     }
     Err(io::Error::other("others make it again and again"))
+}
+
+/// Lets those read it who may read the segment, and nobody else.
+fn give(file: &File, segment: &File) -> io::Result<()> {
+    let about = segment.metadata()?;
+    let mut mode = about.mode() & 0o666;
+    // Only root gives files away.
+    let owner = fchown(file, Some(about.uid()), Some(about.gid()));
+    if owner.is_err() && fchown(file, None, Some(about.gid())).is_err() {
+        mode &= !0o070;
+    }
+    file.set_permissions(Permissions::from_mode(mode))
 }
 
 fn temporary(segment: &Path) -> PathBuf {
@@ -240,7 +268,7 @@ fn decode(text: &str, segment: &Path, identity: Identity) -> Option<Facts> {
 /// The key of what is said of the segment.
 const METADATA: &str = "vnplug.segment";
 /// Grows with every change of what the rows are; other versions are made anew.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const MOST_TRIES: usize = 16;
 
 #[cfg(test)]

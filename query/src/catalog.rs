@@ -1,5 +1,6 @@
 //! The segments of recordings, and where their rows are.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,11 +8,16 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use datafusion::arrow::array::RecordBatch;
-use vnplug_store::extract::{Found, find};
+use datafusion::arrow::array::{AsArray, BooleanArray, RecordBatch};
+use datafusion::arrow::compute::filter_record_batch;
+use datafusion::arrow::datatypes::TimestampNanosecondType;
+use datafusion::arrow::error::ArrowError;
+use vnplug_store::extract::{Found, captures, find};
 
 use crate::beside::{self, Identity, Trouble};
 use crate::failure::Failure;
+use crate::losses;
+use crate::rows::{MOST_ROWS, ROW_BYTES, stamp};
 use crate::scan::{Facts, Sink, scan};
 
 /// What is looked at, and how.
@@ -26,6 +32,13 @@ pub(crate) struct Scope {
     pub(crate) jobs: usize,
     /// Most bytes of rows in memory.
     pub(crate) memory_bytes: usize,
+}
+
+impl Scope {
+    /// How many rows each job holds at most while it reads.
+    fn most_rows(&self) -> usize {
+        (self.memory_bytes / self.jobs / ROW_BYTES).clamp(LEAST_ROWS, MOST_ROWS)
+    }
 }
 
 /// A segment that may have something in the time that is asked for.
@@ -65,24 +78,25 @@ impl Catalog {
     /// [`Failure`] if a place cannot be read, or there is not enough memory.
     pub(crate) fn load(scope: &Scope) -> Result<Self, Failure> {
         let memory = AtomicUsize::new(0);
-        let load = |found: Found| {
-            let state = State::of(found)?;
-            match state.may_be_in(scope) {
-                true => state.load(scope, &memory).map(Some),
-                false => Ok(None),
-            }
+        // All have their lease before the first is read.
+        let at_work = losses::at_work(scope);
+        let look = |found| State::of(found, &at_work);
+        let states = side_by_side(scope.jobs, find(&scope.places)?, look);
+        let is_asked = |state: &Result<State, Problem>| {
+            state.as_ref().is_ok_and(|state| state.may_be_in(scope)) || state.is_err()
         };
+        let states = states.into_iter().filter(is_asked);
+        let load = |state: Result<State, Problem>| state?.load(scope, &memory);
         let mut catalog = Self::default();
-        for loaded in side_by_side(scope.jobs, find(&scope.places)?, load) {
+        for loaded in side_by_side(scope.jobs, states, load) {
             match loaded {
-                Ok(Some(segment)) => {
+                Ok(segment) => {
                     let damage = segment.facts.damage.clone();
                     catalog.problems.extend(damage);
                     if in_time(scope, segment.facts.first_ns, segment.facts.last_ns) {
                         catalog.segments.push(segment);
                     }
                 }
-                Ok(None) => {}
                 Err(Problem::Segment(failure)) => catalog.problems.push(failure.0),
                 Err(Problem::All(failure)) => return Err(failure),
             }
@@ -100,26 +114,27 @@ pub(crate) enum Prepared {
     Failed(String),
 }
 
+/// How many segments have no file beside them.
+pub(crate) fn unprepared(scope: &Scope) -> usize {
+    let (captures, _) = captures(&scope.places);
+    let paths = captures.iter().map(|capture| &capture.path);
+    paths.filter(|path| !beside::path_of(path).exists()).count()
+}
+
 /// Makes the files beside closed segments that have none. Each segment is held only while it is read,
 /// so that the recorder can go on recycling.
 ///
 /// # Errors
 /// [`Failure`] if a place cannot be read.
 pub(crate) fn prepare(scope: &Scope, tell: &(impl Fn(Prepared) + Sync)) -> Result<(), Failure> {
-    let paths = find(&scope.places)?.into_iter().map(|found| found.path);
-    let make = |path: PathBuf| {
-        // Gone means recycled since.
-        let Some(found) = find(&[path]).ok().and_then(|mut found| found.pop()) else {
-            return;
-        };
-        match State::of(found) {
-            Ok(state) => state.prepare(scope).into_iter().for_each(tell),
-            Err(Problem::Segment(failure) | Problem::All(failure)) => {
-                tell(Prepared::Failed(failure.0));
-            }
+    let at_work = losses::at_work(scope);
+    let make = |found: Found| match State::of(found, &at_work) {
+        Ok(state) => state.prepare(scope).into_iter().for_each(tell),
+        Err(Problem::Segment(failure) | Problem::All(failure)) => {
+            tell(Prepared::Failed(failure.0));
         }
     };
-    side_by_side(scope.jobs, paths.collect(), make);
+    side_by_side(scope.jobs, find(&scope.places)?, make);
     Ok(())
 }
 
@@ -128,6 +143,7 @@ struct State {
     path: PathBuf,
     file: File,
     len_bytes: u64,
+    identity: Identity,
     open: bool,
     /// What the file beside it says.
     facts: Option<Facts>,
@@ -144,7 +160,8 @@ enum Problem {
 }
 
 impl State {
-    fn of(found: Found) -> Result<Self, Problem> {
+    /// `at_work` are the names of segments that recorders write to.
+    fn of(found: Found, at_work: &HashSet<String>) -> Result<Self, Problem> {
         let path = found.path;
         let fail = |error: std::io::Error| Problem::Segment(Failure::about(path.display(), error));
         let file = found.file.map_err(fail)?;
@@ -158,9 +175,15 @@ impl State {
                 (start.saturating_sub(SLACK_NS), u64::MAX)
             }
         };
-        let open = facts.is_none() && found.trailer.is_none() && is_busy(&file);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let quiet = match at_work.contains(&*name) {
+            true => AT_WORK,
+            false => BUSY,
+        };
+        let open = facts.is_none() && found.trailer.is_none() && is_busy(&file, quiet);
         Ok(Self {
             file,
+            identity,
             len_bytes: found.len_bytes,
             open,
             facts,
@@ -181,11 +204,14 @@ impl State {
             return None;
         }
         let path = beside::path_of(&self.path);
-        Some(match beside::make(&self.path, &self.file) {
-            Ok(facts) => Prepared::Made(path, facts.packets, facts.damage),
-            Err(Trouble::Beside(why)) => Prepared::Failed(format!("{}: {why}", path.display())),
-            Err(Trouble::Segment(failure)) => Prepared::Failed(failure.0),
-        })
+        Some(
+            match beside::make(&self.path, &self.file, self.identity, scope.most_rows()) {
+                Ok(facts) => Prepared::Made(path, facts.packets, facts.damage),
+                Err(Trouble::Changed) => return None,
+                Err(Trouble::Beside(why)) => Prepared::Failed(format!("{}: {why}", path.display())),
+                Err(Trouble::Segment(failure)) => Prepared::Failed(failure.0),
+            },
+        )
     }
 
     fn load(self, scope: &Scope, memory: &AtomicUsize) -> Result<Segment, Problem> {
@@ -197,11 +223,11 @@ impl State {
             batches: Vec::new(),
             bytes: 0,
             all: memory,
-            most: scope.memory_bytes,
+            scope,
             full: false,
         };
         let scanned = self.file.try_clone().map_err(Failure::from);
-        match scanned.and_then(|file| scan(&self.path, file, &mut sink)) {
+        match scanned.and_then(|file| scan(&self.path, file, scope.most_rows(), &mut sink)) {
             Ok(facts) => {
                 let rows = RowsAt::Memory(sink.batches);
                 Ok(self.segment(facts, rows))
@@ -229,15 +255,16 @@ struct Memory<'a> {
     bytes: usize,
     /// What all of them hold.
     all: &'a AtomicUsize,
-    most: usize,
+    scope: &'a Scope,
     full: bool,
 }
 
 impl Sink for Memory<'_> {
     fn take(&mut self, rows: RecordBatch) -> Result<(), Failure> {
+        let rows = in_scope(&rows, self.scope)?;
         let bytes = rows.get_array_memory_size();
         self.bytes += bytes;
-        self.full = self.all.fetch_add(bytes, Ordering::Relaxed) + bytes > self.most;
+        self.full = self.all.fetch_add(bytes, Ordering::Relaxed) + bytes > self.scope.memory_bytes;
         if self.full {
             return Err(Failure::new(
                 "the rows of segments that have no .flows.parquet beside them need more memory \
@@ -256,14 +283,29 @@ impl Sink for Memory<'_> {
     }
 }
 
+/// The rows that may be asked for.
+fn in_scope(rows: &RecordBatch, scope: &Scope) -> Result<RecordBatch, ArrowError> {
+    let times = |name: &str| {
+        let column = rows.column_by_name(name);
+        column.and_then(|column| column.as_primitive_opt::<TimestampNanosecondType>())
+    };
+    let (Some(first), Some(last)) = (times("first"), times("last")) else {
+        return Ok(rows.clone());
+    };
+    let (from, to) = (stamp(scope.from_ns), stamp(scope.to_ns));
+    let is_in: BooleanArray = (0..rows.num_rows())
+        .map(|row| Some(last.value(row) >= from && (first.value(row) < to || to == i64::MAX)))
+        .collect();
+    filter_record_batch(rows, &is_in)
+}
+
 /// Runs `work` on each item, on so many threads; the results in order.
 fn side_by_side<T: Send, R: Send>(
     threads: usize,
-    items: Vec<T>,
+    items: impl Iterator<Item = T> + Send,
     work: impl Fn(T) -> R + Sync,
 ) -> Vec<R> {
-    let threads = threads.clamp(1, items.len().max(1));
-    let waiting = Mutex::new(items.into_iter().enumerate());
+    let waiting = Mutex::new(items.enumerate());
     let done = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for _ in 0..threads {
@@ -303,12 +345,17 @@ fn may_be_beside(segment: &Path) -> bool {
 }
 
 /// True of a file that was written to so recently that it may be written on.
-fn is_busy(file: &File) -> bool {
+fn is_busy(file: &File, quiet: Duration) -> bool {
     let changed = file.metadata().and_then(|about| about.modified());
-    changed.is_ok_and(|at| at.elapsed().unwrap_or(Duration::ZERO) < BUSY)
+    changed.is_ok_and(|at| at.elapsed().unwrap_or(Duration::ZERO) < quiet)
 }
 
 /// A file that was written to so recently may be at work.
 const BUSY: Duration = Duration::from_secs(10);
+/// The same of a segment that a recorder says it is writing: the wire may be quiet. Then it is taken for
+/// killed.
+const AT_WORK: Duration = Duration::from_secs(3600);
+/// With less it would be more writing than counting.
+const LEAST_ROWS: usize = 1 << 12;
 /// How much earlier than the first packet of a segment others may be.
 const SLACK_NS: u64 = 1_000_000_000;

@@ -31,7 +31,7 @@ use crate::rows::{self, UTC, count, stamp, time_type};
 pub(crate) struct Limits {
     /// Memory of sorts, joins and groups; beyond it they go to the disk.
     pub(crate) memory_bytes: usize,
-    /// Where to; a directory in it is made and removed.
+    /// Where to: a directory in it is made and removed.
     pub(crate) spill: PathBuf,
     /// Bytes there.
     pub(crate) spill_bytes: u64,
@@ -56,14 +56,14 @@ pub(crate) struct Needs {
 }
 
 impl Engine {
-    /// Parses a query.
+    /// Parses a query. `spill` is an empty directory for what does not fit into memory.
     ///
     /// # Errors
     /// [`Failure`] with the place, if it is none, or one that changes something.
-    pub(crate) fn new(sql: &str, limits: &Limits) -> Result<Self, Failure> {
+    pub(crate) fn new(sql: &str, limits: &Limits, spill: &Path) -> Result<Self, Failure> {
         let runtime = RuntimeEnvBuilder::new()
             .with_memory_limit(limits.memory_bytes, 1.0)
-            .with_temp_file_path(&limits.spill)
+            .with_temp_file_path(spill)
             .with_max_temp_directory_size(limits.spill_bytes)
             .build_arc()?;
         let config = SessionConfig::new()
@@ -97,6 +97,12 @@ impl Engine {
     /// # Errors
     /// [`Failure`] if that cannot be said.
     pub(crate) fn needs(&self) -> Result<Needs, Failure> {
+        if !reads_rows(&self.statement) {
+            return Ok(Needs {
+                segments: false,
+                losses: false,
+            });
+        }
         let state = self.context.state();
         let tables = state.resolve_table_references(&self.statement)?;
         let has = |name: &str| tables.iter().any(|table| table.table() == name);
@@ -198,6 +204,15 @@ fn only_reads(statement: &Statement) -> bool {
                 | Sql::ShowFunctions { .. }
         ),
         Statement::Explain(explain) => only_reads(&explain.statement),
+        _ => false,
+    }
+}
+
+/// Whether it is about what is in the tables, and not about their columns, or a plan.
+fn reads_rows(statement: &Statement) -> bool {
+    match statement {
+        Statement::Statement(sql) => matches!(**sql, Sql::Query(_)),
+        Statement::Explain(explain) => explain.options.analyze,
         _ => false,
     }
 }

@@ -17,6 +17,7 @@ mod catalog;
 mod engine;
 mod failure;
 mod frame;
+mod leftover;
 mod losses;
 mod net;
 mod out;
@@ -25,7 +26,9 @@ mod rows;
 mod scan;
 
 use std::collections::HashSet;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -34,13 +37,17 @@ use datafusion::arrow::array::RecordBatch;
 use futures::StreamExt;
 
 pub use self::args::Arguments;
-use self::catalog::{Catalog, Prepared, Scope, prepare};
+use self::catalog::{Catalog, Prepared, Scope, prepare, unprepared};
 use self::engine::{Engine, explained};
 use self::failure::Failure;
+use self::leftover::Leftover;
 use self::output::Output;
 
 /// Does what the command line says; what goes wrong is told on stderr.
 pub fn run(arguments: &Arguments) -> ExitCode {
+    if let Err(error) = leftover::watch() {
+        out::note(&format!("an interrupt leaves files behind: {error}"));
+    }
     let done = match arguments.sql() {
         Ok(Some(sql)) => answer(arguments, sql),
         Ok(None) => prepare_all(arguments),
@@ -66,11 +73,19 @@ fn answer(arguments: &Arguments, sql: &str) -> Result<bool, Failure> {
         // DataFusion's plans are deep, and so are its stacks where nothing is inlined.
         .thread_stack_size(STACK_BYTES)
         .build()?;
-    let engine = Engine::new(sql, &limits)?;
+    let spill = &limits.spill;
+    let spill = Leftover::directory(spill).map_err(|e| Failure::about(spill.display(), e))?;
+    let engine = Engine::new(sql, &limits, spill.path())?;
     let needs = engine.needs()?;
     let mut catalog = Catalog::default();
     if needs.segments {
         if !arguments.no_files {
+            let unprepared = unprepared(&scope);
+            if unprepared > 0 && io::stderr().is_terminal() {
+                out::note(&format!(
+                    "{unprepared} segments have no flows yet: reading them"
+                ));
+            }
             // What fails is told when it is read.
             prepare(&scope, &|_| ())?;
         }
@@ -102,6 +117,7 @@ fn answer(arguments: &Arguments, sql: &str) -> Result<bool, Failure> {
 fn prepare_all(arguments: &Arguments) -> Result<bool, Failure> {
     let scope: Scope = arguments.scope();
     let told = Mutex::new(HashSet::new());
+    let failed = AtomicBool::new(false);
     let tell = |prepared: Prepared| {
         let wrong = match prepared {
             Prepared::Made(path, packets, damage) => {
@@ -109,7 +125,10 @@ fn prepare_all(arguments: &Arguments) -> Result<bool, Failure> {
                 let _ = out::line(&format!("{}: made, {packets} packets", path.display()));
                 damage
             }
-            Prepared::Failed(why) => Some(why),
+            Prepared::Failed(why) => {
+                failed.store(true, Ordering::Relaxed);
+                Some(why)
+            }
         };
         if let Some(why) = wrong {
             let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -124,9 +143,14 @@ fn prepare_all(arguments: &Arguments) -> Result<bool, Failure> {
             let told = told.lock().unwrap_or_else(PoisonError::into_inner);
             return Ok(told.is_empty());
         }
-        thread::sleep(FOLLOW_EVERY);
+        // What could not be written is not read again and again, beside a recorder.
+        thread::sleep(match failed.swap(false, Ordering::Relaxed) {
+            true => AFTER_FAILURE,
+            false => FOLLOW_EVERY,
+        });
     }
 }
 
 const STACK_BYTES: usize = 8 << 20;
 const FOLLOW_EVERY: Duration = Duration::from_secs(5);
+const AFTER_FAILURE: Duration = Duration::from_secs(300);

@@ -1,6 +1,6 @@
 //! The table `losses`: what recorders say is missing, from their `NAME.state`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +25,19 @@ pub(crate) fn schema() -> SchemaRef {
         Field::new("kind", DataType::Utf8, true),
         Field::new("reason", DataType::Utf8, true),
     ]))
+}
+
+/// The names of the segments that recorders write to, as their states tell: those of recorders that were
+/// killed, too.
+pub(crate) fn at_work(scope: &Scope) -> HashSet<String> {
+    // What cannot be read is told by [`load`].
+    let states = state_files(scope)
+        .into_iter()
+        .filter_map(|file| read(&file).ok());
+    let states = states.filter(|state| !state.run.ended);
+    states
+        .flat_map(|state| state.lanes.into_iter().map(|lane| lane.segment))
+        .collect()
 }
 
 /// The losses that the states in the scope's directories tell, and what could not be read.

@@ -1,7 +1,7 @@
 //! The answer: a table, CSV, lines of JSON, or Parquet.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -15,6 +15,7 @@ use datafusion::parquet::arrow::ArrowWriter;
 use crate::beside;
 use crate::catalog::Catalog;
 use crate::failure::Failure;
+use crate::leftover::Leftover;
 use crate::out::{escape, failed};
 
 /// How an answer is written.
@@ -47,12 +48,14 @@ type Sink = BufWriter<Box<dyn Write + Send>>;
 /// Where the answer goes.
 pub(crate) struct Output {
     writer: Writer,
-    pending: Option<Pending>,
+    /// A file under another name until it is whole.
+    pending: Option<(Leftover, PathBuf)>,
 }
 
 enum Writer {
     Table(Table),
-    Csv(Sink),
+    /// With what a terminal would obey escaped, or as it is.
+    Csv(Sink, bool),
     Json(Sink),
     Parquet(Box<ArrowWriter<Sink>>),
 }
@@ -81,11 +84,7 @@ impl Output {
                     temporary.push(".part");
                 }
                 let opened = File::create(&temporary).map_err(fail)?;
-                pending = (!special).then(|| Pending {
-                    temporary: temporary.into(),
-                    path: path.to_owned(),
-                    done: false,
-                });
+                pending = (!special).then(|| (Leftover::new(temporary.into()), path.to_owned()));
                 Box::new(opened)
             }
         };
@@ -100,8 +99,9 @@ impl Output {
             }),
             Format::Csv => {
                 let names: Vec<&str> = schema.fields().iter().map(|f| f.name().as_str()).collect();
-                line(&mut to, names.into_iter())?;
-                Writer::Csv(to)
+                let is_terminal = file.is_none() && io::stdout().is_terminal();
+                line(&mut to, names.into_iter(), is_terminal)?;
+                Writer::Csv(to, is_terminal)
             }
             Format::Json => Writer::Json(to),
             Format::Parquet => {
@@ -120,7 +120,7 @@ impl Output {
     pub(crate) fn write(&mut self, batch: RecordBatch) -> Result<(), Failure> {
         match &mut self.writer {
             Writer::Table(table) => table.add(batch),
-            Writer::Csv(to) => csv(to, &batch),
+            Writer::Csv(to, is_terminal) => csv(to, &batch, *is_terminal),
             Writer::Json(to) => json(to, &batch),
             Writer::Parquet(writer) => writer.write(&batch).map_err(Failure::from),
         }
@@ -138,36 +138,17 @@ impl Output {
                 }
                 table.to
             }
-            Writer::Csv(to) | Writer::Json(to) => to,
+            Writer::Csv(to, _) | Writer::Json(to) => to,
             Writer::Parquet(writer) => writer.into_inner()?,
         };
         to.flush().map_err(failed)?;
         drop(to);
-        self.pending.map_or(Ok(()), Pending::finish)
-    }
-}
-
-/// A file under another name until it is whole.
-struct Pending {
-    temporary: PathBuf,
-    path: PathBuf,
-    done: bool,
-}
-
-impl Pending {
-    fn finish(mut self) -> Result<(), Failure> {
-        fs::rename(&self.temporary, &self.path)
-            .map_err(|error| Failure::about(self.path.display(), error))?;
-        self.done = true;
-        Ok(())
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if !self.done {
-            let _ = fs::remove_file(&self.temporary);
+        if let Some((temporary, path)) = self.pending {
+            fs::rename(temporary.path(), &path)
+                .map_err(|error| Failure::about(path.display(), error))?;
+            temporary.keep();
         }
+        Ok(())
     }
 }
 
@@ -202,7 +183,7 @@ impl Table {
     }
 }
 
-fn csv(to: &mut Sink, batch: &RecordBatch) -> Result<(), Failure> {
+fn csv(to: &mut Sink, batch: &RecordBatch, is_terminal: bool) -> Result<(), Failure> {
     let options = FormatOptions::default();
     let columns: Vec<ArrayFormatter<'_>> = batch
         .columns()
@@ -217,19 +198,25 @@ fn csv(to: &mut Sink, batch: &RecordBatch) -> Result<(), Failure> {
                 false => column.value(row).try_to_string()?,
             });
         }
-        line(to, values.iter().map(String::as_str))?;
+        line(to, values.iter().map(String::as_str), is_terminal)?;
     }
     Ok(())
 }
 
 /// A line of CSV (RFC 4180, but for the end of the line).
-fn line<'a>(to: &mut Sink, values: impl Iterator<Item = &'a str>) -> Result<(), Failure> {
+fn line<'a>(
+    to: &mut impl Write,
+    values: impl Iterator<Item = &'a str>,
+    is_terminal: bool,
+) -> Result<(), Failure> {
     let quoted = |value: &str| match value.contains(['"', ',', '\n', '\r']) {
         true => format!("\"{}\"", value.replace('"', "\"\"")),
         false => value.to_owned(),
     };
     let values: Vec<String> = values.map(quoted).collect();
-    writeln!(to, "{}", values.join(",")).map_err(failed)
+    let line = values.join(",");
+    let line = if is_terminal { escape(&line) } else { line };
+    writeln!(to, "{line}").map_err(failed)
 }
 
 fn json(to: &mut Sink, batch: &RecordBatch) -> Result<(), Failure> {
@@ -270,3 +257,19 @@ fn refuse(path: &Path, catalog: &Catalog) -> Result<(), Failure> {
 
 /// Rows of a table that are held at once.
 const TABLE_ROWS: usize = 10_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn csv_is_as_it_is_but_for_a_terminal() {
+        let written = |is_terminal| {
+            let mut to = Vec::new();
+            line(&mut to, ["a,\"\x1b[2J", "b"].into_iter(), is_terminal).unwrap();
+            String::from_utf8(to).unwrap()
+        };
+        assert_eq!(written(false), "\"a,\"\"\x1b[2J\",b\n");
+        assert_eq!(written(true), "\"a,\"\"\\u{1b}[2J\",b\n");
+    }
+}

@@ -42,6 +42,7 @@ struct Sum {
 #[derive(Debug)]
 pub(crate) struct Rows {
     segment: String,
+    most: usize,
     sums: HashMap<Key, Sum>,
     /// Names of interfaces that were seen.
     interfaces: Vec<String>,
@@ -51,10 +52,11 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// No packets of a segment of this name.
-    pub(crate) fn new(segment: String) -> Self {
+    /// No packets of a segment of this name; at most so many rows are to be held.
+    pub(crate) fn new(segment: String, most: usize) -> Self {
         Self {
             segment,
+            most,
             sums: HashMap::default(),
             interfaces: Vec::new(),
             numbers: HashMap::default(),
@@ -88,7 +90,7 @@ impl Rows {
 
     /// True if there are so many rows that they should be taken.
     pub(crate) fn is_full(&self) -> bool {
-        self.sums.len() >= MOST_ROWS
+        self.sums.len() >= self.most
     }
 
     /// True if there are none.
@@ -96,9 +98,29 @@ impl Rows {
         self.sums.is_empty()
     }
 
-    /// What was counted since the last call, sorted by minute.
+    /// What makes room: all rows but those of the last minute, to which more may come; all if those are
+    /// most.
+    pub(crate) fn make_room(&mut self) -> Result<RecordBatch, ArrowError> {
+        let last = self.sums.keys().map(|key| key.minute).max().unwrap_or(0);
+        let of_last = self.sums.keys().filter(|key| key.minute == last).count();
+        let before = if of_last * 2 > self.sums.len() {
+            last + 1
+        } else {
+            last
+        };
+        let rows = self.sums.extract_if(|key, _| key.minute < before);
+        let rows = rows.collect();
+        self.batch(rows)
+    }
+
+    /// All rows that are left.
     pub(crate) fn take(&mut self) -> Result<RecordBatch, ArrowError> {
-        let mut rows: Vec<(Key, Sum)> = self.sums.drain().collect();
+        let rows = self.sums.drain().collect();
+        self.batch(rows)
+    }
+
+    /// Rows as Arrow has them, sorted by minute.
+    fn batch(&self, mut rows: Vec<(Key, Sum)>) -> Result<RecordBatch, ArrowError> {
         rows.sort_unstable_by_key(|(key, _)| *key);
         let mut columns = Columns::default();
         for (key, sum) in rows {
@@ -301,5 +323,50 @@ const MINUTE_NS: u64 = 60_000_000_000;
 const LATEST_NS: u64 = i64::MAX as u64;
 /// Below it is a length (IEEE 802.3, 3.2.6).
 const LOWEST_ETHERTYPE: u16 = 0x600;
-/// Rows that are held at once, some 50 MB. Then a flow may have further rows of the same minute.
-const MOST_ROWS: usize = 1 << 17;
+/// Rows that are held at once at most, some 50 MB.
+pub(crate) const MOST_ROWS: usize = 1 << 17;
+/// What a row takes while it is counted, made a part of a batch, and written.
+pub(crate) const ROW_BYTES: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Talk;
+
+    #[test]
+    fn a_minute_is_cut_only_if_it_has_too_many_rows_of_its_own() {
+        let mut rows = Rows::new("x".into(), 100);
+        let add = |rows: &mut Rows, minute: u64, flow: u16| {
+            let talk = Talk::Other {
+                ethertype: Some(flow),
+                macs: None,
+            };
+            let frame = Frame {
+                talk,
+                vlans: [None; 2],
+                tcp_flags: None,
+            };
+            let packet = Seen {
+                ts_ns: minute * MINUTE_NS,
+                bytes: 60,
+                captured: 60,
+                flags: 0,
+                link_type: 1,
+                frame,
+            };
+            rows.add(packet, "eth0");
+        };
+        (0..60).for_each(|flow| add(&mut rows, 7, flow));
+        (0..39).for_each(|flow| add(&mut rows, 8, flow));
+        assert!(!rows.is_full());
+        add(&mut rows, 8, 39);
+        assert!(rows.is_full());
+        assert_eq!(rows.make_room().unwrap().num_rows(), 60);
+        // More of the same flows is no further row.
+        (0..40).for_each(|flow| add(&mut rows, 8, flow));
+        (40..100).for_each(|flow| add(&mut rows, 8, flow));
+        assert!(rows.is_full());
+        assert_eq!(rows.make_room().unwrap().num_rows(), 100);
+        assert!(rows.is_empty());
+    }
+}

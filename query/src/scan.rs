@@ -33,14 +33,19 @@ pub(crate) trait Sink {
     fn restart(&mut self) -> Result<(), Failure>;
 }
 
-/// Counts the packets of a segment. `file` is it, open and leased.
+/// Counts the packets of a segment. `file` is it, open and leased; at most so many rows are held at once.
 ///
 /// A damaged segment is read a second time by way of its index, which knows where to go on.
 ///
 /// # Errors
 /// [`Failure`] if it cannot be read, or the sink fails.
-pub(crate) fn scan(path: &Path, file: File, sink: &mut dyn Sink) -> Result<Facts, Failure> {
-    let mut count = Count::new(path, sink);
+pub(crate) fn scan(
+    path: &Path,
+    file: File,
+    most_rows: usize,
+    sink: &mut dyn Sink,
+) -> Result<Facts, Failure> {
+    let mut count = Count::new(path, most_rows, sink);
     let mut reader = Reader::of(file, path.to_owned());
     let damage = loop {
         let (packet, interface) = match reader.read() {
@@ -64,7 +69,7 @@ pub(crate) fn scan(path: &Path, file: File, sink: &mut dyn Sink) -> Result<Facts
     drop(reader);
     count.sink.restart()?;
     let sink = count.sink;
-    salvage(path, damage, Count::new(path, sink))
+    salvage(path, damage, Count::new(path, most_rows, sink))
 }
 
 /// Counts what is whole in a damaged segment.
@@ -99,10 +104,10 @@ struct Count<'a> {
 }
 
 impl<'a> Count<'a> {
-    fn new(path: &Path, sink: &'a mut dyn Sink) -> Self {
+    fn new(path: &Path, most_rows: usize, sink: &'a mut dyn Sink) -> Self {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         Self {
-            rows: Rows::new(name.into_owned()),
+            rows: Rows::new(name.into_owned(), most_rows),
             facts: Facts::default(),
             sink,
         }
@@ -116,7 +121,7 @@ impl<'a> Count<'a> {
         facts.last_ns = facts.last_ns.max(packet.ts_ns);
         self.rows.add(packet, interface);
         match self.rows.is_full() {
-            true => self.sink.take(self.rows.take()?),
+            true => self.sink.take(self.rows.make_room()?),
             false => Ok(()),
         }
     }

@@ -19,7 +19,9 @@ pub(crate) struct Lab(pub(crate) PathBuf);
 impl Lab {
     pub(crate) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("vnplug-query-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
+        // What a killed run of the same number left.
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir(&path).unwrap();
         Self(path)
     }
 

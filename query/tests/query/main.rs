@@ -4,5 +4,6 @@
 mod answers;
 mod files;
 mod lab;
+mod recorder;
 mod refusals;
 mod speed;

@@ -192,7 +192,10 @@ fn packed_segments_give_the_same_answers_by_the_same_index() {
             );
             assert_eq!(with, tally, "{question}");
         }
-        let path = find(std::slice::from_ref(&lab.place.0)).unwrap()[0]
+        let path = find(std::slice::from_ref(&lab.place.0))
+            .unwrap()
+            .next()
+            .unwrap()
             .path
             .clone();
         if sealed {
@@ -273,7 +276,10 @@ fn damage_is_told_and_nothing_else_is_read_in_its_place() {
         lab.record(0..1, 12_000);
         let (expected, ..) = lab.ask("");
         lab.pack(lab.how(Some(1), sealed));
-        let path = find(std::slice::from_ref(&lab.place.0)).unwrap()[0]
+        let path = find(std::slice::from_ref(&lab.place.0))
+            .unwrap()
+            .next()
+            .unwrap()
             .path
             .clone();
         let mut bytes = fs::read(&path).unwrap();

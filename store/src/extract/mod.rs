@@ -19,8 +19,8 @@
 //! **Memory.** Less than 4 MiB for each segment whose time has come, or 64 MiB if its packets are far
 //! from sorted.
 //!
-//! **Recycling.** All segments are opened, with a lease, at the start; the recorder removes none of them
-//! before it was read. What is written to a segment after the extract was opened is not part of it.
+//! **Recycling.** All segments that may have something in the time are opened, with a lease, at the start;
+//! the recorder removes none of them before it was read. What is written to a segment after the extract was opened is not part of it.
 
 mod flows;
 mod output;
@@ -36,7 +36,7 @@ use std::path::PathBuf;
 
 pub use flows::{Flow, Flows, Sum};
 pub use output::{Format, Output};
-pub use segments::{Found, find, find_with};
+pub use segments::{Capture, Found, Unread, captures, find, find_with, raise_open_files};
 pub use time::{BadTime, parse_time};
 
 use self::stream::{Meta, Stream};

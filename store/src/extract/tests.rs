@@ -43,11 +43,7 @@ fn recording(place: &Place, seed: u64) -> Vec<PathBuf> {
 }
 
 fn segments(dirs: &[PathBuf]) -> Vec<PathBuf> {
-    find(dirs)
-        .unwrap()
-        .into_iter()
-        .map(|found| found.path)
-        .collect()
+    find(dirs).unwrap().map(|found| found.path).collect()
 }
 
 /// What a query must find: everything is read and asked.
