@@ -14,6 +14,8 @@ const before = [];
 let shown = null, left = 0n, right = 0n;
 let places = [];
 let filterIsGood = true;
+/** What cannot be read in the shown range, as the last count found. */
+let damaged = [];
 let asking = null, timer = 0, counting = null, countTimer = 0, polls = 0;
 
 const chart = new Chart(byId('chart'), {
@@ -38,6 +40,7 @@ async function update() {
   clearTimeout(timer);
   asking?.abort();
   const mine = asking = new AbortController();
+  const began = performance.now();
   let pause = 1000;
   try {
     if (places.length === 0) {
@@ -47,13 +50,15 @@ async function update() {
     const bins = Math.min(2000, Math.max(50, Math.floor((byId('chart').clientWidth - 76) / 2)));
     const answer = await ask('api/timeline', { ...range(), bins }, mine.signal);
     if (mine !== asking) return;
+    // A long recording takes long: the server is left most of its time.
+    pause = Math.max(pause, 4 * (performance.now() - began));
     show(answer);
     rangeError('');
     if (answer.pending_bytes > 0) pause = 100;
   } catch (error) {
     if (mine !== asking || error.name === 'AbortError') return;
     if (error.told) rangeError(error.message);
-    else status('The server does not answer; trying again');
+    else status('The server does not answer; trying again', 'The server does not answer');
   }
   timer = setTimeout(update, document.hidden ? 10000 : pause);
 }
@@ -136,7 +141,7 @@ function show(answer) {
   right = BigInt(answer.to_ns);
   const offset = (ns) => Number(BigInt(ns) - left);
   const bin = Number(answer.bin_ns);
-  const rate = (values, factor) => values.map((value) => value * factor / (bin / 1e9));
+  const rate = (values, factor) => values.map((value, n) => value * factor / (wide(n) / 1e9));
   chart.show(answer.all && {
     origin: left, span: Number(right - left), bin,
     rates: [rate(answer.packets, 1), rate(answer.bytes, 8), rate(answer.lost, 1)],
@@ -151,9 +156,10 @@ function show(answer) {
   }
   summarize(answer);
   const pending = answer.pending_bytes;
-  status(pending > 0
-    ? `Reading: ${short(pending)}B of ${short(answer.len_bytes)}B to go. \`vnplug index\` makes it faster.`
-    : `Updated ${clock(BigInt(Date.now()) * 1000000n, 0).slice(11)}`);
+  if (pending > 0) {
+    status(`Reading: ${short(pending)}B of ${short(answer.len_bytes)}B to go. \`vnplug index\` makes it faster.`,
+      'Reading the files');
+  } else status(`Updated ${clock(BigInt(Date.now()) * 1000000n, 0).slice(11)}`, 'Up to date');
   showTables(answer);
   offer();
   // A range that grows is counted again now and then; without a filter, that is done.
@@ -168,6 +174,12 @@ function showEmpty(answer) {
   else if (answer.pending_bytes > 0) empty.textContent = 'Reading…';
   else if (answer.files === 0) empty.textContent = 'There are no capture files here yet.';
   else empty.textContent = 'Nothing is recorded yet.';
+}
+
+/** Nanoseconds of a bin: the last one ends with the range. */
+function wide(bin) {
+  const all = Number(shown.bin_ns);
+  return Math.max(1, Math.min(all, Number(right - left) - bin * all));
 }
 
 function summarize(answer) {
@@ -195,10 +207,9 @@ function tellBin(bin) {
     byId('hover').textContent = '';
     return;
   }
-  const wide = BigInt(shown.bin_ns);
-  const at = left + BigInt(bin) * wide;
-  const per = (value) => value / (Number(wide) / 1e9);
-  byId('hover').textContent = `${clock(at)} + ${duration(Number(wide))}: ${grouped(shown.packets[bin])} packets · `
+  const at = left + BigInt(bin) * BigInt(shown.bin_ns);
+  const per = (value) => value / (wide(bin) / 1e9);
+  byId('hover').textContent = `${clock(at)} + ${duration(wide(bin))}: ${grouped(shown.packets[bin])} packets · `
     + `${short(per(shown.packets[bin]))}packets/s · ${short(per(shown.bytes[bin] * 8))}bit/s · `
     + `${grouped(shown.lost[bin])} lost`;
 }
@@ -256,15 +267,23 @@ function showTables(answer) {
     { text: part.name, from: part.from_ns, to: part.to_ns },
     clock(BigInt(part.from_ns), 3), part.packets, `${short(part.len_bytes)}B`,
   ]));
-  byId('problems').hidden = answer.problems.length === 0;
-  byId('problems').querySelector('ul').replaceChildren(...answer.problems.map((text) => {
+  const problems = [...new Set([...answer.problems, ...damaged])];
+  byId('problems').hidden = problems.length === 0;
+  byId('problems').querySelector('ul').replaceChildren(...problems.map((text) => {
     const item = document.createElement('li');
     item.textContent = text;
     return item;
   }));
 }
 
-function status(text) { byId('status').textContent = text; }
+/** Shows what is going on; of what kind that is, is announced when it changes. */
+function status(text, kind) {
+  byId('status').textContent = text;
+  announce(kind);
+}
+
+/** Has screen readers say something, once. */
+function announce(text) { if (byId('news').textContent !== text) byId('news').textContent = text; }
 
 function rangeError(text) { tell(byId('range-error'), text); }
 
@@ -324,11 +343,13 @@ async function count() {
       byId('count').textContent = '';
       return;
     }
-    if (filter === '') return;
     const found = await ask('api/count', { ...range(), filter }, mine.signal);
+    damaged = found.problems;
+    if (filter === '') return;
+    const isNew = byId('count').dataset.filter !== filter;
     tellCount(`${packets(found.packets)}, ${short(found.bytes)}B`, found.complete, 'more than ');
+    if (isNew) announce(byId('count').textContent);
     Object.assign(byId('count').dataset, { packets: found.packets, complete: found.complete, filter });
-    if (found.problems.length > 0) byId('count').textContent += ` Damaged: ${found.problems.join('; ')}`;
   } catch (error) {
     if (error.name !== 'AbortError') byId('count').textContent = error.told ? '' : 'Not counted.';
   }
@@ -336,6 +357,9 @@ async function count() {
 
 byId('filter').oninput = () => {
   delete byId('count').dataset.filter;
+  // The links have it at once; if it is wrong, the server says so.
+  filterIsGood = true;
+  offer();
   countSoon();
 };
 

@@ -7,6 +7,7 @@ use axum::extract::{Query as UrlQuery, State};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use vnplug_store::extract::{Extract, ExtractError, Query, Step, parse_time};
 use vnplug_store::filter::{Filter, FilterError};
 
@@ -165,6 +166,7 @@ pub(crate) async fn recordings(
     for name in names {
         answer[name] = all[name].clone();
     }
+    add_damage(&shared, &mut answer);
     Ok(json_response(&answer))
 }
 
@@ -184,7 +186,23 @@ pub(crate) async fn timeline(
             .ok_or_else(|| Refusal::bad(format!("bins is a number from 1 to {MAX_BINS}")))?,
     };
     let made = with_table(&shared, move |table| table.timeline(from, to, bins)).await?;
-    Ok(json_response(&made.to_json()))
+    let mut answer = made.to_json();
+    add_damage(&shared, &mut answer);
+    Ok(json_response(&answer))
+}
+
+/// Tells what downloads met, too, of files that are still there.
+fn add_damage(shared: &Shared, answer: &mut Value) {
+    let mut damage = shared.damage.lock().unwrap_or_else(PoisonError::into_inner);
+    damage.retain(|path, _| path.exists());
+    let Some(problems) = answer["problems"].as_array_mut() else {
+        return;
+    };
+    for text in damage.values().map(|text| json!(text)) {
+        if !problems.contains(&text) {
+            problems.push(text);
+        }
+    }
 }
 
 /// `/api/check?filter=`: whether a filter can be used; what is wrong with it is no refusal here.
@@ -193,7 +211,7 @@ pub(crate) async fn check(
     uri: Uri,
 ) -> Result<Response, Refusal> {
     let filter = Parameters::of(&uri, &["filter"])?.filter()?;
-    let checked = work(&shared, move || {
+    let checked = work(&shared.filters, move || {
         Filter::new(&filter).map(drop).map_err(Refusal::from)
     })
     .await?;
@@ -212,7 +230,7 @@ pub(crate) async fn count(
     let parameters = Parameters::of(&uri, &["from", "to", "filter"])?;
     let (range, filter) = (parameters.range()?, parameters.filter()?);
     let places = Arc::clone(&shared);
-    let counted = work(&shared, move || -> Result<Value, Refusal> {
+    let counted = work(&shared.filters, move || -> Result<Value, Refusal> {
         let deadline = Instant::now() + COUNT_FOR;
         let mut search = open(&places, range, &filter)?;
         let (mut packets, mut bytes, mut complete) = (0_u64, 0_u64, false);
@@ -255,7 +273,7 @@ async fn with_table<T: Send + 'static>(
     ask: impl FnOnce(&Table) -> T + Send + 'static,
 ) -> Result<T, Refusal> {
     let of = Arc::clone(shared);
-    work(shared, move || {
+    work(&shared.work, move || {
         let mut table = of.table.lock().unwrap_or_else(PoisonError::into_inner);
         table.refresh(LOOK_FOR);
         ask(&table)
@@ -265,10 +283,10 @@ async fn with_table<T: Send + 'static>(
 
 /// Runs what blocks; few at a time, the others wait.
 async fn work<T: Send + 'static>(
-    shared: &Shared,
+    turns: &Arc<Semaphore>,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Refusal> {
-    let turn = Arc::clone(&shared.work).acquire_owned().await;
+    let turn = Arc::clone(turns).acquire_owned().await;
     // The job goes on when its client is gone, and so keeps its turn.
     let done = tokio::task::spawn_blocking(move || {
         let _turn = turn;

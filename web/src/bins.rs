@@ -32,6 +32,13 @@ impl Axis {
         ((ns - self.from_ns) / self.bin_ns) as usize
     }
 
+    /// How long a part is.
+    pub(crate) fn width_ns(&self, bin: usize) -> u64 {
+        let before = (bin as u64).saturating_mul(self.bin_ns);
+        let left = (self.to_ns - self.from_ns).saturating_sub(before);
+        left.clamp(1, self.bin_ns)
+    }
+
     /// Whether a time is in the range.
     pub(crate) fn has(&self, ns: u64) -> bool {
         (self.from_ns..self.to_ns).contains(&ns)
@@ -200,6 +207,8 @@ mod tests {
             assert!(axis.bins() as u64 <= bins && axis.bins() > 0, "{axis:?}");
             assert_eq!(axis.bin(axis.to_ns - 1), axis.bins() - 1);
             assert!(!axis.has(axis.to_ns) && axis.has(axis.from_ns));
+            let widths = (0..axis.bins()).map(|bin| axis.width_ns(bin));
+            assert_eq!(widths.sum::<u64>(), axis.to_ns - axis.from_ns);
         }
     }
 

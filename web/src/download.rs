@@ -5,14 +5,14 @@
 
 use std::io::{self, ErrorKind, Write};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{StatusCode, Uri, header};
+use axum::http::{HeaderName, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
 use tokio::runtime::Handle;
@@ -48,15 +48,17 @@ pub(crate) async fn extract(
     tokio::task::spawn_blocking(move || {
         let _place = place;
         match open(&shared, range, &filter) {
-            Ok(search) => {
+            Ok(mut search) => {
+                let unread = note(&shared, &mut search);
                 // Nobody waits for it any more: the next thing that is sent says so.
-                let _ = opened.send(Ok(()));
-                write(search, format, Sink { queue, runtime }, &written);
+                let _ = opened.send(Ok(unread));
+                write(&mut search, format, Sink { queue, runtime }, &written);
+                note(&shared, &mut search);
             }
             Err(refusal) => drop(opened.send(Err(refusal))),
         }
     });
-    match is_open.await {
+    let unread = match is_open.await {
         Ok(opened) => opened?,
         Err(_) => {
             return Err(Refusal::new(
@@ -64,7 +66,7 @@ pub(crate) async fn extract(
                 "the search failed",
             ));
         }
-    }
+    };
     // What goes wrong at once can still be said.
     let first = tokio::time::timeout(FIRST, pieces.recv()).await;
     let first = match first {
@@ -86,12 +88,26 @@ pub(crate) async fn extract(
             header::CONTENT_DISPOSITION,
             format!("attachment; filename=\"vnplug{began}.{extension}\""),
         ),
+        (UNREAD, unread.to_string()),
     ];
     Ok((headers, Body::from_stream(pieces)).into_response())
 }
 
+/// Has the page tell what could not be read, and how much that was.
+fn note(shared: &Shared, search: &mut Extract) -> usize {
+    let problems = search.problems();
+    let mut damage = shared.damage.lock().unwrap_or_else(PoisonError::into_inner);
+    for problem in &problems {
+        log::warn!("{problem}");
+        if damage.len() < MOST_DAMAGE {
+            damage.insert(problem.path.clone(), problem.to_string());
+        }
+    }
+    problems.len()
+}
+
 /// Writes what is found until the end, or until nobody takes it. `whole` is set at the end.
-fn write(mut search: Extract, format: Format, sink: Sink, whole: &AtomicBool) {
+fn write(search: &mut Extract, format: Format, sink: Sink, whole: &AtomicBool) {
     let queue = sink.queue.clone();
     let runtime = sink.runtime.clone();
     let mut output = Output::new(sink, format);
@@ -110,9 +126,6 @@ fn write(mut search: Extract, format: Format, sink: Sink, whole: &AtomicBool) {
             Err(error) => break Err(io::Error::other(error.to_string())),
         }
     };
-    for problem in search.problems() {
-        log::warn!("{problem}");
-    }
     match written {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
         Err(error) => {
@@ -172,6 +185,10 @@ impl Stream for Pieces {
     }
 }
 
+/// How many files could not even be opened.
+const UNREAD: HeaderName = HeaderName::from_static("vnplug-unread");
+/// Of so many files it is told what is wrong with them.
+const MOST_DAMAGE: usize = 20;
 /// Pieces of up to 320 KiB that wait for the connection.
 const QUEUE: usize = 4;
 /// A client that takes nothing for so long is given up.

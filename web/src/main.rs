@@ -30,6 +30,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use vnplug_store::extract::{captures, raise_open_files};
 
 use crate::server::Settings;
 use crate::table::Table;
@@ -69,6 +70,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::new().filter_or("VNPLUG_LOG", "warn")).init();
+    raise_open_files();
     let arguments = Arguments::parse();
     let done = match &arguments.svg {
         Some(file) => picture(&arguments.places, file),
@@ -95,8 +97,8 @@ fn serve(arguments: Arguments) -> Result<(), String> {
     if remote {
         note("whoever reaches this address can read the recordings: there is no password");
     }
-    for place in &arguments.places {
-        fs::metadata(place).map_err(|error| format!("{}: {error}", place.display()))?;
+    if let [(place, error), ..] = &captures(&arguments.places).1[..] {
+        return Err(format!("{}: {error}", place.display()));
     }
     server::run(Settings {
         listen: arguments.listen,

@@ -60,14 +60,14 @@ fn draw(out: &mut String, timeline: &Timeline, title: &str) -> std::fmt::Result 
         xml(title),
         xml(&summary(timeline))
     )?;
-    let bin_seconds = axis.bin_ns as f64 / 1e9;
     for (row, (values, factor)) in ROWS
         .iter()
         .zip([(0, 1.0), (1, 8.0), (2, 1.0)].map(|(n, factor)| (&timeline.bins[n], factor)))
     {
         let rates: Vec<f64> = values
             .iter()
-            .map(|&value| value as f64 * factor / bin_seconds)
+            .enumerate()
+            .map(|(bin, &value)| value as f64 * factor / (axis.width_ns(bin) as f64 / 1e9))
             .collect();
         draw_row(out, row, &rates, &axis)?;
     }

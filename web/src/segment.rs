@@ -29,6 +29,8 @@ pub(crate) struct Segment {
     tail_at: u64,
     /// Section headers and interface descriptions before it.
     definitions: Vec<u64>,
+    /// What all of them have, if that is something.
+    whole: Option<Chunk>,
     /// Everything up to the file's end is known.
     complete: bool,
     problem: Option<String>,
@@ -68,6 +70,7 @@ impl Segment {
             tail: Vec::new(),
             tail_at: 0,
             definitions: Vec::new(),
+            whole: None,
             complete: false,
             problem: None,
             path,
@@ -98,6 +101,13 @@ impl Segment {
                 self.complete = true;
             }
         }
+        let chunks = self.chunks().filter(|chunk| chunk.packets > 0);
+        self.whole = chunks.copied().reduce(|all, chunk| Chunk {
+            low_ns: all.low_ns.min(chunk.low_ns),
+            high_ns: all.high_ns.max(chunk.high_ns),
+            packets: all.packets + chunk.packets,
+            ..all
+        });
     }
 
     fn try_look(&mut self, tail: bool, deadline: Instant) -> Result<bool, String> {
@@ -167,6 +177,11 @@ impl Segment {
     /// Its chunks, in the order of the file.
     pub(crate) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
         self.indexed.iter().chain(&self.tail)
+    }
+
+    /// Its packets and their times as if it were one chunk; `None` if there are none.
+    pub(crate) fn whole(&self) -> Option<&Chunk> {
+        self.whole.as_ref()
     }
 
     /// The packets of chunks, which come in the order of the file, one by one; false if they cannot be

@@ -5,16 +5,20 @@
 //!
 //! - `Host` is an address or `localhost`, or a name that the operator gave: a page whose name was made
 //!   to point to this address (DNS rebinding) is refused.
-//! - `Sec-Fetch-Site` is not another site's, so no page can make a browser start work here.
+//! - `Sec-Fetch-Site` is not another site's, so no page can make a browser start work here. Browsers send
+//!   it to this machine's own addresses and to HTTPS only: by another address or a name a page can start
+//!   downloads and counts, whose answers it cannot read.
 //! - No answer may be read by other sites (no CORS), framed, or taken for another kind of content.
 //! - The page runs the scripts that are built in, and nothing else.
 
-use std::io::{self, Write};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -23,9 +27,13 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::Listener;
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
+};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
 
 use crate::api::{self, Refusal};
 use crate::table::Table;
@@ -47,9 +55,14 @@ pub(crate) struct Settings {
 pub(crate) struct Shared {
     pub(crate) table: Mutex<Table>,
     pub(crate) places: Vec<PathBuf>,
-    /// Work for the page: timelines, counts, filters.
+    /// Timelines.
     pub(crate) work: Arc<Semaphore>,
+    /// Checks and counts: a filter with a name in it may wait for the resolver for long, and others not
+    /// for it.
+    pub(crate) filters: Arc<Semaphore>,
     pub(crate) downloads: Arc<Semaphore>,
+    /// Files that downloads found damaged or could not open, and what they said of them.
+    pub(crate) damage: Mutex<BTreeMap<PathBuf, String>>,
     names: Vec<String>,
     remote: bool,
 }
@@ -62,7 +75,7 @@ pub(crate) fn run(settings: Settings) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .max_blocking_threads(WORKERS + DOWNLOADS)
+        .max_blocking_threads(WORKERS + FILTERS + DOWNLOADS)
         .build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind(settings.listen).await?;
@@ -82,7 +95,9 @@ fn routes(settings: Settings) -> Router {
         table: Mutex::new(Table::new(settings.places.clone())),
         places: settings.places,
         work: Arc::new(Semaphore::new(WORKERS)),
+        filters: Arc::new(Semaphore::new(FILTERS)),
         downloads: Arc::new(Semaphore::new(DOWNLOADS)),
+        damage: Mutex::default(),
         names: settings.names,
         remote: settings.remote,
     });
@@ -151,7 +166,27 @@ struct Limited {
 /// A connection, and its place among them.
 struct Connection {
     stream: TcpStream,
+    /// Until the first byte comes: who says nothing is given up.
+    patience: Option<Pin<Box<Sleep>>>,
     _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Connection {
+    fn new(stream: TcpStream, patience: Duration, place: Option<OwnedSemaphorePermit>) -> Self {
+        // A peer that is gone without a word is noticed by the kernel.
+        let kept = set_socket_keepalive(&stream, true)
+            .and_then(|()| set_tcp_keepidle(&stream, KEEP_IDLE))
+            .and_then(|()| set_tcp_keepintvl(&stream, KEEP_EVERY))
+            .and_then(|()| set_tcp_keepcnt(&stream, KEEP_TRIES));
+        if let Err(error) = kept {
+            log::warn!("a peer that is gone will not be noticed: {error}");
+        }
+        Self {
+            stream,
+            patience: Some(Box::pin(tokio::time::sleep(patience))),
+            _place: place,
+        }
+    }
 }
 
 impl Listener for Limited {
@@ -162,11 +197,7 @@ impl Listener for Limited {
         // It is never closed.
         let place = Arc::clone(&self.room).acquire_owned().await.ok();
         let (stream, address) = Listener::accept(&mut self.listener).await;
-        let connection = Connection {
-            stream,
-            _place: place,
-        };
-        (connection, address)
+        (Connection::new(stream, FIRST_BYTE, place), address)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -180,7 +211,15 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let ready = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if ready.is_ready() {
+            self.patience = None;
+        } else if let Some(patience) = &mut self.patience
+            && patience.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(Err(ErrorKind::TimedOut.into()));
+        }
+        ready
     }
 }
 
@@ -222,13 +261,52 @@ const HEADERS: [(HeaderName, &str); 6] = [
     ),
 ];
 const CONNECTIONS: usize = 128;
+/// A connection says what it wants within this time.
+const FIRST_BYTE: Duration = Duration::from_secs(30);
+/// A silent peer is asked whether it is there after so long, so often, and so many times.
+const KEEP_IDLE: Duration = Duration::from_secs(60);
+const KEEP_EVERY: Duration = Duration::from_secs(15);
+const KEEP_TRIES: u32 = 4;
 const WORKERS: usize = 4;
+const FILTERS: usize = 2;
 /// Downloads at a time.
 pub(crate) const DOWNLOADS: usize = 4;
 
 #[cfg(test)]
 mod tests {
-    use super::is_known;
+    use super::*;
+
+    #[test]
+    fn who_says_nothing_is_given_up_and_who_speaks_is_not() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let accept = async |first: &[u8], patience| {
+                let mut peer = std::net::TcpStream::connect(address).unwrap();
+                peer.write_all(first).unwrap();
+                let (stream, _) = listener.accept().await.unwrap();
+                (Connection::new(stream, patience, None), peer)
+            };
+            let read = async |connection: &mut Connection| {
+                let mut bytes = [0; 16];
+                let mut buffer = ReadBuf::new(&mut bytes);
+                let read = |context: &mut Context<'_>| {
+                    Pin::new(&mut *connection).poll_read(context, &mut buffer)
+                };
+                std::future::poll_fn(read).await
+            };
+            let (mut silent, _peer) = accept(b"", Duration::from_millis(50)).await;
+            let error = read(&mut silent).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TimedOut);
+            let (mut speaks, _peer) = accept(b"GET", Duration::MAX).await;
+            read(&mut speaks).await.unwrap();
+            assert!(speaks.patience.is_none());
+        });
+    }
 
     #[test]
     fn only_own_names_are_known() {

@@ -1,18 +1,18 @@
 //! What is known of the recordings in the given places, kept up to date.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use vnplug_store::extract::{Capture, Unread, captures};
 use vnplug_store::index::Chunk;
-use vnplug_store::name::{Format, SegmentName};
+use vnplug_store::name::Format;
 
 use crate::bins::{Axis, Bins};
 use crate::segment::Segment;
 use crate::state::{self, State};
-use crate::timeline::{Part, Timeline, gaps};
+use crate::timeline::{Covered, Part, Timeline};
 
 /// The recordings.
 #[derive(Debug)]
@@ -65,33 +65,37 @@ impl Table {
 
     /// Notes which files there are.
     fn find(&mut self) {
-        self.problems.clear();
-        let mut seen = BTreeSet::new();
-        let mut states = Vec::new();
-        for place in &self.places {
-            let files = match capture_files(place) {
-                Ok(files) => files,
-                Err(error) => {
-                    self.problems.push(format!("{}: {error}", place.display()));
-                    continue;
+        let (files, unread) = captures(&self.places);
+        let problem = |(place, error): &Unread| format!("{}: {error}", place.display());
+        self.problems = unread.iter().map(problem).collect();
+        let mut known = std::mem::take(&mut self.segments);
+        for Capture { path, about } in files {
+            let segment = match known.remove(&path) {
+                Some(mut segment) => {
+                    segment.update(&about);
+                    segment
                 }
+                None => Segment::new(path.clone(), &about),
             };
-            states.extend(state::in_directory(place));
-            for path in files {
-                let Ok(about) = fs::metadata(&path) else {
-                    continue; // recycled meanwhile
-                };
-                match self.segments.get_mut(&path) {
-                    Some(segment) => segment.update(&about),
-                    None => {
-                        let segment = Segment::new(path.clone(), &about);
-                        self.segments.insert(path.clone(), segment);
-                    }
-                }
-                seen.insert(path);
-            }
+            self.segments.insert(path, segment);
         }
-        self.segments.retain(|path, _| seen.contains(path));
+        let mut states: Vec<State> = self
+            .places
+            .iter()
+            .flat_map(|p| state::in_directory(p))
+            .collect();
+        // What is known of a place that is there, and cannot be read at this moment, stays.
+        let mut kept = unread
+            .iter()
+            .filter(|(_, e)| e.kind() != ErrorKind::NotFound)
+            .peekable();
+        if kept.peek().is_some() {
+            states.append(&mut self.states);
+        }
+        for (place, _) in kept {
+            let known = known.extract_if(.., |path, _| path.starts_with(place));
+            self.segments.extend(known);
+        }
         self.states = state::latest(states);
     }
 
@@ -102,13 +106,9 @@ impl Table {
 
     /// The first and the last time of all packets.
     fn range(&self) -> Option<(u64, u64)> {
-        let chunks = self.segments.values().flat_map(Segment::chunks);
-        chunks
-            .filter(|chunk| chunk.packets > 0)
-            .fold(None, |range, chunk| {
-                let (low, high) = range.unwrap_or((u64::MAX, 0));
-                Some((low.min(chunk.low_ns), high.max(chunk.high_ns)))
-            })
+        let segments = self.segments.values().filter_map(Segment::whole);
+        let times = segments.map(|whole| (whole.low_ns, whole.high_ns));
+        times.reduce(|(low, high), (from, to)| (low.min(from), high.max(to)))
     }
 
     /// The timeline between two times, or of everything, in at most `bins` parts. Chunks that would be
@@ -127,11 +127,19 @@ impl Table {
         let mut bins = Bins::new(axis);
         let segments: Vec<&Segment> = self.segments.values().collect();
         let inside = |chunk: &Chunk| chunk.low_ns < axis.to_ns && chunk.high_ns >= axis.from_ns;
+        let covers = |chunk: &Chunk| (chunk.low_ns, chunk.high_ns);
         let mut blurred: Vec<(usize, Chunk)> = Vec::new();
-        let mut covered: Vec<(u64, u64)> = Vec::new();
+        let mut covered = Covered::new(&axis);
         for (number, segment) in segments.iter().enumerate() {
+            let Some(whole) = segment.whole() else {
+                continue;
+            };
+            if !inside(whole) {
+                covered.add(covers(whole));
+                continue;
+            }
             for chunk in segment.chunks().filter(|chunk| chunk.packets > 0) {
-                covered.push((chunk.low_ns, chunk.high_ns));
+                covered.add(covers(chunk));
                 if !inside(chunk) {
                     continue;
                 }
@@ -150,7 +158,7 @@ impl Table {
             axis,
             spread_ns: bins.spread_ns(),
             bins: bins.finish(),
-            gaps: gaps(covered, &axis),
+            gaps: covered.gaps(),
             parts: parts
                 .filter(|part| part.from_ns < axis.to_ns && part.to_ns >= axis.from_ns)
                 .collect(),
@@ -222,49 +230,15 @@ fn read_exactly(segments: &[&Segment], mut blurred: Vec<(usize, Chunk)>, bins: &
 
 /// A segment as a whole.
 fn part(segment: &Segment) -> Option<Part> {
-    let path = segment.path();
-    let mut part = Part {
+    let (path, whole) = (segment.path(), segment.whole()?);
+    Some(Part {
         name: path.file_name()?.to_string_lossy().into_owned(),
         directory: path.parent()?.display().to_string(),
-        from_ns: u64::MAX,
-        to_ns: 0,
-        packets: 0,
+        from_ns: whole.low_ns,
+        to_ns: whole.high_ns,
+        packets: whole.packets,
         len_bytes: segment.len_bytes(),
-    };
-    for chunk in segment.chunks().filter(|chunk| chunk.packets > 0) {
-        part.from_ns = part.from_ns.min(chunk.low_ns);
-        part.to_ns = part.to_ns.max(chunk.high_ns);
-        part.packets += chunk.packets;
-    }
-    (part.packets > 0).then_some(part)
-}
-
-/// The capture files of a place, as `vnplug extract` takes them: also segments that were packed, but not
-/// twice while one is there in both forms.
-fn capture_files(place: &Path) -> std::io::Result<Vec<PathBuf>> {
-    if !fs::metadata(place)?.is_dir() {
-        return Ok(vec![place.to_owned()]);
-    }
-    let mut files: BTreeMap<OsString, PathBuf> = BTreeMap::new();
-    for entry in fs::read_dir(place)? {
-        let path = entry?.path();
-        let Some(file) = path.file_name() else {
-            continue;
-        };
-        let segment = file.to_str().and_then(SegmentName::parse);
-        let capture = path
-            .extension()
-            .is_some_and(|ext| ext == "pcapng" || ext == "pcap");
-        if !(capture || segment.is_some()) || !path.is_file() {
-            continue;
-        }
-        let plain = segment.map_or_else(|| file.to_owned(), |name| name.to_string().into());
-        let known = files.entry(plain).or_insert_with(|| path.clone());
-        if path.as_os_str().len() < known.as_os_str().len() {
-            *known = path;
-        }
-    }
-    Ok(files.into_values().collect())
+    })
 }
 
 /// How long what was seen is new enough.

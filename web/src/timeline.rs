@@ -87,29 +87,60 @@ impl Part {
     }
 }
 
-/// The ranges of the axis that none of these (first and last time) covers: the longest
-/// [`MOST_GAPS`] of at least a second and a part, in order. What is before the first packet or behind
-/// the last is no gap.
-pub(crate) fn gaps(mut covered: Vec<(u64, u64)>, axis: &Axis) -> Vec<(u64, u64)> {
-    covered.sort_unstable();
-    let shortest = axis.bin_ns.max(SECOND_NS);
-    let mut gaps = Vec::new();
-    let mut until = None;
-    for (low, high) in covered {
-        if let Some(until) = until
-            && low > until
-        {
-            let (from, to) = (axis.from_ns.max(until), axis.to_ns.min(low));
-            if to > from && to - from >= shortest {
-                gaps.push((from, to));
-            }
+/// Times at which packets came, and so where none did.
+#[derive(Debug)]
+pub(crate) struct Covered {
+    axis: Axis,
+    /// Shorter ones are no gaps.
+    shortest_ns: u64,
+    /// First and last times. What has no gap between it and the one before is one with it, so that a long
+    /// recording takes little room.
+    list: Vec<(u64, u64)>,
+}
+
+impl Covered {
+    pub(crate) fn new(axis: &Axis) -> Self {
+        Self {
+            axis: *axis,
+            shortest_ns: axis.bin_ns.max(SECOND_NS),
+            list: Vec::new(),
         }
-        until = until.max(Some(high));
     }
-    gaps.sort_unstable_by_key(|(from, to)| std::cmp::Reverse(to - from));
-    gaps.truncate(MOST_GAPS);
-    gaps.sort_unstable();
-    gaps
+
+    /// Adds a first and a last time.
+    pub(crate) fn add(&mut self, (low, high): (u64, u64)) {
+        let is_near = |to: u64, from: u64| from.saturating_sub(to) < self.shortest_ns;
+        match self.list.last_mut() {
+            Some(last) if is_near(last.1, low) && is_near(high, last.0) => {
+                *last = (last.0.min(low), last.1.max(high));
+            }
+            _ => self.list.push((low, high)),
+        }
+    }
+
+    /// The ranges of the axis that nothing covers: the longest [`MOST_GAPS`] of at least a second and a
+    /// part, in order. What is before the first packet or behind the last is no gap.
+    pub(crate) fn gaps(mut self) -> Vec<(u64, u64)> {
+        self.list.sort_unstable();
+        let axis = self.axis;
+        let mut gaps = Vec::new();
+        let mut until = None;
+        for (low, high) in self.list {
+            if let Some(until) = until
+                && low > until
+            {
+                let (from, to) = (axis.from_ns.max(until), axis.to_ns.min(low));
+                if to > from && to - from >= self.shortest_ns {
+                    gaps.push((from, to));
+                }
+            }
+            until = until.max(Some(high));
+        }
+        gaps.sort_unstable_by_key(|(from, to)| std::cmp::Reverse(to - from));
+        gaps.truncate(MOST_GAPS);
+        gaps.sort_unstable();
+        gaps
+    }
 }
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -121,22 +152,55 @@ const MOST_PARTS: usize = 500;
 mod tests {
     use super::*;
 
+    fn gaps(covered: &[(u64, u64)], axis: &Axis) -> Vec<(u64, u64)> {
+        let mut all = Covered::new(axis);
+        covered.iter().for_each(|&range| all.add(range));
+        all.gaps()
+    }
+
     #[test]
     fn gaps_are_what_nothing_covers() {
         let s = SECOND_NS;
         let axis = Axis::new(0, 100 * s, 100);
-        let covered = vec![
+        let covered = [
             (50 * s, 60 * s),
             (10 * s, 20 * s),
             (15 * s, 30 * s),
             (61 * s, 62 * s),
         ];
-        assert_eq!(
-            gaps(covered.clone(), &axis),
-            [(30 * s, 50 * s), (60 * s, 61 * s)]
-        );
+        assert_eq!(gaps(&covered, &axis), [(30 * s, 50 * s), (60 * s, 61 * s)]);
         let zoomed = Axis::new(40 * s, 45 * s, 100);
-        assert_eq!(gaps(covered, &zoomed), [(40 * s, 45 * s)]);
-        assert_eq!(gaps(Vec::new(), &axis), []);
+        assert_eq!(gaps(&covered, &zoomed), [(40 * s, 45 * s)]);
+        assert_eq!(gaps(&[], &axis), []);
+    }
+
+    #[test]
+    fn what_is_near_is_kept_as_one_and_makes_no_difference() {
+        let (mut number, s) = (1_u64, SECOND_NS);
+        let mut below = |limit: u64| {
+            number = number
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (number >> 33) % limit
+        };
+        for _ in 0..200 {
+            let axis = Axis::new(below(20 * s), 20 * s + below(40 * s), 1 + below(50));
+            let mut at = 0;
+            let ranges: Vec<(u64, u64)> = (0..60)
+                .map(|_| {
+                    at += below(s) + below(8) / 7 * below(5 * s);
+                    let low = at.saturating_sub(below(2 * s));
+                    (low, low + below(s / 2))
+                })
+                .collect();
+            let kept_apart = Covered {
+                list: ranges.clone(),
+                ..Covered::new(&axis)
+            };
+            assert_eq!(gaps(&ranges, &axis), kept_apart.gaps(), "{axis:?}");
+        }
+        let mut all = Covered::new(&Axis::new(0, 100 * s, 100));
+        (0..100_000).for_each(|n| all.add((n * s / 1000, n * s / 1000 + 10)));
+        assert_eq!(all.list.len(), 1);
     }
 }

@@ -33,7 +33,9 @@ impl Place {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("vnplug-web-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
+        // What a killed run of the same number left.
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir(&path).unwrap();
         Self(path)
     }
 }
