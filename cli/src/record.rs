@@ -133,12 +133,12 @@ impl Record {
             .map(|id| Buffer::new(settings.chunk_bytes, id))
             .collect();
         let directories = self.directories(&buffers)?;
+        // What begins from here on has an end.
+        sys::catch_signals();
+        sys::ignore_long_files();
         // Last: from now on packets come, and wait in the ring.
         let (ports, interfaces) = self.open_ports(socket)?;
         settings.interfaces = interfaces;
-        // Before anything is written: from now on it has an end.
-        sys::catch_signals();
-        sys::ignore_long_files();
         let recorder = Recorder::start(settings, directories, buffers)
             .map_err(|error| Failure::about(self.place(), self.explain(error)))?;
         let remote = recorder.remote();

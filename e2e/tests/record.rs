@@ -93,6 +93,22 @@ fn number(state: &Value, pointer: &str) -> u64 {
     number.unwrap_or(0)
 }
 
+/// A recorder's ports are opened just before it is there: frames of run 1, one after the other, until one
+/// is durable; how many that were.
+fn send_until_it_records(netns: &Netns, recorder: &Recorder) -> u64 {
+    let mut sent = 0;
+    eventually("it records", || {
+        let one = Stream {
+            run: 1,
+            ..Stream::new("wire0", 1)
+        };
+        sent += netns.enter(|| one.send()).unwrap().unwrap().frames;
+        sleep(Duration::from_millis(300));
+        recorder.mark() > 0
+    });
+    sent
+}
+
 fn eventually(what: &str, mut test: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !test() {
@@ -177,18 +193,7 @@ fn a_wire_is_recorded_and_others_read_the_files_while_they_grow() {
             "32M",
         ];
         let recorder = Recorder::start(&daemon, &dir, &args);
-        eventually("the recorder listens", || dir.join("rec.lock").exists());
-        // Its ports are opened just before; one frame shows that they are there.
-        let mut first = 0;
-        eventually("it records", || {
-            let one = Stream {
-                run: 1,
-                ..Stream::new("wire0", 1)
-            };
-            first += netns.enter(|| one.send()).unwrap().unwrap().frames;
-            sleep(Duration::from_millis(300));
-            recorder.mark() > 0
-        });
+        let first = send_until_it_records(&netns, &recorder);
         let mut sent = 0;
         for (run, len_bytes) in [(2, 60), (3, 512), (4, 1514)] {
             let pps = NonZeroU64::new(20_000);
@@ -322,6 +327,25 @@ fn a_killed_recorder_in_two_directories_has_what_it_promised() {
 }
 
 #[test]
+fn a_signal_before_the_first_packet_ends_a_recorder_as_any_other() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,size=300,pps=100"]).unwrap();
+    for round in 1..=10 {
+        let dir = lab.dir().join("rec");
+        let recorder = Recorder::start(&daemon, &dir, &["host:lab"]);
+        eventually("its port is there", || {
+            let counters = daemon.counters();
+            counters.iter().any(|it| it.kind == "port")
+        });
+        recorder.stop();
+        let state = state_in(&dir);
+        assert_eq!(number(&state, "/run/number"), round, "{state:#}");
+        assert_eq!(state["run"]["ended"], true, "{state:#}");
+        assert_eq!(number(&state, "/earlier/cut"), 0, "{state:#}");
+    }
+}
+
+#[test]
 fn stats_show_the_durable_mark_of_a_recorder_at_work() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,size=300,pps=2000"]).unwrap();
@@ -446,8 +470,11 @@ fn a_full_disk_pauses_the_recorder_and_room_wakes_it() {
         recorder.said().contains("recording pauses")
     });
     let oldest = segments(&inside).remove(0);
-    // It waits for room, and the ring overflows meanwhile.
-    sleep(Duration::from_millis(1500));
+    eventually("the ring is full meanwhile", || {
+        let counters = daemon.audit();
+        let port = counters.iter().find(|it| it.kind == "port").unwrap();
+        value(port, "dropped_full") > 0
+    });
     let mark = recorder.mark();
     fs::remove_file(oldest).unwrap();
     let from = Instant::now();
@@ -533,16 +560,7 @@ fn what_is_in_the_ring_at_the_end_is_recorded_in_two_directories() {
     let args = ["host:wire1", "--flush", "100ms", "--ring", "32M", "--to"];
     let args = [&args[..], &[other.to_str().unwrap()]].concat();
     let recorder = Recorder::start(&daemon, &dir, &args);
-    let mut first = 0;
-    eventually("it records", || {
-        let one = Stream {
-            run: 1,
-            ..Stream::new("wire0", 1)
-        };
-        first += netns.enter(|| one.send()).unwrap().unwrap().frames;
-        sleep(Duration::from_millis(300));
-        recorder.mark() > 0
-    });
+    let first = send_until_it_records(&netns, &recorder);
     let kill = |signal| {
         let pid = rustix::process::Pid::from_child(&recorder.child);
         rustix::process::kill_process(pid, signal).unwrap();

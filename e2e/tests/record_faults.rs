@@ -274,7 +274,9 @@ fn a_slow_disk_loses_nothing_that_memory_holds() {
     let neighbour = stage.neighbour();
     let before = stage.await_mark(2000, &recorder);
     disk.set(Fault::Slow(Duration::from_secs(1))).unwrap();
-    std::thread::sleep(Duration::from_secs(4));
+    // Slowly, but twice.
+    let slowly = stage.await_mark(before, &recorder);
+    stage.await_mark(slowly, &recorder);
     disk.set(Fault::None).unwrap();
     stage.await_mark(before + 12_000, &recorder);
     untouched(neighbour);

@@ -175,11 +175,18 @@ fn what_is_around_a_trigger_is_recorded_and_nothing_else() {
         total
     };
     send(1, 12_000, 1514);
+    // More than what `some` has before its trigger.
     sleep(Duration::from_secs(3));
     send(2, 500, 300);
     send(3, 1, 777);
     send(4, 500, 300);
-    sleep(Duration::from_secs(2));
+    eventually("an event ends without packets", || {
+        [&some, &small].iter().all(|recorder| {
+            let state = recorder.state();
+            let event = &state["trigger"];
+            event["events"] == 1 && event["writing"] == false
+        })
+    });
     let before = send(5, 500, 300);
 
     // On command: nothing happens without one.

@@ -144,7 +144,10 @@ impl Hold {
             filters,
             before_ns: triggers.before.as_nanos() as u64,
             after_ns: triggers.after.as_nanos() as u64,
-            reach_ns: (triggers.before + dedup.unwrap_or_default()).as_nanos() as u64,
+            reach_ns: {
+                let dedup = dedup.unwrap_or_default();
+                triggers.before.saturating_add(dedup).as_nanos() as u64
+            },
             most: usize::from(triggers.buffers.max(2)) - 1,
             chunks: VecDeque::new(),
             spare: Vec::new(),

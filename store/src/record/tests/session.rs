@@ -17,7 +17,7 @@ use vnplug_ring::{Producer, Region};
 
 use super::trouble::{Place, sims};
 use super::*;
-use crate::record::{Session, Source};
+use crate::record::{Session, Source, Triggers};
 
 /// Bytes of a ring's record area.
 const CAPACITY: u64 = 1 << 22;
@@ -244,4 +244,44 @@ fn a_port_that_fails_does_not_end_the_others() {
     assert_eq!((status.taken, status.lost_ring), (100, 100), "{status:?}");
     assert_eq!(status.losses[0].reason, error, "{status:?}");
     assert_eq!(recorded(&sim), (100..200).collect::<Vec<u64>>());
+}
+
+#[test]
+fn an_event_ends_when_every_ring_was_read_up_to_its_end() {
+    const MINUTE: u64 = 60_000_000_000;
+    let server = Server::new("skew", 2);
+    let sim = Sim::new(1 << 30);
+    let settings = Settings {
+        trigger: Some(Triggers {
+            filters: vec!["ether[0:2] = 0xd507".into()], // 2005
+            before: Duration::from_secs(10),
+            after: Duration::from_secs(10),
+            buffers: 4,
+        }),
+        ..settings(Format::Pcapng)
+    };
+    let recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let mut session = Session::new(vec![server.source(0)], recorder);
+    // The ring that has the trigger is behind the other one.
+    server.send(0, 0, 0..300, 0);
+    server.send(0, 0, 300..2000, MINUTE);
+    server.send(0, 1, 2000..6000, 0);
+    let ledger = Arc::clone(session.recorder().ledger());
+    let limit = Instant::now() + Duration::from_secs(60);
+    let mut behind = false;
+    let driven = session.run(&mut || {
+        let status = ledger.status();
+        let over = status
+            .trigger
+            .is_some_and(|it| it.events == 1 && !it.writing);
+        if over && !behind {
+            server.send(0, 0, 6000..6100, MINUTE);
+            behind = true;
+        }
+        status.taken == 6100 || Instant::now() > limit
+    });
+    driven.unwrap();
+    let status = session.finish();
+    assert_eq!(status.trigger.unwrap().passed_over, 100);
+    assert_eq!(recorded(&sim), (0..6000).collect::<Vec<u64>>());
 }
