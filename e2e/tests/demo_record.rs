@@ -29,6 +29,10 @@ fn a_killed_recorder_kept_its_word_and_a_conversation_is_found() {
         assert!(said.contains(words), "{words}: {said}");
     }
     let picture = fs::read_to_string(out.join("timeline.svg")).unwrap();
-    assert!(picture.contains("<svg"), "{picture}");
+    assert!(picture.contains("<svg") && picture.ends_with("</svg>\n"));
+    assert!(picture.contains("rec is durable up to here"), "{picture}");
+    let (before, _) = picture.split_once(" packets, ").unwrap();
+    let packets: u64 = before.rsplit('>').next().unwrap().parse().unwrap();
+    assert!(packets > 1000, "{packets} packets");
     assert!(out.join("conversation.pcapng").is_file());
 }

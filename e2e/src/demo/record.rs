@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::recorder::{Numbered, Recorder, beside, output, segments};
+use super::recorder::{Numbered, Recorder, Told, beside, output, segments};
 use super::report::grouped;
 use super::talk::Talkers;
 use super::wire::{FAR, TAPPED, Wire};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, value};
 use crate::error::{LabError, Result};
 use crate::lab::Lab;
 use crate::traffic::Stream;
@@ -65,7 +65,7 @@ pub fn record(vnplug: &Path, web: &Path, out: &Path) -> Result<Vec<String>> {
     let mut faults = Vec::new();
     stage.fill(&mut faults)?;
     stage.find(out, &mut faults)?;
-    stage.draw(out)?;
+    stage.draw(out, &mut faults)?;
     Ok(faults)
 }
 
@@ -90,7 +90,7 @@ impl Stage {
             "the wire gets busy: {} numbered frames a second for {SECONDS} s, and the programs talk",
             grouped(PPS)
         ));
-        let (promised, left, said) = beside(generator, || {
+        let (killed, left, (said, ended)) = beside(generator, || {
             let first = Recorder::start(&self.vnplug, &self.daemon, &self.dir)?;
             self.say("$ vnplug record host:wire1 --to recording");
             self.talkers.converse()?;
@@ -99,10 +99,10 @@ impl Stage {
                 "  acknowledged: durable up to packet {}",
                 grouped(first.mark())
             ));
-            let promised = first.kill();
+            let killed = first.kill();
             self.say(&format!(
                 "$ kill -9: the recorder is dead; the mark it left says {}",
-                grouped(promised)
+                grouped(killed.mark)
             ));
             let left = segments(&self.dir)?;
             let second = Recorder::start(&self.vnplug, &self.daemon, &self.dir)?;
@@ -113,33 +113,38 @@ impl Stage {
                 "  acknowledged by the second one: durable up to packet {} of its own",
                 grouped(second.mark())
             ));
-            Ok((promised, left, second.end()?))
+            Ok((killed, left, second.end()?))
         })?;
         for line in said.lines() {
             self.say(&format!("  Ctrl-C: {line}"));
         }
-        self.judge(promised, &left, faults)
+        self.judge(killed, ended, &left, faults)
     }
 
-    /// Compares what the dead recorder had promised with what it left.
-    fn judge(&self, promised: u64, left: &[PathBuf], faults: &mut Vec<String>) -> Result<()> {
+    /// Compares what both recorders told with what is in their files.
+    fn judge(
+        &self,
+        killed: Told,
+        ended: Told,
+        left: &[PathBuf],
+        faults: &mut Vec<String>,
+    ) -> Result<()> {
+        let counters = self.daemon.audit();
+        let sources = counters.iter().filter(|counted| counted.kind == "source");
+        let kernel = sources.map(|source| value(source, "kernel_dropped")).sum();
         let copy = self.lab.dir().join("copy.pcap");
         let found = Numbered::of(&self.vnplug, left, &copy)?;
         self.say(&format!("what the dead one left: {}", found.told()));
-        if found.packets < promised || found.corrupt > 0 {
-            faults.push(format!(
-                "{} packets were promised, {} are there, {} of them damaged",
-                grouped(promised),
-                grouped(found.packets),
-                grouped(found.corrupt)
-            ));
-        } else {
+        let wrong = found.faults(&killed, kernel);
+        if wrong.is_empty() {
             self.say(&format!(
                 "  nothing that was acknowledged is missing: {} promised, {} more were on their way",
-                grouped(promised),
-                grouped(found.packets - promised)
+                grouped(killed.mark),
+                grouped(found.packets - killed.mark)
             ));
         }
+        let whose = |wrong| format!("the recorder that was killed: {wrong}");
+        faults.extend(wrong.into_iter().map(whose));
         // Others read what it left, too.
         let torn = left.last().ok_or_else(|| nothing("no segment is there"))?;
         let mut tcpdump = Command::new("tcpdump");
@@ -155,9 +160,8 @@ impl Stage {
             .collect();
         let found = Numbered::of(&self.vnplug, &rest, &copy)?;
         self.say(&format!("what the second one recorded: {}", found.told()));
-        if found.packets == 0 || found.corrupt > 0 {
-            faults.push(format!("the second recorder's files: {}", found.told()));
-        }
+        let wrong = found.faults(&ended, kernel).into_iter();
+        faults.extend(wrong.map(|wrong| format!("the second recorder: {wrong}")));
         Ok(())
     }
 
@@ -218,14 +222,25 @@ impl Stage {
     }
 
     /// Has the timeline drawn.
-    fn draw(&self, out: &Path) -> Result<()> {
+    fn draw(&self, out: &Path, faults: &mut Vec<String>) -> Result<()> {
         let picture = out.join("timeline.svg");
         let mut command = Command::new(&self.web);
         command.arg("--svg").arg(&picture).arg(&self.dir);
         output(command)?;
         self.say("$ vnplug-web --svg timeline.svg recording");
+        let drawn = fs::read_to_string(&picture).map_err(LabError::io("read the picture"))?;
+        if !shows_packets(&drawn) || !drawn.contains("is durable up to here") {
+            faults.push("the picture shows no packets, or no durable mark".to_owned());
+        }
         Ok(())
     }
+}
+
+/// Whether a picture says of how many packets it is.
+fn shows_packets(picture: &str) -> bool {
+    let before = picture.split_once(" packets, ").map(|(before, _)| before);
+    let count = before.and_then(|before| before.rsplit('>').next()?.parse().ok());
+    count.is_some_and(|count: u64| count > 0)
 }
 
 fn nothing(text: &str) -> LabError {
