@@ -18,7 +18,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::chunk::Tally;
@@ -37,8 +37,10 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct Books {
     status: Status,
-    /// Chunks from the mark on, by their serial numbers.
+    /// Chunks from the mark on, by their serial numbers. Settled ones that follow each other are one.
     open: BTreeMap<u64, Open>,
+    /// The earliest stamp and the serial number of each that is not settled.
+    waits: BTreeSet<(u64, u64)>,
     /// The earliest stamp of the chunk that is being filled.
     filling_ns: Option<u64>,
     /// The latest stamp that was taken.
@@ -143,10 +145,14 @@ impl Ledger {
             last_ns: tally.last_ns,
             settled: false,
         });
-        open.until = until;
+        let before = open.first_ns;
+        (open.until, open.settled) = (until, false);
         open.packets += tally.packets;
         open.first_ns = open.first_ns.min(tally.first_ns);
         open.last_ns = open.last_ns.max(tally.last_ns);
+        let first_ns = open.first_ns;
+        books.waits.remove(&(before, serial));
+        books.waits.insert((first_ns, serial));
         books.filling_ns = None;
         books.latest_ns = books.latest_ns.max(Some(tally.last_ns));
         books.set_time();
@@ -263,6 +269,7 @@ impl Ledger {
     pub fn give_up(&self, reason: &str) {
         let mut books = self.books();
         let open = std::mem::take(&mut books.open);
+        books.waits.clear();
         for chunk in open.values() {
             books.status.mark = chunk.until;
             if chunk.settled {
@@ -375,20 +382,39 @@ impl Ledger {
 
 impl Books {
     fn settle(&mut self, serial: u64) {
-        if let Some(open) = self.open.get_mut(&serial) {
-            open.settled = true;
+        let Some(open) = self.open.get_mut(&serial).filter(|open| !open.settled) else {
+            return;
+        };
+        open.settled = true;
+        let mut until = open.until;
+        self.waits.remove(&(open.first_ns, serial));
+        // Of those that are settled and follow each other only the end counts: one that is stuck for ever
+        // costs nothing behind it.
+        let next = self.open.range(serial + 1..).next();
+        if let Some((&next, open)) = next.filter(|(_, open)| open.settled) {
+            until = open.until;
+            self.open.remove(&next);
         }
-        while let Some(first) = self.open.first_entry() {
-            if !first.get().settled {
-                break;
+        match self.open.range_mut(..serial).next_back() {
+            None => {
+                self.open.remove(&serial);
+                self.status.mark = until;
             }
-            self.status.mark = first.remove().until;
+            Some((_, before)) if before.settled => {
+                before.until = until;
+                self.open.remove(&serial);
+            }
+            Some(_) => {
+                if let Some(open) = self.open.get_mut(&serial) {
+                    open.until = until;
+                }
+            }
         }
     }
 
     fn set_time(&mut self) {
-        let waits = self.open.values().filter(|open| !open.settled);
-        let waits = waits.map(|open| open.first_ns).chain(self.filling_ns).min();
+        let first = self.waits.first().map(|&(first_ns, _)| first_ns);
+        let waits = first.into_iter().chain(self.filling_ns).min();
         let behind = || self.latest_ns.map(|ns| ns.saturating_add(1));
         self.status.mark_ns = waits.or_else(behind).unwrap_or(0);
         self.farthest_ns = self.farthest_ns.max(self.status.mark_ns);

@@ -90,7 +90,10 @@ pub struct Earlier {
     pub lost_disk: u64,
     /// Not confirmed by the disk.
     pub lost_unknown: u64,
-    /// Taken and not yet confirmed in the last state of runs that were cut: on the disk or not.
+    /// With triggers: what waited in memory and was not asked for.
+    pub passed_over: u64,
+    /// Taken and not yet confirmed in the last state of runs that were cut: on the disk or not. With
+    /// triggers, what waited in memory is among it.
     pub open: u64,
 }
 
@@ -300,6 +303,8 @@ impl Earlier {
         all.lost_source += last.lost_source;
         all.lost_disk += last.lost_disk;
         all.lost_unknown += last.lost_unknown;
+        let trigger = last.trigger.as_ref();
+        all.passed_over += trigger.map_or(0, |status| status.passed_over);
         all.open += last.buffered();
         all
     }
@@ -349,7 +354,7 @@ impl Status {
             "earlier": {
                 "runs": earlier.runs, "cut": earlier.cut, "taken": earlier.taken,
                 "taken_bytes": earlier.taken_bytes, "durable": earlier.durable,
-                "open": earlier.open,
+                "passed_over": earlier.passed_over, "open": earlier.open,
                 "lost": lost(
                     earlier.lost_ring, earlier.lost_source, earlier.lost_disk, earlier.lost_unknown,
                 ),
@@ -407,6 +412,7 @@ impl Status {
                 taken: number(&value, "/earlier/taken"),
                 taken_bytes: number(&value, "/earlier/taken_bytes"),
                 durable: number(&value, "/earlier/durable"),
+                passed_over: number(&value, "/earlier/passed_over"),
                 open: number(&value, "/earlier/open"),
                 lost_ring: number(&value, "/earlier/lost/ring"),
                 lost_source: number(&value, "/earlier/lost/source"),

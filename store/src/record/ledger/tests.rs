@@ -158,3 +158,58 @@ fn a_number_has_ten_digits_at_most() {
     assert_eq!(ledger.sequence(), None);
     assert_eq!(ledger.sequence(), None);
 }
+
+#[test]
+fn a_chunk_that_is_stuck_costs_nothing_behind_it() {
+    let ledger = ledger();
+    let one = |serial: u64| tally(&[serial * 10, serial * 10 + 1]);
+    for serial in 0..1000 {
+        fill(&ledger, serial, &[serial * 10, serial * 10 + 1]);
+        // Two of them stay; the others are settled in an order of their own.
+        let settled = serial ^ 1;
+        let early = serial % 2 == 1 && ![0, 500].contains(&settled);
+        for serial in [Some(serial), early.then_some(settled)]
+            .into_iter()
+            .flatten()
+        {
+            if serial % 2 == 1 || early {
+                ledger.durable(1, 4096, &[(serial, one(serial))]);
+            }
+        }
+    }
+    assert!(
+        ledger.lock().open.len() <= 4,
+        "{}",
+        ledger.lock().open.len()
+    );
+    let status = ledger.status();
+    assert_eq!((status.mark, status.mark_ns, status.durable), (0, 0, 1996));
+    ledger.durable(0, 4096, &[(0, one(0))]);
+    assert_eq!(
+        (ledger.status().mark, ledger.status().mark_ns),
+        (1000, 5000)
+    );
+    ledger.lost(500, &one(500), None, "refused");
+    let status = ledger.status();
+    assert_eq!(
+        (status.mark, status.mark_ns, status.buffered()),
+        (2000, 9992, 0)
+    );
+    assert!(ledger.lock().open.is_empty() && ledger.lock().waits.is_empty());
+}
+
+#[test]
+fn what_was_passed_over_is_in_the_books_of_the_next_run() {
+    let before = ledger();
+    fill(&before, 0, &[100, 120, 140]);
+    before.passed_over(0, 2, false);
+    before.durable(0, 4096, &[(0, tally(&[140]))]);
+    let last = Status::from_json(before.status().to_json(7).as_bytes()).unwrap();
+    let ledger = ledger();
+    ledger.go_on(Some(&last), 0, 7);
+    let earlier = Status::from_json(ledger.status().to_json(8).as_bytes())
+        .unwrap()
+        .earlier;
+    let settled = earlier.durable + earlier.passed_over + earlier.open;
+    assert_eq!((earlier.taken, settled, earlier.passed_over), (3, 3, 2));
+}
