@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     Advice, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps,
@@ -41,6 +41,8 @@ pub struct Real {
     /// A write failed; those that were started behind it are not done.
     broke: bool,
     cached: bool,
+    /// The small file that was appended to last.
+    small: Option<(PathBuf, std::fs::File)>,
     locks: Vec<OwnedFd>,
 }
 
@@ -62,6 +64,7 @@ impl Real {
             finished: VecDeque::new(),
             broke: false,
             cached: false,
+            small: None,
             locks: Vec::new(),
         };
         (disk, why_not)
@@ -91,7 +94,9 @@ impl Real {
         match (&self.file, &mut self.ring) {
             (Some(file), Some(ring)) if ring.is_busy() => return ring.settle(file),
             (Some(file), _) if !self.broke => {
-                return write_in_turn(file, std::mem::take(&mut self.started));
+                // One by one: the others can still be started meanwhile.
+                let oldest = self.started.pop_front();
+                return write_in_turn(file, oldest.into_iter().collect());
             }
             _ => {}
         }
@@ -129,6 +134,7 @@ impl Disk for Real {
         }
         self.cached = direct.is_err();
         self.file = Some(file);
+        self.small = None;
         Ok(())
     }
 
@@ -259,9 +265,16 @@ impl Disk for Real {
     fn append(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         use std::io::Write as _;
         use std::os::unix::fs::OpenOptionsExt as _;
-        let mut options = std::fs::OpenOptions::new();
-        let mut file = options.create(true).append(true).mode(0o640).open(path)?;
-        file.write_all(bytes)
+        let mut file = match self.small.take().filter(|(last, _)| last == path) {
+            Some((_, file)) => file,
+            None => {
+                let mut options = std::fs::OpenOptions::new();
+                options.create(true).append(true).mode(0o640).open(path)?
+            }
+        };
+        file.write_all(bytes)?;
+        self.small = Some((path.to_owned(), file));
+        Ok(())
     }
 
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {

@@ -59,6 +59,8 @@ struct Shared {
     write_errno: Option<i32>,
     files: Image,
     capacity: u64,
+    /// Bytes of files that are gone and not given back, if they are counted.
+    kept: Option<u64>,
     promise: Promise,
 }
 
@@ -102,6 +104,7 @@ impl Sim {
             write_errno: None,
             files: Image::new(),
             capacity,
+            kept: None,
             promise: Promise(Box::new(|| 0)),
         };
         Self::of(Arc::new(Mutex::new(shared)))
@@ -134,6 +137,11 @@ impl Sim {
     /// Makes each small file fail that is written as a whole.
     pub fn fail_stores(&self, errno: Option<i32>) {
         self.with(|shared| shared.store_errno = errno);
+    }
+
+    /// From now on a file that is removed gives no room back: there is a snapshot.
+    pub fn keep_room(&self) {
+        self.with(|shared| shared.kept = Some(0));
     }
 
     /// Calls so far.
@@ -219,7 +227,7 @@ impl Sim {
         let failed = self.call().err();
         let len = failed.map_or(bytes.len(), |fault| fault.short.min(bytes.len()));
         let room = self.with(|shared| {
-            let used: u64 = shared.files.values().map(|file| file.len() as u64).sum();
+            let used = shared.used();
             let old = shared.files.get(&path).map_or(0, |file| file.len() as u64);
             used - old + old.max(offset + len as u64) <= shared.capacity
         });
@@ -235,6 +243,11 @@ impl Sim {
 }
 
 impl Shared {
+    fn used(&self) -> u64 {
+        let files: u64 = self.files.values().map(|file| file.len() as u64).sum();
+        files + self.kept.unwrap_or(0)
+    }
+
     fn step(&mut self, operation: Operation) {
         match &operation {
             Operation::Create(path) => {
@@ -254,7 +267,8 @@ impl Shared {
                 self.files.insert(to.clone(), content);
             }
             Operation::Remove(path) => {
-                self.files.remove(path);
+                let gone = self.files.remove(path).map_or(0, |file| file.len() as u64);
+                self.kept = self.kept.map(|kept| kept + gone);
             }
             Operation::Sync(_)
             | Operation::SyncFailed(_)
@@ -391,7 +405,7 @@ impl Disk for Sim {
     fn space(&mut self, _dir: &Path) -> io::Result<Space> {
         self.call().map_err(fault_error)?;
         self.with(|shared| {
-            let used: u64 = shared.files.values().map(|file| file.len() as u64).sum();
+            let used = shared.used();
             Ok(Space {
                 total: shared.capacity,
                 free: shared.capacity.saturating_sub(used),

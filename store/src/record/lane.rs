@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::queue::{Gone, Queue};
-use super::writer::{AT_ONCE, Writer};
+use super::queue::Queue;
+use super::writer::Writer;
 use super::{Filling, LAST_TRY, Recorder, SHORT, Settings};
 
 /// What the reader knows of a directory.
@@ -51,8 +51,9 @@ impl Recorder {
             .zip(&stuck)
             .filter(|(_, stuck)| **stuck)
         {
-            chunks.extend(lane.queue.take_back());
-            lane.begins = true;
+            let back = lane.queue.take_back();
+            lane.begins |= !back.is_empty();
+            chunks.extend(back);
         }
         if chunks.is_empty() {
             return;
@@ -126,26 +127,25 @@ impl Drop for Lane {
 
 /// A writer's thread: until the recorder has no more for it.
 pub(super) fn drive(writer: &mut Writer, queue: &Queue) {
-    let _gone = Gone(queue);
     let mut limit = None;
     loop {
         let now = Instant::now();
-        let due = writer.due().unwrap_or(now + IDLE);
-        let taken = queue.take(AT_ONCE.saturating_sub(writer.waiting()), due);
-        let none = taken.chunks.is_empty() && writer.waiting() == 0;
+        let due = writer.due_at().unwrap_or(now + IDLE);
+        let taken = queue.take(writer.room(), due);
+        let none = taken.chunks.is_empty() && writer.held() == 0;
         for chunk in taken.chunks {
             writer.push(chunk);
         }
         if taken.ends {
             writer.end_segment();
         }
-        writer.work(Instant::now());
+        writer.step(Instant::now());
         let pauses_until = writer.pauses_until();
         let back = match pauses_until {
             Some(_) => writer.take_back(),
             None => Vec::new(),
         };
-        queue.rest(writer.waiting(), back, pauses_until);
+        queue.rest(writer.held(), back, pauses_until);
         if taken.closed {
             let limit = *limit.get_or_insert(now + LAST_TRY);
             if none && taken.empty || pauses_until.is_some() && now >= limit {

@@ -43,7 +43,7 @@ use crate::name::{Format, LAST_SEQUENCE};
 pub use chunk::{Chunk, Tally};
 pub use dedup::DedupStatus;
 pub use ledger::{Earlier, LaneStatus, Ledger, Loss, Run, Status, TriggerStatus};
-pub use room::Quota;
+pub use room::{Quota, Room};
 pub use session::{Session, Source};
 pub use state::{next_sequence, read_state, state_path};
 pub use trigger::{Remote, Triggers};
@@ -51,7 +51,7 @@ pub use writer::Writer;
 
 use lane::{Lane, drive};
 use loss::{RingLoss, tell_loss};
-use queue::Queue;
+use queue::{Gone, Queue};
 use state::last_state;
 
 /// How to record.
@@ -115,7 +115,7 @@ impl Settings {
     fn reserve(&self) -> u64 {
         let most = match self.rotate_bytes {
             0 => RESERVE,
-            bytes => bytes.min(RESERVE),
+            bytes => bytes.saturating_add(BESIDE).min(RESERVE),
         };
         match (self.format, self.quota) {
             // It is cut at its end after each chunk, which gives back what is beyond.
@@ -262,12 +262,19 @@ impl Recorder {
         for (lane, (dir, disk)) in directories.into_iter().enumerate() {
             let settings = recorder.settings.clone();
             let ledger = Arc::clone(&ledger);
+            let books = Arc::clone(&ledger);
             let mut writer = Writer::new(disk, dir, lane, settings, ledger, give_back.clone());
             let queue = Arc::new(Queue::default());
             let inbox = Arc::clone(&queue);
             let thread = std::thread::Builder::new().name(format!("vnplug-disk{lane}"));
             let work = move || {
-                drive(&mut writer, &inbox);
+                let (queue, ledger) = (&inbox, &books);
+                let _gone = Gone {
+                    queue,
+                    ledger,
+                    lane,
+                };
+                drive(&mut writer, queue);
                 writer
             };
             recorder.threads.push(thread.spawn(work)?);
@@ -556,7 +563,9 @@ fn now_ns() -> u64 {
 
 const RING_FULL: &str = "the ring was full";
 const NO_BUFFER: &str = "no buffer was free when the recorder ended";
-const RESERVE: u64 = 256 << 20;
+const RESERVE: u64 = (1 << 30) + BESIDE;
+/// What a segment has beside its packets.
+const BESIDE: u64 = 1 << 20;
 const SMALLEST_SEGMENT: u64 = 1 << 20;
 /// Room for the longest frame, twice.
 const SMALLEST_CHUNK: usize = 512 << 10;

@@ -6,6 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::chunk::Chunk;
+use super::ledger::Ledger;
 
 /// Between the recorder and one writer.
 #[derive(Debug, Default)]
@@ -149,15 +150,25 @@ pub(super) struct Taken {
     pub(super) empty: bool,
 }
 
-/// Says that the writer is gone when its thread ends, in whatever way.
+/// Says that the writer of a directory is gone when its thread ends, in whatever way.
 #[derive(Debug)]
-pub(super) struct Gone<'a>(pub(super) &'a Queue);
+pub(super) struct Gone<'a> {
+    pub(super) queue: &'a Queue,
+    pub(super) ledger: &'a Ledger,
+    pub(super) lane: usize,
+}
 
 impl Drop for Gone<'_> {
     fn drop(&mut self) {
-        self.0.line().gone = true;
+        self.queue.line().gone = true;
+        if std::thread::panicking() {
+            self.ledger.paused(self.lane, PANICKED);
+            log::error!("{PANICKED}: nothing more is written to its directory");
+        }
     }
 }
 
+/// Why a directory gets nothing more.
+pub(super) const PANICKED: &str = "its writer panicked";
 /// How long a writer may be at work until its directory counts as one that stands still.
 const STALL: Duration = Duration::from_secs(1);

@@ -1,6 +1,6 @@
 //! Room on the disk: the quota, and recycling of the oldest segments.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
@@ -18,8 +18,11 @@ pub enum Quota {
 
 impl Quota {
     /// Removes the oldest segments of `recording` until `more` bytes may be written. `keep` is the
-    /// number of the segment that is being written. How many were removed, and whether it is enough:
-    /// segments that are read at the moment stay, and those that cannot be removed.
+    /// number of the segment that is being written. How many were removed, their bytes, and whether that is
+    /// enough: segments that are read at the moment stay, and those that cannot be removed.
+    ///
+    /// What is removed counts as free whether the disk says so yet or not: somebody may have it open, or
+    /// have a snapshot of it.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -30,21 +33,17 @@ impl Quota {
         recording: &str,
         keep: Option<u64>,
         more: u64,
-    ) -> io::Result<(u64, bool)> {
-        let mut removed = 0;
-        let mut stay = 0;
-        loop {
-            let entries = disk.list(dir)?;
-            if self.fits(disk, dir, recording, &entries, more)? {
-                return Ok((removed, true));
-            }
-            match remove_oldest(disk, dir, recording, keep, &entries, stay) {
-                Removal::Removed => removed += 1,
-                Removal::Packed => {}
-                Removal::Stays => stay += 1,
-                Removal::None => return Ok((removed, false)),
-            }
-        }
+    ) -> io::Result<Room> {
+        let entries = disk.list(dir)?;
+        let short = self.short(disk, dir, recording, &entries, more)?;
+        let most = match self {
+            Self::Bytes(_) => short,
+            // Others may have filled the disk, and may go on: no more than is written goes.
+            Self::Percent(_) => short.min(more.saturating_mul(2).max(1)),
+        };
+        let mut room = remove_oldest(disk, dir, recording, keep, &entries, most);
+        room.enough = room.bytes >= short;
+        Ok(room)
     }
 
     /// Bytes that the recording may take in a directory, as things are now.
@@ -63,23 +62,39 @@ impl Quota {
         }
     }
 
-    fn fits(
+    /// Bytes that are too many.
+    fn short(
         self,
         disk: &mut dyn Disk,
         dir: &Path,
         recording: &str,
         entries: &[Entry],
         more: u64,
-    ) -> io::Result<bool> {
-        match self {
-            Self::Bytes(most) => Ok(used(entries, recording).saturating_add(more) <= most),
+    ) -> io::Result<u64> {
+        Ok(match self {
+            Self::Bytes(most) => {
+                let used = used(entries, recording).saturating_add(more);
+                used.saturating_sub(most)
+            }
             Self::Percent(most) => {
                 let space = disk.space(dir)?;
-                let free = u128::from(space.free.saturating_sub(more));
-                Ok(free * 100 >= u128::from(space.total) * u128::from(100 - most.min(100)))
+                let kept = u128::from(space.total) * u128::from(100 - most.min(100));
+                let kept = kept.div_ceil(100) as u64;
+                kept.saturating_add(more).saturating_sub(space.free)
             }
-        }
+        })
     }
+}
+
+/// What was removed to make room.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Segments.
+    pub segments: u64,
+    /// Their bytes, and those of what was beside them.
+    pub bytes: u64,
+    /// It is as much as is needed.
+    pub enough: bool,
 }
 
 /// Removes one segment, whatever the quota says: the disk is full.
@@ -91,16 +106,9 @@ pub(super) fn make_room(
     dir: &Path,
     recording: &str,
     keep: Option<u64>,
-) -> io::Result<bool> {
+) -> io::Result<Room> {
     let entries = disk.list(dir)?;
-    let mut stay = 0;
-    loop {
-        match remove_oldest(disk, dir, recording, keep, &entries, stay) {
-            Removal::Removed | Removal::Packed => return Ok(true),
-            Removal::Stays => stay += 1,
-            Removal::None => return Ok(false),
-        }
-    }
+    Ok(remove_oldest(disk, dir, recording, keep, &entries, 1))
 }
 
 /// Gives back what a recorder that was killed had reserved behind the end of its segments. Nobody
@@ -127,72 +135,59 @@ pub(super) fn give_back(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io:
     Ok(())
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Removal {
-    Removed,
-    /// It was packed since the directory was listed; that is there.
-    Packed,
-    Stays,
-    None,
-}
-
-/// Removes the oldest segment but `skip`, with what is beside it; or such a file whose segment is gone.
+/// Removes the oldest segments, with what is beside them, until that is so many bytes; also what is beside
+/// one that is gone.
 fn remove_oldest(
     disk: &mut dyn Disk,
     dir: &Path,
     recording: &str,
     keep: Option<u64>,
     entries: &[Entry],
-    skip: usize,
-) -> Removal {
-    // By its number; a segment goes before its index.
-    let files: BTreeSet<(u64, bool, &str)> = entries
-        .iter()
-        .filter(|entry| !entry.name.ends_with(PART))
-        .filter_map(|entry| {
-            let index = companion(unpacked(&entry.name).0).is_some();
-            Some((
-                segment(&entry.name, recording)?.sequence,
-                index,
-                entry.name.as_str(),
-            ))
-        })
-        .filter(|&(sequence, ..)| Some(sequence) != keep)
-        .collect();
-    let has_segment = |sequence: u64| {
-        let mut same = files.range((sequence, false, "")..(sequence, true, ""));
-        same.next().is_some()
-    };
-    let mut whole = files
-        .iter()
-        .filter(|&&(sequence, index, _)| !index || !has_segment(sequence));
-    let Some(&(sequence, index, oldest)) = whole.nth(skip) else {
-        return Removal::None;
-    };
-    match disk.remove(&dir.join(oldest)) {
-        Ok(true) => {}
-        Ok(false) => return Removal::Stays,
-        Err(error) => {
-            log::warn!("{oldest} cannot be recycled: {error}");
-            return Removal::Stays;
+    bytes: u64,
+) -> Room {
+    let mut room = Room::default();
+    // By number; a segment goes before its index.
+    let mut files: BTreeMap<u64, BTreeSet<(bool, &str, u64)>> = BTreeMap::new();
+    for entry in entries.iter().filter(|entry| !entry.name.ends_with(PART)) {
+        let Some(name) = segment(&entry.name, recording) else {
+            continue;
+        };
+        let beside = companion(unpacked(&entry.name).0).is_some();
+        let same = files.entry(name.sequence).or_default();
+        same.insert((beside, &entry.name, entry.bytes));
+    }
+    files.retain(|&sequence, _| Some(sequence) != keep);
+    for same in files.values() {
+        if room.bytes >= bytes {
+            break;
         }
-    }
-    let same = files.range((sequence, false, "")..(sequence, true, ""));
-    if index || same.count() > 1 {
-        return Removal::Removed;
-    }
-    // NB: who packs removes the segment, too, and what is beside it belongs to the packed one.
-    let packed = Packing::ALL.map(|packing| format!("{}{}", unpacked(oldest).0, packing.suffix()));
-    let mut others = packed.iter().filter(|name| *name != oldest);
-    if others.any(|name| !is_gone(disk, &dir.join(name))) {
-        return Removal::Packed;
-    }
-    for (.., name) in files.range((sequence, true, "")..(sequence + 1, false, "")) {
-        if let Err(error) = disk.remove(&dir.join(name)) {
-            log::warn!("{name} cannot be removed: {error}");
+        let mut removed = false;
+        for &(beside, name, bytes) in same {
+            match disk.remove(&dir.join(name)) {
+                // It was packed in the meantime: what is beside it is the packed one's.
+                Ok(true) if !beside && is_packed(disk, dir, name) => break,
+                Ok(true) => {
+                    room.bytes += bytes;
+                    removed |= !beside;
+                }
+                // What is beside it is of use as long as it is there.
+                Ok(false) => break,
+                Err(error) => {
+                    log::warn!("{name} cannot be recycled: {error}");
+                    break;
+                }
+            }
         }
+        room.segments += u64::from(removed);
     }
-    Removal::Removed
+    room
+}
+
+/// Whether a segment that is gone is there as a packed one.
+fn is_packed(disk: &mut dyn Disk, dir: &Path, name: &str) -> bool {
+    let packed = Packing::ALL.map(|packing| format!("{}{}", unpacked(name).0, packing.suffix()));
+    let mut others = packed.iter().filter(|other| *other != name);
+    others.any(|name| !is_gone(disk, &dir.join(name)))
 }
 
 /// Bytes of the recording's segments and indexes.
@@ -237,12 +232,12 @@ mod tests {
         let listed = sim.list(dir).unwrap();
         let packed = path(".pcapng.zst");
         sim.rename(&path(".pcapng"), &packed).unwrap();
-        let first = remove_oldest(&mut sim, dir, "r", None, &listed, 0);
-        assert_eq!(first, Removal::Packed);
+        let first = remove_oldest(&mut sim, dir, "r", None, &listed, 1);
+        assert_eq!((first.segments, first.bytes), (0, 0));
         assert!(sim.files().keys().eq([&packed, &path(".vnx")]));
         let listed = sim.list(dir).unwrap();
-        let second = remove_oldest(&mut sim, dir, "r", None, &listed, 0);
-        assert_eq!(second, Removal::Removed);
+        let second = remove_oldest(&mut sim, dir, "r", None, &listed, 1);
+        assert_eq!((second.segments, second.bytes), (1, 2));
         assert!(sim.files().is_empty());
     }
 }

@@ -72,22 +72,22 @@ fn fingerprint(image: &Image) -> u64 {
     hasher.finish()
 }
 
-/// Nine chunks in three segments.
-fn record(bench: &mut Bench) {
+/// Nine chunks in three segments. In a `burst` they come at once.
+fn record(bench: &mut Bench, burst: bool) {
     for chunk in 0..9 {
         bench.chunk(chunk % 3 == 0);
-        if chunk % 2 == 0 {
+        if chunk % 2 == 0 && !burst {
             bench.work(chunk);
         }
     }
     bench.writer.end(Instant::now() + Duration::from_secs(60));
 }
 
-fn crash_everywhere(format: Format, stores: Option<i32>) {
+fn crash_everywhere(format: Format, stores: Option<i32>, burst: bool) {
     let sim = Sim::new(1 << 30);
     sim.fail_stores(stores);
     let mut bench = Bench::new(&sim, settings(format));
-    record(&mut bench);
+    record(&mut bench, burst);
     assert_eq!(bench.ledger.status().mark, 9 * PER_CHUNK);
     let (mut states, mut images) = (0, BTreeSet::new());
     let mut promised = BTreeSet::new();
@@ -108,23 +108,28 @@ fn crash_everywhere(format: Format, stores: Option<i32>) {
 
 #[test]
 fn what_was_acknowledged_survives_a_crash_after_every_operation() {
-    crash_everywhere(Format::Pcapng, None);
+    crash_everywhere(Format::Pcapng, None, false);
 }
 
 #[test]
 fn what_was_acknowledged_survives_a_crash_in_classic_pcap() {
-    crash_everywhere(Format::Pcap, None);
+    crash_everywhere(Format::Pcap, None, false);
 }
 
 /// The state file syncs the directory, too; without it the names of segments depend on nobody else.
 #[test]
 fn names_survive_a_crash_in_a_directory_without_a_state() {
-    crash_everywhere(Format::Pcapng, Some(EIO));
+    crash_everywhere(Format::Pcapng, Some(EIO), false);
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_crash_in_a_burst() {
+    crash_everywhere(Format::Pcapng, None, true);
 }
 
 /// Records nine chunks on a disk with this fault: the books must close, and what is durable by them
 /// must be there, also if the power is lost then.
-fn record_with(format: Format, fault: Option<Fault>) -> (Sim, Bench) {
+fn record_with(format: Format, fault: Option<Fault>, burst: bool) -> (Sim, Bench) {
     let sim = Sim::new(1 << 30);
     sim.fail(fault);
     let mut bench = Bench::new(&sim, settings(format));
@@ -135,8 +140,11 @@ fn record_with(format: Format, fault: Option<Fault>) -> (Sim, Bench) {
             bench.ledger.lost_in_ring(ns, ns, 1, "not told", false);
         }
         bench.chunk(chunk % 3 == 0);
-        bench.work(chunk);
+        if !burst {
+            bench.work(chunk);
+        }
     }
+    (0..9).for_each(|later| bench.work(10 * later));
     bench.writer.end(Instant::now() + Duration::from_secs(60));
     sim.fail(None);
     let status = bench.ledger.status();
@@ -157,9 +165,9 @@ fn record_with(format: Format, fault: Option<Fault>) -> (Sim, Bench) {
     (sim, bench)
 }
 
-fn fail_every_call(format: Format) {
-    let status = |fault| record_with(format, Some(fault)).1.ledger.status();
-    let (sim, whole) = record_with(format, None);
+fn fail_every_call(format: Format, burst: bool) {
+    let status = |fault| record_with(format, Some(fault), burst).1.ledger.status();
+    let (sim, whole) = record_with(format, None, burst);
     assert_eq!(lost(&whole.ledger.status()).count(), 0);
     let calls = sim.calls();
     assert!(calls > 40);
@@ -189,17 +197,22 @@ fn fail_every_call(format: Format) {
 
 #[test]
 fn every_call_may_fail_once_or_for_ever() {
-    fail_every_call(Format::Pcapng);
+    fail_every_call(Format::Pcapng, false);
+}
+
+#[test]
+fn every_call_may_fail_in_a_burst() {
+    fail_every_call(Format::Pcapng, true);
 }
 
 #[test]
 fn every_call_may_fail_in_classic_pcap() {
-    fail_every_call(Format::Pcap);
+    fail_every_call(Format::Pcap, false);
 }
 
 /// The power goes at some time after something failed.
-fn fail_and_crash(format: Format) {
-    let (sim, _) = record_with(format, None);
+fn fail_and_crash(format: Format, burst: bool) {
+    let (sim, _) = record_with(format, None, burst);
     let mut states = 0;
     for at in 0..sim.calls() {
         for (calls, short) in [(1, 0), (1, 5000), (5, 100), (u64::MAX, 0)] {
@@ -209,7 +222,7 @@ fn fail_and_crash(format: Format) {
                 errno: EIO,
                 short,
             };
-            let (sim, bench) = record_with(format, Some(fault));
+            let (sim, bench) = record_with(format, Some(fault), burst);
             let whole = bench.ledger.status();
             let once = whole.lost_unknown == 0 && whole.lanes[0].paused.is_empty();
             let last = sim.operations();
@@ -228,10 +241,15 @@ fn fail_and_crash(format: Format) {
 
 #[test]
 fn what_was_acknowledged_survives_faults_and_a_crash_together() {
-    fail_and_crash(Format::Pcapng);
+    fail_and_crash(Format::Pcapng, false);
+}
+
+#[test]
+fn what_was_acknowledged_survives_faults_and_a_crash_in_a_burst() {
+    fail_and_crash(Format::Pcapng, true);
 }
 
 #[test]
 fn what_was_acknowledged_survives_faults_and_a_crash_in_classic_pcap() {
-    fail_and_crash(Format::Pcap);
+    fail_and_crash(Format::Pcap, false);
 }

@@ -129,3 +129,22 @@ fn a_directory_that_stands_still_gets_nothing_more() {
     assert!(queue.is_stuck(now + Duration::from_secs(4)));
     assert!(!queue.is_stuck(now + Duration::from_secs(5)));
 }
+
+#[test]
+fn a_writer_that_panics_is_told_at_once() {
+    let ledger = Ledger::new("t", &["/rec".to_owned()]);
+    let queue = super::super::queue::Queue::default();
+    let panics = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let _gone = super::super::queue::Gone {
+                queue: &queue,
+                ledger: &ledger,
+                lane: 0,
+            };
+            panic!("on purpose");
+        });
+        thread.join().is_err()
+    });
+    assert!(panics && queue.is_stuck(Instant::now()));
+    assert_eq!(ledger.status().lanes[0].paused, "its writer panicked");
+}

@@ -148,3 +148,27 @@ fn a_loss_before_a_duplicate_is_told_also_at_the_end() {
     assert_eq!((status.taken, status.lost_ring), (11, 12));
     assert_eq!(told(&sim), 12);
 }
+
+#[test]
+fn a_loss_told_in_a_segment_that_goes_is_told_in_the_next() {
+    let record = |fault| {
+        let sim = Sim::new(1 << 30);
+        sim.fail(fault);
+        let mut bench = Bench::new(&sim, settings(Format::Pcapng));
+        let ledger = Arc::clone(&bench.ledger);
+        ledger.lost_in_ring(START_NS, START_NS + 5, 9, "early", false);
+        bench.chunk(true);
+        (0..5).for_each(|later| bench.work(10 * later));
+        bench.writer.end(Instant::now() + Duration::from_secs(60));
+        assert!(text(&sim).contains("9 packets between"), "{fault:?}");
+        sim.calls()
+    };
+    for at in 0..record(None) {
+        record(Some(Fault {
+            at,
+            calls: 1,
+            errno: EIO,
+            short: 0,
+        }));
+    }
+}

@@ -330,8 +330,8 @@ fn what_cannot_be_recycled_is_passed_over() {
     std::fs::write(file(4, "flows.parquet"), vec![1; 60 << 10]).unwrap();
     let (dir, mut disk) = place.disk();
     let quota = Quota::Bytes(250 << 10);
-    let (removed, enough) = quota.enforce(disk.as_mut(), &dir, "t", None, 0).unwrap();
-    assert_eq!((removed, enough), (4, true));
+    let room = quota.enforce(disk.as_mut(), &dir, "t", None, 0).unwrap();
+    assert_eq!((room.segments, room.enough), (2, true));
     for (sequence, extension, there) in [
         (0, "pcapng", true),
         (1, "vnx", false),
@@ -349,5 +349,34 @@ fn what_cannot_be_recycled_is_passed_over() {
             there,
             "{sequence} {extension}"
         );
+    }
+}
+
+#[test]
+fn a_disk_that_gives_nothing_back_costs_a_few_segments() {
+    for quota in [Quota::Percent(90), Quota::Bytes(1 << 30)] {
+        let sim = Sim::new(2 << 20);
+        let settings = Settings {
+            quota: Some(quota),
+            rotate_bytes: 64 << 10,
+            ..settings(Format::Pcapng)
+        };
+        let mut bench = Bench::new(&sim, settings);
+        for _ in 0..50 {
+            bench.chunk(true);
+            bench.work(0);
+        }
+        sim.keep_room();
+        for later in 1..200 {
+            bench.chunk(true);
+            bench.work(later * 10);
+        }
+        let status = bench.ledger.status();
+        assert!(!status.lanes[0].paused.is_empty(), "{status:?}");
+        let left = sim.files();
+        let left = left
+            .keys()
+            .filter(|path| path.extension().unwrap() == "pcapng");
+        assert!(left.count() >= 30, "{quota:?}: {status:?}");
     }
 }

@@ -1,6 +1,5 @@
 //! Chunks are appended to a segment.
 
-use std::collections::VecDeque;
 use std::io;
 use std::time::Instant;
 
@@ -11,117 +10,109 @@ use crate::name::Format;
 use crate::record::chunk::Chunk;
 
 impl Writer {
-    /// Writes up to [`AT_ONCE`] chunks to one segment.
-    pub(super) fn write_some(&mut self, now: Instant) -> io::Result<()> {
-        let Some(first) = self.backlog.front() else {
-            return Ok(());
-        };
-        let (start_ns, note) = (first.tally.first_ns, first.note.clone());
-        let open = self.segment.as_ref();
-        if open.is_some_and(|segment| !segment.fill.admits(&self.settings, first)) {
-            self.close(now);
-            if self.pauses() {
-                return Ok(());
-            }
-        }
-        if self.segment.is_none() {
-            self.open(start_ns, note)?;
-        }
-        let Some(segment) = &mut self.segment else {
-            return Ok(());
-        };
+    /// Starts the writes of what waits, as many as may be under way, to one segment.
+    pub(super) fn start_some(&mut self, now: Instant) -> io::Result<()> {
         let most = match self.settings.format {
-            Format::Pcapng if !self.careful => AT_ONCE,
+            Format::Pcapng if !self.careful => self.most,
             _ => 1,
         };
-        let mut fill = segment.fill.clone();
-        let (mut count, mut end) = (0, segment.len);
-        for chunk in self.backlog.iter().take(most) {
-            if !fill.admits(&self.settings, chunk) {
-                break;
+        while self.flying.len() < most
+            && let Some(first) = self.backlog.front()
+        {
+            let (start_ns, note) = (first.tally.first_ns, first.note.clone());
+            let open = self.segment.as_ref();
+            if open.is_some_and(|segment| !segment.fill.admits(&self.settings, first)) {
+                if !self.flying.is_empty() {
+                    break;
+                }
+                self.close(now);
+                if self.pauses() {
+                    return Ok(());
+                }
             }
-            fill.add(chunk.len, chunk.serial, &chunk.tally);
-            count += 1;
-            end += chunk.len as u64;
+            if self.segment.is_none() {
+                self.open(start_ns, note)?;
+            }
+            self.start_one();
         }
-        if end > segment.allocated {
-            reserve(self.disk.as_mut(), segment, end, self.settings.reserve());
-            self.enforce_quota();
-        }
-        let batch = self.start(count);
         self.disk.submit();
-        self.catch_up();
-        self.finish(batch)
+        Ok(())
     }
 
-    /// Starts the writes of so many chunks; what they were without their buffers.
-    fn start(&mut self, count: usize) -> VecDeque<Chunk> {
-        let mut batch = VecDeque::with_capacity(count);
-        let Some(segment) = &self.segment else {
-            return batch;
+    fn start_one(&mut self) {
+        let (Some(segment), Some(mut chunk)) = (&mut self.segment, self.backlog.pop_front()) else {
+            return;
         };
-        let mut offset = segment.len;
-        for mut chunk in self.backlog.drain(..count) {
-            let write = match self.settings.format {
-                Format::Pcapng => Write {
-                    len: chunk.len,
-                    offset,
-                    buffer: chunk.lend(),
-                },
-                Format::Pcap => {
-                    chunk.shift(segment.tail.len());
-                    let len = segment.tail.len() + chunk.len;
-                    with_tail(chunk.lend(), len, segment)
-                }
-            };
-            offset += chunk.len as u64;
-            batch.push_back(chunk);
-            self.disk.start(write);
+        let offset = segment.next;
+        segment.next += chunk.len as u64;
+        segment.fill.add(chunk.len, chunk.serial, &chunk.tally);
+        if segment.next > segment.allocated {
+            let end = segment.next;
+            reserve(self.disk.as_mut(), segment, end, self.settings.reserve());
+            self.quota_due = true;
         }
-        batch
+        let write = match self.settings.format {
+            Format::Pcapng => Write {
+                len: chunk.len,
+                offset,
+                buffer: chunk.lend(),
+            },
+            Format::Pcap => {
+                chunk.shift(segment.tail.len());
+                let len = segment.tail.len() + chunk.len;
+                with_tail(chunk.lend(), len, segment)
+            }
+        };
+        self.disk.start(write);
+        self.flying.push_back(chunk);
     }
 
-    /// Waits for the writes of a batch. Chunks that were not written wait again.
-    fn finish(&mut self, mut batch: VecDeque<Chunk>) -> io::Result<()> {
-        let mut failed = None;
-        let mut left = Vec::new();
-        while let (Some(written), Some(segment)) = (self.disk.finish(), &mut self.segment) {
-            let Some(mut chunk) = batch.pop_front() else {
-                break;
-            };
-            chunk.buffer = written.write.buffer;
-            let mut result = written.result;
-            if result.is_ok() && self.settings.format == Format::Pcap && failed.is_none() {
-                result = self.disk.truncate(segment.len + chunk.len as u64);
-            }
-            match result {
-                Ok(()) if failed.is_none() => {
-                    let offset = segment.len;
-                    segment.len += chunk.len as u64;
-                    if self.settings.format == Format::Pcap {
-                        let whole = segment.len as usize % BLOCK;
-                        let end = chunk.from + chunk.len;
-                        segment.tail = chunk.buffer[end - whole.min(end)..end].to_vec();
-                    }
-                    segment.fill.add(chunk.len, chunk.serial, &chunk.tally);
-                    segment.tally.merge(&chunk.tally);
-                    segment.unsynced.push((chunk.serial, chunk.tally.clone()));
-                    self.behind.push((offset, chunk));
-                }
-                result => {
-                    if let Err(error) = result {
-                        failed.get_or_insert(error);
-                    }
-                    left.push(chunk);
-                }
+    /// Waits for the oldest write. After an error all that is under way waits again, as what was not
+    /// written does.
+    pub(super) fn finish_one(&mut self) -> io::Result<()> {
+        let Some(written) = self.disk.finish() else {
+            return Ok(());
+        };
+        let (Some(mut chunk), Some(segment)) = (self.flying.pop_front(), &mut self.segment) else {
+            return Ok(());
+        };
+        chunk.buffer = written.write.buffer;
+        let mut result = written.result;
+        if result.is_ok() && self.settings.format == Format::Pcap {
+            result = self.disk.truncate(segment.len + chunk.len as u64);
+        }
+        if let Err(error) = result {
+            self.recall(Some(chunk));
+            self.careful = true;
+            return Err(error);
+        }
+        let offset = segment.len;
+        segment.len += chunk.len as u64;
+        if self.settings.format == Format::Pcap {
+            let whole = segment.len as usize % BLOCK;
+            let end = chunk.from + chunk.len;
+            segment.tail = chunk.buffer[end - whole.min(end)..end].to_vec();
+        }
+        segment.tally.merge(&chunk.tally);
+        segment.unsynced.push((chunk.serial, chunk.tally.clone()));
+        self.behind.push((offset, chunk));
+        (self.careful, self.removed) = (false, 0);
+        Ok(())
+    }
+
+    /// Waits for all that is under way, and lets it wait again, behind `first`.
+    pub(super) fn recall(&mut self, first: Option<Chunk>) {
+        let mut left: Vec<Chunk> = first.into_iter().collect();
+        while let Some(written) = self.disk.finish() {
+            if let Some(mut chunk) = self.flying.pop_front() {
+                chunk.buffer = written.write.buffer;
+                left.push(chunk);
             }
         }
         self.failed = left.len();
         for chunk in left.into_iter().rev() {
             self.backlog.push_front(chunk);
         }
-        self.careful = failed.is_some();
-        failed.map_or(Ok(()), Err)
     }
 
     /// Adds to the index what is written, and gives the buffers back.
@@ -154,6 +145,3 @@ impl Chunk {
         self.from = from;
     }
 }
-
-/// Chunks that are on their way to the disk together.
-pub(in crate::record) const AT_ONCE: usize = 4;

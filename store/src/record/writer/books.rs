@@ -34,6 +34,7 @@ impl Writer {
     pub fn save_state(&mut self) {
         self.saved = self.ledger.revision();
         self.saved_at = Instant::now();
+        self.state_due = false;
         let text = self.ledger.status().to_json(now_ns());
         let path = self.dir.join(state_file(&self.settings.recording));
         let new = path.with_extension("state.new");

@@ -14,8 +14,9 @@
 //! before a packet is written to it, and nothing is recycled, since what would take the place of a
 //! durable segment may not be durable.
 //!
-//! While a batch of chunks is on its way to the disk, the index of the one before it is made. Its buffers
-//! are free only then.
+//! While chunks are on their way to the disk, others are started that follow at once, and the disk has some
+//! also while a sync, the state file or the quota take their time. The index is made of what is written,
+//! while more is on its way; a chunk's buffer is free only then.
 
 mod append;
 mod books;
@@ -28,12 +29,11 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-pub(super) use self::append::AT_ONCE;
 use self::segment::Segment;
 use super::Settings;
 use super::chunk::Chunk;
 use super::ledger::Ledger;
-use super::room;
+use super::room::{self, Room};
 use crate::disk::{self, Buffer, Disk};
 use crate::index::Live;
 
@@ -49,6 +49,10 @@ pub struct Writer {
     pool: Sender<Buffer>,
     segment: Option<Segment>,
     backlog: VecDeque<Chunk>,
+    /// On their way to the disk, which has their buffers.
+    flying: VecDeque<Chunk>,
+    /// How many that may be.
+    most: usize,
     /// Written, and not yet in the index: where, and what.
     behind: Vec<(u64, Chunk)>,
     /// For headers and ends of segments.
@@ -58,6 +62,13 @@ pub struct Writer {
     failures: u32,
     /// Chunks of the backlog that may be in the segment's file, behind its end.
     failed: usize,
+    /// More was reserved: the quota is to be looked at.
+    quota_due: bool,
+    /// It was, and there is room for a segment's first bytes.
+    has_room: bool,
+    /// Bytes that were removed since a packet was written, and when.
+    removed: u64,
+    removed_at: Option<Instant>,
     /// The last write failed: chunks are written one by one.
     careful: bool,
     /// fdatasync failed, and has not succeeded with packets since.
@@ -66,6 +77,8 @@ pub struct Writer {
     /// The books as they were when the state file was written.
     saved: u64,
     saved_at: Instant,
+    /// It is to be written again.
+    state_due: bool,
     state_fails: bool,
     index: Live,
     /// The segment is closed when all was written.
@@ -82,6 +95,13 @@ impl Writer {
         ledger: Arc<Ledger>,
         pool: Sender<Buffer>,
     ) -> Self {
+        // Others are left to be filled; what a disk has that stands still no other one gets.
+        let buffers = usize::from(settings.buffers);
+        let most = match ledger.status().lanes.len() {
+            0 | 1 => buffers * 3 / 4,
+            lanes => buffers / 2 / lanes,
+        };
+        let most = most.clamp(2, MOST);
         Self {
             disk,
             dir,
@@ -91,16 +111,23 @@ impl Writer {
             pool,
             segment: None,
             backlog: VecDeque::new(),
+            flying: VecDeque::new(),
+            most,
             behind: Vec::new(),
             spare: Some(Buffer::new(SPARE, u16::MAX)),
             retry_at: None,
             failures: 0,
             failed: 0,
+            quota_due: false,
+            has_room: false,
+            removed: 0,
+            removed_at: None,
             careful: false,
             doubt: false,
             synced_at: Instant::now(),
             saved: 0,
             saved_at: Instant::now(),
+            state_due: false,
             state_fails: false,
             index: Live::default(),
             ends: false,
@@ -118,41 +145,75 @@ impl Writer {
         self.ends = true;
     }
 
-    /// Chunks that wait.
-    pub fn waiting(&self) -> usize {
-        self.backlog.len()
+    /// Chunks that it may be given.
+    pub fn room(&self) -> usize {
+        self.most.saturating_sub(self.held())
     }
 
-    /// Writes what waits, as far as the disk lets us, and syncs when it is time.
+    /// Chunks that wait, or are on their way to the disk.
+    pub fn held(&self) -> usize {
+        self.backlog.len() + self.flying.len()
+    }
+
+    /// Whether [`step`](Self::step) has something to do at once.
+    pub fn is_busy(&self) -> bool {
+        !self.flying.is_empty() || !self.behind.is_empty() || self.state_due
+    }
+
+    /// Does all of [`step`](Self::step)s that can be done now.
     pub fn work(&mut self, now: Instant) {
-        if self.backlog.is_empty() {
-            self.catch_up();
+        loop {
+            self.step(now);
+            let waits = self.backlog.is_empty() || self.retry_at.is_some_and(|at| now < at);
+            if waits && !self.is_busy() {
+                break;
+            }
         }
-        while !self.backlog.is_empty() && self.retry_at.is_none_or(|at| now >= at) {
-            let before = self.backlog.len();
+    }
+
+    /// Gives the disk what waits, as far as it lets us, waits for one of its writes, and syncs when it is
+    /// time.
+    pub fn step(&mut self, now: Instant) {
+        if !self.backlog.is_empty() && self.retry_at.is_none_or(|at| now >= at) {
+            let before = self.held();
             self.retry_at = None;
-            match self.write_some(now) {
+            if let Err(error) = self.start_some(now) {
+                self.trouble(&error, before, now);
+            }
+        }
+        // The disk has something to do meanwhile.
+        self.catch_up();
+        if std::mem::take(&mut self.quota_due) {
+            self.has_room = self.enforce_quota();
+        }
+        if self.state_due {
+            self.save_state();
+        }
+        if !self.flying.is_empty() {
+            let before = self.held();
+            match self.finish_one() {
                 Ok(()) if self.retry_at.is_none() && !self.doubt => self.goes_on(),
                 Ok(()) => {}
                 Err(error) => self.trouble(&error, before, now),
             }
-            if self.synced_at.elapsed() >= self.settings.sync_every {
-                self.sync(now);
-            }
         }
-        if self.synced_at.elapsed() >= self.settings.sync_every {
+        if self.due(self.synced_at) {
             self.sync(now);
         }
-        if self.ends && self.backlog.is_empty() {
+        if self.ends && self.held() == 0 {
             self.ends = false;
             self.close(now);
         }
         // What other directories and the reader did is told here, too.
-        if self.saved_at.elapsed() >= self.settings.sync_every
-            && self.ledger.revision() != self.saved
-        {
+        self.state_due |= self.due(self.saved_at) && self.ledger.revision() != self.saved;
+        if self.state_due && self.flying.is_empty() && (self.backlog.is_empty() || self.pauses()) {
             self.save_state();
         }
+    }
+
+    /// Whether it is long ago.
+    fn due(&self, since: Instant) -> bool {
+        since.elapsed() >= self.settings.sync_every
     }
 
     /// Whether the disk takes nothing at the moment.
@@ -186,13 +247,13 @@ impl Writer {
         }
     }
 
-    /// When [`work`](Self::work) has something to do even if no chunk comes.
-    pub fn due(&self) -> Option<Instant> {
+    /// When [`step`](Self::step) has something to do even if no chunk comes.
+    pub fn due_at(&self) -> Option<Instant> {
+        if self.is_busy() {
+            return Some(self.synced_at);
+        }
         if !self.backlog.is_empty() {
             return Some(self.retry_at.unwrap_or(self.synced_at));
-        }
-        if !self.behind.is_empty() {
-            return Some(self.synced_at);
         }
         let segment = self.segment.as_ref()?;
         (!segment.unsynced.is_empty()).then(|| self.synced_at + self.settings.sync_every)
@@ -226,49 +287,61 @@ impl Writer {
         }
     }
 
+    /// Removes the oldest segment, since the disk is full.
     fn recycle(&mut self) -> bool {
+        if !self.may_recycle() {
+            return false;
+        }
         let keep = self.segment.as_ref().map(|segment| segment.name.sequence);
         let recording = &self.settings.recording;
-        match room::make_room(self.disk.as_mut(), &self.dir, recording, keep) {
-            Ok(removed) => {
-                self.ledger
-                    .lane(self.lane, |lane| lane.recycled += u64::from(removed));
-                removed
-            }
-            Err(error) => {
-                log::warn!("{}: nothing can be recycled: {error}", self.dir.display());
-                false
-            }
-        }
+        let made = room::make_room(self.disk.as_mut(), &self.dir, recording, keep);
+        self.recycled(made).is_some_and(|room| room.segments > 0)
     }
 
-    fn enforce_quota(&mut self) {
+    /// Removing is of use: what was removed since the last packet was written is less than the next chunk needs, or
+    /// long ago. Else it gives no room back (a snapshot, somebody has it open), or others take it.
+    fn may_recycle(&mut self) -> bool {
+        if self.removed_at.is_some_and(|at| at.elapsed() >= PATIENCE) {
+            self.removed = 0;
+        }
+        let first = self.backlog.front().map_or(0, |chunk| chunk.len);
+        self.removed <= 2 * first as u64
+    }
+
+    /// Counts what was removed.
+    fn recycled(&mut self, made: io::Result<Room>) -> Option<Room> {
+        let room = made
+            .inspect_err(|error| log::warn!("{}: the quota: {error}", self.dir.display()))
+            .ok()?;
+        if room.segments > 0 {
+            self.removed += room.bytes;
+            self.removed_at = Some(Instant::now());
+            let more = room.segments;
+            self.ledger.lane(self.lane, |lane| lane.recycled += more);
+        }
+        Some(room)
+    }
+
+    /// Makes room for what is reserved next. True if there is.
+    fn enforce_quota(&mut self) -> bool {
         let Some(quota) = self.settings.quota else {
-            return;
+            return true;
         };
-        if self.doubt {
-            return;
+        if self.doubt || self.failures > 0 && !self.may_recycle() {
+            return false;
         }
         let keep = self.segment.as_ref().map(|segment| segment.name.sequence);
-        // What is reserved for the open segment counts already.
-        let more = if keep.is_none() {
-            self.settings.reserve()
-        } else {
-            0
-        };
+        let more = self.settings.reserve();
         let recording = &self.settings.recording;
-        match quota.enforce(self.disk.as_mut(), &self.dir, recording, keep, more) {
-            Ok((removed, enough)) => {
-                self.ledger.lane(self.lane, |lane| lane.recycled += removed);
-                if !enough {
-                    log::debug!("{}: nothing more to recycle", self.dir.display());
-                }
-            }
-            Err(error) => log::warn!("{}: the quota: {error}", self.dir.display()),
-        }
+        let made = quota.enforce(self.disk.as_mut(), &self.dir, recording, keep, more);
+        self.recycled(made).is_some_and(|room| room.enough)
     }
 }
 
+/// How long a full disk to which removed segments give nothing back is left alone.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Chunks of a directory that are under way.
+const MOST: usize = 12;
 const SPARE: usize = 64 << 10;
 const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MOST: Duration = Duration::from_secs(4);

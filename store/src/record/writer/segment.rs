@@ -19,7 +19,10 @@ pub(super) struct Segment {
     pub(super) name: SegmentName,
     /// Bytes that are written.
     pub(super) len: u64,
+    /// Where the next chunk goes: behind what is on its way.
+    pub(super) next: u64,
     pub(super) allocated: u64,
+    /// With what is on its way.
     pub(super) fill: Fill,
     pub(super) tally: Tally,
     pub(super) unsynced: Vec<(u64, Tally)>,
@@ -34,7 +37,9 @@ pub(super) struct Segment {
 impl Writer {
     /// Makes a segment whose first packet has this stamp; `note` is what it says about itself.
     pub(super) fn open(&mut self, start_ns: u64, note: Option<Arc<str>>) -> io::Result<()> {
-        self.enforce_quota();
+        if !std::mem::take(&mut self.has_room) {
+            self.enforce_quota();
+        }
         let sequence = self.ledger.sequence();
         let sequence = sequence.ok_or_else(|| io::Error::other(ALL_NUMBERS))?;
         let name = SegmentName {
@@ -48,6 +53,7 @@ impl Writer {
         let mut segment = Segment {
             name,
             len: 0,
+            next: 0,
             allocated: 0,
             fill: Fill {
                 note,
@@ -60,6 +66,7 @@ impl Writer {
             tail: Vec::new(),
         };
         reserve(self.disk.as_mut(), &mut segment, 0, self.settings.reserve());
+        self.quota_due = true;
         if self.settings.index {
             self.index.begin(&path, self.settings.format);
         }
@@ -157,6 +164,7 @@ impl Writer {
         }
         self.index.written(self.disk.as_mut(), segment.len, bytes);
         segment.len += len as u64;
+        segment.next = segment.len;
         Ok(())
     }
 
@@ -188,9 +196,14 @@ impl Writer {
         let len = segment.len;
         self.segment = Some(segment);
         self.sync(now);
+        self.put_down();
+        self.index.finish(self.disk.as_mut(), len);
+    }
+
+    /// The segment is no longer written.
+    fn put_down(&mut self) {
         self.segment = None;
         self.disk.close();
-        self.index.finish(self.disk.as_mut(), len);
         self.ledger.lane(self.lane, |lane| lane.open = false);
     }
 
@@ -204,16 +217,12 @@ impl Writer {
         segment.poisoned = true;
         log::warn!("{}: the segment ends here: {error}", segment.name);
         self.ledger.lane(self.lane, |lane| lane.poisoned += 1);
-        if let Err(cut) = self.disk.truncate(segment.len) {
-            // What was written of those chunks stays in the file; in a second file it would be there
-            // twice.
-            log::warn!("{}: cannot be cut: {cut}", segment.name);
-            let name = segment.name.to_string();
-            for chunk in self.backlog.drain(..self.failed).collect::<Vec<_>>() {
-                self.lose(chunk, Some(&name), &error.to_string());
-            }
-        }
+        self.cut(&segment, &error.to_string());
         let (empty, len) = (segment.tally.packets == 0, segment.len);
+        if empty {
+            // What it tells goes with it.
+            self.ledger.untell(std::mem::take(&mut segment.told));
+        }
         let path = self.dir.join(segment.name.to_string());
         if empty {
             // It goes, and what its header told with it.
@@ -223,9 +232,7 @@ impl Writer {
         // Also where no packet waits for it: what was cut would come back after a loss of power, and its
         // packets are in the next segment, too.
         self.make_sure(now);
-        self.segment = None;
-        self.failed = 0;
-        self.disk.close();
+        self.put_down();
         // A full disk is tried again and again, and would fill with headers. A failure leaves one.
         if empty {
             self.index.abandon();
@@ -234,6 +241,20 @@ impl Writer {
             self.index.finish(self.disk.as_mut(), len);
         }
         !empty
+    }
+
+    /// Cuts a segment that met an error behind what was written. If it cannot be cut, what was written of
+    /// the chunks that failed stays in the file; in a second file it would be there twice.
+    fn cut(&mut self, segment: &Segment, reason: &str) {
+        let failed = std::mem::take(&mut self.failed);
+        let Err(error) = self.disk.truncate(segment.len) else {
+            return;
+        };
+        log::warn!("{}: cannot be cut: {error}", segment.name);
+        let name = segment.name.to_string();
+        for chunk in self.backlog.drain(..failed).collect::<Vec<_>>() {
+            self.lose(chunk, Some(&name), reason);
+        }
     }
 
     /// Moves the durable mark, if the disk says so at the first attempt.
@@ -254,10 +275,14 @@ impl Writer {
         match self.disk.sync() {
             Ok(()) => {
                 self.ledger.durable(self.lane, segment.len, &chunks);
+                if segment.tally.packets == 0 {
+                    // It may still be removed.
+                    segment.told = told;
+                }
                 if !chunks.is_empty() {
                     self.doubt = false;
+                    self.state_due = true;
                     self.goes_on();
-                    self.save_state();
                 }
             }
             Err(error) => {
@@ -265,9 +290,11 @@ impl Writer {
                 let name = segment.name.to_string();
                 let counted = segment.poisoned;
                 // Nothing is cut of what was written; what was reserved beyond it is given back.
-                let _ = self.disk.truncate(segment.len);
-                self.segment = None;
-                self.disk.close();
+                if let Some(segment) = self.segment.take() {
+                    self.recall(None);
+                    self.cut(&segment, &reason);
+                }
+                self.put_down();
                 self.drop_index();
                 log::error!("{name}: {reason}; the segment is given up");
                 if !counted {
