@@ -8,7 +8,13 @@ use serde_json::Value;
 use crate::row::Result;
 
 /// Ways to write, bytes at once and writes under way: what a disk likes best differs.
-const SHAPES: [(&str, &str); 2] = [("4M", "4"), ("1M", "16")];
+const SHAPES: [Shape; 2] = [Shape("4M", "4", "native"), Shape("1M", "16", "native")];
+/// As the recorder writes: each write makes the file longer, so that whoever reads it finds no zeros.
+const APPENDING: Shape = Shape("16M", "1", "keep");
+
+/// Bytes at once, writes under way, and how the file's blocks are reserved.
+#[derive(Clone, Copy)]
+struct Shape(&'static str, &'static str, &'static str);
 
 /// Bytes per second of one file of so many bytes, written by one process in the better of two ways.
 pub(super) fn bytes_per_second(dir: &Path, bytes: u64) -> Result<f64> {
@@ -19,13 +25,19 @@ pub(super) fn bytes_per_second(dir: &Path, bytes: u64) -> Result<f64> {
     Ok(best)
 }
 
-fn once(dir: &Path, bytes: u64, (block, depth): (&str, &str)) -> Result<f64> {
+/// The same of a file to which one write after the other is appended.
+pub(super) fn appending(dir: &Path, bytes: u64) -> Result<f64> {
+    once(dir, bytes, APPENDING)
+}
+
+fn once(dir: &Path, bytes: u64, Shape(block, depth, reserve): Shape) -> Result<f64> {
     let file = dir.join("fio");
     let output = Command::new("fio")
         .args(["--name=limit", "--rw=write", "--direct=1"])
-        .args(["--ioengine=io_uring", "--fallocate=native", "--end_fsync=1"])
+        .args(["--ioengine=io_uring", "--end_fsync=1"])
+        .arg(format!("--fallocate={reserve}"))
         .args([format!("--bs={block}"), format!("--iodepth={depth}")])
-        .arg(format!("--size={}", bytes.next_multiple_of(4 << 20)))
+        .arg(format!("--size={}", bytes.next_multiple_of(16 << 20)))
         .arg(format!("--filename={}", file.display()))
         .args(["--output-format=json", "--allow_file_create=1"])
         .stdin(Stdio::null())
