@@ -14,6 +14,26 @@ const MAX_EXTENSIONS: usize = 8;
 /// The hash of one Ethernet frame; 0 only by chance.
 #[inline]
 pub fn flow_hash(frame: &[u8]) -> u32 {
+    // NB: most frames are plain, and cost half as much so.
+    let hash = frame.first_chunk().and_then(plain);
+    finish(hash.unwrap_or_else(|| any(frame)))
+}
+
+/// What [`any`] says of TCP and UDP over IPv4 without tags, options and fragments.
+#[inline]
+fn plain(head: &[u8; 38]) -> Option<u64> {
+    let pair = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+    let word = |at: usize| u64::from(pair(at)) << 16 | u64::from(pair(at + 2));
+    let protocol = head[23];
+    let is_plain = pair(12) == ETHERTYPE_IPV4
+        && head[14] & 0xf == 5
+        && pair(20) & 0x3fff == 0
+        && matches!(protocol, 6 | 17);
+    let ports = Some((pair(34), pair(36)));
+    is_plain.then(|| combine(word(26), word(30), protocol, ports))
+}
+
+fn any(frame: &[u8]) -> u64 {
     let mut at = 12;
     let mut ethertype = u16_at(frame, at);
     for _ in 0..MAX_TAGS {
@@ -31,7 +51,7 @@ pub fn flow_hash(frame: &[u8]) -> u32 {
         Some(ETHERTYPE_IPV6) => ipv6(network),
         _ => None,
     };
-    finish(hash.unwrap_or_else(|| other(frame, ethertype.unwrap_or(0))))
+    hash.unwrap_or_else(|| other(frame, ethertype.unwrap_or(0)))
 }
 
 #[inline]
@@ -207,6 +227,23 @@ mod tests {
         for frame in [udp(A, B, (1, 2), 0), six] {
             for cut in 0..=frame.len() {
                 flow_hash(&frame[..cut]);
+            }
+        }
+    }
+
+    #[test]
+    fn plain_frames_hash_as_all_others_do() {
+        let frame = udp(A, B, (1000, 53), 0);
+        assert!(plain(frame.first_chunk().unwrap()).is_some());
+        // Every header with one byte changed: another type, options, fragments, protocols.
+        for at in 0..frame.len() {
+            for byte in 0..=255 {
+                let mut frame = frame.clone();
+                frame[at] = byte;
+                for cut in [33, 34, 37, 38, frame.len()] {
+                    let frame = &frame[..cut];
+                    assert_eq!(flow_hash(frame), finish(any(frame)), "{frame:x?}");
+                }
             }
         }
     }
