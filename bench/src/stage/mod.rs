@@ -83,7 +83,7 @@ impl Variant {
                 "callgrind, the difference of {MANY} and {FEW} packets of {len} bytes that an \
                  af_packet source has from a veth, one port {port}; code of the standard library \
                  counts where it is called. publish is once a batch, and its stores to shared memory \
-                 are in ring; a stage below 0.1 is not told"
+                 are in ring; a stage below 0.05 is not told"
             ),
         }
     }
@@ -100,7 +100,7 @@ fn per_packet(run: impl Fn(u64) -> Result<Stages>) -> Result<Stages> {
     Ok(many
         .into_iter()
         .map(each)
-        .filter(|(_, cost)| *cost >= 0.1)
+        .filter(|(_, cost)| *cost >= 0.05)
         .collect())
 }
 
