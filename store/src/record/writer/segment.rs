@@ -196,11 +196,12 @@ impl Writer {
         let len = segment.len;
         self.segment = Some(segment);
         self.sync(now);
-        self.put_down();
+        self.disk.close();
         self.index.finish(self.disk.as_mut(), len);
+        self.put_down();
     }
 
-    /// The segment is no longer written.
+    /// The segment is no longer written, and neither is its index: it may be packed from now on.
     fn put_down(&mut self) {
         self.segment = None;
         self.disk.close();
@@ -232,7 +233,7 @@ impl Writer {
         // Also where no packet waits for it: what was cut would come back after a loss of power, and its
         // packets are in the next segment, too.
         self.make_sure(now);
-        self.put_down();
+        self.disk.close();
         // A full disk is tried again and again, and would fill with headers. A failure leaves one.
         if empty {
             self.index.abandon();
@@ -240,6 +241,7 @@ impl Writer {
         } else {
             self.index.finish(self.disk.as_mut(), len);
         }
+        self.put_down();
         !empty
     }
 
