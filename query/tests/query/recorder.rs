@@ -221,7 +221,7 @@ fn a_segment_is_not_recycled_while_a_query_reads_it() {
         Quota::Bytes(0)
             .enforce(&mut disk, &lab.0, "t", None, 1)
             .unwrap()
-            .0
+            .segments
     };
     assert_eq!(recycle(), 0);
     assert_eq!((segments(&lab).len(), flows(&lab)), (2, 2));
