@@ -344,4 +344,4 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MOST: usize = 12;
 const SPARE: usize = 64 << 10;
 const RETRY: Duration = Duration::from_millis(250);
-const RETRY_MOST: Duration = Duration::from_secs(4);
+const RETRY_MOST: Duration = Duration::from_secs(1);
