@@ -81,7 +81,8 @@ impl Catalog {
         // All have their lease before the first is read.
         let at_work = losses::at_work(scope);
         let look = |found| State::of(found, &at_work);
-        let states = side_by_side(scope.jobs, find(&scope.places)?, look);
+        let mut states = side_by_side(scope.jobs, find(&scope.places)?.rev(), look);
+        states.reverse();
         let is_asked = |state: &Result<State, Problem>| {
             state.as_ref().is_ok_and(|state| state.may_be_in(scope)) || state.is_err()
         };

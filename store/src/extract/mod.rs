@@ -121,19 +121,18 @@ impl Extract {
             last_ns: 0,
             problems: Vec::new(),
         };
-        for found in find_with(places, keys)? {
+        for found in find_with(places, keys)?.rev() {
             match Stream::open(found, &extract.query) {
-                Ok(Some(stream)) => {
-                    extract
-                        .next
-                        .push(Reverse((stream.bound(), extract.streams.len())));
-                    extract.streams.push(Some(stream));
-                    extract.tally.segments += 1;
-                }
+                Ok(Some(stream)) => extract.streams.push(Some(stream)),
                 Ok(None) => {}
                 Err(problem) => extract.problems.push(problem),
             }
         }
+        extract.streams.reverse();
+        extract.problems.reverse();
+        extract.tally.segments = extract.streams.len() as u64;
+        let bounds = extract.streams.iter().flatten().map(Stream::bound);
+        extract.next = bounds.zip(0..).map(Reverse).collect();
         Ok(extract)
     }
 

@@ -116,11 +116,14 @@ pub struct Found {
 }
 
 /// The [`captures`] of these places, each opened when it is asked for: a file of which the caller keeps
-/// nothing takes no descriptor.
+/// nothing takes no descriptor. A recorder recycles the oldest first: who begins at the end has what is
+/// left without a hole.
 ///
 /// # Errors
 /// [`ExtractError::Place`] if a directory cannot be read, or a file is not there.
-pub fn find(places: &[PathBuf]) -> Result<impl Iterator<Item = Found> + use<>, ExtractError> {
+pub fn find(
+    places: &[PathBuf],
+) -> Result<impl DoubleEndedIterator<Item = Found> + use<>, ExtractError> {
     find_with(places, &Keys::default())
 }
 
@@ -131,7 +134,7 @@ pub fn find(places: &[PathBuf]) -> Result<impl Iterator<Item = Found> + use<>, E
 pub fn find_with(
     places: &[PathBuf],
     keys: &Keys,
-) -> Result<impl Iterator<Item = Found> + use<>, ExtractError> {
+) -> Result<impl DoubleEndedIterator<Item = Found> + use<>, ExtractError> {
     let (captures, unread) = captures(places);
     if let Some((place, error)) = unread.into_iter().next() {
         return Err(ExtractError::Place(place, error));
