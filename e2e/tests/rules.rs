@@ -438,6 +438,8 @@ fn an_application_in_a_guest_has_its_rules_run_on_the_host() {
     let guest = Uml::boot(
         &lab,
         UmlConfig {
+            // This program, with what its debugger wants, lies in the guest's memory twice at boot.
+            memory_mib: 512,
             pool: Some(ready.pool_path.into()),
             lines: vec![(0, OwnedFd::from(theirs))],
             kernel_args: vec!["vnplug=ttyS0".into()],
