@@ -57,6 +57,8 @@ pub(super) fn pack(
     let Err(error) = named else {
         return Ok(Some(after));
     };
+    // What is open is not removed.
+    disk.close();
     // NB: also those that have their names: whether these are on the disk is not known.
     for path in files
         .iter()

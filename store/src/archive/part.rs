@@ -46,6 +46,7 @@ impl<'a, 'd> Part<'a, 'd> {
         disk.truncate(len)?;
         disk.date(like)?;
         disk.sync()?;
+        disk.close();
         drop(disk);
         Ok(Print {
             len,

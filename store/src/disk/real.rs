@@ -133,6 +133,8 @@ impl Disk for Real {
             );
         }
         self.cached = direct.is_err();
+        // It is at work on it: see `trim`. Where there are no locks a second recorder is not kept off.
+        let _ = flock(&file, FlockOperation::NonBlockingLockShared);
         self.file = Some(file);
         self.small = None;
         Ok(())
@@ -198,7 +200,11 @@ impl Disk for Real {
         if FileType::from_raw_mode(about.st_mode) != FileType::RegularFile {
             return Err(errno(Errno::INVAL));
         }
-        cut(&file, about.st_size as u64)
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // Somebody writes to it, whatever became of the recording's lock, or reads it.
+            Err(Errno::WOULDBLOCK) => Ok(()),
+            _ => cut(&file, about.st_size as u64),
+        }
     }
 
     fn close(&mut self) {
@@ -376,3 +382,28 @@ pub(super) fn write_all(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> io
 const TOGETHER: usize = 8;
 /// Farther than any preallocation reaches.
 const BEYOND: u64 = 1 << 40;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn what_is_reserved_for_a_segment_at_work_is_not_given_back() {
+        let name = format!("vnplug-trim-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let (mut writes, mut begins) = (Real::new(false).0, Real::new(false).0);
+        writes.create(&path).unwrap();
+        writes.allocate(0, 1 << 20).unwrap();
+        let reserved = || std::fs::metadata(&path).unwrap().blocks() * 512;
+        assert!(reserved() >= 1 << 20);
+        begins.trim(&path).unwrap();
+        assert!(reserved() >= 1 << 20);
+        // The control: it was killed.
+        drop(writes);
+        begins.trim(&path).unwrap();
+        assert!(reserved() < 1 << 20);
+        std::fs::remove_file(&path).unwrap();
+    }
+}

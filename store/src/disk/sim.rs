@@ -37,6 +37,7 @@ pub type Image = BTreeMap<PathBuf, Vec<u8>>;
 #[derive(Debug)]
 pub struct Sim {
     shared: Arc<Mutex<Shared>>,
+    stands: Arc<Mutex<()>>,
     open: Option<PathBuf>,
     started: VecDeque<Write>,
     /// A write of this batch failed; those behind it are not begun.
@@ -45,7 +46,7 @@ pub struct Sim {
 
 impl Clone for Sim {
     fn clone(&self) -> Self {
-        Self::of(Arc::clone(&self.shared))
+        Self::of(Arc::clone(&self.shared), Arc::clone(&self.stands))
     }
 }
 
@@ -107,12 +108,13 @@ impl Sim {
             kept: None,
             promise: Promise(Box::new(|| 0)),
         };
-        Self::of(Arc::new(Mutex::new(shared)))
+        Self::of(Arc::new(Mutex::new(shared)), Arc::default())
     }
 
-    fn of(shared: Arc<Mutex<Shared>>) -> Self {
+    fn of(shared: Arc<Mutex<Shared>>, stands: Arc<Mutex<()>>) -> Self {
         Self {
             shared,
+            stands,
             open: None,
             started: VecDeque::new(),
             broken: false,
@@ -122,6 +124,11 @@ impl Sim {
     /// Makes calls fail.
     pub fn fail(&self, fault: Option<Fault>) {
         self.with(|shared| shared.fault = fault);
+    }
+
+    /// The disk stands still while this is held: fdatasync does not come back.
+    pub fn stands(&self) -> Arc<Mutex<()>> {
+        Arc::clone(&self.stands)
     }
 
     /// Makes each fdatasync fail from now on.
@@ -318,6 +325,7 @@ impl Disk for Sim {
     }
 
     fn sync(&mut self) -> io::Result<()> {
+        drop(self.stands.lock());
         let errno = self.with(|shared| shared.sync_errno);
         self.sync_file(self.path()?, errno)
     }

@@ -487,8 +487,13 @@ impl Recorder {
         }
     }
 
-    /// Writes everything, closes the segments, and gives the last state of the books.
-    pub fn finish(mut self) -> Status {
+    /// Writes everything, closes the segments, and gives the last state of the books. What is on its way
+    /// to a disk that stands still is given up after ten seconds.
+    pub fn finish(self) -> Status {
+        self.finish_within(STANDS_STILL)
+    }
+
+    fn finish_within(mut self, patience: Duration) -> Status {
         self.let_go();
         self.flush();
         self.tell_of_duplicates();
@@ -498,12 +503,7 @@ impl Recorder {
         }
         self.wait_for_writers();
         self.lanes.clear();
-        let ended: Vec<_> = self.threads.drain(..).map(JoinHandle::join).collect();
-        if ended.iter().any(Result::is_err) {
-            log::error!("a writer panicked");
-            self.ledger.give_up("the writer of its directory panicked");
-        }
-        let mut writers: Vec<Writer> = ended.into_iter().flatten().collect();
+        let mut writers = self.writers(patience);
         // One that works tells what others lost at their end.
         let _ = writers.iter_mut().any(Writer::tell_losses);
         if let Some(archive) = self.archive.take() {
@@ -515,6 +515,31 @@ impl Recorder {
             writer.save_state();
         }
         self.ledger.status()
+    }
+
+    /// Waits for the ends of the writers, as long as anything goes on.
+    fn writers(&mut self, patience: Duration) -> Vec<Writer> {
+        let (mut seen, mut since) = (self.ledger.revision(), Instant::now());
+        let (mut writers, mut gone) = (Vec::new(), None);
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && since.elapsed() < patience {
+                std::thread::sleep(SHORT);
+                if self.ledger.revision() != seen {
+                    (seen, since) = (self.ledger.revision(), Instant::now());
+                }
+            }
+            let ended = thread.is_finished().then(|| thread.join());
+            match ended {
+                Some(Ok(writer)) => writers.push(writer),
+                Some(Err(_)) => gone = Some("the writer of its directory panicked"),
+                None => gone = Some("the disk stood still when the recorder ended"),
+            }
+        }
+        if let Some(why) = gone {
+            log::error!("what is on its way to a disk is given up: {why}");
+            self.ledger.give_up(why);
+        }
+        writers
     }
 
     fn tell_of_duplicates(&mut self) {
@@ -575,3 +600,5 @@ const ALL_NUMBERS: &str =
     "segments have used all numbers up to 9999999999: record under another name";
 /// How long a disk in trouble may take to take the rest when the recorder ends.
 const LAST_TRY: Duration = Duration::from_secs(2);
+/// How long nothing may go on at the end.
+const STANDS_STILL: Duration = Duration::from_secs(10);

@@ -115,6 +115,29 @@ fn segments_end_where_they_must_after_a_disk_failed() {
 }
 
 #[test]
+fn a_disk_that_stands_still_does_not_hold_the_end() {
+    let disks = [Sim::new(1 << 30), Sim::new(1 << 30)];
+    let mut recorder = recorder(&settings_of_two(), sims(&disks));
+    let stands = disks[0].stands();
+    let held = stands.lock().unwrap();
+    for part in 0..8 {
+        take(&mut recorder, part * 100..(part + 1) * 100);
+        recorder.flush();
+    }
+    let status = recorder.finish_within(Duration::from_secs(5));
+    assert_eq!(status.taken, 800);
+    assert_eq!(status.durable + status.lost(), 800, "{status:?}");
+    assert!(status.durable > 0 && status.lost_unknown > 0, "{status:?}");
+    // The other disk says so.
+    let told = disks[1].files().into_values().any(|bytes| {
+        let words = b"the disk stood still";
+        bytes.windows(words.len()).any(|part| part == words)
+    });
+    assert!(told, "{status:?}");
+    drop(held);
+}
+
+#[test]
 fn a_directory_that_stands_still_gets_nothing_more() {
     let queue = super::super::queue::Queue::default();
     let now = Instant::now();

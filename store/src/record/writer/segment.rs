@@ -225,10 +225,6 @@ impl Writer {
             self.ledger.untell(std::mem::take(&mut segment.told));
         }
         let path = self.dir.join(segment.name.to_string());
-        if empty {
-            // It goes, and what its header told with it.
-            self.ledger.untell(std::mem::take(&mut segment.told));
-        }
         self.segment = Some(segment);
         // Also where no packet waits for it: what was cut would come back after a loss of power, and its
         // packets are in the next segment, too.
