@@ -517,31 +517,6 @@ impl Recorder {
         self.ledger.status()
     }
 
-    /// Waits for the ends of the writers, as long as anything goes on.
-    fn writers(&mut self, patience: Duration) -> Vec<Writer> {
-        let (mut seen, mut since) = (self.ledger.revision(), Instant::now());
-        let (mut writers, mut gone) = (Vec::new(), None);
-        for thread in self.threads.drain(..) {
-            while !thread.is_finished() && since.elapsed() < patience {
-                std::thread::sleep(SHORT);
-                if self.ledger.revision() != seen {
-                    (seen, since) = (self.ledger.revision(), Instant::now());
-                }
-            }
-            let ended = thread.is_finished().then(|| thread.join());
-            match ended {
-                Some(Ok(writer)) => writers.push(writer),
-                Some(Err(_)) => gone = Some("the writer of its directory panicked"),
-                None => gone = Some("the disk stood still when the recorder ended"),
-            }
-        }
-        if let Some(why) = gone {
-            log::error!("what is on its way to a disk is given up: {why}");
-            self.ledger.give_up(why);
-        }
-        writers
-    }
-
     fn tell_of_duplicates(&mut self) {
         if let Some((news, each)) = self.dedup.as_mut().map(dedup::Dedup::news) {
             self.ledger.duplicates(news, &each);
