@@ -2,6 +2,8 @@
 
 use std::ops::{Deref, DerefMut};
 
+use super::huge::{HUGE, huge_pages};
+
 /// What offsets, lengths and addresses of direct writes are multiples of, in bytes.
 pub const BLOCK: usize = 4096;
 
@@ -17,16 +19,24 @@ pub struct Buffer {
 impl Buffer {
     /// So many bytes, rounded up to [`BLOCK`]. `id` is its place among the buffers that are
     /// registered with the kernel ([`super::Real::register`]).
+    ///
+    /// Of two MiB and more it asks for huge pages. A virtual disk takes at most some 250 pieces of memory at
+    /// once, and pages lie anywhere: with small ones each request is of a megabyte.
     pub fn new(len: usize, id: u16) -> Self {
         let len = len.next_multiple_of(BLOCK);
-        let bytes = vec![0; len + BLOCK].into_boxed_slice();
-        let start = bytes.as_ptr().align_offset(BLOCK);
-        Self {
+        let align = if len < HUGE { BLOCK } else { HUGE };
+        let bytes = vec![0; len + align].into_boxed_slice();
+        let start = bytes.as_ptr().align_offset(align);
+        let mut buffer = Self {
             bytes,
             start,
             len,
             id,
+        };
+        if align == HUGE {
+            huge_pages(&mut buffer);
         }
+        buffer
     }
 
     /// No memory at all.

@@ -11,6 +11,7 @@
 
 mod buffer;
 mod directory;
+mod huge;
 mod lease;
 mod real;
 mod sim;

@@ -171,6 +171,8 @@ pub struct Recorder {
     ledger: Arc<Ledger>,
     lanes: Vec<Lane>,
     pool: Receiver<Buffer>,
+    /// Taken out of the pool; the last is the warmest in the CPU's cache.
+    free: Vec<Buffer>,
     filling: Option<Filling>,
     serial: u64,
     /// The latest stamp of each interface, for the time of losses.
@@ -212,6 +214,7 @@ impl Recorder {
             .collect();
         let ledger = Arc::new(Ledger::new(&settings.recording, &names));
         let (give_back, pool) = channel();
+        let free = Vec::with_capacity(buffers.len());
         for buffer in buffers {
             // The receiver is at hand.
             let _ = give_back.send(buffer);
@@ -242,6 +245,7 @@ impl Recorder {
             ledger: Arc::clone(&ledger),
             lanes: Vec::new(),
             pool,
+            free,
             filling: None,
             serial: 0,
             threads: Vec::new(),
@@ -528,7 +532,8 @@ impl Recorder {
         let buffer = match self.spare() {
             Some(buffer) => buffer,
             None => loop {
-                if let Ok(buffer) = self.pool.try_recv() {
+                self.free.extend(self.pool.try_iter());
+                if let Some(buffer) = self.free.pop() {
                     break buffer;
                 }
                 if let Some(archive) = &self.archive {
