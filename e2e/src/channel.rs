@@ -99,6 +99,24 @@ impl Job {
             .map(drop)
     }
 
+    /// Sends a signal to the command, waits until it prints something, and tells the end of what it has
+    /// printed, at most `limit_bytes`. One command to the guest, which takes an emulated one a second.
+    ///
+    /// # Errors
+    /// [`LabError::Timeout`] or [`LabError::GuestGone`].
+    pub fn answer(&self, name: &str, limit_bytes: usize) -> Result<String> {
+        let job = format!("/run/lab/{}", self.id);
+        // One that has ended answers nothing: what it said last is told.
+        let ask = format!(
+            "pid=$(cat {job}.pid); len=$(wc -c <{job}.out); kill -s {name} -- -$pid && \
+             for try in $(seq 50); do [ $(wc -c <{job}.out) -gt $len ] && break; \
+             kill -0 -- -$pid || break; sleep 0.1; done; tail -c {limit_bytes} {job}.out"
+        );
+        Channel::start(&self.channel, &ask)?
+            .wait(SIGNAL_LIMIT)
+            .map(|output| output.text())
+    }
+
     /// The end of what the command has printed so far, at most `limit_bytes`.
     ///
     /// # Errors

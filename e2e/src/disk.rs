@@ -99,7 +99,7 @@ impl<'a> DiskFault<'a> {
     /// Adds what the guest needs for it.
     #[must_use]
     pub fn image(image: Image) -> Image {
-        let modules = ["dm-mod", "dm-flakey", "dm-delay"];
+        let modules = ["dm-mod", "dm-flakey", "dm-delay", "dm-log-writes"];
         modules
             .iter()
             .fold(image, |image, module| image.module(*module))
@@ -111,24 +111,7 @@ impl<'a> DiskFault<'a> {
     /// # Errors
     /// [`LabError::Command`] with what `dmsetup` says.
     pub fn new(guest: &'a Guest, dir: &str) -> Result<Self> {
-        let size = run(guest, &format!("cat /sys/block/{UBD}/size"))?.text();
-        let sectors = size
-            .trim()
-            .parse()
-            .map_err(|_| LabError::Protocol(format!("no size of a disk: {size}")))?;
-        let dir = dir.to_owned();
-        let disk = Self {
-            guest,
-            dir,
-            sectors,
-        };
-        let table = disk.table(Fault::None);
-        let make = format!(
-            "mkdir -p '{}' && printf '{table}' | {DM} create disk",
-            disk.dir
-        );
-        run(guest, &make)?;
-        Ok(disk)
+        create(guest, dir, |sectors| table(sectors, Fault::None))
     }
 
     /// From now on the disk behaves so. What is on its way to the disk is not waited for, and the file
@@ -137,7 +120,7 @@ impl<'a> DiskFault<'a> {
     /// # Errors
     /// [`LabError::Command`] with what `dmsetup` says.
     pub fn set(&self, fault: Fault) -> Result<()> {
-        let table = self.table(fault);
+        let table = table(self.sectors, fault);
         let steps = [
             format!("printf '{table}' | {DM} load disk"),
             format!("{DM} suspend --noflush --nolockfs disk"),
@@ -184,38 +167,58 @@ impl<'a> DiskFault<'a> {
         self.set(Fault::None)?;
         self.mount()
     }
+}
 
-    /// The mapping as device-mapper wants it (Documentation/admin-guide/device-mapper).
-    fn table(&self, fault: Fault) -> String {
-        let all = self.sectors;
-        let dev = format!("/dev/{UBD}");
-        match fault {
-            Fault::None => format!("0 {all} linear {dev} 0\\n"),
-            Fault::All => format!("0 {all} error\\n"),
-            // Down for ever: 0 seconds up, then a year.
-            Fault::Writes => format!("0 {all} flakey {dev} 0 0 31536000 1 error_writes\\n"),
-            Fault::Lose => format!("0 {all} flakey {dev} 0 0 31536000 1 drop_writes\\n"),
-            Fault::Slow(by) => {
-                let ms = by.as_millis();
-                format!("0 {all} delay {dev} 0 0 {dev} 0 {ms}\\n")
-            }
-            Fault::Sectors { first, count } => {
-                let first = first.min(all);
-                let behind = (first + count).min(all);
-                let parts = [
-                    (0, first, format!("linear {dev} 0")),
-                    (first, behind - first, "error".to_owned()),
-                    (behind, all - behind, format!("linear {dev} {behind}")),
-                ];
-                let line = |(at, len, what): &(u64, u64, String)| format!("{at} {len} {what}\\n");
-                let some = parts.iter().filter(|(_, len, _)| *len > 0);
-                some.map(line).collect()
-            }
+/// Maps the guest's disk, of so many sectors, as a table says.
+pub(crate) fn create<'a>(
+    guest: &'a Guest,
+    dir: &str,
+    table: impl Fn(u64) -> String,
+) -> Result<DiskFault<'a>> {
+    let size = run(guest, &format!("cat /sys/block/{UBD}/size"))?.text();
+    let sectors = size
+        .trim()
+        .parse()
+        .map_err(|_| LabError::Protocol(format!("no size of a disk: {size}")))?;
+    let table = table(sectors);
+    let make = format!("mkdir -p '{dir}' && printf '{table}' | {DM} create disk");
+    run(guest, &make)?;
+    Ok(DiskFault {
+        guest,
+        dir: dir.to_owned(),
+        sectors,
+    })
+}
+
+/// The mapping as device-mapper wants it (Documentation/admin-guide/device-mapper).
+fn table(all: u64, fault: Fault) -> String {
+    let dev = format!("/dev/{UBD}");
+    match fault {
+        Fault::None => format!("0 {all} linear {dev} 0\\n"),
+        Fault::All => format!("0 {all} error\\n"),
+        // Down for ever: 0 seconds up, then a year.
+        Fault::Writes => format!("0 {all} flakey {dev} 0 0 31536000 1 error_writes\\n"),
+        Fault::Lose => format!("0 {all} flakey {dev} 0 0 31536000 1 drop_writes\\n"),
+        Fault::Slow(by) => {
+            let ms = by.as_millis();
+            format!("0 {all} delay {dev} 0 0 {dev} 0 {ms}\\n")
+        }
+        Fault::Sectors { first, count } => {
+            let first = first.min(all);
+            let behind = (first + count).min(all);
+            let parts = [
+                (0, first, format!("linear {dev} 0")),
+                (first, behind - first, "error".to_owned()),
+                (behind, all - behind, format!("linear {dev} {behind}")),
+            ];
+            let line = |(at, len, what): &(u64, u64, String)| format!("{at} {len} {what}\\n");
+            let some = parts.iter().filter(|(_, len, _)| *len > 0);
+            some.map(line).collect()
         }
     }
 }
 
-fn run(guest: &Guest, command: &str) -> Result<Output> {
+pub(crate) fn run(guest: &Guest, command: &str) -> Result<Output> {
     let output = guest.run(command, LIMIT)?;
     if output.success() {
         return Ok(output);
@@ -234,6 +237,6 @@ fn missing(program: &str, package: &str) -> LabError {
 
 const DMSETUP: &str = "/usr/sbin/dmsetup";
 /// There is no udev in the guest to wait for.
-const DM: &str = "DM_DISABLE_UDEV=1 /usr/sbin/dmsetup";
-const UBD: &str = "ubda";
+pub(crate) const DM: &str = "DM_DISABLE_UDEV=1 /usr/sbin/dmsetup";
+pub(crate) const UBD: &str = "ubda";
 const LIMIT: Duration = Duration::from_secs(60);

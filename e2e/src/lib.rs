@@ -46,6 +46,7 @@ mod sys;
 pub mod traffic;
 mod uml;
 pub mod wire;
+mod write_log;
 
 pub use accel::{Accel, accel_probe};
 pub use channel::{Job, Output};
@@ -58,3 +59,4 @@ pub use netns::Netns;
 pub use qemu::{Machine, Qemu, QemuConfig};
 pub use qmp::Qmp;
 pub use uml::{Uml, UmlConfig};
+pub use write_log::{LoggedDisk, WriteLog};
