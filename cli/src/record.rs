@@ -77,7 +77,7 @@ pub(crate) struct Record {
     /// used; the oldest files make room [default: no limit, and nothing is removed]
     #[arg(long, value_name = "SIZE|N%", value_parser = quota)]
     quota: Option<Quota>,
-    /// Longest time until a packet is on the disk
+    /// Longest time until a packet is given to the disk, and between two syncs
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = text::duration)]
     flush: Duration,
     /// Memory for packets that wait for the disk

@@ -12,6 +12,13 @@ fn every_command_has_help_with_an_example() {
     for command in [
         "count",
         "dump",
+        "record",
+        "send",
+        "replay",
+        "tap",
+        "extract",
+        "flows",
+        "index",
         "list",
         "stats",
         "agent",
