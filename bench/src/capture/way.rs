@@ -29,7 +29,12 @@ pub(super) struct Way<'g> {
 /// A counter, on the host or in a guest.
 enum Counter<'g> {
     Host(Listener),
-    Guest { guest: &'g Guest, job: Job },
+    Guest {
+        guest: &'g Guest,
+        job: Job,
+        /// How often it has told so far.
+        answers: u64,
+    },
 }
 
 impl<'g> Way<'g> {
@@ -82,7 +87,11 @@ impl<'g> Way<'g> {
             }
             sleep(Duration::from_millis(50));
         }
-        self.counters.push(Counter::Guest { guest, job });
+        self.counters.push(Counter::Guest {
+            guest,
+            job,
+            answers: 0,
+        });
         if !self.guests.iter().any(|known| std::ptr::eq(*known, guest)) {
             self.guests.push(guest);
         }
@@ -170,23 +179,29 @@ impl<'g> Way<'g> {
 
 impl Counter<'_> {
     fn ask(&mut self) -> Result<Told> {
-        let (guest, job) = match self {
+        let (guest, job, answers) = match self {
             Self::Host(listener) => return listener.ask(),
-            Self::Guest { guest, job } => (guest, job),
+            Self::Guest {
+                guest,
+                job,
+                answers,
+            } => (guest, job, answers),
         };
-        let known = Told::last_in(&job.peek(200)?).unwrap_or_default();
-        job.signal("USR1")?;
         let deadline = Instant::now() + LIMIT;
+        let mut output = job.answer("USR1", 200)?;
         loop {
-            let output = job.peek(200)?;
             match Told::last_in(&output) {
-                Some(told) if told.answers > known.answers => return Ok(told),
+                Some(told) if told.answers > *answers => {
+                    *answers = told.answers;
+                    return Ok(told);
+                }
                 _ if job.is_done() || Instant::now() > deadline => {
                     let console = guest.console_tail(3);
                     return Err(format!("the counter in the guest: {output} {console}").into());
                 }
                 _ => sleep(Duration::from_millis(20)),
             }
+            output = job.peek(200)?;
         }
     }
 }
