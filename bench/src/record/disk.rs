@@ -6,9 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::Daemon;
 
+use super::fio::{self, Limit, Pages};
 use super::place::{Place, clear};
 use super::tool::{Process, Usage, recorder};
-use super::{GB, files, fio};
+use super::{GB, files};
 use crate::attached::cpu_time;
 use crate::handoff::Sizes;
 use crate::row::{Figure, Plan, Result, Samples};
@@ -21,64 +22,69 @@ pub(crate) fn against_fio(plan: &Plan) -> Result<Vec<Figure>> {
     let lab = Lab::new()?;
     let [
         mut best,
-        mut limit,
         mut appends,
         mut lost,
         mut top,
         mut core,
         mut whole,
-    ] = [(); 7].map(|()| Samples::default());
+    ] = [(); 6].map(|()| Samples::default());
+    let [mut plain, mut huge] = [(); 2].map(|()| Limit::default());
+    let written = most_bytes(plan) / 6;
     for round in 1..=plan.rounds {
-        let allowed = fio::bytes_per_second(place.dir(), most_bytes(plan) / 2)?;
+        let measure = |pages, limit: &mut Limit| limit.measure(place.dir(), written, pages);
+        measure(Pages::Small, &mut plain)?;
+        measure(Pages::Huge, &mut huge)?;
+        let allowed = plain.best().median() * 1e6;
         let offered = |share: f64| Offer::Bytes(allowed * share);
         let generated = |offer| generate(plan, &lab, &place, FULL, offer, true);
         let at_goal = generated(offered(GOAL))?;
-        let mut found = None;
+        let mut found = Run::default();
         for share in SHARES {
             let run = match share == GOAL {
                 true => at_goal,
                 false => generated(offered(share))?,
             };
             if run.lost() == 0 {
-                found = Some(run);
+                found = run;
                 break;
             }
         }
-        let found = found.unwrap_or_default();
         let flooded = generated(Offer::Flood)?;
+        let appending = fio::appending(place.dir(), written, Pages::Huge)?;
         // A disk is faster or slower after what was written before: fio is on both sides.
-        let appending = fio::appending(place.dir(), most_bytes(plan) / 2)?;
-        let allowed = (allowed + fio::bytes_per_second(place.dir(), most_bytes(plan) / 2)?) / 2.0;
+        measure(Pages::Huge, &mut huge)?;
+        measure(Pages::Small, &mut plain)?;
         eprintln!(
-            "  round {round}: fio {:.0} MB/s, appending {:.0} MB/s; nothing lost up to {:.0} MB/s, \
-             {:.1} Gb/s per core; {:.2} % lost at {:.0} % of fio's; {:.0} MB/s of a flood",
-            allowed / 1e6,
-            appending / 1e6,
+            "  round {round}: nothing lost up to {:.0} MB/s, {:.1} Gb/s per core; \
+             {:.2} % lost at {:.0}; {:.0} MB/s of a flood; fio until now {:.0}, huge pages {:.0}, \
+             appending {appending:.0} MB/s",
             found.file_mbytes(),
             found.gbits_per_core(),
             at_goal.lost_percent(),
-            GOAL * 100.0,
+            allowed * GOAL / 1e6,
             flooded.file_mbytes(),
+            plain.best().median(),
+            huge.best().median(),
         );
-        limit.push(allowed / 1e6);
-        appends.push(appending / 1e6);
+        appends.push(appending);
         best.push(found.file_mbytes());
         lost.push(at_goal.lost_percent());
         top.push(flooded.file_mbytes());
         core.push(found.gbits_per_core());
         whole.push(found.gbits_per_cores());
     }
-    let figure = |suffix: &str, unit, ours, peer: Option<&Samples>, what: &str| Figure {
+    let (limit, huge) = (plain.best(), huge.best());
+    let figure = |suffix: &str, unit, ours, peer: Option<(&str, &Samples)>, what: &str| Figure {
         name: format!("record-disk{suffix}"),
         unit,
         ours,
-        peer: peer.map(|samples| (FIO.to_owned(), samples.clone())),
+        peer: peer.map(|(name, samples)| (name.to_owned(), samples.clone())),
         limit: None,
         note: format!(
             "{what}; frames of {FULL} bytes of {FLOWS} flows from the generator in memory for {:.1} s, \
-             ring 64 MiB, buffers 64 MiB, index included; from the first packet until the recorder has \
-             ended with everything synced. fio: one file as large, O_DIRECT and io_uring, the better of \
-             4 x 4 MiB and 16 x 1 MiB under way, synced, before it and behind it",
+             ring and buffers {BUFFER_MIB} MiB each, index included; from the first packet until the \
+             recorder has ended with everything synced. fio: one file, O_DIRECT and io_uring, 4 x 4 MiB or \
+             16 x 1 MiB under way, whichever is faster in the median, synced, before it and behind it",
             time(plan).as_secs_f64()
         ),
     };
@@ -87,32 +93,34 @@ pub(crate) fn against_fio(plan: &Plan) -> Result<Vec<Figure>> {
             "",
             "MB/s",
             best,
-            Some(&limit),
-            "bytes of the files without a packet lost: the highest of the rates 100, 95, 90 … 10 % \
-             of what fio had just written",
-        ),
+            Some((FIO, limit)),
+            "bytes of the files without a packet lost: the highest of the rates 100, 95, 92.5, 90 … 10 % of \
+             fio's median until then",
+        )
+        .limited(FIO_HUGE, huge),
         figure(
             "-append",
             "MB/s",
             appends,
-            Some(&limit),
-            "fio itself, as the recorder must write: each write makes the file longer, 16 MiB under way, so \
-             that nobody finds zeros in it",
+            Some((FIO_HUGE, huge)),
+            "fio itself with huge pages, as the recorder must write: each write makes the file longer, 16 MiB \
+             under way, so that nobody finds zeros in it; beside fio with huge pages",
         ),
         figure(
             "-loss",
             "% lost",
             lost,
             None,
-            "lost when the generator offers 90 % of what fio had just written",
+            "lost when the generator offers 90 % of fio's median until then",
         ),
         figure(
             "-top",
             "MB/s",
             top,
-            Some(&limit),
+            Some((FIO, limit)),
             "bytes of the files while the generator offers what it can, and most of it is lost",
-        ),
+        )
+        .limited(FIO_HUGE, huge),
         figure(
             "-core",
             "Gb/s per core",
@@ -234,7 +242,8 @@ fn generate(
     let daemon = Daemon::start(lab, None, &["--source", &source])?;
     let before = cpu_time(daemon.pid())?;
     let mut command = recorder(&daemon, "host:lab", &dir)?;
-    command.args(["--ring", "64M"]);
+    let memory = format!("{BUFFER_MIB}M");
+    command.args(["--ring", &memory, "--buffer", &memory]);
     if matches!(offer, Offer::Flood) {
         command.args(["-t", &format!("{}ms", time.as_millis())]);
     }
@@ -270,7 +279,7 @@ fn of(dir: &Path) -> Result<files::Found> {
 
 /// Of one recording: so long that its beginning and its end weigh little.
 fn time(plan: &Plan) -> Duration {
-    (plan.time * 2).min(LONGEST)
+    (plan.time * 4).min(LONGEST)
 }
 
 /// More than a disk of today takes in that time.
@@ -279,8 +288,8 @@ fn most_bytes(plan: &Plan) -> u64 {
 }
 
 /// Shares of the disk's rate that are tried.
-const SHARES: [f64; 12] = [
-    1.0, 0.95, GOAL, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1,
+const SHARES: [f64; 13] = [
+    1.0, 0.95, 0.925, GOAL, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1,
 ];
 const GOAL: f64 = 0.9;
 const FULL_BYTES: usize = 1400;
@@ -288,6 +297,9 @@ const FULL: &str = "1400";
 /// Bytes of such a frame in a file: the block of pcapng has 32 beside it.
 const ON_DISK: f64 = 1432.0;
 const FLOWS: u32 = 10_000;
+/// Of the ring, and of what waits for the disk.
+const BUFFER_MIB: usize = 64;
 const FIO: &str = "fio, O_DIRECT";
-const LONGEST: Duration = Duration::from_secs(3);
+const FIO_HUGE: &str = "fio with huge pages";
+const LONGEST: Duration = Duration::from_secs(4);
 const MOST_PER_SECOND: f64 = 5e9;

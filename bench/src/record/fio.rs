@@ -1,11 +1,14 @@
 //! What the disk takes: fio with O_DIRECT and io_uring.
+//!
+//! A virtual disk that takes some 250 pieces of memory at once gets larger requests from huge pages; fio
+//! asks for none by itself, the recorder does. So fio is measured both ways.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::row::Result;
+use crate::row::{Result, Samples};
 
 /// Ways to write, bytes at once and writes under way: what a disk likes best differs.
 const SHAPES: [Shape; 2] = [Shape("4M", "4", "native"), Shape("1M", "16", "native")];
@@ -16,23 +19,53 @@ const APPENDING: Shape = Shape("16M", "1", "keep");
 #[derive(Clone, Copy)]
 struct Shape(&'static str, &'static str, &'static str);
 
-/// Bytes per second of one file of so many bytes, written by one process in the better of two ways.
-pub(super) fn bytes_per_second(dir: &Path, bytes: u64) -> Result<f64> {
-    let mut best = 0.0_f64;
-    for shape in SHAPES {
-        best = best.max(once(dir, bytes, shape)?);
+/// What the memory is like that fio writes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pages {
+    /// As it comes with fio.
+    Small,
+    /// Huge pages, which the C library asks for.
+    Huge,
+}
+
+/// A disk's rate, in megabytes per second, in several ways.
+#[derive(Default)]
+pub(super) struct Limit([Samples; SHAPES.len()]);
+
+impl Limit {
+    /// Measures once more; one file of so many bytes each, written by one process.
+    pub(super) fn measure(&mut self, dir: &Path, bytes: u64, pages: Pages) -> Result<()> {
+        for (shape, samples) in SHAPES.iter().zip(&mut self.0) {
+            samples.push(once(dir, bytes, *shape, pages)? / 1e6);
+        }
+        Ok(())
     }
-    Ok(best)
+
+    /// Of the way that is best on the whole. The best of each time would be a limit that no way reaches on
+    /// a disk that is now slower, now faster.
+    pub(super) fn best(&self) -> &Samples {
+        let [one, other] = &self.0;
+        match one.median() >= other.median() {
+            true => one,
+            false => other,
+        }
+    }
 }
 
-/// The same of a file to which one write after the other is appended.
-pub(super) fn appending(dir: &Path, bytes: u64) -> Result<f64> {
-    once(dir, bytes, APPENDING)
+/// The rate of a file to which one write after the other is appended.
+pub(super) fn appending(dir: &Path, bytes: u64, pages: Pages) -> Result<f64> {
+    Ok(once(dir, bytes, APPENDING, pages)? / 1e6)
 }
 
-fn once(dir: &Path, bytes: u64, Shape(block, depth, reserve): Shape) -> Result<f64> {
+/// Bytes per second.
+fn once(dir: &Path, bytes: u64, Shape(block, depth, reserve): Shape, pages: Pages) -> Result<f64> {
     let file = dir.join("fio");
-    let output = Command::new("fio")
+    let mut command = Command::new("fio");
+    if pages == Pages::Huge {
+        // glibc 2.35 and later.
+        command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
+    }
+    let output = command
         .args(["--name=limit", "--rw=write", "--direct=1"])
         .args(["--ioengine=io_uring", "--end_fsync=1"])
         .arg(format!("--fallocate={reserve}"))
