@@ -152,6 +152,10 @@ impl Disk for Real {
         let (Some(file), Some(ring)) = (&self.file, &mut self.ring) else {
             return;
         };
+        if ring.is_busy() && ring.is_done() {
+            self.finished.extend(ring.settle(file));
+            self.broke |= self.finished.iter().any(|written| written.result.is_err());
+        }
         let count = follow_on(&self.started);
         if count > 0 && !self.cached && !self.broke && !ring.is_busy() {
             ring.begin(file, self.started.drain(..count).collect());
@@ -161,6 +165,8 @@ impl Disk for Real {
     fn finish(&mut self) -> Option<Written> {
         if self.finished.is_empty() {
             self.submit();
+        }
+        if self.finished.is_empty() {
             self.finished = self.settle();
             if self.ring.as_ref().is_some_and(Uring::is_broken) {
                 self.ring = None;

@@ -98,6 +98,11 @@ impl Uring {
         self.batch.is_some()
     }
 
+    /// Whether what was begun is over: [`settle`](Self::settle) would not wait for the disk.
+    pub(super) fn is_done(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
     /// Begins writes that lie behind each other in the file. None may be under way.
     pub(super) fn begin(&mut self, file: &OwnedFd, writes: VecDeque<Write>) {
         debug_assert!(self.batch.is_none());
@@ -298,10 +303,13 @@ mod tests {
         let (writes, whole) = writes();
         uring.begin(&file, writes);
         assert!(uring.is_busy());
+        while !uring.is_done() {
+            std::thread::yield_now();
+        }
         let written = uring.settle(&file);
         assert!(written.len() == 3 && all_written(&written));
         assert_eq!(place.content(), whole);
-        assert!(!uring.is_broken() && !uring.is_busy());
+        assert!(!uring.is_broken() && !uring.is_busy() && !uring.is_done());
     }
 
     #[test]
