@@ -75,15 +75,12 @@ impl Live {
     }
 
     fn blocks(&mut self, mut offset: u64, mut bytes: &[u8]) {
-        let mut warm = 0;
+        let mut warm = Warm::default();
         while let Some(block) = bytes
             .get(..word(bytes, 4) as usize)
             .filter(|b| b.len() >= 12)
         {
-            if warm < block.len() {
-                warm = touch(bytes);
-            }
-            warm -= block.len().min(warm);
+            warm.pass(bytes, block.len());
             match word(block, 0) {
                 ENHANCED if block.len() >= 32 => {
                     let link_type = self.link_types.get(word(block, 8) as usize);
@@ -116,33 +113,64 @@ impl Live {
             bytes = &bytes[FILE_HEADER..];
         }
         let link_type = self.link_types.first().copied().unwrap_or_default();
-        let mut warm = 0;
+        let mut warm = Warm::default();
         while bytes.len() >= RECORD {
             let Some(packet) = bytes.get(RECORD..RECORD + word(bytes, 8) as usize) else {
                 return;
             };
-            if warm < RECORD + packet.len() {
-                warm = touch(bytes);
-            }
+            let len = RECORD + packet.len();
+            warm.pass(bytes, len);
             let ts_ns = u64::from(word(bytes, 0)) * 1_000_000_000 + u64::from(word(bytes, 4));
             self.builder.packet(offset, link_type, ts_ns, packet);
             self.builder.amount(word(bytes, 12), 0);
-            let len = RECORD + packet.len();
-            warm -= len.min(warm);
             offset += len as u64;
             bytes = &bytes[len..];
         }
     }
 }
 
-/// Brings the next bytes into the cache, and tells how many: they went to the disk, and are cold. Each block
-/// says where the next one is, so without this each would be waited for by itself.
-#[inline(never)]
-fn touch(bytes: &[u8]) -> usize {
-    let next = &bytes[..bytes.len().min(WARM_BYTES)];
-    let lines = next.iter().step_by(LINE_BYTES);
-    std::hint::black_box(lines.fold(0, |all, byte| all ^ byte));
-    next.len()
+/// How far what is read next is in the cache.
+///
+/// The bytes went to the disk, and are cold. Each block says where the next one is, so that each would be waited
+/// for by itself: they are touched ahead. Of long blocks only the headers are, where they are if the next ones
+/// are as long.
+#[derive(Default)]
+struct Warm {
+    bytes: usize,
+    /// The length for which that is so; 0 is any.
+    len: usize,
+}
+
+impl Warm {
+    /// A block of this length is read at the beginning of `bytes`.
+    #[inline]
+    fn pass(&mut self, bytes: &[u8], len: usize) {
+        let is_other = self.len != 0 && self.len != len;
+        if self.bytes < len || is_other {
+            *self = Self::touch(bytes, len);
+        }
+        self.bytes -= len.min(self.bytes);
+    }
+
+    #[inline(never)]
+    fn touch(bytes: &[u8], len: usize) -> Self {
+        let is_long = len >= LONG_BYTES;
+        let (window, step, lines) = match is_long {
+            true => (LONG_BLOCKS * len, len, HEADER_LINES),
+            false => (WARM_BYTES, LINE_BYTES, 1),
+        };
+        let next = &bytes[..bytes.len().min(window)];
+        let mut all = 0;
+        for line in 0..lines {
+            let from = next.get(line * LINE_BYTES..).unwrap_or_default();
+            all = from.iter().step_by(step).fold(all, |all, byte| all ^ byte);
+        }
+        std::hint::black_box(all);
+        Self {
+            bytes: next.len(),
+            len: if is_long { len } else { 0 },
+        }
+    }
 }
 
 /// `epb_dropcount` among the options of a block; its last word is the block's length.
@@ -169,6 +197,11 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 const LINE_BYTES: usize = 64;
 /// A part of a core's own cache.
 const WARM_BYTES: usize = 64 << 10;
+/// From this length on most lines of a block are none of its headers'.
+const LONG_BYTES: usize = 1024;
+const LONG_BLOCKS: usize = 16;
+/// A block's header and those of a frame.
+const HEADER_LINES: usize = 2;
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const ENHANCED: u32 = 6;
