@@ -3,9 +3,8 @@
 /// A hash table with linear probing.
 #[derive(Debug)]
 pub(super) struct Table {
-    keys: Box<[u32]>,
-    /// Chunks of the key in the same place; 0 is a free place.
-    chunks: Box<[u64]>,
+    /// A key and its chunks, side by side: a look is one line of the cache. No chunks: a free place.
+    places: Box<[(u32, u64)]>,
     used: usize,
     /// No further keys are taken then.
     limit: usize,
@@ -16,8 +15,7 @@ impl Table {
     pub(super) fn new(limit: usize) -> Self {
         let places = (limit * 2).next_power_of_two();
         Self {
-            keys: vec![0; places].into(),
-            chunks: vec![0; places].into(),
+            places: vec![(0, 0); places].into(),
             used: 0,
             limit,
         }
@@ -26,19 +24,20 @@ impl Table {
     /// Notes that `key` occurs in `chunk` (one bit); false if there is no room for it.
     #[inline]
     pub(super) fn add(&mut self, key: u32, chunk: u64) -> bool {
-        let mask = self.keys.len() - 1;
+        let mask = self.places.len() - 1;
         let mut at = spread(key) & mask;
         loop {
-            if self.chunks[at] == 0 {
+            let place = &mut self.places[at];
+            if place.1 == 0 {
                 if self.used == self.limit {
                     return false;
                 }
                 self.used += 1;
-                (self.keys[at], self.chunks[at]) = (key, chunk);
+                *place = (key, chunk);
                 return true;
             }
-            if self.keys[at] == key {
-                self.chunks[at] |= chunk;
+            if place.0 == key {
+                place.1 |= chunk;
                 return true;
             }
             at = (at + 1) & mask;
@@ -51,9 +50,8 @@ impl Table {
             return;
         }
         let from = list.len();
-        let places = self.keys.iter().zip(&mut self.chunks);
-        list.extend(places.filter_map(|(&key, chunks)| {
-            let chunks = std::mem::take(chunks);
+        list.extend(self.places.iter_mut().filter_map(|(key, chunks)| {
+            let (key, chunks) = (*key, std::mem::take(chunks));
             (chunks != 0).then_some((key, chunks))
         }));
         list[from..].sort_unstable_by_key(|&(key, _)| key);
