@@ -31,7 +31,7 @@ pub(crate) fn against_fio(plan: &Plan) -> Result<Vec<Figure>> {
         mut whole,
     ] = [(); 7].map(|()| Samples::default());
     let [mut plain, mut huge] = [(); 2].map(|()| Limit::default());
-    let written = most_bytes(plan) / 6;
+    let written = most_bytes(plan) / 7;
     for round in 1..=plan.rounds {
         let measure = |pages, limit: &mut Limit| limit.measure(place.dir(), written, pages);
         measure(Pages::Small, &mut plain)?;
@@ -331,7 +331,7 @@ fn of(parts: &[PathBuf]) -> Result<files::Found> {
 
 /// Of one recording: so long that its beginning and its end weigh little.
 fn time(plan: &Plan) -> Duration {
-    (plan.time * 6).min(LONGEST)
+    (plan.time * 4).min(LONGEST)
 }
 
 /// More than a disk of today takes in that time.
@@ -353,5 +353,5 @@ const FLOWS: u32 = 10_000;
 const BUFFER_MIB: usize = 512;
 const FIO: &str = "fio, O_DIRECT";
 const FIO_HUGE: &str = "fio with huge pages";
-const LONGEST: Duration = Duration::from_secs(6);
+const LONGEST: Duration = Duration::from_secs(4);
 const MOST_PER_SECOND: f64 = 5e9;
