@@ -136,6 +136,8 @@ const GOALS: &[(&str, Goal)] = &[
     ("record-imix-flat-loss", Goal::AtMost(0.0)),
     ("record-disk", Goal::TimesPeer(0.9)),
     ("record-disk-loss", Goal::AtMost(0.0)),
+    ("record-disk-two", Goal::TimesPeer(0.9)),
+    ("record-disk-two-loss", Goal::AtMost(0.0)),
     // What n2disk reaches with an FPGA's help.
     ("record-disk-core", Goal::AtLeast(8.3)),
     ("record-disk-core-whole", Goal::AtLeast(8.3)),

@@ -465,7 +465,7 @@ pub(super) const PLOTS: &[Plot] = &[
             ))],
             &[D(dots(
                 "Recorded per second of processor time",
-                &["record-disk-core"],
+                &["record-disk-core", "record-disk-two-core"],
                 "Gb/s per core",
             ))],
         ],

@@ -21,15 +21,8 @@ pub(crate) fn against_fio(plan: &Plan) -> Result<Vec<Figure>> {
     sys::ordinary()?;
     let place = Place::with_room(plan, most_bytes(plan))?;
     let lab = Lab::new()?;
-    let [
-        mut best,
-        mut appends,
-        mut lost,
-        mut top,
-        mut two,
-        mut core,
-        mut whole,
-    ] = [(); 7].map(|()| Samples::default());
+    let mut ways = [Way::new("", 1), Way::new("-two", 2)];
+    let mut appends = Samples::default();
     let [mut plain, mut huge] = [(); 2].map(|()| Limit::default());
     let written = most_bytes(plan) / 7;
     for round in 1..=plan.rounds {
@@ -37,59 +30,171 @@ pub(crate) fn against_fio(plan: &Plan) -> Result<Vec<Figure>> {
         measure(Pages::Small, &mut plain)?;
         measure(Pages::Huge, &mut huge)?;
         let allowed = plain.best().median() * 1e6;
-        let offered = |share: f64| Offer::Bytes(allowed * share);
-        let full = How {
+        // Neither always finds the disk as the other left it.
+        ways.rotate_left(1);
+        for way in &mut ways {
+            eprint!("  round {round}{}: ", way.suffix);
+            way.measure(allowed, |offer, how| {
+                generate(plan, &lab, &place, offer, how)
+            })?;
+        }
+        appends.push(fio::appending(place.dir(), written, Pages::Huge)?);
+        // A disk is faster or slower after what was written before: fio is on both sides.
+        measure(Pages::Huge, &mut huge)?;
+        measure(Pages::Small, &mut plain)?;
+        eprintln!(
+            "  fio until now {:.0} MB/s, with huge pages {:.0}, appending {:.0}",
+            plain.best().median(),
+            huge.best().median(),
+            appends.median(),
+        );
+    }
+    ways.sort_by_key(|way| way.directories);
+    let (limit, huge) = (plain.best(), huge.best());
+    let mut figures = Vec::new();
+    for way in ways {
+        figures.extend(way.figures(plan, limit, huge));
+    }
+    figures.push(figure(
+        plan,
+        "-append",
+        "MB/s",
+        appends,
+        Some((FIO_HUGE, huge)),
+        "fio itself with huge pages, as the recorder must write: each write makes the file longer, 16 MiB \
+         under way, so that nobody finds zeros in it; beside fio with huge pages",
+    ));
+    Ok(figures)
+}
+
+/// A way to record all that the disk takes.
+struct Way {
+    suffix: &'static str,
+    directories: usize,
+    best: Samples,
+    lost: Samples,
+    top: Samples,
+    core: Samples,
+    whole: Samples,
+}
+
+impl Way {
+    fn new(suffix: &'static str, directories: usize) -> Self {
+        let [best, lost, top, core, whole] = [(); 5].map(|()| Samples::default());
+        Self {
+            suffix,
+            directories,
+            best,
+            lost,
+            top,
+            core,
+            whole,
+        }
+    }
+
+    /// Once; the disk takes about `allowed` bytes per second.
+    fn measure(
+        &mut self,
+        allowed: f64,
+        generate: impl Fn(Offer, How<'static>) -> Result<Run>,
+    ) -> Result<()> {
+        let how = How {
             size: FULL,
             index: true,
-            directories: 1,
+            directories: self.directories,
         };
-        let generated = |offer| generate(plan, &lab, &place, offer, full);
-        let at_goal = generated(offered(GOAL))?;
+        let generated = |share: f64| generate(Offer::Bytes(allowed * share), how);
+        let at_goal = generated(GOAL)?;
         let mut found = Run::default();
         for share in SHARES {
             let run = match share == GOAL {
                 true => at_goal,
-                false => generated(offered(share))?,
+                false => generated(share)?,
             };
             if run.lost() == 0 {
                 found = run;
                 break;
             }
         }
-        let flooded = generated(Offer::Flood)?;
-        let two_files = How {
-            directories: 2,
-            ..full
-        };
-        let in_two = generate(plan, &lab, &place, Offer::Flood, two_files)?;
-        let appending = fio::appending(place.dir(), written, Pages::Huge)?;
-        // A disk is faster or slower after what was written before: fio is on both sides.
-        measure(Pages::Huge, &mut huge)?;
-        measure(Pages::Small, &mut plain)?;
+        let flooded = generate(Offer::Flood, how)?;
         eprintln!(
-            "  round {round}: nothing lost up to {:.0} MB/s, {:.1} Gb/s per core; \
-             {:.2} % lost at {:.0}; {:.0} MB/s of a flood, to two directories {:.0}; fio until now {:.0}, \
-             huge pages {:.0}, \
-             appending {appending:.0} MB/s",
+            "nothing lost up to {:.0} MB/s, {:.1} Gb/s per core; {:.2} % lost at {:.0}; {:.0} MB/s of a flood",
             found.file_mbytes(),
             found.gbits_per_core(),
             at_goal.lost_percent(),
             allowed * GOAL / 1e6,
             flooded.file_mbytes(),
-            in_two.file_mbytes(),
-            plain.best().median(),
-            huge.best().median(),
         );
-        appends.push(appending);
-        best.push(found.file_mbytes());
-        lost.push(at_goal.lost_percent());
-        top.push(flooded.file_mbytes());
-        two.push(in_two.file_mbytes());
-        core.push(found.gbits_per_core());
-        whole.push(found.gbits_per_cores());
+        self.best.push(found.file_mbytes());
+        self.lost.push(at_goal.lost_percent());
+        self.top.push(flooded.file_mbytes());
+        self.core.push(found.gbits_per_core());
+        self.whole.push(found.gbits_per_cores());
+        Ok(())
     }
-    let (limit, huge) = (plain.best(), huge.best());
-    let figure = |suffix: &str, unit, ours, peer: Option<(&str, &Samples)>, what: &str| Figure {
+
+    fn figures(self, plan: &Plan, limit: &Samples, huge: &Samples) -> Vec<Figure> {
+        let to = match self.directories {
+            1 => "",
+            _ => "; to two directories of the disk, so that two files grow at a time",
+        };
+        let figure = |what: &str, unit, ours, peer, text: &str| {
+            let suffix = format!("{}{what}", self.suffix);
+            figure(plan, &suffix, unit, ours, peer, &format!("{text}{to}"))
+        };
+        let fio = Some((FIO, limit));
+        vec![
+            figure(
+                "",
+                "MB/s",
+                self.best,
+                fio,
+                "bytes of the files without a packet lost: the highest of the rates 100, 97.5, 95, 92.5, 90 … 10 % \
+                 of fio's median until then",
+            )
+            .limited(FIO_HUGE, huge),
+            figure(
+                "-loss",
+                "% lost",
+                self.lost,
+                None,
+                "lost when the generator offers 90 % of fio's median until then",
+            ),
+            figure(
+                "-top",
+                "MB/s",
+                self.top,
+                fio,
+                "bytes of the files while the generator offers what it can, and most of it is lost",
+            )
+            .limited(FIO_HUGE, huge),
+            figure(
+                "-core",
+                "Gb/s per core",
+                self.core,
+                None,
+                "bits of frames per second of processor time of vnplug record, at the highest rate without loss",
+            ),
+            figure(
+                "-core-whole",
+                "Gb/s per core",
+                self.whole,
+                None,
+                "the same with the daemon's time, the generator's in it",
+            ),
+        ]
+    }
+}
+
+fn figure(
+    plan: &Plan,
+    suffix: &str,
+    unit: &'static str,
+    ours: Samples,
+    peer: Option<(&str, &Samples)>,
+    what: &str,
+) -> Figure {
+    Figure {
         name: format!("record-disk{suffix}"),
         unit,
         ours,
@@ -102,63 +207,7 @@ pub(crate) fn against_fio(plan: &Plan) -> Result<Vec<Figure>> {
              16 x 1 MiB under way, whichever is faster in the median, synced, before it and behind it",
             time(plan).as_secs_f64()
         ),
-    };
-    Ok(vec![
-        figure(
-            "",
-            "MB/s",
-            best,
-            Some((FIO, limit)),
-            "bytes of the files without a packet lost: the highest of the rates 100, 97.5, 95, 92.5, 90 … 10 % of \
-             fio's median until then",
-        )
-        .limited(FIO_HUGE, huge),
-        figure(
-            "-append",
-            "MB/s",
-            appends,
-            Some((FIO_HUGE, huge)),
-            "fio itself with huge pages, as the recorder must write: each write makes the file longer, 16 MiB \
-             under way, so that nobody finds zeros in it; beside fio with huge pages",
-        ),
-        figure(
-            "-loss",
-            "% lost",
-            lost,
-            None,
-            "lost when the generator offers 90 % of fio's median until then",
-        ),
-        figure(
-            "-top",
-            "MB/s",
-            top,
-            Some((FIO, limit)),
-            "bytes of the files while the generator offers what it can, and most of it is lost",
-        )
-        .limited(FIO_HUGE, huge),
-        figure(
-            "-two",
-            "MB/s",
-            two,
-            Some((FIO, limit)),
-            "as -top, to two directories of the disk, so that two files grow at a time",
-        )
-        .limited(FIO_HUGE, huge),
-        figure(
-            "-core",
-            "Gb/s per core",
-            core,
-            None,
-            "bits of frames per second of processor time of vnplug record, at the rate of record-disk",
-        ),
-        figure(
-            "-core-whole",
-            "Gb/s per core",
-            whole,
-            None,
-            "the same with the daemon's time, the generator's in it",
-        ),
-    ])
+    }
 }
 
 /// The write rate of a flood with the index and without.
