@@ -412,4 +412,92 @@ mod tests {
         assert!(reserved() < 1 << 20);
         std::fs::remove_file(&path).unwrap();
     }
+
+    /// With io_uring: a disk with an open file, and one that is over when it is dropped.
+    struct Place(Real, PathBuf);
+
+    impl Place {
+        fn new(what: &str) -> Self {
+            let name = format!("vnplug-real-{}-{what}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            let mut disk = Real::new(true).0;
+            disk.create(&path).unwrap();
+            Self(disk, path)
+        }
+
+        fn start(&mut self, number: u8, offset: u64) {
+            let mut buffer = Buffer::new(super::super::BLOCK, number.into());
+            buffer.fill(number);
+            let len = buffer.len();
+            self.0.start(Write {
+                buffer,
+                len,
+                offset,
+            });
+        }
+
+        /// Begins what was started, and waits for the disk, not for what it has to say.
+        fn pass(&mut self) {
+            self.0.submit();
+            let ring = self.0.ring.as_mut().expect("this test needs io_uring");
+            assert!(ring.is_busy(), "nothing was begun");
+            while !ring.is_done() {
+                std::thread::yield_now();
+            }
+        }
+
+        fn finished(&mut self) -> Vec<(u8, bool)> {
+            let next = || self.0.finish();
+            std::iter::from_fn(next)
+                .map(|written| (written.write.buffer[0], written.result.is_ok()))
+                .collect()
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.1);
+        }
+    }
+
+    const BLOCK: u64 = super::super::BLOCK as u64;
+
+    #[test]
+    fn what_is_over_makes_room_for_the_next_and_is_told_in_turn() {
+        let mut place = Place::new("turn");
+        place.start(1, 0);
+        place.pass();
+        place.start(2, BLOCK);
+        place.start(3, 2 * BLOCK);
+        // The first is over: the others are begun though nobody asked for it yet.
+        place.pass();
+        place.start(4, 3 * BLOCK);
+        assert_eq!(std::fs::metadata(&place.1).unwrap().len(), 3 * BLOCK);
+        let all = [(1, true), (2, true), (3, true), (4, true)];
+        assert_eq!(place.finished(), all);
+        let written = std::fs::read(&place.1).unwrap();
+        let firsts: Vec<u8> = written
+            .iter()
+            .step_by(super::super::BLOCK)
+            .copied()
+            .collect();
+        assert_eq!(firsts, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn behind_a_write_that_failed_nothing_is_begun() {
+        let mut place = Place::new("failed");
+        // No file is so long.
+        place.start(1, 1 << 63);
+        place.pass();
+        place.start(2, 0);
+        place.0.submit();
+        assert!(!place.0.ring.as_ref().unwrap().is_busy());
+        assert_eq!(place.finished(), [(1, false), (2, false)]);
+        assert_eq!(std::fs::metadata(&place.1).unwrap().len(), 0);
+        // The control: then it is as ever.
+        place.start(3, 0);
+        assert_eq!(place.finished(), [(3, true)]);
+        assert_eq!(std::fs::metadata(&place.1).unwrap().len(), BLOCK);
+    }
 }

@@ -137,7 +137,7 @@ impl Live {
 #[derive(Default)]
 struct Warm {
     bytes: usize,
-    /// The length for which that is so; 0 is any.
+    /// The length of blocks for which that is so; 0 is any.
     len: usize,
 }
 
@@ -147,15 +147,14 @@ impl Warm {
     fn pass(&mut self, bytes: &[u8], len: usize) {
         let is_other = self.len != 0 && self.len != len;
         if self.bytes < len || is_other {
-            *self = Self::touch(bytes, len);
+            *self = Self::touch(bytes, len, len >= LONG_BYTES && !is_other);
         }
         self.bytes -= len.min(self.bytes);
     }
 
     #[inline(never)]
-    fn touch(bytes: &[u8], len: usize) -> Self {
-        let is_long = len >= LONG_BYTES;
-        let (window, step, lines) = match is_long {
+    fn touch(bytes: &[u8], len: usize, headers: bool) -> Self {
+        let (window, step, lines) = match headers {
             true => (LONG_BLOCKS * len, len, HEADER_LINES),
             false => (WARM_BYTES, LINE_BYTES, 1),
         };
@@ -168,7 +167,7 @@ impl Warm {
         std::hint::black_box(all);
         Self {
             bytes: next.len(),
-            len: if is_long { len } else { 0 },
+            len: if headers { len } else { 0 },
         }
     }
 }
