@@ -154,8 +154,9 @@ impl Disk for Real {
         };
         if ring.is_busy() && ring.is_done() {
             self.finished.extend(ring.settle(file));
-            self.broke |= self.finished.iter().any(|written| written.result.is_err());
         }
+        // Also what nobody asked for yet.
+        self.broke |= self.finished.iter().any(|written| written.result.is_err());
         let count = follow_on(&self.started);
         if count > 0 && !self.cached && !self.broke && !ring.is_busy() {
             ring.begin(file, self.started.drain(..count).collect());
@@ -494,6 +495,22 @@ mod tests {
         place.0.submit();
         assert!(!place.0.ring.as_ref().unwrap().is_busy());
         assert_eq!(place.finished(), [(1, false), (2, false)]);
+        assert_eq!(std::fs::metadata(&place.1).unwrap().len(), 0);
+        // The same where the one that failed is known, and is not the oldest.
+        for number in [1, 2] {
+            place.start(number, 0);
+        }
+        let ends = std::mem::take(&mut place.0.started).into_iter();
+        let results = [Ok(()), Err(errno(Errno::IO))];
+        let ends = ends
+            .zip(results)
+            .map(|(write, result)| Written { write, result });
+        place.0.finished = ends.collect();
+        assert!(place.0.finish().unwrap().result.is_ok());
+        place.start(3, 0);
+        place.0.submit();
+        assert!(!place.0.ring.as_ref().unwrap().is_busy());
+        assert_eq!(place.finished(), [(2, false), (3, false)]);
         assert_eq!(std::fs::metadata(&place.1).unwrap().len(), 0);
         // The control: then it is as ever.
         place.start(3, 0);

@@ -182,6 +182,7 @@ impl Writer {
             }
         }
         // The disk has something to do meanwhile.
+        self.disk.submit();
         self.catch_up();
         if std::mem::take(&mut self.quota_due) {
             self.has_room = self.enforce_quota();
