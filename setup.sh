@@ -15,7 +15,9 @@ needs=(
     cc:gcc ld:binutils make:make ip:iproute2 tcpdump:tcpdump tshark:tshark
     qemu-system-x86_64:qemu-system-x86 linux.uml:user-mode-linux
     /usr/bin/busybox:busybox-static libpcap.so.0.8:libpcap0.8
-    dpdk-testpmd:dpdk curl:curl python3:python3 ping:iputils-ping dnsmasq:dnsmasq-base
+    # the tests of the drop-in compile programs
+    /usr/include/pcap/pcap.h:libpcap-dev
+    dpdk-testpmd:dpdk-dev curl:curl python3:python3 ping:iputils-ping dnsmasq:dnsmasq-base
     dig:bind9-dnsutils ethtool:ethtool setpriv:util-linux editcap:wireshark-common g++:g++
     tcpreplay:tcpreplay fio:fio netsniff-ng:netsniff-ng dmsetup:dmsetup mkfs.ext4:e2fsprogs
     # the page of recordings is tested in a browser
