@@ -427,7 +427,7 @@ mod tests {
         }
 
         fn start(&mut self, number: u8, offset: u64) {
-            let mut buffer = Buffer::new(super::super::BLOCK, number.into());
+            let mut buffer = Buffer::new(BLOCK as usize, number.into());
             buffer.fill(number);
             let len = buffer.len();
             self.0.start(Write {
@@ -441,7 +441,7 @@ mod tests {
         fn pass(&mut self) {
             self.0.submit();
             let ring = self.0.ring.as_mut().expect("this test needs io_uring");
-            assert!(ring.is_busy(), "nothing was begun");
+            assert!(ring.is_busy(), "this test needs O_DIRECT in {:?}", self.1);
             while !ring.is_done() {
                 std::thread::yield_now();
             }
@@ -461,7 +461,7 @@ mod tests {
         }
     }
 
-    const BLOCK: u64 = super::super::BLOCK as u64;
+    const BLOCK: u64 = crate::disk::BLOCK as u64;
 
     #[test]
     fn what_is_over_makes_room_for_the_next_and_is_told_in_turn() {
@@ -477,11 +477,7 @@ mod tests {
         let all = [(1, true), (2, true), (3, true), (4, true)];
         assert_eq!(place.finished(), all);
         let written = std::fs::read(&place.1).unwrap();
-        let firsts: Vec<u8> = written
-            .iter()
-            .step_by(super::super::BLOCK)
-            .copied()
-            .collect();
+        let firsts: Vec<u8> = written.iter().step_by(BLOCK as usize).copied().collect();
         assert_eq!(firsts, [1, 2, 3, 4]);
     }
 

@@ -98,7 +98,8 @@ impl Uring {
         self.batch.is_some()
     }
 
-    /// Whether what was begun is over: [`settle`](Self::settle) would not wait for the disk.
+    /// Whether the kernel is done with what was begun: [`settle`](Self::settle) waits at most for the rest of a
+    /// short write.
     pub(super) fn is_done(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }
