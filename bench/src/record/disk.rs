@@ -24,6 +24,7 @@ pub(crate) fn against_fio(plan: &Plan) -> Result<Vec<Figure>> {
     let mut ways = [Way::new("", 1), Way::new("-two", 2)];
     let mut appends = Samples::default();
     let [mut plain, mut huge] = [(); 2].map(|()| Limit::default());
+    // Some seconds of writing for fio.
     let written = most_bytes(plan) / 6;
     for round in 1..=plan.rounds {
         let measure = |pages, limit: &mut Limit| limit.measure(place.dir(), written, pages);
@@ -68,6 +69,7 @@ pub(crate) fn against_fio(plan: &Plan) -> Result<Vec<Figure>> {
 }
 
 /// A way to record all that the disk takes.
+#[derive(Default)]
 struct Way {
     suffix: &'static str,
     directories: usize,
@@ -80,15 +82,10 @@ struct Way {
 
 impl Way {
     fn new(suffix: &'static str, directories: usize) -> Self {
-        let [best, lost, top, core, whole] = [(); 5].map(|()| Samples::default());
         Self {
             suffix,
             directories,
-            best,
-            lost,
-            top,
-            core,
-            whole,
+            ..Self::default()
         }
     }
 
@@ -143,13 +140,18 @@ impl Way {
             let suffix = format!("{}{what}", self.suffix);
             figure(plan, &suffix, unit, ours, peer, &format!("{text}{to}"))
         };
-        let fio = Some((FIO, limit));
-        let mut figures = vec![
-            figure(
+        let rate = |what: &str, ours, text: &str| {
+            let rate = figure(what, "MB/s", ours, Some((FIO, limit)), text);
+            match self.directories {
+                1 => rate.limited(FIO_HUGE, huge),
+                // It is the limit of one file.
+                _ => rate,
+            }
+        };
+        vec![
+            rate(
                 "",
-                "MB/s",
                 self.best,
-                fio,
                 "bytes of the files without a packet lost: the highest of the rates 100, 97.5, 95, 92.5, 90 … 10 % \
                  of fio's median until then",
             ),
@@ -160,11 +162,9 @@ impl Way {
                 None,
                 "lost when the generator offers 90 % of fio's median until then",
             ),
-            figure(
+            rate(
                 "-top",
-                "MB/s",
                 self.top,
-                fio,
                 "bytes of the files while the generator offers what it can, and most of it is lost",
             ),
             figure(
@@ -181,18 +181,7 @@ impl Way {
                 None,
                 "the same with the daemon's time, the generator's in it",
             ),
-        ];
-        // Of one file.
-        if self.directories == 1 {
-            figures = figures
-                .into_iter()
-                .map(|figure| match figure.unit {
-                    "MB/s" => figure.limited(FIO_HUGE, huge),
-                    _ => figure,
-                })
-                .collect();
-        }
-        figures
+        ]
     }
 }
 
