@@ -197,10 +197,12 @@ impl Stage {
         ));
         let tshark = |args: &[&str]| {
             let mut command = Command::new("tshark");
+            // Two processors carry the wire: a burst of TCP may arrive out of order, and was recorded so.
+            command.args(["-o", "tcp.reassemble_out_of_order:TRUE"]);
             command.args(["-n", "-r"]).arg(&file).args(args);
             output(command)
         };
-        self.say("$ tshark -r conversation.pcapng");
+        self.say("$ tshark -o tcp.reassemble_out_of_order:TRUE -r conversation.pcapng");
         let packets = tshark(&[])?;
         packets
             .lines()
