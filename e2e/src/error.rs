@@ -70,7 +70,7 @@ impl LabError {
 impl fmt::Display for LabError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Io { what, .. } => write!(f, "{what}"),
+            Self::Io { what, source } => write!(f, "{what}: {source}"),
             Self::Missing(text) => write!(f, "{text}"),
             Self::Command { command, text } => write!(f, "`{command}` failed: {}", text.trim_end()),
             Self::Boot { what, console, .. } => write!(f, "{what}; end of its console:\n{console}"),
@@ -90,11 +90,5 @@ impl fmt::Display for LabError {
     }
 }
 
-impl std::error::Error for LabError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io { source, .. } => Some(source),
-            _ => None,
-        }
-    }
-}
+// NB: no `source`: what panics and reports print is `Display`, which tells the system's answer itself.
+impl std::error::Error for LabError {}

@@ -321,8 +321,16 @@ impl Drop for Guest {
     fn drop(&mut self) {
         // A test that fails tells what there is to tell: nobody can look any more.
         if std::thread::panicking() {
+            let name = self.dir.display();
+            if let Some(status) = self.process().try_wait() {
+                eprintln!("guest {name} has ended: {status}");
+            }
+            let said = fs::read_to_string(self.dir.join(QEMU_LOG)).unwrap_or_default();
+            if !said.is_empty() {
+                eprintln!("guest {name}: QEMU says:\n{said}");
+            }
             let console = self.console_tail(DROPPED_TAIL);
-            eprintln!("guest {}: its console ends:\n{console}", self.dir.display());
+            eprintln!("guest {name}: its console ends:\n{console}");
         }
     }
 }
@@ -376,6 +384,8 @@ pub(crate) const CONSOLE: &str = "console.log";
 pub(crate) const QMP: &str = "qmp";
 /// QMP socket for the test itself.
 pub(crate) const LAB_QMP: &str = "qmp-lab";
+/// What QEMU printed, in a guest's directory.
+pub(crate) const QEMU_LOG: &str = "qemu.log";
 
 #[cfg(test)]
 mod tests {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::accel::{Accel, accel_probe};
 use crate::child::Tethered;
 use crate::error::{LabError, Result};
-use crate::guest::{CONSOLE, Guest, LAB_QMP, QMP, Transfer, boot_twice};
+use crate::guest::{CONSOLE, Guest, LAB_QMP, QEMU_LOG, QMP, Transfer, boot_twice};
 use crate::image::Image;
 use crate::initramfs::{self, Wires};
 use crate::kernel;
@@ -169,7 +169,7 @@ impl Qemu {
             .args(["-append", &kernel_args])
             .args(&config.qemu_args);
 
-        let errors = File::create(dir.join("qemu.log")).map_err(LabError::io("make QEMU's log"))?;
+        let errors = File::create(dir.join(QEMU_LOG)).map_err(LabError::io("make QEMU's log"))?;
         let output = errors
             .try_clone()
             .map_err(LabError::io("clone QEMU's log"))?;
@@ -186,7 +186,7 @@ impl Qemu {
             other => other,
         })?;
         let transfer = Transfer::Port(Mutex::new(Some(data)));
-        let log = dir.join("qemu.log");
+        let log = dir.join(QEMU_LOG);
         Guest::greet(lab, dir, process, commands, transfer, config.boot_limit).map_err(|error| {
             match error {
                 LabError::Boot {

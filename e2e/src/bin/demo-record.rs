@@ -18,8 +18,7 @@ fn main() -> ExitCode {
     let faults = match run() {
         Ok(faults) => faults,
         Err(error) => {
-            let cause = error.source().map(|source| format!(": {source}"));
-            eprintln!("demo-record: {error}{}", cause.unwrap_or_default());
+            eprintln!("demo-record: {error}");
             return ExitCode::from(2);
         }
     };

@@ -4,7 +4,6 @@
 //! Ends with 0 when vNPlug lost nothing and every packet is accounted for, 1 when not, 2 when the
 //! demo could not be carried through.
 
-use std::error::Error;
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,8 +14,7 @@ fn main() -> ExitCode {
     let findings = match demo::run() {
         Ok(findings) => findings,
         Err(error) => {
-            let cause = error.source().map(|source| format!(": {source}"));
-            eprintln!("demo: {error}{}", cause.unwrap_or_default());
+            eprintln!("demo: {error}");
             return ExitCode::from(2);
         }
     };
