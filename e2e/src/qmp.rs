@@ -99,6 +99,19 @@ impl Qmp {
         }
     }
 
+    /// Whether QEMU has a memory block whose name ends in `/memory`: one that a device brought, and whose
+    /// name must not come again to the same slot before it has gone.
+    ///
+    /// # Errors
+    /// As [`execute`](Self::execute).
+    pub fn has_block(&mut self, memory: &str) -> Result<bool> {
+        let command = json!({ "command-line": "info ramblock" });
+        let told = self.execute("human-monitor-command", command)?;
+        let mut words = told.as_str().unwrap_or_default().split_whitespace();
+        let name = format!("/{memory}");
+        Ok(words.any(|word| word.ends_with(&name)))
+    }
+
     fn read_message(&mut self) -> Result<Value> {
         let mut line = String::new();
         let len = self

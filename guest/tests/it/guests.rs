@@ -200,6 +200,10 @@ fn qemu_hot_plugged_reads_the_bar_and_survives_a_restart_of_the_host() {
         plugged.qmp.wait_event("DEVICE_DELETED", LIMIT).unwrap();
     }
     plugged.execute("object-del", json!({ "id": "pool" }));
+    // QEMU aborts when a block's name comes again to the slot before the old one has gone.
+    assert!(eventually_within(LIMIT, || {
+        !plugged.qmp.has_block("pool").unwrap()
+    }));
     plugged.plug_memory();
     plugged.execute(
         "device_add",
