@@ -167,6 +167,26 @@ fn an_interrupted_attach_is_completed() {
 }
 
 #[test]
+fn a_name_that_qemu_still_has_is_not_brought_again() {
+    let mut lab = Lab::new(&["-M", "pc"]);
+    let memory = json!({
+        "qom-type": "memory-backend-file", "id": "vnplug-probe-mem", "share": true,
+        "mem-path": lab.scratch.path("other.pool"), "size": 1 << 20,
+    });
+    lab.qemu.ask("object-add", memory);
+    let device = json!({"driver": "ivshmem-plain", "id": "other", "memdev": "vnplug-probe-mem", "addr": "5"});
+    lab.qemu.ask("device_add", device);
+    let (code, _, err) = lab.run("attach", &[]);
+    assert_eq!(code, 1, "{err}");
+    assert!(
+        err.contains("names: 0000:00:05.0/vnplug-probe-mem"),
+        "{err}"
+    );
+    assert_eq!(lab.qemu.ours(), ["vnplug-probe-mem"]);
+    assert_eq!(lab.daemon.vms(), [""; 0], "the daemon was not asked");
+}
+
+#[test]
 fn fifty_cycles_leave_no_trace() {
     let mut lab = Lab::new(&q35(2));
     lab.ok("attach", &[]);

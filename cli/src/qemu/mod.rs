@@ -5,6 +5,7 @@
 //! interrupted is completed by running it again.
 
 mod access;
+mod blocks;
 mod monitor;
 mod parts;
 mod qmp;
@@ -140,6 +141,16 @@ impl Attach {
         let pci = missing.iter().filter(|part| part.kind == Kind::Pci).count();
         let places = slots::choose(monitor.as_mut(), &self.buses, pci)?
             .map_err(|no_room| Failure::about(name, no_room))?;
+        let stale = blocks::wait_until_gone(monitor.as_mut(), &missing, QMP_LIMIT)?;
+        if !stale.is_empty() {
+            let text = format!(
+                "QEMU has memory by these names: {}; it is of devices that were unplugged a moment ago, or \
+                 somebody else's, and QEMU may abort when the names come again. Nothing was changed; run \
+                 the command again",
+                stale.join(", ")
+            );
+            return Err(Failure::about(name, text));
+        }
 
         let owner = access::identity(monitor.as_mut())?;
         let mut client = connect()?;

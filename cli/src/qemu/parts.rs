@@ -284,6 +284,22 @@ pub(crate) fn remove(
 }
 
 impl Part {
+    /// The last part of the name of the memory block that this device brings; see [`super::blocks`].
+    pub(super) fn block(&self) -> Option<String> {
+        match self.role {
+            Role::Shm | Role::ArenasShm(_) => {
+                let (stem, number) = self.id.rsplit_once("-shm")?;
+                Some(format!("{stem}-mem{number}"))
+            }
+            Role::Bell => Some("ivshmem.bar2".to_owned()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_bell(&self) -> bool {
+        self.role == Role::Bell
+    }
+
     fn is_device(&self) -> bool {
         matches!(self.kind, Kind::Pci | Kind::Port)
     }
