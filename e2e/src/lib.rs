@@ -16,9 +16,10 @@
 //! (never on the console). Nothing is installed on the host and nothing outlives the process: every
 //! child dies with it, also when it is killed with SIGKILL.
 //!
-//! The lab knows nothing of vNPlug but [`daemon`], [`wire`], [`groups`], [`raw`], [`programs`] and
-//! [`demo`]: where the programs under test are, a daemon that ends with its test, what groups in guests
-//! are looked at with, a client that says what it likes, other people's programs, and what shows it all.
+//! The lab knows nothing of vNPlug but [`daemon`], [`wire`], [`recorder`], [`groups`], [`raw`],
+//! [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that end with
+//! their test, what groups in guests are looked at with, a client that says what it likes, other people's
+//! programs, and what shows it all.
 //! Everything else under test comes in as files and programs.
 
 mod accel;
@@ -42,6 +43,7 @@ pub mod programs;
 mod qemu;
 mod qmp;
 pub mod raw;
+pub mod recorder;
 mod sys;
 pub mod traffic;
 mod uml;

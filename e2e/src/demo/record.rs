@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::recorder::{Numbered, Recorder, Told, beside, output, segments};
+use super::recorder::{Numbered, Told, beside, output, start};
 use super::report::grouped;
 use super::talk::Talkers;
 use super::wire::{FAR, TAPPED, Wire};
 use crate::daemon::{Daemon, value};
 use crate::error::{LabError, Result};
 use crate::lab::Lab;
+use crate::recorder::segments;
 use crate::traffic::Stream;
 
 /// What was recorded, and with what.
@@ -91,7 +92,7 @@ impl Stage {
             grouped(PPS)
         ));
         let (killed, left, (said, ended)) = beside(generator, || {
-            let first = Recorder::start(&self.vnplug, &self.daemon, &self.dir)?;
+            let mut first = start(&self.vnplug, &self.daemon, &self.dir)?;
             self.say("$ vnplug record host:wire1 --to recording");
             self.talkers.converse()?;
             thread::sleep(PAUSE);
@@ -99,13 +100,14 @@ impl Stage {
                 "  acknowledged: durable up to packet {}",
                 grouped(first.mark())
             ));
-            let killed = first.kill();
+            first.kill();
+            let killed = Told::by(&first);
             self.say(&format!(
                 "$ kill -9: the recorder is dead; the mark it left says {}",
                 grouped(killed.mark)
             ));
-            let left = segments(&self.dir)?;
-            let second = Recorder::start(&self.vnplug, &self.daemon, &self.dir)?;
+            let left = segments(&self.dir);
+            let mut second = start(&self.vnplug, &self.daemon, &self.dir)?;
             self.say("$ vnplug record host:wire1 --to recording    (another one, same place)");
             self.talkers.converse()?;
             thread::sleep(PAUSE);
@@ -113,7 +115,8 @@ impl Stage {
                 "  acknowledged by the second one: durable up to packet {} of its own",
                 grouped(second.mark())
             ));
-            Ok((killed, left, second.end()?))
+            let said = second.end()?;
+            Ok((killed, left, (said, Told::by(&second))))
         })?;
         for line in said.lines() {
             self.say(&format!("  Ctrl-C: {line}"));
@@ -154,7 +157,7 @@ impl Stage {
             "  tcpdump -r opens its last file as it is: {} packets",
             grouped(packets)
         ));
-        let rest: Vec<PathBuf> = segments(&self.dir)?
+        let rest: Vec<PathBuf> = segments(&self.dir)
             .into_iter()
             .filter(|file| !left.contains(file))
             .collect();

@@ -5,83 +5,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use rustix::process::Signal;
 use serde_json::Value;
 use vnplug_ring::witness::{Parsed, parse};
 
 use super::compare;
 use super::report::grouped;
-use super::wire::{TAPPED, until};
-use crate::child::Tethered;
+use super::wire::TAPPED;
 use crate::daemon::Daemon;
 use crate::error::{LabError, Result};
+use crate::recorder::{MARK, Recorder, number, state_in};
 
-/// A recorder at work.
-#[derive(Debug)]
-pub(super) struct Recorder {
-    process: Tethered,
-    dir: PathBuf,
-    log: PathBuf,
-}
-
-impl Recorder {
-    /// Starts one on the tapped wire and waits until something is durable.
-    pub(super) fn start(vnplug: &Path, daemon: &Daemon, dir: &Path) -> Result<Self> {
-        let state = dir.join(STATE);
-        let old = fs::read(&state).unwrap_or_default();
-        let log = dir.with_extension("log");
-        let output = fs::File::create(&log).map_err(LabError::io("the recorder's log"))?;
-        let mut command = Command::new(vnplug);
-        command.arg("--socket").arg(daemon.socket());
-        command.args(["record", &format!("host:{TAPPED}"), "--to"]);
-        command.arg(dir).args(["--flush", "200ms", "--ring", "64M"]);
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        command.stderr(output);
-        let mut recorder = Self {
-            process: Tethered::spawn(command, Vec::new(), None)?,
-            dir: dir.to_owned(),
-            log,
-        };
-        until("the recorder says that packets are durable", || {
-            if recorder.process.try_wait().is_some() {
-                return Err(recorder.failed());
-            }
-            Ok(fs::read(&state).unwrap_or_default() != old && recorder.mark() > 0)
-        })?;
-        Ok(recorder)
-    }
-
-    /// The durable mark: so many packets are on the disk for certain.
-    pub(super) fn mark(&self) -> u64 {
-        Told::of(&self.dir).mark
-    }
-
-    /// Kills it with SIGKILL; the state that it left.
-    pub(super) fn kill(mut self) -> Told {
-        self.process.kill();
-        Told::of(&self.dir)
-    }
-
-    /// Ends it as Ctrl-C does; what it says, and its last state.
-    pub(super) fn end(mut self) -> Result<(String, Told)> {
-        self.process.signal(Signal::INT)?;
-        match self.process.wait(super::LIMIT) {
-            Some(status) if status.success() => Ok((self.said(), Told::of(&self.dir))),
-            _ => Err(self.failed()),
-        }
-    }
-
-    fn said(&self) -> String {
-        let text = fs::read_to_string(&self.log).unwrap_or_default();
-        text.trim().to_owned()
-    }
-
-    fn failed(&self) -> LabError {
-        LabError::Command {
-            command: "vnplug record".to_owned(),
-            text: self.said(),
-        }
-    }
+/// Starts one on the tapped wire and waits until something is durable.
+pub(super) fn start(vnplug: &Path, daemon: &Daemon, dir: &Path) -> Result<Recorder> {
+    let old = state_in(dir);
+    let device = format!("host:{TAPPED}");
+    let args = [device.as_str(), "--flush", "200ms", "--ring", "64M"];
+    let recorder = Recorder::start_by(Command::new(vnplug), daemon, &args, &[dir])?;
+    recorder.try_until("it says that packets are durable", || {
+        recorder.state() != old && recorder.mark() > 0
+    })?;
+    Ok(recorder)
 }
 
 /// What a recorder says in its state file.
@@ -98,15 +41,14 @@ pub(super) struct Told {
 }
 
 impl Told {
-    fn of(dir: &Path) -> Self {
-        let text = fs::read(dir.join(STATE)).unwrap_or_default();
-        let state: Value = serde_json::from_slice(&text).unwrap_or_default();
-        let number = |at: &str| state.pointer(at).and_then(Value::as_u64).unwrap_or(0);
+    /// What it says now.
+    pub(super) fn by(recorder: &Recorder) -> Self {
+        let state = recorder.state();
         Self {
-            mark: number("/durable_mark/packets"),
-            durable: number("/durable"),
-            ring: number("/lost/ring"),
-            source: number("/lost/source"),
+            mark: number(&state, MARK),
+            durable: number(&state, "/durable"),
+            ring: number(&state, "/lost/ring"),
+            source: number(&state, "/lost/source"),
             ended: state.pointer("/run/ended") == Some(&Value::Bool(true)),
         }
     }
@@ -213,17 +155,6 @@ impl Numbered {
     }
 }
 
-/// The segments in a directory, the oldest first.
-pub(super) fn segments(dir: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(dir).map_err(LabError::io(format!("list {}", dir.display())))?;
-    let mut files: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|end| end == "pcapng"))
-        .collect();
-    files.sort();
-    Ok(files)
-}
-
 /// What a program prints.
 pub(super) fn output(mut command: Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
@@ -252,8 +183,6 @@ pub(super) fn beside<T>(
         worked.and(done)
     })
 }
-
-const STATE: &str = "rec.state";
 
 #[cfg(test)]
 mod tests {
