@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Next, Port};
 use vnplug_ring::control::Counted;
-use vnplug_ring::witness::{Parsed, parse};
 
 use crate::attached::image;
 use crate::daemon::{Daemon, label};
@@ -57,18 +56,6 @@ pub fn members(daemon: &Daemon, group: &str) -> Vec<Counted> {
     ports
         .filter(|it| it.kind == "port" && label(it, "group") == group)
         .collect()
-}
-
-/// The number of a frame among those that were sent.
-///
-/// # Panics
-/// If it is not whole.
-#[must_use]
-pub fn sequence(frame: &[u8]) -> u64 {
-    match parse(frame) {
-        Parsed::Witness(witness) => witness.seq,
-        other => panic!("not a whole frame that was sent: {other:?}"),
-    }
 }
 
 /// Takes what a port has now.

@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vnplug_ring::witness::{Protocol, Shape, Stamp};
+use vnplug_ring::witness::{Parsed, Protocol, Shape, Stamp, parse};
 
 use crate::error::{LabError, Result};
 use crate::sys::PacketSocket;
@@ -175,6 +175,18 @@ impl Stream {
             })
             .collect::<Result<Vec<_>>>()
             .map(|slots| slots.into_iter().unzip())
+    }
+}
+
+/// The number of a frame among those that were sent.
+///
+/// # Panics
+/// If it is not whole.
+#[must_use]
+pub fn sequence(frame: &[u8]) -> u64 {
+    match parse(frame) {
+        Parsed::Witness(witness) => witness.seq,
+        other => panic!("not a whole frame that was sent: {other:?}"),
     }
 }
 

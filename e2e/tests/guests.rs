@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use vnplug_e2e::attached::{self, AttachedUml, POOL_BYTES, everything, image};
 use vnplug_e2e::daemon::{Daemon, label, program, value};
+use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{Guest, Job, Lab, Machine, Qemu, QemuConfig};
 use vnplug_ring::control::{Counted, Grant};
-use vnplug_ring::witness::{Parsed, parse};
 use vnplug_store::read::Reader;
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -321,10 +321,7 @@ fn record(lab: &Lab, daemon: &Daemon, guest: &Guest) {
     guest.pull("/tmp/found.pcapng", &found, LIMIT).unwrap();
     let (mut reader, mut numbers) = (Reader::open(&found).unwrap(), Vec::new());
     while let Some(packet) = reader.read().unwrap() {
-        match parse(packet.bytes) {
-            Parsed::Witness(witness) => numbers.push(witness.seq),
-            other => panic!("{other:?}"),
-        }
+        numbers.push(sequence(packet.bytes));
     }
     let first = numbers[0];
     assert!(numbers.iter().copied().eq(first..first + taken));

@@ -8,9 +8,8 @@ use std::time::Duration;
 use vnplug::Client;
 use vnplug_e2e::attached::agent;
 use vnplug_e2e::daemon::{Daemon, program, value};
-use vnplug_e2e::groups::{
-    ARENA, LIMIT, POOL, boot, eventually, members, pull, sequence, store, take, word,
-};
+use vnplug_e2e::groups::{ARENA, LIMIT, POOL, boot, eventually, members, pull, store, take, word};
+use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{Guest, Job, Lab, Machine};
 use vnplug_ring::witness::{Checker, View};
 

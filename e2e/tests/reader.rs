@@ -11,21 +11,12 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Client, Device, Next, Port, flags};
 use vnplug_e2e::daemon::{Daemon, value};
-use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::traffic::{Stream, sequence};
 use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::control::{Direction, Tuning};
-use vnplug_ring::witness::{Parsed, parse};
 
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// The number of a witness frame.
-fn number(bytes: &[u8]) -> u64 {
-    match parse(bytes) {
-        Parsed::Witness(witness) => witness.seq,
-        other => panic!("{other:?}"),
-    }
-}
 
 /// Reads `count` packets: their timestamps by their numbers.
 fn read(port: &mut Port, count: usize, sent: bool) -> BTreeMap<u64, u64> {
@@ -36,7 +27,7 @@ fn read(port: &mut Port, count: usize, sent: bool) -> BTreeMap<u64, u64> {
         match port.next().unwrap() {
             Next::Packet(packet) => {
                 assert_eq!(packet.meta.flags & flags::OUTBOUND != 0, sent);
-                seen.insert(number(packet.bytes), packet.meta.ts_ns);
+                seen.insert(sequence(packet.bytes), packet.meta.ts_ns);
             }
             _ => {
                 port.wait(Some(Duration::from_millis(100))).unwrap();
@@ -83,7 +74,7 @@ fn recorded(file: &Path) -> BTreeMap<u64, u64> {
     while at < bytes.len() {
         let ts_ns = u64::from(word(at)) * 1_000_000_000 + u64::from(word(at + 4));
         let end = at + 16 + word(at + 8) as usize;
-        seen.insert(number(&bytes[at + 16..end]), ts_ns);
+        seen.insert(sequence(&bytes[at + 16..end]), ts_ns);
         at = end;
     }
     seen

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use vnplug_e2e::attached::{AttachedUml, agent, everything, image, plug};
 use vnplug_e2e::daemon::{Daemon, value};
-use vnplug_e2e::groups::{eventually, pull, sequence};
-use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::groups::{eventually, pull};
+use vnplug_e2e::traffic::{Stream, sequence};
 use vnplug_e2e::wire::{PATIENT, Wire};
 use vnplug_e2e::{Guest, Lab, Qemu, QemuConfig};
 use vnplug_ring::control::Counted;

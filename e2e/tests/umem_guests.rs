@@ -10,10 +10,8 @@ use std::time::{Duration, Instant};
 use vnplug_e2e::Machine;
 use vnplug_e2e::attached::{agent, plug};
 use vnplug_e2e::daemon::{Daemon, label, value};
-use vnplug_e2e::groups::{
-    ARENA, LIMIT, boot, eventually, members, pull, sequence, store, take, word,
-};
-use vnplug_e2e::traffic::Stream;
+use vnplug_e2e::groups::{ARENA, LIMIT, boot, eventually, members, pull, store, take, word};
+use vnplug_e2e::traffic::{Stream, sequence};
 use vnplug_e2e::wire::Wire;
 
 const SOURCE: &str = "wire1=af_xdp,fallback=no,arena=vm,frames=1024";
