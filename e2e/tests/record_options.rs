@@ -5,95 +5,36 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use vnplug_e2e::daemon::{Daemon, program};
+use vnplug_e2e::recorder::{Recorder, number, segments};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::witness::{Parsed, parse};
-use vnplug_store::name::SegmentName;
 use vnplug_store::read::Reader;
 
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// A recorder that does not outlive its test.
-struct Recorder {
-    child: Child,
-    dir: PathBuf,
+/// One that is at work.
+fn start(daemon: &Daemon, dir: &Path, source: &str, args: &[&str]) -> Recorder {
+    let args = [&[source, "--flush", "50ms", "--ring", "32M"], args].concat();
+    let recorder = Recorder::start(daemon, &args, &[dir]).unwrap();
+    // Its ports were opened before.
+    recorder.until("it records", || dir.join("rec.lock").exists());
+    recorder
 }
 
-impl Recorder {
-    fn start(daemon: &Daemon, dir: &Path, source: &str, args: &[&str]) -> Self {
-        let mut command = Command::new(program("vnplug").unwrap());
-        command.arg("--socket").arg(daemon.socket());
-        command.args(["record", source, "--flush", "50ms", "--ring", "32M"]);
-        command.args(args).arg("--to").arg(dir);
-        command.stderr(fs::File::create(dir.with_extension("log")).unwrap());
-        let recorder = Self {
-            child: command.spawn().unwrap(),
-            dir: dir.to_owned(),
-        };
-        // Its ports were opened before.
-        eventually("it records", || dir.join("rec.lock").exists());
-        recorder
-    }
-
-    fn state(&self) -> Value {
-        let text = fs::read(self.dir.join("rec.state")).unwrap_or_default();
-        serde_json::from_slice(&text).unwrap_or_default()
-    }
-
-    fn count(&self, pointer: &str) -> u64 {
-        let state = self.state();
-        state.pointer(pointer).and_then(Value::as_u64).unwrap_or(0)
-    }
-
-    /// As Ctrl-C does; the account must close.
-    fn stop(mut self) -> Value {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-        let status = self.child.wait().unwrap();
-        let said = fs::read_to_string(self.dir.with_extension("log")).unwrap();
-        assert!(status.success(), "{said}");
-        let state = self.state();
-        let count = |pointer: &str| state.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
-        let settled = count("/durable") + count("/trigger/passed_over");
-        assert_eq!(count("/taken"), settled, "{state}");
-        assert_eq!(count("/lost/ring") + count("/lost/source"), 0, "{state}");
-        state
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn eventually(what: &str, mut test: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !test() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        sleep(Duration::from_millis(20));
-    }
-}
-
-/// The files of a recording in their order, packed or not.
-fn segments(dir: &Path) -> Vec<PathBuf> {
-    let files = fs::read_dir(dir).unwrap();
-    let mut found: Vec<(u64, PathBuf)> = files
-        .filter_map(|entry| {
-            let path = entry.unwrap().path();
-            let name = SegmentName::parse(path.file_name()?.to_str()?)?;
-            Some((name.sequence, path))
-        })
-        .collect();
-    found.sort();
-    found.into_iter().map(|(_, path)| path).collect()
+/// As Ctrl-C does; the account must close.
+fn stop(mut recorder: Recorder) -> Value {
+    recorder.end().unwrap();
+    let state = recorder.state();
+    let count = |at| number(&state, at);
+    let settled = count("/durable") + count("/trigger/passed_over");
+    assert_eq!(count("/taken"), settled, "{state}");
+    assert_eq!(count("/lost/ring") + count("/lost/source"), 0, "{state}");
+    state
 }
 
 /// A witness frame: its stamp, run and number.
@@ -141,8 +82,7 @@ fn what_is_around_a_trigger_is_recorded_and_nothing_else() {
     netns.veth("wire0", "wire1").unwrap();
     let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
     let dir = |name: &str| lab.dir().join(name);
-    let start =
-        |name: &str, args: &[&str]| Recorder::start(&daemon, &dir(name), "host:wire1", args);
+    let start = |name: &str, args: &[&str]| start(&daemon, &dir(name), "host:wire1", args);
     // One records all: what the others must have follows from its stamps.
     let all = start("all", &[]);
     let some = start(
@@ -180,7 +120,7 @@ fn what_is_around_a_trigger_is_recorded_and_nothing_else() {
     send(2, 500, 300);
     send(3, 1, 777);
     send(4, 500, 300);
-    eventually("an event ends without packets", || {
+    asked.until("an event ends without packets", || {
         [&some, &small].iter().all(|recorder| {
             let state = recorder.state();
             let event = &state["trigger"];
@@ -190,7 +130,7 @@ fn what_is_around_a_trigger_is_recorded_and_nothing_else() {
     let before = send(5, 500, 300);
 
     // On command: nothing happens without one.
-    eventually("it has taken all", || asked.count("/taken") >= before);
+    asked.until("it has taken all", || asked.number("/taken") >= before);
     assert!(segments(&dir("asked")).is_empty());
     let refused = vnplug(&["record", "--trigger-now"], &[&dir("all")]);
     assert!(!refused.status.success() && said(&refused).contains("without --trigger"));
@@ -201,15 +141,12 @@ fn what_is_around_a_trigger_is_recorded_and_nothing_else() {
     assert!(!refused.status.success() && said(&refused).contains("no recorder of `other`"));
     let told = vnplug(&["record", "--trigger-now"], &[&dir("asked")]);
     assert!(told.status.success(), "{}", said(&told));
-    eventually("an event", || asked.count("/trigger/events") == 1);
+    asked.until("an event", || asked.number("/trigger/events") == 1);
     let sent = send(6, 500, 300);
     for recorder in [&all, &some, &small, &asked] {
-        eventually("all is taken", || recorder.count("/taken") >= sent);
+        recorder.until("all is taken", || recorder.number("/taken") >= sent);
     }
-    all.stop();
-    let some = some.stop();
-    let small = small.stop();
-    let asked = asked.stop();
+    let [_, some, small, asked] = [all, some, small, asked].map(stop);
     let refused = vnplug(&["record", "--trigger-now"], &[&dir("asked")]);
     assert!(!refused.status.success() && said(&refused).contains("no recorder of `rec`"));
 
@@ -267,9 +204,9 @@ fn closed_files_are_packed_and_standard_programs_open_them() {
         if sealed {
             args.extend(["--encrypt-to-file", public.to_str().unwrap()]);
         }
-        let recorder = Recorder::start(&daemon, &dir, "host:lab", &args);
-        eventually("three files are packed", || {
-            recorder.count("/archive/segments") >= 3
+        let recorder = start(&daemon, &dir, "host:lab", &args);
+        recorder.until("three files are packed", || {
+            recorder.number("/archive/segments") >= 3
         });
         // The one that is being written is as it is, and all is found meanwhile.
         let last = segments(&dir).pop().unwrap();
@@ -287,7 +224,7 @@ fn closed_files_are_packed_and_standard_programs_open_them() {
         ];
         let live = vnplug(&keys, &[&dir]);
         assert!(live.status.success(), "{}", said(&live));
-        let state = recorder.stop();
+        let state = stop(recorder);
         assert_eq!(state["archive"]["waiting"], 0, "{state}");
         assert_eq!(state["archive"]["trouble"], "", "{state}");
         let files = segments(&dir);
@@ -367,7 +304,7 @@ fn packets_that_come_twice_are_recorded_once() {
     netns.veth("wire0", "wire1").unwrap();
     let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
     let dir = lab.dir().join("once");
-    let recorder = Recorder::start(&daemon, &dir, "host:wire1", &["--dedup=10m"]);
+    let recorder = start(&daemon, &dir, "host:wire1", &["--dedup=10m"]);
     // The same frames three times.
     let stream = Stream {
         len_bytes: 700,
@@ -377,10 +314,10 @@ fn packets_that_come_twice_are_recorded_once() {
     for _ in 0..3 {
         netns.enter(|| stream.send()).unwrap().unwrap();
     }
-    eventually("all came", || {
-        recorder.count("/taken") + recorder.count("/duplicates/packets") >= 9000
+    recorder.until("all came", || {
+        recorder.number("/taken") + recorder.number("/duplicates/packets") >= 9000
     });
-    let state = recorder.stop();
+    let state = stop(recorder);
     let found = frames(&segments(&dir));
     let numbers: Vec<u64> = found.iter().map(|(_, _, seq)| *seq).collect();
     assert_eq!(numbers, (0..3000).collect::<Vec<u64>>(), "{state}");

@@ -3,96 +3,24 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs;
 use std::io::Read;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, program};
+use vnplug_e2e::recorder::{Recorder, segments};
 use vnplug_ring::witness::{Parsed, parse};
 use vnplug_store::read::Reader;
 
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// `vnplug record` at work.
-struct Recorder {
-    child: Child,
-    log: PathBuf,
-    dirs: Vec<PathBuf>,
-}
-
-impl Recorder {
-    /// Started by `before`, if that is not empty: a program that starts others.
-    fn start(lab: &Lab, daemon: &Daemon, before: &[&str], words: &[&str], dirs: &[&Path]) -> Self {
-        let vnplug = program("vnplug").unwrap();
-        let mut all: Vec<&OsStr> = before.iter().map(OsStr::new).collect();
-        all.push(vnplug.as_os_str());
-        let mut command = Command::new(all[0]);
-        command.args(&all[1..]).arg("--socket").arg(daemon.socket());
-        command.arg("record").args(words);
-        for dir in dirs {
-            command.arg("--to").arg(dir);
-        }
-        let log = lab.dir().join("log");
-        command.stderr(fs::File::create(&log).unwrap());
-        Self {
-            child: command.spawn().unwrap(),
-            dirs: dirs.iter().map(|dir| dir.to_path_buf()).collect(),
-            log,
-        }
-    }
-
-    /// What the directory that was synced last says.
-    fn state(&self) -> Value {
-        let states = self.dirs.iter().map(|dir| {
-            let text = fs::read(dir.join("rec.state")).unwrap_or_default();
-            serde_json::from_slice(&text).unwrap_or_default()
-        });
-        let latest = states.max_by_key(|state: &Value| state["revision"].as_u64());
-        latest.unwrap_or_default()
-    }
-
-    fn count(&self, pointer: &str) -> u64 {
-        let state = self.state();
-        state.pointer(pointer).and_then(Value::as_u64).unwrap_or(0)
-    }
-
-    fn until(&mut self, what: &str, mut test: impl FnMut(&Self) -> bool) {
-        let deadline = Instant::now() + LIMIT;
-        while !test(self) {
-            let ended = self.child.try_wait().unwrap();
-            assert!(ended.is_none(), "{what}: it ended: {}", self.said());
-            assert!(Instant::now() < deadline, "never: {what}: {}", self.said());
-            sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn said(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
-    }
-
-    /// As Ctrl-C does; how many packets it took.
-    fn stop(mut self) -> u64 {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-        let status = self.child.wait().unwrap();
-        assert!(status.success(), "{}", self.said());
-        let (taken, durable) = (self.count("/taken"), self.count("/durable_mark/packets"));
-        assert_eq!(taken, durable, "{:#}", self.state());
-        taken
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// As Ctrl-C does; how many packets it took, all of which are durable.
+fn stop(mut recorder: Recorder) -> u64 {
+    recorder.end().unwrap();
+    let (taken, durable) = (recorder.number("/taken"), recorder.mark());
+    assert_eq!(taken, durable, "{:#}", recorder.state());
+    taken
 }
 
 fn vnplug(words: &[&str]) -> Output {
@@ -146,16 +74,6 @@ fn total(runs: &BTreeMap<u32, Vec<u64>>) -> u64 {
     runs.values().map(|numbers| numbers.len() as u64).sum()
 }
 
-fn segments(dir: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(dir).into_iter().flatten();
-    let paths = entries.map(|entry| entry.unwrap().path());
-    let mut files: Vec<PathBuf> = paths
-        .filter(|path| path.extension().is_some_and(|end| end == "pcapng"))
-        .collect();
-    files.sort();
-    files
-}
-
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
@@ -182,15 +100,13 @@ fn two_sources_on_two_disks_are_one_recording_also_while_it_grows() {
         "8M",
     ];
     let words = [&words[..], &["--ring", "32M"]].concat();
-    let mut recorder = Recorder::start(&lab, &daemon, &[], &words, &[&one, &two]);
+    let recorder = Recorder::start(&daemon, &words, &[&one, &two]).unwrap();
     // Several chunks of 4 MiB for each of them.
-    recorder.until("30 MB are durable", |it| {
-        it.count("/durable_mark/packets") > 25_000
-    });
+    recorder.until("30 MB are durable", || recorder.mark() > 25_000);
     let found = lab.dir().join("found.pcapng");
     let extract = ["extract", text(&two), text(&one), "-w", text(&found)];
     for _ in 0..3 {
-        let promised = recorder.count("/durable_mark/packets");
+        let promised = recorder.mark();
         works(&extract);
         let runs = numbers(&found);
         assert!(
@@ -200,7 +116,7 @@ fn two_sources_on_two_disks_are_one_recording_also_while_it_grows() {
         );
         assert_eq!(runs.len(), 2);
     }
-    let taken = recorder.stop();
+    let taken = stop(recorder);
     works(&extract);
     let runs = numbers(&found);
     assert_eq!(total(&runs), taken);
@@ -257,9 +173,9 @@ fn what_an_extract_reads_is_not_recycled_under_it() {
         "40M",
     ];
     let words = [&words[..], &["--ring", "32M"]].concat();
-    let mut recorder = Recorder::start(&lab, &daemon, &[], &words, &[&dir]);
-    recorder.until("segments are recycled", |it| {
-        it.count("/disks/0/recycled") > 0
+    let recorder = Recorder::start(&daemon, &words, &[&dir]).unwrap();
+    recorder.until("segments are recycled", || {
+        recorder.number("/disks/0/recycled") > 0
     });
     let mut extract = Command::new(program("vnplug").unwrap());
     extract.args(["extract", text(&dir)]).stdout(Stdio::piped());
@@ -269,9 +185,9 @@ fn what_an_extract_reads_is_not_recycled_under_it() {
     output.read_exact(&mut bytes).unwrap();
     let oldest = segments(&dir).remove(0);
     // It has begun, and waits for us; meanwhile more is recorded than the quota.
-    let before = recorder.count("/durable_mark/packets");
-    recorder.until("the quota was turned over", |it| {
-        it.count("/durable_mark/packets") > before + 60_000
+    let before = recorder.mark();
+    recorder.until("the quota was turned over", || {
+        recorder.mark() > before + 60_000
     });
     assert!(oldest.exists());
     output.read_to_end(&mut bytes).unwrap();
@@ -280,8 +196,8 @@ fn what_an_extract_reads_is_not_recycled_under_it() {
     fs::write(&found, bytes).unwrap();
     assert_eq!(numbers(&found).len(), 1);
     // The control: now that nobody reads it, the oldest goes.
-    recorder.until("the oldest is recycled", |_| !oldest.exists());
-    recorder.stop();
+    recorder.until("the oldest is recycled", || !oldest.exists());
+    stop(recorder);
 }
 
 #[test]
@@ -293,11 +209,13 @@ fn the_page_cache_is_left_alone_with_io_uring_and_where_it_is_forbidden() {
     let daemon = Daemon::start(&sockets, None, &["--source", source]).unwrap();
     let script = lab.dir().join("forbid.py");
     fs::write(&script, FORBID).unwrap();
-    let forbidden = ["python3", text(&script)];
-    for (name, before, more) in [
-        ("uring", &[][..], &[][..]),
-        ("pwrite", &[], &["--no-uring"]),
-        ("forbidden", &forbidden, &[]),
+    let vnplug = || Command::new(program("vnplug").unwrap());
+    let mut forbidden = Command::new("python3");
+    forbidden.arg(&script).arg(program("vnplug").unwrap());
+    for (name, command, more) in [
+        ("uring", vnplug(), &[][..]),
+        ("pwrite", vnplug(), &["--no-uring"]),
+        ("forbidden", forbidden, &[]),
     ] {
         let dir = lab.dir().join(name);
         let words = [
@@ -309,13 +227,11 @@ fn the_page_cache_is_left_alone_with_io_uring_and_where_it_is_forbidden() {
             "--no-index",
         ];
         let words = [&words[..], more].concat();
-        let mut recorder = Recorder::start(&lab, &daemon, before, &words, &[&dir]);
-        recorder.until("50 MB are durable", |it| {
-            it.count("/durable_mark/packets") > 40_000
-        });
+        let recorder = Recorder::start_by(command, &daemon, &words, &[&dir]).unwrap();
+        recorder.until("50 MB are durable", || recorder.mark() > 40_000);
         let said = recorder.said();
         assert_eq!(said.contains("io_uring"), name == "forbidden", "{said}");
-        recorder.stop();
+        stop(recorder);
         for file in segments(&dir) {
             let fincore = ["-nbo", "RES", text(&file)];
             let output = Command::new("fincore").args(fincore).output().unwrap();
@@ -347,15 +263,10 @@ fn times_indexes_and_outputs_of_the_commands() {
     let dir = lab.dir().join("rec");
     let words = ["host:lab", "--flush", "100ms", "--rotate-count", "4000"];
     let words = [&words[..], &["--ring", "32M", "--report", "100ms"]].concat();
-    let mut recorder = Recorder::start(&lab, &daemon, &[], &words, &[&dir]);
+    let mut recorder = Recorder::start(&daemon, &words, &[&dir]).unwrap();
     // It ends with its source.
-    let status = recorder.child.wait().unwrap();
-    assert!(status.success(), "{}", recorder.said());
-    assert!(
-        recorder.said().matches("durable up to").count() > 1,
-        "{}",
-        recorder.said()
-    );
+    let said = recorder.wait().unwrap();
+    assert!(said.matches("durable up to").count() > 1, "{said}");
     let files = segments(&dir);
     assert!(files.len() >= 5, "{files:?}");
 
@@ -447,12 +358,8 @@ fn what_is_recorded_is_what_was_asked_for() {
         &["--ring", "16M", "--seconds", "2s", "--quota", "99%"],
     ]
     .concat();
-    let mut recorder = Recorder::start(&lab, &daemon, &[], &words, &[&dir]);
-    assert!(
-        recorder.child.wait().unwrap().success(),
-        "{}",
-        recorder.said()
-    );
+    let mut recorder = Recorder::start(&daemon, &words, &[&dir]).unwrap();
+    recorder.wait().unwrap();
     let files = segments(&dir);
     assert!(files.len() >= 4, "{files:?}");
     let mut packets = 0;
@@ -471,7 +378,7 @@ fn what_is_recorded_is_what_was_asked_for() {
         }
         packets += times.len() as u64;
     }
-    assert_eq!(packets, recorder.count("/durable_mark/packets"));
+    assert_eq!(packets, recorder.mark());
     assert!(packets > 1000, "{packets}");
 }
 

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{DiskFault, Fault, Lab};
-use vnplug_ring::witness::{Parsed, parse};
 use vnplug_store::read::Reader;
 
 use crate::stage::{DIR, LIMIT, PROGRAMS, Stage, end};
@@ -87,10 +87,7 @@ fn of(file: &Path) -> Vec<u64> {
     let mut reader = Reader::open(file).unwrap();
     let mut numbers = Vec::new();
     while let Some(packet) = reader.read().unwrap() {
-        match parse(packet.bytes) {
-            Parsed::Witness(witness) => numbers.push(witness.seq),
-            other => panic!("{other:?}"),
-        }
+        numbers.push(sequence(packet.bytes));
     }
     numbers
 }

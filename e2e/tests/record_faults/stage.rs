@@ -1,15 +1,14 @@
 //! A guest with a disk that can fail, and a recorder on it.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use vnplug_e2e::daemon::program;
+use vnplug_e2e::recorder::{MARK, number, segments};
+use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{DiskFault, Guest, Image, Job, Lab, Uml, UmlConfig};
-use vnplug_ring::witness::{Parsed, parse};
-use vnplug_store::name::SegmentName;
 use vnplug_store::read::Reader;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(180);
@@ -101,9 +100,7 @@ impl Stage {
     }
 
     pub(crate) fn mark(&self) -> u64 {
-        self.state()["durable_mark"]["packets"]
-            .as_u64()
-            .unwrap_or(0)
+        number(&self.state(), MARK)
     }
 
     /// Waits until the durable mark has gone past this.
@@ -136,21 +133,13 @@ impl Stage {
 }
 
 pub(crate) fn numbers(dir: &Path) -> (Vec<u64>, usize) {
-    let mut segments: Vec<(SegmentName, PathBuf)> = fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter_map(|path| Some((SegmentName::parse(path.file_name()?.to_str()?)?, path)))
-        .collect();
-    segments.sort();
+    let segments = segments(dir);
     let mut numbers = Vec::new();
-    for (_, path) in &segments {
+    for path in &segments {
         let mut reader = Reader::open(path).unwrap();
         // What a segment holds before a damaged end is what counts.
         while let Ok(Some(packet)) = reader.read() {
-            match parse(packet.bytes) {
-                Parsed::Witness(witness) => numbers.push(witness.seq),
-                other => panic!("{other:?} in {}", path.display()),
-            }
+            numbers.push(sequence(packet.bytes));
         }
     }
     (numbers, segments.len())
