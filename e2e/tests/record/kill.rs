@@ -1,7 +1,9 @@
 //! What a recorder promised is there after it was killed, or ended at a bad moment.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -78,6 +80,8 @@ fn kill_again_and_again(format: &str, directories: &[&str], rounds: u64) {
             if format == "pcapng" {
                 let [tcpdump, tshark, capinfos] = packets_by_others(file);
                 assert_eq!([tshark, capinfos], [tcpdump; 2], "{}", file.display());
+            } else if Some(file) == new.last() {
+                assert_eq!(numbers_at_worst(file), [&numbers[..]; 3]);
             }
             found.extend(numbers);
         }
@@ -115,4 +119,24 @@ fn numbers_after_a_kill(file: &Path) -> Vec<u64> {
         }
     }
     numbers
+}
+
+/// The numbers of all frames that we, tcpdump and tshark read of such a classic pcap before they complain,
+/// if they do; as the worst moment of a kill, which is rare, leaves it: not cut behind its last write, so
+/// with ones from its end to that of the disk's block.
+fn numbers_at_worst(file: &Path) -> [Vec<u64>; 3] {
+    let mut bytes = fs::read(file).unwrap();
+    bytes.resize(bytes.len().next_multiple_of(4096), 0xff);
+    let torn = file.with_extension("torn");
+    fs::write(&torn, bytes).unwrap();
+    let by = |program: &str| {
+        let copy = file.with_extension(program);
+        let mut command = Command::new(program);
+        command.args(["-w", "-", "-r"]).arg(&torn);
+        command.stdin(Stdio::null()).stderr(Stdio::null());
+        command.stdout(fs::File::create(&copy).unwrap());
+        command.status().unwrap();
+        numbers_after_a_kill(&copy)
+    };
+    [numbers_after_a_kill(&torn), by("tcpdump"), by("tshark")]
 }
