@@ -15,6 +15,7 @@ mod bins;
 mod download;
 mod page;
 mod picture;
+mod save;
 mod segment;
 mod server;
 mod state;
@@ -22,7 +23,6 @@ mod table;
 mod text;
 mod timeline;
 
-use std::fs;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -110,6 +110,14 @@ fn serve(arguments: Arguments) -> Result<(), String> {
 }
 
 fn picture(places: &[PathBuf], file: &Path) -> Result<(), String> {
+    let is_stdout = file.as_os_str() == "-";
+    if !is_stdout && save::is_read(places, file) {
+        return Err(format!(
+            "{}: this is a file of the recordings that are shown, or has the name of one; \
+             give the picture another name, as in --svg timeline.svg",
+            file.display()
+        ));
+    }
     let mut table = Table::new(places.to_vec());
     table.refresh(FOREVER);
     let timeline = table.timeline(None, None, PICTURE_BINS);
@@ -118,9 +126,9 @@ fn picture(places: &[PathBuf], file: &Path) -> Result<(), String> {
     }
     let names: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
     let svg = picture::svg(&timeline, &names.join(", "));
-    let written = match file.as_os_str() == "-" {
+    let written = match is_stdout {
         true => io::stdout().write_all(svg.as_bytes()),
-        false => fs::write(file, svg),
+        false => save::save(file, &svg),
     };
     written.map_err(|error| format!("{}: {error}", file.display()))?;
     match timeline.problems.is_empty() {
