@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! browser ── server (Host, headers, limits) ── api ──┬── table ── segment: chunks of a file ── .vnx
-//!                                                    │      └── state: NAME.state
+//!                                                    │      └── losses ── state: NAME.state
 //!                                                    ├── timeline (bins, gaps) ── JSON, or a picture
 //!                                                    └── download ── vnplug_store::extract
 //! ```
@@ -13,6 +13,7 @@
 mod api;
 mod bins;
 mod download;
+mod losses;
 mod page;
 mod picture;
 mod save;

@@ -122,7 +122,7 @@ fn draw(out: &mut String, timeline: &Timeline, title: &str) -> std::fmt::Result 
 
 fn summary(timeline: &Timeline) -> String {
     let [packets, bytes, lost] = timeline.totals();
-    if packets == 0 {
+    if packets == 0 && lost == 0 {
         return "no packets".to_owned();
     }
     let span_ns = timeline.axis.to_ns - timeline.axis.from_ns;

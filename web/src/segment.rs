@@ -106,6 +106,7 @@ impl Segment {
             low_ns: all.low_ns.min(chunk.low_ns),
             high_ns: all.high_ns.max(chunk.high_ns),
             packets: all.packets + chunk.packets,
+            lost: all.lost.saturating_add(chunk.lost),
             ..all
         });
     }
@@ -179,7 +180,7 @@ impl Segment {
         self.indexed.iter().chain(&self.tail)
     }
 
-    /// Its packets and their times as if it were one chunk; `None` if there are none.
+    /// Its packets, their times, and what they tell of losses, as if it were one chunk; `None` if there are none.
     pub(crate) fn whole(&self) -> Option<&Chunk> {
         self.whole.as_ref()
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use vnplug_store::record::{Earlier, LaneStatus, Loss, Status};
@@ -13,6 +13,8 @@ pub(crate) struct State {
     pub(crate) status: Status,
     /// When this was written, nanoseconds since 1970.
     written_ns: u64,
+    /// Where it was found.
+    places: Vec<PathBuf>,
 }
 
 impl State {
@@ -21,12 +23,20 @@ impl State {
         Some(Self {
             status: Status::from_json(text)?,
             written_ns: all["written_ns"].as_u64().unwrap_or(0),
+            places: Vec::new(),
         })
+    }
+
+    /// Whether it was found in this directory.
+    pub(crate) fn is_in(&self, directory: &Path) -> bool {
+        self.places.iter().any(|place| place == directory)
     }
 
     /// What the page shows.
     pub(crate) fn to_json(&self) -> Value {
-        let Self { status, written_ns } = self;
+        let Self {
+            status, written_ns, ..
+        } = self;
         let Earlier {
             lost_ring,
             lost_source,
@@ -88,7 +98,12 @@ pub(crate) fn in_directory(dir: &Path) -> Vec<State> {
     };
     let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
     let states = paths.filter(|path| path.extension().is_some_and(|ext| ext == "state"));
-    states.filter_map(|path| read(&path)).collect()
+    let states = states.filter_map(|path| read(&path));
+    let found = states.map(|state| State {
+        places: vec![dir.to_owned()],
+        ..state
+    });
+    found.collect()
 }
 
 fn read(path: &Path) -> Option<State> {
@@ -106,12 +121,15 @@ fn read(path: &Path) -> Option<State> {
 pub(crate) fn latest(all: Vec<State>) -> Vec<State> {
     let age = |state: &State| (state.status.run.number, state.status.revision);
     let mut list: Vec<State> = Vec::new();
-    for state in all {
-        match list.iter_mut().find(|other| other.is_with(&state)) {
-            Some(other) if age(other) < age(&state) => *other = state,
-            Some(_) => {}
-            None => list.push(state),
+    for mut state in all {
+        let Some(other) = list.iter_mut().find(|other| other.is_with(&state)) else {
+            list.push(state);
+            continue;
+        };
+        if age(other) < age(&state) {
+            std::mem::swap(other, &mut state);
         }
+        other.places.append(&mut state.places);
     }
     list.sort_by(|a, b| a.status.recording.cmp(&b.status.recording));
     list

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use vnplug_store::extract::{Capture, Unread, captures};
 use vnplug_store::index::Chunk;
-use vnplug_store::name::Format;
 
 use crate::bins::{Axis, Bins};
+use crate::losses::{self, Missing};
 use crate::segment::Segment;
 use crate::state::{self, State};
 use crate::timeline::{Covered, Part, Timeline};
@@ -104,17 +104,21 @@ impl Table {
         self.segments.values().map(Segment::pending_bytes).sum()
     }
 
-    /// The first and the last time of all packets.
-    fn range(&self) -> Option<(u64, u64)> {
+    /// The first and the last time of all packets, and of losses that no packet tells.
+    fn range(&self, losses: &[Missing]) -> Option<(u64, u64)> {
         let segments = self.segments.values().filter_map(Segment::whole);
         let times = segments.map(|whole| (whole.low_ns, whole.high_ns));
-        times.reduce(|(low, high), (from, to)| (low.min(from), high.max(to)))
+        let losses = losses.iter().map(|loss| (loss.from_ns, loss.to_ns));
+        times
+            .chain(losses)
+            .reduce(|(low, high), (from, to)| (low.min(from), high.max(to)))
     }
 
     /// The timeline between two times, or of everything, in at most `bins` parts. Chunks that would be
     /// blurred over several parts are read, the widest first, up to [`EXACT_BYTES`] of them.
     pub(crate) fn timeline(&self, from: Option<u64>, to: Option<u64>, bins: u64) -> Timeline {
-        let all = self.range();
+        let losses = self.losses();
+        let all = self.range(&losses);
         let (low, high) = all.unwrap_or((0, 0));
         let from_ns = from.unwrap_or(low);
         // A rate needs some time: what came in one instant is shown in a second.
@@ -152,7 +156,9 @@ impl Table {
             }
         }
         read_exactly(&segments, blurred, &mut bins);
-        self.add_losses(&mut bins);
+        for loss in &losses {
+            bins.loss(loss.from_ns, loss.to_ns, loss.packets);
+        }
         let parts = segments.iter().filter_map(|segment| part(segment));
         Timeline {
             axis,
@@ -171,24 +177,14 @@ impl Table {
         }
     }
 
-    /// Losses that no packet tells of: those of the disk and before the daemon, and in classic pcap all.
-    fn add_losses(&self, bins: &mut Bins) {
-        for state in &self.states {
-            let names = self.segments.values().filter_map(Segment::name);
-            let told = names
-                .filter(|name| name.recording == state.status.recording)
-                .any(|name| name.format == Format::Pcapng);
-            for loss in &state.status.losses {
-                let counts = match loss.kind.as_str() {
-                    "disk" | "source" => true,
-                    "ring" => !told,
-                    _ => false,
-                };
-                if counts {
-                    bins.loss(loss.from_ns, loss.to_ns, loss.packets);
-                }
-            }
-        }
+    /// Losses that no packet tells.
+    fn losses(&self) -> Vec<Missing> {
+        let of = |state: &State| {
+            let segments = self.segments.values();
+            let own = segments.filter(|segment| losses::is_of(segment, state, &self.states));
+            losses::untold(state, &own.collect::<Vec<_>>())
+        };
+        self.states.iter().flat_map(of).collect()
     }
 
     fn problems(&self) -> Vec<String> {
@@ -215,8 +211,11 @@ fn read_exactly(segments: &[&Segment], mut blurred: Vec<(usize, Chunk)>, bins: &
     for (number, mut chunks) in exact {
         chunks.sort_by_key(|chunk| chunk.start);
         let mut packets = Vec::new();
+        // NB: what an old index does not have was taken from the state.
+        let tells = segments[number].whole().is_some_and(|whole| whole.lost > 0);
         let read = segments[number].read(&chunks, |packet| {
-            packets.push((packet.ts_ns, packet.wire_len, packet.lost));
+            let lost = if tells { packet.lost } else { 0 };
+            packets.push((packet.ts_ns, packet.wire_len, lost));
         });
         match read {
             true => packets

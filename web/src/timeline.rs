@@ -17,7 +17,7 @@ pub(crate) struct Timeline {
     pub(crate) gaps: Vec<(u64, u64)>,
     /// The segments that have something.
     pub(crate) parts: Vec<Part>,
-    /// First and last time of all that is recorded.
+    /// First and last time of all that is recorded, or known to be missing.
     pub(crate) all: Option<(u64, u64)>,
     /// What is not counted yet, of `len_bytes`.
     pub(crate) pending_bytes: u64,

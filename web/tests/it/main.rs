@@ -7,6 +7,8 @@ mod files;
 #[cfg(test)]
 mod http;
 #[cfg(test)]
+mod losses;
+#[cfg(test)]
 mod page;
 #[cfg(test)]
 mod support;
