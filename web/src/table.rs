@@ -131,7 +131,6 @@ impl Table {
         let mut bins = Bins::new(axis);
         let segments: Vec<&Segment> = self.segments.values().collect();
         let inside = |chunk: &Chunk| chunk.low_ns < axis.to_ns && chunk.high_ns >= axis.from_ns;
-        let covers = |chunk: &Chunk| (chunk.low_ns, chunk.high_ns);
         let mut blurred: Vec<(usize, Chunk)> = Vec::new();
         let mut covered = Covered::new(&axis);
         for (number, segment) in segments.iter().enumerate() {
@@ -139,23 +138,19 @@ impl Table {
                 continue;
             };
             if !inside(whole) {
-                covered.add(covers(whole));
+                covered.add((whole.low_ns, whole.high_ns));
                 continue;
             }
             for chunk in segment.chunks().filter(|chunk| chunk.packets > 0) {
-                covered.add(covers(chunk));
-                if !inside(chunk) {
-                    continue;
-                }
                 let width_ns = chunk.high_ns.saturating_sub(chunk.low_ns);
                 if !bins.is_exact(chunk) && width_ns >= axis.bin_ns / 8 {
                     blurred.push((number, *chunk));
                 } else {
-                    bins.chunk(chunk);
+                    add_whole(chunk, &mut bins, &mut covered);
                 }
             }
         }
-        read_exactly(&segments, blurred, &mut bins);
+        read_exactly(&segments, blurred, &mut bins, &mut covered);
         for loss in &losses {
             bins.loss(loss.from_ns, loss.to_ns, loss.packets);
         }
@@ -195,7 +190,12 @@ impl Table {
 }
 
 /// Adds chunks packet by packet as far as that is cheap, and the others as they are.
-fn read_exactly(segments: &[&Segment], mut blurred: Vec<(usize, Chunk)>, bins: &mut Bins) {
+fn read_exactly(
+    segments: &[&Segment],
+    mut blurred: Vec<(usize, Chunk)>,
+    bins: &mut Bins,
+    covered: &mut Covered,
+) {
     blurred.sort_by_key(|(_, chunk)| std::cmp::Reverse(chunk.high_ns - chunk.low_ns));
     let mut left = EXACT_BYTES;
     let mut exact: BTreeMap<usize, Vec<Chunk>> = BTreeMap::new();
@@ -205,7 +205,7 @@ fn read_exactly(segments: &[&Segment], mut blurred: Vec<(usize, Chunk)>, bins: &
             left -= len_bytes;
             exact.entry(number).or_default().push(chunk);
         } else {
-            bins.chunk(&chunk);
+            add_whole(&chunk, bins, covered);
         }
     }
     for (number, mut chunks) in exact {
@@ -218,13 +218,22 @@ fn read_exactly(segments: &[&Segment], mut blurred: Vec<(usize, Chunk)>, bins: &
             packets.push((packet.ts_ns, packet.wire_len, lost));
         });
         match read {
-            true => packets
-                .iter()
-                .for_each(|&(ts_ns, len, lost)| bins.packet(ts_ns, len, lost)),
+            true => packets.iter().for_each(|&(ts_ns, len, lost)| {
+                covered.add((ts_ns, ts_ns));
+                bins.packet(ts_ns, len, lost);
+            }),
             // Recycled meanwhile, or damaged.
-            false => chunks.iter().for_each(|chunk| bins.chunk(chunk)),
+            false => chunks
+                .iter()
+                .for_each(|chunk| add_whole(chunk, bins, covered)),
         }
     }
+}
+
+/// Adds a chunk of which only the first and the last time are known.
+fn add_whole(chunk: &Chunk, bins: &mut Bins, covered: &mut Covered) {
+    covered.add((chunk.low_ns, chunk.high_ns));
+    bins.chunk(chunk);
 }
 
 /// A segment as a whole.

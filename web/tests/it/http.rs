@@ -43,6 +43,28 @@ fn the_timeline_has_every_packet_in_its_place() {
 }
 
 #[test]
+fn a_gap_within_a_chunk_is_one() {
+    let place = Place::new();
+    let frame = udp(53, 100);
+    // Ten packets a second, and 2.2 seconds without: all in one chunk.
+    let at = |n: u64| START + n * SECOND / 10 + n / 50 * 21 * SECOND / 10;
+    segment(&place.0, 0, (0..100).map(|n| (at(n), &frame[..])));
+    let server = Server::start(&[&place.0]);
+    for bins in [600, 100, 20, 6] {
+        let all = server.timeline(&format!("bins={bins}"));
+        let gap = [at(49), at(50)].map(|ns| ns.to_string());
+        assert_eq!(all["gaps"], json!([gap]), "{bins}");
+    }
+    // A bar is longer.
+    assert_eq!(server.timeline("bins=5")["gaps"], json!([]));
+    // Of what is shown, also where nothing came.
+    let [from, to] = [1, 2].map(|s| at(49) / SECOND + s);
+    let part = server.timeline(&format!("from={from}&to={to}"));
+    let gap = [from, to].map(|s| (s * SECOND).to_string());
+    assert_eq!(part["gaps"], json!([gap]));
+}
+
+#[test]
 fn without_an_index_it_is_the_same() {
     let place = Place::new();
     recording(&place);
