@@ -322,38 +322,48 @@ impl Socket {
     ///
     /// In copy mode the kernel sends a bounded number of frames per call, so it is called until it
     /// has them all, or says that it cannot now: then the rest goes with the next flush.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
+    ///
+    /// NB: a published index is moved back only where the kernel cannot have looked at it. It keeps a
+    /// copy (`cached_prod`); behind a ring that ends before its copy it takes every old entry for new,
+    /// and sends them for ever.
+    pub(crate) fn flush(&mut self, copy_mode: bool) -> Unsent {
+        let before = self.tx.published();
         self.tx.publish();
-        let mut result = Ok(());
+        let mut unsent = Unsent::default();
+        let mut was_looked_at = false;
         // The kernel takes 32 frames with each call; a device that is busy is asked a few times.
-        for _ in 0..self.umem.shape().transmit / 16 + 4 {
-            if self.tx.used() == 0 || !self.tx.needs_wakeup() {
-                break;
-            }
+        let mut calls = self.umem.shape().transmit / 16 + 4;
+        while calls > 0 && self.tx.used() > 0 && self.tx.needs_wakeup() {
             match rustix::net::send(&self.fd, &[], SendFlags::DONTWAIT) {
                 // EAGAIN: it sent its share of frames for one call, or the device is busy.
-                Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
-                Err(error) => {
-                    result = Err(error.into());
+                Ok(_) | Err(rustix::io::Errno::AGAIN) => calls -= 1,
+                // net/xdp/xsk.c, __xsk_generic_xmit: it has done with one frame, which the device dropped.
+                Err(rustix::io::Errno::BUSY) if copy_mode => unsent.refused += 1,
+                // net/xdp/xsk.c, xsk_check_common: refused before anything was looked at.
+                Err(rustix::io::Errno::NETDOWN | rustix::io::Errno::NXIO)
+                    if copy_mode && !was_looked_at =>
+                {
+                    unsent.retracted = self.retract(before);
                     break;
                 }
+                Err(_) => break,
             }
+            was_looked_at = true;
         }
         self.reap();
-        result
+        unsent
     }
 
-    /// Takes back what was published and the kernel has not taken; how many frames. Only in copy
-    /// mode, where the kernel looks at the TX ring in our own system calls alone.
-    pub(crate) fn retract(&mut self) -> u32 {
-        let unsent = self.tx.used();
-        for _ in 0..unsent {
+    /// Takes back what was published since the index was `before`; how many frames.
+    fn retract(&mut self, before: u32) -> u32 {
+        let count = self.tx.published().wrapping_sub(before);
+        for _ in 0..count {
             self.tx.unpop(1);
             let (at, _) = self.tx.peek_pair();
             self.free.push(at);
         }
         self.tx.publish();
-        unsent
+        count
     }
 
     /// Takes back the chunks of frames that were sent.
@@ -370,6 +380,15 @@ impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Frames of a flush that did not leave.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Unsent {
+    /// The device dropped them: it has no carrier, or its queue is full.
+    pub(crate) refused: u32,
+    /// Taken back: the interface is down, or the socket bound to none.
+    pub(crate) retracted: u32,
 }
 
 /// One side of a ring that is shared with the kernel.
@@ -486,6 +505,12 @@ impl Ring {
             self.region.store_u64(at, word, Ordering::Relaxed);
         }
         self.publish();
+    }
+
+    /// Our index as the kernel sees it.
+    fn published(&self) -> u32 {
+        // Relaxed: nobody else stores it.
+        self.region.load_u32(self.producer, Ordering::Relaxed)
     }
 
     /// Shows the kernel what was pushed.

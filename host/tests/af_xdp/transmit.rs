@@ -1,5 +1,8 @@
 //! Frames go out through a queue, of AF_XDP and of packet sockets alike.
 
+use std::time::Duration;
+
+use vnplugd::source::af_xdp::{AfXdpConfig, Mode};
 use vnplugd::source::{Flushed, Queue, Transmit};
 
 use crate::net::{self, LIMIT, frame, ip, isolated, read, read_all};
@@ -62,6 +65,50 @@ fn sends_and_counts(mut queue: Box<dyn Queue>) {
     let got = read_all(other_end.as_mut(), 1);
     assert_eq!(got.len(), 1, "what was told as lost is not sent later");
     assert_eq!(got[0].bytes, frame(60, 77));
+}
+
+/// Nothing that was told as lost comes later, nothing comes twice, and all that is sent afterwards comes.
+fn a_lost_carrier_spoils_nothing(mode: Mode) {
+    veth(1);
+    let mut queue = one(AfXdpConfig {
+        mode,
+        ..config("va")
+    });
+    for round in 0..3 {
+        let mut send = |first: u32, count: u32| {
+            for seq in first..first + count {
+                assert_eq!(queue.transmit(&frame(60, seq)), Transmit::Taken);
+            }
+            queue.flush()
+        };
+        let sent = |sent, link_down| Flushed {
+            sent,
+            link_down,
+            ..Flushed::default()
+        };
+        // More than the kernel takes in one call, and in two flushes.
+        ip("link set vb down");
+        assert_eq!(send(7_000_000, 200), sent(0, 200), "round {round}");
+        assert_eq!(send(7_000_200, 2), sent(0, 2), "round {round}");
+        ip("link set vb up");
+        net::until_up();
+        let mut other_end = net::open(net::rx("vb"));
+        let mut got = Vec::new();
+        for first in (0..1000).step_by(100) {
+            assert_eq!(send(first, 100), sent(100, 0), "round {round}");
+            got.extend(read(other_end.as_mut(), 100, LIMIT));
+        }
+        got.extend(read(other_end.as_mut(), 1, Duration::from_millis(100)));
+        let frames = got.iter().map(|got| got.bytes.clone());
+        assert!(frames.eq((0..1000).map(|seq| frame(60, seq))), "{round}");
+    }
+}
+
+#[test]
+fn a_carrier_that_was_lost_under_an_xdp_socket() {
+    for mode in [Mode::Auto, Mode::Generic] {
+        isolated(move || a_lost_carrier_spoils_nothing(mode));
+    }
 }
 
 #[test]

@@ -9,7 +9,8 @@
 //! A reset of the NIC, other channels, other offloads: the kernel keeps program and socket where
 //! they are, and frames come again by themselves.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ use crate::source::{
 };
 use crate::sys::interface;
 use crate::sys::umem::Umem;
-use crate::sys::xdp::{Piece, Socket};
+use crate::sys::xdp::{Piece, Socket, Unsent};
 
 /// An AF_XDP socket at a receive queue.
 #[derive(Debug)]
@@ -148,10 +149,7 @@ impl XdpQueue {
         let Ok(any) = any_socket() else {
             return;
         };
-        // By index, as it may have been renamed.
-        let link = netdevice::index_to_name(&any, self.index as u32)
-            .map_err(Into::into)
-            .and_then(|name| interface::link(&any, &name));
+        let link = self.seen_by(&any);
         let name = &self.opener.config().interface;
         match (link, self.link) {
             (Err(_), _) => {
@@ -178,6 +176,18 @@ impl XdpQueue {
                 self.opener.look_at_channels(&any);
             }
         }
+    }
+
+    /// What the kernel says of the interface now.
+    fn seen_by(&self, any: &OwnedFd) -> io::Result<interface::Link> {
+        // By index, as it may have been renamed.
+        let name = netdevice::index_to_name(any, self.index as u32)?;
+        interface::link(any, &name)
+    }
+
+    /// Whether frames can leave; `false` if nobody can say.
+    fn has_carrier(&self) -> bool {
+        any_socket().is_ok_and(|any| self.seen_by(&any).is_ok_and(|link| link.running))
     }
 
     /// The interface is gone: binds to one of the same name when it is time, and there is one.
@@ -500,16 +510,15 @@ impl Queue for XdpQueue {
         if flushed.sent == 0 {
             return flushed;
         }
-        if let Err(error) = socket.flush()
-            && !*zero_copy
-        {
-            // Frames of an earlier flush may be among them.
-            let unsent = u64::from(socket.retract()).min(flushed.sent);
-            flushed.sent -= unsent;
-            match error.raw_os_error() {
-                Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => flushed.link_down = unsent,
-                _ => flushed.full = unsent,
-            }
+        let Unsent { refused, retracted } = socket.flush(!*zero_copy);
+        // Frames of an earlier flush may be among them.
+        let refused = u64::from(refused).min(flushed.sent - u64::from(retracted));
+        flushed.sent -= refused + u64::from(retracted);
+        flushed.link_down = retracted.into();
+        match refused {
+            0 => {}
+            _ if self.has_carrier() => flushed.full = refused,
+            _ => flushed.link_down += refused,
         }
         flushed
     }
