@@ -31,9 +31,8 @@ Examples:
   vnplug stats
   vnplug stats --json | jq '.counters[] | select(.kind == \"port\")'
 
-`closes: yes` means that every frame that was read is accounted for, to the packet. A source's
-frames that the kernel has counted and the daemon not read yet show as a difference under load. If
-an account does not close the exit code is 5.")]
+`closes: yes` means that every frame is accounted for, to the packet, also under load: what the kernel
+has counted and the daemon not read yet is in_kernel. If an account does not close the exit code is 5.")]
 pub(crate) struct Stats {
     /// One JSON object
     #[arg(long)]

@@ -251,7 +251,7 @@ impl Config {
                 (Whom::User(uid), grant) => (Viewer::User(uid), grant.source),
             });
         }
-        Ok(Self {
+        let config = Self {
             socket,
             socket_mode: file.socket_mode.unwrap_or(0o600),
             socket_group: file.socket_group,
@@ -274,7 +274,30 @@ impl Config {
             users,
             vms,
             senders,
-        })
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Values that are fine by themselves and cannot be meant.
+    fn check(&self) -> Result<(), String> {
+        let mode = self.socket_mode;
+        if mode > 0o777 {
+            // 660 for 0o660 is what happens; every mode that means something is larger than 0o777 so.
+            return Err(format!(
+                "socket_mode is {mode}, which is no mode; write it in octal: socket_mode = 0o660"
+            ));
+        }
+        if self.max_ports == 0 || self.max_ports_each == 0 {
+            return Err("max_ports and max_ports_each are at least 1: nobody could read".into());
+        }
+        if self.ring_bytes > self.max_ring_bytes {
+            return Err(format!(
+                "ring_bytes is {}, more than max_ring_bytes allows ({}); raise that, too",
+                self.ring_bytes, self.max_ring_bytes
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -432,6 +455,9 @@ mod tests {
             ("[[source]]\nkind = 'gen'", "needs a name"),
             ("[[allow]]\nsource = 'x'", "either a vm or a uid"),
             ("[[source]]\nname='a'\n[[source]]\nname='a'", "two sources"),
+            ("socket_mode = 660", "0o660"),
+            ("max_ports = 0", "at least 1"),
+            ("ring_bytes = '2GiB'", "max_ring_bytes"),
         ] {
             let error = load(text, &[]).unwrap_err();
             assert!(error.contains(part), "{error}");

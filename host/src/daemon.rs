@@ -12,8 +12,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use vnplug_ring::control::Grant;
-
 use crate::awake::Awake;
 use crate::config::{Config, Switch};
 use crate::control::{Control, Setup, listen};
@@ -145,9 +143,11 @@ fn serve(
     if let Some(loader) = loader {
         hub.drop_early(loader);
     }
-    let users = config.users.iter().map(|(_, grant)| grant);
-    let vms = config.vms.iter().map(|(_, grant)| grant);
-    users.chain(vms).for_each(|it| warn_unknown(&hub, it));
+    let users = config.users.iter().map(|(_, grant)| &grant.source);
+    let vms = config.vms.iter().map(|(_, grant)| &grant.source);
+    let senders = config.senders.iter().map(|(_, source)| source);
+    let named = users.chain(vms).chain(senders);
+    named.for_each(|it| warn_unknown(&hub, it));
     let setup = Setup {
         hub,
         policy,
@@ -214,13 +214,10 @@ fn must_write(dir: &Path, flag: &str) -> Result<(), String> {
     })
 }
 
-fn warn_unknown(hub: &Hub, grant: &Grant) {
-    let known = hub
-        .sources()
-        .iter()
-        .any(|source| source.name == grant.source);
-    if grant.source != "*" && !known {
-        log::warn!(target: "control", "a grant names {:?}, which is no source", grant.source);
+fn warn_unknown(hub: &Hub, name: &str) {
+    let known = hub.sources().iter().any(|source| source.name == name);
+    if name != "*" && !known {
+        log::warn!(target: "control", "a grant names {name:?}, which is no source");
     }
 }
 

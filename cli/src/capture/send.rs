@@ -134,15 +134,27 @@ impl Send {
             });
             out::raw(&format!("{line}\n"))?;
         } else {
-            out::line(&format!(
+            let mut line = format!(
                 "{} frames written in {seconds:.3} s: {} frames/s; {} sent, {} dropped by the host",
                 grouped(sent),
                 grouped((sent as f64 / seconds).round() as u64),
                 grouped(on_wire),
                 grouped(taken - on_wire)
-            ))?;
+            );
+            for (name, count) in host.iter().flat_map(|host| &host.values) {
+                if *count > 0 && name.starts_with("send_dropped_") {
+                    line += &format!("; {name} {}", grouped(*count));
+                }
+            }
+            out::line(&line)?;
         }
-        Ok(OK)
+        match on_wire {
+            0 if taken > 0 => Err(Failure::about(
+                &self.device,
+                "none of the frames was sent; see the counters above, and docs/vnplugd.md",
+            )),
+            _ => Ok(OK),
+        }
     }
 
     fn generated(&self) -> Frames {

@@ -16,6 +16,7 @@ mod af_xdp;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::num::ParseIntError;
 use std::str::FromStr;
 
 use vnplug_ring::witness::Protocol;
@@ -361,17 +362,28 @@ impl Options<'_> {
         ))
     }
 
-    fn number<T: FromStr>(&mut self, key: &str) -> Result<Option<T>, SourceError> {
+    fn number<T: FromStr<Err = ParseIntError>>(
+        &mut self,
+        key: &str,
+    ) -> Result<Option<T>, SourceError> {
         match self.take(key) {
             None => Ok(None),
             Some(text) => match text.parse() {
                 Ok(number) => Ok(Some(number)),
-                Err(_) => Err(self.bad(key, &text, "a number in its range")),
+                // All of them are unsigned.
+                Err(_) => {
+                    let most = u64::MAX >> (64 - 8 * size_of::<T>());
+                    Err(self.bad(key, &text, format!("a whole number up to {most}")))
+                }
             },
         }
     }
 
-    fn set<T: FromStr>(&mut self, key: &str, into: &mut T) -> Result<(), SourceError> {
+    fn set<T: FromStr<Err = ParseIntError>>(
+        &mut self,
+        key: &str,
+        into: &mut T,
+    ) -> Result<(), SourceError> {
         if let Some(number) = self.number(key)? {
             *into = number;
         }

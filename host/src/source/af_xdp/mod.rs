@@ -226,6 +226,7 @@ impl AfXdp {
             queues.push(Box::new(queue.map_err(Unfit::other)?));
         }
         log::info!(target: "source", "interface {:?}: {how}", opener.config().interface);
+        opener.look_at_tags();
         Ok(Opened { queues, how })
     }
 }

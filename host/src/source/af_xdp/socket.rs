@@ -91,6 +91,18 @@ impl Opener {
         &self.config
     }
 
+    /// Says so if VLAN tags do not come with the frames.
+    pub(super) fn look_at_tags(&self) {
+        let name = &self.config.interface;
+        if any_socket().is_ok_and(|any| interface::strips_vlan_tags(&any, name)) {
+            log::warn!(
+                target: "source",
+                "interface {name:?} takes VLAN tags out of frames, and XDP does not see them: to have \
+                 them, ethtool -K {name} rxvlan off (veth: txvlan off at the other end)"
+            );
+        }
+    }
+
     /// Chunks of a queue to receive into.
     pub(super) fn frames(&self) -> u32 {
         self.frames
@@ -435,13 +447,6 @@ fn queues(config: &AfXdpConfig, link: Link) -> Result<(Vec<u32>, u32), Unfit> {
     };
     if let Some(&queue) = config.queues.iter().find(|&&queue| queue >= count) {
         return Err(Unfit::other(fault::no_queue(name, queue, count)));
-    }
-    if interface::strips_vlan_tags(&socket, name) {
-        log::warn!(
-            target: "source",
-            "interface {name:?} takes VLAN tags out of frames, and XDP does not see them: to have \
-                 them, ethtool -K {name} rxvlan off (veth: txvlan off at the other end)"
-        );
     }
     match config.queues.is_empty() {
         false => Ok((config.queues.clone(), count)),
