@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use vnplug_store::archive::Keys;
-use vnplug_store::extract::{Extract as Search, Format as FileFormat, Output, Query, parse_time};
+use vnplug_store::extract::{
+    Extract as Search, Format as FileFormat, Output, Query, forbidden, parse_time,
+};
 use vnplug_store::filter::Filter;
 use vnplug_store::index::rebuild;
 
@@ -140,24 +141,10 @@ impl Extract {
 
 /// Makes the file that is written; not one of those that are read.
 fn create(path: &Path, places: &[PathBuf]) -> Result<File, Failure> {
-    if let Ok(old) = fs::metadata(path) {
-        let beside = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-        let same = |place: &PathBuf| {
-            let is = |other: &Path, about: &fs::Metadata| {
-                fs::metadata(other)
-                    .is_ok_and(|other| (other.dev(), other.ino()) == (about.dev(), about.ino()))
-            };
-            let inside = |dir: &Path| fs::metadata(dir).is_ok_and(|dir| is(place, &dir));
-            is(place, &old) || inside(beside.unwrap_or(Path::new(".")))
-        };
-        if old.is_file() && places.iter().any(same) {
-            return Err(Failure::about(
-                path.display(),
-                "is part of what is read: write to another file",
-            ));
-        }
+    match forbidden(path, places) {
+        Some(why) => Err(Failure::about(path.display(), why)),
+        None => File::create(path).map_err(|error| Failure::about(path.display(), error)),
     }
-    File::create(path).map_err(|error| Failure::about(path.display(), error))
 }
 
 /// The keys that open encrypted recordings.

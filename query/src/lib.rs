@@ -101,7 +101,7 @@ fn answer(arguments: &Arguments, sql: &str) -> Result<bool, Failure> {
     runtime.block_on(async {
         let mut rows = engine.answer().await?;
         let file = arguments.output.as_deref();
-        let mut output = Output::open(file, format, &rows.schema(), &catalog)?;
+        let mut output = Output::open(file, format, &rows.schema(), &scope.places)?;
         while let Some(batch) = rows.next().await {
             output.write(batch.map_err(|error| explained(sql, &error))?)?;
         }

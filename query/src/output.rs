@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use datafusion::arrow::array::{Array, RecordBatch};
@@ -11,9 +10,9 @@ use datafusion::arrow::json::writer::{LineDelimited, WriterBuilder};
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::parquet::arrow::ArrowWriter;
+use vnplug_store::extract::forbidden;
 
 use crate::beside;
-use crate::catalog::Catalog;
 use crate::failure::Failure;
 use crate::leftover::Leftover;
 use crate::out::{escape, failed};
@@ -61,7 +60,7 @@ enum Writer {
 }
 
 impl Output {
-    /// Opens it: a file, or standard output. `catalog` has what it must not be.
+    /// Opens it: a file, or standard output. `places` are what is read, which it must not be.
     ///
     /// # Errors
     /// [`Failure`] if it cannot be written, or is one of the files that are read.
@@ -69,13 +68,13 @@ impl Output {
         file: Option<&Path>,
         format: Format,
         schema: &SchemaRef,
-        catalog: &Catalog,
+        places: &[PathBuf],
     ) -> Result<Self, Failure> {
         let mut pending = None;
         let to: Box<dyn Write + Send> = match file {
             None => Box::new(io::stdout()),
             Some(path) => {
-                refuse(path, catalog)?;
+                refuse(path, places)?;
                 let fail = |error| Failure::about(path.display(), error);
                 // A pipe or a device cannot be replaced.
                 let special = fs::metadata(path).is_ok_and(|about| !about.is_file());
@@ -83,6 +82,7 @@ impl Output {
                 if !special {
                     temporary.push(".part");
                 }
+                refuse(Path::new(&temporary), places)?;
                 let opened = File::create(&temporary).map_err(fail)?;
                 pending = (!special).then(|| (Leftover::new(temporary.into()), path.to_owned()));
                 Box::new(opened)
@@ -231,28 +231,13 @@ fn json(to: &mut Sink, batch: &RecordBatch) -> Result<(), Failure> {
 }
 
 /// The answer must not replace what it is made from.
-fn refuse(path: &Path, catalog: &Catalog) -> Result<(), Failure> {
+fn refuse(path: &Path, places: &[PathBuf]) -> Result<(), Failure> {
     let text = path.to_string_lossy();
-    if text.ends_with(".flows.parquet") {
-        return Err(Failure::about(
-            path.display(),
-            "such names are of the files beside segments: write to another file",
-        ));
-    }
-    let Ok(there) = fs::metadata(path) else {
-        return Ok(());
+    let why = match text.ends_with(".flows.parquet") {
+        true => Some("such names are of the files beside segments: write to another file"),
+        false => forbidden(path, places),
     };
-    let same = |other: &PathBuf| {
-        fs::metadata(other)
-            .is_ok_and(|other| (other.dev(), other.ino()) == (there.dev(), there.ino()))
-    };
-    match catalog.segments.iter().any(|segment| same(&segment.path)) {
-        true => Err(Failure::about(
-            path.display(),
-            "is part of what is read: write to another file",
-        )),
-        false => Ok(()),
-    }
+    why.map_or(Ok(()), |why| Err(Failure::about(path.display(), why)))
 }
 
 /// Rows of a table that are held at once.

@@ -136,7 +136,8 @@ fn an_answer_is_a_table_csv_json_or_parquet() {
     assert_eq!(value["vlan"], serde_json::Value::Null);
     assert_eq!(value["first"], "2026-11-21T13:45:00Z");
 
-    let file = lab.path("out.parquet");
+    let elsewhere = Lab::new("formats-out");
+    let file = elsewhere.path("out.parquet");
     fs::write(&file, "old").unwrap();
     assert_eq!(lab.ask(sql, &["-o", file.to_str().unwrap()]), "");
     let reader = ParquetRecordBatchReaderBuilder::try_new(fs::File::open(&file).unwrap());
@@ -162,18 +163,34 @@ fn an_answer_is_a_table_csv_json_or_parquet() {
 fn an_answer_never_replaces_what_it_is_made_from() {
     let lab = Lab::new("replace");
     let segment = lab.segment(0, &mix(23, 20));
-    let before = fs::read(&segment).unwrap();
-    let sql = "select * from flows";
-    for file in [segment.clone(), lab.path("x.flows.parquet")] {
-        let text = lab.refusal(sql, &["--format", "csv", "-o", file.to_str().unwrap()]);
-        assert!(text.contains("write to another file"), "{text}");
+    vnplug_store::index::rebuild(&segment).unwrap();
+    let index = segment.with_extension("vnx");
+    let state = lab.path("t.state");
+    fs::write(&state, "{}").unwrap();
+    let before = [&segment, &index, &state].map(|file| fs::read(file).unwrap());
+    let elsewhere = Lab::new("replace-out");
+    let linked = elsewhere.path("linked.csv");
+    fs::hard_link(&index, &linked).unwrap();
+    for sql in ["select * from flows", "select 1"] {
+        for file in [
+            &segment,
+            &index,
+            &state,
+            &linked,
+            &lab.path("new.csv"),
+            &elsewhere.path("x.flows.parquet"),
+        ] {
+            let text = lab.refusal(sql, &["--format", "csv", "-o", file.to_str().unwrap()]);
+            assert!(text.contains("write to another file"), "{text}");
+        }
     }
-    assert_eq!(fs::read(&segment).unwrap(), before);
+    let after = [&segment, &index, &state].map(|file| fs::read(file).unwrap());
+    assert_eq!(after, before);
     // An answer that fails leaves nothing behind.
-    let file = lab.path("bad.csv");
+    let file = elsewhere.path("bad.csv");
     let sql = "select in_net(src, dst || '/x') from flows where src is not null";
     lab.refusal(sql, &["-o", file.to_str().unwrap()]);
-    assert!(!file.exists() && !lab.path("bad.csv.part").exists());
+    assert!(!file.exists() && !elsewhere.path("bad.csv.part").exists());
 }
 
 #[test]

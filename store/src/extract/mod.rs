@@ -26,6 +26,7 @@ mod flows;
 mod output;
 mod segments;
 mod stream;
+mod target;
 mod time;
 
 use std::cmp::Reverse;
@@ -37,6 +38,7 @@ use std::path::PathBuf;
 pub use flows::{Flow, Flows, Sum};
 pub use output::{Format, Output};
 pub use segments::{Capture, Found, Unread, captures, find, find_with, raise_open_files};
+pub use target::forbidden;
 pub use time::{BadTime, parse_time};
 
 use self::stream::{Meta, Stream};

@@ -1,0 +1,94 @@
+//! `extract`, `flows` and `index`: what they refuse, and how they tell what is wrong with recordings.
+
+#![expect(clippy::unwrap_used, reason = "a test's helper fails loudly")]
+
+mod support;
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use support::{Scratch, run, vnplug};
+use vnplug_store::extract::{Format, Output, Packet};
+use vnplug_store::index::{Sidecar, rebuild};
+use vnplug_store::read::Interface;
+
+/// A recording of one segment in a directory of its own, with its index and a state.
+struct Recording {
+    scratch: Scratch,
+    dir: PathBuf,
+    segment: PathBuf,
+}
+
+impl Recording {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let dir = scratch.path("rec");
+        fs::create_dir(&dir).unwrap();
+        let segment = dir.join("r-0000000001-20261121T134501.000000000Z.pcapng");
+        let mut output = Output::new(File::create(&segment).unwrap(), Format::Pcapng);
+        for n in 0..100 {
+            let packet = Packet {
+                ts_ns: START_NS + n,
+                bytes: &[7; 60],
+                wire_len: 60,
+                flags: 0,
+                interface: &Interface::ethernet(),
+            };
+            output.write(&packet).unwrap();
+        }
+        output.finish().unwrap();
+        assert!(rebuild(&segment).unwrap());
+        fs::write(dir.join("r.state"), "{}").unwrap();
+        Self {
+            scratch,
+            dir,
+            segment,
+        }
+    }
+
+    fn found(&self) -> PathBuf {
+        self.scratch.path("found.pcapng")
+    }
+
+    /// Exit code, standard output and standard error.
+    fn vnplug(&self, words: &[&Path]) -> (i32, String, String) {
+        let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
+        run(vnplug(&self.scratch.path("nobody"), &words))
+    }
+
+    fn extract(&self, place: &Path, more: &[&str]) -> (i32, String, String) {
+        let found = self.found();
+        let words = [Path::new("extract"), place, Path::new("-w"), &found];
+        let more = more.iter().map(Path::new);
+        self.vnplug(&words.into_iter().chain(more).collect::<Vec<_>>())
+    }
+}
+
+#[test]
+fn what_is_read_is_never_written() {
+    let it = Recording::new();
+    let index = Sidecar::path_of(&it.segment);
+    let files = [it.segment.clone(), index.clone(), it.dir.join("r.state")];
+    let contents = || files.each_ref().map(|file| fs::read(file).unwrap());
+    let before = contents();
+    let soft = it.scratch.path("soft.pcapng");
+    symlink(&it.segment, &soft).unwrap();
+    let (hard, index_too) = (it.scratch.path("hard.pcapng"), it.scratch.path("hard"));
+    fs::hard_link(&it.segment, &hard).unwrap();
+    fs::hard_link(&index, &index_too).unwrap();
+    let new = it.dir.join("new.pcapng");
+    let forbidden = [&soft, &hard, &index_too, &new];
+    for to in files.iter().chain(forbidden) {
+        let (code, _, err) = it.vnplug(&["extract".as_ref(), &it.dir, "-w".as_ref(), to]);
+        assert_eq!(code, 1, "{}: {err}", to.display());
+        assert!(err.contains("write to another file"), "{err}");
+        assert_eq!(contents(), before, "{}", to.display());
+    }
+    assert!(!new.exists());
+    let (code, _, err) = it.extract(&it.dir, &[]);
+    assert_eq!(code, 0, "{err}");
+}
+
+/// 2026-11-21T13:45:01Z.
+const START_NS: u64 = 1_795_268_701_000_000_000;
