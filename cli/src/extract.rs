@@ -179,11 +179,13 @@ impl Index {
         for found in vnplug_store::extract::find(&self.places)? {
             let written = fs::metadata(&found.path).and_then(|about| about.modified());
             let age = written.map(|at| at.elapsed().unwrap_or(Duration::ZERO));
-            if found.trailer.is_none() && age.is_ok_and(|age| age < BUSY) {
+            let closed = found.trailer.or(found.longer);
+            if closed.is_none() && age.is_ok_and(|age| age < BUSY) {
                 out::note(&format!("{}: is being written", found.path.display()));
                 continue;
             }
-            match rebuild(&found.path) {
+            // The index of one that was cut off stays: it is what tells that something is missing.
+            match found.problem().map_or_else(|| rebuild(&found.path), Err) {
                 Ok(true) => out::line(&format!("{}: made", found.path.display()))?,
                 Ok(false) => {}
                 Err(error) => {

@@ -90,5 +90,23 @@ fn what_is_read_is_never_written() {
     assert_eq!(code, 0, "{err}");
 }
 
+#[test]
+fn a_closed_segment_that_was_cut_off_is_damage() {
+    let it = Recording::new();
+    let len = fs::metadata(&it.segment).unwrap().len();
+    let segment = File::options().write(true).open(&it.segment).unwrap();
+    segment.set_len(len / 2).unwrap();
+    let words = format!("is cut off: {} bytes of the {len}", len / 2);
+    for command in ["flows", "index", "index", "extract"] {
+        let (code, _, err) = match command {
+            "extract" => it.extract(&it.dir, &[]),
+            _ => it.vnplug(&[command.as_ref(), &it.dir]),
+        };
+        assert_eq!(code, 1, "{command}: {err}");
+        assert!(err.contains(&words), "{command}: {err}");
+    }
+    assert!(fs::metadata(it.found()).unwrap().len() > len / 4);
+}
+
 /// 2026-11-21T13:45:01Z.
 const START_NS: u64 = 1_795_268_701_000_000_000;

@@ -146,6 +146,8 @@ struct State {
     len_bytes: u64,
     identity: Identity,
     open: bool,
+    /// What is wrong with the file as a whole.
+    problem: Option<String>,
     /// What the file beside it says.
     facts: Option<Facts>,
     /// What is known of its times: not before, and not after.
@@ -163,15 +165,17 @@ enum Problem {
 impl State {
     /// `at_work` are the names of segments that recorders write to.
     fn of(found: Found, at_work: &HashSet<String>) -> Result<Self, Problem> {
+        let problem = found.problem().map(|problem| problem.to_string());
         let path = found.path;
         let fail = |error: std::io::Error| Problem::Segment(Failure::about(path.display(), error));
         let file = found.file.map_err(fail)?;
         let identity = Identity::of(&file).map_err(fail)?;
         let facts = beside::facts(&path, identity);
-        let (low_ns, high_ns) = match (&facts, found.trailer) {
-            (Some(facts), _) => (facts.first_ns, facts.last_ns),
-            (None, Some(trailer)) => (trailer.low_ns, trailer.high_ns),
-            (None, None) => {
+        let closed = found.trailer.or(found.longer);
+        let (low_ns, high_ns) = match (&facts, closed) {
+            (Some(facts), _) if problem.is_none() => (facts.first_ns, facts.last_ns),
+            (_, Some(trailer)) => (trailer.low_ns, trailer.high_ns),
+            (_, None) => {
                 let start = found.start_ns.unwrap_or(0);
                 (start.saturating_sub(SLACK_NS), u64::MAX)
             }
@@ -181,12 +185,13 @@ impl State {
             true => AT_WORK,
             false => BUSY,
         };
-        let open = facts.is_none() && found.trailer.is_none() && is_busy(&file, quiet);
+        let open = facts.is_none() && closed.is_none() && is_busy(&file, quiet);
         Ok(Self {
             file,
             identity,
             len_bytes: found.len_bytes,
             open,
+            problem,
             facts,
             low_ns,
             high_ns,
@@ -207,7 +212,7 @@ impl State {
         let path = beside::path_of(&self.path);
         Some(
             match beside::make(&self.path, &self.file, self.identity, scope.most_rows()) {
-                Ok(facts) => Prepared::Made(path, facts.packets, facts.damage),
+                Ok(facts) => Prepared::Made(path, facts.packets, facts.damage.or(self.problem)),
                 Err(Trouble::Changed) => return None,
                 Err(Trouble::Beside(why)) => Prepared::Failed(format!("{}: {why}", path.display())),
                 Err(Trouble::Segment(failure)) => Prepared::Failed(failure.0),
@@ -238,7 +243,8 @@ impl State {
         }
     }
 
-    fn segment(self, facts: Facts, rows: RowsAt) -> Segment {
+    fn segment(self, mut facts: Facts, rows: RowsAt) -> Segment {
+        facts.damage = facts.damage.or(self.problem);
         Segment {
             path: self.path,
             len_bytes: self.len_bytes,

@@ -171,6 +171,32 @@ fn what_is_whole_in_a_damaged_segment_is_counted_and_the_damage_told() {
 }
 
 #[test]
+fn a_closed_segment_that_was_cut_off_is_damaged_and_not_open() {
+    let lab = Lab::new("cut");
+    let segment = lab.segment(0, &mix(13, 600));
+    assert!(vnplug_store::index::rebuild(&segment).unwrap());
+    let len = fs::metadata(&segment).unwrap().len();
+    let file = fs::File::options().write(true).open(&segment).unwrap();
+    let sql = "select open, damaged, problem from segments";
+    for cut in [len / 2, 0] {
+        file.set_len(cut).unwrap();
+        // The second time its rows are beside it.
+        for _ in 0..2 {
+            let output = lab.try_ask(sql, &["--format", "csv"]);
+            let words = format!("is cut off: {cut} bytes of the {len}");
+            let answer = String::from_utf8(output.stdout).unwrap();
+            let told = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(1), "{told}");
+            assert!(told.contains(&words), "{told}");
+            assert!(
+                answer.contains("false,true,") && answer.contains(&words),
+                "{answer}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_packet_that_is_not_whole_yet_is_not_damage() {
     let lab = Lab::new("torn");
     let segment = lab.segment(0, &mix(12, 200));

@@ -124,8 +124,12 @@ impl Extract {
             problems: Vec::new(),
         };
         for found in find_with(places, keys)?.rev() {
+            let problem = found.problem();
             match Stream::open(found, &extract.query) {
-                Ok(Some(stream)) => extract.streams.push(Some(stream)),
+                Ok(Some(stream)) => {
+                    extract.streams.push(Some(stream));
+                    extract.problems.extend(problem);
+                }
                 Ok(None) => {}
                 Err(problem) => extract.problems.push(problem),
             }

@@ -13,7 +13,7 @@ use crate::archive::Keys;
 use crate::disk::lease;
 use crate::index::{Sidecar, Trailer};
 use crate::name::{Packing, SegmentName, unpacked_path};
-use crate::read::open_source;
+use crate::read::{ReadError, Reader, open_source};
 
 /// A capture file that is there.
 #[derive(Debug)]
@@ -111,8 +111,18 @@ pub struct Found {
     pub len_bytes: u64,
     /// What its index says, if it is closed.
     pub trailer: Option<Trailer>,
+    /// What its index says, if it is closed and was cut off since.
+    pub longer: Option<Trailer>,
     /// What its name says of its first packet.
     pub start_ns: Option<u64>,
+}
+
+impl Found {
+    /// What is wrong with it as a whole: that it was cut off.
+    pub fn problem(&self) -> Option<ReadError> {
+        let longer = self.longer?;
+        Some(ReadError::cut(&self.path, self.len_bytes, longer.len_bytes))
+    }
 }
 
 /// The [`captures`] of these places, each opened when it is asked for: a file of which the caller keeps
@@ -155,8 +165,15 @@ fn found(plain: &Path, keys: &Keys) -> Option<Found> {
         Ok((file, len_bytes)) => (Ok(file), len_bytes),
         Err(error) => (Err(error), 0),
     };
+    let trailer = Sidecar::trailer(&path, len_bytes, keys);
+    let longer = || {
+        let file = file.as_ref().ok()?.try_clone().ok()?;
+        let mut reader = Reader::of_with(file, path.clone(), keys);
+        Sidecar::trailer_of_longer(&mut reader, keys)
+    };
     Some(Found {
-        trailer: Sidecar::trailer(&path, len_bytes, keys),
+        longer: trailer.is_none().then(longer).flatten(),
+        trailer,
         start_ns: segment_name(&path).map(|name| name.start_ns),
         keys: keys.clone(),
         file,

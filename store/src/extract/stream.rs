@@ -76,7 +76,7 @@ impl Stream {
         let Found {
             path, len_bytes, ..
         } = found;
-        let low_ns = match found.trailer {
+        let low_ns = match found.trailer.or(found.longer) {
             Some(trailer) if trailer.low_ns >= query.to_ns || trailer.high_ns < query.from_ns => {
                 return Ok(None);
             }

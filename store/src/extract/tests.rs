@@ -5,8 +5,8 @@ use std::process::Command;
 use super::*;
 use crate::filter::tests::expression;
 use crate::index::{Sidecar, rebuild};
-use crate::read::Reader;
 use crate::read::tests::Maker;
+use crate::read::{Cause, Reader};
 use crate::testing::{Place, Random, Traffic};
 
 type Found = Vec<(u64, Vec<u8>)>;
@@ -244,8 +244,19 @@ fn what_grows_is_read_to_where_it_was() {
     // An index that says more than there is.
     fs::write(&live, &bytes[..5_000_000]).unwrap();
     fs::write(Sidecar::path_of(&live), index).unwrap();
-    let got = extract(&dirs, query(0, u64::MAX, "")).0;
-    assert_eq!(got, scan(&[live], &mut query(0, u64::MAX, "")));
+    let mut extract = Extract::open(&dirs, query(0, u64::MAX, "")).unwrap();
+    let mut got = 0;
+    while extract.read().unwrap().is_some() {
+        got += 1;
+    }
+    assert_eq!(got, scan(&[live], &mut query(0, u64::MAX, "")).len());
+    assert!(matches!(
+        extract.problems()[..],
+        [ReadError {
+            cause: Cause::Cut(9_000_000),
+            ..
+        }]
+    ));
 }
 
 #[test]
@@ -308,6 +319,53 @@ fn what_is_whole_in_damaged_files_is_found() {
         problems[1].contains("b.pcap: byte 0: neither pcapng nor pcap"),
         "{problems:?}"
     );
+}
+
+#[test]
+fn a_closed_segment_that_was_cut_off_is_told() {
+    let place = Place::new("cut-off");
+    let dirs = recording(&place, 72);
+    let segment = &segments(&dirs)[0];
+    assert!(rebuild(segment).unwrap());
+    let whole = fs::read(segment).unwrap();
+    let problems = |of: Query| {
+        let mut extract = Extract::open(std::slice::from_ref(segment), of).unwrap();
+        let mut packets = 0;
+        while extract.read().unwrap().is_some() {
+            packets += 1;
+        }
+        (packets, extract.problems())
+    };
+    let everything = || query(0, u64::MAX, "");
+    assert_eq!(problems(everything()).0, 1200);
+    for len in [whole.len() / 2, 60, 0] {
+        fs::write(segment, &whole[..len]).unwrap();
+        let (packets, told) = problems(everything());
+        let [problem] = &told[..] else {
+            panic!("{len}: {told:?}");
+        };
+        let words = problem.to_string();
+        assert!(problem.is_damage(), "{words}");
+        assert!(words.contains(&format!("{len} bytes of the {}", whole.len())));
+        assert_eq!(packets > 0, len > 60);
+        // Not of times of which it had nothing.
+        assert!(problems(query(0, 1, "")).1.is_empty());
+    }
+    // Another file of that name, shorter: its index is not believed.
+    let mut other = Maker::ng(false);
+    other.interface(1, 9);
+    other.packet(0, 7, &[7; 60]);
+    fs::write(segment, &other.bytes).unwrap();
+    let (packets, told) = problems(everything());
+    assert_eq!((packets, told.len()), (1, 0));
+    // A file that no recorder named may have been begun anew.
+    let file = place.0.join("old.pcapng");
+    fs::rename(Sidecar::path_of(segment), Sidecar::path_of(&file)).unwrap();
+    for (len, problems) in [(whole.len() / 2, 1), (60, 0)] {
+        fs::write(&file, &whole[..len]).unwrap();
+        let mut extract = Extract::open(std::slice::from_ref(&file), everything()).unwrap();
+        assert_eq!(extract.problems().len(), problems, "{len}");
+    }
 }
 
 #[test]

@@ -8,8 +8,8 @@ use super::block::{self, Block, Chunk, FRAME_HEADER, MAGIC, Probe, checksum};
 use super::builder::Builder;
 use super::code::Parser;
 use crate::archive::Keys;
-use crate::name::unpacked_path;
-use crate::read::{End, ReadError, Reader, Source, open_source};
+use crate::name::{SegmentName, unpacked_path};
+use crate::read::{End, Packet, ReadError, Reader, Source, open_source};
 
 /// What the end of an index says of a segment that is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,14 +69,43 @@ impl Sidecar {
 
     /// What the end of a segment's index says, if it is there, whole, and of a segment of this length.
     pub fn trailer(segment: &Path, len_bytes: u64, keys: &Keys) -> Option<Trailer> {
+        Self::last(segment, keys).filter(|trailer| trailer.len_bytes == len_bytes)
+    }
+
+    /// What the end of a segment's index says, if it is of this segment when that was longer: of one with
+    /// the same first packet. If that is not left, of one with a name that only a recorder gives.
+    ///
+    /// `segment` must not have been read from.
+    pub fn trailer_of_longer(segment: &mut Reader, keys: &Keys) -> Option<Trailer> {
+        let path = segment.path().to_owned();
+        let trailer = Self::last(&path, keys)?;
+        // NB: asked for behind the trailer: a recorder that closes the segment cuts what it reserved first.
+        if segment.len_bytes()? >= trailer.len_bytes {
+            return None;
+        }
+        let frame = Self::open_with(&path, keys).frame()?;
+        let block = unpack(&frame).filter(|&(kind, _)| kind == block::BLOCK);
+        let first = block.and_then(|(_, payload)| Some(Block::decode(payload)?.first));
+        let is_it = match segment.read() {
+            Ok(Some(packet)) => first == Some(Probe::of(&packet)),
+            Ok(None) => {
+                let name = path.file_name().and_then(|name| name.to_str());
+                name.is_some_and(|name| SegmentName::parse(name).is_some())
+            }
+            Err(_) => false,
+        };
+        is_it.then_some(trailer)
+    }
+
+    /// What its end says of whatever segment.
+    fn last(segment: &Path, keys: &Keys) -> Option<Trailer> {
         let mut file = source(segment, keys)?;
         let len = file.len_bytes().ok()?;
         let at = len.checked_sub(TRAILER_FRAME as u64)?;
         let mut frame = [0; TRAILER_FRAME];
         file.read_exact_at(&mut frame, at).ok()?;
         let (kind, payload) = unpack(&frame)?;
-        let trailer = Trailer::decode(payload).filter(|_| kind == block::TRAILER)?;
-        (trailer.len_bytes == len_bytes).then_some(trailer)
+        Trailer::decode(payload).filter(|_| kind == block::TRAILER)
     }
 
     /// The next block; `None` at the end, or where the index is torn or does not fit the segment,
@@ -89,7 +118,8 @@ impl Sidecar {
         block
     }
 
-    fn try_read(&mut self, probe: &mut Reader) -> Option<Block> {
+    /// The frame at the current place, which is not passed.
+    fn frame(&mut self) -> Option<Vec<u8>> {
         let file = self.file.as_mut()?;
         let mut frame = vec![0; FRAME_HEADER];
         file.read_exact_at(&mut frame, self.at).ok()?;
@@ -100,6 +130,11 @@ impl Sidecar {
         frame.resize(FRAME_HEADER + len, 0);
         file.read_exact_at(&mut frame[FRAME_HEADER..], self.at + FRAME_HEADER as u64)
             .ok()?;
+        Some(frame)
+    }
+
+    fn try_read(&mut self, probe: &mut Reader) -> Option<Block> {
+        let frame = self.frame()?;
         let (kind, payload) = unpack(&frame)?;
         if kind == block::TRAILER {
             let trailer = Trailer::decode(payload)?;
@@ -141,11 +176,7 @@ impl Sidecar {
     /// Whether the segment has this packet.
     fn finds(&self, wanted: Probe, segment: &mut Reader) -> bool {
         segment.seek(wanted.offset, &self.definitions).is_ok()
-            && matches!(segment.read(), Ok(Some(packet)) if wanted == Probe {
-                offset: packet.offset,
-                ts_ns: packet.ts_ns,
-                len_bytes: packet.bytes.len() as u32,
-            })
+            && matches!(segment.read(), Ok(Some(packet)) if wanted == Probe::of(&packet))
     }
 
     /// Up to which byte of the segment the blocks that were read go.
@@ -263,6 +294,16 @@ fn scan(
         let ready = builder.take();
         if !ready.is_empty() {
             write(ready)?;
+        }
+    }
+}
+
+impl Probe {
+    fn of(packet: &Packet<'_>) -> Self {
+        Self {
+            offset: packet.offset,
+            ts_ns: packet.ts_ns,
+            len_bytes: packet.bytes.len() as u32,
         }
     }
 }

@@ -435,6 +435,8 @@ pub enum Cause {
     Io(io::Error),
     /// It says what cannot be.
     Damaged(&'static str),
+    /// It ends at the offset, and was of this length in bytes when it was closed.
+    Cut(u64),
 }
 
 impl ReadError {
@@ -454,9 +456,18 @@ impl ReadError {
         }
     }
 
+    /// A closed file that was cut off.
+    pub(crate) fn cut(path: &Path, len_bytes: u64, closed_bytes: u64) -> Self {
+        Self {
+            path: path.to_owned(),
+            offset: len_bytes,
+            cause: Cause::Cut(closed_bytes),
+        }
+    }
+
     /// True if the file is to blame, and not the system.
     pub fn is_damage(&self) -> bool {
-        matches!(self.cause, Cause::Damaged(_))
+        !matches!(self.cause, Cause::Io(_))
     }
 }
 
@@ -470,6 +481,13 @@ impl fmt::Display for ReadError {
         match cause {
             Cause::Io(error) => write!(f, "{}: byte {offset}: {error}", path.display()),
             Cause::Damaged(what) => write!(f, "{}: byte {offset}: {what}", path.display()),
+            Cause::Cut(closed) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "{path}: is cut off: {offset} bytes of the {closed} with which it was closed"
+                )
+            }
         }
     }
 }
