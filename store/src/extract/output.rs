@@ -118,7 +118,8 @@ impl<W: Write> Output<W> {
             let padded = name.len().next_multiple_of(4);
             let named = if name.is_empty() { 0 } else { 4 + padded };
             let len = 20 + named + 8 + 4;
-            self.words(&[1, len as u32, interface.link_type, interface.snaplen]);
+            // NB: no limit, whatever the file said: libpcap (1.10) refuses interfaces that differ in it.
+            self.words(&[1, len as u32, interface.link_type, 0]);
             if named > 0 {
                 self.words(&[2 | (name.len() as u32) << 16]);
                 self.buffer.extend_from_slice(name);

@@ -405,6 +405,27 @@ fn flows_add_up() {
 }
 
 #[test]
+fn tcpdump_reads_interfaces_that_were_cut_differently() {
+    let place = Place::new("snaplens");
+    let mut output = Output::new(Vec::new(), Format::Pcapng);
+    for (snaplen, name) in [(262_144, "eth0"), (2008, "eth1"), (0, "eth2")] {
+        let mut interface = Interface::ethernet();
+        (interface.snaplen, interface.name) = (snaplen, name.to_owned());
+        let packet = Packet {
+            ts_ns: NS,
+            bytes: &Traffic::udp(1, 2, 3, 4, 60),
+            wire_len: 60,
+            flags: 0,
+            interface: &interface,
+        };
+        output.write(&packet).unwrap();
+    }
+    let file = place.0.join("out");
+    fs::write(&file, output.finish().unwrap()).unwrap();
+    assert_eq!(tcpdump(&file, "").len(), 3);
+}
+
+#[test]
 fn link_types_that_differ_do_not_fit_into_pcap() {
     let place = Place::new("links");
     let mut maker = Maker::ng(false);
