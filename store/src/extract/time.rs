@@ -7,7 +7,7 @@ use crate::name;
 /// Reads a time: nanoseconds since 1970 UTC.
 ///
 /// RFC 3339 (`2026-11-21T13:45:01.5Z`, `2026-11-21 14:45:01+01:00`; UTC if no zone is given, midnight if
-/// no time of day is), seconds since 1970 (`1795268701.123456789`), `now`, or a time before `now_ns`:
+/// no time of day is), the same as segments' names have it (`20261121T134501.123456789Z`), seconds since 1970 (`1795268701.123456789`), `now`, or a time before `now_ns`:
 /// `-10m`, `-1h30m`, `-250ms`.
 ///
 /// # Errors
@@ -18,6 +18,7 @@ pub fn parse_time(text: &str, now_ns: u64) -> Result<u64, BadTime> {
         _ if text == "now" => Some(now_ns),
         Some(ago) => duration(ago).map(|ns| now_ns.saturating_sub(ns)),
         None if text.get(4..5) == Some("-") => calendar(text),
+        None if text.get(8..9) == Some("T") => compact(text),
         None => decimal(text, NS),
     };
     parsed.ok_or_else(|| BadTime(text.to_owned()))
@@ -103,6 +104,14 @@ fn calendar(text: &str) -> Option<u64> {
     }
 }
 
+/// ISO 8601 without separators: as [`name::time`] writes it, also with less or no fraction.
+fn compact(text: &str) -> Option<u64> {
+    let part = |from, to| text.get(from..to);
+    let (year, month, day) = (part(0, 4)?, part(4, 6)?, part(6, 8)?);
+    let (hour, minute, rest) = (part(9, 11)?, part(11, 13)?, text.get(13..)?);
+    calendar(&format!("{year}-{month}-{day}T{hour}:{minute}:{rest}"))
+}
+
 /// `text` without the separators, if it has `count` digits then.
 fn digits(text: &str, separator: char, count: usize) -> Option<String> {
     let digits: String = text.split(separator).collect();
@@ -142,6 +151,11 @@ mod tests {
             ("2026-11-21t08:15:01.123456789-05:30", now),
             ("2026-11-21T13:45", 1_795_268_700 * NS),
             ("2026-11-21", 1_795_219_200 * NS),
+            ("20261121T134501.123456789Z", now),
+            ("20261121T134501.1Z", 1_795_268_701_100_000_000),
+            ("20261121T134501Z", 1_795_268_701 * NS),
+            ("20261121T134501", 1_795_268_701 * NS),
+            ("20261121T144501+01:00", 1_795_268_701 * NS),
             ("1795268701.123456789", now),
             ("1795268701", 1_795_268_701 * NS),
             ("0", 0),
@@ -175,6 +189,10 @@ mod tests {
             "2026-1121",
             "2026-11-21T134501Z",
             "2026-11-21é",
+            "20261121T1345",
+            "20261121T13:45:01Z",
+            "20261321T134501Z",
+            "20261121T134501.12345678é",
         ] {
             assert!(parse_time(text, 1 << 60).is_err(), "{text}");
         }
