@@ -13,7 +13,7 @@ use vnplug_store::extract::{
 use vnplug_store::filter::Filter;
 use vnplug_store::index::rebuild;
 
-use crate::failure::{Failure, OK, Outcome};
+use crate::failure::{Failure, OK, Outcome, USAGE};
 use crate::out;
 use crate::text::grouped;
 
@@ -67,9 +67,10 @@ impl Extract {
             ));
         }
         let (places, expression) = self.places()?;
+        let (from_ns, to_ns) = range(self.from, self.to)?;
         let query = Query {
-            from_ns: self.from.unwrap_or(0),
-            to_ns: self.to.unwrap_or(u64::MAX),
+            from_ns,
+            to_ns,
             filter: Filter::new(&expression)?,
         };
         let mut search = Search::open_with(places, query, &keys(&self.identity)?)?;
@@ -198,6 +199,18 @@ impl Index {
             true => Err(Failure::new("not every index could be made")),
             false => Ok(OK),
         }
+    }
+}
+
+/// A range of time on the command line: from the first on, and before the second.
+pub(crate) fn range(from: Option<u64>, to: Option<u64>) -> Result<(u64, u64), Failure> {
+    let range = (from.unwrap_or(0), to.unwrap_or(u64::MAX));
+    match range.0 <= range.1 {
+        true => Ok(range),
+        false => Err(Failure::with_code(
+            USAGE,
+            "--from is later than --to: nothing is between them",
+        )),
     }
 }
 

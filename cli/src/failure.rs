@@ -15,8 +15,10 @@ pub(crate) type Outcome = Result<ExitCode, Failure>;
 
 /// Exit code: done.
 pub(crate) const OK: ExitCode = ExitCode::SUCCESS;
-/// Exit code: something failed; clap's own code for wrong usage is 2.
+/// Exit code: something failed.
 const ERROR: u8 = 1;
+/// Exit code: wrong usage; clap's own.
+pub(crate) const USAGE: u8 = 2;
 /// Exit code of `count --witness`: packets were lost, duplicated, reordered or corrupted.
 pub(crate) const WITNESS: u8 = 3;
 /// Exit code of `detach`: the guest did not let go of a device; run it again later.

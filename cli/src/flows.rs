@@ -8,7 +8,7 @@ use vnplug_store::extract::{Extract, Flow, Flows as Table, Query, Sum};
 use vnplug_store::filter::Filter;
 use vnplug_store::name::time as stamp;
 
-use crate::extract::{keys, tell, time};
+use crate::extract::{keys, range, tell, time};
 use crate::failure::{Failure, OK, Outcome};
 use crate::out;
 use crate::text::grouped;
@@ -56,9 +56,10 @@ enum By {
 
 impl Flows {
     pub(crate) fn run(&self) -> Outcome {
+        let (from_ns, to_ns) = range(self.from, self.to)?;
         let query = Query {
-            from_ns: self.from.unwrap_or(0),
-            to_ns: self.to.unwrap_or(u64::MAX),
+            from_ns,
+            to_ns,
             filter: Filter::new(&self.filter)?,
         };
         let mut search = Extract::open_with(&self.places, query, &keys(&self.identity)?)?;

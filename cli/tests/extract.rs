@@ -108,5 +108,18 @@ fn a_closed_segment_that_was_cut_off_is_damage() {
     assert!(fs::metadata(it.found()).unwrap().len() > len / 4);
 }
 
+#[test]
+fn a_range_that_ends_before_it_begins_is_wrong_usage() {
+    let it = Recording::new();
+    let range = ["--from", "2026-11-22", "--to", "2026-11-21"];
+    let flows = ["flows".as_ref(), it.dir.as_path()];
+    let flows: Vec<&Path> = flows.into_iter().chain(range.map(Path::new)).collect();
+    for (code, _, err) in [it.extract(&it.dir, &range), it.vnplug(&flows)] {
+        assert_eq!(code, 2, "{err}");
+        assert!(err.contains("--from is later than --to"), "{err}");
+    }
+    assert!(!it.found().exists());
+}
+
 /// 2026-11-21T13:45:01Z.
 const START_NS: u64 = 1_795_268_701_000_000_000;

@@ -88,6 +88,11 @@ impl Arguments {
             .ok_or_else(|| Failure::new("the query is empty, or not UTF-8"))
     }
 
+    /// Whether nothing can be in the time that is asked for.
+    pub(crate) fn is_backwards(&self) -> bool {
+        self.from.zip(self.to).is_some_and(|(from, to)| from > to)
+    }
+
     /// What is looked at.
     pub(crate) fn scope(&self) -> Scope {
         let skip = usize::from(!self.prepare);

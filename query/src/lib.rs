@@ -48,6 +48,10 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     if let Err(error) = leftover::watch() {
         out::note(&format!("an interrupt leaves files behind: {error}"));
     }
+    if arguments.is_backwards() {
+        out::note("--from is later than --to: nothing is between them");
+        return ExitCode::from(USAGE);
+    }
     let done = match arguments.sql() {
         Ok(Some(sql)) => answer(arguments, sql),
         Ok(None) => prepare_all(arguments),
@@ -151,6 +155,8 @@ fn prepare_all(arguments: &Arguments) -> Result<bool, Failure> {
     }
 }
 
+/// Exit code: wrong usage; clap's own.
+const USAGE: u8 = 2;
 const STACK_BYTES: usize = 8 << 20;
 const FOLLOW_EVERY: Duration = Duration::from_secs(5);
 const AFTER_FAILURE: Duration = Duration::from_secs(300);

@@ -112,6 +112,17 @@ fn a_mistake_is_told_with_its_place() {
 }
 
 #[test]
+fn a_range_that_ends_before_it_begins_is_wrong_usage() {
+    let lab = Lab::new("backwards");
+    let range = ["--from", "2026-11-22", "--to", "2026-11-21"];
+    let output = lab.try_ask("select 1", &range);
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("--from is later than --to"), "{text}");
+    lab.ask("select 1", &["--from", "2026-11-21", "--to", "2026-11-21"]);
+}
+
+#[test]
 fn an_answer_is_a_table_csv_json_or_parquet() {
     let lab = Lab::new("formats");
     let mut packet = Sample::new(START_NS, udp([10, 0, 0, 1], [10, 0, 0, 2], [1, 53], 60));
