@@ -73,13 +73,14 @@ impl Extract {
             to_ns,
             filter: Filter::new(&expression)?,
         };
+        let mut wrong = Wrong::default();
         let mut search = Search::open_with(places, query, &keys(&self.identity)?)?;
         let to: Box<dyn Write> = match to_stdout {
             true => Box::new(io::stdout()),
             false => Box::new(create(&self.write, places)?),
         };
         let mut output = Output::new(to, self.format());
-        let mut damaged = tell(&mut search);
+        wrong.search(&mut search);
         let written = loop {
             match search.read()? {
                 Some(packet) => {
@@ -90,7 +91,7 @@ impl Extract {
                 None => break output.finish().map(drop),
             }
         };
-        damaged |= tell(&mut search);
+        wrong.search(&mut search);
         written.map_err(|error| match (error.kind(), to_stdout) {
             (ErrorKind::BrokenPipe, true) => Failure::quiet(),
             _ => Failure::about(self.write.display(), error),
@@ -109,12 +110,7 @@ impl Extract {
                 grouped(tally.chunks_skipped),
             ));
         }
-        match damaged {
-            true => Err(Failure::new(
-                "the recording is damaged where it was told; all else was found",
-            )),
-            false => Ok(OK),
-        }
+        wrong.end("found")
     }
 
     /// Splits the words into places and the filter: the last word is one unless it is a file's name.
@@ -153,13 +149,35 @@ pub(crate) fn keys(files: &[PathBuf]) -> Result<Keys, Failure> {
     Keys::read(files).map_err(|what| Failure::about("--identity", what))
 }
 
-/// Tells what is damaged; true if something is.
-pub(crate) fn tell(search: &mut Search) -> bool {
-    let problems = search.problems();
-    for problem in &problems {
-        out::note(&problem.to_string());
+/// What was told to be wrong with recordings.
+#[derive(Debug, Default)]
+pub(crate) struct Wrong {
+    damaged: bool,
+    unread: bool,
+}
+
+impl Wrong {
+    /// Tells what is damaged, and what could not be read.
+    pub(crate) fn search(&mut self, search: &mut Search) {
+        for problem in search.problems() {
+            out::note(&problem.to_string());
+            match problem.is_damage() {
+                true => self.damaged = true,
+                false => self.unread = true,
+            }
+        }
     }
-    !problems.is_empty()
+
+    /// How the command ends; `done` is what was done with the rest.
+    pub(crate) fn end(&self, done: &str) -> Outcome {
+        let what = match (self.damaged, self.unread) {
+            (false, false) => return Ok(OK),
+            (true, false) => "the recording is damaged where it was told",
+            (false, true) => "what was told could not be read",
+            (true, true) => "what was told is damaged, or could not be read",
+        };
+        Err(Failure::new(format!("{what}; all else was {done}")))
+    }
 }
 
 /// Makes the indexes of capture files (.vnx) that are missing, torn, or of other files.

@@ -8,8 +8,8 @@ use vnplug_store::extract::{Extract, Flow, Flows as Table, Query, Sum};
 use vnplug_store::filter::Filter;
 use vnplug_store::name::time as stamp;
 
-use crate::extract::{keys, range, tell, time};
-use crate::failure::{Failure, OK, Outcome};
+use crate::extract::{Wrong, keys, range, time};
+use crate::failure::{Failure, Outcome};
 use crate::out;
 use crate::text::grouped;
 
@@ -62,24 +62,20 @@ impl Flows {
             to_ns,
             filter: Filter::new(&self.filter)?,
         };
+        let mut wrong = Wrong::default();
         let mut search = Extract::open_with(&self.places, query, &keys(&self.identity)?)?;
         let mut table = Table::default();
         while let Some(packet) = search.read()? {
             table.add(&packet);
         }
-        let damaged = tell(&mut search);
+        wrong.search(&mut search);
         for (flow, sum) in table.sorted(self.by == By::Packets).iter().take(self.top) {
             self.line(Some(flow), *sum)?;
         }
         if table.other().packets > 0 {
             self.line(None, table.other())?;
         }
-        match damaged {
-            true => Err(Failure::new(
-                "the recording is damaged where it was told; all else was counted",
-            )),
-            false => Ok(OK),
-        }
+        wrong.end("counted")
     }
 
     fn line(&self, flow: Option<&Flow>, sum: Sum) -> Result<(), Failure> {

@@ -121,5 +121,21 @@ fn a_range_that_ends_before_it_begins_is_wrong_usage() {
     assert!(!it.found().exists());
 }
 
+#[test]
+fn what_cannot_be_read_is_not_called_damaged() {
+    let it = Recording::new();
+    let sealed = it.dir.join("sealed.pcapng.age");
+    fs::write(&sealed, "age-encryption.org/v1\n-> X25519 abc\n").unwrap();
+    for (code, _, err) in [
+        it.extract(&it.dir, &[]),
+        it.vnplug(&["flows".as_ref(), &it.dir]),
+    ] {
+        assert_eq!(code, 1, "{err}");
+        assert!(err.contains("sealed.pcapng.age: "), "{err}");
+        assert!(err.contains("could not be read; all else was"), "{err}");
+        assert!(!err.contains("damaged") && !err.contains("byte 0"), "{err}");
+    }
+}
+
 /// 2026-11-21T13:45:01Z.
 const START_NS: u64 = 1_795_268_701_000_000_000;

@@ -479,6 +479,7 @@ impl fmt::Display for ReadError {
             cause,
         } = self;
         match cause {
+            Cause::Io(error) if *offset == 0 => write!(f, "{}: {error}", path.display()),
             Cause::Io(error) => write!(f, "{}: byte {offset}: {error}", path.display()),
             Cause::Damaged(what) => write!(f, "{}: byte {offset}: {what}", path.display()),
             Cause::Cut(closed) => {
