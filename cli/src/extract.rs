@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use vnplug_store::archive::Keys;
 use vnplug_store::extract::{
-    Extract as Search, Format as FileFormat, Output, Query, forbidden, parse_time,
+    Extract as Search, Format as FileFormat, Output, Query, captures, forbidden, parse_time,
 };
 use vnplug_store::filter::Filter;
 use vnplug_store::index::rebuild;
@@ -74,6 +74,7 @@ impl Extract {
             filter: Filter::new(&expression)?,
         };
         let mut wrong = Wrong::default();
+        wrong.places(places)?;
         let mut search = Search::open_with(places, query, &keys(&self.identity)?)?;
         let to: Box<dyn Write> = match to_stdout {
             true => Box::new(io::stdout()),
@@ -157,6 +158,27 @@ pub(crate) struct Wrong {
 }
 
 impl Wrong {
+    /// Tells directories that have nothing to read.
+    ///
+    /// # Errors
+    /// [`Failure`] if no place has.
+    pub(crate) fn places(&mut self, places: &[PathBuf]) -> Result<(), Failure> {
+        let is_empty = |place: &&PathBuf| {
+            let (files, unread) = captures(std::slice::from_ref(*place));
+            files.is_empty() && unread.is_empty()
+        };
+        let empty: Vec<&PathBuf> = places.iter().filter(is_empty).collect();
+        if empty.len() == places.len() {
+            let names: Vec<String> = empty.iter().map(|dir| dir.display().to_string()).collect();
+            return Err(Failure::new(format!("no segments in {}", names.join(", "))));
+        }
+        for dir in &empty {
+            out::note(&format!("no segments in {}", dir.display()));
+        }
+        self.unread |= !empty.is_empty();
+        Ok(())
+    }
+
     /// Tells what is damaged, and what could not be read.
     pub(crate) fn search(&mut self, search: &mut Search) {
         for problem in search.problems() {
@@ -194,7 +216,9 @@ pub(crate) struct Index {
 
 impl Index {
     pub(crate) fn run(&self) -> Outcome {
-        let mut failed = false;
+        let mut wrong = Wrong::default();
+        wrong.places(&self.places)?;
+        let mut failed = wrong.unread;
         for found in vnplug_store::extract::find(&self.places)? {
             let written = fs::metadata(&found.path).and_then(|about| about.modified());
             let age = written.map(|at| at.elapsed().unwrap_or(Duration::ZERO));

@@ -63,6 +63,7 @@ impl Flows {
             filter: Filter::new(&self.filter)?,
         };
         let mut wrong = Wrong::default();
+        wrong.places(&self.places)?;
         let mut search = Extract::open_with(&self.places, query, &keys(&self.identity)?)?;
         let mut table = Table::default();
         while let Some(packet) = search.read()? {

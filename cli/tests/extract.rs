@@ -122,6 +122,27 @@ fn a_range_that_ends_before_it_begins_is_wrong_usage() {
 }
 
 #[test]
+fn a_directory_without_segments_is_told() {
+    let it = Recording::new();
+    let empty = it.scratch.path("empty");
+    fs::create_dir(&empty).unwrap();
+    fs::write(empty.join("old.pcap.gz"), "not read").unwrap();
+    let words = format!("no segments in {}", empty.display());
+    for command in ["flows", "index", "extract"] {
+        let (code, _, err) = match command {
+            "extract" => it.extract(&empty, &[]),
+            _ => it.vnplug(&[command.as_ref(), &empty]),
+        };
+        assert!(code == 1 && err.contains(&words), "{command}: {err}");
+    }
+    assert!(!it.found().exists());
+    // What is in the others is found all the same.
+    let (code, out, err) = it.vnplug(&["flows".as_ref(), &it.dir, &empty]);
+    assert!(code == 1 && err.contains(&words), "{err}");
+    assert!(out.contains("100 packets"), "{out}");
+}
+
+#[test]
 fn what_cannot_be_read_is_not_called_damaged() {
     let it = Recording::new();
     let sealed = it.dir.join("sealed.pcapng.age");

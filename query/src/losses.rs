@@ -9,6 +9,7 @@ use datafusion::arrow::array::{
     Int64Builder, RecordBatch, StringBuilder, TimestampNanosecondBuilder,
 };
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use vnplug_store::extract::captures;
 use vnplug_store::record::Status;
 
 use crate::catalog::Scope;
@@ -45,7 +46,9 @@ pub(crate) fn at_work(scope: &Scope) -> HashSet<String> {
 /// # Errors
 /// [`Failure`] if Arrow does not take them.
 pub(crate) fn load(scope: &Scope) -> Result<(RecordBatch, Vec<String>), Failure> {
-    let mut problems = Vec::new();
+    let (_, unread) = captures(&scope.places);
+    let told = |(place, error): (PathBuf, _)| format!("{}: {error}", place.display());
+    let mut problems: Vec<String> = unread.into_iter().map(told).collect();
     // The directories of a recording have copies of the same state; the latest counts.
     let mut states: BTreeMap<(String, Vec<String>), Status> = BTreeMap::new();
     for file in state_files(scope) {
@@ -114,7 +117,7 @@ fn state_files(scope: &Scope) -> Vec<PathBuf> {
     let mut dirs: Vec<PathBuf> = scope.places.iter().map(dir).collect();
     dirs.sort();
     dirs.dedup();
-    // A directory that cannot be read was told when its segments were looked for.
+    // A place that cannot be read is told with the segments, and by [`load`].
     let entries = dirs
         .iter()
         .filter_map(|dir| fs::read_dir(dir).ok())

@@ -123,6 +123,14 @@ fn a_range_that_ends_before_it_begins_is_wrong_usage() {
 }
 
 #[test]
+fn a_place_without_losses_to_read_is_told() {
+    let lab = Lab::new("missing");
+    let missing = lab.path("missing");
+    let text = lab.refusal("select * from losses", &[missing.to_str().unwrap()]);
+    assert!(text.contains("missing: No such file"), "{text}");
+}
+
+#[test]
 fn an_answer_is_a_table_csv_json_or_parquet() {
     let lab = Lab::new("formats");
     let mut packet = Sample::new(START_NS, udp([10, 0, 0, 1], [10, 0, 0, 2], [1, 53], 60));
