@@ -11,7 +11,7 @@ use vnplug_store::extract::{
     Extract as Search, Format as FileFormat, Output, Query, captures, forbidden, parse_time,
 };
 use vnplug_store::filter::Filter;
-use vnplug_store::index::rebuild;
+use vnplug_store::index::{damage, rebuild};
 
 use crate::failure::{Failure, OK, Outcome, USAGE};
 use crate::out;
@@ -228,17 +228,22 @@ impl Index {
                 continue;
             }
             // The index of one that was cut off stays: it is what tells that something is missing.
-            match found.problem().map_or_else(|| rebuild(&found.path), Err) {
-                Ok(true) => out::line(&format!("{}: made", found.path.display()))?,
-                Ok(false) => {}
-                Err(error) => {
-                    failed = true;
-                    out::note(&error.to_string());
+            let problem = match found.problem().map_or_else(|| rebuild(&found.path), Err) {
+                Ok(made) => {
+                    if made {
+                        out::line(&format!("{}: made", found.path.display()))?;
+                    }
+                    damage(&found.path)
                 }
+                Err(error) => Some(error),
+            };
+            if let Some(problem) = problem {
+                failed = true;
+                out::note(&problem.to_string());
             }
         }
         match failed {
-            true => Err(Failure::new("not every index could be made")),
+            true => Err(Failure::new("not every index goes to the end of its file")),
             false => Ok(OK),
         }
     }

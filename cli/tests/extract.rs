@@ -7,6 +7,7 @@ mod support;
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use support::{Scratch, run, vnplug};
 use vnplug_store::extract::{Format, Output, Packet};
@@ -155,6 +156,26 @@ fn what_cannot_be_read_is_not_called_damaged() {
         assert!(err.contains("sealed.pcapng.age: "), "{err}");
         assert!(err.contains("could not be read; all else was"), "{err}");
         assert!(!err.contains("damaged") && !err.contains("byte 0"), "{err}");
+    }
+}
+
+#[test]
+fn an_index_that_ends_at_damage_is_told_each_time() {
+    let it = Recording::new();
+    fs::remove_file(Sidecar::path_of(&it.segment)).unwrap();
+    let mut bytes = fs::read(&it.segment).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle..].fill(0xff);
+    fs::write(&it.segment, bytes).unwrap();
+    let segment = File::options().write(true).open(&it.segment).unwrap();
+    // Else it would be taken for one that is being written.
+    let long_ago = SystemTime::now() - Duration::from_secs(60);
+    segment.set_modified(long_ago).unwrap();
+    for is_made in [true, false] {
+        let (code, out, err) = it.vnplug(&["index".as_ref(), &it.dir]);
+        assert_eq!(code, 1, "{err}");
+        assert_eq!(out.contains("made"), is_made, "{out}");
+        assert!(err.contains(".pcapng: byte "), "{err}");
     }
 }
 

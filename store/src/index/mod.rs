@@ -39,7 +39,7 @@ pub use block::{Block, Chunk, Probe};
 pub use builder::Builder;
 pub(crate) use keys::{MAX_TAGS, TAGS};
 pub use live::Live;
-pub use sidecar::{Sidecar, Trailer, rebuild};
+pub use sidecar::{Sidecar, Trailer, damage, rebuild};
 
 /// What packets are found by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -237,6 +237,19 @@ pub fn rebuild(segment: &Path) -> Result<bool, ReadError> {
         .map(|()| true)
 }
 
+/// The damage in a segment that its index ends at, and [`rebuild`] with it.
+pub fn damage(segment: &Path) -> Option<ReadError> {
+    let mut reader = Reader::open(segment).ok()?;
+    let mut sidecar = Sidecar::open(segment);
+    while sidecar.read(&mut reader).is_some() {}
+    let behind = |reader: &mut Reader| {
+        reader.seek(sidecar.covered, &sidecar.definitions)?;
+        while reader.read()?.is_some() {}
+        Ok(())
+    };
+    behind(&mut reader).err().filter(ReadError::is_damage)
+}
+
 /// Copies what is good and adds the rest.
 fn extend(reader: &mut Reader, sidecar: &Sidecar, old: &Path, new: &Path) -> io::Result<()> {
     let mut file = io::BufWriter::new(File::create(new)?);
