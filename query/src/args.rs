@@ -28,7 +28,7 @@ Examples:
                 group by 1, 2 order by 1\" --from -1h /data --format csv
   vnplug query --prepare --follow /data
 
-Exit codes: 0 done, 1 an error or damage, told on stderr, 2 wrong usage."
+Exit codes: 0 done, 1 an error or damage, told on stderr, 2 wrong usage, 130 interrupted."
 )]
 pub struct Arguments {
     /// A query in SQL (not with --prepare), and recordings' directories or capture files
