@@ -37,7 +37,8 @@ pub trait Disk: Debug + Send {
     /// Those of open(2).
     fn create(&mut self, path: &Path) -> io::Result<()>;
 
-    /// Reserves the open file's blocks from `offset` on, without changing its length.
+    /// Reserves the open file's blocks from `offset` on, without changing its length. On a full disk nothing
+    /// is reserved beyond the file's end any more.
     ///
     /// # Errors
     /// Those of fallocate(2); a file system without it says `EOPNOTSUPP`.

@@ -111,6 +111,17 @@ impl Real {
         self.started.drain(..).map(none).collect()
     }
 
+    /// Gives back what is reserved beyond the open file's end, when nothing is on its way there.
+    fn give_back(&mut self) -> io::Result<()> {
+        if let (Some(file), Some(ring)) = (&self.file, &mut self.ring)
+            && ring.is_busy()
+        {
+            self.finished.extend(ring.settle(file));
+        }
+        let file = self.file()?;
+        cut(file, fstat(file).map_err(errno)?.st_size as u64)
+    }
+
     fn file(&self) -> io::Result<&OwnedFd> {
         self.file.as_ref().ok_or_else(|| errno(Errno::BADF))
     }
@@ -141,7 +152,12 @@ impl Disk for Real {
     }
 
     fn allocate(&mut self, offset: u64, bytes: u64) -> io::Result<()> {
-        fallocate(self.file()?, FallocateFlags::KEEP_SIZE, offset, bytes).map_err(errno)
+        let reserved = fallocate(self.file()?, FallocateFlags::KEEP_SIZE, offset, bytes);
+        // ext4 keeps what it found before the disk was full.
+        if let Err(Errno::NOSPC | Errno::DQUOT) = reserved {
+            self.give_back()?;
+        }
+        reserved.map_err(errno)
     }
 
     fn start(&mut self, write: Write) {

@@ -60,6 +60,8 @@ struct Shared {
     write_errno: Option<i32>,
     files: Image,
     capacity: u64,
+    /// The file that room was reserved for, and up to where.
+    reserved: Option<(PathBuf, u64)>,
     /// Bytes of files that are gone and not given back, if they are counted.
     kept: Option<u64>,
     promise: Promise,
@@ -105,6 +107,7 @@ impl Sim {
             write_errno: None,
             files: Image::new(),
             capacity,
+            reserved: None,
             kept: None,
             promise: Promise(Box::new(|| 0)),
         };
@@ -234,9 +237,9 @@ impl Sim {
         let failed = self.call().err();
         let len = failed.map_or(bytes.len(), |fault| fault.short.min(bytes.len()));
         let room = self.with(|shared| {
-            let used = shared.used();
-            let old = shared.files.get(&path).map_or(0, |file| file.len() as u64);
-            used - old + old.max(offset + len as u64) <= shared.capacity
+            let old = shared.taken(&path);
+            let new = old.max(offset + len as u64);
+            shared.used() - old + new <= shared.capacity
         });
         if !room {
             return Err(errno(Errno::NOSPC));
@@ -251,8 +254,15 @@ impl Sim {
 
 impl Shared {
     fn used(&self) -> u64 {
-        let files: u64 = self.files.values().map(|file| file.len() as u64).sum();
+        let files: u64 = self.files.keys().map(|path| self.taken(path)).sum();
         files + self.kept.unwrap_or(0)
+    }
+
+    /// Bytes of a file, with what is reserved.
+    fn taken(&self, path: &Path) -> u64 {
+        let len = self.files.get(path).map_or(0, |file| file.len() as u64);
+        let reserved = self.reserved.as_ref().filter(|(of, _)| of == path);
+        len.max(reserved.map_or(0, |&(_, end)| end))
     }
 
     fn step(&mut self, operation: Operation) {
@@ -264,6 +274,7 @@ impl Shared {
                 put(self.files.entry(path.clone()).or_default(), *offset, bytes);
             }
             Operation::Truncate(path, len) => {
+                self.reserved.take_if(|(of, _)| of == path);
                 self.files
                     .entry(path.clone())
                     .or_default()
@@ -274,7 +285,9 @@ impl Shared {
                 self.files.insert(to.clone(), content);
             }
             Operation::Remove(path) => {
-                let gone = self.files.remove(path).map_or(0, |file| file.len() as u64);
+                let gone = self.taken(path);
+                self.reserved.take_if(|(of, _)| of == path);
+                self.files.remove(path);
                 self.kept = self.kept.map(|kept| kept + gone);
             }
             Operation::Sync(_)
@@ -301,8 +314,17 @@ impl Disk for Sim {
         Ok(())
     }
 
-    fn allocate(&mut self, _offset: u64, _bytes: u64) -> io::Result<()> {
-        self.call().map_err(fault_error)
+    fn allocate(&mut self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.call().map_err(fault_error)?;
+        let path = self.path()?;
+        self.with(|shared| {
+            let more = (offset + bytes).saturating_sub(shared.taken(&path));
+            if shared.used() + more > shared.capacity {
+                return Err(errno(Errno::NOSPC));
+            }
+            shared.reserved = Some((path, offset + bytes));
+            Ok(())
+        })
     }
 
     fn start(&mut self, write: Write) {

@@ -278,6 +278,8 @@ impl Recorder {
                     ledger,
                     lane,
                 };
+                // It has its blocks before the packets have theirs, and tells of a run that is killed.
+                writer.save_state();
                 drive(&mut writer, queue);
                 writer
             };

@@ -192,6 +192,38 @@ fn a_share_of_a_small_disk_keeps_most_of_the_recording() {
 }
 
 #[test]
+fn a_small_disk_is_not_filled_by_what_is_reserved() {
+    // MiB of the disk, and those that are free when a segment was begun. The last is as ever.
+    for (capacity, left) in [(48, 47), (80, 69), (400, 349), (100 << 10, 101_374)] {
+        let sim = Sim::new(capacity << 20);
+        let mut bench = Bench::new(&sim, settings(Format::Pcapng));
+        bench.chunk(true);
+        bench.work(0);
+        let space = sim.clone().space(Path::new(DIR)).unwrap();
+        assert_eq!(space.free >> 20, left, "{capacity}");
+    }
+}
+
+/// Its killed run would be in nobody's books.
+#[test]
+fn the_state_is_there_before_a_packet_comes() {
+    let sim = Sim::new(1 << 30);
+    let never = Settings {
+        sync_every: Duration::from_secs(3600),
+        ..settings(Format::Pcapng)
+    };
+    let recorder = recorder(&never, sims(std::slice::from_ref(&sim)));
+    let limit = Instant::now() + Duration::from_secs(60);
+    let path = Path::new("/disk0").join("t.state");
+    while !sim.files().contains_key(&path) {
+        assert!(Instant::now() < limit, "no state");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(state(&sim, "/disk0")["run"]["ended"], false);
+    recorder.finish();
+}
+
+#[test]
 fn the_state_is_whole_in_every_directory_at_the_end() {
     let disks = [Sim::new(1 << 30), Sim::new(1 << 30)];
     let settings = Settings {

@@ -47,8 +47,8 @@ impl Writer {
         segment.next += chunk.len as u64;
         segment.fill.add(chunk.len, chunk.serial, &chunk.tally);
         if segment.next > segment.allocated {
-            let end = segment.next;
-            reserve(self.disk.as_mut(), segment, end, self.settings.reserve());
+            let (end, step) = (segment.next, self.settings.reserve());
+            reserve(self.disk.as_mut(), &self.dir, segment, end, step);
             self.quota_due = true;
         }
         let write = match self.settings.format {

@@ -1,6 +1,7 @@
 //! A segment's life: made, synced, closed, or given up.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -65,7 +66,8 @@ impl Writer {
             poisoned: false,
             tail: Vec::new(),
         };
-        reserve(self.disk.as_mut(), &mut segment, 0, self.settings.reserve());
+        let step = self.settings.reserve();
+        reserve(self.disk.as_mut(), &self.dir, &mut segment, 0, step);
         self.quota_due = true;
         if self.settings.index {
             self.index.begin(&path, self.settings.format);
@@ -363,8 +365,13 @@ pub(super) fn with_tail(mut buffer: Buffer, len: usize, segment: &Segment) -> Wr
     }
 }
 
-/// Reserves room up to `end` and a step beyond. A disk that refuses says so at the write.
-pub(super) fn reserve(disk: &mut dyn Disk, segment: &mut Segment, end: u64, step: u64) {
+/// Reserves room up to `end` and a step beyond, as far as the disk has some to spare. One that refuses
+/// says so at the write.
+pub(super) fn reserve(disk: &mut dyn Disk, dir: &Path, segment: &mut Segment, end: u64, step: u64) {
+    let step = match step {
+        0 => 0,
+        step => step.min(to_spare(disk, dir)),
+    };
     let goal = (end + step).max(segment.allocated);
     let more = goal - segment.allocated;
     if more == 0 {
@@ -374,6 +381,12 @@ pub(super) fn reserve(disk: &mut dyn Disk, segment: &mut Segment, end: u64, step
         log::debug!("{}: nothing reserved: {error}", segment.name);
     }
     segment.allocated = goal;
+}
+
+/// What may be reserved of a disk: the state, the index and others need room as well.
+fn to_spare(disk: &mut dyn Disk, dir: &Path) -> u64 {
+    let free = disk.space(dir).map_or(0, |space| space.free);
+    (free / 8).min(free.saturating_sub(LEFT_FREE))
 }
 
 /// The statistics at the end of a segment.
@@ -404,3 +417,6 @@ fn totals(tally: &Tally, duplicates: &[u64]) -> Vec<u8> {
     }
     out
 }
+
+/// Nothing is reserved of the last bytes of a disk.
+const LEFT_FREE: u64 = 64 << 20;
