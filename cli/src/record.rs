@@ -352,11 +352,12 @@ impl Reports {
         let packets = per_second(status.taken, self.before.0);
         let bytes = per_second(status.taken_bytes, self.before.1);
         out::note(&format!(
-            "{} packets, {} packets/s, {:.1} MB/s, {} lost, {}{}{}{}{}",
+            "{} packets, {} packets/s, {:.1} MB/s, {} lost{}, {}{}{}{}{}",
             grouped(status.taken),
             grouped(packets as u64),
             bytes / 1e6,
             grouped(status.lost()),
+            gaps(&status),
             mark(&status),
             duplicates(&status),
             events(&status),
@@ -409,6 +410,15 @@ fn duplicates(status: &Status) -> String {
     format!(", {} duplicates{forgotten}", grouped(duplicates.packets))
 }
 
+/// Where an unknown number is missing.
+fn gaps(status: &Status) -> String {
+    match status.gaps {
+        0 => String::new(),
+        1 => ", 1 gap of unknown size".to_owned(),
+        gaps => format!(", {} gaps of unknown size", grouped(gaps)),
+    }
+}
+
 fn paused(status: &Status) -> String {
     let paused = status.lanes.iter().filter(|lane| !lane.paused.is_empty());
     paused
@@ -423,7 +433,7 @@ fn summary(status: &Status) -> String {
     };
     let recycled: u64 = status.lanes.iter().map(|lane| lane.recycled).sum();
     format!(
-        "{} packets recorded, {}{}{}{}{}{}{}{}{}",
+        "{} packets recorded, {}{}{}{}{}{}{}{}{}{}",
         grouped(status.durable),
         mark(status),
         part(status.lost_ring, "lost in the ring"),
@@ -433,6 +443,7 @@ fn summary(status: &Status) -> String {
             status.lost_unknown,
             "written but never confirmed by the disk"
         ),
+        gaps(status),
         part(recycled, "old files recycled"),
         duplicates(status),
         events(status),

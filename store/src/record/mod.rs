@@ -33,12 +33,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use vnplug::Packet;
+use vnplug::{Packet, flags};
 
 use crate::archive::{How, Worker};
 use crate::disk::{BLOCK, Buffer, Disk};
 use crate::encode::{Interface, pcap, pcapng};
-use crate::name::{Format, LAST_SEQUENCE};
+use crate::name::{self, Format, LAST_SEQUENCE};
 
 pub use chunk::{Chunk, Tally};
 pub use dedup::DedupStatus;
@@ -427,9 +427,25 @@ impl Recorder {
             self.ledger
                 .lost_in_ring(from_ns, to_ns, loss.packets, RING_FULL, loss.told);
         }
+        if packet.meta.flags & flags::GAP != 0 {
+            self.gap(interface, loss.from_ns, loss.to_ns, loss.told);
+        }
         if let Some(last) = self.last_ns.get_mut(interface) {
             *last = packet.meta.ts_ns;
         }
+    }
+
+    /// Nobody knows how many packets of an interface are missing.
+    #[cold]
+    fn gap(&self, interface: usize, from_ns: u64, to_ns: u64, told: bool) {
+        let device = self.settings.interfaces.get(interface);
+        log::warn!(
+            "{}: an unknown number of packets is missing between {} and {}: {RESTART}",
+            device.map_or("?", |device| &device.name),
+            name::time(from_ns),
+            name::time(to_ns),
+        );
+        self.ledger.gap(from_ns, to_ns, told);
     }
 
     /// Gives the disk what was taken, if it is time for that.
@@ -569,6 +585,7 @@ fn now_ns() -> u64 {
 }
 
 const RING_FULL: &str = "the ring was full";
+const RESTART: &str = "the daemon was started again";
 const NO_BUFFER: &str = "no buffer was free when the recorder ended";
 const RESERVE: u64 = (1 << 30) + BESIDE;
 /// What a segment has beside its packets.

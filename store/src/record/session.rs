@@ -18,6 +18,8 @@ pub struct Source {
     ended: bool,
     /// Packets said that others were lost before the daemon.
     marked: bool,
+    /// Times the port was opened again, of which a packet told.
+    reopened: u64,
     rest: Rest,
 }
 
@@ -34,6 +36,7 @@ impl Source {
             interface,
             ended: false,
             marked: false,
+            reopened: 0,
             rest: Rest::default(),
         }
     }
@@ -121,6 +124,11 @@ impl Session {
         for source in &mut self.sources {
             let untold = source.port.dropped() - source.port.counts().lost;
             source.lose(&mut self.recorder, untold, RING_FULL, self.began_ns);
+            if source.port.counts().reopened > source.reopened {
+                // No packet came since.
+                let (from_ns, now_ns) = source.since(&self.recorder, self.began_ns);
+                self.recorder.gap(source.interface, from_ns, now_ns, false);
+            }
         }
         self.sources.clear();
         self.recorder.finish()
@@ -267,7 +275,12 @@ impl Source {
         };
         self.rest.pass(&packet);
         self.marked |= packet.meta.flags & flags::SOURCE_LOSS != 0;
-        Ok(recorder.take(self.interface, &packet, pulse).then_some(1))
+        let gap = packet.meta.flags & flags::GAP != 0;
+        let taken = recorder.take(self.interface, &packet, pulse);
+        if gap {
+            self.reopened = self.port.counts().reopened;
+        }
+        Ok(taken.then_some(1))
     }
 
     /// As many of the packets that are there as are read at once.
@@ -276,15 +289,19 @@ impl Source {
         recorder: &mut Recorder,
         pulse: &mut dyn FnMut() -> bool,
     ) -> Result<Option<u64>, vnplug::Error> {
-        let mut taken = 0;
+        let (mut taken, mut gap) = (0, false);
         for packet in self.port.batch(BATCH) {
             let packet = packet?;
             self.rest.pass(&packet);
             self.marked |= packet.meta.flags & flags::SOURCE_LOSS != 0;
+            gap |= packet.meta.flags & flags::GAP != 0;
             if !recorder.take(self.interface, &packet, pulse) {
                 return Ok(None);
             }
             taken += 1;
+        }
+        if gap {
+            self.reopened = self.port.counts().reopened;
         }
         if taken == 0 {
             // Whatever the rings said: they are others since, after a restart of the daemon.
@@ -308,11 +325,17 @@ impl Source {
     /// Packets behind the last one that was taken are lost.
     fn lose(&self, recorder: &mut Recorder, packets: u64, reason: &str, began_ns: u64) {
         if packets > 0 {
-            let last = recorder.last_ns.get(self.interface).copied();
-            let from = last.filter(|&ns| ns > 0).unwrap_or(began_ns);
+            let (from_ns, now_ns) = self.since(recorder, began_ns);
             let ledger = &recorder.ledger;
-            ledger.lost_in_ring(from, now_ns().max(from), packets, reason, false);
+            ledger.lost_in_ring(from_ns, now_ns, packets, reason, false);
         }
+    }
+
+    /// From the last packet that was taken until now.
+    fn since(&self, recorder: &Recorder, began_ns: u64) -> (u64, u64) {
+        let last = recorder.last_ns.get(self.interface).copied();
+        let from_ns = last.filter(|&ns| ns > 0).unwrap_or(began_ns);
+        (from_ns, now_ns().max(from_ns))
     }
 }
 

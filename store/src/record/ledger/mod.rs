@@ -309,6 +309,23 @@ impl Ledger {
         books.lose(loss);
     }
 
+    /// An unknown number of packets is missing between two stamps. `told`: a file says so at the place.
+    pub fn gap(&self, from_ns: u64, to_ns: u64, told: bool) {
+        let mut books = self.books();
+        books.status.gaps += 1;
+        let loss = Loss {
+            from_ns,
+            to_ns,
+            kind: status::GAP.to_owned(),
+            reason: super::RESTART.to_owned(),
+            ..Loss::default()
+        };
+        if !told {
+            books.tell(loss.clone());
+        }
+        books.lose(loss);
+    }
+
     /// So many more were lost before the daemon.
     pub fn lost_at_source(&self, from_ns: u64, to_ns: u64, more: u64) {
         if more == 0 {

@@ -40,6 +40,8 @@ pub struct Status {
     pub lost_disk: u64,
     /// Written, and the disk failed to say that it is durable: readable or not.
     pub lost_unknown: u64,
+    /// Times an unknown number of packets is missing, since the daemon was started again.
+    pub gaps: u64,
     /// With triggers: what they did.
     pub trigger: Option<TriggerStatus>,
     /// With de-duplication: what was left out; those packets were never taken.
@@ -90,6 +92,8 @@ pub struct Earlier {
     pub lost_disk: u64,
     /// Not confirmed by the disk.
     pub lost_unknown: u64,
+    /// Times an unknown number is missing.
+    pub gaps: u64,
     /// With triggers: what waited in memory and was not asked for.
     pub passed_over: u64,
     /// Taken and not yet confirmed in the last state of runs that were cut: on the disk or not. With
@@ -146,9 +150,9 @@ pub struct Loss {
     pub from_ns: u64,
     /// and this one.
     pub to_ns: u64,
-    /// How many.
+    /// How many; nobody knows of a `gap`, and it is 0.
     pub packets: u64,
-    /// `ring`, `disk`, `unknown`, `source`.
+    /// `ring`, `disk`, `unknown`, `source`, `gap`.
     pub kind: String,
     /// The segment that they may be in; empty = in none.
     pub segment: String,
@@ -165,7 +169,15 @@ impl Loss {
         };
         let (from, to) = (name::time(self.from_ns), name::time(self.to_ns));
         let (packets, reason) = (self.packets, &self.reason);
+        let packets = match self.is_gap() {
+            true => "an unknown number of".to_owned(),
+            false => packets.to_string(),
+        };
         format!("{packets} packets between {from} and {to} {place}: {reason}")
+    }
+
+    fn is_gap(&self) -> bool {
+        self.kind == GAP
     }
 
     /// Whether both are one, since they came soon after each other.
@@ -188,7 +200,7 @@ impl Loss {
         json!({
             "run": self.run,
             "from": name::time(self.from_ns), "to": name::time(self.to_ns),
-            "packets": self.packets, "kind": self.kind,
+            "packets": (!self.is_gap()).then_some(self.packets), "kind": self.kind,
             "segment": self.segment, "reason": self.reason,
         })
     }
@@ -303,6 +315,7 @@ impl Earlier {
         all.lost_source += last.lost_source;
         all.lost_disk += last.lost_disk;
         all.lost_unknown += last.lost_unknown;
+        all.gaps += last.gaps;
         let trigger = last.trigger.as_ref();
         all.passed_over += trigger.map_or(0, |status| status.passed_over);
         all.open += last.buffered();
@@ -345,6 +358,7 @@ impl Status {
             "durable": self.durable,
             "buffered": self.buffered(),
             "lost": lost(self.lost_ring, self.lost_source, self.lost_disk, self.lost_unknown),
+            "gaps": self.gaps,
             "trigger": self.trigger.as_ref().map(TriggerStatus::to_json),
             "duplicates": self.duplicates.map(DedupStatus::to_json),
             "archive": self.archive.as_ref().map(ArchiveStatus::to_json),
@@ -354,7 +368,7 @@ impl Status {
             "earlier": {
                 "runs": earlier.runs, "cut": earlier.cut, "taken": earlier.taken,
                 "taken_bytes": earlier.taken_bytes, "durable": earlier.durable,
-                "passed_over": earlier.passed_over, "open": earlier.open,
+                "passed_over": earlier.passed_over, "open": earlier.open, "gaps": earlier.gaps,
                 "lost": lost(
                     earlier.lost_ring, earlier.lost_source, earlier.lost_disk, earlier.lost_unknown,
                 ),
@@ -391,6 +405,7 @@ impl Status {
             lost_source: number(&value, "/lost/source"),
             lost_disk: number(&value, "/lost/disk"),
             lost_unknown: number(&value, "/lost/unknown"),
+            gaps: number(&value, "/gaps"),
             trigger: value
                 .get("trigger")
                 .filter(|value| value.is_object())
@@ -412,6 +427,7 @@ impl Status {
                 taken: number(&value, "/earlier/taken"),
                 taken_bytes: number(&value, "/earlier/taken_bytes"),
                 durable: number(&value, "/earlier/durable"),
+                gaps: number(&value, "/earlier/gaps"),
                 passed_over: number(&value, "/earlier/passed_over"),
                 open: number(&value, "/earlier/open"),
                 lost_ring: number(&value, "/earlier/lost/ring"),
@@ -434,5 +450,7 @@ fn text(value: &Value, pointer: &str) -> String {
     text.unwrap_or_default().to_owned()
 }
 
+/// The kind of a loss whose number nobody knows.
+pub(super) const GAP: &str = "gap";
 /// Losses of one kind within a second are one.
 const SAME_NS: u64 = 1_000_000_000;

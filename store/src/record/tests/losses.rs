@@ -34,9 +34,13 @@ pub(super) fn told(sim: &Sim) -> u64 {
 }
 
 fn take_after_loss(recorder: &mut Recorder, number: u64, lost: u32) {
+    take_after(recorder, number, lost, 0);
+}
+
+fn take_after(recorder: &mut Recorder, number: u64, lost: u32, flags: u16) {
     let bytes = bytes(number);
     let mut meta = meta(number, bytes.len());
-    meta.lost = lost;
+    (meta.lost, meta.flags) = (lost, flags);
     let packet = Packet {
         meta,
         bytes: &bytes,
@@ -73,6 +77,39 @@ fn a_loss_in_the_ring_is_told_where_it_happened() {
     let block = &behind[..200];
     for option in [option(2, 9), option(3, 500)] {
         assert!(block.windows(option.len()).any(|part| part == option));
+    }
+}
+
+#[test]
+fn a_restart_of_the_daemon_is_in_the_books() {
+    for dedup in [None, Some(Duration::from_secs(1))] {
+        let sim = Sim::new(1 << 30);
+        let settings = Settings {
+            dedup,
+            ..settings(Format::Pcapng)
+        };
+        let mut first = recorder(&settings, sims(std::slice::from_ref(&sim)));
+        take(&mut first, 0..10);
+        // A duplicate, if those are left out.
+        take_after(&mut first, 9, 0, vnplug::flags::GAP);
+        take_after(&mut first, 500, 2, vnplug::flags::GAP);
+        let status = first.finish();
+        assert_eq!((status.gaps, status.lost()), (2, 2));
+        let gap = status.losses.iter().find(|loss| loss.kind == "gap");
+        let gap = gap.unwrap();
+        let stamp = |number: u64| START_NS + number * 1000;
+        assert_eq!((gap.from_ns, gap.to_ns), (stamp(9), stamp(500)));
+        assert_eq!(gap.reason, "the daemon was started again");
+        let told = sim.files()[&Path::new("/disk0").join("t.state")].clone();
+        let told: serde_json::Value = serde_json::from_slice(&told).unwrap();
+        assert_eq!(told["gaps"], 2);
+        let losses = told["losses"].as_array().unwrap();
+        let gap = losses.iter().find(|loss| loss["kind"] == "gap").unwrap();
+        assert!(gap["packets"].is_null(), "{gap}");
+        // The next run has them, too.
+        let next = recorder(&settings, sims(&[sim])).finish();
+        assert_eq!((next.gaps, next.earlier.gaps), (0, 2));
+        assert_eq!(next.losses, status.losses);
     }
 }
 
