@@ -140,7 +140,8 @@ pub trait Disk: Debug + Send {
     /// Those of statvfs(3).
     fn space(&mut self, dir: &Path) -> io::Result<Space>;
 
-    /// Holds a lock file until the disk is dropped.
+    /// Holds a lock file until the disk is dropped, or until it is held anew since the one of this name is
+    /// another file now: its directory was removed and made again.
     ///
     /// # Errors
     /// `EWOULDBLOCK` if another holds it; those of open(2).

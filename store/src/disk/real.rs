@@ -43,7 +43,7 @@ pub struct Real {
     cached: bool,
     /// The small file that was appended to last.
     small: Option<(PathBuf, std::fs::File)>,
-    locks: Vec<OwnedFd>,
+    lock: Option<OwnedFd>,
 }
 
 impl Real {
@@ -65,7 +65,7 @@ impl Real {
             broke: false,
             cached: false,
             small: None,
-            locks: Vec::new(),
+            lock: None,
         };
         (disk, why_not)
     }
@@ -343,10 +343,16 @@ impl Disk for Real {
     }
 
     fn lock(&mut self, path: &Path) -> io::Result<()> {
+        if let (Some(held), Ok(there)) = (&self.lock, stat(path)) {
+            let held = fstat(held).map_err(errno)?;
+            if (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino) {
+                return Ok(());
+            }
+        }
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = open(path, flags, Mode::from_raw_mode(0o640)).map_err(errno)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(errno)?;
-        self.locks.push(file);
+        self.lock = Some(file);
         Ok(())
     }
 }

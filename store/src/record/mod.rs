@@ -52,7 +52,7 @@ pub use writer::Writer;
 use lane::{Lane, drive};
 use loss::{RingLoss, tell_loss};
 use queue::{Gone, Queue};
-use state::last_state;
+use state::{last_state, lock_path};
 
 /// How to record.
 #[derive(Debug, Clone)]
@@ -222,7 +222,7 @@ impl Recorder {
         let mut first = 0;
         let (mut settings, mut directories) = (settings, directories);
         for (dir, disk) in &mut directories {
-            disk.lock(&dir.join(format!("{}.lock", settings.recording)))?;
+            disk.lock(&lock_path(dir, &settings.recording))?;
             room::give_back(disk.as_mut(), dir, &settings.recording)?;
             first = first.max(next_sequence(disk.as_mut(), dir, &settings.recording)?);
         }

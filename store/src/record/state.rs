@@ -56,6 +56,11 @@ pub fn next_sequence(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io::Re
     Ok(ours.map(|name| name.sequence + 1).max().unwrap_or(0))
 }
 
+/// What a recorder holds while it is at work on a recording in a directory.
+pub(super) fn lock_path(dir: &Path, recording: &str) -> PathBuf {
+    dir.join(format!("{recording}.lock"))
+}
+
 /// Where a recording's state is.
 pub fn state_path(dir: &Path, recording: &str) -> PathBuf {
     dir.join(name::state_file(recording))

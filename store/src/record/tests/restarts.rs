@@ -1,6 +1,6 @@
 //! What a recorder knows of the runs before it.
 
-use super::trouble::sims;
+use super::trouble::{Place, sims};
 use super::*;
 
 fn run(disks: &[Sim], packets: std::ops::Range<u64>) -> Status {
@@ -16,6 +16,43 @@ fn sequences(sim: &Sim) -> Vec<u64> {
         .map(|path| path.file_name().unwrap().to_string_lossy());
     let names = names.filter_map(|name| SegmentName::parse(&name));
     names.map(|name| name.sequence).collect()
+}
+
+/// What was locked is gone with the directory.
+#[test]
+fn one_recorder_has_a_directory_that_was_made_again() {
+    let place = Place::new("again");
+    let disk = || place.disk().1;
+    let settings = settings(Format::Pcapng);
+    let mut first = Bench::on(disk(), place.0.clone(), settings.clone());
+    first.chunk(true);
+    first.work(0);
+    std::fs::remove_dir_all(&place.0).unwrap();
+    std::fs::create_dir(&place.0).unwrap();
+    let buffers = (0..8).map(|id| Buffer::new(settings.chunk_bytes, id));
+    let buffers = buffers.collect::<Vec<_>>();
+    let start = |buffers| Recorder::start(settings.clone(), vec![place.disk()], buffers);
+    let second = start(buffers).unwrap();
+    // The first finds out that its segment is gone, and that the place is taken.
+    for later in 0..4 {
+        first.chunk(false);
+        first.work(10 * later);
+    }
+    let paused = first.ledger.status().lanes[0].paused.clone();
+    assert_eq!(paused, "another recorder is writing this recording here");
+    second.finish();
+    let state = || crate::record::read_state(&place.0, "t").unwrap();
+    assert!(state().run.ended);
+    // Now it is free, and the first has it again.
+    first.work(100);
+    assert_eq!(first.ledger.status().lanes[0].paused, "");
+    assert!(!state().run.ended);
+    let error = start(Vec::new()).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    // The control: it keeps what it has.
+    first.chunk(true);
+    first.work(200);
+    assert_eq!(first.ledger.status().lanes[0].paused, "");
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl Place {
         Self(dir)
     }
 
-    fn disk(&self) -> (PathBuf, Box<dyn Disk>) {
+    pub(super) fn disk(&self) -> (PathBuf, Box<dyn Disk>) {
         (self.0.clone(), Box::new(Real::new(true).0))
     }
 }

@@ -1,11 +1,13 @@
 //! What a writer tells the books, and the file that they are kept in.
 
+use std::io;
 use std::time::Instant;
 
 use super::Writer;
 use crate::name::{Format, state_file};
 use crate::record::chunk::Chunk;
 use crate::record::now_ns;
+use crate::record::state::lock_path;
 
 impl Writer {
     /// A chunk is not, or not for certain, on the disk.
@@ -30,6 +32,16 @@ impl Writer {
         !self.ledger.has_untold()
     }
 
+    /// Nobody else is at work here, also where a new directory took the place of the one that was locked.
+    pub(super) fn hold(&mut self) -> io::Result<()> {
+        let path = lock_path(&self.dir, &self.settings.recording);
+        let held = self.disk.lock(&path);
+        held.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::WouldBlock, ANOTHER),
+            _ => error,
+        })
+    }
+
     /// Writes `NAME.state`: each directory has one of the whole recording.
     pub fn save_state(&mut self) {
         self.saved = self.ledger.revision();
@@ -39,8 +51,8 @@ impl Writer {
         let path = self.dir.join(state_file(&self.settings.recording));
         let new = path.with_extension("state.new");
         let saved = self
-            .disk
-            .store(&new, text.as_bytes())
+            .hold()
+            .and_then(|()| self.disk.store(&new, text.as_bytes()))
             .and_then(|()| self.disk.rename(&new, &path))
             .and_then(|()| self.disk.sync_dir(&self.dir));
         match saved {
@@ -53,3 +65,5 @@ impl Writer {
         }
     }
 }
+
+const ANOTHER: &str = "another recorder is writing this recording here";

@@ -38,6 +38,7 @@ pub(super) struct Segment {
 impl Writer {
     /// Makes a segment whose first packet has this stamp; `note` is what it says about itself.
     pub(super) fn open(&mut self, start_ns: u64, note: Option<Arc<str>>) -> io::Result<()> {
+        self.hold()?;
         if !std::mem::take(&mut self.has_room) {
             self.enforce_quota();
         }
