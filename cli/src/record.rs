@@ -83,8 +83,9 @@ pub(crate) struct Record {
     /// Memory for packets that wait for the disk
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = text::size)]
     buffer: u64,
-    /// Size of each ring, for example 64M [default: the daemon's]
-    #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true, value_parser = text::size)]
+    /// Size of each ring, for example 64M, 64K at least; packets are cut to a little less than half of it
+    /// [default: the daemon's]
+    #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true, value_parser = ring)]
     ring: u64,
     /// Write by pwrite even where io_uring is allowed
     #[arg(long)]
@@ -178,6 +179,13 @@ impl Record {
         for device in &self.sources {
             for (filter, snaplen) in parts(&self.filter, &self.slice, self.snaplen) {
                 let port = self.open_port(socket, device, &filter, snaplen)?;
+                if snaplen == 0 && port.snaplen() < LONGEST {
+                    out::note(&format!(
+                        "{device}: packets longer than {} bytes are cut, as this ring takes no longer ones; a \
+                         --ring of 1M takes all",
+                        grouped(port.snaplen().into())
+                    ));
+                }
                 let interface = interfaces.len();
                 if sources.is_empty() || !same_device(&interfaces, &port) {
                     interfaces.push(Interface {
@@ -492,6 +500,13 @@ fn slice(text: &str) -> Result<(String, u32), String> {
     }
 }
 
+fn ring(text: &str) -> Result<u64, String> {
+    match text::size(text)? {
+        bytes if bytes == 0 || bytes >= SMALLEST_RING => Ok(bytes),
+        _ => Err("64K or more, or 0 for the daemon's".into()),
+    }
+}
+
 fn quota(text: &str) -> Result<Quota, String> {
     match text.trim().strip_suffix('%') {
         Some(percent) => match percent.trim().parse() {
@@ -508,6 +523,9 @@ fn quota(text: &str) -> Result<Quota, String> {
 const WATERMARK: u32 = 512;
 const MAX_DELAY: Duration = Duration::from_millis(10);
 const SMALLEST_SEGMENT: u64 = 2 << 20;
+const SMALLEST_RING: u64 = 64 << 10;
+/// What segmentation offload makes of an IP packet of 64 KiB, with two VLAN tags.
+const LONGEST: u32 = (64 << 10) - 1 + 14 + 8;
 
 #[cfg(test)]
 mod tests {
@@ -537,6 +555,14 @@ mod tests {
         assert_eq!(slice("ether[0] = 1=64"), Ok(("ether[0] = 1".into(), 64)));
         for text in ["", "udp", "=64", "udp=", "udp=0", "udp=-1"] {
             assert!(slice(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_ring_holds_jumbo_frames() {
+        assert_eq!((ring("0"), ring("64K")), (Ok(0), Ok(64 << 10)));
+        for text in ["1", "63K", "-1", "x"] {
+            assert!(ring(text).is_err(), "{text}");
         }
     }
 
