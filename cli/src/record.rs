@@ -3,6 +3,7 @@
 mod closed;
 mod trigger;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -266,8 +267,16 @@ impl Record {
 
     fn directories(&self, buffers: &[Buffer]) -> Result<Directories, Failure> {
         let mut directories = Directories::new();
+        let mut seen = Vec::new();
         for dir in &self.to {
-            make_directory(dir).map_err(|error| Failure::about(dir.display(), error))?;
+            let about = |error| Failure::about(dir.display(), error);
+            make_directory(dir).map_err(about)?;
+            let place = dir.metadata().map_err(about)?;
+            let place = (place.dev(), place.ino());
+            if seen.contains(&place) {
+                return Err(Failure::about(dir.display(), "named twice by --to"));
+            }
+            seen.push(place);
             let (mut disk, why_not) = Real::new(!self.no_uring);
             if let Some(why_not) = why_not {
                 log::warn!("{}: {why_not}", dir.display());

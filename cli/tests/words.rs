@@ -157,3 +157,21 @@ fn devices_are_listed_as_text_and_json() {
     assert_eq!(device["mac"], "02:00:00:00:00:01");
     assert_eq!(device["addresses"][1], "fe80::1/64");
 }
+
+#[test]
+fn a_directory_that_is_named_twice_is_told_so() {
+    let scratch = Scratch::new();
+    let (dir, link) = (scratch.path("rec"), scratch.path("link"));
+    std::fs::create_dir(&dir).unwrap();
+    std::os::unix::fs::symlink(&dir, &link).unwrap();
+    let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    for second in [path(&dir), path(&link), path(&dir.join("."))] {
+        let words = ["record", "host:eth1", "--to", &path(&dir), "--to", &second];
+        let (code, _, err) = run(vnplug(&scratch.path("nobody"), &words));
+        assert_eq!(code, 1);
+        assert!(
+            err.contains(&second) && err.contains("named twice"),
+            "{err}"
+        );
+    }
+}
