@@ -49,7 +49,7 @@ pub(crate) struct Record {
         hide_default_value = true
     )]
     filter: String,
-    /// Bytes to keep of each packet [default: all]
+    /// Bytes to keep of each packet [default: 0, all]
     #[arg(
         short,
         long,
@@ -68,17 +68,17 @@ pub(crate) struct Record {
     /// Size at which the next file begins; 0 = never
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = text::size)]
     rotate_size: u64,
-    /// Time after which the next file begins
+    /// Time after which the next file begins [default: 0, never]
     #[arg(long, value_name = "TIME", value_parser = text::duration)]
     rotate_time: Option<Duration>,
-    /// Packets after which the next file begins
+    /// Packets after which the next file begins [default: 0, never]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     rotate_count: u64,
     /// Room the recording may take in each directory, as a size or as percent of the disk that may be
     /// used; the oldest files make room [default: no limit, and nothing is removed]
     #[arg(long, value_name = "SIZE|N%", value_parser = quota)]
     quota: Option<Quota>,
-    /// Longest time until a packet is given to the disk, and between two syncs
+    /// Longest time until a packet is given to the disk, and between two syncs; 0 = each write is synced
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = text::duration)]
     flush: Duration,
     /// Memory for packets that wait for the disk
@@ -97,14 +97,14 @@ pub(crate) struct Record {
     /// Stop after this time
     #[arg(short = 't', long, value_name = "TIME", value_parser = text::duration)]
     seconds: Option<Duration>,
-    /// How often a line says how it goes [default: 1s on a terminal, else never]
+    /// How often a line says how it goes; 0 = never [default: 1s on a terminal, else never]
     #[arg(long, value_name = "TIME", value_parser = text::duration)]
     report: Option<Duration>,
     /// Show the state of the recordings in a directory, as JSON
     #[arg(long, value_name = "DIR", conflicts_with_all = ["sources", "to"])]
     status: Option<PathBuf>,
-    /// Leave out packets that came before within this time, through whichever source [10ms if no time is
-    /// given]
+    /// Leave out packets that came before within this time, through whichever source; 0 = those of the same
+    /// stamp [10ms if no time is given]
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10ms", value_parser = text::duration)]
     dedup: Option<Duration>,
     #[command(flatten)]
