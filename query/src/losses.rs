@@ -22,7 +22,7 @@ pub(crate) fn schema() -> SchemaRef {
         Field::new("recording", DataType::Utf8, false),
         Field::new("first", time_type(), true),
         Field::new("last", time_type(), true),
-        Field::new("packets", DataType::Int64, false),
+        Field::new("packets", DataType::Int64, true),
         Field::new("kind", DataType::Utf8, true),
         Field::new("reason", DataType::Utf8, true),
     ]))
@@ -78,7 +78,7 @@ pub(crate) fn load(scope: &Scope) -> Result<(RecordBatch, Vec<String>), Failure>
             recordings.append_value(&state.recording);
             first.append_value(stamp(loss.from_ns));
             last.append_value(stamp(loss.to_ns));
-            packets.append_value(count(loss.packets));
+            packets.append_option((!loss.is_gap()).then(|| count(loss.packets)));
             kinds.append_value(&loss.kind);
             reasons.append_value(&loss.reason);
         }

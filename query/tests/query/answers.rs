@@ -193,14 +193,16 @@ fn losses_are_those_of_the_state() {
     let ledger = vnplug_store::record::Ledger::new("t", &[directory]);
     ledger.lost_in_ring(START_NS, START_NS + SECOND, 7, "the ring was full", false);
     ledger.lost_at_source(START_NS + 90 * SECOND, START_NS + 91 * SECOND, 3);
+    ledger.gap(START_NS + 95 * SECOND, START_NS + 97 * SECOND, true);
     std::fs::write(lab.path("t.state"), ledger.status().to_json(1)).unwrap();
     let sql = "select recording, first, packets, kind, reason from losses order by first";
     let ring = "t,2026-11-21T13:45:00Z,7,ring,the ring was full";
     let source = "t,2026-11-21T13:46:30Z,3,source,lost by the kernel or the NIC";
-    assert_eq!(lab.lines(sql, &[]), [ring, source]);
+    let gap = "t,2026-11-21T13:46:35Z,,gap,the daemon was started again";
+    assert_eq!(lab.lines(sql, &[]), [ring, source, gap]);
     assert_eq!(
         lab.lines(sql, &["--from", "2026-11-21T13:46:00Z"]),
-        [source]
+        [source, gap]
     );
 }
 

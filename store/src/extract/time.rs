@@ -7,8 +7,8 @@ use crate::name;
 /// Reads a time: nanoseconds since 1970 UTC.
 ///
 /// RFC 3339 (`2026-11-21T13:45:01.5Z`, `2026-11-21 14:45:01+01:00`; UTC if no zone is given, midnight if
-/// no time of day is), the same as segments' names have it (`20261121T134501.123456789Z`), seconds since 1970 (`1795268701.123456789`), `now`, or a time before `now_ns`:
-/// `-10m`, `-1h30m`, `-250ms`.
+/// no time of day is), the same as segments' names have it (`20261121T134501.123456789Z`), seconds since
+/// 1970 (`1795268701.123456789`), `now`, or a time before `now_ns`: `-10m`, `-1h30m`, `-250ms`.
 ///
 /// # Errors
 /// [`BadTime`] if it is none of these.

@@ -176,7 +176,8 @@ impl Loss {
         format!("{packets} packets between {from} and {to} {place}: {reason}")
     }
 
-    fn is_gap(&self) -> bool {
+    /// Whether nobody knows how many they are.
+    pub fn is_gap(&self) -> bool {
         self.kind == GAP
     }
 
