@@ -479,6 +479,33 @@ fn sockets_that_are_taken_wrong_or_stale() {
     drop(Raw::greeted(&socket));
 }
 
+#[test]
+fn a_daemon_that_nobody_could_use_as_it_was_meant_does_not_start() {
+    let lab = Lab::new().unwrap();
+    let socket = lab.dir().join("own/socket");
+    let at = ["--socket", socket.to_str().unwrap(), "--source"];
+    for (source, more, words) in [
+        (
+            "lab=gen",
+            &["--allow", "uid:5=lab:blah blah"][..],
+            "a grant for \"lab\"",
+        ),
+        ("lab=gen,size=60,protocols=tcp4", &[], "source \"lab\""),
+        ("lab=gen,vlan=70000", &[], "up to 65535"),
+    ] {
+        let (ended_well, text) = vnplugd(&[&at[..], &[source], more].concat());
+        assert!(!ended_well && text.contains(words), "{text}");
+    }
+    // A directory that is made, perhaps for a path that was mistyped, is told.
+    let (_, text) = vnplugd(
+        &["--socket", socket.with_file_name("new/s").to_str().unwrap()]
+            .into_iter()
+            .chain(["--source", "lab=nonsense"])
+            .collect::<Vec<_>>(),
+    );
+    assert!(text.contains("made the directory"), "{text}");
+}
+
 /// Runs a client as the user nobody; what it printed.
 fn as_nobody(daemon: &Daemon, args: &[&str]) -> String {
     let mut command = Command::new("setpriv");

@@ -12,14 +12,17 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use vnplug_ring::control::Grant;
+use vnplug_ring::layout::MAX_SNAPLEN;
+
 use crate::awake::Awake;
 use crate::config::{Config, Switch};
 use crate::control::{Control, Setup, listen};
-use crate::filter::{Compiler, Jit};
+use crate::filter::{Compiler, FilterError, Jit};
 use crate::hub::policy::Policy;
 use crate::hub::{Hub, Limits};
 use crate::source::early::Loader;
-use crate::source::spec::OpenSource;
+use crate::source::spec::{LINKTYPE_ETHERNET, OpenSource};
 use crate::sys::privileges::Keep;
 use crate::sys::{privileges, signals};
 use crate::vm::Dirs;
@@ -39,6 +42,9 @@ pub fn run(config: Config) -> Result<(), String> {
             made.push(dir.clone());
         }
         std::fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    }
+    for dir in &made {
+        log::info!(target: "control", "made the directory {}", dir.display());
     }
     std::fs::set_permissions(&vms_dir, std::fs::Permissions::from_mode(0o711))
         .map_err(|error| format!("{}: {error}", vms_dir.display()))?;
@@ -96,7 +102,7 @@ fn serve(
     let mut open = Vec::new();
     for spec in &config.sources {
         let opened = spec.open_with(Some(&packets));
-        open.push(opened.map_err(|error| error.to_string())?);
+        open.push(opened.map_err(|error| of_source(spec.name(), &error.to_string()))?);
     }
     if open.is_empty() {
         log::warn!(target: "source", "no source is configured; use --source or a [[source]] table");
@@ -109,6 +115,7 @@ fn serve(
     if let Err(error) = compiler.start() {
         log::warn!(target: "filter", "filters cannot be compiled now: {error}");
     }
+    check_grants(&config, &mut compiler)?;
     let mut keep = vec![Keep::NetRaw];
     if open.iter().any(OpenSource::locks_memory) {
         keep.push(Keep::IpcLock);
@@ -212,6 +219,32 @@ fn must_write(dir: &Path, flag: &str) -> Result<(), String> {
              that user or name another one with {flag}"
         )
     })
+}
+
+/// Refuses grants whose filters are wrong: their readers would be refused, and not know why.
+fn check_grants(config: &Config, compiler: &mut Compiler) -> Result<(), String> {
+    let users = config.users.iter().map(|(_, grant)| grant);
+    let vms = config.vms.iter().map(|(_, grant)| grant);
+    for Grant { source, filter } in users.chain(vms) {
+        match compiler.compile(filter, MAX_SNAPLEN, LINKTYPE_ETHERNET) {
+            // Nobody's fault, and told already.
+            Ok(_) | Err(FilterError::Start(_) | FilterError::NoLibpcap(_)) => {}
+            Err(error) => {
+                return Err(format!(
+                    "the filter {filter:?} of a grant for {source:?}: {error}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An error of a source, with its name.
+fn of_source(name: &str, error: &str) -> String {
+    match error.contains(&format!("{name:?}")) {
+        true => error.to_owned(),
+        false => format!("source {name:?}: {error}"),
+    }
 }
 
 fn warn_unknown(hub: &Hub, name: &str) {

@@ -222,7 +222,8 @@ impl OpenSource {
     }
 }
 
-const LINKTYPE_ETHERNET: u32 = 1;
+/// The link type of every source.
+pub(crate) const LINKTYPE_ETHERNET: u32 = 1;
 
 type Opened = (&'static str, String, Vec<Box<dyn Queue>>, bool);
 
