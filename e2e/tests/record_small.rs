@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use vnplug_e2e::daemon::{Daemon, program, value};
+use vnplug_e2e::recorder::Recorder;
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{DiskFault, Lab, Netns};
@@ -211,4 +212,24 @@ fn a_restart_of_the_daemon_and_a_small_ring_are_told() {
     ] {
         assert!(said.contains(words), "{words}: {said}");
     }
+}
+
+#[test]
+fn a_restart_is_one_gap_however_many_rings_a_port_has() {
+    let lab = Lab::new().unwrap();
+    let source = "lab=gen,queues=4,flows=64,size=200,pps=2000";
+    let mut daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
+    let dir = lab.dir().join("rec");
+    let args = ["host:lab", "--flush", "100ms"];
+    let mut recorder = Recorder::start(&daemon, &args, &[&dir]).unwrap();
+    recorder.until("packets are durable", || recorder.mark() > 100);
+    daemon.kill();
+    daemon.launch().unwrap();
+    recorder.until("the gap is told", || recorder.number("/gaps") > 0);
+    let mark = recorder.mark();
+    // All queues have come by.
+    recorder.until("it goes on", || recorder.mark() > mark + 1000);
+    let said = recorder.end().unwrap();
+    assert_eq!(recorder.number("/gaps"), 1, "{said}");
+    assert_eq!(said.matches("an unknown number").count(), 1, "{said}");
 }

@@ -251,6 +251,7 @@ impl Config {
                 (Whom::User(uid), grant) => (Viewer::User(uid), grant.source),
             });
         }
+        let max_ring_bytes = size("max_ring_bytes", file.max_ring_bytes, 1 << 30)?;
         let config = Self {
             socket,
             socket_mode: file.socket_mode.unwrap_or(0o600),
@@ -261,8 +262,8 @@ impl Config {
                 .or(file.pool_dir)
                 .unwrap_or_else(|| "/dev/shm".into()),
             user: arguments.user.or(file.user),
-            ring_bytes: size("ring_bytes", file.ring_bytes, 4 << 20)?,
-            max_ring_bytes: size("max_ring_bytes", file.max_ring_bytes, 1 << 30)?,
+            ring_bytes: size("ring_bytes", file.ring_bytes, max_ring_bytes.min(4 << 20))?,
+            max_ring_bytes,
             pool_bytes: size("pool_bytes", file.pool_bytes, 64 << 20)?,
             max_ports: file.max_ports.unwrap_or(16_384),
             max_ports_each: file.max_ports_each.unwrap_or(1_024),

@@ -227,12 +227,20 @@ fn check_grants(config: &Config, compiler: &mut Compiler) -> Result<(), String> 
     let vms = config.vms.iter().map(|(_, grant)| grant);
     for Grant { source, filter } in users.chain(vms) {
         match compiler.compile(filter, MAX_SNAPLEN, LINKTYPE_ETHERNET) {
-            // Nobody's fault, and told already.
-            Ok(_) | Err(FilterError::Start(_) | FilterError::NoLibpcap(_)) => {}
-            Err(error) => {
+            Ok(_) => {}
+            Err(
+                error @ (FilterError::Refused(_)
+                | FilterError::TooLong { .. }
+                | FilterError::Nul { .. }
+                | FilterError::BadProgram(_)),
+            ) => {
                 return Err(format!(
                     "the filter {filter:?} of a grant for {source:?}: {error}"
                 ));
+            }
+            // Perhaps of this moment.
+            Err(error) => {
+                log::warn!(target: "filter", "the filter {filter:?} of a grant for {source:?}: {error}");
             }
         }
     }

@@ -289,19 +289,23 @@ impl Source {
         recorder: &mut Recorder,
         pulse: &mut dyn FnMut() -> bool,
     ) -> Result<Option<u64>, vnplug::Error> {
-        let (mut taken, mut gap) = (0, false);
+        let mut taken = 0;
+        let reopened = self.port.counts().reopened;
         for packet in self.port.batch(BATCH) {
-            let packet = packet?;
+            let mut packet = packet?;
             self.rest.pass(&packet);
             self.marked |= packet.meta.flags & flags::SOURCE_LOSS != 0;
-            gap |= packet.meta.flags & flags::GAP != 0;
+            if packet.meta.flags & flags::GAP != 0 {
+                // Each ring tells of the same restart.
+                if self.reopened == reopened {
+                    packet.meta.flags &= !flags::GAP;
+                }
+                self.reopened = reopened;
+            }
             if !recorder.take(self.interface, &packet, pulse) {
                 return Ok(None);
             }
             taken += 1;
-        }
-        if gap {
-            self.reopened = self.port.counts().reopened;
         }
         if taken == 0 {
             // Whatever the rings said: they are others since, after a restart of the daemon.
