@@ -12,7 +12,7 @@ use vnplug::{Port, PortOptions};
 use vnplug_store::disk::{Buffer, Disk, Real, make_directory};
 use vnplug_store::encode::Interface;
 use vnplug_store::name;
-use vnplug_store::record::{Quota, Recorder, Session, Settings, Source, Status};
+use vnplug_store::record::{LaneStatus, Quota, Recorder, Session, Settings, Source, Status};
 
 use crate::failure::{Failure, OK, Outcome};
 use crate::text::{self, grouped};
@@ -448,9 +448,9 @@ fn summary(status: &Status) -> String {
         0 => String::new(),
         _ => format!(", {} {words}", grouped(count)),
     };
-    let recycled: u64 = status.lanes.iter().map(|lane| lane.recycled).sum();
+    let sum = |of: fn(&LaneStatus) -> u64| status.lanes.iter().map(of).sum();
     format!(
-        "{} packets recorded, {}{}{}{}{}{}{}{}{}{}",
+        "{} packets recorded, {}{}{}{}{}{}{}{}{}{}{}{}",
         grouped(status.durable),
         mark(status),
         part(status.lost_ring, "lost in the ring"),
@@ -461,7 +461,15 @@ fn summary(status: &Status) -> String {
             "written but never confirmed by the disk"
         ),
         gaps(status),
-        part(recycled, "old files recycled"),
+        part(sum(|lane| lane.recycled), "old files recycled"),
+        part(
+            sum(|lane| lane.recycled_read),
+            "of them while somebody read them"
+        ),
+        part(
+            sum(|lane| lane.readers_cut),
+            "taken from their readers for want of room"
+        ),
         duplicates(status),
         events(status),
         closed::told(status),

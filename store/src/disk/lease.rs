@@ -1,12 +1,16 @@
-//! Leases: who reads a segment holds a shared flock(2) on it; the recorder removes a segment only
-//! under an exclusive one that it gets at once.
+//! Leases: who reads a segment holds a shared flock(2) on it.
+//!
+//! A segment that somebody reads loses its name to the quota all the same: else a slow reader of old packets
+//! would cost new ones. Its reader goes on with what it has open, until the room is needed ([`Recycled`]).
+//! Whatever else removes a segment waits for its readers ([`remove_unless_leased`]).
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open, unlink};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open, unlink};
 use rustix::io::Errno;
 
 use super::errno;
@@ -53,6 +57,60 @@ pub fn remove_unless_leased(path: &Path) -> io::Result<bool> {
     match unlink(path) {
         Ok(()) | Err(Errno::NOENT) => Ok(true),
         Err(error) => Err(errno(error)),
+    }
+}
+
+/// Files that lost their names while somebody read them, the oldest first. Their blocks are free when the
+/// last reader closes them, or when they are cut.
+#[derive(Debug, Default)]
+pub(super) struct Recycled(VecDeque<(OwnedFd, u64)>);
+
+impl Recycled {
+    /// Removes a file, whoever reads it; true if somebody does.
+    pub(super) fn recycle(&mut self, path: &Path) -> io::Result<bool> {
+        let file = match open_regular(path, OFlags::RDWR) {
+            Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => open_regular(path, OFlags::RDONLY),
+            file => file,
+        };
+        let file = match file {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Ok(false),
+            Err(error) => return Err(errno(error)),
+        };
+        let is_read = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => false,
+            Err(Errno::WOULDBLOCK) => true,
+            Err(error) => return Err(errno(error)),
+        };
+        match unlink(path) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(errno(error)),
+        }
+        let about = fstat(&file).map_err(errno)?;
+        // Under another name it is somebody's copy, and none of ours any more.
+        if is_read && about.st_nlink == 0 {
+            self.0.push_back((file, about.st_blocks as u64 * 512));
+        }
+        Ok(is_read)
+    }
+
+    /// Bytes of those that are still read.
+    pub(super) fn bytes(&mut self) -> u64 {
+        let is_read = |file: &OwnedFd| {
+            flock(file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK)
+        };
+        self.0.retain(|(file, _)| is_read(file));
+        self.0.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Cuts the oldest: its reader finds its end. The bytes that are free again; `None` if there is none.
+    pub(super) fn cut(&mut self) -> Option<io::Result<u64>> {
+        let (file, bytes) = self.0.pop_front()?;
+        let cut = match fstat(&file) {
+            Ok(about) if about.st_nlink == 0 => ftruncate(&file, 0).map(|()| bytes),
+            other => other.map(|_| 0),
+        };
+        Some(cut.map_err(errno))
     }
 }
 

@@ -122,6 +122,28 @@ pub trait Disk: Debug + Send {
     /// Those of unlink(2).
     fn remove(&mut self, path: &Path) -> io::Result<bool>;
 
+    /// Removes a file even if somebody reads it, who goes on with what he has open; true if somebody does.
+    ///
+    /// # Errors
+    /// Those of unlink(2).
+    fn recycle(&mut self, path: &Path) -> io::Result<bool> {
+        self.remove(path).map(|_| false)
+    }
+
+    /// Bytes of [`recycle`](Self::recycle)d files that are still read, and so not free.
+    fn held(&mut self) -> u64 {
+        0
+    }
+
+    /// Takes the oldest of those files from its reader; the bytes that are free again, or `None` if there is
+    /// none.
+    ///
+    /// # Errors
+    /// Those of ftruncate(2); the file is left alone from then on.
+    fn cut_held(&mut self) -> Option<io::Result<u64>> {
+        None
+    }
+
     /// fsync(2) of a directory: its files' names.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, pwrite};
 
 use super::directory::sync_directory;
-use super::lease::open_regular;
+use super::lease::{Recycled, open_regular};
 use super::uring::Uring;
 use super::{Buffer, Disk, Entry, Space, Write, Written, errno, remove_unless_leased};
 
@@ -44,6 +44,7 @@ pub struct Real {
     /// The small file that was appended to last.
     small: Option<(PathBuf, std::fs::File)>,
     lock: Option<OwnedFd>,
+    recycled: Recycled,
 }
 
 impl Real {
@@ -66,6 +67,7 @@ impl Real {
             cached: false,
             small: None,
             lock: None,
+            recycled: Recycled::default(),
         };
         (disk, why_not)
     }
@@ -239,19 +241,22 @@ impl Disk for Real {
     }
 
     fn store(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::CLOEXEC;
-        let file = open(path, flags, Mode::from_raw_mode(0o640)).map_err(errno)?;
+        let flags = OFlags::CREATE | OFlags::WRONLY;
+        let file = open_ours(path, flags)?;
+        ftruncate(&file, 0).map_err(errno)?;
         write_all(&file, bytes, 0)?;
         fsync(&file).map_err(errno)
     }
 
     fn load(&mut self, path: &Path) -> io::Result<Option<Vec<u8>>> {
-        match std::fs::metadata(path) {
-            Ok(about) if about.is_file() => std::fs::read(path).map(Some),
-            Ok(_) => Err(errno(Errno::INVAL)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        use std::io::Read as _;
+        let file = match open_regular(path, OFlags::RDONLY) {
+            Err(Errno::NOENT) => return Ok(None),
+            file => file.map_err(errno)?,
+        };
+        let mut bytes = Vec::new();
+        std::fs::File::from(file).read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
     }
 
     fn read(&mut self, path: &Path, offset: u64, into: &mut Buffer) -> io::Result<usize> {
@@ -293,12 +298,11 @@ impl Disk for Real {
 
     fn append(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         use std::io::Write as _;
-        use std::os::unix::fs::OpenOptionsExt as _;
         let mut file = match self.small.take().filter(|(last, _)| last == path) {
             Some((_, file)) => file,
             None => {
-                let mut options = std::fs::OpenOptions::new();
-                options.create(true).append(true).mode(0o640).open(path)?
+                let flags = OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY;
+                open_ours(path, flags)?.into()
             }
         };
         file.write_all(bytes)?;
@@ -312,6 +316,18 @@ impl Disk for Real {
 
     fn remove(&mut self, path: &Path) -> io::Result<bool> {
         remove_unless_leased(path)
+    }
+
+    fn recycle(&mut self, path: &Path) -> io::Result<bool> {
+        self.recycled.recycle(path)
+    }
+
+    fn held(&mut self) -> u64 {
+        self.recycled.bytes()
+    }
+
+    fn cut_held(&mut self) -> Option<io::Result<u64>> {
+        self.recycled.cut()
     }
 
     fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
@@ -349,11 +365,27 @@ impl Disk for Real {
                 return Ok(());
             }
         }
-        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = open(path, flags, Mode::from_raw_mode(0o640)).map_err(errno)?;
+        let file = open_ours(path, OFlags::CREATE | OFlags::RDWR)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(errno)?;
         self.lock = Some(file);
         Ok(())
+    }
+}
+
+/// Opens a small file of the recording, or makes it. Neither a link nor a FIFO that somebody put there leads
+/// elsewhere.
+fn open_ours(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = open(path, flags, Mode::from_raw_mode(0o640)).map_err(|error| match error {
+        Errno::LOOP => io::Error::other(format!(
+            "{}: a symbolic link is in the place of this file",
+            path.display()
+        )),
+        error => errno(error),
+    })?;
+    match FileType::from_raw_mode(fstat(&file).map_err(errno)?.st_mode) {
+        FileType::RegularFile => Ok(file),
+        _ => Err(errno(Errno::INVAL)),
     }
 }
 
@@ -434,6 +466,29 @@ mod tests {
         begins.trim(&path).unwrap();
         assert!(reserved() < 1 << 20);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_small_file_leads_nowhere() {
+        let dir = std::env::temp_dir().join(format!("vnplug-link-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (victim, link) = (dir.join("victim"), dir.join("link"));
+        std::fs::write(&victim, "untouched").unwrap();
+        std::os::unix::fs::symlink(&victim, &link).unwrap();
+        let mut disk = Real::new(false).0;
+        let stored = disk.store(&link, b"x").unwrap_err().to_string();
+        assert!(stored.contains("link: a symbolic link"), "{stored}");
+        assert!(disk.append(&link, b"x").is_err());
+        assert!(disk.lock(&link).is_err());
+        assert_eq!(std::fs::read(&victim).unwrap(), b"untouched");
+        // Where nothing is in the way.
+        let file = dir.join("file");
+        disk.store(&file, b"long").unwrap();
+        disk.store(&file, b"x").unwrap();
+        disk.append(&file, b"y").unwrap();
+        assert_eq!(disk.load(&file).unwrap().unwrap(), b"xy");
+        assert_eq!(disk.load(&dir.join("none")).unwrap(), None);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     /// With io_uring: a disk with an open file, and one that is over when it is dropped.

@@ -20,7 +20,7 @@
 //! from sorted.
 //!
 //! **Recycling.** All segments that may have something in the time are opened, with a lease, at the start;
-//! the recorder removes none of them before it was read. What is written to a segment after the extract was opened is not part of it.
+//! the recorder takes one of them away before it was read only if it needs the room, which is told. What is written to a segment after the extract was opened is not part of it.
 
 mod flows;
 mod output;

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use super::segments::Found;
 use super::{ExtractError, Query, Tally};
 use crate::index::{Block, Sidecar};
-use crate::read::{Interface, ReadError, Reader};
+use crate::read::{Cause, Interface, ReadError, Reader};
 
 /// One segment.
 #[derive(Debug)]
@@ -297,6 +297,19 @@ impl Stream {
             run.bytes.extend_from_slice(packet.bytes);
         }
         tally.bytes_read += self.reader.offset().saturating_sub(job.start);
+        // What was read ahead is whole; what is missing behind it was there when the query began.
+        if self.reader.offset() < job.end.min(self.len_bytes)
+            && self
+                .reader
+                .len_bytes()
+                .is_some_and(|len| len < self.len_bytes)
+        {
+            failed = Some(ReadError {
+                path: self.reader.path().to_owned(),
+                offset: self.reader.offset(),
+                cause: Cause::Taken,
+            });
+        }
         if failed.is_none() && job.packets != u64::MAX && job.packets != count {
             let what = "the index does not fit: remove it (.vnx), and it is made anew";
             failed = Some(ReadError::bad(self.reader.path(), job.start, what));

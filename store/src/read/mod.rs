@@ -437,6 +437,8 @@ pub enum Cause {
     Damaged(&'static str),
     /// It ends at the offset, and was of this length in bytes when it was closed.
     Cut(u64),
+    /// The recorder removed it to make room, and took it from its reader at the offset.
+    Taken,
 }
 
 impl ReadError {
@@ -465,9 +467,9 @@ impl ReadError {
         }
     }
 
-    /// True if the file is to blame, and not the system.
+    /// True if the file is to blame, and not the system or a slow reader.
     pub fn is_damage(&self) -> bool {
-        !matches!(self.cause, Cause::Io(_))
+        !matches!(self.cause, Cause::Io(_) | Cause::Taken)
     }
 }
 
@@ -487,6 +489,14 @@ impl fmt::Display for ReadError {
                 write!(
                     f,
                     "{path}: is cut off: {offset} bytes of the {closed} with which it was closed"
+                )
+            }
+            Cause::Taken => {
+                let path = path.display();
+                write!(
+                    f,
+                    "{path}: byte {offset}: removed by its recorder, which needed the room before this was \
+                     read"
                 )
             }
         }

@@ -19,7 +19,11 @@ pub enum Quota {
 impl Quota {
     /// Removes the oldest segments of `recording` until `more` bytes may be written. `keep` is the
     /// number of the segment that is being written. How many were removed, their bytes, and whether that is
-    /// enough: segments that are read at the moment stay, and those that cannot be removed.
+    /// enough: those stay that cannot be removed.
+    ///
+    /// One that somebody reads goes, too, and its reader has it open still. Such segments may take a quarter
+    /// of a quota in bytes on top; of one in percent nothing, once they are missed. What is beyond is taken
+    /// from its reader, the oldest first.
     ///
     /// What is removed counts as free whether the disk says so yet or not: somebody may have it open, or
     /// have a snapshot of it.
@@ -35,7 +39,16 @@ impl Quota {
         more: u64,
     ) -> io::Result<Room> {
         let entries = disk.list(dir)?;
-        let short = self.short(disk, dir, recording, &entries, more)?;
+        let mut short = self.short(disk, dir, recording, &entries, more)?;
+        let mut cut = 0;
+        let too_many = |disk: &mut dyn Disk, short| match self {
+            Self::Bytes(most) => disk.held() > most / HELD,
+            Self::Percent(_) => short > 0 && disk.held() > 0,
+        };
+        while too_many(disk, short) && cut_held(disk).is_some() {
+            cut += 1;
+            short = self.short(disk, dir, recording, &entries, more)?;
+        }
         let most = match self {
             Self::Bytes(_) => short,
             // Others may have filled the disk, and may go on: no more than is written goes.
@@ -43,6 +56,7 @@ impl Quota {
         };
         let mut room = remove_oldest(disk, dir, recording, keep, &entries, most);
         room.enough = room.bytes >= short;
+        room.cut = cut;
         Ok(room)
     }
 
@@ -93,11 +107,24 @@ pub struct Room {
     pub segments: u64,
     /// Their bytes, and those of what was beside them.
     pub bytes: u64,
+    /// Segments that somebody reads.
+    pub read: u64,
+    /// Segments that were removed before and are now taken from their readers.
+    pub cut: u64,
     /// It is as much as is needed.
     pub enough: bool,
 }
 
-/// Removes one segment, whatever the quota says: the disk is full.
+/// Takes the oldest segment that was removed from its reader.
+fn cut_held(disk: &mut dyn Disk) -> Option<u64> {
+    let cut = disk.cut_held()?;
+    cut.inspect_err(|error| log::warn!("a removed segment keeps its room: {error}"))
+        .ok()
+        .or(Some(0))
+}
+
+/// Removes one segment, whatever the quota says: the disk is full. One that was removed before and is still
+/// read comes first.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -107,6 +134,19 @@ pub(super) fn make_room(
     recording: &str,
     keep: Option<u64>,
 ) -> io::Result<Room> {
+    while disk.held() > 0 {
+        match cut_held(disk) {
+            Some(bytes @ 1..) => {
+                return Ok(Room {
+                    bytes,
+                    cut: 1,
+                    ..Room::default()
+                });
+            }
+            Some(0) => {}
+            None => break,
+        }
+    }
     let entries = disk.list(dir)?;
     Ok(remove_oldest(disk, dir, recording, keep, &entries, 1))
 }
@@ -162,16 +202,17 @@ fn remove_oldest(
             break;
         }
         let mut removed = false;
+        let mut is_read = false;
         for &(beside, name, bytes) in same {
-            match disk.remove(&dir.join(name)) {
+            match disk.recycle(&dir.join(name)) {
                 // It was packed in the meantime: what is beside it is the packed one's.
-                Ok(true) if !beside && is_packed(disk, dir, name) => break,
-                Ok(true) => {
+                Ok(_) if !beside && is_packed(disk, dir, name) => break,
+                Ok(read) => {
                     room.bytes += bytes;
                     removed |= !beside;
+                    is_read |= read && !beside;
                 }
                 // What is beside it is of use as long as it is there.
-                Ok(false) => break,
                 Err(error) => {
                     log::warn!("{name} cannot be recycled: {error}");
                     break;
@@ -179,6 +220,7 @@ fn remove_oldest(
             }
         }
         room.segments += u64::from(removed);
+        room.read += u64::from(is_read);
     }
     room
 }
@@ -214,6 +256,8 @@ fn companion(file: &str) -> Option<&str> {
 }
 
 const SLACK: u64 = 64 << 10;
+/// What readers keep of removed segments is at most this part of the quota.
+const HELD: u64 = 4;
 
 #[cfg(test)]
 mod tests {

@@ -135,6 +135,10 @@ pub struct LaneStatus {
     pub last_ns: u64,
     /// Segments that were recycled.
     pub recycled: u64,
+    /// Of them, those that somebody was reading.
+    pub recycled_read: u64,
+    /// Of those, the ones that were taken from their readers, since their room was needed.
+    pub readers_cut: u64,
     /// Why nothing is written now; empty = it is.
     pub paused: String,
     /// Segments that were given up because of an error.
@@ -284,6 +288,7 @@ impl LaneStatus {
         json!({
             "directory": self.directory, "segment": self.segment, "offset": self.offset,
             "packets": self.packets, "last_ns": self.last_ns, "recycled": self.recycled,
+            "recycled_while_read": self.recycled_read, "taken_from_readers": self.readers_cut,
             "poisoned": self.poisoned, "paused": self.paused,
         })
     }
@@ -297,6 +302,8 @@ impl LaneStatus {
             packets: number(value, "/packets"),
             last_ns: number(value, "/last_ns"),
             recycled: number(value, "/recycled"),
+            recycled_read: number(value, "/recycled_while_read"),
+            readers_cut: number(value, "/taken_from_readers"),
             poisoned: number(value, "/poisoned"),
             paused: text(value, "/paused"),
         }

@@ -2,6 +2,9 @@
 
 use super::*;
 use crate::disk::Real;
+use crate::extract::{Extract, Query};
+use crate::filter::Filter;
+use crate::read::{Cause, ReadError};
 
 const EFBIG: i32 = 27;
 
@@ -410,5 +413,61 @@ fn a_disk_that_gives_nothing_back_costs_a_few_segments() {
             .keys()
             .filter(|path| path.extension().unwrap() == "pcapng");
         assert!(left.count() >= 30, "{quota:?}: {status:?}");
+    }
+}
+
+/// Forty segments of a megabyte go by, of which eight may stay.
+#[test]
+fn a_slow_reader_costs_no_new_segment() {
+    let place = Place::new("slow");
+    let mut settings = settings(Format::Pcapng);
+    settings.quota = Some(Quota::Bytes(8 << 20));
+    settings.rotate_bytes = 1 << 20;
+    let mut recorder = recorder(&settings, vec![place.disk()]);
+    let names = || {
+        let entries = std::fs::read_dir(&place.0).unwrap();
+        let names = entries
+            .filter_map(|entry| SegmentName::parse(entry.unwrap().file_name().to_str().unwrap()));
+        let mut numbers: Vec<u64> = names.map(|name| name.sequence).collect();
+        numbers.sort_unstable();
+        numbers
+    };
+    take(&mut recorder, 0..8000);
+    recorder.flush();
+    until(|| recorder.ledger().status().durable == 8000);
+    let everything = Query {
+        from_ns: 0,
+        to_ns: u64::MAX,
+        filter: Filter::new("").unwrap(),
+    };
+    let mut reader = Extract::open(std::slice::from_ref(&place.0), everything).unwrap();
+    assert!(reader.read().unwrap().is_some());
+    let first = names();
+    take(&mut recorder, 8000..70_000);
+    let status = recorder.finish();
+    assert_eq!((status.durable, status.lost()), (70_000, 0));
+    let left = names();
+    assert!(left[0] > *first.last().unwrap(), "{first:?} {left:?}");
+    assert!(left.is_sorted_by(|a, b| a + 1 == *b), "{left:?}");
+    let lane = &status.lanes[0];
+    assert!(lane.recycled_read > 0, "{lane:?}");
+    // More than a quarter of the quota is not kept for it.
+    assert!(
+        (1..=lane.recycled_read).contains(&lane.readers_cut),
+        "{lane:?}"
+    );
+    // What was kept is read, and what was taken is told.
+    while reader.read().unwrap().is_some() {}
+    let problems = reader.problems();
+    assert!((1..8000).contains(&reader.tally().packets));
+    let taken = |problem: &ReadError| matches!(problem.cause, Cause::Taken);
+    assert!(problems.iter().any(taken), "{problems:?}");
+}
+
+fn until(done: impl Fn() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < limit, "it does not come");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -296,7 +296,7 @@ impl Writer {
         let keep = self.segment.as_ref().map(|segment| segment.name.sequence);
         let recording = &self.settings.recording;
         let made = room::make_room(self.disk.as_mut(), &self.dir, recording, keep);
-        self.recycled(made).is_some_and(|room| room.segments > 0)
+        self.recycled(made).is_some_and(|room| room.bytes > 0)
     }
 
     /// Removing is of use: what was removed since the last packet was written is less than the next chunk needs, or
@@ -317,8 +317,28 @@ impl Writer {
         if room.segments > 0 {
             self.removed += room.bytes;
             self.removed_at = Some(Instant::now());
-            let more = room.segments;
-            self.ledger.lane(self.lane, |lane| lane.recycled += more);
+        }
+        if room.read > 0 {
+            log::warn!(
+                "{}: {} of the oldest segments were removed to make room while somebody reads them: he keeps \
+                 them open as long as there is room",
+                self.dir.display(),
+                room.read,
+            );
+        }
+        if room.cut > 0 {
+            log::warn!(
+                "{}: {} removed segments were taken from a reader: their room was needed",
+                self.dir.display(),
+                room.cut,
+            );
+        }
+        if room.segments + room.cut > 0 {
+            self.ledger.lane(self.lane, |lane| {
+                lane.recycled += room.segments;
+                lane.recycled_read += room.read;
+                lane.readers_cut += room.cut;
+            });
         }
         Some(room)
     }
