@@ -6,7 +6,7 @@
 #   make bench   ours and the peers, in one table (ROWS="handoff fanout …" selects)
 #   make build   vnplugd, vnplug-web, libvnplug, and the static vnplug for guests
 #   make query   vnplug-query, which answers `vnplug query` (takes longer than all the rest)
-#   make install PREFIX=/usr/local
+#   make install PREFIX=/usr/local      what was built; as root it needs no Rust
 
 PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -19,38 +19,51 @@ AS_ROOT := ./.ci/as-root
 # The Python package and what its tests need are installed here, from PyPI.
 VENV := target/venv
 
-.PHONY: all setup build guest query debug demo demo-record test test-python bench install clean
+# What is installed; the demo and the bench build their own programs with it, in one go, so that
+# nothing is compiled twice for other features.
+PRODUCTS := -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-web
+
+.PHONY: all setup-build setup-demo setup build guest query demo demo-record test test-python bench \
+	install clean
 
 all: build
 
-setup:
-	./setup.sh
+setup-build:
+	./setup.sh build
 
-guest: setup $(UML_PRELOAD)
+setup-demo:
+	./setup.sh demo
+
+setup:
+	./setup.sh test
+
+guest: setup-build $(UML_PRELOAD)
 	RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --release \
 		--target $(STATIC) -p vnplug-cli
 	install -s -D -m 755 $(TARGET)/$(STATIC)/release/vnplug $(GUEST_BIN)
 
-$(UML_PRELOAD): cli/uml-xstate.c | setup
+$(UML_PRELOAD): cli/uml-xstate.c | setup-build
 	install -d $(@D)
 	$(CC) -O2 -shared -fPIC -o $@ $<
 
 build: guest
-	cargo build --locked --release -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-web -p vnplug-e2e -p vnplug-bench
+	cargo build --locked --release $(PRODUCTS)
 	@echo "built: $(TARGET)/release/vnplugd, $(TARGET)/release/libvnplug.so, $(GUEST_BIN)"
 
-query: setup
+query: setup-build
 	cargo build --locked --release -p vnplug-query
 	@echo "built: $(TARGET)/release/vnplug-query"
 
-demo: build
+demo: setup-demo guest
 	./e2e/setup-guest-kernel.sh
+	cargo build --locked --release $(PRODUCTS) -p vnplug-e2e
 	$(AS_ROOT) $(TARGET)/release/demo
 
-demo-record: build
+demo-record: setup-demo guest
+	cargo build --locked --release $(PRODUCTS) -p vnplug-e2e
 	$(AS_ROOT) $(TARGET)/release/demo-record
 
-test: guest
+test: setup guest
 	./e2e/setup-guest-kernel.sh
 	cargo build --locked --workspace
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/.ci/run-test" \
@@ -65,11 +78,15 @@ test-python: setup
 	cd python/tests && ../../.ci/run-test ../../$(VENV)/bin/python -B -m unittest
 
 # Both sides of every row run in a real-time class, so that other work of the machine does not decide.
-bench: build
+bench: setup guest
 	./e2e/setup-guest-kernel.sh
+	cargo build --locked --release $(PRODUCTS) -p vnplug-e2e -p vnplug-bench
 	$(AS_ROOT) chrt -r 10 $(TARGET)/release/vnplug-bench $(ROWS)
 
-install: build
+# Builds nothing: root has no Rust where rustup put it into a user's home.
+install:
+	@test -x $(TARGET)/release/vnplugd -a -x $(GUEST_BIN) -a -x $(TARGET)/release/vnplug-web || \
+		{ echo "install: nothing is built here: run 'make build' first, as yourself" >&2; exit 1; }
 	install -D -m 755 $(TARGET)/release/vnplugd $(DESTDIR)$(PREFIX)/sbin/vnplugd
 	install -D -m 755 $(GUEST_BIN) $(DESTDIR)$(PREFIX)/bin/vnplug
 	install -D -m 755 $(TARGET)/release/vnplug-web $(DESTDIR)$(PREFIX)/bin/vnplug-web

@@ -1,34 +1,56 @@
 #!/usr/bin/env bash
-# Installs what building, testing and measuring need and the machine lacks: Debian 12 or Ubuntu,
-# with Rust. Quick when nothing is missing. Asks for root only to install packages.
+# Installs what the machine lacks for a job: Debian 12 or Ubuntu, with Rust. Quick when nothing is
+# missing. Asks for root only to install packages.
+#
+#   ./setup.sh build   what compiles the programs, and what they load when they run
+#   ./setup.sh demo    and what boots the demo's guests and shows their packets
+#   ./setup.sh test    and the whole laboratory of tests and measurements
 set -euo pipefail
 cd "$(dirname "$0")"
 
+# program, file or library that must be there -> package that has it
+build=(
+    cc:gcc ld:binutils make:make /usr/include/stdio.h:libc6-dev
+    # the daemon's filter compiler and the recorder load it when they run
+    libpcap.so.0.8:libpcap0.8
+)
+demo=(
+    "${build[@]}"
+    ip:iproute2 tcpdump:tcpdump tshark:tshark editcap:wireshark-common capinfos:wireshark-common
+    qemu-system-x86_64:qemu-system-x86 linux.uml:user-mode-linux
+    /usr/bin/busybox:busybox-static cpio:cpio modinfo:kmod setpriv:util-linux
+)
 # what runs the tests of the page; Ubuntu has other names for it
 browser=chromium driver=chromium-driver
 if grep -qs '^ID=ubuntu' /etc/os-release; then
     browser=chromium-browser driver=chromium-chromedriver
 fi
-
-# program, file or library that must be there -> package that has it
-needs=(
-    cc:gcc ld:binutils make:make ip:iproute2 tcpdump:tcpdump tshark:tshark
-    qemu-system-x86_64:qemu-system-x86 linux.uml:user-mode-linux
-    /usr/bin/busybox:busybox-static libpcap.so.0.8:libpcap0.8
+test=(
+    "${demo[@]}"
     # the tests of the drop-in compile programs
-    /usr/include/pcap/pcap.h:libpcap-dev
+    /usr/include/pcap/pcap.h:libpcap-dev g++:g++
     dpdk-testpmd:dpdk-dev curl:curl python3:python3 ping:iputils-ping dnsmasq:dnsmasq-base
-    dig:bind9-dnsutils ethtool:ethtool setpriv:util-linux editcap:wireshark-common g++:g++
+    dig:bind9-dnsutils ethtool:ethtool
     tcpreplay:tcpreplay fio:fio netsniff-ng:netsniff-ng dmsetup:dmsetup mkfs.ext4:e2fsprogs
     # the page of recordings is tested in a browser
     "$browser:$browser" "chromedriver:$driver"
-    zstd:zstd age:age capinfos:wireshark-common
-    cpio:cpio modinfo:kmod openssl:openssl valgrind:valgrind
+    # README's first commands are typed on a fresh machine
+    debootstrap:debootstrap
+    zstd:zstd age:age openssl:openssl valgrind:valgrind
     # programs that capture with libpcap, for the tests of the drop-in; none starts a service
     ngrep:ngrep p0f:p0f tcpflow:tcpflow ssldump:ssldump dhcpdump:dhcpdump sngrep:sngrep
     /usr/lib/python3/dist-packages/scapy:python3-scapy
     /var/lib/dpkg/info/python3-pcapy.list:python3-pcapy
 )
+
+job=${1:-test}
+case $job in
+build | demo | test) declare -n needs=$job ;;
+*)
+    echo "setup: '$job' is none of build, demo, test" >&2
+    exit 2
+    ;;
+esac
 
 if ! command -v cargo >/dev/null; then
     echo "setup: no cargo. Install Rust 1.95 or newer (https://rustup.rs), then try again." >&2
@@ -36,14 +58,16 @@ if ! command -v cargo >/dev/null; then
 fi
 
 # format and lints; an installation of rustup may have neither
-for component in fmt:rustfmt clippy:clippy; do
-    cargo "${component%%:*}" --version >/dev/null 2>&1 && continue
-    if ! command -v rustup >/dev/null; then
-        echo "setup: no cargo ${component%%:*}, and no rustup to add it: install ${component#*:}" >&2
-        exit 1
-    fi
-    rustup component add "${component#*:}"
-done
+if [[ $job == test ]]; then
+    for component in fmt:rustfmt clippy:clippy; do
+        cargo "${component%%:*}" --version >/dev/null 2>&1 && continue
+        if ! command -v rustup >/dev/null; then
+            echo "setup: no cargo ${component%%:*}, and no rustup to add it: install ${component#*:}" >&2
+            exit 1
+        fi
+        rustup component add "${component#*:}"
+    done
+fi
 
 missing=()
 for need in "${needs[@]}"; do
@@ -58,7 +82,9 @@ for need in "${needs[@]}"; do
     fi
 done
 # The tests of the Python package make a virtual environment.
-python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+if [[ $job == test ]]; then
+    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+fi
 [[ ${#missing[@]} -eq 0 ]] && exit 0
 
 if ! command -v apt-get >/dev/null; then
