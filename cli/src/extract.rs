@@ -158,7 +158,8 @@ pub(crate) struct Wrong {
 }
 
 impl Wrong {
-    /// Tells directories that have nothing to read.
+    /// Tells directories that have nothing to read. A recording that has no packets yet is one without
+    /// packets.
     ///
     /// # Errors
     /// [`Failure`] if no place has.
@@ -167,7 +168,13 @@ impl Wrong {
             let (files, unread) = captures(std::slice::from_ref(*place));
             files.is_empty() && unread.is_empty()
         };
-        let empty: Vec<&PathBuf> = places.iter().filter(is_empty).collect();
+        let (begun, empty): (Vec<&PathBuf>, Vec<&PathBuf>) = places
+            .iter()
+            .filter(is_empty)
+            .partition(|dir| has_state(dir));
+        for dir in &begun {
+            out::note(&format!("no packets yet in {}", dir.display()));
+        }
         if empty.len() == places.len() {
             let names: Vec<String> = empty.iter().map(|dir| dir.display().to_string()).collect();
             return Err(Failure::new(format!("no segments in {}", names.join(", "))));
@@ -200,6 +207,13 @@ impl Wrong {
         };
         Err(Failure::new(format!("{what}; all else was {done}")))
     }
+}
+
+/// Whether a recorder has begun here.
+fn has_state(dir: &Path) -> bool {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names = entries.map(|entry| entry.path());
+    names.any(|path| path.extension().is_some_and(|ext| ext == "state"))
 }
 
 /// Makes the indexes of capture files (.vnx) that are missing, torn, or of other files.

@@ -146,6 +146,12 @@ impl Record {
         let remote = recorder.remote();
         let mut session = Session::new(ports, recorder);
         let ledger = std::sync::Arc::clone(session.recorder().ledger());
+        out::note(&format!(
+            "recording since {}: {} to {}",
+            name::time(ledger.status().run.since_ns),
+            self.sources.join(", "),
+            self.place(),
+        ));
         let mut reports = Reports::new(self.report);
         let end = self.seconds.map(|seconds| Instant::now() + seconds);
         let mut stopped = false;
@@ -158,6 +164,13 @@ impl Record {
             stopped |= sys::stop().is_some() || end.is_some_and(|end| now >= end);
             stopped
         });
+        let waiting = ledger.status().buffered();
+        if waiting > MANY {
+            out::note(&format!(
+                "ending; {} packets are still on their way to the disk",
+                grouped(waiting)
+            ));
+        }
         let status = session.finish();
         out::note(&summary(&status));
         driven?;
@@ -388,10 +401,14 @@ impl Reports {
 
 /// `durable up to packet N (TIME)`.
 fn mark(status: &Status) -> String {
+    let stopped = match status.mark < status.settled {
+        true => " and, but for what was lost, beyond",
+        false => "",
+    };
     match status.mark {
         0 => "nothing durable yet".into(),
         mark => format!(
-            "durable up to packet {} ({})",
+            "durable up to packet {} ({}){stopped}",
             grouped(mark),
             name::time(status.mark_ns)
         ),
@@ -537,6 +554,8 @@ fn quota(text: &str) -> Result<Quota, String> {
     }
 }
 
+/// So many take a while at the end.
+const MANY: u64 = 100_000;
 const WATERMARK: u32 = 512;
 const MAX_DELAY: Duration = Duration::from_millis(10);
 const SMALLEST_SEGMENT: u64 = 2 << 20;

@@ -144,6 +144,19 @@ fn a_directory_without_segments_is_told() {
 }
 
 #[test]
+fn a_recording_without_packets_is_no_error() {
+    let it = Recording::new();
+    let begun = it.scratch.path("begun");
+    fs::create_dir(&begun).unwrap();
+    fs::write(begun.join("r.state"), "{}").unwrap();
+    let (code, _, err) = it.extract(&begun, &[]);
+    assert!(code == 0 && err.contains("no packets yet in "), "{err}");
+    assert!(it.found().exists());
+    let (code, _, err) = it.vnplug(&["flows".as_ref(), &begun]);
+    assert!(code == 0 && err.contains("no packets yet in "), "{err}");
+}
+
+#[test]
 fn what_cannot_be_read_is_not_called_damaged() {
     let it = Recording::new();
     let sealed = it.dir.join("sealed.pcapng.age");

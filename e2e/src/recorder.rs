@@ -231,3 +231,5 @@ pub fn packets_by_others(file: &Path) -> [u64; 3] {
 
 /// Where the durable mark is in a state.
 pub const MARK: &str = "/durable_mark/packets";
+/// Where it has how far everything is durable, or counted as lost.
+pub const SETTLED: &str = "/settled_mark/packets";

@@ -7,7 +7,9 @@ use std::time::Instant;
 
 use serde_json::Value;
 use vnplug_e2e::daemon::{Daemon, program, value};
-use vnplug_e2e::recorder::{MARK, Recorder, number, packets_by_others, segments, state_in};
+use vnplug_e2e::recorder::{
+    MARK, Recorder, SETTLED, number, packets_by_others, segments, state_in,
+};
 use vnplug_e2e::{Lab, LabError};
 use vnplug_store::name::SegmentName;
 
@@ -24,7 +26,7 @@ fn a_directory_that_is_removed_pauses_the_recorder_until_it_is_there_again() {
     fs::remove_dir_all(&dir).unwrap();
     recorder.until("it pauses", || recorder.said().contains("recording pauses"));
     fs::create_dir(&dir).unwrap();
-    recorder.until("it goes on", || recorder.mark() > 3000);
+    recorder.until("it goes on", || recorder.number(SETTLED) > 3000);
     let ended = recorder.end();
     let state = recorder.state();
     let in_time = !matches!(ended, Err(LabError::Timeout { .. }));
@@ -129,7 +131,9 @@ fn a_quota_holds_and_a_second_recorder_is_refused() {
         .map(|name| name.sequence)
         .collect();
     assert!(numbers.is_sorted_by(|a, b| a + 1 == *b), "{numbers:?}");
-    assert!(recorder.number("/disks/0/recycled_while_read") > 0);
+    recorder.until("that is counted", || {
+        recorder.number("/disks/0/recycled_while_read") > 0
+    });
     drop(lease);
     let status = Command::new(program("vnplug").unwrap())
         .arg("record")

@@ -81,6 +81,34 @@ fn a_wire_is_recorded_and_others_read_the_files_while_they_grow() {
 }
 
 #[test]
+fn a_recorder_of_a_quiet_wire_is_known_to_be_at_work() {
+    let lab = Lab::new().unwrap();
+    let netns = Netns::new().unwrap();
+    netns.veth("wire0", "wire1").unwrap();
+    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
+    let dir = lab.dir().join("rec");
+    // Nothing that the kernel itself sends.
+    let args = ["host:wire1", "--filter", "ether proto 0x1234"];
+    let mut recorder = Recorder::start(&daemon, &args, &[&dir]).unwrap();
+    recorder.until("it is armed", || {
+        recorder.said().contains("recording since ")
+    });
+    recorder.until("the state says since when", || {
+        recorder.number("/run/since_ns") > 0
+    });
+    for _ in 0..3 {
+        let beat = ["/heartbeat_ns", "/revision", "/written_ns"];
+        let before = beat.map(|field| recorder.number(field));
+        recorder.until("the heart beats", || {
+            let now = beat.map(|field| recorder.number(field));
+            before.iter().zip(now).all(|(before, now)| *before < now)
+        });
+    }
+    assert_eq!(recorder.number("/taken"), 0);
+    recorder.end().unwrap();
+}
+
+#[test]
 fn stats_show_the_durable_mark_of_a_recorder_at_work() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,size=300,pps=2000"]).unwrap();

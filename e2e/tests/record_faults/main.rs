@@ -71,7 +71,7 @@ fn one_disk_of_two_that_fails_does_not_hold_the_mark() {
     loop {
         let state = stage.state_in("/world/srv/rec");
         let mark = state
-            .pointer("/durable_mark/packets")
+            .pointer("/settled_mark/packets")
             .and_then(Value::as_u64);
         if mark.unwrap_or(0) > before + 8000 {
             assert_ne!(state["disks"][0]["paused"], "", "{state:#}");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use vnplug_e2e::daemon::program;
-use vnplug_e2e::recorder::{MARK, number, segments};
+use vnplug_e2e::recorder::{MARK, SETTLED, number, segments};
 use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{DiskFault, Guest, Image, Job, Lab, Uml, UmlConfig};
 use vnplug_store::read::Reader;
@@ -107,7 +107,7 @@ impl Stage {
     pub(crate) fn await_mark(&self, beyond: u64, recorder: &Job) -> u64 {
         let deadline = Instant::now() + LIMIT;
         loop {
-            let mark = self.mark();
+            let mark = number(&self.state(), SETTLED);
             if mark > beyond {
                 return mark;
             }

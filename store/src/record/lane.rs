@@ -187,4 +187,4 @@ pub(super) fn drive(writer: &mut Writer, queue: &Queue) {
     writer.end(Instant::now());
 }
 
-const IDLE: Duration = Duration::from_secs(1);
+const IDLE: Duration = Duration::from_millis(200);

@@ -559,7 +559,10 @@ impl Recorder {
                 }
                 match self.pool.recv_timeout(PULSE) {
                     Ok(buffer) => break buffer,
-                    Err(RecvTimeoutError::Timeout) if !stop() => self.share(Instant::now()),
+                    Err(RecvTimeoutError::Timeout) if !stop() => {
+                        self.ledger.beat(now_ns());
+                        self.share(Instant::now());
+                    }
                     Err(_) => return false,
                 }
             },

@@ -67,6 +67,7 @@ impl Session {
             told: 0,
             mute: false,
         };
+        session.recorder.ledger.since(now_ns());
         session.look_behind();
         session
     }
@@ -97,6 +98,7 @@ impl Session {
             let now = Instant::now();
             if now.duration_since(looked) >= LOOK || taken == 0 {
                 looked = now;
+                self.recorder.ledger.beat(now_ns());
                 self.recorder.flush_due(now);
                 if pulse() {
                     return failed;
@@ -209,6 +211,7 @@ impl Session {
         let values = [
             ("durable_packets", status.mark),
             ("durable_time_ns", status.mark_ns),
+            ("settled_packets", status.settled),
             ("taken", status.taken),
             ("buffered", status.buffered()),
             ("lost_ring", status.lost_ring),

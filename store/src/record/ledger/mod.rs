@@ -5,14 +5,19 @@
 //! and was not asked for is the fifth part (`passed_over`).
 //!
 //! The **durable mark** is a prefix: every packet up to this number, in the order in which they were
-//! taken, is on the disk, but for those that are counted as lost. It moves when a first fdatasync(2)
-//! succeeds and in no other way.
+//! taken, is on the disk. It moves when a first fdatasync(2) succeeds and in no other way, and stops for the
+//! rest of the run before the first packet that the disk did not take, or did not confirm. What was lost on
+//! the way to the recorder was never taken, and does not count.
+//!
+//! The **settled mark** goes on: every packet up to it is on the disk, or counted as lost. Without losses
+//! behind the ring both are one.
 //!
 //! The **mark's time** is a watermark over stamps: of the packets that were taken so far, none with an
 //! earlier stamp waits for the disk. It is the earliest stamp of the packets that do wait, in chunks that
 //! are written or filled at the moment, and just behind the latest stamp if none does. A packet that
 //! comes with an earlier stamp (of another source, or after the clock was set back) takes it back with it,
-//! until that packet is durable; how far that was at most is counted (`late_ns`).
+//! until that packet is durable; how far that was at most is counted (`late_ns`). The durable mark's time
+//! stops before the earliest packet that the recorder lost.
 
 mod status;
 #[cfg(test)]
@@ -47,6 +52,8 @@ struct Books {
     latest_ns: Option<u64>,
     /// As far as the mark's time has been.
     farthest_ns: u64,
+    /// The first packet that was taken and lost: its place, and the earliest stamp of those.
+    broken: Option<(u64, u64)>,
     /// Losses that no file tells yet.
     untold: Vec<Loss>,
     /// Of each interface: duplicates that no file tells yet.
@@ -55,6 +62,8 @@ struct Books {
 
 #[derive(Debug)]
 struct Open {
+    /// Packets taken before it.
+    from: u64,
     /// Packets taken up to its end.
     until: u64,
     packets: u64,
@@ -103,6 +112,19 @@ impl Ledger {
         (status.run.started_ns, status.run.first_sequence) = (now_ns, status.next_sequence);
     }
 
+    /// Every ring is open: packets are recorded from now on.
+    pub fn since(&self, now_ns: u64) {
+        self.books().status.run.since_ns = now_ns;
+    }
+
+    /// The recorder is at work, whether packets come or not.
+    pub fn beat(&self, now_ns: u64) {
+        let last = self.lock().status.heartbeat_ns;
+        if now_ns.abs_diff(last) >= BEAT_NS {
+            self.books().status.heartbeat_ns = now_ns;
+        }
+    }
+
     /// A copy.
     pub fn status(&self) -> Status {
         self.lock().status.clone()
@@ -135,10 +157,12 @@ impl Ledger {
     /// A chunk was filled, or more of it.
     pub fn taken(&self, serial: u64, tally: &Tally) {
         let mut books = self.books();
+        let from = books.status.taken;
         books.status.taken += tally.packets;
         books.status.taken_bytes += tally.bytes;
         let until = books.status.taken;
         let open = books.open.entry(serial).or_insert(Open {
+            from,
             until,
             packets: 0,
             first_ns: tally.first_ns,
@@ -261,6 +285,8 @@ impl Ledger {
         }
         books.tell(loss.clone());
         books.lose(loss);
+        let from = books.open.get(&serial).map(|open| open.from);
+        books.stop(from, tally.first_ns);
         books.settle(serial);
         books.set_time();
     }
@@ -271,10 +297,11 @@ impl Ledger {
         let open = std::mem::take(&mut books.open);
         books.waits.clear();
         for chunk in open.values() {
-            books.status.mark = chunk.until;
+            books.status.settled = chunk.until;
             if chunk.settled {
                 continue;
             }
+            books.stop(Some(chunk.from), chunk.first_ns);
             books.status.lost_unknown += chunk.packets;
             let loss = Loss {
                 from_ns: chunk.first_ns,
@@ -415,7 +442,7 @@ impl Books {
         match self.open.range_mut(..serial).next_back() {
             None => {
                 self.open.remove(&serial);
-                self.status.mark = until;
+                self.status.settled = until;
             }
             Some((_, before)) if before.settled => {
                 before.until = until;
@@ -433,8 +460,18 @@ impl Books {
         let first = self.waits.first().map(|&(first_ns, _)| first_ns);
         let waits = first.into_iter().chain(self.filling_ns).min();
         let behind = || self.latest_ns.map(|ns| ns.saturating_add(1));
-        self.status.mark_ns = waits.or_else(behind).unwrap_or(0);
-        self.farthest_ns = self.farthest_ns.max(self.status.mark_ns);
+        let status = &mut self.status;
+        status.settled_ns = waits.or_else(behind).unwrap_or(0);
+        self.farthest_ns = self.farthest_ns.max(status.settled_ns);
+        let (place, ns) = self.broken.unwrap_or((u64::MAX, u64::MAX));
+        (status.mark, status.mark_ns) = (status.settled.min(place), status.settled_ns.min(ns));
+    }
+
+    /// A packet was lost that had been taken: the durable mark does not pass it.
+    fn stop(&mut self, place: Option<u64>, ns: u64) {
+        let place = place.unwrap_or(self.status.mark);
+        let (before, before_ns) = self.broken.unwrap_or((u64::MAX, u64::MAX));
+        self.broken = Some((before.min(place), before_ns.min(ns)));
     }
 
     fn lose(&mut self, loss: Loss) {
@@ -463,4 +500,5 @@ fn add(losses: &mut Vec<Loss>, mut loss: Loss, run: u64) -> Option<Loss> {
     gone
 }
 
+const BEAT_NS: u64 = 500_000_000;
 const MOST_LOSSES: usize = 256;

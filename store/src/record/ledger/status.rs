@@ -16,6 +16,9 @@ pub struct Status {
     pub run: Run,
     /// Grows with every change during a run.
     pub revision: u64,
+    /// When the recorder last looked at its rings, or waited for a buffer: nanoseconds since 1970, at most a
+    /// second old while it works.
+    pub heartbeat_ns: u64,
     /// The number of the next segment.
     pub next_sequence: u64,
     /// Packets read from the ring.
@@ -24,12 +27,16 @@ pub struct Status {
     pub taken_bytes: u64,
     /// Packets that are on the disk for certain.
     pub durable: u64,
-    /// The durable mark: all packets up to this number are on the disk or counted as lost.
+    /// The durable mark: all packets up to this number are on the disk.
     pub mark: u64,
     /// The mark's time, nanoseconds since 1970: every packet taken so far whose stamp is earlier is on the
-    /// disk or counted as lost. 0 before the first packet. It goes back if a packet comes with an
+    /// disk. 0 before the first packet. It goes back if a packet comes with an
     /// earlier stamp.
     pub mark_ns: u64,
+    /// Packets that are on the disk or counted as lost, all up to this number.
+    pub settled: u64,
+    /// As [`mark_ns`](Self::mark_ns): none of an earlier stamp waits for the disk.
+    pub settled_ns: u64,
     /// The most by which a packet's stamp was earlier than the mark's time when the packet came.
     pub late_ns: u64,
     /// Lost because the ring was full: the disk was too slow, or had none.
@@ -65,6 +72,8 @@ pub struct Run {
     pub number: u64,
     /// When it began, nanoseconds since 1970.
     pub started_ns: u64,
+    /// From when on packets are recorded: every ring was open. 0 before.
+    pub since_ns: u64,
     /// The number of its first segment.
     pub first_sequence: u64,
     /// It ended, with everything written or counted.
@@ -354,12 +363,16 @@ impl Status {
             "run": {
                 "number": self.run.number,
                 "started_ns": self.run.started_ns, "started": name::time(self.run.started_ns),
+                "since_ns": self.run.since_ns,
+                "since": (self.run.since_ns > 0).then(|| name::time(self.run.since_ns)),
                 "first_sequence": self.run.first_sequence, "ended": self.run.ended,
             },
             "revision": self.revision,
             "written_ns": now_ns,
+            "heartbeat_ns": self.heartbeat_ns,
             "next_sequence": self.next_sequence,
             "durable_mark": { "packets": self.mark, "time_ns": self.mark_ns, "time": name::time(self.mark_ns) },
+            "settled_mark": { "packets": self.settled, "time_ns": self.settled_ns, "time": name::time(self.settled_ns) },
             "late_ns": self.late_ns,
             "taken": self.taken,
             "taken_bytes": self.taken_bytes,
@@ -398,16 +411,20 @@ impl Status {
             run: Run {
                 number: number(&value, "/run/number"),
                 started_ns: number(&value, "/run/started_ns"),
+                since_ns: number(&value, "/run/since_ns"),
                 first_sequence: number(&value, "/run/first_sequence"),
                 ended: value.pointer("/run/ended").and_then(Value::as_bool) == Some(true),
             },
             revision: number(&value, "/revision"),
+            heartbeat_ns: number(&value, "/heartbeat_ns"),
             next_sequence: number(&value, "/next_sequence"),
             taken: number(&value, "/taken"),
             taken_bytes: number(&value, "/taken_bytes"),
             durable: number(&value, "/durable"),
             mark: number(&value, "/durable_mark/packets"),
             mark_ns: number(&value, "/durable_mark/time_ns"),
+            settled: number(&value, "/settled_mark/packets"),
+            settled_ns: number(&value, "/settled_mark/time_ns"),
             late_ns: number(&value, "/late_ns"),
             lost_ring: number(&value, "/lost/ring"),
             lost_source: number(&value, "/lost/source"),

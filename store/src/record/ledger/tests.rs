@@ -69,7 +69,7 @@ fn what_a_writer_leaves_behind_is_counted() {
     ledger.give_up("gone");
     let status = ledger.status();
     assert_eq!((status.durable, status.lost_unknown), (1, 2));
-    assert_eq!((status.buffered(), status.mark), (0, 3));
+    assert_eq!((status.buffered(), status.settled), (0, 3));
 }
 
 #[test]
@@ -192,10 +192,35 @@ fn a_chunk_that_is_stuck_costs_nothing_behind_it() {
     ledger.lost(500, &one(500), None, "refused");
     let status = ledger.status();
     assert_eq!(
-        (status.mark, status.mark_ns, status.buffered()),
+        (status.settled, status.settled_ns, status.buffered()),
         (2000, 9992, 0)
     );
+    assert_eq!((status.mark, status.mark_ns), (1000, 5000));
     assert!(ledger.lock().open.is_empty() && ledger.lock().waits.is_empty());
+}
+
+#[test]
+fn the_durable_mark_stops_at_the_first_packet_that_the_disk_did_not_take() {
+    let ledger = ledger();
+    for serial in 0..4 {
+        fill(&ledger, serial, &[serial * 10, serial * 10 + 1]);
+    }
+    let one = |serial: u64| tally(&[serial * 10, serial * 10 + 1]);
+    ledger.durable(0, 4096, &[(0, one(0))]);
+    // Lost on the way to the recorder: never taken.
+    ledger.lost_in_ring(1, 2, 100, "the ring was full", true);
+    ledger.durable(0, 8192, &[(3, one(3))]);
+    ledger.lost(2, &one(2), Some("r"), "fdatasync");
+    let status = ledger.status();
+    assert_eq!((status.mark, status.mark_ns), (2, 10));
+    ledger.durable(0, 8192, &[(1, one(1))]);
+    let status = ledger.status();
+    assert_eq!((status.mark, status.mark_ns, status.durable), (4, 20, 6));
+    assert_eq!((status.settled, status.settled_ns), (8, 32));
+    fill(&ledger, 4, &[40, 41]);
+    ledger.durable(0, 8192, &[(4, one(4))]);
+    assert_eq!(ledger.status().mark, 4);
+    assert_eq!(ledger.status().settled, 10);
 }
 
 #[test]

@@ -37,7 +37,15 @@ fn check(bench: &Bench, note: u64, image: &Image, once: bool) {
 /// that is missing was told, in its place.
 fn keeps(promised: &Status, there: &BTreeSet<u64>) {
     let acknowledged = (0..promised.taken)
-        .filter(|&number| number < promised.mark || stamp(number) < promised.mark_ns);
+        .filter(|&number| number < promised.settled || stamp(number) < promised.settled_ns);
+    let durable = |&number: &u64| number < promised.mark || stamp(number) < promised.mark_ns;
+    let mut missing = (0..promised.taken).filter(durable);
+    assert_eq!(
+        missing.find(|number| !there.contains(number)),
+        None,
+        "{promised:?}"
+    );
+    assert!(promised.mark <= promised.durable, "{promised:?}");
     let mut losses: Vec<(u64, u64, u64)> = lost(promised)
         .map(|loss| (loss.to_ns, loss.from_ns, loss.packets))
         .collect();
@@ -161,7 +169,7 @@ fn record_with(format: Format, fault: Option<Fault>, burst: bool) -> (Sim, Bench
         there.len() as u64 >= status.durable,
         "{fault:?}: {status:?}"
     );
-    assert_eq!(status.mark, status.taken);
+    assert_eq!(status.settled, status.taken);
     (sim, bench)
 }
 

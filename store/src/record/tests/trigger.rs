@@ -61,7 +61,7 @@ impl Triggered {
         assert_eq!(status.buffered(), 0, "{status:?}");
         let settled = status.durable + passed_over + status.lost_disk + status.lost_unknown;
         assert_eq!(status.taken, settled, "{status:?}");
-        assert_eq!(status.mark, status.taken);
+        assert_eq!(status.settled, status.taken);
         let mut numbers = Vec::new();
         for sim in &self.sims {
             for (path, content) in sim.files() {

@@ -206,7 +206,8 @@ impl Writer {
             self.close(now);
         }
         // What other directories and the reader did is told here, too.
-        self.state_due |= self.due(self.saved_at) && self.ledger.revision() != self.saved;
+        let old = self.saved_at.elapsed() >= self.settings.sync_every.min(STATE_AT_LEAST);
+        self.state_due |= old && self.ledger.revision() != self.saved;
         if self.state_due && self.flying.is_empty() && (self.backlog.is_empty() || self.pauses()) {
             self.save_state();
         }
@@ -359,6 +360,8 @@ impl Writer {
     }
 }
 
+/// How often the state is written while anything changes, the heartbeat included.
+const STATE_AT_LEAST: Duration = Duration::from_millis(600);
 /// How long a full disk to which removed segments give nothing back is left alone.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Chunks of a directory that are under way.
