@@ -12,6 +12,7 @@
 
 mod api;
 mod bins;
+mod connections;
 mod download;
 mod losses;
 mod page;

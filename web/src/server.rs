@@ -12,13 +12,10 @@
 //! - The page runs the scripts that are built in, and nothing else.
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -26,16 +23,11 @@ use axum::http::header::{self, HeaderName, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::serve::Listener;
-use rustix::net::sockopt::{
-    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
-};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Sleep;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
 use crate::api::{self, Refusal};
+use crate::connections::{self, CONNECTIONS, HEAD};
 use crate::table::Table;
 use crate::{download, page};
 
@@ -82,11 +74,8 @@ pub(crate) fn run(settings: Settings) -> io::Result<()> {
         let address = listener.local_addr()?;
         // Whoever closed stdout does not want to know.
         let _ = writeln!(io::stdout(), "vnplug-web: http://{address}/");
-        let listener = Limited {
-            listener,
-            room: Arc::new(Semaphore::new(CONNECTIONS)),
-        };
-        axum::serve(listener, routes(settings)).await
+        connections::serve(listener, routes(settings), HEAD, CONNECTIONS).await;
+        Ok(())
     })
 }
 
@@ -157,90 +146,6 @@ fn is_known(host: &str, remote: bool, names: &[String]) -> bool {
     }
 }
 
-/// A listener that has at most so many connections at a time; others wait in the kernel's queue.
-struct Limited {
-    listener: TcpListener,
-    room: Arc<Semaphore>,
-}
-
-/// A connection, and its place among them.
-struct Connection {
-    stream: TcpStream,
-    /// Until the first byte comes: who says nothing is given up.
-    patience: Option<Pin<Box<Sleep>>>,
-    _place: Option<OwnedSemaphorePermit>,
-}
-
-impl Connection {
-    fn new(stream: TcpStream, patience: Duration, place: Option<OwnedSemaphorePermit>) -> Self {
-        // A peer that is gone without a word is noticed by the kernel.
-        let kept = set_socket_keepalive(&stream, true)
-            .and_then(|()| set_tcp_keepidle(&stream, KEEP_IDLE))
-            .and_then(|()| set_tcp_keepintvl(&stream, KEEP_EVERY))
-            .and_then(|()| set_tcp_keepcnt(&stream, KEEP_TRIES));
-        if let Err(error) = kept {
-            log::warn!("a peer that is gone will not be noticed: {error}");
-        }
-        Self {
-            stream,
-            patience: Some(Box::pin(tokio::time::sleep(patience))),
-            _place: place,
-        }
-    }
-}
-
-impl Listener for Limited {
-    type Io = Connection;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
-        // It is never closed.
-        let place = Arc::clone(&self.room).acquire_owned().await.ok();
-        let (stream, address) = Listener::accept(&mut self.listener).await;
-        (Connection::new(stream, FIRST_BYTE, place), address)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let ready = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if ready.is_ready() {
-            self.patience = None;
-        } else if let Some(patience) = &mut self.patience
-            && patience.as_mut().poll(context).is_ready()
-        {
-            return Poll::Ready(Err(ErrorKind::TimedOut.into()));
-        }
-        ready
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
-
 /// In every answer.
 const HEADERS: [(HeaderName, &str); 6] = [
     (
@@ -260,13 +165,6 @@ const HEADERS: [(HeaderName, &str); 6] = [
         "same-origin",
     ),
 ];
-const CONNECTIONS: usize = 128;
-/// A connection says what it wants within this time.
-const FIRST_BYTE: Duration = Duration::from_secs(30);
-/// A silent peer is asked whether it is there after so long, so often, and so many times.
-const KEEP_IDLE: Duration = Duration::from_secs(60);
-const KEEP_EVERY: Duration = Duration::from_secs(15);
-const KEEP_TRIES: u32 = 4;
 const WORKERS: usize = 4;
 const FILTERS: usize = 2;
 /// Downloads at a time.
@@ -275,38 +173,6 @@ pub(crate) const DOWNLOADS: usize = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn who_says_nothing_is_given_up_and_who_speaks_is_not() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap();
-            let accept = async |first: &[u8], patience| {
-                let mut peer = std::net::TcpStream::connect(address).unwrap();
-                peer.write_all(first).unwrap();
-                let (stream, _) = listener.accept().await.unwrap();
-                (Connection::new(stream, patience, None), peer)
-            };
-            let read = async |connection: &mut Connection| {
-                let mut bytes = [0; 16];
-                let mut buffer = ReadBuf::new(&mut bytes);
-                let read = |context: &mut Context<'_>| {
-                    Pin::new(&mut *connection).poll_read(context, &mut buffer)
-                };
-                std::future::poll_fn(read).await
-            };
-            let (mut silent, _peer) = accept(b"", Duration::from_millis(50)).await;
-            let error = read(&mut silent).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::TimedOut);
-            let (mut speaks, _peer) = accept(b"GET", Duration::MAX).await;
-            read(&mut speaks).await.unwrap();
-            assert!(speaks.patience.is_none());
-        });
-    }
 
     #[test]
     fn only_own_names_are_known() {

@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod browser;
 #[cfg(test)]
+mod connections;
+#[cfg(test)]
 mod files;
 #[cfg(test)]
 mod http;
