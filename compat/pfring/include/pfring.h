@@ -487,17 +487,28 @@ int pfring_print_pkt(char *buff, u_int buff_len, const u_char *p, u_int len, u_i
 char *pfring_format_numbers(double val, char *buf, u_int buf_len, u_int8_t add_decimals);
 int32_t gmt_to_local(time_t t);
 
-/* ---- sending: PF_RING_ERROR_NOT_SUPPORTED; use vnplug_send of libvnplug ---- */
+/* ---- sending; by any number of threads ---- */
 
+/*
+ * Sends a frame, Ethernet header included, FCS excluded; returns its length. It needs a grant to send
+ * (send = true), which a mode that sends asks for at once; then pfring_enable_ring fails without it.
+ *
+ * -4, ENOBUFS: no room, after 10 ms. -1: the daemon is away, after 10 ms. -7: this ring cannot send.
+ * -2: not this frame; also what a program is told that has repeated what cannot be sent 1,024 times
+ * in a row, or 16 times after -7.
+ */
 int pfring_send(pfring *ring, char *pkt, u_int pkt_len, u_int8_t flush_packet);
-int pfring_send_get_time(pfring *ring, char *pkt, u_int pkt_len, struct timespec *ts);
+/* Through the interface of that number: needs PF_RING_RX_PACKET_BOUNCE and PF_RING_LONG_HEADER. */
 int pfring_send_last_rx_packet(pfring *ring, int tx_interface_id);
+/* So many frames that are sent with flush_packet 0 leave together; 1 is the default. */
 int pfring_set_tx_watermark(pfring *ring, u_int16_t watermark);
 int pfring_flush_tx_packets(pfring *ring);
+/* Every packet that pfring_recv, pfring_recv_parsed or pfring_loop receives is sent there, too. */
 int pfring_set_reflector_device(pfring *ring, char *device_name);
 
 /* ---- not supported here; docs/pfring.md says why ---- */
 
+int pfring_send_get_time(pfring *ring, char *pkt, u_int pkt_len, struct timespec *ts);
 int pfring_recv_flow(pfring *ring, pfring_flow_update *flow, u_int8_t wait_for_flows);
 int pfring_recv_chunk(pfring *ring, void **chunk, pfring_chunk_info *chunk_info,
                       u_int8_t wait_for_incoming_chunk);

@@ -10,6 +10,10 @@ pub(crate) const GENERIC: c_int = -1;
 pub(crate) const INVALID_ARGUMENT: c_int = -2;
 /// `PF_RING_ERROR_NO_PKT_AVAILABLE`.
 pub(crate) const NO_PKT_AVAILABLE: c_int = -3;
+/// `PF_RING_ERROR_NO_TX_SLOT_AVAILABLE`.
+pub(crate) const NO_TX_SLOT: c_int = -4;
+/// `PF_RING_ERROR_WRONG_CONFIGURATION`.
+pub(crate) const WRONG_CONFIGURATION: c_int = -5;
 /// `PF_RING_ERROR_NOT_SUPPORTED`.
 pub(crate) const NOT_SUPPORTED: c_int = -7;
 /// `PF_RING_ERROR_NOT_ENOUGH_MEMORY`.

@@ -1,10 +1,11 @@
 //! One ring as a program holds it: what the program may look at, and what lies behind.
 //!
-//! | part     | who touches it                                   | how                       |
-//! |----------|--------------------------------------------------|---------------------------|
-//! | `ring`   | the library writes, the program reads            | atomics, where it changes |
-//! | `gate`   | every thread, signal handlers                    | atomics, never blocks     |
-//! | `reader` | the thread that receives, and those that set     | a lock, not held asleep   |
+//! | part      | who touches it                               | how                                     |
+//! |-----------|----------------------------------------------|-----------------------------------------|
+//! | `ring`    | the library writes, the program reads        | atomics, where it changes               |
+//! | `gate`    | every thread, signal handlers                | atomics, never blocks                   |
+//! | `reader`  | the thread that receives, and those that set | a lock, held asleep only by a reflector |
+//! | `senders` | threads that send                            | a lock                                  |
 //!
 //! A handle counts the calls that are inside it. Closing takes one away; whoever leaves last frees
 //! it, so a ring may be closed while a call is in progress, also by a signal handler.
@@ -17,11 +18,12 @@ use std::time::{Duration, Instant};
 use vnplug::{Client, Device, Error};
 
 use crate::abi::packet::{PacketHeader, SHORT_HEADER};
-use crate::abi::ring::{DEFAULT_POLL_DURATION, Ring};
+use crate::abi::ring::{DEFAULT_POLL_DURATION, Ring, mode};
 use crate::device;
-use crate::error::{self, GENERIC, INVALID_STATUS, RING_NOT_ENABLED};
+use crate::error::{self, GENERIC, INVALID_STATUS, NOT_SUPPORTED, RING_NOT_ENABLED};
 use crate::gate::{Gate, Woken};
 use crate::reader::{Found, Lent, Reader};
+use crate::send::Senders;
 use crate::settings::Settings;
 
 /// See the module's comment.
@@ -32,6 +34,11 @@ pub(crate) struct Handle {
     pub(crate) ring: Ring,
     pub(crate) gate: Gate,
     reader: Mutex<Reader>,
+    pub(crate) senders: Mutex<Senders>,
+    /// The program asked for a mode that sends.
+    pub(crate) must_send: AtomicBool,
+    /// Received packets go to a reflector, too.
+    pub(crate) reflects: AtomicBool,
     enabled: AtomicBool,
     /// Milliseconds.
     poll_duration: AtomicU32,
@@ -101,6 +108,9 @@ impl Handle {
         Ok(Self {
             gate,
             reader: Mutex::new(reader),
+            senders: Mutex::default(),
+            must_send: AtomicBool::new(false),
+            reflects: AtomicBool::new(false),
             enabled: AtomicBool::new(false),
             poll_duration: AtomicU32::new(DEFAULT_POLL_DURATION.into()),
             inside: AtomicU32::new(1),
@@ -161,8 +171,11 @@ impl Handle {
         if self.gate.is_shut() {
             return Err(SHUT);
         }
+        if enabled {
+            self.open_to_send()?;
+        }
         let mut reader = self.reader();
-        reader.enable(enabled, &self.gate)?;
+        reader.enable(enabled && !self.sends_only(), &self.gate)?;
         self.enabled.store(enabled, Ordering::Release);
         self.ring.enabled.store(enabled.into(), Ordering::Relaxed);
         drop(reader);
@@ -171,6 +184,10 @@ impl Handle {
             self.arm();
         }
         Ok(())
+    }
+
+    fn sends_only(&self) -> bool {
+        self.ring.mode.load(Ordering::Relaxed) == mode::SEND_ONLY
     }
 
     /// Refuses what is fixed while packets flow.
@@ -205,6 +222,9 @@ impl Handle {
             }
             if !self.is_enabled() {
                 return Err(NOT_ENABLED);
+            }
+            if self.sends_only() {
+                return Err(Failure::new(NOT_SUPPORTED, libc::ENOTSUP));
             }
             if entered.is_some_and(|entered| self.gate.is_broken(entered)) {
                 return Ok(Received::Broken);

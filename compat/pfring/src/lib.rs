@@ -3,6 +3,7 @@
 //! ```text
 //!   program ── pfring.h ── ffi ── Handle ── Reader ── vnplug::Port (one per device or queue)
 //!                                   │
+//!                                   ├── Senders ── vnplug::Port (when something is sent)
 //!                                   └── Gate: breakloop, shutdown, descriptors (no lock)
 //! ```
 //!
@@ -20,6 +21,8 @@ mod error;
 mod gate;
 mod handle;
 mod reader;
+mod send;
+mod sender;
 mod settings;
 
 mod parse;

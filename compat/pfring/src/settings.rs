@@ -21,9 +21,9 @@ pub(crate) struct Settings {
     pub(crate) group: String,
     /// What the operator sees; empty = the library's default.
     pub(crate) label: String,
-    /// Packets at which a sleeper is woken.
-    pub(crate) watermark: u32,
-    /// Longest wait for the watermark; `None` = the poll duration.
+    /// Packets at which a sleeper is woken; `None` = the program did not say.
+    pub(crate) watermark: Option<u32>,
+    /// Longest wait for the watermark; `None` = the program did not say.
     pub(crate) watermark_timeout: Option<Duration>,
     /// Longest single wait.
     pub(crate) poll_duration: Duration,
@@ -42,7 +42,7 @@ impl Settings {
             cluster: None,
             group: String::new(),
             label: String::new(),
-            watermark: 1,
+            watermark: None,
             watermark_timeout: None,
             poll_duration,
         }
@@ -56,7 +56,7 @@ impl Settings {
             .direction(self.tuning.direction)
             .sample(self.tuning.sample)
             .enabled(self.tuning.enabled)
-            .watermark(self.watermark)
+            .watermark(self.watermark())
             .max_delay(self.max_delay())
             .group(self.group.clone());
         if let Some((number, balance)) = self.cluster {
@@ -82,15 +82,40 @@ impl Settings {
         })
     }
 
-    /// How long an unread packet may wait for the watermark.
+    /// Packets at which a sleeper is woken.
+    pub(crate) fn watermark(&self) -> u32 {
+        self.watermark.unwrap_or(DEFAULT_WATERMARK)
+    }
+
+    /// How long an unread packet may wait for the watermark. One that the program did not ask for
+    /// saves wake-ups where packets are many, and costs little where they are few.
     pub(crate) fn max_delay(&self) -> Duration {
-        self.watermark_timeout.unwrap_or(self.poll_duration)
+        let default = match self.watermark {
+            None => DEFAULT_DELAY.min(self.poll_duration),
+            Some(_) => self.poll_duration,
+        };
+        self.watermark_timeout.unwrap_or(default)
     }
 }
+
+/// `DEFAULT_MIN_PKT_QUEUED`.
+const DEFAULT_WATERMARK: u32 = 128;
+const DEFAULT_DELAY: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_watermark_that_nobody_asked_for_waits_only_for_a_moment() {
+        let mut settings = Settings::new(0, Duration::from_millis(500));
+        let told = |settings: &Settings| (settings.watermark(), settings.max_delay().as_millis());
+        assert_eq!(told(&settings), (128, 10));
+        settings.watermark = Some(1000);
+        assert_eq!(told(&settings), (1000, 500));
+        settings.watermark_timeout = Some(Duration::from_millis(20));
+        assert_eq!(told(&settings), (1000, 20));
+    }
 
     #[test]
     fn the_filter_is_looked_for_inside_the_vlan() {

@@ -219,6 +219,22 @@ pub(crate) mod flags {
     pub(crate) const TIMESTAMP: u32 = 1 << 4;
     /// `PF_RING_DO_NOT_PARSE`.
     pub(crate) const DO_NOT_PARSE: u32 = 1 << 9;
+    /// `PF_RING_RX_PACKET_BOUNCE`.
+    pub(crate) const RX_PACKET_BOUNCE: u32 = 1 << 6;
+    /// `PF_RING_TX_BPF`.
+    pub(crate) const TX_BPF: u32 = 1 << 22;
+}
+
+/// `socket_mode`.
+pub(crate) mod mode {
+    /// `send_and_recv_mode`.
+    pub(crate) const SEND_AND_RECV: u32 = 0;
+    /// `send_only_mode`.
+    pub(crate) const SEND_ONLY: u32 = 1;
+    /// `recv_only_mode`.
+    pub(crate) const RECV_ONLY: u32 = 2;
+    /// `management_only_mode`.
+    pub(crate) const MANAGEMENT_ONLY: u32 = 3;
 }
 
 /// `software_only` of `filtering_mode`.

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::{about, life, receive, rules, select};
+use super::{about, life, receive, rules, select, send};
 use crate::abi::ring::Calls;
 
 macro_rules! present {
@@ -48,6 +48,10 @@ present! {
         get_hash_filtering_rule_stats = pfring_get_hash_filtering_rule_stats,
         purge_idle_hash_rules = pfring_purge_idle_hash_rules,
         toggle_filtering_policy = pfring_toggle_filtering_policy;
+    send:
+        send = pfring_send, set_tx_watermark = pfring_set_tx_watermark,
+        send_last_rx_packet = pfring_send_last_rx_packet,
+        flush_tx_packets = pfring_flush_tx_packets;
     about:
         stats = pfring_stats, version = pfring_version,
         get_num_rx_channels = pfring_get_num_rx_channels,

@@ -13,6 +13,7 @@ mod packet;
 mod receive;
 mod rules;
 mod select;
+mod send;
 mod unsupported;
 
 use std::ffi::c_int;

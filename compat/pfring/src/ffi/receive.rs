@@ -4,6 +4,7 @@
 
 use std::ffi::{c_int, c_uint};
 use std::slice::from_raw_parts;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use libc::{timespec, timeval};
@@ -42,6 +43,7 @@ pub(crate) unsafe extern "C" fn pfring_recv(
         let received = handle.receive(wait != 0, entered, |lent| {
             // SAFETY: `hdr` is writable, as the caller says.
             unsafe { fill_header(handle, lent, hdr) };
+            reflect(handle, lent);
             if buffer_len == 0 {
                 // SAFETY: `buffer` is writable, as the caller says.
                 unsafe { buffer.write(lent.data.cast_mut()) };
@@ -181,6 +183,7 @@ pub(crate) unsafe extern "C" fn pfring_loop(
             let received = handle.receive(wait != 0, Some(entered), |lent| {
                 // SAFETY: our own header.
                 unsafe { fill_header(handle, lent, &raw mut header) };
+                reflect(handle, lent);
                 if handle.reentrant {
                     copy.clear();
                     // SAFETY: so many bytes are in the ring, which is locked.
@@ -336,6 +339,14 @@ unsafe fn fill_header(handle: &Handle, lent: &Lent, hdr: *mut PacketHeader) {
     if handle.long_header {
         extended.tx.bounce_interface = UNKNOWN_INTERFACE;
         extended.pid = 0;
+    }
+}
+
+/// Sends a packet on, if the program wants all of them reflected. The ring is locked.
+fn reflect(handle: &Handle, lent: &Lent) {
+    if handle.reflects.load(Ordering::Relaxed) {
+        // SAFETY: so many bytes are in the ring, which is locked.
+        handle.reflect(unsafe { from_raw_parts(lent.data, lent.len) });
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use vnplug::{Balance, Direction, Tuning};
 
 use super::attempt;
-use crate::abi::ring::Ring;
+use crate::abi::ring::{Ring, flags, mode};
 use crate::device;
 use crate::error::{INVALID_ARGUMENT, NOT_SUPPORTED};
 use crate::handle::{Failure, Handle};
@@ -29,7 +29,7 @@ pub(crate) unsafe extern "C" fn pfring_set_poll_watermark(
     let act = |handle: &Handle| {
         let mut reader = handle.reader();
         let most = reader.largest_watermark();
-        reader.settings.watermark = u32::from(watermark).clamp(1, most);
+        reader.settings.watermark = Some(u32::from(watermark).clamp(1, most));
         reader.wake_at();
         Ok(())
     };
@@ -109,6 +109,10 @@ pub(crate) unsafe extern "C" fn pfring_remove_bpf_filter(ring: *mut Ring) -> c_i
 }
 
 fn set_filter(handle: &Handle, text: String) -> Result<(), Failure> {
+    // The host filters what is received; a filter of what is sent would be none.
+    if handle.ring.flags & flags::TX_BPF != 0 {
+        return Err(UNSUPPORTED);
+    }
     let mut reader = handle.reader();
     let old = reader.settings.clone();
     reader.settings.filter = text;
@@ -185,18 +189,16 @@ pub(crate) unsafe extern "C" fn pfring_set_sampling_rate(ring: *mut Ring, rate: 
     unsafe { attempt(ring, act) }
 }
 
-/// `pfring_set_socket_mode`: this ring can only receive.
+/// `pfring_set_socket_mode`: asks at once for what sending needs.
 ///
 /// # Safety
 /// See [`super::with`].
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pfring_set_socket_mode(ring: *mut Ring, mode: u32) -> c_int {
-    let act = |handle: &Handle| match mode {
-        SEND_AND_RECV | RECV_ONLY | MANAGEMENT_ONLY => {
-            handle.ring.mode.store(mode, Ordering::Relaxed);
-            Ok(())
+pub(crate) unsafe extern "C" fn pfring_set_socket_mode(ring: *mut Ring, wanted: u32) -> c_int {
+    let act = |handle: &Handle| match wanted {
+        mode::SEND_AND_RECV | mode::SEND_ONLY | mode::RECV_ONLY | mode::MANAGEMENT_ONLY => {
+            handle.set_mode(wanted)
         }
-        SEND_ONLY => Err(UNSUPPORTED),
         _ => Err(INVALID),
     };
     // SAFETY: the caller's promise.
@@ -364,12 +366,6 @@ pub(crate) unsafe extern "C" fn pfring_set_application_name(
 const ANY_VLAN: u16 = 0xffff;
 /// Characters of an application's name that are kept.
 const MAX_NAME: usize = 64;
-
-/// `socket_mode`.
-const SEND_AND_RECV: u32 = 0;
-const SEND_ONLY: u32 = 1;
-const RECV_ONLY: u32 = 2;
-const MANAGEMENT_ONLY: u32 = 3;
 
 /// `cluster_type`.
 const PER_FLOW: u32 = 0;

@@ -26,18 +26,9 @@ macro_rules! unsupported {
     };
 }
 
-// Sending: ports can (`vnplug_send`), this API does not carry it over yet.
-unsupported! {
-    pfring_send(*mut Ring, *mut c_char, c_uint, u8);
-    pfring_send_get_time(*mut Ring, *mut c_char, c_uint, *mut c_void);
-    pfring_send_last_rx_packet(*mut Ring, c_int);
-    pfring_set_tx_watermark(*mut Ring, u16);
-    pfring_flush_tx_packets(*mut Ring);
-    pfring_set_reflector_device(*mut Ring, *mut c_char);
-}
-
 // What only a NIC, its driver, or PF_RING's kernel module can do.
 unsupported! {
+    pfring_send_get_time(*mut Ring, *mut c_char, c_uint, *mut c_void);
     pfring_recv_flow(*mut Ring, *mut c_void, u8);
     pfring_recv_chunk(*mut Ring, *mut *mut c_void, *mut c_void, u8);
     pfring_get_metadata(*mut Ring, *mut *mut u8, *mut u32);

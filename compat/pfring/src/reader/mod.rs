@@ -146,7 +146,7 @@ impl Reader {
 
     /// Puts watermark and delay of the settings into effect, from the next sleep on.
     pub(crate) fn wake_at(&mut self) {
-        let (watermark, delay) = (self.settings.watermark, self.settings.max_delay());
+        let (watermark, delay) = (self.settings.watermark(), self.settings.max_delay());
         for port in &mut self.ports {
             port.set_watermark(watermark, delay);
         }
@@ -176,6 +176,11 @@ impl Reader {
             self.taken -= 1;
         }
         Ok(found)
+    }
+
+    /// The packet that was taken last, until the next burst.
+    pub(crate) fn last(&self) -> Option<Lent> {
+        self.burst.get(self.taken.checked_sub(1)?).copied()
     }
 
     /// Packets of one burst that are still to be taken, without asking any port.

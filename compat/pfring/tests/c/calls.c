@@ -99,7 +99,8 @@ static void knowing(const char *device)
     pfring_if_t *list, *one;
     u_int32_t version = 0;
     struct timespec ts;
-    u_char mac[6];
+    u_char mac[6], frame[60] = { 0 }, *data;
+    struct pfring_pkthdr header;
     int index, found = 0;
 
     ring = opened(device, PF_RING_LONG_HEADER);
@@ -122,7 +123,15 @@ static void knowing(const char *device)
     CHECK(pfring_set_bpf_filter(ring, "udp and and") == PF_RING_ERROR_INVALID_ARGUMENT);
     CHECK(pfring_set_bpf_filter(ring, "udp") == 0 && pfring_remove_bpf_filter(ring) == 0);
     CHECK(pfring_set_sampling_rate(ring, 0) == PF_RING_ERROR_INVALID_ARGUMENT);
-    CHECK(pfring_set_socket_mode(ring, send_only_mode) == PF_RING_ERROR_NOT_SUPPORTED);
+    CHECK(pfring_set_socket_mode(ring, 7) == PF_RING_ERROR_INVALID_ARGUMENT);
+    CHECK(pfring_set_socket_mode(ring, send_only_mode) == 0);
+    CHECK(pfring_send(ring, (char *)frame, 60, 1) == PF_RING_ERROR_RING_NOT_ENABLED);
+    CHECK(pfring_enable_ring(ring) == 0 && pfring_send(ring, (char *)frame, 60, 1) == 60);
+    CHECK(pfring_recv(ring, &data, 0, &header, 0) == PF_RING_ERROR_NOT_SUPPORTED);
+    CHECK(pfring_set_socket_mode(ring, recv_only_mode) == 0);
+    CHECK(pfring_send(ring, (char *)frame, 60, 1) == PF_RING_ERROR_NOT_SUPPORTED);
+    CHECK(pfring_recv(ring, &data, 0, &header, 1) == 1 && pfring_disable_ring(ring) == 0);
+    CHECK(pfring_set_reflector_device(ring, "nosuch") < 0);
     CHECK(pfring_set_cluster(ring, 9, cluster_per_flow_2_tuple) == PF_RING_ERROR_NOT_SUPPORTED);
     CHECK(pfring_set_cluster(ring, 9, 99) == PF_RING_ERROR_INVALID_ARGUMENT);
     CHECK(pfring_set_cluster_consumer(ring, 9, 64, cluster_round_robin, 1) == 0);
@@ -146,9 +155,13 @@ static void refusing(void)
     char buffer[8];
     hw_filtering_rule rule;
     struct timespec ts;
-    CHECK(pfring_send(ring, buffer, 8, 1) == PF_RING_ERROR_NOT_SUPPORTED);
-    CHECK(pfring_send_last_rx_packet(ring, 1) == PF_RING_ERROR_NOT_SUPPORTED);
-    CHECK(pfring_flush_tx_packets(ring) == PF_RING_ERROR_NOT_SUPPORTED);
+    CHECK(pfring_send(ring, buffer, 8, 1) == PF_RING_ERROR_INVALID_ARGUMENT && errno == EINVAL);
+    CHECK(pfring_send(ring, NULL, 60, 1) == PF_RING_ERROR_INVALID_ARGUMENT);
+    CHECK(pfring_send_get_time(ring, buffer, 8, &ts) == PF_RING_ERROR_NOT_SUPPORTED);
+    CHECK(pfring_send_last_rx_packet(ring, 1) == PF_RING_ERROR_WRONG_CONFIGURATION);
+    CHECK(pfring_set_reflector_device(ring, NULL) < 0 && pfring_flush_tx_packets(NULL) < 0);
+    CHECK(pfring_send(NULL, buffer, 8, 1) < 0 && pfring_set_tx_watermark(ring, 8) == 0);
+    CHECK(pfring_flush_tx_packets(ring) == 0);
     CHECK(pfring_add_hw_rule(ring, &rule) == PF_RING_ERROR_NOT_SUPPORTED);
     CHECK(pfring_set_device_clock(ring, &ts) == PF_RING_ERROR_NOT_SUPPORTED);
     CHECK(pfring_set_promisc(ring, 1) == PF_RING_ERROR_NOT_SUPPORTED);

@@ -55,19 +55,22 @@ fn programs_read_the_hosts_packets_in_a_guest() {
         "end=gen,pps=5000,size=100",
         "fin=gen,count=1000",
     ];
-    let args: Vec<&str> = sources
+    let mut args: Vec<&str> = sources
         .iter()
         .flat_map(|source| ["--source", source])
         .collect();
+    args.extend(["--allow-send", "vm:uml=end"]);
     let daemon = Daemon::start(&lab, None, &args).unwrap();
     let shared = compile(lab.dir(), "count", Library::Shared);
     let fixed = compile(lab.dir(), "calls", Library::Static);
     let rules = compile(lab.dir(), "rules", Library::Static);
+    let send = compile(lab.dir(), "send", Library::Static);
     let library = lab.dir().join("libpfring.so");
     let image = Image::default()
         .program(shared)
         .program(fixed)
         .program(rules)
+        .program(send)
         .file(library, "/lib/libpfring.so", 0o755);
     let (guest, _channel) = boot(&lab, &daemon, image);
     let _agent = guest.spawn("exec vnplug agent 2>&1").unwrap();
@@ -102,6 +105,10 @@ fn programs_read_the_hosts_packets_in_a_guest() {
     assert_eq!(number(&text, "packets"), 500, "{text}");
     assert!(run(&guest, "calls host:end host:fin").ends_with("all calls"));
     assert!(run(&guest, "rules host:g").ends_with("rules"));
+    let text = run(&guest, "send -i host:end -n 2000");
+    assert_eq!(number(&text, "sent"), 2000, "{text}");
+    let text = run(&guest, "send -i host:g -n 1");
+    assert!(text.starts_with("mode -7: Permission denied"), "{text}");
     drop(guest);
     daemon.audit();
 }

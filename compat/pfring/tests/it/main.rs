@@ -3,5 +3,6 @@
 
 mod guest;
 mod host;
+mod send;
 mod support;
 mod symbols;

@@ -73,7 +73,12 @@ pub(crate) struct Running {
 impl Running {
     /// Starts a program against the daemon at `socket`.
     pub(crate) fn start(program: &Path, socket: &Path, args: &[&str]) -> Self {
-        let mut child = Command::new(program)
+        Self::of(Command::new(program), socket, args)
+    }
+
+    /// Starts a command against the daemon at `socket`.
+    pub(crate) fn of(mut command: Command, socket: &Path, args: &[&str]) -> Self {
+        let mut child = command
             .args(args)
             .env("VNPLUG_SOCKET", socket)
             // Cargo's own would find another libpfring.so first.
