@@ -163,7 +163,8 @@ function show(answer) {
   showTables(answer);
   offer();
   // A range that grows is counted again now and then; without a filter, that is done.
-  if (byId('filter').value.trim() === '') tellCount(packets(answer.total.packets), answer.spread_ns === '0');
+  if (!answer.all) byId('count').textContent = '';
+  else if (byId('filter').value.trim() === '') tellCount(packets(answer.total.packets), answer.spread_ns === '0');
   else if (polls % 5 === 0 && (view.to === '' || view.last)) countSoon();
 }
 
@@ -295,7 +296,7 @@ function tell(element, text) {
 
 // --- the packets --------------------------------------------------------------------------------
 
-/** Lets the links point to what is shown. */
+/** Lets the links point to what is shown; where nothing is recorded they lead nowhere. */
 function offer() {
   const filter = byId('filter').value.trim();
   const parameters = { ...range(), filter };
@@ -303,7 +304,7 @@ function offer() {
     const query = new URLSearchParams(Object.entries({ ...parameters, format })
       .filter(([, value]) => value !== ''));
     const link = byId(format);
-    if (filterIsGood) link.href = `api/extract?${query}`;
+    if (filterIsGood && shown?.all) link.href = `api/extract?${query}`;
     else link.removeAttribute('href');
   }
   const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);

@@ -295,3 +295,39 @@ fn names_and_reasons_are_text() {
     assert_eq!(browser.run("return document.images.length"), 0);
     assert_eq!(browser.complaints(), [""; 0]);
 }
+
+#[test]
+fn a_narrow_window_scrolls_its_tables_and_nothing_else() {
+    let place = Place::new();
+    recording(&place);
+    let server = Server::start(&[&place.0]);
+    // The least that Chromium opens is 500.
+    let browser = open(&server, 500, 900, false);
+    browser.run("document.body.style.width = '400px'");
+    eventually("the files are listed", || {
+        browser.text("segments").contains(".pcapng")
+    });
+    let more = "const place = document.querySelector('#segments .scroll');
+        return place.scrollWidth > place.clientWidth && document.body.scrollWidth <= 400";
+    assert_eq!(browser.run(more), true);
+    let line = "return document.getElementById('in').offsetTop === document.getElementById('out').offsetTop";
+    assert_eq!(browser.run(line), true);
+    assert_eq!(browser.complaints(), [""; 0]);
+}
+
+#[test]
+fn where_nothing_is_recorded_nothing_is_offered() {
+    let place = Place::new();
+    let server = Server::start(&[&place.0]);
+    let browser = open(&server, 1200, 900, false);
+    let offered = "return document.getElementById('pcapng').hasAttribute('href')";
+    eventually("the page says so", || {
+        browser
+            .text("empty")
+            .contains("There are no capture files here yet")
+    });
+    assert_eq!(browser.run(offered), false);
+    assert_eq!(browser.text("count"), "");
+    recording(&place);
+    eventually("then it is offered", || browser.run(offered) == true);
+}
