@@ -23,6 +23,8 @@ pub(crate) struct Options {
     /// Milliseconds; 0 = the library's choice, less = never wait.
     pub(crate) timeout_ms: c_int,
     pub(crate) immediate: bool,
+    /// Packets slept for; 0 = the library's choice.
+    pub(crate) watermark: u32,
     pub(crate) rfmon: bool,
     /// Bytes; 0 = the daemon's choice.
     pub(crate) buffer_bytes: c_int,
@@ -80,6 +82,28 @@ pub(crate) fn set_precision(handle: &Handle, precision: c_int) -> c_int {
     }
 }
 
+/// `pcap_set_watermark` of PF_RING's libpcap: packets that a waiting program sleeps for; 0 = 1. Before
+/// activation or after it, where it counts from the next wait on.
+pub(crate) fn set_watermark(handle: &Handle, packets: u32) -> c_int {
+    handle.with(|state| {
+        state.options.watermark = packets.max(1);
+        let options = state.options;
+        if let Some(live) = &mut state.live {
+            let (watermark, delay) = sleep(options, live.port.ring_bytes(), live.snaplen);
+            live.port.set_watermark(watermark, delay);
+        }
+    });
+    0
+}
+
+/// `pcap_set_application_name` of PF_RING's libpcap: what the operator sees. A port that is open keeps
+/// the name that it has.
+pub(crate) fn set_name(handle: &Handle, name: &str) -> c_int {
+    let name: String = name.chars().take(MAX_NAME).collect();
+    handle.with(|state| state.label = format!("{name}[{}]", std::process::id()));
+    0
+}
+
 /// `pcap_activate`: 0, or an error whose text is set.
 pub(crate) fn activate(handle: &Handle) -> c_int {
     match set(handle, |_| ()) {
@@ -111,7 +135,8 @@ fn open(state: &mut State) -> Result<(), (c_int, String)> {
         bytes if (1..MAX_SNAPLEN).contains(&bytes) => bytes,
         _ => MAX_SNAPLEN,
     };
-    let mut port = port(device, snaplen, options).map_err(|error| refusal(&error))?;
+    let opened = port(device, snaplen, options, &state.label);
+    let mut port = opened.map_err(|error| refusal(&error))?;
     let (watermark, delay) = sleep(options, port.ring_bytes(), snaplen);
     port.set_watermark(watermark, delay);
     // From now on the descriptor tells the truth.
@@ -123,9 +148,12 @@ fn open(state: &mut State) -> Result<(), (c_int, String)> {
 /// Opens the port; a ring that is larger than the operator allows, or the machine can give, is
 /// tried smaller, as libpcap does. In a group the program's buffer is the arena: the first member
 /// says how large it is, and the daemon how many descriptors each has.
-fn port(device: &str, snaplen: c_int, options: Options) -> Result<Port, Error> {
+fn port(device: &str, snaplen: c_int, options: Options, label: &str) -> Result<Port, Error> {
     let (device, group) = split_group(device);
-    let request = PortOptions::new(device).direction(Direction::Both);
+    let mut request = PortOptions::new(device).direction(Direction::Both);
+    if !label.is_empty() {
+        request = request.label(label);
+    }
     let sized = |request: PortOptions, bytes: u64| match group {
         "" => request.ring_bytes(bytes),
         group => request.group(group).arena_bytes(bytes),
@@ -162,6 +190,9 @@ fn sleep(options: Options, ring_bytes: u64, snaplen: c_int) -> (u32, Duration) {
         ms if ms > 0 => Duration::from_millis(u64::from(ms.unsigned_abs())),
         _ => DEFAULT_DELAY,
     };
+    if options.watermark > 0 {
+        return (options.watermark, delay);
+    }
     if options.immediate {
         return (1, delay);
     }
@@ -192,5 +223,7 @@ const MOST_PACKETS: u64 = 4096;
 const LEAST_RING: u64 = 1 << 18;
 /// `to_ms` 0 leaves the time to the library; the kernel takes 8 ms.
 const DEFAULT_DELAY: Duration = Duration::from_millis(10);
+/// Characters of a program's name that are kept.
+const MAX_NAME: usize = 64;
 /// Every protocol.
 const ETH_P_ALL: c_int = 3;

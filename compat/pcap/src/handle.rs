@@ -52,6 +52,8 @@ pub(crate) struct State {
     /// As the program named it.
     pub(crate) name: CString,
     pub(crate) options: Options,
+    /// What the operator sees; empty = the library's default.
+    pub(crate) label: String,
     /// After activation.
     pub(crate) live: Option<Box<Live>>,
     /// After the first frame that was sent.
@@ -79,6 +81,7 @@ impl Handle {
             state: UnsafeCell::new(State {
                 name: name.to_owned(),
                 options: Options::default(),
+                label: String::new(),
                 live: None,
                 sender: None,
                 dead: ptr::null_mut(),

@@ -1,14 +1,16 @@
 //! Exported: the calls that are one expression each.
 #![expect(unsafe_code, reason = "the C ABI's island")]
 
-use std::ffi::{CStr, c_char, c_int, c_uchar, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use std::ptr;
 
 use libc::FILE;
 
 use super::{activated, guarded};
 use crate::abi::{ERROR, Opaque, Pcap, Program};
-use crate::activate::{MAX_SNAPLEN, activate, set, set_precision, set_tstamp_type};
+use crate::activate::{
+    MAX_SNAPLEN, activate, set, set_name, set_precision, set_tstamp_type, set_watermark,
+};
 use crate::filter::{self, fail, missing};
 use crate::handle::{Handle, State};
 use crate::inject::inject;
@@ -139,6 +141,35 @@ export! {
         let prefix = if prefix.is_null() { c"" } else { unsafe { CStr::from_ptr(prefix) } };
         eprintln!("{}: {}", prefix.to_string_lossy(), handle.error_text());
     }, ();
+}
+
+/// Of PF_RING's libpcap; handles of the real library have nothing like it.
+///
+/// # Safety
+/// `p` is null or an open handle; `name` is null or a string that ends with 0.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pcap_set_application_name(p: Pcap, name: *mut c_char) -> c_int {
+    // SAFETY: the caller's promise.
+    match unsafe { Handle::of(p) } {
+        Some(handle) if !name.is_null() => guarded(ERROR, || {
+            // SAFETY: the caller's promise.
+            set_name(handle, &unsafe { CStr::from_ptr(name) }.to_string_lossy())
+        }),
+        _ => ERROR,
+    }
+}
+
+/// Of PF_RING's libpcap; handles of the real library have nothing like it.
+///
+/// # Safety
+/// `p` is null or an open handle.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn pcap_set_watermark(p: Pcap, watermark: c_uint) -> c_int {
+    // SAFETY: the caller's promise.
+    match unsafe { Handle::of(p) } {
+        Some(handle) => guarded(ERROR, || set_watermark(handle, watermark)),
+        None => ERROR,
+    }
 }
 
 fn link_type(live: &mut Live) -> c_int {

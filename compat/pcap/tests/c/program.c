@@ -328,6 +328,31 @@ static void by_dlopen(const char *device)
     CHECK(one == NULL && strstr(errbuf, "No such device exists"));
 }
 
+/* Two calls that PF_RING's libpcap has; the system's header does not know them. */
+static void pfring_calls(const char *device)
+{
+    int (*set_name)(pcap_t *, char *), (*set_watermark)(pcap_t *, u_int);
+    struct pcap_pkthdr *header;
+    const u_char *bytes;
+    double begun;
+    *(void **)&set_name = dlsym(RTLD_DEFAULT, "pcap_set_application_name");
+    *(void **)&set_watermark = dlsym(RTLD_DEFAULT, "pcap_set_watermark");
+    CHECK(set_name != NULL && set_watermark != NULL);
+    p = pcap_open_dead(DLT_EN10MB, 100);
+    CHECK(set_name(p, "dead") == PCAP_ERROR && set_watermark(p, 1) == PCAP_ERROR);
+    pcap_close(p);
+    p = pcap_create(device, errbuf);
+    CHECK(p != NULL && set_name(p, "counter") == 0 && set_name(p, NULL) == PCAP_ERROR);
+    CHECK(pcap_set_timeout(p, 60000) == 0 && pcap_activate(p) == 0);
+    /* Of 200 packets a second the hundredth is there long before the timeout. */
+    CHECK(set_watermark(p, 100) == 0);
+    begun = now();
+    CHECK(pcap_next_ex(p, &header, &bytes) == 1);
+    CHECK(now() - begun > 0.3 && now() - begun < 30);
+    CHECK(set_name(p, "later") == 0 && set_watermark(p, 0) == 0);
+    getchar();
+}
+
 int main(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "", *device = argc > 2 ? argv[2] : "";
@@ -462,6 +487,8 @@ int main(int argc, char **argv)
             CHECK(pcap_sendpacket(p, frame, sizeof frame) == 0);
         }
         CHECK(pcap_inject(p, frame, 0) == PCAP_ERROR);
+    } else if (strcmp(command, "pfring") == 0) {
+        pfring_calls(device);
     } else if (strcmp(command, "filter") == 0) {
         open_device(device, 50, 0);
         /* Packets of before are in the ring at each change. */

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crate::support::{DropIn, limited, said_ok, text};
-use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::{Lab, Netns};
 
 const MIXED: &str = "lab=gen,pps=20000,size=128,protocols=udp4+tcp4,flows=8";
@@ -47,6 +47,27 @@ fn frames_are_sent_and_each_is_counted() {
         assert!(std::time::Instant::now() < deadline, "{source:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+#[test]
+fn two_calls_of_pf_rings_libpcap_set_the_name_and_the_watermark() {
+    let lab = Lab::new().unwrap();
+    let drop_in = DropIn::new(&lab);
+    let daemon = Daemon::start(&lab, None, &["--source", SLOW]).unwrap();
+    let mut command = limited(&drop_in.program);
+    command.env("LD_PRELOAD", drop_in.file());
+    command.env("VNPLUG_SOCKET", daemon.socket());
+    command.args(["pfring", "host:slow"]).stdin(Stdio::piped());
+    let mut running = command.spawn().unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    let is_named = |one: &vnplug::Counted| label(one, "label").starts_with("counter[");
+    while !daemon.counters().iter().any(is_named) {
+        assert!(std::time::Instant::now() < deadline, "no such name");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // The end of its input lets it go.
+    drop(running.stdin.take());
+    assert!(running.wait().unwrap().success());
 }
 
 #[test]
