@@ -23,9 +23,7 @@ pub struct Wire {
 
 /// The source `wire1` by a packet socket, for tests in which no frame may be lost.
 ///
-/// Frames that come slowly use up a block of the kernel's ring each time its timeout is over, however
-/// few they are: with the default of 2 ms a daemon that is kept from the processor for a quarter of a
-/// second loses some. This is good for six seconds.
+/// A daemon that reads in lots of 50 ms takes less of a machine on which much else runs.
 pub const PATIENT: &str = "wire1=af_packet,block_timeout_ms=50";
 
 const LIMIT: Duration = Duration::from_secs(120);

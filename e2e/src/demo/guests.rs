@@ -173,7 +173,7 @@ fn serve(guest: &Guest) -> Result<()> {
 
 /// The daemon, listening on the wire with a kernel ring of 256 MiB.
 fn daemon(stage: &Stage) -> Result<Daemon> {
-    let source = format!("wire=af_packet:{TAPPED},blocks=512");
+    let source = format!("wire=af_packet:{TAPPED},blocks=1024");
     Daemon::start(&stage.lab, Some(&stage.wire.here), &["--source", &source])
 }
 

@@ -144,6 +144,9 @@ pub struct QueueCounters {
     pub freezes: u64,
     /// Times the interface went down or vanished and was bound again.
     pub rebinds: u64,
+    /// For how long, in milliseconds, the receive ring holds what comes at the present rate while it
+    /// is not read, if the source can tell; of several queues the shortest.
+    pub patience_ms: Option<u64>,
 }
 
 /// A source cannot start or go on.
@@ -194,12 +197,15 @@ impl QueueCounters {
             dropped,
             freezes,
             rebinds,
+            patience_ms,
         } = other;
         self.seen += seen;
         self.early += early;
         self.dropped += dropped;
         self.freezes += freezes;
         self.rebinds += rebinds;
+        let patience = [self.patience_ms, *patience_ms];
+        self.patience_ms = patience.into_iter().flatten().min();
     }
 
     /// The counters with their public names.
@@ -210,13 +216,16 @@ impl QueueCounters {
             dropped,
             freezes,
             rebinds,
+            patience_ms,
         } = *self;
-        vec![
+        let mut named = vec![
             ("seen".into(), seen),
             ("early".into(), early),
             ("kernel_dropped".into(), dropped),
             ("freezes".into(), freezes),
             ("rebinds".into(), rebinds),
-        ]
+        ];
+        named.extend(patience_ms.map(|ms| ("patience_ms".to_owned(), ms)));
+        named
     }
 }

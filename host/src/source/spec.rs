@@ -3,7 +3,7 @@
 //!
 //! | kind | what | options |
 //! |---|---|---|
-//! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=BYTES`, `blocks=N`, `block_timeout_ms=N`, `snaplen=BYTES`, `hardware_timestamps=yes\|no`, `early=yes\|no` |
+//! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=BYTES`, `blocks=N`, `reserve=yes\|no`, `block_timeout_ms=N`, `snaplen=BYTES`, `hardware_timestamps=yes\|no`, `early=yes\|no` |
 //! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no`, `arena=copy\|umem\|vm` |
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
@@ -248,6 +248,9 @@ fn af_packet(
     options.set("snaplen", &mut config.snaplen)?;
     if let Some(yes) = options.flag("promiscuous")? {
         config.promiscuous = yes;
+    }
+    if let Some(yes) = options.flag("reserve")? {
+        config.reserve = yes;
     }
     if let Some(yes) = options.flag("hardware_timestamps")? {
         config.hardware_timestamps = yes;

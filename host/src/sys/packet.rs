@@ -294,17 +294,31 @@ impl Ring {
         })
     }
 
+    /// Whether a block, whoever has it, holds frames that were not given back.
+    pub(crate) fn has_frames(&self, block: usize) -> bool {
+        // Acquire: a frame that the kernel put into a block of ours after this one is not seen before.
+        self.word(block, PACKETS_OFFSET).load(Ordering::Acquire) > 0
+    }
+
     /// Gives a block back to the kernel.
     pub(crate) fn release(&mut self, block: usize) {
+        // The kernel does so when it opens the block, which a ring that was full puts off.
+        self.word(block, PACKETS_OFFSET).store(0, Ordering::Relaxed);
         // Release: our accesses to the block end before the kernel sees that it may write.
         self.status_word(block)
             .store(libc::TP_STATUS_KERNEL, Ordering::Release);
     }
 
     fn status_word(&self, block: usize) -> &AtomicU32 {
+        self.word(block, STATUS_OFFSET)
+    }
+
+    /// A word of a block's header, at one of the offsets below.
+    fn word(&self, block: usize, offset: usize) -> &AtomicU32 {
         assert!(block < self.blocks, "block {block} of {}", self.blocks);
-        let offset = block * self.block_size + STATUS_OFFSET;
-        // SAFETY: inside the mapping by the check above; blocks are page-aligned and the offset is
+        assert!(offset <= STATUS_OFFSET.max(PACKETS_OFFSET));
+        let offset = block * self.block_size + offset;
+        // SAFETY: inside the mapping by the checks above; blocks are page-aligned and the offset is
         // a multiple of 4; no `&mut` to the block lives here, as `self` is borrowed.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
@@ -374,5 +388,6 @@ fn check(result: c_int) -> io::Result<()> {
     }
 }
 
-const STATUS_OFFSET: usize =
-    offset_of!(libc::tpacket_block_desc, hdr) + offset_of!(libc::tpacket_hdr_v1, block_status);
+const HEADER: usize = offset_of!(libc::tpacket_block_desc, hdr);
+const STATUS_OFFSET: usize = HEADER + offset_of!(libc::tpacket_hdr_v1, block_status);
+const PACKETS_OFFSET: usize = HEADER + offset_of!(libc::tpacket_hdr_v1, num_pkts);

@@ -6,6 +6,7 @@ mod counters;
 mod early;
 mod link;
 mod net;
+mod reserve;
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;

@@ -116,10 +116,10 @@ pub(crate) fn open(config: AfPacketConfig) -> Box<dyn Queue> {
     AfPacket::open(config).expect("open").remove(0)
 }
 
-/// A small ring, as these tests send little.
+/// Small rings, as these tests send little.
 pub(crate) fn config(interface: &str) -> AfPacketConfig {
     AfPacketConfig {
-        blocks: 32,
+        blocks: 96,
         ..AfPacketConfig::new(interface)
     }
 }

@@ -31,6 +31,16 @@ impl Cursor {
         let at = u32_at(block, FIRST).map_or(block.len(), |at| at as usize);
         Self { left, at }
     }
+
+    /// When the next frame came, in nanoseconds since 1970.
+    pub(super) fn next_ns(self, block: &[u8]) -> u64 {
+        block.get(self.at..).and_then(time_of).unwrap_or(0)
+    }
+}
+
+/// Bytes that a block's frames take, headers included.
+pub(super) fn used(block: &[u8]) -> u64 {
+    u32_at(block, USED).map_or(0, u64::from)
 }
 
 /// Walks through a block from a cursor on; an iterator of frames.
@@ -39,18 +49,22 @@ pub(super) struct Walk<'a> {
     rest: &'a mut [u8],
     cursor: Cursor,
     snaplen: usize,
+    /// Stops before the first frame that came later.
+    until_ns: u64,
     /// Frames that could not be read because the block does not add up.
     malformed: u32,
 }
 
 impl<'a> Walk<'a> {
-    /// Goes on in `block` at `cursor`; frames have at most `snaplen` bytes, VLAN tag included.
-    pub(super) fn resume(block: &'a mut [u8], cursor: Cursor, snaplen: u32) -> Self {
+    /// Goes on in `block` at `cursor`, with frames that came until `until_ns`; they have at most
+    /// `snaplen` bytes, VLAN tag included.
+    pub(super) fn resume(block: &'a mut [u8], cursor: Cursor, snaplen: u32, until_ns: u64) -> Self {
         let rest = block.get_mut(cursor.at..).unwrap_or_default();
         Self {
             rest,
             cursor,
             snaplen: snaplen as usize,
+            until_ns,
             malformed: 0,
         }
     }
@@ -83,6 +97,9 @@ impl<'a> Iterator for Walk<'a> {
     #[inline]
     fn next(&mut self) -> Option<Frame<'a>> {
         if self.cursor.left == 0 {
+            return None;
+        }
+        if self.until_ns < u64::MAX && time_of(self.rest).is_some_and(|ns| ns > self.until_ns) {
             return None;
         }
         let Some(frame) = self.record().and_then(|record| frame(record, self.snaplen)) else {
@@ -130,8 +147,7 @@ fn frame(record: &mut [u8], snaplen: usize) -> Option<Frame<'_>> {
         wire_len = wire_len.saturating_add(VLAN_TAG_LEN as u32);
     }
 
-    let seconds = u64::from(u32_at(record, SECONDS)?);
-    let ts_ns = seconds * 1_000_000_000 + u64::from(u32_at(record, NANOSECONDS)?);
+    let ts_ns = time_of(record)?;
     let record: &[u8] = record;
     let bytes = &record[start..start + len.min(snaplen)];
     let mut vlan_tci = 0;
@@ -149,6 +165,12 @@ fn frame(record: &mut [u8], snaplen: usize) -> Option<Frame<'_>> {
         flags: bits,
         vlan_tci,
     })
+}
+
+/// A record's time stamp.
+fn time_of(record: &[u8]) -> Option<u64> {
+    let seconds = u64::from(u32_at(record, SECONDS)?);
+    Some(seconds * 1_000_000_000 + u64::from(u32_at(record, NANOSECONDS)?))
 }
 
 fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
@@ -176,6 +198,7 @@ const TPID_8021AD: u16 = 0x88a8;
 const HEADER: usize = offset_of!(tpacket_block_desc, hdr);
 const PACKETS: usize = HEADER + offset_of!(tpacket_hdr_v1, num_pkts);
 const FIRST: usize = HEADER + offset_of!(tpacket_hdr_v1, offset_to_first_pkt);
+const USED: usize = HEADER + offset_of!(tpacket_hdr_v1, blk_len);
 // tpacket3_hdr, followed by a sockaddr_ll
 const NEXT: usize = offset_of!(tpacket3_hdr, tp_next_offset);
 const SECONDS: usize = offset_of!(tpacket3_hdr, tp_sec);

@@ -61,7 +61,7 @@ fn plain(len: usize) -> Record {
 fn only(record: Record, snaplen: u32, check: impl FnOnce(Frame<'_>)) {
     let mut block = block(&[record]);
     let cursor = Cursor::start(&block);
-    let mut walk = Walk::resume(&mut block, cursor, snaplen);
+    let mut walk = Walk::resume(&mut block, cursor, snaplen, u64::MAX);
     check(walk.next().expect("one frame"));
     assert!(walk.next().is_none());
     assert_eq!(walk.stop().1, 0);
@@ -72,13 +72,13 @@ fn frames_come_in_order_and_the_walk_resumes_where_it_stopped() {
     let mut block = block(&[plain(60), plain(61), plain(1514)]);
     let cursor = Cursor::start(&block);
     assert_eq!(cursor.left, 3);
-    let mut walk = Walk::resume(&mut block, cursor, 65536);
+    let mut walk = Walk::resume(&mut block, cursor, 65536, u64::MAX);
     let first = walk.next().expect("first");
     assert_eq!((first.bytes.len(), first.ts_ns), (60, 7_000_000_009));
     assert_eq!(walk.next().expect("second").bytes, &plain(61).bytes[..]);
     let (cursor, malformed) = walk.stop();
     assert_eq!((cursor.left, malformed), (1, 0));
-    let mut walk = Walk::resume(&mut block, cursor, 65536);
+    let mut walk = Walk::resume(&mut block, cursor, 65536, u64::MAX);
     assert_eq!(walk.next().expect("third").bytes, &plain(1514).bytes[..]);
     assert_eq!(walk.stop().0.left, 0);
 }
@@ -158,7 +158,7 @@ fn block_that_does_not_add_up_ends_early_and_its_frames_are_counted() {
         let mut block = good.clone();
         put(&mut block, at, value);
         let cursor = Cursor::start(&block);
-        let mut walk = Walk::resume(&mut block, cursor, 65536);
+        let mut walk = Walk::resume(&mut block, cursor, 65536, u64::MAX);
         assert_eq!(walk.by_ref().count(), 1);
         let (cursor, malformed) = walk.stop();
         assert_eq!((cursor.left, malformed), (0, 2));
@@ -179,7 +179,7 @@ fn no_single_wrong_byte_panics() {
             let mut block = good.clone();
             block[at] = value;
             let cursor = Cursor::start(&block);
-            let frames = Walk::resume(&mut block, cursor, 65536).count();
+            let frames = Walk::resume(&mut block, cursor, 65536, u64::MAX).count();
             assert!(frames <= 2);
         }
     }

@@ -8,9 +8,12 @@
 //! - **Block timeout.** A block that does not fill is handed over after `block_timeout_ms`: the
 //!   latency of a quiet wire, half of it in the median. Measured on a busy 2-core machine, lone
 //!   frames at 1, 2, 4 and 8 ms took 0.6, 1.1, 2.2 and 6.2 ms, and a trickle of 7,000 frames/s
-//!   woke the reader 959, 483, 250 and 125 times a second (1.4, 1.8, 0.5 and 0.1 % of a core). It
-//!   also bounds the stall of the reader that the ring survives on a quiet wire, as a few frames
-//!   use up every such block: `blocks × block_timeout_ms`.
+//!   woke the reader 959, 483, 250 and 125 times a second (1.4, 1.8, 0.5 and 0.1 % of a core). On a
+//!   quiet wire a few frames use up every such block, so a ring is used up in
+//!   `blocks × block_timeout_ms`.
+//! - **Reserve.** Hence two thirds of the blocks are a second ring, which takes over when the first is
+//!   nearly full, and whose blocks close much later ([`rings`]). One queue has it; several are a group
+//!   of the kernel's already, and there are no groups of groups.
 //! - **Queues** share the interface's frames by a symmetric flow hash (`PACKET_FANOUT_HASH`): both
 //!   directions of a flow come to one queue, in order. Frames without an IP flow come to the first
 //!   queue; later fragments of a datagram hash by address alone; tunnels hash by their innermost
@@ -26,8 +29,10 @@
 
 mod block;
 mod interfaces;
+mod load;
 mod outbox;
 mod queue;
+mod rings;
 mod socket;
 
 use std::sync::Arc;
@@ -35,6 +40,7 @@ use std::sync::Arc;
 pub use interfaces::{Facts, Interface, InterfaceInfo, interfaces};
 use vnplug_ring::layout::MAX_SNAPLEN;
 
+use self::rings::Shares;
 use super::{Queue, SourceError};
 
 /// Frames of which direction are received.
@@ -63,9 +69,12 @@ pub struct AfPacketConfig {
     /// Bytes of a ring block; rounded up to whole pages. A frame longer than a block, less about
     /// 200 bytes of headers, is cut to fit.
     pub block_size: u32,
-    /// Ring blocks of each queue, at least 2; a queue's ring takes `block_size × blocks` bytes of
-    /// kernel memory, committed at once.
+    /// Ring blocks of each queue, at least 2; a queue takes `block_size × blocks` bytes of kernel
+    /// memory, committed at once.
     pub blocks: u32,
+    /// Let two thirds of the blocks be a reserve, which takes over when the rest is nearly full. Is
+    /// there with one queue, at least 96 blocks and no hardware timestamps.
+    pub reserve: bool,
     /// The longest time in milliseconds that a frame waits for its block to fill: 1 to 1000.
     pub block_timeout_ms: u32,
     /// Captured bytes of each frame, VLAN tag included: 64 to `MAX_SNAPLEN`. `Frame::wire_len`
@@ -81,20 +90,29 @@ pub struct AfPacketConfig {
 }
 
 impl AfPacketConfig {
-    /// Everything that passes `interface`, by one queue with a ring of 64 MiB.
+    /// Everything that passes `interface`, by one queue with 96 MiB for its rings.
     pub fn new(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),
             direction: Direction::Both,
             promiscuous: true,
             queues: 1,
-            block_size: 512 << 10,
-            blocks: 128,
+            block_size: 256 << 10,
+            blocks: 384,
+            reserve: true,
             block_timeout_ms: 2,
             snaplen: MAX_SNAPLEN,
             hardware_timestamps: false,
             early: true,
         }
+    }
+
+    /// How the blocks are shared, if there is a reserve. Frames are brought in order by their stamps,
+    /// so these must be of one clock.
+    fn shares(&self) -> Option<Shares> {
+        let has = self.reserve && self.queues == 1 && !self.hardware_timestamps;
+        (has && self.blocks >= MIN_SHARED_BLOCKS)
+            .then(|| Shares::of(self.blocks, self.block_timeout_ms))
     }
 
     fn check(&self) -> Result<(), SourceError> {
@@ -127,6 +145,9 @@ impl AfPacketConfig {
 /// The most queues of an interface.
 pub const MAX_QUEUES: u32 = 64;
 
+/// With fewer the kernel's idea of room is too coarse.
+const MIN_SHARED_BLOCKS: u32 = 96;
+
 /// The packet-socket source.
 #[derive(Debug)]
 pub struct AfPacket;
@@ -144,17 +165,17 @@ impl AfPacket {
     pub fn open(config: AfPacketConfig) -> Result<Vec<Box<dyn Queue>>, SourceError> {
         config.check()?;
         let opener = Arc::new(socket::Opener::new(config));
-        let mut rings = Vec::new();
+        let mut queues = Vec::new();
         for _ in 0..opener.config().queues {
-            rings.push(opener.open()?);
+            queues.push(opener.open()?);
         }
         // Filters open last: no frame arrives twice while the group gains its members.
-        for ring in &rings {
-            opener.start(ring)?;
+        for bound in &queues {
+            opener.start(bound)?;
         }
-        Ok(rings
+        Ok(queues
             .into_iter()
-            .map(|ring| Box::new(queue::PacketQueue::new(Arc::clone(&opener), ring)) as Box<_>)
+            .map(|bound| Box::new(queue::PacketQueue::new(Arc::clone(&opener), bound)) as Box<_>)
             .collect())
     }
 }

@@ -6,37 +6,31 @@
 //! | `Down` | administratively down; the kernel re-attaches the socket by itself | the interface is up, or deleted |
 //! | `Gone` | the interface was deleted or moved away      | a new socket is bound, by name     |
 //!
-//! The old ring stays until the new one is there, and is read out first: what the kernel counted
+//! The old rings stay until the new ones are there, and are read out first: what the kernel counted
 //! is either handed out or counted as dropped.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFlags;
 use rustix::net::netdevice;
 use vnplug_ring::layout::flags;
 
-use super::block::{Cursor, Walk};
 use super::outbox::Outbox;
-use super::socket::{BoundRing, Opener};
+use super::rings::Rings;
+use super::socket::{Bound, Opener};
 use crate::source::early::{Loaded, Seat};
-use crate::source::sleep::sleep;
 use crate::source::{
     Flushed, Frame, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit, recycle,
 };
 use crate::sys::interface::{self, Link};
-use crate::sys::packet::Ring;
 
-/// A packet socket with its ring.
+/// Packet sockets with their rings.
 #[derive(Debug)]
 pub(super) struct PacketQueue {
     opener: Arc<Opener>,
-    ring: Ring,
-    /// The block that the kernel hands over next, or that is being read.
-    block: usize,
-    /// Where in it; `None`: not opened yet.
-    cursor: Option<Cursor>,
+    rings: Rings,
     /// Always empty between calls; keeps its memory.
     batch: Vec<Frame<'static>>,
     bound: Link,
@@ -58,7 +52,7 @@ enum LinkState {
 }
 
 impl PacketQueue {
-    pub(super) fn new(opener: Arc<Opener>, bound: BoundRing) -> Self {
+    pub(super) fn new(opener: Arc<Opener>, bound: Bound) -> Self {
         let seat = opener.seat(bound.link);
         let mut queue = Self {
             opener,
@@ -66,9 +60,7 @@ impl PacketQueue {
             seat,
             early: None,
             link: LinkState::Up,
-            ring: bound.ring,
-            block: 0,
-            cursor: None,
+            rings: bound.rings,
             batch: Vec::with_capacity(MAX_BATCH),
             mark: 0,
             outbox: Outbox::default(),
@@ -80,48 +72,35 @@ impl PacketQueue {
 
     /// The state after a bind, which leaves an error on the socket if the interface is down.
     fn settle(&mut self, up: bool) {
-        self.ring.socket().take_error();
+        self.take_error();
         self.link = if up { LinkState::Up } else { LinkState::Down };
     }
 
-    /// Gives the current block back once all its frames were handed out.
-    fn release_spent(&mut self) {
-        if self.cursor.is_some_and(|cursor| cursor.left == 0) {
-            self.cursor = None;
-            self.ring.release(self.block);
-            self.block = (self.block + 1) % self.ring.blocks();
-        }
-    }
-
-    /// Where to read, if the kernel has handed over the next block.
-    fn open_block(&mut self) -> Option<Cursor> {
-        if self.cursor.is_none() {
-            let losing = self.ring.status(self.block)? & libc::TP_STATUS_LOSING != 0;
-            self.cursor = Some(Cursor::start(self.ring.block(self.block)?));
-            if losing {
-                self.take_statistics();
-            }
-        }
-        self.cursor
+    /// The errors of all sockets: what happens to the interface, each of them tells.
+    fn take_error(&self) -> Option<io::Error> {
+        let sockets = self.rings.sockets();
+        sockets.fold(None, |found, socket| found.or(socket.take_error()))
     }
 
     fn take_statistics(&mut self) {
-        // The option cannot fail on a packet socket with a ring; if it did, nothing was cleared
-        // and the next call has it all.
-        let Ok(now) = self.ring.socket().take_statistics() else {
-            return;
-        };
-        self.counters.seen += u64::from(now.tp_packets);
-        self.counters.dropped += u64::from(now.tp_drops);
-        self.counters.freezes += u64::from(now.tp_freeze_q_cnt);
-        if now.tp_drops > 0 {
-            self.mark |= flags::SOURCE_LOSS;
+        for socket in self.rings.sockets() {
+            // The option cannot fail on a packet socket with a ring; if it did, nothing was cleared
+            // and the next call has it all.
+            let Ok(now) = socket.take_statistics() else {
+                continue;
+            };
+            self.counters.seen += u64::from(now.tp_packets);
+            self.counters.dropped += u64::from(now.tp_drops);
+            self.counters.freezes += u64::from(now.tp_freeze_q_cnt);
+            if now.tp_drops > 0 {
+                self.mark |= flags::SOURCE_LOSS;
+            }
         }
     }
 
     /// Looks again at how the interface is; `ENETDOWN` was seen, or it was not up last time.
     fn look(&mut self) {
-        let socket = self.ring.socket();
+        let socket = self.rings.socket();
         if socket
             .bound_to()
             .is_ok_and(|index| index != self.bound.index)
@@ -155,15 +134,14 @@ impl PacketQueue {
             };
             return;
         };
-        if now < retry_at || self.ring.status(self.block).is_some() {
+        if now < retry_at || !self.rings.is_empty() {
             return;
         }
         match self.reopen() {
             Ok(bound) => {
                 self.take_statistics();
                 self.bound = bound.link;
-                self.ring = bound.ring;
-                self.block = 0;
+                self.rings = bound.rings;
                 self.settle(bound.link.up);
                 self.counters.rebinds += 1;
                 self.mark |= flags::SOURCE_LOSS;
@@ -180,13 +158,12 @@ impl PacketQueue {
         }
     }
 
-    fn reopen(&self) -> Result<BoundRing, SourceError> {
+    fn reopen(&self) -> Result<Bound, SourceError> {
         // Asked first, as a ring is dear.
-        self.opener.link(self.ring.socket())?;
+        self.opener.link(self.rings.socket())?;
         let bound = self.opener.open()?;
         let early = self.early.as_deref();
-        let socket = bound.ring.socket();
-        let filtered = self.opener.filter(socket, bound.link, early);
+        let filtered = self.opener.filter(&bound.rings, bound.link, early);
         // Everything is more than what was wanted, and never too little.
         filtered.or_else(|_| self.opener.start(&bound))?;
         Ok(bound)
@@ -208,21 +185,21 @@ impl PacketQueue {
 
 impl Queue for PacketQueue {
     fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
-        self.release_spent();
-        // A block has frames, but nothing relies on it: one round through the ring at most.
-        for _ in 0..self.ring.blocks() {
-            let Some(cursor) = self.open_block() else {
+        self.rings.release_spent();
+        // A block has frames, but nothing relies on it: one round through the rings at most.
+        for _ in 0..self.rings.blocks() {
+            let Some(next) = self.rings.next() else {
                 return Ok(Received::Nothing);
             };
-            let Some(block) = self.ring.block(self.block) else {
-                return Ok(Received::Nothing);
-            };
+            if self.rings.take_losing() {
+                self.take_statistics();
+            }
             let mut batch = recycle(std::mem::take(&mut self.batch));
-            let mut walk = Walk::resume(block, cursor, self.opener.config().snaplen);
+            let Some(mut walk) = self.rings.walk(next, self.opener.config().snaplen) else {
+                return Ok(Received::Nothing);
+            };
             batch.extend(walk.by_ref().take(MAX_BATCH));
             let (cursor, malformed) = walk.stop();
-            self.cursor = Some(cursor);
-            self.counters.dropped += u64::from(malformed);
             if let Some(first) = batch.first_mut() {
                 first.flags |= std::mem::take(&mut self.mark);
             }
@@ -231,7 +208,9 @@ impl Queue for PacketQueue {
                 sink(&batch);
             }
             self.batch = recycle(batch);
-            self.release_spent();
+            self.counters.dropped += u64::from(malformed);
+            self.rings.stopped(cursor);
+            self.rings.release_spent();
             if frames > 0 {
                 return Ok(Received::Frames(frames));
             }
@@ -240,12 +219,9 @@ impl Queue for PacketQueue {
     }
 
     fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>) {
-        if self.cursor.is_some() || self.ring.status(self.block).is_some() {
-            return;
-        }
         let limit = [timeout, self.patience()].into_iter().flatten().min();
-        let failed = sleep(waker, Some(self.ring.socket().as_fd()), limit).contains(PollFlags::ERR);
-        if failed && let Some(cause) = self.ring.socket().take_error() {
+        let failed = self.rings.wait(waker, limit);
+        if failed && let Some(cause) = self.take_error() {
             let name = &self.opener.config().interface;
             log::warn!(target: "source", "interface {name:?}: {cause}");
             self.look();
@@ -259,10 +235,9 @@ impl Queue for PacketQueue {
     }
 
     fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
-        let socket = self.ring.socket();
         match &filter {
-            Some(filter) => self.opener.filter(socket, self.bound, Some(filter))?,
-            None => self.opener.unfilter(socket, self.bound)?,
+            Some(filter) => self.opener.filter(&self.rings, self.bound, Some(filter))?,
+            None => self.opener.unfilter(&self.rings, self.bound)?,
         }
         self.early = filter;
         Ok(())
@@ -272,7 +247,12 @@ impl Queue for PacketQueue {
         self.take_statistics();
         // The kernel's own counters know nothing of what its filter drops.
         let early = self.seat.as_ref().map_or(0, Seat::dropped);
+        let config = self.opener.config();
+        let patience = self
+            .rings
+            .patience_ms(config.block_size, config.block_timeout_ms);
         QueueCounters {
+            patience_ms: Some(patience),
             seen: self.counters.seen + early,
             early,
             ..self.counters
@@ -299,7 +279,7 @@ impl Queue for PacketQueue {
     }
 
     fn flush(&mut self) -> Flushed {
-        self.outbox.flush(self.ring.socket())
+        self.outbox.flush(self.rings.socket())
     }
 }
 

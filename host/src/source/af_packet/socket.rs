@@ -2,13 +2,14 @@
 //!
 //! A socket is made deaf (a filter that refuses everything), gets its ring, is bound, joins its
 //! group, and only then [`Opener::start`] gives it the real filter: frames neither come from other
-//! interfaces nor twice.
+//! interfaces nor twice. A queue has one such socket, or two with a reserve ([`rings`](super::rings)).
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use libc::{c_int, sock_filter};
 
+use super::rings::{Rings, Shares};
 use super::{AfPacketConfig, Direction, is_capturable};
 use crate::filter::ebpf::SocketShape;
 use crate::source::SourceError;
@@ -24,10 +25,10 @@ pub(super) struct Opener {
     group: Mutex<Option<u16>>,
 }
 
-/// A ring bound to an interface.
+/// A queue's rings, bound to an interface.
 #[derive(Debug)]
-pub(super) struct BoundRing {
-    pub(super) ring: Ring,
+pub(super) struct Bound {
+    pub(super) rings: Rings,
     pub(super) link: Link,
 }
 
@@ -43,8 +44,8 @@ impl Opener {
         &self.config
     }
 
-    /// Opens one socket with its ring, deaf until [`start`](Self::start).
-    pub(super) fn open(&self) -> Result<BoundRing, SourceError> {
+    /// Opens the sockets of one queue with their rings, deaf until [`start`](Self::start).
+    pub(super) fn open(&self) -> Result<Bound, SourceError> {
         let name = self.config.interface.as_str();
         let socket = Socket::open().map_err(cannot_open)?;
         let link = self.link(&socket)?;
@@ -56,23 +57,22 @@ impl Opener {
                 link.hardware
             )));
         }
-        let failed = |step: &'static str| {
-            move |cause| SourceError::io(format!("cannot {step} on interface {name:?}"), cause)
+        let shares = self.config.shares();
+        let whole = RingShape {
+            block_size: self.config.block_size,
+            blocks: shares.map_or(self.config.blocks, |shares| shares.main),
+            timeout_ms: self.config.block_timeout_ms,
         };
-        socket.set_filter(&[DROP]).map_err(failed("set a filter"))?;
-        self.prepare(&socket, link)
-            .map_err(failed("set packet socket options"))?;
-        let ring = self.ring(socket)?;
-        let socket = ring.socket();
-        socket.bind(link.index).map_err(failed("bind"))?;
+        let main = self.receiver(socket, link, whole)?;
+        let socket = main.socket();
         if self.config.promiscuous && link.hardware == libc::ARPHRD_ETHER {
             socket
                 .set_promiscuous(link.index)
-                .map_err(failed("enter promiscuous mode"))?;
+                .map_err(self.failed("enter promiscuous mode"))?;
         }
         if self.config.queues > 1 {
             self.join(socket).map_err(|cause| match link.up {
-                true => failed("join the queues' fanout group")(cause),
+                true => self.failed("join the queues' fanout group")(cause),
                 // Kernels before 6.10 let only running sockets join.
                 false => SourceError::io(
                     format!("interface {name:?} is down; bring it up first: ip link set {name} up"),
@@ -80,17 +80,92 @@ impl Opener {
                 ),
             })?;
         }
-        Ok(BoundRing { ring, link })
+        let reserve = shares.and_then(|shares| {
+            let reserve = self.reserve(&main, link, shares);
+            reserve
+                .inspect_err(|error| {
+                    log::warn!(target: "source", "interface {name:?} has no reserve: {error}");
+                })
+                .ok()
+        });
+        let rings = Rings::new(main, reserve);
+        Ok(Bound { rings, link })
+    }
+
+    /// Gives a socket its ring and binds it.
+    fn receiver(&self, socket: Socket, link: Link, shape: RingShape) -> Result<Ring, SourceError> {
+        socket
+            .set_filter(&[DROP])
+            .map_err(self.failed("set a filter"))?;
+        self.prepare(&socket, link)
+            .map_err(self.failed("set packet socket options"))?;
+        let ring = self.ring(socket, shape)?;
+        ring.socket()
+            .bind(link.index)
+            .map_err(self.failed("bind"))?;
+        Ok(ring)
+    }
+
+    /// Opens the ring that takes over where `main` has no room.
+    fn reserve(&self, main: &Ring, link: Link, shares: Shares) -> Result<Ring, SourceError> {
+        let shape = RingShape {
+            block_size: self.config.block_size,
+            blocks: shares.reserve,
+            timeout_ms: shares.reserve_timeout_ms,
+        };
+        let reserve = self.receiver(Socket::open().map_err(cannot_open)?, link, shape)?;
+        // A group by a program that it was not given: all frames are the first member's, or where that
+        // has no room the next one's.
+        let group = |id: u16, flags: u32| {
+            let kind = libc::PACKET_FANOUT_CBPF | libc::PACKET_FANOUT_FLAG_ROLLOVER | flags;
+            (u32::from(id) | kind << 16) as c_int
+        };
+        let failed = || self.failed("join a group");
+        let (first, next) = (main.socket(), reserve.socket());
+        first
+            .set(
+                libc::PACKET_FANOUT,
+                group(0, libc::PACKET_FANOUT_FLAG_UNIQUEID),
+            )
+            .map_err(failed())?;
+        let id = first.get(libc::PACKET_FANOUT).map_err(failed())? as u16;
+        next.set(libc::PACKET_FANOUT, group(id, 0))
+            .map_err(failed())?;
+        Ok(reserve)
+    }
+
+    fn failed(&self, step: &'static str) -> impl Fn(io::Error) -> SourceError {
+        let what = format!("cannot {step} on interface {:?}", self.config.interface);
+        move |cause| SourceError::io(what.clone(), cause)
     }
 
     /// Lets frames in: those of its direction.
-    pub(super) fn start(&self, bound: &BoundRing) -> Result<(), SourceError> {
-        self.filter(bound.ring.socket(), bound.link, None)
+    pub(super) fn start(&self, bound: &Bound) -> Result<(), SourceError> {
+        self.filter(&bound.rings, bound.link, None)
     }
 
     /// Lets in the frames of its direction, or what an early filter lets through of them. The
     /// kernel changes from one to the other between two frames.
+    ///
+    /// # Errors
+    /// [`SourceError`]: what was narrowed already lets everything through again.
     pub(super) fn filter(
+        &self,
+        rings: &Rings,
+        link: Link,
+        early: Option<&Loaded>,
+    ) -> Result<(), SourceError> {
+        let mut sockets = rings.sockets();
+        let filtered = sockets.try_for_each(|socket| self.filter_one(socket, link, early));
+        filtered.inspect_err(|_| {
+            if early.is_some() {
+                // NB: the first error says more.
+                let _ = self.unfilter(rings, link);
+            }
+        })
+    }
+
+    fn filter_one(
         &self,
         socket: &Socket,
         link: Link,
@@ -101,19 +176,19 @@ impl Opener {
             Some(early) => early.attach(socket, self.shape(direction)),
             None => socket.set_filter(&program(direction, self.config.snaplen)),
         }
-        .map_err(|cause| {
-            SourceError::io(
-                format!("cannot set a filter on {:?}", self.config.interface),
-                cause,
-            )
-        })
+        .map_err(self.failed("set a filter"))
     }
 
     /// Lets in the frames of its direction, whatever filter was there. A kernel without memory for the
     /// direction's own filter takes away the old one: what is sent is still left out by the socket's
     /// own options, and a longer frame than asked for is better than none.
-    pub(super) fn unfilter(&self, socket: &Socket, link: Link) -> Result<(), SourceError> {
-        let refused = match self.filter(socket, link, None) {
+    pub(super) fn unfilter(&self, rings: &Rings, link: Link) -> Result<(), SourceError> {
+        let mut sockets = rings.sockets();
+        sockets.try_for_each(|socket| self.unfilter_one(socket, link))
+    }
+
+    fn unfilter_one(&self, socket: &Socket, link: Link) -> Result<(), SourceError> {
+        let refused = match self.filter_one(socket, link, None) {
             Ok(()) => return Ok(()),
             Err(refused) => refused,
         };
@@ -123,7 +198,7 @@ impl Opener {
         }
         socket.clear_filter().map_err(|_| refused)?;
         // With the room of the old filter there may be enough for the other.
-        if let Err(refused) = self.filter(socket, link, None) {
+        if let Err(refused) = self.filter_one(socket, link, None) {
             log::warn!(target: "source", "{refused}: it goes on without");
         }
         Ok(())
@@ -193,14 +268,13 @@ impl Opener {
         Ok(())
     }
 
-    fn ring(&self, socket: Socket) -> Result<Ring, SourceError> {
+    fn ring(&self, socket: Socket, shape: RingShape) -> Result<Ring, SourceError> {
         let page = rustix::param::page_size() as u32;
-        let block_size = self.config.block_size.next_multiple_of(page);
-        let blocks = self.config.blocks;
+        let block_size = shape.block_size.next_multiple_of(page);
+        let blocks = shape.blocks;
         let shape = RingShape {
             block_size,
-            blocks,
-            timeout_ms: self.config.block_timeout_ms,
+            ..shape
         };
         socket.into_ring(shape).map_err(|cause| {
             let short = match cause.raw_os_error() {
