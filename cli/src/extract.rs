@@ -12,6 +12,7 @@ use vnplug_store::extract::{
 };
 use vnplug_store::filter::Filter;
 use vnplug_store::index::{damage, rebuild};
+use vnplug_store::manifest::holes;
 
 use crate::failure::{Failure, OK, Outcome, USAGE};
 use crate::out;
@@ -233,6 +234,10 @@ impl Index {
         let mut wrong = Wrong::default();
         wrong.places(&self.places)?;
         let mut failed = wrong.unread;
+        for hole in holes(&self.places)? {
+            failed = true;
+            out::note(&hole.to_string());
+        }
         for found in vnplug_store::extract::find(&self.places)? {
             let written = fs::metadata(&found.path).and_then(|about| about.modified());
             let age = written.map(|at| at.elapsed().unwrap_or(Duration::ZERO));
@@ -257,7 +262,9 @@ impl Index {
             }
         }
         match failed {
-            true => Err(Failure::new("not every index goes to the end of its file")),
+            true => Err(Failure::new(
+                "what was told is missing or damaged; all else has its index",
+            )),
             false => Ok(OK),
         }
     }

@@ -21,6 +21,7 @@ mod sys;
 mod tap;
 mod text;
 mod uml;
+mod verify;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -73,6 +74,8 @@ enum Action {
     Web(external::External),
     /// Make the indexes of recordings and capture files that have none
     Index(extract::Index),
+    /// Hold recordings against their manifests: is every segment there, and what was closed?
+    Verify(verify::Verify),
     /// Plug the daemon into a virtual machine
     #[command(subcommand)]
     Attach(attach::Attach),
@@ -110,6 +113,7 @@ fn main() -> ExitCode {
         Action::Query(query) => query.run("vnplug-query", "`make query` and `make install` do"),
         Action::Web(web) => web.run("vnplug-web", "`make install` does"),
         Action::Index(index) => index.run(),
+        Action::Verify(verify) => verify.run(),
         Action::Attach(attach) => attach.run(connect),
         Action::Detach(detach) => detach.run(connect),
     };

@@ -1,6 +1,7 @@
 //! Standard output and standard error.
 
 use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 use crate::text::escape;
@@ -40,3 +41,51 @@ pub(crate) fn failed(error: io::Error) -> Failure {
         _ => Failure::about("cannot write to stdout", error),
     }
 }
+
+/// How far long work is, on a terminal only: a line that is written over, twice a second.
+pub(crate) struct Progress {
+    is_shown: bool,
+    began: Instant,
+    told: Instant,
+    is_told: bool,
+}
+
+impl Progress {
+    /// Nothing is shown if `quiet`.
+    pub(crate) fn new(quiet: bool) -> Self {
+        let now = Instant::now();
+        Self {
+            is_shown: !quiet && io::stderr().is_terminal(),
+            began: now,
+            told: now,
+            is_told: false,
+        }
+    }
+
+    /// Says how far it is, if it is time for that.
+    pub(crate) fn tell(&mut self, what: impl FnOnce() -> String) {
+        let now = Instant::now();
+        if self.is_shown && now.duration_since(self.told) >= EACH {
+            (self.told, self.is_told) = (now, true);
+            let passed = now.duration_since(self.began).as_secs();
+            let line = crate::text::escape(&format!("{}, {passed} s", what()));
+            // Nothing depends on it.
+            let _ = write!(io::stderr(), "\r\x1b[K{line}");
+        }
+    }
+
+    /// Takes the line away.
+    pub(crate) fn end(&mut self) {
+        if std::mem::take(&mut self.is_told) {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+const EACH: Duration = Duration::from_millis(500);

@@ -94,6 +94,9 @@ pub(crate) struct Record {
     /// Write no index; `vnplug index` makes it later
     #[arg(long)]
     no_index: bool,
+    /// Keep no manifest of closed files
+    #[arg(long)]
+    no_manifest: bool,
     /// Stop after this time
     #[arg(short = 't', long, value_name = "TIME", value_parser = text::duration)]
     seconds: Option<Duration>,
@@ -275,6 +278,7 @@ impl Record {
         self.trigger.triggers(&mut settings)?;
         self.closed.archive(&mut settings)?;
         settings.dedup = self.dedup;
+        settings.manifest = !self.no_manifest;
         Ok(settings)
     }
 

@@ -110,6 +110,34 @@ fn a_closed_segment_that_was_cut_off_is_damage() {
 }
 
 #[test]
+fn a_segment_that_is_missing_in_the_middle_is_told_by_all() {
+    let it = Recording::new();
+    for n in 2..5 {
+        let name = format!("r-{n:010}-20261121T13450{n}.000000000Z.pcapng");
+        fs::copy(&it.segment, it.dir.join(name)).unwrap();
+    }
+    let (code, _, err) = it.extract(&it.dir, &[]);
+    assert!(code == 0 && !err.contains("missing"), "{err}");
+    fs::remove_file(
+        it.dir
+            .join("r-0000000003-20261121T134503.000000000Z.pcapng"),
+    )
+    .unwrap();
+    for command in ["flows", "index", "extract", "verify"] {
+        let (code, out, err) = match command {
+            "extract" => it.extract(&it.dir, &[]),
+            _ => it.vnplug(&[command.as_ref(), &it.dir]),
+        };
+        assert_eq!(code, 1, "{command}: {err}");
+        let words = "sequence 3 is missing between r-0000000002-";
+        assert!((out + &err).contains(words), "{command}: {err}");
+    }
+    // Not in the time that is asked for.
+    let (code, _, err) = it.extract(&it.dir, &["--to", "20261121T134501.5Z"]);
+    assert_eq!(code, 0, "{err}");
+}
+
+#[test]
 fn a_range_that_ends_before_it_begins_is_wrong_usage() {
     let it = Recording::new();
     let range = ["--from", "2026-11-22", "--to", "2026-11-21"];

@@ -3,7 +3,8 @@
 //! ```text
 //!   Port ── record ── segment files, one directory per disk ── extract, replay
 //!              │          └── NAME-SEQ-START.pcapng beside its index, .vnx
-//!              └── NAME.state: what is durable
+//!              ├── NAME.state: what is durable
+//!              └── NAME.manifest: what was closed, and its hashes
 //! ```
 //!
 //! The recorder is an ordinary reader of a port. What it writes are real capture files; everything
@@ -17,6 +18,7 @@ pub mod encode;
 pub mod extract;
 pub mod filter;
 pub mod index;
+pub mod manifest;
 pub mod name;
 pub mod read;
 pub mod record;

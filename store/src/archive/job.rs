@@ -21,14 +21,20 @@ use std::time::{Duration, Instant};
 use super::How;
 use super::pack::{pack, remove};
 use crate::disk::Disk;
+use crate::manifest::Manifest;
 use crate::name::{COMPANIONS, Packing, SegmentName, unpacked};
-use crate::record::Ledger;
+use crate::record::{LaneStatus, Ledger};
 
 /// The work on a recording's closed segments.
 pub(super) struct Job {
-    how: How,
+    /// `None`: closed segments stay as they are.
+    how: Option<How>,
     recording: String,
     directories: Vec<PathBuf>,
+    /// What each directory's closed files are noted in.
+    manifests: Vec<Option<Arc<Manifest>>>,
+    /// Files that cannot be read, and so are in no manifest.
+    unread: HashSet<String>,
     /// Segments with numbers below it are of recorders before.
     first: u64,
     ledger: Arc<Ledger>,
@@ -63,15 +69,20 @@ struct Later {
 
 impl Job {
     pub(super) fn new(
-        how: How,
+        how: Option<How>,
         recording: String,
-        directories: Vec<PathBuf>,
+        directories: Vec<(PathBuf, Option<Arc<Manifest>>)>,
         first: u64,
         ledger: Arc<Ledger>,
         disk: Box<dyn Disk>,
     ) -> Self {
-        ledger.archive(|_| {});
+        if how.is_some() {
+            ledger.archive(|_| {});
+        }
+        let (directories, manifests) = directories.into_iter().unzip();
         Self {
+            manifests,
+            unread: HashSet::new(),
             how,
             recording,
             directories,
@@ -84,7 +95,7 @@ impl Job {
         }
     }
 
-    /// Removes what is packed, and packs one segment; false if there was nothing to do. Once `ended`
+    /// Takes a closed file into its manifest, removes what is packed, and packs one segment; false if there was nothing to do. Once `ended`
     /// nothing is put off: each is tried once more.
     pub(super) fn round(
         &mut self,
@@ -92,6 +103,10 @@ impl Job {
         ended: bool,
         pulse: &mut dyn FnMut() -> bool,
     ) -> bool {
+        let is_noted = self.note(pulse);
+        if self.how.is_none() {
+            return is_noted && pulse();
+        }
         if ended && !self.ending {
             self.ending = true;
             for later in self.later.values_mut() {
@@ -127,12 +142,57 @@ impl Job {
                 break;
             }
         }
-        !ready.is_empty()
+        !ready.is_empty() || is_noted
+    }
+
+    /// Takes the first closed file into its manifest that has no line; true if there was one.
+    fn note(&mut self, pulse: &mut dyn FnMut() -> bool) -> bool {
+        for lane in 0..self.directories.len() {
+            let Some(manifest) = self.manifests[lane].clone() else {
+                continue;
+            };
+            let Ok(entries) = self.disk.list(&self.directories[lane]) else {
+                continue;
+            };
+            let status = self.ledger.status();
+            let known = status.lanes.get(lane);
+            let is_new = |segment: &SegmentName, file: &str| {
+                segment.recording == self.recording
+                    && is_closed(known, self.first, segment)
+                    && !manifest.has(file)
+                    && !self.unread.contains(file)
+            };
+            let mut new: Vec<(u64, String)> = entries
+                .into_iter()
+                .filter_map(|entry| {
+                    let segment = SegmentName::parse(&entry.name)?;
+                    is_new(&segment, &entry.name).then_some((segment.sequence, entry.name))
+                })
+                .collect();
+            new.sort();
+            let Some((_, file)) = new.into_iter().next() else {
+                continue;
+            };
+            match manifest.take_in(self.disk.as_mut(), &file, pulse) {
+                // Recycled meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => return false,
+                Err(error) => {
+                    log::warn!("{file} is not in the manifest: {error}");
+                    self.unread.insert(file);
+                }
+                Ok(()) => {}
+            }
+            return true;
+        }
+        false
     }
 
     /// Tells how things are.
     pub(super) fn tell(&mut self) {
-        self.look();
+        if self.how.is_some() {
+            self.look();
+        }
     }
 
     /// Looks at the directories, and tells how things are. The closed segments that are not packed, or
@@ -143,14 +203,6 @@ impl Job {
         let mut trouble = String::new();
         for lane in 0..self.directories.len() {
             let known = status.lanes.get(lane);
-            let at_work = known.and_then(|known| SegmentName::parse(&known.segment));
-            let is_open = known.is_some_and(|known| known.open);
-            let is_closed = |segment: &SegmentName| match &at_work {
-                _ if segment.sequence < self.first => true,
-                Some(at_work) if segment.sequence == at_work.sequence => !is_open,
-                Some(at_work) => segment.sequence < at_work.sequence,
-                None => false,
-            };
             let dir = &self.directories[lane];
             let entries = match self.disk.list(dir) {
                 Ok(entries) => entries,
@@ -170,7 +222,9 @@ impl Job {
                 }
                 let plain = unpacked(&entry.name).1 == Packing::default();
                 let ours = |segment: &SegmentName| {
-                    plain && segment.recording == self.recording && is_closed(segment)
+                    plain
+                        && segment.recording == self.recording
+                        && is_closed(known, self.first, segment)
                 };
                 let Some(segment) = SegmentName::parse(&entry.name).filter(ours) else {
                     continue;
@@ -217,7 +271,14 @@ impl Job {
         pulse: &mut dyn FnMut() -> bool,
     ) -> io::Result<()> {
         let segment = &closed.segment;
-        let mut how = self.how.clone();
+        let Some(mut how) = self.how.clone() else {
+            return Ok(());
+        };
+        if let Some(manifest) = self.manifests[closed.lane].clone() {
+            // What was recorded is known before it is there in another form only.
+            manifest.take_in(self.disk.as_mut(), &segment.to_string(), pulse)?;
+        }
+        let compresses = how.level.is_some();
         if hurries {
             if how.recipients.is_empty() {
                 self.left.insert(segment.clone());
@@ -233,7 +294,7 @@ impl Job {
         let Some(after) = pack(disk, dir, (segment, closed.len), &how, pulse)? else {
             return Ok(());
         };
-        let hurried = u64::from(hurries && self.how.level.is_some());
+        let hurried = u64::from(hurries && compresses);
         self.ledger.archive(|status| {
             status.segments += 1;
             status.bytes_before += closed.len;
@@ -270,6 +331,18 @@ impl Job {
             log::warn!("{trouble}");
             later.trouble = trouble;
         }
+    }
+}
+
+/// Whether a segment is not written any more: of those from `first` on the directory's status tells.
+fn is_closed(known: Option<&LaneStatus>, first: u64, segment: &SegmentName) -> bool {
+    let at_work = known.and_then(|known| SegmentName::parse(&known.segment));
+    let is_open = known.is_some_and(|known| known.open);
+    match &at_work {
+        _ if segment.sequence < first => true,
+        Some(at_work) if segment.sequence == at_work.sequence => !is_open,
+        Some(at_work) => segment.sequence < at_work.sequence,
+        None => false,
     }
 }
 

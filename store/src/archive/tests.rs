@@ -102,8 +102,8 @@ impl Lab {
 
 fn job_on(disk: Box<dyn Disk>, dir: &Path, how: How) -> (Job, Arc<Ledger>) {
     let books = Arc::new(Ledger::new("r", &["there".to_owned()]));
-    let dirs = vec![dir.to_owned()];
-    let job = Job::new(how, "r".into(), dirs, 100, Arc::clone(&books), disk);
+    let dirs = vec![(dir.to_owned(), None)];
+    let job = Job::new(Some(how), "r".into(), dirs, 100, Arc::clone(&books), disk);
     (job, books)
 }
 
@@ -319,7 +319,7 @@ fn a_quota_counts_and_recycles_packed_segments() {
     let keep = Some(segments[0].sequence);
     let mut enforce = |bytes| {
         let quota = Quota::Bytes(bytes);
-        let room = quota.enforce(&mut disk, &lab.place.0, "r", keep, 0);
+        let room = quota.enforce(&mut disk, &lab.place.0, "r", keep, 0, &mut |_| {});
         let room = room.unwrap();
         (room.segments, room.enough)
     };

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::How;
 use super::job::Job;
 use crate::disk::Real;
+use crate::manifest::Manifest;
 use crate::record::Ledger;
 
 /// What was packed.
@@ -37,6 +38,8 @@ pub struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     ledger: Arc<Ledger>,
+    /// It packs; else it only takes files into manifests.
+    packs: bool,
 }
 
 #[derive(Debug)]
@@ -57,13 +60,14 @@ impl Worker {
     /// # Errors
     /// There is no thread to be had.
     pub fn start(
-        how: How,
+        how: Option<How>,
         recording: String,
-        directories: Vec<PathBuf>,
+        directories: Vec<(PathBuf, Option<Arc<Manifest>>)>,
         first: u64,
         ledger: Arc<Ledger>,
     ) -> io::Result<Self> {
         let disk = Box::new(Real::new(false).0);
+        let packs = how.is_some();
         let job = Job::new(
             how,
             recording,
@@ -72,7 +76,9 @@ impl Worker {
             Arc::clone(&ledger),
             disk,
         );
-        Self::of(job, ledger)
+        let mut worker = Self::of(job, ledger)?;
+        worker.packs = packs;
+        Ok(worker)
     }
 
     pub(super) fn of(mut job: Job, ledger: Arc<Ledger>) -> io::Result<Self> {
@@ -92,6 +98,7 @@ impl Worker {
             shared,
             thread: Some(thread),
             ledger,
+            packs: true,
         })
     }
 
@@ -105,7 +112,8 @@ impl Worker {
     /// The recorder has ended and its segments are closed: packs what is left, as far as that goes.
     pub fn finish(mut self) {
         self.shared.ended.store(true, Ordering::Relaxed);
-        self.end(LAST, GRACE);
+        let patience = if self.packs { LAST } else { LAST_NOTED };
+        self.end(patience, GRACE);
     }
 
     /// Has it stop after this time, and leaves it where it is if it does not.
@@ -123,7 +131,9 @@ impl Worker {
             if now >= limit + grace {
                 let what = "the disk stands still: what is packed at the moment is left";
                 log::error!("{what}");
-                self.ledger.archive(|status| status.trouble = what.into());
+                if self.packs {
+                    self.ledger.archive(|status| status.trouble = what.into());
+                }
                 return;
             }
             sleep(Duration::from_millis(10));
@@ -203,7 +213,9 @@ const PRESSED_MS: u64 = 1000;
 const STEP: Duration = Duration::from_millis(50);
 /// A look at the directories every second.
 const NAPS: u32 = 20;
-/// How long the end may take,
+/// How long the end may take where nothing is packed: the next recorder notes what is left.
+const LAST_NOTED: Duration = Duration::from_secs(3);
+/// How long it may take,
 const LAST: Duration = Duration::from_secs(30);
 /// and a call of the disk, or a frame of zstd's, then.
 const GRACE: Duration = Duration::from_secs(10);

@@ -44,6 +44,7 @@ pub use time::{BadTime, parse_time};
 use self::stream::{Meta, Stream};
 use crate::archive::Keys;
 use crate::filter::{Filter, FilterError};
+use crate::manifest::{Hole, holes};
 use crate::read::{Interface, ReadError};
 
 /// What is looked for.
@@ -136,10 +137,31 @@ impl Extract {
         }
         extract.streams.reverse();
         extract.problems.reverse();
+        extract.look_for_holes(places);
         extract.tally.segments = extract.streams.len() as u64;
         let bounds = extract.streams.iter().flatten().map(Stream::bound);
         extract.next = bounds.zip(0..).map(Reverse).collect();
         Ok(extract)
+    }
+
+    /// Notes what is missing between the segments.
+    fn look_for_holes(&mut self, places: &[PathBuf]) {
+        let holes = match holes(places) {
+            Ok(holes) => holes,
+            Err(error) => {
+                let place = places.first().cloned().unwrap_or_default();
+                self.problems.push(ReadError::io(&place, 0, error));
+                return;
+            }
+        };
+        let asked =
+            |hole: &Hole| hole.from_ns < self.query.to_ns && hole.to_ns >= self.query.from_ns;
+        let told: Vec<ReadError> = holes
+            .into_iter()
+            .filter(asked)
+            .map(ReadError::hole)
+            .collect();
+        self.problems.extend(told);
     }
 
     /// The next packet.

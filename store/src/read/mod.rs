@@ -27,6 +27,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::archive::Keys;
+use crate::manifest::Hole;
 use input::Input;
 pub(crate) use source::{At, Source, open as open_source};
 
@@ -439,6 +440,8 @@ pub enum Cause {
     Cut(u64),
     /// The recorder removed it to make room, and took it from its reader at the offset.
     Taken,
+    /// Segments are missing, or are not those that were closed; in words.
+    Hole(String),
 }
 
 impl ReadError {
@@ -467,6 +470,15 @@ impl ReadError {
         }
     }
 
+    /// Segments that should be there and are not, or are others.
+    pub fn hole(hole: Hole) -> Self {
+        Self {
+            path: hole.dir,
+            offset: 0,
+            cause: Cause::Hole(hole.what),
+        }
+    }
+
     /// True if the file is to blame, and not the system or a slow reader.
     pub fn is_damage(&self) -> bool {
         !matches!(self.cause, Cause::Io(_) | Cause::Taken)
@@ -491,6 +503,7 @@ impl fmt::Display for ReadError {
                     "{path}: is cut off: {offset} bytes of the {closed} with which it was closed"
                 )
             }
+            Cause::Hole(what) => write!(f, "{}: {what}", path.display()),
             Cause::Taken => {
                 let path = path.display();
                 write!(

@@ -38,6 +38,7 @@ use vnplug::{Packet, flags};
 use crate::archive::{How, Worker};
 use crate::disk::{BLOCK, Buffer, Disk};
 use crate::encode::{Interface, pcap, pcapng};
+use crate::manifest::Manifest;
 use crate::name::{self, Format, LAST_SEQUENCE};
 
 pub use chunk::{Chunk, Tally};
@@ -85,6 +86,8 @@ pub struct Settings {
     pub trigger: Option<Triggers>,
     /// What is done with closed segments.
     pub archive: Option<How>,
+    /// Whether closed segments get a manifest.
+    pub manifest: bool,
     /// A packet that comes again within this time is not recorded.
     pub dedup: Option<Duration>,
 }
@@ -107,6 +110,7 @@ impl Settings {
             index: true,
             trigger: None,
             archive: None,
+            manifest: false,
             dedup: None,
         }
     }
@@ -256,18 +260,22 @@ impl Recorder {
                 .map(|window| dedup::Dedup::new(window, settings.interfaces.len())),
             settings,
         };
-        if let Some(how) = recorder.settings.archive.clone() {
+        let manifests = recorder.manifests(&directories);
+        let how = recorder.settings.archive.clone();
+        if how.is_some() || recorder.settings.manifest {
             let name = recorder.settings.recording.clone();
-            let dirs = directories.iter().map(|(dir, _)| dir.clone()).collect();
+            let dirs = directories.iter().map(|(dir, _)| dir.clone());
+            let dirs = dirs.zip(manifests.clone()).collect();
             let first = ledger.status().next_sequence;
             let books = Arc::clone(&ledger);
             recorder.archive = Some(Worker::start(how, name, dirs, first, books)?);
         }
-        for (lane, (dir, disk)) in directories.into_iter().enumerate() {
+        for ((lane, (dir, disk)), manifest) in directories.into_iter().enumerate().zip(manifests) {
             let settings = recorder.settings.clone();
             let ledger = Arc::clone(&ledger);
             let books = Arc::clone(&ledger);
             let mut writer = Writer::new(disk, dir, lane, settings, ledger, give_back.clone());
+            writer.keep_manifest(manifest);
             let queue = Arc::new(Queue::default());
             let inbox = Arc::clone(&queue);
             let thread = std::thread::Builder::new().name(format!("vnplug-disk{lane}"));
@@ -293,6 +301,20 @@ impl Recorder {
             });
         }
         Ok(recorder)
+    }
+
+    /// The manifest of each directory, if there are to be any. Without one recording goes on.
+    fn manifests(&self, directories: &[(PathBuf, Box<dyn Disk>)]) -> Vec<Option<Arc<Manifest>>> {
+        let open = |dir: &PathBuf| {
+            if !self.settings.manifest {
+                return None;
+            }
+            Manifest::open(dir, &self.settings.recording)
+                .inspect_err(|error| log::error!("{}: no manifest: {error}", dir.display()))
+                .ok()
+                .map(Arc::new)
+        };
+        directories.iter().map(|(dir, _)| open(dir)).collect()
     }
 
     /// The books.
@@ -582,7 +604,7 @@ impl Recorder {
     }
 }
 
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_nanos() as u64)
 }

@@ -23,7 +23,7 @@ impl Quota {
     ///
     /// One that somebody reads goes, too, and its reader has it open still. Such segments may take a quarter
     /// of a quota in bytes on top; of one in percent nothing, once they are missed. What is beyond is taken
-    /// from its reader, the oldest first.
+    /// from its reader, the oldest first. `removing` is called before a segment goes.
     ///
     /// What is removed counts as free whether the disk says so yet or not: somebody may have it open, or
     /// have a snapshot of it.
@@ -37,6 +37,7 @@ impl Quota {
         recording: &str,
         keep: Option<u64>,
         more: u64,
+        removing: &mut dyn FnMut(&str),
     ) -> io::Result<Room> {
         let entries = disk.list(dir)?;
         let mut short = self.short(disk, dir, recording, &entries, more)?;
@@ -54,7 +55,7 @@ impl Quota {
             // Others may have filled the disk, and may go on: no more than is written goes.
             Self::Percent(_) => short.min(more.saturating_mul(2).max(1)),
         };
-        let mut room = remove_oldest(disk, dir, recording, keep, &entries, most);
+        let mut room = remove_oldest(disk, dir, (recording, keep), &entries, most, removing);
         room.enough = room.bytes >= short;
         room.cut = cut;
         Ok(room)
@@ -133,6 +134,7 @@ pub(super) fn make_room(
     dir: &Path,
     recording: &str,
     keep: Option<u64>,
+    removing: &mut dyn FnMut(&str),
 ) -> io::Result<Room> {
     while disk.held() > 0 {
         match cut_held(disk) {
@@ -148,7 +150,14 @@ pub(super) fn make_room(
         }
     }
     let entries = disk.list(dir)?;
-    Ok(remove_oldest(disk, dir, recording, keep, &entries, 1))
+    Ok(remove_oldest(
+        disk,
+        dir,
+        (recording, keep),
+        &entries,
+        1,
+        removing,
+    ))
 }
 
 /// Gives back what a recorder that was killed had reserved behind the end of its segments. Nobody
@@ -180,10 +189,10 @@ pub(super) fn give_back(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io:
 fn remove_oldest(
     disk: &mut dyn Disk,
     dir: &Path,
-    recording: &str,
-    keep: Option<u64>,
+    (recording, keep): (&str, Option<u64>),
     entries: &[Entry],
     bytes: u64,
+    removing: &mut dyn FnMut(&str),
 ) -> Room {
     let mut room = Room::default();
     // By number; a segment goes before its index.
@@ -204,6 +213,9 @@ fn remove_oldest(
         let mut removed = false;
         let mut is_read = false;
         for &(beside, name, bytes) in same {
+            if !beside && !is_gone(disk, &dir.join(name)) {
+                removing(name);
+            }
             match disk.recycle(&dir.join(name)) {
                 // It was packed in the meantime: what is beside it is the packed one's.
                 Ok(_) if !beside && is_packed(disk, dir, name) => break,
@@ -276,11 +288,11 @@ mod tests {
         let listed = sim.list(dir).unwrap();
         let packed = path(".pcapng.zst");
         sim.rename(&path(".pcapng"), &packed).unwrap();
-        let first = remove_oldest(&mut sim, dir, "r", None, &listed, 1);
+        let first = remove_oldest(&mut sim, dir, ("r", None), &listed, 1, &mut |_| {});
         assert_eq!((first.segments, first.bytes), (0, 0));
         assert!(sim.files().keys().eq([&packed, &path(".vnx")]));
         let listed = sim.list(dir).unwrap();
-        let second = remove_oldest(&mut sim, dir, "r", None, &listed, 1);
+        let second = remove_oldest(&mut sim, dir, ("r", None), &listed, 1, &mut |_| {});
         assert_eq!((second.segments, second.bytes), (1, 2));
         assert!(sim.files().is_empty());
     }

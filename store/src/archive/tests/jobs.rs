@@ -194,7 +194,14 @@ fn the_worker_packs_what_is_closed_and_leaves_the_rest() {
     });
     let start = || {
         let (how, books) = (lab.how(Some(1), false), Arc::clone(&books));
-        Worker::start(how, "r".into(), vec![lab.place.0.clone()], 0, books).unwrap()
+        Worker::start(
+            Some(how),
+            "r".into(),
+            vec![(lab.place.0.clone(), None)],
+            0,
+            books,
+        )
+        .unwrap()
     };
     let worker = start();
     eventually("three are packed", || archive(&books).segments == 3);

@@ -145,6 +145,14 @@ impl Ledger {
         })
     }
 
+    /// No segment has got this number. False if a later one was given away.
+    pub fn give_back(&self, sequence: u64) -> bool {
+        let status = &mut self.books().status;
+        let is_last = status.next_sequence == sequence + 1;
+        status.next_sequence -= u64::from(is_last);
+        is_last
+    }
+
     /// The chunk that is being filled has a packet of this stamp, and none before it.
     pub fn filling(&self, first_ns: u64) {
         let mut books = self.books();

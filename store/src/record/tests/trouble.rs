@@ -365,7 +365,9 @@ fn what_cannot_be_recycled_is_passed_over() {
     std::fs::write(file(4, "flows.parquet"), vec![1; 60 << 10]).unwrap();
     let (dir, mut disk) = place.disk();
     let quota = Quota::Bytes(250 << 10);
-    let room = quota.enforce(disk.as_mut(), &dir, "t", None, 0).unwrap();
+    let room = quota
+        .enforce(disk.as_mut(), &dir, "t", None, 0, &mut |_| {})
+        .unwrap();
     assert_eq!((room.segments, room.enough), (2, true));
     for (sequence, extension, there) in [
         (0, "pcapng", true),

@@ -36,6 +36,7 @@ use super::ledger::Ledger;
 use super::room::{self, Room};
 use crate::disk::{self, Buffer, Disk};
 use crate::index::Live;
+use crate::manifest::Manifest;
 
 /// The writer of one directory.
 #[derive(Debug)]
@@ -83,6 +84,9 @@ pub struct Writer {
     index: Live,
     /// The segment is closed when all was written.
     ends: bool,
+    manifest: Option<Arc<Manifest>>,
+    /// A number that was taken for a segment that could not be begun: the next one has it.
+    number: Option<u64>,
 }
 
 impl Writer {
@@ -131,7 +135,14 @@ impl Writer {
             state_fails: false,
             index: Live::default(),
             ends: false,
+            manifest: None,
+            number: None,
         }
+    }
+
+    /// What is removed is noted there before.
+    pub fn keep_manifest(&mut self, manifest: Option<Arc<Manifest>>) {
+        self.manifest = manifest;
     }
 
     /// Takes a chunk.
@@ -273,6 +284,13 @@ impl Writer {
             );
         }
         self.close(now);
+        if let Some(number) = self.number.take()
+            && !self.ledger.give_back(number)
+            && let Some(manifest) = &self.manifest
+            && let Err(error) = manifest.unused(number)
+        {
+            log::warn!("{}: the manifest: {error}", self.dir.display());
+        }
         self.save_state();
     }
 
@@ -296,7 +314,8 @@ impl Writer {
         }
         let keep = self.segment.as_ref().map(|segment| segment.name.sequence);
         let recording = &self.settings.recording;
-        let made = room::make_room(self.disk.as_mut(), &self.dir, recording, keep);
+        let removing = &mut |file: &str| note_removal(self.manifest.as_deref(), file, "quota");
+        let made = room::make_room(self.disk.as_mut(), &self.dir, recording, keep, removing);
         self.recycled(made).is_some_and(|room| room.bytes > 0)
     }
 
@@ -355,8 +374,24 @@ impl Writer {
         let keep = self.segment.as_ref().map(|segment| segment.name.sequence);
         let more = self.settings.reserve();
         let recording = &self.settings.recording;
-        let made = quota.enforce(self.disk.as_mut(), &self.dir, recording, keep, more);
+        let removing = &mut |file: &str| note_removal(self.manifest.as_deref(), file, "quota");
+        let made = quota.enforce(
+            self.disk.as_mut(),
+            &self.dir,
+            recording,
+            keep,
+            more,
+            removing,
+        );
         self.recycled(made).is_some_and(|room| room.enough)
+    }
+}
+
+/// Before the file goes: a kill in between must not make a hole of it.
+fn note_removal(manifest: Option<&Manifest>, file: &str, why: &str) {
+    let noted = manifest.map_or(Ok(()), |manifest| manifest.removing(file, why));
+    if let Err(error) = noted {
+        log::warn!("{file}: its removal is not in the manifest: {error}");
     }
 }
 

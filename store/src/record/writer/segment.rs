@@ -42,7 +42,7 @@ impl Writer {
         if !std::mem::take(&mut self.has_room) {
             self.enforce_quota();
         }
-        let sequence = self.ledger.sequence();
+        let sequence = self.number.take().or_else(|| self.ledger.sequence());
         let sequence = sequence.ok_or_else(|| io::Error::other(ALL_NUMBERS))?;
         let name = SegmentName {
             recording: self.settings.recording.clone(),
@@ -51,7 +51,10 @@ impl Writer {
             format: self.settings.format,
         };
         let path = self.dir.join(name.to_string());
-        self.disk.create(&path)?;
+        if let Err(error) = self.disk.create(&path) {
+            self.number = Some(sequence);
+            return Err(error);
+        }
         let mut segment = Segment {
             name,
             len: 0,
@@ -85,8 +88,7 @@ impl Writer {
             self.disk.close();
             self.index.abandon();
             self.ledger.untell(segment.told);
-            // It holds no packet; if it cannot be removed, it is a capture file without any.
-            let _ = self.disk.remove(&path);
+            self.discard(&path, sequence);
             return Err(error);
         }
         let file = segment.name.to_string();
@@ -171,6 +173,14 @@ impl Writer {
         Ok(())
     }
 
+    /// Removes a segment without packets, whose number the next one has. If it cannot be removed, it is a
+    /// capture file without any.
+    fn discard(&mut self, path: &Path, sequence: u64) {
+        if self.disk.remove(path).is_ok_and(|gone| gone) {
+            self.number = Some(sequence);
+        }
+    }
+
     /// Ends a segment that is whole.
     pub(super) fn close(&mut self, now: Instant) {
         self.catch_up();
@@ -228,6 +238,7 @@ impl Writer {
             self.ledger.untell(std::mem::take(&mut segment.told));
         }
         let path = self.dir.join(segment.name.to_string());
+        let sequence = segment.name.sequence;
         self.segment = Some(segment);
         // Also where no packet waits for it: what was cut would come back after a loss of power, and its
         // packets are in the next segment, too.
@@ -236,7 +247,7 @@ impl Writer {
         // A full disk is tried again and again, and would fill with headers. A failure leaves one.
         if empty {
             self.index.abandon();
-            let _ = self.disk.remove(&path);
+            self.discard(&path, sequence);
         } else {
             self.index.finish(self.disk.as_mut(), len);
         }
