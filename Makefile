@@ -97,6 +97,7 @@ install:
 	install -D -m 644 $(TARGET)/release/libvnplug_pcap.so \
 		$(DESTDIR)$(PREFIX)/lib/vnplug/libpcap.so.0.8
 	ln -sf libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/vnplug/libpcap.so.1
+	ln -sf libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/vnplug/libpcap.so
 	install -D -m 644 $(UML_PRELOAD) $(DESTDIR)$(PREFIX)/lib/vnplug/$(notdir $(UML_PRELOAD))
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|/usr/local/|$(PREFIX)/|' dist/vnplugd.service \

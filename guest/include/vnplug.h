@@ -29,8 +29,11 @@
  * RESULTS. Functions return an int: 0 or more is an outcome, less than 0 an error. Outcomes that
  * differ in meaning differ in value: a packet (1), nothing yet (0), ended (2).
  *
- * THREADS. A port serves one thread at a time; it may move between threads. Different ports are
- * independent. The library starts no thread, installs no signal handler and never calls exit or
+ * THREADS. A port serves one thread at a time; it may move between threads. Meanwhile any other thread
+ * may call, for the same port and at any time before vnplug_close: vnplug_stats, vnplug_host_counter,
+ * vnplug_fd, vnplug_device_name, vnplug_last_error. They do not wait for the port's thread, nor it for
+ * them, but for the time of one request to the host. Different ports are independent: send by one of
+ * its own what another thread than the reader sends. The library starts no thread, installs no signal handler and never calls exit or
  * abort. After fork(2) only one of the two processes may use a port.
  *
  * LIFETIMES. `data` of a packet points into the ring. It is valid until the next call of
@@ -390,7 +393,8 @@ int vnplug_stats(const vnplug_port *port, struct vnplug_stats *stats);
  */
 int vnplug_host_counter(vnplug_port *port, const char *name, uint64_t *value);
 
-/* Why the last call that failed on this port did; valid until the next call. Never NULL. */
+/* Why the last call that failed on this port did; the text changes with the next one that fails, by
+ * whatever thread. Never NULL. */
 const char *vnplug_last_error(const vnplug_port *port);
 
 /* The device's name, as the host calls it; valid until vnplug_close. */

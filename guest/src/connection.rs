@@ -8,14 +8,15 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    connect, recvmsg, sendmsg, socket_with,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType, connect, recvmsg, sendmsg, shutdown, socket_with,
 };
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{DEFAULT_SOCKET, Message, Role, VERSION};
@@ -57,11 +58,13 @@ pub(crate) struct PortFds {
 /// A greeted connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     framer: Framer,
     fds: VecDeque<OwnedFd>,
     unasked: VecDeque<Message>,
     last_id: u32,
+    /// A question that was given up; its answer may still come.
+    late: Option<u32>,
     limit: Duration,
     dead: Option<Error>,
     server: String,
@@ -72,11 +75,12 @@ impl Connection {
     pub(crate) fn open(path: &Path, limit: Duration) -> Result<Self, Error> {
         let socket = dial(path, Instant::now() + limit)?;
         let mut connection = Self {
-            socket,
+            socket: Arc::new(socket),
             framer: Framer::strict(MAX_PAYLOAD),
             fds: VecDeque::new(),
             unasked: VecDeque::new(),
             last_id: 0,
+            late: None,
             limit,
             dead: None,
             server: String::new(),
@@ -121,15 +125,20 @@ impl Connection {
         }
         let answer = self.try_exchange(request, fd);
         if let Err(error) = &answer {
-            self.dead = Some(error.clone());
+            self.die(error);
         }
-        match answer? {
+        self.judged(answer?)
+    }
+
+    /// An answer to a request: an Error message is an `Err`.
+    fn judged(&mut self, answer: Message) -> Result<Message, Error> {
+        match answer {
             // Only an Opened brings descriptors; see `take_fds`.
             Message::Opened(opened) => Ok(Message::Opened(opened)),
             _ if !self.fds.is_empty() => {
                 self.fds.clear();
                 let error = Error::Protocol("descriptors nobody asked for".into());
-                self.dead = Some(error.clone());
+                self.die(&error);
                 Err(error)
             }
             Message::Error { code, text } => Err(Error::Refused { code, text }),
@@ -192,6 +201,9 @@ impl Connection {
             }
             let progress = self.receive().and_then(|more| {
                 while let Some(frame) = self.framer.next_message()? {
+                    if self.is_late(frame.0.id) {
+                        continue;
+                    }
                     if frame.0.id != 0 {
                         return Err(Error::Protocol("an answer that nothing asked for".into()));
                     }
@@ -255,18 +267,87 @@ impl Connection {
         self.dead.is_none()
     }
 
+    /// Asks without side effects. If no answer comes within `limit`, that is an error, and the
+    /// connection lives on: the answer is dropped when it comes, and until then nothing else is
+    /// asked in this way.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], and those of [`exchange`](Self::exchange).
+    pub(crate) fn ask(&mut self, request: &Message, limit: Duration) -> Result<Message, Error> {
+        let deadline = Instant::now() + limit;
+        while self.late.is_some() {
+            self.gather()?;
+            if self.late.is_some() {
+                await_ready(self.socket.as_fd(), PollFlags::IN, deadline)?;
+            }
+        }
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
+        }
+        self.take_id();
+        let sent = self.send(&request.encode(self.last_id, 0), None, deadline);
+        let answer = match sent {
+            Ok(()) | Err(Error::Disconnected) => self.answer(deadline),
+            Err(error) => {
+                self.die(&error);
+                return Err(error);
+            }
+        };
+        match answer {
+            Err(Error::TimedOut) => {
+                self.late = Some(self.last_id);
+                Err(Error::TimedOut)
+            }
+            Err(error) => {
+                self.die(&error);
+                Err(error)
+            }
+            Ok(answer) => self.judged(answer),
+        }
+    }
+
+    /// The socket, for waiting.
+    pub(crate) fn socket(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.socket)
+    }
+
+    /// Remembers why it is over, and makes the socket readable, so that who waits learns of it.
+    fn die(&mut self, error: &Error) {
+        self.dead = Some(error.clone());
+        // A socket whose other end is gone is readable anyway.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+
+    fn take_id(&mut self) {
+        self.last_id = self.last_id.checked_add(1).unwrap_or(1);
+    }
+
+    /// Whether this is the answer to the question that was given up.
+    fn is_late(&mut self, id: u32) -> bool {
+        let late = self.late == Some(id);
+        if late {
+            self.late = None;
+        }
+        late
+    }
+
     fn try_exchange(
         &mut self,
         request: &Message,
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<Message, Error> {
         let deadline = Instant::now() + self.limit;
-        self.last_id = self.last_id.checked_add(1).unwrap_or(1);
+        self.take_id();
         match self.send(&request.encode(self.last_id, 0), fd, deadline) {
             // Why it closed the connection may have been said.
             Ok(()) | Err(Error::Disconnected) => {}
             Err(error) => return Err(error),
         }
+        self.answer(deadline)
+    }
+
+    /// Waits for the answer to the last request.
+    fn answer(&mut self, deadline: Instant) -> Result<Message, Error> {
         loop {
             while let Some(frame) = self.framer.next_message()? {
                 let message = Message::from_frame(&frame)?;
@@ -276,6 +357,7 @@ impl Connection {
                         Message::Error { code, text } => return Err(Error::Refused { code, text }),
                         other => self.unasked.push_back(other),
                     },
+                    id if self.is_late(id) => {}
                     _ => return Err(Error::Protocol("an answer that nothing asked for".into())),
                 }
             }

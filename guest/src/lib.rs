@@ -52,7 +52,8 @@ pub use error::Error;
 pub use map::map as map_memory;
 pub use options::PortOptions;
 pub use port::{
-    Batch, Bundle, Counts, Next, NextView, Outbox, Port, PortStats, Ready, RuleStats, View, Waiting,
+    Asker, Batch, Bundle, Counts, Next, NextView, Outbox, Port, PortStats, Ready, RuleStats, View,
+    Waiting,
 };
 
 pub use vnplug_ring::Packet;

@@ -12,6 +12,7 @@ use crate::abi::{
     WARNING_TSTAMP_TYPE_NOTSUP,
 };
 use crate::devices::{describe, device_of, split_group};
+use crate::filter::{INTERRUPTED, fail};
 use crate::handle::{Handle, State};
 use crate::read::Live;
 
@@ -43,7 +44,7 @@ pub(crate) fn set(handle: &Handle, set: impl FnOnce(&mut Options)) -> c_int {
         set(&mut state.options);
         false
     });
-    if activated {
+    if activated != Some(false) {
         handle.set_error("can't perform  operation on activated capture");
         return ERROR_ACTIVATED;
     }
@@ -110,16 +111,21 @@ pub(crate) fn activate(handle: &Handle) -> c_int {
         0 => {}
         status => return status,
     }
-    match handle.with(open) {
-        Ok(()) => 0,
-        Err((status, text)) => {
+    let name = handle.name.to_string_lossy();
+    match handle.with(|state| open(&name, state)) {
+        Some(Ok(())) => {
+            handle.set_active();
+            0
+        }
+        Some(Err((status, text))) => {
             handle.set_error(&text);
             status
         }
+        None => fail(handle, INTERRUPTED),
     }
 }
 
-fn open(state: &mut State) -> Result<(), (c_int, String)> {
+fn open(name: &str, state: &mut State) -> Result<(), (c_int, String)> {
     let options = state.options;
     if options.rfmon {
         let text = "vNPlug devices have no monitor mode: set it on the host's interface";
@@ -129,8 +135,7 @@ fn open(state: &mut State) -> Result<(), (c_int, String)> {
         let text = "vNPlug devices capture every protocol: use a filter, as \"ether proto 0x800\"";
         return Err((ERROR, text.into()));
     }
-    let name = state.name.to_string_lossy();
-    let device = device_of(&name).unwrap_or(&name);
+    let device = device_of(name).unwrap_or(name);
     let snaplen = match options.snaplen {
         bytes if (1..MAX_SNAPLEN).contains(&bytes) => bytes,
         _ => MAX_SNAPLEN,

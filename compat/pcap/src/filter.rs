@@ -60,7 +60,7 @@ impl Screen {
 /// # Safety
 /// `program` is null or points to a program.
 pub(crate) unsafe fn set(handle: &Handle, program: *const Program) -> c_int {
-    if handle.live(|_| ()).is_none() {
+    if !handle.is_active() {
         handle.set_error("This handle hasn't been activated yet");
         return ERROR_NOT_ACTIVATED;
     }
@@ -84,6 +84,7 @@ pub(crate) unsafe fn set(handle: &Handle, program: *const Program) -> c_int {
         [a, b, insn.jt, insn.jf, k[0], k[1], k[2], k[3]]
     });
     let spec = FilterSpec::Program(bytes.collect());
+    let _visit = handle.visit();
     let set = handle.live(|live| {
         live.port.set_filter(spec)?;
         live.screen = Screen::new(insns, &live.port);
@@ -92,10 +93,7 @@ pub(crate) unsafe fn set(handle: &Handle, program: *const Program) -> c_int {
     match set {
         Some(Ok(())) => 0,
         Some(Err(error)) => fail(handle, &describe(&error)),
-        None => {
-            handle.set_error("This handle hasn't been activated yet");
-            ERROR_NOT_ACTIVATED
-        }
+        None => fail(handle, INTERRUPTED),
     }
 }
 
@@ -162,6 +160,8 @@ pub(crate) fn missing() -> String {
     MISSING.to_string_lossy().into_owned()
 }
 
+/// Of a call by a signal handler that interrupted another one.
+pub(crate) const INTERRUPTED: &str = "called by a signal handler within another call";
 /// `BPF_RET | BPF_K`.
 const RETURN: u16 = 6;
 /// The kernel's limit, and the daemon's.

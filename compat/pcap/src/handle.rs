@@ -3,30 +3,35 @@
 //! The first word of a handle of ours is the address of a static of this library; that of the real
 //! library's is a function of it. So one load and one comparison tell them apart.
 //!
-//! pcap(3) lets one thread at a time use a handle, with two exceptions that the fields outside
-//! [`State`] serve:
+//! pcap(3) lets one thread at a time use a handle. Programs do more, and it works with the real
+//! library, so it works here:
 //!
 //! | call                         | from                        | touches                        |
 //! |------------------------------|-----------------------------|--------------------------------|
 //! | `pcap_breakloop`             | any thread, signal handlers | `break_flag`, the eventfd      |
-//! | `pcap_close` during a call   | any thread, a callback      | `closed`, and the same         |
+//! | `pcap_stats`                 | any thread, signal handlers | [`State`] by turns             |
+//! | `pcap_inject`                | any thread                  | `sender`, under its lock       |
+//! | all others                   | any thread                  | [`State`] by turns             |
+//! | `pcap_close` during a call   | any thread, a callback      | `closed`, and the first line's |
 //!
-//! The second is an error of the program, and must not crash it: the closer sets `closed`, wakes the
+//! The last is an error of the program, and must not crash it: the closer sets `closed`, wakes the
 //! thread that is inside, and whoever of the two comes last takes the state apart. After a close by
 //! another thread the handle itself stays behind, a few hundred bytes without a state, on which
 //! every call fails as on a handle that was never activated.
 #![expect(unsafe_code, reason = "handles that a C program holds")]
 
-use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::abi::{ERRBUF_SIZE, Pcap};
 use crate::activate::Options;
 use crate::read::Live;
 use crate::real::real;
+use crate::stats::Last;
+use crate::turns::{Turns, this_thread};
 
 /// See the module's comment.
 #[repr(C)]
@@ -42,22 +47,28 @@ pub(crate) struct Handle {
     busy: AtomicUsize,
     /// An eventfd that ends a wait.
     break_fd: c_int,
-    error: UnsafeCell<[c_char; ERRBUF_SIZE]>,
-    state: UnsafeCell<State>,
+    /// It was activated.
+    active: AtomicBool,
+    /// Calls of other threads than the one that receives, which a close waits for.
+    visitors: AtomicU32,
+    error: [AtomicU8; ERRBUF_SIZE],
+    /// As the program named the device.
+    pub(crate) name: CString,
+    /// After the first frame that was sent.
+    pub(crate) sender: Mutex<Option<Box<vnplug::Port>>>,
+    /// What `pcap_stats` said last.
+    pub(crate) last: Last,
+    state: Turns<State>,
 }
 
 /// What one thread at a time uses.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// As the program named it.
-    pub(crate) name: CString,
     pub(crate) options: Options,
     /// What the operator sees; empty = the library's default.
     pub(crate) label: String,
     /// After activation.
     pub(crate) live: Option<Box<Live>>,
-    /// After the first frame that was sent.
-    pub(crate) sender: Option<Box<vnplug::Port>>,
     /// A dead handle of the real library with our link type and snaplen; null until it is needed.
     pub(crate) dead: Pcap,
 }
@@ -77,13 +88,16 @@ impl Handle {
             taken: AtomicBool::new(false),
             busy: AtomicUsize::new(0),
             break_fd,
-            error: UnsafeCell::new([0; ERRBUF_SIZE]),
-            state: UnsafeCell::new(State {
-                name: name.to_owned(),
+            active: AtomicBool::new(false),
+            visitors: AtomicU32::new(0),
+            error: [const { AtomicU8::new(0) }; ERRBUF_SIZE],
+            name: name.to_owned(),
+            sender: Mutex::new(None),
+            last: Last::default(),
+            state: Turns::new(State {
                 options: Options::default(),
                 label: String::new(),
                 live: None,
-                sender: None,
                 dead: ptr::null_mut(),
             }),
         };
@@ -104,36 +118,61 @@ impl Handle {
         Some(unsafe { &*p.cast::<Self>() })
     }
 
-    /// The state, for one short look. No code of the program's runs in `look`, nor does it ask for
-    /// the state again.
+    /// The state, for one short look. No code of the program's runs in `look`. `None`: a signal
+    /// handler interrupted a look and has come back.
     #[inline]
-    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        // SAFETY: pcap(3) lets one thread at a time use a handle, and `look` does not come back
-        // here, by the rule above.
-        look(unsafe { &mut *self.state.get() })
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> Option<T> {
+        self.state.with(look)
     }
 
-    /// The activated part of the state; `None` before.
+    /// The activated part of the state; `None` before, and as [`with`](Self::with).
     #[inline]
     pub(crate) fn live<T>(&self, look: impl FnOnce(&mut Live) -> T) -> Option<T> {
-        self.with(|state| state.live.as_deref_mut().map(look))
+        self.with(|state| state.live.as_deref_mut().map(look))?
+    }
+
+    /// The same for the thread that receives, if `entered` it is.
+    #[inline]
+    pub(crate) fn live_as<T>(&self, entered: bool, look: impl FnOnce(&mut Live) -> T) -> Option<T> {
+        if entered {
+            let look = |state: &mut State| state.live.as_deref_mut().map(look);
+            return self.state.as_reader(look)?;
+        }
+        self.live(look)
+    }
+
+    /// Whether it was activated.
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_active(&self) {
+        self.active.store(true, Ordering::Release);
+    }
+
+    /// Begins a call that may last and is not one of the thread that receives.
+    pub(crate) fn visit(&self) -> Visit<'_> {
+        self.visitors.fetch_add(1, Ordering::AcqRel);
+        Visit(self)
     }
 
     /// Remembers the text of an error, cut to what programs expect.
     pub(crate) fn set_error(&self, text: &str) {
-        // SAFETY: as in `with`.
-        let buffer = unsafe { &mut *self.error.get() };
-        write_text(buffer, text.as_bytes());
+        let bytes = text.bytes().filter(|&byte| byte != 0);
+        let bytes = bytes.take(ERRBUF_SIZE - 1).chain([0]);
+        for (place, byte) in self.error.iter().zip(bytes) {
+            place.store(byte, Ordering::Relaxed);
+        }
     }
 
     /// Where the text of the last error is; it stays for the handle's life.
     pub(crate) fn error(&self) -> *mut c_char {
-        self.error.get().cast()
+        self.error.as_ptr().cast_mut().cast()
     }
 
     /// The text of the last error.
     pub(crate) fn error_text(&self) -> String {
-        // SAFETY: `set_error` ends it with 0; it began as zeros.
+        // SAFETY: its last byte is always 0.
         let text = unsafe { CStr::from_ptr(self.error()) };
         text.to_string_lossy().into_owned()
     }
@@ -189,10 +228,11 @@ impl Handle {
 
     /// The calling thread begins a call that may wait or calls back. Returns what `leave` wants.
     #[inline]
-    pub(crate) fn enter(&self) -> usize {
+    pub(crate) fn enter(&self) -> Entry {
         let before = self.busy.load(Ordering::Relaxed);
         self.busy.store(this_thread(), Ordering::Relaxed);
-        before
+        let reads = self.state.enter();
+        Entry { before, reads }
     }
 
     /// True after `pcap_close`, to a thread that is still inside.
@@ -206,9 +246,13 @@ impl Handle {
     /// # Safety
     /// `p` is a handle of ours, not used by the caller any more.
     #[inline]
-    pub(crate) unsafe fn leave(p: Pcap, before: usize) {
+    pub(crate) unsafe fn leave(p: Pcap, entry: Entry) {
+        let Entry { before, reads } = entry;
         // SAFETY: the caller's promise.
         let handle = unsafe { &*p.cast::<Self>() };
+        if reads {
+            handle.state.leave();
+        }
         // Acquire: pairs with the Release in `close`.
         if before == 0 && handle.closed.load(Ordering::Acquire) != OPEN {
             // SAFETY: this thread was the last inside.
@@ -274,15 +318,24 @@ impl Handle {
         if handle.taken.swap(true, Ordering::AcqRel) {
             return;
         }
-        let dead = handle.with(|state| {
-            drop((state.live.take(), state.sender.take()));
-            std::mem::replace(&mut state.dead, ptr::null_mut())
+        handle.active.store(false, Ordering::Release);
+        let parts = handle.with(|state| {
+            let dead = std::mem::replace(&mut state.dead, ptr::null_mut());
+            (state.live.take(), dead)
         });
+        let (live, dead) = parts.unwrap_or((None, ptr::null_mut()));
+        drop(live);
+        drop(lock(&handle.sender).take());
         if !dead.is_null() {
             // SAFETY: it came from the real library and is not used again.
             unsafe { (real().pcap_close)(dead) };
         }
-        if handle.closed.load(Ordering::Acquire) == BY_ANOTHER {
+        let until = Instant::now() + CLOSE_LIMIT;
+        while handle.visitors.load(Ordering::Acquire) != 0 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let visited = handle.visitors.load(Ordering::Acquire) != 0;
+        if visited || handle.closed.load(Ordering::Acquire) == BY_ANOTHER {
             handle.set_error("the handle was closed by another thread");
             handle.busy.store(0, Ordering::Release);
             return;
@@ -322,10 +375,28 @@ pub(crate) fn write_text(buffer: &mut [c_char], text: &[u8]) {
     }
 }
 
-#[inline]
-fn this_thread() -> usize {
-    // SAFETY: no arguments.
-    unsafe { libc::pthread_self() as usize }
+/// What [`Handle::enter`] found.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry {
+    /// Who was inside before.
+    before: usize,
+    /// This thread is the one that receives.
+    pub(crate) reads: bool,
+}
+
+/// See [`Handle::visit`].
+#[derive(Debug)]
+pub(crate) struct Visit<'a>(&'a Handle);
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.0.visitors.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A panic in a call leaves a port as it was between two of its calls.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 unsafe extern "C-unwind" {
@@ -349,5 +420,5 @@ const OPEN: u8 = 0;
 const BY_ITS_THREAD: u8 = 1;
 const BY_ANOTHER: u8 = 2;
 
-/// Longest time a close waits for the thread that is inside.
+/// Longest time a close waits for a thread that is inside.
 const CLOSE_LIMIT: Duration = Duration::from_millis(500);

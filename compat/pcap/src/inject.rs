@@ -8,20 +8,22 @@ use std::time::Duration;
 use vnplug::{Error, Port, PortOptions};
 
 use crate::devices::{describe, device_of, split_group};
-use crate::handle::State;
+use crate::handle::{Handle, lock};
 
 /// Sends a frame through the device of an activated handle; the host takes it from there.
 ///
 /// # Errors
 /// The text for the program.
-pub(crate) fn inject(state: &mut State, frame: &[u8]) -> Result<(), String> {
-    send(state, frame).map_err(|error| describe(&error))
+pub(crate) fn inject(handle: &Handle, frame: &[u8]) -> Result<(), String> {
+    let _visit = handle.visit();
+    send(handle, frame).map_err(|error| describe(&error))
 }
 
-fn send(state: &mut State, frame: &[u8]) -> Result<(), Error> {
-    let sender = match &mut state.sender {
+fn send(handle: &Handle, frame: &[u8]) -> Result<(), Error> {
+    let mut sender = lock(&handle.sender);
+    let sender = match &mut *sender {
         Some(sender) => sender,
-        none => none.insert(Box::new(open(&state.name.to_string_lossy())?)),
+        none => none.insert(Box::new(open(&handle.name.to_string_lossy())?)),
     };
     // A port that lost its daemon comes back here.
     sender.wait(Some(Duration::ZERO))?;

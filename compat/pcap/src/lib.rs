@@ -23,6 +23,7 @@ mod forward;
 
 mod handle;
 mod inject;
+mod turns;
 
 mod activate;
 mod addresses;

@@ -1,8 +1,8 @@
 //! Packets, from the ring to the program: `pcap_next_ex`, `pcap_dispatch`, `pcap_loop`.
 //!
 //! A packet is handed over where it lies; in a group, where it may be overwritten, as a copy that was
-//! whole. Else there is no system call, no lock and no copy per packet; the one atomic load is of the flag that ends the loop. The library sleeps only when the ring is
-//! empty; the port then wakes it at a watermark or when the packet buffer timeout is over, as the
+//! whole. Else there is no system call, no lock and no copy per packet; it costs a turn of the handle's
+//! (see `turns`) and a look at the flag that ends the loop. The library sleeps only when the ring is empty; the port then wakes it at a watermark or when the packet buffer timeout is over, as the
 //! kernel does with a block.
 //!
 //! A program that waits for the descriptor itself gets it told the truth before each call returns
@@ -19,7 +19,7 @@ use vnplug::{Direction, Error, Next, Port, Tuning, flags};
 use crate::abi::{ERROR, ERROR_BREAK, ERROR_NOT_ACTIVATED, Handler, PacketHeader};
 use crate::activate::Options;
 use crate::devices::describe;
-use crate::filter::{Screen, fail};
+use crate::filter::{INTERRUPTED, Screen, fail};
 use crate::handle::Handle;
 use crate::stats::Base;
 
@@ -28,6 +28,8 @@ use crate::stats::Base;
 pub(crate) struct Live {
     pub(crate) port: Port,
     pub(crate) snaplen: c_int,
+    /// Of the ring, as it was when the handle was activated.
+    pub(crate) buffer_bytes: c_int,
     pub(crate) nanoseconds: bool,
     pub(crate) nonblock: bool,
     /// The program asked for the descriptor.
@@ -69,10 +71,22 @@ pub(crate) enum Turn<T> {
 }
 
 /// What a call has behind it when it waits.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Progress {
+    /// The calling thread is the one that receives.
+    reads: bool,
     done: u64,
     deadline: Option<Instant>,
+}
+
+impl Progress {
+    pub(crate) fn new(reads: bool) -> Self {
+        Self {
+            reads,
+            done: 0,
+            deadline: None,
+        }
+    }
 }
 
 enum Step {
@@ -89,6 +103,7 @@ impl Live {
             ms => Some(Duration::from_millis(u64::from(ms.max(0).unsigned_abs()))),
         };
         Self {
+            buffer_bytes: c_int::try_from(port.ring_bytes()).unwrap_or(c_int::MAX),
             port,
             snaplen,
             nanoseconds: options.nanoseconds,
@@ -168,7 +183,7 @@ pub(crate) fn one(handle: &Handle, progress: &mut Progress) -> Turn<Result<Lent,
         if handle.take_break() {
             return Turn::Return(Err(ERROR_BREAK));
         }
-        match handle.live(Live::step) {
+        match handle.live_as(progress.reads, Live::step) {
             Some(Step::Packet(lent)) => {
                 settle(handle);
                 return Turn::Return(Ok(lent));
@@ -207,8 +222,11 @@ pub(crate) unsafe fn many(
         (_, Until::OneBuffer) => ONE_BUFFER,
         (_, Until::Count) => u64::MAX,
     };
-    let Progress { mut done, deadline } = *progress;
-    let mut deadline = deadline;
+    let Progress {
+        mut done,
+        mut deadline,
+        ..
+    } = *progress;
     let mut last = None;
     while done < most {
         if handle.break_flag.load(std::sync::atomic::Ordering::Relaxed) {
@@ -218,7 +236,7 @@ pub(crate) unsafe fn many(
             // The flag stays, for the next call to say so.
             break;
         }
-        match handle.live(Live::step) {
+        match handle.live_as(progress.reads, Live::step) {
             Some(Step::Packet(lent)) => {
                 done += 1;
                 // SAFETY: the header stays until the next step, and so do the bytes in the ring; the
@@ -236,7 +254,7 @@ pub(crate) unsafe fn many(
                     Rest::Over => break,
                     Rest::Again => {}
                     Rest::Wait(fd, limit) => {
-                        *progress = Progress { done, deadline };
+                        (progress.done, progress.deadline) = (done, deadline);
                         return Turn::Wait(fd, limit);
                     }
                 }
@@ -279,6 +297,7 @@ pub(crate) fn set_direction(handle: &Handle, direction: c_int) -> c_int {
             return ERROR;
         }
     };
+    let _visit = handle.visit();
     let tuned = handle.live(|live| {
         let tuning = Tuning {
             direction,
@@ -366,6 +385,7 @@ fn settle(handle: &Handle) {
 #[cold]
 fn over(handle: &Handle, why: Option<Step>) -> c_int {
     let text = match why {
+        None if handle.is_active() => return fail(handle, INTERRUPTED),
         None => {
             handle.set_error("This handle hasn't been activated yet");
             return ERROR_NOT_ACTIVATED;

@@ -5,10 +5,89 @@
 //! they were read; `ps_ifdrop` what the kernel dropped
 //! before the daemon. The daemon counts; a new daemon counts from 0, so what was before is kept
 //! here, as the packets themselves told it.
+//!
+//! The daemon is asked while the thread that receives goes on, so the two sides' counts are not of
+//! one moment: `ps_recv` is the daemon's.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
 
 use vnplug::{Counted, Counts, Port};
 
 use crate::abi::PcapStat;
+use crate::handle::Handle;
+
+/// What was said last, for who must not wait.
+#[derive(Debug, Default)]
+pub(crate) struct Last {
+    recv: AtomicU32,
+    drop: AtomicU32,
+    ifdrop: AtomicU32,
+}
+
+impl Last {
+    fn set(&self, stats: &PcapStat) {
+        self.recv.store(stats.recv, Relaxed);
+        self.drop.store(stats.drop, Relaxed);
+        self.ifdrop.store(stats.ifdrop, Relaxed);
+    }
+
+    fn get(&self) -> PcapStat {
+        PcapStat {
+            recv: self.recv.load(Relaxed),
+            drop: self.drop.load(Relaxed),
+            ifdrop: self.ifdrop.load(Relaxed),
+        }
+    }
+}
+
+/// `pcap_stats`; `None` before activation.
+///
+/// A signal handler that interrupts this thread within the library gets the last answer.
+pub(crate) fn of(handle: &Handle) -> Option<PcapStat> {
+    if ASKING.replace(true) {
+        return handle.is_active().then(|| handle.last.get());
+    }
+    let _visit = handle.visit();
+    let stats = ask(handle);
+    ASKING.set(false);
+    if let Some(stats) = &stats {
+        handle.last.set(stats);
+    }
+    stats.or_else(|| handle.is_active().then(|| handle.last.get()))
+}
+
+fn ask(handle: &Handle) -> Option<PcapStat> {
+    let asker = handle.live(|live| live.port.asker())?;
+    for _ in 0..ATTEMPTS {
+        // A daemon that does not answer is not waited for: programs ask when they are to end.
+        let host = asker.ask(PATIENCE).ok().flatten();
+        let stats = handle.live(|live| {
+            let number = live.port.number();
+            match &host {
+                // The port was reopened meanwhile.
+                Some((asked, _)) if *asked != number => None,
+                Some((_, host)) => Some(live.base.stats(&live.port, Some(host))),
+                None => Some(live.base.stats(&live.port, None)),
+            }
+        })?;
+        if stats.is_some() {
+            return stats;
+        }
+    }
+    handle.live(|live| live.base.stats(&live.port, None))
+}
+
+thread_local! {
+    /// This thread is in [`of`].
+    static ASKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A port is not reopened so often.
+const ATTEMPTS: u32 = 3;
+/// Longest wait for the daemon's counters.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What came before the port's present incarnation.
 #[derive(Debug, Clone, Copy, Default)]
@@ -41,9 +120,8 @@ impl Base {
         self.ifdrop += std::mem::take(&mut self.last_ifdrop);
     }
 
-    /// The counts now.
-    pub(crate) fn stats(&mut self, port: &mut Port) -> PcapStat {
-        let host = port.stats().ok().and_then(|stats| stats.host);
+    /// The counts now, with those of the host.
+    fn stats(&mut self, port: &Port, host: Option<&Counted>) -> PcapStat {
         let own = port.counts();
         if own.reopened != self.reopened {
             // Nothing of the new incarnation was taken yet, or its first packet told.
@@ -51,9 +129,9 @@ impl Base {
         }
         let (recv, drop, ifdrop) = match host {
             Some(host) => {
-                let full = value(&host, "dropped_full") + value(&host, "dropped_quarantine");
-                self.last_ifdrop = value(&host, "source_kernel_dropped");
-                let recv = self.taken + self.lost + value(&host, "delivered") + full;
+                let full = value(host, "dropped_full") + value(host, "dropped_quarantine");
+                self.last_ifdrop = value(host, "source_kernel_dropped");
+                let recv = self.taken + self.lost + value(host, "delivered") + full;
                 // A member of a group loses packets that the daemon has delivered.
                 let drop = (self.lost + full).max(port.dropped());
                 (recv, drop, self.ifdrop + self.last_ifdrop)

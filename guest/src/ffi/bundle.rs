@@ -117,7 +117,7 @@ pub(crate) unsafe extern "C" fn vnplug_bundle_wait(
     let waited = guarded(|| {
         // SAFETY: each handle is open, is there once, and is in nobody else's use by the caller's
         // promise.
-        let port = |port: &*mut CPort| unsafe { &mut (**port).port };
+        let port = |port: &*mut CPort| unsafe { &mut *(**port).port.get() };
         let mut ports: Vec<&mut Port> = ours.ports.iter().map(port).collect();
         ours.bundle.wait_for(&mut ports, timeout)
     });

@@ -4,6 +4,7 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use vnplug_ring::control::code;
 
@@ -51,6 +52,31 @@ pub(super) fn describe(error: &Error) -> String {
     }
 }
 
+/// The text of an error where a program may look at any time: it stays in its place and ends with 0.
+#[derive(Debug)]
+pub(super) struct Text([AtomicU8; ERRBUF]);
+
+impl Default for Text {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU8::new(0)))
+    }
+}
+
+impl Text {
+    /// Puts another text there, cut to the room.
+    pub(super) fn set(&self, text: &str) {
+        let bytes = text.bytes().filter(|&byte| byte != 0);
+        let bytes = bytes.take(ERRBUF - 1).chain([0]);
+        for (place, byte) in self.0.iter().zip(bytes) {
+            place.store(byte, Relaxed);
+        }
+    }
+
+    pub(super) fn as_ptr(&self) -> *const c_char {
+        self.0.as_ptr().cast()
+    }
+}
+
 /// Text from the host may hold anything; a C string may not hold a 0.
 pub(super) fn c_string(text: &str) -> CString {
     let bytes: Vec<u8> = text.bytes().filter(|&byte| byte != 0).collect();
@@ -85,5 +111,7 @@ pub(super) fn number(error: &Error) -> c_int {
 }
 
 pub(super) const E_INVALID: c_int = -1;
+/// Room for an error's text in bytes.
+const ERRBUF: usize = 512;
 /// The text of a panic.
 pub(super) const DEFECT: &str = "a defect of the library: it panicked";

@@ -12,6 +12,7 @@ mod packet;
 mod rules;
 mod send;
 
+use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,15 +20,18 @@ use std::ptr;
 
 use vnplug_ring::control::{FilterSpec, Tuning, code};
 
-use crate::{Error, Port};
-use error::{E_INVALID, c_string, describe, guarded, number, tell, text};
+use crate::{Asker, Error, Port};
+use error::{E_INVALID, Text, c_string, describe, guarded, number, tell, text};
 use options::{CInsn, COptions, direction, read_options, read_program};
 
 /// `vnplug_port`.
 pub(crate) struct CPort {
-    port: Port,
+    /// One thread's at a time; the other fields are everybody's.
+    port: UnsafeCell<Port>,
+    asker: Asker,
+    fd: c_int,
     device: CString,
-    error: CString,
+    error: Text,
     /// The bundle it is a port of, or null, and where there.
     bundle: *mut bundle::CBundle,
     place: usize,
@@ -127,7 +131,7 @@ pub(crate) unsafe extern "C" fn vnplug_close(port: *mut CPort) {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_fd(port: *const CPort) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { port.as_ref() }.map_or(E_INVALID, |handle| handle.port.fd().as_raw_fd())
+    unsafe { port.as_ref() }.map_or(E_INVALID, |handle| handle.fd)
 }
 
 /// See `vnplug.h`.
@@ -140,7 +144,7 @@ pub(crate) unsafe extern "C" fn vnplug_set_filter(
     filter: *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    let (Some(handle), text) = (unsafe { (port.as_mut(), text(filter, "filter is not UTF-8")) })
+    let (Some(handle), text) = (unsafe { (port.as_ref(), text(filter, "filter is not UTF-8")) })
     else {
         return E_INVALID;
     };
@@ -164,7 +168,7 @@ pub(crate) unsafe extern "C" fn vnplug_set_program(
     len: usize,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    let (Some(handle), spec) = (unsafe { (port.as_mut(), read_program(program, len)) }) else {
+    let (Some(handle), spec) = (unsafe { (port.as_ref(), read_program(program, len)) }) else {
         return E_INVALID;
     };
     handle.status(|port| port.set_filter(spec?))
@@ -177,7 +181,7 @@ pub(crate) unsafe extern "C" fn vnplug_set_program(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_tune(port: *mut CPort, tuning: *const CTuning) -> c_int {
     // SAFETY: the caller's promises.
-    let (Some(handle), Some(tuning)) = (unsafe { (port.as_mut(), tuning.as_ref()) }) else {
+    let (Some(handle), Some(tuning)) = (unsafe { (port.as_ref(), tuning.as_ref()) }) else {
         return E_INVALID;
     };
     handle.status(|port| {
@@ -207,7 +211,7 @@ pub(crate) unsafe extern "C" fn vnplug_stats(port: *const CPort, stats: *mut CSt
     if size < size_of::<usize>() {
         return E_INVALID;
     }
-    let counts = handle.port.counts();
+    let counts = handle.asker.counts();
     let full = CStats {
         size,
         received: counts.received,
@@ -225,7 +229,7 @@ pub(crate) unsafe extern "C" fn vnplug_stats(port: *const CPort, stats: *mut CSt
 /// See `vnplug.h`.
 ///
 /// # Safety
-/// `port` is null or open and not in use by another thread; `name` is null or ends with 0; `value`
+/// `port` is null or open; `name` is null or ends with 0; `value`
 /// is null or may be written.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_host_counter(
@@ -234,7 +238,7 @@ pub(crate) unsafe extern "C" fn vnplug_host_counter(
     value: *mut u64,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    let (handle, name) = unsafe { (port.as_mut(), text(name, "name is not UTF-8")) };
+    let (handle, name) = unsafe { (port.as_ref(), text(name, "name is not UTF-8")) };
     let (Some(handle), Ok(Some(name)), false) = (handle, name, value.is_null()) else {
         return E_INVALID;
     };
@@ -244,8 +248,8 @@ pub(crate) unsafe extern "C" fn vnplug_host_counter(
             text: text.into(),
         })
     };
-    let found = handle.attempt(|port| {
-        let Some(host) = port.stats()?.host else {
+    let found = handle.told(guarded(|| {
+        let Some(host) = handle.asker.stats()?.host else {
             return refused(
                 code::UNAVAILABLE,
                 "the host cannot be reached at this moment",
@@ -255,7 +259,7 @@ pub(crate) unsafe extern "C" fn vnplug_host_counter(
             Some((_, value)) => Ok(*value),
             None => refused(code::NOT_FOUND, "the host has no such counter"),
         }
-    });
+    }));
     match found {
         Ok(found) => {
             // SAFETY: not null, and may be written by the caller's promise.
@@ -293,7 +297,7 @@ pub(crate) unsafe extern "C" fn vnplug_device_name(port: *const CPort) -> *const
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_link_type(port: *const CPort) -> u32 {
     // SAFETY: the caller's promise.
-    unsafe { port.as_ref() }.map_or(0, |handle| handle.port.link_type())
+    unsafe { port.as_ref() }.map_or(0, |handle| handle.look(Port::link_type))
 }
 
 /// See `vnplug.h`.
@@ -303,37 +307,51 @@ pub(crate) unsafe extern "C" fn vnplug_link_type(port: *const CPort) -> u32 {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_snaplen(port: *const CPort) -> u32 {
     // SAFETY: the caller's promise.
-    unsafe { port.as_ref() }.map_or(0, |handle| handle.port.snaplen())
+    unsafe { port.as_ref() }.map_or(0, |handle| handle.look(Port::snaplen))
 }
 
 impl CPort {
     fn new(port: Port) -> Box<Self> {
         Box::new(Self {
             device: c_string(port.device()),
-            port,
-            error: CString::default(),
+            asker: port.asker(),
+            fd: port.fd().as_raw_fd(),
+            port: UnsafeCell::new(port),
+            error: Text::default(),
             bundle: ptr::null_mut(),
             place: 0,
         })
     }
 
     /// Runs `call`, remembers its error's text and returns its number.
-    fn attempt<T>(&mut self, call: impl FnOnce(&mut Port) -> Result<T, Error>) -> Result<T, c_int> {
-        let port = &mut self.port;
-        guarded(|| call(port)).map_err(|error| {
-            self.error = c_string(&describe(&error));
+    fn attempt<T>(&self, call: impl FnOnce(&mut Port) -> Result<T, Error>) -> Result<T, c_int> {
+        // SAFETY: by the header's rule only one thread is in a call that comes here, and no call
+        // makes another one.
+        let port = unsafe { &mut *self.port.get() };
+        self.told(guarded(|| call(port)))
+    }
+
+    /// Remembers an error's text and makes it its number.
+    fn told<T>(&self, result: Result<T, Error>) -> Result<T, c_int> {
+        result.map_err(|error| {
+            self.error.set(&describe(&error));
             number(&error)
         })
     }
 
-    fn status(&mut self, call: impl FnOnce(&mut Port) -> Result<(), Error>) -> c_int {
+    fn look<T>(&self, look: impl FnOnce(&Port) -> T) -> T {
+        // SAFETY: as in `attempt`.
+        look(unsafe { &*self.port.get() })
+    }
+
+    fn status(&self, call: impl FnOnce(&mut Port) -> Result<(), Error>) -> c_int {
         self.attempt(call).err().unwrap_or(0)
     }
 }
 
 impl std::fmt::Debug for CPort {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.port.fmt(f)
+        self.look(|port| port.fmt(f))
     }
 }
 

@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C" fn vnplug_next_batch(
     // SAFETY: the caller's promise about `count`.
     unsafe { count.write(0) };
     // SAFETY: the caller's promise about `port`.
-    let Some(handle) = (unsafe { port.as_mut() }) else {
+    let Some(handle) = (unsafe { port.as_ref() }) else {
         return E_INVALID;
     };
     let taken = handle.attempt(|port| {
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn vnplug_next_batch(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_look(port: *mut CPort, packet: *mut CPacket) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(handle) = (unsafe { port.as_mut() }) else {
+    let Some(handle) = (unsafe { port.as_ref() }) else {
         return E_INVALID;
     };
     if packet.is_null() {
@@ -128,7 +128,7 @@ pub(crate) unsafe extern "C" fn vnplug_look(port: *mut CPort, packet: *mut CPack
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_is_whole(port: *mut CPort) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(handle) = (unsafe { port.as_mut() }) else {
+    let Some(handle) = (unsafe { port.as_ref() }) else {
         return E_INVALID;
     };
     let whole = handle.attempt(|port| Ok(c_int::from(port.settle_view())));
@@ -142,7 +142,7 @@ pub(crate) unsafe extern "C" fn vnplug_is_whole(port: *mut CPort) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_release(port: *mut CPort) {
     // SAFETY: the caller's promise.
-    if let Some(handle) = unsafe { port.as_mut() } {
+    if let Some(handle) = unsafe { port.as_ref() } {
         // There is nothing that can fail but a defect, which the next call tells.
         let _ = handle.attempt(|port| {
             port.release();
@@ -158,7 +158,7 @@ pub(crate) unsafe extern "C" fn vnplug_release(port: *mut CPort) {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_wait(port: *mut CPort, timeout_ms: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(handle) = (unsafe { port.as_mut() }) else {
+    let Some(handle) = (unsafe { port.as_ref() }) else {
         return E_INVALID;
     };
     let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
@@ -210,7 +210,7 @@ unsafe fn one(
     take: impl FnOnce(&mut Port) -> Result<Next<'_>, Error>,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(handle) = (unsafe { port.as_mut() }) else {
+    let Some(handle) = (unsafe { port.as_ref() }) else {
         return E_INVALID;
     };
     if packet.is_null() {

@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn vnplug_add_flow_rules(
     verdict: u32,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let (Some(handle), false) = (unsafe { port.as_mut() }, flows.is_null()) else {
+    let (Some(handle), false) = (unsafe { port.as_ref() }, flows.is_null()) else {
         return E_INVALID;
     };
     // SAFETY: not null; the caller's promise.
@@ -98,7 +98,7 @@ pub(crate) unsafe extern "C" fn vnplug_remove_flow_rule(
     flow: *const CFlow,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    let (Some(handle), Some(flow)) = (unsafe { (port.as_mut(), flow.as_ref()) }) else {
+    let (Some(handle), Some(flow)) = (unsafe { (port.as_ref(), flow.as_ref()) }) else {
         return E_INVALID;
     };
     handle.status(|port| port.remove_rule(RuleKey::Exact(flow.read()?)))
@@ -134,7 +134,7 @@ pub(crate) unsafe extern "C" fn vnplug_add_wildcard_rule(
     verdict: u32,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    let (Some(handle), Some(pattern)) = (unsafe { (port.as_mut(), pattern.as_ref()) }) else {
+    let (Some(handle), Some(pattern)) = (unsafe { (port.as_ref(), pattern.as_ref()) }) else {
         return E_INVALID;
     };
     handle.status(|port| {
@@ -153,7 +153,7 @@ pub(crate) unsafe extern "C" fn vnplug_add_wildcard_rule(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_remove_wildcard_rule(port: *mut CPort, id: u16) -> c_int {
     // SAFETY: the caller's promise.
-    let handle = unsafe { port.as_mut() };
+    let handle = unsafe { port.as_ref() };
     handle.map_or(E_INVALID, |handle| {
         handle.status(|port| port.remove_rule(RuleKey::Wildcard(id)))
     })
@@ -180,7 +180,7 @@ pub(crate) unsafe extern "C" fn vnplug_wildcard_rule_stats(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_set_rule_default(port: *mut CPort, accept: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    let handle = unsafe { port.as_mut() };
+    let handle = unsafe { port.as_ref() };
     handle.map_or(E_INVALID, |handle| {
         handle.status(|port| port.set_rule_default(accept != 0))
     })
@@ -203,7 +203,7 @@ pub(crate) unsafe extern "C" fn vnplug_purge_rules(
         _ => return E_INVALID,
     };
     // SAFETY: the caller's promise.
-    let Some(handle) = (unsafe { port.as_mut() }) else {
+    let Some(handle) = (unsafe { port.as_ref() }) else {
         return E_INVALID;
     };
     match handle.attempt(|port| port.purge_rules(kind, Duration::from_millis(idle_ms))) {
@@ -226,7 +226,7 @@ unsafe fn tell_stats(
     stats: *mut CRuleStats,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let (Some(handle), false) = (unsafe { port.as_mut() }, stats.is_null()) else {
+    let (Some(handle), false) = (unsafe { port.as_ref() }, stats.is_null()) else {
         return E_INVALID;
     };
     match handle.attempt(|port: &mut Port| port.rule_stats(key()?)) {

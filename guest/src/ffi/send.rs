@@ -20,7 +20,7 @@ pub(crate) unsafe extern "C" fn vnplug_push(
     len: usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(handle) = (unsafe { port.as_mut() }) else {
+    let Some(handle) = (unsafe { port.as_ref() }) else {
         return E_INVALID;
     };
     if frame.is_null() || len > isize::MAX as usize {
@@ -40,7 +40,7 @@ pub(crate) unsafe extern "C" fn vnplug_push(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn vnplug_flush(port: *mut CPort) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(handle) = (unsafe { port.as_mut() }) else {
+    let Some(handle) = (unsafe { port.as_ref() }) else {
         return E_INVALID;
     };
     handle.status(|port| {
@@ -82,7 +82,7 @@ pub(crate) unsafe extern "C" fn vnplug_wait_for_room(
     timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let (Some(handle), Ok(ms)) = (unsafe { port.as_mut() }, u64::try_from(timeout_ms)) else {
+    let (Some(handle), Ok(ms)) = (unsafe { port.as_ref() }, u64::try_from(timeout_ms)) else {
         return E_INVALID;
     };
     let room = handle.attempt(|port| port.wait_for_room(len, Duration::from_millis(ms)));

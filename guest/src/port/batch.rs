@@ -5,7 +5,7 @@ use std::slice::IterMut;
 
 use vnplug_ring::{Consumer, Packet};
 
-use super::Counts;
+use super::asker::Tally;
 use super::phase::Phase;
 use crate::error::Error;
 
@@ -16,7 +16,7 @@ pub struct Batch<'a> {
     rings: Chain<IterMut<'a, Consumer>, IterMut<'a, Consumer>>,
     now: Option<vnplug_ring::Batch<'a>>,
     left: usize,
-    counts: &'a mut Counts,
+    counts: &'a Tally,
     phase: &'a mut Phase,
 }
 
@@ -25,7 +25,7 @@ impl<'a> Batch<'a> {
         from: &'a mut [Consumer],
         before: &'a mut [Consumer],
         max: usize,
-        counts: &'a mut Counts,
+        counts: &'a Tally,
         phase: &'a mut Phase,
     ) -> Self {
         let rings = from.iter_mut().chain(before.iter_mut());
@@ -42,7 +42,7 @@ impl<'a> Batch<'a> {
     pub(super) fn span(
         ring: Option<&'a mut Consumer>,
         max: usize,
-        counts: &'a mut Counts,
+        counts: &'a Tally,
         phase: &'a mut Phase,
     ) -> Self {
         let now = ring.map(|ring| ring.span(max));

@@ -1,7 +1,7 @@
 //! One attachment of a port: its connection, its wake-up descriptor, its rings.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -20,8 +20,8 @@ use crate::options::PortOptions;
 /// A port's way to the daemon or agent.
 #[derive(Debug)]
 pub(crate) enum Line {
-    /// Its own: a connection and a doorbell.
-    Own(Box<Connection>, Option<OwnedFd>),
+    /// Its own: a connection with its socket, and a doorbell.
+    Own(Arc<Mutex<Connection>>, Arc<OwnedFd>, Option<OwnedFd>),
     /// That of its bundle.
     Common(Arc<Mutex<Connection>>, Arc<Common>),
 }
@@ -47,7 +47,11 @@ impl Link {
         common: Option<&Arc<Common>>,
     ) -> Result<(Self, Vec<Consumer>), Error> {
         let mut line = match common {
-            None => Line::Own(Box::new(Connection::open(&options.path(), limit)?), None),
+            None => {
+                let connection = Connection::open(&options.path(), limit)?;
+                let socket = connection.socket();
+                Line::Own(Arc::new(Mutex::new(connection)), socket, None)
+            }
             Some(common) => common.line(&options.path(), limit)?,
         };
         let mut request = options.request.clone();
@@ -135,7 +139,7 @@ impl Link {
                 .map_err(Error::system("cannot set up the wake-up pipe"))?;
         }
         match (&mut self.line, wake) {
-            (Line::Own(_, own), wake) => *own = wake,
+            (Line::Own(.., own), wake) => *own = wake,
             (Line::Common(_, common), Some(wake)) => {
                 let number = common.add_wake(wake)?;
                 self.vector = (self.opened.vector != u32::MAX).then_some(number);
@@ -150,12 +154,17 @@ impl Link {
         self.line.exchange(request)
     }
 
+    /// For those that ask about the port from other threads.
+    pub(super) fn connection(&self) -> Weak<Mutex<Connection>> {
+        Arc::downgrade(self.line.connection())
+    }
+
     /// Why the host closed the port, if it said so. `Err`: it will say nothing more.
-    pub(crate) fn unasked(&mut self) -> Result<Option<String>, Error> {
+    pub(crate) fn unasked(&self) -> Result<Option<String>, Error> {
         let port = self.opened.port;
-        match &mut self.line {
-            Line::Own(connection, _) => loop {
-                match connection.unasked()? {
+        match &self.line {
+            Line::Own(connection, ..) => loop {
+                match lock(connection).unasked()? {
                     Some(Message::Gone { port: gone, reason }) if gone == port => {
                         return Ok(Some(reason));
                     }
@@ -171,14 +180,14 @@ impl Link {
     /// The doorbell and the socket, if they are the port's own.
     pub(crate) fn own_fds(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
         match &self.line {
-            Line::Own(connection, wake) => Some((wake.as_ref()?.as_fd(), connection.as_fd())),
+            Line::Own(_, socket, wake) => Some((wake.as_ref()?.as_fd(), socket.as_fd())),
             Line::Common(..) => None,
         }
     }
 
     /// Empties the wake-up pipe, if it is the port's own. `Err`: its other end is closed.
     pub(crate) fn hush(&self) -> Result<(), Error> {
-        let Line::Own(_, Some(wake)) = &self.line else {
+        let Line::Own(.., Some(wake)) = &self.line else {
             return Ok(());
         };
         let mut bytes = [0; 64];
@@ -192,9 +201,12 @@ impl Link {
 
 impl Line {
     fn with<T>(&mut self, then: impl FnOnce(&mut Connection) -> T) -> T {
+        then(&mut lock(self.connection()))
+    }
+
+    fn connection(&self) -> &Arc<Mutex<Connection>> {
         match self {
-            Self::Own(connection, _) => then(connection),
-            Self::Common(connection, _) => then(&mut lock(connection)),
+            Self::Own(connection, ..) | Self::Common(connection, _) => connection,
         }
     }
 

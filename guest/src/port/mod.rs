@@ -11,6 +11,7 @@
 //! A phase is left only when every ring is drained; what was published is never thrown away. The
 //! exception is a corrupt ring, which fails at once.
 
+mod asker;
 mod batch;
 mod bundle;
 mod link;
@@ -23,17 +24,18 @@ mod waiting;
 mod watch;
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vnplug_ring::control::{Counted, FilterSpec, Message, Tuning};
-use vnplug_ring::layout::{Meta, flags};
 use vnplug_ring::{Consumer, Packet};
 
 use crate::client::{ANSWER_LIMIT, done};
-use crate::connection::unexpected;
 use crate::error::Error;
 use crate::options::PortOptions;
 
+pub use asker::Asker;
+use asker::Shared;
 pub use batch::Batch;
 pub use bundle::Bundle;
 use link::Link;
@@ -45,7 +47,8 @@ pub use view::{NextView, View};
 pub use waiting::Waiting;
 use watch::Watch;
 
-/// One attached reader. It may move between threads but serves one at a time.
+/// One attached reader. It may move between threads but serves one at a time; an [`Asker`] serves the
+/// others.
 #[derive(Debug)]
 pub struct Port {
     options: PortOptions,
@@ -69,7 +72,7 @@ pub struct Port {
     /// Since when the socket refuses this user, while the port is away.
     refused_since: Option<Instant>,
     opened_at: Instant,
-    counts: Counts,
+    shared: Arc<Shared>,
     /// A packet of the current ring that is looked at where it lies.
     looked: Option<vnplug_ring::Look>,
     /// `counts.lost` when the present rings were attached.
@@ -158,7 +161,7 @@ impl Port {
             backoff: phase::FIRST_BACKOFF,
             refused_since: None,
             opened_at: Instant::now(),
-            counts: Counts::default(),
+            shared: Arc::default(),
             looked: None,
             lost_before: 0,
             number: 0,
@@ -240,7 +243,7 @@ impl Port {
         };
         let (before, from) = self.rings.split_at_mut(self.current);
         let max = if failed { 0 } else { max };
-        let batch = Batch::new(from, before, max, &mut self.counts, &mut self.phase);
+        let batch = Batch::new(from, before, max, &self.shared.tally, &mut self.phase);
         (batch, self.outbox.as_mut())
     }
 
@@ -253,7 +256,7 @@ impl Port {
         let found = self.seek_next();
         self.turn = 0;
         let ring = self.rings.get_mut(self.current).filter(|_| found);
-        Batch::span(ring, max, &mut self.counts, &mut self.phase)
+        Batch::span(ring, max, &self.shared.tally, &mut self.phase)
     }
 
     /// Gives the room of all packets taken so far back to the host. [`next`](Self::next) and
@@ -322,16 +325,15 @@ impl Port {
     /// # Errors
     /// [`Error::Refused`], [`Error::Protocol`]. An unreachable host is no error here.
     pub fn stats(&mut self) -> Result<PortStats, Error> {
-        let host = match self.ask(&Message::Stats { port: self.number }) {
-            Ok(Message::Counters(counters)) => counters.into_iter().next(),
-            Ok(other) => return Err(unexpected(&other)),
-            Err(error) if error.heals() => None,
-            Err(error) => return Err(error),
-        };
-        Ok(PortStats {
-            own: self.counts,
-            host,
-        })
+        let stats = self.asker().stats();
+        // What came unasked in between no longer makes the descriptor readable.
+        self.hear();
+        stats
+    }
+
+    /// For other threads, which may ask while this port is in use.
+    pub fn asker(&self) -> Asker {
+        Asker(Arc::clone(&self.shared))
     }
 
     /// Says how far this reader's own work is, to those who ask the host for the port's counters: each
@@ -355,12 +357,12 @@ impl Port {
     /// has told of yet ([`Counts::lost`]). No request is made.
     pub fn dropped(&self) -> u64 {
         let rings: u64 = self.rings.iter().map(Consumer::dropped).sum();
-        self.counts.lost.max(self.lost_before + rings)
+        self.counts().lost.max(self.lost_before + rings)
     }
 
     /// This reader's counters; no request is made.
     pub fn counts(&self) -> Counts {
-        self.counts
+        self.shared.tally.counts()
     }
 
     /// The device's name, with `host:`.
@@ -431,7 +433,7 @@ impl Port {
         self.turn -= 1;
         match self.rings[self.current].next() {
             Ok(Some(packet)) => {
-                self.counts.add(&packet.meta, packet.bytes.len());
+                self.shared.tally.add(&packet.meta, packet.bytes.len());
                 Ok(Next::Packet(packet))
             }
             Ok(None) => Ok(Next::Nothing),
@@ -456,16 +458,6 @@ impl Port {
 impl AsFd for Port {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd()
-    }
-}
-
-impl Counts {
-    #[inline]
-    fn add(&mut self, meta: &Meta, len: usize) {
-        self.received += 1;
-        self.bytes += len as u64;
-        self.lost += u64::from(meta.lost);
-        self.gaps += u64::from(meta.flags & flags::GAP != 0);
     }
 }
 

@@ -108,6 +108,7 @@ impl Port {
         self.forget_rings();
         (self.rings, self.current, self.turn) = (rings, 0, 0);
         self.outbox = link.outbox.take();
+        self.shared.attach(&link);
         (self.link, self.phase) = (Some(link), Phase::Live);
         self.opened_at = Instant::now();
         // What came between the opening and the watching.
@@ -117,7 +118,7 @@ impl Port {
 
     /// Hears what the host said unasked.
     pub(super) fn hear(&mut self) {
-        while let Some(link) = self.link.as_mut() {
+        while let Some(link) = self.link.as_ref() {
             match link.unasked() {
                 Ok(None) => return,
                 Ok(Some(reason)) => self.leave(Error::Gone(reason)),
@@ -201,6 +202,8 @@ impl Port {
                     if Instant::now() < *until {
                         return Ok(Standing::Quiet);
                     }
+                    // Another thread may have read the reason with an answer of its own.
+                    self.hear();
                     self.leave(Error::Gone("the host closed it without a reason".into()));
                 }
                 Phase::Away { at, why } => {
@@ -269,7 +272,7 @@ impl Port {
         // good: a program that gave up its rights after it opened the port must be told.
         let starts = since.is_some_and(|since| since.elapsed() < REFUSED_LIMIT);
         match opened {
-            Ok(()) => self.counts.reopened += 1,
+            Ok(()) => self.shared.tally.add_reopened(),
             Err(error) if error.heals() || starts => self.away(why),
             Err(error) => self.fail(match why {
                 Error::Gone(reason) => Error::Gone(format!("{reason}; reopening: {error}")),

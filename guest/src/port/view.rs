@@ -4,7 +4,7 @@ use super::Port;
 use super::phase::Standing;
 use crate::error::Error;
 use vnplug_ring::Look;
-use vnplug_ring::layout::{Meta, flags};
+use vnplug_ring::layout::Meta;
 
 /// What [`Port::next_view`] found.
 #[derive(Debug)]
@@ -57,11 +57,10 @@ impl Port {
             .get_mut(self.current)
             .is_some_and(|ring| ring.is_whole(&look));
         if whole {
-            self.counts.add(&look.meta, look.len as usize);
+            self.shared.tally.add(&look.meta, look.len as usize);
         } else {
             // The packet itself is told as lost by the next one.
-            self.counts.lost += u64::from(look.meta.lost);
-            self.counts.gaps += u64::from(look.meta.flags & flags::GAP != 0);
+            self.shared.tally.add_overwritten(&look.meta);
         }
         whole
     }

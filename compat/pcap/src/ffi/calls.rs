@@ -56,7 +56,7 @@ export! {
     fn pcap_set_tstamp_precision(p: Pcap, precision: c_int) -> c_int =
         |handle| set_precision(handle, precision), ERROR;
     fn pcap_get_tstamp_precision(p: Pcap) -> c_int =
-        |handle| c_int::from(handle.with(|state| state.options.nanoseconds)), ERROR;
+        |handle| c_int::from(handle.with(|state| state.options.nanoseconds) == Some(true)), ERROR;
     fn pcap_can_set_rfmon(p: Pcap) -> c_int = |handle| { let _ = handle; 0 }, ERROR;
     fn pcap_activate(p: Pcap) -> c_int = |handle| activate(handle), ERROR;
 
@@ -77,9 +77,7 @@ export! {
     fn pcap_is_swapped(p: Pcap) -> c_int = |handle| activated(handle, |_| 0), ERROR;
     fn pcap_major_version(p: Pcap) -> c_int = |handle| activated(handle, |_| 0), ERROR;
     fn pcap_minor_version(p: Pcap) -> c_int = |handle| activated(handle, |_| 0), ERROR;
-    fn pcap_bufsize(p: Pcap) -> c_int = |handle| activated(handle, |live| {
-        c_int::try_from(live.port.ring_bytes()).unwrap_or(c_int::MAX)
-    }), ERROR;
+    fn pcap_bufsize(p: Pcap) -> c_int = |handle| activated(handle, |live| live.buffer_bytes), ERROR;
 
     fn pcap_list_datalinks(p: Pcap, list: *mut *mut c_int) -> c_int =
         |handle| match activated(handle, link_type) {
@@ -184,7 +182,7 @@ fn with_dead<T: PartialEq + Copy>(
     bad: T,
     call: impl FnOnce(Pcap) -> T,
 ) -> T {
-    let Some(dead) = handle.with(dead_handle) else {
+    let Some(dead) = handle.with(dead_handle).flatten() else {
         handle.set_error(&format!("not-yet-activated pcap_t passed to {name}"));
         return bad;
     };
@@ -255,7 +253,7 @@ fn set_datalink(handle: &Handle, wanted: c_int) -> c_int {
 /// # Safety
 /// `bytes` is null or points to `len` bytes.
 unsafe fn transmit(handle: &Handle, bytes: *const c_uchar, len: usize) -> c_int {
-    if handle.live(|_| ()).is_none() {
+    if !handle.is_active() {
         return activated(handle, |_| 0);
     }
     if bytes.is_null() || len == 0 || len > isize::MAX as usize {
@@ -263,7 +261,7 @@ unsafe fn transmit(handle: &Handle, bytes: *const c_uchar, len: usize) -> c_int 
     }
     // SAFETY: not null; the caller's promise.
     let frame = unsafe { std::slice::from_raw_parts(bytes, len) };
-    match handle.with(|state| inject(state, frame)) {
+    match inject(handle, frame) {
         Ok(()) => 0,
         Err(text) => fail(handle, &text),
     }

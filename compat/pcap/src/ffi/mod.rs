@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 use crate::abi::ERROR_NOT_ACTIVATED;
+use crate::filter::{INTERRUPTED, fail};
 use crate::handle::Handle;
 use crate::read::Live;
 
@@ -41,8 +42,12 @@ const CANCEL_DISABLE: c_int = 1;
 
 /// Runs `look` on an activated handle.
 fn activated(handle: &Handle, look: impl FnOnce(&mut Live) -> c_int) -> c_int {
-    handle.live(look).unwrap_or_else(|| {
-        handle.set_error("This handle hasn't been activated yet");
-        ERROR_NOT_ACTIVATED
-    })
+    match handle.live(look) {
+        Some(status) => status,
+        None if handle.is_active() => fail(handle, INTERRUPTED),
+        None => {
+            handle.set_error("This handle hasn't been activated yet");
+            ERROR_NOT_ACTIVATED
+        }
+    }
 }

@@ -8,8 +8,9 @@ use super::{activated, guarded};
 use crate::abi::{ERROR, Handler, PacketHeader, Pcap, PcapStat};
 use crate::devices::tell;
 use crate::handle::Handle;
-use crate::read::{self, Live, Progress, Turn, Until};
+use crate::read::{self, Progress, Turn, Until};
 use crate::real::real;
+use crate::stats;
 
 /// See its manual page.
 ///
@@ -26,8 +27,8 @@ pub(crate) unsafe extern "C-unwind" fn pcap_next_ex(
         // SAFETY: the caller's promise is passed on.
         return unsafe { (real().pcap_next_ex)(p, header, bytes) };
     };
-    let before = handle.enter();
-    let status = match one(handle) {
+    let entry = handle.enter();
+    let status = match one(handle, entry.reads) {
         Ok(lent) => {
             // SAFETY: both may be written by the caller's promise. The header stays with the handle.
             unsafe {
@@ -39,7 +40,7 @@ pub(crate) unsafe extern "C-unwind" fn pcap_next_ex(
         Err(status) => status,
     };
     // SAFETY: our handle, not used here any more.
-    unsafe { Handle::leave(p, before) };
+    unsafe { Handle::leave(p, entry) };
     status
 }
 
@@ -57,8 +58,8 @@ pub(crate) unsafe extern "C-unwind" fn pcap_next(
         // SAFETY: the caller's promise is passed on.
         return unsafe { (real().pcap_next)(p, header) };
     };
-    let before = handle.enter();
-    let bytes = match one(handle) {
+    let entry = handle.enter();
+    let bytes = match one(handle, entry.reads) {
         Ok(lent) => {
             // SAFETY: may be written by the caller's promise; the handle's header is there until
             // it is left.
@@ -68,7 +69,7 @@ pub(crate) unsafe extern "C-unwind" fn pcap_next(
         Err(_) => ptr::null(),
     };
     // SAFETY: our handle, not used here any more.
-    unsafe { Handle::leave(p, before) };
+    unsafe { Handle::leave(p, entry) };
     bytes
 }
 
@@ -155,19 +156,21 @@ pub(crate) unsafe extern "C" fn pcap_getnonblock(p: Pcap, errbuf: *mut c_char) -
 /// # Safety
 /// As its manual page says.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn pcap_stats(p: Pcap, stats: *mut PcapStat) -> c_int {
+pub(crate) unsafe extern "C" fn pcap_stats(p: Pcap, out: *mut PcapStat) -> c_int {
     // SAFETY: the caller's promise.
     let Some(handle) = (unsafe { Handle::of(p) }) else {
         // SAFETY: the caller's promise is passed on.
-        return unsafe { (real().pcap_stats)(p, stats) };
+        return unsafe { (real().pcap_stats)(p, out) };
     };
     guarded(ERROR, || {
-        activated(handle, |live| {
-            let Live { port, base, .. } = live;
-            // SAFETY: may be written by the caller's promise.
-            unsafe { stats.write(base.stats(port)) };
-            0
-        })
+        match stats::of(handle) {
+            Some(now) => {
+                // SAFETY: may be written by the caller's promise.
+                unsafe { out.write(now) };
+                0
+            }
+            None => activated(handle, |_| ERROR),
+        }
     })
 }
 
@@ -195,8 +198,8 @@ unsafe fn many(
     handler: Handler,
     user: *mut c_uchar,
 ) -> c_int {
-    let before = handle.enter();
-    let mut progress = Progress::default();
+    let entry = handle.enter();
+    let mut progress = Progress::new(entry.reads);
     let status = loop {
         // SAFETY: the caller's promise is passed on.
         let turn = guarded(Turn::Return(ERROR), || unsafe {
@@ -208,14 +211,14 @@ unsafe fn many(
         }
     };
     // SAFETY: our handle, not used here any more.
-    unsafe { Handle::leave(p, before) };
+    unsafe { Handle::leave(p, entry) };
     status
 }
 
 /// One packet, as [`read::one`] gives it.
 #[inline]
-fn one(handle: &Handle) -> Result<read::Lent, c_int> {
-    let mut progress = Progress::default();
+fn one(handle: &Handle, reads: bool) -> Result<read::Lent, c_int> {
+    let mut progress = Progress::new(reads);
     loop {
         let bad = Turn::Return(Err(ERROR));
         match guarded(bad, || read::one(handle, &mut progress)) {

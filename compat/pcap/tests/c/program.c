@@ -304,9 +304,9 @@ static void both(const char *device)
 }
 
 /* Everything by dlsym, as a program that loads libpcap when it needs it. */
-static void by_dlopen(const char *device)
+static void by_dlopen(const char *device, const char *name)
 {
-    void *library = dlopen("libpcap.so.0.8", RTLD_NOW | RTLD_LOCAL);
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         fprintf(stderr, "%s\n", dlerror());
         exit(1);
@@ -364,7 +364,7 @@ int main(int argc, char **argv)
     if (strcmp(command, "absurd") == 0) {
         absurd(device);
     } else if (strcmp(command, "dlopen") == 0) {
-        by_dlopen(device);
+        by_dlopen(device, argc > 3 ? argv[3] : "libpcap.so.0.8");
     } else if (strcmp(command, "both") == 0) {
         both(device);
     } else if (strcmp(command, "list") == 0) {

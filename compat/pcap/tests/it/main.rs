@@ -5,3 +5,4 @@ mod programs;
 mod support;
 mod symbols;
 mod tcpdump;
+mod threads;

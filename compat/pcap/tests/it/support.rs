@@ -19,17 +19,10 @@ impl DropIn {
         let dir = lab.dir().join("lib");
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::copy(library, dir.join("libpcap.so.0.8")).unwrap();
-        std::os::unix::fs::symlink("libpcap.so.0.8", dir.join("libpcap.so.1")).unwrap();
-        let program = lab.dir().join("program");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/program.c");
-        let built = Command::new("cc")
-            .args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
-            .arg(&program)
-            .arg(source)
-            .args(["-lpcap", "-lpthread", "-ldl"])
-            .status()
-            .unwrap();
-        assert!(built.success(), "libpcap-dev is needed");
+        for link in ["libpcap.so.1", "libpcap.so"] {
+            std::os::unix::fs::symlink("libpcap.so.0.8", dir.join(link)).unwrap();
+        }
+        let program = built(lab, "program.c");
         Self { dir, program }
     }
 
@@ -44,6 +37,23 @@ impl DropIn {
         command.env("LD_LIBRARY_PATH", &self.dir);
         said_ok(command.env("VNPLUG_SOCKET", daemon.socket()).args(args))
     }
+}
+
+/// A C program of the tests, linked to the real libpcap.
+pub(crate) fn built(lab: &Lab, source: &str) -> PathBuf {
+    let program = lab.dir().join(source.trim_end_matches(".c"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/c")
+        .join(source);
+    let built = Command::new("cc")
+        .args(["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(&program)
+        .arg(source)
+        .args(["-lpcap", "-lpthread", "-ldl"])
+        .status()
+        .unwrap();
+    assert!(built.success(), "libpcap-dev is needed");
+    program
 }
 
 /// A command that is killed after two minutes.
