@@ -27,6 +27,17 @@ impl Client {
         Self::connect_to(&socket_path(None))
     }
 
+    /// As [`connect`](Self::connect), for who has little patience: no answer, of this connection either,
+    /// may take longer than `limit`.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect), and [`Error::TimedOut`].
+    pub fn connect_within(limit: Duration) -> Result<Self, Error> {
+        let path = socket_path(None);
+        let connection = Connection::open(&path, limit)?;
+        Ok(Self { connection, path })
+    }
+
     /// Connects to the socket at `path`.
     ///
     /// # Errors

@@ -8,6 +8,8 @@
 use std::ffi::{CString, c_char, c_int};
 use std::net::IpAddr;
 use std::ptr;
+use std::sync::Once;
+use std::time::Duration;
 
 use vnplug::{Client, Device, Error};
 
@@ -149,12 +151,21 @@ pub(crate) fn describe(error: &Error) -> String {
 /// The devices of the daemon or agent, and what to put before their names; none if nobody answers:
 /// programs that list devices are to see those that work.
 fn ours() -> (Vec<Device>, &'static str) {
-    let listed = Client::connect().and_then(|mut client| {
+    let listed = Client::connect_within(PATIENCE).and_then(|mut client| {
         let devices = client.devices()?;
         let is_host = client.server().starts_with("vnplugd");
         Ok((devices, if is_host { "vnplug:" } else { "host:" }))
     });
+    if matches!(listed, Err(Error::TimedOut)) {
+        note("vnplug: the daemon does not answer; its devices are not listed");
+    }
     listed.unwrap_or_default()
+}
+
+/// Tells the user what the program cannot, once.
+fn note(text: &str) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| eprintln!("{text}"));
 }
 
 fn description(device: &Device) -> String {
@@ -188,4 +199,6 @@ fn copy(text: &str) -> *mut c_char {
     unsafe { libc::strdup(text.as_ptr()) }
 }
 
+/// Longest wait for the list: programs ask for it also when they want a real device.
+const PATIENCE: Duration = Duration::from_millis(700);
 const PREFIXES: [&str; 2] = ["host:", "vnplug:"];

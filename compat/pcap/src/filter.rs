@@ -41,18 +41,60 @@ impl Screen {
             return true;
         };
         *left -= 1;
-        // SAFETY: the program was validated when it was set; the bytes have the length given.
-        let verdict = unsafe {
-            let len = bytes.len() as u32;
-            (real().bpf_filter)(self.program.as_ptr(), bytes.as_ptr(), meta.wire_len, len)
-        };
-        verdict != 0
+        run(&self.program, meta, bytes) != 0
     }
 
     /// True while packets of before are left.
     pub(crate) fn is_over(&self) -> bool {
         self.left.iter().all(|&(_, left)| left == 0)
     }
+}
+
+/// How many bytes of each packet the program sees, by what its filter returns. Filters that were
+/// compiled for the handle return its snaplen; others cut here, as the kernel cuts.
+#[derive(Debug)]
+pub(crate) enum Cut {
+    /// At so many bytes, always.
+    At(u32),
+    /// At what this program returns for the packet.
+    Asked(Vec<Insn>),
+}
+
+impl Cut {
+    fn of(insns: &[Insn]) -> Self {
+        let returns = insns.iter().filter(|insn| insn.code & CLASS == RETURN);
+        let mut at = None;
+        for insn in returns {
+            match (insn.code, insn.k, at) {
+                (RETURN, 0, _) => {}
+                (RETURN, k, None) => at = Some(k),
+                (RETURN, k, Some(before)) if k == before => {}
+                _ => return Self::Asked(insns.to_vec()),
+            }
+        }
+        Self::At(at.unwrap_or(u32::MAX))
+    }
+
+    #[inline]
+    pub(crate) fn apply(&self, meta: &Meta, bytes: &[u8]) -> u32 {
+        let len = bytes.len() as u32;
+        match self {
+            Self::At(at) => len.min(*at),
+            // The daemon has judged the whole packet. Of one that is cut the program may think otherwise.
+            Self::Asked(program) => match run(program, meta, bytes) {
+                0 => len,
+                at => len.min(at),
+            },
+        }
+    }
+}
+
+/// What the program returns for a packet.
+#[cold]
+fn run(program: &[Insn], meta: &Meta, bytes: &[u8]) -> u32 {
+    let len = bytes.len() as u32;
+    // SAFETY: the program was validated when it was set; the bytes have the length given.
+    unsafe { (real().bpf_filter)(program.as_ptr(), bytes.as_ptr(), meta.wire_len, len) }
 }
 
 /// `pcap_setfilter`.
@@ -87,6 +129,7 @@ pub(crate) unsafe fn set(handle: &Handle, program: *const Program) -> c_int {
     let _visit = handle.visit();
     let set = handle.live(|live| {
         live.port.set_filter(spec)?;
+        live.cut = Cut::of(&insns);
         live.screen = Screen::new(insns, &live.port);
         Ok::<_, vnplug::Error>(())
     });
@@ -164,5 +207,7 @@ pub(crate) fn missing() -> String {
 pub(crate) const INTERRUPTED: &str = "called by a signal handler within another call";
 /// `BPF_RET | BPF_K`.
 const RETURN: u16 = 6;
+/// The bits of an instruction's class.
+const CLASS: u16 = 7;
 /// The kernel's limit, and the daemon's.
 const MAX_INSNS: u32 = 4096;

@@ -19,7 +19,7 @@ use vnplug::{Direction, Error, Next, Port, Tuning, flags};
 use crate::abi::{ERROR, ERROR_BREAK, ERROR_NOT_ACTIVATED, Handler, PacketHeader};
 use crate::activate::Options;
 use crate::devices::describe;
-use crate::filter::{INTERRUPTED, Screen, fail};
+use crate::filter::{Cut, INTERRUPTED, Screen, fail};
 use crate::handle::Handle;
 use crate::stats::Base;
 
@@ -38,6 +38,7 @@ pub(crate) struct Live {
     timeout: Option<Duration>,
     /// Packets from before a change of the filter are looked at once more.
     pub(crate) screen: Option<Box<Screen>>,
+    pub(crate) cut: Cut,
     pub(crate) direction: Direction,
     pub(crate) base: Base,
     /// The header of the packet that is lent.
@@ -111,6 +112,7 @@ impl Live {
             selectable: false,
             timeout,
             screen: None,
+            cut: Cut::At(u32::MAX),
             direction: Direction::Both,
             base: Base::default(),
             header: PacketHeader {
@@ -149,7 +151,7 @@ impl Live {
                 true => fraction_ns as libc::suseconds_t,
                 false => (fraction_ns / 1000) as libc::suseconds_t,
             };
-            self.header.caplen = bytes.len() as u32;
+            self.header.caplen = self.cut.apply(meta, bytes);
             self.header.len = meta.wire_len;
             let (marks, lost, bytes_at) = (meta.flags, meta.lost, bytes.as_ptr());
             let mut passes = true;

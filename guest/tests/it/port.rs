@@ -1,6 +1,7 @@
 //! A port against a server under the test's control.
 
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{Dir, Server, eventually};
@@ -477,4 +478,64 @@ fn the_losses_before_an_end_are_counted_after_it() {
     assert!(matches!(port.next(), Ok(Next::Ended)));
     assert!(received < sent, "nothing was lost");
     assert_eq!((received as u64) + port.dropped(), sent as u64);
+}
+
+#[test]
+fn other_threads_ask_while_the_reader_reads() {
+    const PACKETS: usize = 3000;
+    let dir = Dir::new("asked");
+    let server = Server::start(&dir.socket());
+    let mut port = open(&server);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let askers: Vec<_> = (0..2)
+            .map(|_| {
+                let (asker, over) = (port.asker(), &over);
+                scope.spawn(move || {
+                    let mut asked = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        let stats = asker.stats().unwrap();
+                        assert_eq!(stats.host.unwrap().values, [("delivered".into(), 7)]);
+                        assert!(asker.counts().received <= PACKETS as u64);
+                        asked += 1;
+                    }
+                    asked
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            for _ in 0..PACKETS / 10 {
+                server.send(1, 0, &[b"packet".as_slice(); 10]);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        assert_eq!(collect(&mut port, PACKETS).len(), PACKETS);
+        over.store(true, Ordering::Relaxed);
+        assert!(askers.into_iter().all(|asker| asker.join().unwrap() > 0));
+    });
+    let counts = port.counts();
+    assert_eq!((counts.received, counts.lost), (PACKETS as u64, 0));
+    assert_eq!((counts.gaps, counts.reopened), (0, 0));
+}
+
+#[test]
+fn an_answer_that_comes_too_late_is_dropped_and_the_port_lives_on() {
+    let dir = Dir::new("late");
+    let server = Server::start(&dir.socket());
+    let mut port = open(&server);
+    let asker = port.asker();
+    let (soon, late) = (Duration::from_millis(50), Duration::from_secs(60));
+    let frozen = server.lock();
+    for _ in 0..2 {
+        assert_eq!(asker.ask(soon).unwrap(), None);
+    }
+    drop(frozen);
+    let (number, host) = asker.ask(late).unwrap().unwrap();
+    assert_eq!((number, host.name.as_str()), (1, "1"));
+    let asked = |(_, request): &&(u32, Message)| matches!(request, Message::Stats { .. });
+    assert_eq!(server.lock().requests.iter().filter(asked).count(), 2);
+    port.set_filter(FilterSpec::All).unwrap();
+    server.send(1, 0, &[b"a"]);
+    assert_eq!(collect(&mut port, 1).len(), 1);
+    assert_eq!(port.counts().reopened, 0);
 }

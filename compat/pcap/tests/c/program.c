@@ -304,6 +304,16 @@ static void both(const char *device)
 }
 
 /* Everything by dlsym, as a program that loads libpcap when it needs it. */
+static int next_one(struct pcap_pkthdr **header, const u_char **bytes)
+{
+    double until = now() + 60;
+    int got;
+    do
+        got = pcap_next_ex(p, header, bytes);
+    while (got == 0 && now() < until);
+    return got == 1;
+}
+
 static void by_dlopen(const char *device, const char *name)
 {
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -399,6 +409,28 @@ int main(int argc, char **argv)
         CHECK(pcap_dispatch(p, 1, on_packet, NULL) == PCAP_ERROR);
         CHECK(pcap_stats(p, &stats) == 0);
         CHECK(stats.ps_recv == seen && stats.ps_drop == 0 && seen == count);
+    } else if (strcmp(command, "cut") == 0) {
+        /* What a filter returns cuts the packet, as the kernel does it. */
+        struct bpf_insn by_first[] = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 23),
+                                      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 6, 0, 1),
+                                      BPF_STMT(BPF_RET | BPF_K, 50), BPF_STMT(BPF_RET | BPF_K, 80)};
+        struct bpf_program program, hand = {4, by_first};
+        open_device(device, 20, 0);
+        pcap_t *dead = pcap_open_dead(DLT_EN10MB, 70);
+        CHECK(pcap_compile(dead, &program, "ip", 1, 0) == 0);
+        pcap_close(dead);
+        CHECK(pcap_setfilter(p, &program) == 0);
+        pcap_freecode(&program);
+        for (int i = 0; i < 50; i++) {
+            CHECK(next_one(&header, &bytes) && header->caplen == 70 && header->len == 128);
+        }
+        CHECK(pcap_setfilter(p, &hand) == 0);
+        for (int i = 0; i < 50; i++) {
+            CHECK(next_one(&header, &bytes) && header->len == 128);
+            CHECK(header->caplen == (bytes[23] == 6 ? 50u : 80u));
+        }
+        set_filter("ip");
+        CHECK(next_one(&header, &bytes) && header->caplen == 128);
     } else if (strcmp(command, "overflow") == 0) {
         p = pcap_create(device, errbuf);
         CHECK(p && pcap_set_snaplen(p, 128) == 0 && pcap_set_buffer_size(p, 1 << 16) == 0);

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::support::{DropIn, limited, said_ok, text};
+use crate::support::{DropIn, limited, said_ok, signal, text};
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::{Lab, Netns};
 
@@ -111,6 +111,55 @@ fn a_filter_is_replaced_live_and_no_packet_of_the_old_one_is_seen() {
     let daemon = Daemon::start(&lab, None, &["--source", MIXED]).unwrap();
     drop_in.ok(&daemon, &["filter", "host:lab", "40"]);
     daemon.audit();
+}
+
+#[test]
+fn what_a_filter_returns_cuts_the_packet() {
+    let lab = Lab::new().unwrap();
+    let drop_in = DropIn::new(&lab);
+    let daemon = Daemon::start(&lab, None, &["--source", MIXED]).unwrap();
+    drop_in.ok(&daemon, &["cut", "host:lab"]);
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_holds_nobody_up() {
+    let lab = Lab::new().unwrap();
+    let drop_in = DropIn::new(&lab);
+    let daemon = Daemon::start(&lab, None, &["--source", SLOW]).unwrap();
+    let file = lab.dir().join("f.pcap");
+    let tcpdump = |args: &[&str]| {
+        let mut command = limited("tcpdump".as_ref());
+        command.env("LD_LIBRARY_PATH", &drop_in.dir);
+        command.env("VNPLUG_SOCKET", daemon.socket());
+        command
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    };
+    let path = file.to_str().unwrap();
+    let mut reads = tcpdump(&["-Z", "root", "-U", "-ni", "vnplug:slow", "-w", path]);
+    let reads = reads.spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while std::fs::metadata(&file).map_or(0, |file| file.len()) < 1000 {
+        assert!(Instant::now() < deadline, "it does not read");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    signal(daemon.pid(), "STOP");
+    let begun = Instant::now();
+    let listed = text(&tcpdump(&["-D"]).output().unwrap());
+    assert!(listed.contains("lo ["), "{listed}");
+    assert!(listed.contains("the daemon does not answer"), "{listed}");
+    let listing = begun.elapsed();
+    let begun = Instant::now();
+    signal(reads.id(), "INT");
+    let said = text(&reads.wait_with_output().unwrap());
+    let ending = begun.elapsed();
+    signal(daemon.pid(), "CONT");
+    assert!(said.contains("packets captured"), "{said}");
+    // Seconds before; much less than that now, also on a busy machine.
+    let limit = Duration::from_secs(4);
+    assert!(listing < limit && ending < limit, "{listing:?} {ending:?}");
 }
 
 #[test]

@@ -79,3 +79,11 @@ pub(crate) fn text(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     format!("{out}{err}")
 }
+
+/// Sends a signal by its name. `timeout` passes SIGINT on to its program.
+pub(crate) fn signal(pid: u32, name: &str) {
+    let status = Command::new("kill")
+        .args([&format!("-{name}"), &pid.to_string()])
+        .status();
+    assert!(status.unwrap().success());
+}

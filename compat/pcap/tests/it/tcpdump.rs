@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{DropIn, text};
+use crate::support::{DropIn, signal, text};
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
@@ -93,14 +93,6 @@ fn finish(child: Child) -> String {
     said
 }
 
-/// `timeout` passes SIGINT on to tcpdump.
-fn interrupt(child: &Child) {
-    let status = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status();
-    assert!(status.unwrap().success());
-}
-
 /// (seconds, microseconds, wire length, bytes) of each packet of a pcap file.
 fn packets(path: &str) -> Vec<(u32, u32, u32, Vec<u8>)> {
     let bytes = std::fs::read(Path::new(path)).unwrap();
@@ -180,7 +172,7 @@ fn two_of_a_group_share_one_copy_and_each_has_its_filter() {
     // What neither of them wants is not copied.
     assert_eq!(value(members[0], "arena_copies"), 3000, "{members:?}");
     for (child, count) in children.into_iter().zip(counts) {
-        interrupt(&child);
+        signal(child.id(), "INT");
         let said = finish(child);
         assert!(
             said.contains(&format!("{count} packets captured")),
@@ -211,7 +203,7 @@ fn interrupted_it_tells_its_statistics() {
     listens(&file);
     bench.send(1000);
     eventually("tcpdump wrote them", || packets(&file).len() == 1000);
-    interrupt(&child);
+    signal(child.id(), "INT");
     let said = finish(child);
     for part in [
         "1000 packets captured",
@@ -255,7 +247,7 @@ fn filters_with_vlan_and_ip6_run_on_the_host() {
         if wanted > 0 {
             eventually("they were written", || packets(&file).len() == wanted);
         }
-        interrupt(&child);
+        signal(child.id(), "INT");
         let said = finish(child);
         assert!(
             said.contains(&format!("{wanted} packets received by filter")),
