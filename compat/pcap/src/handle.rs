@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use crate::abi::{ERRBUF_SIZE, Pcap};
 use crate::activate::Options;
+use crate::inject::Sender;
 use crate::read::Live;
 use crate::real::real;
 use crate::stats::Last;
@@ -55,7 +56,7 @@ pub(crate) struct Handle {
     /// As the program named the device.
     pub(crate) name: CString,
     /// After the first frame that was sent.
-    pub(crate) sender: Mutex<Option<Box<vnplug::Port>>>,
+    pub(crate) sender: Mutex<Option<Box<Sender>>>,
     /// What `pcap_stats` said last.
     pub(crate) last: Last,
     state: Turns<State>,

@@ -2,37 +2,90 @@
 //!
 //! Most programs never send, and sending needs a grant of its own. So the port that sends is opened
 //! with the first frame; it receives nothing.
+//!
+//! What the kernel would refuse is refused here with its words: a frame that is too short, or longer
+//! than the interface's MTU allows, and an interface that is down. The daemon is asked for both now and
+//! then, not for each frame; what it cannot send for another reason later it counts.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use vnplug::{Error, Port, PortOptions};
+use vnplug::{Asker, Device, Error, Port, PortOptions};
 
 use crate::devices::{describe, device_of, split_group};
 use crate::handle::{Handle, lock};
 
-/// Sends a frame through the device of an activated handle; the host takes it from there.
+/// The port that sends, and what is known of its device.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    port: Port,
+    asker: Asker,
+    device: Option<Device>,
+    asked: Option<Instant>,
+}
+
+/// Sends a frame through the device of an activated handle; the host takes it from there. From any
+/// thread.
 ///
 /// # Errors
 /// The text for the program.
 pub(crate) fn inject(handle: &Handle, frame: &[u8]) -> Result<(), String> {
     let _visit = handle.visit();
-    send(handle, frame).map_err(|error| describe(&error))
-}
-
-fn send(handle: &Handle, frame: &[u8]) -> Result<(), Error> {
+    if frame.len() < HEADER {
+        return Err("send: Invalid argument (shorter than an Ethernet header)".into());
+    }
     let mut sender = lock(&handle.sender);
     let sender = match &mut *sender {
         Some(sender) => sender,
-        none => none.insert(Box::new(open(&handle.name.to_string_lossy())?)),
-    };
-    // A port that lost its daemon comes back here.
-    sender.wait(Some(Duration::ZERO))?;
-    while !sender.send(frame)? {
-        if !sender.wait_for_room(frame.len(), PATIENCE)? {
-            return Err(Error::TimedOut);
+        none => {
+            let port = open(&handle.name.to_string_lossy()).map_err(|error| describe(&error))?;
+            none.insert(Box::new(Sender {
+                asker: port.asker(),
+                port,
+                device: None,
+                asked: None,
+            }))
         }
+    };
+    sender.judge(frame)?;
+    sender.send(frame).map_err(|error| describe(&error))
+}
+
+impl Sender {
+    /// Refuses what the device cannot send, as far as that is known.
+    fn judge(&mut self, frame: &[u8]) -> Result<(), String> {
+        if self.asked.is_none_or(|asked| asked.elapsed() >= FRESH) {
+            self.device = self.asker.device(PATIENCE).ok().flatten();
+            self.asked = Some(Instant::now());
+        }
+        let Some(device) = &self.device else {
+            return Ok(());
+        };
+        match device.state.as_str() {
+            "down" => return Err("send: Network is down".into()),
+            "gone" => return Err("send: No such device or address".into()),
+            _ => {}
+        }
+        let tag = match frame[12..HEADER] {
+            [0x81, 0x00] | [0x88, 0xa8] => TAG,
+            _ => 0,
+        };
+        let longest = device.mtu as usize + HEADER + tag;
+        if device.mtu != 0 && frame.len() > longest {
+            return Err(format!("send: Message too long (at most {longest} bytes)"));
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn send(&mut self, frame: &[u8]) -> Result<(), Error> {
+        // A port that lost its daemon comes back here.
+        self.port.wait(Some(Duration::ZERO))?;
+        while !self.port.send(frame)? {
+            if !self.port.wait_for_room(frame.len(), PATIENCE)? {
+                return Err(Error::TimedOut);
+            }
+        }
+        Ok(())
+    }
 }
 
 fn open(name: &str) -> Result<Port, Error> {
@@ -49,3 +102,8 @@ const LEAST_RING: u64 = 4096;
 const RING: u64 = 512 << 10;
 /// How long a program waits for the wire.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long it is believed what the daemon said of the device.
+const FRESH: Duration = Duration::from_millis(200);
+/// Of Ethernet, in bytes.
+const HEADER: usize = 14;
+const TAG: usize = 4;

@@ -21,7 +21,7 @@ use crate::activate::Options;
 use crate::devices::describe;
 use crate::filter::{Cut, INTERRUPTED, Screen, fail};
 use crate::handle::Handle;
-use crate::stats::Base;
+use crate::stats::{Base, asking};
 
 /// An activated handle.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ pub(crate) struct Live {
     /// Packets from before a change of the filter are looked at once more.
     pub(crate) screen: Option<Box<Screen>>,
     pub(crate) cut: Cut,
+    /// When the device was asked for last.
+    looked: Option<Instant>,
     pub(crate) direction: Direction,
     pub(crate) base: Base,
     /// The header of the packet that is lent.
@@ -95,6 +97,8 @@ enum Step {
     Nothing,
     Over(Error),
     Ended,
+    /// The source's interface was deleted.
+    Vanished,
 }
 
 impl Live {
@@ -113,6 +117,7 @@ impl Live {
             timeout,
             screen: None,
             cut: Cut::At(u32::MAX),
+            looked: None,
             direction: Direction::Both,
             base: Base::default(),
             header: PacketHeader {
@@ -196,6 +201,7 @@ pub(crate) fn one(handle: &Handle, progress: &mut Progress) -> Turn<Result<Lent,
                     return Turn::Return(Err(0));
                 }
                 Rest::Again => {}
+                Rest::Vanished => return Turn::Return(Err(over(handle, Some(Step::Vanished)))),
                 Rest::Wait(fd, until) => return Turn::Wait(fd, until),
             },
             other => return Turn::Return(Err(over(handle, other))),
@@ -255,6 +261,7 @@ pub(crate) unsafe fn many(
                 match rest(handle, until, &mut deadline) {
                     Rest::Over => break,
                     Rest::Again => {}
+                    Rest::Vanished => return Turn::Return(over(handle, Some(Step::Vanished))),
                     Rest::Wait(fd, limit) => {
                         (progress.done, progress.deadline) = (done, deadline);
                         return Turn::Wait(fd, limit);
@@ -333,6 +340,8 @@ enum Rest {
     Wait(c_int, Option<Instant>),
     /// The call is to return, with nothing.
     Over,
+    /// The interface is no more.
+    Vanished,
 }
 
 #[cold]
@@ -347,6 +356,10 @@ fn rest(handle: &Handle, until: Until, deadline: &mut Option<Instant>) -> Rest {
         handle.break_loop();
         return Rest::Again;
     }
+    if !nonblock && has_vanished(handle) {
+        return Rest::Vanished;
+    }
+    let look = Instant::now() + LOOK_AGAIN;
     match until {
         // A loop never returns for want of packets; spinning would help nobody.
         Until::Count => {
@@ -354,7 +367,7 @@ fn rest(handle: &Handle, until: Until, deadline: &mut Option<Instant>) -> Rest {
                 // It was not armed.
                 handle.live(|live| live.port.settle().map(drop));
             }
-            Rest::Wait(fd, None)
+            Rest::Wait(fd, Some(look))
         }
         Until::OneBuffer if nonblock => Rest::Over,
         Until::OneBuffer => {
@@ -366,9 +379,33 @@ fn rest(handle: &Handle, until: Until, deadline: &mut Option<Instant>) -> Rest {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Rest::Over;
             }
-            Rest::Wait(fd, *deadline)
+            Rest::Wait(
+                fd,
+                Some(deadline.map_or(look, |deadline| deadline.min(look))),
+            )
         }
     }
+}
+
+/// Whether the source's interface was deleted, asked now and then while no packets come. A real
+/// interface that vanishes ends its captures, and supervisors wait for that.
+fn has_vanished(handle: &Handle) -> bool {
+    let asker = handle.live(|live| {
+        let now = Instant::now();
+        let due = live.looked.is_none_or(|looked| now >= looked + LOOK_AGAIN);
+        // The first wait is no reason to ask.
+        let known = live.looked.is_some();
+        if due {
+            live.looked = Some(now);
+        }
+        (due && known).then(|| live.port.asker())
+    });
+    let Some(Some(asker)) = asker else {
+        return false;
+    };
+    let asked = asking(|| asker.device(PATIENCE));
+    let device = asked.and_then(|asked| asked.ok().flatten());
+    device.is_some_and(|device| device.state == "gone")
 }
 
 /// Makes the descriptor truthful, for a program that waits for it.
@@ -393,7 +430,7 @@ fn over(handle: &Handle, why: Option<Step>) -> c_int {
             return ERROR_NOT_ACTIVATED;
         }
         // libpcap's words, which programs know.
-        Some(Step::Over(Error::Gone(_))) => "The interface disappeared".to_owned(),
+        Some(Step::Over(Error::Gone(_)) | Step::Vanished) => "The interface disappeared".to_owned(),
         Some(Step::Over(error)) => describe(&error),
         Some(_) => "the source ended: its capture file was played to the end".to_owned(),
     };
@@ -401,5 +438,9 @@ fn over(handle: &Handle, why: Option<Step>) -> c_int {
     ERROR
 }
 
+/// How often an idle reader looks whether its interface is still there.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Longest wait for what the daemon says of it.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Packets of one unlimited `pcap_dispatch`: "one bufferful", so that it ends on a busy wire.
 const ONE_BUFFER: u64 = 4096;

@@ -46,16 +46,28 @@ impl Last {
 ///
 /// A signal handler that interrupts this thread within the library gets the last answer.
 pub(crate) fn of(handle: &Handle) -> Option<PcapStat> {
-    if ASKING.replace(true) {
-        return handle.is_active().then(|| handle.last.get());
-    }
     let _visit = handle.visit();
-    let stats = ask(handle);
-    ASKING.set(false);
+    let stats = asking(|| ask(handle)).flatten();
     if let Some(stats) = &stats {
         handle.last.set(stats);
     }
     stats.or_else(|| handle.is_active().then(|| handle.last.get()))
+}
+
+/// Runs a question to the daemon that is no turn of the handle's. `None`: a signal handler comes here,
+/// and this thread is in one already, with the connection locked.
+pub(crate) fn asking<T>(ask: impl FnOnce() -> T) -> Option<T> {
+    struct Over;
+    impl Drop for Over {
+        fn drop(&mut self) {
+            ASKING.set(false);
+        }
+    }
+    if ASKING.replace(true) {
+        return None;
+    }
+    let _over = Over;
+    Some(ask())
 }
 
 fn ask(handle: &Handle) -> Option<PcapStat> {
@@ -80,7 +92,7 @@ fn ask(handle: &Handle) -> Option<PcapStat> {
 }
 
 thread_local! {
-    /// This thread is in [`of`].
+    /// This thread is in [`asking`].
     static ASKING: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use vnplug_ring::control::{Counted, Message};
+use vnplug_ring::control::{Counted, Device, Message};
 use vnplug_ring::layout::{Meta, flags};
 
 use super::link::{Link, lock};
@@ -37,6 +37,7 @@ pub(super) struct Shared {
 struct Present {
     connection: Weak<Mutex<Connection>>,
     number: u32,
+    device: String,
 }
 
 /// [`Counts`] that one thread writes and others read.
@@ -67,7 +68,9 @@ impl Asker {
     /// # Errors
     /// [`Error::Refused`], [`Error::Protocol`].
     pub fn ask(&self, limit: Duration) -> Result<Option<(u32, Counted)>, Error> {
-        let Present { connection, number } = self.present();
+        let Present {
+            connection, number, ..
+        } = self.present();
         let Some(connection) = connection.upgrade() else {
             return Ok(None);
         };
@@ -79,6 +82,30 @@ impl Asker {
             Ok(other) => Err(unexpected(&other)),
             // It was reopened meanwhile.
             Err(Error::Refused { .. }) if self.present().number != number => Ok(None),
+            Err(error) if error.heals() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The port's device as the host lists it now. `None`: no answer within `limit`, or the host cannot be
+    /// reached now.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], [`Error::Protocol`].
+    pub fn device(&self, limit: Duration) -> Result<Option<Device>, Error> {
+        let present = self.present();
+        let Some(connection) = present.connection.upgrade() else {
+            return Ok(None);
+        };
+        let answer = lock(&connection).ask(&Message::List, limit);
+        match answer {
+            Ok(Message::Devices(devices)) => {
+                let wanted = plain(&present.device);
+                Ok(devices
+                    .into_iter()
+                    .find(|device| plain(&device.name) == wanted))
+            }
+            Ok(other) => Err(unexpected(&other)),
             Err(error) if error.heals() => Ok(None),
             Err(error) => Err(error),
         }
@@ -101,6 +128,7 @@ impl Shared {
         let present = Present {
             connection: link.connection(),
             number: link.opened.port,
+            device: link.opened.device.clone(),
         };
         *self.line.lock().unwrap_or_else(PoisonError::into_inner) = present;
     }
@@ -135,6 +163,12 @@ impl Tally {
             reopened: self.reopened.load(Relaxed),
         }
     }
+}
+
+/// A device's name without the prefix that guests give it, and without a queue.
+fn plain(name: &str) -> &str {
+    let name = name.strip_prefix("host:").unwrap_or(name);
+    name.split_once('@').map_or(name, |(device, _queue)| device)
 }
 
 #[inline]

@@ -409,6 +409,24 @@ int main(int argc, char **argv)
         CHECK(pcap_dispatch(p, 1, on_packet, NULL) == PCAP_ERROR);
         CHECK(pcap_stats(p, &stats) == 0);
         CHECK(stats.ps_recv == seen && stats.ps_drop == 0 && seen == count);
+    } else if (strcmp(command, "refuse") == 0) {
+        static u_char frame[9000] = {[12] = 8};
+        static const int bad[] = {1, 13, 1515, 9000};
+        open_device(device, 20, 0);
+        if (strcmp(argv[3], "lengths") == 0) {
+            CHECK(pcap_inject(p, frame, 60) == 60 && pcap_inject(p, frame, 1514) == 1514);
+            for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+                CHECK(pcap_inject(p, frame, bad[i]) == PCAP_ERROR);
+                CHECK(strncmp(pcap_geterr(p), "send: ", 6) == 0);
+            }
+            frame[12] = 0x81;
+            CHECK(pcap_inject(p, frame, 1518) == 1518 && pcap_inject(p, frame, 1519) == PCAP_ERROR);
+        } else {
+            double until = now() + 60;
+            while (pcap_inject(p, frame, 60) == 60 && now() < until)
+                usleep(10000);
+            CHECK(strcmp(pcap_geterr(p), "send: Network is down") == 0);
+        }
     } else if (strcmp(command, "cut") == 0) {
         /* What a filter returns cuts the packet, as the kernel does it. */
         struct bpf_insn by_first[] = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 23),

@@ -7,7 +7,7 @@
  *     threads all DEVICE COUNT INTERVAL_US      everything at once beside a reader
  *     threads inject DEVICE COUNT               two threads send COUNT frames each beside a reader
  *     threads idle DEVICE                       how long statistics take while the reader sleeps
- *     threads close DEVICE                      closed while another thread asks for statistics
+ *     threads close DEVICE DAEMON               closed while another thread asks for statistics
  */
 #define _GNU_SOURCE
 #include <pcap/pcap.h>
@@ -76,6 +76,13 @@ static void *ask(void *unused)
         asked++;
         usleep(interval_us);
     }
+    return unused;
+}
+
+static void *ask_once(void *unused)
+{
+    struct pcap_stat stats;
+    pcap_stats(p, &stats);
     return unused;
 }
 
@@ -213,14 +220,13 @@ int main(int argc, char **argv)
         CHECK(spent[25] < 0.02);
         pcap_breakloop(p);
     } else if (strcmp(command, "close") == 0) {
-        count = ~0ul;
-        pthread_create(&threads[n++], NULL, ask, NULL);
-        while (asked < 20)
-            pcap_dispatch(p, -1, on_packet, NULL);
-        /* Programs stop the asking thread before they close, but do not all wait for it. */
-        over = 1;
+        /* The daemon stops, so that the other thread is within its call when the handle goes. */
+        kill(count, SIGSTOP);
+        pthread_create(&threads[0], NULL, ask_once, NULL);
+        usleep(300000);
         pcap_close(p);
         pthread_join(threads[0], NULL);
+        kill(count, SIGCONT);
         printf("ok\n");
         return 0;
     } else {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{DropIn, signal, text};
+use crate::support::{DropIn, said_ok, signal, text};
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
@@ -235,8 +235,9 @@ fn without_its_rights_it_is_told_that_a_new_daemon_refuses_it() {
 
 #[test]
 fn filters_with_vlan_and_ip6_run_on_the_host() {
-    let bench = Bench::new();
     for (filter, wanted) in [("vlan", 0), ("ip6", 0), ("vlan and ip6", 0), ("ip", 300)] {
+        // Each begins with an empty wire: frames that the source has yet to read are nobody's.
+        let bench = Bench::new();
         let file = bench.file(&format!("{}.pcap", filter.replace(' ', "-")));
         let child = bench
             .tcpdump(true, &["-U", "-i", "host:wire", "-w", &file, filter])
@@ -254,7 +255,7 @@ fn filters_with_vlan_and_ip6_run_on_the_host() {
             "{said}"
         );
     }
-    let said = bench
+    let said = Bench::new()
         .tcpdump(true, &["-i", "host:wire", "ip prot 5"])
         .output()
         .unwrap();
@@ -307,6 +308,49 @@ fn vlan_and_ip6_filters_pass_what_tcpdump_passes_from_a_file() {
             "{filter}"
         );
     }
+}
+
+#[test]
+fn a_vanished_interface_ends_it_as_a_real_one_does() {
+    let bench = Bench::new();
+    let file = bench.file("gone.pcap");
+    let args = ["-U", "-i", "vnplug:wire", "-w", &file];
+    let child = bench.tcpdump(true, &args).spawn().unwrap();
+    listens(&file);
+    bench.send(10);
+    eventually("they were written", || packets(&file).len() >= 10);
+    let deleted = bench
+        .netns
+        .command("ip")
+        .args(["link", "del", "wire0"])
+        .status();
+    assert!(deleted.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("The interface disappeared"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_sent_is_refused() {
+    let bench = Bench::new();
+    let refuses = |what: &str| {
+        let mut command = bench.netns.command("timeout");
+        command
+            .args(["-s", "KILL", "120"])
+            .arg(&bench.drop_in.program);
+        command.args(["refuse", "vnplug:wire", what]);
+        command.env("LD_LIBRARY_PATH", &bench.drop_in.dir);
+        said_ok(command.env("VNPLUG_SOCKET", bench.daemon.socket()));
+    };
+    refuses("lengths");
+    let down = bench
+        .netns
+        .command("ip")
+        .args(["link", "set", "wire1", "down"])
+        .status();
+    assert!(down.unwrap().success());
+    refuses("down");
 }
 
 #[test]
