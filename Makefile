@@ -77,11 +77,12 @@ test-python: setup
 	$(VENV)/bin/pip install -q ./python
 	cd python/tests && ../../.ci/run-test ../../$(VENV)/bin/python -B -m unittest
 
-# Both sides of every row run in a real-time class, so that other work of the machine does not decide.
+# Both sides of every row run before other work, so that it does not decide. Not in a real-time class:
+# the kernel pauses a CPU that is full of such work for 50 ms in each second.
 bench: setup guest
 	./e2e/setup-guest-kernel.sh
 	cargo build --locked --release $(PRODUCTS) -p vnplug-e2e -p vnplug-bench
-	$(AS_ROOT) chrt -r 10 $(TARGET)/release/vnplug-bench $(ROWS)
+	$(AS_ROOT) nice -n -20 $(TARGET)/release/vnplug-bench $(ROWS)
 
 # Builds nothing: root has no Rust where rustup put it into a user's home.
 install:

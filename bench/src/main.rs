@@ -1,18 +1,10 @@
 //! `vnplug-bench`: ours and the peers, measured in turns on the same machine, in one table.
 //!
-//! ```text
-//! vnplug-bench [ROW…]        rows whose names start with one of the words; all without words
-//! vnplug-bench plot FILE     draws the plots of a results.json again
-//! vnplug-bench publish FILE DOCUMENT WHEN   puts its tables and plots into a document
-//! vnplug-bench --interface eth1   readers on a real interface; you provide the traffic (IFACE=eth1)
-//!   ROWS="handoff"           the same, by environment
-//!   ROUNDS=5 SECONDS=1.0     rounds of ours and the peer's in turns; seconds per measurement
-//!   OUT=target/bench/results.json
-//!   DISK=target/bench/disk   where recordings are written, and removed again
-//! ```
-//!
-//! On a machine that does other work at the same time run it as `chrt -r 10 vnplug-bench`: the
-//! children inherit the priority, ours and the peers alike.
+//! What it understands is in [`usage`]. On a machine that does other work at the same time run it as
+//! `nice -n -20 vnplug-bench`: the children inherit the priority, ours and the peers alike. Not in a
+//! real-time class: the kernel gives the ordinary one 50 ms of each second in which it would get nothing,
+//! so a CPU that is full of real-time work is paused that long, which no buffer of ours or a peer's is
+//! sized for.
 //!
 //! Beside the figures lie a table (`results.md`), plots (`*.svg`) and a page of them (`index.html`).
 //!
@@ -44,6 +36,7 @@ mod stage;
 mod supervise;
 mod sys;
 mod uml;
+mod usage;
 mod vhost;
 mod wire;
 
@@ -56,10 +49,20 @@ use supervise::Outcome;
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match words.split_first() {
+        Some((first, _)) if first == "--help" || first == "-h" => {
+            print!("{}", usage::help());
+            return ExitCode::SUCCESS;
+        }
         Some((first, rest)) if first == "child" => rows::child(rest),
         Some((first, rest)) if first == "plot" => replot(rest),
         Some((first, rest)) if first == "publish" => publish::publish(rest),
-        _ => run(words),
+        _ => match usage::rows(words) {
+            Ok((wanted, plan)) => run(&wanted, &plan),
+            Err(error) => {
+                eprintln!("vnplug-bench: {error}");
+                return ExitCode::from(usage::WRONG);
+            }
+        },
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -86,28 +89,7 @@ fn draw(figures: &[row::Figure], file: &Path) -> row::Result<()> {
     plot::all(figures, file.parent().unwrap_or(Path::new(".")))
 }
 
-/// An error if no row begins with this word.
-fn known(word: &str) -> row::Result<()> {
-    if rows::all().any(|row| row.name.starts_with(word)) {
-        return Ok(());
-    }
-    let names: Vec<&str> = rows::all().map(|row| row.name).collect();
-    let names = names.join(", ");
-    Err(format!("no row begins with {word:?}; there are {names}").into())
-}
-
-fn run(mut wanted: Vec<String>) -> row::Result<()> {
-    let mut plan = row::Plan::from_env()?;
-    if let Some(at) = wanted.iter().position(|word| word == "--interface") {
-        let name = wanted
-            .drain(at..(at + 2).min(wanted.len()))
-            .nth(1)
-            .ok_or("--interface NAME")?;
-        plan.interface = Some(name);
-    }
-    let rows = std::env::var("ROWS").unwrap_or_default();
-    wanted.extend(rows.split_whitespace().map(str::to_owned));
-    wanted.iter().try_for_each(|word| known(word))?;
+fn run(wanted: &[String], plan: &row::Plan) -> row::Result<()> {
     // Other rows stay on wires of their own; a real interface is used only by its row, when named.
     let named = plan.interface.is_some();
     let wanted = |row: &&row::Row| {
@@ -123,7 +105,7 @@ fn run(mut wanted: Vec<String>) -> row::Result<()> {
     for row in rows::all().filter(wanted) {
         eprintln!("# {}: {}", row.name, row.about);
         let begin = Instant::now();
-        match supervise::run(row, &plan) {
+        match supervise::run(row, plan) {
             Outcome::Measured(measured) => {
                 eprintln!("  took {:.0} s", begin.elapsed().as_secs_f64());
                 figures.extend(measured);

@@ -96,12 +96,23 @@ fn pin_to(cpus: &[usize]) -> Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Gives this thread, and what it starts, the ordinary class, where `chrt` gave another.
+/// Gives this thread, and what it starts, the ordinary class and priority, where it was given others.
 pub(crate) fn ordinary() -> Result<()> {
+    class(libc::SCHED_OTHER, 0)?;
+    Ok(rustix::process::setpriority_process(None, 0)?)
+}
+
+/// Gives this thread, and what it starts, a real-time class: for who sleeps most of the time.
+pub(crate) fn real_time() -> Result<()> {
+    class(libc::SCHED_RR, 10)
+}
+
+fn class(class: i32, priority: i32) -> Result<()> {
     // SAFETY: the parameters are a plain structure that the kernel copies.
     let status = unsafe {
-        let parameters: libc::sched_param = std::mem::zeroed();
-        libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters)
+        let mut parameters: libc::sched_param = std::mem::zeroed();
+        parameters.sched_priority = priority;
+        libc::sched_setscheduler(0, class, &raw const parameters)
     };
     match status {
         0 => Ok(()),

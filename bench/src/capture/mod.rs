@@ -32,7 +32,7 @@ pub(crate) use interface::{INTERFACE, on_interface};
 pub(crate) use lent::group;
 pub(crate) use lent_guest::lent_to_guest;
 pub(crate) use targets::targets;
-use way::{Turn, Way};
+use way::{Dropped, Turn, Way};
 pub(crate) use xdp::af_xdp;
 
 use crate::row::{Figure, Limit, Plan, Result, Samples};
@@ -59,6 +59,9 @@ struct Series {
     /// Processor time in seconds per million packets captured, and the daemon's part of it.
     cost: Samples,
     daemon_cost: Samples,
+    /// Packets lost in all turns, and where the daemon lost them.
+    packets_lost: u64,
+    dropped: Option<Dropped>,
 }
 
 impl Series {
@@ -69,6 +72,20 @@ impl Series {
         self.idle.push(turn.idle_percent());
         self.cost.push(turn.cost());
         self.daemon_cost.push(turn.daemon_cost());
+        self.packets_lost += turn.lost();
+        if let Some(more) = turn.dropped() {
+            let all = self.dropped.get_or_insert_default();
+            all.kernel += more.kernel;
+            all.ring += more.ring;
+        }
+    }
+
+    /// At which stage packets were lost, for a note; nothing if none were, or nobody knows.
+    fn stages(&self) -> String {
+        let known = self.dropped.filter(|_| self.packets_lost > 0);
+        known.map_or_else(String::new, |dropped| {
+            format!("; ours in all rounds: {}", dropped.of(self.packets_lost))
+        })
     }
 }
 
@@ -118,7 +135,7 @@ fn by_size(
             limit: None,
             note: note.clone(),
         };
-        let peer_name = sides[1].name;
+        let (peer_name, stages) = (sides[1].name, ours.stages());
         if let Some(side) = sides.get(2) {
             let rate = ours.rate.clone();
             let figure = figure("-host", "Mpps", rate, side.name, other.rate);
@@ -126,7 +143,10 @@ fn by_size(
         }
         figures.extend([
             figure("", "Mpps", ours.rate, peer_name, peer.rate).limited(limit::SENDER, &alone),
-            figure("-loss", "% lost", ours.lost, peer_name, peer.lost),
+            Figure {
+                note: format!("{note}{stages}"),
+                ..figure("-loss", "% lost", ours.lost, peer_name, peer.lost)
+            },
             figure("-idle", "% idle", ours.idle, peer_name, peer.idle),
         ]);
     }

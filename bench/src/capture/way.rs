@@ -5,7 +5,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::{Guest, Job, Netns};
 
 use super::sent_mpps;
@@ -122,6 +122,7 @@ impl<'g> Way<'g> {
             told: self.ask()?,
             cpu: self.cpu()?,
             daemon: self.daemon_cpu()?,
+            dropped: self.dropped(),
         })
     }
 
@@ -140,6 +141,26 @@ impl<'g> Way<'g> {
             seconds: elapsed.max(busy).as_secs_f64(),
             cpu_s: cpu.as_secs_f64(),
             daemon_s: self.daemon_cpu()?.saturating_sub(mark.daemon).as_secs_f64(),
+            dropped: match (mark.dropped, self.dropped()) {
+                (Some(before), Some(after)) => Some(Dropped {
+                    kernel: (after.kernel - before.kernel) * self.counters.len() as u64,
+                    ring: after.ring - before.ring,
+                }),
+                _ => None,
+            },
+        })
+    }
+
+    /// What the daemon counted as lost so far, if there is one.
+    fn dropped(&self) -> Option<Dropped> {
+        let counters = self.daemon?.counters();
+        let sum = |kind: &str, name: &str| {
+            let counted = counters.iter().filter(|counted| counted.kind == kind);
+            counted.map(|counted| value(counted, name)).sum()
+        };
+        Some(Dropped {
+            kernel: sum("source", "kernel_dropped"),
+            ring: sum("port", "dropped_full"),
         })
     }
 
@@ -211,6 +232,16 @@ pub(super) struct Mark {
     told: Vec<Told>,
     cpu: Duration,
     daemon: Duration,
+    dropped: Option<Dropped>,
+}
+
+/// Where the daemon lost packets, over all counters.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Dropped {
+    /// The kernel's receive ring was full.
+    pub(super) kernel: u64,
+    /// A reader's ring was full.
+    pub(super) ring: u64,
 }
 
 /// What one turn brought.
@@ -224,9 +255,21 @@ pub(super) struct Turn {
     seconds: f64,
     cpu_s: f64,
     daemon_s: f64,
+    /// Unknown where there is no daemon.
+    dropped: Option<Dropped>,
 }
 
 impl Turn {
+    /// Where the daemon lost packets, if there is one.
+    pub(super) fn dropped(&self) -> Option<Dropped> {
+        self.dropped
+    }
+
+    /// What all counters should have got and did not.
+    pub(super) fn lost(&self) -> u64 {
+        self.sent.saturating_sub(self.captured)
+    }
+
     /// Seconds of processor time per million packets captured.
     pub(super) fn cost(&self) -> f64 {
         self.cpu_s * 1e6 / self.captured.max(1) as f64
@@ -264,8 +307,7 @@ impl Turn {
 
     /// Percent of what all counters should have got.
     pub(super) fn lost_percent(&self) -> f64 {
-        let lost = self.sent.saturating_sub(self.captured);
-        lost as f64 / self.sent.max(1) as f64 * 100.0
+        self.lost() as f64 / self.sent.max(1) as f64 * 100.0
     }
 
     /// Percent of the capturing CPUs' time that nothing of this way needed.
@@ -278,7 +320,22 @@ impl Turn {
 impl fmt::Display for Turn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (rate, lost, idle) = (self.mpps(), self.lost_percent(), self.idle_percent());
-        write!(f, "{rate:.3} Mpps, {lost:.2} % lost, {idle:.0} % idle")
+        write!(f, "{rate:.3} Mpps, {lost:.2} % lost, {idle:.0} % idle")?;
+        match self.dropped {
+            Some(dropped) if self.lost() > 0 => write!(f, " ({})", dropped.of(self.lost())),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Dropped {
+    /// Says at which stage packets were lost.
+    pub(super) fn of(self, lost: u64) -> String {
+        let Self { kernel, ring } = self;
+        let rest = lost.saturating_sub(kernel + ring);
+        format!(
+            "of {lost} lost packets {kernel} in the kernel's ring, {ring} at a reader's ring, {rest} elsewhere"
+        )
     }
 }
 
@@ -303,7 +360,14 @@ mod tests {
             seconds: 2.0,
             cpu_s: 1e9,
             daemon_s: 0.25,
+            dropped: Some(Dropped {
+                kernel: 100_000,
+                ring: 400_000,
+            }),
         };
+        assert!(turn.to_string().ends_with(
+            "(of 500000 lost packets 100000 in the kernel's ring, 400000 at a reader's ring, 0 elsewhere)"
+        ));
         assert_eq!((turn.mpps(), turn.lost_percent()), (0.25, 50.0));
         assert_eq!((turn.idle_percent(), turn.daemon_cost()), (0.0, 0.5));
     }
