@@ -39,6 +39,7 @@ mod kernel;
 mod lab;
 mod netns;
 mod owner;
+pub mod plot;
 pub mod programs;
 mod qemu;
 mod qmp;

@@ -1,9 +1,9 @@
 //! A panel of figures beside their peers, one line each.
 
-use super::axis::{Axis, number};
-use super::svg::{Anchor, COLORS, GOAL, GRID, INK, LABEL, Svg, Text, width_of};
 use crate::goal::Goal;
 use crate::row::{Figure, Samples};
+use vnplug_e2e::plot::axis::{Axis, number};
+use vnplug_e2e::plot::svg::{Anchor, COLORS, GOAL, GRID, INK, LABEL, Svg, Text, width_of};
 
 /// What a panel of lines shows: every figure of one unit whose name begins with one of the words.
 pub(crate) struct Dots {

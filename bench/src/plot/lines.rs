@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::axis::{Axis, number};
-use super::svg::{Anchor, COLORS, GOAL, GRID, INK, LABEL, Svg, Text, width_of};
 use crate::row::{Figure, Samples};
+use vnplug_e2e::plot::axis::{Axis, number};
+use vnplug_e2e::plot::svg::{Anchor, COLORS, GOAL, GRID, INK, LABEL, Svg, Text, width_of};
 
 /// What a panel of curves shows.
 pub(crate) struct Lines {

@@ -1,17 +1,15 @@
 //! Plots of the figures: one SVG file for each group, and a page that shows them all.
 
-mod axis;
 mod dots;
 mod groups;
 mod lines;
-mod svg;
 
 use std::fmt::Write;
 use std::path::Path;
 
 use dots::Dots;
 use lines::Lines;
-use svg::{LABEL, Svg, Text, escape, width_of};
+use vnplug_e2e::plot::svg::{LABEL, Svg, Text, escape, width_of};
 
 use crate::report;
 use crate::row::{Figure, Result};

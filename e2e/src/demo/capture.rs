@@ -92,13 +92,14 @@ impl Subject<'_> {
         Ok(finding)
     }
 
-    /// Sends `count` small frames of run `run` and sees how many the guest gets.
-    pub(super) fn small(&self, count: u64, run: u32) -> Result<Finding> {
+    /// Sends `count` small frames of run `run` at a rate and sees how many the guest gets.
+    pub(super) fn small(&self, pps: Option<u64>, count: u64, run: u32) -> Result<Finding> {
         self.wire.far_end(false)?;
         let watch = self.watch(Traffic::Small)?;
-        let passed = self.wire.flood(count, run)?;
+        let passed = self.wire.send(pps, count, run)?;
         let (output, cpu, counters) = watch.end()?;
         let mut finding = self.finding(Traffic::Small, passed.frames, passed.elapsed, cpu);
+        finding.run.asked_pps = pps;
         if passed.frames != count {
             let (frames, sent) = (grouped(passed.frames), grouped(count));
             finding.note =
@@ -125,7 +126,8 @@ impl Subject<'_> {
                     witness["reordered"],
                     witness["corrupt"]
                 );
-                if witness["perfect"] != true {
+                let wrong = ["duplicates", "reordered", "corrupt"];
+                if wrong.iter().any(|what| witness[what] != 0) {
                     finding.faults.push(finding.note.clone());
                 }
                 finding.account(&counters);
@@ -143,6 +145,7 @@ impl Subject<'_> {
             guest: self.name.to_owned(),
             via,
             traffic,
+            asked_pps: None,
             offered,
             captured: 0,
             elapsed,
@@ -271,7 +274,12 @@ impl Finding {
             ("unread in the ring", port("delivered").abs_diff(captured)),
         ];
         for (place, lost) in places.into_iter().filter(|(_, lost)| *lost > 0) {
-            self.faults.push(format!("{} lost {place}", grouped(lost)));
+            let text = format!("{} lost {place}", grouped(lost));
+            match self.run.traffic {
+                Traffic::Real => self.faults.push(text),
+                // A rate at which it loses is a finding.
+                Traffic::Small => self.note += &format!("; {text}"),
+            }
         }
         if let Err(text) = daemon::closes(after) {
             self.faults.push(text);

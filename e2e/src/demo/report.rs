@@ -19,7 +19,7 @@ pub enum Via {
 pub enum Traffic {
     /// Programs talking HTTP, DNS, ICMP and bulk TCP.
     Real,
-    /// Frames of 60 bytes as fast as the generator can.
+    /// Frames of 60 bytes at a rate, or as fast as the generator can.
     Small,
 }
 
@@ -32,6 +32,8 @@ pub struct Run {
     pub via: Via,
     /// Which load.
     pub traffic: Traffic,
+    /// Frames per second that were asked of the generator; `None`: as fast as it can.
+    pub asked_pps: Option<u64>,
     /// Packets that were on the wire.
     pub offered: u64,
     /// Packets the program in the guest got.
@@ -55,7 +57,7 @@ impl Run {
         100.0 * self.lost() as f64 / self.offered.max(1) as f64
     }
 
-    /// Offered packets per second.
+    /// Packets per second that were really on the wire.
     #[must_use]
     pub fn pps(&self) -> f64 {
         self.offered as f64 / self.elapsed.as_secs_f64().max(1e-9)
@@ -67,11 +69,28 @@ impl Run {
         self.host_cpu.as_secs_f64() * 1e6 / self.captured.max(1) as f64
     }
 
+    /// Whether the generator stayed behind what was asked of it.
+    #[must_use]
+    pub fn fell_short(&self) -> bool {
+        self.asked_pps
+            .is_some_and(|asked| self.pps() < asked as f64 * 0.97)
+    }
+
+    /// The rate that was asked, for a person.
+    pub(super) fn asked(&self) -> String {
+        match (self.traffic, self.asked_pps) {
+            (Traffic::Real, _) => "as it comes".to_owned(),
+            (Traffic::Small, None) => "all it can".to_owned(),
+            (Traffic::Small, Some(pps)) => grouped(pps),
+        }
+    }
+
     fn to_json(&self) -> Value {
         json!({
             "guest": self.guest, "via": self.via.word(), "traffic": self.traffic.word(),
             "offered": self.offered, "captured": self.captured, "lost": self.lost(),
-            "lost_pct": round(self.lost_pct(), 4), "pps": self.pps().round(),
+            "lost_pct": round(self.lost_pct(), 4), "asked_pps": self.asked_pps,
+            "pps": self.pps().round(), "fell_short": self.fell_short(),
             "host_cpu_s": round(self.host_cpu.as_secs_f64(), 2),
         })
     }
@@ -110,15 +129,15 @@ pub fn to_json(runs: &[Run], notes: &[String]) -> Value {
 #[must_use]
 pub fn table(runs: &[Run]) -> String {
     let mut text = format!(
-        "{:<9} {:<8} {:<8} {:>10} {:>10} {:>10} {:>8} {:>11} {:>7} {:>11}\n",
+        "{:<9} {:<8} {:>11} {:<8} {:>11} {:>10} {:>10} {:>8} {:>7} {:>11}\n",
         "guest",
         "traffic",
+        "asked /s",
         "via",
+        "on wire /s",
         "offered",
-        "captured",
         "lost",
         "lost %",
-        "packets/s",
         "CPU s",
         "CPU µs/pkt"
     );
@@ -129,55 +148,94 @@ pub fn table(runs: &[Run]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "{:<9} {:<8} {:<8} {:>10} {:>10} {:>10} {:>8.2} {:>11} {:>7.2} {:>11.2}",
+            "{:<9} {:<8} {:>11} {:<8} {:>10}{} {:>10} {:>10} {:>8.2} {:>7.2} {:>11.2}",
             run.guest,
             run.traffic.word(),
+            run.asked(),
             run.via.word(),
+            grouped(run.pps().round() as u64),
+            if run.fell_short() { '*' } else { ' ' },
             grouped(run.offered),
-            grouped(run.captured),
             grouped(run.lost()),
             run.lost_pct(),
-            grouped(run.pps().round() as u64),
             run.host_cpu.as_secs_f64(),
             run.cpu_us_per_packet(),
         );
+    }
+    if runs.iter().any(Run::fell_short) {
+        text += "\n* less than was asked: the generator shares the machine's processors with what captures\n";
     }
     text
 }
 
 /// Both ways of every guest and load that has them, in order of the runs.
 pub(super) fn pairs(runs: &[Run]) -> Vec<(&Run, &Run)> {
+    let load = |run: &Run| (run.guest.clone(), run.traffic, run.asked_pps);
     let other = |nic: &Run| {
-        runs.iter().find(|run| {
-            run.via == Via::Vnplug && run.guest == nic.guest && run.traffic == nic.traffic
-        })
+        let mut runs = runs.iter();
+        runs.find(|run| run.via == Via::Vnplug && load(run) == load(nic))
     };
     let nics = runs.iter().filter(|run| run.via == Via::Nic);
     nics.filter_map(|nic| Some((nic, other(nic)?))).collect()
 }
 
-/// One sentence for each guest: where its own NIC loses most.
+/// The guests, in order of the runs.
+pub(super) fn guests(runs: &[Run]) -> Vec<&str> {
+    let mut names: Vec<&str> = Vec::new();
+    for run in runs {
+        if !names.contains(&run.guest.as_str()) {
+            names.push(&run.guest);
+        }
+    }
+    names
+}
+
+/// The loads of small frames of a guest by one way, the slowest first.
+pub(super) fn ladder<'r>(runs: &'r [Run], guest: &str, via: Via) -> Vec<&'r Run> {
+    let mut ladder: Vec<&Run> = runs
+        .iter()
+        .filter(|run| run.guest == guest && run.via == via && run.traffic == Traffic::Small)
+        .collect();
+    ladder.sort_by(|a, b| a.pps().total_cmp(&b.pps()));
+    ladder
+}
+
+/// The highest rate in packets per second that was on the wire and captured whole; all slower ones were,
+/// too. `None`: some were lost of the slowest.
+pub(super) fn lossless(ladder: &[&Run]) -> Option<f64> {
+    let whole = ladder.iter().take_while(|run| run.lost() == 0);
+    whole.last().map(|run| run.pps())
+}
+
+/// One sentence for each guest: up to which rate each way loses nothing.
 #[must_use]
 pub fn sentences(runs: &[Run]) -> Vec<String> {
-    let pairs = pairs(runs).into_iter();
-    let small = pairs.filter(|(nic, _)| nic.traffic == Traffic::Small);
-    small
-        .map(|(nic, ours)| {
-            let (theirs, us) = (nic.cpu_us_per_packet(), ours.cpu_us_per_packet());
-            format!(
-                "{}: of {} small frames its own NIC lost {:.1} %, vNPlug {} ({:.2} %); a captured \
-                 frame cost the host {theirs:.2} µs of CPU by the NIC and {us:.2} µs by vNPlug \
-                 ({:.1} times less), all frames {:.2} s and {:.2} s.",
-                nic.guest,
-                grouped(nic.offered),
-                nic.lost_pct(),
-                grouped(ours.lost()),
-                ours.lost_pct(),
-                theirs / us.max(1e-9),
-                nic.host_cpu.as_secs_f64(),
-                ours.host_cpu.as_secs_f64(),
-            )
-        })
+    let told = |guest: &str, via| match lossless(&ladder(runs, guest, via)) {
+        Some(pps) => format!("nothing up to {} frames/s", grouped(pps.round() as u64)),
+        None => "some at every rate".to_owned(),
+    };
+    let sentence = |guest| {
+        format!(
+            "{guest}: of 60-byte frames its own NIC lost {}, vNPlug {}.",
+            told(guest, Via::Nic),
+            told(guest, Via::Vnplug)
+        )
+    };
+    guests(runs).into_iter().map(sentence).collect()
+}
+
+/// What makes the comparison a bad one for vNPlug: it loses at a rate at which the guest's own NIC loses
+/// nothing.
+#[must_use]
+pub fn beaten(runs: &[Run]) -> Vec<String> {
+    let beaten = |guest: &&str| {
+        let nic = lossless(&ladder(runs, guest, Via::Nic)).unwrap_or(0.0);
+        let ours = ladder(runs, guest, Via::Vnplug);
+        ours.iter().any(|run| run.lost() > 0 && run.pps() <= nic)
+    };
+    let guests = guests(runs).into_iter().filter(beaten);
+    guests
+        .map(|guest| format!("{guest}: vNPlug loses at a rate at which the NIC does not"))
         .collect()
 }
 

@@ -9,6 +9,7 @@
 //!
 //! Captures on the host listen on `wire1`.
 
+use std::num::NonZeroU64;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -64,11 +65,12 @@ impl Wire {
         })
     }
 
-    /// Sends `count` small frames of run `run` as fast as the generator can.
-    pub(super) fn flood(&self, count: u64, run: u32) -> Result<Passed> {
+    /// Sends `count` small frames of run `run`, so many per second or as fast as the generator can.
+    pub(super) fn send(&self, pps: Option<u64>, count: u64, run: u32) -> Result<Passed> {
         let before = self.received()?;
         let stream = Stream {
             run,
+            pps: pps.and_then(NonZeroU64::new),
             ..Stream::new("wire0", count)
         };
         let sent = self.near.enter(|| stream.send())??;

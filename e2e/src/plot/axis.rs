@@ -2,7 +2,7 @@
 
 /// An axis of numbers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Axis {
+pub struct Axis {
     low: f64,
     high: f64,
     log: bool,
@@ -12,7 +12,8 @@ pub(super) struct Axis {
 
 impl Axis {
     /// An axis from zero, or a logarithmic one, that shows all values.
-    pub(super) fn over(values: &[f64], log: bool, pixels: (f64, f64)) -> Self {
+    #[must_use]
+    pub fn over(values: &[f64], log: bool, pixels: (f64, f64)) -> Self {
         let most = values.iter().copied().fold(0.0, f64::max);
         let least = values.iter().copied().filter(|value| *value > 0.0);
         let least = least.fold(f64::INFINITY, f64::min);
@@ -30,7 +31,8 @@ impl Axis {
     }
 
     /// The pixel of a value; what a logarithmic axis cannot show lies at its low end.
-    pub(super) fn at(&self, value: f64) -> f64 {
+    #[must_use]
+    pub fn at(&self, value: f64) -> f64 {
         let share = if self.log {
             let value = value.max(self.low);
             (value / self.low).log10() / (self.high / self.low).log10()
@@ -42,7 +44,8 @@ impl Axis {
     }
 
     /// Values to write at the axis.
-    pub(super) fn ticks(&self) -> Vec<f64> {
+    #[must_use]
+    pub fn ticks(&self) -> Vec<f64> {
         if !self.log {
             let step = step(self.high);
             let many = (self.high / step).round() as u32;
@@ -100,7 +103,8 @@ fn ceiling(most: f64) -> f64 {
 }
 
 /// A number as an axis writes it.
-pub(super) fn number(value: f64) -> String {
+#[must_use]
+pub fn number(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude >= 1e6 {
         format!("{}M", trimmed(value / 1e6))

@@ -3,31 +3,39 @@
 use std::fmt::Write;
 
 /// A drawing that grows shape by shape; coordinates are pixels from the upper left corner.
-pub(super) struct Svg {
+#[derive(Debug)]
+pub struct Svg {
     width: f64,
     height: f64,
     body: String,
 }
 
 /// Where a text's position is in it.
-#[derive(Clone, Copy)]
-pub(super) enum Anchor {
+#[derive(Clone, Copy, Debug)]
+pub enum Anchor {
+    /// At its beginning.
     Start,
+    /// In its middle.
     Middle,
+    /// At its end.
     End,
 }
 
 /// How a text looks.
-#[derive(Clone, Copy)]
-pub(super) struct Text {
-    pub(super) size: f64,
-    pub(super) bold: bool,
-    pub(super) color: &'static str,
-    pub(super) anchor: Anchor,
+#[derive(Clone, Copy, Debug)]
+pub struct Text {
+    /// In pixels.
+    pub size: f64,
+    /// Heavier.
+    pub bold: bool,
+    /// As SVG writes it.
+    pub color: &'static str,
+    /// Where its position is.
+    pub anchor: Anchor,
 }
 
 /// Plain text of the size of axis labels.
-pub(super) const LABEL: Text = Text {
+pub const LABEL: Text = Text {
     size: 12.0,
     bold: false,
     color: INK,
@@ -35,13 +43,17 @@ pub(super) const LABEL: Text = Text {
 };
 
 impl Text {
-    pub(super) fn anchored(self, anchor: Anchor) -> Self {
+    /// The same at another place of its position.
+    #[must_use]
+    pub fn anchored(self, anchor: Anchor) -> Self {
         Self { anchor, ..self }
     }
 }
 
 impl Svg {
-    pub(super) fn new(width: f64, height: f64) -> Self {
+    /// An empty drawing.
+    #[must_use]
+    pub fn new(width: f64, height: f64) -> Self {
         Self {
             width,
             height,
@@ -49,11 +61,13 @@ impl Svg {
         }
     }
 
-    pub(super) fn line(&mut self, from: (f64, f64), to: (f64, f64), color: &str, dashes: &str) {
+    /// A line of one pixel; `dashes` are lengths of lines and gaps, none for a whole one.
+    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), color: &str, dashes: &str) {
         self.wide_line(from, to, color, dashes, 1.0);
     }
 
-    pub(super) fn wide_line(
+    /// A line so wide.
+    pub fn wide_line(
         &mut self,
         (x1, y1): (f64, f64),
         (x2, y2): (f64, f64),
@@ -66,7 +80,8 @@ impl Svg {
         ));
     }
 
-    pub(super) fn text(&mut self, (x, y): (f64, f64), text: &str, how: Text) {
+    /// A text, escaped.
+    pub fn text(&mut self, (x, y): (f64, f64), text: &str, how: Text) {
         let Text { size, color, .. } = how;
         let weight = if how.bold { "bold" } else { "normal" };
         let anchor = match how.anchor {
@@ -81,7 +96,7 @@ impl Svg {
     }
 
     /// A text that reads upwards, centred at a point.
-    pub(super) fn upward(&mut self, (x, y): (f64, f64), text: &str, how: Text) {
+    pub fn upward(&mut self, (x, y): (f64, f64), text: &str, how: Text) {
         let Text { size, color, .. } = how;
         let text = escape(text);
         self.add(format_args!(
@@ -90,7 +105,7 @@ impl Svg {
     }
 
     /// A mark of one of five shapes.
-    pub(super) fn mark(&mut self, (x, y): (f64, f64), shape: usize, color: &str) {
+    pub fn mark(&mut self, (x, y): (f64, f64), shape: usize, color: &str) {
         let around = |points: &[(f64, f64)]| {
             let points = points
                 .iter()
@@ -115,7 +130,8 @@ impl Svg {
     }
 
     /// The whole file.
-    pub(super) fn finish(self) -> String {
+    #[must_use]
+    pub fn finish(self) -> String {
         let Self {
             width,
             height,
@@ -135,12 +151,14 @@ impl Svg {
 }
 
 /// About how wide a text is; fonts differ.
-pub(super) fn width_of(text: &str, size: f64) -> f64 {
+#[must_use]
+pub fn width_of(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * 0.6
 }
 
 /// For the inside of an element or a quoted attribute.
-pub(super) fn escape(text: &str) -> String {
+#[must_use]
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
@@ -148,13 +166,13 @@ pub(super) fn escape(text: &str) -> String {
 }
 
 /// Text and axes.
-pub(super) const INK: &str = "#222222";
+pub const INK: &str = "#222222";
 /// The lines of the grid.
-pub(super) const GRID: &str = "#dddddd";
+pub const GRID: &str = "#dddddd";
 /// Goals and limits.
-pub(super) const GOAL: &str = "#777777";
+pub const GOAL: &str = "#777777";
 /// Colours that people who see few colours tell apart (Okabe and Ito); ours first.
-pub(super) const COLORS: [&str; 6] = [
+pub const COLORS: [&str; 6] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
 ];
 
