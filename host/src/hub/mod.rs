@@ -13,6 +13,7 @@ mod limits;
 mod load;
 mod note;
 mod open;
+mod pace;
 pub mod policy;
 pub mod report;
 pub mod rules;
@@ -126,6 +127,8 @@ pub struct PortRecord {
     pub capacity: u64,
     /// Bytes of the transmit ring's record area; 0 = the port does not send.
     pub transmit: u64,
+    /// How fast its rings fill.
+    pace: pace::Pace,
 }
 
 /// What is left of a port that was closed.

@@ -11,6 +11,7 @@ use vnplug_ring::{Producer, Region};
 
 use super::cluster::ClusterKey;
 use super::group::{GroupPlan, Joined};
+use super::pace::Pace;
 use super::send::MAX_SEND;
 use super::{Hub, Owner, PortRecord, Programs, Refusal, RuleBook};
 use crate::port::Port;
@@ -374,6 +375,7 @@ impl Hub {
             rules: RuleBook::default(),
             capacity,
             transmit,
+            pace: Pace::new(),
         };
         self.own(id, &record, true);
         self.ports.insert(id, record);

@@ -130,6 +130,12 @@ impl Hub {
                         .values
                         .push(("filter_version".into(), record.filter_version));
                     counted.values.push(("ring_bytes".into(), record.capacity));
+                    // A member of a group has descriptors in its ring.
+                    if record.group.is_none() {
+                        let rings = record.capacity * record.queues.len().max(1) as u64;
+                        let patience = record.pace.lasts_ms(&part.counters, rings);
+                        counted.values.push(("patience_ms".into(), patience));
+                    }
                     all.push(counted);
                 }
             }
