@@ -31,10 +31,12 @@
 //! its sequence is missing. [`Checker`] judges frames in the order they came.
 
 mod checker;
+mod seed;
 mod set;
 mod shape;
 
 pub use checker::{Checker, MAX_RUNS, Report, View};
+pub use seed::seed;
 pub use set::{Gaps, Inserted, SeqSet};
 pub use shape::{BadLength, Protocol, Shape, Stamp, make};
 

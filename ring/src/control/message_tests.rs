@@ -262,7 +262,7 @@ fn an_agent_that_says_nothing_about_vectors_listens_to_none() {
 
 #[test]
 fn random_payloads_never_panic() {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut state = crate::witness::seed("random payloads");
     for round in 0..200_000_u32 {
         let payload: Vec<u8> = (0..round % 64)
             .map(|_| {
