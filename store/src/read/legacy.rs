@@ -10,6 +10,18 @@ pub(super) struct State {
     nanoseconds: bool,
     /// Bytes of a packet's header.
     header: usize,
+    first: First,
+}
+
+/// Which of a packet's two lengths comes first.
+#[derive(Debug, Clone, Copy)]
+enum First {
+    /// Captured, on the wire: since version 2.4.
+    Captured,
+    /// Version 2.3 had both orders; the captured one is not the longer.
+    Shorter,
+    /// Up to version 2.2, and in AIX's 543.0.
+    Wire,
 }
 
 impl State {
@@ -29,13 +41,25 @@ impl State {
             0xa1b2_cd34 => (false, 24),
             _ => return Err(Problem::Bad("neither pcapng nor pcap")),
         };
-        let state = Self {
+        let mut state = Self {
             big_endian,
             nanoseconds,
             header,
+            first: First::Captured,
         };
         let Some(start) = input.peek(24)? else {
             return Ok(None);
+        };
+        let halves = [start[4], start[5], start[6], start[7]];
+        let version = match big_endian {
+            true => u32::from_be_bytes(halves),
+            false => u32::from_le_bytes(halves).rotate_left(16),
+        };
+        state.first = match (version >> 16, version & 0xffff) {
+            (2, 4..) => First::Captured,
+            (2, 3) => First::Shorter,
+            (2, _) | (543, 0) => First::Wire,
+            _ => return Err(Problem::Bad("pcap of an unknown version")),
         };
         let interface = Interface {
             // The upper bits tell of frame check sequences.
@@ -69,7 +93,13 @@ impl State {
             return Ok(Step::End(End::Torn(offset)));
         };
         let (seconds, part) = (self.u32(head, 0), self.u32(head, 4));
-        let (len, wire_len) = (self.u32(head, 8) as usize, self.u32(head, 12));
+        let (first, second) = (self.u32(head, 8), self.u32(head, 12));
+        let (len, wire_len) = match self.first {
+            First::Shorter if first > second => (second, first),
+            First::Wire => (second, first),
+            _ => (first, second),
+        };
+        let len = len as usize;
         if len > MAX_BLOCK_BYTES {
             return Err(Problem::Bad("packet of more than 16 MiB"));
         }
