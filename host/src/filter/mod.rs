@@ -57,7 +57,7 @@ pub use compile::{
 pub use field::Field;
 pub use frames::FrameSet;
 pub use index::{Index, IndexSize, JudgeId, Totals};
-pub use native::{DEFAULT_LIMIT_BYTES, Jit};
+pub use native::{DEFAULT_LIMIT_BYTES, Jit, translate_now};
 pub(crate) use program::code;
 pub use program::{
     INSTRUCTION_BYTES, Instruction, MAX_INSTRUCTIONS, OutOfSteps, Program, Trust, VerifyError,
