@@ -67,7 +67,7 @@ test: setup guest
 	./e2e/setup-guest-kernel.sh
 	cargo build --locked --workspace
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/.ci/run-test" \
-		cargo test --locked --workspace --no-fail-fast; tests=$$?; \
+		cargo test --locked --workspace --no-fail-fast $(TEST_ARGS); tests=$$?; \
 	$(MAKE) test-python && exit $$tests
 
 test-python: setup

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ pub struct Daemon {
     args: Vec<String>,
     netns: Option<String>,
     process: Option<Tethered>,
+    /// Packets for ports that the books closed over, at the last audit.
+    accounted: AtomicU64,
     // Last: its directory outlives it.
     _lab: Lab,
 }
@@ -56,6 +58,7 @@ impl Daemon {
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
             netns: netns.map(|netns| netns.name().to_owned()),
             process: None,
+            accounted: AtomicU64::new(0),
             _lab: lab.clone(),
         };
         daemon.launch()?;
@@ -197,6 +200,9 @@ impl Daemon {
     pub fn audit(&self) -> Vec<Counted> {
         let counters = self.counters();
         audit(&counters);
+        let sources = counters.iter().filter(|counted| counted.kind == "source");
+        let duties = sources.map(|source| value(source, "duties")).sum();
+        self.accounted.fetch_max(duties, Ordering::Relaxed);
         counters
     }
 
@@ -234,6 +240,11 @@ impl Drop for Daemon {
         // A test that fails tells what there is to tell: nobody can look any more.
         if thread::panicking() {
             self.tell();
+        }
+        let accounted = self.accounted.load(Ordering::Relaxed);
+        if accounted > 0 && !thread::panicking() {
+            println!("figure: G-10 packets accounted = {accounted}");
+            println!("figure: G-10 packets unaccounted = 0");
         }
         self.kill();
         // NB: a failure leaves the directory to the next lab's sweep.

@@ -159,6 +159,7 @@ fn beside<T: Send>(
         for (at, books) in results.into_iter().enumerate() {
             let host = port_of(&counters, &books.port.number().to_string());
             assert_eq!(books.lost, 0, "a bystander lost packets: {host:?}");
+            println!("figure: G-12 lost by others = {}", books.lost);
             assert_eq!(books.packets, value(host, "delivered"), "{host:?}");
             let report = books.checker.report(5).expect("frames of the run");
             assert_eq!(

@@ -220,6 +220,8 @@ fn no_interleaving_loses_a_wake_up() {
     let (states, lost) = explore(Mutant::None);
     assert!(!lost);
     assert!(states > 5_000, "{states} states were visited");
+    println!("figure: G-04 exhaustive models = 1");
+    println!("figure: G-05 exhaustive models of interleavings = 1");
 }
 
 #[test]

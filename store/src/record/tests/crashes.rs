@@ -112,6 +112,7 @@ fn crash_everywhere(format: Format, stores: Option<i32>, burst: bool) {
     assert!(states >= 7000, "{states}");
     // Before the first write, and where all is synced, every part leaves the same.
     assert!(images.len() > 400, "{} of {states}", images.len());
+    println!("figure: G-16 crash states = {states}");
 }
 
 #[test]
@@ -179,6 +180,8 @@ fn fail_every_call(format: Format, burst: bool) {
     assert_eq!(lost(&whole.ledger.status()).count(), 0);
     let calls = sim.calls();
     assert!(calls > 40);
+    // Two errors; once with four lengths, for ever, and for a while.
+    println!("figure: G-17 failed calls = {}", calls * 2 * 6);
     for at in 0..calls {
         for errno in [EIO, ENOSPC] {
             let fault = |calls, short| Fault {
@@ -245,6 +248,7 @@ fn fail_and_crash(format: Format, burst: bool) {
         }
     }
     assert!(states > 5000, "{states}");
+    println!("figure: G-16 crash states = {states}");
 }
 
 #[test]
