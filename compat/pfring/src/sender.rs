@@ -173,10 +173,9 @@ fn open(target: &Target, label: &str) -> Result<Port, (Failure, Heals)> {
 
 /// Writes a frame; false: there was no room for [`PATIENCE`].
 fn push(port: &mut Port, frame: &[u8], looked: &mut Instant) -> Result<bool, Error> {
-    if port.is_away() {
-        port.wait(Some(PATIENCE))?;
-    } else if port.outbox()?.waiting_bytes() > 0 && looked.elapsed() >= LOOK {
-        // Nobody takes the frames: perhaps the daemon died, and only the connection tells.
+    // Nobody takes the frames: perhaps the daemon died, and only the connection tells. A port that is
+    // away reopens here.
+    if port.is_away() || port.outbox()?.waiting_bytes() > 0 && looked.elapsed() >= LOOK {
         *looked = Instant::now();
         port.wait(Some(Duration::ZERO))?;
     }
@@ -189,7 +188,6 @@ fn push(port: &mut Port, frame: &[u8], looked: &mut Instant) -> Result<bool, Err
 /// What an error means to a program that sends.
 fn failure(error: &Error) -> (Failure, Heals) {
     if error.heals() {
-        // Also where nothing was waited for yet.
         std::thread::sleep(PATIENCE);
         let failure = Failure::new(GENERIC, error::errno(error));
         return (failure, Heals::InTime);
