@@ -18,6 +18,7 @@
 //! one per VM with a doorbell device.
 
 mod awake;
+mod closer;
 pub mod config;
 mod control;
 pub mod daemon;

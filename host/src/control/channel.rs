@@ -1,14 +1,16 @@
 //! VMs as the control thread sees them: attaching, channels, wake-ups.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
 use vnplug_ring::control::{Counted, Grant, Message, VmSpec, code};
 
 use super::groups::name_sources;
 use super::memory::{LARGE, Want};
 use super::session::{Over, Session};
-use super::{Control, watch};
+use super::{Control, unwatch, watch};
 use crate::hub::Refusal;
 use crate::hub::policy::Viewer;
 use crate::noise::peer_log;
@@ -164,18 +166,14 @@ impl Control {
         // Known first, so that what fails here can be detached.
         let vm = self.vms.entry(name.clone()).insert_entry(vm).into_mut();
         let listeners = [
-            Some(&vm.listener),
-            vm.doorbell.as_ref().map(|it| &it.listener),
+            Some(vm.listener.as_fd()),
+            vm.doorbell.as_ref().map(|it| it.listener.as_fd()),
         ];
         let mut watched = Ok(());
         for (doorbell, listener) in [false, true].into_iter().zip(listeners) {
             let Some(listener) = listener else { continue };
             self.next_token += 1;
-            watched = watched.and(watch(
-                &self.epoll,
-                std::os::fd::AsFd::as_fd(listener),
-                self.next_token,
-            ));
+            watched = watched.and(watch(&self.epoll, listener, self.next_token));
             self.vm_listeners
                 .insert(self.next_token, (name.clone(), doorbell));
         }
@@ -204,8 +202,11 @@ impl Control {
         }
         self.close_now(&Viewer::Vm(name.to_owned()));
         if let Some(vm) = self.vms.remove(name) {
-            // Closing a listener takes it out of the epoll set.
             self.vm_listeners.retain(|_, (owner, _)| owner != name);
+            unwatch(&self.epoll, vm.listener.as_fd());
+            if let Some(server) = &vm.doorbell {
+                unwatch(&self.epoll, server.listener.as_fd());
+            }
             let large = vm.pool_bytes() >= LARGE;
             let groups = vm.groups().to_vec();
             let memory = vm.dissolve(&self.dirs.state);
@@ -228,10 +229,11 @@ impl Control {
     ) -> Result<(), Refusal> {
         let invalid = |what: &str| Refusal::new(code::INVALID, what.to_owned());
         let fd = gift.ok_or_else(|| invalid("Adopt takes one descriptor, none came"))?;
-        let kind = rustix::net::sockopt::socket_type(&fd);
-        if kind != Ok(rustix::net::SocketType::STREAM) {
+        // NB: not fstat, which asks whoever serves the file.
+        let is_stream = socket_type(&fd) == Ok(SocketType::STREAM);
+        if !is_stream || socket_domain(&fd) != Ok(AddressFamily::UNIX) {
             return Err(invalid(
-                "the descriptor of a control channel must be a stream socket",
+                "the descriptor of a control channel must be a Unix stream socket",
             ));
         }
         let Some(vm) = self.vms.get(name) else {
@@ -289,6 +291,7 @@ impl Control {
             );
         }
         let viewer = Viewer::Vm(name.to_owned());
+        let fd = self.guarded(fd, &viewer);
         let mut session = Session::new(fd, viewer, true, Instant::now());
         if self.vms.get(name).is_some_and(|vm| vm.kind() == "uml") {
             session.expect_acknowledgements();

@@ -28,14 +28,17 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::net::sockopt::socket_peercred;
 
 use vnplug_ring::control::{Message, code};
 
 use crate::awake::Awake;
+use crate::closer::PeerFd;
 use crate::filter::{Compiler, Jit};
 use crate::hub::policy::{Policy, Viewer};
-use crate::hub::{Hub, NO_DESCRIPTORS};
+use crate::hub::{Hub, NO_DESCRIPTORS, Owner};
 use crate::noise::peer_log;
+use crate::sys::socket;
 use crate::vm::{Broken, Dirs, Vm};
 use closing::Leaving;
 use compile::CompileThread;
@@ -151,6 +154,8 @@ pub(crate) fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
         let _ = std::fs::remove_file(path);
     })?;
     listener.set_nonblocking(true)?;
+    // Where the kernel can, nobody who connects sends descriptors, unless he is allowed to later.
+    socket::pass_rights(&listener, false);
     Ok(listener.into())
 }
 
@@ -309,24 +314,29 @@ impl Control {
             if token == LISTENER {
                 tell_why(&refused);
             }
+            let owner = match socket_peercred(&refused) {
+                Ok(peer) => Owner::User(peer.uid.as_raw()),
+                Err(_) => Owner::User(u32::MAX),
+            };
+            self.hub.closers.of(&owner).close(refused);
         }
         self.spare = spare();
         if let Some(listener) = self.listener_of(token) {
-            unwatch(&self.epoll, listener.as_fd());
+            unwatch(&self.epoll, listener);
             self.resting.push((Instant::now() + REST, token));
         }
     }
 
-    fn listener_of(&self, token: u64) -> Option<&OwnedFd> {
+    fn listener_of(&self, token: u64) -> Option<BorrowedFd<'_>> {
         if token == LISTENER {
-            return Some(&self.listener);
+            return Some(self.listener.as_fd());
         }
         let (name, doorbell) = self.vm_listeners.get(&token)?;
         let vm = self.vms.get(name)?;
         if *doorbell {
-            vm.doorbell.as_ref().map(|server| &server.listener)
+            vm.doorbell.as_ref().map(|server| server.listener.as_fd())
         } else {
-            Some(&vm.listener)
+            Some(vm.listener.as_fd())
         }
     }
 
@@ -344,7 +354,7 @@ impl Control {
     }
 
     fn welcome_client(&mut self, fd: OwnedFd) {
-        let uid = match rustix::net::sockopt::socket_peercred(&fd) {
+        let uid = match socket_peercred(&fd) {
             Ok(credentials) => credentials.uid.as_raw(),
             Err(error) => {
                 peer_log!(
@@ -356,14 +366,32 @@ impl Control {
             }
         };
         let viewer = Viewer::User(uid);
+        let fd = self.guarded(fd, &viewer);
         let own = self.sessions.values();
-        let has_many = || own.filter(|it| it.viewer == viewer).count() >= MAX_SESSIONS_PER_USER;
+        // Connections that are over count until they are closed.
+        let has_many = || {
+            let present = own.filter(|it| it.viewer == viewer).count();
+            present + fd.closer().open() >= MAX_SESSIONS_PER_USER
+        };
         let operator = self.policy.is_operator(&viewer);
         if self.sessions.len() >= MAX_SESSIONS || !operator && has_many() {
             log::debug!(target: "control", "user {uid} has too many connections");
             return;
         }
-        self.add_session(Session::new(fd, viewer, false, Instant::now()));
+        let mut session = Session::new(fd, viewer, false, Instant::now());
+        if operator {
+            session.take_gifts();
+        }
+        self.add_session(session);
+    }
+
+    /// A peer's socket, which nobody closes here.
+    fn guarded(&mut self, fd: OwnedFd, viewer: &Viewer) -> PeerFd {
+        let owner = match viewer {
+            Viewer::User(uid) => Owner::User(*uid),
+            Viewer::Vm(name) => Owner::Vm(name.clone()),
+        };
+        PeerFd::new(fd, self.hub.closers.of(&owner))
     }
 
     fn add_session(&mut self, session: Session) -> Option<u64> {
@@ -534,7 +562,7 @@ impl Control {
         self.resting = still;
         for (_, token) in rested {
             if let Some(listener) = self.listener_of(token)
-                && let Err(error) = watch(&self.epoll, listener.as_fd(), token)
+                && let Err(error) = watch(&self.epoll, listener, token)
             {
                 log::error!(target: "control", "cannot listen again: {error}");
             }

@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use vnplug_ring::control::{HOST_PREFIX, RingPlace, Tuning, code};
 
+use crate::closer::Closers;
 use crate::filter::ebpf::Wanted;
 use crate::filter::{Jit, Program};
 use crate::port::{Port, PortCounters};
@@ -176,6 +177,8 @@ pub struct Hub {
     huge: Option<bool>,
     /// Makes the kernel's filters.
     loader: Option<Loader>,
+    /// Who closes what peers share, by their owner.
+    pub(crate) closers: Closers,
 }
 
 /// How long a queue's thread may take to answer; it answers between two batches.
@@ -199,6 +202,7 @@ impl Hub {
             jit: Jit::off(),
             huge: None,
             loader: None,
+            closers: Closers::default(),
         }
     }
 

@@ -240,8 +240,10 @@ impl Hub {
         let doorbell = match doorbell {
             Some(doorbell) => doorbell,
             None => {
-                let (doorbell, read) = Doorbell::pipe().map_err(|error| no_memory(0, &error))?;
-                fds.push(read);
+                let closer = self.closers.of(&owner);
+                let (doorbell, theirs) =
+                    Doorbell::process(closer).map_err(|error| no_memory(0, &error))?;
+                fds.push(theirs);
                 doorbell
             }
         };
@@ -322,13 +324,8 @@ impl Hub {
                 port: id,
                 queue: queues[0] as u32,
             };
-            match self.attach_sender(
-                &region,
-                transmits,
-                geometry,
-                (source, queues[0]),
-                is_process,
-            ) {
+            let closer = is_process.then(|| self.closers.of(&owner));
+            match self.attach_sender(&region, transmits, geometry, (source, queues[0]), closer) {
                 Ok(kick) => fds.extend(kick),
                 Err(refusal) => {
                     let arenas = self.leave_group(group.as_ref().map(|group| &group.key));

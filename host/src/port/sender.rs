@@ -5,11 +5,10 @@
 //! frames (R4), a lie in the ring ends in quarantine (R2), and every frame that was taken is counted
 //! exactly once by what became of it.
 
-use std::os::fd::OwnedFd;
-
 use vnplug_ring::layout::Life;
 use vnplug_ring::{Intake, SenderLied};
 
+use crate::closer::PeerFd;
 use crate::source::{Flushed, Queue, Transmit};
 
 /// What transmits for one port.
@@ -19,9 +18,9 @@ pub struct Sender {
     pub id: u32,
     /// What became of its frames.
     pub counters: SendCounters,
-    /// Our end of the socket pair by which a process kicks us; the other end's flags are the peer's,
-    /// and every read of ours says that it does not block (R8).
-    pub(crate) kick: Option<OwnedFd>,
+    /// Our end of the socket pair by which a process kicks us. Reading never blocks and takes no
+    /// descriptors, and another thread closes it (R7, R8).
+    pub(crate) kick: Option<PeerFd>,
     intake: Intake,
     /// The daemon's copy of one frame.
     frame: Box<[u8]>,
@@ -92,7 +91,7 @@ impl SendCounters {
 
 impl Sender {
     /// Serves `intake` for port `id`; `kick` is our end of a process's socket pair.
-    pub fn new(id: u32, intake: Intake, kick: Option<OwnedFd>) -> Self {
+    pub fn new(id: u32, intake: Intake, kick: Option<PeerFd>) -> Self {
         let frame = vec![0; intake.geometry().snaplen as usize].into_boxed_slice();
         Self {
             id,

@@ -23,6 +23,7 @@ use vnplug_ring::Region;
 use vnplug_ring::control::{Grant, HostGroup, RingPlace, VmKind, VmReady, VmSpec, code};
 use vnplug_ring::pool::PoolHeader;
 
+use crate::closer::PeerFd;
 use crate::hub::Refusal;
 use crate::port::doorbell::{Doorbell, VmBell};
 use crate::port::pool::Places;
@@ -44,7 +45,7 @@ pub(crate) struct Vm {
     watch: Arc<Watch>,
     pub(crate) pool_id: u64,
     pub(crate) places: Places,
-    pub(crate) listener: OwnedFd,
+    pub(crate) listener: PeerFd,
     /// Token of the connection that is its control channel.
     pub(crate) channel: Option<u64>,
     pub(crate) bells: HashMap<u32, VmBell>,
@@ -117,6 +118,8 @@ impl Vm {
         header.write(&region);
         let listener = crate::control::listen(&control_path(&dirs.state, &record.name), 0o600)?;
         share_access(&record.pool, &control_path(&dirs.state, &record.name));
+        // Whoever connected and was not accepted yet goes with it.
+        let listener = PeerFd::alone(listener);
         let doorbell = match record.vectors {
             0 => None,
             vectors => {

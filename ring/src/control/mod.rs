@@ -7,7 +7,7 @@
 //! ```text
 //! Hello   → Welcome            first on every connection
 //! List    → Devices
-//! Open    → Opened   + 2 file descriptors on a Unix socket: the ring's memory, the wake-up pipe
+//! Open    → Opened   + 2 file descriptors on a Unix socket: the ring's memory, the doorbell
 //! Filter  → Done               takes effect between two packets; the old one stays on Error
 //! Tune    → Done               direction, sampling, pause; between two packets, too
 //! AddRules, RemoveRule, RuleDefault → Done;  PurgeRules → Purged;  RuleStats → RuleCounters

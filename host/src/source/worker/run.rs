@@ -138,7 +138,7 @@ impl Run {
                         let timeout = due.map(|due| Duration::from_micros(due - now_us.min(due)));
                         let waker = self.senders.waker(self.waker.as_fd());
                         self.queue.wait(waker, timeout);
-                        self.senders.hush();
+                        self.hush_senders();
                         now_us = self.now_us();
                         looked_us = now_us;
                     } else if now_us - looked_us >= LOOK_US {
@@ -195,6 +195,13 @@ impl Run {
         let (ready, liar) = self.senders.arm();
         self.quarantine(liar);
         ready
+    }
+
+    /// Hears the kicks that ended a sleep.
+    #[inline]
+    fn hush_senders(&mut self) {
+        let liar = self.senders.hush();
+        self.quarantine(liar);
     }
 
     /// Who lies in one ring is not served in the other.
@@ -364,7 +371,7 @@ impl Run {
             )],
             timeout.as_ref(),
         );
-        self.senders.hush();
+        self.hush_senders();
     }
 
     fn now_us(&self) -> u64 {
