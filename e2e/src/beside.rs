@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use vnplug::{Next, Port, Tuning, map_memory};
+use vnplug::{Next, Port, Tuning, map_apart};
 use vnplug_ring::Region;
 use vnplug_ring::control::{Counted, Message};
 use vnplug_ring::layout::{HEAD, MAX_DELAY_US, TAIL, WAKE_AT, WAKE_SEQ};
@@ -102,9 +102,9 @@ pub fn liar(daemon: &Daemon, ring_bytes: u64) -> Liar {
         panic!("not opened");
     };
     let mut fds = raw.take_fds();
-    assert_eq!(fds.len(), 2);
+    assert_eq!(fds.len(), 3);
     let wake = fds.pop().expect("a doorbell");
-    let region = map_memory(fds[0].as_fd(), opened.map_len).expect("the ring is mapped");
+    let region = map_apart(fds[0].as_fd(), fds[1].as_fd(), &opened).expect("the ring is mapped");
     Liar {
         raw,
         port: opened.port,

@@ -10,7 +10,7 @@ use vnplug_e2e::beside::{Ends, beside, bystand, liar, port_of};
 use vnplug_e2e::daemon::{Daemon, label, program, value};
 use vnplug_e2e::raw::{Raw, hello, open};
 use vnplug_ring::control::{Message, Role, VmKind, VmSpec};
-use vnplug_ring::layout::{DATA_OFFSET, HEAD, LIFE, READ, TAIL, WAKE_AT, WAKE_SEQ};
+use vnplug_ring::layout::{HEAD, LIFE, READ, TAIL, WAKE_AT, WAKE_SEQ};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -32,7 +32,7 @@ fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
                         state ^= state << 13;
                         state ^= state >> 7;
                         state ^= state << 17;
-                        // The header, all words of both sides, records.
+                        // The header, all words of both sides; records it cannot write.
                         let offset = match state % 8 {
                             0 => state >> 20 & 0x38,
                             1 => [HEAD, HEAD + 8, HEAD + 16, LIFE][(state >> 20) as usize & 3],
@@ -40,7 +40,7 @@ fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
                             3 => READ,
                             4 => WAKE_AT,
                             5 => WAKE_SEQ,
-                            _ => DATA_OFFSET + (state >> 20 & 0xfff8),
+                            _ => state >> 20 & 0xff8,
                         };
                         reader
                             .region

@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use vnplug_ring::control::Grant;
@@ -46,13 +46,11 @@ pub fn run(config: Config) -> Result<(), String> {
     for dir in &made {
         log::info!(target: "control", "made the directory {}", dir.display());
     }
-    std::fs::set_permissions(&vms_dir, std::fs::Permissions::from_mode(0o711))
-        .map_err(|error| format!("{}: {error}", vms_dir.display()))?;
     let listener = listen(&config.socket, config.socket_mode)
         .map_err(|error| format!("cannot serve {}: {error}", config.socket.display()))?;
     let socket = config.socket.clone();
-    let served = own(&config.state_dir, &vms_dir)
-        .and_then(|_ours| serve(config, &made, listener, termination));
+    let served =
+        own(&config, &vms_dir).and_then(|_ours| serve(config, &made, listener, termination));
     // However it ends: a socket that nobody serves only misleads.
     if let Err(error) = std::fs::remove_file(&socket) {
         log::warn!(target: "control", "{}: {error}", socket.display());
@@ -64,11 +62,32 @@ pub fn run(config: Config) -> Result<(), String> {
 
 /// Keeps other daemons from this state directory, as long as the descriptor is open: they would serve
 /// the same VMs and receive into the same packet memory.
-fn own(state: &Path, vms: &Path) -> Result<File, String> {
+///
+/// What lies in `vms` tells who may see what and which files are memory of VMs: a directory that
+/// somebody else made, or may write, is not taken.
+fn own(config: &Config, vms: &Path) -> Result<File, String> {
     use rustix::fs::{FlockOperation, flock};
+    let state = &config.state_dir;
     // NB: the directory that only its user can open.
     let error = |error: std::io::Error| format!("{}: {error}", vms.display());
-    let dir = File::open(vms).map_err(error)?;
+    let dir = File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_DIRECTORY)
+        .open(vms)
+        .map_err(error)?;
+    let us = rustix::process::geteuid().as_raw();
+    let user = config.user.as_deref().map(privileges::user).transpose();
+    let (user, _) = user.map_err(|error| error.to_string())?.unwrap_or((us, us));
+    let found = dir.metadata().map_err(error)?;
+    if found.uid() != us && found.uid() != user {
+        return Err(format!(
+            "{} belongs to user {}: remove it, or give the daemon its own --state-dir",
+            vms.display(),
+            found.uid()
+        ));
+    }
+    dir.set_permissions(std::fs::Permissions::from_mode(0o711))
+        .map_err(error)?;
     match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(dir),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(format!(

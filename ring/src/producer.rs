@@ -238,6 +238,13 @@ impl Producer {
             .store_u64(LIFE, self.geometry.epoch | life as u64, Ordering::Release);
     }
 
+    /// Whether the words that only the host writes are there; a reader can write over them, and can
+    /// free their page. Of a ring that the host made.
+    #[inline]
+    pub fn is_whole(&self) -> bool {
+        self.region.load_u64(LIFE, Ordering::Relaxed) & !0xff == self.geometry.epoch
+    }
+
     /// Where a transmit ring is in its life; [`Life::Closed`] also if its memory serves another ring.
     pub fn life(&self) -> Life {
         // Acquire: pairs with the Release in Intake::finish.

@@ -207,11 +207,11 @@ impl Control {
             if let Some(server) = &vm.doorbell {
                 unwatch(&self.epoll, server.listener.as_fd());
             }
-            let large = vm.pool_bytes() >= LARGE;
+            let bytes = vm.pool_bytes();
             let groups = vm.groups().to_vec();
             let memory = vm.dissolve(&self.dirs.state);
-            if large {
-                self.memory.discard(memory);
+            if bytes >= LARGE {
+                self.memory.discard(memory, bytes);
             }
             self.expel(name);
             self.remove_orphans(&groups);

@@ -123,7 +123,8 @@ impl Control {
                 places, remains, ..
             } = self.hub.finish_close(closing);
             // Unmapping the rings is not this thread's business here.
-            self.memory.discard(remains);
+            let bytes = remains.bytes();
+            self.memory.discard(remains, bytes);
             if let Some(vm) = self.vm_of_mut(&viewer) {
                 vm.forget_port(port, &places);
             }
@@ -160,8 +161,9 @@ impl Control {
         let Closed {
             places, remains, ..
         } = self.hub.finish_close(closing);
-        if remains.iter().map(|port| port.ring_bytes()).sum::<u64>() >= LARGE {
-            self.memory.discard(remains);
+        let bytes = remains.bytes();
+        if bytes >= LARGE {
+            self.memory.discard(remains, bytes);
         }
         if let Some(vm) = self.vm_of_mut(viewer) {
             vm.forget_port(port, &places);

@@ -38,6 +38,7 @@ use crate::filter::{Compiler, Jit};
 use crate::hub::policy::{Policy, Viewer};
 use crate::hub::{Hub, NO_DESCRIPTORS, Owner};
 use crate::noise::peer_log;
+use crate::sys::memory::leave_to_readers;
 use crate::sys::socket;
 use crate::vm::{Broken, Dirs, Vm};
 use closing::Leaving;
@@ -247,12 +248,18 @@ impl Control {
                 Some(&timeout),
             ) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    leave_to_readers();
+                    return Err(error.into());
+                }
             }
             for event in &events {
                 let (flags, token) = (event.flags, event.data.u64());
                 match token {
-                    TERMINATION => return Ok(()),
+                    TERMINATION => {
+                        leave_to_readers();
+                        return Ok(());
+                    }
                     LISTENER => self.accept(),
                     BELL => self.bell(),
                     token if self.vm_listeners.contains_key(&token) => self.accept_vm(token),

@@ -28,6 +28,11 @@ impl Control {
             let what = format!("a cluster's name has at most {MAX_CLUSTER} bytes");
             return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
         }
+        if matches!(viewer, Viewer::User(_)) && !open.maps_apart {
+            let what = "libvnplug is older than this daemon, which keeps packets where their reader \
+                        cannot write; update it";
+            return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
+        }
         if open.group.len() > MAX_CLUSTER {
             let what = format!("a group's name has at most {MAX_CLUSTER} bytes");
             return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
@@ -147,7 +152,7 @@ impl Control {
                 let need = self.need(viewer, (open, &programs), &owner, (0, 0))?;
                 // What was asked for when it was made is what is asked for now.
                 let memory = memory
-                    .filter(|memory| memory.rings.len >= need.rings)
+                    .filter(|memory| memory.rings.shape == need.rings)
                     .ok_or_else(|| Refusal::new(code::INTERNAL, "no memory was made"))?;
                 let session = self.sessions.get_mut(&token).filter(|_| open.shares_wake);
                 let shared = session.as_ref().and_then(|session| session.bell.clone());

@@ -3,12 +3,14 @@
 //! Who closes one port may wait for that; who closes many begins all, and looks for the answers
 //! later. What a thread may still write to is given to nobody else before it has answered.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Instant;
 
 use vnplug_ring::layout::Life;
 
-use super::{ANSWER, Closed, Hub, PortRecord};
+use super::{ANSWER, Charge, Closed, Hub, Owner, PortRecord, Remains};
 use crate::port::sender::Sender;
 use crate::port::{Port, PortCounters};
 use crate::source::worker::Command;
@@ -18,6 +20,9 @@ pub(crate) struct Closing {
     id: u32,
     record: PortRecord,
     sender: Option<Receiver<Option<Box<Sender>>>>,
+    sent: Option<Box<Sender>>,
+    /// Its memory, until it is freed.
+    charge: Charge,
     /// Of the queues whose answers are not here yet.
     pub(super) queues: Vec<Receiver<Option<Box<Port>>>>,
     #[expect(clippy::vec_box, reason = "kept as the threads hand them over")]
@@ -47,12 +52,13 @@ impl Closing {
             return true;
         };
         match sender.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(_) => {}
+            Ok(sender) => self.sent = sender,
             Err(RecvTimeoutError::Timeout) if Instant::now() < self.until => return false,
             // It may still read there.
             Err(_) => {
                 log::error!(target: "port", "port {}: a source's thread does not answer", self.id);
                 self.record.places.clear();
+                self.is_stuck = true;
             }
         }
         self.sender = None;
@@ -72,6 +78,10 @@ impl Hub {
         let record = self.ports.remove(&id)?;
         self.own(id, &record, false);
         self.closed += 1;
+        let mut charge = Charge::new(self.owed_by(&record.owner));
+        if matches!(record.owner, Owner::User(_)) {
+            charge.add(record.bytes());
+        }
         let shares = self.leave(record.cluster.as_ref(), id);
         let sender =
             (record.transmit > 0).then(|| self.detach_sender(id, record.source, record.queues[0]));
@@ -84,6 +94,8 @@ impl Hub {
         Some(Closing {
             id,
             sender,
+            sent: None,
+            charge,
             queues: record.queues.iter().map(detach).collect(),
             record,
             let_go: Vec::new(),
@@ -99,17 +111,23 @@ impl Hub {
         let Closing {
             id,
             record,
-            let_go: remains,
+            let_go: ports,
+            sent: sender,
+            mut charge,
             is_stuck,
             ..
         } = closing;
         let mut places = record.places;
         let mut counters = PortCounters::default();
-        remains.iter().for_each(|port| counters.add(&port.counters));
+        ports.iter().for_each(|port| counters.add(&port.counters));
         self.wants_no_more(record.source, &record.wanted);
         let group = record.group.as_ref();
+        let before = self.arena_bytes(&record.owner);
         let arenas = self.leave_group(group);
+        charge.add(before.saturating_sub(self.arena_bytes(&record.owner)));
         if is_stuck {
+            // It has the memory for good.
+            std::mem::forget(std::mem::take(&mut charge));
             log::error!(target: "port", "port {id}: a source's thread does not answer");
             // It may still write there: the places are lost, not given to another ring. The group's
             // likewise; its other members had the same thread.
@@ -123,7 +141,17 @@ impl Hub {
         Closed {
             counters,
             places,
-            remains,
+            remains: Remains {
+                _ports: ports,
+                _sender: sender,
+                charge,
+            },
         }
+    }
+
+    /// What an owner's closed ports have that is not freed yet.
+    fn owed_by(&mut self, owner: &Owner) -> &Arc<AtomicU64> {
+        self.owed.retain(|_, owed| Arc::strong_count(owed) > 1);
+        self.owed.entry(owner.clone()).or_default()
     }
 }

@@ -1,5 +1,7 @@
 //! What those may have who are no operators.
 
+use std::sync::atomic::Ordering;
+
 use vnplug_ring::control::{Open, code};
 
 use super::load::{MAX_FIELDS_EACH, MAX_KEYS_EACH};
@@ -49,10 +51,9 @@ impl Hub {
             return Ok(());
         }
         let wanted = self.counted_bytes(request, owner, programs)?;
-        let has: u64 = own()
-            .map(|port| port.capacity * port.queues.len() as u64 + port.transmit)
-            .sum::<u64>()
+        let has: u64 = own().map(PortRecord::bytes).sum::<u64>()
             + self.arena_bytes(owner)
+            + self.owed(owner)
             + awaited.1;
         let most = self.limits.user_bytes;
         if has + wanted > most {
@@ -131,6 +132,12 @@ impl Hub {
             return Err(Refusal::new(code::LIMIT, what));
         }
         Ok(())
+    }
+
+    /// Bytes of an owner's closed ports that are not freed yet.
+    fn owed(&self, owner: &Owner) -> u64 {
+        let owed = self.owed.get(owner);
+        owed.map_or(0, |owed| owed.load(Ordering::Relaxed))
     }
 
     /// The ports of an owner.

@@ -21,6 +21,7 @@ mod send;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -29,6 +30,7 @@ use vnplug_ring::control::{HOST_PREFIX, RingPlace, Tuning, code};
 use crate::closer::Closers;
 use crate::filter::ebpf::Wanted;
 use crate::filter::{Jit, Program};
+use crate::port::sender::Sender;
 use crate::port::{Port, PortCounters};
 use crate::source::Lent;
 use crate::source::af_packet::Interface;
@@ -132,15 +134,66 @@ pub struct PortRecord {
     pace: pace::Pace,
 }
 
+impl PortRecord {
+    /// Bytes of its record areas, which count for its owner's limit.
+    fn bytes(&self) -> u64 {
+        self.capacity * self.queues.len() as u64 + self.transmit
+    }
+}
+
 /// What is left of a port that was closed.
 pub struct Closed {
     /// Its final counters.
     pub counters: PortCounters,
     /// Places to give back to its VM's pool.
     pub places: Vec<RingPlace>,
-    /// Its parts in the queues; with the last of them its memory is unmapped, which takes a while
-    /// if it is large.
-    pub remains: Vec<Box<Port>>,
+    /// What has its memory.
+    pub remains: Remains,
+}
+
+/// The last of a port that was closed. When it is dropped its memory is freed, which takes a while if
+/// it is large, and only then its owner may have as much again.
+#[derive(Default)]
+pub struct Remains {
+    #[expect(clippy::vec_box, reason = "kept as the threads hand them over")]
+    _ports: Vec<Box<Port>>,
+    _sender: Option<Box<Sender>>,
+    /// Dropped after what it is for.
+    charge: Charge,
+}
+
+impl Remains {
+    /// Bytes that are freed with it, of a process' port.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.charge.bytes
+    }
+}
+
+/// Bytes that count for an owner's limit although their port is closed.
+#[derive(Default)]
+struct Charge {
+    owed: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Charge {
+    fn new(owed: &Arc<AtomicU64>) -> Self {
+        Self {
+            owed: Arc::clone(owed),
+            bytes: 0,
+        }
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.owed.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.owed.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// Programs of a port: the operator's, the reader's, and the reader's as text.
@@ -161,6 +214,8 @@ pub struct Hub {
     sources: Vec<Source>,
     ports: BTreeMap<u32, PortRecord>,
     owned: HashMap<Owner, Owned>,
+    /// By owner what memory of closed ports has still to be freed.
+    owed: HashMap<Owner, Arc<AtomicU64>>,
     clusters: BTreeMap<ClusterKey, Cluster>,
     groups: BTreeMap<GroupKey, Group>,
     host_groups: HostGroups,
@@ -191,6 +246,7 @@ impl Hub {
             sources: Vec::new(),
             ports: BTreeMap::new(),
             owned: HashMap::new(),
+            owed: HashMap::new(),
             clusters: BTreeMap::new(),
             groups: BTreeMap::new(),
             host_groups: HostGroups::default(),

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use vnplug_ring::control::apart::Shape;
 use vnplug_ring::control::{HOST_PREFIX, Open, Opened, RingPlace, code};
 use vnplug_ring::layout::{
     Geometry, MAX_CAPACITY, MAX_SNAPLEN, MIN_CAPACITY, record_size, ring_size,
@@ -17,11 +18,12 @@ use super::{Hub, Owner, PortRecord, Programs, Refusal, RuleBook};
 use crate::port::Port;
 use crate::port::doorbell::Doorbell;
 use crate::source::worker::Command;
+use crate::sys::memory::Holes;
 use crate::sys::{event, memory};
 
 /// Where a port's ring memory comes from.
 pub(crate) enum Memory<'a> {
-    /// A memfd of its own, with at least what [`Hub::need`] says; the descriptor travels with the
+    /// Memfds of its own, of the shape that [`Hub::need`] says; the descriptors travel with the
     /// answer.
     Own(OwnMemory),
     /// A VM's pool.
@@ -36,7 +38,7 @@ pub(crate) enum Memory<'a> {
 /// Memory of a process' port.
 #[derive(Debug)]
 pub(crate) struct OwnMemory {
-    pub(crate) rings: memory::Shared,
+    pub(crate) rings: memory::Rings,
     /// Of the group that it is the first member of.
     pub(crate) arenas: Option<memory::Shared>,
 }
@@ -45,14 +47,14 @@ pub(crate) struct OwnMemory {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Need {
     /// For its rings.
-    pub(crate) rings: u64,
+    pub(crate) rings: Shape,
     /// For the arenas of the group that it is the first member of.
     pub(crate) arenas: u64,
 }
 
 impl Need {
     pub(crate) fn total(self) -> u64 {
-        self.rings + self.arenas
+        self.rings.words_len() + self.rings.records_len() + self.arenas
     }
 }
 
@@ -71,8 +73,18 @@ struct Plan {
 }
 
 impl Plan {
+    /// Of a port in a VM's pool.
     fn bytes(&self) -> u64 {
         self.each * self.queues.len() as u64 + self.transmit_bytes()
+    }
+
+    /// Of a process' port.
+    fn shape(&self) -> Shape {
+        Shape {
+            rings: self.queues.len() as u64,
+            capacity: self.capacity,
+            transmit: self.transmit_bytes(),
+        }
     }
 
     /// Bytes of the arenas of the group that it is the first member of.
@@ -162,7 +174,7 @@ impl Hub {
     ) -> Result<Need, Refusal> {
         let plan = self.plan(request, owner, programs)?;
         Ok(Need {
-            rings: plan.bytes(),
+            rings: plan.shape(),
             arenas: plan.arena_bytes(),
         })
     }
@@ -193,7 +205,7 @@ impl Hub {
         doorbell: Option<Doorbell>,
     ) -> Result<Opening, Refusal> {
         let plan = self.plan(request, &owner, &programs)?;
-        let total = plan.bytes();
+        let (total, shape) = (plan.bytes(), plan.shape());
         let transmit_bytes = plan.transmit_bytes();
         if let Some(group) = &plan.group {
             self.may_join(group, &programs)?;
@@ -212,11 +224,19 @@ impl Hub {
         let mut pool = None;
         let mut arena_memory = None;
         let is_process = matches!(memory, Memory::Own(_));
+        let own_places: Vec<RingPlace> = shape.places().collect();
+        let mut holes = None;
         let (region, base, mut fds, map_len, given) = match memory {
             Memory::Own(OwnMemory { rings, arenas }) => {
                 self.say_pages(rings.huge);
                 arena_memory = arenas;
-                (rings.region, 0, vec![rings.fd], rings.len, Vec::new())
+                if transmit > 0 {
+                    let words = rings.words.try_clone();
+                    let words = words.map_err(|error| no_memory(0, &error))?;
+                    holes = Some(Holes::new(words, shape.words_len()));
+                }
+                let fds = vec![rings.words, rings.records];
+                (rings.region, 0, fds, shape.map_len(), Vec::new())
             }
             Memory::Pool { region, places } => {
                 let places = pool.insert(places);
@@ -251,9 +271,12 @@ impl Hub {
         let mut rings = Vec::with_capacity(queues.len());
         let mut producers = Vec::with_capacity(queues.len());
         for (at, &queue) in queues.iter().enumerate() {
-            let place = RingPlace {
-                offset: base + at as u64 * each,
-                len: each,
+            let place = match is_process {
+                true => own_places[at],
+                false => RingPlace {
+                    offset: base + at as u64 * each,
+                    len: each,
+                },
             };
             let geometry = Geometry {
                 capacity,
@@ -312,9 +335,12 @@ impl Hub {
         };
         let mut transmits = RingPlace::default();
         if transmit > 0 {
-            transmits = RingPlace {
-                offset: base + each * queues.len() as u64,
-                len: transmit_bytes,
+            transmits = match is_process {
+                true => shape.transmit_place(),
+                false => RingPlace {
+                    offset: base + each * queues.len() as u64,
+                    len: transmit_bytes,
+                },
             };
             let geometry = Geometry {
                 capacity: transmit,
@@ -325,7 +351,8 @@ impl Hub {
                 queue: queues[0] as u32,
             };
             let closer = is_process.then(|| self.closers.of(&owner));
-            match self.attach_sender(&region, transmits, geometry, (source, queues[0]), closer) {
+            let place = (source, queues[0]);
+            match self.attach_sender(&region, transmits, geometry, place, closer, holes) {
                 Ok(kick) => fds.extend(kick),
                 Err(refusal) => {
                     let arenas = self.leave_group(group.as_ref().map(|group| &group.key));
@@ -387,6 +414,7 @@ impl Hub {
             vector: u32::MAX,
             transmit: transmits,
             arenas,
+            apart: is_process,
         };
         Ok(Opening {
             opened,

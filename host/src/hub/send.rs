@@ -17,6 +17,7 @@ use super::{Hub, Refusal};
 use crate::closer::{Closer, PeerFd};
 use crate::port::sender::Sender;
 use crate::source::worker::Command;
+use crate::sys::memory::Holes;
 use crate::sys::socket;
 
 /// The longest frame that a port may send, in bytes: more than a jumbo frame with its tags.
@@ -54,6 +55,7 @@ impl Hub {
         geometry: Geometry,
         (source, queue): (usize, usize),
         closer: Option<Closer>,
+        holes: Option<Holes>,
     ) -> Result<Option<OwnedFd>, Refusal> {
         let part = memory
             .part(place.offset, place.len)
@@ -71,7 +73,7 @@ impl Hub {
             }
             None => (None, None),
         };
-        let sender = Box::new(Sender::new(geometry.port, intake, read));
+        let sender = Box::new(Sender::new(geometry.port, intake, read, holes));
         self.sources[source].workers[queue].send(Command::AttachSender(sender));
         Ok(write)
     }

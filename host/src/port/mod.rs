@@ -480,6 +480,11 @@ impl Port {
 
     #[inline]
     fn ring_if_due(&mut self, now_us: u64, ground: Option<Ground>) {
+        // Whoever frees the page makes each store to it a fault.
+        if !self.producer.is_whole() {
+            self.quarantine(OVERWRITTEN.to_owned());
+            return;
+        }
         self.due_us = match self.producer.bell_on(now_us, ground) {
             Bell::Quiet => None,
             Bell::Later(due_us) => Some(due_us),
@@ -509,6 +514,8 @@ fn meta_of(place: usize, batch: &BatchInfo<'_>) -> Meta {
     }
 }
 
+/// Why a port is in quarantine whose reader did what only the host may.
+const OVERWRITTEN: &str = "its reader wrote over the host's words, or freed their page";
 /// Why a port is in quarantine after a panic.
 const FAILED: &str = "the daemon failed while serving it; please report this";
 

@@ -318,7 +318,7 @@ mod tests {
         let region = Region::heap(ring_size(geometry.capacity));
         let intake = Intake::create(region.clone(), geometry).unwrap();
         let producer = Producer::attach(region.clone()).unwrap();
-        (Sender::new(id, intake, None), producer, region)
+        (Sender::new(id, intake, None, None), producer, region)
     }
 
     fn write(producer: &mut Producer, frames: usize, len: usize) {
