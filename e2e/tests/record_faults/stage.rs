@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use vnplug_e2e::daemon::program;
-use vnplug_e2e::recorder::{MARK, SETTLED, number, segments};
+use vnplug_e2e::recorder::{SETTLED, number, segments};
 use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{DiskFault, Guest, Image, Job, Lab, Uml, UmlConfig};
 use vnplug_store::read::Reader;
@@ -97,10 +97,6 @@ impl Stage {
         let cat = format!("cat {dir}/rec.state");
         let output = self.guest.run(&cat, LIMIT).unwrap();
         serde_json::from_str(&output.text()).unwrap_or_default()
-    }
-
-    pub(crate) fn mark(&self) -> u64 {
-        number(&self.state(), MARK)
     }
 
     /// Waits until the durable mark has gone past this.
