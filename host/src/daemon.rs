@@ -5,7 +5,8 @@
 //!    (`sys::privileges`), but for one thread that keeps `CAP_BPF` alone if there is early drop;
 //!    switch user if asked.
 //! 3. Start the sources' threads and the control loop. SIGTERM or SIGINT ends it: readers see
-//!    their rings closed, VMs stay recorded for the next daemon.
+//!    their rings closed, VMs stay recorded for the next daemon. A thread that hangs keeps the daemon
+//!    from that no longer than two seconds (`watch`).
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -23,10 +24,12 @@ use crate::hub::policy::Policy;
 use crate::hub::{Hub, Limits};
 use crate::source::early::Loader;
 use crate::source::spec::{LINKTYPE_ETHERNET, OpenSource};
+use crate::source::worker::Worker;
 use crate::sys::privileges::Keep;
 use crate::sys::{privileges, signals};
 use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
+use crate::watch;
 
 /// Runs the daemon until it is told to end.
 ///
@@ -174,6 +177,11 @@ fn serve(
     let senders = config.senders.iter().map(|(_, source)| source);
     let named = users.chain(vms).chain(senders);
     named.for_each(|it| warn_unknown(&hub, it));
+    let workers = hub.sources().iter().flat_map(|source| &source.workers);
+    let lines = workers.map(Worker::line).collect();
+    let last = last_things(config.socket.clone(), dirs.clone());
+    let termination = watch::start(termination, lines, last)
+        .map_err(|error| format!("cannot start vnplug-watch: {error}"))?;
     let setup = Setup {
         hub,
         policy,
@@ -189,6 +197,16 @@ fn serve(
     control
         .run()
         .map_err(|error| format!("the control loop failed: {error}"))
+}
+
+/// What must be done when the process ends without its threads, as it would be if they ended.
+fn last_things(socket: PathBuf, dirs: Dirs) -> impl FnOnce() {
+    move || {
+        if let Err(error) = std::fs::remove_file(&socket) {
+            log::warn!(target: "control", "{}: {error}", socket.display());
+        }
+        drop(Unplugged(dirs));
+    }
 }
 
 /// Who may see what, as configured, for a daemon that runs as this user.

@@ -231,6 +231,14 @@ impl Producer {
         self.lost = self.lost.saturating_add(1);
     }
 
+    /// Counts packets that were not offered to the ring, as if it had been full; told with the next
+    /// [`publish`](Self::publish).
+    pub fn miss(&mut self, packets: u64) {
+        self.dropped += packets;
+        let packets = u32::try_from(packets).unwrap_or(u32::MAX);
+        self.lost = self.lost.saturating_add(packets);
+    }
+
     /// Ends the ring's life; what was published stays readable. The reader is to be woken.
     pub fn finish(&mut self, life: Life) {
         self.publish();

@@ -291,8 +291,10 @@ impl Control {
             );
         }
         let viewer = Viewer::Vm(name.to_owned());
-        let fd = self.guarded(fd, &viewer);
-        let mut session = Session::new(fd, viewer, true, Instant::now());
+        let fd = self.peer_socket(fd, &viewer);
+        let now = Instant::now();
+        let bucket = self.buckets.of(&viewer, false, now);
+        let mut session = Session::new(fd, viewer, true, bucket, now);
         if self.vms.get(name).is_some_and(|vm| vm.kind() == "uml") {
             session.expect_acknowledgements();
         }

@@ -22,6 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,6 +44,7 @@ use crate::sys::socket;
 use crate::vm::{Broken, Dirs, Vm};
 use closing::Leaving;
 use compile::CompileThread;
+use limit::Buckets;
 use memory::MemoryThread;
 use session::{Over, Session};
 
@@ -60,6 +62,8 @@ const ANSWERED: Duration = Duration::from_millis(1);
 const ACCEPTS: usize = 64;
 /// So many bytes of garbage in a channel cost as much as a message.
 const GARBAGE: f64 = 256.0;
+/// After so many panics the daemon ends: something is wrong beyond one connection.
+const MAX_PANICS: u32 = 64;
 /// How long a listener rests when descriptors are short.
 const REST: Duration = Duration::from_millis(50);
 
@@ -72,7 +76,8 @@ pub(crate) struct Setup {
     pub(crate) jit: Jit,
     pub(crate) awake: Option<Awake>,
     pub(crate) listener: OwnedFd,
-    pub(crate) termination: OwnedFd,
+    /// Becomes readable when the daemon is to end.
+    pub(crate) termination: Arc<OwnedFd>,
 }
 
 /// The control loop.
@@ -88,13 +93,17 @@ pub(crate) struct Control {
     listener: OwnedFd,
     /// Listeners that rest because descriptors are short, and until when.
     resting: Vec<(Instant, u64)>,
-    _termination: OwnedFd,
+    _termination: Arc<OwnedFd>,
     /// Rung by the compile and memory threads and by ports of VMs that are woken through a channel.
     bell: Arc<OwnedFd>,
     sessions: HashMap<u64, Session>,
+    /// How much each owner may ask.
+    buckets: Buckets,
     /// Connections of clients that have not said Hello.
     silent: HashSet<u64>,
     pending: HashMap<u64, waiting::Pending>,
+    /// Requests that wait for queues' threads.
+    asking: Vec<waiting::Asking>,
     vms: HashMap<String, Vm>,
     /// VMs of an earlier daemon that cannot be served.
     broken: Vec<Broken>,
@@ -109,6 +118,8 @@ pub(crate) struct Control {
     /// Connections with a turn's work left over.
     unfinished: Vec<u64>,
     leaving: Leaving,
+    /// How often something panicked.
+    panics: u32,
     next_token: u64,
     spare: Option<OwnedFd>,
 }
@@ -191,7 +202,7 @@ impl Control {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (fd, token) in [
             (&listener, LISTENER),
-            (&termination, TERMINATION),
+            (&*termination, TERMINATION),
             (&*bell, BELL),
         ] {
             watch(&epoll, fd.as_fd(), token)?;
@@ -212,8 +223,10 @@ impl Control {
             _termination: termination,
             bell,
             sessions: HashMap::new(),
+            buckets: Buckets::default(),
             silent: HashSet::new(),
             pending: HashMap::new(),
+            asking: Vec::new(),
             vms: HashMap::new(),
             broken,
             attaching: HashSet::new(),
@@ -222,6 +235,7 @@ impl Control {
             paused: HashMap::new(),
             unfinished: Vec::new(),
             leaving: Leaving::default(),
+            panics: 0,
             next_token: 16,
             spare: spare(),
         };
@@ -236,7 +250,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Serves until SIGTERM or SIGINT.
+    /// Serves until it is to end.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(256);
         loop {
@@ -260,13 +274,41 @@ impl Control {
                         leave_to_readers();
                         return Ok(());
                     }
-                    LISTENER => self.accept(),
-                    BELL => self.bell(),
-                    token if self.vm_listeners.contains_key(&token) => self.accept_vm(token),
-                    token => self.serve(token, flags),
+                    LISTENER => self.guarded(None, Self::accept),
+                    BELL => self.guarded(None, Self::bell),
+                    token if self.vm_listeners.contains_key(&token) => {
+                        self.guarded(None, |it| it.accept_vm(token));
+                    }
+                    token => self.guarded(Some(token), |it| it.serve(token, flags)),
                 }
             }
-            self.housekeeping();
+            self.guarded(None, Self::housekeeping);
+            if self.panics > MAX_PANICS {
+                let what = format!("it panicked {} times; the log says where", self.panics);
+                return Err(io::Error::other(what));
+            }
+        }
+    }
+
+    /// Does something, for a connection or for all. A panic there is a bug of ours that a peer may
+    /// have found a way to: it costs that connection, and the daemon goes on (R10); one that comes
+    /// again and again ends it in order.
+    fn guarded(&mut self, token: Option<u64>, what: impl FnOnce(&mut Self)) {
+        let failed = |panics: &mut u32| {
+            *panics += 1;
+            let what = "serving a connection panicked, which is a bug in vnplugd";
+            log::error!(target: "control", "{what}");
+        };
+        if catch_unwind(AssertUnwindSafe(|| what(self))).is_ok() {
+            return;
+        }
+        failed(&mut self.panics);
+        let Some(token) = token else {
+            return;
+        };
+        let over = Over::Misbehaved("the daemon failed while serving it");
+        if catch_unwind(AssertUnwindSafe(|| self.end(token, &over))).is_err() {
+            failed(&mut self.panics);
         }
     }
 
@@ -280,8 +322,11 @@ impl Control {
         for until in rests.chain(self.paused.values()) {
             wait = wait.min(until.saturating_duration_since(now));
         }
-        if self.leaving.is_awaited() {
+        if !self.asking.is_empty() {
             wait = wait.min(ANSWERED);
+        }
+        if let Some(soon) = self.leaving.look_again() {
+            wait = wait.min(soon);
         }
         if !self.unfinished.is_empty() {
             wait = Duration::ZERO;
@@ -373,7 +418,7 @@ impl Control {
             }
         };
         let viewer = Viewer::User(uid);
-        let fd = self.guarded(fd, &viewer);
+        let fd = self.peer_socket(fd, &viewer);
         let own = self.sessions.values();
         // Connections that are over count until they are closed.
         let has_many = || {
@@ -385,7 +430,9 @@ impl Control {
             log::debug!(target: "control", "user {uid} has too many connections");
             return;
         }
-        let mut session = Session::new(fd, viewer, false, Instant::now());
+        let now = Instant::now();
+        let bucket = self.buckets.of(&viewer, operator, now);
+        let mut session = Session::new(fd, viewer, false, bucket, now);
         if operator {
             session.take_gifts();
         }
@@ -393,7 +440,7 @@ impl Control {
     }
 
     /// A peer's socket, which nobody closes here.
-    fn guarded(&mut self, fd: OwnedFd, viewer: &Viewer) -> PeerFd {
+    fn peer_socket(&mut self, fd: OwnedFd, viewer: &Viewer) -> PeerFd {
         let owner = match viewer {
             Viewer::User(uid) => Owner::User(*uid),
             Viewer::Vm(name) => Owner::Vm(name.clone()),
@@ -450,16 +497,19 @@ impl Control {
                 }
                 break;
             }
-            if let Some(wait) = session.bucket.wait(now) {
+            let mut bucket = session.bucket.borrow_mut();
+            if let Some(wait) = bucket.wait(now) {
+                bucket.line_up(true);
                 self.paused.insert(token, now + wait);
                 break;
             }
+            drop(bucket);
             let skipped = session.framer.skipped();
             let message = match session.framer.next_message() {
                 Ok(Some(message)) => message,
                 Ok(None) => {
                     let garbage = session.framer.skipped() - skipped;
-                    session.bucket.charge(garbage as f64 / GARBAGE);
+                    session.bucket.borrow_mut().charge(garbage as f64 / GARBAGE);
                     break;
                 }
                 Err(malformed) => {
@@ -471,7 +521,10 @@ impl Control {
             // An acknowledgement is part of what it acknowledges; only a flood of them costs.
             let acknowledges = message.0.kind == Message::Ack { bytes: 0 }.kind();
             let tokens = if acknowledges { 0.05 } else { 1.0 };
-            session.bucket.charge(tokens + garbage as f64 / GARBAGE);
+            session
+                .bucket
+                .borrow_mut()
+                .charge(tokens + garbage as f64 / GARBAGE);
             if let Err(over) = self.request(token, &message) {
                 self.end(token, &over);
                 return;
@@ -531,7 +584,9 @@ impl Control {
         unwatch(&self.epoll, session.fd());
         self.silent.remove(&token);
         self.pending.remove(&token);
-        self.paused.remove(&token);
+        if self.paused.remove(&token).is_some() {
+            session.bucket.borrow_mut().line_up(false);
+        }
         self.leaving.forget(token);
         let ports = session.ports.iter().map(|(_, port)| *port);
         self.close_soon(&session.viewer, ports.collect());
@@ -555,6 +610,9 @@ impl Control {
             .extract_if(|_, until| *until <= now)
             .map(|(token, _)| token)
             .collect();
+        for session in over.iter().filter_map(|token| self.sessions.get(token)) {
+            session.bucket.borrow_mut().line_up(false);
+        }
         let left_over = std::mem::take(&mut self.unfinished);
         for &token in &left_over {
             if let Some(session) = self.sessions.get_mut(&token) {
@@ -562,7 +620,7 @@ impl Control {
             }
         }
         for token in left_over.into_iter().chain(over) {
-            self.work(token);
+            self.guarded(Some(token), |it| it.work(token));
         }
         let (rested, still): (Vec<_>, Vec<_>) =
             self.resting.drain(..).partition(|(until, _)| *until <= now);
@@ -583,6 +641,7 @@ impl Control {
             self.end(token, &Over::Misbehaved("it said no Hello"));
         }
         self.drop_lost_vms();
+        self.heard();
         self.close_doomed();
         self.serve_parked();
         if let Some(awake) = &mut self.awake {
@@ -615,3 +674,6 @@ fn unwatch(epoll: &OwnedFd, fd: BorrowedFd<'_>) {
 fn spare() -> Option<OwnedFd> {
     std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
 }
+
+#[cfg(test)]
+mod tests;

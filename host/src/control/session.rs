@@ -22,7 +22,7 @@ use rustix::net::{
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD, MAX_REQUEST};
 use vnplug_ring::control::{Message, TTY_WINDOW};
 
-use super::limit::Bucket;
+use super::limit;
 use crate::closer::PeerFd;
 use crate::hub::policy::Viewer;
 use crate::port::doorbell::Doorbell;
@@ -32,8 +32,6 @@ use crate::sys::socket::{self, Heard};
 const CLOGGED: usize = 64 << 10;
 /// With what is said unasked, and one long answer, so many bytes may wait.
 pub(crate) const MAX_QUEUED: usize = CLOGGED + 2 * MAX_PAYLOAD;
-/// Requests per second of one connection, and at once.
-const RATE: (f64, f64) = (2_000.0, 4_000.0);
 
 /// One connection.
 #[derive(Debug)]
@@ -54,7 +52,8 @@ pub(crate) struct Session {
     /// Whole messages may be left over from its last turn; nothing more is read before they are
     /// served.
     pub(crate) unfinished: bool,
-    pub(crate) bucket: Bucket,
+    /// Of its owner.
+    pub(crate) bucket: limit::Shared,
     pub(crate) since: Instant,
     /// A descriptor that came with the last bytes.
     pub(crate) gift: Option<OwnedFd>,
@@ -89,7 +88,13 @@ pub(crate) enum Over {
 
 impl Session {
     /// A connection to `viewer`; `channel` for a VM's control channel.
-    pub(crate) fn new(fd: PeerFd, viewer: Viewer, channel: bool, now: Instant) -> Self {
+    pub(crate) fn new(
+        fd: PeerFd,
+        viewer: Viewer,
+        channel: bool,
+        bucket: limit::Shared,
+        now: Instant,
+    ) -> Self {
         // Nobody can send any, where the kernel can see to that (Linux 6.16).
         socket::pass_rights(&fd, false);
         let framer = if channel {
@@ -106,7 +111,7 @@ impl Session {
             ports: Vec::new(),
             busy: false,
             unfinished: false,
-            bucket: Bucket::new(RATE.0, RATE.1, now),
+            bucket,
             since: now,
             gift: None,
             bell: None,

@@ -1,5 +1,6 @@
 //! What those may have who are no operators.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use vnplug_ring::control::{Open, code};
@@ -145,6 +146,19 @@ impl Hub {
         let ids = self.owned.get(owner).into_iter();
         let ids = ids.flat_map(|owned| &owned.ports);
         ids.filter_map(|id| Some((*id, self.ports.get(id)?)))
+    }
+
+    /// The number by which queues' threads know an owner: small, and nobody else's while it has ports.
+    pub(super) fn number_of(&self, owner: &Owner) -> u32 {
+        if let Some((_, port)) = self.ports_of(owner).next() {
+            return port.number;
+        }
+        let firsts = self.owned.values().filter_map(|it| it.ports.first());
+        let ports = firsts.filter_map(|id| self.ports.get(id));
+        let taken: BTreeSet<u32> = ports.map(|port| port.number).collect();
+        (0..)
+            .find(|number| !taken.contains(number))
+            .unwrap_or_default()
     }
 
     /// What the rules of an owner may cost a frame of a source, over all queues.

@@ -1,5 +1,6 @@
 //! Opening a port: what it would be, its memory, and telling the source's threads.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -14,7 +15,7 @@ use super::cluster::ClusterKey;
 use super::group::{GroupPlan, Joined};
 use super::pace::Pace;
 use super::send::MAX_SEND;
-use super::{Hub, Owner, PortRecord, Programs, Refusal, RuleBook};
+use super::{Hub, Owed, Owner, PortRecord, Programs, Refusal, RuleBook};
 use crate::port::Port;
 use crate::port::doorbell::Doorbell;
 use crate::source::worker::Command;
@@ -111,6 +112,8 @@ pub(crate) struct Opening {
     pub fds: Vec<OwnedFd>,
     /// What wakes its reader.
     pub doorbell: Doorbell,
+    /// When these are answered, the kernel lets through what the port wants.
+    pub widening: Vec<Owed<()>>,
 }
 
 impl Hub {
@@ -150,6 +153,7 @@ impl Hub {
             Some(queue) => vec![queue],
             None => (0..self.sources[source].workers.len()).collect(),
         };
+        self.must_turn(source, &queues)?;
         Ok(Plan {
             each: ring_size(capacity).next_multiple_of(4096),
             source,
@@ -366,11 +370,14 @@ impl Hub {
                 }
             }
         }
-        let wanted = self.will_want(source, programs.guard.as_ref(), programs.filter.as_ref());
+        let (wanted, widening) =
+            self.will_want(source, programs.guard.as_ref(), programs.filter.as_ref());
         fds.extend(arena_fd.filter(|_| is_process));
         let share = self.join(cluster.as_ref(), id, request.balance);
+        let number = self.number_of(&owner);
         for (at, (producer, &queue)) in producers.into_iter().zip(&queues).enumerate() {
             let mut port = Port::new(id, producer, doorbell.clone());
+            port.owner = number;
             port.commons = commons.get(at).cloned();
             port.guard.clone_from(&programs.guard);
             port.filter.clone_from(&programs.filter);
@@ -391,10 +398,12 @@ impl Hub {
             guard: programs.guard,
             wanted,
             owner,
+            number,
             label: request.label.chars().take(64).collect(),
             filter: programs.text,
             filter_version: 0,
             notes: Vec::new(),
+            last: BTreeMap::new(),
             tuning: request.tuning,
             rules: RuleBook::default(),
             capacity,
@@ -420,6 +429,7 @@ impl Hub {
             opened,
             fds,
             doorbell,
+            widening,
         })
     }
 

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, channel};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vnplug_ring::control::{Open, RingPlace, code};
@@ -13,7 +12,7 @@ use vnplug_ring::layout::{Geometry, MAX_CAPACITY, MIN_CAPACITY};
 use vnplug_ring::{Intake, Region};
 
 use super::open::no_memory;
-use super::{Hub, Refusal};
+use super::{Hub, Owed, Refusal};
 use crate::closer::{Closer, PeerFd};
 use crate::port::sender::Sender;
 use crate::source::worker::Command;
@@ -84,10 +83,9 @@ impl Hub {
         id: u32,
         source: usize,
         queue: usize,
-    ) -> Receiver<Option<Box<Sender>>> {
-        let (reply, answer) = channel();
-        self.sources[source].workers[queue].send(Command::DetachSender(id, reply));
-        answer
+    ) -> Owed<Option<Box<Sender>>> {
+        let line = self.sources[source].workers[queue].line();
+        Owed::ask(line, |reply| Command::DetachSender(id, reply))
     }
 
     /// Wakes the threads that serve the transmit rings of these ports.
