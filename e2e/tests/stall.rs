@@ -1,5 +1,6 @@
 //! A source whose thread hangs, here in a file that never answers: it stops nobody else, it is told,
 //! and the daemon ends when it is to.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

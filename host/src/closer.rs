@@ -21,7 +21,7 @@ pub struct Closer(Arc<Lane>);
 
 /// A descriptor that is closed by its owner's [`Closer`].
 #[derive(Debug)]
-pub struct PeerFd {
+pub(crate) struct PeerFd {
     fd: Option<OwnedFd>,
     closer: Closer,
 }
@@ -109,7 +109,7 @@ impl Lane {
 
 impl PeerFd {
     /// A descriptor that `closer` is to close.
-    pub fn new(fd: OwnedFd, closer: Closer) -> Self {
+    pub(crate) fn new(fd: OwnedFd, closer: Closer) -> Self {
         let fd = Some(fd);
         Self { fd, closer }
     }

@@ -86,8 +86,7 @@ impl Hub {
         let mut places = record.places;
         let heard: Vec<_> = queues.into_iter().map(Owed::take).collect();
         let sent = sender.map(Owed::take);
-        let is_lost =
-            heard.iter().any(Result::is_err) || sent.as_ref().is_some_and(Result::is_err);
+        let is_lost = heard.iter().any(Result::is_err) || sent.as_ref().is_some_and(Result::is_err);
         let ports: Vec<Box<Port>> = heard.into_iter().filter_map(Result::ok).flatten().collect();
         let sender = sent.and_then(Result::ok).flatten();
         let mut counters = PortCounters::default();

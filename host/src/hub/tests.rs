@@ -477,7 +477,7 @@ fn a_thread_that_hangs_is_waited_for_by_nobody_and_its_figures_are_the_last_know
     let (hangs, _told) = with_a_hanging_source(&mut hub);
     let open = |hub: &mut Hub, device: &str| {
         let request = request(device, "");
-        hub.open(&request, Owner::User(0), Programs::default(), own(), None)
+        open_own(hub, &request, Owner::User(0), Programs::default())
     };
     let slow = open(&mut hub, "slow").unwrap().opened.port;
     let lab = open(&mut hub, "lab").unwrap().opened.port;
@@ -550,7 +550,7 @@ fn a_thread_that_hangs_is_waited_for_by_nobody_and_its_figures_are_the_last_know
         assert!(Instant::now() < deadline, "it does not go on");
         std::thread::yield_now();
     }
-    assert_eq!(hub.finish_close(closing).remains.len(), 1);
+    assert!(hub.finish_close(closing).remains.bytes() > 0);
     open(&mut hub, "slow").unwrap();
 }
 

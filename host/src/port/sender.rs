@@ -94,12 +94,7 @@ impl SendCounters {
 
 impl Sender {
     /// Serves `intake` for port `id`; `kick` is our end of a process's socket pair.
-    pub(crate) fn new(
-        id: u32,
-        intake: Intake,
-        kick: Option<PeerFd>,
-        holes: Option<Holes>,
-    ) -> Self {
+    pub(crate) fn new(id: u32, intake: Intake, kick: Option<PeerFd>, holes: Option<Holes>) -> Self {
         let frame = vec![0; intake.geometry().snaplen as usize].into_boxed_slice();
         Self {
             id,

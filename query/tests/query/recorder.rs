@@ -140,7 +140,14 @@ fn a_packed_segment_is_asked_as_it_was() {
         recipients: Recipients::default(),
     };
     let ledger = Arc::new(Ledger::new("t", &[lab.0.display().to_string()]));
-    let worker = Worker::start(how, "t".into(), vec![lab.0.clone()], 1, ledger).unwrap();
+    let worker = Worker::start(
+        Some(how),
+        "t".into(),
+        vec![(lab.0.clone(), None)],
+        1,
+        ledger,
+    )
+    .unwrap();
     let limit = SystemTime::now() + Duration::from_secs(120);
     while plain.exists() {
         assert!(SystemTime::now() < limit, "it is not packed");

@@ -34,8 +34,8 @@ fn compress(dir: &Path, path: &Path) -> PathBuf {
         recipients: Recipients::default(),
     };
     let ledger = Arc::new(Ledger::new("rec", &[dir.display().to_string()]));
-    let dirs = vec![dir.to_owned()];
-    let worker = Worker::start(how, "rec".into(), dirs, 1_000_000, ledger).unwrap();
+    let dirs = vec![(dir.to_owned(), None)];
+    let worker = Worker::start(Some(how), "rec".into(), dirs, 1_000_000, ledger).unwrap();
     eventually("it is packed", || !path.exists());
     worker.finish();
     let mut packed = path.as_os_str().to_owned();
