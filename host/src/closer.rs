@@ -40,18 +40,28 @@ struct Lane {
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: VecDeque<OwnedFd>,
+    /// With whether its peer is to be told first.
+    waiting: VecDeque<(OwnedFd, bool)>,
     has_thread: bool,
 }
 
 impl Closer {
-    /// Closes a descriptor soon. Never blocks.
-    pub fn close(&self, fd: OwnedFd) {
+    /// Closes a descriptor of ours soon; a socket's peer learns it. Never blocks.
+    pub(crate) fn close(&self, fd: OwnedFd) {
+        self.take(fd, true);
+    }
+
+    /// Closes soon what a peer has a copy of by now, which goes on to serve the peer. Never blocks.
+    pub(crate) fn let_go(&self, fd: OwnedFd) {
+        self.take(fd, false);
+    }
+
+    fn take(&self, fd: OwnedFd, is_shut: bool) {
         let lane = &self.0;
         // Relaxed: only a count.
         lane.open.fetch_add(1, Ordering::Relaxed);
         let mut queue = lane.queue();
-        queue.waiting.push_back(fd);
+        queue.waiting.push_back((fd, is_shut));
         if queue.has_thread {
             lane.news.notify_one();
             return;
@@ -87,10 +97,12 @@ impl Lane {
     fn run(&self) {
         let mut queue = self.queue();
         loop {
-            if let Some(fd) = queue.waiting.pop_front() {
+            if let Some((fd, is_shut)) = queue.waiting.pop_front() {
                 drop(queue);
-                // Its peer learns it before all that it left behind is gone.
-                let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
+                if is_shut {
+                    // Its peer learns it before all that it left behind is gone.
+                    let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
+                }
                 drop(fd);
                 self.open.fetch_sub(1, Ordering::Relaxed);
                 queue = self.queue();
@@ -182,6 +194,17 @@ mod tests {
         }
         until("all are closed", || closer.open() == 0);
         until("the thread ends", || !closer.is_used());
+    }
+
+    #[test]
+    fn what_a_peer_has_a_copy_of_goes_on_to_serve_it() {
+        let closer = Closer::default();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut copy = theirs.try_clone().unwrap();
+        closer.let_go(theirs.into());
+        until("ours is closed", || closer.open() == 0);
+        std::io::Write::write_all(&mut &ours, b"x").unwrap();
+        assert_eq!(std::io::Read::read(&mut copy, &mut [0]).unwrap(), 1);
     }
 
     #[test]

@@ -247,7 +247,7 @@ impl Session {
                 Ok(sent) => {
                     // Descriptors travel with the first byte. The peer has them now.
                     for fd in next.fds.drain(..) {
-                        self.fd.closer().close(fd);
+                        self.fd.closer().let_go(fd);
                     }
                     next.sent += sent;
                     self.queued_bytes -= sent;
