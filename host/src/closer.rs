@@ -24,6 +24,8 @@ pub struct Closer(Arc<Lane>);
 pub(crate) struct PeerFd {
     fd: Option<OwnedFd>,
     closer: Closer,
+    /// Others have a copy of it that is to live on.
+    is_copy: bool,
 }
 
 /// The closers of all owners.
@@ -122,8 +124,25 @@ impl Lane {
 impl PeerFd {
     /// A descriptor that `closer` is to close.
     pub(crate) fn new(fd: OwnedFd, closer: Closer) -> Self {
-        let fd = Some(fd);
-        Self { fd, closer }
+        Self {
+            fd: Some(fd),
+            closer,
+            is_copy: false,
+        }
+    }
+
+    /// One that somebody sent: his own copy is not to be shut.
+    pub(crate) fn gift(fd: OwnedFd, closer: Closer) -> Self {
+        Self {
+            fd: Some(fd),
+            closer,
+            is_copy: true,
+        }
+    }
+
+    /// Who has it now sees to it that it is closed aside.
+    pub(crate) fn into_owned(mut self) -> OwnedFd {
+        self.fd.take().expect("only drop takes it, too")
     }
 
     /// One with a thread of its own.
@@ -147,7 +166,7 @@ impl AsFd for PeerFd {
 impl Drop for PeerFd {
     fn drop(&mut self) {
         if let Some(fd) = self.fd.take() {
-            self.closer.close(fd);
+            self.closer.take(fd, !self.is_copy);
         }
     }
 }

@@ -11,6 +11,7 @@ use super::groups::name_sources;
 use super::memory::{LARGE, Want};
 use super::session::{Over, Session};
 use super::{Control, unwatch, watch};
+use crate::closer::PeerFd;
 use crate::hub::Refusal;
 use crate::hub::policy::Viewer;
 use crate::noise::peer_log;
@@ -225,7 +226,7 @@ impl Control {
         &mut self,
         token: u64,
         name: &str,
-        gift: Option<OwnedFd>,
+        gift: Option<PeerFd>,
     ) -> Result<(), Refusal> {
         let invalid = |what: &str| Refusal::new(code::INVALID, what.to_owned());
         let fd = gift.ok_or_else(|| invalid("Adopt takes one descriptor, none came"))?;
@@ -246,7 +247,7 @@ impl Control {
             let what = format!("VM {name:?} is not attached over this connection: attach it first");
             return Err(Refusal::new(code::EXISTS, what));
         }
-        self.take_channel(name, fd);
+        self.take_channel(name, fd.into_owned());
         Ok(())
     }
 

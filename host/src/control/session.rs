@@ -56,7 +56,7 @@ pub(crate) struct Session {
     pub(crate) bucket: limit::Shared,
     pub(crate) since: Instant,
     /// A descriptor that came with the last bytes.
-    pub(crate) gift: Option<OwnedFd>,
+    pub(crate) gift: Option<PeerFd>,
     /// What wakes the ports of this connection that share it.
     pub(crate) bell: Option<Doorbell>,
     /// VMs attached over this connection, with the owner they had then.
@@ -179,13 +179,15 @@ impl Session {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(()),
             Err(error) => return Err(Over::Failed(error.into())),
         };
-        let mut fds: Vec<OwnedFd> = ancillary
+        // An operator may have been given it by somebody else: it is closed aside, too.
+        let mut fds: Vec<PeerFd> = ancillary
             .drain()
             .filter_map(|message| match message {
                 RecvAncillaryMessage::ScmRights(fds) => Some(fds),
                 _ => None,
             })
             .flatten()
+            .map(|fd| PeerFd::gift(fd, self.fd.closer().clone()))
             .collect();
         if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > 1 {
             return Err(Over::Misbehaved("more descriptors than any message takes"));
