@@ -124,7 +124,8 @@ fn ports_to_text(ports: &[&Counted]) -> String {
         "FILTER",
     ];
     let row = |port: &&Counted| {
-        let dropped = value(port, "dropped_full") + value(port, "dropped_quarantine");
+        let kinds = ["dropped_full", "dropped_budget", "dropped_quarantine"];
+        let dropped = kinds.iter().map(|kind| value(port, kind)).sum();
         vec![
             text::escape(&port.name),
             text::escape(label(port, "device")),

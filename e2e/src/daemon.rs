@@ -299,7 +299,7 @@ pub fn audit(counters: &[Counted]) {
 /// # Errors
 /// What does not close, with the numbers.
 pub fn closes(counters: &[Counted]) -> std::result::Result<(), String> {
-    const FATES: [&str; 9] = [
+    const FATES: [&str; 10] = [
         "refused",
         "paused",
         "direction",
@@ -308,6 +308,7 @@ pub fn closes(counters: &[Counted]) -> std::result::Result<(), String> {
         "sampled_out",
         "delivered",
         "dropped_full",
+        "dropped_budget",
         "dropped_quarantine",
     ];
     const SEND_FATES: [&str; 5] = [

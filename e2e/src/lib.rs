@@ -25,6 +25,8 @@
 mod accel;
 pub mod attached;
 mod base64;
+pub mod beside;
+pub mod bombs;
 mod channel;
 mod child;
 pub mod daemon;

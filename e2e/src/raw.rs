@@ -196,6 +196,7 @@ pub fn open(device: &str, ring_bytes: u64) -> Open {
         group: String::new(),
         arena_bytes: 0,
         shares_wake: false,
+        maps_apart: true,
     }
 }
 

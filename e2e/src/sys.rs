@@ -170,3 +170,130 @@ impl PacketSocket {
         }
     }
 }
+
+/// A page of memory whose first fault is not answered before it is released (userfaultfd(2)): who
+/// copies into it waits, holding whatever locks he holds.
+#[derive(Debug)]
+pub struct UnansweredPage {
+    address: u64,
+    uffd: OwnedFd,
+}
+
+impl UnansweredPage {
+    /// One page.
+    ///
+    /// # Errors
+    /// The system's: `EPERM` if the user may not have the kernel's faults (root may).
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: userfaultfd(2) takes flags only.
+        let raw = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+        if raw < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `raw` is a fresh descriptor nobody else owns.
+        let uffd = unsafe { OwnedFd::from_raw_fd(raw as i32) };
+        // struct uffdio_api: api, features, ioctls.
+        Self::control(&uffd, UFFDIO_API, &mut [0xaa, 0, 0])?;
+        // SAFETY: a new mapping, whose place the kernel chooses.
+        let page = unsafe {
+            let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+            let flags = flags | libc::MAP_ANONYMOUS;
+            libc::mmap(std::ptr::null_mut(), PAGE, protection, flags, -1, 0)
+        };
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let address = page as u64;
+        let page = Self { address, uffd };
+        // struct uffdio_register: range, mode (missing pages), ioctls.
+        let register = &mut [address, PAGE as u64, 1, 0];
+        Self::control(&page.uffd, UFFDIO_REGISTER, register)?;
+        Ok(page)
+    }
+
+    /// Reads into it: comes back when it was released, if there was anything to read.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn read(&self, fd: impl AsFd) -> io::Result<usize> {
+        let (fd, page) = (fd.as_fd().as_raw_fd(), self.address as *mut libc::c_void);
+        // SAFETY: the page is mapped as long as we live, and nobody has a reference into it.
+        let count = unsafe { libc::read(fd, page, PAGE) };
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Answers its fault, if there was one, with zeros.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn release(&self) -> io::Result<()> {
+        Self::control(
+            &self.uffd,
+            UFFDIO_UNREGISTER,
+            &mut [self.address, PAGE as u64],
+        )
+    }
+
+    fn control(uffd: &OwnedFd, request: libc::Ioctl, words: &mut [u64]) -> io::Result<()> {
+        // SAFETY: `words` is as long as the structure of each request, which has words only.
+        let result = unsafe { libc::ioctl(uffd.as_raw_fd(), request, words.as_mut_ptr()) };
+        match result {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for UnansweredPage {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, of which nobody has a reference.
+        let unmapped = unsafe { libc::munmap(self.address as *mut libc::c_void, PAGE) };
+        debug_assert_eq!(unmapped, 0, "a mapping of ours");
+    }
+}
+
+/// Takes `SO_PASSRIGHTS` (Linux 6.16) from this thread and from all processes that it starts, as if
+/// the kernel were older.
+///
+/// # Errors
+/// The system's.
+pub fn forget_pass_rights() -> io::Result<()> {
+    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    let unless = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    let end = (libc::BPF_RET | libc::BPF_K) as u16;
+    let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    // Of struct seccomp_data: the call's number, and the lower halves of arguments 1 and 2.
+    let mut program = [
+        step(load, 0, 0),
+        step(unless, 5, libc::SYS_setsockopt as u32),
+        step(load, 0, 24),
+        step(unless, 3, libc::SOL_SOCKET as u32),
+        step(load, 0, 32),
+        step(unless, 1, 83),
+        step(end, 0, libc::SECCOMP_RET_ERRNO | libc::ENOPROTOOPT as u32),
+        step(end, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: the program is alive and as long as it says.
+    let result = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const program,
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+const PAGE: usize = 4096;
+/// `linux/userfaultfd.h`.
+const UFFDIO_API: libc::Ioctl = 0xc018_aa3f_u32 as libc::Ioctl;
+const UFFDIO_REGISTER: libc::Ioctl = 0xc020_aa00_u32 as libc::Ioctl;
+const UFFDIO_UNREGISTER: libc::Ioctl = 0x8010_aa01_u32 as libc::Ioctl;

@@ -196,15 +196,15 @@ fn nobody_can_write_the_arena_and_a_member_that_lies_goes_alone() {
     };
     assert_eq!(opened.arenas.home, ArenaHome::Apart);
     let fds = liar.take_fds();
-    assert_eq!(fds.len(), 3);
-    let (rings, arenas) = (&fds[0], &fds[2]);
+    assert_eq!(fds.len(), 4);
+    let (words, records, arenas) = (&fds[0], &fds[1], &fds[3]);
     // Neither by a mapping nor by a call, nor opened anew.
     assert!(vnplug::map_memory(arenas.as_fd(), opened.arenas.map_len).is_err());
     let copy = arenas.try_clone().unwrap();
     assert!(File::from(copy).write_all(b"lies").is_err());
     assert!(rustix::fs::ftruncate(arenas, 4096).is_err());
     // The control: its own ring it may write, and is found out.
-    let region = vnplug::map_memory(rings.as_fd(), opened.map_len).unwrap();
+    let region = vnplug::map_apart(words.as_fd(), records.as_fd(), &opened).unwrap();
     let place = opened.rings[0];
     let ring = region.part(place.offset, place.len).unwrap();
     ring.store_u64(TAIL, 0x1234_5678, Ordering::Release);

@@ -1,178 +1,18 @@
 //! Readers that lie, stop, die or spoil what they share: they cost the others nothing.
 
-use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use vnplug::{Next, Port, Tuning, map_memory};
-use vnplug_e2e::Lab;
+use vnplug_e2e::beside::{Ends, beside, bystand, liar, port_of};
 use vnplug_e2e::daemon::{Daemon, label, program, value};
 use vnplug_e2e::raw::{Raw, hello, open};
-use vnplug_ring::Region;
-use vnplug_ring::control::{Counted, Message, Role, VmKind, VmSpec};
-use vnplug_ring::layout::{DATA_OFFSET, HEAD, LIFE, MAX_DELAY_US, READ, TAIL, WAKE_AT, WAKE_SEQ};
-use vnplug_ring::witness::{Checker, View};
+use vnplug_ring::control::{Message, Role, VmKind, VmSpec};
+use vnplug_ring::layout::{HEAD, LIFE, READ, TAIL, WAKE_AT, WAKE_SEQ};
 
 const LIMIT: Duration = Duration::from_secs(180);
-
-/// The exact books of a bystander; its port is still counted.
-struct Books {
-    port: Port,
-    packets: u64,
-    lost: u64,
-    checker: Checker,
-}
-
-/// A bystander: reads until it is over and everything was read.
-fn bystand(mut port: Port, over: &AtomicBool) -> Books {
-    let mut checker = Checker::new(View::Whole);
-    let (mut packets, mut lost, mut paused) = (0, 0, false);
-    loop {
-        if !paused && over.load(Ordering::Relaxed) {
-            let pause = Tuning {
-                enabled: false,
-                ..Tuning::default()
-            };
-            // What is in the ring now is all.
-            port.tune(pause).expect("a bystander's port is paused");
-            paused = true;
-        }
-        match port.next().expect("a bystander's port lives") {
-            Next::Packet(packet) => {
-                checker.feed(packet.bytes);
-                lost += u64::from(packet.meta.lost);
-                packets += 1;
-            }
-            Next::Nothing if paused => {
-                lost = lost.max(port.dropped());
-                return Books {
-                    port,
-                    packets,
-                    lost,
-                    checker,
-                };
-            }
-            Next::Nothing => {
-                port.wait(Some(Duration::from_millis(100))).expect("sleep");
-            }
-            Next::Ended => panic!("ended after {packets} packets"),
-        }
-    }
-}
-
-/// Ends threads when it is dropped, also by a test that fails.
-struct Ends<'a>([&'a AtomicBool; 2]);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0
-            .iter()
-            .for_each(|end| end.store(true, Ordering::Relaxed));
-    }
-}
-
-/// A reader that maps its ring itself.
-struct Liar {
-    /// The port lives as long as this.
-    _raw: Raw,
-    port: u32,
-    region: Region,
-    wake: std::os::fd::OwnedFd,
-}
-
-fn liar(daemon: &Daemon, ring_bytes: u64) -> Liar {
-    let mut raw = Raw::greeted(&daemon.socket());
-    let Message::Opened(opened) = raw.ask(&Message::Open(open("lab", ring_bytes)), 0) else {
-        panic!("not opened");
-    };
-    let mut fds = raw.take_fds();
-    assert_eq!(fds.len(), 2);
-    let wake = fds.pop().expect("a pipe");
-    let region = map_memory(fds[0].as_fd(), opened.map_len).expect("the ring is mapped");
-    Liar {
-        _raw: raw,
-        port: opened.port,
-        region,
-        wake,
-    }
-}
-
-fn port_of<'a>(counters: &'a [Counted], number: &str) -> &'a Counted {
-    counters
-        .iter()
-        .find(|counted| counted.kind == "port" && counted.name == number)
-        .expect("the port is counted")
-}
-
-/// Has bystanders read a source of this rate, lets `attack` run beside it, which is told after `least`
-/// that it is enough, and checks that nobody lost a packet and that the books close, all the time.
-fn beside<T: Send>(
-    rate: u64,
-    least: Duration,
-    attack: impl FnOnce(&Daemon, &AtomicBool) -> T + Send,
-) -> T {
-    let lab = Lab::new().expect("a lab");
-    // The first port starts the run. A reader that is kept waiting would lose: rings hold all that
-    // comes in some seconds.
-    let source = format!("lab=gen,pps={rate},start=attach,size=64,run=5");
-    let daemon = Daemon::start(&lab, None, &["--source", &source]).expect("the daemon starts");
-    let ports: Vec<Port> = (0..3)
-        .map(|_| {
-            daemon
-                .port("lab")
-                .ring_bytes(32 << 20)
-                .open()
-                .expect("a port")
-        })
-        .collect();
-    let (enough, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    thread::scope(|scope| {
-        let _ends = Ends([&enough, &over]);
-        let (daemon, enough, over) = (&daemon, &enough, &over);
-        let attack = scope.spawn(move || attack(daemon, enough));
-        let auditor = scope.spawn(move || {
-            let mut audits = 0;
-            while audits < 5 || !over.load(Ordering::Relaxed) {
-                daemon.audit();
-                audits += 1;
-                thread::sleep(Duration::from_millis(5));
-            }
-        });
-        let readers: Vec<_> = ports
-            .into_iter()
-            .map(|port| scope.spawn(move || bystand(port, over)))
-            .collect();
-        thread::sleep(least);
-        enough.store(true, Ordering::Relaxed);
-        let outcome = attack.join().expect("the attacker runs to its end");
-        over.store(true, Ordering::Relaxed);
-        auditor.join().expect("every audit closes");
-        let readers = readers.into_iter().map(|reader| reader.join());
-        let results: Vec<Books> = readers
-            .map(|books| books.expect("bystanders read to the end"))
-            .collect();
-        let counters = daemon.audit();
-        for (at, books) in results.into_iter().enumerate() {
-            let host = port_of(&counters, &books.port.number().to_string());
-            assert_eq!(books.lost, 0, "a bystander lost packets: {host:?}");
-            println!("figure: G-12 lost by others = {}", books.lost);
-            assert_eq!(books.packets, value(host, "delivered"), "{host:?}");
-            let report = books.checker.report(5).expect("frames of the run");
-            assert_eq!(
-                (report.duplicates, books.checker.corrupt()),
-                (0, 0),
-                "{report:?}"
-            );
-            // The first port started the run: it has all of it.
-            assert!(at > 0 || report.is_perfect(), "{report:?}");
-        }
-        outcome
-    })
-}
 
 #[test]
 fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
@@ -192,7 +32,7 @@ fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
                         state ^= state << 13;
                         state ^= state >> 7;
                         state ^= state << 17;
-                        // The header, all words of both sides, records.
+                        // The header, all words of both sides; records it cannot write.
                         let offset = match state % 8 {
                             0 => state >> 20 & 0x38,
                             1 => [HEAD, HEAD + 8, HEAD + 16, LIFE][(state >> 20) as usize & 3],
@@ -200,7 +40,7 @@ fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
                             3 => READ,
                             4 => WAKE_AT,
                             5 => WAKE_SEQ,
-                            _ => DATA_OFFSET + (state >> 20 & 0xfff8),
+                            _ => state >> 20 & 0xff8,
                         };
                         reader
                             .region
@@ -252,54 +92,6 @@ fn a_tail_ahead_or_backwards_is_a_quarantine_and_the_reason_names_it() {
             assert_eq!(reader.region.load_u64(LIFE, Ordering::Acquire) & 0xff, 3);
         }
     });
-}
-
-#[test]
-fn a_pipe_that_the_reader_fills_and_makes_blocking_stalls_nobody() {
-    let filled = beside(50_000, Duration::from_secs(2), |daemon, enough| {
-        let reader = liar(daemon, 1 << 20);
-        // Another open file of the same pipe, for writing: what a reader gets from /proc.
-        let path = format!("/proc/self/fd/{}", reader.wake.as_raw_fd());
-        let mut pipe = std::fs::File::options()
-            .write(true)
-            .open(path)
-            .expect("the pipe reopens");
-        rustix::io::ioctl_fionbio(&pipe, true).expect("a flag");
-        let mut filled = 0;
-        while let Ok(count) = pipe.write(&[0; 4096]) {
-            filled += count;
-        }
-        rustix::io::ioctl_fionbio(&pipe, false).expect("a flag");
-        rustix::io::ioctl_fionbio(&reader.wake, false).expect("a flag");
-        // The control: the pipe is full and blocks.
-        let mut full = [rustix::event::PollFd::new(
-            &pipe,
-            rustix::event::PollFlags::OUT,
-        )];
-        let now = rustix::event::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        assert_eq!(rustix::event::poll(&mut full, Some(&now)), Ok(0));
-        let number = reader.port.to_string();
-        let rings = || value(port_of(&daemon.counters(), &number), "rings");
-        let deadline = Instant::now() + LIMIT;
-        let mut seq = 0;
-        while !enough.load(Ordering::Relaxed) || rings() <= 100 {
-            assert!(Instant::now() < deadline, "it was rung {} times", rings());
-            for _ in 0..1000 {
-                // Always to be woken, at once.
-                seq += 1;
-                reader.region.store_u64(WAKE_AT, 0, Ordering::Relaxed);
-                reader.region.store_u32(MAX_DELAY_US, 0, Ordering::Relaxed);
-                reader.region.store_u32(WAKE_SEQ, seq, Ordering::SeqCst);
-                let head = reader.region.load_u64(HEAD, Ordering::Acquire);
-                reader.region.store_u64(TAIL, head, Ordering::Release);
-            }
-        }
-        filled
-    });
-    assert!(filled >= 4096);
 }
 
 /// The command line tool as a reader in a process of its own.

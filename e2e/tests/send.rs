@@ -153,14 +153,14 @@ fn who_lies_in_the_ring_is_not_served_any_more_and_others_are() {
         panic!("refused");
     };
     let fds = raw.take_fds();
-    assert_eq!(fds.len(), 3);
-    let memory: Region = vnplug::map_memory(fds[0].as_fd(), opened.map_len).unwrap();
+    assert_eq!(fds.len(), 4);
+    let memory: Region = vnplug::map_apart(fds[0].as_fd(), fds[1].as_fd(), &opened).unwrap();
     let place = opened.transmit;
     let ring = memory.part(place.offset, place.len).unwrap();
     let liar = Producer::attach(ring.clone()).unwrap();
     // A flood of kicks for nothing costs nobody anything.
     for _ in 0..10_000 {
-        let _ = kick(&fds[2]);
+        let _ = kick(&fds[3]);
     }
     echo(&mut honest, 50);
     ring.store_u64(HEAD, 1 << 40, Ordering::Release);

@@ -237,7 +237,7 @@ fn nobody_can_write_the_packet_memory() {
     };
     assert_eq!(opened.arenas.home, ArenaHome::Apart);
     let fds = raw.take_fds();
-    let arenas = &fds[2];
+    let arenas = &fds[3];
     assert!(vnplug::map_memory(arenas.as_fd(), opened.arenas.map_len).is_err());
     let copy = arenas.try_clone().unwrap();
     assert!(File::from(copy).write_all(b"lies").is_err());

@@ -302,19 +302,27 @@ int main(int argc, char **argv)
     put_filter(&m, filter);
     put_text(&m, ""), put_u8(&m, 0), put_u8(&m, 0);     /* no cluster; not reopened */
     put_text(&m, "raw_reader");
+    put_u64(&m, 0), put_text(&m, ""), put_u64(&m, 0);   /* nothing to send, no group */
+    put_u8(&m, 0), put_u8(&m, 1);                       /* a doorbell of its own; records apart */
     ask(line, &m, OPENED, fds, &count);
     uint32_t port = get_u32(&m);
-    uint64_t map_len = get_u64(&m);
-    if (count != 2 || get_u32(&m) != 1)
+    get_u64(&m);                                        /* map_len: of both in one piece */
+    if (get_u32(&m) != 1)
         fail("more than one ring: name one receive queue, as in host:eth1@0");
-    uint64_t at = get_u64(&m), len = get_u64(&m);
-    unsigned char *memory = mmap(NULL, map_len, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
-    if (memory == MAP_FAILED || at > map_len || len > map_len - at)
+    get_u64(&m);
+    uint64_t len = get_u64(&m);
+    if (count != 3 || len < 0x2000)
+        fail("no ring of this daemon's: is it older than this program?");
+    /* Ring 0: its page begins the words' memory, its record area the records'. */
+    int bell = fds[2];
+    unsigned char *words = mmap(NULL, 0x1000, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    unsigned char *records = mmap(NULL, len - 0x1000, PROT_READ, MAP_SHARED, fds[1], 0);
+    if (words == MAP_FAILED || records == MAP_FAILED)
         fail("cannot map the ring");
-    struct ring ring = { .words = memory + at, .records = memory + at + 0x1000 };
+    struct ring ring = { .words = words, .records = records };
     attach(&ring, len);
 
-    read_until(&ring, fds[1], line, packets ? packets : UINT64_MAX);
+    read_until(&ring, bell, line, packets ? packets : UINT64_MAX);
     if (second_filter) {
         struct record record;
         m = (struct message){ .kind = FILTER };
@@ -325,7 +333,7 @@ int main(int argc, char **argv)
         for (refresh(&ring); ring.tail != ring.head;)
             lost += next(&ring, &record) ? record.lost : 0;
         memset(by_protocol, 0, sizeof by_protocol);
-        read_until(&ring, fds[1], line, 2 * packets);
+        read_until(&ring, bell, line, 2 * packets);
     }
     uint64_t dropped = load(&ring, 0x90); /* after Close the memory may be empty */
     if (life(&ring) == 0) {

@@ -50,6 +50,8 @@ fn is_privileged() -> bool {
 #[derive(Debug)]
 pub(crate) struct PortFds {
     pub(crate) memory: OwnedFd,
+    /// Of the rings' records, if they lie apart.
+    pub(crate) records: Option<OwnedFd>,
     pub(crate) wake: Option<OwnedFd>,
     pub(crate) kick: Option<OwnedFd>,
     pub(crate) arenas: Option<OwnedFd>,
@@ -159,7 +161,8 @@ impl Connection {
         answer
     }
 
-    /// Takes the descriptors that came with an Opened: the memory, the wake-up unless it is one that
+    /// Takes the descriptors that came with an Opened: the memory (`apart`: the words' and the
+    /// records'), the wake-up unless it is one that
     /// came before (`shares`), for a port that sends the kick, and for a member of a group the arenas'
     /// memory if that is another. All are closed if there are not exactly as many.
     pub(crate) fn take_fds(
@@ -167,14 +170,16 @@ impl Connection {
         sends: bool,
         arenas: bool,
         shares: bool,
+        apart: bool,
     ) -> Result<PortFds, Error> {
-        let others = 1 + usize::from(sends) + usize::from(arenas);
+        let others = 1 + usize::from(apart) + usize::from(sends) + usize::from(arenas);
         let wakes = self.fds.len().checked_sub(others);
         if (wakes == Some(1) || wakes == Some(0) && shares)
             && let Some(memory) = self.fds.pop_front()
         {
             return Ok(PortFds {
                 memory,
+                records: apart.then(|| self.fds.pop_front()).flatten(),
                 wake: self.fds.pop_front().filter(|_| wakes == Some(1)),
                 kick: sends.then(|| self.fds.pop_front()).flatten(),
                 arenas: self.fds.pop_front(),
@@ -495,7 +500,7 @@ pub(crate) fn timespec(duration: Duration) -> Timespec {
 }
 
 /// No message comes with more descriptors than an Opened.
-const MAX_FDS: usize = 4;
+const MAX_FDS: usize = 5;
 
 #[cfg(test)]
 mod tests {

@@ -49,7 +49,7 @@ mod ffi;
 
 pub use client::Client;
 pub use error::Error;
-pub use map::map as map_memory;
+pub use map::{map as map_memory, map_apart};
 pub use options::PortOptions;
 pub use port::{
     Asker, Batch, Bundle, Counts, Next, NextView, Outbox, Port, PortStats, Ready, RuleStats, View,

@@ -7,8 +7,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::fs::{FileType, fstat};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use vnplug_ring::Region;
+use vnplug_ring::control::Opened;
+use vnplug_ring::control::apart::Shape;
 
 use crate::error::Error;
 
@@ -30,17 +32,69 @@ pub(crate) fn map_read_only(fd: BorrowedFd<'_>, len: u64) -> Result<Region, Erro
     map_as(fd, len, ProtFlags::READ)
 }
 
-fn map_as(fd: BorrowedFd<'_>, len: u64, prot: ProtFlags) -> Result<Region, Error> {
-    let stat = fstat(fd).map_err(Error::system("cannot inspect the ring's memory"))?;
-    // A mapping behind the end of a file is a SIGBUS later. Devices do not tell their length.
-    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    let bytes = usize::try_from(len).ok().filter(|&bytes| bytes > 0);
-    let Some(bytes) = bytes.filter(|_| !is_file || stat.st_size as u64 >= len) else {
-        return Err(Error::Protocol(format!(
-            "{len} bytes of ring memory in a file of {}",
-            stat.st_size
-        )));
+/// Maps a port whose records lie apart (see [`vnplug_ring::control::apart`]): `words` readable and
+/// writable, `records` readable only, laid out so that its rings are at the places that `opened`
+/// tells. As public as [`map`], and for the same.
+///
+/// # Errors
+/// As [`map`]; [`Error::Protocol`] also if that is no such port.
+pub fn map_apart(
+    words: BorrowedFd<'_>,
+    records: BorrowedFd<'_>,
+    opened: &Opened,
+) -> Result<Region, Error> {
+    let shape = Shape::of(opened).filter(|_| opened.apart).ok_or_else(|| {
+        Error::Protocol("an opened port whose rings lie where they cannot".into())
+    })?;
+    has(words, shape.words_len())?;
+    has(records, shape.records_len())?;
+    let failed = || Error::system("cannot map the ring's memory");
+    let (len, align) = (shape.map_len() as usize, shape.align() as usize);
+    let (null, span) = (std::ptr::null_mut(), len + align);
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice disturbs no other.
+    let all = unsafe { mmap_anonymous(null, span, ProtFlags::empty(), flags) };
+    let all = Mapping {
+        base: all.map_err(failed())?,
+        bytes: span,
     };
+    let base = all.base.wrapping_byte_add(all.base.align_offset(align));
+    for piece in shape.pieces() {
+        let (fd, prot) = match piece.is_records {
+            true => (records, ProtFlags::READ),
+            false => (words, ProtFlags::READ | ProtFlags::WRITE),
+        };
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: the piece lies in the mapping that was just made, of which nobody knows yet; all of
+        // it is unmapped as one.
+        unsafe {
+            let at = base.wrapping_byte_add(piece.at as usize);
+            mmap(at, piece.len as usize, prot, flags, fd, piece.from)
+        }
+        .map_err(failed())?;
+    }
+    let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Invalid("a mapping at address 0"))?;
+    // SAFETY: page-aligned, and mapped until the owner unmaps it. A reader touches nothing but its
+    // rings, which have no gaps, and stores to their pages and to the transmit ring alone.
+    Ok(unsafe { Region::from_raw(base, shape.map_len(), Arc::new(all)) })
+}
+
+/// Checks that a file has so many bytes: a mapping behind its end is a SIGBUS later.
+fn has(fd: BorrowedFd<'_>, len: u64) -> Result<(), Error> {
+    let stat = fstat(fd).map_err(Error::system("cannot inspect the ring's memory"))?;
+    // Devices do not tell their length.
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    if is_file && (stat.st_size as u64) < len {
+        let what = format!("{len} bytes of ring memory in a file of {}", stat.st_size);
+        return Err(Error::Protocol(what));
+    }
+    Ok(())
+}
+
+fn map_as(fd: BorrowedFd<'_>, len: u64, prot: ProtFlags) -> Result<Region, Error> {
+    let bytes = usize::try_from(len).ok().filter(|&bytes| bytes > 0);
+    let bytes = bytes.ok_or_else(|| Error::Protocol(format!("{len} bytes of ring memory")))?;
+    has(fd, len)?;
     let flags = MapFlags::SHARED;
     // SAFETY: a fresh mapping at an address of the kernel's choice disturbs no other.
     let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0) }

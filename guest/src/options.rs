@@ -51,6 +51,7 @@ impl PortOptions {
             group: String::new(),
             arena_bytes: 0,
             shares_wake: false,
+            maps_apart: true,
         };
         Self {
             request,

@@ -5,11 +5,12 @@
 //!    (`sys::privileges`), but for one thread that keeps `CAP_BPF` alone if there is early drop;
 //!    switch user if asked.
 //! 3. Start the sources' threads and the control loop. SIGTERM or SIGINT ends it: readers see
-//!    their rings closed, VMs stay recorded for the next daemon.
+//!    their rings closed, VMs stay recorded for the next daemon. A thread that hangs keeps the daemon
+//!    from that no longer than two seconds (`watch`).
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use vnplug_ring::control::Grant;
@@ -23,10 +24,12 @@ use crate::hub::policy::Policy;
 use crate::hub::{Hub, Limits};
 use crate::source::early::Loader;
 use crate::source::spec::{LINKTYPE_ETHERNET, OpenSource};
+use crate::source::worker::Worker;
 use crate::sys::privileges::Keep;
 use crate::sys::{privileges, signals};
 use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
+use crate::watch;
 
 /// Runs the daemon until it is told to end.
 ///
@@ -46,13 +49,11 @@ pub fn run(config: Config) -> Result<(), String> {
     for dir in &made {
         log::info!(target: "control", "made the directory {}", dir.display());
     }
-    std::fs::set_permissions(&vms_dir, std::fs::Permissions::from_mode(0o711))
-        .map_err(|error| format!("{}: {error}", vms_dir.display()))?;
     let listener = listen(&config.socket, config.socket_mode)
         .map_err(|error| format!("cannot serve {}: {error}", config.socket.display()))?;
     let socket = config.socket.clone();
-    let served = own(&config.state_dir, &vms_dir)
-        .and_then(|_ours| serve(config, &made, listener, termination));
+    let served =
+        own(&config, &vms_dir).and_then(|_ours| serve(config, &made, listener, termination));
     // However it ends: a socket that nobody serves only misleads.
     if let Err(error) = std::fs::remove_file(&socket) {
         log::warn!(target: "control", "{}: {error}", socket.display());
@@ -64,11 +65,32 @@ pub fn run(config: Config) -> Result<(), String> {
 
 /// Keeps other daemons from this state directory, as long as the descriptor is open: they would serve
 /// the same VMs and receive into the same packet memory.
-fn own(state: &Path, vms: &Path) -> Result<File, String> {
+///
+/// What lies in `vms` tells who may see what and which files are memory of VMs: a directory that
+/// somebody else made, or may write, is not taken.
+fn own(config: &Config, vms: &Path) -> Result<File, String> {
     use rustix::fs::{FlockOperation, flock};
+    let state = &config.state_dir;
     // NB: the directory that only its user can open.
     let error = |error: std::io::Error| format!("{}: {error}", vms.display());
-    let dir = File::open(vms).map_err(error)?;
+    let dir = File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_DIRECTORY)
+        .open(vms)
+        .map_err(error)?;
+    let us = rustix::process::geteuid().as_raw();
+    let user = config.user.as_deref().map(privileges::user).transpose();
+    let (user, _) = user.map_err(|error| error.to_string())?.unwrap_or((us, us));
+    let found = dir.metadata().map_err(error)?;
+    if found.uid() != us && found.uid() != user {
+        return Err(format!(
+            "{} belongs to user {}: remove it, or give the daemon its own --state-dir",
+            vms.display(),
+            found.uid()
+        ));
+    }
+    dir.set_permissions(std::fs::Permissions::from_mode(0o711))
+        .map_err(error)?;
     match flock(&dir, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(dir),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(format!(
@@ -155,6 +177,11 @@ fn serve(
     let senders = config.senders.iter().map(|(_, source)| source);
     let named = users.chain(vms).chain(senders);
     named.for_each(|it| warn_unknown(&hub, it));
+    let workers = hub.sources().iter().flat_map(|source| &source.workers);
+    let lines = workers.map(Worker::line).collect();
+    let last = last_things(config.socket.clone(), dirs.clone());
+    let termination = watch::start(termination, lines, last)
+        .map_err(|error| format!("cannot start vnplug-watch: {error}"))?;
     let setup = Setup {
         hub,
         policy,
@@ -170,6 +197,16 @@ fn serve(
     control
         .run()
         .map_err(|error| format!("the control loop failed: {error}"))
+}
+
+/// What must be done when the process ends without its threads, as it would be if they ended.
+fn last_things(socket: PathBuf, dirs: Dirs) -> impl FnOnce() {
+    move || {
+        if let Err(error) = std::fs::remove_file(&socket) {
+            log::warn!(target: "control", "{}: {error}", socket.display());
+        }
+        drop(Unplugged(dirs));
+    }
 }
 
 /// Who may see what, as configured, for a daemon that runs as this user.

@@ -15,9 +15,10 @@
 //! Around that path, in the control thread: [`hub`] (sources, ports, policy), the client protocol
 //! in `control`, virtual machines in `vm`, idle CPUs in `awake`. [`config`] and [`daemon`] put it together. Threads: one
 //! per queue, the control loop, one that compiles filters and one that makes machine code of them,
-//! one per VM with a doorbell device.
+//! one per VM with a doorbell device, one that watches the others (`watch`).
 
 mod awake;
+mod closer;
 pub mod config;
 mod control;
 pub mod daemon;
@@ -30,3 +31,4 @@ pub mod rules;
 pub mod source;
 mod sys;
 mod vm;
+mod watch;

@@ -320,6 +320,12 @@ impl Consumer {
             offset = 0;
             cap_len = self.region.load_u32(DATA_OFFSET, Ordering::Relaxed);
         }
+        // The host frees the memory of a closed ring, which reads as zeroes then: its life says so
+        // before.
+        if cap_len == 0 && self.life() == Life::Closed {
+            self.head = self.tail;
+            return Ok(None);
+        }
         let size = record_size(cap_len);
         let available = self.head.wrapping_sub(self.tail);
         if cap_len > self.geometry.snaplen

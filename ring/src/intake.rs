@@ -38,6 +38,10 @@ pub enum SenderLied {
         /// The host's own position.
         tail: u64,
     },
+    /// What only the host writes.
+    Words,
+    /// It freed pages of the ring.
+    Holes,
     /// The length of a record.
     Record {
         /// What it wrote.
@@ -118,6 +122,13 @@ impl Intake {
         self.tail = self.tail.wrapping_add(skip + size);
         self.taken = self.taken.wrapping_add(1);
         Ok(Some(len))
+    }
+
+    /// Whether the words that only the host writes are there; a sender can write over them, and can
+    /// free their page.
+    #[inline]
+    pub fn is_whole(&self) -> bool {
+        self.region.load_u64(SEND_LIFE, Ordering::Relaxed) & !0xff == self.geometry.epoch
     }
 
     /// Gives the room of what was taken back to the sender. Once per batch.
@@ -213,6 +224,11 @@ impl std::fmt::Display for SenderLied {
             Self::Head { head, tail } => {
                 write!(f, "the sender's head {head} is impossible with tail {tail}")
             }
+            Self::Words => write!(
+                f,
+                "the sender wrote over the host's words, or freed their page"
+            ),
+            Self::Holes => write!(f, "the sender freed pages of its ring"),
             Self::Record { cap_len, available } => write!(
                 f,
                 "the sender's record of {cap_len} bytes is impossible with {available} published"

@@ -231,11 +231,26 @@ impl Producer {
         self.lost = self.lost.saturating_add(1);
     }
 
+    /// Counts packets that were not offered to the ring, as if it had been full; told with the next
+    /// [`publish`](Self::publish).
+    pub fn miss(&mut self, packets: u64) {
+        self.dropped += packets;
+        let packets = u32::try_from(packets).unwrap_or(u32::MAX);
+        self.lost = self.lost.saturating_add(packets);
+    }
+
     /// Ends the ring's life; what was published stays readable. The reader is to be woken.
     pub fn finish(&mut self, life: Life) {
         self.publish();
         self.region
             .store_u64(LIFE, self.geometry.epoch | life as u64, Ordering::Release);
+    }
+
+    /// Whether the words that only the host writes are there; a reader can write over them, and can
+    /// free their page. Of a ring that the host made.
+    #[inline]
+    pub fn is_whole(&self) -> bool {
+        self.region.load_u64(LIFE, Ordering::Relaxed) & !0xff == self.geometry.epoch
     }
 
     /// Where a transmit ring is in its life; [`Life::Closed`] also if its memory serves another ring.

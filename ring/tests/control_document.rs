@@ -27,10 +27,11 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         group: String::new(),
         arena_bytes: 0,
         shares_wake: false,
+        maps_apart: true,
     };
     let opened = Opened {
         port: 4,
-        map_len: 1_056_768,
+        map_len: 1_052_672,
         rings: vec![RingPlace {
             offset: 0,
             len: 1_052_672,
@@ -41,6 +42,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         vector: u32::MAX,
         transmit: RingPlace::default(),
         arenas: Arenas::default(),
+        apart: true,
     };
     let hello = Message::Hello {
         min_version: 1,

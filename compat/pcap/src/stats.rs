@@ -141,7 +141,8 @@ impl Base {
         }
         let (recv, drop, ifdrop) = match host {
             Some(host) => {
-                let full = value(host, "dropped_full") + value(host, "dropped_quarantine");
+                let kinds = ["dropped_full", "dropped_budget", "dropped_quarantine"];
+                let full: u64 = kinds.iter().map(|kind| value(host, kind)).sum();
                 self.last_ifdrop = value(host, "source_kernel_dropped");
                 let recv = self.taken + self.lost + value(host, "delivered") + full;
                 // A member of a group loses packets that the daemon has delivered.

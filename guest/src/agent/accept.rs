@@ -12,6 +12,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketFlags, accept_with};
 
 use super::app::{App, Hangup};
+use super::closer::{Closer, PeerFd};
 use super::serve::Agent;
 use crate::error::Error;
 
@@ -33,8 +34,11 @@ impl Agent {
                 }
             };
             let uid = socket_peercred(&socket).map_or(u32::MAX, |peer| peer.uid.as_raw());
+            let closer = self.closer_of(uid);
+            let socket = PeerFd::new(socket, closer.clone());
             let same = self.apps.values().filter(|app| app.uid == uid).count();
-            if same >= MAX_PER_USER || self.apps.len() >= MAX_APPS {
+            // Those that are over count until they are closed.
+            if same + closer.open() >= MAX_PER_USER || self.apps.len() >= MAX_APPS {
                 log::warn!("too many connections of user {uid}");
                 continue;
             }
@@ -46,6 +50,18 @@ impl Agent {
                 Err(error) => log::warn!("{error}"),
             }
         }
+    }
+
+    /// Who closes what a user's applications had their hands on.
+    fn closer_of(&mut self, uid: u32) -> Closer {
+        if self.closers.len() > MAX_APPS {
+            // Those of the present ones are kept by them.
+            self.closers.retain(|_, closer| closer.open() > 0);
+            for app in self.apps.values() {
+                self.closers.insert(app.uid, app.closer().clone());
+            }
+        }
+        self.closers.entry(uid).or_default().clone()
     }
 
     /// Accepts nobody for a moment.

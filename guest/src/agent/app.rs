@@ -1,19 +1,27 @@
 //! One application's connection to the agent.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
-use rustix::io::{Errno, read};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recv, recvmsg, sendmsg,
+};
 use vnplug_ring::control::wire::{Framer, MAX_REQUEST};
 use vnplug_ring::control::{Message, RingPlace};
+
+use super::closer::{Closer, PeerFd};
+use crate::connection::timespec;
 
 /// An application: its socket, what is still to be sent, what it may still map.
 #[derive(Debug)]
 pub(super) struct App {
-    socket: OwnedFd,
+    socket: PeerFd,
     framer: Framer,
     out: VecDeque<Outgoing>,
     backlog: usize,
@@ -39,7 +47,7 @@ struct Outgoing {
 }
 
 impl App {
-    pub(super) fn new(socket: OwnedFd, uid: u32) -> Self {
+    pub(super) fn new(socket: PeerFd, uid: u32) -> Self {
         Self {
             socket,
             framer: Framer::strict(MAX_REQUEST),
@@ -56,14 +64,19 @@ impl App {
     /// Reads once: an application cannot keep the agent from the others.
     pub(super) fn read(&mut self) -> Result<(), Hangup> {
         let mut bytes = [0; 4096];
-        // NB: `read`, not `recvmsg`: descriptors an application sends are closed by the kernel.
-        match read(&self.socket, &mut bytes) {
-            Ok(0) => return Err(Hangup("closed".into())),
-            Ok(count) => self.framer.push(&bytes[..count]),
+        match receive(&self.socket, &mut bytes) {
+            Ok(Some(0)) => return Err(Hangup("closed".into())),
+            Ok(Some(count)) => self.framer.push(&bytes[..count]),
+            Ok(None) => return Err(Hangup("it sends descriptors".into())),
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(errno) => return Err(Hangup(errno.to_string())),
         }
         Ok(())
+    }
+
+    /// Who closes what it had its hands on.
+    pub(super) fn closer(&self) -> &Closer {
+        self.socket.closer()
     }
 
     /// The next request that was read, with its id; `None` as well while the application is
@@ -124,7 +137,10 @@ impl App {
             match sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL) {
                 Ok(count) => {
                     first.sent += count;
-                    first.fds.clear();
+                    // The application has them now.
+                    for fd in first.fds.drain(..) {
+                        self.socket.closer().close(fd);
+                    }
                     self.backlog -= count;
                     if first.sent == first.bytes.len() {
                         self.out.pop_front();
@@ -147,6 +163,27 @@ impl App {
 impl AsFd for App {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+}
+
+/// Reads bytes without blocking; `None`: descriptors come next (or an out-of-band byte, which may bring
+/// some). To read on would drop them, which may block as long as who sent them likes. So this looks
+/// first, and then takes what it saw; `MSG_CTRUNC` and `POLLPRI` tell.
+pub(super) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> Result<Option<usize>, Errno> {
+    let mut none = RecvAncillaryBuffer::default();
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let seen = recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut none, flags)?;
+    let mut urgent = [PollFd::new(&socket, PollFlags::PRI)];
+    poll(&mut urgent, Some(&timespec(Duration::ZERO)))?;
+    let urgent = urgent[0].revents().contains(PollFlags::PRI);
+    if urgent || seen.flags.contains(ReturnFlags::CTRUNC) {
+        return Ok(None);
+    }
+    match seen.bytes {
+        0 => Ok(Some(0)),
+        seen => {
+            recv(&socket, &mut bytes[..seen], RecvFlags::DONTWAIT).map(|(_, count)| Some(count))
+        }
     }
 }
 

@@ -23,13 +23,15 @@
 //! application's connection closes, which a library does only after unmapping.
 //!
 //! Applications are not trusted: they may not say what only agents and operators may, a malformed
-//! message or an unread backlog closes the connection, and connections per user are limited. An
+//! message, a descriptor or an unread backlog closes the connection, and connections per user are
+//! limited. What an application had its hands on is closed by a thread of its user (`closer`). An
 //! application with too many requests under way is read again when one is answered.
 
 mod accept;
 mod app;
 mod arena;
 mod channel;
+mod closer;
 mod doorbell;
 mod find;
 mod phase;

@@ -6,12 +6,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::net::{
+    AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair,
+};
 use vnplug_ring::control::{ArenaHome, Header, Message, Opened, RingPlace, Role, VERSION, code};
 
-use super::app::Hangup;
+use super::app::{Hangup, receive};
 use super::arena;
+use super::closer::{Closer, PeerFd};
 use super::doorbell::Line;
 use super::phase::Phase;
 use super::serve::Agent;
@@ -24,18 +26,19 @@ pub(super) struct PortEntry {
     wake: Wake,
     places: Vec<RingPlace>,
     /// Our end of the socket by which its application kicks the host, if it sends.
-    kick: Option<OwnedFd>,
+    kick: Option<PeerFd>,
 }
 
 /// How the reader of a port is woken.
 #[derive(Debug)]
 enum Wake {
-    /// By us, when the host says so: our end of its pipe.
-    Pipe(OwnedFd),
+    /// By us, when the host says so: our end of its socket, which is shut for reading. A pipe would
+    /// stop us while its reader copies into memory that faults for ever.
+    Socket(PeerFd),
     /// By a vector of the doorbell, past us.
     Vector(#[expect(dead_code, reason = "it is silenced when dropped")] Line),
     /// By us, every few milliseconds: the host rings a vector that we do not hear.
-    Blind(OwnedFd),
+    Blind(PeerFd),
 }
 
 /// A relayed request.
@@ -176,10 +179,11 @@ impl Agent {
 
     /// The application is gone: its ports close and its places are free.
     pub(super) fn drop_app(&mut self, number: u32, why: &Hangup) {
-        // Its descriptor leaves the epoll instance with its last copy.
         let Some(app) = self.apps.remove(&number) else {
             return;
         };
+        // Another thread closes it, at some time.
+        self.unwatch(&app);
         log::debug!("application {number}: {}", why.0);
         let mut places = app.mapped;
         self.ports.retain(|_, entry| {
@@ -263,9 +267,11 @@ impl Agent {
             _ => None,
         };
         let memory = self.pools.first().map(|pool| pool.memory.try_clone());
-        let kicks = self.kicks(&opened);
+        let closer = self.apps.get(&app).map(|app| app.closer().clone());
+        let closer = closer.unwrap_or_default();
+        let kicks = self.kicks(&opened, &closer);
         let (Some(Ok(memory)), Ok((reader, wake)), Ok((kick, kicker))) =
-            (memory, self.wake(&opened), kicks)
+            (memory, self.wake(&opened, &closer), kicks)
         else {
             log::warn!("no descriptors left for a port of application {app}");
             let text = "the agent is out of descriptors";
@@ -298,13 +304,18 @@ impl Agent {
     }
 
     /// The socket by which an application kicks: our end, which is listened to, and its own.
-    fn kicks(&self, opened: &Opened) -> Result<(Option<OwnedFd>, Option<OwnedFd>), Error> {
+    fn kicks(
+        &self,
+        opened: &Opened,
+        closer: &Closer,
+    ) -> Result<(Option<PeerFd>, Option<OwnedFd>), Error> {
         if opened.transmit.len == 0 {
             return Ok((None, None));
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(Error::system("cannot make a socket for kicks"))?;
+        let ours = PeerFd::new(ours, closer.clone());
         self.watch_kick(&ours, opened.port)?;
         Ok((Some(ours), Some(theirs)))
     }
@@ -316,9 +327,9 @@ impl Agent {
         let Some(kick) = entry.and_then(|entry| entry.kick.as_ref()) else {
             return;
         };
-        let mut bytes = [0; 256];
-        // Nothing at all: the application closed its end, which would be ready for ever.
-        if recv(kick, &mut bytes, RecvFlags::DONTWAIT) == Ok((0, 0)) {
+        // Nothing at all: the application closed its end, which would be ready for ever. Descriptors:
+        // they stay there, and nobody listens any more.
+        if matches!(receive(kick, &mut [0; 256]), Ok(Some(0) | None)) {
             self.unwatch(kick);
         }
         self.kicks_owed.insert(port);
@@ -336,7 +347,7 @@ impl Agent {
     }
 
     /// The descriptor that wakes a reader, and our part in that.
-    fn wake(&self, opened: &Opened) -> Result<(OwnedFd, Wake), Errno> {
+    fn wake(&self, opened: &Opened, closer: &Closer) -> Result<(OwnedFd, Wake), Errno> {
         if opened.vector != u32::MAX {
             let doorbell = self.doorbell.as_ref();
             match doorbell.map(|doorbell| doorbell.listen(opened.vector)) {
@@ -348,9 +359,12 @@ impl Agent {
                 None => {}
             }
         }
-        let (reader, bell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (bell, reader) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        shutdown(&bell, Shutdown::Read)?;
+        let bell = PeerFd::new(bell, closer.clone());
         if opened.vector == u32::MAX {
-            return Ok((reader, Wake::Pipe(bell)));
+            return Ok((reader, Wake::Socket(bell)));
         }
         log::warn!(
             "the host wakes port {} by a vector that this agent does not hear: its reader is \
@@ -366,7 +380,7 @@ impl Agent {
             Message::Wake(ports) => {
                 for port in ports {
                     if let Some(PortEntry {
-                        wake: Wake::Pipe(bell),
+                        wake: Wake::Socket(bell),
                         ..
                     }) = self.ports.get(&port)
                     {
@@ -395,7 +409,7 @@ impl Agent {
                 ));
             }
         }
-        // The message comes before the end of the pipe, which closes here.
+        // The message comes before the end of the doorbell, which closes here.
         self.answer(entry.app, 0, &Message::Gone { port, reason }, Vec::new())
     }
 
@@ -450,9 +464,9 @@ fn places_of(opened: &Opened) -> Vec<RingPlace> {
     rings.copied().chain(transmit).collect()
 }
 
-/// Wakes a reader; a full pipe has woken it already.
-fn ring(bell: &OwnedFd) {
-    match rustix::io::write(bell, &[1]) {
+/// Wakes a reader; a full buffer has woken it already.
+fn ring(bell: &PeerFd) {
+    match send(bell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         Ok(_) | Err(Errno::AGAIN | Errno::PIPE) => {}
         Err(errno) => log::debug!("cannot ring: {errno}"),
     }

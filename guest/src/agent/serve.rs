@@ -14,6 +14,7 @@ use super::AgentConfig;
 use super::accept::listen;
 use super::app::App;
 use super::channel::Channel;
+use super::closer::{Closer, PeerFd};
 use super::doorbell::Doorbell;
 use super::find::{Identity, Pool};
 use super::phase::Phase;
@@ -39,6 +40,8 @@ pub(super) struct Agent {
     /// Candidates; from Welcome on the one in use.
     pub(super) pools: Vec<Pool>,
     pub(super) apps: BTreeMap<u32, App>,
+    /// By user, who closes what its applications had their hands on.
+    pub(super) closers: BTreeMap<u32, Closer>,
     pub(super) ports: BTreeMap<u32, PortEntry>,
     pub(super) pending: BTreeMap<u32, Pending>,
     pub(super) last_app: u32,
@@ -77,6 +80,7 @@ impl Agent {
             channel_writes: false,
             pools: Vec::new(),
             apps: BTreeMap::new(),
+            closers: BTreeMap::new(),
             ports: BTreeMap::new(),
             pending: BTreeMap::new(),
             last_app: 0,
@@ -159,13 +163,16 @@ impl Agent {
             .map_err(Error::system("cannot watch a descriptor"))
     }
 
-    /// Watches for kicks of a port; its descriptor leaves with its last copy.
-    pub(super) fn watch_kick(&self, kick: &OwnedFd, port: u32) -> Result<(), Error> {
-        self.watch(kick, KICK | u64::from(port))
+    /// Watches for kicks of a port: each is told once, whatever is left unread, for the descriptor stays
+    /// watched until another thread has closed it.
+    pub(super) fn watch_kick(&self, kick: &PeerFd, port: u32) -> Result<(), Error> {
+        let data = EventData::new_u64(KICK | u64::from(port));
+        epoll::add(&self.epoll, kick, data, EventFlags::IN | EventFlags::ET)
+            .map_err(Error::system("cannot watch a descriptor"))
     }
 
     /// Does not watch a descriptor any more.
-    pub(super) fn unwatch(&self, fd: &OwnedFd) {
+    pub(super) fn unwatch(&self, fd: &impl AsFd) {
         if let Err(errno) = epoll::delete(&self.epoll, fd) {
             log::debug!("a descriptor was not watched: {errno}");
         }

@@ -14,7 +14,7 @@ use super::{Kept, Outbox};
 use crate::client::{commit_limit, done};
 use crate::connection::{Connection, PortFds, unexpected};
 use crate::error::Error;
-use crate::map::{map, map_read_only};
+use crate::map::{map, map_apart, map_read_only};
 use crate::options::PortOptions;
 
 /// A port's way to the daemon or agent.
@@ -57,6 +57,7 @@ impl Link {
         let mut request = options.request.clone();
         request.reopened = reopened;
         request.shares_wake = common.is_some();
+        request.maps_apart = true;
         // Nothing comes before the rules are there that say what may.
         request.tuning.enabled &= !rules.matter();
         // The rings are committed before the answer comes.
@@ -75,12 +76,15 @@ impl Link {
         };
         let sends = opened.transmit.len > 0;
         let apart = opened.arenas.home == ArenaHome::Apart;
+        let is_split = opened.apart;
         let PortFds {
             memory,
+            records,
             wake,
             kick,
             arenas,
-        } = line.with(|connection| connection.take_fds(sends, apart, common.is_some()))?;
+        } =
+            line.with(|connection| connection.take_fds(sends, apart, common.is_some(), is_split))?;
         // From here on what fails closes the port, too.
         let mut link = Self {
             line,
@@ -90,7 +94,10 @@ impl Link {
         };
         link.take_wake(wake)?;
         let opened = &link.opened;
-        let region = map(memory.as_fd(), opened.map_len)?;
+        let region = match &records {
+            Some(records) => map_apart(memory.as_fd(), records.as_fd(), opened)?,
+            None => map(memory.as_fd(), opened.map_len)?,
+        };
         let commons = match &arenas {
             Some(arenas) => Some(map_read_only(arenas.as_fd(), opened.arenas.map_len)?),
             None if opened.arenas.home == ArenaHome::WithTheRings => Some(region.clone()),

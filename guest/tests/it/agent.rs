@@ -492,3 +492,42 @@ fn a_host_that_closes_a_port_is_relayed_and_the_place_kept_until_unmapped() {
 }
 
 const POOL: u64 = 4 << 20;
+
+/// A socket whose close takes so long, and its peer, which reads nothing.
+fn lingering(time: Duration) -> (OwnedFd, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    rustix::net::sockopt::set_socket_linger(&socket, Some(time)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket.into(), peer)
+}
+
+#[test]
+fn a_descriptor_that_blocks_who_drops_it_costs_its_application_only() {
+    let guest = Guest::new("agent-bomb");
+    let _port = guest.open();
+    // The control.
+    let (short, _peer) = lingering(Duration::from_secs(1));
+    let begun = Instant::now();
+    drop(short);
+    assert!(begun.elapsed() > Duration::from_millis(900));
+
+    let mut peers = Vec::new();
+    for _ in 0..3 {
+        let application = UnixStream::connect(guest.socket()).unwrap();
+        let (bomb, peer) = lingering(Duration::from_secs(60));
+        crate::support::write_with_fds(&application, b"V", &[bomb]);
+        peers.push(peer);
+        // Its connection ends when that is closed; the others are served all the time.
+        let begun = Instant::now();
+        let mut other = Client::connect_to(&guest.socket()).unwrap();
+        assert_eq!(other.devices().unwrap().len(), 1);
+        assert!(
+            begun.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            begun.elapsed()
+        );
+    }
+}

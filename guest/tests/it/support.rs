@@ -341,6 +341,7 @@ impl Shared {
             vector: self.vector.unwrap_or(u32::MAX),
             transmit: RingPlace::default(),
             arenas: vnplug_ring::control::Arenas::default(),
+            apart: false,
         };
         Ok((opened, fds))
     }

@@ -1,14 +1,17 @@
 //! VMs as the control thread sees them: attaching, channels, wake-ups.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
 use vnplug_ring::control::{Counted, Grant, Message, VmSpec, code};
 
 use super::groups::name_sources;
 use super::memory::{LARGE, Want};
 use super::session::{Over, Session};
-use super::{Control, watch};
+use super::{Control, unwatch, watch};
+use crate::closer::PeerFd;
 use crate::hub::Refusal;
 use crate::hub::policy::Viewer;
 use crate::noise::peer_log;
@@ -164,18 +167,14 @@ impl Control {
         // Known first, so that what fails here can be detached.
         let vm = self.vms.entry(name.clone()).insert_entry(vm).into_mut();
         let listeners = [
-            Some(&vm.listener),
-            vm.doorbell.as_ref().map(|it| &it.listener),
+            Some(vm.listener.as_fd()),
+            vm.doorbell.as_ref().map(|it| it.listener.as_fd()),
         ];
         let mut watched = Ok(());
         for (doorbell, listener) in [false, true].into_iter().zip(listeners) {
             let Some(listener) = listener else { continue };
             self.next_token += 1;
-            watched = watched.and(watch(
-                &self.epoll,
-                std::os::fd::AsFd::as_fd(listener),
-                self.next_token,
-            ));
+            watched = watched.and(watch(&self.epoll, listener, self.next_token));
             self.vm_listeners
                 .insert(self.next_token, (name.clone(), doorbell));
         }
@@ -204,13 +203,16 @@ impl Control {
         }
         self.close_now(&Viewer::Vm(name.to_owned()));
         if let Some(vm) = self.vms.remove(name) {
-            // Closing a listener takes it out of the epoll set.
             self.vm_listeners.retain(|_, (owner, _)| owner != name);
-            let large = vm.pool_bytes() >= LARGE;
+            unwatch(&self.epoll, vm.listener.as_fd());
+            if let Some(server) = &vm.doorbell {
+                unwatch(&self.epoll, server.listener.as_fd());
+            }
+            let bytes = vm.pool_bytes();
             let groups = vm.groups().to_vec();
             let memory = vm.dissolve(&self.dirs.state);
-            if large {
-                self.memory.discard(memory);
+            if bytes >= LARGE {
+                self.memory.discard(memory, bytes);
             }
             self.expel(name);
             self.remove_orphans(&groups);
@@ -224,14 +226,15 @@ impl Control {
         &mut self,
         token: u64,
         name: &str,
-        gift: Option<OwnedFd>,
+        gift: Option<PeerFd>,
     ) -> Result<(), Refusal> {
         let invalid = |what: &str| Refusal::new(code::INVALID, what.to_owned());
         let fd = gift.ok_or_else(|| invalid("Adopt takes one descriptor, none came"))?;
-        let kind = rustix::net::sockopt::socket_type(&fd);
-        if kind != Ok(rustix::net::SocketType::STREAM) {
+        // NB: not fstat, which asks whoever serves the file.
+        let is_stream = socket_type(&fd) == Ok(SocketType::STREAM);
+        if !is_stream || socket_domain(&fd) != Ok(AddressFamily::UNIX) {
             return Err(invalid(
-                "the descriptor of a control channel must be a stream socket",
+                "the descriptor of a control channel must be a Unix stream socket",
             ));
         }
         let Some(vm) = self.vms.get(name) else {
@@ -244,7 +247,7 @@ impl Control {
             let what = format!("VM {name:?} is not attached over this connection: attach it first");
             return Err(Refusal::new(code::EXISTS, what));
         }
-        self.take_channel(name, fd);
+        self.take_channel(name, fd.into_owned());
         Ok(())
     }
 
@@ -289,7 +292,10 @@ impl Control {
             );
         }
         let viewer = Viewer::Vm(name.to_owned());
-        let mut session = Session::new(fd, viewer, true, Instant::now());
+        let fd = self.peer_socket(fd, &viewer);
+        let now = Instant::now();
+        let bucket = self.buckets.of(&viewer, false, now);
+        let mut session = Session::new(fd, viewer, true, bucket, now);
         if self.vms.get(name).is_some_and(|vm| vm.kind() == "uml") {
             session.expect_acknowledgements();
         }

@@ -11,30 +11,46 @@
 //! as if it came now.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use vnplug_ring::control::Message;
 use vnplug_ring::control::wire::Header;
 
-use super::Control;
 use super::memory::LARGE;
+use super::session::Over;
+use super::waiting::{AT_ONCE, Whom};
+use super::{ANSWERED, Control};
 use crate::hub::policy::Viewer;
 use crate::hub::{Closed, Closing};
 
 /// Ports on their way out.
 #[derive(Default)]
 pub(super) struct Leaving {
-    /// Of whom they are, and which.
+    /// Ports to be closed, and whose they are.
     doomed: VecDeque<(Viewer, u32)>,
-    /// Those of which the queues' threads know.
-    closing: Vec<(Viewer, Closing)>,
+    /// Ports that queues' threads were told to let go.
+    closing: Vec<Parting>,
     /// By connection the message that waits for the ports of its VM.
     parked: HashMap<u64, (Header, Vec<u8>)>,
 }
 
+/// A port that queues' threads were told to let go.
+struct Parting {
+    /// Whose it is; `None`: a VM's that is no more, and the memory with it.
+    viewer: Option<Viewer>,
+    closing: Closing,
+    /// Who is to be answered when it is closed.
+    whom: Option<Whom>,
+}
+
 impl Leaving {
-    /// Whether threads are to answer soon.
-    pub(super) fn is_awaited(&self) -> bool {
-        !self.closing.is_empty()
+    /// How soon threads are to be looked at again, if any have to answer.
+    pub(super) fn look_again(&self) -> Option<Duration> {
+        let waits = self.closing.iter().map(|it| match it.closing.is_stalled() {
+            true => STALLED,
+            false => ANSWERED,
+        });
+        waits.min()
     }
 
     /// Forgets the message of a connection that ended.
@@ -42,23 +58,50 @@ impl Leaving {
         self.parked.remove(&token);
     }
 
+    /// Whether ports of somebody are still to be closed, other than by a thread that is stalled:
+    /// their memory is free when that goes on.
     fn has_some_of(&self, viewer: &Viewer) -> bool {
-        let mut closing = self.closing.iter().map(|(it, _)| it);
-        closing.any(|it| it == viewer) || self.doomed.iter().any(|(it, _)| it == viewer)
+        let is_own = |it: &Parting| it.viewer.as_ref() == Some(viewer) && !it.closing.is_stalled();
+        self.closing.iter().any(is_own) || self.doomed.iter().any(|(it, _)| it == viewer)
     }
 }
 
 impl Control {
     /// Closes ports and gives their memory back: those of a VM's pool are free for what the agent
-    /// asks for next.
+    /// asks for next, unless a thread takes its time.
     pub(super) fn close_ports(&mut self, viewer: &Viewer, ports: Vec<u32>) {
-        // All are told before the first is waited for: the threads take them in one go.
+        // All are told before the first is looked at: the threads take them in one go.
         let closing: Vec<Closing> = ports
             .into_iter()
             .filter_map(|port| self.hub.begin_close(port))
             .collect();
-        for closing in closing {
-            self.finish_close(viewer, closing);
+        let until = Instant::now() + AT_ONCE;
+        for mut closing in closing {
+            if closing.is_over(until) {
+                self.finish_close(Some(viewer), closing, LARGE);
+            } else {
+                self.leaving.closing.push(Parting {
+                    viewer: Some(viewer.clone()),
+                    closing,
+                    whom: None,
+                });
+            }
+        }
+    }
+
+    /// Closes a port, and answers when it is closed, or its thread is stalled.
+    pub(super) fn close_one(&mut self, whom: Whom, viewer: &Viewer, port: u32) -> Result<(), Over> {
+        let before = self.leaving.closing.len();
+        self.close_ports(viewer, vec![port]);
+        match self.leaving.closing.get_mut(before) {
+            None => self.answer(whom.0, whom.1, whom.2, Ok((Message::Done, Vec::new()))),
+            Some(parting) => {
+                parting.whom = Some(whom);
+                if let Some(session) = self.sessions.get_mut(&whom.0) {
+                    session.busy = true;
+                }
+                Ok(())
+            }
         }
     }
 
@@ -98,42 +141,61 @@ impl Control {
         waits
     }
 
-    /// Closes what is left of the ports of a VM that is to be no more, and waits for that.
+    /// Closes what is left of the ports of a VM that is to be no more. What a thread has not let go
+    /// it may still write to, in memory that then is nobody's.
     pub(super) fn close_now(&mut self, viewer: &Viewer) {
         let leaving = &mut self.leaving;
-        let begun = leaving.closing.extract_if(.., |(it, _)| it == viewer);
-        let begun: Vec<Closing> = begun.map(|(_, closing)| closing).collect();
         let (own, others) = leaving.doomed.drain(..).partition(|(it, _)| it == viewer);
         leaving.doomed = others;
         let own: VecDeque<(Viewer, u32)> = own;
         self.close_ports(viewer, own.into_iter().map(|(_, port)| port).collect());
-        for closing in begun {
-            self.finish_close(viewer, closing);
+        self.close_doomed();
+        for parting in &mut self.leaving.closing {
+            if parting.viewer.as_ref() == Some(viewer) {
+                parting.viewer = None;
+            }
         }
     }
 
     /// Finishes closing what the queues' threads have let go, then tells them of more.
     pub(super) fn close_doomed(&mut self) {
         let now = Instant::now();
-        let is_over = |(_, closing): &mut (Viewer, Closing)| closing.is_over(now);
-        let over: Vec<_> = self.leaving.closing.extract_if(.., is_over).collect();
-        for (viewer, closing) in over {
-            let port = closing.id();
-            let Closed {
-                places, remains, ..
-            } = self.hub.finish_close(closing);
-            // Unmapping the rings is not this thread's business here.
-            self.memory.discard(remains);
-            if let Some(vm) = self.vm_of_mut(&viewer) {
-                vm.forget_port(port, &places);
-            }
+        let closing = &mut self.leaving.closing;
+        let over: Vec<Parting> = closing
+            .extract_if(.., |parting| parting.closing.is_over(now))
+            .collect();
+        let stalled = closing.iter_mut().filter(|it| it.closing.is_stalled());
+        let mut told: Vec<Whom> = stalled.filter_map(|it| it.whom.take()).collect();
+        for Parting {
+            viewer,
+            closing,
+            whom,
+        } in over
+        {
+            told.extend(whom);
+            self.finish_close(viewer.as_ref(), closing, 0);
         }
-        // A thread that hangs holds the others up, but has its time for each lot and not for each port.
-        while self.leaving.closing.len() < CLOSES
+        for whom in told {
+            if let Some(session) = self.sessions.get_mut(&whom.0) {
+                session.busy = false;
+            }
+            let went = self.answer(whom.0, whom.1, whom.2, Ok((Message::Done, Vec::new())));
+            self.went_on(whom.0, went);
+        }
+        // Those that wait for a thread that is stalled hold up nobody else's.
+        let moving = |leaving: &Leaving| {
+            let moving = leaving.closing.iter();
+            moving.filter(|it| !it.closing.is_stalled()).count()
+        };
+        while moving(&self.leaving) < CLOSES
             && let Some((viewer, port)) = self.leaving.doomed.pop_front()
         {
             let closing = self.hub.begin_close(port);
-            self.leaving.closing.extend(closing.map(|it| (viewer, it)));
+            self.leaving.closing.extend(closing.map(|closing| Parting {
+                viewer: Some(viewer),
+                closing,
+                whom: None,
+            }));
         }
     }
 
@@ -155,15 +217,18 @@ impl Control {
         }
     }
 
-    fn finish_close(&mut self, viewer: &Viewer, closing: Closing) {
+    /// Frees what the threads let go. Rings of `elsewhere` bytes and more are not unmapped by this
+    /// thread.
+    fn finish_close(&mut self, viewer: Option<&Viewer>, closing: Closing, elsewhere: u64) {
         let port = closing.id();
         let Closed {
             places, remains, ..
         } = self.hub.finish_close(closing);
-        if remains.iter().map(|port| port.ring_bytes()).sum::<u64>() >= LARGE {
-            self.memory.discard(remains);
+        let bytes = remains.bytes();
+        if bytes >= elsewhere {
+            self.memory.discard(remains, bytes);
         }
-        if let Some(vm) = self.vm_of_mut(viewer) {
+        if let Some(vm) = viewer.and_then(|viewer| self.vm_of_mut(viewer)) {
             vm.forget_port(port, &places);
         }
     }
@@ -172,4 +237,6 @@ impl Control {
 /// Ports whose reader is gone: so few are closed at once, and of more of them so many are on their way
 /// at a time. A queue's thread takes each in less than a microsecond, between two batches.
 const FEW: usize = 4;
+/// How soon it is looked whether a stalled thread goes on.
+const STALLED: Duration = Duration::from_millis(100);
 const CLOSES: usize = 32;

@@ -1,7 +1,8 @@
-//! Memory is committed, and given back, by a thread of its own: half a second for each GiB, in
+//! Memory is committed, and given back, by threads of their own: half a second for each GiB, in
 //! which everybody else is served.
 //!
-//! Tasks are done in turn, so that what is given back is there for who asks next. Every task that
+//! Tasks are done in turn, so that what is given back is there for who asks next: those of much memory
+//! by one thread, those of little by another, which nobody's gigabytes hold up. Every task that
 //! makes something comes back, also one that was given up because its connection is gone; what it
 //! made is then the control thread's to throw away.
 
@@ -18,11 +19,13 @@ use vnplug_ring::control::code;
 use super::compile::{Ticket, Waits};
 use crate::hub::{Need, OwnMemory, Refusal};
 use crate::sys::event;
-use crate::sys::memory::{GoOn, sealed, write_sealed};
+use crate::sys::memory::{self, GoOn};
 use crate::vm::{Committed, Plan};
 
-/// Memory from this size on is this thread's business; less takes no longer than a request may.
-pub(crate) const LARGE: u64 = 8 << 20;
+/// Memory from this size on is these threads' business; less takes half a millisecond at most.
+pub(crate) const LARGE: u64 = 1 << 20;
+/// From this size on it is that of the one for much.
+const MUCH: u64 = 16 << 20;
 
 /// What is to be made.
 pub(crate) enum Want {
@@ -30,6 +33,15 @@ pub(crate) enum Want {
     Pool(Plan),
     /// A port's rings, and the arenas of the group that it is the first member of.
     Rings(Need),
+}
+
+impl Want {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Pool(_) => u64::MAX,
+            Self::Rings(need) => need.total(),
+        }
+    }
 }
 
 /// What was made.
@@ -50,29 +62,39 @@ enum Task {
     Discard(Box<dyn Send>),
 }
 
-/// The thread, as the control thread sees it.
+/// The threads, as the control thread sees them.
 pub(crate) struct MemoryThread {
-    tasks: Option<Sender<Task>>,
+    /// For little and for much.
+    lanes: [Lane; 2],
     done: Receiver<Completed>,
     closing: Arc<AtomicBool>,
+}
+
+struct Lane {
+    tasks: Option<Sender<Task>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl MemoryThread {
-    /// Starts it; `bell`, an eventfd, becomes readable when something is made.
+    /// Starts them; `bell`, an eventfd, becomes readable when something is made.
     pub(crate) fn start(bell: Arc<OwnedFd>) -> io::Result<Self> {
-        let (tasks, inbox) = channel();
         let (outbox, done) = channel();
         let closing = Arc::new(AtomicBool::new(false));
-        let theirs = Arc::clone(&closing);
-        let thread = std::thread::Builder::new()
-            .name("vnplug-memory".into())
-            .spawn(move || work(&inbox, &outbox, &theirs, &bell))?;
+        let lane = |name: &str| {
+            let (tasks, inbox) = channel();
+            let (theirs, outbox, bell) = (Arc::clone(&closing), outbox.clone(), Arc::clone(&bell));
+            let thread = std::thread::Builder::new()
+                .name(name.into())
+                .spawn(move || work(&inbox, &outbox, &theirs, &bell))?;
+            io::Result::Ok(Lane {
+                tasks: Some(tasks),
+                thread: Some(thread),
+            })
+        };
         Ok(Self {
-            tasks: Some(tasks),
+            lanes: [lane("vnplug-memory")?, lane("vnplug-memory-2")?],
             done,
             closing,
-            thread: Some(thread),
         })
     }
 
@@ -83,17 +105,18 @@ impl MemoryThread {
     /// `INTERNAL` if the thread is gone.
     pub(crate) fn make(&self, session: u64, want: Want) -> Result<Ticket, Refusal> {
         let (ticket, waits) = Ticket::new();
-        if self.send(Task::Make(session, want, waits)) {
+        let bytes = want.bytes();
+        if self.send(bytes, Task::Make(session, want, waits)) {
             return Ok(ticket);
         }
         let what = "the thread that commits memory is gone: restart the daemon";
         Err(Refusal::new(code::INTERNAL, what))
     }
 
-    /// Drops something that holds much memory.
-    pub(crate) fn discard(&self, what: impl Send + 'static) {
+    /// Drops something that holds so much memory.
+    pub(crate) fn discard(&self, what: impl Send + 'static, bytes: u64) {
         // Without the thread it is dropped here.
-        self.send(Task::Discard(Box::new(what)));
+        self.send(bytes, Task::Discard(Box::new(what)));
     }
 
     /// What was made next.
@@ -101,8 +124,10 @@ impl MemoryThread {
         self.done.try_recv().ok()
     }
 
-    fn send(&self, task: Task) -> bool {
-        self.tasks
+    fn send(&self, bytes: u64, task: Task) -> bool {
+        let [little, much] = &self.lanes;
+        let lane = if bytes < MUCH { little } else { much };
+        lane.tasks
             .as_ref()
             .is_some_and(|tasks| tasks.send(task).is_ok())
     }
@@ -112,12 +137,14 @@ impl Drop for MemoryThread {
     fn drop(&mut self) {
         // Release: pairs with the Acquire in `work`.
         self.closing.store(true, Ordering::Release);
-        self.tasks = None;
-        // What it had begun it gives up, and leaves no file behind.
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!(target: "control", "the thread that commits memory panicked");
+        self.lanes.iter_mut().for_each(|lane| lane.tasks = None);
+        // What they had begun they give up, and leave no file behind.
+        for lane in &mut self.lanes {
+            if let Some(thread) = lane.thread.take()
+                && thread.join().is_err()
+            {
+                log::error!(target: "control", "a thread that commits memory panicked");
+            }
         }
         for completed in self.done.try_iter() {
             if let Made::Pool(plan, Ok(_)) = completed.made {
@@ -133,7 +160,11 @@ impl Completed {
         if let Made::Pool(plan, Ok(_)) = &self.made {
             plan.abandon();
         }
-        thread.discard(self.made);
+        let bytes = match &self.made {
+            Made::Pool(..) => u64::MAX,
+            Made::Rings(need, _) => need.total(),
+        };
+        thread.discard(self.made, bytes);
     }
 }
 
@@ -166,10 +197,10 @@ fn work(inbox: &Receiver<Task>, outbox: &Sender<Completed>, closing: &AtomicBool
 pub(crate) fn rings(need: Need, go_on: GoOn<'_>) -> io::Result<OwnMemory> {
     let arenas = match need.arenas {
         0 => None,
-        bytes => Some(write_sealed("vnplug-arena", bytes, go_on)?),
+        bytes => Some(memory::readable("vnplug-arena", bytes, go_on)?),
     };
     Ok(OwnMemory {
-        rings: sealed("vnplug-port", need.rings, go_on)?,
+        rings: memory::rings(need.rings, go_on)?,
         arenas,
     })
 }
@@ -189,6 +220,7 @@ mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
     use std::time::{Duration, Instant};
+    use vnplug_ring::control::apart::Shape;
 
     fn thread() -> MemoryThread {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
@@ -210,7 +242,11 @@ mod tests {
     fn what_is_awaited_is_made_and_what_is_not_is_given_up_in_turn() {
         let thread = thread();
         let need = Need {
-            rings: 8192,
+            rings: Shape {
+                rings: 1,
+                capacity: 8192,
+                transmit: 0,
+            },
             arenas: 4096,
         };
         drop(thread.make(1, Want::Rings(need)).ok().unwrap());
@@ -226,9 +262,9 @@ mod tests {
         let Made::Rings(made, Ok(memory)) = second.made else {
             panic!("not made");
         };
-        assert_eq!((made, memory.rings.len), (need, 8192));
+        assert_eq!((made, memory.rings.shape), (need, need.rings));
         assert_eq!(memory.arenas.as_ref().map(|it| it.len), Some(4096));
-        thread.discard(memory);
+        thread.discard(memory, need.total());
     }
 
     #[test]

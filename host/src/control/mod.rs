@@ -22,23 +22,29 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::net::sockopt::socket_peercred;
 
 use vnplug_ring::control::{Message, code};
 
 use crate::awake::Awake;
+use crate::closer::PeerFd;
 use crate::filter::{Compiler, Jit};
 use crate::hub::policy::{Policy, Viewer};
-use crate::hub::{Hub, NO_DESCRIPTORS};
+use crate::hub::{Hub, NO_DESCRIPTORS, Owner};
 use crate::noise::peer_log;
+use crate::sys::memory::leave_to_readers;
+use crate::sys::socket;
 use crate::vm::{Broken, Dirs, Vm};
 use closing::Leaving;
 use compile::CompileThread;
+use limit::Buckets;
 use memory::MemoryThread;
 use session::{Over, Session};
 
@@ -56,6 +62,8 @@ const ANSWERED: Duration = Duration::from_millis(1);
 const ACCEPTS: usize = 64;
 /// So many bytes of garbage in a channel cost as much as a message.
 const GARBAGE: f64 = 256.0;
+/// After so many panics the daemon ends: something is wrong beyond one connection.
+const MAX_PANICS: u32 = 64;
 /// How long a listener rests when descriptors are short.
 const REST: Duration = Duration::from_millis(50);
 
@@ -68,7 +76,8 @@ pub(crate) struct Setup {
     pub(crate) jit: Jit,
     pub(crate) awake: Option<Awake>,
     pub(crate) listener: OwnedFd,
-    pub(crate) termination: OwnedFd,
+    /// Becomes readable when the daemon is to end.
+    pub(crate) termination: Arc<OwnedFd>,
 }
 
 /// The control loop.
@@ -84,13 +93,17 @@ pub(crate) struct Control {
     listener: OwnedFd,
     /// Listeners that rest because descriptors are short, and until when.
     resting: Vec<(Instant, u64)>,
-    _termination: OwnedFd,
+    _termination: Arc<OwnedFd>,
     /// Rung by the compile and memory threads and by ports of VMs that are woken through a channel.
     bell: Arc<OwnedFd>,
     sessions: HashMap<u64, Session>,
+    /// How much each owner may ask.
+    buckets: Buckets,
     /// Connections of clients that have not said Hello.
     silent: HashSet<u64>,
     pending: HashMap<u64, waiting::Pending>,
+    /// Requests that wait for queues' threads.
+    asking: Vec<waiting::Asking>,
     vms: HashMap<String, Vm>,
     /// VMs of an earlier daemon that cannot be served.
     broken: Vec<Broken>,
@@ -105,6 +118,8 @@ pub(crate) struct Control {
     /// Connections with a turn's work left over.
     unfinished: Vec<u64>,
     leaving: Leaving,
+    /// How often something panicked.
+    panics: u32,
     next_token: u64,
     spare: Option<OwnedFd>,
 }
@@ -151,6 +166,8 @@ pub(crate) fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
         let _ = std::fs::remove_file(path);
     })?;
     listener.set_nonblocking(true)?;
+    // Where the kernel can, nobody who connects sends descriptors, unless he is allowed to later.
+    socket::pass_rights(&listener, false);
     Ok(listener.into())
 }
 
@@ -185,7 +202,7 @@ impl Control {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (fd, token) in [
             (&listener, LISTENER),
-            (&termination, TERMINATION),
+            (&*termination, TERMINATION),
             (&*bell, BELL),
         ] {
             watch(&epoll, fd.as_fd(), token)?;
@@ -206,8 +223,10 @@ impl Control {
             _termination: termination,
             bell,
             sessions: HashMap::new(),
+            buckets: Buckets::default(),
             silent: HashSet::new(),
             pending: HashMap::new(),
+            asking: Vec::new(),
             vms: HashMap::new(),
             broken,
             attaching: HashSet::new(),
@@ -216,6 +235,7 @@ impl Control {
             paused: HashMap::new(),
             unfinished: Vec::new(),
             leaving: Leaving::default(),
+            panics: 0,
             next_token: 16,
             spare: spare(),
         };
@@ -230,7 +250,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Serves until SIGTERM or SIGINT.
+    /// Serves until it is to end.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(256);
         loop {
@@ -242,19 +262,53 @@ impl Control {
                 Some(&timeout),
             ) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    leave_to_readers();
+                    return Err(error.into());
+                }
             }
             for event in &events {
                 let (flags, token) = (event.flags, event.data.u64());
                 match token {
-                    TERMINATION => return Ok(()),
-                    LISTENER => self.accept(),
-                    BELL => self.bell(),
-                    token if self.vm_listeners.contains_key(&token) => self.accept_vm(token),
-                    token => self.serve(token, flags),
+                    TERMINATION => {
+                        leave_to_readers();
+                        return Ok(());
+                    }
+                    LISTENER => self.guarded(None, Self::accept),
+                    BELL => self.guarded(None, Self::bell),
+                    token if self.vm_listeners.contains_key(&token) => {
+                        self.guarded(None, |it| it.accept_vm(token));
+                    }
+                    token => self.guarded(Some(token), |it| it.serve(token, flags)),
                 }
             }
-            self.housekeeping();
+            self.guarded(None, Self::housekeeping);
+            if self.panics > MAX_PANICS {
+                let what = format!("it panicked {} times; the log says where", self.panics);
+                return Err(io::Error::other(what));
+            }
+        }
+    }
+
+    /// Does something, for a connection or for all. A panic there is a bug of ours that a peer may
+    /// have found a way to: it costs that connection, and the daemon goes on (R10); one that comes
+    /// again and again ends it in order.
+    fn guarded(&mut self, token: Option<u64>, what: impl FnOnce(&mut Self)) {
+        let failed = |panics: &mut u32| {
+            *panics += 1;
+            let what = "serving a connection panicked, which is a bug in vnplugd";
+            log::error!(target: "control", "{what}");
+        };
+        if catch_unwind(AssertUnwindSafe(|| what(self))).is_ok() {
+            return;
+        }
+        failed(&mut self.panics);
+        let Some(token) = token else {
+            return;
+        };
+        let over = Over::Misbehaved("the daemon failed while serving it");
+        if catch_unwind(AssertUnwindSafe(|| self.end(token, &over))).is_err() {
+            failed(&mut self.panics);
         }
     }
 
@@ -268,8 +322,11 @@ impl Control {
         for until in rests.chain(self.paused.values()) {
             wait = wait.min(until.saturating_duration_since(now));
         }
-        if self.leaving.is_awaited() {
+        if !self.asking.is_empty() {
             wait = wait.min(ANSWERED);
+        }
+        if let Some(soon) = self.leaving.look_again() {
+            wait = wait.min(soon);
         }
         if !self.unfinished.is_empty() {
             wait = Duration::ZERO;
@@ -309,24 +366,29 @@ impl Control {
             if token == LISTENER {
                 tell_why(&refused);
             }
+            let owner = match socket_peercred(&refused) {
+                Ok(peer) => Owner::User(peer.uid.as_raw()),
+                Err(_) => Owner::User(u32::MAX),
+            };
+            self.hub.closers.of(&owner).close(refused);
         }
         self.spare = spare();
         if let Some(listener) = self.listener_of(token) {
-            unwatch(&self.epoll, listener.as_fd());
+            unwatch(&self.epoll, listener);
             self.resting.push((Instant::now() + REST, token));
         }
     }
 
-    fn listener_of(&self, token: u64) -> Option<&OwnedFd> {
+    fn listener_of(&self, token: u64) -> Option<BorrowedFd<'_>> {
         if token == LISTENER {
-            return Some(&self.listener);
+            return Some(self.listener.as_fd());
         }
         let (name, doorbell) = self.vm_listeners.get(&token)?;
         let vm = self.vms.get(name)?;
         if *doorbell {
-            vm.doorbell.as_ref().map(|server| &server.listener)
+            vm.doorbell.as_ref().map(|server| server.listener.as_fd())
         } else {
-            Some(&vm.listener)
+            Some(vm.listener.as_fd())
         }
     }
 
@@ -344,7 +406,7 @@ impl Control {
     }
 
     fn welcome_client(&mut self, fd: OwnedFd) {
-        let uid = match rustix::net::sockopt::socket_peercred(&fd) {
+        let uid = match socket_peercred(&fd) {
             Ok(credentials) => credentials.uid.as_raw(),
             Err(error) => {
                 peer_log!(
@@ -356,14 +418,34 @@ impl Control {
             }
         };
         let viewer = Viewer::User(uid);
+        let fd = self.peer_socket(fd, &viewer);
         let own = self.sessions.values();
-        let has_many = || own.filter(|it| it.viewer == viewer).count() >= MAX_SESSIONS_PER_USER;
+        // Connections that are over count until they are closed.
+        let has_many = || {
+            let present = own.filter(|it| it.viewer == viewer).count();
+            present + fd.closer().open() >= MAX_SESSIONS_PER_USER
+        };
         let operator = self.policy.is_operator(&viewer);
         if self.sessions.len() >= MAX_SESSIONS || !operator && has_many() {
             log::debug!(target: "control", "user {uid} has too many connections");
             return;
         }
-        self.add_session(Session::new(fd, viewer, false, Instant::now()));
+        let now = Instant::now();
+        let bucket = self.buckets.of(&viewer, operator, now);
+        let mut session = Session::new(fd, viewer, false, bucket, now);
+        if operator {
+            session.take_gifts();
+        }
+        self.add_session(session);
+    }
+
+    /// A peer's socket, which nobody closes here.
+    fn peer_socket(&mut self, fd: OwnedFd, viewer: &Viewer) -> PeerFd {
+        let owner = match viewer {
+            Viewer::User(uid) => Owner::User(*uid),
+            Viewer::Vm(name) => Owner::Vm(name.clone()),
+        };
+        PeerFd::new(fd, self.hub.closers.of(&owner))
     }
 
     fn add_session(&mut self, session: Session) -> Option<u64> {
@@ -415,16 +497,19 @@ impl Control {
                 }
                 break;
             }
-            if let Some(wait) = session.bucket.wait(now) {
+            let mut bucket = session.bucket.borrow_mut();
+            if let Some(wait) = bucket.wait(now) {
+                bucket.line_up(true);
                 self.paused.insert(token, now + wait);
                 break;
             }
+            drop(bucket);
             let skipped = session.framer.skipped();
             let message = match session.framer.next_message() {
                 Ok(Some(message)) => message,
                 Ok(None) => {
                     let garbage = session.framer.skipped() - skipped;
-                    session.bucket.charge(garbage as f64 / GARBAGE);
+                    session.bucket.borrow_mut().charge(garbage as f64 / GARBAGE);
                     break;
                 }
                 Err(malformed) => {
@@ -436,7 +521,10 @@ impl Control {
             // An acknowledgement is part of what it acknowledges; only a flood of them costs.
             let acknowledges = message.0.kind == Message::Ack { bytes: 0 }.kind();
             let tokens = if acknowledges { 0.05 } else { 1.0 };
-            session.bucket.charge(tokens + garbage as f64 / GARBAGE);
+            session
+                .bucket
+                .borrow_mut()
+                .charge(tokens + garbage as f64 / GARBAGE);
             if let Err(over) = self.request(token, &message) {
                 self.end(token, &over);
                 return;
@@ -496,7 +584,9 @@ impl Control {
         unwatch(&self.epoll, session.fd());
         self.silent.remove(&token);
         self.pending.remove(&token);
-        self.paused.remove(&token);
+        if self.paused.remove(&token).is_some() {
+            session.bucket.borrow_mut().line_up(false);
+        }
         self.leaving.forget(token);
         let ports = session.ports.iter().map(|(_, port)| *port);
         self.close_soon(&session.viewer, ports.collect());
@@ -520,6 +610,9 @@ impl Control {
             .extract_if(|_, until| *until <= now)
             .map(|(token, _)| token)
             .collect();
+        for session in over.iter().filter_map(|token| self.sessions.get(token)) {
+            session.bucket.borrow_mut().line_up(false);
+        }
         let left_over = std::mem::take(&mut self.unfinished);
         for &token in &left_over {
             if let Some(session) = self.sessions.get_mut(&token) {
@@ -527,14 +620,14 @@ impl Control {
             }
         }
         for token in left_over.into_iter().chain(over) {
-            self.work(token);
+            self.guarded(Some(token), |it| it.work(token));
         }
         let (rested, still): (Vec<_>, Vec<_>) =
             self.resting.drain(..).partition(|(until, _)| *until <= now);
         self.resting = still;
         for (_, token) in rested {
             if let Some(listener) = self.listener_of(token)
-                && let Err(error) = watch(&self.epoll, listener.as_fd(), token)
+                && let Err(error) = watch(&self.epoll, listener, token)
             {
                 log::error!(target: "control", "cannot listen again: {error}");
             }
@@ -548,6 +641,7 @@ impl Control {
             self.end(token, &Over::Misbehaved("it said no Hello"));
         }
         self.drop_lost_vms();
+        self.heard();
         self.close_doomed();
         self.serve_parked();
         if let Some(awake) = &mut self.awake {
@@ -580,3 +674,6 @@ fn unwatch(epoll: &OwnedFd, fd: BorrowedFd<'_>) {
 fn spare() -> Option<OwnedFd> {
     std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,16 +1,14 @@
 //! A port that is asked for, from what its viewer may have to the opened port.
 
-use std::os::fd::OwnedFd;
-
 use vnplug_ring::control::{FilterSpec, Message, Open, code};
 
 use super::Control;
 use super::memory::{LARGE, Want, rings};
 use super::request::quoted;
 use super::session::Over;
-use super::waiting::Then;
+use super::waiting::{Then, Whom};
 use crate::hub::policy::{Sight, Viewer};
-use crate::hub::{Memory, Need, OwnMemory, Owner, Programs, Refusal, no_memory};
+use crate::hub::{Memory, Need, Opening, OwnMemory, Owner, Programs, Refusal, Step, no_memory};
 
 /// The longest name of a cluster or a group in bytes.
 const MAX_CLUSTER: usize = 64;
@@ -26,6 +24,11 @@ impl Control {
     ) -> Result<(), Over> {
         if open.cluster.len() > MAX_CLUSTER {
             let what = format!("a cluster's name has at most {MAX_CLUSTER} bytes");
+            return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
+        }
+        if matches!(viewer, Viewer::User(_)) && !open.maps_apart {
+            let what = "libvnplug is older than this daemon, which keeps packets where their reader \
+                        cannot write; update it";
             return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
         }
         if open.group.len() > MAX_CLUSTER {
@@ -61,8 +64,8 @@ impl Control {
             return self.answer(token, id, app, Err(refusal));
         }
         if filter == FilterSpec::All {
-            self.hub.set_filter(port, None, String::new());
-            return self.answer(token, id, app, Ok((Message::Done, Vec::new())));
+            let step = self.hub.set_filter(port, None, String::new());
+            return self.carry_on((token, id, app), Ok(step));
         }
         let link_type = self.hub.link_type_of(port);
         let what = (String::new(), filter, link_type);
@@ -84,7 +87,11 @@ impl Control {
             Viewer::User(uid) => {
                 let owner = Owner::User(*uid);
                 let awaited = self.awaited(viewer, &owner);
-                match self.need(viewer, (&open, &programs), &owner, awaited) {
+                let need = self.need(viewer, (&open, &programs), &owner, awaited);
+                if let (Ok(need), Some(session)) = (&need, self.sessions.get(&token)) {
+                    session.bucket.borrow_mut().charge_bytes(need.total());
+                }
+                match need {
                     Ok(need) if need.total() >= LARGE => {
                         let then = Then::Rings(open, programs);
                         return self.make(token, id, app, Want::Rings(need), then);
@@ -98,7 +105,32 @@ impl Control {
         };
         let result =
             memory.and_then(|memory| self.opened(token, app, viewer, &open, programs, memory));
-        self.answer(token, id, app, result)
+        self.tell_opened((token, id, app), result)
+    }
+
+    /// Answers with an opened port when no frame that it wants is dropped by the kernel any more.
+    pub(super) fn tell_opened(
+        &mut self,
+        whom: Whom,
+        result: Result<Opening, Refusal>,
+    ) -> Result<(), Over> {
+        let Opening {
+            opened,
+            fds,
+            widening,
+            ..
+        } = match result {
+            Ok(opening) => opening,
+            Err(refusal) => return self.answer(whom.0, whom.1, whom.2, Err(refusal)),
+        };
+        let opened = Message::Opened(opened);
+        let step = Step::after(widening, |_, heard| {
+            if let Some(missing) = heard.into_iter().find_map(Result::err) {
+                log::error!(target: "source", "early drop: {}", missing.complaint);
+            }
+            Step::Done(Ok(opened))
+        });
+        self.carry_on_with(whom, step, fds)
     }
 
     /// Bytes of memory for a port, if it may be beside what its owner waits for.
@@ -138,7 +170,7 @@ impl Control {
         open: &Open,
         programs: Programs,
         memory: Option<OwnMemory>,
-    ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
+    ) -> Result<Opening, Refusal> {
         // Others of its owner may have been opened while its rings were made.
         self.bears(viewer, &open.device, None, &programs)?;
         let opening = match viewer {
@@ -147,7 +179,7 @@ impl Control {
                 let need = self.need(viewer, (open, &programs), &owner, (0, 0))?;
                 // What was asked for when it was made is what is asked for now.
                 let memory = memory
-                    .filter(|memory| memory.rings.len >= need.rings)
+                    .filter(|memory| memory.rings.shape == need.rings)
                     .ok_or_else(|| Refusal::new(code::INTERNAL, "no memory was made"))?;
                 let session = self.sessions.get_mut(&token).filter(|_| open.shares_wake);
                 let shared = session.as_ref().and_then(|session| session.bell.clone());
@@ -181,7 +213,7 @@ impl Control {
         if let Some(session) = self.sessions.get_mut(&token) {
             session.ports.push((app, opening.opened.port));
         }
-        Ok((Message::Opened(opening.opened), opening.fds))
+        Ok(opening)
     }
 
     /// The obligatory filter of a viewer for a device; a source that it may not see is not there.

@@ -10,8 +10,8 @@ use super::Control;
 use super::channel::Attaching;
 use super::session::Over;
 use super::waiting::Then;
-use crate::hub::Refusal;
 use crate::hub::policy::Viewer;
+use crate::hub::{Refusal, Step};
 
 /// What a request costs beyond its own token if the queues' threads have to answer it too.
 const ASKS_QUEUES: f64 = 9.0;
@@ -72,6 +72,8 @@ impl Control {
                     );
                     return self.answer(token, id, app, Err(Refusal::new(code::PROTOCOL, what)));
                 }
+                #[cfg(test)]
+                assert!(name != super::tests::BREAKS, "on purpose");
                 // A second Hello on a channel: the agent or the guest was restarted.
                 let stale = self.forget_ports(token, |_, _| true);
                 if self.close_first(token, &viewer, stale, frame) {
@@ -109,11 +111,10 @@ impl Control {
             Message::Filter { port, filter } => self.filter(token, id, app, &viewer, port, filter),
             Message::Tune { port, tuning } => {
                 self.charge(token, ASKS_QUEUES);
-                let result = self.owned(token, app, port).map(|()| {
-                    self.hub.tune(port, tuning);
-                    (Message::Done, Vec::new())
-                });
-                self.answer(token, id, app, result)
+                let step = self
+                    .owned(token, app, port)
+                    .map(|()| self.hub.tune(port, tuning));
+                self.carry_on((token, id, app), step)
             }
             Message::AddRules { .. }
             | Message::RemoveRule { .. }
@@ -122,8 +123,8 @@ impl Control {
             | Message::RuleStats { .. } => {
                 let touched = self.touched_rules(&message);
                 self.charge(token, ASKS_QUEUES + touched as f64 / RULES_AT_ONCE);
-                let result = self.rules(token, app, &viewer, message);
-                self.answer(token, id, app, result)
+                let step = self.rules(token, app, &viewer, message);
+                self.carry_on((token, id, app), step)
             }
             Message::Note { port, values } => {
                 let noted = self.owned(token, app, port);
@@ -132,16 +133,15 @@ impl Control {
             }
             Message::Stats { port } => {
                 self.charge(token, ASKS_QUEUES);
-                let result = self.stats(token, app, &viewer, port);
-                self.answer(token, id, app, result)
+                let step = self.stats(token, app, &viewer, port);
+                self.carry_on((token, id, app), step)
             }
             Message::Close { port } => {
-                let result = self.owned(token, app, port).map(|()| {
-                    self.forget_ports(token, |_, opened| opened == port);
-                    self.close_ports(&viewer, vec![port]);
-                    (Message::Done, Vec::new())
-                });
-                self.answer(token, id, app, result)
+                if let Err(refusal) = self.owned(token, app, port) {
+                    return self.answer(token, id, app, Err(refusal));
+                }
+                self.forget_ports(token, |_, opened| opened == port);
+                self.close_one((token, id, app), &viewer, port)
             }
             Message::AppGone if session.channel => {
                 let ports = self.forget_ports(token, |opener, _| opener == app);
@@ -227,36 +227,25 @@ impl Control {
 
     fn charge(&mut self, token: u64, tokens: f64) {
         if let Some(session) = self.sessions.get_mut(&token) {
-            session.bucket.charge(tokens);
+            session.bucket.borrow_mut().charge(tokens);
         }
     }
-    fn stats(
-        &mut self,
-        token: u64,
-        app: u32,
-        viewer: &Viewer,
-        port: u32,
-    ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
-        let counters = if port != 0 {
+    fn stats(&mut self, token: u64, app: u32, viewer: &Viewer, port: u32) -> Result<Step, Refusal> {
+        if port != 0 {
             self.owned(token, app, port)?;
-            self.hub.port_counters(&[port])
-        } else if self.policy.is_operator(viewer) {
-            let mut counters = self.hub.counters();
-            counters.extend(self.vm_counters());
-            counters
-        } else {
-            let ports: Vec<u32> = self
-                .sessions
-                .get(&token)
-                .into_iter()
-                .flat_map(|session| &session.ports)
-                .filter(|(opener, _)| *opener == app)
-                .map(|(_, port)| *port)
-                .collect();
-            self.hub.port_counters(&ports)
-        };
-        Ok((Message::Counters(counters), Vec::new()))
+            return Ok(self.hub.port_counters(vec![port]));
+        }
+        if self.policy.is_operator(viewer) {
+            let vms = self.vm_counters();
+            return Ok(self.hub.counters(vms));
+        }
+        let ports = self.sessions.get(&token).into_iter();
+        let ports = ports.flat_map(|session| &session.ports);
+        let own = ports.filter(|(opener, _)| *opener == app);
+        let own = own.map(|(_, port)| *port).collect();
+        Ok(self.hub.port_counters(own))
     }
+
     pub(super) fn owned(&self, token: u64, app: u32, port: u32) -> Result<(), Refusal> {
         let mine = self
             .sessions

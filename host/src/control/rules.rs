@@ -1,13 +1,12 @@
 //! Requests about the rules of a port.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use vnplug_ring::control::{Message, code};
 
 use super::Control;
 use crate::hub::policy::Viewer;
-use crate::hub::{Owner, Refusal};
+use crate::hub::{Owner, Refusal, Step};
 use crate::rules::{Key, Prepared};
 
 impl Control {
@@ -31,9 +30,9 @@ impl Control {
         app: u32,
         viewer: &Viewer,
         request: Message,
-    ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
+    ) -> Result<Step, Refusal> {
         let invalid = |what: String| Refusal::new(code::INVALID, what);
-        let answer = match request {
+        let step = match request {
             Message::AddRules { port, rules } => {
                 self.owned(token, app, port)?;
                 let rules = Prepared::new(&rules).map_err(invalid)?;
@@ -42,19 +41,15 @@ impl Control {
                     Viewer::User(uid) => Some(Owner::User(*uid)),
                     Viewer::Vm(name) => Some(Owner::Vm(name.clone())),
                 };
-                self.hub.add_rules(port, &rules, owner.as_ref())?;
-                Message::Done
+                self.hub.add_rules(port, &rules, owner.as_ref())?
             }
             Message::RemoveRule { port, key } => {
                 self.owned(token, app, port)?;
-                self.hub
-                    .remove_rule(port, Key::new(&key).map_err(invalid)?)?;
-                Message::Done
+                self.hub.remove_rule(port, Key::new(&key).map_err(invalid)?)
             }
             Message::RuleDefault { port, accept } => {
                 self.owned(token, app, port)?;
-                self.hub.rule_default(port, accept);
-                Message::Done
+                self.hub.rule_default(port, accept)
             }
             Message::PurgeRules {
                 port,
@@ -63,22 +58,18 @@ impl Control {
             } => {
                 self.owned(token, app, port)?;
                 let idle = Duration::from_millis(idle_ms);
-                Message::Purged(self.hub.purge_rules(port, kind, idle))
+                self.hub.purge_rules(port, kind, idle)
             }
             Message::RuleStats { port, key } => {
                 self.owned(token, app, port)?;
                 let key = Key::new(&key).map_err(invalid)?;
-                let (matched, idle_us) = self.hub.rule_hits(port, key)?;
-                Message::RuleCounters {
-                    matched,
-                    idle_ms: idle_us / 1000,
-                }
+                self.hub.rule_hits(port, key)
             }
             other => {
                 let what = format!("message {} is not about rules", other.kind());
                 return Err(Refusal::new(code::PROTOCOL, what));
             }
         };
-        Ok((answer, Vec::new()))
+        Ok(step)
     }
 }

@@ -3,8 +3,11 @@
 //! Every descriptor here is a stream socket (a client's, QEMU's chardev, or one end of a pair that
 //! a User-mode Linux inherits), so each call can say `MSG_DONTWAIT` by itself and does not depend
 //! on flags that another process shares (R8). What a peer does not read is queued up to
-//! [`MAX_QUEUED`] bytes, then the connection is closed (R5); long before that its requests wait. A client may send no descriptors but
-//! one with `Adopt`; whatever else comes is closed at once (R7).
+//! [`MAX_QUEUED`] bytes, then the connection is closed (R5); long before that its requests wait.
+//!
+//! Only an operator's connection takes a descriptor, one with `Adopt`. From all others none is ever
+//! received, nor dropped by this thread: reading stops before it, the connection is over, and another
+//! thread closes the socket with what is in it (R7; `closer`).
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -19,21 +22,23 @@ use rustix::net::{
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD, MAX_REQUEST};
 use vnplug_ring::control::{Message, TTY_WINDOW};
 
-use super::limit::Bucket;
+use super::limit;
+use crate::closer::PeerFd;
 use crate::hub::policy::Viewer;
 use crate::port::doorbell::Doorbell;
+use crate::sys::socket::{self, Heard};
 
 /// No request is served while more bytes of answers wait for the peer to read them.
 const CLOGGED: usize = 64 << 10;
 /// With what is said unasked, and one long answer, so many bytes may wait.
 pub(crate) const MAX_QUEUED: usize = CLOGGED + 2 * MAX_PAYLOAD;
-/// Requests per second of one connection, and at once.
-const RATE: (f64, f64) = (2_000.0, 4_000.0);
 
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Session {
-    fd: OwnedFd,
+    fd: PeerFd,
+    /// A descriptor may come with a message.
+    takes_gifts: bool,
     /// Who is at the other end.
     pub(crate) viewer: Viewer,
     /// Messages come and go for several applications.
@@ -47,10 +52,11 @@ pub(crate) struct Session {
     /// Whole messages may be left over from its last turn; nothing more is read before they are
     /// served.
     pub(crate) unfinished: bool,
-    pub(crate) bucket: Bucket,
+    /// Of its owner.
+    pub(crate) bucket: limit::Shared,
     pub(crate) since: Instant,
     /// A descriptor that came with the last bytes.
-    pub(crate) gift: Option<OwnedFd>,
+    pub(crate) gift: Option<PeerFd>,
     /// What wakes the ports of this connection that share it.
     pub(crate) bell: Option<Doorbell>,
     /// VMs attached over this connection, with the owner they had then.
@@ -82,7 +88,15 @@ pub(crate) enum Over {
 
 impl Session {
     /// A connection to `viewer`; `channel` for a VM's control channel.
-    pub(crate) fn new(fd: OwnedFd, viewer: Viewer, channel: bool, now: Instant) -> Self {
+    pub(crate) fn new(
+        fd: PeerFd,
+        viewer: Viewer,
+        channel: bool,
+        bucket: limit::Shared,
+        now: Instant,
+    ) -> Self {
+        // Nobody can send any, where the kernel can see to that (Linux 6.16).
+        socket::pass_rights(&fd, false);
         let framer = if channel {
             Framer::resyncing(MAX_REQUEST)
         } else {
@@ -90,13 +104,14 @@ impl Session {
         };
         Self {
             fd,
+            takes_gifts: false,
             viewer,
             channel,
             greeted: false,
             ports: Vec::new(),
             busy: false,
             unfinished: false,
-            bucket: Bucket::new(RATE.0, RATE.1, now),
+            bucket,
             since: now,
             gift: None,
             bell: None,
@@ -106,6 +121,12 @@ impl Session {
             queued_bytes: 0,
             unacknowledged: None,
         }
+    }
+
+    /// From now on a descriptor may come with a message: the peer is trusted.
+    pub(crate) fn take_gifts(&mut self) {
+        self.takes_gifts = true;
+        socket::pass_rights(&self.fd, true);
     }
 
     /// From now on only [`TTY_WINDOW`] bytes may be on their way.
@@ -128,34 +149,51 @@ impl Session {
     /// Reads what is there, once, at most 64 KiB.
     pub(crate) fn read(&mut self) -> Result<(), Over> {
         let mut bytes = [0; 1 << 16];
+        match socket::receive(&self.fd, &mut bytes) {
+            Ok(Heard::Bytes(0)) => Err(Over::Closed),
+            Ok(Heard::Bytes(count)) => {
+                self.framer.push(&bytes[..count]);
+                Ok(())
+            }
+            Ok(Heard::Nothing) => Ok(()),
+            Ok(Heard::Rights) if self.takes_gifts => self.read_gift(&mut bytes),
+            Ok(Heard::Rights) => Err(Over::Misbehaved("a descriptor that no message takes")),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Err(Over::Closed),
+            Err(error) => Err(Over::Failed(error)),
+        }
+    }
+
+    /// Reads bytes with a descriptor.
+    fn read_gift(&mut self, bytes: &mut [u8]) -> Result<(), Over> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received = recvmsg(
             &self.fd,
-            &mut [IoSliceMut::new(&mut bytes)],
+            &mut [IoSliceMut::new(bytes)],
             &mut ancillary,
             flags,
         );
         let message = match received {
             Ok(message) => message,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(()),
-            Err(rustix::io::Errno::CONNRESET) => return Err(Over::Closed),
             Err(error) => return Err(Over::Failed(error.into())),
         };
-        let mut fds: Vec<OwnedFd> = ancillary
+        // An operator may have been given it by somebody else: it is closed aside, too.
+        let mut fds: Vec<PeerFd> = ancillary
             .drain()
             .filter_map(|message| match message {
                 RecvAncillaryMessage::ScmRights(fds) => Some(fds),
                 _ => None,
             })
             .flatten()
+            .map(|fd| PeerFd::gift(fd, self.fd.closer().clone()))
             .collect();
         if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > 1 {
             return Err(Over::Misbehaved("more descriptors than any message takes"));
         }
         if let Some(fd) = fds.pop() {
-            if self.channel || self.gift.is_some() {
+            if self.gift.is_some() {
                 return Err(Over::Misbehaved("a descriptor that no message takes"));
             }
             self.gift = Some(fd);
@@ -209,8 +247,10 @@ impl Session {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             match sendmsg(&self.fd, &slice, &mut ancillary, flags) {
                 Ok(sent) => {
-                    // Descriptors travel with the first byte.
-                    next.fds.clear();
+                    // Descriptors travel with the first byte. The peer has them now.
+                    for fd in next.fds.drain(..) {
+                        self.fd.closer().let_go(fd);
+                    }
                     next.sent += sent;
                     self.queued_bytes -= sent;
                     if let Some(pending) = &mut self.unacknowledged {

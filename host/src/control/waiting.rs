@@ -1,6 +1,9 @@
-//! Requests that wait for a filter to be compiled or for memory to be made.
+//! Requests that wait for a filter to be compiled, for memory to be made, or for queues' threads.
 
-use vnplug_ring::control::{FilterSpec, Message, Open, VmSpec, code};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use vnplug_ring::control::{FilterSpec, Open, VmSpec, code};
 use vnplug_ring::layout::MAX_SNAPLEN;
 
 use super::Control;
@@ -10,7 +13,7 @@ use super::request::cut;
 use super::session::Over;
 use crate::filter::Trust;
 use crate::hub::policy::Viewer;
-use crate::hub::{Owner, Programs, Refusal, no_memory};
+use crate::hub::{Owner, Programs, Refusal, Step, no_memory};
 
 /// A request that waits for its filter to be compiled or for its memory.
 pub(super) struct Pending {
@@ -28,6 +31,22 @@ pub(super) enum Then {
     Rings(Open, Programs),
     Attach(VmSpec),
 }
+
+/// A request: the connection's token, its number, the application.
+pub(super) type Whom = (u64, u32, u32);
+
+/// A request that waits for queues' threads. It goes on when they have answered also if its
+/// connection is gone: what it began is to be finished.
+pub(super) struct Asking {
+    whom: Whom,
+    step: Step,
+    /// Go with the answer.
+    fds: Vec<OwnedFd>,
+}
+
+/// How long a request's answers are waited for before others are served: a thread that is awake
+/// answers in microseconds.
+pub(super) const AT_ONCE: Duration = Duration::from_millis(2);
 
 /// As many bytes of a filter's text as lists show.
 const SHOWN_FILTER: usize = 256;
@@ -92,6 +111,51 @@ impl Control {
         }
     }
 
+    /// Answers a request when queues' threads have.
+    pub(super) fn carry_on(&mut self, whom: Whom, step: Result<Step, Refusal>) -> Result<(), Over> {
+        let step = step.unwrap_or_else(|refusal| Step::Done(Err(refusal)));
+        self.carry_on_with(whom, step, Vec::new())
+    }
+
+    /// As [`carry_on`](Self::carry_on); descriptors go with the answer.
+    pub(super) fn carry_on_with(
+        &mut self,
+        whom: Whom,
+        step: Step,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Over> {
+        match step.carry_on(&mut self.hub, Instant::now() + AT_ONCE) {
+            Step::Done(told) => {
+                let told = told.map(|message| (message, fds));
+                self.answer(whom.0, whom.1, whom.2, told)
+            }
+            step => {
+                if let Some(session) = self.sessions.get_mut(&whom.0) {
+                    session.busy = true;
+                }
+                self.asking.push(Asking { whom, step, fds });
+                Ok(())
+            }
+        }
+    }
+
+    /// Goes on with requests whose threads have answered.
+    pub(super) fn heard(&mut self) {
+        for Asking { whom, step, fds } in std::mem::take(&mut self.asking) {
+            match step.carry_on(&mut self.hub, Instant::now()) {
+                Step::Done(told) => {
+                    if let Some(session) = self.sessions.get_mut(&whom.0) {
+                        session.busy = false;
+                    }
+                    let told = told.map(|message| (message, fds));
+                    let went = self.answer(whom.0, whom.1, whom.2, told);
+                    self.went_on(whom.0, went);
+                }
+                step => self.asking.push(Asking { whom, step, fds }),
+            }
+        }
+    }
+
     fn wait(&mut self, token: u64, id: u32, app: u32, then: Then, ticket: Ticket) {
         let pending = Pending {
             id,
@@ -123,7 +187,10 @@ impl Control {
         };
         session.busy = false;
         if took > CHEAP {
-            session.bucket.charge(took.as_secs_f64() * 10_000.0);
+            session
+                .bucket
+                .borrow_mut()
+                .charge(took.as_secs_f64() * 10_000.0);
         }
         let viewer = session.viewer.clone();
         let Pending { id, app, then, .. } = pending;
@@ -142,8 +209,8 @@ impl Control {
                 self.open_with(token, id, app, &viewer, open, programs)
             }
             (Ok(programs), Then::Filter { port }) => {
-                self.hub.set_filter(port, programs.filter, programs.text);
-                self.answer(token, id, app, Ok((Message::Done, Vec::new())))
+                let step = self.hub.set_filter(port, programs.filter, programs.text);
+                self.carry_on((token, id, app), Ok(step))
             }
             (Ok(_), Then::Rings(..) | Then::Attach(_)) => Ok(()),
         };
@@ -169,16 +236,24 @@ impl Control {
         session.busy = false;
         let viewer = session.viewer.clone();
         let Pending { id, app, then, .. } = pending;
-        let result = match (completed.made, then) {
-            (Made::Pool(plan, pool), Then::Attach(spec)) => self
-                .attached(token, &spec, plan, pool)
-                .map(|ready| (ready, Vec::new())),
-            (Made::Rings(need, memory), Then::Rings(open, programs)) => memory
-                .map_err(|error| no_memory(need.total(), &error))
-                .and_then(|memory| self.opened(token, app, &viewer, &open, programs, Some(memory))),
-            _ => Err(Refusal::new(code::INTERNAL, "not what was asked for")),
+        let went = match (completed.made, then) {
+            (Made::Pool(plan, pool), Then::Attach(spec)) => {
+                let ready = self.attached(token, &spec, plan, pool);
+                self.answer(token, id, app, ready.map(|ready| (ready, Vec::new())))
+            }
+            (Made::Rings(need, memory), Then::Rings(open, programs)) => {
+                let opening = memory
+                    .map_err(|error| no_memory(need.total(), &error))
+                    .and_then(|memory| {
+                        self.opened(token, app, &viewer, &open, programs, Some(memory))
+                    });
+                self.tell_opened((token, id, app), opening)
+            }
+            _ => {
+                let refusal = Refusal::new(code::INTERNAL, "not what was asked for");
+                self.answer(token, id, app, Err(refusal))
+            }
         };
-        let went = self.answer(token, id, app, result);
         self.went_on(token, went);
     }
 

@@ -12,11 +12,13 @@
 //! touched; ten thousand of them cost what the lookup costs. What became of the frames that it
 //! never saw is told by running totals, exactly, whenever somebody asks (`seat`).
 
+mod budget;
 mod due;
 pub mod flow;
 mod seat;
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use vnplug_ring::control::Tuning;
@@ -26,6 +28,7 @@ use crate::filter::{FrameSet, Index, Program, Totals};
 use crate::port::{BatchInfo, Port, PortCounters, Share};
 use crate::source::{Frame, MAX_BATCH};
 use crate::sys::prefetch::prefetch;
+use budget::Budget;
 use due::Due;
 use seat::{Place, Seat};
 
@@ -42,6 +45,8 @@ pub struct Fanout {
     index: Index,
     /// When which seat's reader is to be rung.
     due: Due,
+    /// What each owner may cost.
+    budget: Budget,
     /// Seats that are to be placed anew after the batch.
     moved: Vec<u32>,
     hashes: Vec<u32>,
@@ -103,6 +108,7 @@ impl Fanout {
         }
         let wanted = self.index.judge(frames, &outbound);
         self.hash(frames, &wanted);
+        self.bar_broken();
         let batch = BatchInfo {
             frames,
             hashes: &self.hashes,
@@ -112,9 +118,20 @@ impl Fanout {
             now_us,
         };
         let (seats, due, moved) = (&mut self.seats, &mut self.due, &mut self.moved);
-        for &at in &self.whole {
+        let budget = &mut self.budget;
+        let is_tight = budget.is_tight();
+        let first = match is_tight {
+            true => budget.turn(self.whole.len()),
+            false => 0,
+        };
+        let (last, begin) = self.whole.split_at(first);
+        for &at in begin.iter().chain(last) {
             if let Some(seat) = &mut seats[at as usize] {
-                seat.offer(&batch);
+                if is_tight {
+                    seat.offer_within(&batch, budget);
+                } else {
+                    seat.offer(&batch);
+                }
                 seat.note(at, due, moved);
             }
         }
@@ -123,7 +140,8 @@ impl Fanout {
             let (followers, accepted) = self.index.wanted(nth);
             for &at in followers {
                 if let Some(seat) = &mut seats[at as usize] {
-                    seat.take(&batch, accepted, &self.index, &outbound);
+                    let within = is_tight.then_some(&mut *budget);
+                    seat.take(&batch, accepted, &self.index, &outbound, within);
                     seat.note(at, due, moved);
                 }
             }
@@ -164,17 +182,62 @@ impl Fanout {
         }
     }
 
-    /// Computes the flow hashes that somebody needs.
+    /// Whether ports of several owners share the thread: then it is to be told whether the source
+    /// has more than it can do, by [`press`](Self::press).
+    #[inline]
+    pub fn has_rivals(&self) -> bool {
+        self.budget.has_rivals()
+    }
+
+    /// Before a batch: whether more frames wait than can be given to all ports in time.
+    #[inline]
+    pub fn press(&mut self, is_pressed: bool) {
+        if is_pressed || self.budget.is_tight() {
+            self.budget.press(is_pressed);
+        }
+    }
+
+    /// Computes the flow hashes that somebody needs. A panic there would be a bug of ours that a frame
+    /// has found a way to: it costs that frame its hash, which is 0, and nobody anything else (R10).
     #[inline]
     fn hash(&mut self, frames: &[Frame<'_>], wanted: &FrameSet) {
-        self.hashes.clear();
+        let hashes = &mut self.hashes;
+        hashes.clear();
         if !self.whole.is_empty() {
-            let hashes = frames.iter().map(|frame| flow::flow_hash(frame.bytes));
-            self.hashes.extend(hashes);
+            loop {
+                let rest = frames[hashes.len()..].iter();
+                let hash = || hashes.extend(rest.map(|frame| flow::flow_hash(frame.bytes)));
+                match catch_unwind(AssertUnwindSafe(hash)) {
+                    Ok(()) => return,
+                    Err(_) => hashes.push(0),
+                }
+            }
         } else if !wanted.is_empty() {
-            self.hashes.resize(frames.len(), 0);
-            for place in wanted.iter() {
-                self.hashes[place] = flow::flow_hash(frames[place].bytes);
+            hashes.resize(frames.len(), 0);
+            let mut wanted = wanted.iter();
+            loop {
+                let hash = || {
+                    for place in wanted.by_ref() {
+                        hashes[place] = flow::flow_hash(frames[place].bytes);
+                    }
+                };
+                if catch_unwind(AssertUnwindSafe(hash)).is_ok() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes the ports out of service whose programs panicked.
+    #[inline]
+    fn bar_broken(&mut self) {
+        while let Some(broken) = self.index.take_broken() {
+            let seats = self.seats.iter_mut().flatten();
+            for seat in seats.filter(|seat| seat.uses(broken)) {
+                seat.port.fail();
+                // It is placed anew after this batch, of which it gets nothing.
+                let at = self.by_id.get(&seat.port.id);
+                self.moved.extend(at);
             }
         }
     }
@@ -205,6 +268,7 @@ impl Fanout {
         let at = self.free.pop().unwrap_or(self.seats.len() as u32);
         self.by_id.insert(port.id, at);
         self.count(port.share, true);
+        self.budget.count(port.owner, true);
         let seat = Some(Seat::new(port));
         match self.seats.get_mut(at as usize) {
             Some(place) => *place = seat,
@@ -221,6 +285,7 @@ impl Fanout {
         seat.forget_due(at, &mut self.due);
         self.free.push(at);
         self.count(seat.port.share, false);
+        self.budget.count(seat.port.owner, false);
         self.counters.departed.add(&seat.port.counters);
         Some(seat.port)
     }

@@ -18,6 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vnplug_ring::control::Direction;
 
+use super::budget::{Before, Budget};
 use super::due::Due;
 use crate::filter::{Analysis, FrameSet, Index, JudgeId, Totals};
 use crate::port::{BatchInfo, Port, PortCounters, Share};
@@ -158,7 +159,33 @@ impl Seat {
         }
     }
 
-    /// Hands over what the program that it follows accepted, as far as it is wanted.
+    /// Offers a batch whole, or passes the port by, if its owner has had its part of the batch.
+    #[inline(never)]
+    pub(super) fn offer_within(&mut self, batch: &BatchInfo<'_>, budget: &mut Budget) {
+        if budget.allows(self.port.owner) {
+            let before = Before::of(&self.port);
+            self.offer(batch);
+            budget.charge(before, &self.port);
+            return;
+        }
+        let port = &mut self.port;
+        let offered = port.counters.offered;
+        // It runs the operator's filter. As in `offer`.
+        if catch_unwind(AssertUnwindSafe(|| port.pass_by(batch))).is_err() {
+            port.settle(batch, offered);
+        }
+    }
+
+    /// Whether it is given frames by what this program says of them.
+    pub(super) fn uses(&self, judge: JudgeId) -> bool {
+        match &self.place {
+            Place::Whole => false,
+            Place::Indexed(it) => it.guard == Some(judge) || it.filter == Some(judge),
+        }
+    }
+
+    /// Hands over what the program that it follows accepted, as far as it is wanted and, if there is
+    /// a budget, its owner has not had its part of the batch.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -166,6 +193,7 @@ impl Seat {
         accepted: FrameSet,
         index: &Index,
         outbound: &FrameSet,
+        within: Option<&mut Budget>,
     ) {
         let Place::Indexed(it) = &mut self.place else {
             return;
@@ -184,9 +212,20 @@ impl Seat {
         }
         it.handed += wanted.len();
         let (port, own_filter) = (&mut self.port, it.own_filter);
+        let mut within = within;
+        if let Some(budget) = &mut within
+            && !budget.allows(port.owner)
+        {
+            port.miss(wanted.len());
+            return;
+        }
+        let before = Before::of(port);
         // As in `offer`.
         if catch_unwind(AssertUnwindSafe(|| port.take(batch, &wanted, own_filter))).is_err() {
             port.settle_to(it.accounted + it.handed);
+        }
+        if let Some(budget) = within {
+            budget.charge(before, port);
         }
     }
 

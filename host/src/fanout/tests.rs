@@ -394,3 +394,152 @@ fn a_member_that_no_frame_comes_for_is_rung_when_others_turn_the_arena_over() {
     }
     assert_eq!(fanout.due_us(), None);
 }
+
+fn frames_of(bytes: &[u8], count: usize) -> Vec<Frame<'_>> {
+    let frame = Frame {
+        bytes,
+        wire_len: bytes.len() as u32,
+        ts_ns: 0,
+        flags: 0,
+        vlan_tci: 0,
+    };
+    vec![frame; count]
+}
+
+fn account(fanout: &Fanout, id: u32) -> PortCounters {
+    fanout.account(id).unwrap().1
+}
+
+#[test]
+fn while_a_source_is_pressed_the_dearest_owner_misses_frames_and_nobody_else() {
+    const GREEDY: u32 = 1_000;
+    let mut fanout = Fanout::new(0, 0);
+    let (honest, region) = port_and_region(0);
+    fanout.attach(honest);
+    let filter = Arc::new(Program::accept(1));
+    for id in 1..=GREEDY {
+        let mut port = port(id);
+        port.owner = 1;
+        // Some are looked up, some are offered everything.
+        port.filter = (id % 3 == 0).then(|| Arc::clone(&filter));
+        fanout.attach(port);
+    }
+    let mut consumer = Consumer::attach(region).unwrap();
+    let bytes = [5; 60];
+    let frames = frames_of(&bytes, 64);
+    let mut read = 0;
+    for turn in 0..100 {
+        assert!(fanout.has_rivals());
+        fanout.press(true);
+        fanout.deliver(&frames, turn);
+        while let Ok(Some(record)) = consumer.next() {
+            assert_eq!(record.meta.lost, 0);
+            read += 1;
+        }
+        consumer.release();
+    }
+    let honest = account(&fanout, 0);
+    assert_eq!((honest.delivered, honest.dropped_budget), (6_400, 0));
+    assert_eq!(read, 6_400);
+    let greedy: Vec<PortCounters> = (1..=GREEDY).map(|id| account(&fanout, id)).collect();
+    let missed: u64 = greedy.iter().map(|it| it.dropped_budget).sum();
+    assert!(missed > 6_400 * u64::from(GREEDY) / 2, "{missed}");
+    // Nobody of them is always the last.
+    let served = greedy.iter().filter(|it| it.dropped_budget < 6_400).count();
+    assert_eq!(served, GREEDY as usize);
+    assert_eq!(fanout.counters().duties, offered(&fanout));
+    // When it is over, all have everything again.
+    for turn in 100..1_000 {
+        fanout.press(false);
+        fanout.deliver(&frames, turn);
+    }
+    let before = account(&fanout, 1).dropped_budget;
+    fanout.press(false);
+    fanout.deliver(&frames, 1_000);
+    assert_eq!(account(&fanout, 1).dropped_budget, before);
+    // Who is alone has everything, pressed or not.
+    fanout.detach(0);
+    assert!(!fanout.has_rivals());
+    assert_eq!(fanout.counters().duties, offered(&fanout));
+}
+
+#[test]
+fn what_the_operator_refuses_is_no_miss() {
+    let mut fanout = Fanout::new(0, 0);
+    fanout.attach(port(0));
+    for id in 1..50 {
+        let mut port = port(id);
+        port.owner = 1;
+        port.guard = Some(Arc::new(Program::accept(0)));
+        port.share = Share::Member {
+            cluster: id,
+            index: 0,
+            of: 1,
+            balance: Balance::Flow,
+        };
+        fanout.attach(port);
+    }
+    let bytes = [5; 60];
+    for turn in 0..200 {
+        fanout.press(true);
+        fanout.deliver(&frames_of(&bytes, 256), turn);
+    }
+    for id in 1..50 {
+        let counters = account(&fanout, id);
+        assert_eq!(counters.refused, counters.offered);
+    }
+}
+
+/// A program that panics when it is run.
+fn breaking() -> Arc<Program> {
+    const RETURN: u8 = 6;
+    let [a, b, c, d] = crate::filter::BREAKS.to_le_bytes();
+    Arc::new(Program::from_bytes(&[RETURN, 0, 0, 0, a, b, c, d], Trust::Guest).unwrap())
+}
+
+#[test]
+fn a_panic_in_a_readers_program_costs_that_reader_its_port_and_nobody_else_anything() {
+    let mut fanout = Fanout::new(0, 0);
+    fanout.attach(port(1));
+    let mut bad = port(2);
+    bad.filter = Some(breaking());
+    fanout.attach(bad);
+    let mut good = port(3);
+    good.filter = Some(Arc::new(Program::accept(1)));
+    fanout.attach(good);
+    let bytes = [5; 60];
+    for turn in 0..3 {
+        fanout.deliver(&frames_of(&bytes, 10), turn);
+        assert_eq!(fanout.counters().duties, offered(&fanout));
+    }
+    for id in [1, 3] {
+        let counters = account(&fanout, id);
+        assert_eq!((counters.offered, counters.delivered), (30, 30), "{id}");
+    }
+    let (bad, counters) = fanout.account(2).unwrap();
+    assert!(bad.quarantined().unwrap().contains("please report"));
+    assert_eq!((counters.offered, counters.delivered), (30, 0));
+}
+
+#[test]
+fn a_panic_in_the_flow_hash_costs_that_frame_its_hash() {
+    let good = [5; 60];
+    let mut bad = good;
+    bad[..super::flow::BREAKS.len()].copy_from_slice(super::flow::BREAKS);
+    let mut frames = frames_of(&good, 5);
+    frames[2].bytes = &bad;
+    let hash = super::flow::flow_hash(&good);
+    for filter in [None, Some(Arc::new(Program::accept(1)))] {
+        let mut fanout = Fanout::new(0, 0);
+        let (mut port, region) = port_and_region(1);
+        port.filter = filter;
+        fanout.attach(port);
+        fanout.deliver(&frames, 0);
+        let mut consumer = Consumer::attach(region).unwrap();
+        let mut hashes = Vec::new();
+        while let Ok(Some(record)) = consumer.next() {
+            hashes.push(record.meta.flow_hash);
+        }
+        assert_eq!(hashes, [hash, hash, 0, hash, hash]);
+    }
+}

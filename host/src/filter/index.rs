@@ -18,6 +18,7 @@
 //! is full is filled anew, twice as large.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -67,6 +68,8 @@ pub struct Index {
     always: Vec<u32>,
     /// Programs with a candidate in this batch; after judging, those that accepted a frame.
     touched: Vec<u32>,
+    /// Programs that panicked.
+    broken: Vec<JudgeId>,
 }
 
 /// One program.
@@ -93,6 +96,17 @@ const KEYED: u32 = u32::MAX;
 struct Verdict {
     maybe: FrameSet,
     yes: FrameSet,
+}
+
+/// How far the judging of a batch has come.
+#[derive(Default)]
+struct Judged {
+    /// Of the programs that have a candidate.
+    nth: usize,
+    /// So many of them accepted a frame.
+    accepting: usize,
+    /// What any of them accepted.
+    all: FrameSet,
 }
 
 impl Index {
@@ -186,9 +200,8 @@ impl Index {
     /// The verdicts hold until [`forget`](Self::forget), which comes before the next batch.
     pub fn judge(&mut self, frames: &[Frame<'_>], outbound: &FrameSet) -> FrameSet {
         let frames = &frames[..frames.len().min(MAX_BATCH)];
-        let mut all = FrameSet::default();
         if self.by_program.is_empty() {
-            return all;
+            return FrameSet::default();
         }
         let (verdicts, touched) = (&mut self.verdicts, &mut self.touched);
         self.lookup.ask(frames, |candidate, place| {
@@ -205,10 +218,25 @@ impl Index {
             self.verdicts[id as usize].maybe = FrameSet::first(frames.len());
         }
         self.touched.extend(&self.always);
-        let mut accepting = 0;
-        for nth in 0..self.touched.len() {
-            self.fetch_ahead(nth);
-            let id = self.touched[nth];
+        let mut judged = Judged::default();
+        // A panic would be a bug of ours that one reader's program has found a way to: it costs those
+        // who follow the program their ports, and nobody else anything (R10).
+        while catch_unwind(AssertUnwindSafe(|| self.run(frames, outbound, &mut judged))).is_err() {
+            let id = self.touched[judged.nth];
+            self.verdicts[id as usize] = Verdict::default();
+            self.broken.push(JudgeId(id));
+            judged.nth += 1;
+        }
+        self.touched.truncate(judged.accepting);
+        judged.all
+    }
+
+    /// Runs the programs that have a candidate, from where it stopped.
+    #[inline]
+    fn run(&mut self, frames: &[Frame<'_>], outbound: &FrameSet, judged: &mut Judged) {
+        while judged.nth < self.touched.len() {
+            self.fetch_ahead(judged.nth);
+            let id = self.touched[judged.nth];
             let (verdict, judge) = (
                 &mut self.verdicts[id as usize],
                 &mut self.judges[id as usize],
@@ -225,13 +253,18 @@ impl Index {
             if !verdict.yes.is_empty() {
                 judge.totals.frames += verdict.yes.len();
                 judge.totals.outbound += verdict.yes.and(outbound).len();
-                all = all.or(&verdict.yes);
-                self.touched[accepting] = id;
-                accepting += 1;
+                judged.all = judged.all.or(&verdict.yes);
+                self.touched[judged.accepting] = id;
+                judged.accepting += 1;
             }
+            judged.nth += 1;
         }
-        self.touched.truncate(accepting);
-        all
+    }
+
+    /// A program that panicked: who follows it is to be served no more.
+    #[inline]
+    pub fn take_broken(&mut self) -> Option<JudgeId> {
+        self.broken.pop()
     }
 
     /// Fetches what judging by the programs that come next will need, one step of the way to each.

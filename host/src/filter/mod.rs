@@ -58,6 +58,8 @@ pub use field::Field;
 pub use frames::FrameSet;
 pub use index::{Index, IndexSize, JudgeId, Totals};
 pub use native::{DEFAULT_LIMIT_BYTES, Jit, translate_now};
+#[cfg(test)]
+pub(crate) use program::BREAKS;
 pub(crate) use program::code;
 pub use program::{
     INSTRUCTION_BYTES, Instruction, MAX_INSTRUCTIONS, OutOfSteps, Program, Trust, VerifyError,

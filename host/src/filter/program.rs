@@ -36,6 +36,10 @@ pub struct Instruction {
 
 const _: () = assert!(size_of::<Instruction>() == INSTRUCTION_BYTES);
 
+/// A program whose first operand is this panics when it is run, in tests.
+#[cfg(test)]
+pub(crate) const BREAKS: u32 = 0x0bad_f117;
+
 /// Whose program it is; decides whether it may loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
@@ -169,6 +173,8 @@ impl Program {
     /// [`Program::judge`] to tell the two apart.
     #[inline]
     pub fn run(&self, bytes: &[u8], wire_len: u32) -> u32 {
+        #[cfg(test)]
+        assert!(self.instructions[0].k != BREAKS, "on purpose");
         self.judge(bytes, wire_len).unwrap_or(0)
     }
 

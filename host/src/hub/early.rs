@@ -4,9 +4,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 
-use super::{ANSWER, Hub};
+use super::{Hub, Owed};
 use crate::filter::Program;
 use crate::filter::ebpf::Wanted;
 use crate::source::early::{Loader, Narrowing, Place, Seat, Standing};
@@ -76,23 +75,23 @@ impl Early {
         self.standing.text()
     }
 
-    /// A port is going to judge by this: returns when no frame that it wants is dropped any more.
-    fn add(&mut self, wanted: &Wanted) {
+    /// A port is going to judge by this: when the threads have answered, no frame that it wants is
+    /// dropped any more.
+    fn add(&mut self, wanted: &Wanted) -> Vec<Owed<()>> {
         if self.places.is_empty() {
-            return;
+            return Vec::new();
         }
         let key = wanted.to_bytes();
-        if self
-            .asked
-            .as_ref()
-            .is_some_and(|asked| !asked.contains(&key))
-        {
-            self.widen();
-        }
+        let narrow = self.asked.as_ref();
+        let widening = match narrow.is_some_and(|asked| !asked.contains(&key)) {
+            true => self.widen(),
+            false => Vec::new(),
+        };
         self.wants
             .entry(key)
             .or_insert_with(|| (wanted.clone(), 0))
             .1 += 1;
+        widening
     }
 
     /// No port judges by this any more, or one less.
@@ -106,28 +105,19 @@ impl Early {
         }
     }
 
-    /// Has every queue let everything through, and waits until all do.
-    fn widen(&mut self) {
+    /// Has every queue let everything through.
+    fn widen(&mut self) -> Vec<Owed<()>> {
         self.generation += 1;
         self.asked = None;
         self.standing
             .begin(self.generation, "off: filters are changing");
-        let answers: Vec<_> = self
-            .places
-            .iter()
-            .map(|place| {
-                let (reply, answer) = channel();
-                let standing = Arc::clone(&self.standing);
-                let command = Command::Widen(self.generation, standing, reply);
-                place.line.send(command);
-                answer
+        let widen = |place: &Place| {
+            let standing = Arc::clone(&self.standing);
+            Owed::ask(place.line.clone(), |reply| {
+                Command::Widen(self.generation, standing, reply)
             })
-            .collect();
-        for answer in answers {
-            if answer.recv_timeout(ANSWER).is_err() {
-                log::error!(target: "source", "early drop: a source's thread does not answer");
-            }
-        }
+        };
+        self.places.iter().map(widen).collect()
     }
 
     /// Has the kernel let through no more than the ports may want, soon.
@@ -192,16 +182,17 @@ impl Hub {
         }
     }
 
-    /// A port of a source is going to judge by these programs.
+    /// A port of a source is going to judge by these programs; the kernel lets through what they
+    /// want when the threads have answered.
     pub(super) fn will_want(
         &mut self,
         source: usize,
         guard: Option<&Arc<Program>>,
         filter: Option<&Arc<Program>>,
-    ) -> Wanted {
+    ) -> (Wanted, Vec<Owed<()>>) {
         let wanted = Wanted::new(guard, filter);
-        self.sources[source].early.add(&wanted);
-        wanted
+        let widening = self.sources[source].early.add(&wanted);
+        (wanted, widening)
     }
 
     /// A port of a source does not judge so any more.

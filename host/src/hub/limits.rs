@@ -1,5 +1,8 @@
 //! What those may have who are no operators.
 
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
 use vnplug_ring::control::{Open, code};
 
 use super::load::{MAX_FIELDS_EACH, MAX_KEYS_EACH};
@@ -49,10 +52,9 @@ impl Hub {
             return Ok(());
         }
         let wanted = self.counted_bytes(request, owner, programs)?;
-        let has: u64 = own()
-            .map(|port| port.capacity * port.queues.len() as u64 + port.transmit)
-            .sum::<u64>()
+        let has: u64 = own().map(PortRecord::bytes).sum::<u64>()
             + self.arena_bytes(owner)
+            + self.owed(owner)
             + awaited.1;
         let most = self.limits.user_bytes;
         if has + wanted > most {
@@ -133,11 +135,30 @@ impl Hub {
         Ok(())
     }
 
+    /// Bytes of an owner's closed ports that are not freed yet.
+    fn owed(&self, owner: &Owner) -> u64 {
+        let owed = self.owed.get(owner);
+        owed.map_or(0, |owed| owed.load(Ordering::Relaxed))
+    }
+
     /// The ports of an owner.
     pub(super) fn ports_of(&self, owner: &Owner) -> impl Iterator<Item = (u32, &PortRecord)> {
         let ids = self.owned.get(owner).into_iter();
         let ids = ids.flat_map(|owned| &owned.ports);
         ids.filter_map(|id| Some((*id, self.ports.get(id)?)))
+    }
+
+    /// The number by which queues' threads know an owner: small, and nobody else's while it has ports.
+    pub(super) fn number_of(&self, owner: &Owner) -> u32 {
+        if let Some((_, port)) = self.ports_of(owner).next() {
+            return port.number;
+        }
+        let firsts = self.owned.values().filter_map(|it| it.ports.first());
+        let ports = firsts.filter_map(|id| self.ports.get(id));
+        let taken: BTreeSet<u32> = ports.map(|port| port.number).collect();
+        (0..)
+            .find(|number| !taken.contains(number))
+            .unwrap_or_default()
     }
 
     /// What the rules of an owner may cost a frame of a source, over all queues.

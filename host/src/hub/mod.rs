@@ -4,6 +4,7 @@
 //! queues' threads; it never touches a packet. Opening a port is all or nothing: memory is
 //! committed first, then every queue of the source is told.
 
+mod asking;
 mod close;
 mod cluster;
 mod early;
@@ -21,19 +22,22 @@ mod send;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use vnplug_ring::control::{HOST_PREFIX, RingPlace, Tuning, code};
+use vnplug_ring::control::{HOST_PREFIX, Message, RingPlace, Tuning, code};
 
+use crate::closer::Closers;
 use crate::filter::ebpf::Wanted;
 use crate::filter::{Jit, Program};
+use crate::port::sender::Sender;
 use crate::port::{Port, PortCounters};
 use crate::source::Lent;
 use crate::source::af_packet::Interface;
 use crate::source::early::Loader;
-use crate::source::worker::{Asked, Command, Snapshot, Worker};
+use crate::source::worker::{Command, Line, PortSnapshot, Snapshot, Worker};
 
+pub(crate) use asking::{Owed, Step};
 pub(crate) use close::Closing;
 use cluster::{Cluster, ClusterKey};
 pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS, MAX_EARLY_LOADS};
@@ -43,7 +47,7 @@ use host_group::HostGroups;
 pub(crate) use host_group::{Home, HostGroupSize, NewHostGroup};
 pub use limits::{Limits, MAX_FILTER_WORK};
 use load::Owned;
-pub(crate) use open::{Memory, NO_DESCRIPTORS, Need, OwnMemory, no_memory};
+pub(crate) use open::{Memory, NO_DESCRIPTORS, Need, Opening, OwnMemory, no_memory};
 pub use rules::RuleBook;
 
 /// A request was refused, with the code and text of the answer.
@@ -111,6 +115,8 @@ pub struct PortRecord {
     program: Option<Arc<Program>>,
     /// Who has it.
     pub owner: Owner,
+    /// The owner's number for the queues' threads.
+    number: u32,
     /// What its reader said of itself.
     pub label: String,
     /// The reader's filter as given.
@@ -119,6 +125,8 @@ pub struct PortRecord {
     pub filter_version: u64,
     /// What its reader says of its work.
     notes: Vec<(String, u64)>,
+    /// Its parts when they were last told, by queue.
+    last: BTreeMap<usize, PortSnapshot>,
     /// How its reader tuned it.
     pub tuning: Tuning,
     /// How many rules it has.
@@ -131,15 +139,66 @@ pub struct PortRecord {
     pace: pace::Pace,
 }
 
+impl PortRecord {
+    /// Bytes of its record areas, which count for its owner's limit.
+    fn bytes(&self) -> u64 {
+        self.capacity * self.queues.len() as u64 + self.transmit
+    }
+}
+
 /// What is left of a port that was closed.
 pub struct Closed {
     /// Its final counters.
     pub counters: PortCounters,
     /// Places to give back to its VM's pool.
     pub places: Vec<RingPlace>,
-    /// Its parts in the queues; with the last of them its memory is unmapped, which takes a while
-    /// if it is large.
-    pub remains: Vec<Box<Port>>,
+    /// What has its memory.
+    pub remains: Remains,
+}
+
+/// The last of a port that was closed. When it is dropped its memory is freed, which takes a while if
+/// it is large, and only then its owner may have as much again.
+#[derive(Default)]
+pub struct Remains {
+    #[expect(clippy::vec_box, reason = "kept as the threads hand them over")]
+    _ports: Vec<Box<Port>>,
+    _sender: Option<Box<Sender>>,
+    /// Dropped after what it is for.
+    charge: Charge,
+}
+
+impl Remains {
+    /// Bytes that are freed with it, of a process' port.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.charge.bytes
+    }
+}
+
+/// Bytes that count for an owner's limit although their port is closed.
+#[derive(Default)]
+struct Charge {
+    owed: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Charge {
+    fn new(owed: &Arc<AtomicU64>) -> Self {
+        Self {
+            owed: Arc::clone(owed),
+            bytes: 0,
+        }
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.owed.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.owed.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// Programs of a port: the operator's, the reader's, and the reader's as text.
@@ -160,6 +219,8 @@ pub struct Hub {
     sources: Vec<Source>,
     ports: BTreeMap<u32, PortRecord>,
     owned: HashMap<Owner, Owned>,
+    /// By owner what memory of closed ports has still to be freed.
+    owed: HashMap<Owner, Arc<AtomicU64>>,
     clusters: BTreeMap<ClusterKey, Cluster>,
     groups: BTreeMap<GroupKey, Group>,
     host_groups: HostGroups,
@@ -176,10 +237,11 @@ pub struct Hub {
     huge: Option<bool>,
     /// Makes the kernel's filters.
     loader: Option<Loader>,
+    /// Who closes what peers share, by their owner.
+    pub(crate) closers: Closers,
+    /// The last snapshot of all ports of a queue, by source and queue, and when it was taken.
+    last: BTreeMap<(usize, usize), (Instant, Snapshot)>,
 }
-
-/// How long a queue's thread may take to answer; it answers between two batches.
-const ANSWER: Duration = Duration::from_secs(5);
 
 impl Hub {
     /// A hub without sources.
@@ -188,6 +250,7 @@ impl Hub {
             sources: Vec::new(),
             ports: BTreeMap::new(),
             owned: HashMap::new(),
+            owed: HashMap::new(),
             clusters: BTreeMap::new(),
             groups: BTreeMap::new(),
             host_groups: HostGroups::default(),
@@ -199,6 +262,8 @@ impl Hub {
             jit: Jit::off(),
             huge: None,
             loader: None,
+            closers: Closers::default(),
+            last: BTreeMap::new(),
         }
     }
 
@@ -249,51 +314,66 @@ impl Hub {
     }
 
     /// Tunes a port; the next batch is judged so.
-    pub fn tune(&mut self, id: u32, tuning: Tuning) {
-        let Some(record) = self.ports.get_mut(&id) else {
-            return;
-        };
-        record.tuning = tuning;
-        let answers: Vec<_> = record
-            .queues
-            .iter()
-            .map(|&queue| {
-                let (reply, answer) = channel();
-                let command = Command::Tune(id, tuning, reply);
-                self.sources[record.source].workers[queue].send(command);
-                answer
-            })
-            .collect();
-        for answer in answers {
-            if answer.recv_timeout(ANSWER).is_err() {
-                log::error!(target: "port", "port {id}: a source's thread does not answer");
-            }
+    pub(crate) fn tune(&mut self, id: u32, tuning: Tuning) -> Step {
+        if let Some(record) = self.ports.get_mut(&id) {
+            record.tuning = tuning;
         }
+        let tune = |line| Owed::ask(line, |reply| Command::Tune(id, tuning, reply));
+        let owed = self.lines_of(id).into_iter().map(tune).collect();
+        Step::after(owed, |_, heard| Step::done_if(heard))
     }
 
-    /// Replaces a port's filter; the next batch is judged by the new one.
-    pub fn set_filter(&mut self, id: u32, filter: Option<Arc<Program>>, text: String) {
+    /// Replaces a port's filter. Done means: no packet is judged by the old filter any more.
+    pub(crate) fn set_filter(
+        &mut self,
+        id: u32,
+        filter: Option<Arc<Program>>,
+        text: String,
+    ) -> Step {
         let Some(mut record) = self.ports.remove(&id) else {
-            return;
+            return Step::Done(Ok(Message::Done));
         };
         self.own(id, &record, false);
-        let (source, queues) = (record.source, record.queues.clone());
-        let wanted = self.will_want(source, record.guard.as_ref(), filter.as_ref());
+        let source = record.source;
+        let (wanted, widening) = self.will_want(source, record.guard.as_ref(), filter.as_ref());
         record.filter = text;
         record.filter_version += 1;
         record.program.clone_from(&filter);
         let before = std::mem::replace(&mut record.wanted, wanted);
         self.own(id, &record, true);
         self.ports.insert(id, record);
-        for queue in queues {
-            let (reply, answer) = channel();
-            self.sources[source].workers[queue].send(Command::Filter(id, filter.clone(), reply));
-            // Done means: no packet is judged by the old filter any more.
-            if answer.recv_timeout(ANSWER).is_err() {
-                log::error!(target: "port", "port {id}: a source's thread does not answer");
+        let replace = |line| Owed::ask(line, |reply| Command::Filter(id, filter.clone(), reply));
+        let owed: Vec<_> = self.lines_of(id).into_iter().map(replace).collect();
+        Step::after(owed, move |hub, heard| {
+            hub.wants_no_more(source, &before);
+            // The kernel lets through what it wants when this is over, too.
+            Step::after(widening, |_, widened| match Step::done_if(heard) {
+                Step::Done(Ok(_)) => Step::done_if(widened),
+                refused => refused,
+            })
+        })
+    }
+
+    /// The threads that serve a port.
+    fn lines_of(&self, id: u32) -> Vec<Line> {
+        let record = self.ports.get(&id);
+        let queues = record.map_or(&[][..], |record| &record.queues);
+        let line = |&queue: &usize| Some(self.sources[record?.source].workers[queue].line());
+        queues.iter().filter_map(line).collect()
+    }
+
+    /// Refuses what needs a thread that is stalled.
+    fn must_turn(&self, source: usize, queues: &[usize]) -> Result<(), Refusal> {
+        let mut pulses = queues
+            .iter()
+            .map(|&queue| self.sources[source].workers[queue].pulse());
+        let stalled = pulses.find_map(|pulse| Some((pulse, pulse.stalled()?)));
+        match stalled {
+            None => Ok(()),
+            Some((pulse, stalled)) => {
+                Err(Refusal::new(code::UNAVAILABLE, pulse.complaint(stalled)))
             }
         }
-        self.wants_no_more(source, &before);
     }
 
     /// DLT of the frames of a port; Ethernet if there is no such port.
@@ -302,22 +382,13 @@ impl Hub {
             .get(&id)
             .map_or(1, |record| self.sources[record.source].link_type)
     }
+}
 
-    /// The counters of every queue of a source, each consistent between two batches.
-    pub fn snapshots(&self, source: usize, asked: &Asked) -> Vec<Snapshot> {
-        let answers: Vec<_> = self.sources[source]
-            .workers
-            .iter()
-            .map(|worker| {
-                let (reply, answer) = channel();
-                worker.send(Command::Snapshot(asked.clone(), reply));
-                answer
-            })
-            .collect();
-        answers
-            .iter()
-            .filter_map(|answer| answer.recv_timeout(ANSWER).ok())
-            .collect()
+impl Drop for Hub {
+    /// All threads are told to end before the first is waited for.
+    fn drop(&mut self) {
+        let workers = self.sources.iter_mut().flat_map(|it| &mut it.workers);
+        workers.for_each(Worker::stop);
     }
 }
 

@@ -1,8 +1,10 @@
 //! Opening a port: what it would be, its memory, and telling the source's threads.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 
+use vnplug_ring::control::apart::Shape;
 use vnplug_ring::control::{HOST_PREFIX, Open, Opened, RingPlace, code};
 use vnplug_ring::layout::{
     Geometry, MAX_CAPACITY, MAX_SNAPLEN, MIN_CAPACITY, record_size, ring_size,
@@ -13,15 +15,16 @@ use super::cluster::ClusterKey;
 use super::group::{GroupPlan, Joined};
 use super::pace::Pace;
 use super::send::MAX_SEND;
-use super::{Hub, Owner, PortRecord, Programs, Refusal, RuleBook};
+use super::{Hub, Owed, Owner, PortRecord, Programs, Refusal, RuleBook};
 use crate::port::Port;
 use crate::port::doorbell::Doorbell;
 use crate::source::worker::Command;
+use crate::sys::memory::Holes;
 use crate::sys::{event, memory};
 
 /// Where a port's ring memory comes from.
 pub(crate) enum Memory<'a> {
-    /// A memfd of its own, with at least what [`Hub::need`] says; the descriptor travels with the
+    /// Memfds of its own, of the shape that [`Hub::need`] says; the descriptors travel with the
     /// answer.
     Own(OwnMemory),
     /// A VM's pool.
@@ -36,7 +39,7 @@ pub(crate) enum Memory<'a> {
 /// Memory of a process' port.
 #[derive(Debug)]
 pub(crate) struct OwnMemory {
-    pub(crate) rings: memory::Shared,
+    pub(crate) rings: memory::Rings,
     /// Of the group that it is the first member of.
     pub(crate) arenas: Option<memory::Shared>,
 }
@@ -45,14 +48,14 @@ pub(crate) struct OwnMemory {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Need {
     /// For its rings.
-    pub(crate) rings: u64,
+    pub(crate) rings: Shape,
     /// For the arenas of the group that it is the first member of.
     pub(crate) arenas: u64,
 }
 
 impl Need {
     pub(crate) fn total(self) -> u64 {
-        self.rings + self.arenas
+        self.rings.words_len() + self.rings.records_len() + self.arenas
     }
 }
 
@@ -71,8 +74,18 @@ struct Plan {
 }
 
 impl Plan {
+    /// Of a port in a VM's pool.
     fn bytes(&self) -> u64 {
         self.each * self.queues.len() as u64 + self.transmit_bytes()
+    }
+
+    /// Of a process' port.
+    fn shape(&self) -> Shape {
+        Shape {
+            rings: self.queues.len() as u64,
+            capacity: self.capacity,
+            transmit: self.transmit_bytes(),
+        }
     }
 
     /// Bytes of the arenas of the group that it is the first member of.
@@ -99,6 +112,8 @@ pub(crate) struct Opening {
     pub fds: Vec<OwnedFd>,
     /// What wakes its reader.
     pub doorbell: Doorbell,
+    /// When these are answered, the kernel lets through what the port wants.
+    pub widening: Vec<Owed<()>>,
 }
 
 impl Hub {
@@ -138,6 +153,7 @@ impl Hub {
             Some(queue) => vec![queue],
             None => (0..self.sources[source].workers.len()).collect(),
         };
+        self.must_turn(source, &queues)?;
         Ok(Plan {
             each: ring_size(capacity).next_multiple_of(4096),
             source,
@@ -162,7 +178,7 @@ impl Hub {
     ) -> Result<Need, Refusal> {
         let plan = self.plan(request, owner, programs)?;
         Ok(Need {
-            rings: plan.bytes(),
+            rings: plan.shape(),
             arenas: plan.arena_bytes(),
         })
     }
@@ -193,7 +209,7 @@ impl Hub {
         doorbell: Option<Doorbell>,
     ) -> Result<Opening, Refusal> {
         let plan = self.plan(request, &owner, &programs)?;
-        let total = plan.bytes();
+        let (total, shape) = (plan.bytes(), plan.shape());
         let transmit_bytes = plan.transmit_bytes();
         if let Some(group) = &plan.group {
             self.may_join(group, &programs)?;
@@ -212,11 +228,19 @@ impl Hub {
         let mut pool = None;
         let mut arena_memory = None;
         let is_process = matches!(memory, Memory::Own(_));
+        let own_places: Vec<RingPlace> = shape.places().collect();
+        let mut holes = None;
         let (region, base, mut fds, map_len, given) = match memory {
             Memory::Own(OwnMemory { rings, arenas }) => {
                 self.say_pages(rings.huge);
                 arena_memory = arenas;
-                (rings.region, 0, vec![rings.fd], rings.len, Vec::new())
+                if transmit > 0 {
+                    let words = rings.words.try_clone();
+                    let words = words.map_err(|error| no_memory(0, &error))?;
+                    holes = Some(Holes::new(words, shape.words_len()));
+                }
+                let fds = vec![rings.words, rings.records];
+                (rings.region, 0, fds, shape.map_len(), Vec::new())
             }
             Memory::Pool { region, places } => {
                 let places = pool.insert(places);
@@ -240,8 +264,10 @@ impl Hub {
         let doorbell = match doorbell {
             Some(doorbell) => doorbell,
             None => {
-                let (doorbell, read) = Doorbell::pipe().map_err(|error| no_memory(0, &error))?;
-                fds.push(read);
+                let closer = self.closers.of(&owner);
+                let (doorbell, theirs) =
+                    Doorbell::process(closer).map_err(|error| no_memory(0, &error))?;
+                fds.push(theirs);
                 doorbell
             }
         };
@@ -249,9 +275,12 @@ impl Hub {
         let mut rings = Vec::with_capacity(queues.len());
         let mut producers = Vec::with_capacity(queues.len());
         for (at, &queue) in queues.iter().enumerate() {
-            let place = RingPlace {
-                offset: base + at as u64 * each,
-                len: each,
+            let place = match is_process {
+                true => own_places[at],
+                false => RingPlace {
+                    offset: base + at as u64 * each,
+                    len: each,
+                },
             };
             let geometry = Geometry {
                 capacity,
@@ -310,9 +339,12 @@ impl Hub {
         };
         let mut transmits = RingPlace::default();
         if transmit > 0 {
-            transmits = RingPlace {
-                offset: base + each * queues.len() as u64,
-                len: transmit_bytes,
+            transmits = match is_process {
+                true => shape.transmit_place(),
+                false => RingPlace {
+                    offset: base + each * queues.len() as u64,
+                    len: transmit_bytes,
+                },
             };
             let geometry = Geometry {
                 capacity: transmit,
@@ -322,13 +354,9 @@ impl Hub {
                 port: id,
                 queue: queues[0] as u32,
             };
-            match self.attach_sender(
-                &region,
-                transmits,
-                geometry,
-                (source, queues[0]),
-                is_process,
-            ) {
+            let closer = is_process.then(|| self.closers.of(&owner));
+            let place = (source, queues[0]);
+            match self.attach_sender(&region, transmits, geometry, place, closer, holes) {
                 Ok(kick) => fds.extend(kick),
                 Err(refusal) => {
                     let arenas = self.leave_group(group.as_ref().map(|group| &group.key));
@@ -342,11 +370,14 @@ impl Hub {
                 }
             }
         }
-        let wanted = self.will_want(source, programs.guard.as_ref(), programs.filter.as_ref());
+        let (wanted, widening) =
+            self.will_want(source, programs.guard.as_ref(), programs.filter.as_ref());
         fds.extend(arena_fd.filter(|_| is_process));
         let share = self.join(cluster.as_ref(), id, request.balance);
+        let number = self.number_of(&owner);
         for (at, (producer, &queue)) in producers.into_iter().zip(&queues).enumerate() {
             let mut port = Port::new(id, producer, doorbell.clone());
+            port.owner = number;
             port.commons = commons.get(at).cloned();
             port.guard.clone_from(&programs.guard);
             port.filter.clone_from(&programs.filter);
@@ -367,10 +398,12 @@ impl Hub {
             guard: programs.guard,
             wanted,
             owner,
+            number,
             label: request.label.chars().take(64).collect(),
             filter: programs.text,
             filter_version: 0,
             notes: Vec::new(),
+            last: BTreeMap::new(),
             tuning: request.tuning,
             rules: RuleBook::default(),
             capacity,
@@ -390,11 +423,13 @@ impl Hub {
             vector: u32::MAX,
             transmit: transmits,
             arenas,
+            apart: is_process,
         };
         Ok(Opening {
             opened,
             fds,
             doorbell,
+            widening,
         })
     }
 

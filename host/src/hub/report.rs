@@ -8,7 +8,7 @@
 //! - R: `duties = Σ offered of its ports + departed_offered`, where `duties` adds up, for each
 //!   frame read, the subscribers of that moment (a cluster is one)
 //! - S, for each port: `offered = refused + paused + direction + filtered + ruled_out +
-//!   sampled_out + delivered + dropped_full + dropped_quarantine`
+//!   sampled_out + delivered + dropped_full + dropped_budget + dropped_quarantine`
 //!
 //! - T, for each port that sends, and for each source: `send_taken = sent + send_dropped_full +
 //!   send_dropped_length + send_dropped_link + send_dropped_unsupported`
@@ -16,17 +16,19 @@
 //! `source_kernel_dropped` of a port is what the kernel dropped of its queues since it was attached:
 //! lost before any port, and so in none of the sums.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
-use vnplug_ring::control::{Counted, Device, Direction, HOST_PREFIX, Tuning};
+use vnplug_ring::control::{Counted, Device, Direction, HOST_PREFIX, Message, Tuning};
 
+use super::asking::Heard;
 use super::policy::{Policy, Sight, Viewer};
-use super::{Hub, Owner};
+use super::{Hub, Owed, Owner, Step};
 use crate::fanout::FanoutCounters;
 use crate::filter::IndexSize;
 use crate::port::sender::SendCounters;
 use crate::source::af_packet::Interface;
-use crate::source::worker::{Asked, PortSnapshot, Snapshot};
+use crate::source::worker::{Asked, Command, PortSnapshot, Snapshot};
 use crate::source::{Latency, QueueCounters};
 use crate::sys::interface;
 
@@ -49,7 +51,6 @@ impl Hub {
             }
             _ => BTreeMap::new(),
         };
-        let none = Asked::These(Vec::new());
         self.sources
             .iter()
             .enumerate()
@@ -66,7 +67,7 @@ impl Hub {
                 Device {
                     name: format!("{HOST_PREFIX}{}", source.name),
                     kind: source.kind.to_owned(),
-                    state: states(&self.snapshots(number, &none)),
+                    state: words(source.workers.iter().map(|it| it.pulse().state())),
                     description: source.description.clone(),
                     queues: source.workers.len() as u32,
                     ports: if operator { ports as u32 } else { 0 },
@@ -80,8 +81,84 @@ impl Hub {
             .collect()
     }
 
-    /// All counters, for an operator.
-    pub fn counters(&self) -> Vec<Counted> {
+    /// All counters, for an operator, and what else there is to tell.
+    pub(crate) fn counters(&mut self, more: Vec<Counted>) -> Step {
+        let queues = self.sources.iter().enumerate();
+        let queues: Vec<(usize, usize)> = queues
+            .flat_map(|(source, it)| (0..it.workers.len()).map(move |queue| (source, queue)))
+            .collect();
+        self.look(queues, Asked::All, |hub, looked| {
+            let mut all = hub.all_counters(&looked);
+            all.extend(more);
+            all
+        })
+    }
+
+    /// Asks queues for their counters, tells what these say.
+    fn look(
+        &mut self,
+        queues: Vec<(usize, usize)>,
+        asked: Asked,
+        tell: impl FnOnce(&mut Self, Looked) -> Vec<Counted> + 'static,
+    ) -> Step {
+        let ask = |&(source, queue): &(usize, usize)| {
+            let line = self.sources[source].workers[queue].line();
+            Owed::ask(line, |reply| Command::Snapshot(asked.clone(), reply))
+        };
+        let owed = queues.iter().map(ask).collect();
+        Step::after(owed, move |hub, heard| {
+            let mut looked = Looked::new();
+            for ((source, queue), heard) in queues.into_iter().zip(heard) {
+                let part = hub.part(source, queue, &asked, heard);
+                looked.entry(source).or_default().push(part);
+            }
+            Step::Done(Ok(Message::Counters(tell(hub, looked))))
+        })
+    }
+
+    /// What a queue told, or what it told last, with a word on how old that is.
+    fn part(&mut self, source: usize, queue: usize, asked: &Asked, heard: Heard<Snapshot>) -> Part {
+        let now = Instant::now();
+        let complaint = match heard {
+            Ok(snapshot) => {
+                for port in &snapshot.ports {
+                    if let (Asked::These(_), Some(it)) = (asked, self.ports.get_mut(&port.id)) {
+                        it.last.insert(queue, port.clone());
+                    }
+                }
+                if *asked == Asked::All {
+                    self.last.insert((source, queue), (now, snapshot.clone()));
+                }
+                return Part {
+                    snapshot,
+                    complaint: None,
+                };
+            }
+            Err(missing) => missing.complaint,
+        };
+        let (age, mut snapshot) = match self.last.get(&(source, queue)) {
+            Some((at, last)) => (
+                format!("its figures are {} s old", at.elapsed().as_secs()),
+                last.clone(),
+            ),
+            None => ("it has told no figures yet".into(), Snapshot::default()),
+        };
+        if let Asked::These(ids) = asked {
+            let told = |id: &u32| {
+                let own = self.ports.get(id).and_then(|port| port.last.get(&queue));
+                own.or_else(|| snapshot.ports.iter().find(|port| port.id == *id))
+                    .cloned()
+            };
+            snapshot.ports = ids.iter().filter_map(told).collect();
+        }
+        snapshot.state = "stalled".into();
+        Part {
+            snapshot,
+            complaint: Some(format!("{complaint}; {age}")),
+        }
+    }
+
+    fn all_counters(&self, looked: &Looked) -> Vec<Counted> {
         let mut all = vec![Counted {
             kind: "daemon".into(),
             name: "vnplugd".into(),
@@ -94,13 +171,17 @@ impl Hub {
         }];
         all[0].values.extend(self.jit.counters());
         for number in 0..self.sources.len() {
-            let snapshots = self.snapshots(number, &Asked::All);
-            all.push(self.source_counters(number, &snapshots));
-            let parts = ports_of(&snapshots);
-            for (id, record) in self.ports.iter().filter(|(_, port)| port.source == number) {
-                if let Some(part) = parts.get(id) {
-                    let mut counted = port_counted(part, false);
-                    tell_sends(&mut counted, &snapshots, *id);
+            let snapshots = looked.get(&number).map_or(&[][..], Vec::as_slice);
+            all.push(self.source_counters(number, snapshots));
+            let parts = ports_of(snapshots);
+            for (id, part) in &parts {
+                let mut counted = port_counted(part, false);
+                tell_sends(&mut counted, snapshots, *id);
+                tell_stall(&mut counted.labels, snapshots);
+                let device = format!("{HOST_PREFIX}{}", self.sources[number].name);
+                counted.labels.push(("device".into(), device));
+                // One that was closed meanwhile was there when it was counted.
+                if let Some(record) = self.ports.get(id) {
                     let owner = match &record.owner {
                         Owner::User(uid) => format!("uid {uid}"),
                         Owner::Vm(name) => format!("vm {name}"),
@@ -110,10 +191,6 @@ impl Hub {
                         .as_ref()
                         .map_or(String::new(), |(.., name)| name.clone());
                     counted.labels.extend([
-                        (
-                            "device".into(),
-                            format!("{HOST_PREFIX}{}", self.sources[number].name),
-                        ),
                         ("owner".into(), owner),
                         ("label".into(), record.label.clone()),
                         ("filter".into(), record.filter.clone()),
@@ -136,8 +213,8 @@ impl Hub {
                         let patience = record.pace.lasts_ms(&part.counters, rings);
                         counted.values.push(("patience_ms".into(), patience));
                     }
-                    all.push(counted);
                 }
+                all.push(counted);
             }
         }
         all
@@ -145,23 +222,28 @@ impl Hub {
 
     /// The counters of these ports as their readers may see them: what the operator's filter
     /// refused was never there.
-    pub fn port_counters(&self, ids: &[u32]) -> Vec<Counted> {
-        let mut sources: Vec<usize> = ids
-            .iter()
-            .filter_map(|id| Some(self.ports.get(id)?.source))
+    pub(crate) fn port_counters(&mut self, ids: Vec<u32>) -> Step {
+        let ports = ids.iter().filter_map(|id| self.ports.get(id));
+        let queues: BTreeSet<(usize, usize)> = ports
+            .flat_map(|port| port.queues.iter().map(|&queue| (port.source, queue)))
             .collect();
-        sources.sort_unstable();
-        sources.dedup();
+        let queues = queues.into_iter().collect();
+        self.look(queues, Asked::These(ids.clone()), move |hub, looked| {
+            hub.own_counters(&ids, &looked)
+        })
+    }
+
+    fn own_counters(&self, ids: &[u32], looked: &Looked) -> Vec<Counted> {
         let mut all = Vec::new();
-        for source in sources {
+        for (&source, snapshots) in looked {
             let here = |id: &&u32| self.ports.get(id).is_some_and(|it| it.source == source);
             let own: Vec<u32> = ids.iter().filter(here).copied().collect();
-            let snapshots = self.snapshots(source, &Asked::These(own.clone()));
-            let parts = ports_of(&snapshots);
+            let parts = ports_of(snapshots);
             for id in &own {
                 if let (Some(part), Some(record)) = (parts.get(id), self.ports.get(id)) {
                     let mut counted = port_counted(part, true);
-                    tell_sends(&mut counted, &snapshots, *id);
+                    tell_sends(&mut counted, snapshots, *id);
+                    tell_stall(&mut counted.labels, snapshots);
                     let device = format!("{HOST_PREFIX}{}", self.sources[record.source].name);
                     counted.labels.push(("device".into(), device));
                     counted
@@ -170,7 +252,7 @@ impl Hub {
                     record.rules.tell(&mut counted);
                     record.tell_notes(&mut counted);
                     // The library tells it when the ring's life is `Failed`.
-                    if let Some(failure) = failure_of(&snapshots) {
+                    if let Some(failure) = failure_of(snapshots) {
                         counted.labels.push(("failure".into(), failure));
                     }
                     all.push(counted);
@@ -180,31 +262,35 @@ impl Hub {
         all
     }
 
-    fn source_counters(&self, number: usize, snapshots: &[Snapshot]) -> Counted {
+    fn source_counters(&self, number: usize, snapshots: &[Part]) -> Counted {
         let source = &self.sources[number];
         let mut queue = QueueCounters::default();
         let mut fanout = FanoutCounters::default();
         let mut sends = SendCounters::default();
-        for snapshot in snapshots {
+        for Part { snapshot, .. } in snapshots {
             queue.add(&snapshot.queue);
             fanout.add(&snapshot.fanout);
             sends.add(&snapshot.sends);
         }
         let mut labels = vec![
             ("kind".into(), source.kind.into()),
-            ("state".into(), states(snapshots)),
+            (
+                "state".into(),
+                words(snapshots.iter().map(|it| it.snapshot.state.as_str())),
+            ),
             ("description".into(), source.description.clone()),
         ];
         let early = source.early.standing();
         if !early.is_empty() {
             labels.push(("early_drop".into(), early));
         }
+        tell_stall(&mut labels, snapshots);
         if let Some(failure) = failure_of(snapshots) {
             labels.push(("failure".into(), failure));
         }
         // A port has its filter in each of its queues.
         let filters = |what: fn(&IndexSize) -> usize| {
-            let sizes = snapshots.iter().map(|snapshot| what(&snapshot.filters));
+            let sizes = snapshots.iter().map(|it| what(&it.snapshot.filters));
             sizes.max().unwrap_or(0) as u64
         };
         let mut values = queue.named();
@@ -221,11 +307,15 @@ impl Hub {
             ("departed_accounted".into(), fanout.departed.accounted()),
             ("departed_delivered".into(), fanout.departed.delivered),
             ("departed_dropped_full".into(), fanout.departed.dropped_full),
+            (
+                "departed_dropped_budget".into(),
+                fanout.departed.dropped_budget,
+            ),
         ]);
         if source.transmits {
             values.extend(sends.named());
         }
-        let measured = snapshots.iter().filter_map(|snapshot| snapshot.latency);
+        let measured = snapshots.iter().filter_map(|it| it.snapshot.latency);
         let latency = measured.reduce(|mut all, more| {
             all.add(&more);
             all
@@ -240,15 +330,31 @@ impl Hub {
     }
 }
 
-fn failure_of(snapshots: &[Snapshot]) -> Option<String> {
-    let mut failures = snapshots.iter().map(|snapshot| &snapshot.failure);
+/// What a queue told, now or some time ago.
+struct Part {
+    snapshot: Snapshot,
+    /// Why it is not of now.
+    complaint: Option<String>,
+}
+
+/// By source what its queues told.
+type Looked = BTreeMap<usize, Vec<Part>>;
+
+/// Says of figures that they are old, and why.
+fn tell_stall(labels: &mut Vec<(String, String)>, snapshots: &[Part]) {
+    let mut complaints = snapshots.iter().filter_map(|it| it.complaint.as_ref());
+    labels.extend(complaints.next().map(|it| ("stalled".into(), it.clone())));
+}
+
+fn failure_of(snapshots: &[Part]) -> Option<String> {
+    let mut failures = snapshots.iter().map(|it| &it.snapshot.failure);
     failures.find_map(Clone::clone)
 }
 
 /// Each port as one, over its queues.
-fn ports_of(snapshots: &[Snapshot]) -> BTreeMap<u32, PortSnapshot> {
+fn ports_of(snapshots: &[Part]) -> BTreeMap<u32, PortSnapshot> {
     let mut ports: BTreeMap<u32, PortSnapshot> = BTreeMap::new();
-    for part in snapshots.iter().flat_map(|snapshot| &snapshot.ports) {
+    for part in snapshots.iter().flat_map(|it| &it.snapshot.ports) {
         let port = ports.entry(part.id).or_default();
         port.id = part.id;
         port.counters.add(&part.counters);
@@ -259,8 +365,8 @@ fn ports_of(snapshots: &[Snapshot]) -> BTreeMap<u32, PortSnapshot> {
 }
 
 /// Adds what became of the frames that a port sent, if it sends.
-fn tell_sends(counted: &mut Counted, snapshots: &[Snapshot], id: u32) {
-    let mut all = snapshots.iter().flat_map(|snapshot| &snapshot.senders);
+fn tell_sends(counted: &mut Counted, snapshots: &[Part], id: u32) {
+    let mut all = snapshots.iter().flat_map(|it| &it.snapshot.senders);
     if let Some((_, counters)) = all.find(|(sender, _)| *sender == id) {
         counted.values.extend(counters.named());
     }
@@ -281,6 +387,7 @@ fn port_counted(port: &PortSnapshot, hide_refused: bool) -> Counted {
         ("sampled_out".into(), counters.sampled_out),
         ("delivered".into(), counters.delivered),
         ("dropped_full".into(), counters.dropped_full),
+        ("dropped_budget".into(), counters.dropped_budget),
         ("dropped_quarantine".into(), counters.dropped_quarantine),
         ("bytes".into(), counters.bytes),
         ("rings".into(), counters.rings),
@@ -311,11 +418,9 @@ fn tuning(tuning: &Tuning) -> String {
     words.join(", ")
 }
 
-fn states(snapshots: &[Snapshot]) -> String {
-    let mut words: Vec<&str> = snapshots
-        .iter()
-        .map(|snapshot| snapshot.state.as_str())
-        .collect();
+/// The words of a source's queues, each once where they are alike.
+fn words<'a>(of: impl Iterator<Item = &'a str>) -> String {
+    let mut words: Vec<&str> = of.collect();
     words.dedup();
     if words.is_empty() {
         "stopped".to_owned()

@@ -2,12 +2,12 @@
 //! may cost. The rules themselves are the queues' threads' (`crate::rules`).
 
 use std::collections::BTreeSet;
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use vnplug_ring::control::{Counted, MAX_EXACT_RULES, MAX_WILDCARD_RULES, RuleKey, RuleKind, code};
+use vnplug_ring::control::{Counted, MAX_EXACT_RULES, MAX_WILDCARD_RULES, Message, RuleKind, code};
 
-use super::{ANSWER, Hub, MAX_FILTER_WORK, Owner, PortRecord, Refusal};
+use super::asking::Heard;
+use super::{Hub, MAX_FILTER_WORK, Owed, Owner, PortRecord, Refusal, Step};
 use crate::rules::{Change, Changed, Key, Prepared, Room};
 use crate::source::worker::Command;
 
@@ -87,7 +87,7 @@ impl Hub {
         id: u32,
         rules: &Prepared,
         owner: Option<&Owner>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Step, Refusal> {
         let Some(record) = self.ports.get(&id) else {
             return Err(gone(id));
         };
@@ -111,93 +111,133 @@ impl Hub {
         }
         let mut room = record.rules.room;
         let before = room;
-        let answers = self.change(id, || {
+        let owed = self.change(id, || {
             room = before;
             let larger = Room::beyond(&mut room, (wanted.exact, wanted.wildcard));
             Change::Add(rules.clone(), larger)
         });
-        // All queues have the same rules; one that does not answer is logged.
-        let added = answers.first().map_or((0, 0), |changed| changed.added);
-        let refused: usize = answers.iter().map(|changed| changed.refused).sum();
+        // Until the threads have answered, all are counted: what an owner adds elsewhere meanwhile
+        // is checked against them.
         if let Some(record) = self.ports.get_mut(&id) {
             record.rules.room = room;
-            record.rules.exact += added.0;
-            record.rules.wildcard += added.1;
+            record.rules.exact += exact;
+            record.rules.wildcard += wildcard;
         }
-        self.fit_room(id);
-        if refused > 0 {
-            let what = format!("no room was made for {refused} rules; please report this");
-            return Err(Refusal::new(code::INTERNAL, what));
-        }
-        Ok(())
+        Ok(Step::after(owed, move |hub, heard| {
+            let refused: usize = heard.iter().flatten().map(|changed| changed.refused).sum();
+            // All queues have the same rules. Of one that does not answer all may be there.
+            let added = heard.iter().flatten().next().map(|changed| changed.added);
+            if let (Some(record), Some(added)) = (hub.ports.get_mut(&id), added) {
+                record.rules.forget((
+                    exact.saturating_sub(added.0),
+                    wildcard.saturating_sub(added.1),
+                ));
+            }
+            hub.fit_room(id, move || {
+                if refused > 0 {
+                    let what = format!("no room was made for {refused} rules; please report this");
+                    return Step::Done(Err(Refusal::new(code::INTERNAL, what)));
+                }
+                Step::done_if(heard)
+            })
+        }))
     }
 
-    /// Removes a rule.
-    ///
-    /// # Errors
-    /// [`Refusal`] if there is none.
-    pub(crate) fn remove_rule(&mut self, id: u32, key: Key) -> Result<(), Refusal> {
-        match self.remove_all(id, &[key]) {
+    /// Removes a rule; refused if there is none.
+    pub(crate) fn remove_rule(&mut self, id: u32, key: Key) -> Step {
+        self.remove_all(id, vec![key], move |removed| match removed {
             (0, 0) => Err(no_rule(key)),
-            _ => Ok(()),
-        }
+            _ => Ok(Message::Done),
+        })
     }
 
     /// Removes the rules of a kind that are idle in every queue of a port, and names them.
-    pub(crate) fn purge_rules(&mut self, id: u32, kind: RuleKind, idle: Duration) -> Vec<RuleKey> {
+    pub(crate) fn purge_rules(&mut self, id: u32, kind: RuleKind, idle: Duration) -> Step {
         let Some(record) = self.ports.get(&id) else {
-            return Vec::new();
+            return Step::Done(Ok(Message::Purged(Vec::new())));
         };
         let most = match kind {
             RuleKind::Exact => record.rules.exact,
             RuleKind::Wildcard => record.rules.wildcard,
         };
         let idle_us = u64::try_from(idle.as_micros()).unwrap_or(u64::MAX);
-        let idle = self.change(id, || Change::Idle(kind, idle_us, Vec::with_capacity(most)));
-        let sets = idle.into_iter().map(|changed| changed.idle);
-        let keys = sets.reduce(|all, more| {
-            let more: BTreeSet<Key> = more.into_iter().collect();
-            all.into_iter().filter(|key| more.contains(key)).collect()
-        });
-        let keys = keys.unwrap_or_default();
-        self.remove_all(id, &keys);
-        keys.into_iter().map(Key::named).collect()
+        let owed = self.change(id, || Change::Idle(kind, idle_us, Vec::with_capacity(most)));
+        Step::after(owed, move |hub, heard| {
+            let sets: Result<Vec<Changed>, _> = heard.into_iter().collect();
+            let sets = match sets {
+                Ok(sets) => sets.into_iter().map(|changed| changed.idle),
+                // What is idle there is not known: none is removed.
+                Err(missing) => {
+                    return Step::Done(Err(Refusal::new(code::UNAVAILABLE, missing.complaint)));
+                }
+            };
+            let keys = sets.reduce(|all, more| {
+                let more: BTreeSet<Key> = more.into_iter().collect();
+                all.into_iter().filter(|key| more.contains(key)).collect()
+            });
+            let keys = keys.unwrap_or_default();
+            let named = keys.iter().copied().map(Key::named).collect();
+            hub.remove_all(id, keys, |_| Ok(Message::Purged(named)))
+        })
     }
 
     /// Says what becomes of frames that no rule decides.
-    pub(crate) fn rule_default(&mut self, id: u32, accept: bool) {
+    pub(crate) fn rule_default(&mut self, id: u32, accept: bool) -> Step {
         if let Some(record) = self.ports.get_mut(&id) {
             record.rules.accept = accept;
         }
-        self.change(id, || Change::Default(accept));
+        let owed = self.change(id, || Change::Default(accept));
+        Step::after(owed, |_, heard| Step::done_if(heard))
     }
 
-    /// How often a rule matched, and microseconds since then.
-    ///
-    /// # Errors
-    /// [`Refusal`] if there is none.
-    pub(crate) fn rule_hits(&self, id: u32, key: Key) -> Result<(u64, u64), Refusal> {
-        let answers = self.change(id, || Change::Ask(key));
-        let hits = answers.iter().filter_map(|changed| changed.hits);
-        hits.reduce(|all, more| (all.0 + more.0, all.1.min(more.1)))
-            .ok_or_else(|| no_rule(key))
+    /// How often a rule matched, and how long ago; refused if there is none.
+    pub(crate) fn rule_hits(&self, id: u32, key: Key) -> Step {
+        let owed = self.change(id, || Change::Ask(key));
+        Step::after(owed, move |_, heard| {
+            let answers: Result<Vec<Changed>, _> = heard.into_iter().collect();
+            let hits = match answers {
+                Ok(answers) => answers.into_iter().filter_map(|changed| changed.hits),
+                Err(missing) => {
+                    return Step::Done(Err(Refusal::new(code::UNAVAILABLE, missing.complaint)));
+                }
+            };
+            let hits = hits.reduce(|all, more| (all.0 + more.0, all.1.min(more.1)));
+            let told = hits.map(|(matched, idle_us)| Message::RuleCounters {
+                matched,
+                idle_ms: idle_us / 1000,
+            });
+            Step::Done(told.ok_or_else(|| no_rule(key)))
+        })
     }
 
-    fn remove_all(&mut self, id: u32, keys: &[Key]) -> (usize, usize) {
-        let answers = self.change(id, || Change::RemoveAll(keys.to_vec()));
-        let removed = answers.first().map_or((0, 0), |changed| changed.removed);
-        if let Some(record) = self.ports.get_mut(&id) {
-            record.rules.forget(removed);
-        }
-        self.fit_room(id);
-        removed
+    /// Removes rules, and answers by how many exact and wildcard rules these were.
+    fn remove_all(
+        &mut self,
+        id: u32,
+        keys: Vec<Key>,
+        answer: impl FnOnce((usize, usize)) -> Result<Message, Refusal> + 'static,
+    ) -> Step {
+        let owed = self.change(id, || Change::RemoveAll(keys.clone()));
+        Step::after(owed, move |hub, heard| {
+            // Of a queue that does not answer they may be there still.
+            let answers: Result<Vec<Changed>, _> = heard.into_iter().collect();
+            let answers = match answers {
+                Ok(answers) => answers,
+                Err(missing) => return Step::Done(Err(missing.refusal())),
+            };
+            let removed = answers.first().map_or((0, 0), |changed| changed.removed);
+            if let Some(record) = hub.ports.get_mut(&id) {
+                record.rules.forget(removed);
+            }
+            hub.fit_room(id, move || Step::Done(answer(removed)))
+        })
     }
 
     /// Gives back memory of rules that are not there any more, or were named twice: an owner's
     /// memory is bounded by the number of rules.
-    fn fit_room(&mut self, id: u32) {
+    fn fit_room(&mut self, id: u32, then: impl FnOnce() -> Step + 'static) -> Step {
         let Some(record) = self.ports.get(&id) else {
-            return;
+            return then();
         };
         let (before, needed) = (
             record.rules.room,
@@ -205,10 +245,10 @@ impl Hub {
         );
         let mut fit = before;
         let Some(first) = Room::within(&mut fit, needed) else {
-            return;
+            return then();
         };
         let mut first = Some(first);
-        self.change(id, || {
+        let owed = self.change(id, || {
             let room = first
                 .take()
                 .or_else(|| Room::within(&mut { before }, needed));
@@ -217,27 +257,14 @@ impl Hub {
         if let Some(record) = self.ports.get_mut(&id) {
             record.rules.room = fit;
         }
+        // The answers bring the memory that is to be freed here.
+        Step::after(owed, |_, _: Vec<Heard<Changed>>| then())
     }
 
-    /// Has every queue of a port change its rules, and waits until all did.
-    fn change(&self, id: u32, mut change: impl FnMut() -> Change) -> Vec<Changed> {
-        let Some(record) = self.ports.get(&id) else {
-            return Vec::new();
-        };
-        let sent = record.queues.iter().map(|&queue| {
-            let (reply, answer) = channel();
-            let command = Command::Rules(id, change(), reply);
-            self.sources[record.source].workers[queue].send(command);
-            answer
-        });
-        let sent: Vec<_> = sent.collect();
-        let answers = sent.iter().map(|answer| answer.recv_timeout(ANSWER));
-        let answers = answers.inspect(|answer| {
-            if answer.is_err() {
-                log::error!(target: "port", "port {id}: a source's thread does not answer");
-            }
-        });
-        answers.filter_map(Result::ok).collect()
+    /// Has every queue of a port change its rules.
+    fn change(&self, id: u32, mut change: impl FnMut() -> Change) -> Vec<Owed<Changed>> {
+        let ask = |line| Owed::ask(line, |reply| Command::Rules(id, change(), reply));
+        self.lines_of(id).into_iter().map(ask).collect()
     }
 
     /// Whether somebody's rules are still bearable for the others: for the readers of the source,

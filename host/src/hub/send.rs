@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, channel};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vnplug_ring::control::{Open, RingPlace, code};
@@ -13,9 +12,12 @@ use vnplug_ring::layout::{Geometry, MAX_CAPACITY, MIN_CAPACITY};
 use vnplug_ring::{Intake, Region};
 
 use super::open::no_memory;
-use super::{Hub, Refusal};
+use super::{Hub, Owed, Refusal};
+use crate::closer::{Closer, PeerFd};
 use crate::port::sender::Sender;
 use crate::source::worker::Command;
+use crate::sys::memory::Holes;
+use crate::sys::socket;
 
 /// The longest frame that a port may send, in bytes: more than a jumbo frame with its tags.
 pub(super) const MAX_SEND: u32 = 16 << 10;
@@ -43,30 +45,34 @@ impl Hub {
         Ok(wanted.max(MIN_CAPACITY).next_power_of_two())
     }
 
-    /// Makes a transmit ring and tells the queue's thread; for a process there is its end of
-    /// the socket by which it kicks.
+    /// Makes a transmit ring and tells the queue's thread; for a process (which has a closer) there
+    /// is its end of the socket by which it kicks.
     pub(super) fn attach_sender(
         &self,
         memory: &Region,
         place: RingPlace,
         geometry: Geometry,
         (source, queue): (usize, usize),
-        is_process: bool,
+        closer: Option<Closer>,
+        holes: Option<Holes>,
     ) -> Result<Option<OwnedFd>, Refusal> {
         let part = memory
             .part(place.offset, place.len)
             .ok_or_else(|| Refusal::new(code::INTERNAL, "a ring outside its memory"))?;
         let intake = Intake::create(part, geometry)
             .map_err(|error| Refusal::new(code::INVALID, error.to_string()))?;
-        let (read, write) = if is_process {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-            let (read, write) = pair.map_err(|errno| no_memory(0, &errno.into()))?;
-            (Some(read), Some(write))
-        } else {
-            (None, None)
+        let (read, write) = match closer {
+            Some(closer) => {
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+                let (read, write) = pair.map_err(|errno| no_memory(0, &errno.into()))?;
+                // Where the kernel cannot refuse descriptors, what is read stops before them.
+                socket::pass_rights(&read, false);
+                (Some(PeerFd::new(read, closer)), Some(write))
+            }
+            None => (None, None),
         };
-        let sender = Box::new(Sender::new(geometry.port, intake, read));
+        let sender = Box::new(Sender::new(geometry.port, intake, read, holes));
         self.sources[source].workers[queue].send(Command::AttachSender(sender));
         Ok(write)
     }
@@ -77,10 +83,9 @@ impl Hub {
         id: u32,
         source: usize,
         queue: usize,
-    ) -> Receiver<Option<Box<Sender>>> {
-        let (reply, answer) = channel();
-        self.sources[source].workers[queue].send(Command::DetachSender(id, reply));
-        answer
+    ) -> Owed<Option<Box<Sender>>> {
+        let line = self.sources[source].workers[queue].line();
+        Owed::ask(line, |reply| Command::DetachSender(id, reply))
     }
 
     /// Wakes the threads that serve the transmit rings of these ports.

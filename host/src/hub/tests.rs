@@ -1,13 +1,20 @@
 //! What opening leaves behind, and who shares with whom.
 
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use vnplug_ring::Region;
 use vnplug_ring::control::{Balance, Open};
 
+use super::open::Opening;
 use super::*;
 use crate::filter::Trust;
 use crate::port::doorbell::Doorbell;
 use crate::port::pool::Places;
 use crate::source::spec::SourceSpec;
+use crate::source::worker::WorkerOptions;
+use crate::source::{Frame, Queue, QueueCounters, Received, SourceError};
 
 fn hub() -> Hub {
     let mut hub = Hub::new(Limits {
@@ -37,15 +44,23 @@ fn request(device: &str, cluster: &str) -> Open {
         group: String::new(),
         arena_bytes: 0,
         shares_wake: false,
+        maps_apart: true,
     }
 }
 
-/// Memory for two small rings.
-fn own() -> Memory<'static> {
-    Memory::Own(OwnMemory {
-        rings: crate::sys::memory::sealed("test", 1 << 16, &|| true).unwrap(),
+/// Opens a port of a process, with memory as it needs it.
+fn open_own(
+    hub: &mut Hub,
+    request: &Open,
+    owner: Owner,
+    programs: Programs,
+) -> Result<Opening, Refusal> {
+    let need = hub.need(request, &owner, &programs)?;
+    let memory = Memory::Own(OwnMemory {
+        rings: crate::sys::memory::rings(need.rings, &|| true).unwrap(),
         arenas: None,
-    })
+    });
+    hub.open(request, owner, programs, memory, None)
 }
 
 #[test]
@@ -79,8 +94,7 @@ fn members_that_read_different_queues_are_different_clusters() {
     for device in ["lab", "lab@1", "lab"] {
         let owner = Owner::User(0);
         let request = request(device, "ids");
-        hub.open(&request, owner, Programs::default(), own(), None)
-            .unwrap();
+        open_own(&mut hub, &request, owner, Programs::default()).unwrap();
     }
     let mut sizes: Vec<usize> = hub.clusters.values().map(|it| it.members.len()).collect();
     sizes.sort_unstable();
@@ -103,8 +117,7 @@ fn filters_of_one_owner_are_bounded_in_sum() {
     for _ in 0..2 {
         hub.bears("lab", None, &owner, &programs).unwrap();
         let request = request("lab", "");
-        hub.open(&request, owner.clone(), programs.clone(), own(), None)
-            .unwrap();
+        open_own(&mut hub, &request, owner.clone(), programs.clone()).unwrap();
     }
     let refusal = hub.bears("lab", None, &owner, &programs).unwrap_err();
     assert_eq!(refusal.code, code::LIMIT);
@@ -144,8 +157,7 @@ fn one_filter_more(
     let mut hub = hub();
     let owner = Owner::User(1000);
     let open = request("lab", "");
-    hub.open(&open, owner.clone(), Programs::default(), own(), None)
-        .unwrap();
+    open_own(&mut hub, &open, owner.clone(), Programs::default()).unwrap();
     let programs = Programs {
         filter: Some(more),
         ..Programs::default()
@@ -203,7 +215,7 @@ fn rules_that_are_gone_hold_no_memory() {
     let mut hub = hub();
     let owner = Owner::User(1000);
     let open = request("lab", "");
-    let opening = hub.open(&open, owner.clone(), Programs::default(), own(), None);
+    let opening = open_own(&mut hub, &open, owner.clone(), Programs::default());
     let port = opening.ok().unwrap().opened.port;
     let flow = |n: u32| Flow {
         vlan_id: 0,
@@ -228,7 +240,8 @@ fn rules_that_are_gone_hold_no_memory() {
     };
     let add = |hub: &mut Hub, rules: Vec<Rule>| {
         let prepared = Prepared::new(&rules).unwrap();
-        hub.add_rules(port, &prepared, Some(&owner)).unwrap();
+        let step = hub.add_rules(port, &prepared, Some(&owner)).unwrap();
+        done(hub, step).unwrap();
     };
     let room = |hub: &Hub| hub.ports()[&port].rules.room;
     add(&mut hub, (0..5000).map(exact).collect());
@@ -236,10 +249,14 @@ fn rules_that_are_gone_hold_no_memory() {
     assert!(room(&hub).0 >= 5000 && room(&hub).1 >= 2000);
     for n in 1..5000 {
         let key = Key::new(&RuleKey::Exact(flow(n))).unwrap();
-        hub.remove_rule(port, key).unwrap();
+        let step = hub.remove_rule(port, key);
+        done(&mut hub, step).unwrap();
     }
     assert!(room(&hub).0 <= 64, "{:?}", room(&hub));
-    let purged = hub.purge_rules(port, RuleKind::Wildcard, Duration::ZERO);
+    let step = hub.purge_rules(port, RuleKind::Wildcard, Duration::ZERO);
+    let Message::Purged(purged) = done(&mut hub, step).unwrap() else {
+        panic!("not purged");
+    };
     assert_eq!(purged.len(), 2000);
     assert!(room(&hub).1 <= 64, "{:?}", room(&hub));
     // One rule named very often takes the room of one.
@@ -249,7 +266,8 @@ fn rules_that_are_gone_hold_no_memory() {
     add(&mut hub, (100..4000).map(exact).collect());
     for n in [0, 7, 100, 3999] {
         let key = Key::new(&RuleKey::Exact(flow(n))).unwrap();
-        assert!(hub.rule_hits(port, key).is_ok(), "{n}");
+        let step = hub.rule_hits(port, key);
+        assert!(done(&mut hub, step).is_ok(), "{n}");
     }
     assert_eq!(hub.ports()[&port].rules.exact, 3902);
 }
@@ -276,13 +294,13 @@ fn who_asked_before_a_group_of_the_host_was_made_does_not_show_its_vms_other_pac
     };
     hub.add_host_group(group).unwrap();
     hub.admit("g", "vm", "udp");
-    let refused = hub.open(&open, owner.clone(), before, own(), None);
+    let refused = open_own(&mut hub, &open, owner.clone(), before);
     assert_eq!(refused.err().unwrap().code, code::UNAVAILABLE);
     let now = Programs {
         sight: "udp".into(),
         ..Programs::default()
     };
-    hub.open(&open, owner, now, own(), None).ok().unwrap();
+    open_own(&mut hub, &open, owner, now).ok().unwrap();
 }
 
 fn a_file() -> Home {
@@ -309,13 +327,22 @@ fn hub_with_a_group() -> Hub {
     hub
 }
 
+fn close(hub: &mut Hub, port: u32) -> Closed {
+    let mut closing = hub.begin_close(port).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !closing.is_over(deadline) {
+        assert!(Instant::now() < deadline, "its threads do not let it go");
+    }
+    hub.finish_close(closing)
+}
+
 fn member(hub: &mut Hub) -> Result<u32, Refusal> {
     let open = Open {
         group: "g".into(),
         ..request("lab", "")
     };
     let programs = Programs::default();
-    let opening = hub.open(&open, Owner::User(0), programs, own(), None)?;
+    let opening = open_own(hub, &open, Owner::User(0), programs)?;
     Ok(opening.opened.port)
 }
 
@@ -323,16 +350,221 @@ fn member(hub: &mut Hub) -> Result<u32, Refusal> {
 fn a_group_of_the_host_under_a_thread_that_hangs_is_laid_anew_by_nobody() {
     let mut hub = hub_with_a_group();
     let port = member(&mut hub).unwrap();
-    assert!(!hub.close(port).unwrap().remains.is_empty());
+    assert!(close(&mut hub, port).remains.bytes() > 0);
     // Its threads answered: the next member's arenas lie there.
     let port = member(&mut hub).unwrap();
     let mut closing = hub.begin_close(port).unwrap();
-    let (silent, answer) = channel();
-    closing.queues[0] = answer;
-    assert!(!closing.is_over(std::time::Instant::now()));
+    let line = hub.sources[0].workers[0].line();
+    let mut silent = None;
+    closing.queues[0] = Owed::ask(line, |reply| {
+        silent = Some(reply);
+        Command::Kick
+    });
+    assert!(!closing.is_over(Instant::now()));
     drop(silent);
+    assert!(closing.is_over(Instant::now() + Duration::from_secs(60)));
     assert!(hub.finish_close(closing).places.is_empty());
     let refused = member(&mut hub).unwrap_err();
     assert_eq!(refused.code, code::UNAVAILABLE);
     assert!(refused.text.contains("does not answer"), "{}", refused.text);
+}
+
+/// A queue whose thread hangs in `receive` while it is told to.
+struct Hanging(Arc<Hangs>);
+
+#[derive(Default)]
+struct Hangs {
+    told: AtomicBool,
+    does: AtomicBool,
+}
+
+impl Hangs {
+    /// Has the thread hang.
+    fn begin(&self) {
+        self.told.store(true, Ordering::Relaxed);
+        while !self.does.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn end(&self) {
+        self.told.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Queue for Hanging {
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        while self.0.told.load(Ordering::Relaxed) {
+            self.0.does.store(true, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let frame = Frame {
+            bytes: &[0; 60],
+            wire_len: 60,
+            ts_ns: 0,
+            flags: 0,
+            vlan_tci: 0,
+        };
+        sink(&[frame]);
+        std::thread::sleep(Duration::from_millis(1));
+        Ok(Received::Frames(1))
+    }
+
+    fn wait(&mut self, _: BorrowedFd<'_>, _: Option<Duration>) {}
+
+    fn counters(&mut self) -> QueueCounters {
+        QueueCounters::default()
+    }
+
+    fn state(&self) -> &'static str {
+        "up"
+    }
+}
+
+/// Adds a source of one queue whose thread hangs when the flag is set, and watches all threads.
+fn with_a_hanging_source(hub: &mut Hub) -> (Arc<Hangs>, Arc<OwnedFd>) {
+    let hangs = Arc::new(Hangs::default());
+    let options = WorkerOptions {
+        name: "slow@0".into(),
+        ..WorkerOptions::default()
+    };
+    let worker = Worker::start(Box::new(Hanging(Arc::clone(&hangs))), options).unwrap();
+    let workers = vec![worker];
+    hub.add_source(Source {
+        name: "slow".into(),
+        kind: "test",
+        description: String::new(),
+        link_type: 1,
+        interface: None,
+        transmits: false,
+        early: Early::new(Err(String::new()), &workers),
+        lent: None,
+        workers,
+    });
+    let never = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let lines = hub.sources.iter().flat_map(|it| &it.workers);
+    let lines = lines.map(Worker::line).collect();
+    let told = crate::watch::start(never, lines, || ()).unwrap();
+    (hangs, told)
+}
+
+/// Goes on with a step until it is done.
+fn done(hub: &mut Hub, step: Step) -> Result<Message, Refusal> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut step = step;
+    loop {
+        match step.carry_on(hub, Instant::now() + Duration::from_millis(10)) {
+            Step::Done(told) => return told,
+            asks => step = asks,
+        }
+        assert!(Instant::now() < deadline, "it is never done");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn figure(counted: &Message, kind: &str, name: &str, value: &str) -> u64 {
+    let Message::Counters(all) = counted else {
+        panic!("{counted:?}");
+    };
+    let mut all = all.iter().filter(|it| it.kind == kind && it.name == name);
+    let values = all.next().map(|it| &it.values).unwrap();
+    values.iter().find(|(key, _)| key == value).unwrap().1
+}
+
+#[test]
+fn a_thread_that_hangs_is_waited_for_by_nobody_and_its_figures_are_the_last_known() {
+    let mut hub = hub();
+    let (hangs, _told) = with_a_hanging_source(&mut hub);
+    let open = |hub: &mut Hub, device: &str| {
+        let request = request(device, "");
+        open_own(hub, &request, Owner::User(0), Programs::default())
+    };
+    let slow = open(&mut hub, "slow").unwrap().opened.port;
+    let lab = open(&mut hub, "lab").unwrap().opened.port;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let before = loop {
+        let step = hub.counters(Vec::new());
+        let counted = done(&mut hub, step).unwrap();
+        if figure(&counted, "source", "slow", "read") > 0 {
+            break counted;
+        }
+        assert!(Instant::now() < deadline, "nothing comes");
+    };
+    hangs.begin();
+
+    // It is asked before anybody knows, and does not answer.
+    let begun = Instant::now();
+    let tuning = hub.tune(slow, Tuning::default());
+    let mut closing = hub.begin_close(slow).unwrap();
+    assert!(!closing.is_over(Instant::now()));
+    assert!(
+        begun.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        begun.elapsed()
+    );
+
+    // Others are served meanwhile, in no time to speak of.
+    let (viewer, policy) = (policy::Viewer::User(0), policy::Policy::new(0));
+    let sight = |_: &str| policy::Sight::Through(String::new());
+    let mut took: Vec<Duration> = (0..50)
+        .map(|_| {
+            let begun = Instant::now();
+            let devices = hub.devices(&viewer, sight, &policy);
+            assert_eq!(devices.len(), 2);
+            let step = hub.tune(lab, Tuning::default());
+            done(&mut hub, step).unwrap();
+            begun.elapsed()
+        })
+        .collect();
+    took.sort_unstable();
+    assert!(took[25] < Duration::from_millis(10), "{took:?}");
+
+    // Who asked is told when it is sure.
+    let refusal = done(&mut hub, tuning).unwrap_err();
+    assert_eq!(refusal.code, code::UNAVAILABLE);
+    let says = "source \"slow\"'s queue 0 has not answered for";
+    assert!(refusal.text.contains(says), "{}", refusal.text);
+    let refusal = open(&mut hub, "slow").err().unwrap();
+    assert!(refusal.text.contains(says), "{}", refusal.text);
+    let devices = hub.devices(&viewer, sight, &policy);
+    let states: Vec<&str> = devices.iter().map(|it| it.state.as_str()).collect();
+    assert_eq!(states, ["up", "stalled"]);
+    let step = hub.counters(Vec::new());
+    let counted = done(&mut hub, step).unwrap();
+    for value in ["read", "duties"] {
+        let of = |counted| figure(counted, "source", "slow", value);
+        assert_eq!(of(&counted), of(&before), "{value}");
+    }
+    let Message::Counters(all) = counted else {
+        panic!();
+    };
+    let slow_source = all.iter().find(|it| it.name == "slow").unwrap();
+    let stalled = slow_source.labels.iter().find(|(key, _)| key == "stalled");
+    assert!(stalled.unwrap().1.contains(says), "{stalled:?}");
+
+    // What was begun ends when it goes on.
+    assert!(closing.is_stalled() && !closing.is_over(Instant::now()));
+    hangs.end();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !closing.is_over(deadline) || hub.sources[1].workers[0].pulse().stalled().is_some() {
+        assert!(Instant::now() < deadline, "it does not go on");
+        std::thread::yield_now();
+    }
+    assert!(hub.finish_close(closing).remains.bytes() > 0);
+    open(&mut hub, "slow").unwrap();
+}
+
+#[test]
+fn a_hub_ends_although_a_thread_hangs() {
+    let mut hub = hub();
+    let (hangs, _told) = with_a_hanging_source(&mut hub);
+    hangs.begin();
+    let begun = Instant::now();
+    drop(hub);
+    assert!(
+        begun.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begun.elapsed()
+    );
+    hangs.end();
 }

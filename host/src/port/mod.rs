@@ -28,6 +28,8 @@ use doorbell::Doorbell;
 pub struct Port {
     /// The port's number in the daemon.
     pub id: u32,
+    /// The number of its owner in the daemon: what ports of one owner cost is counted together.
+    pub owner: u32,
     /// Its ring; of packets or, in a group, of descriptors.
     pub producer: Producer,
     /// What it shares with the other members of its group.
@@ -116,6 +118,9 @@ pub struct PortCounters {
     pub delivered: u64,
     /// Dropped: the ring was full.
     pub dropped_full: u64,
+    /// Dropped unseen: the source had more than its thread could do, and the owner's ports had had
+    /// their part of it.
+    pub dropped_budget: u64,
     /// Dropped: the port is in quarantine.
     pub dropped_quarantine: u64,
     /// Captured bytes delivered.
@@ -136,6 +141,7 @@ impl PortCounters {
         self.sampled_out += other.sampled_out;
         self.delivered += other.delivered;
         self.dropped_full += other.dropped_full;
+        self.dropped_budget += other.dropped_budget;
         self.dropped_quarantine += other.dropped_quarantine;
         self.bytes += other.bytes;
         self.rings += other.rings;
@@ -151,6 +157,7 @@ impl PortCounters {
             + self.sampled_out
             + self.delivered
             + self.dropped_full
+            + self.dropped_budget
             + self.dropped_quarantine
     }
 }
@@ -178,6 +185,7 @@ impl Port {
         let snaplen = producer.geometry().snaplen;
         Self {
             id,
+            owner: 0,
             producer,
             commons: None,
             guard: None,
@@ -314,6 +322,45 @@ impl Port {
         }
     }
 
+    /// Counts a batch that the port is not given, as its owner's ports have had their part of it.
+    pub fn pass_by(&mut self, batch: &BatchInfo<'_>) {
+        let mut missed = 0;
+        for (place, &hash) in batch.hashes.iter().enumerate() {
+            if !self.share.includes(hash, batch.first + place as u64) {
+                continue;
+            }
+            self.counters.offered += 1;
+            // In this order, as in `judge`.
+            if self.is_refused(&batch.frames[place]) {
+                self.counters.refused += 1;
+            } else if self.quarantined.is_some() {
+                self.counters.dropped_quarantine += 1;
+            } else if !self.tuning.enabled {
+                self.counters.paused += 1;
+            } else {
+                missed += 1;
+            }
+        }
+        self.miss(missed);
+    }
+
+    /// Counts frames that the port is not given; the reader learns it from its ring.
+    pub fn miss(&mut self, frames: u64) {
+        if self.quarantined.is_some() {
+            self.counters.dropped_quarantine += frames;
+        } else if frames > 0 {
+            self.counters.dropped_budget += frames;
+            self.producer.miss(frames);
+            self.producer.publish();
+        }
+    }
+
+    /// Stops serving the reader after a panic in its program.
+    #[cold]
+    pub fn fail(&mut self) {
+        self.quarantine(FAILED.to_owned());
+    }
+
     /// Makes the counters exact after a panic in [`take`](Self::take): what is missing to
     /// `accounted` frames is dropped.
     #[cold]
@@ -341,9 +388,7 @@ impl Port {
         let frame = &batch.frames[place];
         self.counters.offered += 1;
         // First, and also in quarantine: no other counter may tell of what the operator refuses.
-        if let Some(guard) = &self.guard
-            && guard.run(frame.bytes, frame.wire_len) == 0
-        {
+        if self.is_refused(frame) {
             self.counters.refused += 1;
             return;
         }
@@ -370,6 +415,12 @@ impl Port {
             return;
         }
         self.accept(place, batch, turn);
+    }
+
+    #[inline]
+    fn is_refused(&self, frame: &Frame<'_>) -> bool {
+        let guard = self.guard.as_ref();
+        guard.is_some_and(|guard| guard.run(frame.bytes, frame.wire_len) == 0)
     }
 
     #[inline]
@@ -480,6 +531,11 @@ impl Port {
 
     #[inline]
     fn ring_if_due(&mut self, now_us: u64, ground: Option<Ground>) {
+        // Whoever frees the page makes each store to it a fault.
+        if !self.producer.is_whole() {
+            self.quarantine(OVERWRITTEN.to_owned());
+            return;
+        }
         self.due_us = match self.producer.bell_on(now_us, ground) {
             Bell::Quiet => None,
             Bell::Later(due_us) => Some(due_us),
@@ -509,6 +565,8 @@ fn meta_of(place: usize, batch: &BatchInfo<'_>) -> Meta {
     }
 }
 
+/// Why a port is in quarantine whose reader did what only the host may.
+const OVERWRITTEN: &str = "its reader wrote over the host's words, or freed their page";
 /// Why a port is in quarantine after a panic.
 const FAILED: &str = "the daemon failed while serving it; please report this";
 

@@ -2,12 +2,17 @@
 //!
 //! A place is free, used by a ring, or *lingering*: an application of the guest still maps it
 //! although its ring is gone (the daemon restarted). Lingering places come from the guest agent's
-//! Hello and go by its Release; a guest that lies about them only spoils its own pool.
+//! Hello and go by its Release; a guest that lies about them only spoils its own pool. There are at
+//! most [`MOST`] of them: what would make more stays lingering, so that no message takes long.
 
 use vnplug_ring::control::RingPlace;
 use vnplug_ring::pool::FIRST_RING;
 
 const PAGE: u64 = 4096;
+/// Places that a guest may name in a Hello: as many as it may have ports, and more.
+const MOST_NAMED: usize = 4096;
+/// Lingering places of a pool.
+const MOST: usize = 4096;
 
 /// The places of one pool.
 #[derive(Debug)]
@@ -54,10 +59,9 @@ impl Places {
 
     /// Notes places that applications still map; impossible ones are ignored.
     pub(crate) fn linger(&mut self, places: &[RingPlace]) {
-        const MOST: usize = 4096;
         let possible = places
             .iter()
-            .take(MOST)
+            .take(MOST_NAMED)
             .filter(|place| self.is_possible(place));
         let possible: Vec<RingPlace> = possible.copied().collect();
         self.lingering.extend(possible);
@@ -71,6 +75,22 @@ impl Places {
             }
             joins
         });
+        self.bound();
+    }
+
+    /// Makes one of the last places, and of what lies between them, if there are too many.
+    fn bound(&mut self) {
+        if self.lingering.len() <= MOST {
+            return;
+        }
+        let end = self
+            .lingering
+            .last()
+            .map_or(0, |last| last.offset + last.len);
+        self.lingering.truncate(MOST);
+        if let Some(last) = self.lingering.last_mut() {
+            last.len = end - last.offset;
+        }
     }
 
     /// Forgets lingering places, whole or in part; impossible ones are ignored.
@@ -109,6 +129,7 @@ impl Places {
             }
         }
         self.lingering = left;
+        self.bound();
     }
 
     fn is_possible(&self, place: &RingPlace) -> bool {
@@ -206,6 +227,36 @@ mod tests {
             .collect();
         places.release(&holes);
         assert!(places.lingering.len() <= holes.len() + 1);
+    }
+
+    #[test]
+    fn many_messages_make_no_more_pieces_than_one() {
+        let pages = 1 << 17;
+        let mut places = Places::new(pages * PAGE);
+        places.linger(&[RingPlace {
+            offset: PAGE,
+            len: (pages - 1) * PAGE,
+        }]);
+        // Every second page of half a gigabyte, in messages of the longest kind.
+        let holes: Vec<RingPlace> = (1..pages / 2)
+            .map(|hole| RingPlace {
+                offset: 2 * hole * PAGE,
+                len: PAGE,
+            })
+            .collect();
+        let begun = std::time::Instant::now();
+        for message in holes.chunks(4_095) {
+            places.release(message);
+            assert!(places.lingering.len() <= MOST, "{}", places.lingering.len());
+        }
+        assert!(begun.elapsed() < std::time::Duration::from_secs(2));
+        // Nothing is free that was not released; and all of it is when all is.
+        assert_eq!(places.take(2 * PAGE), None);
+        places.release(&[RingPlace {
+            offset: PAGE,
+            len: (pages - 1) * PAGE,
+        }]);
+        assert_eq!(places.free(), (pages - 1) * PAGE);
     }
 
     #[test]

@@ -5,12 +5,12 @@
 //! frames (R4), a lie in the ring ends in quarantine (R2), and every frame that was taken is counted
 //! exactly once by what became of it.
 
-use std::os::fd::OwnedFd;
-
 use vnplug_ring::layout::Life;
 use vnplug_ring::{Intake, SenderLied};
 
+use crate::closer::PeerFd;
 use crate::source::{Flushed, Queue, Transmit};
+use crate::sys::memory::Holes;
 
 /// What transmits for one port.
 #[derive(Debug)]
@@ -19,10 +19,12 @@ pub struct Sender {
     pub id: u32,
     /// What became of its frames.
     pub counters: SendCounters,
-    /// Our end of the socket pair by which a process kicks us; the other end's flags are the peer's,
-    /// and every read of ours says that it does not block (R8).
-    pub(crate) kick: Option<OwnedFd>,
+    /// Our end of the socket pair by which a process kicks us. Reading never blocks and takes no
+    /// descriptors, and another thread closes it (R7, R8).
+    pub(crate) kick: Option<PeerFd>,
     intake: Intake,
+    /// Whether a process freed pages of it.
+    holes: Option<Holes>,
     /// The daemon's copy of one frame.
     frame: Box<[u8]>,
     over: bool,
@@ -92,13 +94,14 @@ impl SendCounters {
 
 impl Sender {
     /// Serves `intake` for port `id`; `kick` is our end of a process's socket pair.
-    pub fn new(id: u32, intake: Intake, kick: Option<OwnedFd>) -> Self {
+    pub(crate) fn new(id: u32, intake: Intake, kick: Option<PeerFd>, holes: Option<Holes>) -> Self {
         let frame = vec![0; intake.geometry().snaplen as usize].into_boxed_slice();
         Self {
             id,
             counters: SendCounters::default(),
             kick,
             intake,
+            holes,
             frame,
             over: false,
         }
@@ -109,13 +112,23 @@ impl Sender {
     /// # Errors
     /// [`SenderLied`]; what was taken before is sent and counted. Quarantine the port.
     pub fn serve(&mut self, queue: &mut dyn Queue, budget: usize) -> Result<usize, SenderLied> {
-        if self.over || !self.intake.has_news()? {
+        if self.over {
+            return Ok(0);
+        }
+        if !self.intake.is_whole() {
+            return Err(SenderLied::Words);
+        }
+        if !self.intake.has_news()? {
             return Ok(0);
         }
         let before = self.counters.taken;
         let went = self.take(queue, budget);
         self.counters.flushed(queue.flush());
         self.intake.release();
+        // Once in a turn: whoever frees pages while they are read makes the reader wait.
+        if self.holes.as_ref().is_some_and(Holes::are_there) {
+            return Err(SenderLied::Holes);
+        }
         went.map(|()| (self.counters.taken - before) as usize)
     }
 

@@ -262,6 +262,10 @@ impl Queue for GenQueue {
         }
     }
 
+    fn is_pressed(&self) -> bool {
+        self.behind
+    }
+
     fn state(&self) -> &'static str {
         match self {
             _ if self.next_seq >= self.end_seq => "ended",

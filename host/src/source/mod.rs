@@ -103,6 +103,12 @@ pub trait Queue: Send {
     /// What the kernel (or file, or generator) counted so far, accumulated.
     fn counters(&mut self) -> QueueCounters;
 
+    /// Whether more frames wait than there is time for, so that some may be lost soon: ports of owners
+    /// that cost most get less of them then. Asked before each batch, if there are several owners.
+    fn is_pressed(&self) -> bool {
+        false
+    }
+
     /// One word on how it is: `up`, `down`, `gone`, `ended` and so on, for `vnplug list`.
     fn state(&self) -> &'static str;
 

@@ -9,12 +9,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::net::{RecvFlags, recv};
 use vnplug_ring::layout::Life;
 
 use super::{MAX_BATCH, Queue};
 use crate::noise::peer_log;
 use crate::port::sender::{SendCounters, Sender};
+use crate::sys::socket::{self, Heard};
 
 /// The senders of one queue.
 #[derive(Debug, Default)]
@@ -137,11 +137,9 @@ impl Senders {
     }
 
     /// Empties the sockets that were kicked, after a sleep. Bounded: what more was written is found
-    /// after the next turn.
-    pub(super) fn hush(&mut self) {
-        let Some(epoll) = &self.epoll else {
-            return;
-        };
+    /// after the next turn. Who sends more than bytes there is quarantined.
+    pub(super) fn hush(&mut self) -> Option<(u32, String)> {
+        let epoll = self.epoll.as_ref()?;
         let mut events = [Event {
             flags: EventFlags::empty(),
             data: EventData::new_u64(0),
@@ -153,20 +151,27 @@ impl Senders {
         let found = epoll::wait(epoll, &mut events, Some(&now)).unwrap_or(0);
         for event in &events[..found] {
             let number = event.data.u64();
-            let sender = self
-                .all
-                .iter()
-                .find(|sender| kick_number(sender) == Some(number));
-            let Some(kick) = sender.and_then(|sender| sender.kick.as_ref()) else {
+            let mut senders = self.all.iter_mut();
+            let Some(sender) = senders.find(|sender| kick_number(sender) == Some(number)) else {
                 continue;
             };
-            let mut bytes = [0; 256];
-            // 0 bytes: the other end is closed, and would stay readable for ever.
-            // Never blocks, whatever the peer did to its end (R8).
-            if recv(kick, &mut bytes, RecvFlags::DONTWAIT) == Ok((0, 0)) {
-                let _ = epoll::delete(epoll, kick);
+            let Some(kick) = &sender.kick else {
+                continue;
+            };
+            match socket::receive(kick, &mut [0; 256]) {
+                Ok(Heard::Bytes(1..) | Heard::Nothing) => {}
+                Ok(Heard::Rights) => {
+                    let _ = epoll::delete(epoll, kick);
+                    let why = "descriptors came with its kicks";
+                    return Some(quarantine(sender, why.to_owned()));
+                }
+                // The other end is closed, and would stay readable for ever.
+                Ok(Heard::Bytes(_)) | Err(_) => {
+                    let _ = epoll::delete(epoll, kick);
+                }
             }
         }
+        None
     }
 
     /// Ends all of them.
@@ -313,7 +318,7 @@ mod tests {
         let region = Region::heap(ring_size(geometry.capacity));
         let intake = Intake::create(region.clone(), geometry).unwrap();
         let producer = Producer::attach(region.clone()).unwrap();
-        (Sender::new(id, intake, None), producer, region)
+        (Sender::new(id, intake, None, None), producer, region)
     }
 
     fn write(producer: &mut Producer, frames: usize, len: usize) {

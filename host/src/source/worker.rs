@@ -5,6 +5,7 @@
 //! queue hears them at once. Under load it makes no system call per packet and none per batch
 //! beyond what its queue needs.
 
+mod pulse;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -12,8 +13,9 @@ mod tests;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use vnplug_ring::control::Tuning;
 use vnplug_ring::layout::Life;
@@ -26,6 +28,7 @@ use crate::port::sender::{self, SendCounters};
 use crate::port::{Port, PortCounters, Share};
 use crate::rules::{Change, Changed};
 use crate::sys::event;
+pub(crate) use pulse::Pulse;
 use run::Run;
 
 /// What the control thread asks of a queue's thread.
@@ -71,7 +74,7 @@ pub enum Asked {
 }
 
 /// The state of one queue between two batches.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// Counters below the daemon.
     pub queue: QueueCounters,
@@ -111,6 +114,10 @@ pub struct PortSnapshot {
 pub struct Worker {
     line: Line,
     thread: Option<JoinHandle<()>>,
+    /// Disconnected when the thread has ended.
+    ended: Receiver<()>,
+    /// When it was told to end.
+    told: Option<Instant>,
 }
 
 /// Speaks to a queue's thread.
@@ -119,6 +126,7 @@ pub struct Line {
     commands: Sender<Command>,
     pending: Arc<AtomicBool>,
     waker: Arc<OwnedFd>,
+    pulse: Arc<Pulse>,
 }
 
 /// How a queue's thread is to run.
@@ -150,25 +158,39 @@ impl Worker {
         let (commands, inbox) = channel();
         let pending = Arc::new(AtomicBool::new(false));
         let name = options.name.clone();
-        let run = Run::new(
-            queue,
-            options,
-            inbox,
-            Arc::clone(&pending),
-            Arc::clone(&waker),
-        );
-        let thread = std::thread::Builder::new()
-            .name(name)
-            .spawn(move || run.run())?;
+        let state = if options.hold { WAITING } else { queue.state() };
+        let pulse = Arc::new(Pulse::new(&name, state));
         let line = Line {
             commands,
-            pending,
-            waker,
+            pending: Arc::clone(&pending),
+            waker: Arc::clone(&waker),
+            pulse: Arc::clone(&pulse),
         };
+        let run = Run::new(queue, options, inbox, pending, waker, pulse);
+        let (alive, ended) = channel();
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            run.run();
+            drop::<Sender<()>>(alive);
+        })?;
         Ok(Self {
             line,
             thread: Some(thread),
+            ended,
+            told: None,
         })
+    }
+
+    /// Tells the thread to end, without waiting for that.
+    pub(crate) fn stop(&mut self) {
+        if self.told.is_none() {
+            self.told = Some(Instant::now());
+            self.send(Command::Stop);
+        }
+    }
+
+    /// What is seen of the thread from outside.
+    pub(crate) fn pulse(&self) -> &Pulse {
+        &self.line.pulse
     }
 
     /// Sends a command; false if the thread is gone.
@@ -195,9 +217,29 @@ impl Line {
     }
 }
 
+impl Line {
+    /// What is seen of the thread from outside.
+    pub(crate) fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
+    /// Whether a command waits for the thread.
+    pub(crate) fn has_commands(&self) -> bool {
+        self.pending.load(Ordering::Relaxed)
+    }
+}
+
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.send(Command::Stop);
+        self.stop();
+        let told = self.told.map_or(Duration::ZERO, |told| told.elapsed());
+        // A thread that hangs in its queue is left behind: the process ends without it.
+        if let Err(RecvTimeoutError::Timeout) = self.ended.recv_timeout(ENDING.saturating_sub(told))
+        {
+            let name = self.pulse().name();
+            log::error!(target: "source", "{name}: its thread does not end; it is left behind");
+            return;
+        }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -205,3 +247,8 @@ impl Drop for Worker {
         }
     }
 }
+
+/// What a queue is that waits for its first port.
+const WAITING: &str = "waiting";
+/// How long a thread may take to end.
+const ENDING: Duration = Duration::from_secs(1);

@@ -1,12 +1,12 @@
 //! Private eventfds by which the daemon's threads wake each other, and random numbers.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Makes a private, non-blocking eventfd readable.
+/// Makes an eventfd readable: a private one, or one of which the thread that asks may wait.
 #[inline]
-pub(crate) fn ring(eventfd: &OwnedFd) {
+pub(crate) fn ring(eventfd: impl AsFd) {
     // The only possible error is EAGAIN: the count is at its end, so it is readable already.
     let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
 }

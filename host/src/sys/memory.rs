@@ -1,28 +1,37 @@
 //! Memory that the daemon shares with readers: committed when it is made, sealed where it can be.
 //!
-//! A reader's process gets a memfd of its own: sealed against shrinking and growing, every page
-//! allocated before the descriptor leaves the daemon, so that no later shortage or truncation can
-//! raise SIGBUS here (R7, R9). A VM's pool is a file, because QEMU and User-mode Linux open it by
-//! path; a file cannot be sealed, so its mapping is watched by [`super::sigbus`].
+//! A reader's process gets two memfds of its own ([`apart`](vnplug_ring::control::apart)), sealed
+//! against shrinking and growing, every page allocated before the descriptors leave the daemon. That
+//! of the records it gets opened for reading only, of a mode that lets no other user open it anew: it
+//! can neither write there nor free pages. That of the words it can write, so it can free their pages:
+//! a few of them, ordinary ones, which the next store makes again. When the last region of such memory
+//! goes, its pages are freed whoever still has a descriptor ([`Mapping::drop`]).
+//!
+//! A VM's pool is a file, because QEMU and User-mode Linux open it by path; a file cannot be sealed.
+//! Every mapping is watched by [`super::sigbus`] (R7, R9).
 //!
 //! Committing takes about half a second for each GiB. It goes in chunks, so that it can be given up
 //! between two of them ([`GoOn`]) and other threads that map memory wait for one chunk at most.
 #![expect(unsafe_code, reason = "mmap and munmap")]
 
-use std::ffi::c_void;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fchmod, fcntl_add_seals, fstat,
+    ftruncate,
+};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use vnplug_ring::Region;
+use vnplug_ring::control::apart::{Piece, Shape};
 
 /// Bytes of the huge pages we ask for.
-pub(crate) const HUGE: u64 = 2 << 20;
+pub(crate) use vnplug_ring::control::apart::HUGE;
 
 /// Bytes that are committed, or unmapped, at a time.
 const CHUNK: u64 = 16 << 20;
@@ -40,6 +49,139 @@ pub(crate) struct Shared {
     /// It lies in huge pages.
     pub(crate) huge: bool,
 }
+
+/// The memory of a process' rings, laid out as their reader lays it out.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    pub(crate) region: Region,
+    pub(crate) shape: Shape,
+    /// What their reader writes.
+    pub(crate) words: OwnedFd,
+    /// What it reads: opened for reading only.
+    pub(crate) records: OwnedFd,
+    /// The records lie in huge pages.
+    pub(crate) huge: bool,
+}
+
+/// Makes the memory of a process' rings. It is freed with the last region of it.
+///
+/// # Errors
+/// As [`sealed`].
+pub(crate) fn rings(shape: Shape, go_on: GoOn<'_>) -> io::Result<Rings> {
+    let words = committed(
+        "vnplug-words",
+        shape.words_len(),
+        MemfdFlags::empty(),
+        go_on,
+    )?;
+    fcntl_add_seals(&words, SEALS)?;
+    // Rounded up to huge pages only where each area begins at one.
+    let len = shape.records_len();
+    let may_be_huge = shape.align() == HUGE;
+    let (records, huge) = huge_or_not("vnplug-port", len, may_be_huge, go_on)?;
+    let reader = for_reading(&records)?;
+    fcntl_add_seals(&records, SEALS)?;
+    let pieces = shape.pieces();
+    let parts: Vec<Part<'_>> = pieces
+        .iter()
+        .map(|&piece| Part {
+            piece,
+            fd: match piece.is_records {
+                true => records.as_fd(),
+                false => words.as_fd(),
+            },
+        })
+        .collect();
+    let watch = Arc::new(Watch::default());
+    let region = lay_out(&parts, shape.map_len(), shape.align(), &watch, true, go_on)?;
+    Ok(Rings {
+        region,
+        shape,
+        words,
+        records: reader,
+        huge,
+    })
+}
+
+/// Makes memory whose descriptor nobody but the daemon's own user can write or free pages by. It is
+/// freed with the last region of it.
+///
+/// # Errors
+/// As [`sealed`].
+pub(crate) fn readable(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<Shared> {
+    let may_be_huge = len >= HUGE;
+    let len = len.next_multiple_of(if may_be_huge { HUGE } else { 4096 });
+    let (fd, huge) = huge_or_not(name, len, may_be_huge, go_on)?;
+    let reader = for_reading(&fd)?;
+    fcntl_add_seals(&fd, SEALS)?;
+    let piece = Piece {
+        at: 0,
+        is_records: true,
+        from: 0,
+        len,
+    };
+    let part = Part {
+        piece,
+        fd: fd.as_fd(),
+    };
+    let align = if may_be_huge { HUGE } else { 4096 };
+    let region = lay_out(&[part], len, align, &Arc::default(), true, go_on)?;
+    Ok(Shared {
+        region,
+        fd: reader,
+        len,
+        huge,
+    })
+}
+
+/// Nobody changes the length, and nobody adds to this.
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
+
+/// Opens a memfd anew for reading only, and lets no other user open it for more.
+fn for_reading(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    use std::os::fd::AsRawFd;
+    fchmod(fd, Mode::RUSR)?;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(&path, flags, Mode::empty());
+    opened.map_err(|error| {
+        let what = format!("{path}: {error}; the daemon needs /proc");
+        io::Error::new(io::Error::from(error).kind(), what)
+    })
+}
+
+/// Looks whether pages of a memfd that had all of them were freed.
+#[derive(Debug)]
+pub(crate) struct Holes {
+    fd: OwnedFd,
+    /// Of 512 bytes, of a file that has all of its pages.
+    blocks: u64,
+}
+
+impl Holes {
+    /// For a memfd of ordinary pages, of so many bytes.
+    pub(crate) fn new(fd: OwnedFd, len: u64) -> Self {
+        Self {
+            fd,
+            blocks: len.next_multiple_of(4096) / 512,
+        }
+    }
+
+    /// Whether there are any.
+    pub(crate) fn are_there(&self) -> bool {
+        fstat(&self.fd).is_ok_and(|stat| (stat.st_blocks as u64) < self.blocks)
+    }
+}
+
+/// From now on memory stays as it is when its last region goes: the daemon ends, and readers are to
+/// have what was published.
+pub(crate) fn leave_to_readers() {
+    LEFT.store(true, Ordering::Release);
+}
+
+static LEFT: AtomicBool = AtomicBool::new(false);
 
 /// As [`sealed`], and nobody but who maps it here can ever write it: what gets the descriptor maps it
 /// readable only. Linux 5.1.
@@ -106,44 +248,53 @@ fn in_huge_pages_or_not(
     seals: SealFlags,
     go_on: GoOn<'_>,
 ) -> io::Result<Shared> {
-    if len >= HUGE {
-        let len = len.next_multiple_of(HUGE);
-        if free_huge_pages() >= len / HUGE {
-            match memfd(name, len, MemfdFlags::HUGETLB, seals, go_on) {
-                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                    log::debug!(target: "port", "no huge pages for {name}: {error}");
-                }
-                done => return done,
-            }
-        }
-    }
-    let len = len.next_multiple_of(4096);
-    memfd(name, len, MemfdFlags::empty(), seals, go_on)
-}
-
-fn memfd(
-    name: &str,
-    len: u64,
-    flags: MemfdFlags,
-    seals: SealFlags,
-    go_on: GoOn<'_>,
-) -> io::Result<Shared> {
-    let fd = rustix::fs::memfd_create(
-        name,
-        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags,
-    )?;
-    ftruncate(&fd, len)?;
-    commit(&fd, len, go_on)?;
+    let may_be_huge = len >= HUGE;
+    let (fd, huge) = huge_or_not(name, len, may_be_huge, go_on)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
-    let region = map(&fd, len, None, go_on)?;
+    let len = fstat(&fd)?.st_size as u64;
+    let region = map(&fd, len, &Arc::default(), go_on)?;
     // Our own mapping, made before, stays writable.
     fcntl_add_seals(&fd, seals | SealFlags::SEAL)?;
     Ok(Shared {
         region,
         fd,
         len,
-        huge: flags.contains(MemfdFlags::HUGETLB),
+        huge,
     })
+}
+
+/// A memfd of at least `len` bytes, and whether it has huge pages: if it may, and enough are free.
+fn huge_or_not(
+    name: &str,
+    len: u64,
+    may_be_huge: bool,
+    go_on: GoOn<'_>,
+) -> io::Result<(OwnedFd, bool)> {
+    if may_be_huge {
+        let len = len.next_multiple_of(HUGE);
+        if free_huge_pages() >= len / HUGE {
+            match committed(name, len, MemfdFlags::HUGETLB, go_on) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                    log::debug!(target: "port", "no huge pages for {name}: {error}");
+                }
+                done => return done.map(|fd| (fd, true)),
+            }
+        }
+    }
+    let len = len.next_multiple_of(4096);
+    committed(name, len, MemfdFlags::empty(), go_on).map(|fd| (fd, false))
+}
+
+/// A memfd with all its pages.
+fn committed(name: &str, len: u64, flags: MemfdFlags, go_on: GoOn<'_>) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create(
+        name,
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags,
+    )?;
+    fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+    ftruncate(&fd, len)?;
+    commit(&fd, len, go_on)?;
+    Ok(fd)
 }
 
 /// Opens or makes the file of a VM's pool, commits its memory and maps it.
@@ -235,7 +386,7 @@ fn open(path: &Path, len: u64, make: Option<GoOn<'_>>, users: &[u32]) -> io::Res
 
 fn watched(file: &File, len: u64, go_on: GoOn<'_>) -> io::Result<Pool> {
     let watch = Arc::new(Watch::default());
-    let region = map(file, len, Some(&watch), go_on)?;
+    let region = map(file, len, &watch, go_on)?;
     Ok((region, watch))
 }
 
@@ -267,55 +418,119 @@ fn in_chunks(
 /// Whether a mapping lost pages under us: its file was truncated by somebody.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    pub(crate) lost: std::sync::atomic::AtomicBool,
+    pub(crate) lost: AtomicBool,
 }
 
 /// Maps `len` bytes of what a descriptor has, for as long as the region lives.
 pub(crate) fn mapped(fd: &impl AsFd, len: u64) -> io::Result<Region> {
-    map(fd, len, None, &|| true)
+    map(fd, len, &Arc::default(), &|| true)
 }
 
-fn map(
-    fd: &impl AsFd,
+fn map(fd: &impl AsFd, len: u64, watch: &Arc<Watch>, go_on: GoOn<'_>) -> io::Result<Region> {
+    let piece = Piece {
+        at: 0,
+        is_records: false,
+        from: 0,
+        len,
+    };
+    let part = Part {
+        piece,
+        fd: fd.as_fd(),
+    };
+    // A file on a hugetlbfs is mapped where its pages, which may be larger, can begin.
+    let block = fstat(fd)?.st_blksize as u64;
+    let align = match len >= HUGE {
+        true if block.is_power_of_two() => block.clamp(HUGE, 1 << 30),
+        true => HUGE,
+        false => 4096,
+    };
+    lay_out(&[part], len, align, watch, false, go_on)
+}
+
+/// A piece of a mapping, and of what.
+struct Part<'a> {
+    piece: Piece,
+    fd: BorrowedFd<'a>,
+}
+
+/// Maps parts, in order and without an overlap, into `len` bytes that begin at a multiple of `align`,
+/// for as long as the region lives. With `own`, their pages are freed with it.
+fn lay_out(
+    parts: &[Part<'_>],
     len: u64,
-    watch: Option<&Arc<Watch>>,
+    align: u64,
+    watch: &Arc<Watch>,
+    own: bool,
     go_on: GoOn<'_>,
 ) -> io::Result<Region> {
-    let bytes = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    let wish = aligned(bytes);
-    // SAFETY: a fresh mapping, near a wish at an address of the kernel's choice, overlaps nothing.
-    let base = unsafe { mmap(wish, bytes, protection, MapFlags::SHARED, fd, 0) }?;
+    let (bytes, align) = size(len).and_then(|len| Ok((len, size(align)?)))?;
+    let span = bytes
+        .checked_add(align)
+        .ok_or(io::ErrorKind::InvalidInput)?;
+    // SAFETY: a fresh mapping that nobody uses, at an address of the kernel's choice.
+    let found = unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        mmap_anonymous(std::ptr::null_mut(), span, ProtFlags::empty(), flags)
+    }?;
+    let base = found.wrapping_byte_add(found.align_offset(align));
+    let before = base.addr() - found.addr();
+    // SAFETY: what is too much of the mapping that was just made.
+    unsafe {
+        if before > 0 {
+            munmap(found, before)?;
+        }
+        if before < align {
+            munmap(base.wrapping_byte_add(bytes), align - before)?;
+        }
+    }
     let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-    let guard = watch.map(|watch| super::sigbus::guard(base.as_ptr().addr(), bytes, watch));
-    let mapping = Mapping { base, bytes, guard };
-    in_chunks(len, go_on, |offset, bytes| mapping.populate(offset, bytes))?;
-    // SAFETY: mapped for `len` bytes until `mapping`, the owner, is dropped; page-aligned.
+    // From here on what fails unmaps it.
+    let mut mapping = Mapping {
+        base,
+        bytes,
+        guard: None,
+        own: Vec::new(),
+    };
+    for Part { piece, fd } in parts {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: the piece lies in the mapping, of which nobody knows yet.
+        unsafe {
+            let at = base.as_ptr().wrapping_add(size(piece.at)?);
+            mmap(
+                at.cast(),
+                size(piece.len)?,
+                protection,
+                flags,
+                fd,
+                piece.from,
+            )?;
+        }
+    }
+    mapping.guard = Some(super::sigbus::guard(base.as_ptr().addr(), bytes, watch));
+    for Part { piece, .. } in parts {
+        in_chunks(piece.len, go_on, |offset, bytes| {
+            mapping.populate(piece.at + offset, bytes)
+        })?;
+    }
+    if own {
+        mapping.own = parts.iter().map(|part| part.piece).collect();
+    }
+    // SAFETY: mapped for `len` bytes until `mapping`, the owner, is dropped; page-aligned. Nobody
+    // takes a part of the region that has a gap.
     Ok(unsafe { Region::from_raw(base, len, Arc::new(mapping)) })
 }
 
-/// An address that is free at this moment, where huge pages can begin; null if none are needed.
-fn aligned(bytes: usize) -> *mut c_void {
-    let null = std::ptr::null_mut();
-    if bytes < HUGE as usize {
-        return null;
-    }
-    let span = bytes + HUGE as usize;
-    // SAFETY: a fresh mapping that nobody uses, gone before the return.
-    let found = unsafe {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        mmap_anonymous(null, span, ProtFlags::empty(), flags)
-            .and_then(|base| munmap(base, span).map(|()| base))
-    };
-    found.map_or(null, |base| {
-        base.wrapping_byte_add(base.align_offset(HUGE as usize))
-    })
+fn size(bytes: u64) -> io::Result<usize> {
+    usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
 struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
     guard: Option<super::sigbus::Guard>,
+    /// What is freed with it.
+    own: Vec<Piece>,
 }
 
 impl Mapping {
@@ -332,6 +547,26 @@ impl Mapping {
             done => done,
         }
     }
+
+    /// Frees the pages of what is shared, for everybody: who still maps them finds zeroes, and who
+    /// has a descriptor has no memory by it. The life in the ring's page said before that it is over.
+    fn free(&self) {
+        // The records first: their reader looks at its page before.
+        let (records, words): (Vec<Piece>, _) = self.own.iter().partition(|it| it.is_records);
+        for piece in records.into_iter().chain(words) {
+            let freed = in_chunks(piece.len, &|| true, |offset, bytes| {
+                // SAFETY: the piece lies in the mapping, of which every region is gone.
+                unsafe {
+                    let part = self.base.as_ptr().add((piece.at + offset) as usize);
+                    madvise(part.cast(), bytes as usize, Advice::LinuxRemove)
+                }
+            });
+            if let Err(error) = freed {
+                log::warn!(target: "port", "a closed ring's memory stays with its reader: {error}");
+                return;
+            }
+        }
+    }
 }
 
 // SAFETY: an address and a length; unmapping may happen on any thread.
@@ -343,6 +578,9 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // Before the addresses may be somebody else's.
         self.guard = None;
+        if !LEFT.load(Ordering::Acquire) {
+            self.free();
+        }
         let (mut offset, chunk) = (0, CHUNK as usize);
         while offset < self.bytes {
             let bytes = chunk.min(self.bytes - offset);
@@ -364,7 +602,6 @@ pub(crate) fn free_huge_pages() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::Ordering;
 
     #[test]
     fn a_sealed_memfd_can_neither_shrink_nor_grow() {

@@ -13,6 +13,7 @@ pub(crate) mod prefetch;
 pub(crate) mod privileges;
 pub(crate) mod sigbus;
 pub(crate) mod signals;
+pub(crate) mod socket;
 pub(crate) mod speculation;
 pub(crate) mod umem;
 pub(crate) mod xdp;

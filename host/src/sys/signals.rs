@@ -1,5 +1,5 @@
 //! SIGTERM and SIGINT as a descriptor, so that the control loop ends in order.
-#![expect(unsafe_code, reason = "signal masks and signalfd")]
+#![expect(unsafe_code, reason = "signal masks, signalfd, _exit")]
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -28,4 +28,10 @@ pub(crate) fn termination() -> io::Result<OwnedFd> {
             Ok(OwnedFd::from_raw_fd(fd))
         }
     }
+}
+
+/// Ends the process at once, whatever its threads do.
+pub(crate) fn leave(status: i32) -> ! {
+    // SAFETY: a plain call with an integer; nothing of this process runs afterwards.
+    unsafe { libc::_exit(status) }
 }

@@ -1,7 +1,12 @@
 //! Where the files of VMs lie, and what they are named.
 
+use std::collections::HashSet;
+use std::ffi::OsString;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use crate::sys::event;
 
 /// Where VMs' files lie.
 #[derive(Debug, Clone)]
@@ -18,6 +23,53 @@ impl Dirs {
     pub(super) fn pool_path(&self, name: &str) -> PathBuf {
         let instance = instance(&self.state);
         self.pools.join(format!("vnplug-{instance}-{name}.pool"))
+    }
+
+    /// Where a new pool is to lie: as [`pool_path`](Self::pool_path), unless somebody else has that
+    /// name in a directory where everybody may make files.
+    pub(super) fn new_pool_path(&self, name: &str) -> PathBuf {
+        let named = self.pool_path(name);
+        let us = rustix::process::geteuid().as_raw();
+        match std::fs::symlink_metadata(&named) {
+            Ok(there) if there.uid() != us => {
+                named.with_extension(format!("{:016x}.pool", event::random()))
+            }
+            _ => named,
+        }
+    }
+}
+
+/// Refuses a pool that an earlier daemon cannot have made for this VM: what it is named is overwritten.
+pub(super) fn check_pool(pool: &Path, name: &str) -> io::Result<()> {
+    let file = pool.file_name().unwrap_or_default().to_string_lossy();
+    if file.starts_with("vnplug-") && file.contains(&format!("-{name}.")) && file.ends_with(".pool")
+    {
+        return Ok(());
+    }
+    let what = format!("{} is no pool of VM {name:?}", pool.display());
+    Err(io::Error::new(io::ErrorKind::InvalidData, what))
+}
+
+/// Deletes pools of ours that no record tells of: a daemon that was killed while it attached a VM left
+/// them, and they may be large.
+pub(super) fn sweep(dirs: &Dirs, known: &HashSet<OsString>) {
+    let us = rustix::process::geteuid().as_raw();
+    let prefix = format!("vnplug-{}-", instance(&dirs.state));
+    let entries = std::fs::read_dir(&dirs.pools);
+    for entry in entries.into_iter().flatten().flatten() {
+        let file = entry.file_name();
+        let named = file.to_str();
+        let is_pool = named.is_some_and(|it| it.starts_with(&prefix) && it.ends_with(".pool"));
+        let is_ours = || {
+            entry
+                .metadata()
+                .is_ok_and(|it| it.is_file() && it.uid() == us)
+        };
+        if is_pool && !known.contains(&file) && is_ours() {
+            let path = entry.path();
+            log::info!(target: "vm", "{}: an attach that did not end left it", path.display());
+            remove(&path);
+        }
     }
 }
 

@@ -31,8 +31,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vnplug_ring::pool::PoolHeader;
 
+use crate::closer::{Closer, PeerFd};
 use crate::port::doorbell::VmBell;
-use crate::sys::{event, memory};
+use crate::sys::{event, memory, socket};
 
 /// The most vectors a device may have.
 pub(crate) const MAX_VECTORS: u32 = 64;
@@ -45,9 +46,10 @@ const PACE: Duration = Duration::from_millis(1);
 
 /// One VM's doorbell.
 pub(crate) struct DoorbellServer {
-    pub(crate) listener: OwnedFd,
+    pub(crate) listener: PeerFd,
     vectors: u32,
     page: memory::Shared,
+    closer: Closer,
     thread_bell: Arc<OwnedFd>,
     shared: Arc<Shared>,
 }
@@ -64,16 +66,16 @@ struct Shared {
 /// A QEMU that is connected.
 struct Plugged {
     /// QEMU takes a closed connection as the end of its server; we take it as an unplugged device.
-    qemu: Arc<OwnedFd>,
+    qemu: Arc<PeerFd>,
     /// The eventfd that the guest's doorbell register writes.
-    own: Arc<OwnedFd>,
+    own: Arc<PeerFd>,
     lines: Vec<Line>,
 }
 
 /// One vector.
 struct Line {
     bell: VmBell,
-    irq: Arc<OwnedFd>,
+    irq: Arc<PeerFd>,
 }
 
 impl DoorbellServer {
@@ -82,7 +84,7 @@ impl DoorbellServer {
         let page = memory::sealed("vnplug-doorbell", 4096, &|| true)?;
         header.write(&page.region);
         // What may fail comes before the thread, which nobody would end.
-        let listener = crate::control::listen(path, 0o600)?;
+        let listener = PeerFd::alone(crate::control::listen(path, 0o600)?);
         let thread_bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let shared = Arc::new(Shared::default());
         let thread = Raise {
@@ -97,6 +99,7 @@ impl DoorbellServer {
             listener,
             vectors,
             page,
+            closer: Closer::default(),
             thread_bell,
             shared,
         })
@@ -104,17 +107,24 @@ impl DoorbellServer {
 
     /// Does the handshake with a QEMU that just connected; an earlier one is forgotten.
     pub(crate) fn greet(&self, qemu: OwnedFd) -> io::Result<()> {
+        let guard = |fd| PeerFd::new(fd, self.closer.clone());
+        let qemu = guard(qemu);
+        // Nothing is read from it: what can be read tells that it is over.
+        socket::pass_rights(&qemu, false);
         let own = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let mut lines = Vec::new();
-        let mut messages: Vec<(i64, Option<OwnedFd>)> = vec![
+        let own = guard(own);
+        // QEMU may have closed its own before these go.
+        let copy = |fd: BorrowedFd<'_>| rustix::io::dup(fd).map(guard);
+        let mut messages: Vec<(i64, Option<PeerFd>)> = vec![
             (0, None),
             (QEMU_ID, None),
-            (-1, Some(rustix::io::dup(&self.page.fd)?)),
-            (0, Some(rustix::io::dup(&own)?)),
+            (-1, Some(copy(self.page.fd.as_fd())?)),
+            (0, Some(copy(own.as_fd())?)),
         ];
         for _ in 0..self.vectors {
-            let irq = eventfd(0, EventfdFlags::CLOEXEC)?;
-            messages.push((QEMU_ID, Some(rustix::io::dup(&irq)?)));
+            let irq = guard(eventfd(0, EventfdFlags::CLOEXEC)?);
+            messages.push((QEMU_ID, Some(copy(irq.as_fd())?)));
             let bell = VmBell::new(Arc::clone(&self.thread_bell));
             let irq = Arc::new(irq);
             lines.push(Line { bell, irq });
@@ -163,7 +173,7 @@ impl Shared {
         self.plugged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn raise(&self, irq: &OwnedFd) {
+    fn raise(&self, irq: &PeerFd) {
         // Relaxed: only a count.
         self.raised.fetch_add(1, Ordering::Relaxed);
         event::ring(irq);
@@ -210,7 +220,7 @@ impl Raise {
     }
 
     /// Waits; tells what has news: the bell, QEMU's connection, the guest's ring.
-    fn wait(&mut self, peer: Option<&(Arc<OwnedFd>, Arc<OwnedFd>)>) -> (bool, bool, bool) {
+    fn wait(&mut self, peer: Option<&(Arc<PeerFd>, Arc<PeerFd>)>) -> (bool, bool, bool) {
         let now = Instant::now();
         self.deaf_until = self.deaf_until.filter(|until| *until > now);
         let rest = self.deaf_until.map(|until| Timespec {
@@ -246,7 +256,7 @@ impl Raise {
     }
 
     /// Counts the guest's rings and answers them.
-    fn answer(&mut self, own: &OwnedFd) {
+    fn answer(&mut self, own: &PeerFd) {
         let mut count = [0; 8];
         if rustix::io::read(own, &mut count) != Ok(8) {
             return;
@@ -265,7 +275,7 @@ impl Raise {
     }
 }
 
-fn send(qemu: &OwnedFd, number: i64, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+fn send(qemu: &PeerFd, number: i64, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let bytes = number.to_le_bytes();
     let borrowed: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

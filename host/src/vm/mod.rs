@@ -12,7 +12,7 @@ pub(crate) mod doorbell;
 mod plan;
 mod record;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -23,6 +23,7 @@ use vnplug_ring::Region;
 use vnplug_ring::control::{Grant, HostGroup, RingPlace, VmKind, VmReady, VmSpec, code};
 use vnplug_ring::pool::PoolHeader;
 
+use crate::closer::PeerFd;
 use crate::hub::Refusal;
 use crate::port::doorbell::{Doorbell, VmBell};
 use crate::port::pool::Places;
@@ -44,7 +45,7 @@ pub(crate) struct Vm {
     watch: Arc<Watch>,
     pub(crate) pool_id: u64,
     pub(crate) places: Places,
-    pub(crate) listener: OwnedFd,
+    pub(crate) listener: PeerFd,
     /// Token of the connection that is its control channel.
     pub(crate) channel: Option<u64>,
     pub(crate) bells: HashMap<u32, VmBell>,
@@ -80,9 +81,16 @@ impl Vm {
     /// and left alone.
     pub(crate) fn load_all(dirs: &Dirs) -> (Vec<Self>, Vec<Broken>) {
         let (mut vms, mut broken) = (Vec::new(), Vec::new());
+        let mut known = HashSet::new();
         for path in records(dirs) {
-            let text = std::fs::read_to_string(&path);
+            let text = record::read(&path);
             let said = text.as_deref().unwrap_or_default().to_owned();
+            let pools = record::pools_of(&path, &said, dirs);
+            known.extend(
+                pools
+                    .iter()
+                    .filter_map(|it| Some(it.file_name()?.to_owned())),
+            );
             let loaded = text
                 .and_then(|text| toml::from_str::<Record>(&text).map_err(io::Error::other))
                 .and_then(|record| Self::reopen(record, dirs));
@@ -96,11 +104,15 @@ impl Vm {
                 }
             }
         }
+        dirs::sweep(dirs, &known);
         (vms, broken)
     }
 
     fn reopen(record: Record, dirs: &Dirs) -> io::Result<Self> {
         check_name("VM", &record.name).map_err(|refusal| io::Error::other(refusal.text))?;
+        dirs::check_pool(&record.pool, &record.name)?;
+        plan::check_pool_bytes(record.pool_bytes)
+            .map_err(|refusal| io::Error::other(refusal.text))?;
         let pool = pool_file(&record.pool, record.pool_bytes, false, &|| true)?;
         // The guest can write its pool: of an old header only the number is taken, which the guest
         // compares with what its own channel says.
@@ -117,6 +129,8 @@ impl Vm {
         header.write(&region);
         let listener = crate::control::listen(&control_path(&dirs.state, &record.name), 0o600)?;
         share_access(&record.pool, &control_path(&dirs.state, &record.name));
+        // Whoever connected and was not accepted yet goes with it.
+        let listener = PeerFd::alone(listener);
         let doorbell = match record.vectors {
             0 => None,
             vectors => {
@@ -218,15 +232,18 @@ impl Vm {
             );
             return Err(Refusal::new(code::EXISTS, what));
         }
-        self.record.allow = spec
-            .allow
-            .iter()
-            .map(|g| (g.source.clone(), g.filter.clone()))
-            .collect();
-        self.record.owner = spec.owner.to_string();
-        self.record
+        let grant = |grant: &Grant| (grant.source.clone(), grant.filter.clone());
+        let record = Record {
+            allow: spec.allow.iter().map(grant).collect(),
+            owner: spec.owner.to_string(),
+            ..self.record.clone()
+        };
+        // What a restarted daemon would not know is not so now.
+        record
             .save(state)
-            .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))
+            .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))?;
+        self.record = record;
+        Ok(())
     }
 
     /// How a new port of this VM is woken: a doorbell vector that the agent listens to, if one is

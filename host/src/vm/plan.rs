@@ -40,13 +40,7 @@ impl Plan {
         } else {
             spec.pool_bytes
         };
-        if !pool_bytes.is_power_of_two() || !POOL_BYTES.contains(&pool_bytes) {
-            let what = format!(
-                "a pool of {pool_bytes} bytes: use a power of two from 1 MiB to 64 GiB (ivshmem \
-                 devices have such sizes only)"
-            );
-            return Err(Refusal::new(code::INVALID, what));
-        }
+        check_pool_bytes(pool_bytes)?;
         if spec.vectors > doorbell::MAX_VECTORS {
             let what = format!(
                 "{} vectors; at most {}",
@@ -60,7 +54,7 @@ impl Plan {
         let record = Record {
             name: spec.name.clone(),
             uml: spec.kind == VmKind::Uml,
-            pool: dirs.pool_path(&spec.name),
+            pool: dirs.new_pool_path(&spec.name),
             pool_bytes,
             vectors: spec.vectors,
             allow: spec
@@ -109,6 +103,18 @@ impl Plan {
         remove(&self.record.pool);
         self.new_groups().for_each(GroupRecord::abandon);
     }
+}
+
+/// Refuses what cannot be the size of a pool.
+pub(super) fn check_pool_bytes(pool_bytes: u64) -> Result<(), Refusal> {
+    if !pool_bytes.is_power_of_two() || !POOL_BYTES.contains(&pool_bytes) {
+        let what = format!(
+            "a pool of {pool_bytes} bytes: use a power of two from 1 MiB to 64 GiB (ivshmem \
+             devices have such sizes only)"
+        );
+        return Err(Refusal::new(code::INVALID, what));
+    }
+    Ok(())
 }
 
 /// Refuses what cannot be part of a file's name.

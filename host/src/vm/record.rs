@@ -1,13 +1,14 @@
 //! What is written down of a VM, and what the next daemon makes of it.
 
-use std::io;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vnplug_ring::control::Grant;
 
 use super::arenas::GroupRecord;
-use super::dirs::{Dirs, record_path, records, remove_all};
+use super::dirs::{Dirs, check_pool, record_path, records, remove_all};
 
 /// What is written down of a VM, to be read by the next daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,10 +47,47 @@ impl Record {
         let text = toml::to_string(self).map_err(io::Error::other)?;
         let path = record_path(state, &self.name);
         let draft = path.with_extension("new");
-        std::fs::write(&draft, text)?;
+        // It tells who may see what, which is nobody else's business.
+        let mut file = std::fs::File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(&draft)?;
+        // One of an earlier daemon may have had another mode.
+        file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+        file.write_all(text.as_bytes())?;
+        drop(file);
         std::fs::rename(&draft, &path)
     }
 }
+
+/// Reads a record, if it is a regular file of ours or of the directory's owner, and no link.
+pub(super) fn read(path: &Path) -> io::Result<String> {
+    let file = std::fs::File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    let found = file.metadata()?;
+    let dir = path.parent().map(std::fs::metadata).transpose()?;
+    let us = rustix::process::geteuid().as_raw();
+    let is_known = |uid: u32| uid == us || dir.is_some_and(|dir| dir.uid() == uid);
+    let what = match () {
+        () if !found.is_file() => "no regular file".to_owned(),
+        () if !is_known(found.uid()) => format!("it belongs to user {}", found.uid()),
+        () if found.len() > LONGEST => format!("{} bytes are no record", found.len()),
+        () => {
+            let mut text = String::new();
+            file.take(LONGEST).read_to_string(&mut text)?;
+            return Ok(text);
+        }
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidData, what))
+}
+
+/// Bytes of the longest record that is read: more than all the sources and groups of a VM take.
+const LONGEST: u64 = 1 << 20;
 
 /// What is read of a record that is not whole: as much as can be read.
 #[derive(Default, Deserialize)]
@@ -67,6 +105,13 @@ struct Origin {
     pool: PathBuf,
 }
 
+/// The pool that a record's text tells of, and the one that its name tells of.
+pub(super) fn pools_of(path: &Path, text: &str, dirs: &Dirs) -> [PathBuf; 2] {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let Origin { pool, .. } = toml::from_str(text).unwrap_or_default();
+    [pool, dirs.pool_path(&name)]
+}
+
 /// Which memory of groups a recorded VM has, and what it may see.
 pub(crate) struct Memories {
     pub(crate) name: String,
@@ -80,7 +125,7 @@ impl Memories {
     /// not; `None` for one that does not tell.
     pub(super) fn of_all(dirs: &Dirs) -> Vec<Option<Self>> {
         let memories = |path: PathBuf| {
-            let text = std::fs::read_to_string(&path).ok()?;
+            let text = read(&path).ok()?;
             let name = path.file_stem().unwrap_or_default().to_string_lossy();
             match toml::from_str::<Record>(&text) {
                 Ok(record) if record.name == name => Some(Self {
@@ -120,9 +165,9 @@ impl Broken {
             groups,
             owner: owner.parse().unwrap_or(0),
             // It may lie where an earlier daemon had its pools.
-            pool: match pool.file_name() == named.file_name() {
-                true => pool,
-                false => named,
+            pool: match check_pool(&pool, &name) {
+                Ok(()) => pool,
+                Err(_) => named,
             },
             name,
         }

@@ -35,6 +35,15 @@ fn create(spec: &VmSpec, dirs: &Dirs) -> Result<Vm, Refusal> {
     Vm::create(plan, pool, dirs)
 }
 
+/// Ends a VM's part of a daemon as the daemon's own end does: its listener is closed elsewhere.
+fn end(vm: Vm, dirs: &Dirs) {
+    let path = control_path(&dirs.state, vm.name());
+    drop(vm);
+    while std::os::unix::net::UnixStream::connect(&path).is_ok() {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn an_attach_that_fails_leaves_nothing() {
     let dirs = dirs("failed");
@@ -59,7 +68,7 @@ fn a_vm_is_found_again_by_the_next_daemon_with_the_same_pool() {
     let dirs = dirs("again");
     let vm = create(&spec("probe"), &dirs).unwrap();
     let (id, ready) = (vm.pool_id, vm.ready(&dirs.state));
-    drop(vm);
+    end(vm, &dirs);
     let (again, _) = Vm::load_all(&dirs);
     assert_eq!(again.len(), 1);
     assert_eq!((again[0].pool_id, again[0].ready(&dirs.state)), (id, ready));
@@ -121,7 +130,7 @@ fn who_may_map_the_pool_may_connect_after_a_restart() {
     let pool = vm.ready(&dirs.state).pool_path;
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::setxattr(&pool, ACL, &list, flags).unwrap();
-    drop(vm);
+    end(vm, &dirs);
     let again = Vm::load_all(&dirs).0.pop().unwrap();
     let mut found = vec![0; 4096];
     let len = rustix::fs::getxattr(again.ready(&dirs.state).control_path, ACL, &mut found);
@@ -138,7 +147,7 @@ fn what_a_guest_wrote_over_its_pools_header_does_not_reach_the_next_daemon() {
     // A name that is longer once its bytes are made UTF-8, and another length.
     vm.region.write(0x20, &[0xff; MAX_NAME]);
     vm.region.write(0x10, &u64::MAX.to_le_bytes());
-    drop(vm);
+    end(vm, &dirs);
     let (again, _) = Vm::load_all(&dirs);
     assert_eq!((again[0].name(), again[0].pool_id), ("probe", id));
     let header = PoolHeader::read(&again[0].region).unwrap();

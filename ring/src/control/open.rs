@@ -92,6 +92,9 @@ pub struct Open {
     /// On a Unix socket: it is woken by the same descriptor as the other ports of this connection that
     /// said so. Only the first of them gets it.
     pub shares_wake: bool,
+    /// On a Unix socket: it maps a port whose records lie apart ([`apart`](super::apart)). A daemon that
+    /// has no others refuses who does not say so.
+    pub maps_apart: bool,
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].
@@ -134,7 +137,7 @@ pub struct Arenas {
 pub struct Opened {
     /// The port's number.
     pub port: u32,
-    /// Bytes of memory to map, from offset 0 of the descriptor.
+    /// Bytes of memory to map, from offset 0 of the descriptor; with `apart` of the layout.
     pub map_len: u64,
     /// One ring per receive queue of the source.
     pub rings: Vec<RingPlace>,
@@ -151,6 +154,9 @@ pub struct Opened {
     pub transmit: RingPlace,
     /// Of a member of a group: the rings hold descriptors of packets that lie here.
     pub arenas: Arenas,
+    /// The rings' records lie in a memory of their own: two descriptors instead of one, and
+    /// [`apart`](super::apart) says how both are mapped.
+    pub apart: bool,
 }
 
 impl Arenas {
@@ -228,6 +234,7 @@ impl Open {
         w.text(&self.group);
         w.u64(self.arena_bytes);
         w.u8(u8::from(self.shares_wake));
+        w.u8(u8::from(self.maps_apart));
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -245,6 +252,7 @@ impl Open {
             group: String::new(),
             arena_bytes: 0,
             shares_wake: false,
+            maps_apart: false,
         };
         if !r.is_over() {
             open.group = r.text("group")?;
@@ -252,6 +260,9 @@ impl Open {
         }
         if !r.is_over() {
             open.shares_wake = r.flag("shares_wake")?;
+        }
+        if !r.is_over() {
+            open.maps_apart = r.flag("maps_apart")?;
         }
         Ok(open)
     }
@@ -282,6 +293,7 @@ impl Opened {
         w.u32(self.vector);
         self.transmit.write(w);
         self.arenas.write(w);
+        w.u8(u8::from(self.apart));
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -301,6 +313,7 @@ impl Opened {
                 true => Arenas::default(),
                 false => Arenas::read(r)?,
             },
+            apart: !r.is_over() && r.flag("apart")?,
         })
     }
 }

@@ -259,6 +259,10 @@ impl Queue for PacketQueue {
         }
     }
 
+    fn is_pressed(&self) -> bool {
+        self.rings.are_half_full()
+    }
+
     fn state(&self) -> &'static str {
         match self.link {
             LinkState::Up => "up",

@@ -209,6 +209,14 @@ impl Rings {
         self.load.lasts_ms(block_size, parts)
     }
 
+    /// Whether the kernel has filled half of the ring that is filled last, beyond what is being read.
+    pub(super) fn are_half_full(&self) -> bool {
+        let last = self.reserve.as_ref().unwrap_or(&self.main);
+        let blocks = last.ring.blocks();
+        let ahead = (last.block + blocks / 2) % blocks;
+        ahead != last.block && last.ring.status(ahead).is_some()
+    }
+
     fn reading(&mut self, which: Which) -> Option<&mut Reading> {
         match which {
             Which::Main => Some(&mut self.main),

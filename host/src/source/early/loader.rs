@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -123,7 +123,7 @@ fn narrow(narrowing: &Narrowing) {
                 place
                     .line
                     .send(Command::Narrow(generation, Box::new(loaded), reply));
-                match answer.recv_timeout(ANSWER) {
+                match within_patience(&place.line, &answer) {
                     Ok(Ok(true)) => {}
                     // Another one is on its way.
                     Ok(Ok(false)) => return,
@@ -151,6 +151,16 @@ fn narrow(narrowing: &Narrowing) {
     }
 }
 
+/// The answer of a queue's thread, unless it is stalled: other sources wait, too.
+fn within_patience<T>(line: &Line, answer: &Receiver<T>) -> Result<T, RecvTimeoutError> {
+    loop {
+        match answer.recv_timeout(LOOK) {
+            Err(RecvTimeoutError::Timeout) if line.pulse().stalled().is_none() => {}
+            heard => return heard,
+        }
+    }
+}
+
 fn told(wants: &[Wanted]) -> String {
     let instructions: usize = wants.iter().map(Wanted::instructions).sum();
     match wants.len() {
@@ -162,5 +172,5 @@ fn told(wants: &[Wanted]) -> String {
 
 /// How long changes are awaited before a filter is made.
 const SETTLE: Duration = Duration::from_millis(10);
-/// How long a queue's thread may take to answer; it answers between two batches.
-const ANSWER: Duration = Duration::from_secs(5);
+/// How often it is looked whether a thread that does not answer is stalled.
+const LOOK: Duration = Duration::from_millis(100);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use vnplug_ring::layout::Life;
 
-use super::{Asked, Command, PortSnapshot, Snapshot, WorkerOptions};
+use super::{Asked, Command, PortSnapshot, Pulse, Snapshot, WAITING, WorkerOptions};
 use crate::fanout::Fanout;
 use crate::port::sender;
 use crate::port::{Port, PortCounters};
@@ -27,6 +27,11 @@ pub(super) struct Run {
     inbox: Receiver<Command>,
     pending: Arc<AtomicBool>,
     waker: Arc<OwnedFd>,
+    pulse: Arc<Pulse>,
+    /// Turns begun.
+    turns: u64,
+    /// What the pulse shows.
+    shown: &'static str,
     started: Instant,
     over: Option<Over>,
     /// How often the kernel's filter was widened.
@@ -67,8 +72,12 @@ impl Run {
         inbox: Receiver<Command>,
         pending: Arc<AtomicBool>,
         waker: Arc<OwnedFd>,
+        pulse: Arc<Pulse>,
     ) -> Self {
         Self {
+            turns: 0,
+            shown: pulse.state(),
+            pulse,
             queue,
             fanout: Fanout::new(options.source, options.queue),
             senders: Senders::default(),
@@ -108,9 +117,12 @@ impl Run {
         let mut now_us = self.now_us();
         let mut looked_us = now_us;
         loop {
+            self.turns += 1;
+            self.pulse.beat(self.turns);
             if !self.obey() {
                 break;
             }
+            self.show();
             self.stuck.try_again(&mut *self.queue, now_us);
             let sending = self.send();
             if self.over.is_some() || self.holds() {
@@ -120,6 +132,9 @@ impl Run {
                 continue;
             }
             self.options.hold = false;
+            if self.fanout.has_rivals() {
+                self.fanout.press(self.queue.is_pressed());
+            }
             let fanout = &mut self.fanout;
             let received = self
                 .queue
@@ -137,8 +152,9 @@ impl Run {
                         let due = self.due_us();
                         let timeout = due.map(|due| Duration::from_micros(due - now_us.min(due)));
                         let waker = self.senders.waker(self.waker.as_fd());
+                        self.pulse.sleep(self.turns);
                         self.queue.wait(waker, timeout);
-                        self.senders.hush();
+                        self.hush_senders();
                         now_us = self.now_us();
                         looked_us = now_us;
                     } else if now_us - looked_us >= LOOK_US {
@@ -195,6 +211,13 @@ impl Run {
         let (ready, liar) = self.senders.arm();
         self.quarantine(liar);
         ready
+    }
+
+    /// Hears the kicks that ended a sleep.
+    #[inline]
+    fn hush_senders(&mut self) {
+        let liar = self.senders.hush();
+        self.quarantine(liar);
     }
 
     /// Who lies in one ring is not served in the other.
@@ -302,12 +325,33 @@ impl Run {
         self.over = Some(over);
     }
 
+    /// How the queue is, in a word.
+    #[inline]
+    fn state(&self) -> &'static str {
+        match &self.over {
+            Some(Over::Ended) => "ended",
+            Some(Over::Failed(_)) => "failed",
+            None if self.options.hold => WAITING,
+            None => self.queue.state(),
+        }
+    }
+
+    /// Shows that to others, if it is not what they see.
+    #[inline]
+    fn show(&mut self) {
+        let state = self.state();
+        // NB: not the words: of each there is one in memory, and a second one costs only time.
+        if !std::ptr::eq(state, self.shown) {
+            self.shown = state;
+            self.pulse.show(state);
+        }
+    }
+
     fn snapshot(&mut self, asked: &Asked) -> Snapshot {
-        let (state, failure) = match &self.over {
-            Some(Over::Ended) => ("ended", None),
-            Some(Over::Failed(why)) => ("failed", Some(why.clone())),
-            None if self.options.hold => ("waiting", None),
-            None => (self.queue.state(), None),
+        let state = self.state();
+        let failure = match &self.over {
+            Some(Over::Failed(why)) => Some(why.clone()),
+            _ => None,
         };
         let queue = self.queue.counters();
         let told = |(port, counters): (&Port, PortCounters)| PortSnapshot {
@@ -356,6 +400,7 @@ impl Run {
                 tv_nsec: nanos % 1_000_000_000,
             }
         });
+        self.pulse.sleep(self.turns);
         // A signal or an impossible error: the loop looks at its commands and comes back.
         let _ = poll(
             &mut [PollFd::new(
@@ -364,7 +409,7 @@ impl Run {
             )],
             timeout.as_ref(),
         );
-        self.senders.hush();
+        self.hush_senders();
     }
 
     fn now_us(&self) -> u64 {
@@ -381,7 +426,7 @@ const MAX_PANICS: usize = 64;
 /// Answers the control thread, which may have given up waiting.
 fn tell<T>(reply: &Sender<T>, answer: T) {
     if reply.send(answer).is_err() {
-        log::warn!(target: "source", "an answer came too late for the control thread");
+        log::debug!(target: "source", "an answer came too late for the control thread");
     }
 }
 

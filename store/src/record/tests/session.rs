@@ -156,6 +156,7 @@ fn open(ports: &mut Vec<Vec<Ring>>, queues: u32) -> (Message, Vec<OwnedFd>) {
         vector: u32::MAX,
         transmit: RingPlace::default(),
         arenas: Arenas::default(),
+        apart: false,
     };
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     (Message::Opened(opened), vec![memory, wake])

@@ -1,0 +1,140 @@
+//! The thread that sees other threads hang, and that ends the daemon when it is told to.
+//!
+//! | sees | does |
+//! |---|---|
+//! | a queue's thread that is in the middle of a turn, or has a command, and did not move at [`STALLED`] looks in a row | says so once, and that it goes on when it does; the control thread waits for it no more |
+//! | SIGTERM, SIGINT or SIGHUP | tells the control thread, which ends in order |
+//! | that this took longer than [`ENDING`] | says which threads are left, does what must be done, and ends the process |
+//!
+//! It waits for nobody: it sleeps, reads words that others write, and logs.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::source::worker::Line;
+use crate::sys::{event, signals};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(250);
+/// A thread that has not moved at so many looks is stalled. Looks and not time: when the whole process
+/// was stopped, nobody hung.
+const STALLED: u32 = 4;
+/// How long the daemon may take to end in order.
+const ENDING: Duration = Duration::from_millis(1_500);
+/// The exit status of a daemon some thread of which did not end.
+const LEFT_BEHIND: i32 = 70;
+
+/// A thread that is watched.
+struct Watched {
+    line: Line,
+    turns: u64,
+    /// Looks at which it had not moved, though it should have.
+    looks: u32,
+    stalled_since: Option<Instant>,
+}
+
+/// Starts the thread. Returns a descriptor that becomes readable when the daemon is to end. `last` is
+/// done before the process ends without its threads.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn start(
+    termination: OwnedFd,
+    lines: Vec<Line>,
+    last: impl FnOnce() + Send + 'static,
+) -> io::Result<Arc<OwnedFd>> {
+    let told = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let told = Arc::new(told);
+    let theirs = Arc::clone(&told);
+    let watched = lines.into_iter().map(Watched::new).collect();
+    std::thread::Builder::new()
+        .name("vnplug-watch".into())
+        .spawn(move || {
+            watch(&termination, watched);
+            event::ring(&theirs);
+            std::thread::sleep(ENDING);
+            let left = threads().join(", ");
+            log::error!(target: "control", "these threads do not end, and are left behind: {left}");
+            last();
+            signals::leave(LEFT_BEHIND);
+        })?;
+    Ok(told)
+}
+
+/// Looks at the threads until the daemon is to end.
+fn watch(termination: &OwnedFd, mut watched: Vec<Watched>) {
+    let pause = Timespec {
+        tv_sec: 0,
+        tv_nsec: LOOK.as_nanos() as i64,
+    };
+    loop {
+        let mut fds = [PollFd::new(termination, PollFlags::IN)];
+        match poll(&mut fds, Some(&pause)) {
+            Ok(0) => watched.iter_mut().for_each(Watched::look),
+            // NB: not read: nobody else has it, and it need not become quiet again.
+            Ok(_) => return,
+            // Interrupted, or out of memory for a moment.
+            Err(_) => std::thread::sleep(LOOK),
+        }
+    }
+}
+
+impl Watched {
+    fn new(line: Line) -> Self {
+        Self {
+            turns: line.pulse().turns(),
+            line,
+            looks: 0,
+            stalled_since: None,
+        }
+    }
+
+    fn look(&mut self) {
+        let pulse = self.line.pulse();
+        let turns = pulse.turns();
+        let is_asleep = turns & 1 == 1;
+        if turns != self.turns || is_asleep && !self.line.has_commands() {
+            (self.turns, self.looks) = (turns, 0);
+            if let Some(since) = self.stalled_since.take() {
+                pulse.note_stall(None);
+                let seconds = since.elapsed().as_secs_f64();
+                log::warn!(target: "source", "{}: its thread goes on after {seconds:.1} s", pulse.name());
+            }
+            return;
+        }
+        self.looks += 1;
+        if self.looks >= STALLED && self.stalled_since.is_none() {
+            let begun = Instant::now().checked_sub(LOOK * self.looks);
+            let since = begun.unwrap_or_else(Instant::now);
+            self.stalled_since = Some(since);
+            pulse.note_stall(Some(since));
+            let seconds = since.elapsed().as_secs_f64();
+            log::error!(
+                target: "source",
+                "{}: its thread has not turned for {seconds:.1} s: it hangs, and its readers get \
+                 nothing",
+                pulse.name()
+            );
+        }
+    }
+}
+
+/// The threads that there are but this one, with the state that the system says they are in.
+fn threads() -> Vec<String> {
+    let own = rustix::thread::gettid().as_raw_pid().to_string();
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
+    let others = tasks.flatten().filter(|task| *task.file_name() != *own);
+    let named = others.filter_map(|task| {
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        let field = |name: &str| {
+            let mut lines = status.lines();
+            lines.find_map(|line| line.strip_prefix(name).map(|it| it.trim().to_owned()))
+        };
+        Some(format!("{} ({})", field("Name:")?, field("State:")?))
+    });
+    named.collect()
+}
