@@ -115,7 +115,7 @@ pub struct Counts {
     pub bytes: u64,
     /// Packets this port lost, as the packets after them told.
     pub lost: u64,
-    /// Packets with [`flags::GAP`]: before each an unknown number may be missing.
+    /// Packets with [`GAP`](vnplug_ring::layout::flags::GAP): before each an unknown number may be missing.
     pub gaps: u64,
     /// Times the port was reopened.
     pub reopened: u64,

@@ -12,7 +12,7 @@
 //!   quiet wire a few frames use up every such block, so a ring is used up in
 //!   `blocks × block_timeout_ms`.
 //! - **Reserve.** Hence two thirds of the blocks are a second ring, which takes over when the first is
-//!   nearly full, and whose blocks close much later ([`rings`]). One queue has it; several are a group
+//!   nearly full, and whose blocks close much later (`rings.rs`). One queue has it; several are a group
 //!   of the kernel's already, and there are no groups of groups.
 //! - **Queues** share the interface's frames by a symmetric flow hash (`PACKET_FANOUT_HASH`): both
 //!   directions of a flow come to one queue, in order. Frames without an IP flow come to the first
