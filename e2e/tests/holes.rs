@@ -1,5 +1,6 @@
 //! What a reader can do to memory that the daemon writes or reads: free pages of it, change its
 //! length, write where it must not, keep it when its port is closed. The readers here are another user.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
 use std::io::Write;
