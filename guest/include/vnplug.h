@@ -38,8 +38,14 @@
  *
  * LIFETIMES. `data` of a packet points into the ring. It is valid until the next call of
  * vnplug_next, vnplug_poll_next, vnplug_next_batch, vnplug_release, vnplug_wait or vnplug_close on
- * the same port. Strings the library returns are valid as said at each function. Strings you pass
- * are copied.
+ * the same port. Do not write there: on the host the memory is mapped for reading only, and a store
+ * raises SIGSEGV; in a guest it would change what the guest's other readers of a group see. Strings the
+ * library returns are valid as said at each function. Strings you pass are copied.
+ *
+ * LIMITS. An open port has four descriptors, a port that sends five; the ports of a bundle share three. On
+ * the host a port takes two mappings for each receive queue (three where its ring has 2 MiB or more), one for a
+ * transmit ring and one beside: Linux's vm.max_map_count of 65,530 suffices for some 21,000 ports of one
+ * queue with small rings.
  *
  * RESTARTS. When the daemon (or a guest's agent) restarts, the port reopens by itself, under the
  * same descriptor and with the same filter; the first packet afterwards has VNPLUG_FLAG_GAP. What

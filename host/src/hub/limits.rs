@@ -7,6 +7,7 @@ use vnplug_ring::control::{Open, code};
 
 use super::load::{MAX_FIELDS_EACH, MAX_KEYS_EACH};
 use super::{Hub, Owner, PortRecord, Programs, Refusal};
+use crate::sys::mappings;
 
 /// Limits that the operator sets.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +52,17 @@ impl Hub {
         if matches!(owner, Owner::Vm(_)) {
             return Ok(());
         }
-        let wanted = self.counted_bytes(request, owner, programs)?;
+        let (wanted, mappings) = self.counted(request, owner, programs)?;
+        let has: u64 = own().map(|port| port.mappings).sum();
+        let most = mappings::most_each();
+        if has + mappings > most {
+            let what = format!(
+                "your rings have {has} of {most} mappings and this port needs {mappings}, two or three \
+                 for each queue: open fewer ports or single queues (NAME@Q), or have \
+                 vm.max_map_count raised"
+            );
+            return Err(Refusal::new(code::LIMIT, what));
+        }
         let has: u64 = own().map(PortRecord::bytes).sum::<u64>()
             + self.arena_bytes(owner)
             + self.owed(owner)

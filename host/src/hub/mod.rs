@@ -135,6 +135,8 @@ pub struct PortRecord {
     pub capacity: u64,
     /// Bytes of the transmit ring's record area; 0 = the port does not send.
     pub transmit: u64,
+    /// Mappings of its memory; 0 in a VM's pool.
+    mappings: u64,
     /// How fast its rings fill.
     pace: pace::Pace,
 }

@@ -20,7 +20,7 @@ use crate::port::Port;
 use crate::port::doorbell::Doorbell;
 use crate::source::worker::Command;
 use crate::sys::memory::Holes;
-use crate::sys::{event, memory};
+use crate::sys::{event, mappings, memory};
 
 /// Where a port's ring memory comes from.
 pub(crate) enum Memory<'a> {
@@ -183,17 +183,18 @@ impl Hub {
         })
     }
 
-    /// Bytes that count for its owner's limit: of the record areas of rings and arenas.
-    pub(super) fn counted_bytes(
+    /// What counts for its owner's limits: bytes of the record areas of rings and arenas, and mappings.
+    pub(super) fn counted(
         &self,
         request: &Open,
         owner: &Owner,
         programs: &Programs,
-    ) -> Result<u64, Refusal> {
+    ) -> Result<(u64, u64), Refusal> {
         let plan = self.plan(request, owner, programs)?;
         let arena = plan.group.as_ref().filter(|group| group.is_first);
         let each = plan.capacity + arena.map_or(0, GroupPlan::owned);
-        Ok(each * plan.queues.len() as u64 + plan.transmit)
+        let bytes = each * plan.queues.len() as u64 + plan.transmit;
+        Ok((bytes, mappings::of(&plan.shape().pieces())))
     }
 
     /// Makes a port and tells the source's threads. Without a doorbell it gets a pipe of its own.
@@ -408,6 +409,10 @@ impl Hub {
             rules: RuleBook::default(),
             capacity,
             transmit,
+            mappings: match is_process {
+                true => mappings::of(&shape.pieces()),
+                false => 0,
+            },
             pace: Pace::new(),
         };
         self.own(id, &record, true);
@@ -492,6 +497,7 @@ pub(crate) const NO_DESCRIPTORS: &str = "the daemon is at its limit of open file
 pub(crate) fn no_memory(bytes: u64, error: &io::Error) -> Refusal {
     let advice = match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE) => NO_DESCRIPTORS,
+        _ if error.kind() == io::ErrorKind::QuotaExceeded => "or fewer ports of fewer queues",
         _ => "use a smaller ring or free memory",
     };
     let what = format!("{bytes} bytes of ring memory: {error}; {advice}");

@@ -30,6 +30,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 use vnplug_ring::Region;
 use vnplug_ring::control::apart::{Piece, Shape};
 
+use super::mappings::{self, Taken};
+
 /// Bytes of the huge pages we ask for.
 pub(crate) use vnplug_ring::control::apart::HUGE;
 
@@ -467,6 +469,7 @@ fn lay_out(
     let span = bytes
         .checked_add(align)
         .ok_or(io::ErrorKind::InvalidInput)?;
+    let taken = Taken::take(mappings::of(parts.iter().map(|part| &part.piece)))?;
     // SAFETY: a fresh mapping that nobody uses, at an address of the kernel's choice.
     let found = unsafe {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -490,6 +493,7 @@ fn lay_out(
         bytes,
         guard: None,
         own: Vec::new(),
+        _taken: taken,
     };
     for Part { piece, fd } in parts {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -531,6 +535,8 @@ struct Mapping {
     guard: Option<super::sigbus::Guard>,
     /// What is freed with it.
     own: Vec<Piece>,
+    /// Dropped after the mapping is gone.
+    _taken: Taken,
 }
 
 impl Mapping {

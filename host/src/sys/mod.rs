@@ -5,6 +5,7 @@ pub(crate) mod confine;
 pub(crate) mod event;
 pub(crate) mod executable;
 pub(crate) mod interface;
+pub(crate) mod mappings;
 pub(crate) mod memory;
 pub(crate) mod packet;
 pub(crate) mod packet_file;
