@@ -90,7 +90,10 @@ impl Extract {
                         break Err(error);
                     }
                 }
-                None => break output.finish().map(drop),
+                None => {
+                    let told = output.tell(search.losses());
+                    break told.and_then(|()| output.finish().map(drop));
+                }
             }
         };
         wrong.search(&mut search);
@@ -98,6 +101,7 @@ impl Extract {
             (ErrorKind::BrokenPipe, true) => Failure::quiet(),
             _ => Failure::about(self.write.display(), error),
         })?;
+        tell_losses(&search);
         let tally = search.tally();
         if self.verbose || tally.late > 0 {
             let late = match tally.late {
@@ -143,6 +147,13 @@ fn create(path: &Path, places: &[PathBuf]) -> Result<File, Failure> {
     match forbidden(path, places) {
         Some(why) => Err(Failure::about(path.display(), why)),
         None => File::create(path).map_err(|error| Failure::about(path.display(), error)),
+    }
+}
+
+/// Says what the range lost.
+pub(crate) fn tell_losses(search: &Search) {
+    for words in search.losses().words() {
+        out::note(&words);
     }
 }
 

@@ -8,7 +8,7 @@ use vnplug_store::extract::{Extract, Flow, Flows as Table, Query, Sum};
 use vnplug_store::filter::Filter;
 use vnplug_store::name::time as stamp;
 
-use crate::extract::{Wrong, keys, range, time};
+use crate::extract::{Wrong, keys, range, tell_losses, time};
 use crate::failure::{Failure, Outcome};
 use crate::out;
 use crate::text::grouped;
@@ -70,6 +70,7 @@ impl Flows {
             table.add(&packet);
         }
         wrong.search(&mut search);
+        tell_losses(&search);
         for (flow, sum) in table.sorted(self.by == By::Packets).iter().take(self.top) {
             self.line(Some(flow), *sum)?;
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use support::{Scratch, run, vnplug};
 use vnplug_store::extract::{Format, Output, Packet};
 use vnplug_store::index::{Sidecar, rebuild};
-use vnplug_store::read::Interface;
+use vnplug_store::read::{Interface, Reader};
 
 /// A recording of one segment in a directory of its own, with its index and a state.
 struct Recording {
@@ -34,6 +34,8 @@ impl Recording {
                 bytes: &[7; 60],
                 wire_len: 60,
                 flags: 0,
+                lost: 0,
+                comment: "",
                 interface: &Interface::ethernet(),
             };
             output.write(&packet).unwrap();
@@ -135,6 +137,76 @@ fn a_segment_that_is_missing_in_the_middle_is_told_by_all() {
     // Not in the time that is asked for.
     let (code, _, err) = it.extract(&it.dir, &["--to", "20261121T134501.5Z"]);
     assert_eq!(code, 0, "{err}");
+}
+
+#[test]
+fn what_a_range_lost_is_carried_over_and_told() {
+    let it = Recording::new();
+    let name = "r-0000000002-20261121T134502.000000000Z.pcapng";
+    let mut output = Output::new(File::create(it.dir.join(name)).unwrap(), Format::Pcapng);
+    for (n, lost) in [(1, 5), (2, 1 << 33)] {
+        let packet = Packet {
+            ts_ns: START_NS + n * 1_000_000_000,
+            bytes: &[7; 60],
+            wire_len: 60,
+            flags: 2,
+            lost,
+            comment: "",
+            interface: &Interface::ethernet(),
+        };
+        output.write(&packet).unwrap();
+    }
+    output.finish().unwrap();
+    let loss = |from: &str, kind: &str, packets: Option<u64>| {
+        serde_json::json!({ "run": 1, "from": from, "to": from, "packets": packets, "kind": kind,
+                            "segment": "", "reason": "of this test" })
+    };
+    let state = serde_json::json!({ "version": 1, "recording": "r", "losses": [
+        loss("20261121T134501.000000500Z", "disk", Some(1234)),
+        loss("20261121T134501.000000600Z", "gap", None),
+        loss("20261121T144501.000000000Z", "ring", Some(77)),
+    ] });
+    fs::write(it.dir.join("r.state"), state.to_string()).unwrap();
+    // Also if the filter selects nothing.
+    for filter in ["", "arp"] {
+        let range = ["--to", "2026-11-21T13:46:00", filter];
+        let (code, _, err) = it.extract(&it.dir, &range[..2 + usize::from(filter == "arp")]);
+        assert_eq!(code, 0, "{err}");
+        for words in [
+            "8589934597 packets",
+            "1234 packets (disk)",
+            "1 gap of unknown size",
+        ] {
+            assert!(err.contains(words), "{words}: {err}");
+        }
+        let mut reader = Reader::open(it.found()).unwrap();
+        let (mut notes, mut carried) = (reader.notes(), 0);
+        while let Some(packet) = reader.read().unwrap() {
+            carried += packet.lost;
+        }
+        notes.extend(reader.notes());
+        let beside: u64 = notes.iter().filter_map(|note| note.dropped).sum();
+        assert_eq!(
+            (carried + beside, carried > 0),
+            ((1 << 33) + 5, filter.is_empty())
+        );
+        let text: Vec<String> = notes.into_iter().map(|note| note.comment).collect();
+        let text = text.join("\n");
+        assert!(
+            text.contains("1234 packets between 20261121T134501.000000500Z"),
+            "{text}"
+        );
+        assert!(
+            text.contains("an unknown number of packets between"),
+            "{text}"
+        );
+        assert!(!text.contains("77 packets"), "{text}");
+    }
+    let (code, _, err) = it.vnplug(&["flows".as_ref(), &it.dir]);
+    assert!(code == 0 && err.contains("77 packets (ring)"), "{err}");
+    // Of one file, what was lost in its time.
+    let (_, _, err) = it.extract(&it.segment, &[]);
+    assert!(err.is_empty(), "{err}");
 }
 
 #[test]

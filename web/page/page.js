@@ -345,7 +345,7 @@ async function count() {
       return;
     }
     const found = await ask('api/count', { ...range(), filter }, mine.signal);
-    damaged = found.problems;
+    damaged = [...found.problems, ...found.losses];
     if (filter === '') return;
     const isNew = byId('count').dataset.filter !== filter;
     tellCount(`${packets(found.packets)}, ${short(found.bytes)}B`, found.complete, 'more than ');

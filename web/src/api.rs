@@ -247,6 +247,7 @@ pub(crate) async fn count(
         let problems: Vec<String> = search.problems().iter().map(ToString::to_string).collect();
         Ok(json!({
             "packets": packets, "bytes": bytes, "complete": complete, "problems": problems,
+            "losses": search.losses().words(),
         }))
     })
     .await??;

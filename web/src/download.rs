@@ -122,7 +122,10 @@ fn write(search: &mut Extract, format: Format, sink: Sink, whole: &AtomicBool) {
                 }
             }
             Ok(Step::Looking) => {}
-            Ok(Step::End) => break output.finish().map(drop),
+            Ok(Step::End) => {
+                let told = output.tell(search.losses());
+                break told.and_then(|()| output.finish().map(drop));
+            }
             Err(error) => break Err(io::Error::other(error.to_string())),
         }
     };

@@ -127,6 +127,8 @@ pub(crate) fn write(path: &Path, packets: &[Sample]) {
             bytes: &packet.bytes,
             wire_len: packet.wire_len,
             flags: packet.flags,
+            lost: 0,
+            comment: "",
             interface: &interface,
         };
         writer.write(&packet).unwrap();

@@ -118,10 +118,10 @@ fn packet_with_options(
     let meta = &packet.meta;
     let mut options = Vec::new();
     if meta.flags & flags::GAP != 0 {
-        option(&mut options, OPT_COMMENT, GAP_COMMENT);
+        option(&mut options, OPT_COMMENT, GAP_COMMENT.as_bytes());
     }
     if meta.flags & flags::SOURCE_LOSS != 0 {
-        option(&mut options, OPT_COMMENT, SOURCE_LOSS_COMMENT);
+        option(&mut options, OPT_COMMENT, SOURCE_LOSS_COMMENT.as_bytes());
     }
     if meta.flags & flags::OUTBOUND != 0 {
         option(&mut options, EPB_FLAGS, &OUTBOUND.to_le_bytes());
@@ -188,7 +188,7 @@ fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
 }
 
 /// An option: code, length, value, padded. What is longer than an option may be is cut.
-fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
+pub(crate) fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
     let value = &value[..value.len().min(LONGEST_OPTION)];
     out.extend(code.to_le_bytes());
     out.extend((value.len() as u16).to_le_bytes());
@@ -206,24 +206,28 @@ const LONGEST_OPTION: usize = 4096;
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 const INTERFACE: u32 = 1;
-const INTERFACE_STATISTICS: u32 = 5;
+pub(crate) const INTERFACE_STATISTICS: u32 = 5;
 const ENHANCED_PACKET: u32 = 6;
 const OPT_END: u16 = 0;
-const OPT_COMMENT: u16 = 1;
+pub(crate) const OPT_COMMENT: u16 = 1;
 const SHB_HARDWARE: u16 = 2;
 const SHB_OS: u16 = 3;
 const SHB_USERAPPL: u16 = 4;
 const IF_NAME: u16 = 2;
 const IF_TSRESOL: u16 = 9;
 const IF_FILTER: u16 = 11;
-const EPB_FLAGS: u16 = 2;
-const EPB_DROPCOUNT: u16 = 4;
-const ISB_STARTTIME: u16 = 2;
-const ISB_ENDTIME: u16 = 3;
-const ISB_IFRECV: u16 = 4;
-const ISB_IFDROP: u16 = 5;
+pub(crate) const EPB_FLAGS: u16 = 2;
+pub(crate) const EPB_DROPCOUNT: u16 = 4;
+pub(crate) const ISB_STARTTIME: u16 = 2;
+pub(crate) const ISB_ENDTIME: u16 = 3;
+pub(crate) const ISB_IFRECV: u16 = 4;
+pub(crate) const ISB_IFDROP: u16 = 5;
 /// epb_flags: the lowest two bits are the direction.
 const OUTBOUND: u32 = 0b10;
-const GAP_COMMENT: &[u8] =
-    b"the capture was interrupted before this packet; how many are missing is unknown";
-const SOURCE_LOSS_COMMENT: &[u8] = b"packets were lost before this one, by the kernel or the NIC";
+/// In the comment of statistics that say the same as the `epb_dropcount` of the packet behind them.
+pub(crate) const HERE: &str = "packets are missing here";
+/// A packet's comments: packets are missing before it.
+pub(crate) const GAP_COMMENT: &str =
+    "the capture was interrupted before this packet; how many are missing is unknown";
+pub(crate) const SOURCE_LOSS_COMMENT: &str =
+    "packets were lost before this one, by the kernel or the NIC";

@@ -23,6 +23,7 @@
 //! the recorder takes one of them away before it was read only if it needs the room, which is told. What is written to a segment after the extract was opened is not part of it.
 
 mod flows;
+mod losses;
 mod output;
 mod segments;
 mod stream;
@@ -36,11 +37,13 @@ use std::io;
 use std::path::PathBuf;
 
 pub use flows::{Flow, Flows, Sum};
+pub use losses::{Losses, Marks};
 pub use output::{Format, Output};
 pub use segments::{Capture, Found, Unread, captures, find, find_with, raise_open_files};
 pub use target::forbidden;
 pub use time::{BadTime, parse_time};
 
+use self::losses::Spans;
 use self::stream::{Meta, Stream};
 use crate::archive::Keys;
 use crate::filter::{Filter, FilterError};
@@ -69,6 +72,10 @@ pub struct Packet<'a> {
     pub wire_len: u32,
     /// `epb_flags` of pcapng.
     pub flags: u32,
+    /// Packets that were lost just before it, as its file says (`epb_dropcount`).
+    pub lost: u64,
+    /// Its comments, one in a line: that an unknown number is missing before it, for example.
+    pub comment: &'a str,
     /// Where it came in.
     pub interface: &'a Interface,
 }
@@ -96,6 +103,7 @@ pub struct Extract {
     /// The lower bound of each stream that has not ended.
     next: BinaryHeap<Reverse<(u64, usize)>>,
     tally: Tally,
+    losses: Losses,
     last_ns: u64,
     problems: Vec<ReadError>,
 }
@@ -121,11 +129,15 @@ impl Extract {
             streams: Vec::new(),
             next: BinaryHeap::new(),
             tally: Tally::default(),
+            losses: Losses::default(),
             last_ns: 0,
             problems: Vec::new(),
         };
+        let range = (extract.query.from_ns, extract.query.to_ns);
+        let mut spans = Spans::default();
         for found in find_with(places, keys)?.rev() {
             let problem = found.problem();
+            spans.add(&found);
             match Stream::open(found, &extract.query) {
                 Ok(Some(stream)) => {
                     extract.streams.push(Some(stream));
@@ -138,6 +150,7 @@ impl Extract {
         extract.streams.reverse();
         extract.problems.reverse();
         extract.look_for_holes(places);
+        extract.losses = Losses::listed(places, &spans, range);
         extract.tally.segments = extract.streams.len() as u64;
         let bounds = extract.streams.iter().flatten().map(Stream::bound);
         extract.next = bounds.zip(0..).map(Reverse).collect();
@@ -207,7 +220,12 @@ impl Extract {
         };
         let taken = stream.take();
         if taken.is_none() {
-            stream.advance(&mut self.query, &mut self.tally, &mut self.problems)?;
+            stream.advance(
+                &mut self.query,
+                &mut self.tally,
+                &mut self.losses,
+                &mut self.problems,
+            )?;
         }
         let bound = stream.bound();
         if let Some(mut top) = self.next.peek_mut() {
@@ -231,6 +249,8 @@ impl Extract {
             bytes: stream.bytes(run, meta),
             wire_len: meta.wire_len,
             flags: meta.flags,
+            lost: meta.lost,
+            comment: stream.comment(run, meta),
             interface: stream.interface(meta),
         })
     }
@@ -238,6 +258,11 @@ impl Extract {
     /// What was done so far.
     pub fn tally(&self) -> Tally {
         self.tally
+    }
+
+    /// What the range lost, as far as it was read: all of it once there is no further packet.
+    pub fn losses(&self) -> &Losses {
+        &self.losses
     }
 
     /// Files that could not be opened, and damage that was found since the last call.

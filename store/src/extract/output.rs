@@ -3,13 +3,14 @@
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use super::Packet;
+use super::{Losses, Packet};
+use crate::encode::pcapng::{self, EPB_DROPCOUNT, EPB_FLAGS};
 use crate::read::Interface;
 
 /// What is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// pcapng with nanoseconds; interfaces and flags are kept.
+    /// pcapng with nanoseconds; interfaces, flags, and what is said of losses are kept.
     Pcapng,
     /// Classic pcap with nanoseconds; one link type only.
     Pcap,
@@ -22,6 +23,8 @@ pub struct Output<W: Write> {
     format: Format,
     interfaces: Vec<Interface>,
     buffer: Vec<u8>,
+    /// Of the packet that is written.
+    options: Vec<u8>,
     flushed: Option<Instant>,
 }
 
@@ -33,6 +36,7 @@ impl<W: Write> Output<W> {
             format,
             interfaces: Vec::new(),
             buffer: Vec::with_capacity(BUFFER_BYTES + (64 << 10)),
+            options: Vec::new(),
             flushed: None,
         }
     }
@@ -65,6 +69,35 @@ impl<W: Write> Output<W> {
             .is_none_or(|last| last.elapsed() >= FLUSH_AFTER);
         if due || self.buffer.len() >= BUFFER_BYTES {
             self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Says what the packets that were written do not tell of what is missing: a statistics block for each
+    /// loss, with its range of time. Classic pcap has no words for it.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn tell(&mut self, losses: &Losses) -> io::Result<()> {
+        let untold = losses.untold();
+        if self.format == Format::Pcap || untold.is_empty() {
+            return Ok(());
+        }
+        if self.interfaces.is_empty() {
+            self.add(&Interface::ethernet())?;
+        }
+        for ((from_ns, to_ns), dropped, comment) in &untold {
+            let statistics = pcapng::Statistics {
+                at_ns: *to_ns,
+                range_ns: Some((*from_ns, *to_ns)),
+                dropped: *dropped,
+                comment,
+                ..Default::default()
+            };
+            pcapng::statistics(&mut self.buffer, &statistics);
+            if self.buffer.len() >= BUFFER_BYTES {
+                self.flush()?;
+            }
         }
         Ok(())
     }
@@ -133,8 +166,22 @@ impl<W: Write> Output<W> {
 
     fn enhanced(&mut self, interface: u32, packet: &Packet<'_>) {
         let padded = packet.bytes.len().next_multiple_of(4);
-        let options = if packet.flags == 0 { 0 } else { 12 };
-        let len = (32 + padded + options) as u32;
+        let mut options = std::mem::take(&mut self.options);
+        options.clear();
+        for line in packet.comment.lines() {
+            pcapng::option(&mut options, pcapng::OPT_COMMENT, line.as_bytes());
+        }
+        if packet.flags != 0 {
+            pcapng::option(&mut options, EPB_FLAGS, &packet.flags.to_le_bytes());
+        }
+        if packet.lost != 0 {
+            pcapng::option(&mut options, EPB_DROPCOUNT, &packet.lost.to_le_bytes());
+        }
+        if !options.is_empty() {
+            // The end of options.
+            options.extend([0; 4]);
+        }
+        let len = (32 + padded + options.len()) as u32;
         self.words(&[
             6,
             len,
@@ -146,10 +193,9 @@ impl<W: Write> Output<W> {
         ]);
         self.buffer.extend_from_slice(packet.bytes);
         self.buffer.extend(&[0; 4][..padded - packet.bytes.len()]);
-        if options > 0 {
-            self.words(&[2 | 4 << 16, packet.flags, 0]);
-        }
+        self.buffer.extend_from_slice(&options);
         self.words(&[len]);
+        self.options = options;
     }
 
     fn words(&mut self, words: &[u32]) {

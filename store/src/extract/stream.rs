@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use super::segments::Found;
-use super::{ExtractError, Query, Tally};
+use super::{ExtractError, Losses, Query, Tally};
 use crate::index::{Block, Sidecar};
 use crate::read::{Cause, Interface, ReadError, Reader};
 
@@ -65,8 +65,11 @@ pub(super) struct Meta {
     pub(super) ts_ns: u64,
     pub(super) wire_len: u32,
     pub(super) flags: u32,
+    pub(super) lost: u64,
     start: usize,
     len: usize,
+    /// Of its comments, which stand behind it.
+    comment: usize,
     interface: usize,
 }
 
@@ -96,9 +99,12 @@ impl Stream {
                 None => return Ok(None),
             },
         };
+        let mut reader = Reader::of_with(file, path.clone(), &found.keys);
+        // From now on it keeps them.
+        reader.notes();
         Ok(Some(Self {
             sidecar: Sidecar::open_with(&path, &found.keys),
-            reader: Reader::of_with(file, path, &found.keys),
+            reader,
             probe,
             len_bytes,
             waiting: VecDeque::new(),
@@ -159,6 +165,12 @@ impl Stream {
         &self.runs[run].bytes[meta.start..meta.start + meta.len]
     }
 
+    pub(super) fn comment(&self, run: usize, meta: Meta) -> &str {
+        let from = meta.start + meta.len;
+        let bytes = &self.runs[run].bytes[from..from + meta.comment];
+        std::str::from_utf8(bytes).unwrap_or_default()
+    }
+
     pub(super) fn interface(&self, meta: Meta) -> &Interface {
         &self.reader.interfaces()[meta.interface]
     }
@@ -168,18 +180,19 @@ impl Stream {
         &mut self,
         query: &mut Query,
         tally: &mut Tally,
+        losses: &mut Losses,
         problems: &mut Vec<ReadError>,
     ) -> Result<(), ExtractError> {
         let waits = self.waiting.iter().map(|job| job.low_ns).min();
         if self.unread_ns < u64::MAX && waits.is_none_or(|low_ns| self.unread_ns <= low_ns) {
             match self.sidecar.read(&mut self.probe) {
-                Some(block) => self.add(&block, query, tally),
+                Some(block) => self.add(&block, query, tally, losses),
                 None => self.end_index(),
             }
             return Ok(());
         }
         if let Some(job) = self.waiting.pop_front() {
-            self.read(job, query, tally, problems)?;
+            self.read(job, query, tally, losses, problems)?;
             return Ok(());
         }
         let Scan::At(at, mut lows) = std::mem::replace(&mut self.scan, Scan::Done) else {
@@ -191,7 +204,7 @@ impl Stream {
             low_ns: 0,
             packets: u64::MAX,
         };
-        let Some(low_ns) = self.read(job, query, tally, problems)? else {
+        let Some(low_ns) = self.read(job, query, tally, losses, problems)? else {
             return Ok(());
         };
         if low_ns < u64::MAX {
@@ -217,7 +230,7 @@ impl Stream {
     }
 
     /// Notes the chunks of a block that may have something.
-    fn add(&mut self, block: &Block, query: &Query, tally: &mut Tally) {
+    fn add(&mut self, block: &Block, query: &Query, tally: &mut Tally, losses: &mut Losses) {
         let set = query.filter.plan().ask(block);
         let mut block_low = u64::MAX;
         for (n, chunk) in block.chunks().iter().enumerate() {
@@ -226,7 +239,15 @@ impl Stream {
             }
             block_low = block_low.min(chunk.low_ns);
             let in_time = chunk.low_ns < query.to_ns && chunk.high_ns >= query.from_ns;
-            if set >> n & 1 == 0 || !in_time {
+            let is_wanted = set >> n & 1 == 1;
+            let is_inside = chunk.low_ns >= query.from_ns
+                && chunk.high_ns < query.to_ns
+                && chunk.end <= self.len_bytes;
+            // One that lost something is read if only a part of it is in the time.
+            if !in_time || !is_wanted && (is_inside || chunk.lost == 0) {
+                if in_time {
+                    losses.chunk(chunk);
+                }
                 tally.chunks_skipped += 1;
                 continue;
             }
@@ -253,6 +274,7 @@ impl Stream {
         job: Job,
         query: &mut Query,
         tally: &mut Tally,
+        losses: &mut Losses,
         problems: &mut Vec<ReadError>,
     ) -> Result<Option<u64>, ExtractError> {
         let mut run = self.spare.pop().unwrap_or_default();
@@ -279,22 +301,30 @@ impl Stream {
             };
             count += 1;
             low_ns = low_ns.min(packet.ts_ns);
-            if !(query.from_ns..query.to_ns).contains(&packet.ts_ns)
-                || !query
-                    .filter
-                    .matches(packet.link_type, packet.bytes, packet.wire_len)?
-            {
+            if !(query.from_ns..query.to_ns).contains(&packet.ts_ns) {
+                continue;
+            }
+            let filter = &mut query.filter;
+            let is_wanted = filter.matches(packet.link_type, packet.bytes, packet.wire_len)?;
+            losses.packet(&packet, !is_wanted);
+            if !is_wanted {
                 continue;
             }
             run.packets.push(Meta {
                 ts_ns: packet.ts_ns,
                 wire_len: packet.wire_len,
                 flags: packet.flags,
+                lost: packet.lost,
+                comment: packet.comment.len(),
                 start: run.bytes.len(),
                 len: packet.bytes.len(),
                 interface: packet.interface,
             });
             run.bytes.extend_from_slice(packet.bytes);
+            run.bytes.extend_from_slice(packet.comment.as_bytes());
+        }
+        for note in self.reader.notes() {
+            losses.note(note, self.reader.path(), query.from_ns, query.to_ns);
         }
         tally.bytes_read += self.reader.offset().saturating_sub(job.start);
         // What was read ahead is whole; what is missing behind it was there when the query began.

@@ -416,6 +416,8 @@ fn tcpdump_reads_interfaces_that_were_cut_differently() {
             bytes: &Traffic::udp(1, 2, 3, 4, 60),
             wire_len: 60,
             flags: 0,
+            lost: 0,
+            comment: "",
             interface: &interface,
         };
         output.write(&packet).unwrap();
@@ -478,6 +480,8 @@ fn first_packet() {
                 bytes,
                 wire_len: bytes.len() as u32,
                 flags: 0,
+                lost: 0,
+                comment: "",
                 interface: &interface,
             };
             output.write(&packet).unwrap();

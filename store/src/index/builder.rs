@@ -123,6 +123,13 @@ impl Builder {
         self.chunk.lost = self.chunk.lost.saturating_add(lost);
     }
 
+    /// In this place of the segment stands that packets are missing, in words: who looks for anything in its time
+    /// reads the chunk.
+    #[cold]
+    pub fn mark(&mut self) {
+        self.anything();
+    }
+
     #[inline]
     fn frame(&mut self, bytes: &[u8]) {
         let Self {
@@ -271,6 +278,9 @@ impl Builder {
             high_ns: self.total.high_ns,
         };
         block::frame(&mut self.ready, block::TRAILER, |out| trailer.encode(out));
+        for keys in &mut self.block.keys {
+            keys.any = 0;
+        }
         (self.block.number, self.total, self.chunk) = (0, EMPTY, EMPTY);
         self.block.definitions.clear();
         self.take()

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 
 use super::{Builder, Sidecar};
 use crate::disk::Disk;
+use crate::encode::pcapng;
 use crate::name::Format;
+use crate::read::Note;
 
 /// Follows the segments of one directory, one after the other.
 #[derive(Debug, Default)]
@@ -91,14 +93,18 @@ impl Live {
                     let link_type = link_type.copied().unwrap_or_default();
                     self.builder.packet(offset, link_type, ts_ns, packet);
                     let options = 28 + packet.len().next_multiple_of(4);
-                    let lost = block.get(options..).map_or(0, dropped);
-                    self.builder.amount(word(block, 24), lost);
+                    let marks = block.get(options..).map_or((0, false), marks);
+                    self.builder.amount(word(block, 24), marks.0);
+                    if marks.1 {
+                        self.builder.mark();
+                    }
                 }
                 INTERFACE => {
                     self.builder.definition(offset);
                     self.link_types.push(word(block, 8) & 0xffff);
                 }
                 SECTION => self.builder.definition(offset),
+                STATISTICS if is_loss(block) => self.builder.mark(),
                 _ => {}
             }
             offset += block.len() as u64;
@@ -172,18 +178,40 @@ impl Warm {
     }
 }
 
-/// `epb_dropcount` among the options of a block; its last word is the block's length.
+/// `epb_dropcount` among the options of a block, and whether it has a comment; its last word is the block's length.
 #[inline]
-fn dropped(mut options: &[u8]) -> u64 {
+fn marks(mut options: &[u8]) -> (u64, bool) {
+    let (mut dropped, mut is_commented) = (0, false);
     while options.len() > 4 {
         let (code, len) = (word(options, 0) & 0xffff, word(options, 0) >> 16);
         if code == DROPCOUNT && len == 8 {
-            return u64::from(word(options, 8)) << 32 | u64::from(word(options, 4));
+            dropped = u64::from(word(options, 8)) << 32 | u64::from(word(options, 4));
         }
+        is_commented |= code == COMMENT;
         let next = 4 + len.next_multiple_of(4) as usize;
         options = options.get(next..).unwrap_or_default();
     }
-    0
+    (dropped, is_commented)
+}
+
+/// Whether statistics of ours tell a loss that no packet tells: their first option is a comment, and no total.
+#[cold]
+fn is_loss(block: &[u8]) -> bool {
+    let mut options = block.get(20..).unwrap_or_default();
+    let mut note = Note::default();
+    while options.len() > 4 {
+        let (code, len) = (word(options, 0) & 0xffff, (word(options, 0) >> 16) as usize);
+        let value = options.get(4..4 + len).unwrap_or_default();
+        match code {
+            COMMENT => note.comment = String::from_utf8_lossy(value).into_owned(),
+            RECEIVED => note.received = Some(0),
+            _ => {}
+        }
+        options = options
+            .get(4 + len.next_multiple_of(4)..)
+            .unwrap_or_default();
+    }
+    note.is_loss()
 }
 
 /// A little-endian number; 0 where there is none.
@@ -204,6 +232,9 @@ const HEADER_LINES: usize = 2;
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const ENHANCED: u32 = 6;
+const STATISTICS: u32 = pcapng::INTERFACE_STATISTICS;
+const COMMENT: u32 = pcapng::OPT_COMMENT as u32;
+const RECEIVED: u32 = pcapng::ISB_IFRECV as u32;
 const DROPCOUNT: u32 = 4;
 const FILE_HEADER: usize = 24;
 const RECORD: usize = 16;

@@ -9,7 +9,7 @@ use super::builder::Builder;
 use super::code::Parser;
 use crate::archive::Keys;
 use crate::name::{SegmentName, unpacked_path};
-use crate::read::{End, Packet, ReadError, Reader, Source, open_source};
+use crate::read::{End, Note, Packet, ReadError, Reader, Source, open_source};
 
 /// What the end of an index says of a segment that is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -280,15 +280,26 @@ fn scan(
     mut write: impl FnMut(Vec<u8>) -> io::Result<()>,
 ) -> io::Result<u64> {
     let mut bytes = Vec::new();
+    reader.notes();
     loop {
-        let (offset, interface, ts_ns, amount) = match reader.read() {
+        let (offset, interface, ts_ns, amount, is_commented) = match reader.read() {
             Ok(Some(packet)) => {
                 bytes.clear();
                 bytes.extend_from_slice(packet.bytes);
                 let amount = (packet.wire_len, packet.lost);
-                (packet.offset, packet.interface, packet.ts_ns, amount)
+                let is_commented = !packet.comment.is_empty();
+                (
+                    packet.offset,
+                    packet.interface,
+                    packet.ts_ns,
+                    amount,
+                    is_commented,
+                )
             }
             Ok(None) => {
+                if reader.notes().iter().any(Note::is_loss) {
+                    builder.mark();
+                }
                 return Ok(match reader.end() {
                     End::Clean => reader.offset(),
                     End::Torn(at) | End::Unwritten(at) => at,
@@ -301,9 +312,15 @@ fn scan(
             builder.definition(definition);
         }
         known = reader.definitions().len();
+        if reader.notes().iter().any(Note::is_loss) {
+            builder.mark();
+        }
         let link_type = reader.interfaces()[interface].link_type;
         builder.packet(offset, link_type, ts_ns, &bytes);
         builder.amount(amount.0, amount.1);
+        if is_commented {
+            builder.mark();
+        }
         let ready = builder.take();
         if !ready.is_empty() {
             write(ready)?;

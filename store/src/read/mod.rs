@@ -27,6 +27,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::archive::Keys;
+use crate::encode::pcapng;
 use crate::manifest::Hole;
 use input::Input;
 pub(crate) use source::{At, Source, open as open_source};
@@ -51,6 +52,8 @@ pub struct Packet<'a> {
     pub flags: u32,
     /// How many packets were lost just before it (`epb_dropcount`), as the file says.
     pub lost: u64,
+    /// Its comments, one in a line; empty if it has none.
+    pub comment: &'a str,
     /// Where its block begins in the file.
     pub offset: u64,
 }
@@ -126,6 +129,28 @@ pub enum End {
     Unwritten(u64),
 }
 
+/// Statistics of a capture file (an interface statistics block).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Note {
+    /// When they were true, nanoseconds since 1970.
+    pub at_ns: u64,
+    /// Begin and end of what they count, if they say so.
+    pub range_ns: Option<(u64, u64)>,
+    /// Packets that came (`isb_ifrecv`).
+    pub received: Option<u64>,
+    /// Packets that were lost (`isb_ifdrop`).
+    pub dropped: Option<u64>,
+    /// Their first comment.
+    pub comment: String,
+}
+
+impl Note {
+    /// Whether they tell a loss that no packet tells.
+    pub(crate) fn is_loss(&self) -> bool {
+        self.received.is_none() && !self.comment.is_empty() && !self.comment.contains(pcapng::HERE)
+    }
+}
+
 /// Reads one capture file.
 #[derive(Debug)]
 pub struct Reader {
@@ -134,6 +159,10 @@ pub struct Reader {
     format: Format,
     interfaces: Vec<Interface>,
     end: End,
+    /// The comments of the packet that was read last.
+    comment: String,
+    /// Statistics that were passed since they were asked for; `None`: nobody will.
+    notes: Option<Vec<Note>>,
 }
 
 /// What a file is, and what of it must be remembered between blocks.
@@ -224,6 +253,8 @@ impl Reader {
             format: Format::Unknown,
             interfaces: Vec::new(),
             end: End::Clean,
+            comment: String::new(),
+            notes: None,
         }
     }
 
@@ -263,8 +294,15 @@ impl Reader {
             link_type: self.interfaces[found.interface].link_type,
             flags: found.flags,
             lost: found.lost,
+            comment: &self.comment,
             offset: found.offset,
         }))
+    }
+
+    /// The statistics that were passed since the last call, at most 4096 of them; from the first call on they
+    /// are kept.
+    pub fn notes(&mut self) -> Vec<Note> {
+        std::mem::take(self.notes.get_or_insert_default())
     }
 
     /// How the file ended.
@@ -360,7 +398,10 @@ impl Reader {
         }
         let at = self.input.offset();
         let result = match &mut self.format {
-            Format::Ng(state) => state.step(&mut self.input, &mut self.interfaces),
+            Format::Ng(state) => {
+                let (comment, notes) = (&mut self.comment, self.notes.as_mut());
+                state.step(&mut self.input, &mut self.interfaces, comment, notes)
+            }
             Format::Legacy(state) => state.step(&mut self.input),
             Format::Unknown => return Ok(Step::End(End::Clean)),
         };

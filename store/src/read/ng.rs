@@ -1,7 +1,11 @@
 //! pcapng blocks (draft-ietf-opsawg-pcapng).
 
 use super::input::Input;
-use super::{Clock, End, Found, Interface, MAX_BLOCK_BYTES, Problem, Step};
+use super::{Clock, End, Found, Interface, MAX_BLOCK_BYTES, Note, Problem, Step};
+use crate::encode::pcapng::{
+    INTERFACE_STATISTICS as STATISTICS, ISB_ENDTIME, ISB_IFDROP, ISB_IFRECV, ISB_STARTTIME,
+    OPT_COMMENT,
+};
 
 /// What the blocks of a section refer to.
 #[derive(Debug, Default)]
@@ -23,6 +27,8 @@ impl State {
         &mut self,
         input: &mut Input,
         interfaces: &mut Vec<Interface>,
+        comment: &mut String,
+        notes: Option<&mut Vec<Note>>,
     ) -> Result<Step, Problem> {
         let offset = input.offset();
         let Some(start) = input.peek(12)? else {
@@ -52,6 +58,16 @@ impl State {
             return Err(Problem::Bad("block length that no block can have"));
         }
         let packets = matches!(kind, ENHANCED | SIMPLE | OLD_PACKET);
+        let wanted = notes
+            .filter(|notes| kind == STATISTICS && len <= LONGEST_NOTE && notes.len() < MAX_NOTES);
+        if let Some(notes) = wanted {
+            let Some(block) = input.peek(len as usize)? else {
+                return Ok(Step::End(End::Torn(offset)));
+            };
+            notes.extend(self.note(block, interfaces));
+            input.take(len as usize);
+            return Ok(Step::Other);
+        }
         if !packets && !matches!(kind, SECTION | INTERFACE) {
             return Ok(match input.skip(u64::from(len))? {
                 true => Step::Other,
@@ -84,7 +100,7 @@ impl State {
                 }
                 Step::Other
             }
-            _ => Step::Packet(self.packet(kind, block, offset, interfaces)?),
+            _ => Step::Packet(self.packet(kind, block, offset, interfaces, comment)?),
         };
         input.take(len);
         Ok(step)
@@ -147,6 +163,7 @@ impl State {
         block: &[u8],
         offset: u64,
         interfaces: &[Interface],
+        comment: &mut String,
     ) -> Result<Found, Problem> {
         const SHORT: Problem = Problem::Bad("packet block that is too short");
         let (interface, header) = match kind {
@@ -178,6 +195,7 @@ impl State {
             return Err(Problem::Bad("packet that is longer than its block"));
         }
         let (mut flags, mut lost) = (0, 0);
+        comment.clear();
         if kind == ENHANCED {
             let options = header + len.next_multiple_of(4);
             let options = block.get(options..block.len() - 4).unwrap_or_default();
@@ -185,6 +203,12 @@ impl State {
                 match (code, value.len()) {
                     (EPB_FLAGS, 4) => flags = self.at(value, 0),
                     (EPB_DROPCOUNT, 8) => lost = self.u64(value),
+                    (OPT_COMMENT, _) => {
+                        if !comment.is_empty() {
+                            comment.push('\n');
+                        }
+                        comment.push_str(&String::from_utf8_lossy(value));
+                    }
                     _ => {}
                 }
             }
@@ -199,6 +223,36 @@ impl State {
             skip: header,
             len,
         })
+    }
+
+    /// Statistics; `None` if they are of no interface that is known.
+    fn note(&self, block: &[u8], interfaces: &[Interface]) -> Option<Note> {
+        let number = self.at(block, 8) as usize;
+        let options = block.get(20..block.len() - 4)?;
+        let interface = interfaces.get(self.first.checked_add(number)?)?;
+        let time = |bytes: &[u8]| {
+            let units = u64::from(self.at(bytes, 0)) << 32 | u64::from(self.at(bytes, 4));
+            interface.clock.ns(units)
+        };
+        let mut note = Note {
+            at_ns: time(&block[12..]),
+            ..Note::default()
+        };
+        let (mut from_ns, mut to_ns) = (None, None);
+        for (code, value) in self.options(options) {
+            match (code, value.len()) {
+                (OPT_COMMENT, _) if note.comment.is_empty() => {
+                    note.comment = String::from_utf8_lossy(value).into_owned();
+                }
+                (ISB_STARTTIME, 8) => from_ns = Some(time(value)),
+                (ISB_ENDTIME, 8) => to_ns = Some(time(value)),
+                (ISB_IFRECV, 8) => note.received = Some(self.u64(value)),
+                (ISB_IFDROP, 8) => note.dropped = Some(self.u64(value)),
+                _ => {}
+            }
+        }
+        note.range_ns = from_ns.zip(to_ns);
+        Some(note)
     }
 
     /// Options up to the end mark, or to the first that does not fit.
@@ -264,3 +318,6 @@ const EPB_DROPCOUNT: u16 = 4;
 const MAX_INTERFACES: usize = 1 << 16;
 const MAX_SECTIONS: usize = 1 << 16;
 const MAX_NAME: usize = 64;
+/// Longer statistics are passed over, and so is what comes behind so many.
+const LONGEST_NOTE: u32 = 64 << 10;
+const MAX_NOTES: usize = 4096;

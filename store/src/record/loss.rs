@@ -29,7 +29,7 @@ pub(super) fn tell_loss(
         return Some(at);
     }
     let mut block = Vec::new();
-    let comment = format!("{} packets are missing here: {RING_FULL}", loss.packets);
+    let comment = format!("{} {}: {RING_FULL}", loss.packets, pcapng::HERE);
     let statistics = pcapng::Statistics {
         interface: interface as u32,
         at_ns: loss.to_ns,

@@ -230,6 +230,7 @@ mod tests {
                 link_type,
                 flags: 0,
                 lost: 0,
+                comment: "",
                 offset: 0,
             };
             piece.add(&packet, false);

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
+use vnplug_store::read::Reader;
 use vnplug_store::record::{LaneStatus, Loss, Run, Status};
 
 use crate::support::*;
@@ -17,6 +18,45 @@ fn lost(server: &Server) -> Value {
 /// What the state of a finished recording counts.
 fn counted(status: &Status) -> Value {
     json!(status.lost_ring + status.lost_source + status.lost_disk)
+}
+
+#[test]
+fn a_download_carries_what_its_range_lost() {
+    let place = Place::new();
+    let mut recorder = recorder(&place.0);
+    for n in 0..100 {
+        let lost = u32::from(n == 50) * 7;
+        take(&mut recorder, START + n * SECOND / 1000, &udp(9, 100), lost);
+    }
+    let last = START + 99 * SECOND / 1000;
+    let ledger = recorder.ledger();
+    ledger.lost_in_ring(last, last + 5 * SECOND, 66_262, "the ring was full", false);
+    recorder.finish();
+    let server = Server::start(&[&place.0]);
+    for filter in ["", "arp"] {
+        let answer = server.get(&format!("/api/extract?filter={filter}"));
+        let file = place.0.join("found");
+        fs::write(&file, &answer.body).unwrap();
+        let mut reader = Reader::open(&file).unwrap();
+        let (mut notes, mut lost) = (reader.notes(), 0);
+        while let Some(packet) = reader.read().unwrap() {
+            lost += packet.lost;
+        }
+        notes.extend(reader.notes());
+        lost += notes.iter().filter_map(|note| note.dropped).sum::<u64>();
+        assert_eq!(lost, 7, "{filter}");
+        assert!(
+            notes
+                .iter()
+                .any(|note| note.comment.starts_with("66269 packets")),
+            "{notes:?}"
+        );
+        let count = server.json(&format!("/api/count?filter={filter}"));
+        assert!(
+            count["losses"].to_string().contains("66269 packets (ring)"),
+            "{count}"
+        );
+    }
 }
 
 #[test]

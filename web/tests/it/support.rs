@@ -87,6 +87,8 @@ pub(crate) fn segment<'a>(
             bytes,
             wire_len: bytes.len() as u32,
             flags: 0,
+            lost: 0,
+            comment: "",
             interface: &interface,
         };
         output.write(&packet).unwrap();
