@@ -197,6 +197,7 @@ pub fn open(device: &str, ring_bytes: u64) -> Open {
         arena_bytes: 0,
         shares_wake: false,
         maps_apart: true,
+        handle: 0,
     }
 }
 

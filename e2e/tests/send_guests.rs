@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use vnplug::Ready;
 use vnplug_e2e::attached::{AttachedUml, agent, everything, image, plug};
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::groups::{eventually, pull};
@@ -63,6 +64,43 @@ fn an_application_in_a_uml_sends_and_its_kicks_are_heard() {
         "{}",
         output.text()
     );
+    daemon.audit();
+}
+
+#[test]
+fn what_a_guest_sends_other_readers_see() {
+    let args = ["--source", "wire1", "--allow-send", "vm:uml=wire1"];
+    let wire = Wire::new("1500", &args);
+    let daemon = &wire.daemon;
+    let uml = AttachedUml::boot(&wire.lab, daemon, "uml", everything(), image().unwrap());
+    let uml = uml.unwrap_or_else(|error| panic!("{error}"));
+    let _agent = agent(&uml.guest).unwrap();
+    let mut host = daemon.port("wire1").open().unwrap();
+    let count = "vnplug count host:wire1 -c 10 --json 2>&1";
+    let inside = uml.guest.spawn(count).unwrap();
+    let port = |it: &Counted| it.kind == "port";
+    eventually("both listen", || {
+        daemon.counters().into_iter().filter(port).count() == 2
+    });
+    let send = "vnplug send host:wire1 -c 10 2>&1";
+    let output = uml.guest.run(send, LIMIT).unwrap();
+    assert!(
+        output.text().contains("10 sent, 0 dropped"),
+        "{}",
+        output.text()
+    );
+    let inside = inside.wait(LIMIT).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&inside.text()).unwrap();
+    assert_eq!(summary["packets"], 10, "{summary}");
+    let mut seen = 0;
+    while seen < 10 {
+        assert_eq!(host.wait(Some(LIMIT)), Ok(Ready::Now), "{seen} seen");
+        for packet in host.batch(64) {
+            assert_ne!(packet.unwrap().meta.flags & vnplug::flags::OUTBOUND, 0);
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 10);
     daemon.audit();
 }
 

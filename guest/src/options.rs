@@ -52,6 +52,7 @@ impl PortOptions {
             arena_bytes: 0,
             shares_wake: false,
             maps_apart: true,
+            handle: 0,
         };
         Self {
             request,
@@ -113,6 +114,21 @@ impl PortOptions {
     pub fn transmit(mut self, bytes: u64) -> Self {
         self.request.transmit_bytes = bytes;
         self
+    }
+
+    /// One of several ports that the program holds as one, as one that receives and one that sends:
+    /// what one of them sends, none of the others is shown. All say the same number, of
+    /// [`fresh_handle`](Self::fresh_handle); 0 = there is no other. A port is never shown what it sends
+    /// itself.
+    pub fn handle(mut self, number: u64) -> Self {
+        self.request.handle = number;
+        self
+    }
+
+    /// A random number for [`handle`](Self::handle), never 0.
+    #[must_use]
+    pub fn fresh_handle() -> u64 {
+        unique() | 1
     }
 
     /// Shares the device with the other members of this cluster.
@@ -192,8 +208,7 @@ impl PortOptions {
         if ports == 0 || !self.request.cluster.is_empty() {
             return Err(Error::Invalid("spread: 1 port or more, of no cluster"));
         }
-        let unique = RandomState::new().hash_one(std::process::id());
-        self.request.cluster = format!("spread {unique:016x}");
+        self.request.cluster = format!("spread {:016x}", unique());
         self.request.balance = Balance::Flow;
         let tuning = self.request.tuning;
         self.request.tuning.enabled = false;
@@ -220,6 +235,11 @@ impl PortOptions {
     pub(crate) fn max_delay_us(&self) -> u32 {
         u32::try_from(self.max_delay.as_micros()).unwrap_or(u32::MAX)
     }
+}
+
+/// A number that no other program has, as good as certainly.
+fn unique() -> u64 {
+    RandomState::new().hash_one(std::process::id())
 }
 
 fn default_label() -> String {

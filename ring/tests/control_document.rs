@@ -28,6 +28,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         arena_bytes: 0,
         shares_wake: false,
         maps_apart: true,
+        handle: 0,
     };
     let opened = Opened {
         port: 4,

@@ -22,7 +22,8 @@ Examples:
   vnplugd --source lab=gen,pps=1000,busy=yes &
   vnplug echo host:lab -t 10s --wait latency --json
 
-On a real wire this sends every packet it sees out again: with a switch in between that is a loop.
+On a real wire this sends every packet it sees out again: with a switch in between,
+or another of these beside it, that is a loop.
 It needs a grant to send; see docs/vnplugd.md.")]
 pub(crate) struct Echo {
     #[command(flatten)]

@@ -112,7 +112,7 @@ pub(crate) fn activate(handle: &Handle) -> c_int {
         status => return status,
     }
     let name = handle.name.to_string_lossy();
-    match handle.with(|state| open(&name, state)) {
+    match handle.with(|state| open(&name, handle.number, state)) {
         Some(Ok(())) => {
             handle.set_active();
             0
@@ -125,7 +125,7 @@ pub(crate) fn activate(handle: &Handle) -> c_int {
     }
 }
 
-fn open(name: &str, state: &mut State) -> Result<(), (c_int, String)> {
+fn open(name: &str, number: u64, state: &mut State) -> Result<(), (c_int, String)> {
     let options = state.options;
     if options.rfmon {
         let text = "vNPlug devices have no monitor mode: set it on the host's interface";
@@ -140,7 +140,7 @@ fn open(name: &str, state: &mut State) -> Result<(), (c_int, String)> {
         bytes if (1..MAX_SNAPLEN).contains(&bytes) => bytes,
         _ => MAX_SNAPLEN,
     };
-    let opened = port(device, snaplen, options, &state.label);
+    let opened = port((device, number), snaplen, options, &state.label);
     let mut port = opened.map_err(|error| refusal(&error))?;
     let (watermark, delay) = sleep(options, port.ring_bytes(), snaplen);
     port.set_watermark(watermark, delay);
@@ -153,9 +153,16 @@ fn open(name: &str, state: &mut State) -> Result<(), (c_int, String)> {
 /// Opens the port; a ring that is larger than the operator allows, or the machine can give, is
 /// tried smaller, as libpcap does. In a group the program's buffer is the arena: the first member
 /// says how large it is, and the daemon how many descriptors each has.
-fn port(device: &str, snaplen: c_int, options: Options, label: &str) -> Result<Port, Error> {
+fn port(
+    (device, number): (&str, u64),
+    snaplen: c_int,
+    options: Options,
+    label: &str,
+) -> Result<Port, Error> {
     let (device, group) = split_group(device);
-    let mut request = PortOptions::new(device).direction(Direction::Both);
+    let mut request = PortOptions::new(device)
+        .direction(Direction::Both)
+        .handle(number);
     if !label.is_empty() {
         request = request.label(label);
     }

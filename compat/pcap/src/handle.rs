@@ -26,6 +26,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use vnplug::PortOptions;
+
 use crate::abi::{ERRBUF_SIZE, Pcap};
 use crate::activate::Options;
 use crate::inject::Sender;
@@ -57,6 +59,8 @@ pub(crate) struct Handle {
     pub(crate) name: CString,
     /// After the first frame that was sent.
     pub(crate) sender: Mutex<Option<Box<Sender>>>,
+    /// By which the daemon knows that the port that receives and the one that sends are one handle's.
+    pub(crate) number: u64,
     /// What `pcap_stats` said last.
     pub(crate) last: Last,
     state: Turns<State>,
@@ -93,6 +97,7 @@ impl Handle {
             visitors: AtomicU32::new(0),
             error: [const { AtomicU8::new(0) }; ERRBUF_SIZE],
             name: name.to_owned(),
+            number: PortOptions::fresh_handle(),
             sender: Mutex::new(None),
             last: Last::default(),
             state: Turns::new(State {

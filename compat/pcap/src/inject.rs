@@ -37,7 +37,8 @@ pub(crate) fn inject(handle: &Handle, frame: &[u8]) -> Result<(), String> {
     let sender = match &mut *sender {
         Some(sender) => sender,
         none => {
-            let port = open(&handle.name.to_string_lossy()).map_err(|error| describe(&error))?;
+            let name = handle.name.to_string_lossy();
+            let port = open(&name, handle.number).map_err(|error| describe(&error))?;
             none.insert(Box::new(Sender {
                 asker: port.asker(),
                 port,
@@ -88,10 +89,11 @@ impl Sender {
     }
 }
 
-fn open(name: &str) -> Result<Port, Error> {
+fn open(name: &str, handle: u64) -> Result<Port, Error> {
     let (device, _group) = split_group(device_of(name).unwrap_or(name));
     PortOptions::new(device)
         .enabled(false)
+        .handle(handle)
         .ring_bytes(LEAST_RING)
         .transmit(RING)
         .open()

@@ -94,7 +94,7 @@ impl Handle {
         }
         let reader = self.reader();
         let last = reader.last().map(|lent| copy(&lent));
-        let label = reader.settings.label.clone();
+        let (label, handle) = reader.settings.names();
         drop(reader);
         let mut frame = last.ok_or(Failure::new(NO_PKT_AVAILABLE, libc::EAGAIN))?;
         frame.truncate(self.caplen as usize);
@@ -102,19 +102,19 @@ impl Handle {
         let bridge = &mut self.senders().bridge;
         let (_, sender) = match bridge {
             Some(bridge) if bridge.0 == index => bridge,
-            bridge => bridge.insert((index, Sender::new(device_of(index), label))),
+            bridge => bridge.insert((index, Sender::new(device_of(index), label, handle))),
         };
         sender.send(&frame, true)
     }
 
     /// From now on every packet that the program receives is sent through `target`, too.
     pub(crate) fn reflect_to(&self, target: Target) -> Result<(), Failure> {
-        let label = self.reader().settings.label.clone();
+        let (label, handle) = self.reader().settings.names();
         let mut senders = self.senders();
         if senders.reflector.is_some() {
             return Err(Failure::new(GENERIC, libc::EEXIST));
         }
-        let mut sender = Sender::new(Some(target), label);
+        let mut sender = Sender::new(Some(target), label, handle);
         sender.open()?;
         senders.reflector = Some(sender);
         self.reflects.store(true, Ordering::Relaxed);
@@ -139,13 +139,13 @@ impl Handle {
         }
         let reader = self.reader();
         let target = reader.targets().first().cloned();
-        let label = reader.settings.label.clone();
+        let (label, handle) = reader.settings.names();
         drop(reader);
         let mut senders = self.senders();
         // Another thread may have made it meanwhile.
         act(senders
             .own
-            .get_or_insert_with(|| Sender::new(target, label)))
+            .get_or_insert_with(|| Sender::new(target, label, handle)))
     }
 
     /// Why the ring does not send now.

@@ -27,6 +27,8 @@ use crate::handle::Failure;
 pub(crate) struct Sender {
     target: Option<Target>,
     label: String,
+    /// Of the ring.
+    handle: u64,
     port: Option<Port>,
     /// Why there is no port, and will be none before [`open`](Self::open).
     refused: Option<Failure>,
@@ -39,11 +41,12 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// One that sends through `target`; the operator sees `label`.
-    pub(crate) fn new(target: Option<Target>, label: String) -> Self {
+    /// One that sends through `target` for the ring of this handle; the operator sees `label`.
+    pub(crate) fn new(target: Option<Target>, label: String, handle: u64) -> Self {
         Self {
             target,
             label,
+            handle,
             port: None,
             refused: None,
             watermark: 1,
@@ -59,7 +62,7 @@ impl Sender {
             return Ok(());
         }
         let opened = match &self.target {
-            Some(target) => open(target, &self.label),
+            Some(target) => open(target, &self.label, self.handle),
             None => Err((NO_DEVICE, Heals::Never)),
         };
         match opened {
@@ -118,7 +121,7 @@ impl Sender {
             let Some(target) = &self.target else {
                 return Err((NO_DEVICE, Heals::Never));
             };
-            self.port = Some(open(target, &self.label)?);
+            self.port = Some(open(target, &self.label, self.handle)?);
         }
         let port = self.port.as_mut().ok_or((NO_DEVICE, Heals::Never))?;
         match push(port, frame, &mut self.looked) {
@@ -160,9 +163,10 @@ impl Row {
     }
 }
 
-fn open(target: &Target, label: &str) -> Result<Port, (Failure, Heals)> {
+fn open(target: &Target, label: &str, handle: u64) -> Result<Port, (Failure, Heals)> {
     let mut options = PortOptions::new(target.as_str())
         .enabled(false)
+        .handle(handle)
         .ring_bytes(LEAST_RING)
         .transmit(RING);
     if !label.is_empty() {
@@ -257,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_ring_without_a_device_sends_nothing() {
-        let mut sender = Sender::new(None, String::new());
+        let mut sender = Sender::new(None, String::new(), 0);
         assert_eq!(sender.open(), Err(NO_DEVICE));
         assert_eq!(sender.send(&[0; 60], true), Err(NO_DEVICE));
     }

@@ -19,6 +19,8 @@ pub(crate) struct Settings {
     pub(crate) cluster: Option<(u32, Balance)>,
     /// The group that the ports join; empty = none.
     pub(crate) group: String,
+    /// By which the daemon knows the ring's ports, those that send among them.
+    pub(crate) handle: u64,
     /// What the operator sees; empty = the library's default.
     pub(crate) label: String,
     /// Packets at which a sleeper is woken; `None` = the program did not say.
@@ -41,6 +43,7 @@ impl Settings {
             vlan: None,
             cluster: None,
             group: String::new(),
+            handle: PortOptions::fresh_handle(),
             label: String::new(),
             watermark: None,
             watermark_timeout: None,
@@ -58,6 +61,7 @@ impl Settings {
             .enabled(self.tuning.enabled)
             .watermark(self.watermark())
             .max_delay(self.max_delay())
+            .handle(self.handle)
             .group(self.group.clone());
         if let Some((number, balance)) = self.cluster {
             options = options.cluster(format!("pfring-{number}"), balance);
@@ -66,6 +70,11 @@ impl Settings {
             options = options.label(self.label.clone());
         }
         options
+    }
+
+    /// What a port of the ring is known by: label and handle.
+    pub(crate) fn names(&self) -> (String, u64) {
+        (self.label.clone(), self.handle)
     }
 
     /// The program's filter and its VLAN in one expression.

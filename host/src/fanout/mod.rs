@@ -25,7 +25,7 @@ use vnplug_ring::control::Tuning;
 use vnplug_ring::layout::{Life, flags};
 
 use crate::filter::{FrameSet, Index, Program, Totals};
-use crate::port::{BatchInfo, Port, PortCounters, Share};
+use crate::port::{BatchInfo, Handle, Port, PortCounters, Share};
 use crate::source::{Frame, MAX_BATCH};
 use crate::sys::prefetch::prefetch;
 use budget::Budget;
@@ -94,12 +94,21 @@ impl Fanout {
     #[inline]
     pub fn deliver(&mut self, frames: &[Frame<'_>], now_us: u64) {
         for batch in frames.chunks(MAX_BATCH) {
-            self.deliver_batch(batch, now_us);
+            self.deliver_batch(batch, now_us, None);
+        }
+    }
+
+    /// Gives frames that a port sent to every other one that wants some of them. They count as read,
+    /// and every port is offered them; those of the sender's program leave them as of the wrong
+    /// direction.
+    pub fn show(&mut self, frames: &[Frame<'_>], now_us: u64, sender: &Handle) {
+        for batch in frames.chunks(MAX_BATCH) {
+            self.deliver_batch(batch, now_us, Some(sender));
         }
     }
 
     #[inline]
-    fn deliver_batch(&mut self, frames: &[Frame<'_>], now_us: u64) {
+    fn deliver_batch(&mut self, frames: &[Frame<'_>], now_us: u64, sender: Option<&Handle>) {
         let mut outbound = FrameSet::default();
         for (place, frame) in frames.iter().enumerate() {
             if frame.flags & flags::OUTBOUND != 0 {
@@ -116,6 +125,7 @@ impl Fanout {
             source: self.source,
             queue: self.queue,
             now_us,
+            sender,
         };
         let (seats, due, moved) = (&mut self.seats, &mut self.due, &mut self.moved);
         let budget = &mut self.budget;

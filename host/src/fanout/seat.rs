@@ -154,7 +154,11 @@ impl Seat {
         // reader its port and nobody else anything (R10).
         let port = &mut self.port;
         let before = port.counters.offered;
-        if catch_unwind(AssertUnwindSafe(|| port.offer(batch))).is_err() {
+        let offer = || match batch.is_own(port) {
+            false => port.offer(batch),
+            true => port.decline(batch),
+        };
+        if catch_unwind(AssertUnwindSafe(offer)).is_err() {
             port.settle(batch, before);
         }
     }
@@ -162,6 +166,10 @@ impl Seat {
     /// Offers a batch whole, or passes the port by, if its owner has had its part of the batch.
     #[inline(never)]
     pub(super) fn offer_within(&mut self, batch: &BatchInfo<'_>, budget: &mut Budget) {
+        if batch.is_own(&self.port) {
+            self.offer(batch);
+            return;
+        }
         if budget.allows(self.port.owner) {
             let before = Before::of(&self.port);
             self.offer(batch);
@@ -212,6 +220,10 @@ impl Seat {
         }
         it.handed += wanted.len();
         let (port, own_filter) = (&mut self.port, it.own_filter);
+        if batch.is_own(port) {
+            port.counters.direction += wanted.len();
+            return;
+        }
         let mut within = within;
         if let Some(budget) = &mut within
             && !budget.allows(port.owner)

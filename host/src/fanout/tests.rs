@@ -12,7 +12,7 @@ use super::Fanout;
 use crate::filter::packets::{self, Random};
 use crate::filter::{IndexSize, Program, Trust};
 use crate::port::doorbell::Doorbell;
-use crate::port::{BatchInfo, Port, PortCounters, Share};
+use crate::port::{BatchInfo, Handle, Port, PortCounters, Share};
 use crate::rules::Change;
 use crate::source::{Frame, MAX_BATCH};
 use crate::sys::pcap::Library;
@@ -150,6 +150,7 @@ impl Model {
             source: 0,
             queue: 0,
             now_us,
+            sender: None,
         };
         for (port, _) in self.ports.values_mut() {
             port.offer(&batch);
@@ -542,4 +543,76 @@ fn a_panic_in_the_flow_hash_costs_that_frame_its_hash() {
         }
         assert_eq!(hashes, [hash, hash, 0, hash, hash]);
     }
+}
+
+#[test]
+fn what_a_port_sends_is_shown_to_all_but_its_own_program() {
+    let compile = |text: &str| {
+        let text = std::ffi::CString::new(text).unwrap();
+        let list = Library::load().unwrap().compile(&text, 262_144, 1).unwrap();
+        Program::from_instructions(&list, Trust::Operator).unwrap()
+    };
+    let mut fanout = Fanout::new(0, 0);
+    // By number: the sender, one that its program holds as one with it, twice with filters, and others.
+    let ports = [
+        (1, 0, 7, None, Direction::Both),
+        (2, 0, 7, None, Direction::Both),
+        (3, 0, 7, Some("len >= 0"), Direction::Both),
+        (4, 0, 8, None, Direction::Both),
+        (5, 1, 7, None, Direction::Both),
+        (6, 0, 0, Some("len >= 0"), Direction::Both),
+        (7, 0, 0, Some("less 0"), Direction::Both),
+        (8, 0, 0, None, Direction::Rx),
+        (9, 0, 0, Some("len >= 0"), Direction::Tx),
+    ];
+    for (id, owner, number, filter, direction) in ports {
+        let mut port = port(id);
+        port.owner = owner;
+        port.handle = Handle {
+            port: id,
+            owner,
+            number,
+        };
+        port.filter = filter.map(|text| Arc::new(compile(text)));
+        port.tune(Tuning {
+            direction,
+            ..Tuning::default()
+        });
+        fanout.attach(port);
+    }
+    let sender = Handle {
+        port: 1,
+        owner: 0,
+        number: 7,
+    };
+    let frame = Frame {
+        bytes: &[5; 60],
+        wire_len: 60,
+        ts_ns: 0,
+        flags: flags::OUTBOUND,
+        vlan_tci: 0,
+    };
+    for is_pressed in [false, true] {
+        fanout.press(is_pressed);
+        fanout.show(&[frame; 10], 0, &sender);
+    }
+    let told: Vec<_> = (1..=9)
+        .map(|id| {
+            let (_, counters) = fanout.account(id).unwrap();
+            (counters.delivered, counters.direction, counters.filtered)
+        })
+        .collect();
+    let (own, seen) = ((0, 20, 0), (20, 0, 0));
+    let expected = [own, own, own, seen, seen, seen, (0, 0, 20), own, seen];
+    assert_eq!(told, expected);
+    assert_eq!(fanout.counters().duties, offered(&fanout));
+    // A port that has no number is still not shown its own.
+    let alone = Handle {
+        port: 6,
+        ..Handle::default()
+    };
+    fanout.show(&[frame], 0, &alone);
+    assert_eq!(fanout.account(6).unwrap().1.delivered, 20);
+    assert_eq!(fanout.account(9).unwrap().1.delivered, 21);
+    assert_eq!(fanout.counters().duties, offered(&fanout));
 }

@@ -16,8 +16,8 @@ use super::group::{GroupPlan, Joined};
 use super::pace::Pace;
 use super::send::MAX_SEND;
 use super::{Hub, Owed, Owner, PortRecord, Programs, Refusal, RuleBook};
-use crate::port::Port;
 use crate::port::doorbell::Doorbell;
+use crate::port::{Handle, Port};
 use crate::source::worker::Command;
 use crate::sys::memory::Holes;
 use crate::sys::{event, mappings, memory};
@@ -338,6 +338,12 @@ impl Hub {
                 return Err(refusal);
             }
         };
+        let number = self.number_of(&owner);
+        let handle = Handle {
+            port: id,
+            owner: number,
+            number: request.handle,
+        };
         let mut transmits = RingPlace::default();
         if transmit > 0 {
             transmits = match is_process {
@@ -357,7 +363,8 @@ impl Hub {
             };
             let closer = is_process.then(|| self.closers.of(&owner));
             let place = (source, queues[0]);
-            match self.attach_sender(&region, transmits, geometry, place, closer, holes) {
+            let of = (geometry, handle);
+            match self.attach_sender(&region, transmits, of, place, closer, holes) {
                 Ok(kick) => fds.extend(kick),
                 Err(refusal) => {
                     let arenas = self.leave_group(group.as_ref().map(|group| &group.key));
@@ -375,10 +382,10 @@ impl Hub {
             self.will_want(source, programs.guard.as_ref(), programs.filter.as_ref());
         fds.extend(arena_fd.filter(|_| is_process));
         let share = self.join(cluster.as_ref(), id, request.balance);
-        let number = self.number_of(&owner);
         for (at, (producer, &queue)) in producers.into_iter().zip(&queues).enumerate() {
             let mut port = Port::new(id, producer, doorbell.clone());
             port.owner = number;
+            port.handle = handle;
             port.commons = commons.get(at).cloned();
             port.guard.clone_from(&programs.guard);
             port.filter.clone_from(&programs.filter);

@@ -14,6 +14,7 @@ use vnplug_ring::{Intake, Region};
 use super::open::no_memory;
 use super::{Hub, Owed, Refusal};
 use crate::closer::{Closer, PeerFd};
+use crate::port::Handle;
 use crate::port::sender::Sender;
 use crate::source::worker::Command;
 use crate::sys::memory::Holes;
@@ -51,7 +52,7 @@ impl Hub {
         &self,
         memory: &Region,
         place: RingPlace,
-        geometry: Geometry,
+        (geometry, handle): (Geometry, Handle),
         (source, queue): (usize, usize),
         closer: Option<Closer>,
         holes: Option<Holes>,
@@ -72,7 +73,8 @@ impl Hub {
             }
             None => (None, None),
         };
-        let sender = Box::new(Sender::new(geometry.port, intake, read, holes));
+        let mut sender = Box::new(Sender::new(geometry.port, intake, read, holes));
+        sender.handle = handle;
         self.sources[source].workers[queue].send(Command::AttachSender(sender));
         Ok(write)
     }

@@ -45,6 +45,7 @@ fn request(device: &str, cluster: &str) -> Open {
         arena_bytes: 0,
         shares_wake: false,
         maps_apart: true,
+        handle: 0,
     }
 }
 

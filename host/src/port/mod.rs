@@ -40,6 +40,8 @@ pub struct Port {
     pub filter: Option<Arc<Program>>,
     /// The reader's rules, behind its filter.
     pub rules: Rules,
+    /// What it shares with the ports that its program holds as one with it.
+    pub handle: Handle,
     /// Captured bytes per packet, at most the ring's snaplen.
     pub snaplen: u32,
     /// Everything, or a share of a cluster's frames.
@@ -57,6 +59,25 @@ pub struct Port {
     sampled: u32,
     due_us: Option<u64>,
     due_at: Option<u64>,
+}
+
+/// Which ports a program holds as one, of one owner: none is shown what another of them sends.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Handle {
+    /// The port.
+    pub port: u32,
+    /// The number of its owner in the daemon.
+    pub owner: u32,
+    /// The number that the program chose; 0 = it has only this port.
+    pub number: u64,
+}
+
+impl Handle {
+    /// Whether both are held as one.
+    fn holds(&self, other: &Self) -> bool {
+        self.port == other.port
+            || self.number != 0 && self.number == other.number && self.owner == other.owner
+    }
 }
 
 /// Which of a source's frames a port is offered.
@@ -106,7 +127,7 @@ pub struct PortCounters {
     pub refused: u64,
     /// Passed by while the reader had paused the port.
     pub paused: u64,
-    /// Not the wanted direction.
+    /// Not the wanted direction, or sent by the port's own program.
     pub direction: u64,
     /// Not wanted by the reader's filter.
     pub filtered: u64,
@@ -177,6 +198,16 @@ pub struct BatchInfo<'a> {
     pub queue: u16,
     /// Monotonic clock, microseconds.
     pub now_us: u64,
+    /// The ports of who sent it, if a port did.
+    pub sender: Option<&'a Handle>,
+}
+
+impl BatchInfo<'_> {
+    /// Whether the port's own program sent it.
+    #[inline]
+    pub fn is_own(&self, port: &Port) -> bool {
+        self.sender.is_some_and(|sender| sender.holds(&port.handle))
+    }
 }
 
 impl Port {
@@ -192,6 +223,10 @@ impl Port {
             filter: None,
             tuning: Tuning::default(),
             rules: Rules::default(),
+            handle: Handle {
+                port: id,
+                ..Handle::default()
+            },
             snaplen,
             share: Share::All,
             doorbell,
@@ -322,8 +357,20 @@ impl Port {
         }
     }
 
+    /// Counts a batch that the port's own program sent, and is not given.
+    #[cold]
+    pub fn decline(&mut self, batch: &BatchInfo<'_>) {
+        self.counters.direction += self.leave_out(batch);
+    }
+
     /// Counts a batch that the port is not given, as its owner's ports have had their part of it.
     pub fn pass_by(&mut self, batch: &BatchInfo<'_>) {
+        let missed = self.leave_out(batch);
+        self.miss(missed);
+    }
+
+    /// Counts what becomes of a batch before its frames are looked at; says how many are left.
+    fn leave_out(&mut self, batch: &BatchInfo<'_>) -> u64 {
         let mut missed = 0;
         for (place, &hash) in batch.hashes.iter().enumerate() {
             if !self.share.includes(hash, batch.first + place as u64) {
@@ -341,7 +388,7 @@ impl Port {
                 missed += 1;
             }
         }
-        self.miss(missed);
+        missed
     }
 
     /// Counts frames that the port is not given; the reader learns it from its ring.

@@ -9,7 +9,8 @@ use vnplug_ring::layout::Life;
 use vnplug_ring::{Intake, SenderLied};
 
 use crate::closer::PeerFd;
-use crate::source::{Flushed, Queue, Transmit};
+use crate::port::Handle;
+use crate::source::{Flushed, Frame, Queue, Transmit};
 use crate::sys::memory::Holes;
 
 /// What transmits for one port.
@@ -17,6 +18,8 @@ use crate::sys::memory::Holes;
 pub struct Sender {
     /// The port's number in the daemon.
     pub id: u32,
+    /// The ports that its program holds as one with it.
+    pub handle: Handle,
     /// What became of its frames.
     pub counters: SendCounters,
     /// Our end of the socket pair by which a process kicks us. Reading never blocks and takes no
@@ -98,6 +101,10 @@ impl Sender {
         let frame = vec![0; intake.geometry().snaplen as usize].into_boxed_slice();
         Self {
             id,
+            handle: Handle {
+                port: id,
+                ..Handle::default()
+            },
             counters: SendCounters::default(),
             kick,
             intake,
@@ -107,11 +114,17 @@ impl Sender {
         }
     }
 
-    /// Sends at most `budget` frames of those that wait, and says how many it took.
+    /// Sends at most `budget` frames of those that wait, and says how many it took. What other readers
+    /// of the wire are to see of them goes to `shown`.
     ///
     /// # Errors
     /// [`SenderLied`]; what was taken before is sent and counted. Quarantine the port.
-    pub fn serve(&mut self, queue: &mut dyn Queue, budget: usize) -> Result<usize, SenderLied> {
+    pub fn serve(
+        &mut self,
+        queue: &mut dyn Queue,
+        budget: usize,
+        shown: &mut dyn FnMut(&Handle, &[Frame<'_>]),
+    ) -> Result<usize, SenderLied> {
         if self.over {
             return Ok(0);
         }
@@ -122,8 +135,10 @@ impl Sender {
             return Ok(0);
         }
         let before = self.counters.taken;
-        let went = self.take(queue, budget);
-        self.counters.flushed(queue.flush());
+        let handle = self.handle;
+        let shown = &mut |frames: &[Frame<'_>]| shown(&handle, frames);
+        let went = self.take(queue, budget, shown);
+        self.counters.flushed(queue.flush(shown));
         self.intake.release();
         // Once in a turn: whoever frees pages while they are read makes the reader wait.
         if self.holes.as_ref().is_some_and(Holes::are_there) {
@@ -132,7 +147,12 @@ impl Sender {
         went.map(|()| (self.counters.taken - before) as usize)
     }
 
-    fn take(&mut self, queue: &mut dyn Queue, budget: usize) -> Result<(), SenderLied> {
+    fn take(
+        &mut self,
+        queue: &mut dyn Queue,
+        budget: usize,
+        shown: &mut dyn FnMut(&[Frame<'_>]),
+    ) -> Result<(), SenderLied> {
         for _ in 0..budget {
             let Some(len) = self.intake.take(&mut self.frame)? else {
                 break;
@@ -143,7 +163,7 @@ impl Sender {
             counters.bytes += len as u64;
             let mut said = queue.transmit(frame);
             if said == Transmit::Full {
-                counters.flushed(queue.flush());
+                counters.flushed(queue.flush(shown));
                 said = queue.transmit(frame);
             }
             match said {

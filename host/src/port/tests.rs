@@ -57,6 +57,7 @@ fn offer(port: &mut Port, frames: &[Frame<'_>], first: u64) {
         source: 3,
         queue: 2,
         now_us: 0,
+        sender: None,
     });
     assert_eq!(port.counters.offered, port.counters.accounted());
 }
@@ -235,6 +236,7 @@ fn settling_after_a_panic_accounts_for_the_rest_of_the_batch() {
         source: 0,
         queue: 0,
         now_us: 0,
+        sender: None,
     };
     port.counters.offered += 7;
     port.counters.delivered += 6;

@@ -284,7 +284,7 @@ impl Queue for GenQueue {
         Transmit::Taken
     }
 
-    fn flush(&mut self) -> Flushed {
+    fn flush(&mut self, _shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
         Flushed {
             sent: std::mem::take(&mut self.taken),
             ..Flushed::default()

@@ -22,6 +22,8 @@ mod sleep;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use vnplug_ring::layout::flags;
+
 use early::{Loaded, Seat};
 pub use lent::Lent;
 pub use transmit::{Flushed, Latency, Transmit};
@@ -39,6 +41,18 @@ pub struct Frame<'a> {
     pub flags: u16,
     /// Outermost VLAN TCI, valid with `flags::VLAN`.
     pub vlan_tci: u16,
+}
+
+/// The outermost VLAN tag in a frame's bytes: the flag that says so, and the TCI.
+#[inline]
+fn vlan_of(bytes: &[u8]) -> (u16, u16) {
+    // IEEE 802.1Q-2018, 9.4: TPID and TCI, big-endian, behind the addresses.
+    match bytes.get(12..16) {
+        Some(&[0x81, 0x00, c0, c1] | &[0x88, 0xa8, c0, c1]) => {
+            (flags::VLAN, u16::from_be_bytes([c0, c1]))
+        }
+        _ => (0, 0),
+    }
 }
 
 /// The same empty vector for frames of another lifetime; keeps its memory, as the standard library
@@ -123,8 +137,10 @@ pub trait Queue: Send {
         Transmit::Unsupported
     }
 
-    /// Sends what was taken, without blocking, and says what became of it.
-    fn flush(&mut self) -> Flushed {
+    /// Sends what was taken, without blocking, and says what became of it. Frames that were sent, and
+    /// that this queue does not receive though others who capture on this wire do, go to `shown`, in
+    /// order and each once.
+    fn flush(&mut self, _shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
         Flushed::default()
     }
 
@@ -140,8 +156,10 @@ pub trait Queue: Send {
 /// Counters below the daemon's own `read`. At rest `seen == read + dropped + early` (point K).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueCounters {
-    /// Packets that arrived, taken or not (`tp_packets` and `early`).
+    /// Packets that arrived, taken or not (`tp_packets` and `early`), and those of `shown`.
     pub seen: u64,
+    /// Packets that ports sent and that were shown to the other ports.
+    pub shown: u64,
     /// Packets that the kernel dropped because no port wanted them.
     pub early: u64,
     /// Packets that the kernel dropped because our receive ring was full (`tp_drops`).
@@ -199,6 +217,7 @@ impl QueueCounters {
     pub fn add(&mut self, other: &Self) {
         let Self {
             seen,
+            shown,
             early,
             dropped,
             freezes,
@@ -206,6 +225,7 @@ impl QueueCounters {
             patience_ms,
         } = other;
         self.seen += seen;
+        self.shown += shown;
         self.early += early;
         self.dropped += dropped;
         self.freezes += freezes;
@@ -218,6 +238,7 @@ impl QueueCounters {
     pub fn named(&self) -> Vec<(String, u64)> {
         let Self {
             seen,
+            shown,
             early,
             dropped,
             freezes,
@@ -226,6 +247,7 @@ impl QueueCounters {
         } = *self;
         let mut named = vec![
             ("seen".into(), seen),
+            ("shown".into(), shown),
             ("early".into(), early),
             ("kernel_dropped".into(), dropped),
             ("freezes".into(), freezes),

@@ -11,8 +11,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use vnplug_ring::layout::Life;
 
-use super::{MAX_BATCH, Queue};
+use super::{Frame, MAX_BATCH, Queue};
 use crate::noise::peer_log;
+use crate::port::Handle;
 use crate::port::sender::{SendCounters, Sender};
 use crate::sys::socket::{self, Heard};
 
@@ -82,8 +83,13 @@ impl Senders {
         Some(sender)
     }
 
-    /// Sends what waits: at most [`MAX_BATCH`] frames in all and [`EACH`] of one sender.
-    pub(super) fn serve(&mut self, queue: &mut dyn Queue) -> Served {
+    /// Sends what waits: at most [`MAX_BATCH`] frames in all and [`EACH`] of one sender. What other
+    /// readers of the wire are to see goes to `shown`, with the ports that are of its sender.
+    pub(super) fn serve(
+        &mut self,
+        queue: &mut dyn Queue,
+        shown: &mut dyn FnMut(&Handle, &[Frame<'_>]),
+    ) -> Served {
         let mut served = Served::default();
         let count = self.all.len();
         for step in 0..count {
@@ -95,7 +101,8 @@ impl Senders {
             let sender = &mut self.all[at];
             // A panic here would be a bug of ours that a sender may have found a way to: it costs
             // that port and nobody else anything (R10).
-            let went = catch_unwind(AssertUnwindSafe(|| sender.serve(queue, EACH.min(left))));
+            let serve = || sender.serve(queue, EACH.min(left), shown);
+            let went = catch_unwind(AssertUnwindSafe(serve));
             let why = match went {
                 Ok(Ok(frames)) => {
                     served.frames += frames;
@@ -103,7 +110,7 @@ impl Senders {
                 }
                 Ok(Err(lie)) => lie.to_string(),
                 Err(_) => {
-                    sender.settle(queue.flush());
+                    sender.settle(queue.flush(&mut |_| {}));
                     "the daemon failed while sending for it; please report this".to_owned()
                 }
             };
@@ -259,7 +266,7 @@ mod tests {
     use vnplug_ring::layout::{Geometry, HEAD, Meta, ring_size};
     use vnplug_ring::{Intake, Producer, Region};
 
-    use super::super::{Flushed, Frame, QueueCounters, Received, SourceError, Transmit};
+    use super::super::{Flushed, QueueCounters, Received, SourceError, Transmit};
     use super::*;
 
     /// A link that takes ten frames between two flushes, of which the last is lost, and no frame of
@@ -296,7 +303,7 @@ mod tests {
             }
         }
 
-        fn flush(&mut self) -> Flushed {
+        fn flush(&mut self, _: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
             let taken = std::mem::take(&mut self.taken);
             Flushed {
                 sent: taken.saturating_sub(1),
@@ -347,7 +354,7 @@ mod tests {
         }
         let mut link = Link::default();
         for _ in 0..3 {
-            let served = senders.serve(&mut link);
+            let served = senders.serve(&mut link, &mut |_, _| {});
             assert_eq!(served.frames, MAX_BATCH);
             assert!(
                 senders
@@ -356,7 +363,7 @@ mod tests {
             );
         }
         assert!(senders.counters().all(|(_, it)| it.taken >= EACH as u64));
-        while senders.serve(&mut link).frames > 0 {}
+        while senders.serve(&mut link, &mut |_, _| {}).frames > 0 {}
         let total = senders.total();
         assert_eq!((total.taken, total.accounted()), (1200, 1200));
         assert!(total.sent > 1000 && total.dropped_full > 100, "{total:?}");
@@ -373,7 +380,7 @@ mod tests {
         let mut link = Link::default();
         let last = senders.last_of(1);
         while !senders.is_done(1, last) {
-            assert!(senders.serve(&mut link).frames <= EACH);
+            assert!(senders.serve(&mut link, &mut |_, _| {}).frames <= EACH);
         }
         let gone = senders.detach(1, Life::Closed).unwrap();
         assert!(gone.is_over() && producer.life() == Life::Closed);
@@ -393,7 +400,7 @@ mod tests {
         write(&mut rings[0].1, 1, 60);
         while !senders.is_done(1, last) {
             write(&mut rings[0].1, EACH, 60);
-            senders.serve(&mut link);
+            senders.serve(&mut link, &mut |_, _| {});
             turns += 1;
             assert!(turns <= LAST as usize / EACH);
         }
@@ -412,7 +419,12 @@ mod tests {
         write(&mut rings[2].1, 3, 60);
         let mut liars = Vec::new();
         for _ in 0..6 {
-            liars.extend(senders.serve(&mut link).liar.map(|(id, _)| id));
+            liars.extend(
+                senders
+                    .serve(&mut link, &mut |_, _| {})
+                    .liar
+                    .map(|(id, _)| id),
+            );
         }
         liars.sort_unstable();
         assert_eq!(liars, [1, 2]);

@@ -7,6 +7,7 @@ mod early;
 mod link;
 mod net;
 mod reserve;
+mod shown;
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;

@@ -12,7 +12,7 @@ use rustix::event::EventfdFlags;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::thread::UnshareFlags;
 use vnplugd::source::af_packet::{AfPacket, AfPacketConfig, Direction};
-use vnplugd::source::{Queue, Received};
+use vnplugd::source::{Frame, Queue, Received};
 
 /// Runs a test in a thread with a network namespace of its own, which ends with the thread.
 pub(crate) fn isolated(test: impl FnOnce() + Send + 'static) {
@@ -171,6 +171,18 @@ pub(crate) struct Got {
     pub(crate) vlan_tci: u16,
 }
 
+impl Got {
+    pub(crate) fn of(frame: &Frame<'_>) -> Self {
+        Self {
+            bytes: frame.bytes.to_vec(),
+            wire_len: frame.wire_len,
+            ts_ns: frame.ts_ns,
+            flags: frame.flags,
+            vlan_tci: frame.vlan_tci,
+        }
+    }
+}
+
 /// Reads until `enough` frames came or `limit` passed.
 pub(crate) fn read(queue: &mut dyn Queue, enough: usize, limit: Duration) -> Vec<Got> {
     let end = Instant::now() + limit;
@@ -183,13 +195,7 @@ pub(crate) fn read(queue: &mut dyn Queue, enough: usize, limit: Duration) -> Vec
         }
         let received = queue
             .receive(&mut |frames| {
-                got.extend(frames.iter().map(|frame| Got {
-                    bytes: frame.bytes.to_vec(),
-                    wire_len: frame.wire_len,
-                    ts_ns: frame.ts_ns,
-                    flags: frame.flags,
-                    vlan_tci: frame.vlan_tci,
-                }));
+                got.extend(frames.iter().map(Got::of));
             })
             .expect("receive");
         if received == Received::Nothing {

@@ -19,7 +19,7 @@ fn sends_and_counts(mut queue: Box<dyn Queue>) {
         for frame in batch {
             assert_eq!(queue.transmit(frame), Transmit::Taken);
         }
-        let flushed = queue.flush();
+        let flushed = queue.flush(&mut |_| {});
         assert_eq!(
             flushed,
             Flushed {
@@ -29,7 +29,7 @@ fn sends_and_counts(mut queue: Box<dyn Queue>) {
         );
         got.extend(read(other_end.as_mut(), batch.len(), LIMIT));
     }
-    assert_eq!(queue.flush(), Flushed::default());
+    assert_eq!(queue.flush(&mut |_| {}), Flushed::default());
     assert_eq!(got.len(), sent.len());
     assert!(got.iter().zip(&sent).all(|(got, sent)| &got.bytes == sent));
 
@@ -37,7 +37,7 @@ fn sends_and_counts(mut queue: Box<dyn Queue>) {
     assert_eq!(queue.transmit(&frame(70_000, 1)), Transmit::BadLength);
     // Longer than the MTU, told by one or the other.
     let told = match queue.transmit(&frame(1600, 1)) {
-        Transmit::Taken => queue.flush().bad_length,
+        Transmit::Taken => queue.flush(&mut |_| {}).bad_length,
         Transmit::BadLength => 1,
         other => panic!("{other:?}"),
     };
@@ -47,11 +47,11 @@ fn sends_and_counts(mut queue: Box<dyn Queue>) {
         .take_while(|&seq| queue.transmit(&frame(60, seq)) == Transmit::Taken)
         .count();
     assert!((64..10_000).contains(&taken), "{taken}");
-    assert_eq!(queue.flush().sent, taken as u64);
+    assert_eq!(queue.flush(&mut |_| {}).sent, taken as u64);
 
     ip("link set va down");
     let told = match queue.transmit(&frame(60, 1)) {
-        Transmit::Taken => queue.flush().link_down,
+        Transmit::Taken => queue.flush(&mut |_| {}).link_down,
         Transmit::LinkDown => 1,
         other => panic!("{other:?}"),
     };
@@ -61,7 +61,7 @@ fn sends_and_counts(mut queue: Box<dyn Queue>) {
     net::read(queue.as_mut(), 1, std::time::Duration::from_millis(200));
     read_all(other_end.as_mut(), taken);
     assert_eq!(queue.transmit(&frame(60, 77)), Transmit::Taken);
-    assert_eq!(queue.flush().sent, 1);
+    assert_eq!(queue.flush(&mut |_| {}).sent, 1);
     let got = read_all(other_end.as_mut(), 1);
     assert_eq!(got.len(), 1, "what was told as lost is not sent later");
     assert_eq!(got[0].bytes, frame(60, 77));
@@ -79,7 +79,7 @@ fn a_lost_carrier_spoils_nothing(mode: Mode) {
             for seq in first..first + count {
                 assert_eq!(queue.transmit(&frame(60, seq)), Transmit::Taken);
             }
-            queue.flush()
+            queue.flush(&mut |_| {})
         };
         let sent = |sent, link_down| Flushed {
             sent,

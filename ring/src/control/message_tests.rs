@@ -97,6 +97,7 @@ fn every_message() -> Vec<Message> {
             arena_bytes: 1 << 24,
             shares_wake: true,
             maps_apart: true,
+            handle: 0x5eed,
         }),
         Message::Opened(Opened {
             port: 4,

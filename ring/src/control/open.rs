@@ -95,6 +95,9 @@ pub struct Open {
     /// On a Unix socket: it maps a port whose records lie apart ([`apart`](super::apart)). A daemon that
     /// has no others refuses who does not say so.
     pub maps_apart: bool,
+    /// A number that ports of one owner share which one program holds as one: none of them is shown
+    /// what another of them sends. 0 = there is no other.
+    pub handle: u64,
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].
@@ -235,6 +238,7 @@ impl Open {
         w.u64(self.arena_bytes);
         w.u8(u8::from(self.shares_wake));
         w.u8(u8::from(self.maps_apart));
+        w.u64(self.handle);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -253,6 +257,7 @@ impl Open {
             arena_bytes: 0,
             shares_wake: false,
             maps_apart: false,
+            handle: 0,
         };
         if !r.is_over() {
             open.group = r.text("group")?;
@@ -263,6 +268,9 @@ impl Open {
         }
         if !r.is_over() {
             open.maps_apart = r.flag("maps_apart")?;
+        }
+        if !r.is_over() {
+            open.handle = r.u64("handle")?;
         }
         Ok(open)
     }

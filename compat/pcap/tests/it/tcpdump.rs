@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{DropIn, said_ok, signal, text};
+use crate::support::{DropIn, built, said_ok, signal, text};
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
@@ -351,6 +351,36 @@ fn what_cannot_be_sent_is_refused() {
         .status();
     assert!(down.unwrap().success());
     refuses("down");
+}
+
+#[test]
+fn what_one_handle_sends_others_see_as_on_a_real_interface() {
+    let bench = Bench::new();
+    let program = built(&bench.lab, "seen.c");
+    let run = |ours: bool, way: &str, count: &str| {
+        let mut command = bench.netns.command("timeout");
+        let device = if ours { "vnplug:wire" } else { "wire1" };
+        command.args(["-s", "KILL", "120"]).arg(&program);
+        command.args([way, device, count]).stdout(Stdio::piped());
+        if ours {
+            command.env("LD_LIBRARY_PATH", &bench.drop_in.dir);
+            command.env("VNPLUG_SOCKET", bench.daemon.socket());
+        }
+        command
+    };
+    for ours in [true, false] {
+        // Another program sees those of both handles.
+        let mut other = run(ours, "listen", "11").spawn().unwrap();
+        let mut lines = BufReader::new(other.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "listening");
+        said_ok(&mut run(ours, "inject", "10"));
+        assert_eq!(lines.next().unwrap().unwrap(), "ok");
+        assert!(other.wait().unwrap().success());
+    }
+    let counters = bench.daemon.audit();
+    let source = counters.iter().find(|it| it.kind == "source").unwrap();
+    // What the real library's handles sent came by the kernel.
+    assert_eq!(value(source, "shown"), 11);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::mem::offset_of;
 use libc::{sockaddr_ll, tpacket_block_desc, tpacket_hdr_v1, tpacket3_hdr};
 use vnplug_ring::layout::flags;
 
-use crate::source::Frame;
+use crate::source::{Frame, vlan_of};
 
 /// Where the walk through a block stands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -150,13 +150,8 @@ fn frame(record: &mut [u8], snaplen: usize) -> Option<Frame<'_>> {
     let ts_ns = time_of(record)?;
     let record: &[u8] = record;
     let bytes = &record[start..start + len.min(snaplen)];
-    let mut vlan_tci = 0;
-    if let Some(&[t0, t1, c0, c1]) = bytes.get(MACS_LEN..MACS_LEN + VLAN_TAG_LEN)
-        && matches!(u16::from_be_bytes([t0, t1]), TPID_8021Q | TPID_8021AD)
-    {
-        bits |= flags::VLAN;
-        vlan_tci = u16::from_be_bytes([c0, c1]);
-    }
+    let (tag, vlan_tci) = vlan_of(bytes);
+    bits |= tag;
     let wire_len = wire_len.max(bytes.len() as u32);
     Some(Frame {
         bytes,
@@ -192,7 +187,6 @@ const MACS_LEN: usize = 12;
 /// Tag of IEEE 802.1Q-2018, 9.4: TPID and TCI, big-endian.
 const VLAN_TAG_LEN: usize = 4;
 const TPID_8021Q: u16 = 0x8100;
-const TPID_8021AD: u16 = 0x88a8;
 
 // tpacket_block_desc
 const HEADER: usize = offset_of!(tpacket_block_desc, hdr);

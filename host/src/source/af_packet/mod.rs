@@ -24,8 +24,9 @@
 //!   On loopback every frame passes twice, out and in; [`Direction::Both`] takes the way in alone.
 //! - **Offloads.** Frames that the kernel merged (GRO) or has not yet cut (GSO) arrive whole, up to
 //!   [`AfPacketConfig::snaplen`]; `ethtool -K IF gro off` shows what is on the wire.
-//! - **Sending** goes through the same sockets, a batch per system call. What a queue sends, the
-//!   source itself does not receive; everybody else on the interface does.
+//! - **Sending** goes through the same sockets, a batch per system call. The kernel shows none of them what
+//!   one of them sends, so the queue shows it to the fanout by itself (`outbox.rs`), unless it is of a
+//!   direction that is not captured or, on loopback, comes back.
 
 mod block;
 mod interfaces;

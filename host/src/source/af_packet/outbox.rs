@@ -1,6 +1,10 @@
 //! Frames on their way out through a packet socket.
 
-use crate::source::{Flushed, Transmit};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use vnplug_ring::layout::flags;
+
+use crate::source::{Flushed, Frame, MAX_BATCH, Transmit, recycle, vlan_of};
 use crate::sys::packet::Socket;
 
 /// What [`Queue::transmit`](crate::source::Queue::transmit) took and the next flush sends.
@@ -9,6 +13,9 @@ pub(super) struct Outbox {
     /// The frames, one behind the other.
     bytes: Vec<u8>,
     lens: Vec<u16>,
+    /// Those that the kernel took, as its other sockets see them. Always empty between calls; keeps
+    /// its memory.
+    sent: Vec<Frame<'static>>,
 }
 
 impl Outbox {
@@ -25,14 +32,32 @@ impl Outbox {
         Transmit::Taken
     }
 
-    /// Hands all frames to the kernel.
-    pub(super) fn flush(&mut self, socket: &Socket) -> Flushed {
+    /// Hands all frames to the kernel; then those that it took to `shown`, the first `snaplen` bytes of
+    /// each.
+    ///
+    /// They have the time before they were sent: no answer to them is older.
+    pub(super) fn flush(
+        &mut self,
+        socket: &Socket,
+        snaplen: u32,
+        shown: &mut dyn FnMut(&[Frame<'_>]),
+    ) -> Flushed {
         let mut flushed = Flushed::default();
+        if self.lens.is_empty() {
+            return flushed;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let ts_ns = now.map_or(0, |since| since.as_nanos() as u64);
+        let mut taken = recycle(std::mem::take(&mut self.sent));
         let (mut first, mut at) = (0, 0);
         while first < self.lens.len() {
             let (sent, stopped) = socket.send(&self.bytes[at..], &self.lens[first..]);
             flushed.sent += sent as u64;
-            at += bytes(&self.lens[first..first + sent]);
+            for &len in &self.lens[first..first + sent] {
+                let frame = &self.bytes[at..at + usize::from(len)];
+                taken.push(as_sent(frame, ts_ns, snaplen));
+                at += usize::from(len);
+            }
             first += sent;
             let left = (self.lens.len() - first) as u64;
             match stopped.and_then(|error| error.raw_os_error()) {
@@ -54,18 +79,30 @@ impl Outbox {
                 None => {}
             }
         }
+        if !taken.is_empty() {
+            shown(&taken);
+        }
+        self.sent = recycle(taken);
         self.bytes.clear();
         self.lens.clear();
         flushed
     }
 }
 
-fn bytes(lens: &[u16]) -> usize {
-    lens.iter().map(|&len| usize::from(len)).sum()
+/// A frame as a packet socket has it that sees it leave.
+fn as_sent(frame: &[u8], ts_ns: u64, snaplen: u32) -> Frame<'_> {
+    let (tag, vlan_tci) = vlan_of(frame);
+    Frame {
+        bytes: &frame[..frame.len().min(snaplen as usize)],
+        wire_len: frame.len() as u32,
+        ts_ns,
+        flags: flags::OUTBOUND | tag,
+        vlan_tci,
+    }
 }
 
 /// Frames that are taken between two flushes.
-const MOST: usize = 256;
+const MOST: usize = MAX_BATCH;
 /// An Ethernet header.
 const SHORTEST: usize = 14;
 /// The longest frame of any interface that can be captured.

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::net::netdevice;
 use vnplug_ring::layout::flags;
 
+use super::Direction;
 use super::outbox::Outbox;
 use super::rings::Rings;
 use super::socket::{Bound, Opener};
@@ -282,8 +283,19 @@ impl Queue for PacketQueue {
         }
     }
 
-    fn flush(&mut self) -> Flushed {
-        self.outbox.flush(self.rings.socket())
+    fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
+        let counters = &mut self.counters;
+        // The kernel shows no socket of a group what one of them sends. On loopback it comes back in.
+        let shows = self.opener.direction(self.bound) != Direction::Rx;
+        let snaplen = self.opener.config().snaplen;
+        self.outbox
+            .flush(self.rings.socket(), snaplen, &mut |frames| {
+                if shows {
+                    counters.seen += frames.len() as u64;
+                    counters.shown += frames.len() as u64;
+                    shown(frames);
+                }
+            })
     }
 }
 

@@ -171,7 +171,7 @@ impl Opener {
         link: Link,
         early: Option<&Loaded>,
     ) -> Result<(), SourceError> {
-        let direction = self.direction(link.hardware == libc::ARPHRD_LOOPBACK);
+        let direction = self.direction(link);
         match early {
             Some(early) => early.attach(socket, self.shape(direction)),
             None => socket.set_filter(&program(direction, self.config.snaplen)),
@@ -193,7 +193,7 @@ impl Opener {
             Err(refused) => refused,
         };
         // Of a direction that only a filter keeps apart, all frames are too many.
-        if self.direction(link.hardware == libc::ARPHRD_LOOPBACK) == Direction::Tx {
+        if self.direction(link) == Direction::Tx {
             return Err(refused);
         }
         socket.clear_filter().map_err(|_| refused)?;
@@ -209,7 +209,7 @@ impl Opener {
         if !self.config.early {
             return Err("off: as configured".into());
         }
-        let direction = self.direction(link.hardware == libc::ARPHRD_LOOPBACK);
+        let direction = self.direction(link);
         Seat::socket(self.shape(direction)).map_err(|cause| match cause.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => {
                 "off: no permission to use eBPF; it needs root or CAP_BPF".into()
@@ -240,7 +240,9 @@ impl Opener {
         })
     }
 
-    fn direction(&self, loopback: bool) -> Direction {
+    /// Frames of which direction are received on this interface.
+    pub(super) fn direction(&self, link: Link) -> Direction {
+        let loopback = link.hardware == libc::ARPHRD_LOOPBACK;
         match self.config.direction {
             Direction::Both if loopback => Direction::Rx,
             direction => direction,
@@ -249,7 +251,7 @@ impl Opener {
 
     fn prepare(&self, socket: &Socket, link: Link) -> io::Result<()> {
         socket.set(libc::PACKET_RESERVE, HEADROOM)?;
-        if self.direction(link.hardware == libc::ARPHRD_LOOPBACK) == Direction::Rx {
+        if self.direction(link) == Direction::Rx {
             // Saves the kernel the work; the filter alone would do.
             socket.set(libc::PACKET_IGNORE_OUTGOING, 1)?;
         }

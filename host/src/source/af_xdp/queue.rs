@@ -24,7 +24,8 @@ use super::program::{STAMP_BYTES, read_stamp};
 use super::socket::{Bound, Opener, any_socket};
 use crate::source::early::{Loaded, Seat};
 use crate::source::{
-    Flushed, Frame, Lent, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit, recycle,
+    Flushed, Frame, Lent, MAX_BATCH, Queue, QueueCounters, Received, SourceError, Transmit,
+    recycle, vlan_of,
 };
 use crate::sys::interface;
 use crate::sys::umem::Umem;
@@ -498,7 +499,7 @@ impl Queue for XdpQueue {
         Transmit::Taken
     }
 
-    fn flush(&mut self) -> Flushed {
+    fn flush(&mut self, _shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
         let mut flushed = Flushed {
             sent: std::mem::take(&mut self.outgoing),
             ..Flushed::default()
@@ -537,14 +538,7 @@ fn stamp(socket: &Socket, piece: usize, clock: &Clock) -> u64 {
 fn frame(bytes: &[u8], ts_ns: u64) -> Frame<'_> {
     let wire_len = bytes.len() as u32;
     let bytes = &bytes[..bytes.len().min(MAX_SNAPLEN as usize)];
-    let (mut flags, mut vlan_tci) = (0, 0);
-    // IEEE 802.1Q-2018, 9.4: TPID and TCI, big-endian, behind the addresses.
-    if let Some(&[t0, t1, c0, c1]) = bytes.get(12..16)
-        && matches!(u16::from_be_bytes([t0, t1]), 0x8100 | 0x88a8)
-    {
-        flags = flags::VLAN;
-        vlan_tci = u16::from_be_bytes([c0, c1]);
-    }
+    let (flags, vlan_tci) = vlan_of(bytes);
     Frame {
         bytes,
         wire_len,

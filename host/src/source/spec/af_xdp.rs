@@ -185,7 +185,7 @@ impl Queue for Taken {
         self.inner.transmit(bytes)
     }
 
-    fn flush(&mut self) -> Flushed {
-        self.inner.flush()
+    fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
+        self.inner.flush(shown)
     }
 }

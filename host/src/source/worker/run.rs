@@ -1,7 +1,7 @@
 //! What the thread does: turn after turn, until told to stop.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
@@ -124,7 +124,7 @@ impl Run {
             }
             self.show();
             self.stuck.try_again(&mut *self.queue, now_us);
-            let sending = self.send();
+            let sending = self.send(now_us);
             if self.over.is_some() || self.holds() {
                 if !sending {
                     self.sleep_without_queue();
@@ -175,13 +175,25 @@ impl Run {
         self.senders.finish(Life::Closed);
     }
 
-    /// Sends what waits in transmit rings; true if there was anything.
+    /// Sends what waits in transmit rings, and shows it to the other ports; true if there was anything.
     #[inline]
-    fn send(&mut self) -> bool {
+    fn send(&mut self, now_us: u64) -> bool {
         if self.senders.is_empty() {
             return false;
         }
-        let served = self.senders.serve(&mut *self.queue);
+        let fanout = &mut self.fanout;
+        // A panic of the fanout is the source's fault and not that of the sender, as which it would
+        // be taken where it is sent.
+        let mut went = Ok(());
+        let served = self.senders.serve(&mut *self.queue, &mut |sender, frames| {
+            let show = || fanout.show(frames, now_us, sender);
+            if went.is_ok() {
+                went = catch_unwind(AssertUnwindSafe(show));
+            }
+        });
+        if let Err(panic) = went {
+            resume_unwind(panic);
+        }
         self.quarantine(served.liar);
         self.see_off();
         served.frames > 0 || !self.leaving.is_empty()
