@@ -1,7 +1,9 @@
 //! Private eventfds by which the daemon's threads wake each other, and random numbers.
 
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::io::ReadWriteFlags;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Makes an eventfd readable: a private one, or one of which the thread that asks may wait.
@@ -16,6 +18,15 @@ pub(crate) fn ring(eventfd: impl AsFd) {
 pub(crate) fn clear(eventfd: &OwnedFd) {
     // The only possible error is EAGAIN: it was not readable.
     let _ = rustix::io::read(eventfd, &mut [0; 8]);
+}
+
+/// Empties an eventfd that a peer shares, whatever its flags are now: who waits to write there goes on.
+pub(crate) fn drain(eventfd: impl AsFd) {
+    let (mut count, flags) = ([0; 8], ReadWriteFlags::NOWAIT);
+    let mut into = [IoSliceMut::new(&mut count)];
+    // An offset of -1 is "as read(2) does". The errors: it is empty (EAGAIN), or the kernel cannot
+    // (EOPNOTSUPP, before Linux 5.8).
+    let _ = rustix::io::preadv2(eventfd, &mut into, u64::MAX, flags);
 }
 
 /// A random number that nobody can guess.

@@ -14,7 +14,9 @@
 //! little (R4).
 //!
 //! QEMU shares these eventfds, so a write to one may block, or a read (R8). Only this VM's own
-//! thread touches them; queues' threads ring that thread.
+//! thread touches them; queues' threads ring that thread. When the VM is detached, or another QEMU
+//! comes, they are emptied, and the thread goes on; one that a living peer fills at once again takes
+//! another turn ([`Unstick`]).
 //!
 //! The device's clients cannot reconnect to another server. After a restart of the daemon wake-ups
 //! go by the control channel until the device is plugged again.
@@ -25,6 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -52,6 +55,7 @@ pub(crate) struct DoorbellServer {
     closer: Closer,
     thread_bell: Arc<OwnedFd>,
     shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// What the thread and the server share.
@@ -92,7 +96,7 @@ impl DoorbellServer {
             shared: Arc::clone(&shared),
             deaf_until: None,
         };
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("vnplug-doorbell".into())
             .spawn(move || thread.run())?;
         Ok(Self {
@@ -102,6 +106,7 @@ impl DoorbellServer {
             closer: Closer::default(),
             thread_bell,
             shared,
+            thread: Some(thread),
         })
     }
 
@@ -132,11 +137,13 @@ impl DoorbellServer {
         for (number, fd) in &messages {
             send(&qemu, *number, fd.as_ref().map(AsFd::as_fd))?;
         }
-        *self.shared.plugged() = Some(Plugged {
+        let before = self.shared.plugged().replace(Plugged {
             qemu: Arc::new(qemu),
             own: Arc::new(own),
             lines,
         });
+        // The thread may wait to raise an interrupt of a QEMU that is gone.
+        before.iter().for_each(Plugged::empty);
         // It looks at these descriptors now.
         event::ring(&self.thread_bell);
         Ok(())
@@ -165,6 +172,43 @@ impl Drop for DoorbellServer {
         // Release: pairs with the thread's Acquire.
         self.shared.stop.store(true, Ordering::Release);
         event::ring(&self.thread_bell);
+        let plugged = self.shared.plugged().take();
+        if let (Some(plugged), Some(thread)) = (plugged, self.thread.take()) {
+            Unstick { plugged, thread }.begin();
+        }
+    }
+}
+
+impl Plugged {
+    /// Lets a thread go on that waits to raise one of its interrupts.
+    fn empty(&self) {
+        self.lines.iter().for_each(|line| event::drain(&line.irq));
+    }
+}
+
+/// A thread that is to end, and what it may wait for.
+struct Unstick {
+    plugged: Plugged,
+    thread: JoinHandle<()>,
+}
+
+impl Unstick {
+    /// Empties the lines until the thread has ended, aside: a peer that lives can fill them again as
+    /// fast, and no faster than it is looked for some time.
+    fn begin(self) {
+        self.plugged.empty();
+        let aside = std::thread::Builder::new().name("vnplug-doorbell".into());
+        let spawned = aside.spawn(move || {
+            let mut pause = Duration::from_millis(1);
+            while !self.thread.is_finished() {
+                std::thread::sleep(pause);
+                self.plugged.empty();
+                pause = (pause * 2).min(Duration::from_secs(1));
+            }
+        });
+        if let Err(error) = spawned {
+            log::warn!(target: "vm", "a doorbell's thread may stay: {error}");
+        }
     }
 }
 
@@ -386,5 +430,74 @@ mod tests {
         drop(fds);
         let (_qemu, _fds) = plug(&server);
         assert!(server.free(2).is_some());
+    }
+
+    /// Until a server's thread has ended.
+    fn ends(shared: &std::sync::Weak<Shared>) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while shared.strong_count() > 0 {
+            assert!(Instant::now() < deadline, "its thread stays");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn an_interrupt_line_that_is_full_keeps_no_thread_of_a_vm_that_is_gone() {
+        let server = server("full");
+        let (qemu, fds) = plug(&server);
+        let shared = Arc::downgrade(&server.shared);
+        let fill = || rustix::io::write(&fds[1], &(u64::MAX - 1).to_ne_bytes());
+        assert_eq!(fill(), Ok(8));
+        let (bell, _) = server.free(2).unwrap();
+        crate::port::doorbell::Doorbell::Vm(bell).ring();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while server.counts().0 == 0 {
+            assert!(Instant::now() < deadline, "it is not rung");
+            std::thread::yield_now();
+        }
+        // Its control: the thread waits, and only that VM for it.
+        std::thread::sleep(Duration::from_millis(50));
+        let mut ring = 1_u64.to_ne_bytes();
+        assert!(server.shared.plugged().is_some() && shared.strong_count() == 2);
+        drop(qemu);
+        drop(server);
+        ends(&shared);
+        // It is ours alone now, and empty or nearly so.
+        rustix::io::ioctl_fionbio(&fds[1], true).unwrap();
+        let left = rustix::io::read(&fds[1], &mut ring).map(|_| u64::from_ne_bytes(ring));
+        assert!(
+            left.is_err() || left.is_ok_and(|left| left <= 2),
+            "{left:?}"
+        );
+    }
+
+    #[test]
+    fn who_fills_an_interrupt_line_again_and_again_keeps_a_thread_no_longer_than_it_lives() {
+        let server = server("refilled");
+        let (_qemu, fds) = plug(&server);
+        let shared = Arc::downgrade(&server.shared);
+        let (bell, _) = server.free(2).unwrap();
+        let over = AtomicBool::new(false);
+        rustix::io::ioctl_fionbio(&fds[1], true).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let _ = rustix::io::write(&fds[1], &(u64::MAX - 1).to_ne_bytes());
+                    // The thread is to wait, not to be told that it would.
+                    rustix::io::ioctl_fionbio(&fds[1], false).unwrap();
+                    std::thread::sleep(Duration::from_micros(100));
+                    rustix::io::ioctl_fionbio(&fds[1], true).unwrap();
+                }
+            });
+            for _ in 0..100 {
+                crate::port::doorbell::Doorbell::Vm(bell.clone()).ring();
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            drop(server);
+            std::thread::sleep(Duration::from_millis(100));
+            over.store(true, Ordering::Relaxed);
+        });
+        rustix::io::ioctl_fionbio(&fds[1], false).unwrap();
+        ends(&shared);
     }
 }
