@@ -46,7 +46,7 @@ use closing::Leaving;
 use compile::CompileThread;
 use limit::Buckets;
 use memory::MemoryThread;
-use session::{Over, Session};
+use session::{Over, Session, Unserved};
 
 /// Connections in all, and of one user that is no operator.
 const MAX_SESSIONS: usize = 32_768;
@@ -505,15 +505,19 @@ impl Control {
             }
             drop(bucket);
             let skipped = session.framer.skipped();
-            let message = match session.framer.next_message() {
+            let message = match session.next_message() {
                 Ok(Some(message)) => message,
                 Ok(None) => {
                     let garbage = session.framer.skipped() - skipped;
                     session.bucket.borrow_mut().charge(garbage as f64 / GARBAGE);
                     break;
                 }
-                Err(malformed) => {
+                Err(Unserved::Malformed(malformed)) => {
                     self.misbehaved(token, &malformed);
+                    return;
+                }
+                Err(Unserved::Over(over)) => {
+                    self.end(token, &over);
                     return;
                 }
             };

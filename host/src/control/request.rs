@@ -91,7 +91,7 @@ impl Control {
             }
             Message::Ack { bytes } if session.channel => {
                 if let Some(session) = self.sessions.get_mut(&token) {
-                    session.acknowledged(Some(bytes as usize));
+                    session.acknowledged(bytes as usize);
                     session.flush()?;
                 }
                 Ok(())
@@ -297,7 +297,7 @@ impl Control {
         if let Some(session) = self.sessions.get_mut(&token) {
             session.greeted = true;
             self.silent.remove(&token);
-            session.acknowledged(None);
+            session.begin_anew();
         }
     }
 }

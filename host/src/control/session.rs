@@ -19,8 +19,8 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD, MAX_REQUEST};
-use vnplug_ring::control::{Message, TTY_WINDOW};
+use vnplug_ring::control::wire::{Framer, HEADER, Header, MAX_PAYLOAD, MAX_REQUEST, Malformed};
+use vnplug_ring::control::{Message, Role, TTY_WINDOW};
 
 use super::limit;
 use crate::closer::PeerFd;
@@ -30,6 +30,8 @@ use crate::sys::socket::{self, Heard};
 
 /// No request is served while more bytes of answers wait for the peer to read them.
 const CLOGGED: usize = 64 << 10;
+/// So much of what a peer asks is held that acknowledges late.
+const MAX_HELD: usize = (256 << 10) - CLOGGED;
 /// With what is said unasked, and one long answer, so many bytes may wait.
 pub(crate) const MAX_QUEUED: usize = CLOGGED + 2 * MAX_PAYLOAD;
 
@@ -66,6 +68,9 @@ pub(crate) struct Session {
     queued_bytes: usize,
     /// Bytes sent and not acknowledged, where the peer acknowledges.
     unacknowledged: Option<usize>,
+    /// Requests of such a peer that came while too much waited for it.
+    held: VecDeque<(Header, Vec<u8>)>,
+    held_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -120,6 +125,8 @@ impl Session {
             queued: VecDeque::new(),
             queued_bytes: 0,
             unacknowledged: None,
+            held: VecDeque::new(),
+            held_bytes: 0,
         }
     }
 
@@ -134,10 +141,10 @@ impl Session {
         self.unacknowledged = Some(0);
     }
 
-    /// The peer read so many bytes; `None`: it began anew.
-    pub(crate) fn acknowledged(&mut self, bytes: Option<usize>) {
+    /// The peer read so many bytes.
+    pub(crate) fn acknowledged(&mut self, bytes: usize) {
         if let Some(pending) = &mut self.unacknowledged {
-            *pending = bytes.map_or(0, |bytes| pending.saturating_sub(bytes));
+            *pending = pending.saturating_sub(bytes);
         }
     }
 
@@ -284,12 +291,86 @@ impl Session {
                 .is_none_or(|pending| pending < TTY_WINDOW)
     }
 
-    /// So much waits that nothing more should be asked or said for now. A channel with
-    /// acknowledgements is never clogged, for they would not be read either; it is cut off at
-    /// [`MAX_QUEUED`].
+    /// So much waits that nothing more is read for now. A channel with acknowledgements is read on, for
+    /// they come that way: see [`next_message`](Self::next_message).
     pub(crate) fn is_clogged(&self) -> bool {
-        self.unacknowledged.is_none() && self.queued_bytes > CLOGGED
+        self.unacknowledged.is_none() && self.has_too_much()
     }
+
+    fn has_too_much(&self) -> bool {
+        self.queued_bytes > CLOGGED
+    }
+
+    /// The next message to be served. While too much waits for a peer that acknowledges, only what
+    /// lets it go on is served: acknowledgements, and the Hello of an agent that began anew. The rest
+    /// is held, up to [`MAX_HELD`] bytes.
+    ///
+    /// # Errors
+    /// [`Over`]: the peer misbehaves.
+    pub(crate) fn next_message(&mut self) -> Result<Option<(Header, Vec<u8>)>, Unserved> {
+        if !self.has_too_much()
+            && let Some(message) = self.held.pop_front()
+        {
+            self.held_bytes -= held_bytes(&message);
+            return Ok(Some(message));
+        }
+        while let Some(message) = self.framer.next_message().map_err(Unserved::Malformed)? {
+            if !self.has_too_much() || goes_first(&message.0) {
+                return Ok(Some(message));
+            }
+            self.held_bytes += held_bytes(&message);
+            self.held.push_back(message);
+            if self.held_bytes > MAX_HELD {
+                let what = "it asks on and acknowledges nothing";
+                return Err(Unserved::Over(Over::Misbehaved(what)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// An agent that acknowledges began anew: what was asked before, and what is not sent of the
+    /// answers, is nobody's.
+    pub(crate) fn begin_anew(&mut self) {
+        if self.unacknowledged.is_none() {
+            return;
+        }
+        self.held.clear();
+        self.held_bytes = 0;
+        // Of a message that is sent in part the rest follows: the next one begins behind it.
+        let begun = self.queued.pop_front().filter(|first| first.sent > 0);
+        self.queued.clear();
+        self.queued_bytes = begun.as_ref().map_or(0, |it| it.bytes.len() - it.sent);
+        self.queued.extend(begun);
+        self.unacknowledged = Some(0);
+    }
+}
+
+/// Why there is no next message.
+#[derive(Debug)]
+pub(crate) enum Unserved {
+    /// It is none.
+    Malformed(Malformed),
+    /// The connection is to end.
+    Over(Over),
+}
+
+/// What one held message counts: with what keeping it costs.
+fn held_bytes(message: &(Header, Vec<u8>)) -> usize {
+    HEADER + size_of::<(Header, Vec<u8>)>() + message.1.len()
+}
+
+fn goes_first(header: &Header) -> bool {
+    let hello = Message::Hello {
+        min_version: 0,
+        max_version: 0,
+        role: Role::Agent,
+        name: String::new(),
+        live: Vec::new(),
+        vectors: 0,
+    };
+    [Message::Ack { bytes: 0 }, hello]
+        .map(|it| it.kind())
+        .contains(&header.kind)
 }
 
 impl std::fmt::Display for Over {
