@@ -265,7 +265,11 @@ impl Hub {
         let ended = |group: &HostGroup| !group.admitted.iter().any(|it| matches!(it, Owner::Vm(_)));
         let ended = self.host_groups.groups.extract_if(.., |_, it| ended(it));
         let path = |group: HostGroup| match group.home {
-            Home::File { path, .. } => Some(path),
+            Home::File { path, memory, .. } => {
+                // Freed with the last port that still reads it, whoever else maps it.
+                memory.1.give_up();
+                Some(path)
+            }
             Home::Packets(_) | Home::Lost(_) => None,
         };
         ended.filter_map(|(_, group)| path(group)).collect()

@@ -417,10 +417,21 @@ fn in_chunks(
     Ok(())
 }
 
-/// Whether a mapping lost pages under us: its file was truncated by somebody.
+/// What happens to a mapping of a file that others map, too.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
+    /// It lost pages under us: its file was truncated by somebody.
     pub(crate) lost: AtomicBool,
+    /// Nobody is to have it any more.
+    over: AtomicBool,
+}
+
+impl Watch {
+    /// From now on the pages of the mapping are freed with it, whoever still has the file.
+    pub(crate) fn give_up(&self) {
+        // Release: pairs with the Acquire in `Mapping::drop`.
+        self.over.store(true, Ordering::Release);
+    }
 }
 
 /// Maps `len` bytes of what a descriptor has, for as long as the region lives.
@@ -492,7 +503,9 @@ fn lay_out(
         base,
         bytes,
         guard: None,
-        own: Vec::new(),
+        own,
+        pieces: parts.iter().map(|part| part.piece).collect(),
+        watch: Arc::clone(watch),
         _taken: taken,
     };
     for Part { piece, fd } in parts {
@@ -517,9 +530,6 @@ fn lay_out(
             mapping.populate(piece.at + offset, bytes)
         })?;
     }
-    if own {
-        mapping.own = parts.iter().map(|part| part.piece).collect();
-    }
     // SAFETY: mapped for `len` bytes until `mapping`, the owner, is dropped; page-aligned. Nobody
     // takes a part of the region that has a gap.
     Ok(unsafe { Region::from_raw(base, len, Arc::new(mapping)) })
@@ -533,8 +543,10 @@ struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
     guard: Option<super::sigbus::Guard>,
-    /// What is freed with it.
-    own: Vec<Piece>,
+    /// Its pages are freed with it, unless they are left to readers.
+    own: bool,
+    pieces: Vec<Piece>,
+    watch: Arc<Watch>,
     /// Dropped after the mapping is gone.
     _taken: Taken,
 }
@@ -558,7 +570,7 @@ impl Mapping {
     /// has a descriptor has no memory by it. The life in the ring's page said before that it is over.
     fn free(&self) {
         // The records first: their reader looks at its page before.
-        let (records, words): (Vec<Piece>, _) = self.own.iter().partition(|it| it.is_records);
+        let (records, words): (Vec<Piece>, _) = self.pieces.iter().partition(|it| it.is_records);
         for piece in records.into_iter().chain(words) {
             let freed = in_chunks(piece.len, &|| true, |offset, bytes| {
                 // SAFETY: the piece lies in the mapping, of which every region is gone.
@@ -584,7 +596,11 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // Before the addresses may be somebody else's.
         self.guard = None;
-        if !LEFT.load(Ordering::Acquire) {
+        let is_own = self.own && !LEFT.load(Ordering::Acquire);
+        // What was lost is no file's any more.
+        let is_over =
+            self.watch.over.load(Ordering::Acquire) && !self.watch.lost.load(Ordering::Acquire);
+        if is_own || is_over {
             self.free();
         }
         let (mut offset, chunk) = (0, CHUNK as usize);

@@ -273,6 +273,8 @@ impl Vm {
     /// Deletes what lies in the file system, and gives the memory away: to unmap it takes long.
     pub(crate) fn dissolve(self, state: &Path) -> Region {
         self.record.remove_files(state);
+        // A QEMU that does not let go of it keeps no memory.
+        self.watch.give_up();
         self.region
     }
 }
