@@ -1,6 +1,10 @@
 //! `vnplug extract` and `vnplug index`: packets of recordings, found again.
 
-use std::fs::{self, File};
+mod summary;
+mod target;
+mod words;
+
+use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,15 +12,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use vnplug_store::archive::Keys;
 use vnplug_store::extract::{
-    Extract as Search, Format as FileFormat, Output, Query, captures, forbidden, parse_time,
+    Extract as Search, Format as FileFormat, Output, Query, Step, Tally, captures, forbidden,
+    parse_time,
 };
-use vnplug_store::filter::Filter;
 use vnplug_store::index::{damage, rebuild};
 use vnplug_store::manifest::holes;
 
 use crate::failure::{Failure, OK, Outcome, USAGE};
-use crate::out;
-use crate::text::grouped;
+use crate::text::{counted, grouped};
+use crate::{out, sys};
+
+use target::Target;
+use words::are_there;
 
 /// Extracts packets from recordings, in the order of time.
 #[derive(Debug, Args)]
@@ -45,9 +52,15 @@ pub(crate) struct Extract {
     /// File with a secret key of age, which opens encrypted recordings; several can be given
     #[arg(short, long, value_name = "FILE")]
     identity: Vec<PathBuf>,
-    /// Say on stderr what was read
+    /// Only packets that match this expression; then all words are places
+    #[arg(short, long, value_name = "EXPRESSION")]
+    filter: Option<String>,
+    /// Say on stderr what was read, also if the packets go to standard output
     #[arg(short, long)]
     verbose: bool,
+    /// With -w FILE: one JSON object on standard output says what was found, lost and wrong
+    #[arg(long)]
+    json: bool,
 }
 
 /// Which kind of file is written.
@@ -67,69 +80,79 @@ impl Extract {
                 "packets are not written to a terminal; add `-w FILE` or `| tcpdump -nr -`",
             ));
         }
-        let (places, expression) = self.places()?;
+        if to_stdout && self.json {
+            return Err(Failure::with_code(
+                USAGE,
+                "--json: the packets go to standard output; add `-w FILE`",
+            ));
+        }
         let (from_ns, to_ns) = range(self.from, self.to)?;
+        let (places, filter) = words::split(&self.places, self.filter.as_deref())?;
         let query = Query {
             from_ns,
             to_ns,
-            filter: Filter::new(&expression)?,
+            filter,
         };
         let mut wrong = Wrong::default();
         wrong.places(places)?;
         let mut search = Search::open_with(places, query, &keys(&self.identity)?)?;
-        let to: Box<dyn Write> = match to_stdout {
-            true => Box::new(io::stdout()),
-            false => Box::new(create(&self.write, places)?),
-        };
-        let mut output = Output::new(to, self.format());
         wrong.search(&mut search);
-        let written = loop {
-            match search.read()? {
-                Some(packet) => {
-                    if let Err(error) = output.write(&packet) {
-                        break Err(error);
-                    }
-                }
-                None => {
-                    let told = output.tell(search.losses());
-                    break told.and_then(|()| output.finish().map(drop));
-                }
+        let to = match to_stdout {
+            true => To::Stdout(io::stdout()),
+            false => {
+                let file = create(&self.write, places)?;
+                // From now on there is something to take away.
+                sys::catch_signals();
+                To::File(file)
             }
         };
-        wrong.search(&mut search);
-        written.map_err(|error| match (error.kind(), to_stdout) {
-            (ErrorKind::BrokenPipe, true) => Failure::quiet(),
-            _ => Failure::about(self.write.display(), error),
+        let written = write(&mut search, Output::new(to, self.format()));
+        let bytes = written.map_err(|error| match (error, to_stdout) {
+            (Stopped::Write(error), true) if error.kind() == ErrorKind::BrokenPipe => {
+                Failure::quiet()
+            }
+            (Stopped::Write(error), _) => Failure::about(self.write.display(), error),
+            (Stopped::Search(failure), _) => failure,
+            (Stopped::Signal, _) => {
+                Failure::about(self.write.display(), "stopped by a signal, not written")
+            }
         })?;
+        wrong.search(&mut search);
         tell_losses(&search);
         let tally = search.tally();
-        if self.verbose || tally.late > 0 {
-            let late = match tally.late {
-                0 => String::new(),
-                late => format!(", {} of them out of order", grouped(late)),
-            };
-            out::note(&format!(
-                "{} packets{late}; {} segments, {} bytes of them read, {} chunks left out",
-                grouped(tally.packets),
-                grouped(tally.segments),
-                grouped(tally.bytes_read),
-                grouped(tally.chunks_skipped),
-            ));
+        if self.verbose || tally.late > 0 || tally.packets == 0 || !to_stdout {
+            self.close(tally, bytes, to_stdout);
+        }
+        if self.json {
+            out::line(&summary::json(&self.write, &search, bytes, &wrong.told).to_string())?;
         }
         wrong.end("found")
     }
 
-    /// Splits the words into places and the filter: the last word is one unless it is a file's name.
-    fn places(&self) -> Result<(&[PathBuf], String), Failure> {
-        match self.places.split_last() {
-            Some((last, places)) if !places.is_empty() && fs::metadata(last).is_err() => {
-                let expression = last.to_str().map(str::to_owned);
-                let expression =
-                    expression.ok_or_else(|| Failure::new("the filter is not UTF-8"))?;
-                Ok((places, expression))
-            }
-            _ => Ok((&self.places, String::new())),
-        }
+    /// The last line.
+    fn close(&self, tally: Tally, bytes: u64, to_stdout: bool) {
+        let packets = match tally.packets {
+            0 => "no packets match".to_owned(),
+            packets => counted(packets, "packet"),
+        };
+        let late = match tally.late {
+            0 => String::new(),
+            late => format!(", {} of them out of order", grouped(late)),
+        };
+        let file = match to_stdout {
+            true => String::new(),
+            false => format!(
+                ", {} in {}",
+                counted(bytes, "captured byte"),
+                self.write.display()
+            ),
+        };
+        out::note(&format!(
+            "{packets}{late}{file}; {}, {} of them read, {} left out",
+            counted(tally.segments, "segment"),
+            counted(tally.bytes_read, "byte"),
+            counted(tally.chunks_skipped, "chunk"),
+        ));
     }
 
     fn format(&self) -> FileFormat {
@@ -142,11 +165,85 @@ impl Extract {
     }
 }
 
+/// Where packets go.
+enum To {
+    Stdout(io::Stdout),
+    File(Target),
+}
+
+impl Write for To {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Stdout(to) => to.write(bytes),
+            Self::File(to) => to.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Stdout(to) => to.flush(),
+            Self::File(to) => to.flush(),
+        }
+    }
+}
+
+/// Why not all was written.
+enum Stopped {
+    Write(io::Error),
+    Search(Failure),
+    Signal,
+}
+
+impl From<io::Error> for Stopped {
+    fn from(error: io::Error) -> Self {
+        Self::Write(error)
+    }
+}
+
+/// Writes what is found, and what is missing: the captured bytes.
+fn write(search: &mut Search, mut output: Output<To>) -> Result<u64, Stopped> {
+    let mut progress = out::Progress::new(false);
+    let mut bytes = 0;
+    loop {
+        match search
+            .step()
+            .map_err(|error| Stopped::Search(error.into()))?
+        {
+            Step::Packet(packet) => {
+                bytes += packet.bytes.len() as u64;
+                output.write(&packet)?;
+            }
+            Step::Looking => {
+                if sys::stop().is_some() {
+                    return Err(Stopped::Signal);
+                }
+            }
+            Step::End => break,
+        }
+        let tally = search.tally();
+        progress.tell(|| far(tally));
+    }
+    output.tell(search.losses())?;
+    if let To::File(file) = output.finish()? {
+        file.finish()?;
+    }
+    Ok(bytes)
+}
+
+/// How far a search is.
+pub(crate) fn far(tally: Tally) -> String {
+    format!(
+        "{} found, {:.1} MB read",
+        counted(tally.packets, "packet"),
+        tally.bytes_read as f64 / 1e6
+    )
+}
+
 /// Makes the file that is written; not one of those that are read.
-fn create(path: &Path, places: &[PathBuf]) -> Result<File, Failure> {
+fn create(path: &Path, places: &[PathBuf]) -> Result<Target, Failure> {
     match forbidden(path, places) {
         Some(why) => Err(Failure::about(path.display(), why)),
-        None => File::create(path).map_err(|error| Failure::about(path.display(), error)),
+        None => Target::create(path).map_err(|error| Failure::about(path.display(), error)),
     }
 }
 
@@ -167,6 +264,8 @@ pub(crate) fn keys(files: &[PathBuf]) -> Result<Keys, Failure> {
 pub(crate) struct Wrong {
     damaged: bool,
     unread: bool,
+    /// What was said.
+    pub(crate) told: Vec<String>,
 }
 
 impl Wrong {
@@ -176,6 +275,7 @@ impl Wrong {
     /// # Errors
     /// [`Failure`] if no place has.
     pub(crate) fn places(&mut self, places: &[PathBuf]) -> Result<(), Failure> {
+        are_there(places)?;
         let is_empty = |place: &&PathBuf| {
             let (files, unread) = captures(std::slice::from_ref(*place));
             files.is_empty() && unread.is_empty()
@@ -201,7 +301,9 @@ impl Wrong {
     /// Tells what is damaged, and what could not be read.
     pub(crate) fn search(&mut self, search: &mut Search) {
         for problem in search.problems() {
-            out::note(&problem.to_string());
+            let text = problem.to_string();
+            out::note(&text);
+            self.told.push(text);
             match problem.is_damage() {
                 true => self.damaged = true,
                 false => self.unread = true,

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use vnplug_store::extract::{Extract, Flow, Flows as Table, Query, Sum};
+use vnplug_store::extract::{Extract, Flow, Flows as Table, Query, Step, Sum};
 use vnplug_store::filter::Filter;
 use vnplug_store::name::time as stamp;
 
-use crate::extract::{Wrong, keys, range, tell_losses, time};
+use crate::extract::{Wrong, far, keys, range, tell_losses, time};
 use crate::failure::{Failure, Outcome};
 use crate::out;
-use crate::text::grouped;
+use crate::text::{counted, grouped};
 
 /// Lists the flows of recordings, the largest first.
 #[derive(Debug, Args)]
@@ -66,16 +66,36 @@ impl Flows {
         wrong.places(&self.places)?;
         let mut search = Extract::open_with(&self.places, query, &keys(&self.identity)?)?;
         let mut table = Table::default();
-        while let Some(packet) = search.read()? {
-            table.add(&packet);
+        let mut progress = out::Progress::new(self.json);
+        loop {
+            match search.step()? {
+                Step::Packet(packet) => table.add(&packet),
+                Step::Looking => {}
+                Step::End => break,
+            }
+            let tally = search.tally();
+            progress.tell(|| far(tally));
         }
+        progress.end();
         wrong.search(&mut search);
         tell_losses(&search);
-        for (flow, sum) in table.sorted(self.by == By::Packets).iter().take(self.top) {
+        let flows = table.sorted(self.by == By::Packets);
+        for (flow, sum) in flows.iter().take(self.top) {
             self.line(Some(flow), *sum)?;
         }
         if table.other().packets > 0 {
             self.line(None, table.other())?;
+        }
+        let tally = search.tally();
+        if tally.packets == 0 {
+            out::note("no packets match");
+        } else if !self.json {
+            out::note(&format!(
+                "{} in {}; {} read",
+                counted(tally.packets, "packet"),
+                counted(flows.len() as u64, "flow"),
+                counted(tally.bytes_read, "byte"),
+            ));
         }
         wrong.end("counted")
     }

@@ -25,7 +25,7 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is too large"))
 }
 
-/// Parses a time: `5`, `5s`, `1.5s`, `200ms`, `50us`, `2m`, `1h`; without a unit, seconds.
+/// Parses a time: `5`, `5s`, `1.5s`, `200ms`, `50us`, `2m`, `1h`, `30d`; without a unit, seconds.
 ///
 /// # Errors
 /// A text that says what is allowed.
@@ -39,6 +39,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         "us" => 1e-6,
         "m" => 60.0,
         "h" => 3600.0,
+        "d" => 86_400.0,
         _ => return Err(wrong()),
     };
     Duration::try_from_secs_f64(number * factor).map_err(|_| wrong())
@@ -72,6 +73,12 @@ pub(crate) fn grouped(number: u64) -> String {
         out.push(digit);
     }
     out
+}
+
+/// A number of things: `1 packet`, `2,000 packets`; the plural has an s.
+pub(crate) fn counted(number: u64, thing: &str) -> String {
+    let s = if number == 1 { "" } else { "s" };
+    format!("{} {thing}{s}", grouped(number))
 }
 
 /// Rows as text in aligned columns, two spaces apart; columns of numbers are set to the right.
@@ -150,6 +157,7 @@ mod tests {
             ("1000us", 1),
             ("2m", 120_000),
             ("1h", 3_600_000),
+            ("30d", 30 * 86_400_000),
         ] {
             assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
         }
@@ -178,6 +186,13 @@ mod tests {
         ] {
             assert_eq!(grouped(number), text);
         }
+    }
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!(counted(1, "packet"), "1 packet");
+        assert_eq!(counted(0, "packet"), "0 packets");
+        assert_eq!(counted(1234, "packet"), "1,234 packets");
     }
 
     #[test]

@@ -5,8 +5,9 @@
 mod support;
 
 use std::fs::{self, File};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use support::{Scratch, run, vnplug};
@@ -140,6 +141,137 @@ fn a_segment_that_is_missing_in_the_middle_is_told_by_all() {
 }
 
 #[test]
+fn an_exported_file_is_whole_and_no_more_readable_than_segments() {
+    let it = Recording::new();
+    let found = it.found();
+    let (code, _, err) = it.extract(&it.dir, &[]);
+    assert_eq!(code, 0, "{err}");
+    assert!(
+        err.contains("100 packets, 6,000 captured bytes in "),
+        "{err}"
+    );
+    assert_eq!(fs::metadata(&found).unwrap().mode() & 0o027, 0);
+    // One that is stopped leaves what was there, and nothing beside it.
+    let before = fs::read(&found).unwrap();
+    let large = it.scratch.path("large.pcapng");
+    let mut output = Output::new(File::create(&large).unwrap(), Format::Pcapng);
+    for n in 0..400_000 {
+        let packet = Packet {
+            ts_ns: START_NS + n,
+            bytes: &[7; 1400],
+            wire_len: 1400,
+            flags: 0,
+            lost: 0,
+            comment: "",
+            interface: &Interface::ethernet(),
+        };
+        output.write(&packet).unwrap();
+    }
+    output.finish().unwrap();
+    let words = [
+        "extract",
+        large.to_str().unwrap(),
+        "-w",
+        found.to_str().unwrap(),
+    ];
+    let mut command = vnplug(&it.scratch.path("nobody"), &words);
+    let child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let parts = || {
+        let entries = fs::read_dir(&it.scratch.0).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths
+            .filter(|path| path.extension().is_some_and(|ext| ext == "part"))
+            .count()
+    };
+    while parts() == 0 {
+        assert_eq!(fs::read(&found).unwrap(), before);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(1), "{out:?}");
+    assert!(
+        String::from_utf8_lossy(&out.stderr).contains("stopped by a signal"),
+        "{out:?}"
+    );
+    assert_eq!((fs::read(&found).unwrap(), parts()), (before, 0));
+}
+
+#[test]
+fn a_file_named_like_a_filter_is_asked_about() {
+    let it = Recording::new();
+    fs::write(it.scratch.path("udp"), "").unwrap();
+    let found = it.found();
+    let words = ["extract", "rec", "udp", "-w", found.to_str().unwrap()];
+    let mut command = vnplug(&it.scratch.path("nobody"), &words);
+    command.current_dir(&it.scratch.0);
+    let (code, _, err) = run(command);
+    assert_eq!(code, 2, "{err}");
+    assert!(
+        err.contains("--filter 'udp'") && err.contains("./udp"),
+        "{err}"
+    );
+    assert!(!found.exists());
+    let words = [
+        "extract",
+        "rec",
+        "--filter",
+        "udp",
+        "-w",
+        found.to_str().unwrap(),
+    ];
+    let mut command = vnplug(&it.scratch.path("nobody"), &words);
+    command.current_dir(&it.scratch.0);
+    let (code, _, err) = run(command);
+    assert!(code == 0 && err.contains("no packets match"), "{err}");
+}
+
+#[test]
+fn a_place_that_is_not_there_is_called_so() {
+    let it = Recording::new();
+    let nope = it.scratch.path("nope");
+    for more in [&[][..], &["udp"]] {
+        let (code, _, err) = it.extract(&nope, more);
+        assert!(code == 1 && err.contains("nope: no such file"), "{err}");
+    }
+    let (code, _, err) = it.extract(&it.dir, &[nope.to_str().unwrap()]);
+    assert!(code == 1 && err.contains("nope: no such file"), "{err}");
+    let (code, _, err) = it.extract(&it.dir, &["host and"]);
+    assert!(code == 1 && err.contains("no such file"), "{err}");
+    assert!(err.contains("no filter: "), "{err}");
+    for command in ["flows", "index"] {
+        let (code, _, err) = it.vnplug(&[command.as_ref(), &nope]);
+        assert!(
+            code == 1 && err.contains("nope: no such file"),
+            "{command}: {err}"
+        );
+    }
+    assert!(!it.found().exists());
+}
+
+#[test]
+fn nothing_found_is_said_and_a_summary_is_json() {
+    let it = Recording::new();
+    let (code, _, err) = it.extract(&it.dir, &["arp"]);
+    assert!(code == 0 && err.contains("no packets match"), "{err}");
+    let (code, out, err) = it.vnplug(&["flows".as_ref(), &it.dir, "-f".as_ref(), "arp".as_ref()]);
+    assert!(
+        code == 0 && out.is_empty() && err.contains("no packets match"),
+        "{err}"
+    );
+    let (code, out, _) = it.extract(&it.dir, &["--json"]);
+    let summary: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &summary["packets"]), (0, &serde_json::json!(100)));
+    assert_eq!(summary["captured_bytes"], 6000);
+    assert_eq!(summary["losses"]["told_by_packets"]["packets"], 0);
+    assert_eq!(summary["problems"], serde_json::json!([]));
+    let words = ["extract".as_ref(), it.dir.as_path(), "--json".as_ref()];
+    let (code, _, err) = it.vnplug(&words);
+    assert!(code == 2 && err.contains("add `-w FILE`"), "{err}");
+}
+
+#[test]
 fn what_a_range_lost_is_carried_over_and_told() {
     let it = Recording::new();
     let name = "r-0000000002-20261121T134502.000000000Z.pcapng";
@@ -206,7 +338,7 @@ fn what_a_range_lost_is_carried_over_and_told() {
     assert!(code == 0 && err.contains("77 packets (ring)"), "{err}");
     // Of one file, what was lost in its time.
     let (_, _, err) = it.extract(&it.segment, &[]);
-    assert!(err.is_empty(), "{err}");
+    assert!(!err.contains("lost"), "{err}");
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //! block of its index, or a chunk of packets. So the first packet comes as soon as it is known to be the
 //! first, and a segment is not looked into before its time has come.
 //!
-//! **Order.** Segments may overlap. Within a segment a packet may stand up to a block of the index (16
+//! **Order.** Segments may overlap; packets of one stamp come in the order in which they were recorded. Within a segment a packet may stand up to a block of the index (16
 //! MiB) behind its place by time, or 1 MiB where there is no index yet; what stands farther behind comes
 //! late and is counted, never lost.
 //!
@@ -100,8 +100,10 @@ pub struct Tally {
 pub struct Extract {
     query: Query,
     streams: Vec<Option<Stream>>,
-    /// The lower bound of each stream that has not ended.
-    next: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Each stream that has not ended, the next one on top.
+    next: BinaryHeap<Reverse<Next>>,
+    /// How often a packet was handed out.
+    turn: u64,
     tally: Tally,
     losses: Losses,
     last_ns: u64,
@@ -128,6 +130,7 @@ impl Extract {
             query,
             streams: Vec::new(),
             next: BinaryHeap::new(),
+            turn: 0,
             tally: Tally::default(),
             losses: Losses::default(),
             last_ns: 0,
@@ -153,7 +156,10 @@ impl Extract {
         extract.losses = Losses::listed(places, &spans, range);
         extract.tally.segments = extract.streams.len() as u64;
         let bounds = extract.streams.iter().flatten().map(Stream::bound);
-        extract.next = bounds.zip(0..).map(Reverse).collect();
+        let next = bounds.zip(0..);
+        extract.next = next
+            .map(|(bound, number)| Reverse((bound, Reverse(0), number)))
+            .collect();
         Ok(extract)
     }
 
@@ -208,7 +214,7 @@ impl Extract {
 
     /// Asks the segment that may have the next packet.
     fn advance(&mut self) -> Result<Advance, ExtractError> {
-        let Some(&Reverse((bound, number))) = self.next.peek() else {
+        let Some(&Reverse((bound, mut turn, number))) = self.next.peek() else {
             return Ok(Advance::End);
         };
         let slot = &mut self.streams[number];
@@ -228,8 +234,12 @@ impl Extract {
             )?;
         }
         let bound = stream.bound();
+        if taken.is_some() {
+            self.turn += 1;
+            turn = Reverse(self.turn);
+        }
         if let Some(mut top) = self.next.peek_mut() {
-            *top = Reverse((bound, number));
+            *top = Reverse((bound, turn, number));
         }
         Ok(taken.map_or(Advance::Looking, |(run, meta)| {
             Advance::Found(Place { number, run, meta })
@@ -270,6 +280,12 @@ impl Extract {
         std::mem::take(&mut self.problems)
     }
 }
+
+/// A stream's lower bound, the turn in which it gave its last packet, and its number.
+///
+/// Of several with the same bound the one that gave the last packet goes on: a recorder that writes to several
+/// directories in turn changes between them within packets of one stamp, and what it wrote first comes first.
+type Next = (u64, Reverse<u64>, usize);
 
 /// What a [`step`](Extract::step) led to.
 #[derive(Debug)]

@@ -1,7 +1,9 @@
 //! Several directories, one of which fails.
 
-use super::trouble::sims;
+use super::trouble::{Place, sims};
 use super::*;
+use crate::extract::{Extract, Query};
+use crate::filter::Filter;
 
 /// As `vnplug record` does while nothing comes.
 fn wait(recorder: &mut Recorder, what: &str, mut test: impl FnMut(&Status) -> bool) {
@@ -22,6 +24,39 @@ fn settings_of_two() -> Settings {
         flush_every: Duration::ZERO,
         ..settings(Format::Pcapng)
     }
+}
+
+#[test]
+fn packets_of_one_stamp_are_extracted_as_they_came() {
+    let (one, two) = (Place::new("equal-a"), Place::new("equal-b"));
+    let mut settings = settings(Format::Pcapng);
+    settings.chunk_bytes = 1 << 20;
+    let mut recorder = recorder(&settings, vec![one.disk(), two.disk()]);
+    for number in 0..20_000_u64 {
+        let mut bytes = number.to_le_bytes().to_vec();
+        bytes.resize(1400, 1);
+        // So many have one stamp that chunks, and so directories, change among them.
+        let meta = meta(number / 50, bytes.len());
+        let packet = Packet {
+            meta,
+            bytes: &bytes,
+        };
+        assert!(recorder.take(0, &packet, &mut || false));
+    }
+    assert_eq!(recorder.finish().durable, 20_000);
+    let query = Query {
+        from_ns: 0,
+        to_ns: u64::MAX,
+        filter: Filter::new("").unwrap(),
+    };
+    let places = [one.0.clone(), two.0.clone()];
+    let mut extract = Extract::open(&places, query).unwrap();
+    let mut numbers = Vec::new();
+    while let Some(packet) = extract.read().unwrap() {
+        numbers.push(u64::from_le_bytes(*packet.bytes.first_chunk().unwrap()));
+    }
+    let wrong = (0..20_000).zip(&numbers).filter(|(n, found)| n != *found);
+    assert_eq!((numbers.len(), wrong.count()), (20_000, 0));
 }
 
 #[test]
