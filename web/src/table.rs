@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use vnplug_store::extract::{Capture, Unread, captures};
 use vnplug_store::index::Chunk;
+use vnplug_store::manifest::holes;
 
 use crate::bins::{Axis, Bins};
 use crate::losses::{self, Missing};
@@ -22,6 +23,10 @@ pub(crate) struct Table {
     states: Vec<State>,
     /// Places that cannot be read.
     problems: Vec<String>,
+    /// Segments that are missing between others, or are not those that were closed.
+    holes: Vec<String>,
+    /// When those were looked for.
+    holes_at: Option<Instant>,
     looked: Option<Instant>,
 }
 
@@ -33,6 +38,8 @@ impl Table {
             segments: BTreeMap::new(),
             states: Vec::new(),
             problems: Vec::new(),
+            holes: Vec::new(),
+            holes_at: None,
             looked: None,
         }
     }
@@ -97,6 +104,13 @@ impl Table {
             self.segments.extend(known);
         }
         self.states = state::latest(states);
+        if self.holes_at.is_none_or(|at| at.elapsed() >= HOLES_EVERY) {
+            self.holes = match holes(&self.places) {
+                Ok(holes) => holes.iter().map(ToString::to_string).collect(),
+                Err(error) => vec![format!("what is missing is not known: {error}")],
+            };
+            self.holes_at = Some(Instant::now());
+        }
     }
 
     /// Bytes of files that are still to be looked at.
@@ -185,7 +199,9 @@ impl Table {
     fn problems(&self) -> Vec<String> {
         let damaged = self.segments.values().filter_map(Segment::problem);
         let damaged = damaged.take(MOST_PROBLEMS).map(str::to_owned);
-        self.problems.iter().cloned().chain(damaged).collect()
+        let holes = self.holes.iter().take(MOST_PROBLEMS);
+        let known = self.problems.iter().chain(holes).cloned();
+        known.chain(damaged).collect()
     }
 }
 
@@ -254,3 +270,5 @@ const FRESH: Duration = Duration::from_millis(300);
 /// Of segments that are read for one timeline: 64 chunks.
 const EXACT_BYTES: u64 = 16 << 20;
 const MOST_PROBLEMS: usize = 20;
+/// How often manifests and the numbers of segments are looked at.
+const HOLES_EVERY: Duration = Duration::from_secs(5);

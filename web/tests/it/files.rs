@@ -65,6 +65,23 @@ fn downloaded(server: &Server, scratch: &Place) -> u64 {
 }
 
 #[test]
+fn a_segment_that_is_missing_in_the_middle_is_told() {
+    let place = Place::new();
+    let frame = udp(9, 100);
+    let segments: Vec<_> = (0..3)
+        .map(|n| segment(&place.0, n, [(START + n * SECOND, &frame[..])]))
+        .collect();
+    let problems = || Server::start(&[&place.0]).timeline("")["problems"].to_string();
+    assert_eq!(problems(), "[]");
+    fs::remove_file(&segments[1]).unwrap();
+    assert!(
+        problems().contains("sequence 1 is missing between"),
+        "{}",
+        problems()
+    );
+}
+
+#[test]
 fn what_is_shown_is_what_is_downloaded_and_each_file_once() {
     let (place, scratch) = (Place::new(), Place::new());
     // A packed file of somebody else.
