@@ -40,6 +40,34 @@ fn every_command_has_help_with_an_example() {
 }
 
 #[test]
+fn a_recording_is_not_begun_by_mistake() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("nobody");
+    let to = scratch.path("rec");
+    let words = [
+        "record",
+        "host:mid",
+        "host:mid",
+        "--to",
+        to.to_str().unwrap(),
+    ];
+    let (code, _, err) = run(vnplug(&socket, &words));
+    assert!(code == 2 && err.contains("named twice"), "{err}");
+    assert!(!to.exists());
+    // A disk that is not mounted: nothing is made on the one below.
+    let deep = scratch.path("nope").join("deep");
+    let words = ["record", "host:mid", "--to", deep.to_str().unwrap()];
+    let (code, _, err) = run(vnplug(&socket, &words));
+    assert!(
+        code == 1 && err.contains("is its disk mounted? --parents"),
+        "{err}"
+    );
+    assert!(!scratch.path("nope").exists());
+    let (code, _, err) = run(vnplug(&socket, &[&words[..], &["--parents"]].concat()));
+    assert!(code != 0 && deep.exists(), "{err}");
+}
+
+#[test]
 fn wrong_usage_is_exit_code_2() {
     let scratch = Scratch::new();
     let socket = scratch.path("nobody");

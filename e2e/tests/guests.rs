@@ -308,7 +308,9 @@ fn record(lab: &Lab, daemon: &Daemon, guest: &Guest) {
     let _ = recorder.signal("INT");
     let output = recorder.wait(LIMIT).unwrap();
     assert_eq!(output.status, 0, "{}", output.text());
-    let state = guest.run("vnplug record --status /tmp/rec", LIMIT).unwrap();
+    let state = guest
+        .run("vnplug record --json --status /tmp/rec", LIMIT)
+        .unwrap();
     let state: serde_json::Value = serde_json::from_slice(&state.bytes).unwrap();
     let taken = state["taken"].as_u64().unwrap();
     assert_eq!(state["durable_mark"]["packets"], taken, "{state}");

@@ -137,7 +137,7 @@ fn a_quota_holds_and_a_second_recorder_is_refused() {
     drop(lease);
     let status = Command::new(program("vnplug").unwrap())
         .arg("record")
-        .arg("--status")
+        .args(["--json", "--status"])
         .arg(&dir)
         .output()
         .unwrap();

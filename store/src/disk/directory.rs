@@ -7,12 +7,13 @@ use rustix::fs::{Mode, OFlags, fsync, open};
 
 use super::errno;
 
-/// Makes a directory and those above it that are missing, and syncs those in which a name is new.
+/// Makes a directory, `with_parents` also those above it that are missing, and syncs those in which a name is
+/// new.
 ///
 /// # Errors
-/// Those of mkdir(2) and fsync(2).
-pub fn make_directory(path: &Path) -> io::Result<()> {
-    for parent in make(path)? {
+/// Those of mkdir(2) and fsync(2): [`io::ErrorKind::NotFound`] if what is above it is missing.
+pub fn make_directory(path: &Path, with_parents: bool) -> io::Result<()> {
+    for parent in make(path, with_parents)? {
         sync_directory(&parent)?;
     }
     Ok(())
@@ -26,12 +27,13 @@ pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
 }
 
 /// The directories in which one was made, from the root on.
-fn make(path: &Path) -> io::Result<Vec<PathBuf>> {
+fn make(path: &Path, with_parents: bool) -> io::Result<Vec<PathBuf>> {
     let missing = path
         .ancestors()
         .take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
     let mut parents = Vec::new();
-    for dir in missing.collect::<Vec<_>>().into_iter().rev() {
+    let most = if with_parents { usize::MAX } else { 1 };
+    for dir in missing.take(most).collect::<Vec<_>>().into_iter().rev() {
         match std::fs::create_dir(dir) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
@@ -54,12 +56,15 @@ mod tests {
         let root = std::env::temp_dir().join(format!("vnplug-make-{}", std::process::id()));
         let (a, b, c) = (root.join("a"), root.join("a/b"), root.join("a/b/c"));
         std::fs::create_dir(&root).unwrap();
-        assert_eq!(make(&c).unwrap(), [root.clone(), a, b]);
-        assert!(make(&c).unwrap().is_empty());
-        make_directory(&c).unwrap();
+        let missing = make_directory(&b, false).unwrap_err();
+        assert!(missing.kind() == io::ErrorKind::NotFound && !a.exists());
+        assert_eq!(make(&c, true).unwrap(), [root.clone(), a, b]);
+        assert!(make(&c, false).unwrap().is_empty());
+        make_directory(&c, false).unwrap();
+        assert_eq!(make(&c.join("d"), false).unwrap(), [c]);
         std::fs::write(root.join("file"), "").unwrap();
-        assert!(make_directory(&root.join("file")).is_err());
-        assert!(make_directory(&root.join("file/d")).is_err());
+        assert!(make_directory(&root.join("file"), true).is_err());
+        assert!(make_directory(&root.join("file/d"), true).is_err());
         std::fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -201,6 +201,8 @@ pub struct Entry {
     pub len: u64,
     /// Bytes it takes on the disk.
     pub bytes: u64,
+    /// When it was written last, nanoseconds since 1970.
+    pub written_ns: u64,
 }
 
 /// How full a file system is, in bytes.

@@ -344,7 +344,13 @@ impl Disk for Real {
                 continue;
             };
             let (len, bytes) = (about.len(), about.blocks() * 512);
-            entries.push(Entry { name, len, bytes });
+            let seconds = u64::try_from(about.mtime()).unwrap_or(0);
+            entries.push(Entry {
+                name,
+                len,
+                bytes,
+                written_ns: seconds.saturating_mul(1_000_000_000) + about.mtime_nsec() as u64,
+            });
         }
         Ok(entries)
     }

@@ -427,6 +427,8 @@ impl Disk for Sim {
                 .into_owned(),
             len: content.len() as u64,
             bytes: content.len() as u64,
+            // It has no clock: everything is new.
+            written_ns: u64::MAX,
         };
         let inside = |(path, _): &(&PathBuf, &Vec<u8>)| path.parent() == Some(dir);
         Ok(self.with(|shared| shared.files.iter().filter(inside).map(entry).collect()))

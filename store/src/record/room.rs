@@ -160,6 +160,42 @@ pub(super) fn make_room(
     ))
 }
 
+/// Removes the segments that were written last before this time, whatever the quota says.
+///
+/// # Errors
+/// The directory cannot be read.
+pub(super) fn remove_aged(
+    disk: &mut dyn Disk,
+    dir: &Path,
+    recording: &str,
+    keep: Option<u64>,
+    before_ns: u64,
+    removing: &mut dyn FnMut(&str),
+) -> io::Result<Room> {
+    let entries = disk.list(dir)?;
+    let is_capture = |entry: &&Entry| companion(unpacked(&entry.name).0).is_none();
+    let number = |entry: &Entry| segment(&entry.name, recording).map(|name| name.sequence);
+    let captures = entries.iter().filter(is_capture);
+    let (old, new): (Vec<&Entry>, Vec<&Entry>) =
+        captures.partition(|entry| entry.written_ns < before_ns);
+    let mut old: BTreeSet<u64> = old.into_iter().filter_map(number).collect();
+    // One of which a form is new is being packed.
+    for number in new.into_iter().filter_map(number) {
+        old.remove(&number);
+    }
+    let is_old = |entry: &Entry| number(entry).is_some_and(|number| old.contains(&number));
+    let entries: Vec<Entry> = entries.into_iter().filter(is_old).collect();
+    let everything = u64::MAX;
+    Ok(remove_oldest(
+        disk,
+        dir,
+        (recording, keep),
+        &entries,
+        everything,
+        removing,
+    ))
+}
+
 /// Gives back what a recorder that was killed had reserved behind the end of its segments. Nobody
 /// else may be at work on the recording here.
 ///

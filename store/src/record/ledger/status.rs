@@ -175,7 +175,7 @@ pub struct Loss {
 
 impl Loss {
     /// As a comment in a capture file.
-    pub(crate) fn words(&self) -> String {
+    pub fn words(&self) -> String {
         let place = match self.segment.as_str() {
             "" => "are missing".to_owned(),
             segment => format!("may be missing in {segment}"),

@@ -1,5 +1,7 @@
 //! What a disk in trouble must not cost.
 
+use std::time::SystemTime;
+
 use super::*;
 use crate::disk::Real;
 use crate::extract::{Extract, Query};
@@ -77,6 +79,67 @@ fn a_disk_that_confirms_nothing_costs_nothing_that_was_confirmed() {
     assert_eq!(status.durable + status.lost_unknown, status.taken);
     assert_eq!(status.lanes[0].paused, "");
     assert_eq!(state(&sim, DIR)["disks"][0]["paused"], "");
+}
+
+#[test]
+fn a_disk_that_stays_full_gives_up_one_segment() {
+    // As much as one chunk takes, and room for the header of a segment, but for no other chunk.
+    let large = Sim::new(1 << 30);
+    let mut bench = Bench::new(&large, settings(Format::Pcapng));
+    bench.chunk(true);
+    bench.work(0);
+    let used: usize = large.files().values().map(Vec::len).sum();
+    let sim = Sim::new(used as u64 + (12 << 10));
+    let mut bench = Bench::new(&sim, settings(Format::Pcapng));
+    bench.chunk(true);
+    bench.work(0);
+    bench.chunk(false);
+    for later in 0..40 {
+        bench.work(later * 10);
+    }
+    let status = bench.ledger.status();
+    assert!(!status.lanes[0].paused.is_empty());
+    assert_eq!((status.durable, status.lanes[0].poisoned), (PER_CHUNK, 1));
+}
+
+#[test]
+fn segments_that_are_too_old_are_removed_and_are_no_holes() {
+    let place = Place::new("age");
+    let mut settings = settings(Format::Pcapng);
+    (settings.rotate_packets, settings.manifest) = (10, true);
+    let mut first = recorder(&settings, vec![place.disk()]);
+    take(&mut first, 0..50);
+    first.finish();
+    let segments = || -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&place.0).unwrap();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.retain(|path| path.extension().is_some_and(|ext| ext == "pcapng"));
+        paths.sort();
+        paths
+    };
+    assert_eq!(segments().len(), 5);
+    let long_ago = SystemTime::now() - Duration::from_secs(7200);
+    let old = segments()[..2].to_vec();
+    for path in &old {
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        file.set_modified(long_ago).unwrap();
+    }
+    settings.max_age = Some(Duration::from_secs(3600));
+    let mut second = recorder(&settings, vec![place.disk()]);
+    // Nothing needs to come for that.
+    while old.iter().any(|path| path.exists()) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    take(&mut second, 50..60);
+    let status = second.finish();
+    assert_eq!((segments().len(), status.lanes[0].recycled), (4, 2));
+    assert!(!old[0].with_extension("vnx").exists());
+    assert_eq!(
+        crate::manifest::holes(std::slice::from_ref(&place.0)).unwrap(),
+        []
+    );
+    let manifest = std::fs::read_to_string(place.0.join("t.manifest")).unwrap();
+    assert_eq!(manifest.matches("\"why\":\"age\"").count(), 2);
 }
 
 #[test]

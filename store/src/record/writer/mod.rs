@@ -33,6 +33,7 @@ use self::segment::Segment;
 use super::Settings;
 use super::chunk::Chunk;
 use super::ledger::Ledger;
+use super::now_ns;
 use super::room::{self, Room};
 use crate::disk::{self, Buffer, Disk};
 use crate::index::Live;
@@ -70,6 +71,8 @@ pub struct Writer {
     /// Bytes that were removed since a packet was written, and when.
     removed: u64,
     removed_at: Option<Instant>,
+    /// When the ages of segments were looked at.
+    aged_at: Option<Instant>,
     /// The last write failed: chunks are written one by one.
     careful: bool,
     /// fdatasync failed, and has not succeeded with packets since.
@@ -126,6 +129,7 @@ impl Writer {
             has_room: false,
             removed: 0,
             removed_at: None,
+            aged_at: None,
             careful: false,
             doubt: false,
             synced_at: Instant::now(),
@@ -198,6 +202,7 @@ impl Writer {
         if std::mem::take(&mut self.quota_due) {
             self.has_room = self.enforce_quota();
         }
+        self.remove_aged();
         if self.state_due {
             self.save_state();
         }
@@ -338,10 +343,44 @@ impl Writer {
             self.removed += room.bytes;
             self.removed_at = Some(Instant::now());
         }
+        self.count(room);
+        Some(room)
+    }
+
+    /// Removes what is older than it may be, now and then.
+    fn remove_aged(&mut self) {
+        let Some(max_age) = self.settings.max_age else {
+            return;
+        };
+        // What takes the place of a durable segment may not be durable.
+        if self.doubt || self.aged_at.is_some_and(|at| at.elapsed() < AGE_EVERY) {
+            return;
+        }
+        self.aged_at = Some(Instant::now());
+        let age_ns = u64::try_from(max_age.as_nanos()).unwrap_or(u64::MAX);
+        let keep = self.segment.as_ref().map(|segment| segment.name.sequence);
+        let recording = &self.settings.recording;
+        let removing = &mut |file: &str| note_removal(self.manifest.as_deref(), file, "age");
+        let removed = room::remove_aged(
+            self.disk.as_mut(),
+            &self.dir,
+            recording,
+            keep,
+            now_ns().saturating_sub(age_ns),
+            removing,
+        );
+        match removed {
+            Ok(room) => self.count(room),
+            Err(error) => log::warn!("{}: what is too old: {error}", self.dir.display()),
+        }
+    }
+
+    /// Tells what was removed.
+    fn count(&self, room: Room) {
         if room.read > 0 {
             log::warn!(
-                "{}: {} of the oldest segments were removed to make room while somebody reads them: he keeps \
-                 them open as long as there is room",
+                "{}: {} of the oldest segments were removed while somebody reads them: he keeps them open as long as \
+                 there is room",
                 self.dir.display(),
                 room.read,
             );
@@ -360,7 +399,6 @@ impl Writer {
                 lane.readers_cut += room.cut;
             });
         }
-        Some(room)
     }
 
     /// Makes room for what is reserved next. True if there is.
@@ -402,5 +440,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Chunks of a directory that are under way.
 const MOST: usize = 12;
 const SPARE: usize = 64 << 10;
+/// How often the ages of segments are looked at.
+const AGE_EVERY: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MOST: Duration = Duration::from_secs(1);

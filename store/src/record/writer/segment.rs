@@ -229,8 +229,15 @@ impl Writer {
             return false;
         };
         segment.poisoned = true;
-        log::warn!("{}: the segment ends here: {error}", segment.name);
-        self.ledger.lane(self.lane, |lane| lane.poisoned += 1);
+        // Of a disk that is tried again and again the log has the first attempt; `pause` says the rest.
+        let level = match self.failures {
+            0 => log::Level::Warn,
+            _ => log::Level::Debug,
+        };
+        log::log!(level, "{}: the segment ends here: {error}", segment.name);
+        if segment.tally.packets > 0 {
+            self.ledger.lane(self.lane, |lane| lane.poisoned += 1);
+        }
         self.cut(&segment, &error.to_string());
         let (empty, len) = (segment.tally.packets == 0, segment.len);
         if empty {
