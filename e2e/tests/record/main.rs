@@ -183,7 +183,14 @@ fn what_is_in_the_ring_at_the_end_is_recorded_in_two_directories() {
     netns.veth("wire0", "wire1").unwrap();
     let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
     let (dir, other) = (lab.dir().join("rec"), lab.dir().join("deep/down/rec"));
-    let args = ["host:wire1", "--flush", "100ms", "--ring", "32M"];
+    let args = [
+        "host:wire1",
+        "--flush",
+        "100ms",
+        "--ring",
+        "32M",
+        "--parents",
+    ];
     let mut recorder = Recorder::start(&daemon, &args, &[&dir, &other]).unwrap();
     let first = send_until_it_records(&netns, &recorder);
     recorder.signal(Signal::STOP).unwrap();
