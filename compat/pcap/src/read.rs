@@ -80,6 +80,8 @@ pub(crate) struct Progress {
     reads: bool,
     done: u64,
     deadline: Option<Instant>,
+    /// It has waited before.
+    waited: bool,
 }
 
 impl Progress {
@@ -88,6 +90,7 @@ impl Progress {
             reads,
             done: 0,
             deadline: None,
+            waited: false,
         }
     }
 }
@@ -195,7 +198,7 @@ pub(crate) fn one(handle: &Handle, progress: &mut Progress) -> Turn<Result<Lent,
                 settle(handle);
                 return Turn::Return(Ok(lent));
             }
-            Some(Step::Nothing) => match rest(handle, Until::OneBuffer, &mut progress.deadline) {
+            Some(Step::Nothing) => match rest(handle, Until::OneBuffer, progress) {
                 Rest::Over => {
                     settle(handle);
                     return Turn::Return(Err(0));
@@ -230,11 +233,7 @@ pub(crate) unsafe fn many(
         (_, Until::OneBuffer) => ONE_BUFFER,
         (_, Until::Count) => u64::MAX,
     };
-    let Progress {
-        mut done,
-        mut deadline,
-        ..
-    } = *progress;
+    let mut done = progress.done;
     let mut last = None;
     while done < most {
         if handle.break_flag.load(std::sync::atomic::Ordering::Relaxed) {
@@ -258,12 +257,12 @@ pub(crate) unsafe fn many(
                 if done > 0 && until == Until::OneBuffer {
                     break;
                 }
-                match rest(handle, until, &mut deadline) {
+                match rest(handle, until, progress) {
                     Rest::Over => break,
                     Rest::Again => {}
                     Rest::Vanished => return Turn::Return(over(handle, Some(Step::Vanished))),
                     Rest::Wait(fd, limit) => {
-                        (progress.done, progress.deadline) = (done, deadline);
+                        progress.done = done;
                         return Turn::Wait(fd, limit);
                     }
                 }
@@ -345,10 +344,10 @@ enum Rest {
 }
 
 #[cold]
-fn rest(handle: &Handle, until: Until, deadline: &mut Option<Instant>) -> Rest {
-    let Some((fd, nonblock, timeout)) = handle.live(|live| {
+fn rest(handle: &Handle, until: Until, progress: &mut Progress) -> Rest {
+    let Some((fd, nonblock, selectable, timeout)) = handle.live(|live| {
         let fd = live.port.fd().as_raw_fd();
-        (fd, live.nonblock, live.timeout)
+        (fd, live.nonblock, live.selectable, live.timeout)
     }) else {
         return Rest::Over;
     };
@@ -356,9 +355,18 @@ fn rest(handle: &Handle, until: Until, deadline: &mut Option<Instant>) -> Rest {
         handle.break_loop();
         return Rest::Again;
     }
-    if !nonblock && has_vanished(handle) {
-        return Rest::Vanished;
+    match look(handle, if nonblock { GLANCE } else { PATIENCE }) {
+        Look::Gone => return Rest::Vanished,
+        // Perhaps the descriptor was readable for this look alone, and the program calls for it.
+        Look::There if selectable && until == Until::OneBuffer && !progress.waited => {
+            return Rest::Over;
+        }
+        // The descriptor is waited for here, too.
+        Look::There => settle(handle),
+        Look::NotDue => {}
     }
+    progress.waited = true;
+    let deadline = &mut progress.deadline;
     let look = Instant::now() + LOOK_AGAIN;
     match until {
         // A loop never returns for want of packets; spinning would help nobody.
@@ -387,9 +395,19 @@ fn rest(handle: &Handle, until: Until, deadline: &mut Option<Instant>) -> Rest {
     }
 }
 
+/// What became of the source's interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// It was looked at a moment ago.
+    NotDue,
+    /// Nothing is known against it.
+    There,
+    Gone,
+}
+
 /// Whether the source's interface was deleted, asked now and then while no packets come. A real
 /// interface that vanishes ends its captures, and supervisors wait for that.
-fn has_vanished(handle: &Handle) -> bool {
+fn look(handle: &Handle, patience: Duration) -> Look {
     let asker = handle.live(|live| {
         let now = Instant::now();
         let due = live.looked.is_none_or(|looked| now >= looked + LOOK_AGAIN);
@@ -401,20 +419,25 @@ fn has_vanished(handle: &Handle) -> bool {
         (due && known).then(|| live.port.asker())
     });
     let Some(Some(asker)) = asker else {
-        return false;
+        return Look::NotDue;
     };
-    let asked = asking(|| asker.device(PATIENCE));
+    let asked = asking(|| asker.device(patience));
     let device = asked.and_then(|asked| asked.ok().flatten());
-    device.is_some_and(|device| device.state == "gone")
+    match device.is_some_and(|device| device.state == "gone") {
+        true => Look::Gone,
+        false => Look::There,
+    }
 }
 
-/// Makes the descriptor truthful, for a program that waits for it.
+/// Makes the descriptor truthful, for a program that waits for it. Without packets it is readable when
+/// the interface is to be looked at again, for nobody else would.
 #[inline]
 fn settle(handle: &Handle) {
     handle.live(|live| {
         if live.selectable {
+            let looked = *live.looked.get_or_insert_with(Instant::now);
             // What cannot be settled is told by the next step.
-            let settled = live.port.settle();
+            let settled = live.port.settle_until(looked + LOOK_AGAIN);
             debug_assert!(settled.is_ok(), "{settled:?}");
         }
     });
@@ -442,5 +465,7 @@ fn over(handle: &Handle, why: Option<Step>) -> c_int {
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Longest wait for what the daemon says of it.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// The same of a call that is not to wait.
+const GLANCE: Duration = Duration::from_millis(50);
 /// Packets of one unlimited `pcap_dispatch`: "one bufferful", so that it ends on a busy wire.
 const ONE_BUFFER: u64 = 4096;

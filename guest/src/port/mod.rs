@@ -63,6 +63,8 @@ pub struct Port {
     round_ps: u64,
     /// The descriptor is readable because [`Port::settle`] made it so.
     flagged: bool,
+    /// When the descriptor is to be readable though no packet is there.
+    alarm: Option<Instant>,
     link: Option<Link>,
     /// A link that is over; its socket closes after the rings are unmapped, since an agent takes
     /// that as the sign that their place is free.
@@ -155,6 +157,7 @@ impl Port {
             empty_polls: 0,
             round_ps: 0,
             flagged: false,
+            alarm: None,
             link: None,
             leaving: None,
             phase: Phase::Live,

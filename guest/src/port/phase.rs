@@ -99,7 +99,6 @@ impl Port {
         if let Some((wake, control)) = link.own_fds() {
             self.watch.attach(wake, control)?;
         }
-        self.watch.set_timer(None);
         self.flagged = false;
         let opened = &link.opened;
         self.number = opened.port;
@@ -110,6 +109,7 @@ impl Port {
         self.outbox = link.outbox.take();
         self.shared.attach(&link);
         (self.link, self.phase) = (Some(link), Phase::Live);
+        self.set_alarm();
         self.opened_at = Instant::now();
         // What came between the opening and the watching.
         self.hear();

@@ -40,6 +40,21 @@ impl Port {
         Ok(unread)
     }
 
+    /// As [`settle`](Self::settle); without packets, the descriptor is readable from `alarm` on, for a
+    /// reader that has to look after something else then. It stays so until another time is given.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn settle_until(&mut self, alarm: Instant) -> Result<bool, Error> {
+        if self.alarm != Some(alarm) {
+            self.alarm = Some(alarm);
+            if !self.flagged && matches!(self.phase, Phase::Live) {
+                self.set_alarm();
+            }
+        }
+        self.settle()
+    }
+
     /// For each ring, the number of its queue and how many of its packets were published and not
     /// taken.
     pub fn unread(&self) -> impl Iterator<Item = (u16, u64)> {
@@ -73,18 +88,26 @@ impl Port {
         }
     }
 
+    /// Sets the timer of a port that lives and has nothing.
+    pub(super) fn set_alarm(&mut self) {
+        self.watch.set_timer(self.alarm.map(left));
+    }
+
     /// Sets the timer to what the phase needs.
     pub(super) fn unflag(&mut self) {
         if !self.flagged {
             return;
         }
         self.flagged = false;
-        let left = |at: Instant| at.saturating_duration_since(Instant::now());
         self.watch.set_timer(match &self.phase {
-            Phase::Live => None,
+            Phase::Live => return self.set_alarm(),
             Phase::Closing { until } => Some(left(*until)),
             Phase::Away { at, .. } => Some(left(*at)),
             Phase::Ended | Phase::Failed(_) => Some(Duration::ZERO),
         });
     }
+}
+
+fn left(at: Instant) -> Duration {
+    at.saturating_duration_since(Instant::now())
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{DropIn, built, said_ok, signal, text};
+use crate::support::{DropIn, built, limited, said_ok, signal, text};
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
@@ -329,6 +329,40 @@ fn a_vanished_interface_ends_it_as_a_real_one_does() {
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("The interface disappeared"), "{said}");
+}
+
+#[test]
+fn who_waits_by_himself_or_not_at_all_is_told_of_a_vanished_interface() {
+    let bench = Bench::new();
+    let program = built(&bench.lab, "vanish.c");
+    let mut children: Vec<_> = ["select", "poll", "edge", "next", "spin"]
+        .into_iter()
+        .map(|way| {
+            let mut command = limited(&program);
+            command.args(["vnplug:wire", way]).stdout(Stdio::piped());
+            command.env("LD_LIBRARY_PATH", &bench.drop_in.dir);
+            command.env("VNPLUG_SOCKET", bench.daemon.socket());
+            let mut child = command.spawn().unwrap();
+            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+            assert_eq!(lines.next().unwrap().unwrap(), "listening");
+            (way, child, lines)
+        })
+        .collect();
+    // A quiet while before and after, in which they look and find it in its place.
+    std::thread::sleep(Duration::from_millis(2500));
+    bench.send(10);
+    std::thread::sleep(Duration::from_millis(2500));
+    let deleted = bench
+        .netns
+        .command("ip")
+        .args(["link", "del", "wire0"])
+        .status();
+    assert!(deleted.unwrap().success());
+    for (way, child, lines) in &mut children {
+        let said: Vec<_> = lines.map(Result::unwrap).collect();
+        assert!(child.wait().unwrap().success(), "{way}");
+        assert_eq!(said, ["ok"], "{way}");
+    }
 }
 
 #[test]
