@@ -35,6 +35,7 @@ mod disk;
 mod error;
 pub mod groups;
 mod guest;
+pub mod huge_pages;
 mod image;
 mod initramfs;
 mod kernel;

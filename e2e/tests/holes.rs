@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, flock, fstat, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, ftruncate, memfd_create};
 use rustix::process::{Gid, Uid};
 use vnplug::{Meta, Next, map_apart, map_memory};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, label, refusal};
+use vnplug_e2e::huge_pages::HugePages;
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_ring::control::{Counted, Message, Open, Opened, code};
 use vnplug_ring::layout::{HEAD, LIFE, Life};
@@ -212,46 +213,6 @@ fn nobody_frees_records_and_who_frees_the_words_goes_alone() {
         assert!(state.contains("freed their page"), "{state}");
         assert_eq!(held(&theirs.words), 0, "the daemon stores there no more");
     });
-}
-
-/// For as long as it lives there are so many huge pages more, and nobody else changes that.
-struct HugePages {
-    before: String,
-    _alone: File,
-}
-
-const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
-
-impl HugePages {
-    /// `None`, said aloud, if the kernel has none.
-    fn reserve(count: u64) -> Option<Self> {
-        if !Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB").exists() {
-            println!("SKIPPED: this kernel has no huge pages of 2 MiB");
-            return None;
-        }
-        let alone = File::create(std::env::temp_dir().join("vnplab-huge-pages.lock")).unwrap();
-        flock(&alone, rustix::fs::FlockOperation::LockExclusive).unwrap();
-        let before = fs::read_to_string(RESERVED).unwrap();
-        let wanted = before.trim().parse::<u64>().unwrap() + count;
-        fs::write(RESERVED, wanted.to_string()).unwrap();
-        let it = Self {
-            before,
-            _alone: alone,
-        };
-        assert!(it.free() >= count, "the kernel has no {count} huge pages");
-        Some(it)
-    }
-
-    fn free(&self) -> u64 {
-        let file = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
-        fs::read_to_string(file).unwrap().trim().parse().unwrap()
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        let _ = fs::write(RESERVED, &self.before);
-    }
 }
 
 #[test]
