@@ -19,6 +19,7 @@ use crate::abi::{
 };
 use crate::addresses;
 use crate::handle::write_text;
+use crate::notes::note;
 use crate::real::{is_missing, real};
 
 /// The daemon's name of a device of ours; `None`: the device is the real library's.
@@ -157,15 +158,13 @@ fn ours() -> (Vec<Device>, &'static str) {
         Ok((devices, if is_host { "vnplug:" } else { "host:" }))
     });
     if matches!(listed, Err(Error::TimedOut)) {
-        note("vnplug: the daemon does not answer; its devices are not listed");
+        static ONCE: Once = Once::new();
+        note(
+            &ONCE,
+            "vnplug: the daemon does not answer; its devices are not listed",
+        );
     }
     listed.unwrap_or_default()
-}
-
-/// Tells the user what the program cannot, once.
-fn note(text: &str) {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| eprintln!("{text}"));
 }
 
 fn description(device: &Device) -> String {

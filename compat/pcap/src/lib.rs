@@ -29,6 +29,7 @@ mod activate;
 mod addresses;
 mod devices;
 mod filter;
+mod notes;
 mod read;
 mod stats;
 

@@ -9,6 +9,7 @@ use crate::abi::{ERROR, Interface, Pcap};
 use crate::activate::{activate, set};
 use crate::devices::{self, device_of, tell};
 use crate::handle::Handle;
+use crate::notes;
 use crate::real::{is_missing, real};
 
 /// See its manual page.
@@ -17,6 +18,8 @@ use crate::real::{is_missing, real};
 /// As its manual page says.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pcap_create(device: *const c_char, errbuf: *mut c_char) -> Pcap {
+    // SAFETY: the caller's promise.
+    unsafe { note_opening(device) };
     // SAFETY: the caller's promise.
     match unsafe { our_device(device) } {
         Some(name) => Handle::create(name).unwrap_or_else(|| {
@@ -45,7 +48,10 @@ pub(crate) unsafe extern "C" fn pcap_open_live(
     // SAFETY: the caller's promise.
     let Some(name) = (unsafe { our_device(device) }) else {
         // SAFETY: the caller's promise is passed on.
-        return unsafe { (real().pcap_open_live)(device, snaplen, promisc, timeout_ms, errbuf) };
+        return unsafe {
+            note_opening(device);
+            (real().pcap_open_live)(device, snaplen, promisc, timeout_ms, errbuf)
+        };
     };
     // SAFETY: the caller's promise; the new handle is ours, and closed once if it fails.
     unsafe {
@@ -134,6 +140,19 @@ pub(crate) unsafe extern "C" fn pcap_lookupnet(
             None => (real().pcap_lookupnet)(device, net, mask, errbuf),
         }
     }
+}
+
+/// Says what the program does not, if it is one of those.
+///
+/// # Safety
+/// `device` is null or ends with 0.
+unsafe fn note_opening(device: *const c_char) {
+    let name = match device.is_null() {
+        true => c"",
+        // SAFETY: not null; the caller's promise.
+        false => unsafe { CStr::from_ptr(device) },
+    };
+    guarded((), || notes::opens(&name.to_string_lossy()));
 }
 
 /// The device's name if it is ours.

@@ -286,6 +286,28 @@ fn without_a_real_library_ours_works_and_the_rest_says_what_is_missing() {
 }
 
 #[test]
+fn a_program_that_would_fail_without_a_word_is_named() {
+    let lab = Lab::new().unwrap();
+    let drop_in = DropIn::new(&lab);
+    let daemon = Daemon::start(&lab, None, &["--source", MIXED]).unwrap();
+    let said = |name: &str, quiet: &str| {
+        let program = lab.dir().join(name);
+        std::fs::copy(&drop_in.program, &program).unwrap();
+        let mut command = limited(&program);
+        command.args(["count", "vnplug:lab", "10"]);
+        command.env("LD_LIBRARY_PATH", &drop_in.dir);
+        command.env("VNPLUG_QUIET", quiet);
+        said_ok(command.env("VNPLUG_SOCKET", daemon.socket()))
+    };
+    let told = said("knockd", "");
+    assert_eq!(told.matches("vnplug: knockd ").count(), 1, "{told}");
+    for (name, quiet) in [("knockd", "1"), ("knocker", "")] {
+        let told = said(name, quiet);
+        assert!(!told.contains("vnplug: "), "{told}");
+    }
+}
+
+#[test]
 fn two_programs_on_one_device_see_all_of_it() {
     let lab = Lab::new().unwrap();
     let drop_in = DropIn::new(&lab);
