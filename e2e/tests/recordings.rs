@@ -159,7 +159,7 @@ fn two_sources_on_two_disks_are_one_recording_also_while_it_grows() {
 }
 
 #[test]
-fn what_an_extract_reads_is_not_recycled_under_it() {
+fn a_slow_extract_costs_no_new_packet_and_says_what_was_taken_from_it() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=5000,size=1400"]).unwrap();
     let dir = lab.dir().join("rec");
@@ -179,7 +179,7 @@ fn what_an_extract_reads_is_not_recycled_under_it() {
     });
     let mut extract = Command::new(program("vnplug").unwrap());
     extract.args(["extract", text(&dir)]).stdout(Stdio::piped());
-    let mut extract = extract.spawn().unwrap();
+    let mut extract = extract.stderr(Stdio::piped()).spawn().unwrap();
     let mut output = extract.stdout.take().unwrap();
     let mut bytes = vec![0; 100_000];
     output.read_exact(&mut bytes).unwrap();
@@ -189,15 +189,17 @@ fn what_an_extract_reads_is_not_recycled_under_it() {
     recorder.until("the quota was turned over", || {
         recorder.mark() > before + 60_000
     });
-    assert!(oldest.exists());
+    // It costs no new packet; what it has open beyond a quarter of the quota is taken from it, and told.
+    assert!(!oldest.exists());
     output.read_to_end(&mut bytes).unwrap();
-    assert!(extract.wait().unwrap().success());
-    let found = lab.dir().join("found.pcapng");
-    fs::write(&found, bytes).unwrap();
-    assert_eq!(numbers(&found).len(), 1);
-    // The control: now that nobody reads it, the oldest goes.
-    recorder.until("the oldest is recycled", || !oldest.exists());
+    let ended = extract.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("removed by its recorder"), "{said}");
     stop(recorder);
+    let found = lab.dir().join("found.pcapng");
+    works(&["extract", text(&dir), "-w", text(&found)]);
+    assert_eq!(numbers(&found).len(), 1);
 }
 
 #[test]

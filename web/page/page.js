@@ -14,7 +14,7 @@ const before = [];
 let shown = null, left = 0n, right = 0n;
 let places = [];
 let filterIsGood = true;
-/** What cannot be read in the shown range, as the last count found. */
+/** What is missing or cannot be read in the shown range, as the last count found. */
 let damaged = [];
 let asking = null, timer = 0, counting = null, countTimer = 0, polls = 0;
 
