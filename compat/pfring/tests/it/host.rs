@@ -128,6 +128,14 @@ fn filters_caplen_and_sampling_are_the_hosts_work() {
 }
 
 #[test]
+fn a_sleep_ends_at_the_watermark_or_at_its_time() {
+    let bench = Bench::new("sleep", &["g=gen,pps=200"]);
+    let running = Running::start(&bench.program, &bench.daemon.socket(), &["g"]);
+    running.expect("ok");
+    running.finish();
+}
+
+#[test]
 fn several_devices_are_read_as_one() {
     let bench = Bench::new(
         "count",

@@ -6,3 +6,4 @@ mod host;
 mod send;
 mod support;
 mod symbols;
+mod threads;
