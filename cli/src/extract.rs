@@ -148,7 +148,7 @@ impl Extract {
             ),
         };
         out::note(&format!(
-            "{packets}{late}{file}; {}, {} of them read, {} left out",
+            "{packets}{late}{file}; {}, {} read, {} left out",
             counted(tally.segments, "segment"),
             counted(tally.bytes_read, "byte"),
             counted(tally.chunks_skipped, "chunk"),

@@ -64,8 +64,11 @@ impl Progress {
 
     /// Says how far it is, if it is time for that.
     pub(crate) fn tell(&mut self, what: impl FnOnce() -> String) {
+        if !self.is_shown {
+            return;
+        }
         let now = Instant::now();
-        if self.is_shown && now.duration_since(self.told) >= EACH {
+        if now.duration_since(self.told) >= EACH {
             (self.told, self.is_told) = (now, true);
             let passed = now.duration_since(self.began).as_secs();
             let line = crate::text::escape(&format!("{}, {passed} s", what()));
