@@ -234,13 +234,14 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
         for cut in 0..payload.len() {
             let refused = Message::decode(&header, &payload[..cut]).is_err();
             // What was appended later is missing in messages of earlier peers: a Hello's number
-            // of vectors, a VM's owner, the ring that transmits, a group, a shared wake-up, a VM's groups.
+            // of vectors, a VM's owner, the ring that transmits, a group, a shared wake-up, a handle, a
+            // VM's groups.
             let left = payload.len() - cut;
             let earlier = match header.kind {
                 1 => left == 4,
-                // Records apart, before them the shared wake-up, then the group, then the ring that
-                // transmits.
-                6 => matches!(left, 1 | 2 | 20 | 28),
+                // The handle, before it records apart, then the shared wake-up, then the group, then
+                // the ring that transmits.
+                6 => matches!(left, 8 | 9 | 10 | 28 | 36),
                 7 => matches!(left, 1 | 38 | 46 | 54),
                 17 => matches!(left, 27 | 35),
                 18 => left == 26,
