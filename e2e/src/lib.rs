@@ -48,6 +48,7 @@ mod qemu;
 mod qmp;
 pub mod raw;
 pub mod recorder;
+pub mod silent_file;
 mod sys;
 pub mod traffic;
 mod uml;

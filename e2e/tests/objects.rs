@@ -2,7 +2,7 @@
 //! daemon that others need waits for it. The table is in docs/threat-model.md.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,10 +12,11 @@ use rustix::net::{SendFlags, send};
 use rustix::process::{Pid, Signal, kill_process};
 use vnplug_e2e::beside::{beside, liar, port_of};
 use vnplug_e2e::bombs::{Lingering, UnansweredPage, forget_pass_rights, lingering};
-use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::daemon::{Daemon, refusal, value};
 use vnplug_e2e::raw::{Raw, hello, open};
+use vnplug_e2e::silent_file::SilentFile;
 use vnplug_e2e::{Lab, Netns};
-use vnplug_ring::control::{Message, Role, VmKind, VmSpec};
+use vnplug_ring::control::{Message, Role, VmKind, VmSpec, code};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long descriptors block who drops them: longer than anybody here is patient.
@@ -325,4 +326,80 @@ fn where_the_kernel_can_it_refuses_descriptors_for_the_daemon() {
         Err(error) => assert_eq!(error.raw_os_error(), Some(Errno::PERM.raw_os_error())),
         Ok(_) => eprintln!("SKIPPED: Linux before 6.16"),
     }
+}
+
+#[test]
+fn files_whose_server_never_answers_and_many_descriptors_stop_nobody() {
+    let lab = Lab::new().expect("a lab");
+    let (_netns, daemon) = daemon(&lab, SOURCE, true);
+    // It goes before the daemon, and with it all that waits.
+    let silent = match SilentFile::new() {
+        Ok(silent) => silent,
+        Err(error) => {
+            eprintln!("SKIPPED: no FUSE: {error}");
+            return;
+        }
+    };
+    // The control: to close such a file waits. Ours are all closed aside.
+    let aside = |fd: OwnedFd| thread::spawn(move || drop(fd));
+    let control = aside(silent.open().expect("it is opened"));
+    thread::sleep(Duration::from_millis(200));
+    assert!(!control.is_finished() && silent.closes() == 1);
+
+    let mut operator = vnplug::Client::connect_to(&daemon.socket()).expect("a client");
+    let ready = operator.attach_vm(vm("fuse")).expect("a VM");
+    let throw = |raw: &Raw, bytes: &[u8]| {
+        let file = silent.open().expect("it is opened");
+        // As many as a message takes.
+        let sent = raw.send_with(bytes, &vec![file.as_fd(); 253]);
+        aside(file);
+        sent.expect("it is sent");
+    };
+    // From a VM: nobody receives them.
+    let control = std::path::Path::new(&ready.control_path);
+    for bytes in [&Message::List.encode(1, 0)[..], b"V"] {
+        let mut raw = Raw::connect(control);
+        raw.hello(Role::Agent);
+        throw(&raw, bytes);
+        assert!(raw.next().is_none(), "the connection is over");
+    }
+    // With a kick.
+    let mut raw = Raw::greeted(&daemon.socket());
+    let mut request = open("lab", 1 << 16);
+    request.transmit_bytes = 1 << 16;
+    assert!(matches!(
+        raw.ask(&Message::Open(request), 0),
+        Message::Opened(_)
+    ));
+    let kick = Raw::over(raw.take_fds().pop().expect("the kick").into());
+    throw(&kick, b"k");
+    // From an operator, who may send one, and one that is looked at.
+    let mut many = Raw::greeted(&daemon.socket());
+    let adopt = Message::Adopt {
+        name: "fuse".into(),
+    };
+    throw(&many, &adopt.encode(7, 0));
+    assert!(many.next().is_none(), "more than any message takes");
+    let mut one = Raw::greeted(&daemon.socket());
+    let before = silent.closes();
+    let file = silent.open().expect("it is opened");
+    one.send_with(&adopt.encode(7, 0), &[file.as_fd()])
+        .expect("it is sent");
+    let (code, text) = refusal(one.next().expect("an answer").1);
+    assert!(code == code::INVALID && text.contains("socket"), "{text}");
+    aside(file);
+    let deadline = Instant::now() + LIMIT;
+    while silent.closes() < before + 2 {
+        assert!(Instant::now() < deadline, "the daemon and we close it");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let longest = longest_list(&daemon, Duration::from_secs(1));
+    eprintln!(
+        "{} wait; the longest List took {longest:?}",
+        silent.closes()
+    );
+    assert!(longest < SOON, "{longest:?}");
+    operator.detach_vm("fuse").expect("it is detached");
+    drop(silent);
+    ends(&daemon);
 }

@@ -23,7 +23,7 @@ use vnplug_ring::control::wire::{Framer, HEADER, Header, MAX_PAYLOAD, MAX_REQUES
 use vnplug_ring::control::{Message, Role, TTY_WINDOW};
 
 use super::limit;
-use crate::closer::PeerFd;
+use crate::closer::{Closer, PeerFd};
 use crate::hub::policy::Viewer;
 use crate::port::doorbell::Doorbell;
 use crate::sys::socket::{self, Heard};
@@ -186,7 +186,9 @@ impl Session {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(()),
             Err(error) => return Err(Over::Failed(error.into())),
         };
-        // An operator may have been given it by somebody else: it is closed aside, too.
+        // An operator may have been given it by somebody else: it is closed aside, too, and what else
+        // is the operator's does not wait for that.
+        let closer = Closer::default();
         let mut fds: Vec<PeerFd> = ancillary
             .drain()
             .filter_map(|message| match message {
@@ -194,7 +196,7 @@ impl Session {
                 _ => None,
             })
             .flatten()
-            .map(|fd| PeerFd::gift(fd, self.fd.closer().clone()))
+            .map(|fd| PeerFd::gift(fd, closer.clone()))
             .collect();
         if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > 1 {
             return Err(Over::Misbehaved("more descriptors than any message takes"));
