@@ -432,3 +432,32 @@ fn a_state_directory_that_others_made_is_not_served() {
     drop(daemon);
     assert_eq!(fs::read(&victim).unwrap(), vec![0x5a; 1 << 20]);
 }
+
+#[test]
+fn a_ring_that_transmits_counts_for_its_users_limit_until_it_is_freed() {
+    let lab = Lab::new().unwrap();
+    let daemon = daemon(&lab);
+    as_nobody(|| {
+        let ask = |transmit: u64| {
+            let raw = Raw::greeted(&daemon.socket());
+            try_theirs(raw, request(4096, transmit))
+        };
+        let refused = |transmit| ask(transmit).map(|_| ()).unwrap_err();
+        // More than a ring may have, and more than a user may have.
+        assert_eq!(refused(2 << 30).0, code::INVALID);
+        let (code, text) = refused(256 << 20);
+        assert!(
+            code == code::LIMIT && text.contains("max_user_bytes"),
+            "{text}"
+        );
+        let first = ask(64 << 20).map_err(|(_, text)| text).unwrap();
+        assert_eq!(refused(64 << 20).0, code::LIMIT);
+        // Freed with its port, whoever keeps it, and then there to be had again.
+        let Theirs { raw, words, .. } = first;
+        assert!(held(&words) > 64 << 20);
+        drop(raw);
+        until("it is free", || held(&words) == 0);
+        until("it can be had again", || ask(64 << 20).is_ok());
+    });
+    daemon.audit();
+}
