@@ -184,13 +184,13 @@ impl Record {
         });
         let waiting = || {
             let status = ledger.status();
-            let waits = counted(status.buffered(), "packet");
+            let waits = counted(status.buffered, "packet");
             let at = options::since(status.run.since_ns);
             out::note(&format!(
                 "ending, {at} after the beginning: {waits} on the way to the disk"
             ));
         };
-        if ledger.status().buffered() > MANY {
+        if ledger.status().buffered > MANY {
             waiting();
         }
         let status = report::ending(EACH, waiting, || session.finish());

@@ -53,7 +53,7 @@ impl State {
             "ended": status.run.ended,
             "taken": status.taken,
             "durable": status.durable,
-            "buffered": status.buffered(),
+            "buffered": status.buffered,
             "lost": {
                 "ring": status.lost_ring, "source": status.lost_source,
                 "disk": status.lost_disk, "unknown": status.lost_unknown,

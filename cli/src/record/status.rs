@@ -77,7 +77,7 @@ fn words(status: &Status) -> String {
         "  {} taken, {}, {} on the way to the disk",
         counted(status.taken, "packet"),
         counted(status.taken_bytes, "byte"),
-        grouped(status.buffered()),
+        grouped(status.buffered),
     ));
     let earlier = &status.earlier;
     if earlier.runs > 0 {

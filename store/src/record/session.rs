@@ -213,7 +213,7 @@ impl Session {
             ("durable_time_ns", status.mark_ns),
             ("settled_packets", status.settled),
             ("taken", status.taken),
-            ("buffered", status.buffered()),
+            ("buffered", status.buffered),
             ("lost_ring", status.lost_ring),
             ("lost_source", status.lost_source),
             ("lost_disk", status.lost_disk),

@@ -1,7 +1,7 @@
 //! The recorder's books: what was taken, what is durable, what was lost, when and why.
 //!
-//! The account closes at every moment: `taken = durable + buffered + lost_disk + lost_unknown`.
-//! Losses in the ring come on top: those packets were never taken. With triggers, what waited in memory
+//! The account closes at every moment: `taken = durable + buffered + lost_disk + lost_unknown`. Each part
+//! is counted by itself, `buffered` in the chunks that are under way ([`Status::unexplained`]). Losses in the ring come on top: those packets were never taken. With triggers, what waited in memory
 //! and was not asked for is the fifth part (`passed_over`).
 //!
 //! The **durable mark** is a prefix: every packet up to this number, in the order in which they were
@@ -66,6 +66,7 @@ struct Open {
     from: u64,
     /// Packets taken up to its end.
     until: u64,
+    /// Packets of it that are neither durable nor lost, nor passed over.
     packets: u64,
     first_ns: u64,
     last_ns: u64,
@@ -127,7 +128,11 @@ impl Ledger {
 
     /// A copy.
     pub fn status(&self) -> Status {
-        self.lock().status.clone()
+        let books = self.lock();
+        Status {
+            buffered: books.open.values().map(|open| open.packets).sum(),
+            ..books.status.clone()
+        }
     }
 
     /// A number that grows with every change.
@@ -196,11 +201,7 @@ impl Ledger {
         let status = books.status.trigger.get_or_insert_default();
         status.passed_over += packets;
         status.early += if early { packets } else { 0 };
-        let left = books.open.get_mut(&serial).map(|open| {
-            open.packets -= packets.min(open.packets);
-            open.packets
-        });
-        if left == Some(0) {
+        if books.take_out(serial, packets) == Some(0) {
             books.settle(serial);
         }
         books.set_time();
@@ -254,6 +255,7 @@ impl Ledger {
             lane.offset = offset;
             lane.packets += tally.packets;
             lane.last_ns = lane.last_ns.max(tally.last_ns);
+            books.take_out(*serial, tally.packets);
             books.settle(*serial);
         }
         books.set_time();
@@ -295,6 +297,7 @@ impl Ledger {
         books.lose(loss);
         let from = books.open.get(&serial).map(|open| open.from);
         books.stop(from, tally.first_ns);
+        books.take_out(serial, tally.packets);
         books.settle(serial);
         books.set_time();
     }
@@ -418,6 +421,12 @@ impl Ledger {
     /// The run is over.
     pub fn end(&self) {
         self.books().status.run.ended = true;
+        let unexplained = self.status().unexplained();
+        if unexplained != 0 {
+            log::error!(
+                "the account does not close by {unexplained} packets: please report it, with the state file"
+            );
+        }
     }
 
     /// To change them.
@@ -433,6 +442,13 @@ impl Ledger {
 }
 
 impl Books {
+    /// What became of packets of a chunk is known. How many it has left.
+    fn take_out(&mut self, serial: u64, packets: u64) -> Option<u64> {
+        let open = self.open.get_mut(&serial)?;
+        open.packets = open.packets.saturating_sub(packets);
+        Some(open.packets)
+    }
+
     fn settle(&mut self, serial: u64) {
         let Some(open) = self.open.get_mut(&serial).filter(|open| !open.settled) else {
             return;

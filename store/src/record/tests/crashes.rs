@@ -162,7 +162,11 @@ fn record_with(format: Format, fault: Option<Fault>, burst: bool) -> (Sim, Bench
         assert_told(&sim, &status);
     }
     assert_eq!(status.taken, 9 * PER_CHUNK);
-    assert_eq!(status.buffered(), 0, "{fault:?}: {status:?}");
+    assert_eq!(
+        (status.buffered, status.unexplained()),
+        (0, 0),
+        "{fault:?}: {status:?}"
+    );
     assert_no_duplicates(&packets(&sim.files()));
     let (_, image) = sim.crash(sim.operations(), 0);
     let there = packets(&image);

@@ -169,7 +169,11 @@ fn record(what: &str, uring: bool, at: u64, left: u64, errno: i32) -> (u64, Stat
     bench.writer.end(Instant::now() + Duration::from_secs(60));
     let status = bench.ledger.status();
     assert_eq!(status.taken, 2 * EACH * PER_CHUNK);
-    assert_eq!(status.buffered(), 0, "{at}: {status:?}");
+    assert_eq!(
+        (status.buffered, status.unexplained()),
+        (0, 0),
+        "{at}: {status:?}"
+    );
     assert_eq!(status.settled, status.taken);
     assert!(status.mark <= status.durable, "{status:?}");
     let mut image = Image::new();

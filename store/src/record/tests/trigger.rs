@@ -58,7 +58,11 @@ impl Triggered {
     fn finish(self) -> (Vec<u64>, super::super::Status) {
         let status = self.recorder.finish();
         let passed_over = status.trigger.as_ref().unwrap().passed_over;
-        assert_eq!(status.buffered(), 0, "{status:?}");
+        assert_eq!(
+            (status.buffered, status.unexplained()),
+            (0, 0),
+            "{status:?}"
+        );
         let settled = status.durable + passed_over + status.lost_disk + status.lost_unknown;
         assert_eq!(status.taken, settled, "{status:?}");
         assert_eq!(status.settled, status.taken);
