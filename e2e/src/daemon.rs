@@ -345,6 +345,10 @@ pub fn closes(counters: &[Counted]) -> std::result::Result<(), String> {
         let departed = value(source, "departed_offered");
         let what = || format!("point R of {device}: {source:?}");
         equal(value(source, "duties"), offered + departed, &what)?;
+        let came = ["read", "kernel_dropped", "early", "in_kernel"];
+        let came = came.iter().map(|part| value(source, part)).sum();
+        let what = || format!("point K of {device}: {source:?}");
+        equal(value(source, "seen"), came, &what)?;
         let what = || format!("point S of {device}'s past");
         equal(departed, value(source, "departed_accounted"), &what)?;
     }

@@ -3,8 +3,8 @@
 //! Every source is snapshot between two batches of its threads, so the identities hold in every
 //! answer, also under load:
 //!
-//! - K: `seen = read + kernel_dropped + early + in_kernel`, where `in_kernel` is what waits in the receive
-//!   ring to be read: 0 at rest
+//! - K: `seen = read + kernel_dropped + early + in_kernel`, where `in_kernel` is counted in the receive ring
+//!   itself, and so can contradict: 0 at rest
 //! - R: `duties = Σ offered of its ports + departed_offered`, where `duties` adds up, for each
 //!   frame read, the subscribers of that moment (a cluster is one)
 //! - S, for each port: `offered = refused + paused + direction + filtered + ruled_out +
@@ -294,9 +294,7 @@ impl Hub {
             sizes.max().unwrap_or(0) as u64
         };
         let mut values = queue.named();
-        let told = fanout.read + queue.dropped + queue.early;
         values.extend([
-            ("in_kernel".into(), queue.seen.saturating_sub(told)),
             ("read".into(), fanout.read),
             ("bytes".into(), fanout.bytes),
             ("filters_keyed".into(), filters(|size| size.keyed)),

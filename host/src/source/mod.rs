@@ -153,7 +153,7 @@ pub trait Queue: Send {
     }
 }
 
-/// Counters below the daemon's own `read`. At rest `seen == read + dropped + early` (point K).
+/// Counters below the daemon's own `read`: `seen == read + dropped + early + waiting` (point K).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueCounters {
     /// Packets that arrived, taken or not (`tp_packets` and `early`), and those of `shown`.
@@ -164,6 +164,8 @@ pub struct QueueCounters {
     pub early: u64,
     /// Packets that the kernel dropped because our receive ring was full (`tp_drops`).
     pub dropped: u64,
+    /// Packets that wait in the receive ring, as the ring itself says.
+    pub waiting: u64,
     /// Times the kernel stopped delivering for want of a block (`tp_freeze_q_cnt`).
     pub freezes: u64,
     /// Times the interface went down or vanished and was bound again.
@@ -220,6 +222,7 @@ impl QueueCounters {
             shown,
             early,
             dropped,
+            waiting,
             freezes,
             rebinds,
             patience_ms,
@@ -228,6 +231,7 @@ impl QueueCounters {
         self.shown += shown;
         self.early += early;
         self.dropped += dropped;
+        self.waiting += waiting;
         self.freezes += freezes;
         self.rebinds += rebinds;
         let patience = [self.patience_ms, *patience_ms];
@@ -241,6 +245,7 @@ impl QueueCounters {
             shown,
             early,
             dropped,
+            waiting,
             freezes,
             rebinds,
             patience_ms,
@@ -250,6 +255,7 @@ impl QueueCounters {
             ("shown".into(), shown),
             ("early".into(), early),
             ("kernel_dropped".into(), dropped),
+            ("in_kernel".into(), waiting),
             ("freezes".into(), freezes),
             ("rebinds".into(), rebinds),
         ];

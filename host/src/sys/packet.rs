@@ -294,10 +294,10 @@ impl Ring {
         })
     }
 
-    /// Whether a block, whoever has it, holds frames that were not given back.
-    pub(crate) fn has_frames(&self, block: usize) -> bool {
+    /// How many frames a block, whoever has it, holds that were not given back with it.
+    pub(crate) fn frames(&self, block: usize) -> u32 {
         // Acquire: a frame that the kernel put into a block of ours after this one is not seen before.
-        self.word(block, PACKETS_OFFSET).load(Ordering::Acquire) > 0
+        self.word(block, PACKETS_OFFSET).load(Ordering::Acquire)
     }
 
     /// Gives a block back to the kernel.

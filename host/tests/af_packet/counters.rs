@@ -24,7 +24,7 @@ fn overflow_is_counted_to_the_packet() {
             let sender = Sender::new("vb");
             let payloads = [udp(1000, 53), udp(1001, 53), udp(1002, 53), udp(1003, 53)];
             let mut taken = vec![0; count as usize];
-            let mut lossy = 0;
+            let (mut lossy, mut waited) = (0, 0);
             for burst in 1..=BURSTS / u64::from(count) {
                 let send = || {
                     for payload in payloads.iter().cycle().take(BURST as usize) {
@@ -35,6 +35,12 @@ fn overflow_is_counted_to_the_packet() {
                 // Half of the bursts meet a reader that sleeps, half one that reads along.
                 if burst % 2 == 0 {
                     send();
+                    // What waits is counted in the ring, and closes the account of what the kernel says.
+                    for (queue, taken) in queues.iter_mut().zip(&taken) {
+                        let now = queue.counters();
+                        assert_eq!(now.seen, taken + now.dropped + now.waiting, "{now:?}");
+                        waited += now.waiting;
+                    }
                     drain(&mut queues, &mut taken, burst * BURST);
                 } else {
                     std::thread::scope(|scope| {
@@ -49,6 +55,7 @@ fn overflow_is_counted_to_the_packet() {
                 }
                 lossy += u64::from(dropped(&mut queues) > before);
             }
+            assert!(waited > 0, "frames must wait to prove it");
             assert!(
                 lossy >= BURSTS / u64::from(count) / 2,
                 "the ring must overflow to prove it"

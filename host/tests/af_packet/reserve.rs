@@ -33,11 +33,14 @@ fn what_comes_slowly_while_nobody_reads_is_held_and_comes_in_order() {
         });
         // In blocks that close after 2 ms, 128 of them hold a quarter of a second of this.
         send_at(&Sender::new("vb"), 0, FRAMES, FRAMES);
+        let before = queue.counters();
+        assert_eq!((before.waiting, before.dropped), (FRAMES.into(), 0));
         let got = read_all(queue.as_mut(), FRAMES as usize);
         let numbers: Vec<u32> = got.iter().map(|got| number(&got.bytes)).collect();
         assert!(numbers.iter().copied().eq(0..FRAMES), "{}", numbers.len());
         let counters = queue.counters();
         assert_eq!((counters.seen, counters.dropped), (FRAMES.into(), 0));
+        assert_eq!(counters.waiting, 0);
         // What is told of this rate holds for it.
         let told = counters.patience_ms.expect("an interface tells");
         assert!(told > 1_000, "{told}");

@@ -43,6 +43,8 @@ pub(super) struct PacketQueue {
     mark: u16,
     outbox: Outbox,
     counters: QueueCounters,
+    /// Frames handed out.
+    read: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +68,7 @@ impl PacketQueue {
             mark: 0,
             outbox: Outbox::default(),
             counters: QueueCounters::default(),
+            read: 0,
         };
         queue.settle(bound.link.up);
         queue
@@ -97,6 +100,21 @@ impl PacketQueue {
                 self.mark |= flags::SOURCE_LOSS;
             }
         }
+    }
+
+    /// Takes the statistics, and counts what waits in the rings at that moment.
+    ///
+    /// Frames come while the rings are counted, which the kernel's statistics before and after tell. So
+    /// a wire under load closes its account too, and frames that are nowhere still show.
+    fn count_waiting(&mut self) -> u64 {
+        let taken = |it: &Self| it.counters.seen.saturating_sub(it.counters.dropped);
+        self.take_statistics();
+        let before = taken(self);
+        let counted = self.rings.waiting();
+        self.take_statistics();
+        let after = taken(self);
+        let rest = after.saturating_sub(self.read);
+        rest.clamp(counted, counted + after.saturating_sub(before))
     }
 
     /// Looks again at how the interface is; `ENETDOWN` was seen, or it was not up last time.
@@ -141,6 +159,8 @@ impl PacketQueue {
         match self.reopen() {
             Ok(bound) => {
                 self.take_statistics();
+                // What still lies in the old rings goes with them.
+                self.counters.dropped += self.rings.waiting();
                 self.bound = bound.link;
                 self.rings = bound.rings;
                 self.settle(bound.link.up);
@@ -209,6 +229,7 @@ impl Queue for PacketQueue {
                 sink(&batch);
             }
             self.batch = recycle(batch);
+            self.read += frames as u64;
             self.counters.dropped += u64::from(malformed);
             self.rings.stopped(cursor);
             self.rings.release_spent();
@@ -245,7 +266,7 @@ impl Queue for PacketQueue {
     }
 
     fn counters(&mut self) -> QueueCounters {
-        self.take_statistics();
+        let waiting = self.count_waiting();
         // The kernel's own counters know nothing of what its filter drops.
         let early = self.seat.as_ref().map_or(0, Seat::dropped);
         let config = self.opener.config();
@@ -254,6 +275,7 @@ impl Queue for PacketQueue {
             .patience_ms(config.block_size, config.block_timeout_ms);
         QueueCounters {
             patience_ms: Some(patience),
+            waiting,
             seen: self.counters.seen + early,
             early,
             ..self.counters

@@ -182,6 +182,12 @@ impl Rings {
             && !reserve.is_some_and(Reading::has_frames)
     }
 
+    /// Frames that the kernel has put into the rings and that were not handed out.
+    pub(super) fn waiting(&self) -> u64 {
+        let reserve = self.reserve.as_ref();
+        self.main.waiting() + reserve.map_or(0, Reading::waiting)
+    }
+
     /// Sleeps until there may be something to be read, at most `limit`; true if a socket failed.
     pub(super) fn wait(&mut self, waker: BorrowedFd<'_>, limit: Option<Duration>) -> bool {
         if self.next().is_some() {
@@ -240,7 +246,7 @@ impl Reading {
 
     /// Whether there are frames in the next block, be it ours or still being filled.
     fn has_frames(&self) -> bool {
-        self.ring.has_frames(self.block)
+        self.ring.frames(self.block) > 0
     }
 
     /// Where to read, if the kernel has handed over the next block.
@@ -254,6 +260,16 @@ impl Reading {
             *losing |= status & libc::TP_STATUS_LOSING != 0;
         }
         self.cursor
+    }
+
+    /// Also those in the block that the kernel fills now.
+    fn waiting(&self) -> u64 {
+        let blocks = self.ring.blocks();
+        let ahead = (0..blocks).map(|ahead| (self.block + ahead) % blocks);
+        let later = ahead.skip(usize::from(self.cursor.is_some()));
+        let later = later.map(|block| u64::from(self.ring.frames(block)));
+        let here = self.cursor.map_or(0, |cursor| u64::from(cursor.left));
+        here + later.take_while(|&frames| frames > 0).sum::<u64>()
     }
 
     fn next_ns(&mut self, cursor: Cursor) -> u64 {

@@ -58,6 +58,8 @@ pub(super) struct XdpQueue {
     counters: QueueCounters,
     /// What the present socket has counted, as far as it is in `counters`.
     told: Told,
+    /// Frames handed out.
+    read: u64,
 }
 
 /// The socket, or between two of them its memory.
@@ -117,6 +119,7 @@ impl XdpQueue {
             mark: 0,
             outgoing: 0,
             counters: QueueCounters::default(),
+            read: 0,
             told: Told::default(),
         })
     }
@@ -140,6 +143,25 @@ impl XdpQueue {
         self.counters.dropped += dropped - self.told.dropped;
         self.counters.freezes += starved - self.told.starved;
         self.told = Told { dropped, starved };
+    }
+
+    /// Frames that the program sent to a socket.
+    fn sent(&self) -> u64 {
+        self.opener.plan().seen(self.queue)
+    }
+
+    /// Those of `sent` that were neither read nor counted as dropped.
+    fn unread(&self, sent: u64) -> u64 {
+        sent.saturating_sub(self.read + self.counters.dropped)
+    }
+
+    /// Those that wait in the RX ring, where a few more may still be on the way to.
+    fn count_waiting(&self, sent: u64) -> u64 {
+        let most = match &self.bound {
+            Side::Bound { socket, .. } => u64::from(socket.waiting()) + ON_THE_WAY,
+            Side::Loose(_) => 0,
+        };
+        self.unread(sent).min(most)
     }
 
     /// Looks again at how the interface is: something changed, or it was not up last time.
@@ -249,6 +271,8 @@ impl XdpQueue {
             },
         };
         self.told = Told::default();
+        // What the program sent to the old socket and nobody read went with it.
+        self.counters.dropped += self.unread(self.sent());
         let bound = match self.opener.bind(self.queue, umem, Duration::ZERO) {
             Ok(bound) => bound,
             Err((unfit, umem)) => {
@@ -282,6 +306,7 @@ impl XdpQueue {
         self.take_statistics();
         self.told = Told::default();
         self.bound = Side::Loose(None);
+        self.counters.dropped += self.unread(self.sent());
         self.lent = None;
         self.link = LinkState::Gone {
             retry_at: Instant::now(),
@@ -394,6 +419,7 @@ impl Queue for XdpQueue {
         }
         socket.refill();
         self.flow.frames += frames as u64;
+        self.read += frames as u64;
         match frames {
             0 => Ok(Received::Nothing),
             frames => Ok(Received::Frames(frames)),
@@ -443,11 +469,12 @@ impl Queue for XdpQueue {
 
     fn counters(&mut self) -> QueueCounters {
         self.take_statistics();
-        let plan = self.opener.plan();
-        let early = plan.early(self.queue);
+        let early = self.opener.plan().early(self.queue);
+        let sent = self.sent();
         QueueCounters {
-            seen: plan.seen(self.queue) + early,
+            seen: sent + early,
             early,
+            waiting: self.count_waiting(sent),
             ..self.counters
         }
     }
@@ -586,3 +613,6 @@ const MIN_PAUSE: Duration = Duration::from_millis(10);
 /// to this.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(3600);
+/// The most frames that are between the program and the RX ring: what a driver takes in one turn
+/// (`NAPI_POLL_WEIGHT`).
+const ON_THE_WAY: u64 = 64;
