@@ -161,8 +161,11 @@ impl<'a> DiskFault<'a> {
         if !end.is_empty() {
             run(self.guest, end)?;
         }
-        // What is still in memory is written to a disk that loses it; then memory forgets it, too.
-        self.unmount()?;
+        // What is still in memory is written to a disk that loses it; then memory forgets it, too. A program
+        // that was killed may take a while to end.
+        let patient = "n=0; until umount '{}' || [ $n -ge 100 ]; do n=$((n+1)); sleep 0.1; done; \
+                       ! grep -q ' {} ' /proc/mounts";
+        run(self.guest, &patient.replace("{}", &self.dir))?;
         run(self.guest, "echo 3 >/proc/sys/vm/drop_caches")?;
         self.set(Fault::None)?;
         self.mount()
