@@ -15,7 +15,6 @@ use crate::closer::PeerFd;
 use crate::hub::Refusal;
 use crate::hub::policy::Viewer;
 use crate::noise::peer_log;
-use crate::port::doorbell::VmBell;
 use crate::sys::event;
 use crate::vm::{Broken, Committed, Plan, Vm};
 
@@ -337,8 +336,7 @@ impl Control {
         if session.has_queued() {
             return;
         }
-        let rung = |(port, bell): (&u32, &VmBell)| bell.take().then_some(*port);
-        let ports: Vec<u32> = vm.bells.iter().filter_map(rung).collect();
+        let ports = vm.take_rung();
         if ports.is_empty() {
             return;
         }

@@ -50,10 +50,18 @@ pub struct ProcessBell {
     helper: OnceLock<SyncSender<()>>,
 }
 
-/// The flag of one port of a VM and the eventfd of the thread that looks at it.
+/// The flag of one port of a VM.
 #[derive(Debug, Clone)]
 pub struct VmBell {
     pending: Arc<AtomicBool>,
+    board: Arc<Board>,
+}
+
+/// The bells of one VM: whether any of them was rung, and the eventfd of the thread that looks at them.
+/// A VM whose bells are still costs that thread one look, however many there are.
+#[derive(Debug)]
+pub struct Board {
+    rung: AtomicBool,
     thread: Arc<OwnedFd>,
 }
 
@@ -156,19 +164,34 @@ const TIMED: u32 = 16;
 /// So many slow ones are enough.
 const MAX_SLOW: u32 = 3;
 
+impl Board {
+    /// Bells whose ringing makes `thread`, an eventfd private to the daemon, readable.
+    pub fn new(thread: Arc<OwnedFd>) -> Arc<Self> {
+        let rung = AtomicBool::new(false);
+        Arc::new(Self { rung, thread })
+    }
+
+    /// Whether one of them was rung since the last call; which, the bells themselves say afterwards.
+    pub fn take(&self) -> bool {
+        self.rung.swap(false, Ordering::AcqRel)
+    }
+}
+
 impl VmBell {
-    /// A bell whose ringing makes `thread`, an eventfd private to the daemon, readable.
-    pub fn new(thread: Arc<OwnedFd>) -> Self {
+    /// One more bell of a VM.
+    pub fn new(board: &Arc<Board>) -> Self {
         Self {
             pending: Arc::new(AtomicBool::new(false)),
-            thread,
+            board: Arc::clone(board),
         }
     }
 
     fn ring(&self) {
         // AcqRel: pairs with take; whoever sees the flag sees what was published before.
         if !self.pending.swap(true, Ordering::AcqRel) {
-            event::ring(&self.thread);
+            // Release, and after `pending`: who takes this sees that.
+            self.board.rung.store(true, Ordering::Release);
+            event::ring(&self.board.thread);
         }
     }
 
@@ -268,14 +291,20 @@ mod tests {
 
     #[test]
     fn a_vm_bell_rings_the_thread_once_until_taken() {
-        let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-        let bell = VmBell::new(Arc::new(eventfd));
+        let eventfd = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let [board, other] = [(), ()].map(|()| Board::new(Arc::new(eventfd())));
+        let bell = VmBell::new(&board);
         let doorbell = Doorbell::Vm(bell.clone());
         doorbell.ring();
         doorbell.ring();
         let mut count = [0; 8];
-        rustix::io::read(&bell.thread, &mut count).unwrap();
+        rustix::io::read(&board.thread, &mut count).unwrap();
         assert_eq!(u64::from_ne_bytes(count), 1);
+        // Another VM's are not looked at, and these once.
+        assert!(board.take() && !board.take() && !other.take());
         assert!(bell.take() && !bell.take());
+        // Rung after the look at the board: it is seen at the next one.
+        doorbell.ring();
+        assert!(board.take() && bell.take());
     }
 }

@@ -35,7 +35,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use vnplug_ring::pool::PoolHeader;
 
 use crate::closer::{Closer, PeerFd};
-use crate::port::doorbell::VmBell;
+use crate::port::doorbell::{Board, VmBell};
 use crate::sys::{event, memory, socket};
 
 /// The most vectors a device may have.
@@ -118,6 +118,7 @@ impl DoorbellServer {
         socket::pass_rights(&qemu, false);
         let own = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let mut lines = Vec::new();
+        let board = Board::new(Arc::clone(&self.thread_bell));
         let own = guard(own);
         // QEMU may have closed its own before these go.
         let copy = |fd: BorrowedFd<'_>| rustix::io::dup(fd).map(guard);
@@ -130,7 +131,7 @@ impl DoorbellServer {
         for _ in 0..self.vectors {
             let irq = guard(eventfd(0, EventfdFlags::CLOEXEC)?);
             messages.push((QEMU_ID, Some(copy(irq.as_fd())?)));
-            let bell = VmBell::new(Arc::clone(&self.thread_bell));
+            let bell = VmBell::new(&board);
             let irq = Arc::new(irq);
             lines.push(Line { bell, irq });
         }

@@ -25,7 +25,7 @@ use vnplug_ring::pool::PoolHeader;
 
 use crate::closer::PeerFd;
 use crate::hub::Refusal;
-use crate::port::doorbell::{Doorbell, VmBell};
+use crate::port::doorbell::{Board, Doorbell, VmBell};
 use crate::port::pool::Places;
 use crate::sys::event;
 use crate::sys::memory::{Pool, Watch, pool_file};
@@ -49,6 +49,8 @@ pub(crate) struct Vm {
     /// Token of the connection that is its control channel.
     pub(crate) channel: Option<u64>,
     pub(crate) bells: HashMap<u32, VmBell>,
+    /// Of the bells that the channel carries; there once there is one.
+    board: Option<Arc<Board>>,
     pub(crate) doorbell: Option<DoorbellServer>,
     /// How many of its vectors the agent listens to.
     pub(crate) heard: u32,
@@ -149,6 +151,7 @@ impl Vm {
             listener,
             channel: None,
             bells: HashMap::new(),
+            board: None,
             doorbell,
             heard: 0,
         })
@@ -248,13 +251,23 @@ impl Vm {
 
     /// How a new port of this VM is woken: a doorbell vector that the agent listens to, if one is
     /// free, else the channel. Returns the vector too.
-    pub(crate) fn bell(&self, channel_bell: &Arc<OwnedFd>) -> (Doorbell, Option<VmBell>, u32) {
+    pub(crate) fn bell(&mut self, channel_bell: &Arc<OwnedFd>) -> (Doorbell, Option<VmBell>, u32) {
         let free = self.doorbell.as_ref().and_then(|it| it.free(self.heard));
         if let Some((bell, vector)) = free {
             return (Doorbell::Vm(bell), None, vector);
         }
-        let bell = VmBell::new(Arc::clone(channel_bell));
+        let new = || Board::new(Arc::clone(channel_bell));
+        let bell = VmBell::new(self.board.get_or_insert_with(new));
         (Doorbell::Vm(bell.clone()), Some(bell), u32::MAX)
+    }
+
+    /// The ports whose bells were rung and that the channel carries.
+    pub(crate) fn take_rung(&self) -> Vec<u32> {
+        if !self.board.as_ref().is_some_and(|board| board.take()) {
+            return Vec::new();
+        }
+        let rung = |(port, bell): (&u32, &VmBell)| bell.take().then_some(*port);
+        self.bells.iter().filter_map(rung).collect()
     }
 
     /// Gives back what a port had here.
