@@ -148,9 +148,13 @@ fn for_reading(fd: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(&path, flags, Mode::empty());
-    opened.map_err(|error| {
-        let what = format!("{path}: {error}; the daemon needs /proc");
-        io::Error::new(io::Error::from(error).kind(), what)
+    opened.map_err(|error| match error {
+        rustix::io::Errno::NOENT => io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("no {path}: the daemon needs /proc"),
+        ),
+        // With its number: what to do depends on it.
+        error => error.into(),
     })
 }
 
