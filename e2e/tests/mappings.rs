@@ -85,6 +85,7 @@ fn neither_a_user_nor_all_readers_together_exhaust_the_daemons_mappings() {
     );
     assert!(operators > 300 && maps < allowed - 1_000);
     drop((user, operator));
+    daemon.await_no_ports();
     let port = daemon.port("lab").ring_bytes(1 << 16).open();
     assert!(port.is_ok(), "what was closed is free");
     drop(port);

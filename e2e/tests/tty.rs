@@ -64,8 +64,8 @@ fn an_agent_that_acknowledges_nothing_costs_little_and_is_cut_off() {
         "{} requests without an acknowledgement: {grown} KiB",
         asked / one
     );
-    // 256 KiB is the figure; the rest is the allocator's.
-    assert!(grown < 512, "{grown} KiB");
+    // 256 KiB is the figure; the rest is the allocator's. Without a bound it was 2 MiB and grew.
+    assert!(grown < 1_024, "{grown} KiB");
     // It got what was under way, and its end.
     let mut answers = 0;
     while raw.next().is_some() {

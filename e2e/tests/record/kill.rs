@@ -77,6 +77,12 @@ fn kill_again_and_again(format: &str, directories: &[&str], rounds: u64) {
         for file in &new {
             let numbers = numbers_after_a_kill(file);
             assert!(numbers.is_sorted_by(|one, next| one < next));
+            if fs::metadata(file).unwrap().len() == 0 {
+                // Killed when it had made the file and not yet begun it; the state says nothing of it.
+                let mut beside = new.iter().filter(|it| it.parent() == file.parent());
+                assert!(beside.all(|it| it <= file), "{state:#}");
+                continue;
+            }
             if format == "pcapng" {
                 let [tcpdump, tshark, capinfos] = packets_by_others(file);
                 assert_eq!([tshark, capinfos], [tcpdump; 2], "{}", file.display());
