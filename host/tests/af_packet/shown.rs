@@ -111,3 +111,26 @@ fn a_direction_and_a_loopback_decide_whether_it_is_shown() {
         }
     });
 }
+
+/// Point K, while frames come: what was shown never was in the ring.
+#[test]
+fn what_waits_is_told_apart_from_what_was_shown() {
+    isolated(|| {
+        veth();
+        let mut queue = open(config("va"));
+        let (_, shown) = send(queue.as_mut(), &vec![frame(60, 0); 100]);
+        assert_eq!(shown.len(), 100);
+        std::thread::scope(|scope| {
+            let flood = scope.spawn(|| {
+                let sender = Sender::new("vb");
+                (0..50_000).for_each(|number| assert!(sender.send(&frame(60, number))));
+            });
+            while !flood.is_finished() {
+                let now = queue.counters();
+                assert_eq!(now.seen, 100 + now.dropped + now.waiting, "{now:?}");
+            }
+            flood.join().expect("it sends");
+        });
+        assert!(queue.counters().waiting > 0);
+    });
+}

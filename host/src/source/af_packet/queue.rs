@@ -107,7 +107,13 @@ impl PacketQueue {
     /// Frames come while the rings are counted, which the kernel's statistics before and after tell. So
     /// a wire under load closes its account too, and frames that are nowhere still show.
     fn count_waiting(&mut self) -> u64 {
-        let taken = |it: &Self| it.counters.seen.saturating_sub(it.counters.dropped);
+        // What was shown never was in the rings.
+        let taken = |it: &Self| {
+            let counters = &it.counters;
+            counters
+                .seen
+                .saturating_sub(counters.shown + counters.dropped)
+        };
         self.take_statistics();
         let before = taken(self);
         let counted = self.rings.waiting();
