@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 
-use vnplugd::filter::Instruction;
+use vnplug_filter::Instruction;
 
 use crate::row::Result;
 

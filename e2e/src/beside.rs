@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use vnplug::{Next, Port, Tuning, map_apart};
+use vnplug_frame::witness::{Checker, View};
 use vnplug_ring::Region;
 use vnplug_ring::control::{Counted, Message};
 use vnplug_ring::layout::{HEAD, MAX_DELAY_US, TAIL, WAKE_AT, WAKE_SEQ};
-use vnplug_ring::witness::{Checker, View};
 
 use crate::Lab;
 use crate::daemon::{Daemon, value};

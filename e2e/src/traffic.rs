@@ -1,4 +1,4 @@
-//! Sends witness frames ([`vnplug_ring::witness`]) on an interface, at a rate or flat out.
+//! Sends witness frames ([`vnplug_frame::witness`]) on an interface, at a rate or flat out.
 //!
 //! Frames go through a packet socket, 64 per system call, past the queueing discipline. Frame n is
 //! due n / rate seconds after the first; a late sender catches up, so the average holds. A frame the
@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vnplug_ring::witness::{Parsed, Protocol, Shape, Stamp, parse};
+use vnplug_frame::witness::{Parsed, Protocol, Shape, Stamp, parse};
 
 use crate::error::{LabError, Result};
 use crate::sys::PacketSocket;

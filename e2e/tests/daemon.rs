@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use vnplug::{Counted, Next, Port, Tuning};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, label, program, value};
+use vnplug_frame::witness::{Checker, Parsed, View, parse};
 use vnplug_ring::control::{Balance, FilterSpec};
 use vnplug_ring::layout::flags;
-use vnplug_ring::witness::{Checker, Parsed, View, parse};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -15,8 +15,8 @@ use vnplug_e2e::daemon::{Daemon, audit, label, program, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Lab, Netns};
+use vnplug_frame::witness::{Checker, Parsed, View, parse};
 use vnplug_ring::control::Counted;
-use vnplug_ring::witness::{Checker, Parsed, View, parse};
 
 const LIMIT: Duration = Duration::from_secs(120);
 

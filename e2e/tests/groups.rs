@@ -13,9 +13,9 @@ use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::{PATIENT, Wire};
+use vnplug_frame::witness::{Checker, View};
 use vnplug_ring::control::{ArenaHome, Counted, Message, Open};
 use vnplug_ring::layout::{Life, TAIL};
-use vnplug_ring::witness::{Checker, View};
 
 const LIMIT: Duration = Duration::from_secs(120);
 

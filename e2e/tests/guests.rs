@@ -416,7 +416,7 @@ fn readers_of_one_guest_share_an_arena_that_only_this_guest_can_spoil() {
     // The host and who reads there notice nothing.
     let before = outside.counts().received;
     let enough = before + 20_000;
-    let mut checker = vnplug_ring::witness::Checker::new(vnplug_ring::witness::View::Part);
+    let mut checker = vnplug_frame::witness::Checker::new(vnplug_frame::witness::View::Part);
     eventually("the reader outside goes on", || {
         outside.batch(usize::MAX).for_each(|packet| {
             checker.feed(packet.unwrap().bytes);

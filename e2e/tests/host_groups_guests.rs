@@ -11,7 +11,7 @@ use vnplug_e2e::daemon::{Daemon, program, value};
 use vnplug_e2e::groups::{ARENA, LIMIT, POOL, boot, eventually, members, pull, store, take, word};
 use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{Guest, Job, Lab, Machine};
-use vnplug_ring::witness::{Checker, View};
+use vnplug_frame::witness::{Checker, View};
 
 const SOURCE: &str = "lab=gen,pps=1000,size=100-1000,flows=4,protocols=udp4+tcp4";
 

@@ -14,7 +14,7 @@ use vnplug_e2e::daemon::{Daemon, program};
 use vnplug_e2e::recorder::{Recorder, number, segments};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
-use vnplug_ring::witness::{Parsed, parse};
+use vnplug_frame::witness::{Parsed, parse};
 use vnplug_store::read::Reader;
 
 /// One that is at work.

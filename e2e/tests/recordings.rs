@@ -12,7 +12,7 @@ use serde_json::Value;
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, program};
 use vnplug_e2e::recorder::{Recorder, segments};
-use vnplug_ring::witness::{Parsed, parse};
+use vnplug_frame::witness::{Parsed, parse};
 use vnplug_store::read::Reader;
 
 /// As Ctrl-C does; how many packets it took, all of which are durable.

@@ -511,7 +511,7 @@ fn an_interface_in_a_guest(guest: &Guest) {
     let file = guest.dir().join("vn0.pcap");
     guest.pull("/tmp/vn0.pcap", &file, LIMIT).unwrap();
     let bytes = fs::read(&file).unwrap();
-    let mut checker = vnplug_ring::witness::Checker::new(vnplug_ring::witness::View::Part);
+    let mut checker = vnplug_frame::witness::Checker::new(vnplug_frame::witness::View::Part);
     let mut rest = &bytes[24..];
     while !rest.is_empty() {
         let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;

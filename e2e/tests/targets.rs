@@ -9,7 +9,7 @@ use vnplug_e2e::raw::Holdings;
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Lab, Netns};
-use vnplug_ring::witness::{Parsed, parse};
+use vnplug_frame::witness::{Parsed, parse};
 
 /// Targets with a port, and addresses on the wire: some are nobody's target.
 const TARGETS: u32 = 10_000;
@@ -19,7 +19,7 @@ const EACH: u64 = 5;
 const RATE: u64 = 40_000;
 const RUN: u32 = 77;
 
-/// The address of a flow; see `vnplug_ring::witness::Shape`.
+/// The address of a flow; see `vnplug_frame::witness::Shape`.
 fn address(flow: u32) -> String {
     let [_, x, y, z] = flow.to_be_bytes();
     format!("10.{x}.{y}.{z}")

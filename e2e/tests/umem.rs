@@ -16,8 +16,8 @@ use vnplug_e2e::daemon::{program, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
+use vnplug_frame::witness::{Checker, Parsed, View, parse};
 use vnplug_ring::control::{ArenaHome, Counted, Message, Open};
-use vnplug_ring::witness::{Checker, Parsed, View, parse};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const LENT: &str = "wire1=af_xdp,fallback=no,arena=umem,frames=1024";

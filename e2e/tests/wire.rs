@@ -92,11 +92,11 @@ fn a_frame_on_the_wire_reaches_the_vector_nic_of_a_guest_unchanged() {
     // A pcap file: 24 bytes, then per frame 16 bytes of header and the frame.
     for seq in 0..3 {
         let at = 24 + seq * (16 + 60) + 16;
-        let seen = vnplug_ring::witness::parse(&bytes[at..at + 60]);
-        let sent = vnplug_ring::witness::Witness {
+        let seen = vnplug_frame::witness::parse(&bytes[at..at + 60]);
+        let sent = vnplug_frame::witness::Witness {
             run: 77,
             seq: seq as u64,
         };
-        assert_eq!(seen, vnplug_ring::witness::Parsed::Witness(sent));
+        assert_eq!(seen, vnplug_frame::witness::Parsed::Witness(sent));
     }
 }

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use vnplugd::filter::{FrameSet, Index, Instruction, Program, Trust, translate_now};
-use vnplugd::source::Frame;
+use vnplug_filter::{FrameSet, Index, Instruction, Program, Trust, translate_now};
+use vnplug_frame::Frame;
 
 use crate::{Dice, libpcap};
 

@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr::null_mut;
 
-use vnplugd::filter::Instruction;
+use vnplug_filter::Instruction;
 
 /// `struct pcap_pkthdr`.
 #[repr(C)]

@@ -6,8 +6,8 @@
 use std::io::Cursor;
 use std::path::PathBuf;
 
+use vnplug_path::source::pcap::reader::{Peek, Reader};
 use vnplug_store::read::{End, Reader as StoreReader};
-use vnplugd::source::pcap::reader::{Peek, Reader};
 
 use crate::libpcap;
 

@@ -25,9 +25,9 @@ use clap::Parser;
 use serde::Deserialize;
 use vnplug_ring::control::{DEFAULT_SOCKET, Grant};
 
-use crate::filter::DEFAULT_LIMIT_BYTES;
 use crate::hub::policy::Viewer;
-use crate::source::spec::SourceSpec;
+use crate::spec::SourceSpec;
+use vnplug_filter::DEFAULT_LIMIT_BYTES;
 
 /// Receives every packet of a wire once, filters it early and hands it to applications in virtual
 /// machines, containers and processes over shared-memory rings.

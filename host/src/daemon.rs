@@ -18,18 +18,19 @@ use vnplug_ring::layout::MAX_SNAPLEN;
 
 use crate::awake::Awake;
 use crate::config::{Config, Switch};
-use crate::control::{Control, Setup, listen};
-use crate::filter::{Compiler, FilterError, Jit};
+use crate::control::{Control, Setup};
 use crate::hub::policy::Policy;
 use crate::hub::{Hub, Limits};
-use crate::source::early::Loader;
-use crate::source::spec::{LINKTYPE_ETHERNET, OpenSource};
-use crate::source::worker::Worker;
-use crate::sys::privileges::Keep;
-use crate::sys::{privileges, signals};
+use crate::spec::{LINKTYPE_ETHERNET, OpenSource};
 use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
 use crate::watch;
+use vnplug_filter::{Compiler, FilterError, Jit};
+use vnplug_os::privileges::Keep;
+use vnplug_os::socket::listen;
+use vnplug_os::{privileges, signals};
+use vnplug_path::engine::Worker;
+use vnplug_path::engine::loader::Loader;
 
 /// Runs the daemon until it is told to end.
 ///

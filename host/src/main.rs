@@ -6,12 +6,12 @@ use clap::Parser;
 use vnplugd::config::{Arguments, Config};
 
 fn main() -> ExitCode {
-    // The daemon runs itself to compile filters; see `vnplugd::filter`.
+    // The daemon runs itself to compile filters; see `vnplug_filter`.
     if std::env::args_os()
         .nth(1)
-        .is_some_and(|arg| arg == vnplugd::filter::COMPILE_FILTER_ARG)
+        .is_some_and(|arg| arg == vnplug_filter::COMPILE_FILTER_ARG)
     {
-        return vnplugd::filter::compile_child_main();
+        return vnplug_filter::compile_child_main();
     }
     let arguments = Arguments::parse();
     let level = if arguments.verbose {

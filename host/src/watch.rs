@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::source::worker::Line;
-use crate::sys::{event, signals};
+use vnplug_os::{event, signals};
+use vnplug_path::engine::Line;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(250);

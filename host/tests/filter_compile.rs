@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use vnplugd::filter::{
+use vnplug_filter::{
     Compiler, FilterError, MAX_EXPRESSION_BYTES, MAX_INSTRUCTIONS, Program, WALL_LIMIT,
 };
 

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use vnplugd::filter::{COMPILE_FILTER_ARG, Compiler};
+use vnplug_filter::{COMPILE_FILTER_ARG, Compiler};
 
 #[test]
 fn the_service_holds_no_power_and_is_replaced_when_it_is_killed() {

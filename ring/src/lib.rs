@@ -11,8 +11,7 @@
 //! One ring has one producer (the daemon) and one consumer (an application on the host, in a
 //! container or in a virtual machine). [`layout`] is the specification; `docs/ring-format.md` says
 //! the same in prose for readers in other languages. [`control`] is the one client protocol, spoken
-//! over a Unix socket on host and in guests and over a VM's control channel. [`witness`] is what
-//! generated frames carry, so that a receiver can prove loss, duplication, reordering, corruption.
+//! over a Unix socket on host and in guests and over a VM's control channel.
 //!
 //! Readers that trust each other may share one copy of each packet: an [`arena`], with a ring of
 //! descriptors for each of them.
@@ -36,9 +35,7 @@ mod intake;
 mod producer;
 
 pub mod control;
-pub mod crc;
 pub mod pool;
-pub mod witness;
 
 pub use arena::{Arena, ArenaGeometry, ArenaReader, BufferGeometry, Buffers, Placed};
 pub use consumer::{AttachError, Batch, Consumer, Corrupt, Look, Packet, Wait};

@@ -3,7 +3,7 @@
 
 use std::ffi::{CString, c_int, c_uint, c_void};
 
-use vnplugd::filter::Instruction;
+use vnplug_filter::Instruction;
 
 use crate::libpcap::{Compile, Library, Program};
 use crate::row::Result;

@@ -12,14 +12,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vnplug_filter::ebpf::{KernelJudge, Wanted};
+use vnplug_filter::{FrameSet, Index, Jit, Program, Trust};
+use vnplug_frame::{Frame, MAX_BATCH};
+use vnplug_path::fanout::Fanout;
+use vnplug_path::port::Port;
+use vnplug_path::port::doorbell::Doorbell;
 use vnplug_ring::layout::{Geometry, ring_size};
 use vnplug_ring::{Consumer, Producer, Region};
-use vnplugd::fanout::Fanout;
-use vnplugd::filter::ebpf::{KernelJudge, Wanted};
-use vnplugd::filter::{FrameSet, Index, Jit, Program, Trust};
-use vnplugd::port::Port;
-use vnplugd::port::doorbell::Doorbell;
-use vnplugd::source::{Frame, MAX_BATCH};
 
 use super::bare::Bare;
 use super::libpcap::{Compiled, Judges};

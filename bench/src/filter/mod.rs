@@ -14,8 +14,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vnplugd::filter::ebpf::{KernelJudge, Wanted};
-use vnplugd::filter::{DEFAULT_LIMIT_BYTES, Jit, Program, Trust};
+use vnplug_filter::ebpf::{KernelJudge, Wanted};
+use vnplug_filter::{DEFAULT_LIMIT_BYTES, Jit, Program, Trust};
 
 use crate::row::{Figure, Limit, Plan, Result, Samples};
 use libpcap::{Compiled, Judges};

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, Signal, kill_process};
 use vnplug::{NextView, PortOptions};
-use vnplugd::source::Received;
-use vnplugd::source::af_xdp::{AfXdp, AfXdpConfig};
+use vnplug_path::source::Received;
+use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig};
 
 use super::library::{self, BUFFER_BYTES, Functions, READ_TIMEOUT};
 use crate::row::Result;

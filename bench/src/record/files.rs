@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, fadvise};
-use vnplug_ring::witness::{Parsed, parse};
+use vnplug_frame::witness::{Parsed, parse};
 use vnplug_store::read::Reader;
 
 use crate::row::Result;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Meta, Packet};
 use vnplug_e2e::daemon::guest_program;
-use vnplug_ring::witness::{Protocol, Shape};
+use vnplug_frame::witness::{Protocol, Shape};
 use vnplug_store::disk::{Buffer, Real};
 use vnplug_store::encode::Interface;
 use vnplug_store::name::{SegmentName, time};

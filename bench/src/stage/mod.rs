@@ -249,15 +249,16 @@ fn stages(profile: &Profile) -> Stages {
 
 /// The stage that a source file of ours belongs to.
 fn stage_of(file: &str) -> Option<&'static str> {
-    const STAGES: [(&str, &str); 13] = [
-        ("/host/src/source/", "source"),
-        ("/ring/src/witness", "source"),
-        ("/ring/src/crc", "source"),
-        ("/host/src/fanout/flow", "flow-hash"),
-        ("/host/src/fanout/", "fanout"),
-        ("/host/src/filter/", "filter"),
-        ("/host/src/rules/", "filter"),
-        ("/host/src/port/", "port"),
+    const STAGES: [(&str, &str); 14] = [
+        ("/path/src/engine/", "source"),
+        ("/path/src/source/", "source"),
+        ("/frame/src/witness", "source"),
+        ("/frame/src/crc", "source"),
+        ("/frame/src/flow", "flow-hash"),
+        ("/path/src/fanout/", "fanout"),
+        ("/filter/src/", "filter"),
+        ("/path/src/rules/", "filter"),
+        ("/path/src/", "port"),
         ("/ring/src/producer/publish", "publish"),
         ("/ring/src/consumer", "read"),
         ("/ring/src/", "ring"),
@@ -366,7 +367,7 @@ mod tests {
         };
         let mut profile = Profile::default();
         let serve = files(&[
-            ("/x/host/src/port/mod.rs", 30),
+            ("/x/path/src/port/mod.rs", 30),
             ("/x/ring/src/producer.rs", 10),
             ("/rustc/iter.rs", 4),
         ]);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::json;
 use vnplug::{Error, Port, PortOptions};
+use vnplug_frame::witness::{Protocol, Shape};
 use vnplug_ring::control::FilterSpec;
-use vnplug_ring::witness::{Protocol, Shape};
 
 use super::frames::read_frames;
 use crate::failure::{Failure, OK, Outcome};

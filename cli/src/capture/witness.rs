@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 use vnplug::Packet;
-use vnplug_ring::witness::{Checker, SeqSet, View};
+use vnplug_frame::witness::{Checker, SeqSet, View};
 
 use super::Stop;
 use crate::text::grouped;
@@ -184,7 +184,7 @@ impl Verdict {
 
 #[cfg(test)]
 mod tests {
-    use vnplug_ring::witness::{Protocol, Shape, make};
+    use vnplug_frame::witness::{Protocol, Shape, make};
 
     use super::*;
 

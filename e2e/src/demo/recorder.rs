@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use serde_json::Value;
-use vnplug_ring::witness::{Parsed, parse};
+use vnplug_frame::witness::{Parsed, parse};
 
 use super::compare;
 use super::report::grouped;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::recorder::{MARK, Recorder, number, packets_by_others, segments};
-use vnplug_ring::witness::{Parsed, parse};
+use vnplug_frame::witness::{Parsed, parse};
 use vnplug_store::read::Reader;
 
 use crate::numbers;

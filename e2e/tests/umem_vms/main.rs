@@ -15,10 +15,10 @@ use vnplug_e2e::daemon::{refusal, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
+use vnplug_frame::witness::{Checker, View};
 use vnplug_ring::control::{
     ArenaHome, Counted, Grant, HostGroup, Message, Open, Opened, Role, VmKind, VmReady, VmSpec,
 };
-use vnplug_ring::witness::{Checker, View};
 
 const LENT: &str = "wire1=af_xdp,fallback=no,arena=vm,frames=1024";
 const LIMIT: Duration = Duration::from_secs(120);

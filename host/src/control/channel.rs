@@ -11,12 +11,12 @@ use super::groups::name_sources;
 use super::memory::{LARGE, Want};
 use super::session::{Over, Session};
 use super::{Control, unwatch, watch};
-use crate::closer::PeerFd;
 use crate::hub::Refusal;
 use crate::hub::policy::Viewer;
-use crate::noise::peer_log;
-use crate::sys::event;
 use crate::vm::{Broken, Committed, Plan, Vm};
+use vnplug_os::closer::PeerFd;
+use vnplug_os::event;
+use vnplug_os::peer_log;
 
 /// VMs in all.
 const MAX_VMS: usize = 1_024;

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use vnplug_ring::control::{FilterSpec, code};
 
 use super::request::quoted;
-use crate::filter::{Compiler, Jit, Program, Trust};
 use crate::hub::policy::Viewer;
 use crate::hub::{Programs, Refusal};
-use crate::noise::peer_log;
-use crate::sys::event;
+use vnplug_filter::{Compiler, Jit, Program, Trust};
+use vnplug_os::event;
+use vnplug_os::peer_log;
 
 /// Compiling for longer than this costs who asked: others wait for the same thread.
 pub(crate) const CHEAP: Duration = Duration::from_millis(20);

@@ -18,9 +18,10 @@ use vnplug_ring::control::code;
 
 use super::compile::{Ticket, Waits};
 use crate::hub::{Need, OwnMemory, Refusal};
-use crate::sys::event;
-use crate::sys::memory::{self, GoOn};
 use crate::vm::{Committed, Plan};
+use vnplug_os::event;
+use vnplug_os::memory;
+use vnplug_os::memory::GoOn;
 
 /// Memory from this size on is these threads' business; less takes half a millisecond at most.
 pub(crate) const LARGE: u64 = 1 << 20;

@@ -21,9 +21,7 @@ mod waiting;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,19 +32,18 @@ use rustix::net::sockopt::socket_peercred;
 use vnplug_ring::control::{Message, code};
 
 use crate::awake::Awake;
-use crate::closer::PeerFd;
-use crate::filter::{Compiler, Jit};
 use crate::hub::policy::{Policy, Viewer};
 use crate::hub::{Hub, NO_DESCRIPTORS, Owner};
-use crate::noise::peer_log;
-use crate::sys::memory::leave_to_readers;
-use crate::sys::socket;
 use crate::vm::{Broken, Dirs, Vm};
 use closing::Leaving;
 use compile::CompileThread;
 use limit::Buckets;
 use memory::MemoryThread;
 use session::{Over, Session, Unserved};
+use vnplug_filter::{Compiler, Jit};
+use vnplug_os::closer::PeerFd;
+use vnplug_os::memory::leave_to_readers;
+use vnplug_os::peer_log;
 
 /// Connections in all, and of one user that is no operator.
 const MAX_SESSIONS: usize = 32_768;
@@ -127,49 +124,6 @@ pub(crate) struct Control {
 const LISTENER: u64 = 0;
 const TERMINATION: u64 = 1;
 const BELL: u64 = 2;
-
-/// Listens at a path, taking over a socket that nobody serves.
-pub(crate) fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
-    use std::os::unix::fs::PermissionsExt;
-    if let Ok(metadata) = std::fs::symlink_metadata(path) {
-        use std::os::unix::fs::FileTypeExt;
-        if !metadata.file_type().is_socket() {
-            let what = format!("{} is there and is no socket", path.display());
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
-        }
-        match std::os::unix::net::UnixStream::connect(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path)?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // Not being allowed to connect to it does not make it ours.
-            Err(error) => {
-                let what = format!("{} may be in use: {error}", path.display());
-                return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
-            }
-            Ok(_) => {
-                let what = format!("another daemon serves {}", path.display());
-                return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
-            }
-        }
-    }
-    // Nobody may connect before the mode is set, so it is made with that mode. The mask is the whole
-    // process's; what other threads make in this moment becomes no laxer by it.
-    let mask = rustix::process::umask(rustix::fs::Mode::from_bits_truncate(!mode & 0o777));
-    let bound = UnixListener::bind(path);
-    rustix::process::umask(mask);
-    let listener = bound
-        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
-    // A directory's default access list goes before the mask.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).inspect_err(|_| {
-        // A socket that nobody serves only misleads.
-        let _ = std::fs::remove_file(path);
-    })?;
-    listener.set_nonblocking(true)?;
-    // Where the kernel can, nobody who connects sends descriptors, unless he is allowed to later.
-    socket::pass_rights(&listener, false);
-    Ok(listener.into())
-}
 
 /// Tells a client that there is no descriptor for it, as far as it listens at once.
 fn tell_why(refused: &OwnedFd) {

@@ -7,7 +7,7 @@ use vnplug_ring::control::{Message, code};
 use super::Control;
 use crate::hub::policy::Viewer;
 use crate::hub::{Owner, Refusal, Step};
-use crate::rules::{Key, Prepared};
+use vnplug_path::rules::{Key, Prepared};
 
 impl Control {
     /// How many rules a request has each queue's thread touch, in which its packets wait.

@@ -23,10 +23,11 @@ use vnplug_ring::control::wire::{Framer, HEADER, Header, MAX_PAYLOAD, MAX_REQUES
 use vnplug_ring::control::{Message, Role, TTY_WINDOW};
 
 use super::limit;
-use crate::closer::{Closer, PeerFd};
 use crate::hub::policy::Viewer;
-use crate::port::doorbell::Doorbell;
-use crate::sys::socket::{self, Heard};
+use vnplug_os::closer::{Closer, PeerFd};
+use vnplug_os::socket;
+use vnplug_os::socket::Heard;
+use vnplug_path::port::doorbell::Doorbell;
 
 /// No request is served while more bytes of answers wait for the peer to read them.
 const CLOGGED: usize = 64 << 10;

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
@@ -9,7 +10,8 @@ use vnplug_ring::control::{Role, VERSION};
 
 use super::*;
 use crate::hub::Limits;
-use crate::sys::event;
+use vnplug_os::event;
+use vnplug_os::socket::listen;
 
 /// Who says this name in its Hello makes its request panic.
 pub(super) const BREAKS: &str = "a client that finds a bug";

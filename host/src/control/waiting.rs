@@ -11,9 +11,9 @@ use super::compile::{CHEAP, Compiled, Job, Ticket};
 use super::memory::{Completed, Made, Want};
 use super::request::cut;
 use super::session::Over;
-use crate::filter::Trust;
 use crate::hub::policy::Viewer;
 use crate::hub::{Owner, Programs, Refusal, Step, no_memory};
+use vnplug_filter::Trust;
 
 /// A request that waits for its filter to be compiled or for its memory.
 pub(super) struct Pending {

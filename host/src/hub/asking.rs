@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use vnplug_ring::control::{Message, code};
 
 use super::{Hub, Refusal};
-use crate::source::worker::{Command, Line};
+use vnplug_path::engine::{Command, Line};
 
 /// What a request has come to.
 pub(crate) enum Step {

@@ -10,9 +10,9 @@ use std::time::Instant;
 use vnplug_ring::layout::Life;
 
 use super::{Charge, Closed, Hub, Owed, Owner, PortRecord, Remains};
-use crate::port::sender::Sender;
-use crate::port::{Port, PortCounters};
-use crate::source::worker::Command;
+use vnplug_path::engine::Command;
+use vnplug_path::engine::sender::Sender;
+use vnplug_path::port::{Port, PortCounters};
 
 /// A port that its queues' threads were told to let go.
 pub(crate) struct Closing {

@@ -3,7 +3,7 @@
 use vnplug_ring::control::Balance;
 
 use super::{Hub, Owner};
-use crate::port::Share;
+use vnplug_path::port::Share;
 
 /// Source, queue if one was named, owner, name. A cluster belongs to who made it: nobody can join
 /// another's and take a share of its frames. Its members read the same queues, or frames of a queue

@@ -1,15 +1,16 @@
 //! What all ports of a source together may want, and telling the kernel so.
 //!
-//! See [`crate::source::early`] for who does what when.
+//! See [`vnplug_path::source::early`] for who does what when.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::{Hub, Owed};
-use crate::filter::Program;
-use crate::filter::ebpf::Wanted;
-use crate::source::early::{Loader, Narrowing, Place, Seat, Standing};
-use crate::source::worker::{Command, Worker};
+use vnplug_filter::Program;
+use vnplug_filter::ebpf::Wanted;
+use vnplug_path::engine::loader::{Loader, Narrowing, Place};
+use vnplug_path::engine::{Command, Worker};
+use vnplug_path::source::early::{Seat, Standing};
 
 /// The most filters that are put into the kernel together.
 pub const MAX_EARLY_FILTERS: usize = 64;

@@ -15,11 +15,11 @@ use vnplug_ring::{Arena, Region};
 
 use super::open::{fresh_epoch, no_memory};
 use super::{Hub, Owner, Programs, Refusal};
-use crate::filter::Program;
-use crate::port::commons::Commons;
-use crate::port::pool::Places;
-use crate::source::Lent;
-use crate::sys::memory::Shared;
+use crate::hub::places::Places;
+use vnplug_filter::Program;
+use vnplug_os::memory::Shared;
+use vnplug_path::commons::Commons;
+use vnplug_path::source::Lent;
 
 /// Which group it is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

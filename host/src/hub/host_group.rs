@@ -19,9 +19,9 @@ use vnplug_ring::control::{HostGroup as Wanted, Open, code};
 
 use super::group::{GroupKey, GroupPlan, LentPlan, Whose, arena_bytes};
 use super::{Hub, Owner, Programs, Refusal};
-use crate::source::Lent;
-use crate::sys::memory::Pool;
-use crate::sys::packet_file::PacketFile;
+use vnplug_os::memory::Pool;
+use vnplug_os::packet_file::PacketFile;
+use vnplug_path::source::Lent;
 
 /// The groups of the host, by name.
 #[derive(Default)]

@@ -7,7 +7,7 @@ use vnplug_ring::control::{Open, code};
 
 use super::load::{MAX_FIELDS_EACH, MAX_KEYS_EACH};
 use super::{Hub, Owner, PortRecord, Programs, Refusal};
-use crate::sys::mappings;
+use vnplug_os::mappings;
 
 /// Limits that the operator sets.
 #[derive(Debug, Clone, Copy)]

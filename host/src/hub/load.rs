@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::filter::{Analysis, Field, Key, Program};
+use vnplug_filter::{Analysis, Field, Key, Program};
 
 /// Looking a frame up in a field, in instructions of a filter.
 const LOOK: usize = 8;
@@ -150,8 +150,8 @@ impl FieldLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::filter::Trust;
-    use crate::sys::pcap::Library;
+    use vnplug_filter::Trust;
+    use vnplug_filter::libpcap::Library;
 
     fn program(library: &Library, text: &str) -> Program {
         let text = std::ffi::CString::new(text).unwrap();

@@ -15,6 +15,7 @@ mod load;
 mod note;
 mod open;
 mod pace;
+pub(crate) mod places;
 pub mod policy;
 pub mod report;
 pub mod rules;
@@ -27,15 +28,15 @@ use std::time::Instant;
 
 use vnplug_ring::control::{HOST_PREFIX, Message, RingPlace, Tuning, code};
 
-use crate::closer::Closers;
-use crate::filter::ebpf::Wanted;
-use crate::filter::{Jit, Program};
-use crate::port::sender::Sender;
-use crate::port::{Port, PortCounters};
-use crate::source::Lent;
-use crate::source::af_packet::Interface;
-use crate::source::early::Loader;
-use crate::source::worker::{Command, Line, PortSnapshot, Snapshot, Worker};
+use vnplug_filter::ebpf::Wanted;
+use vnplug_filter::{Jit, Program};
+use vnplug_os::closer::Closers;
+use vnplug_path::engine::loader::Loader;
+use vnplug_path::engine::sender::Sender;
+use vnplug_path::engine::{Command, Line, PortSnapshot, Snapshot, Worker};
+use vnplug_path::port::{Port, PortCounters};
+use vnplug_path::source::Lent;
+use vnplug_path::source::af_packet::Interface;
 
 pub(crate) use asking::{Owed, Step};
 pub(crate) use close::Closing;
@@ -240,7 +241,7 @@ pub struct Hub {
     /// Makes the kernel's filters.
     loader: Option<Loader>,
     /// Who closes what peers share, by their owner.
-    pub(crate) closers: Closers,
+    pub(crate) closers: Closers<Owner>,
     /// The last snapshot of all ports of a queue, by source and queue, and when it was taken.
     last: BTreeMap<(usize, usize), (Instant, Snapshot)>,
 }

@@ -16,11 +16,12 @@ use super::group::{GroupPlan, Joined};
 use super::pace::Pace;
 use super::send::MAX_SEND;
 use super::{Hub, Owed, Owner, PortRecord, Programs, Refusal, RuleBook};
-use crate::port::doorbell::Doorbell;
-use crate::port::{Handle, Port};
-use crate::source::worker::Command;
-use crate::sys::memory::Holes;
-use crate::sys::{event, mappings, memory};
+use vnplug_os::memory::Holes;
+use vnplug_os::{event, mappings, memory};
+use vnplug_path::batch::Handle;
+use vnplug_path::engine::Command;
+use vnplug_path::port::Port;
+use vnplug_path::port::doorbell::Doorbell;
 
 /// Where a port's ring memory comes from.
 pub(crate) enum Memory<'a> {
@@ -32,7 +33,7 @@ pub(crate) enum Memory<'a> {
         /// The pool.
         region: &'a Region,
         /// Its places.
-        places: &'a mut crate::port::pool::Places,
+        places: &'a mut crate::hub::places::Places,
     },
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use vnplug_ring::layout::{ALIGN, RECORD_HEADER};
 
-use crate::port::PortCounters;
+use vnplug_path::port::PortCounters;
 
 /// What was delivered until the last look, and how fast.
 #[derive(Debug)]

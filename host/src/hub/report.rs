@@ -24,13 +24,13 @@ use vnplug_ring::control::{Counted, Device, Direction, HOST_PREFIX, Message, Tun
 use super::asking::Heard;
 use super::policy::{Policy, Sight, Viewer};
 use super::{Hub, Owed, Owner, Step};
-use crate::fanout::FanoutCounters;
-use crate::filter::IndexSize;
-use crate::port::sender::SendCounters;
-use crate::source::af_packet::Interface;
-use crate::source::worker::{Asked, Command, PortSnapshot, Snapshot};
-use crate::source::{Latency, QueueCounters};
-use crate::sys::interface;
+use vnplug_filter::IndexSize;
+use vnplug_os::interface;
+use vnplug_path::engine::sender::SendCounters;
+use vnplug_path::engine::{Asked, Command, PortSnapshot, Snapshot};
+use vnplug_path::fanout::FanoutCounters;
+use vnplug_path::source::af_packet::Interface;
+use vnplug_path::source::{Latency, QueueCounters};
 
 impl Hub {
     /// The sources that a viewer may see.

@@ -1,5 +1,5 @@
 //! The ports' filtering rules, as the control thread knows them: how many there are, and what they
-//! may cost. The rules themselves are the queues' threads' (`crate::rules`).
+//! may cost. The rules themselves are the queues' threads' (`vnplug_path::rules`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use vnplug_ring::control::{Counted, MAX_EXACT_RULES, MAX_WILDCARD_RULES, Message
 
 use super::asking::Heard;
 use super::{Hub, MAX_FILTER_WORK, Owed, Owner, PortRecord, Refusal, Step};
-use crate::rules::{Change, Changed, Key, Prepared, Room};
-use crate::source::worker::Command;
+use vnplug_path::engine::Command;
+use vnplug_path::rules::{Change, Changed, Key, Prepared, Room};
 
 /// How many rules a port has, and what for.
 #[derive(Debug, Clone, Copy)]

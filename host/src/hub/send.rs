@@ -13,12 +13,12 @@ use vnplug_ring::{Intake, Region};
 
 use super::open::no_memory;
 use super::{Hub, Owed, Refusal};
-use crate::closer::{Closer, PeerFd};
-use crate::port::Handle;
-use crate::port::sender::Sender;
-use crate::source::worker::Command;
-use crate::sys::memory::Holes;
-use crate::sys::socket;
+use vnplug_os::closer::{Closer, PeerFd};
+use vnplug_os::memory::Holes;
+use vnplug_os::socket;
+use vnplug_path::batch::Handle;
+use vnplug_path::engine::Command;
+use vnplug_path::engine::sender::Sender;
 
 /// The longest frame that a port may send, in bytes: more than a jumbo frame with its tags.
 pub(super) const MAX_SEND: u32 = 16 << 10;

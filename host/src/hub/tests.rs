@@ -9,12 +9,13 @@ use vnplug_ring::control::{Balance, Open};
 
 use super::open::Opening;
 use super::*;
-use crate::filter::Trust;
-use crate::port::doorbell::Doorbell;
-use crate::port::pool::Places;
-use crate::source::spec::SourceSpec;
-use crate::source::worker::WorkerOptions;
-use crate::source::{Frame, Queue, QueueCounters, Received, SourceError};
+use crate::hub::places::Places;
+use crate::spec::SourceSpec;
+use vnplug_filter::Trust;
+use vnplug_frame::Frame;
+use vnplug_path::engine::WorkerOptions;
+use vnplug_path::port::doorbell::Doorbell;
+use vnplug_path::source::{Queue, QueueCounters, Received, SourceError};
 
 fn hub() -> Hub {
     let mut hub = Hub::new(Limits {
@@ -58,7 +59,7 @@ fn open_own(
 ) -> Result<Opening, Refusal> {
     let need = hub.need(request, &owner, &programs)?;
     let memory = Memory::Own(OwnMemory {
-        rings: crate::sys::memory::rings(need.rings, &|| true).unwrap(),
+        rings: vnplug_os::memory::rings(need.rings, &|| true).unwrap(),
         arenas: None,
     });
     hub.open(request, owner, programs, memory, None)
@@ -209,7 +210,7 @@ fn places_that_one_owners_filters_look_at_are_bounded() {
 
 #[test]
 fn rules_that_are_gone_hold_no_memory() {
-    use crate::rules::{Key, Prepared};
+    use vnplug_path::rules::{Key, Prepared};
     use vnplug_ring::control::{
         ExactRule, Flow, Pattern, Rule, RuleAction, RuleKey, RuleKind, WildcardRule,
     };

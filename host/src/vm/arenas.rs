@@ -21,8 +21,8 @@ use vnplug_ring::control::{HostGroup, code};
 use super::{ACL, Dirs, Memories, check_name, instance, remove};
 use crate::hub::policy::{Policy, Sight, Viewer};
 use crate::hub::{Home, HostGroupSize, Refusal, arena_bytes};
-use crate::source::lent::{PacketDir, is_packets};
-use crate::sys::memory::{GoOn, Pool, pool_file};
+use vnplug_os::memory::{GoOn, Pool, pool_file};
+use vnplug_path::source::lent::{PacketDir, is_packets};
 
 /// A group of the host that a VM may join, as it is written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::sys::event;
+use vnplug_os::event;
 
 /// Where VMs' files lie.
 #[derive(Debug, Clone)]

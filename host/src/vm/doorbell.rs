@@ -34,9 +34,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vnplug_ring::pool::PoolHeader;
 
-use crate::closer::{Closer, PeerFd};
-use crate::port::doorbell::{Board, VmBell};
-use crate::sys::{event, memory, socket};
+use vnplug_os::closer::{Closer, PeerFd};
+use vnplug_os::{event, memory, socket};
+use vnplug_path::port::doorbell::{Board, VmBell};
 
 /// The most vectors a device may have.
 pub(crate) const MAX_VECTORS: u32 = 64;
@@ -88,7 +88,7 @@ impl DoorbellServer {
         let page = memory::sealed("vnplug-doorbell", 4096, &|| true)?;
         header.write(&page.region);
         // What may fail comes before the thread, which nobody would end.
-        let listener = PeerFd::alone(crate::control::listen(path, 0o600)?);
+        let listener = PeerFd::alone(vnplug_os::socket::listen(path, 0o600)?);
         let thread_bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let shared = Arc::new(Shared::default());
         let thread = Raise {
@@ -411,7 +411,7 @@ mod tests {
         assert!(first.1 == 0 && server.free(1).is_none());
         let second = server.free(2).unwrap();
         assert!(second.1 == 1 && server.free(2).is_none());
-        crate::port::doorbell::Doorbell::Vm(second.0.clone()).ring();
+        vnplug_path::port::doorbell::Doorbell::Vm(second.0.clone()).ring();
         assert!(is_rung(&fds[2]));
         drop(first);
         assert_eq!(server.free(2).map(|(_, vector)| vector), Some(0));
@@ -450,7 +450,7 @@ mod tests {
         let fill = || rustix::io::write(&fds[1], &(u64::MAX - 1).to_ne_bytes());
         assert_eq!(fill(), Ok(8));
         let (bell, _) = server.free(2).unwrap();
-        crate::port::doorbell::Doorbell::Vm(bell).ring();
+        vnplug_path::port::doorbell::Doorbell::Vm(bell).ring();
         let deadline = Instant::now() + Duration::from_secs(10);
         while server.counts().0 == 0 {
             assert!(Instant::now() < deadline, "it is not rung");
@@ -491,7 +491,7 @@ mod tests {
                 }
             });
             for _ in 0..100 {
-                crate::port::doorbell::Doorbell::Vm(bell.clone()).ring();
+                vnplug_path::port::doorbell::Doorbell::Vm(bell.clone()).ring();
                 std::thread::sleep(Duration::from_micros(200));
             }
             drop(server);

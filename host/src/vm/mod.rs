@@ -23,12 +23,8 @@ use vnplug_ring::Region;
 use vnplug_ring::control::{Grant, HostGroup, RingPlace, VmKind, VmReady, VmSpec, code};
 use vnplug_ring::pool::PoolHeader;
 
-use crate::closer::PeerFd;
 use crate::hub::Refusal;
-use crate::port::doorbell::{Board, Doorbell, VmBell};
-use crate::port::pool::Places;
-use crate::sys::event;
-use crate::sys::memory::{Pool, Watch, pool_file};
+use crate::hub::places::Places;
 use arenas::GroupRecord;
 pub(crate) use dirs::Dirs;
 use dirs::{control_path, doorbell_path, instance, records, remove};
@@ -37,6 +33,10 @@ use plan::check_name;
 pub(crate) use plan::{Committed, Plan};
 use record::Record;
 pub(crate) use record::{Broken, Memories};
+use vnplug_os::closer::PeerFd;
+use vnplug_os::event;
+use vnplug_os::memory::{Pool, Watch, pool_file};
+use vnplug_path::port::doorbell::{Board, Doorbell, VmBell};
 
 /// One VM.
 pub(crate) struct Vm {
@@ -129,7 +129,7 @@ impl Vm {
             name: record.name.clone(),
         };
         header.write(&region);
-        let listener = crate::control::listen(&control_path(&dirs.state, &record.name), 0o600)?;
+        let listener = vnplug_os::socket::listen(&control_path(&dirs.state, &record.name), 0o600)?;
         share_access(&record.pool, &control_path(&dirs.state, &record.name));
         // Whoever connected and was not accepted yet goes with it.
         let listener = PeerFd::alone(listener);

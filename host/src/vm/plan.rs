@@ -10,7 +10,7 @@ use super::dirs::{Dirs, remove};
 use super::doorbell;
 use super::record::Record;
 use crate::hub::Refusal;
-use crate::sys::memory::{GoOn, Pool, pool_file};
+use vnplug_os::memory::{GoOn, Pool, pool_file};
 
 /// A VM that an operator asked for and that has nothing yet.
 pub(crate) struct Plan {

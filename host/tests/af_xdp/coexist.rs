@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use vnplugd::filter::{Compiler, Program};
-use vnplugd::source::Queue;
-use vnplugd::source::af_xdp::{AfXdpConfig, Mode};
+use vnplug_filter::{Compiler, Program};
+use vnplug_path::source::Queue;
+use vnplug_path::source::af_xdp::{AfXdpConfig, Mode};
 
 use crate::net::{self, Sender, ip, isolated, read_all, udp, until_seen};
 use crate::{config, one, veth};

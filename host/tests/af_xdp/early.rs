@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vnplugd::filter::Program;
-use vnplugd::filter::ebpf::Wanted;
-use vnplugd::source::Queue;
-use vnplugd::source::af_xdp::{AfXdpConfig, Mode};
+use vnplug_filter::Program;
+use vnplug_filter::ebpf::Wanted;
+use vnplug_path::source::Queue;
+use vnplug_path::source::af_xdp::{AfXdpConfig, Mode};
 
 use crate::coexist::filter;
 use crate::net::{LIMIT, Sender, frame, ip, isolated, read, read_all, udp, until_seen};

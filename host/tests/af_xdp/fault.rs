@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use vnplugd::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
-use vnplugd::source::spec::SourceSpec;
+use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
+use vnplugd::spec::SourceSpec;
 
 use crate::net::{Sender, ip, isolated, until_received};
 use crate::{attached, config, one, veth};

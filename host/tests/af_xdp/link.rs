@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use vnplug_path::source::Queue;
 use vnplug_ring::layout::flags;
-use vnplugd::source::Queue;
 
 use crate::net::{LIMIT, Sender, ip, isolated, read, read_shared, udp, until_received, until_seen};
 use crate::{attached, config, ethtool, one, open, veth};

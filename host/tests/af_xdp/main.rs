@@ -8,7 +8,7 @@ mod early;
 mod fault;
 mod link;
 #[expect(dead_code, reason = "the packet-socket tests use more of it")]
-#[path = "../af_packet/net.rs"]
+#[path = "../../../path/tests/af_packet/net.rs"]
 mod net;
 mod sockets;
 mod transmit;
@@ -19,9 +19,9 @@ use net::{
     LIMIT, QUIET, Sender, frame, ip, isolated, read, read_all, read_shared, udp, until_received,
     until_seen,
 };
+use vnplug_path::source::Queue;
+use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
 use vnplug_ring::layout::flags;
-use vnplugd::source::Queue;
-use vnplugd::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
 
 /// Small packet memory, as these tests send little.
 fn config(interface: &str) -> AfXdpConfig {

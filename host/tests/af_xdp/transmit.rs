@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use vnplugd::source::af_xdp::{AfXdpConfig, Mode};
-use vnplugd::source::{Flushed, Queue, Transmit};
+use vnplug_path::source::af_xdp::{AfXdpConfig, Mode};
+use vnplug_path::source::{Flushed, Queue, Transmit};
 
 use crate::net::{self, LIMIT, frame, ip, isolated, read, read_all};
 use crate::{config, one, veth};

@@ -267,7 +267,7 @@ fn an_agent_that_says_nothing_about_vectors_listens_to_none() {
 
 #[test]
 fn random_payloads_never_panic() {
-    let mut state = crate::witness::seed("random payloads");
+    let mut state = vnplug_frame::witness::seed("random payloads");
     for round in 0..200_000_u32 {
         let payload: Vec<u8> = (0..round % 64)
             .map(|_| {

@@ -7,8 +7,8 @@ use crate::layout::{
     DATA_OFFSET, HEAD, MAX_DELAY_US, MIN_CAPACITY, Meta, PAD, PUBLISHED, READ, TAIL, WAKE_AT,
     WAKE_SEQ, header, ring_size,
 };
-use crate::witness::seed;
 use crate::{Bell, Consumer, Producer, Region};
+use vnplug_frame::witness::seed;
 
 const GUARD: u64 = 8192;
 const CANARY: u64 = 0xdead_beef_0bad_cafe;

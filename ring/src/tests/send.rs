@@ -8,8 +8,8 @@ use super::{Dice, bytes, geometry, meta};
 use crate::layout::{
     ALIGN, DATA_OFFSET, HEAD, Life, MAX_SNAPLEN, MIN_CAPACITY, PAD, TAIL, WAKE_SEQ, ring_size,
 };
-use crate::witness::seed;
 use crate::{AttachError, Bell, Consumer, Intake, Producer, Region};
+use vnplug_frame::witness::seed;
 
 fn ring(capacity: u64, snaplen: u32, start: u64) -> (Producer, Intake, Region) {
     let region = Region::heap(ring_size(capacity));

@@ -1,6 +1,6 @@
 //! One block of an index: 64 chunks, and what may be in them.
 
-use vnplug_ring::crc::Crc32c;
+use vnplug_frame::crc::Crc32c;
 
 use super::code::{Parser, Writer};
 use super::{CHUNKS, Key};

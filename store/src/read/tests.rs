@@ -285,7 +285,7 @@ fn damage_is_told_with_its_place() {
 #[test]
 fn any_bytes_end_or_fail() {
     let (good, _) = golden(true);
-    let mut seed = vnplug_ring::witness::seed("any bytes");
+    let mut seed = vnplug_frame::witness::seed("any bytes");
     for _ in 0..20_000 {
         let mut bytes = good.clone();
         for _ in 0..3 {

@@ -1,0 +1,250 @@
+//! The symmetric flow hash: both directions of a flow, and all fragments of a datagram, get one
+//! number.
+//!
+//! It covers addresses, protocol and (TCP, UDP, SCTP, UDP-Lite) ports of the first IP header behind
+//! up to four VLAN tags; a fragment counts by its addresses alone, so that all of them go one way.
+//! Anything else counts by its MAC addresses and Ethertype. It is not keyed: a sender can make
+//! flows collide and so load one member of a cluster; the others lose nothing by it.
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const MAX_TAGS: usize = 4;
+const MAX_EXTENSIONS: usize = 8;
+
+/// The hash of one Ethernet frame; 0 only by chance.
+#[inline]
+pub fn flow_hash(frame: &[u8]) -> u32 {
+    // NB: most frames are plain, and cost half as much so.
+    let hash = frame.first_chunk().and_then(plain);
+    finish(hash.unwrap_or_else(|| any(frame)))
+}
+
+/// What [`any`] says of TCP and UDP over IPv4 without tags, options and fragments.
+#[inline]
+fn plain(head: &[u8; 38]) -> Option<u64> {
+    let pair = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+    let word = |at: usize| u64::from(pair(at)) << 16 | u64::from(pair(at + 2));
+    let protocol = head[23];
+    let is_plain = pair(12) == ETHERTYPE_IPV4
+        && head[14] & 0xf == 5
+        && pair(20) & 0x3fff == 0
+        && matches!(protocol, 6 | 17);
+    let ports = Some((pair(34), pair(36)));
+    is_plain.then(|| combine(word(26), word(30), protocol, ports))
+}
+
+fn any(frame: &[u8]) -> u64 {
+    let mut at = 12;
+    let mut ethertype = u16_at(frame, at);
+    for _ in 0..MAX_TAGS {
+        match ethertype {
+            Some(0x8100 | 0x88a8 | 0x9100) => {
+                at += 4;
+                ethertype = u16_at(frame, at);
+            }
+            _ => break,
+        }
+    }
+    let network = frame.get(at + 2..).unwrap_or_default();
+    let hash = match ethertype {
+        Some(ETHERTYPE_IPV4) => ipv4(network),
+        Some(ETHERTYPE_IPV6) => ipv6(network),
+        _ => None,
+    };
+    hash.unwrap_or_else(|| other(frame, ethertype.unwrap_or(0)))
+}
+
+#[inline]
+fn ipv4(packet: &[u8]) -> Option<u64> {
+    let head: &[u8; 20] = packet.first_chunk()?;
+    let source = u64::from(u32::from_be_bytes([head[12], head[13], head[14], head[15]]));
+    let target = u64::from(u32::from_be_bytes([head[16], head[17], head[18], head[19]]));
+    let fragment = u16::from_be_bytes([head[6], head[7]]) & 0x3fff != 0;
+    let protocol = head[9];
+    let transport = packet
+        .get(usize::from(head[0] & 0xf) * 4..)
+        .unwrap_or_default();
+    let ports = if fragment {
+        None
+    } else {
+        ports(protocol, transport)
+    };
+    Some(combine(source, target, protocol, ports))
+}
+
+#[inline]
+fn ipv6(packet: &[u8]) -> Option<u64> {
+    let head: &[u8; 40] = packet.first_chunk()?;
+    let word = |at: usize| {
+        u64::from_be_bytes([
+            head[at],
+            head[at + 1],
+            head[at + 2],
+            head[at + 3],
+            head[at + 4],
+            head[at + 5],
+            head[at + 6],
+            head[at + 7],
+        ])
+    };
+    let source = mix(word(8)) ^ word(16);
+    let target = mix(word(24)) ^ word(32);
+    let mut protocol = head[6];
+    let mut rest = &packet[40..];
+    for _ in 0..MAX_EXTENSIONS {
+        let len = match protocol {
+            // Hop-by-hop, routing, destination options, mobility, HIP, shim6 (RFC 8200 and IANA).
+            0 | 43 | 60 | 135 | 139 | 140 => (usize::from(*rest.get(1)?) + 1) * 8,
+            // Fragment: by addresses alone, as in IPv4.
+            44 => return Some(combine(source, target, 44, None)),
+            51 => (usize::from(*rest.get(1)?) + 2) * 4,
+            _ => break,
+        };
+        protocol = rest[0];
+        rest = rest.get(len..).unwrap_or_default();
+    }
+    Some(combine(source, target, protocol, ports(protocol, rest)))
+}
+
+#[inline]
+fn ports(protocol: u8, transport: &[u8]) -> Option<(u16, u16)> {
+    match protocol {
+        6 | 17 | 132 | 136 => {
+            let head: &[u8; 4] = transport.first_chunk()?;
+            Some((
+                u16::from_be_bytes([head[0], head[1]]),
+                u16::from_be_bytes([head[2], head[3]]),
+            ))
+        }
+        _ => None,
+    }
+}
+
+#[inline]
+fn combine(source: u64, target: u64, protocol: u8, ports: Option<(u16, u16)>) -> u64 {
+    let (a, b) = ports.map_or((0, 0), |(a, b)| (u64::from(a), u64::from(b)));
+    // A sum does not depend on which end is the source.
+    let ends = mix(source ^ a << 40).wrapping_add(mix(target ^ b << 40));
+    ends ^ mix(u64::from(protocol) + 1)
+}
+
+#[inline]
+fn other(frame: &[u8], ethertype: u16) -> u64 {
+    let mac = |at: usize| {
+        frame.get(at..at + 6).map_or(0, |mac| {
+            u64::from_be_bytes([0, 0, mac[0], mac[1], mac[2], mac[3], mac[4], mac[5]])
+        })
+    };
+    mix(mac(0)).wrapping_add(mix(mac(6))) ^ u64::from(ethertype)
+}
+
+#[inline]
+fn u16_at(frame: &[u8], at: usize) -> Option<u16> {
+    frame
+        .get(at..at + 2)
+        .map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
+}
+
+#[inline]
+fn mix(word: u64) -> u64 {
+    let word = (word ^ word >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    word ^ word >> 29
+}
+
+#[inline]
+fn finish(word: u64) -> u32 {
+    (mix(word) >> 32) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn udp(source: [u8; 4], target: [u8; 4], ports: (u16, u16), fragment: u16) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend([0x08, 0x00, 0x45, 0, 0, 28, 0, 1]);
+        frame.extend(fragment.to_be_bytes());
+        frame.extend([64, 17, 0, 0]);
+        frame.extend(source);
+        frame.extend(target);
+        frame.extend(ports.0.to_be_bytes());
+        frame.extend(ports.1.to_be_bytes());
+        frame.extend([0; 4]);
+        frame
+    }
+
+    const A: [u8; 4] = [10, 0, 0, 1];
+    const B: [u8; 4] = [10, 0, 0, 2];
+
+    #[test]
+    fn both_directions_of_a_flow_hash_alike_and_flows_differ() {
+        let there = flow_hash(&udp(A, B, (1000, 53), 0));
+        assert_eq!(there, flow_hash(&udp(B, A, (53, 1000), 0)));
+        assert_ne!(there, flow_hash(&udp(A, B, (1001, 53), 0)));
+        assert_ne!(there, flow_hash(&udp(A, B, (53, 1000), 0)));
+    }
+
+    #[test]
+    fn a_vlan_tag_does_not_change_the_flow() {
+        let plain = udp(A, B, (1, 2), 0);
+        let mut tagged = plain[..12].to_vec();
+        tagged.extend([0x81, 0, 0, 5]);
+        tagged.extend(&plain[12..]);
+        assert_eq!(flow_hash(&plain), flow_hash(&tagged));
+    }
+
+    #[test]
+    fn all_fragments_of_a_datagram_hash_alike() {
+        let first = flow_hash(&udp(A, B, (1, 2), 0x2000));
+        assert_eq!(first, flow_hash(&udp(A, B, (7, 8), 0x0010)));
+    }
+
+    #[test]
+    fn a_thousand_flows_spread_evenly_over_two_and_seven() {
+        for members in [2_u64, 7] {
+            let mut counts = vec![0_u32; members as usize];
+            for port in 0..7_000_u16 {
+                let hash = flow_hash(&udp(A, B, (port, 80), 0));
+                counts[((u64::from(hash) * members) >> 32) as usize] += 1;
+            }
+            let fair = 7_000 / members as u32;
+            assert!(
+                counts
+                    .iter()
+                    .all(|&n| n > fair * 8 / 10 && n < fair * 12 / 10),
+                "{counts:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_cut_of_every_kind_of_frame_is_hashed_without_panic() {
+        let mut six = vec![0; 12];
+        six.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 40, 0, 64]);
+        six.extend([1; 32]);
+        six.extend([43, 0, 0, 0, 0, 0, 0, 0, 17, 1]);
+        six.extend([9; 30]);
+        for frame in [udp(A, B, (1, 2), 0), six] {
+            for cut in 0..=frame.len() {
+                flow_hash(&frame[..cut]);
+            }
+        }
+    }
+
+    #[test]
+    fn plain_frames_hash_as_all_others_do() {
+        let frame = udp(A, B, (1000, 53), 0);
+        assert!(plain(frame.first_chunk().unwrap()).is_some());
+        // Every header with one byte changed: another type, options, fragments, protocols.
+        for at in 0..frame.len() {
+            for byte in 0..=255 {
+                let mut frame = frame.clone();
+                frame[at] = byte;
+                for cut in [33, 34, 37, 38, frame.len()] {
+                    let frame = &frame[..cut];
+                    assert_eq!(flow_hash(frame), finish(any(frame)), "{frame:x?}");
+                }
+            }
+        }
+    }
+}

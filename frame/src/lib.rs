@@ -1,0 +1,52 @@
+//! What a frame is, to everything between wire and ring.
+//!
+//! - [`Frame`]: bytes borrowed from whoever received them, and what is known of them.
+//! - [`flow`]: the hash that deals flows out to the members of a cluster.
+//! - [`witness`]: what generated frames carry, so that a receiver can prove loss, duplication,
+//!   reordering and corruption.
+
+pub mod crc;
+pub mod flow;
+pub mod witness;
+
+use vnplug_ring::layout::flags;
+
+/// One frame, borrowed from the queue that received it.
+#[derive(Debug, Clone, Copy)]
+pub struct Frame<'a> {
+    /// The captured bytes, Ethernet header included, FCS excluded, VLAN tag in place.
+    pub bytes: &'a [u8],
+    /// Length on the wire in bytes, FCS excluded; at least `bytes.len()`.
+    pub wire_len: u32,
+    /// Nanoseconds since 1970-01-01 UTC.
+    pub ts_ns: u64,
+    /// `vnplug_ring::layout::flags`.
+    pub flags: u16,
+    /// Outermost VLAN TCI, valid with `flags::VLAN`.
+    pub vlan_tci: u16,
+}
+
+/// The outermost VLAN tag in a frame's bytes: the flag that says so, and the TCI.
+#[inline]
+pub fn vlan_of(bytes: &[u8]) -> (u16, u16) {
+    // IEEE 802.1Q-2018, 9.4: TPID and TCI, big-endian, behind the addresses.
+    match bytes.get(12..16) {
+        Some(&[0x81, 0x00, c0, c1] | &[0x88, 0xa8, c0, c1]) => {
+            (flags::VLAN, u16::from_be_bytes([c0, c1]))
+        }
+        _ => (0, 0),
+    }
+}
+
+/// The same empty vector for frames of another lifetime; keeps its memory, as the standard library
+/// collects in place.
+pub fn recycle<'a>(mut batch: Vec<Frame<'_>>) -> Vec<Frame<'a>> {
+    batch.clear();
+    batch
+        .into_iter()
+        .map(|_| unreachable!("the vector is empty"))
+        .collect()
+}
+
+/// The most frames a batch has (R4: a fixed budget of work per turn).
+pub const MAX_BATCH: usize = 256;

@@ -1,0 +1,483 @@
+//! A source as the operator writes it: `NAME=KIND:WHAT,OPTION=VALUE,…` or a table in the
+//! configuration file with the same options.
+//!
+//! | kind | what | options |
+//! |---|---|---|
+//! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=BYTES`, `blocks=N`, `reserve=yes\|no`, `block_timeout_ms=N`, `snaplen=BYTES`, `hardware_timestamps=yes\|no`, `early=yes\|no` |
+//! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no`, `arena=copy\|umem\|vm` |
+//! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
+//! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
+//!
+//! For every kind: `cpus=2+3` (one per queue, in order), `busy=yes` (never sleep), `start=now` or
+//! `start=attach` (do not begin before the first port is attached that is not paused; the default
+//! for files played a number of times and generators with a count).
+
+mod af_xdp;
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::num::ParseIntError;
+use std::str::FromStr;
+
+use vnplug_frame::witness::Protocol;
+
+use crate::hub::{Early, Source};
+use vnplug_path::engine::{Worker, WorkerOptions};
+use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
+use vnplug_path::source::generator::{Gen, GenConfig};
+use vnplug_path::source::lent::PacketDir;
+use vnplug_path::source::pcap::{PcapConfig, PcapFile, Repeat, Speed};
+use vnplug_path::source::{Queue, SourceError};
+
+/// A source to be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceSpec {
+    name: String,
+    kind: String,
+    options: BTreeMap<String, String>,
+}
+
+/// A source whose queues are open and whose threads have not begun.
+pub struct OpenSource {
+    name: String,
+    kind: &'static str,
+    description: String,
+    interface: Option<Interface>,
+    queues: Vec<Box<dyn Queue>>,
+    cpus: Vec<usize>,
+    hold: bool,
+    busy: bool,
+}
+
+const MAX_NAME: usize = 63;
+
+impl SourceSpec {
+    /// A source of this name and kind with these options; `what` is the option that the text form
+    /// has behind the colon.
+    ///
+    /// # Errors
+    /// [`SourceError`] if the name is not one.
+    pub fn new(
+        name: &str,
+        kind: &str,
+        options: BTreeMap<String, String>,
+    ) -> Result<Self, SourceError> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(allowed) {
+            return Err(SourceError::new(format!(
+                "{name:?} is no name for a source: use 1 to {MAX_NAME} letters, digits, - _ ."
+            )));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            options,
+        })
+    }
+
+    /// The name that readers use.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Opens the source; needs the privileges that its kind needs.
+    ///
+    /// # Errors
+    /// [`SourceError`] if an option is unknown or out of range, or what the kind says.
+    pub fn open(&self) -> Result<OpenSource, SourceError> {
+        self.open_with(None)
+    }
+
+    /// As [`open`](Self::open), with a directory for packet memory that VMs can map.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(&self, files: Option<&PacketDir>) -> Result<OpenSource, SourceError> {
+        let mut options = Options {
+            name: &self.name,
+            left: self.options.clone(),
+        };
+        let cpus = options.list("cpus", |text| text.parse().ok())?;
+        let busy = options.flag("busy")?.unwrap_or(false);
+        let asked = match options.take("start").as_deref() {
+            None => None,
+            Some("now") => Some(false),
+            Some("attach") => Some(true),
+            Some(other) => return Err(options.bad("start", other, "now or attach")),
+        };
+        let mut interface = None;
+        let (kind, description, queues, ends) = match self.kind.as_str() {
+            "af_packet" => af_packet(&mut options, &mut interface)?,
+            "af_xdp" => af_xdp::open(&mut options, &mut interface, files)?,
+            "pcap" => pcap(&mut options)?,
+            "gen" => generator(&mut options)?,
+            kind => {
+                return Err(SourceError::new(format!(
+                    "source {:?}: no kind {kind:?}; there are af_packet, af_xdp, pcap and gen",
+                    self.name
+                )));
+            }
+        };
+        Ok(OpenSource {
+            name: self.name.clone(),
+            kind,
+            description,
+            interface,
+            queues,
+            cpus,
+            hold: asked.unwrap_or(ends),
+            busy,
+        })
+    }
+}
+
+impl FromStr for SourceSpec {
+    type Err = SourceError;
+
+    /// `NAME=KIND:WHAT,OPTION=VALUE,…`; a bare `NAME` is an interface.
+    fn from_str(text: &str) -> Result<Self, SourceError> {
+        let (name, rest) = text.split_once('=').unwrap_or((text, "af_packet"));
+        let mut parts = rest.split(',');
+        let first = parts.next().unwrap_or_default();
+        let (kind, what) = first.split_once(':').unwrap_or((first, ""));
+        let mut options = BTreeMap::new();
+        if !what.is_empty() {
+            let key = match kind {
+                "pcap" => "path",
+                "gen" => {
+                    return Err(SourceError::new(format!(
+                        "source {name:?}: gen takes nothing behind a colon ({what:?}), only options"
+                    )));
+                }
+                _ => "interface",
+            };
+            options.insert(key.to_owned(), what.to_owned());
+        }
+        for part in parts {
+            let Some((key, value)) = part.split_once('=') else {
+                return Err(SourceError::new(format!(
+                    "source {name:?}: {part:?} is not OPTION=VALUE"
+                )));
+            };
+            if options.insert(key.to_owned(), value.to_owned()).is_some() {
+                return Err(SourceError::new(format!(
+                    "source {name:?}: {key} is given twice"
+                )));
+            }
+        }
+        Self::new(name, kind, options)
+    }
+}
+
+impl OpenSource {
+    /// Whether it must be able to lock memory once more, when its interface comes back.
+    pub(crate) fn locks_memory(&self) -> bool {
+        self.kind == "af_xdp"
+    }
+
+    /// Whether the kernel can drop frames before its queues.
+    pub(crate) fn may_drop_early(&self) -> bool {
+        self.queues.iter().all(|queue| queue.seat().is_ok())
+    }
+
+    /// Whether early drop takes the right to load XDP programs.
+    pub(crate) fn narrows_xdp(&self) -> bool {
+        let mut seats = self.queues.iter().map(|queue| queue.seat());
+        seats.any(|seat| seat.is_ok_and(|seat| seat.is_shared()))
+    }
+
+    /// Starts a thread per queue. `number` is the source's number in the daemon.
+    ///
+    /// # Errors
+    /// [`SourceError`] when threads or descriptors are short.
+    pub fn start(self, number: u16) -> Result<Source, SourceError> {
+        let transmits = self.queues.iter().all(|queue| queue.transmits());
+        let lent = self.queues.iter().map(|queue| queue.lent()).collect();
+        let mut workers = Vec::new();
+        let seats = self.queues.iter().map(|queue| queue.seat()).collect();
+        for (queue, at) in self.queues.into_iter().zip(0_u16..) {
+            let options = WorkerOptions {
+                name: format!("{}@{at}", self.name),
+                source: number,
+                queue: at,
+                cpu: self.cpus.get(usize::from(at)).copied(),
+                hold: self.hold,
+                busy: self.busy,
+            };
+            let worker = Worker::start(queue, options)
+                .map_err(|error| SourceError::io(format!("source {:?}", self.name), error))?;
+            workers.push(worker);
+        }
+        Ok(Source {
+            name: self.name,
+            kind: self.kind,
+            description: self.description,
+            link_type: LINKTYPE_ETHERNET,
+            interface: self.interface,
+            transmits,
+            early: Early::new(seats, &workers),
+            lent,
+            workers,
+        })
+    }
+}
+
+/// The link type of every source.
+pub(crate) const LINKTYPE_ETHERNET: u32 = 1;
+
+type Opened = (&'static str, String, Vec<Box<dyn Queue>>, bool);
+
+fn af_packet(
+    options: &mut Options<'_>,
+    asked: &mut Option<Interface>,
+) -> Result<Opened, SourceError> {
+    let interface = options
+        .take("interface")
+        .unwrap_or_else(|| options.name.to_owned());
+    let mut config = AfPacketConfig::new(interface);
+    match options.take("direction").as_deref() {
+        None | Some("both") => {}
+        Some("rx") => config.direction = Direction::Rx,
+        Some("tx") => config.direction = Direction::Tx,
+        Some(other) => return Err(options.bad("direction", other, "both, rx or tx")),
+    }
+    options.set("queues", &mut config.queues)?;
+    options.set("block_size", &mut config.block_size)?;
+    options.set("blocks", &mut config.blocks)?;
+    options.set("block_timeout_ms", &mut config.block_timeout_ms)?;
+    options.set("snaplen", &mut config.snaplen)?;
+    if let Some(yes) = options.flag("promiscuous")? {
+        config.promiscuous = yes;
+    }
+    if let Some(yes) = options.flag("reserve")? {
+        config.reserve = yes;
+    }
+    if let Some(yes) = options.flag("hardware_timestamps")? {
+        config.hardware_timestamps = yes;
+    }
+    if let Some(yes) = options.flag("early")? {
+        config.early = yes;
+    }
+    options.done()?;
+    let description = format!("interface {}", config.interface);
+    *asked = Some(Interface::new(config.interface.clone())?);
+    Ok(("af_packet", description, AfPacket::open(config)?, false))
+}
+
+fn pcap(options: &mut Options<'_>) -> Result<Opened, SourceError> {
+    let Some(path) = options.take("path") else {
+        return Err(SourceError::new(format!(
+            "source {:?}: a pcap source needs a path, as in {0}=pcap:FILE",
+            options.name
+        )));
+    };
+    let pace = match options.take("pace").as_deref() {
+        None | Some("recorded") => Speed::Recorded,
+        Some("top") => Speed::Top,
+        Some(text) => match text.trim_end_matches('x').parse() {
+            Ok(times) => Speed::Times(times),
+            Err(_) => return Err(options.bad("pace", text, "recorded, top or a factor as 2.5x")),
+        },
+    };
+    let repeat = match options.take("repeat").as_deref() {
+        None | Some("once") => Repeat::Once,
+        Some("forever") => Repeat::Forever,
+        Some(text) => match text.parse() {
+            Ok(times) => Repeat::Times(times),
+            Err(_) => return Err(options.bad("repeat", text, "once, forever or a number")),
+        },
+    };
+    options.done()?;
+    let description = format!("file {path}");
+    let ends = !matches!(repeat, Repeat::Forever);
+    let queues = PcapFile::open(&PcapConfig {
+        path: path.into(),
+        pace,
+        repeat,
+    })?;
+    Ok(("pcap", description, queues, ends))
+}
+
+fn generator(options: &mut Options<'_>) -> Result<Opened, SourceError> {
+    let mut config = GenConfig::default();
+    let size = options.take("size");
+    if let Some(size) = &size {
+        config.sizes = size.parse()?;
+    }
+    match options.take("pps").as_deref() {
+        None | Some("max") => {}
+        Some(text) => match text.parse() {
+            Ok(pps) => config.pps = Some(pps),
+            Err(_) => return Err(options.bad("pps", text, "a number or max")),
+        },
+    }
+    config.count = options.number("count")?;
+    if config.count == Some(0) {
+        return Err(options.bad("count", "0", "a number of packets above 0"));
+    }
+    config.vlan_tci = options.number("vlan")?;
+    options.set("flows", &mut config.flows)?;
+    options.set("run", &mut config.run)?;
+    options.set("queues", &mut config.queues)?;
+    let protocols = options.list("protocols", protocol)?;
+    if !protocols.is_empty() {
+        config.protocols = protocols;
+    }
+    options.done()?;
+    let rate = config
+        .pps
+        .map_or("flat out".to_owned(), |pps| format!("{pps} packets/s"));
+    let size = size.unwrap_or_else(|| "60".to_owned());
+    let description = format!(
+        "generated frames of {size} bytes, {rate}, run {}",
+        config.run
+    );
+    // Flat out for nobody would only heat a core.
+    let ends = config.count.is_some() || config.pps.is_none();
+    Ok(("gen", description, Gen::open(&config)?, ends))
+}
+
+fn protocol(text: &str) -> Option<Protocol> {
+    Some(match text {
+        "udp4" | "udp" => Protocol::Udp4,
+        "tcp4" | "tcp" => Protocol::Tcp4,
+        "icmp4" | "icmp" => Protocol::Icmp4,
+        "udp6" => Protocol::Udp6,
+        "tcp6" => Protocol::Tcp6,
+        "icmp6" => Protocol::Icmp6,
+        _ => return None,
+    })
+}
+
+struct Options<'a> {
+    name: &'a str,
+    left: BTreeMap<String, String>,
+}
+
+impl Options<'_> {
+    fn take(&mut self, key: &str) -> Option<String> {
+        self.left.remove(key)
+    }
+
+    fn bad(&self, key: &str, value: &str, want: impl Display) -> SourceError {
+        SourceError::new(format!(
+            "source {:?}: {key} is {want}, not {value:?}",
+            self.name
+        ))
+    }
+
+    fn number<T: FromStr<Err = ParseIntError>>(
+        &mut self,
+        key: &str,
+    ) -> Result<Option<T>, SourceError> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(text) => match text.parse() {
+                Ok(number) => Ok(Some(number)),
+                // All of them are unsigned.
+                Err(_) => {
+                    let most = u64::MAX >> (64 - 8 * size_of::<T>());
+                    Err(self.bad(key, &text, format!("a whole number up to {most}")))
+                }
+            },
+        }
+    }
+
+    fn set<T: FromStr<Err = ParseIntError>>(
+        &mut self,
+        key: &str,
+        into: &mut T,
+    ) -> Result<(), SourceError> {
+        if let Some(number) = self.number(key)? {
+            *into = number;
+        }
+        Ok(())
+    }
+
+    fn flag(&mut self, key: &str) -> Result<Option<bool>, SourceError> {
+        match self.take(key).as_deref() {
+            None => Ok(None),
+            Some("yes" | "true" | "on" | "1") => Ok(Some(true)),
+            Some("no" | "false" | "off" | "0") => Ok(Some(false)),
+            Some(other) => Err(self.bad(key, other, "yes or no")),
+        }
+    }
+
+    fn list<T>(
+        &mut self,
+        key: &str,
+        one: impl Fn(&str) -> Option<T>,
+    ) -> Result<Vec<T>, SourceError> {
+        let Some(text) = self.take(key) else {
+            return Ok(Vec::new());
+        };
+        text.split('+')
+            .map(|item| one(item).ok_or_else(|| self.bad(key, item, "a list joined by +")))
+            .collect()
+    }
+
+    /// Nothing is left. Each kind asks before it opens: what is opened may take frames from the host.
+    fn done(&self) -> Result<(), SourceError> {
+        match self.left.keys().next() {
+            None => Ok(()),
+            Some(key) => Err(SourceError::new(format!(
+                "source {:?}: no option {key:?} for this kind",
+                self.name
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        match text.parse::<SourceSpec>().and_then(|spec| spec.open()) {
+            Ok(_) => panic!("{text} was accepted"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_generator_opens_with_its_options() {
+        let spec: SourceSpec = "lab=gen,size=imix,pps=1000,count=5,queues=2"
+            .parse()
+            .unwrap();
+        let source = spec.open().unwrap();
+        assert_eq!(
+            (source.kind, source.queues.len(), source.hold),
+            ("gen", 2, true)
+        );
+        assert!(
+            source.description.contains("1000 packets/s"),
+            "{}",
+            source.description
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, part) in [
+            ("a b=gen", "no name for a source"),
+            ("lab=gen,size", "not OPTION=VALUE"),
+            ("lab=gen,colour=red", "no option \"colour\""),
+            ("lab=gen,start=soon", "now or attach"),
+            ("file=pcap:/nowhere,colour=red", "no option \"colour\""),
+            ("no-such-if0=af_packet,colour=red", "no option \"colour\""),
+            ("no-such-if0=af_xdp,colour=red", "no option \"colour\""),
+            ("lab=gen,pps=fast", "a number or max"),
+            ("lab=gen,protocols=udp+ipx", "\"ipx\""),
+            ("lab=gen:foo", "takes nothing behind a colon"),
+            ("lab=gen,count=0", "above 0"),
+            ("lab=gen,pps=1,pps=2", "pps is given twice"),
+            ("a=pcap:x,path=y", "path is given twice"),
+            ("lab=tape", "no kind \"tape\""),
+            ("file=pcap", "needs a path"),
+            ("file=pcap:/nowhere/x.pcap", "/nowhere/x.pcap"),
+            ("no-such-if0", "no-such-if0"),
+        ] {
+            assert!(error(text).contains(part), "{text}: {}", error(text));
+        }
+    }
+}

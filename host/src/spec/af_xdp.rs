@@ -1,0 +1,192 @@
+//! The options of an AF_XDP source, and what is done where there is no XDP.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use vnplug_ring::layout::MAX_SNAPLEN;
+
+use super::{LINKTYPE_ETHERNET, Opened, Options};
+use vnplug_filter::{Compiler, Program};
+use vnplug_frame::Frame;
+use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
+use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
+use vnplug_path::source::lent::PacketDir;
+use vnplug_path::source::{Flushed, Queue, QueueCounters, Received, SourceError, Transmit};
+
+pub(super) fn open(
+    options: &mut Options<'_>,
+    asked: &mut Option<Interface>,
+    files: Option<&PacketDir>,
+) -> Result<Opened, SourceError> {
+    let (config, fallback) = config(options, files)?;
+    options.done()?;
+    *asked = Some(Interface::new(config.interface.clone())?);
+    let unfit = match AfXdp::open(config.clone()) {
+        Ok(opened) => return Ok(("af_xdp", opened.how, opened.queues, false)),
+        Err(unfit) => unfit,
+    };
+    if !fallback || !unfit.xdp_only {
+        return Err(unfit.error);
+    }
+    let name = &config.interface;
+    log::warn!(
+        target: "source",
+        "interface {name:?} is received by a packet socket instead of XDP: {unfit}"
+    );
+    let description = format!("interface {name}, packet socket instead of XDP: {unfit}");
+    Ok(("af_packet", description, instead(config)?, false))
+}
+
+fn config(
+    options: &mut Options<'_>,
+    files: Option<&PacketDir>,
+) -> Result<(AfXdpConfig, bool), SourceError> {
+    let interface = options
+        .take("interface")
+        .unwrap_or_else(|| options.name.to_owned());
+    let mut config = AfXdpConfig::new(interface);
+    config.mode = match options.take("mode").as_deref() {
+        None | Some("auto") => Mode::Auto,
+        Some("zerocopy") => Mode::ZeroCopy,
+        Some("native") => Mode::Native,
+        Some("generic") => Mode::Generic,
+        Some(other) => {
+            return Err(options.bad("mode", other, "auto, zerocopy, native or generic"));
+        }
+    };
+    match options.take("queues").as_deref() {
+        None | Some("all") => {}
+        Some(list) => {
+            let numbers = list.split('+').map(|number| number.parse().ok());
+            match numbers.collect::<Option<Vec<u32>>>() {
+                Some(queues) => config.queues = queues,
+                None => {
+                    let want = "all, or receive queues joined by +, as 0+2";
+                    return Err(options.bad("queues", list, want));
+                }
+            }
+        }
+    }
+    match options.take("direction").as_deref() {
+        None | Some("rx") => {}
+        Some(other) => {
+            let want = "rx: XDP sees received frames alone (af_packet has both directions)";
+            return Err(options.bad("direction", other, want));
+        }
+    }
+    match options.take("timestamps").as_deref() {
+        None | Some("frame") => {}
+        Some("batch") => config.stamps = false,
+        Some(other) => return Err(options.bad("timestamps", other, "frame or batch")),
+    }
+    config.frames = options.number("frames")?;
+    options.set("frame_size", &mut config.frame_size)?;
+    options.set("coalesce", &mut config.coalesce_us)?;
+    options.set("busy_poll", &mut config.busy_poll_us)?;
+    if let Some(yes) = options.flag("promiscuous")? {
+        config.promiscuous = yes;
+    }
+    if let Some(yes) = options.flag("multi_buffer")? {
+        config.multi_buffer = yes;
+    }
+    if let Some(yes) = options.flag("early")? {
+        config.early = yes;
+    }
+    match options.take("arena").as_deref() {
+        None | Some("copy") => {}
+        Some("umem") => config.lends = true,
+        Some("vm") => {
+            config.lends = true;
+            config.lends_in = files.map(|files| files.of(options.name));
+        }
+        Some(other) => return Err(options.bad("arena", other, "copy, umem or vm")),
+    }
+    let fallback = options.flag("fallback")?.unwrap_or(true);
+    if let Some(text) = options.take("take") {
+        let mut compiler = Compiler::new("/proc/self/exe".into());
+        let take = compiler.compile(&text, MAX_SNAPLEN, LINKTYPE_ETHERNET);
+        let take =
+            take.map_err(|error| options.bad("take", &text, format!("a filter ({error})")))?;
+        config.take = Some(Arc::new(take));
+    }
+    Ok((config, fallback))
+}
+
+/// The same frames by packet sockets; the host receives them as well.
+fn instead(config: AfXdpConfig) -> Result<Vec<Box<dyn Queue>>, SourceError> {
+    let queues = AfPacket::open(AfPacketConfig {
+        direction: Direction::Rx,
+        promiscuous: config.promiscuous,
+        queues: config.queues.len().max(1) as u32,
+        ..AfPacketConfig::new(config.interface)
+    })?;
+    let Some(take) = config.take else {
+        return Ok(queues);
+    };
+    Ok(queues
+        .into_iter()
+        .map(|inner| {
+            Box::new(Taken {
+                inner,
+                take: Arc::clone(&take),
+                refused: 0,
+            }) as Box<dyn Queue>
+        })
+        .collect())
+}
+
+/// A queue of which only frames that match a filter are handed out; the others are not counted, as
+/// those that an XDP program passes to the host are not.
+struct Taken {
+    inner: Box<dyn Queue>,
+    take: Arc<Program>,
+    refused: u64,
+}
+
+impl Queue for Taken {
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        let mut kept = 0;
+        let received = self.inner.receive(&mut |frames| {
+            let wanted = |frame: &&Frame<'_>| self.take.run(frame.bytes, frame.wire_len) != 0;
+            let frames_kept: Vec<Frame<'_>> = frames.iter().filter(wanted).copied().collect();
+            kept = frames_kept.len();
+            self.refused += (frames.len() - kept) as u64;
+            if kept > 0 {
+                sink(&frames_kept);
+            }
+        })?;
+        match received {
+            // If more is there, the caller does not sleep.
+            Received::Frames(_) if kept == 0 => Ok(Received::Nothing),
+            Received::Frames(_) => Ok(Received::Frames(kept)),
+            other => Ok(other),
+        }
+    }
+
+    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>) {
+        self.inner.wait(waker, timeout);
+    }
+
+    fn counters(&mut self) -> QueueCounters {
+        let mut counters = self.inner.counters();
+        counters.seen -= self.refused.min(counters.seen);
+        counters
+    }
+
+    fn state(&self) -> &'static str {
+        self.inner.state()
+    }
+
+    fn transmits(&self) -> bool {
+        self.inner.transmits()
+    }
+
+    fn transmit(&mut self, bytes: &[u8]) -> Transmit {
+        self.inner.transmit(bytes)
+    }
+
+    fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
+        self.inner.flush(shown)
+    }
+}

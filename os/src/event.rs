@@ -1,0 +1,38 @@
+//! Private eventfds by which the daemon's threads wake each other, and random numbers.
+
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::ReadWriteFlags;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// Makes an eventfd readable: a private one, or one of which the thread that asks may wait.
+#[inline]
+pub fn ring(eventfd: impl AsFd) {
+    // The only possible error is EAGAIN: the count is at its end, so it is readable already.
+    let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
+}
+
+/// Makes it unreadable again.
+#[inline]
+pub fn clear(eventfd: &OwnedFd) {
+    // The only possible error is EAGAIN: it was not readable.
+    let _ = rustix::io::read(eventfd, &mut [0; 8]);
+}
+
+/// Empties an eventfd that a peer shares, whatever its flags are now: who waits to write there goes on.
+pub fn drain(eventfd: impl AsFd) {
+    let (mut count, flags) = ([0; 8], ReadWriteFlags::NOWAIT);
+    let mut into = [IoSliceMut::new(&mut count)];
+    // An offset of -1 is "as read(2) does". The errors: it is empty (EAGAIN), or the kernel cannot
+    // (EOPNOTSUPP, before Linux 5.8).
+    let _ = rustix::io::preadv2(eventfd, &mut into, u64::MAX, flags);
+}
+
+/// A random number that nobody can guess.
+pub fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Eight bytes come whole once the system's pool is seeded, long before we run.
+    let _ = getrandom(&mut bytes, GetRandomFlags::empty());
+    u64::from_ne_bytes(bytes)
+}

@@ -1,0 +1,28 @@
+//! What vnPlug asks of Linux: one family of system calls per module, a safe door in front of each,
+//! and most of the host's unsafe code behind them.
+//!
+//! - Memory that others reach: [`memory`], [`packet_file`], [`umem`], [`sigbus`], [`mappings`].
+//! - Sockets that receive a wire: [`packet`], [`xdp`], and the kernel programs below them, [`bpf`].
+//! - Peers: [`socket`], [`closer`] (who closes what a peer can make slow to close), [`noise`] (how
+//!   much a peer can make us log).
+//! - The process: [`privileges`], [`signals`], [`event`], [`interface`], [`prefetch`].
+
+pub mod bpf;
+pub mod closer;
+pub mod event;
+pub mod interface;
+pub mod mappings;
+pub mod memory;
+pub mod noise;
+pub mod packet;
+pub mod packet_file;
+pub mod prefetch;
+pub mod privileges;
+pub mod sigbus;
+pub mod signals;
+pub mod socket;
+pub mod umem;
+pub mod xdp;
+
+#[doc(hidden)]
+pub use log;

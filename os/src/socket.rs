@@ -1,0 +1,222 @@
+//! Sockets whose other end is a stranger's: bytes are read and descriptors refused, without ever
+//! dropping one here, for that may block as long as the stranger likes (R8).
+#![expect(unsafe_code, reason = "an option that rustix does not know")]
+
+use std::io;
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
+
+/// What a stranger's socket had.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// So many bytes; 0: it is closed.
+    Bytes(usize),
+    /// Nothing now.
+    Nothing,
+    /// Descriptors (or out-of-band bytes, which may bring some), which are still there.
+    Rights,
+}
+
+/// Has the kernel refuse descriptors sent to a socket (`EPERM` for who sends them), or to those that
+/// a listener accepts; or takes that back. False: Linux < 6.16, which cannot.
+pub fn pass_rights(socket: impl AsFd, pass: bool) -> bool {
+    let value = libc::c_int::from(pass);
+    // SAFETY: the option's value is a live c_int, and its length is given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    result == 0
+}
+
+/// Reads bytes without blocking, and no further than to a byte with descriptors.
+///
+/// To read that byte would drop them, received or not. So this looks first: the kernel tells by
+/// `MSG_CTRUNC` that the last byte it showed has some, and by `POLLPRI` that an out-of-band byte is
+/// among those that it does not show. Afterwards exactly what was shown is taken; what came meanwhile
+/// lies behind it.
+pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Heard> {
+    let mut none = RecvAncillaryBuffer::default();
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let seen = match recvmsg(&socket, &mut [IoSliceMut::new(bytes)], &mut none, flags) {
+        Ok(seen) => seen,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(Heard::Nothing),
+        Err(error) => return Err(error.into()),
+    };
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut urgent = [PollFd::new(&socket, PollFlags::PRI)];
+    poll(&mut urgent, Some(&now))?;
+    let urgent = urgent[0].revents().contains(PollFlags::PRI);
+    if urgent || seen.flags.contains(ReturnFlags::CTRUNC) {
+        return Ok(Heard::Rights);
+    }
+    if seen.bytes == 0 {
+        return Ok(Heard::Bytes(0));
+    }
+    match recv(&socket, &mut bytes[..seen.bytes], RecvFlags::DONTWAIT) {
+        Ok((_, count)) => Ok(Heard::Bytes(count)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(Heard::Nothing),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// `asm-generic/socket.h` of Linux 6.16.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+/// Listens at a path, taking over a socket that nobody serves.
+///
+/// # Errors
+/// Another daemon serves it, something else lies there, or the system's.
+pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+    use std::os::unix::fs::PermissionsExt;
+    if let Ok(metadata) = std::fs::symlink_metadata(path) {
+        use std::os::unix::fs::FileTypeExt;
+        if !metadata.file_type().is_socket() {
+            let what = format!("{} is there and is no socket", path.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+        }
+        match std::os::unix::net::UnixStream::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Not being allowed to connect to it does not make it ours.
+            Err(error) => {
+                let what = format!("{} may be in use: {error}", path.display());
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+            }
+            Ok(_) => {
+                let what = format!("another daemon serves {}", path.display());
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+            }
+        }
+    }
+    // Nobody may connect before the mode is set, so it is made with that mode. The mask is the whole
+    // process's; what other threads make in this moment becomes no laxer by it.
+    let mask = rustix::process::umask(rustix::fs::Mode::from_bits_truncate(!mode & 0o777));
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(mask);
+    let listener = bound
+        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+    // A directory's default access list goes before the mask.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).inspect_err(|_| {
+        // A socket that nobody serves only misleads.
+        let _ = std::fs::remove_file(path);
+    })?;
+    listener.set_nonblocking(true)?;
+    // Where the kernel can, nobody who connects sends descriptors, unless he is allowed to later.
+    pass_rights(&listener, false);
+    Ok(listener.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{IoSlice, Write};
+    use std::mem::MaybeUninit;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+
+    use super::*;
+
+    fn send_with(
+        to: &UnixStream,
+        bytes: &[u8],
+        fd: &OwnedFd,
+        flags: SendFlags,
+    ) -> Result<usize, Errno> {
+        let fds = [fd.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        sendmsg(to, &[IoSlice::new(bytes)], &mut control, flags)
+    }
+
+    /// True if the other end of `kept` is held by nobody: it was dropped.
+    fn is_dropped(kept: &UnixStream) -> bool {
+        send(kept, b"x", SendFlags::DONTWAIT | SendFlags::NOSIGNAL) == Err(Errno::PIPE)
+    }
+
+    #[test]
+    fn bytes_are_read_up_to_a_descriptor_which_is_never_taken_nor_dropped() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (kept, sent) = UnixStream::pair().unwrap();
+        let mut bytes = [0; 64];
+        assert_eq!(receive(&ours, &mut bytes).unwrap(), Heard::Nothing);
+        theirs.write_all(b"hello").unwrap();
+        theirs.write_all(b" you").unwrap();
+        assert_eq!(receive(&ours, &mut bytes).unwrap(), Heard::Bytes(9));
+        assert_eq!(&bytes[..9], b"hello you");
+        theirs.write_all(b"abc").unwrap();
+        let sent = OwnedFd::from(sent);
+        send_with(&theirs, b"d", &sent, SendFlags::empty()).unwrap();
+        drop(sent);
+        for _ in 0..3 {
+            assert_eq!(receive(&ours, &mut bytes).unwrap(), Heard::Rights);
+            assert!(!is_dropped(&kept));
+        }
+        // The control: it was there, and what drops it is this.
+        drop(ours);
+        assert!(is_dropped(&kept));
+    }
+
+    #[test]
+    fn an_out_of_band_byte_with_a_descriptor_is_not_passed_over() {
+        for before in [&b""[..], b"abc"] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            let (kept, sent) = UnixStream::pair().unwrap();
+            theirs.write_all(before).unwrap();
+            let sent = OwnedFd::from(sent);
+            match send_with(&theirs, b"!", &sent, SendFlags::OOB) {
+                Ok(_) => {}
+                // Linux < 5.15, or built without it.
+                Err(error) => return eprintln!("SKIPPED: no out-of-band bytes: {error}"),
+            }
+            theirs.write_all(b"after").unwrap();
+            drop(sent);
+            for _ in 0..3 {
+                assert_eq!(receive(&ours, &mut [0; 64]).unwrap(), Heard::Rights);
+                assert!(!is_dropped(&kept));
+            }
+        }
+    }
+
+    #[test]
+    fn a_closed_end_is_told_after_what_it_said() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"bye").unwrap();
+        drop(theirs);
+        let mut bytes = [0; 2];
+        assert_eq!(receive(&ours, &mut bytes).unwrap(), Heard::Bytes(2));
+        assert_eq!(receive(&ours, &mut bytes).unwrap(), Heard::Bytes(1));
+        assert_eq!(receive(&ours, &mut bytes).unwrap(), Heard::Bytes(0));
+    }
+
+    #[test]
+    fn where_the_kernel_can_nobody_sends_descriptors_there() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        if !pass_rights(&ours, false) {
+            return eprintln!("SKIPPED: Linux before 6.16");
+        }
+        let flags = SendFlags::empty();
+        assert_eq!(send_with(&theirs, b"x", &null, flags), Err(Errno::PERM));
+        assert!(pass_rights(&ours, true));
+        assert_eq!(send_with(&theirs, b"x", &null, flags), Ok(1));
+    }
+}

@@ -1,0 +1,182 @@
+//! The thread that makes filters for the kernel.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::engine::{Command, Line};
+use crate::source::early::{Seat, Standing};
+use vnplug_filter::ebpf::Wanted;
+use vnplug_os::peer_log;
+
+/// What the queues of a source are to let through.
+#[derive(Debug)]
+pub struct Narrowing {
+    /// For which set of ports; an older one is void.
+    pub generation: u64,
+    /// What their filters want.
+    pub wants: Vec<Wanted>,
+    /// The queues.
+    pub places: Vec<Place>,
+    /// Where to say what came of it.
+    pub standing: Arc<Standing>,
+}
+
+/// A queue's seat and its thread.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Where the kernel can drop frames before it.
+    pub seat: Seat,
+    /// To its thread.
+    pub line: Line,
+}
+
+/// The thread, as the control thread sees it; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Loader {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The latest of each source; an earlier one that was not begun is over.
+    waiting: BTreeMap<usize, Narrowing>,
+    closed: bool,
+}
+
+impl Loader {
+    /// Starts the thread; `begin` is the first thing it does.
+    pub fn start(begin: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("vnplug-early".into())
+            .spawn(move || {
+                begin();
+                theirs.work();
+            })?;
+        Ok(Self { shared })
+    }
+
+    /// Asks for a source's filters, soon.
+    pub fn ask(&self, source: usize, narrowing: Narrowing) {
+        self.shared.lock().waiting.insert(source, narrowing);
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        let mut pause = SETTLE;
+        loop {
+            let mut state = self.lock();
+            while state.waiting.is_empty() && !state.closed {
+                let woken = self.changed.wait(state);
+                state = woken.unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(state);
+            // Changes come in bursts; each costs the verifier's time, at most a fifth of a CPU's.
+            std::thread::sleep(pause);
+            let mut state = self.lock();
+            if state.closed {
+                return;
+            }
+            let Some((_, narrowing)) = state.waiting.pop_first() else {
+                continue;
+            };
+            drop(state);
+            let begun = Instant::now();
+            if catch_unwind(AssertUnwindSafe(|| narrow(&narrowing))).is_err() {
+                log::error!(target: "source", "making a kernel filter panicked");
+                narrowing
+                    .standing
+                    .say(narrowing.generation, "off: the daemon failed to make it");
+            }
+            pause = SETTLE.max(begun.elapsed() * 4);
+        }
+    }
+
+    /// What it guards is whole after every statement.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Makes a filter for each queue and hands it over. Queues that got none let everything through.
+fn narrow(narrowing: &Narrowing) {
+    let generation = narrowing.generation;
+    let mut failure = None;
+    for place in &narrowing.places {
+        match place.seat.load(&narrowing.wants) {
+            Ok(loaded) => {
+                let (reply, answer) = channel();
+                place
+                    .line
+                    .send(Command::Narrow(generation, Box::new(loaded), reply));
+                match within_patience(&place.line, &answer) {
+                    Ok(Ok(true)) => {}
+                    // Another one is on its way.
+                    Ok(Ok(false)) => return,
+                    Ok(Err(error)) => failure = Some(error),
+                    // The source is going.
+                    Err(RecvTimeoutError::Disconnected) => return,
+                    Err(RecvTimeoutError::Timeout) => {
+                        failure = Some("a source's thread does not answer".into())
+                    }
+                }
+            }
+            Err(error) => failure = Some(error),
+        }
+        if failure.is_some() {
+            break;
+        }
+    }
+    match failure {
+        None => narrowing.standing.say(generation, &told(&narrowing.wants)),
+        Some(why) => {
+            // Guests' filters lead here, so it may be often.
+            peer_log!(log::Level::Warn, "source", "no early drop: {why}");
+            narrowing.standing.say(generation, &format!("off: {why}"));
+        }
+    }
+}
+
+/// The answer of a queue's thread, unless it is stalled: other sources wait, too.
+fn within_patience<T>(line: &Line, answer: &Receiver<T>) -> Result<T, RecvTimeoutError> {
+    loop {
+        match answer.recv_timeout(LOOK) {
+            Err(RecvTimeoutError::Timeout) if line.pulse().stalled().is_none() => {}
+            heard => return heard,
+        }
+    }
+}
+
+fn told(wants: &[Wanted]) -> String {
+    let instructions: usize = wants.iter().map(Wanted::instructions).sum();
+    match wants.len() {
+        0 => "on: no port wants anything".to_owned(),
+        1 => format!("on: 1 filter, {instructions} instructions"),
+        filters => format!("on: {filters} filters, {instructions} instructions"),
+    }
+}
+
+/// How long changes are awaited before a filter is made.
+const SETTLE: Duration = Duration::from_millis(10);
+/// How often it is looked whether a thread that does not answer is stalled.
+const LOOK: Duration = Duration::from_millis(100);

@@ -1,0 +1,219 @@
+//! A port's ring that transmits, as the one queue's thread sees it that serves it.
+//!
+//! The sender's application owns the ring's memory and is not trusted: [`Intake`] copies each frame
+//! out once, into the buffer here, before the source looks at it. A turn takes a bounded number of
+//! frames (R4), a lie in the ring ends in quarantine (R2), and every frame that was taken is counted
+//! exactly once by what became of it.
+
+use vnplug_ring::layout::Life;
+use vnplug_ring::{Intake, SenderLied};
+
+use crate::batch::Handle;
+use crate::source::{Flushed, Queue, Transmit};
+use vnplug_frame::Frame;
+use vnplug_os::closer::PeerFd;
+use vnplug_os::memory::Holes;
+
+/// What transmits for one port.
+#[derive(Debug)]
+pub struct Sender {
+    /// The port's number in the daemon.
+    pub id: u32,
+    /// The ports that its program holds as one with it.
+    pub handle: Handle,
+    /// What became of its frames.
+    pub counters: SendCounters,
+    /// Our end of the socket pair by which a process kicks us. Reading never blocks and takes no
+    /// descriptors, and another thread closes it (R7, R8).
+    pub(crate) kick: Option<PeerFd>,
+    intake: Intake,
+    /// Whether a process freed pages of it.
+    holes: Option<Holes>,
+    /// The daemon's copy of one frame.
+    frame: Box<[u8]>,
+    over: bool,
+}
+
+/// What became of each frame taken from transmit rings: `taken` is the sum of all the others but
+/// `bytes` (point T).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SendCounters {
+    /// Frames taken from the ring.
+    pub taken: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Handed to the kernel or driver.
+    pub sent: u64,
+    /// Dropped: the kernel's or the driver's queue was full.
+    pub dropped_full: u64,
+    /// Dropped: the link does not carry frames of this length.
+    pub dropped_length: u64,
+    /// Dropped: the link was down or the interface gone.
+    pub dropped_link: u64,
+    /// Dropped: the source cannot send.
+    pub dropped_unsupported: u64,
+}
+
+impl SendCounters {
+    /// Adds another's.
+    pub fn add(&mut self, other: &Self) {
+        self.taken += other.taken;
+        self.bytes += other.bytes;
+        self.sent += other.sent;
+        self.dropped_full += other.dropped_full;
+        self.dropped_length += other.dropped_length;
+        self.dropped_link += other.dropped_link;
+        self.dropped_unsupported += other.dropped_unsupported;
+    }
+
+    fn flushed(&mut self, flushed: Flushed) {
+        self.sent += flushed.sent;
+        self.dropped_full += flushed.full;
+        self.dropped_length += flushed.bad_length;
+        self.dropped_link += flushed.link_down;
+    }
+
+    /// The counters with their public names.
+    pub fn named(&self) -> [(String, u64); 7] {
+        [
+            ("send_taken".into(), self.taken),
+            ("send_bytes".into(), self.bytes),
+            ("sent".into(), self.sent),
+            ("send_dropped_full".into(), self.dropped_full),
+            ("send_dropped_length".into(), self.dropped_length),
+            ("send_dropped_link".into(), self.dropped_link),
+            ("send_dropped_unsupported".into(), self.dropped_unsupported),
+        ]
+    }
+
+    /// Frames whose fate is counted; equal to `taken` or we have a bug.
+    pub fn accounted(&self) -> u64 {
+        self.sent
+            + self.dropped_full
+            + self.dropped_length
+            + self.dropped_link
+            + self.dropped_unsupported
+    }
+}
+
+impl Sender {
+    /// Serves `intake` for port `id`; `kick` is our end of a process's socket pair.
+    pub fn new(id: u32, intake: Intake, kick: Option<PeerFd>, holes: Option<Holes>) -> Self {
+        let frame = vec![0; intake.geometry().snaplen as usize].into_boxed_slice();
+        Self {
+            id,
+            handle: Handle {
+                port: id,
+                ..Handle::default()
+            },
+            counters: SendCounters::default(),
+            kick,
+            intake,
+            holes,
+            frame,
+            over: false,
+        }
+    }
+
+    /// Sends at most `budget` frames of those that wait, and says how many it took. What other readers
+    /// of the wire are to see of them goes to `shown`.
+    ///
+    /// # Errors
+    /// [`SenderLied`]; what was taken before is sent and counted. Quarantine the port.
+    pub fn serve(
+        &mut self,
+        queue: &mut dyn Queue,
+        budget: usize,
+        shown: &mut dyn FnMut(&Handle, &[Frame<'_>]),
+    ) -> Result<usize, SenderLied> {
+        if self.over {
+            return Ok(0);
+        }
+        if !self.intake.is_whole() {
+            return Err(SenderLied::Words);
+        }
+        if !self.intake.has_news()? {
+            return Ok(0);
+        }
+        let before = self.counters.taken;
+        let handle = self.handle;
+        let shown = &mut |frames: &[Frame<'_>]| shown(&handle, frames);
+        let went = self.take(queue, budget, shown);
+        self.counters.flushed(queue.flush(shown));
+        self.intake.release();
+        // Once in a turn: whoever frees pages while they are read makes the reader wait.
+        if self.holes.as_ref().is_some_and(Holes::are_there) {
+            return Err(SenderLied::Holes);
+        }
+        went.map(|()| (self.counters.taken - before) as usize)
+    }
+
+    fn take(
+        &mut self,
+        queue: &mut dyn Queue,
+        budget: usize,
+        shown: &mut dyn FnMut(&[Frame<'_>]),
+    ) -> Result<(), SenderLied> {
+        for _ in 0..budget {
+            let Some(len) = self.intake.take(&mut self.frame)? else {
+                break;
+            };
+            let frame = &self.frame[..len];
+            let counters = &mut self.counters;
+            counters.taken += 1;
+            counters.bytes += len as u64;
+            let mut said = queue.transmit(frame);
+            if said == Transmit::Full {
+                counters.flushed(queue.flush(shown));
+                said = queue.transmit(frame);
+            }
+            match said {
+                // The flush says what becomes of it.
+                Transmit::Taken => {}
+                Transmit::Full => counters.dropped_full += 1,
+                Transmit::BadLength => counters.dropped_length += 1,
+                Transmit::LinkDown => counters.dropped_link += 1,
+                Transmit::Unsupported => counters.dropped_unsupported += 1,
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the counters exact after a panic in [`serve`](Self::serve): what was taken and not
+    /// counted is dropped.
+    #[cold]
+    pub fn settle(&mut self, flushed: Flushed) {
+        self.counters.flushed(flushed);
+        let accounted = self.counters.accounted();
+        self.counters.dropped_unsupported += self.counters.taken.saturating_sub(accounted);
+    }
+
+    /// Whether frames wait, as far as the sender is to be believed.
+    pub fn has_frames(&mut self) -> bool {
+        !self.over && self.intake.has_news().unwrap_or(false)
+    }
+
+    /// Asks to be kicked at the next frame; true if one is there already.
+    ///
+    /// # Errors
+    /// [`SenderLied`]; quarantine the port.
+    pub fn arm(&mut self) -> Result<bool, SenderLied> {
+        if self.over {
+            return Ok(false);
+        }
+        self.intake.arm()
+    }
+
+    /// Ends the ring: nothing is taken any more.
+    pub fn finish(&mut self, life: Life) {
+        if !self.over {
+            self.over = true;
+            self.intake.finish(life);
+        }
+    }
+
+    /// Whether its ring is over.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+}

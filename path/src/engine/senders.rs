@@ -1,0 +1,440 @@
+//! The transmit rings that one queue's thread serves, between two of its batches.
+//!
+//! While the thread runs it looks at each ring once per turn (one load). Before it sleeps it arms
+//! them, and a sender that finds its ring armed kicks: a process by its socket, whose other end is in
+//! the epoll instance that the thread then sleeps on; a VM by a message that the control thread
+//! relays as a command. The handshake that loses no kick is that of `ring/src/layout.rs`.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use vnplug_ring::layout::Life;
+
+use crate::batch::Handle;
+use crate::engine::sender::{SendCounters, Sender};
+use crate::source::Queue;
+use vnplug_frame::{Frame, MAX_BATCH};
+use vnplug_os::peer_log;
+use vnplug_os::socket;
+use vnplug_os::socket::Heard;
+
+/// The senders of one queue.
+#[derive(Debug, Default)]
+pub(super) struct Senders {
+    all: Vec<Sender>,
+    /// Whose turn is first.
+    next: usize,
+    /// The thread's own waker and every kick; made with the first kick.
+    epoll: Option<OwnedFd>,
+    /// What senders that are gone had counted.
+    departed: SendCounters,
+}
+
+/// What a turn came to.
+#[derive(Debug, Default)]
+pub(super) struct Served {
+    /// Frames taken.
+    pub(super) frames: usize,
+    /// A port that lied (or, by a fault of ours, cannot be served), and why: to be quarantined.
+    pub(super) liar: Option<(u32, String)>,
+}
+
+impl Senders {
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Adds a sender; `waker` is what the thread sleeps on otherwise.
+    pub(super) fn attach(&mut self, mut sender: Sender, waker: BorrowedFd<'_>) {
+        if let Some(kick) = &sender.kick
+            && let Err(error) = watch(&mut self.epoll, waker, kick.as_fd())
+        {
+            log::error!(target: "port", "port {}: its kicks cannot be heard: {error}", sender.id);
+            sender.finish(Life::Failed);
+        }
+        self.all.push(sender);
+    }
+
+    /// What a sender may still send when it is to go: a program may write and end.
+    pub(super) fn last_of(&self, id: u32) -> u64 {
+        self.of(id).map_or(0, |at| self.all[at].counters.taken) + LAST
+    }
+
+    /// Whether a sender that is to go has sent `last` frames, or all that it wrote.
+    pub(super) fn is_done(&mut self, id: u32, last: u64) -> bool {
+        self.of(id).is_none_or(|at| {
+            let sender = &mut self.all[at];
+            sender.counters.taken >= last || !sender.has_frames()
+        })
+    }
+
+    fn of(&self, id: u32) -> Option<usize> {
+        self.all.iter().position(|sender| sender.id == id)
+    }
+
+    /// Removes a sender, whose ring ends with this life.
+    pub(super) fn detach(&mut self, id: u32, life: Life) -> Option<Sender> {
+        let mut sender = self.all.remove(self.of(id)?);
+        self.departed.add(&sender.counters);
+        sender.finish(life);
+        self.unwatch(&sender);
+        if self.all.is_empty() {
+            self.epoll = None;
+        }
+        Some(sender)
+    }
+
+    /// Sends what waits: at most [`MAX_BATCH`] frames in all and [`EACH`] of one sender. What other
+    /// readers of the wire are to see goes to `shown`, with the ports that are of its sender.
+    pub(super) fn serve(
+        &mut self,
+        queue: &mut dyn Queue,
+        shown: &mut dyn FnMut(&Handle, &[Frame<'_>]),
+    ) -> Served {
+        let mut served = Served::default();
+        let count = self.all.len();
+        for step in 0..count {
+            let left = MAX_BATCH - served.frames;
+            if left == 0 {
+                break;
+            }
+            let at = (self.next + step) % count;
+            let sender = &mut self.all[at];
+            // A panic here would be a bug of ours that a sender may have found a way to: it costs
+            // that port and nobody else anything (R10).
+            let serve = || sender.serve(queue, EACH.min(left), shown);
+            let went = catch_unwind(AssertUnwindSafe(serve));
+            let why = match went {
+                Ok(Ok(frames)) => {
+                    served.frames += frames;
+                    continue;
+                }
+                Ok(Err(lie)) => lie.to_string(),
+                Err(_) => {
+                    sender.settle(queue.flush(&mut |_| {}));
+                    "the daemon failed while sending for it; please report this".to_owned()
+                }
+            };
+            served.liar = Some(quarantine(sender, why));
+            break;
+        }
+        self.next = if count == 0 {
+            0
+        } else {
+            (self.next + 1) % count
+        };
+        served
+    }
+
+    /// Asks all to kick. True: somebody has frames already (or has just been quarantined), do not
+    /// sleep.
+    pub(super) fn arm(&mut self) -> (bool, Option<(u32, String)>) {
+        let mut ready = false;
+        for sender in &mut self.all {
+            match sender.arm() {
+                Ok(waits) => ready |= waits,
+                Err(lie) => return (true, Some(quarantine(sender, lie.to_string()))),
+            }
+        }
+        (ready, None)
+    }
+
+    /// What to sleep on: `waker` and, if there are any, the kicks.
+    pub(super) fn waker<'a>(&'a self, waker: BorrowedFd<'a>) -> BorrowedFd<'a> {
+        self.epoll.as_ref().map_or(waker, AsFd::as_fd)
+    }
+
+    /// Empties the sockets that were kicked, after a sleep. Bounded: what more was written is found
+    /// after the next turn. Who sends more than bytes there is quarantined.
+    pub(super) fn hush(&mut self) -> Option<(u32, String)> {
+        let epoll = self.epoll.as_ref()?;
+        let mut events = [Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        }; 16];
+        let now = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let found = epoll::wait(epoll, &mut events, Some(&now)).unwrap_or(0);
+        for event in &events[..found] {
+            let number = event.data.u64();
+            let mut senders = self.all.iter_mut();
+            let Some(sender) = senders.find(|sender| kick_number(sender) == Some(number)) else {
+                continue;
+            };
+            let Some(kick) = &sender.kick else {
+                continue;
+            };
+            match socket::receive(kick, &mut [0; 256]) {
+                Ok(Heard::Bytes(1..) | Heard::Nothing) => {}
+                Ok(Heard::Rights) => {
+                    let _ = epoll::delete(epoll, kick);
+                    let why = "descriptors came with its kicks";
+                    return Some(quarantine(sender, why.to_owned()));
+                }
+                // The other end is closed, and would stay readable for ever.
+                Ok(Heard::Bytes(_)) | Err(_) => {
+                    let _ = epoll::delete(epoll, kick);
+                }
+            }
+        }
+        None
+    }
+
+    /// Ends all of them.
+    pub(super) fn finish(&mut self, life: Life) {
+        for sender in &mut self.all {
+            sender.finish(life);
+        }
+    }
+
+    /// What became of each present sender's frames.
+    pub(super) fn counters(&self) -> impl Iterator<Item = (u32, SendCounters)> {
+        self.all.iter().map(|sender| (sender.id, sender.counters))
+    }
+
+    /// What became of all frames, those of senders that are gone included.
+    pub(super) fn total(&self) -> SendCounters {
+        let mut total = self.departed;
+        self.all
+            .iter()
+            .for_each(|sender| total.add(&sender.counters));
+        total
+    }
+
+    fn unwatch(&self, sender: &Sender) {
+        if let (Some(epoll), Some(kick)) = (&self.epoll, &sender.kick) {
+            // Its other end may be closed, and then it is out already.
+            let _ = epoll::delete(epoll, kick);
+        }
+    }
+}
+
+fn quarantine(sender: &mut Sender, why: String) -> (u32, String) {
+    peer_log!(
+        log::Level::Warn,
+        "port",
+        "port {} may not send any more: {why}",
+        sender.id
+    );
+    sender.finish(Life::Quarantined);
+    (sender.id, why)
+}
+
+/// Adds a kick to the epoll instance, which is made now if there is none.
+fn watch(
+    epoll: &mut Option<OwnedFd>,
+    waker: BorrowedFd<'_>,
+    kick: BorrowedFd<'_>,
+) -> rustix::io::Result<()> {
+    let add = |epoll: &OwnedFd, fd: BorrowedFd<'_>, data| {
+        epoll::add(epoll, fd, EventData::new_u64(data), EventFlags::IN)
+    };
+    if epoll.is_none() {
+        let made = epoll::create(CreateFlags::CLOEXEC)?;
+        add(&made, waker, OWN)?;
+        *epoll = Some(made);
+    }
+    match epoll {
+        Some(epoll) => add(epoll, kick, number_of(kick)),
+        None => Ok(()),
+    }
+}
+
+fn kick_number(sender: &Sender) -> Option<u64> {
+    sender.kick.as_ref().map(|kick| number_of(kick.as_fd()))
+}
+
+/// A descriptor's number names its kick: it is open as long as it is watched.
+fn number_of(kick: BorrowedFd<'_>) -> u64 {
+    use std::os::fd::AsRawFd;
+    kick.as_raw_fd() as u64
+}
+
+/// The event of the thread's own waker.
+const OWN: u64 = u64::MAX;
+/// Frames that are still sent for a port that closes: more than a usual ring holds.
+const LAST: u64 = 8_192;
+/// Frames of one sender in a turn.
+const EACH: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use vnplug_ring::layout::{Geometry, HEAD, Meta, ring_size};
+    use vnplug_ring::{Intake, Producer, Region};
+
+    use super::*;
+    use crate::source::{Flushed, QueueCounters, Received, SourceError, Transmit};
+
+    /// A link that takes ten frames between two flushes, of which the last is lost, and no frame of
+    /// more than 100 bytes; of one byte makes it panic.
+    #[derive(Default)]
+    struct Link {
+        taken: u64,
+    }
+
+    impl Queue for Link {
+        fn receive(&mut self, _: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+            Ok(Received::Nothing)
+        }
+
+        fn wait(&mut self, _: BorrowedFd<'_>, _: Option<Duration>) {}
+
+        fn counters(&mut self) -> QueueCounters {
+            QueueCounters::default()
+        }
+
+        fn state(&self) -> &'static str {
+            "up"
+        }
+
+        fn transmit(&mut self, bytes: &[u8]) -> Transmit {
+            assert!(bytes.len() != 1, "on purpose");
+            match bytes.len() {
+                101.. => Transmit::BadLength,
+                _ if self.taken == 10 => Transmit::Full,
+                _ => {
+                    self.taken += 1;
+                    Transmit::Taken
+                }
+            }
+        }
+
+        fn flush(&mut self, _: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
+            let taken = std::mem::take(&mut self.taken);
+            Flushed {
+                sent: taken.saturating_sub(1),
+                full: taken.min(1),
+                ..Flushed::default()
+            }
+        }
+    }
+
+    fn sender(id: u32) -> (Sender, Producer, Region) {
+        let geometry = Geometry {
+            capacity: 1 << 17,
+            snaplen: 200,
+            link_type: 1,
+            epoch: 256,
+            port: id,
+            queue: 0,
+        };
+        let region = Region::heap(ring_size(geometry.capacity));
+        let intake = Intake::create(region.clone(), geometry).unwrap();
+        let producer = Producer::attach(region.clone()).unwrap();
+        (Sender::new(id, intake, None, None), producer, region)
+    }
+
+    fn write(producer: &mut Producer, frames: usize, len: usize) {
+        for _ in 0..frames {
+            assert_eq!(producer.push(&Meta::default(), &[7; 200][..len]), Ok(true));
+        }
+        producer.publish();
+    }
+
+    fn attached(rings: &mut [(Sender, Producer, Region)]) -> Senders {
+        let mut senders = Senders::default();
+        let nobody = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+        for (at, ring) in rings.iter_mut().enumerate() {
+            let sender = std::mem::replace(&mut ring.0, self::sender(900 + at as u32).0);
+            senders.attach(sender, nobody.as_fd());
+        }
+        senders
+    }
+
+    #[test]
+    fn a_turn_is_bounded_and_nobody_starves() {
+        let mut rings: Vec<_> = (1..=6).map(sender).collect();
+        let mut senders = attached(&mut rings);
+        for (_, producer, _) in &mut rings {
+            write(producer, 200, 60);
+        }
+        let mut link = Link::default();
+        for _ in 0..3 {
+            let served = senders.serve(&mut link, &mut |_, _| {});
+            assert_eq!(served.frames, MAX_BATCH);
+            assert!(
+                senders
+                    .counters()
+                    .all(|(_, it)| it.taken <= 3 * EACH as u64)
+            );
+        }
+        assert!(senders.counters().all(|(_, it)| it.taken >= EACH as u64));
+        while senders.serve(&mut link, &mut |_, _| {}).frames > 0 {}
+        let total = senders.total();
+        assert_eq!((total.taken, total.accounted()), (1200, 1200));
+        assert!(total.sent > 1000 && total.dropped_full > 100, "{total:?}");
+    }
+
+    #[test]
+    fn every_fate_is_counted_once_and_who_goes_is_served_to_the_end() {
+        let mut rings = [sender(1)];
+        let mut senders = attached(&mut rings);
+        let producer = &mut rings[0].1;
+        write(producer, 40, 60);
+        write(producer, 5, 150);
+        write(producer, 500, 60);
+        let mut link = Link::default();
+        let last = senders.last_of(1);
+        while !senders.is_done(1, last) {
+            assert!(senders.serve(&mut link, &mut |_, _| {}).frames <= EACH);
+        }
+        let gone = senders.detach(1, Life::Closed).unwrap();
+        assert!(gone.is_over() && producer.life() == Life::Closed);
+        let total = senders.total();
+        assert_eq!((total.taken, total.dropped_length), (545, 5));
+        assert_eq!(total.accounted(), total.taken);
+        assert!(senders.is_done(1, 0) && senders.detach(1, Life::Closed).is_none());
+    }
+
+    #[test]
+    fn who_goes_and_writes_on_is_not_served_for_ever() {
+        let mut rings = [sender(1)];
+        let mut senders = attached(&mut rings);
+        let mut link = Link::default();
+        let last = senders.last_of(1);
+        let mut turns = 0;
+        write(&mut rings[0].1, 1, 60);
+        while !senders.is_done(1, last) {
+            write(&mut rings[0].1, EACH, 60);
+            senders.serve(&mut link, &mut |_, _| {});
+            turns += 1;
+            assert!(turns <= LAST as usize / EACH);
+        }
+        assert_eq!(senders.total().taken, LAST);
+    }
+
+    #[test]
+    fn a_lie_and_a_fault_of_ours_cost_one_port() {
+        let mut rings = [sender(1), sender(2), sender(3)];
+        let mut senders = attached(&mut rings);
+        let mut link = Link::default();
+        rings[0]
+            .2
+            .store_u64(HEAD, 12, std::sync::atomic::Ordering::Release);
+        write(&mut rings[1].1, 1, 1);
+        write(&mut rings[2].1, 3, 60);
+        let mut liars = Vec::new();
+        for _ in 0..6 {
+            liars.extend(
+                senders
+                    .serve(&mut link, &mut |_, _| {})
+                    .liar
+                    .map(|(id, _)| id),
+            );
+        }
+        liars.sort_unstable();
+        assert_eq!(liars, [1, 2]);
+        let lives: Vec<Life> = rings.iter().map(|ring| ring.1.life()).collect();
+        assert_eq!(lives, [Life::Quarantined, Life::Quarantined, Life::Open]);
+        let honest = senders.counters().find(|(id, _)| *id == 3).unwrap();
+        assert_eq!(honest.1.taken, 3);
+        assert_eq!(senders.total().accounted(), senders.total().taken);
+        assert_eq!(senders.arm(), (false, None));
+    }
+}

@@ -1,0 +1,450 @@
+//! One batch to many ports.
+//!
+//! Attaching, detaching and new filters take effect between two batches, so that every port has
+//! judged an exact range of frames and the sums close (point R): `duties`, the frames read times
+//! the subscribers of that moment, equals what all ports, present and departed, were offered. A
+//! cluster is one subscriber.
+//!
+//! Ports are of two kinds. Those that want every frame, or a share of a cluster's, are *offered*
+//! each batch whole, one after the other: the batch stays in the first cache level, and a ring is
+//! touched once per batch. The others, with a filter or a guard, are *looked up*: their programs
+//! are in an [`Index`], which tells for each batch whose frames it has. A port without any is not
+//! touched; ten thousand of them cost what the lookup costs. What became of the frames that it
+//! never saw is told by running totals, exactly, whenever somebody asks (`seat`).
+
+mod budget;
+mod due;
+mod seat;
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use vnplug_ring::control::Tuning;
+use vnplug_ring::layout::{Life, flags};
+
+use crate::batch::{BatchInfo, Handle};
+use crate::port::{Port, PortCounters, Share};
+use budget::Budget;
+use due::Due;
+use seat::{Place, Seat};
+use vnplug_filter::{FrameSet, Index, Program, Totals};
+use vnplug_frame::{Frame, MAX_BATCH, flow};
+use vnplug_os::prefetch::prefetch;
+
+/// The ports of one queue.
+#[derive(Debug, Default)]
+pub struct Fanout {
+    source: u16,
+    queue: u16,
+    seats: Vec<Option<Seat>>,
+    free: Vec<u32>,
+    by_id: HashMap<u32, u32>,
+    /// Seats of ports that are offered every batch whole.
+    whole: Vec<u32>,
+    index: Index,
+    /// When which seat's reader is to be rung.
+    due: Due,
+    /// What each owner may cost.
+    budget: Budget,
+    /// Seats that are to be placed anew after the batch.
+    moved: Vec<u32>,
+    hashes: Vec<u32>,
+    /// Ports that share with nobody, and members of each cluster.
+    alone: u64,
+    clusters: HashMap<u32, u64>,
+    totals: Totals,
+    counters: FanoutCounters,
+}
+
+/// What went through one queue's fanout.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FanoutCounters {
+    /// Frames read from the source.
+    pub read: u64,
+    /// Their captured bytes.
+    pub bytes: u64,
+    /// Frames times subscribers of that moment.
+    pub duties: u64,
+    /// What ports that are gone had counted.
+    pub departed: PortCounters,
+}
+
+impl FanoutCounters {
+    /// Adds another queue's.
+    pub fn add(&mut self, other: &Self) {
+        self.read += other.read;
+        self.bytes += other.bytes;
+        self.duties += other.duties;
+        self.departed.add(&other.departed);
+    }
+}
+
+impl Fanout {
+    /// For queue `queue` of source number `source`.
+    pub fn new(source: u16, queue: u16) -> Self {
+        Self {
+            source,
+            queue,
+            ..Self::default()
+        }
+    }
+
+    /// Gives a batch to every port that wants some of it.
+    #[inline]
+    pub fn deliver(&mut self, frames: &[Frame<'_>], now_us: u64) {
+        for batch in frames.chunks(MAX_BATCH) {
+            self.deliver_batch(batch, now_us, None);
+        }
+    }
+
+    /// Gives frames that a port sent to every other one that wants some of them. They count as read,
+    /// and every port is offered them; those of the sender's program leave them as of the wrong
+    /// direction.
+    pub fn show(&mut self, frames: &[Frame<'_>], now_us: u64, sender: &Handle) {
+        for batch in frames.chunks(MAX_BATCH) {
+            self.deliver_batch(batch, now_us, Some(sender));
+        }
+    }
+
+    #[inline]
+    fn deliver_batch(&mut self, frames: &[Frame<'_>], now_us: u64, sender: Option<&Handle>) {
+        let mut outbound = FrameSet::default();
+        for (place, frame) in frames.iter().enumerate() {
+            if frame.flags & flags::OUTBOUND != 0 {
+                outbound.insert(place);
+            }
+        }
+        let wanted = self.index.judge(frames, &outbound);
+        self.hash(frames, &wanted);
+        self.bar_broken();
+        let batch = BatchInfo {
+            frames,
+            hashes: &self.hashes,
+            first: self.counters.read,
+            source: self.source,
+            queue: self.queue,
+            now_us,
+            sender,
+        };
+        let (seats, due, moved) = (&mut self.seats, &mut self.due, &mut self.moved);
+        let budget = &mut self.budget;
+        let is_tight = budget.is_tight();
+        let first = match is_tight {
+            true => budget.turn(self.whole.len()),
+            false => 0,
+        };
+        let (last, begin) = self.whole.split_at(first);
+        for &at in begin.iter().chain(last) {
+            if let Some(seat) = &mut seats[at as usize] {
+                if is_tight {
+                    seat.offer_within(&batch, budget);
+                } else {
+                    seat.offer(&batch);
+                }
+                seat.note(at, due, moved);
+            }
+        }
+        for nth in 0..self.index.touched() {
+            Self::fetch_ahead(seats, &self.index, nth);
+            let (followers, accepted) = self.index.wanted(nth);
+            for &at in followers {
+                if let Some(seat) = &mut seats[at as usize] {
+                    let within = is_tight.then_some(&mut *budget);
+                    seat.take(&batch, accepted, &self.index, &outbound, within);
+                    seat.note(at, due, moved);
+                }
+            }
+        }
+        self.index.forget();
+        self.totals.frames += frames.len() as u64;
+        self.totals.outbound += outbound.len();
+        self.counters.read += frames.len() as u64;
+        self.counters.bytes += frames
+            .iter()
+            .map(|frame| frame.bytes.len() as u64)
+            .sum::<u64>();
+        self.counters.duties += frames.len() as u64 * self.subscribers();
+        while let Some(at) = self.due.take_turned() {
+            self.look_at(at, now_us);
+        }
+        while let Some(at) = self.moved.pop() {
+            self.leave(at);
+            self.place(at);
+        }
+    }
+
+    /// Fetches what the ports that come next will need, one step of the way to each.
+    #[inline(always)]
+    fn fetch_ahead(seats: &[Option<Seat>], index: &Index, nth: usize) {
+        let ahead = |distance| {
+            let at = index.first_follower(nth + distance)?;
+            seats.get(at as usize)
+        };
+        if let Some(seat) = ahead(12) {
+            prefetch(seat);
+        }
+        if let Some(Some(seat)) = ahead(8) {
+            prefetch(&*seat.port);
+        }
+        if let Some(Some(seat)) = ahead(4) {
+            seat.port.producer.prefetch();
+        }
+    }
+
+    /// Whether ports of several owners share the thread: then it is to be told whether the source
+    /// has more than it can do, by [`press`](Self::press).
+    #[inline]
+    pub fn has_rivals(&self) -> bool {
+        self.budget.has_rivals()
+    }
+
+    /// Before a batch: whether more frames wait than can be given to all ports in time.
+    #[inline]
+    pub fn press(&mut self, is_pressed: bool) {
+        if is_pressed || self.budget.is_tight() {
+            self.budget.press(is_pressed);
+        }
+    }
+
+    /// Computes the flow hashes that somebody needs. A panic there would be a bug of ours that a frame
+    /// has found a way to: it costs that frame its hash, which is 0, and nobody anything else (R10).
+    #[inline]
+    fn hash(&mut self, frames: &[Frame<'_>], wanted: &FrameSet) {
+        let hashes = &mut self.hashes;
+        hashes.clear();
+        if !self.whole.is_empty() {
+            loop {
+                let rest = frames[hashes.len()..].iter();
+                let hash = || hashes.extend(rest.map(|frame| flow_hash(frame.bytes)));
+                match catch_unwind(AssertUnwindSafe(hash)) {
+                    Ok(()) => return,
+                    Err(_) => hashes.push(0),
+                }
+            }
+        } else if !wanted.is_empty() {
+            hashes.resize(frames.len(), 0);
+            let mut wanted = wanted.iter();
+            loop {
+                let hash = || {
+                    for place in wanted.by_ref() {
+                        hashes[place] = flow_hash(frames[place].bytes);
+                    }
+                };
+                if catch_unwind(AssertUnwindSafe(hash)).is_ok() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes the ports out of service whose programs panicked.
+    #[inline]
+    fn bar_broken(&mut self) {
+        while let Some(broken) = self.index.take_broken() {
+            let seats = self.seats.iter_mut().flatten();
+            for seat in seats.filter(|seat| seat.uses(broken)) {
+                seat.port.fail();
+                // It is placed anew after this batch, of which it gets nothing.
+                let at = self.by_id.get(&seat.port.id);
+                self.moved.extend(at);
+            }
+        }
+    }
+
+    /// The next time [`tick`](Self::tick) has something to do.
+    pub fn due_us(&self) -> Option<u64> {
+        self.due.first_us()
+    }
+
+    /// Rings readers whose maximum delay has passed.
+    pub fn tick(&mut self, now_us: u64) {
+        while let Some(at) = self.due.take(now_us) {
+            self.look_at(at, now_us);
+        }
+    }
+
+    /// Looks whether a reader that was due is to be rung.
+    fn look_at(&mut self, at: u32, now_us: u64) {
+        if let Some(seat) = &mut self.seats[at as usize] {
+            seat.forget_due(at, &mut self.due);
+            seat.port.tick(now_us);
+            seat.note(at, &mut self.due, &mut self.moved);
+        }
+    }
+
+    /// Adds a port; it is offered the next batch.
+    pub fn attach(&mut self, port: Box<Port>) {
+        let at = self.free.pop().unwrap_or(self.seats.len() as u32);
+        self.by_id.insert(port.id, at);
+        self.count(port.share, true);
+        self.budget.count(port.owner, true);
+        let seat = Some(Seat::new(port));
+        match self.seats.get_mut(at as usize) {
+            Some(place) => *place = seat,
+            None => self.seats.push(seat),
+        }
+        self.place(at);
+    }
+
+    /// Removes a port; its counters are final.
+    pub fn detach(&mut self, id: u32) -> Option<Box<Port>> {
+        let at = self.by_id.remove(&id)?;
+        self.leave(at);
+        let mut seat = self.seats[at as usize].take()?;
+        seat.forget_due(at, &mut self.due);
+        self.free.push(at);
+        self.count(seat.port.share, false);
+        self.budget.count(seat.port.owner, false);
+        self.counters.departed.add(&seat.port.counters);
+        Some(seat.port)
+    }
+
+    /// One port, for what does not decide which frames it is given: pause, direction, share, guard
+    /// and filter have methods of their own here.
+    pub fn port_mut(&mut self, id: u32) -> Option<&mut Port> {
+        let at = *self.by_id.get(&id)?;
+        self.seats[at as usize].as_mut().map(|seat| &mut *seat.port)
+    }
+
+    /// Gives a port another filter; the old one is for the caller to free.
+    pub fn set_filter(&mut self, id: u32, filter: Option<Arc<Program>>) -> Option<Arc<Program>> {
+        let mut filter = filter;
+        self.change(id, |port| std::mem::swap(&mut port.filter, &mut filter));
+        filter
+    }
+
+    /// Tunes a port.
+    pub fn tune(&mut self, id: u32, tuning: Tuning) {
+        self.change(id, |port| port.tune(tuning));
+    }
+
+    /// Stops serving a port.
+    pub fn quarantine(&mut self, id: u32, why: String) {
+        self.change(id, |port| port.quarantine(why));
+    }
+
+    /// Gives cluster members their new shares.
+    pub fn reshare(&mut self, shares: &[(u32, Share)]) {
+        for &(id, share) in shares {
+            let Some(before) = self.port_mut(id).map(|port| port.share) else {
+                continue;
+            };
+            self.count(before, false);
+            self.count(share, true);
+            self.change(id, |port| port.share = share);
+        }
+    }
+
+    /// Ends all rings with this life.
+    pub fn finish(&mut self, life: Life) {
+        for (at, seat) in (0..).zip(&mut self.seats) {
+            if let Some(seat) = seat {
+                seat.port.finish(life);
+                seat.note(at, &mut self.due, &mut self.moved);
+            }
+        }
+    }
+
+    /// All ports. Their own counters may lack frames that they were not shown; see
+    /// [`accounts`](Self::accounts).
+    pub fn ports(&self) -> impl Iterator<Item = &Port> {
+        self.seats.iter().flatten().map(|seat| &*seat.port)
+    }
+
+    /// All ports, with what became of every frame that they were offered.
+    pub fn accounts(&self) -> impl Iterator<Item = (&Port, PortCounters)> {
+        self.seats
+            .iter()
+            .flatten()
+            .map(|seat| self.account_of(seat))
+    }
+
+    /// One port, with what became of every frame that it was offered.
+    pub fn account(&self, id: u32) -> Option<(&Port, PortCounters)> {
+        let at = *self.by_id.get(&id)?;
+        self.seats[at as usize]
+            .as_ref()
+            .map(|seat| self.account_of(seat))
+    }
+
+    /// The counters, consistent between two batches.
+    pub fn counters(&self) -> &FanoutCounters {
+        &self.counters
+    }
+
+    /// The programs of ports that are looked up.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    fn account_of<'a>(&self, seat: &'a Seat) -> (&'a Port, PortCounters) {
+        (&seat.port, seat.counters(&self.index, self.totals))
+    }
+
+    /// Changes something that decides which frames a port is given.
+    fn change(&mut self, id: u32, change: impl FnOnce(&mut Port)) {
+        let Some(&at) = self.by_id.get(&id) else {
+            return;
+        };
+        self.leave(at);
+        if let Some(seat) = &mut self.seats[at as usize] {
+            change(&mut seat.port);
+        }
+        self.place(at);
+    }
+
+    /// Finds out how a seat's port is to be given frames, from the next batch on.
+    fn place(&mut self, at: u32) {
+        if let Some(seat) = &mut self.seats[at as usize] {
+            seat.enter(at, &mut self.index, self.totals);
+            if matches!(seat.place, Place::Whole) {
+                self.whole.push(at);
+            }
+        }
+    }
+
+    /// Undoes [`place`](Self::place); the port's counters are exact by themselves.
+    fn leave(&mut self, at: u32) {
+        if let Some(seat) = &mut self.seats[at as usize] {
+            if matches!(seat.place, Place::Whole) {
+                self.whole.retain(|other| *other != at);
+            }
+            seat.leave(at, &mut self.index, self.totals);
+        }
+    }
+
+    fn count(&mut self, share: Share, comes: bool) {
+        let change = |count: &mut u64| match comes {
+            true => *count += 1,
+            false => *count -= 1,
+        };
+        match share {
+            Share::All => change(&mut self.alone),
+            Share::Member { cluster, .. } => {
+                change(self.clusters.entry(cluster).or_default());
+                if self.clusters.get(&cluster) == Some(&0) {
+                    self.clusters.remove(&cluster);
+                }
+            }
+        }
+    }
+
+    fn subscribers(&self) -> u64 {
+        self.alone + self.clusters.len() as u64
+    }
+}
+
+/// The frame's flow hash; in tests, one that panics at a frame that begins so.
+#[inline]
+fn flow_hash(bytes: &[u8]) -> u32 {
+    #[cfg(test)]
+    assert!(!bytes.starts_with(BREAKS), "on purpose");
+    flow::flow_hash(bytes)
+}
+
+#[cfg(test)]
+const BREAKS: &[u8] = b"the flow hash has a bug";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! What a TPACKET_V3 block holds: a header, then frames, each behind a header of its own.
+//!
+//! ```text
+//! tpacket_block_desc .. [ tpacket3_hdr sockaddr_ll | headroom | frame ] [ tpacket3_hdr .. ] ..
+//!                         ^ tp_next_offset leads to the next one     ^ tp_mac leads to the frame
+//! ```
+//!
+//! The kernel is trusted, but nothing here relies on that: every offset is checked against the
+//! block, and a block that does not add up ends early, its frames counted as lost.
+
+use std::mem::offset_of;
+
+use libc::{sockaddr_ll, tpacket_block_desc, tpacket_hdr_v1, tpacket3_hdr};
+use vnplug_ring::layout::flags;
+
+use vnplug_frame::{Frame, vlan_of};
+
+/// Where the walk through a block stands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Cursor {
+    /// Frames not yet handed out.
+    pub(super) left: u32,
+    /// Offset in the block of the next frame's header.
+    at: usize,
+}
+
+impl Cursor {
+    /// Before the first frame of `block`.
+    pub(super) fn start(block: &[u8]) -> Self {
+        let left = u32_at(block, PACKETS).unwrap_or(0);
+        let at = u32_at(block, FIRST).map_or(block.len(), |at| at as usize);
+        Self { left, at }
+    }
+
+    /// When the next frame came, in nanoseconds since 1970.
+    pub(super) fn next_ns(self, block: &[u8]) -> u64 {
+        block.get(self.at..).and_then(time_of).unwrap_or(0)
+    }
+}
+
+/// Bytes that a block's frames take, headers included.
+pub(super) fn used(block: &[u8]) -> u64 {
+    u32_at(block, USED).map_or(0, u64::from)
+}
+
+/// Walks through a block from a cursor on; an iterator of frames.
+#[derive(Debug)]
+pub(super) struct Walk<'a> {
+    rest: &'a mut [u8],
+    cursor: Cursor,
+    snaplen: usize,
+    /// Stops before the first frame that came later.
+    until_ns: u64,
+    /// Frames that could not be read because the block does not add up.
+    malformed: u32,
+}
+
+impl<'a> Walk<'a> {
+    /// Goes on in `block` at `cursor`, with frames that came until `until_ns`; they have at most
+    /// `snaplen` bytes, VLAN tag included.
+    pub(super) fn resume(block: &'a mut [u8], cursor: Cursor, snaplen: u32, until_ns: u64) -> Self {
+        let rest = block.get_mut(cursor.at..).unwrap_or_default();
+        Self {
+            rest,
+            cursor,
+            snaplen: snaplen as usize,
+            until_ns,
+            malformed: 0,
+        }
+    }
+
+    /// Where to go on, and how many frames were malformed.
+    pub(super) fn stop(self) -> (Cursor, u32) {
+        (self.cursor, self.malformed)
+    }
+
+    /// Cuts the next record (header, headroom, frame) off `rest`.
+    fn record(&mut self) -> Option<&'a mut [u8]> {
+        let rest = std::mem::take(&mut self.rest);
+        let step = match self.cursor.left {
+            1 => rest.len(), // the last frame's tp_next_offset is 0
+            _ => u32_at(rest, NEXT)? as usize,
+        };
+        if step < HEADER_LEN {
+            return None;
+        }
+        let (record, rest) = rest.split_at_mut_checked(step)?;
+        self.rest = rest;
+        self.cursor.at += step;
+        Some(record)
+    }
+}
+
+impl<'a> Iterator for Walk<'a> {
+    type Item = Frame<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Frame<'a>> {
+        if self.cursor.left == 0 {
+            return None;
+        }
+        if self.until_ns < u64::MAX && time_of(self.rest).is_some_and(|ns| ns > self.until_ns) {
+            return None;
+        }
+        let Some(frame) = self.record().and_then(|record| frame(record, self.snaplen)) else {
+            self.malformed = std::mem::take(&mut self.cursor.left);
+            return None;
+        };
+        self.cursor.left -= 1;
+        Some(frame)
+    }
+}
+
+/// Reads a record; puts a VLAN tag that the kernel took out back where it was on the wire.
+fn frame(record: &mut [u8], snaplen: usize) -> Option<Frame<'_>> {
+    let status = u32_at(record, STATUS)?;
+    let mut start = usize::from(u16_at(record, MAC)?);
+    let mut len = u32_at(record, SNAPLEN)? as usize;
+    let mut wire_len = u32_at(record, LEN)?;
+    record.get(start..start.checked_add(len)?)?;
+
+    let mut bits = 0;
+    if *record.get(PACKET_TYPE)? == libc::PACKET_OUTGOING {
+        bits |= flags::OUTBOUND;
+    }
+    if status & libc::TP_STATUS_CSUMNOTREADY != 0 {
+        bits |= flags::CSUM_NOT_READY;
+    }
+    if status & libc::TP_STATUS_TS_RAW_HARDWARE != 0 {
+        bits |= flags::HW_TIMESTAMP;
+    }
+    if status & libc::TP_STATUS_VLAN_VALID != 0
+        && len >= MACS_LEN
+        && start >= HEADER_LEN + VLAN_TAG_LEN
+    {
+        let tci = u32_at(record, VLAN_TCI)? as u16;
+        let tpid = match status & libc::TP_STATUS_VLAN_TPID_VALID {
+            0 => TPID_8021Q,
+            _ => u16_at(record, VLAN_TPID)?,
+        };
+        record.copy_within(start..start + MACS_LEN, start - VLAN_TAG_LEN);
+        start -= VLAN_TAG_LEN;
+        let tag = start + MACS_LEN;
+        record[tag..tag + 2].copy_from_slice(&tpid.to_be_bytes());
+        record[tag + 2..tag + 4].copy_from_slice(&tci.to_be_bytes());
+        len += VLAN_TAG_LEN;
+        wire_len = wire_len.saturating_add(VLAN_TAG_LEN as u32);
+    }
+
+    let ts_ns = time_of(record)?;
+    let record: &[u8] = record;
+    let bytes = &record[start..start + len.min(snaplen)];
+    let (tag, vlan_tci) = vlan_of(bytes);
+    bits |= tag;
+    let wire_len = wire_len.max(bytes.len() as u32);
+    Some(Frame {
+        bytes,
+        wire_len,
+        ts_ns,
+        flags: bits,
+        vlan_tci,
+    })
+}
+
+/// A record's time stamp.
+fn time_of(record: &[u8]) -> Option<u64> {
+    let seconds = u64::from(u32_at(record, SECONDS)?);
+    Some(seconds * 1_000_000_000 + u64::from(u32_at(record, NANOSECONDS)?))
+}
+
+fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+    bytes
+        .get(offset..)?
+        .first_chunk()
+        .map(|word| u32::from_ne_bytes(*word))
+}
+
+fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
+    bytes
+        .get(offset..)?
+        .first_chunk()
+        .map(|word| u16::from_ne_bytes(*word))
+}
+
+/// Destination and source address.
+const MACS_LEN: usize = 12;
+/// Tag of IEEE 802.1Q-2018, 9.4: TPID and TCI, big-endian.
+const VLAN_TAG_LEN: usize = 4;
+const TPID_8021Q: u16 = 0x8100;
+
+// tpacket_block_desc
+const HEADER: usize = offset_of!(tpacket_block_desc, hdr);
+const PACKETS: usize = HEADER + offset_of!(tpacket_hdr_v1, num_pkts);
+const FIRST: usize = HEADER + offset_of!(tpacket_hdr_v1, offset_to_first_pkt);
+const USED: usize = HEADER + offset_of!(tpacket_hdr_v1, blk_len);
+// tpacket3_hdr, followed by a sockaddr_ll
+const NEXT: usize = offset_of!(tpacket3_hdr, tp_next_offset);
+const SECONDS: usize = offset_of!(tpacket3_hdr, tp_sec);
+const NANOSECONDS: usize = offset_of!(tpacket3_hdr, tp_nsec);
+const SNAPLEN: usize = offset_of!(tpacket3_hdr, tp_snaplen);
+const LEN: usize = offset_of!(tpacket3_hdr, tp_len);
+const STATUS: usize = offset_of!(tpacket3_hdr, tp_status);
+const MAC: usize = offset_of!(tpacket3_hdr, tp_mac);
+const VLAN_TCI: usize = offset_of!(tpacket3_hdr, hv1.tp_vlan_tci);
+const VLAN_TPID: usize = offset_of!(tpacket3_hdr, hv1.tp_vlan_tpid);
+const PACKET_TYPE: usize = size_of::<tpacket3_hdr>() + offset_of!(sockaddr_ll, sll_pkttype);
+/// Length of both headers in bytes (`TPACKET3_HDRLEN`).
+const HEADER_LEN: usize = libc::TPACKET3_HDRLEN;
+
+#[cfg(test)]
+#[path = "block_tests.rs"]
+mod tests;

@@ -1,0 +1,111 @@
+//! Which interfaces there are, and facts about one of them.
+
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::source::SourceError;
+use vnplug_os::interface;
+use vnplug_os::interface::Link;
+
+/// One network interface of this network namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceInfo {
+    /// Its name, as `ip link` shows it.
+    pub name: String,
+    /// Administratively up.
+    pub up: bool,
+    /// The link has a carrier.
+    pub carrier: bool,
+    /// Bytes after the Ethernet header that a frame may have.
+    pub mtu: u32,
+    /// Its address; `None` where it is not Ethernet.
+    pub mac: Option<[u8; 6]>,
+    /// Whether [`AfPacket`](super::AfPacket) can open it: Ethernet or loopback.
+    pub capturable: bool,
+}
+
+/// Lists the interfaces of this network namespace, in the kernel's order. Needs no privilege.
+///
+/// # Errors
+/// [`SourceError`] if the kernel does not list them.
+pub fn interfaces() -> Result<Vec<InterfaceInfo>, SourceError> {
+    let failed = |cause| SourceError::io("cannot list the interfaces", cause);
+    let socket = any_socket().map_err(failed)?;
+    let names = interface::names().map_err(failed)?;
+    // One that vanished since then is not listed.
+    let known = names
+        .into_iter()
+        .filter_map(|name| Some((interface::link(&socket, &name).ok()?, name)));
+    Ok(known
+        .map(|(link, name)| InterfaceInfo {
+            name,
+            up: link.up,
+            carrier: link.running,
+            mtu: link.mtu,
+            mac: mac(&link),
+            capturable: super::is_capturable(link.hardware),
+        })
+        .collect())
+}
+
+/// An interface by its name, to be asked about now and then; the one that has the name by then.
+#[derive(Debug)]
+pub struct Interface {
+    name: String,
+    /// Asks in the network namespace where it was made.
+    socket: OwnedFd,
+}
+
+/// What an interface says of itself, beside its frames.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Facts {
+    /// Bytes behind the Ethernet header that a frame may have; 0 = unknown.
+    pub mtu: u32,
+    /// Megabits per second; 0 = unknown.
+    pub speed_mbps: u32,
+    /// Its address; zeros = none.
+    pub mac: [u8; 6],
+}
+
+impl Interface {
+    /// The interface of this name in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// [`SourceError`] if descriptors are short.
+    pub fn new(name: impl Into<String>) -> Result<Self, SourceError> {
+        let socket =
+            any_socket().map_err(|cause| SourceError::io("cannot ask about interfaces", cause))?;
+        Ok(Self {
+            name: name.into(),
+            socket,
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What is known now; nothing while there is no interface of that name.
+    pub fn facts(&self) -> Facts {
+        let Ok(link) = interface::link(&self.socket, &self.name) else {
+            return Facts::default();
+        };
+        Facts {
+            mtu: link.mtu,
+            speed_mbps: interface::speed_mbps(&self.socket, &self.name).unwrap_or(0),
+            mac: mac(&link).unwrap_or_default(),
+        }
+    }
+}
+
+fn mac(link: &Link) -> Option<[u8; 6]> {
+    (link.hardware == libc::ARPHRD_ETHER).then_some(link.mac)
+}
+
+fn any_socket() -> std::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    Ok(socket)
+}

@@ -1,0 +1,337 @@
+//! One socket's frames, batch by batch, and what becomes of it when its interface leaves.
+//!
+//! | link   | meaning                                      | leaves it                          |
+//! |--------|----------------------------------------------|------------------------------------|
+//! | `Up`   | frames may come                              | the socket reports an error        |
+//! | `Down` | administratively down; the kernel re-attaches the socket by itself | the interface is up, or deleted |
+//! | `Gone` | the interface was deleted or moved away      | a new socket is bound, by name     |
+//!
+//! The old rings stay until the new ones are there, and are read out first: what the kernel counted
+//! is either handed out or counted as dropped.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::net::netdevice;
+use vnplug_ring::layout::flags;
+
+use super::Direction;
+use super::outbox::Outbox;
+use super::rings::Rings;
+use super::socket::{Bound, Opener};
+use crate::source::early::{Loaded, Seat};
+use crate::source::{Flushed, Queue, QueueCounters, Received, SourceError, Transmit};
+use vnplug_frame::{Frame, MAX_BATCH, recycle};
+use vnplug_os::interface;
+use vnplug_os::interface::Link;
+
+/// Packet sockets with their rings.
+#[derive(Debug)]
+pub(super) struct PacketQueue {
+    opener: Arc<Opener>,
+    rings: Rings,
+    /// Always empty between calls; keeps its memory.
+    batch: Vec<Frame<'static>>,
+    bound: Link,
+    link: LinkState,
+    seat: Result<Seat, String>,
+    /// What the kernel lets through, if that is not everything.
+    early: Option<Box<Loaded>>,
+    /// Flags for the next frame handed out.
+    mark: u16,
+    outbox: Outbox,
+    counters: QueueCounters,
+    /// Frames handed out.
+    read: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum LinkState {
+    Up,
+    Down,
+    Gone { retry_at: Instant, pause: Duration },
+}
+
+impl PacketQueue {
+    pub(super) fn new(opener: Arc<Opener>, bound: Bound) -> Self {
+        let seat = opener.seat(bound.link);
+        let mut queue = Self {
+            opener,
+            bound: bound.link,
+            seat,
+            early: None,
+            link: LinkState::Up,
+            rings: bound.rings,
+            batch: Vec::with_capacity(MAX_BATCH),
+            mark: 0,
+            outbox: Outbox::default(),
+            counters: QueueCounters::default(),
+            read: 0,
+        };
+        queue.settle(bound.link.up);
+        queue
+    }
+
+    /// The state after a bind, which leaves an error on the socket if the interface is down.
+    fn settle(&mut self, up: bool) {
+        self.take_error();
+        self.link = if up { LinkState::Up } else { LinkState::Down };
+    }
+
+    /// The errors of all sockets: what happens to the interface, each of them tells.
+    fn take_error(&self) -> Option<io::Error> {
+        let sockets = self.rings.sockets();
+        sockets.fold(None, |found, socket| found.or(socket.take_error()))
+    }
+
+    fn take_statistics(&mut self) {
+        for socket in self.rings.sockets() {
+            // The option cannot fail on a packet socket with a ring; if it did, nothing was cleared
+            // and the next call has it all.
+            let Ok(now) = socket.take_statistics() else {
+                continue;
+            };
+            self.counters.seen += u64::from(now.tp_packets);
+            self.counters.dropped += u64::from(now.tp_drops);
+            self.counters.freezes += u64::from(now.tp_freeze_q_cnt);
+            if now.tp_drops > 0 {
+                self.mark |= flags::SOURCE_LOSS;
+            }
+        }
+    }
+
+    /// Takes the statistics, and counts what waits in the rings at that moment.
+    ///
+    /// Frames come while the rings are counted, which the kernel's statistics before and after tell. So
+    /// a wire under load closes its account too, and frames that are nowhere still show.
+    fn count_waiting(&mut self) -> u64 {
+        // What was shown never was in the rings.
+        let taken = |it: &Self| {
+            let counters = &it.counters;
+            counters
+                .seen
+                .saturating_sub(counters.shown + counters.dropped)
+        };
+        self.take_statistics();
+        let before = taken(self);
+        let counted = self.rings.waiting();
+        self.take_statistics();
+        let after = taken(self);
+        let rest = after.saturating_sub(self.read);
+        rest.clamp(counted, counted + after.saturating_sub(before))
+    }
+
+    /// Looks again at how the interface is; `ENETDOWN` was seen, or it was not up last time.
+    fn look(&mut self) {
+        let socket = self.rings.socket();
+        if socket
+            .bound_to()
+            .is_ok_and(|index| index != self.bound.index)
+        {
+            self.look_for_another();
+            return;
+        }
+        // By index, as it may have been renamed.
+        let up = netdevice::index_to_name(socket, self.bound.index as u32)
+            .map_err(Into::into)
+            .and_then(|name| interface::link(socket, &name))
+            .is_ok_and(|link| link.up);
+        self.link = if up { LinkState::Up } else { LinkState::Down };
+        if up {
+            self.counters.rebinds += 1;
+            self.mark |= flags::SOURCE_LOSS;
+            log::info!(target: "source", "interface {:?} is up again", self.opener.config().interface);
+        }
+    }
+
+    /// The interface is gone: binds to one of the same name when it is time, and there is one.
+    fn look_for_another(&mut self) {
+        let now = Instant::now();
+        let LinkState::Gone { retry_at, pause } = self.link else {
+            log::warn!(target: "source", "interface {:?} is gone", self.opener.config().interface);
+            // The last frames come when their block's time is over.
+            let drain = 2 * Duration::from_millis(self.opener.config().block_timeout_ms.into());
+            self.link = LinkState::Gone {
+                retry_at: now + drain + DRAIN_MARGIN,
+                pause: MIN_PAUSE,
+            };
+            return;
+        };
+        if now < retry_at || !self.rings.is_empty() {
+            return;
+        }
+        match self.reopen() {
+            Ok(bound) => {
+                self.take_statistics();
+                // What still lies in the old rings goes with them.
+                self.counters.dropped += self.rings.waiting();
+                self.bound = bound.link;
+                self.rings = bound.rings;
+                self.settle(bound.link.up);
+                self.counters.rebinds += 1;
+                self.mark |= flags::SOURCE_LOSS;
+                log::info!(target: "source", "interface {:?} is back", self.opener.config().interface);
+            }
+            Err(error) => {
+                log::debug!(target: "source", "{error}");
+                let retry_at = now + pause;
+                self.link = LinkState::Gone {
+                    retry_at,
+                    pause: (pause * 2).min(MAX_PAUSE),
+                };
+            }
+        }
+    }
+
+    fn reopen(&self) -> Result<Bound, SourceError> {
+        // Asked first, as a ring is dear.
+        self.opener.link(self.rings.socket())?;
+        let bound = self.opener.open()?;
+        let early = self.early.as_deref();
+        let filtered = self.opener.filter(&bound.rings, bound.link, early);
+        // Everything is more than what was wanted, and never too little.
+        filtered.or_else(|_| self.opener.start(&bound))?;
+        Ok(bound)
+    }
+
+    /// The longest sleep before the interface must be looked at again.
+    fn patience(&self) -> Option<Duration> {
+        match self.link {
+            LinkState::Up => None,
+            LinkState::Down => Some(DOWN_PAUSE),
+            LinkState::Gone { retry_at, .. } => Some(
+                retry_at
+                    .saturating_duration_since(Instant::now())
+                    .max(MIN_PAUSE),
+            ),
+        }
+    }
+}
+
+impl Queue for PacketQueue {
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        self.rings.release_spent();
+        // A block has frames, but nothing relies on it: one round through the rings at most.
+        for _ in 0..self.rings.blocks() {
+            let Some(next) = self.rings.next() else {
+                return Ok(Received::Nothing);
+            };
+            if self.rings.take_losing() {
+                self.take_statistics();
+            }
+            let mut batch = recycle(std::mem::take(&mut self.batch));
+            let Some(mut walk) = self.rings.walk(next, self.opener.config().snaplen) else {
+                return Ok(Received::Nothing);
+            };
+            batch.extend(walk.by_ref().take(MAX_BATCH));
+            let (cursor, malformed) = walk.stop();
+            if let Some(first) = batch.first_mut() {
+                first.flags |= std::mem::take(&mut self.mark);
+            }
+            let frames = batch.len();
+            if frames > 0 {
+                sink(&batch);
+            }
+            self.batch = recycle(batch);
+            self.read += frames as u64;
+            self.counters.dropped += u64::from(malformed);
+            self.rings.stopped(cursor);
+            self.rings.release_spent();
+            if frames > 0 {
+                return Ok(Received::Frames(frames));
+            }
+        }
+        Ok(Received::Nothing)
+    }
+
+    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>) {
+        let limit = [timeout, self.patience()].into_iter().flatten().min();
+        let failed = self.rings.wait(waker, limit);
+        if failed && let Some(cause) = self.take_error() {
+            let name = &self.opener.config().interface;
+            log::warn!(target: "source", "interface {name:?}: {cause}");
+            self.look();
+        } else if !matches!(self.link, LinkState::Up) {
+            self.look();
+        }
+    }
+
+    fn seat(&self) -> Result<Seat, String> {
+        self.seat.clone()
+    }
+
+    fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
+        match &filter {
+            Some(filter) => self.opener.filter(&self.rings, self.bound, Some(filter))?,
+            None => self.opener.unfilter(&self.rings, self.bound)?,
+        }
+        self.early = filter;
+        Ok(())
+    }
+
+    fn counters(&mut self) -> QueueCounters {
+        let waiting = self.count_waiting();
+        // The kernel's own counters know nothing of what its filter drops.
+        let early = self.seat.as_ref().map_or(0, Seat::dropped);
+        let config = self.opener.config();
+        let patience = self
+            .rings
+            .patience_ms(config.block_size, config.block_timeout_ms);
+        QueueCounters {
+            patience_ms: Some(patience),
+            waiting,
+            seen: self.counters.seen + early,
+            early,
+            ..self.counters
+        }
+    }
+
+    fn is_pressed(&self) -> bool {
+        self.rings.are_half_full()
+    }
+
+    fn state(&self) -> &'static str {
+        match self.link {
+            LinkState::Up => "up",
+            LinkState::Down => "down",
+            LinkState::Gone { .. } => "gone",
+        }
+    }
+
+    fn transmits(&self) -> bool {
+        true
+    }
+
+    fn transmit(&mut self, bytes: &[u8]) -> Transmit {
+        match self.link {
+            LinkState::Up => self.outbox.take(bytes),
+            LinkState::Down | LinkState::Gone { .. } => Transmit::LinkDown,
+        }
+    }
+
+    fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
+        let counters = &mut self.counters;
+        // The kernel shows no socket of a group what one of them sends. On loopback it comes back in.
+        let shows = self.opener.direction(self.bound) != Direction::Rx;
+        let snaplen = self.opener.config().snaplen;
+        self.outbox
+            .flush(self.rings.socket(), snaplen, &mut |frames| {
+                if shows {
+                    counters.seen += frames.len() as u64;
+                    counters.shown += frames.len() as u64;
+                    shown(frames);
+                }
+            })
+    }
+}
+
+/// How often an interface that is down is looked at, to see it deleted or up.
+const DOWN_PAUSE: Duration = Duration::from_millis(50);
+/// Between two tries to find a new interface: from this, doubling,
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+/// to this.
+const MAX_PAUSE: Duration = Duration::from_millis(250);
+/// Added to twice the block timeout: older kernels keep it in ticks of up to 10 ms.
+const DRAIN_MARGIN: Duration = Duration::from_millis(30);

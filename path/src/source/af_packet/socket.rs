@@ -1,0 +1,371 @@
+//! Opens the packet sockets of an interface, again whenever the interface came back.
+//!
+//! A socket is made deaf (a filter that refuses everything), gets its ring, is bound, joins its
+//! group, and only then [`Opener::start`] gives it the real filter: frames neither come from other
+//! interfaces nor twice. A queue has one such socket, or two with a reserve ([`rings`](super::rings)).
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use libc::{c_int, sock_filter};
+
+use super::rings::{Rings, Shares};
+use super::{AfPacketConfig, Direction, is_capturable};
+use crate::source::SourceError;
+use crate::source::early::{Loaded, Seat};
+use vnplug_filter::ebpf::SocketShape;
+use vnplug_os::interface;
+use vnplug_os::interface::Link;
+use vnplug_os::packet::{Ring, RingShape, Socket};
+
+/// Opens sockets of one configuration; shared by the queues of an interface.
+#[derive(Debug)]
+pub(super) struct Opener {
+    config: AfPacketConfig,
+    /// The fanout group's id, once there is one.
+    group: Mutex<Option<u16>>,
+}
+
+/// A queue's rings, bound to an interface.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub(super) rings: Rings,
+    pub(super) link: Link,
+}
+
+impl Opener {
+    pub(super) fn new(config: AfPacketConfig) -> Self {
+        Self {
+            config,
+            group: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn config(&self) -> &AfPacketConfig {
+        &self.config
+    }
+
+    /// Opens the sockets of one queue with their rings, deaf until [`start`](Self::start).
+    pub(super) fn open(&self) -> Result<Bound, SourceError> {
+        let name = self.config.interface.as_str();
+        let socket = Socket::open().map_err(cannot_open)?;
+        let link = self.link(&socket)?;
+        if !is_capturable(link.hardware) {
+            return Err(SourceError::new(format!(
+                "interface {name:?} is not Ethernet but {} (ARPHRD {}); only Ethernet and \
+                 loopback interfaces can be captured",
+                hardware_name(link.hardware),
+                link.hardware
+            )));
+        }
+        let shares = self.config.shares();
+        let whole = RingShape {
+            block_size: self.config.block_size,
+            blocks: shares.map_or(self.config.blocks, |shares| shares.main),
+            timeout_ms: self.config.block_timeout_ms,
+        };
+        let main = self.receiver(socket, link, whole)?;
+        let socket = main.socket();
+        if self.config.promiscuous && link.hardware == libc::ARPHRD_ETHER {
+            socket
+                .set_promiscuous(link.index)
+                .map_err(self.failed("enter promiscuous mode"))?;
+        }
+        if self.config.queues > 1 {
+            self.join(socket).map_err(|cause| match link.up {
+                true => self.failed("join the queues' fanout group")(cause),
+                // Kernels before 6.10 let only running sockets join.
+                false => SourceError::io(
+                    format!("interface {name:?} is down; bring it up first: ip link set {name} up"),
+                    cause,
+                ),
+            })?;
+        }
+        let reserve = shares.and_then(|shares| {
+            let reserve = self.reserve(&main, link, shares);
+            reserve
+                .inspect_err(|error| {
+                    log::warn!(target: "source", "interface {name:?} has no reserve: {error}");
+                })
+                .ok()
+        });
+        let rings = Rings::new(main, reserve);
+        Ok(Bound { rings, link })
+    }
+
+    /// Gives a socket its ring and binds it.
+    fn receiver(&self, socket: Socket, link: Link, shape: RingShape) -> Result<Ring, SourceError> {
+        socket
+            .set_filter(&[DROP])
+            .map_err(self.failed("set a filter"))?;
+        self.prepare(&socket, link)
+            .map_err(self.failed("set packet socket options"))?;
+        let ring = self.ring(socket, shape)?;
+        ring.socket()
+            .bind(link.index)
+            .map_err(self.failed("bind"))?;
+        Ok(ring)
+    }
+
+    /// Opens the ring that takes over where `main` has no room.
+    fn reserve(&self, main: &Ring, link: Link, shares: Shares) -> Result<Ring, SourceError> {
+        let shape = RingShape {
+            block_size: self.config.block_size,
+            blocks: shares.reserve,
+            timeout_ms: shares.reserve_timeout_ms,
+        };
+        let reserve = self.receiver(Socket::open().map_err(cannot_open)?, link, shape)?;
+        // A group by a program that it was not given: all frames are the first member's, or where that
+        // has no room the next one's.
+        let group = |id: u16, flags: u32| {
+            let kind = libc::PACKET_FANOUT_CBPF | libc::PACKET_FANOUT_FLAG_ROLLOVER | flags;
+            (u32::from(id) | kind << 16) as c_int
+        };
+        let failed = || self.failed("join a group");
+        let (first, next) = (main.socket(), reserve.socket());
+        first
+            .set(
+                libc::PACKET_FANOUT,
+                group(0, libc::PACKET_FANOUT_FLAG_UNIQUEID),
+            )
+            .map_err(failed())?;
+        let id = first.get(libc::PACKET_FANOUT).map_err(failed())? as u16;
+        next.set(libc::PACKET_FANOUT, group(id, 0))
+            .map_err(failed())?;
+        Ok(reserve)
+    }
+
+    fn failed(&self, step: &'static str) -> impl Fn(io::Error) -> SourceError {
+        let what = format!("cannot {step} on interface {:?}", self.config.interface);
+        move |cause| SourceError::io(what.clone(), cause)
+    }
+
+    /// Lets frames in: those of its direction.
+    pub(super) fn start(&self, bound: &Bound) -> Result<(), SourceError> {
+        self.filter(&bound.rings, bound.link, None)
+    }
+
+    /// Lets in the frames of its direction, or what an early filter lets through of them. The
+    /// kernel changes from one to the other between two frames.
+    ///
+    /// # Errors
+    /// [`SourceError`]: what was narrowed already lets everything through again.
+    pub(super) fn filter(
+        &self,
+        rings: &Rings,
+        link: Link,
+        early: Option<&Loaded>,
+    ) -> Result<(), SourceError> {
+        let mut sockets = rings.sockets();
+        let filtered = sockets.try_for_each(|socket| self.filter_one(socket, link, early));
+        filtered.inspect_err(|_| {
+            if early.is_some() {
+                // NB: the first error says more.
+                let _ = self.unfilter(rings, link);
+            }
+        })
+    }
+
+    fn filter_one(
+        &self,
+        socket: &Socket,
+        link: Link,
+        early: Option<&Loaded>,
+    ) -> Result<(), SourceError> {
+        let direction = self.direction(link);
+        match early {
+            Some(early) => early.attach(socket, self.shape(direction)),
+            None => socket.set_filter(&program(direction, self.config.snaplen)),
+        }
+        .map_err(self.failed("set a filter"))
+    }
+
+    /// Lets in the frames of its direction, whatever filter was there. A kernel without memory for the
+    /// direction's own filter takes away the old one: what is sent is still left out by the socket's
+    /// own options, and a longer frame than asked for is better than none.
+    pub(super) fn unfilter(&self, rings: &Rings, link: Link) -> Result<(), SourceError> {
+        let mut sockets = rings.sockets();
+        sockets.try_for_each(|socket| self.unfilter_one(socket, link))
+    }
+
+    fn unfilter_one(&self, socket: &Socket, link: Link) -> Result<(), SourceError> {
+        let refused = match self.filter_one(socket, link, None) {
+            Ok(()) => return Ok(()),
+            Err(refused) => refused,
+        };
+        // Of a direction that only a filter keeps apart, all frames are too many.
+        if self.direction(link) == Direction::Tx {
+            return Err(refused);
+        }
+        socket.clear_filter().map_err(|_| refused)?;
+        // With the room of the old filter there may be enough for the other.
+        if let Err(refused) = self.filter_one(socket, link, None) {
+            log::warn!(target: "source", "{refused}: it goes on without");
+        }
+        Ok(())
+    }
+
+    /// Where a queue of this interface takes an early filter, or why it does not.
+    pub(super) fn seat(&self, link: Link) -> Result<Seat, String> {
+        if !self.config.early {
+            return Err("off: as configured".into());
+        }
+        let direction = self.direction(link);
+        Seat::socket(self.shape(direction)).map_err(|cause| match cause.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => {
+                "off: no permission to use eBPF; it needs root or CAP_BPF".into()
+            }
+            _ => format!("off: this kernel lacks what it needs: {cause}"),
+        })
+    }
+
+    fn shape(&self, direction: Direction) -> SocketShape {
+        SocketShape {
+            outbound: match direction {
+                Direction::Both => None,
+                Direction::Rx => Some(false),
+                Direction::Tx => Some(true),
+            },
+            snaplen: self.config.snaplen,
+        }
+    }
+
+    /// Asks about the interface by name.
+    pub(super) fn link(&self, socket: &Socket) -> Result<Link, SourceError> {
+        let name = &self.config.interface;
+        interface::link(socket, name).map_err(|cause| match cause.raw_os_error() {
+            Some(libc::ENODEV | libc::ENXIO) => SourceError::new(format!(
+                "no interface {name:?} here; list them with: ip link"
+            )),
+            _ => SourceError::io(format!("cannot ask about interface {name:?}"), cause),
+        })
+    }
+
+    /// Frames of which direction are received on this interface.
+    pub(super) fn direction(&self, link: Link) -> Direction {
+        let loopback = link.hardware == libc::ARPHRD_LOOPBACK;
+        match self.config.direction {
+            Direction::Both if loopback => Direction::Rx,
+            direction => direction,
+        }
+    }
+
+    fn prepare(&self, socket: &Socket, link: Link) -> io::Result<()> {
+        socket.set(libc::PACKET_RESERVE, HEADROOM)?;
+        if self.direction(link) == Direction::Rx {
+            // Saves the kernel the work; the filter alone would do.
+            socket.set(libc::PACKET_IGNORE_OUTGOING, 1)?;
+        }
+        // The time of a frame is then what every other reader of the wire has, to the nanosecond.
+        socket.stamp_in_kernel()?;
+        if self.config.hardware_timestamps {
+            if let Err(cause) = socket.stamp_in_hardware(&self.config.interface) {
+                let name = &self.config.interface;
+                log::warn!(target: "source", "interface {name:?} gives no hardware timestamps: {cause}");
+            }
+            socket.set(
+                libc::PACKET_TIMESTAMP,
+                libc::SOF_TIMESTAMPING_RAW_HARDWARE as c_int,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn ring(&self, socket: Socket, shape: RingShape) -> Result<Ring, SourceError> {
+        let page = rustix::param::page_size() as u32;
+        let block_size = shape.block_size.next_multiple_of(page);
+        let blocks = shape.blocks;
+        let shape = RingShape {
+            block_size,
+            ..shape
+        };
+        socket.into_ring(shape).map_err(|cause| {
+            let short = match cause.raw_os_error() {
+                Some(libc::ENOMEM) => "; lower blocks or block_size",
+                _ => "",
+            };
+            let bytes = u64::from(block_size) * u64::from(blocks);
+            let what = format!(
+                "cannot have a receive ring of {blocks} blocks of {block_size} bytes ({} MiB) \
+                 for interface {:?}{short}",
+                bytes >> 20,
+                self.config.interface
+            );
+            SourceError::io(what, cause)
+        })
+    }
+
+    /// Joins the group; founds a new one if there is none, or it belongs to an interface that is
+    /// gone (the kernel refuses to mix interfaces).
+    fn join(&self, socket: &Socket) -> io::Result<()> {
+        let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+        let join = |id: u16, flags: u32| {
+            let word = u32::from(id) | (libc::PACKET_FANOUT_HASH | flags) << 16;
+            socket.set(libc::PACKET_FANOUT, word as c_int)
+        };
+        if let Some(id) = *group
+            && join(id, 0).is_ok()
+        {
+            return Ok(());
+        }
+        join(0, libc::PACKET_FANOUT_FLAG_UNIQUEID)?;
+        *group = Some(socket.get(libc::PACKET_FANOUT)? as u16);
+        Ok(())
+    }
+}
+
+/// The classic BPF program of a direction, which also cuts frames to `snaplen` bytes.
+fn program(direction: Direction, snaplen: u32) -> Vec<sock_filter> {
+    let load_type = sock_filter {
+        code: (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16,
+        jt: 0,
+        jf: 0,
+        k: (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32,
+    };
+    let outgoing = |jt, jf| sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt,
+        jf,
+        k: u32::from(libc::PACKET_OUTGOING),
+    };
+    let accept = sock_filter { k: snaplen, ..DROP };
+    match direction {
+        Direction::Both => vec![accept],
+        Direction::Rx => vec![load_type, outgoing(0, 1), DROP, accept],
+        Direction::Tx => vec![load_type, outgoing(1, 0), DROP, accept],
+    }
+}
+
+fn cannot_open(cause: io::Error) -> SourceError {
+    let what = match cause.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            "no permission to open a packet socket; it needs root or CAP_NET_RAW"
+        }
+        Some(libc::EAFNOSUPPORT) => "this kernel has no packet sockets (CONFIG_PACKET)",
+        _ => "cannot open a packet socket",
+    };
+    SourceError::io(what, cause)
+}
+
+fn hardware_name(hardware: u16) -> &'static str {
+    match hardware {
+        libc::ARPHRD_NONE => "a device without link layer, such as tun or WireGuard",
+        libc::ARPHRD_PPP => "PPP",
+        libc::ARPHRD_TUNNEL | libc::ARPHRD_TUNNEL6 | libc::ARPHRD_SIT | libc::ARPHRD_IPGRE => {
+            "an IP tunnel"
+        }
+        libc::ARPHRD_INFINIBAND => "InfiniBand",
+        libc::ARPHRD_IEEE80211..=libc::ARPHRD_IEEE80211_RADIOTAP => "a wireless monitor",
+        _ => "another kind",
+    }
+}
+
+const DROP: sock_filter = sock_filter {
+    code: (libc::BPF_RET | libc::BPF_K) as u16,
+    jt: 0,
+    jf: 0,
+    k: 0,
+};
+
+/// Bytes before each frame: room for a VLAN tag, and what keeps the IP header's alignment at 8.
+const HEADROOM: c_int = 8;

@@ -1,0 +1,104 @@
+//! Where a queue takes a filter of the kernel's.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use crate::source::af_xdp::{Plan, Programs};
+use vnplug_filter::ebpf;
+use vnplug_filter::ebpf::{SocketShape, Wanted};
+use vnplug_os::bpf::{Counter, Program, ProgramKind};
+
+/// A place for a filter below a queue.
+#[derive(Debug, Clone)]
+pub struct Seat(Kind);
+
+#[derive(Debug, Clone)]
+enum Kind {
+    /// At a queue's packet socket, with the count of what was dropped there.
+    Socket(SocketShape, Arc<Counter>),
+    /// At an interface, below all its queues.
+    Xdp(Arc<Plan>),
+}
+
+/// A filter that the kernel has verified for one seat.
+#[derive(Debug)]
+pub enum Loaded {
+    /// For a packet socket.
+    #[expect(private_interfaces, reason = "only made and used in the daemon")]
+    Socket(SocketFilter),
+    /// For an interface.
+    #[expect(private_interfaces, reason = "only made and used in the daemon")]
+    Xdp(Box<Programs>),
+}
+
+/// A packet socket's filter.
+#[derive(Debug)]
+pub(crate) struct SocketFilter {
+    program: Program,
+    shape: SocketShape,
+}
+
+impl Seat {
+    /// At a packet socket; needs `CAP_BPF` where the kernel lets nobody else use eBPF.
+    pub(crate) fn socket(shape: SocketShape) -> io::Result<Self> {
+        let counter = Arc::new(Counter::create("vnplug_early")?);
+        Ok(Self(Kind::Socket(shape, counter)))
+    }
+
+    /// At an interface's XDP hook.
+    pub(crate) fn xdp(plan: Arc<Plan>) -> Self {
+        Self(Kind::Xdp(plan))
+    }
+
+    /// Whether it is one for all queues of its source.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.0, Kind::Xdp(_))
+    }
+
+    /// Frames dropped at a packet socket since the queue was opened.
+    pub(crate) fn dropped(&self) -> u64 {
+        match &self.0 {
+            Kind::Socket(_, counter) => counter.sum(),
+            Kind::Xdp(_) => 0,
+        }
+    }
+
+    /// Has the kernel verify a filter that lets through what somebody wants. At an interface this
+    /// needs `CAP_NET_ADMIN` too.
+    ///
+    /// # Errors
+    /// Why it does not, as a text.
+    pub fn load(&self, wants: &[Wanted]) -> Result<Loaded, String> {
+        match &self.0 {
+            Kind::Socket(shape, counter) => {
+                let code = ebpf::socket_filter(wants, *shape, counter)
+                    .map_err(|error| error.to_string())?;
+                let program =
+                    Program::load(ProgramKind::SocketFilter, "vnplug_early", &code, false)
+                        .map_err(|error| error.to_string())?;
+                Ok(Loaded::Socket(SocketFilter {
+                    program,
+                    shape: *shape,
+                }))
+            }
+            Kind::Xdp(plan) => match plan.load(Some(wants)) {
+                Ok(programs) => Ok(Loaded::Xdp(Box::new(programs))),
+                Err(error) => Err(error.to_string()),
+            },
+        }
+    }
+}
+
+impl Loaded {
+    /// Has it judge what a socket of this shape receives, from now on and instead of any other.
+    pub(crate) fn attach(&self, socket: &impl AsFd, shape: SocketShape) -> io::Result<()> {
+        match self {
+            Self::Socket(filter) if filter.shape == shape => {
+                filter.program.attach_to_socket(socket)
+            }
+            // An interface that came back as another kind.
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Where frames come from.
+//!
+//! A source has one or more **queues** (receive queues of the interface, threads of a fanout
+//! group); each is a [`Queue`] of its own with a thread of its own. A queue yields batches of
+//! borrowed frames: the bytes stay where the kernel, the file or the generator put them until the
+//! sink returns, and every port that wants them copies them once, into its ring.
+
+pub mod af_packet;
+pub mod af_xdp;
+pub mod early;
+pub mod generator;
+pub mod lent;
+pub mod pcap;
+pub mod transmit;
+
+mod echo;
+mod sleep;
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use early::{Loaded, Seat};
+pub use lent::Lent;
+pub use transmit::{Flushed, Latency, Transmit};
+use vnplug_frame::Frame;
+
+/// What a call of [`Queue::receive`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Received {
+    /// This many frames went to the sink (more than 0).
+    Frames(usize),
+    /// Nothing is there now; [`Queue::wait`] before asking again.
+    Nothing,
+    /// Nothing will ever come again (a file played once, a generator's count reached).
+    End,
+}
+
+/// One receive queue of a source, used by one thread.
+pub trait Queue: Send {
+    /// Hands at most [`MAX_BATCH`](vnplug_frame::MAX_BATCH) frames to `sink`, in one call of it, without blocking.
+    ///
+    /// # Errors
+    /// [`SourceError`] when the source cannot go on; frames before it were handed over.
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError>;
+
+    /// Sleeps until frames may be there, `waker` is readable or `timeout` has passed (`None`: no
+    /// limit). Does not drain `waker`. May return early.
+    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>);
+
+    /// Where the kernel can drop frames before this queue, if it can; or why not, if that is worth
+    /// a word.
+    fn seat(&self) -> Result<Seat, String> {
+        Err(String::new())
+    }
+
+    /// Has the kernel hand over only what a filter lets through that was made for this queue's
+    /// [`seat`](Self::seat), instead of what was before; `None`: everything.
+    ///
+    /// # Errors
+    /// [`SourceError`]: it goes on as before.
+    fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
+        match filter {
+            None => Ok(()),
+            Some(_) => Err(SourceError::new("this source takes no filter")),
+        }
+    }
+
+    /// The memory that its frames lie in, if the groups of this source may read them there.
+    fn lent(&self) -> Option<Lent> {
+        None
+    }
+
+    /// What the kernel (or file, or generator) counted so far, accumulated.
+    fn counters(&mut self) -> QueueCounters;
+
+    /// Whether more frames wait than there is time for, so that some may be lost soon: ports of owners
+    /// that cost most get less of them then. Asked before each batch, if there are several owners.
+    fn is_pressed(&self) -> bool {
+        false
+    }
+
+    /// One word on how it is: `up`, `down`, `gone`, `ended` and so on, for `vnplug list`.
+    fn state(&self) -> &'static str;
+
+    /// Whether frames can be sent through this queue at all; asked before its thread starts.
+    fn transmits(&self) -> bool {
+        false
+    }
+
+    /// Takes a frame to be sent, Ethernet header included, FCS excluded, without blocking. `bytes`
+    /// is the daemon's own copy; it is not needed after the call. The caller flushes after a batch.
+    fn transmit(&mut self, _bytes: &[u8]) -> Transmit {
+        Transmit::Unsupported
+    }
+
+    /// Sends what was taken, without blocking, and says what became of it. Frames that were sent, and
+    /// that this queue does not receive though others who capture on this wire do, go to `shown`, in
+    /// order and each once.
+    fn flush(&mut self, _shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
+        Flushed::default()
+    }
+
+    /// A sender was attached where there was none: what [`latency`](Self::latency) tells begins anew.
+    fn listen(&mut self) {}
+
+    /// How long frames took to a reader and back, if the source measures that.
+    fn latency(&self) -> Option<Latency> {
+        None
+    }
+}
+
+/// Counters below the daemon's own `read`: `seen == read + dropped + early + waiting` (point K).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueCounters {
+    /// Packets that arrived, taken or not (`tp_packets` and `early`), and those of `shown`.
+    pub seen: u64,
+    /// Packets that ports sent and that were shown to the other ports.
+    pub shown: u64,
+    /// Packets that the kernel dropped because no port wanted them.
+    pub early: u64,
+    /// Packets that the kernel dropped because our receive ring was full (`tp_drops`).
+    pub dropped: u64,
+    /// Packets that wait in the receive ring, as the ring itself says.
+    pub waiting: u64,
+    /// Times the kernel stopped delivering for want of a block (`tp_freeze_q_cnt`).
+    pub freezes: u64,
+    /// Times the interface went down or vanished and was bound again.
+    pub rebinds: u64,
+    /// For how long, in milliseconds, the receive ring holds what comes at the present rate while it
+    /// is not read, if the source can tell; of several queues the shortest.
+    pub patience_ms: Option<u64>,
+}
+
+/// A source cannot start or go on.
+#[derive(Debug)]
+pub struct SourceError {
+    /// What happened and what to do about it; lower case, no full stop.
+    pub what: String,
+    /// The system's error, if there is one.
+    pub cause: Option<std::io::Error>,
+}
+
+impl SourceError {
+    /// An error of our own wording.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            cause: None,
+        }
+    }
+
+    /// An error that wraps the system's.
+    pub fn io(what: impl Into<String>, cause: impl Into<std::io::Error>) -> Self {
+        Self {
+            what: what.into(),
+            cause: Some(cause.into()),
+        }
+    }
+}
+
+impl std::fmt::Display for SourceError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.what)?;
+        match &self.cause {
+            Some(cause) => write!(f, ": {cause}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for SourceError {}
+
+impl QueueCounters {
+    /// Adds another queue's.
+    pub fn add(&mut self, other: &Self) {
+        let Self {
+            seen,
+            shown,
+            early,
+            dropped,
+            waiting,
+            freezes,
+            rebinds,
+            patience_ms,
+        } = other;
+        self.seen += seen;
+        self.shown += shown;
+        self.early += early;
+        self.dropped += dropped;
+        self.waiting += waiting;
+        self.freezes += freezes;
+        self.rebinds += rebinds;
+        let patience = [self.patience_ms, *patience_ms];
+        self.patience_ms = patience.into_iter().flatten().min();
+    }
+
+    /// The counters with their public names.
+    pub fn named(&self) -> Vec<(String, u64)> {
+        let Self {
+            seen,
+            shown,
+            early,
+            dropped,
+            waiting,
+            freezes,
+            rebinds,
+            patience_ms,
+        } = *self;
+        let mut named = vec![
+            ("seen".into(), seen),
+            ("shown".into(), shown),
+            ("early".into(), early),
+            ("kernel_dropped".into(), dropped),
+            ("in_kernel".into(), waiting),
+            ("freezes".into(), freezes),
+            ("rebinds".into(), rebinds),
+        ];
+        named.extend(patience_ms.map(|ms| ("patience_ms".to_owned(), ms)));
+        named
+    }
+}

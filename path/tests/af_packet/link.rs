@@ -1,0 +1,126 @@
+//! An interface that goes down, is renamed, or is deleted and made again.
+
+use std::time::{Duration, Instant};
+
+use vnplug_path::source::Queue;
+use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig};
+use vnplug_ring::layout::flags;
+
+use crate::net::{
+    LIMIT, Sender, drain, ip, isolated, open, read, read_shared, rx, udp, until_received,
+    until_seen, veth,
+};
+
+fn until_state(queue: &mut dyn Queue, state: &str) -> Duration {
+    let start = Instant::now();
+    while queue.state() != state {
+        assert!(
+            start.elapsed() < LIMIT,
+            "state {} instead of {state}",
+            queue.state()
+        );
+        read(queue, 1, Duration::from_millis(5));
+    }
+    start.elapsed()
+}
+
+#[test]
+fn goes_on_after_the_link_was_down() {
+    isolated(|| {
+        veth();
+        let mut queue = open(rx("va"));
+        let sender = Sender::new("vb");
+        assert_eq!(until_received(&sender, queue.as_mut()).flags, 0);
+        let mut soonest = LIMIT;
+        for times in 1..=3 {
+            ip("link set va down");
+            until_state(queue.as_mut(), "down");
+            ip("link set va up");
+            soonest = soonest.min(until_state(queue.as_mut(), "up"));
+            assert_eq!(
+                until_received(&sender, queue.as_mut()).flags,
+                flags::SOURCE_LOSS
+            );
+            assert_eq!(queue.counters().rebinds, times);
+        }
+        // Less than a tenth of a second on an idle machine.
+        assert!(soonest < Duration::from_secs(30), "{soonest:?}");
+    });
+}
+
+#[test]
+fn opens_an_interface_that_is_still_down() {
+    isolated(|| {
+        veth();
+        ip("link set va down");
+        let mut queue = open(rx("va"));
+        assert_eq!(queue.state(), "down");
+        ip("link set va up");
+        until_received(&Sender::new("vb"), queue.as_mut());
+        until_state(queue.as_mut(), "up");
+    });
+}
+
+#[test]
+fn goes_on_when_the_interface_is_renamed() {
+    isolated(|| {
+        veth();
+        let mut queue = open(rx("va"));
+        ip("link set va down");
+        ip("link set va name vx");
+        until_state(queue.as_mut(), "down");
+        ip("link set vx up");
+        until_state(queue.as_mut(), "up");
+        until_received(&Sender::new("vb"), queue.as_mut());
+    });
+}
+
+#[test]
+fn finds_an_interface_that_was_deleted_and_made_again() {
+    isolated(|| {
+        veth();
+        let mut queues = AfPacket::open(AfPacketConfig {
+            queues: 2,
+            ..rx("va")
+        })
+        .expect("open");
+        let mut taken = [0; 2];
+        let mut sent = 0;
+        let mut soonest = LIMIT;
+        let mut send = |queues: &mut [Box<dyn Queue>]| {
+            let sender = Sender::new("vb");
+            (1000..1100).for_each(|port| assert!(sender.send(&udp(port, 53))));
+            sent += 100;
+            until_seen(queues, sent);
+            sent
+        };
+        for times in 1..=3 {
+            let sent = send(&mut queues);
+            // Deleted with frames unread: they still come, and are still counted.
+            ip("link del va");
+            drain(&mut queues, &mut taken, sent);
+            for queue in &mut queues {
+                until_state(queue.as_mut(), "gone");
+            }
+            std::thread::sleep(Duration::from_millis(150));
+            veth();
+            let back = Instant::now();
+            for queue in &mut queues {
+                until_state(queue.as_mut(), "up");
+                assert_eq!(queue.counters().rebinds, times);
+            }
+            soonest = soonest.min(back.elapsed());
+        }
+        // Less than half a second on an idle machine.
+        assert!(soonest < Duration::from_secs(30), "{soonest:?}");
+        let sent = send(&mut queues);
+        let got = read_shared(&mut queues, 100);
+        for (i, got) in got.iter().enumerate() {
+            assert_eq!(got[0].flags, flags::SOURCE_LOSS);
+            taken[i] += got.len() as u64;
+            let counters = queues[i].counters();
+            assert_eq!((counters.seen, counters.dropped), (taken[i], 0));
+        }
+        assert_eq!(taken.iter().sum::<u64>(), sent, "each frame once");
+    });
+}
