@@ -139,7 +139,15 @@ impl Program {
     /// ours in tests of what such a bug may cost.
     #[doc(hidden)]
     pub fn broken() -> Self {
+        let nop = Instruction {
+            code: code::TAX,
+            jt: 0,
+            jf: 0,
+            k: 0,
+        };
         let mut broken = Self::accept(1);
+        // Like no other program, or the two would be one in an index.
+        broken.instructions = [nop, broken.instructions[0]].into();
         broken.needs = Needs::Mending;
         broken
     }
