@@ -144,10 +144,10 @@ fn serve(
         keep.push(Keep::IpcLock);
     }
     let mut early = Vec::new();
-    if open.iter().any(OpenSource::may_drop_early) {
+    if open.iter_mut().any(OpenSource::may_drop_early) {
         early.push(Keep::Bpf);
     }
-    if open.iter().any(OpenSource::narrows_xdp) {
+    if open.iter_mut().any(OpenSource::narrows_xdp) {
         early.push(Keep::NetAdmin);
     }
     let loader = give_up_power(&keep, user, early)

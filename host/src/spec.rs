@@ -8,8 +8,8 @@
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
 //!
-//! For every kind: `cpus=2+3` (one per queue, in order), `busy=yes` (never sleep), `start=now` or
-//! `start=attach` (do not begin before the first port is attached that is not paused; the default
+//! For every kind: `threads=N` (that serve the queues, in turn; the default is one for each queue),
+//! `cpus=2+3` (one per thread, in order), `busy=yes` (never sleep), `start=now` or `start=attach` (do not begin before the first port is attached that is not paused; the default
 //! for files played a number of times and generators with a count).
 
 mod af_xdp;
@@ -22,8 +22,9 @@ use std::str::FromStr;
 use vnplug_frame::witness::Protocol;
 
 use crate::hub::{Early, Source};
-use vnplug_path::engine::{Worker, WorkerOptions};
+use vnplug_path::engine::{self, ThreadOptions, WorkerOptions};
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
+use vnplug_path::source::early::Seat;
 use vnplug_path::source::generator::{Gen, GenConfig};
 use vnplug_path::source::lent::PacketDir;
 use vnplug_path::source::pcap::{PcapConfig, PcapFile, Repeat, Speed};
@@ -45,6 +46,8 @@ pub struct OpenSource {
     interface: Option<Interface>,
     queues: Vec<Box<dyn Queue>>,
     cpus: Vec<usize>,
+    /// How many threads serve the queues; `None`: one each.
+    threads: Option<usize>,
     hold: bool,
     busy: bool,
 }
@@ -98,6 +101,10 @@ impl SourceSpec {
             left: self.options.clone(),
         };
         let cpus = options.list("cpus", |text| text.parse().ok())?;
+        let threads = options.number("threads")?;
+        if threads == Some(0) {
+            return Err(options.bad("threads", "0", "a number of threads above 0"));
+        }
         let busy = options.flag("busy")?.unwrap_or(false);
         let asked = match options.take("start").as_deref() {
             None => None,
@@ -125,6 +132,7 @@ impl SourceSpec {
             interface,
             queues,
             cpus,
+            threads,
             hold: asked.unwrap_or(ends),
             busy,
         })
@@ -176,36 +184,61 @@ impl OpenSource {
     }
 
     /// Whether the kernel can drop frames before its queues.
-    pub(crate) fn may_drop_early(&self) -> bool {
-        self.queues.iter().all(|queue| queue.seat().is_ok())
+    pub(crate) fn may_drop_early(&mut self) -> bool {
+        self.seats().is_ok()
     }
 
     /// Whether early drop takes the right to load XDP programs.
-    pub(crate) fn narrows_xdp(&self) -> bool {
-        let mut seats = self.queues.iter().map(|queue| queue.seat());
-        seats.any(|seat| seat.is_ok_and(|seat| seat.is_shared()))
+    pub(crate) fn narrows_xdp(&mut self) -> bool {
+        self.seats()
+            .is_ok_and(|seats| seats.iter().any(Seat::is_shared))
     }
 
-    /// Starts a thread per queue. `number` is the source's number in the daemon.
+    /// Where the kernel can drop frames before each queue; or why not, if it is a matter of the
+    /// kernel's at all.
+    fn seats(&mut self) -> Result<Vec<Seat>, Option<String>> {
+        let seat = |queue: &mut Box<dyn Queue>| match queue.early() {
+            Some(early) => early.seat().map_err(Some),
+            None => Err(None),
+        };
+        self.queues.iter_mut().map(seat).collect()
+    }
+
+    /// Starts its threads. `number` is the source's number in the daemon.
     ///
     /// # Errors
     /// [`SourceError`] when threads or descriptors are short.
-    pub fn start(self, number: u16) -> Result<Source, SourceError> {
-        let transmits = self.queues.iter().all(|queue| queue.transmits());
+    pub fn start(mut self, number: u16) -> Result<Source, SourceError> {
+        let seats = self.seats();
+        let transmits = |queue: &mut Box<dyn Queue>| queue.transmitter().is_some();
+        let transmits = self.queues.iter_mut().all(transmits);
         let lent = self.queues.iter().map(|queue| queue.lent()).collect();
-        let mut workers = Vec::new();
-        let seats = self.queues.iter().map(|queue| queue.seat()).collect();
+        let threads = self.threads.unwrap_or(usize::MAX).min(self.queues.len());
+        let mut shares: Vec<Vec<_>> = (0..threads).map(|_| Vec::new()).collect();
         for (queue, at) in self.queues.into_iter().zip(0_u16..) {
             let options = WorkerOptions {
                 name: format!("{}@{at}", self.name),
                 source: number,
                 queue: at,
-                cpu: self.cpus.get(usize::from(at)).copied(),
                 hold: self.hold,
                 busy: self.busy,
             };
-            let worker = Worker::start(queue, options)
+            shares[usize::from(at) % threads].push((queue, options));
+        }
+        let mut of_thread = Vec::new();
+        for (at, share) in shares.into_iter().enumerate() {
+            let thread = ThreadOptions {
+                name: format!("{}@{at}", self.name),
+                cpu: self.cpus.get(at).copied(),
+            };
+            let started = engine::start(share, thread);
+            let started = started
                 .map_err(|error| SourceError::io(format!("source {:?}", self.name), error))?;
+            of_thread.push(started.into_iter());
+        }
+        // In the order of their queues again.
+        let mut workers = Vec::new();
+        while let Some(worker) = of_thread[workers.len() % threads].next() {
             workers.push(worker);
         }
         Ok(Source {

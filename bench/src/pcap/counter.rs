@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, Signal, kill_process};
 use vnplug::{NextView, PortOptions};
-use vnplug_path::source::Received;
 use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig};
+use vnplug_path::source::{Received, wait};
 
 use super::library::{self, BUFFER_BYTES, Functions, READ_TIMEOUT};
 use crate::row::Result;
@@ -57,7 +57,7 @@ fn bare(interface: &str) -> Result<()> {
     count(|| {
         match queue.receive(&mut |_| ())? {
             Received::Frames(frames) => return Ok(frames as u64),
-            Received::Nothing => queue.wait(nobody.as_fd(), Some(READ_TIMEOUT)),
+            Received::Nothing => wait(&mut **queue, nobody.as_fd(), Some(READ_TIMEOUT)),
             Received::End => return Err("the interface's frames came to an end".into()),
         }
         Ok(0)

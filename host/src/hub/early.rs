@@ -39,9 +39,9 @@ pub struct Early {
 type Key = Vec<u8>;
 
 impl Early {
-    /// For a source whose queues have these seats, or have none for this reason (empty: it is no
+    /// For a source whose queues have these seats, or have none for this reason (`None`: it is no
     /// matter of the kernel's).
-    pub fn new(seats: Result<Vec<Seat>, String>, workers: &[Worker]) -> Self {
+    pub fn new(seats: Result<Vec<Seat>, Option<String>>, workers: &[Worker]) -> Self {
         let standing = Arc::new(Standing::default());
         let places = match seats {
             Ok(seats) => {
@@ -58,7 +58,7 @@ impl Early {
                 .collect()
             }
             Err(why) => {
-                standing.begin(0, why);
+                standing.begin(0, why.unwrap_or_default());
                 Vec::new()
             }
         };

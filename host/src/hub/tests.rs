@@ -1,6 +1,6 @@
 //! What opening leaves behind, and who shares with whom.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use vnplug_filter::Trust;
 use vnplug_frame::Frame;
 use vnplug_path::engine::WorkerOptions;
 use vnplug_path::port::doorbell::Doorbell;
-use vnplug_path::source::{Queue, QueueCounters, Received, SourceError};
+use vnplug_path::source::{Queue, QueueCounters, Received, Seen, SourceError, Wake};
 
 fn hub() -> Hub {
     let mut hub = Hub::new(Limits {
@@ -412,7 +412,11 @@ impl Queue for Hanging {
         Ok(Received::Frames(1))
     }
 
-    fn wait(&mut self, _: BorrowedFd<'_>, _: Option<Duration>) {}
+    fn arm(&mut self) -> Wake<'_> {
+        Wake::NOW
+    }
+
+    fn woke(&mut self, _: Seen) {}
 
     fn counters(&mut self) -> QueueCounters {
         QueueCounters::default()
@@ -439,7 +443,7 @@ fn with_a_hanging_source(hub: &mut Hub) -> (Arc<Hangs>, Arc<OwnedFd>) {
         link_type: 1,
         interface: None,
         transmits: false,
-        early: Early::new(Err(String::new()), &workers),
+        early: Early::new(Err(None), &workers),
         lent: None,
         workers,
     });
@@ -573,4 +577,37 @@ fn a_hub_ends_although_a_thread_hangs() {
         begun.elapsed()
     );
     hangs.end();
+}
+
+#[test]
+fn queues_that_share_a_thread_keep_their_numbers_and_are_all_served() {
+    let spec: SourceSpec = "lab=gen,pps=3000,queues=3,threads=2".parse().unwrap();
+    let source = spec.open().unwrap().start(0).unwrap();
+    let names: Vec<&str> = source.workers.iter().map(|it| it.pulse().name()).collect();
+    assert_eq!(names, ["lab@0", "lab@1", "lab@2"]);
+    for (worker, first) in source.workers.iter().zip(0..) {
+        let read = || {
+            let (reply, answer) = std::sync::mpsc::channel();
+            worker.send(Command::Snapshot(vnplug_path::engine::Asked::All, reply));
+            answer.recv().unwrap().fanout.read
+        };
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while read() < 10 {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "queue {first} is not served"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_source_needs_a_thread() {
+    let spec: SourceSpec = "lab=gen,pps=3000,threads=0".parse().unwrap();
+    let refused = spec.open().err().unwrap().to_string();
+    assert!(
+        refused.contains("threads is a number of threads above 0"),
+        "{refused}"
+    );
 }

@@ -1,8 +1,6 @@
 //! The options of an AF_XDP source, and what is done where there is no XDP.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use vnplug_ring::layout::MAX_SNAPLEN;
 
@@ -12,7 +10,7 @@ use vnplug_frame::Frame;
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
 use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
 use vnplug_path::source::lent::PacketDir;
-use vnplug_path::source::{Flushed, Queue, QueueCounters, Received, SourceError, Transmit};
+use vnplug_path::source::{Queue, QueueCounters, Received, Seen, SourceError, Transmitter, Wake};
 
 pub(super) fn open(
     options: &mut Options<'_>,
@@ -164,8 +162,12 @@ impl Queue for Taken {
         }
     }
 
-    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>) {
-        self.inner.wait(waker, timeout);
+    fn arm(&mut self) -> Wake<'_> {
+        self.inner.arm()
+    }
+
+    fn woke(&mut self, seen: Seen) {
+        self.inner.woke(seen);
     }
 
     fn counters(&mut self) -> QueueCounters {
@@ -178,15 +180,11 @@ impl Queue for Taken {
         self.inner.state()
     }
 
-    fn transmits(&self) -> bool {
-        self.inner.transmits()
+    fn is_pressed(&self) -> bool {
+        self.inner.is_pressed()
     }
 
-    fn transmit(&mut self, bytes: &[u8]) -> Transmit {
-        self.inner.transmit(bytes)
-    }
-
-    fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
-        self.inner.flush(shown)
+    fn transmitter(&mut self) -> Option<&mut dyn Transmitter> {
+        self.inner.transmitter()
     }
 }

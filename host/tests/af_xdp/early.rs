@@ -9,7 +9,7 @@ use vnplug_path::source::Queue;
 use vnplug_path::source::af_xdp::{AfXdpConfig, Mode};
 
 use crate::coexist::filter;
-use crate::net::{LIMIT, Sender, frame, ip, isolated, read, read_all, udp, until_seen};
+use crate::net::{LIMIT, Sender, early, frame, ip, isolated, read, read_all, udp, until_seen};
 use crate::{config, one, veth};
 
 fn narrow(queue: &mut dyn Queue, programs: &[Arc<Program>]) {
@@ -17,9 +17,9 @@ fn narrow(queue: &mut dyn Queue, programs: &[Arc<Program>]) {
         .iter()
         .map(|it| Wanted::new(None, Some(it)))
         .collect();
-    let seat = queue.seat().expect("early drop works here");
+    let seat = early(queue).seat().expect("early drop works here");
     let loaded = seat.load(&wants).expect("the kernel takes it");
-    queue.narrow(Some(Box::new(loaded))).expect("narrow");
+    early(queue).narrow(Some(Box::new(loaded))).expect("narrow");
 }
 
 /// Sends 300 datagrams of 100 flows, no faster than the driver hands them on, and as many frames
@@ -81,7 +81,7 @@ fn one_frame_in_a_hundred_comes_and_the_others_are_counted() {
             assert!(read_all(queue.as_mut(), 0).is_empty());
             assert_eq!(counts(&mut queue), (900, 0, 894));
             // The control.
-            queue.narrow(None).expect("widen");
+            early(&mut *queue).narrow(None).expect("widen");
             send(&sender, &mut queue, &mut seen);
             assert_eq!(read_all(queue.as_mut(), 300).len(), 300);
             assert_eq!(counts(&mut queue), (1_200, 0, 894));

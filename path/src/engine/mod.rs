@@ -1,10 +1,20 @@
-//! The thread of one queue: receive, fan out, and between two batches do as told.
+//! The thread that serves queues: receive, fan out, and between two batches do as told.
 //!
-//! The thread owns its queue, its ports and every counter; nobody else touches them. The control
-//! thread speaks to it by [`Command`]s and rings its eventfd, so that a thread that sleeps on its
-//! queue hears them at once. Under load it makes no system call per packet and none per batch
-//! beyond what its queue needs.
+//! A thread has one queue, or several in turn. It owns them, their ports and every counter; nobody
+//! else touches them. The control thread speaks to each queue by [`Command`]s and rings its eventfd,
+//! so that a thread that sleeps hears them at once. Under load it makes no system call per packet and
+//! none per batch beyond what its queues need.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `run.rs` | the loop, and the sleep |
+//! | `input.rs` | one queue with its ports and senders: what a turn is, what commands do |
+//! | `worker.rs` | the control thread's handle |
+//! | `pulse.rs` | whether the thread still turns, as others see it |
+//! | `senders.rs`, `sender.rs` | the transmit rings of a queue |
+//! | `loader.rs`, `stuck.rs` | filters on their way into the kernel, and one that stays there |
 
+mod input;
 pub mod loader;
 mod pulse;
 mod run;
@@ -13,13 +23,10 @@ mod senders;
 mod stuck;
 #[cfg(test)]
 mod tests;
+mod worker;
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::Sender;
 
 use vnplug_ring::control::Tuning;
 use vnplug_ring::layout::Life;
@@ -29,11 +36,11 @@ use crate::fanout::FanoutCounters;
 use crate::port::{Port, PortCounters, Share};
 use crate::rules::{Change, Changed};
 use crate::source::early::{Loaded, Standing};
-use crate::source::{Latency, Queue, QueueCounters};
-pub use pulse::Pulse;
-use run::Run;
+use crate::source::{Latency, QueueCounters};
 use vnplug_filter::{IndexSize, Program};
-use vnplug_os::event;
+
+pub use pulse::Pulse;
+pub use worker::{Line, ThreadOptions, Worker, WorkerOptions, start};
 
 /// What the control thread asks of a queue's thread.
 pub enum Command {
@@ -112,146 +119,5 @@ pub struct PortSnapshot {
     pub quarantined: Option<String>,
 }
 
-/// The control thread's handle of a queue's thread.
-#[derive(Debug)]
-pub struct Worker {
-    line: Line,
-    thread: Option<JoinHandle<()>>,
-    /// Disconnected when the thread has ended.
-    ended: Receiver<()>,
-    /// When it was told to end.
-    told: Option<Instant>,
-}
-
-/// Speaks to a queue's thread.
-#[derive(Debug, Clone)]
-pub struct Line {
-    commands: Sender<Command>,
-    pending: Arc<AtomicBool>,
-    waker: Arc<OwnedFd>,
-    pulse: Arc<Pulse>,
-}
-
-/// How a queue's thread is to run.
-#[derive(Debug, Clone, Default)]
-pub struct WorkerOptions {
-    /// Thread name, at most 15 bytes are shown by the system.
-    pub name: String,
-    /// The source's number.
-    pub source: u16,
-    /// The queue's number.
-    pub queue: u16,
-    /// CPU to run on.
-    pub cpu: Option<usize>,
-    /// Do not receive before the first port that is not paused is attached (files, counted
-    /// generators).
-    pub hold: bool,
-    /// Never sleep: poll the queue (lowest latency, one whole core).
-    pub busy: bool,
-}
-
-impl Worker {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// The system's, when threads or descriptors are short.
-    pub fn start(queue: Box<dyn Queue>, options: WorkerOptions) -> std::io::Result<Self> {
-        use rustix::event::{EventfdFlags, eventfd};
-        let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (commands, inbox) = channel();
-        let pending = Arc::new(AtomicBool::new(false));
-        let name = options.name.clone();
-        let state = if options.hold { WAITING } else { queue.state() };
-        let pulse = Arc::new(Pulse::new(&name, state));
-        let line = Line {
-            commands,
-            pending: Arc::clone(&pending),
-            waker: Arc::clone(&waker),
-            pulse: Arc::clone(&pulse),
-        };
-        let run = Run::new(queue, options, inbox, pending, waker, pulse);
-        let (alive, ended) = channel();
-        let thread = std::thread::Builder::new().name(name).spawn(move || {
-            run.run();
-            drop::<Sender<()>>(alive);
-        })?;
-        Ok(Self {
-            line,
-            thread: Some(thread),
-            ended,
-            told: None,
-        })
-    }
-
-    /// Tells the thread to end, without waiting for that.
-    pub fn stop(&mut self) {
-        if self.told.is_none() {
-            self.told = Some(Instant::now());
-            self.send(Command::Stop);
-        }
-    }
-
-    /// What is seen of the thread from outside.
-    pub fn pulse(&self) -> &Pulse {
-        &self.line.pulse
-    }
-
-    /// Sends a command; false if the thread is gone.
-    pub fn send(&self, command: Command) -> bool {
-        self.line.send(command)
-    }
-
-    /// Another handle, for sending only.
-    pub fn line(&self) -> Line {
-        self.line.clone()
-    }
-}
-
-impl Line {
-    /// Sends a command; false if the thread is gone.
-    pub fn send(&self, command: Command) -> bool {
-        let sent = self.commands.send(command).is_ok();
-        // NB: rung before the flag is set. The other way round, a thread that is awake may take the
-        // command and clear the bell before it rings, and then finds it ringing for ever.
-        event::ring(&self.waker);
-        // Release: pairs with the Acquire in Run::obey; the command is in the channel.
-        self.pending.store(true, Ordering::Release);
-        sent
-    }
-}
-
-impl Line {
-    /// What is seen of the thread from outside.
-    pub fn pulse(&self) -> &Pulse {
-        &self.pulse
-    }
-
-    /// Whether a command waits for the thread.
-    pub fn has_commands(&self) -> bool {
-        self.pending.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.stop();
-        let told = self.told.map_or(Duration::ZERO, |told| told.elapsed());
-        // A thread that hangs in its queue is left behind: the process ends without it.
-        if let Err(RecvTimeoutError::Timeout) = self.ended.recv_timeout(ENDING.saturating_sub(told))
-        {
-            let name = self.pulse().name();
-            log::error!(target: "source", "{name}: its thread does not end; it is left behind");
-            return;
-        }
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!(target: "source", "a source's thread panicked");
-        }
-    }
-}
-
 /// What a queue is that waits for its first port.
 const WAITING: &str = "waiting";
-/// How long a thread may take to end.
-const ENDING: Duration = Duration::from_secs(1);

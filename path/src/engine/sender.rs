@@ -9,7 +9,7 @@ use vnplug_ring::layout::Life;
 use vnplug_ring::{Intake, SenderLied};
 
 use crate::batch::Handle;
-use crate::source::{Flushed, Queue, Transmit};
+use crate::source::{Flushed, Transmit, Transmitter};
 use vnplug_frame::Frame;
 use vnplug_os::closer::PeerFd;
 use vnplug_os::memory::Holes;
@@ -122,7 +122,7 @@ impl Sender {
     /// [`SenderLied`]; what was taken before is sent and counted. Quarantine the port.
     pub fn serve(
         &mut self,
-        queue: &mut dyn Queue,
+        out: &mut dyn Transmitter,
         budget: usize,
         shown: &mut dyn FnMut(&Handle, &[Frame<'_>]),
     ) -> Result<usize, SenderLied> {
@@ -138,8 +138,8 @@ impl Sender {
         let before = self.counters.taken;
         let handle = self.handle;
         let shown = &mut |frames: &[Frame<'_>]| shown(&handle, frames);
-        let went = self.take(queue, budget, shown);
-        self.counters.flushed(queue.flush(shown));
+        let went = self.take(out, budget, shown);
+        self.counters.flushed(out.flush(shown));
         self.intake.release();
         // Once in a turn: whoever frees pages while they are read makes the reader wait.
         if self.holes.as_ref().is_some_and(Holes::are_there) {
@@ -150,7 +150,7 @@ impl Sender {
 
     fn take(
         &mut self,
-        queue: &mut dyn Queue,
+        out: &mut dyn Transmitter,
         budget: usize,
         shown: &mut dyn FnMut(&[Frame<'_>]),
     ) -> Result<(), SenderLied> {
@@ -162,10 +162,10 @@ impl Sender {
             let counters = &mut self.counters;
             counters.taken += 1;
             counters.bytes += len as u64;
-            let mut said = queue.transmit(frame);
+            let mut said = out.transmit(frame);
             if said == Transmit::Full {
-                counters.flushed(queue.flush(shown));
-                said = queue.transmit(frame);
+                counters.flushed(out.flush(shown));
+                said = out.transmit(frame);
             }
             match said {
                 // The flush says what becomes of it.

@@ -13,7 +13,7 @@ use vnplug_ring::layout::Life;
 
 use crate::batch::Handle;
 use crate::engine::sender::{SendCounters, Sender};
-use crate::source::Queue;
+use crate::source::Transmitter;
 use vnplug_frame::{Frame, MAX_BATCH};
 use vnplug_os::peer_log;
 use vnplug_os::socket;
@@ -89,7 +89,7 @@ impl Senders {
     /// readers of the wire are to see goes to `shown`, with the ports that are of its sender.
     pub(super) fn serve(
         &mut self,
-        queue: &mut dyn Queue,
+        out: &mut dyn Transmitter,
         shown: &mut dyn FnMut(&Handle, &[Frame<'_>]),
     ) -> Served {
         let mut served = Served::default();
@@ -103,7 +103,7 @@ impl Senders {
             let sender = &mut self.all[at];
             // A panic here would be a bug of ours that a sender may have found a way to: it costs
             // that port and nobody else anything (R10).
-            let serve = || sender.serve(queue, EACH.min(left), shown);
+            let serve = || sender.serve(out, EACH.min(left), shown);
             let went = catch_unwind(AssertUnwindSafe(serve));
             let why = match went {
                 Ok(Ok(frames)) => {
@@ -112,7 +112,7 @@ impl Senders {
                 }
                 Ok(Err(lie)) => lie.to_string(),
                 Err(_) => {
-                    sender.settle(queue.flush(&mut |_| {}));
+                    sender.settle(out.flush(&mut |_| {}));
                     "the daemon failed while sending for it; please report this".to_owned()
                 }
             };
@@ -263,13 +263,12 @@ const EACH: usize = 64;
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::time::Duration;
 
     use vnplug_ring::layout::{Geometry, HEAD, Meta, ring_size};
     use vnplug_ring::{Intake, Producer, Region};
 
     use super::*;
-    use crate::source::{Flushed, QueueCounters, Received, SourceError, Transmit};
+    use crate::source::{Flushed, Transmit};
 
     /// A link that takes ten frames between two flushes, of which the last is lost, and no frame of
     /// more than 100 bytes; of one byte makes it panic.
@@ -278,21 +277,7 @@ mod tests {
         taken: u64,
     }
 
-    impl Queue for Link {
-        fn receive(&mut self, _: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
-            Ok(Received::Nothing)
-        }
-
-        fn wait(&mut self, _: BorrowedFd<'_>, _: Option<Duration>) {}
-
-        fn counters(&mut self) -> QueueCounters {
-            QueueCounters::default()
-        }
-
-        fn state(&self) -> &'static str {
-            "up"
-        }
-
+    impl Transmitter for Link {
         fn transmit(&mut self, bytes: &[u8]) -> Transmit {
             assert!(bytes.len() != 1, "on purpose");
             match bytes.len() {

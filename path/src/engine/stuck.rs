@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::source::Queue;
+use crate::source::early::EarlyDrop;
 use crate::source::early::Standing;
 use vnplug_os::peer_log;
 
@@ -37,7 +37,7 @@ impl Stuck {
     }
 
     /// Has the kernel let everything through to a queue, now or as soon as it can be done.
-    pub(crate) fn widen(&mut self, it: &mut dyn Queue, standing: &Arc<Standing>, now_us: u64) {
+    pub(crate) fn widen(&mut self, it: &mut dyn EarlyDrop, standing: &Arc<Standing>, now_us: u64) {
         let pause_us = self
             .trouble
             .take()
@@ -60,7 +60,7 @@ impl Stuck {
 
     /// Tries again if it is time to.
     #[inline]
-    pub(crate) fn try_again(&mut self, it: &mut dyn Queue, now_us: u64) {
+    pub(crate) fn try_again(&mut self, it: &mut dyn EarlyDrop, now_us: u64) {
         if let Some(trouble) = &self.trouble
             && trouble.due_us <= now_us
         {
@@ -88,23 +88,17 @@ const LAST_PAUSE_US: u64 = 1_000_000;
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::BorrowedFd;
-    use std::time::Duration;
-
     use super::*;
-    use crate::source::early::Loaded;
-    use crate::source::{QueueCounters, Received, SourceError};
-    use vnplug_frame::Frame;
+    use crate::source::SourceError;
+    use crate::source::early::{Loaded, Seat};
 
     /// A queue whose kernel is short of memory for so many tries.
     struct Short(u32);
 
-    impl Queue for Short {
-        fn receive(&mut self, _: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
-            Ok(Received::Nothing)
+    impl EarlyDrop for Short {
+        fn seat(&self) -> Result<Seat, String> {
+            Err("off".into())
         }
-
-        fn wait(&mut self, _: BorrowedFd<'_>, _: Option<Duration>) {}
 
         fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
             assert!(filter.is_none());
@@ -113,14 +107,6 @@ mod tests {
                 0 => Ok(()),
                 _ => Err(SourceError::new("out of memory")),
             }
-        }
-
-        fn counters(&mut self) -> QueueCounters {
-            QueueCounters::default()
-        }
-
-        fn state(&self) -> &'static str {
-            "up"
         }
     }
 

@@ -13,7 +13,7 @@ use std::time::Instant;
 use hdrhistogram::Histogram;
 use vnplug_frame::witness::{Parsed, Witness, parse};
 
-use super::transmit::Latency;
+use super::transmit::{Echoes, Latency};
 
 /// The times of one queue's frames.
 pub(super) struct Echo {
@@ -42,13 +42,6 @@ impl Echo {
         }
     }
 
-    /// A first sender is there, or another one after the last had gone: measures anew.
-    pub(super) fn begin(&mut self) {
-        self.listens = true;
-        self.times.reset();
-        self.stamps.fill((NONE, 0));
-    }
-
     /// Sequences from `first` on were handed over together, just now.
     #[inline]
     pub(super) fn handed_over(&mut self, first: u64, count: usize) {
@@ -75,8 +68,23 @@ impl Echo {
         }
     }
 
-    /// What was measured; `None` before the first echo.
-    pub(super) fn latency(&self) -> Option<Latency> {
+    fn place(&self, seq: u64) -> usize {
+        (seq / self.stride) as usize % STAMPS
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.since.elapsed().as_nanos() as u64
+    }
+}
+
+impl Echoes for Echo {
+    fn begin(&mut self) {
+        self.listens = true;
+        self.times.reset();
+        self.stamps.fill((NONE, 0));
+    }
+
+    fn latency(&self) -> Option<Latency> {
         let times = &self.times;
         (!times.is_empty()).then(|| Latency {
             count: times.len(),
@@ -86,14 +94,6 @@ impl Echo {
             p999_ns: times.value_at_quantile(0.999),
             max_ns: times.max(),
         })
-    }
-
-    fn place(&self, seq: u64) -> usize {
-        (seq / self.stride) as usize % STAMPS
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.since.elapsed().as_nanos() as u64
     }
 }
 

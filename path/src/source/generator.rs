@@ -20,7 +20,6 @@ mod frames;
 mod tests;
 
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -28,8 +27,9 @@ use vnplug_frame::witness::{Protocol, Stamp};
 use vnplug_ring::layout::flags;
 
 use super::echo::Echo;
-use super::sleep::sleep;
-use super::{Flushed, Latency, Queue, QueueCounters, Received, SourceError, Transmit};
+use super::{
+    Echoes, Flushed, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
+};
 pub use frames::{MAX_SIZE, MIN_SIZE, Sizes};
 use frames::{shapes, stride};
 use vnplug_frame::{Frame, MAX_BATCH};
@@ -241,18 +241,19 @@ impl Queue for GenQueue {
         Ok(Received::Frames(count))
     }
 
-    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>) {
-        let ended = self.next_seq >= self.end_seq;
-        let until_due = match (self.pps, self.start.get()) {
-            _ if ended => None,
+    fn arm(&mut self) -> Wake<'_> {
+        let within = match (self.pps, self.start.get()) {
+            _ if self.next_seq >= self.end_seq => None,
             (Some(pps), Some(start)) => Some(self.next_due(pps).saturating_sub(start.elapsed())),
             _ => Some(Duration::ZERO),
         };
-        let limit = [until_due, timeout].into_iter().flatten().min();
-        if limit != Some(Duration::ZERO) {
-            sleep(waker, None, limit);
+        Wake {
+            within,
+            ..Wake::default()
         }
     }
+
+    fn woke(&mut self, _: Seen) {}
 
     fn counters(&mut self) -> QueueCounters {
         QueueCounters {
@@ -273,10 +274,16 @@ impl Queue for GenQueue {
         }
     }
 
-    fn transmits(&self) -> bool {
-        true
+    fn transmitter(&mut self) -> Option<&mut dyn Transmitter> {
+        Some(self)
     }
 
+    fn echoes(&mut self) -> Option<&mut dyn Echoes> {
+        Some(&mut self.echo)
+    }
+}
+
+impl Transmitter for GenQueue {
     fn transmit(&mut self, bytes: &[u8]) -> Transmit {
         self.echo.came_back(bytes);
         self.taken += 1;
@@ -288,14 +295,6 @@ impl Queue for GenQueue {
             sent: std::mem::take(&mut self.taken),
             ..Flushed::default()
         }
-    }
-
-    fn listen(&mut self) {
-        self.echo.begin();
-    }
-
-    fn latency(&self) -> Option<Latency> {
-        self.echo.latency()
     }
 }
 

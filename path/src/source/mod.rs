@@ -12,66 +12,47 @@ pub mod generator;
 pub mod lent;
 pub mod pcap;
 pub mod transmit;
+pub mod wake;
 
 mod echo;
-mod sleep;
 
-use std::os::fd::BorrowedFd;
-use std::time::Duration;
-
-use early::{Loaded, Seat};
+use early::EarlyDrop;
 pub use lent::Lent;
-pub use transmit::{Flushed, Latency, Transmit};
+pub use transmit::{Echoes, Flushed, Latency, Transmit, Transmitter};
 use vnplug_frame::Frame;
+pub use wake::{Seen, Wake, wait};
 
 /// What a call of [`Queue::receive`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Received {
     /// This many frames went to the sink (more than 0).
     Frames(usize),
-    /// Nothing is there now; [`Queue::wait`] before asking again.
+    /// Nothing is there now; [wait](Queue::arm) before asking again.
     Nothing,
     /// Nothing will ever come again (a file played once, a generator's count reached).
     End,
 }
 
-/// One receive queue of a source, used by one thread.
+/// One receive queue of a source, used by one thread. No call blocks.
 pub trait Queue: Send {
-    /// Hands at most [`MAX_BATCH`](vnplug_frame::MAX_BATCH) frames to `sink`, in one call of it, without blocking.
+    /// Hands at most [`MAX_BATCH`](vnplug_frame::MAX_BATCH) frames to `sink`, in one call of it.
     ///
     /// # Errors
     /// [`SourceError`] when the source cannot go on; frames before it were handed over.
     fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError>;
 
-    /// Sleeps until frames may be there, `waker` is readable or `timeout` has passed (`None`: no
-    /// limit). Does not drain `waker`. May return early.
-    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>);
+    /// What to wait for after [`Received::Nothing`].
+    fn arm(&mut self) -> Wake<'_>;
 
-    /// Where the kernel can drop frames before this queue, if it can; or why not, if that is worth
-    /// a word.
-    fn seat(&self) -> Result<Seat, String> {
-        Err(String::new())
-    }
-
-    /// Has the kernel hand over only what a filter lets through that was made for this queue's
-    /// [`seat`](Self::seat), instead of what was before; `None`: everything.
-    ///
-    /// # Errors
-    /// [`SourceError`]: it goes on as before.
-    fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
-        match filter {
-            None => Ok(()),
-            Some(_) => Err(SourceError::new("this source takes no filter")),
-        }
-    }
-
-    /// The memory that its frames lie in, if the groups of this source may read them there.
-    fn lent(&self) -> Option<Lent> {
-        None
-    }
+    /// The wait is over, and this was seen of the descriptors; often nothing. A queue learns here what
+    /// has become of its interface.
+    fn woke(&mut self, seen: Seen);
 
     /// What the kernel (or file, or generator) counted so far, accumulated.
     fn counters(&mut self) -> QueueCounters;
+
+    /// One word on how it is: `up`, `down`, `gone`, `ended` and so on, for `vnplug list`.
+    fn state(&self) -> &'static str;
 
     /// Whether more frames wait than there is time for, so that some may be lost soon: ports of owners
     /// that cost most get less of them then. Asked before each batch, if there are several owners.
@@ -79,32 +60,23 @@ pub trait Queue: Send {
         false
     }
 
-    /// One word on how it is: `up`, `down`, `gone`, `ended` and so on, for `vnplug list`.
-    fn state(&self) -> &'static str;
-
-    /// Whether frames can be sent through this queue at all; asked before its thread starts.
-    fn transmits(&self) -> bool {
-        false
+    /// The memory that its frames lie in, if the groups of this source may read them there.
+    fn lent(&self) -> Option<Lent> {
+        None
     }
 
-    /// Takes a frame to be sent, Ethernet header included, FCS excluded, without blocking. `bytes`
-    /// is the daemon's own copy; it is not needed after the call. The caller flushes after a batch.
-    fn transmit(&mut self, _bytes: &[u8]) -> Transmit {
-        Transmit::Unsupported
+    /// The way out, if frames can be sent through this queue at all.
+    fn transmitter(&mut self) -> Option<&mut dyn Transmitter> {
+        None
     }
 
-    /// Sends what was taken, without blocking, and says what became of it. Frames that were sent, and
-    /// that this queue does not receive though others who capture on this wire do, go to `shown`, in
-    /// order and each once.
-    fn flush(&mut self, _shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
-        Flushed::default()
+    /// The kernel's part in it, if a kernel can drop frames before this queue.
+    fn early(&mut self) -> Option<&mut dyn EarlyDrop> {
+        None
     }
 
-    /// A sender was attached where there was none: what [`latency`](Self::latency) tells begins anew.
-    fn listen(&mut self) {}
-
-    /// How long frames took to a reader and back, if the source measures that.
-    fn latency(&self) -> Option<Latency> {
+    /// What measures how long frames took to a reader and back, if something does.
+    fn echoes(&mut self) -> Option<&mut dyn Echoes> {
         None
     }
 }

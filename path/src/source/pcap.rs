@@ -20,7 +20,7 @@ pub mod reader;
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -30,8 +30,7 @@ use vnplug_ring::layout::flags;
 
 use self::pace::Pace;
 use self::reader::{Packet, Peek, Reader};
-use super::sleep::sleep;
-use super::{Queue, QueueCounters, Received, SourceError};
+use super::{Queue, QueueCounters, Received, Seen, SourceError, Wake};
 use vnplug_frame::{Frame, MAX_BATCH};
 
 /// Which file to play, and how.
@@ -277,25 +276,27 @@ impl Queue for PcapQueue {
         Ok(Received::Frames(count))
     }
 
-    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>) {
+    fn arm(&mut self) -> Wake<'_> {
         match self.status {
-            Status::Ready => {}
-            Status::Ended | Status::Failed => {
-                sleep(waker, None, timeout);
-            }
+            Status::Ready => Wake::NOW,
+            Status::Ended | Status::Failed => Wake::default(),
             Status::Early => {
                 let due = Duration::from_nanos(self.pending_ns.unwrap_or(0));
-                let until_due = due.saturating_sub(self.opened.elapsed());
-                let limit = timeout.map_or(until_due, |timeout| timeout.min(until_due));
-                if !limit.is_zero() {
-                    sleep(waker, None, Some(limit));
+                Wake {
+                    within: Some(due.saturating_sub(self.opened.elapsed())),
+                    ..Wake::default()
                 }
             }
-            Status::Starved => {
-                let input = self.reader.input();
-                let seen = sleep(waker, Some(input.file.as_fd()), timeout);
-                input.is_hung_up |= seen.contains(PollFlags::HUP);
-            }
+            Status::Starved => Wake {
+                fds: [Some(self.reader.input().file.as_fd()), None],
+                within: None,
+            },
+        }
+    }
+
+    fn woke(&mut self, [input, _]: Seen) {
+        if self.status == Status::Starved {
+            self.reader.input().is_hung_up |= input.contains(PollFlags::HUP);
         }
     }
 

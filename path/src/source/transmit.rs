@@ -1,11 +1,47 @@
 //! Frames the other way: from a reader's transmit ring through the source onto the wire.
 //!
-//! A queue first **takes** frames ([`Queue::transmit`](super::Queue::transmit)), each from memory of
+//! A queue first **takes** frames ([`Transmitter::transmit`]), each from memory of
 //! the daemon's own, then **flushes**: what it took goes to the kernel together. Every frame offered
 //! is counted exactly once, by what `transmit` answers or by what the next `flush` tells of those
 //! that were taken.
 
-/// What [`Queue::transmit`](super::Queue::transmit) says of a frame.
+use vnplug_frame::Frame;
+
+/// The way out through a queue. No call blocks.
+pub trait Transmitter {
+    /// Takes a frame to be sent, Ethernet header included, FCS excluded. `bytes` is the daemon's own
+    /// copy; it is not needed after the call. The caller flushes after a batch.
+    fn transmit(&mut self, bytes: &[u8]) -> Transmit;
+
+    /// Sends what was taken, and says what became of it. Frames that were sent, and that this queue
+    /// does not receive though others who capture on this wire do, go to `shown`, in order and each
+    /// once.
+    fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed;
+}
+
+/// The way out where there is none.
+pub(crate) struct NoWay;
+
+impl Transmitter for NoWay {
+    fn transmit(&mut self, _: &[u8]) -> Transmit {
+        Transmit::Unsupported
+    }
+
+    fn flush(&mut self, _: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
+        Flushed::default()
+    }
+}
+
+/// A measurement of how long frames take to a reader and back.
+pub trait Echoes {
+    /// A sender was attached where there was none: the measurement starts again.
+    fn begin(&mut self);
+
+    /// What was measured; `None` before the first echo.
+    fn latency(&self) -> Option<Latency>;
+}
+
+/// What [`Transmitter::transmit`] says of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transmit {
     /// Taken (the bytes were copied or sent); the next flush says what became of it.

@@ -12,7 +12,7 @@ use vnplug_path::source::Queue;
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction};
 
 use crate::net::{
-    LIMIT, Sender, config, frame, ip, isolated, open, read, read_all, read_shared, rx, udp,
+    LIMIT, Sender, config, early, frame, ip, isolated, open, read, read_all, read_shared, rx, udp,
     until_received, until_seen, veth,
 };
 
@@ -28,9 +28,9 @@ fn narrow(queue: &mut dyn Queue, programs: &[Arc<Program>]) {
         .iter()
         .map(|it| Wanted::new(None, Some(it)))
         .collect();
-    let seat = queue.seat().expect("early drop works here");
+    let seat = early(queue).seat().expect("early drop works here");
     let loaded = seat.load(&wants).expect("the kernel takes it");
-    queue.narrow(Some(Box::new(loaded))).expect("narrow");
+    early(queue).narrow(Some(Box::new(loaded))).expect("narrow");
 }
 
 /// (seen, dropped, early)
@@ -72,7 +72,7 @@ fn one_frame_in_a_hundred_passes_and_the_others_are_counted() {
         assert!(send(queue.as_mut(), 0).is_empty());
         assert_eq!(counts(queue.as_mut()), (20_000, 0, 19_900));
         // The control: without a filter all of them come, and nothing is counted early.
-        queue.narrow(None).expect("widen");
+        early(&mut *queue).narrow(None).expect("widen");
         assert_eq!(send(queue.as_mut(), 100).len(), 10_000);
         assert_eq!(counts(queue.as_mut()), (30_000, 0, 19_900));
     });
@@ -89,10 +89,10 @@ fn a_kernel_without_memory_for_the_wide_filter_drops_the_narrow_one() {
         assert_eq!(counts(queue.as_mut()), (1, 0, 1));
         // Of this network namespace alone: no socket may have a filter any more.
         std::fs::write("/proc/sys/net/core/optmem_max", "1").expect("Linux 6.8 or later");
-        let seat = queue.seat().expect("early drop works here");
+        let seat = early(&mut *queue).seat().expect("early drop works here");
         let loaded = seat.load(&[]).expect("the kernel takes it");
-        assert!(queue.narrow(Some(Box::new(loaded))).is_err());
-        queue.narrow(None).expect("it fails open");
+        assert!(early(&mut *queue).narrow(Some(Box::new(loaded))).is_err());
+        early(&mut *queue).narrow(None).expect("it fails open");
         for port in 0..100 {
             assert!(sender.send(&udp(1_000 + port, 53)));
         }
@@ -327,7 +327,7 @@ fn without_the_right_to_use_ebpf_everything_comes() {
         // Where the kernel lets everybody use eBPF, there is nothing to fall back to.
         let everybody = std::fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled")
             .is_ok_and(|text| text.trim() == "0");
-        match queue.seat() {
+        match early(&mut *queue).seat() {
             Ok(_) => assert!(everybody),
             Err(why) => assert!(why.starts_with("off: no permission"), "{why}"),
         }
@@ -344,7 +344,10 @@ fn an_operator_switches_it_off() {
             early: false,
             ..rx("va")
         });
-        assert_eq!(queue.seat().err().as_deref(), Some("off: as configured"));
+        assert_eq!(
+            early(&mut *queue).seat().err().as_deref(),
+            Some("off: as configured")
+        );
         until_received(&Sender::new("vb"), queue.as_mut());
         assert_eq!(queue.counters().early, 0);
     });

@@ -19,6 +19,7 @@ use net::{
     until_received, veth,
 };
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, interfaces};
+use vnplug_path::source::wait;
 use vnplug_ring::layout::flags;
 
 fn error_of(config: AfPacketConfig) -> String {
@@ -270,7 +271,7 @@ fn waker_ends_the_wait() {
         let mut queue = open(rx("va"));
         let waker = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).expect("fd");
         let start = Instant::now();
-        queue.wait(waker.as_fd(), None);
+        wait(&mut *queue, waker.as_fd(), None);
         assert!(start.elapsed() < LIMIT);
     });
 }

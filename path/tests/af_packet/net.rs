@@ -13,7 +13,8 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::thread::UnshareFlags;
 use vnplug_frame::Frame;
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction};
-use vnplug_path::source::{Queue, Received};
+use vnplug_path::source::early::EarlyDrop;
+use vnplug_path::source::{Queue, Received, Transmitter, wait};
 
 /// Runs a test in a thread with a network namespace of its own, which ends with the thread.
 pub(crate) fn isolated(test: impl FnOnce() + Send + 'static) {
@@ -57,14 +58,20 @@ pub(crate) fn veth() {
 /// Waits until both ends of the pair have a carrier: before, what is sent is refused. The kernel tells
 /// them by a thread of its own, which waits for a processor as others do.
 pub(crate) fn until_up() {
+    until_state("va", "state UP");
+    until_state("vb", "state UP");
+}
+
+/// Waits until `ip link` says this of an interface.
+pub(crate) fn until_state(interface: &str, state: &str) {
     let end = Instant::now() + LIMIT;
-    let is_up = |interface: &str| {
+    let is_so = || {
         let words = ["-o", "link", "show", "dev", interface];
         let shown = Command::new("ip").args(words).output().expect("run ip");
-        String::from_utf8_lossy(&shown.stdout).contains("state UP")
+        String::from_utf8_lossy(&shown.stdout).contains(state)
     };
-    while !is_up("va") || !is_up("vb") {
-        assert!(Instant::now() < end, "no carrier");
+    while !is_so() {
+        assert!(Instant::now() < end, "{interface} never has {state:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -184,6 +191,16 @@ impl Got {
     }
 }
 
+/// The way out through a queue.
+pub(crate) fn out(queue: &mut dyn Queue) -> &mut dyn Transmitter {
+    queue.transmitter().expect("it can send")
+}
+
+/// The kernel's part in a queue.
+pub(crate) fn early(queue: &mut dyn Queue) -> &mut dyn EarlyDrop {
+    queue.early().expect("the kernel can drop frames before it")
+}
+
 /// Reads until `enough` frames came or `limit` passed.
 pub(crate) fn read(queue: &mut dyn Queue, enough: usize, limit: Duration) -> Vec<Got> {
     let end = Instant::now() + limit;
@@ -200,7 +217,7 @@ pub(crate) fn read(queue: &mut dyn Queue, enough: usize, limit: Duration) -> Vec
             })
             .expect("receive");
         if received == Received::Nothing {
-            queue.wait(waker.as_fd(), Some(left));
+            wait(queue, waker.as_fd(), Some(left));
         }
     }
     got
@@ -255,7 +272,7 @@ pub(crate) fn drain(queues: &mut [Box<dyn Queue>], taken: &mut [u64], total: u64
         for (queue, taken) in queues.iter_mut().zip(taken.iter_mut()) {
             match queue.receive(&mut |_| ()).expect("receive") {
                 Received::Frames(frames) => *taken += frames as u64,
-                _ => queue.wait(waker.as_fd(), Some(Duration::from_millis(2))),
+                _ => wait(&mut **queue, waker.as_fd(), Some(Duration::from_millis(2))),
             }
             dropped += queue.counters().dropped;
         }

@@ -6,15 +6,15 @@ use vnplug_frame::Frame;
 use vnplug_path::source::af_packet::{AfPacketConfig, Direction};
 use vnplug_path::source::{Flushed, Queue, Transmit};
 
-use crate::net::{Got, Sender, config, frame, ip, isolated, open, read_all, veth};
+use crate::net::{Got, Sender, config, frame, ip, isolated, open, out, read_all, veth};
 
 /// Sends frames; says what became of them and which were shown.
 fn send(queue: &mut dyn Queue, frames: &[Vec<u8>]) -> (Flushed, Vec<Got>) {
     for frame in frames {
-        assert_eq!(queue.transmit(frame), Transmit::Taken);
+        assert_eq!(out(queue).transmit(frame), Transmit::Taken);
     }
     let mut shown = Vec::new();
-    let flushed = queue.flush(&mut |frames: &[Frame<'_>]| {
+    let flushed = out(queue).flush(&mut |frames: &[Frame<'_>]| {
         assert!(!frames.is_empty());
         shown.extend(frames.iter().map(Got::of));
     });

@@ -12,7 +12,7 @@ use vnplug_frame::Frame;
 use vnplug_frame::witness::{Protocol, seed};
 use vnplug_path::source::generator::{Gen, GenConfig, Sizes};
 use vnplug_path::source::pcap::{PcapConfig, PcapFile, Repeat, Speed};
-use vnplug_path::source::{Queue, Received, SourceError};
+use vnplug_path::source::{Queue, Received, SourceError, wait};
 
 use crate::golden::{self, Golden, Order};
 use crate::{Random, read_out};
@@ -56,7 +56,7 @@ fn play(queue: &mut dyn Queue, limit: usize) -> (Vec<u64>, Result<Received, Sour
     loop {
         match queue.receive(&mut |frames| times.extend(frames.iter().map(|frame| frame.ts_ns))) {
             Ok(Received::Frames(_)) if times.len() < limit => {}
-            Ok(Received::Nothing) => queue.wait(reader.as_fd(), Some(Duration::from_millis(200))),
+            Ok(Received::Nothing) => wait(queue, reader.as_fd(), Some(Duration::from_millis(200))),
             end => return (times, end),
         }
     }
@@ -124,10 +124,10 @@ fn a_day_between_packets_can_be_waited_for_and_interrupted() {
     );
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let start = Instant::now();
-    queue.wait(reader.as_fd(), Some(Duration::from_millis(20)));
+    wait(&mut *queue, reader.as_fd(), Some(Duration::from_millis(20)));
     assert!((20..60_000).contains(&start.elapsed().as_millis()));
     rustix::io::write(&writer, b"x").unwrap();
-    queue.wait(reader.as_fd(), None);
+    wait(&mut *queue, reader.as_fd(), None);
     assert!(start.elapsed().as_secs() < 60);
     // A million times as fast, a day is 86 ms.
     let mut queue = open(&path, Speed::Times(1e6), Repeat::Once).unwrap();

@@ -158,7 +158,7 @@ impl AfPacket {
     ///
     /// An interface that goes down, or is deleted and made again, does not end a queue: it goes on
     /// when the interface is back (found by name, in the network namespace of the thread that
-    /// calls [`Queue::wait`]).
+    /// calls [`Queue::woke`]).
     ///
     /// # Errors
     /// [`SourceError`] if the configuration is out of range, the interface does not exist or is

@@ -8,7 +8,7 @@ use crate::source::{Flushed, Transmit};
 use vnplug_frame::{Frame, MAX_BATCH, recycle, vlan_of};
 use vnplug_os::packet::Socket;
 
-/// What [`Queue::transmit`](crate::source::Queue::transmit) took and the next flush sends.
+/// What [`Transmitter::transmit`](crate::source::Transmitter::transmit) took and the next flush sends.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     /// The frames, one behind the other.

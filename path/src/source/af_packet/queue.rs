@@ -10,10 +10,10 @@
 //! is either handed out or counted as dropped.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
 use rustix::net::netdevice;
 use vnplug_ring::layout::flags;
 
@@ -21,8 +21,10 @@ use super::Direction;
 use super::outbox::Outbox;
 use super::rings::Rings;
 use super::socket::{Bound, Opener};
-use crate::source::early::{Loaded, Seat};
-use crate::source::{Flushed, Queue, QueueCounters, Received, SourceError, Transmit};
+use crate::source::early::{EarlyDrop, Loaded, Seat};
+use crate::source::{
+    Flushed, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
+};
 use vnplug_frame::{Frame, MAX_BATCH, recycle};
 use vnplug_os::interface;
 use vnplug_os::interface::Link;
@@ -246,29 +248,27 @@ impl Queue for PacketQueue {
         Ok(Received::Nothing)
     }
 
-    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>) {
-        let limit = [timeout, self.patience()].into_iter().flatten().min();
-        let failed = self.rings.wait(waker, limit);
-        if failed && let Some(cause) = self.take_error() {
+    fn arm(&mut self) -> Wake<'_> {
+        let within = self.patience();
+        match self.rings.arm() {
+            None => Wake::NOW,
+            input => Wake {
+                fds: [input, None],
+                within,
+            },
+        }
+    }
+
+    fn woke(&mut self, [input, _]: Seen) {
+        if input.contains(PollFlags::ERR)
+            && let Some(cause) = self.take_error()
+        {
             let name = &self.opener.config().interface;
             log::warn!(target: "source", "interface {name:?}: {cause}");
             self.look();
         } else if !matches!(self.link, LinkState::Up) {
             self.look();
         }
-    }
-
-    fn seat(&self) -> Result<Seat, String> {
-        self.seat.clone()
-    }
-
-    fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
-        match &filter {
-            Some(filter) => self.opener.filter(&self.rings, self.bound, Some(filter))?,
-            None => self.opener.unfilter(&self.rings, self.bound)?,
-        }
-        self.early = filter;
-        Ok(())
     }
 
     fn counters(&mut self) -> QueueCounters {
@@ -300,10 +300,31 @@ impl Queue for PacketQueue {
         }
     }
 
-    fn transmits(&self) -> bool {
-        true
+    fn transmitter(&mut self) -> Option<&mut dyn Transmitter> {
+        Some(self)
     }
 
+    fn early(&mut self) -> Option<&mut dyn EarlyDrop> {
+        Some(self)
+    }
+}
+
+impl EarlyDrop for PacketQueue {
+    fn seat(&self) -> Result<Seat, String> {
+        self.seat.clone()
+    }
+
+    fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
+        match &filter {
+            Some(filter) => self.opener.filter(&self.rings, self.bound, Some(filter))?,
+            None => self.opener.unfilter(&self.rings, self.bound)?,
+        }
+        self.early = filter;
+        Ok(())
+    }
+}
+
+impl Transmitter for PacketQueue {
     fn transmit(&mut self, bytes: &[u8]) -> Transmit {
         match self.link {
             LinkState::Up => self.outbox.take(bytes),

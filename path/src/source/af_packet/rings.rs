@@ -20,13 +20,11 @@
 //! be full again when the wait is over.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::block::{Cursor, Walk, used};
 use super::load::Load;
-use crate::source::sleep::sleep;
 use vnplug_os::packet::{Ring, Socket};
 
 /// How the blocks of a queue are shared, and when they close.
@@ -171,7 +169,11 @@ impl Rings {
         };
         if reading.release_spent() && last == Which::Reserve {
             // The kernel looks only here whether the reserve has room again.
-            sleep(reading.fd(), None, Some(Duration::ZERO));
+            let now = Timespec::default();
+            let _ = poll(
+                &mut [PollFd::from_borrowed_fd(reading.fd(), PollFlags::IN)],
+                Some(&now),
+            );
         }
     }
 
@@ -188,17 +190,16 @@ impl Rings {
         self.main.waiting() + reserve.map_or(0, Reading::waiting)
     }
 
-    /// Sleeps until there may be something to be read, at most `limit`; true if a socket failed.
-    pub(super) fn wait(&mut self, waker: BorrowedFd<'_>, limit: Option<Duration>) -> bool {
+    /// What tells that there may be something to be read; `None`: there is.
+    pub(super) fn arm(&mut self) -> Option<BorrowedFd<'_>> {
         if self.next().is_some() {
-            return false;
+            return None;
         }
         // The reserve's block that is being filled, if there is one: what `main` has is later. Else
         // that of `main`, whatever the reserve has.
         let reserve = self.reserve.as_ref();
         let filling = reserve.filter(|it| it.has_frames() && it.ring.status(it.block).is_none());
-        let input = filling.unwrap_or(&self.main).fd();
-        sleep(waker, Some(input), limit).contains(PollFlags::ERR)
+        Some(filling.unwrap_or(&self.main).fd())
     }
 
     /// For how long the rings hold what comes at the present rate, in milliseconds.

@@ -10,11 +10,11 @@
 //! they are, and frames come again by themselves.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::net::netdevice;
 use vnplug_ring::layout::{MAX_SNAPLEN, flags};
 
@@ -22,8 +22,10 @@ use super::flow::{Clock, Flow};
 use super::netlink::Watch;
 use super::program::{STAMP_BYTES, read_stamp};
 use super::socket::{Bound, Opener, any_socket};
-use crate::source::early::{Loaded, Seat};
-use crate::source::{Flushed, Lent, Queue, QueueCounters, Received, SourceError, Transmit};
+use crate::source::early::{EarlyDrop, Loaded, Seat};
+use crate::source::{
+    Flushed, Lent, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
+};
 use vnplug_frame::{Frame, MAX_BATCH, recycle, vlan_of};
 use vnplug_os::interface;
 use vnplug_os::umem::Umem;
@@ -51,7 +53,7 @@ pub(super) struct XdpQueue {
     idle: u32,
     /// Flags for the next frame handed out.
     mark: u16,
-    /// Frames taken by [`Queue::transmit`] since the last flush.
+    /// Frames taken by [`Transmitter::transmit`] since the last flush.
     outgoing: u64,
     counters: QueueCounters,
     /// What the present socket has counted, as far as it is in `counters`.
@@ -424,38 +426,29 @@ impl Queue for XdpQueue {
         }
     }
 
-    fn wait(&mut self, waker: BorrowedFd<'_>, timeout: Option<Duration>) {
+    fn arm(&mut self) -> Wake<'_> {
         if self.has_frames() {
-            return;
+            return Wake::NOW;
         }
-        let limit = [timeout, self.patience()].into_iter().flatten().min();
-        let mut limit = limit.unwrap_or(LONGEST).min(LONGEST);
         // While frames come, they are left to gather: a wake-up costs more than many of them.
         let longest = Duration::from_micros(self.opener.config().coalesce_us.into());
         let pause = self.flow.pause(longest, self.opener.frames());
-        if let Some(pause) = pause {
-            limit = limit.min(pause);
-        }
-        let timeout = Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        };
         let input = match (&self.bound, self.link) {
             // A socket whose interface is gone is readable for ever.
             (Side::Bound { socket, .. }, LinkState::Up | LinkState::Down) if pause.is_none() => {
-                socket.as_fd()
+                Some(socket.as_fd())
             }
-            _ => waker,
+            _ => None,
         };
-        let mut fds = [
-            PollFd::from_borrowed_fd(input, PollFlags::IN),
-            PollFd::from_borrowed_fd(waker, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.watch.as_fd(), PollFlags::IN),
-        ];
-        // An error (a signal) is an early return.
-        let _ = poll(&mut fds, Some(&timeout));
-        let failed = fds[0].revents().contains(PollFlags::ERR);
-        let changed = !fds[2].revents().is_empty() && self.watch.changed();
+        Wake {
+            within: [self.patience(), pause].into_iter().flatten().min(),
+            fds: [input, Some(self.watch.as_fd())],
+        }
+    }
+
+    fn woke(&mut self, [input, news]: Seen) {
+        let failed = input.contains(PollFlags::ERR);
+        let changed = !news.is_empty() && self.watch.changed();
         if failed && let Side::Bound { socket, .. } = &self.bound {
             // `ENETDOWN`: the interface was deleted, which the look will tell.
             let _ = socket.take_error();
@@ -477,6 +470,28 @@ impl Queue for XdpQueue {
         }
     }
 
+    fn lent(&self) -> Option<Lent> {
+        self.lent.clone()
+    }
+
+    fn state(&self) -> &'static str {
+        match self.link {
+            LinkState::Up => "up",
+            LinkState::Down => "down",
+            LinkState::Gone { .. } => "gone",
+        }
+    }
+
+    fn transmitter(&mut self) -> Option<&mut dyn Transmitter> {
+        Some(self)
+    }
+
+    fn early(&mut self) -> Option<&mut dyn EarlyDrop> {
+        Some(self)
+    }
+}
+
+impl EarlyDrop for XdpQueue {
     fn seat(&self) -> Result<Seat, String> {
         match self.opener.config().early {
             true => Ok(Seat::xdp(Arc::clone(self.opener.plan()))),
@@ -492,23 +507,9 @@ impl Queue for XdpQueue {
         };
         self.opener.narrow(programs)
     }
+}
 
-    fn lent(&self) -> Option<Lent> {
-        self.lent.clone()
-    }
-
-    fn state(&self) -> &'static str {
-        match self.link {
-            LinkState::Up => "up",
-            LinkState::Down => "down",
-            LinkState::Gone { .. } => "gone",
-        }
-    }
-
-    fn transmits(&self) -> bool {
-        true
-    }
-
+impl Transmitter for XdpQueue {
     fn transmit(&mut self, bytes: &[u8]) -> Transmit {
         let (Side::Bound { socket, .. }, LinkState::Up) = (&mut self.bound, self.link) else {
             return Transmit::LinkDown;
@@ -610,7 +611,6 @@ const NEWS_EVERY: u32 = 1024;
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 /// to this.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
-const LONGEST: Duration = Duration::from_secs(3600);
 /// The most frames that are between the program and the RX ring: what a driver takes in one turn
 /// (`NAPI_POLL_WEIGHT`).
 const ON_THE_WAY: u64 = 64;

@@ -25,7 +25,24 @@ mod seat;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::SourceError;
 pub use seat::{Loaded, Seat};
+
+/// The kernel's part in a queue: it drops what no port wants. No call blocks.
+pub trait EarlyDrop {
+    /// Where it can do so.
+    ///
+    /// # Errors
+    /// Why it cannot, for people.
+    fn seat(&self) -> Result<Seat, String>;
+
+    /// Has the kernel hand over only what a filter lets through that was made for this queue's
+    /// [`seat`](Self::seat), instead of what was before; `None`: everything.
+    ///
+    /// # Errors
+    /// [`SourceError`]: it goes on as before.
+    fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError>;
+}
 
 /// How a source's early drop stands, for people.
 #[derive(Debug, Default)]

@@ -1,0 +1,442 @@
+//! One queue with its ports and its senders, as its thread sees them.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use vnplug_ring::layout::Life;
+
+use super::senders::Senders;
+use super::stuck::Stuck;
+use super::worker::{Bell, Line, WorkerOptions};
+use super::{Asked, Command, PortSnapshot, Pulse, Snapshot, WAITING, sender};
+use crate::batch::Handle;
+use crate::fanout::Fanout;
+use crate::port::{Port, PortCounters};
+use crate::source::transmit::NoWay;
+use crate::source::{Queue, Received, Seen, SourceError, Wake, wait};
+use vnplug_frame::Frame;
+
+pub(super) struct Input {
+    queue: Box<dyn Queue>,
+    fanout: Fanout,
+    senders: Senders,
+    /// Senders that are to go when they have sent their last.
+    leaving: Vec<Leaving>,
+    inbox: Receiver<Command>,
+    bell: Bell,
+    pulse: Arc<Pulse>,
+    /// Turns begun.
+    turns: u64,
+    /// What the pulse shows.
+    shown: &'static str,
+    /// When the thread's clock began.
+    started: Instant,
+    over: Option<Over>,
+    /// How often the kernel's filter was widened.
+    generation: u64,
+    /// Whether that is still to be done.
+    stuck: Stuck,
+    options: WorkerOptions,
+    /// Dropped last: then the queue is closed.
+    _alive: Sender<()>,
+}
+
+/// What a turn came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It was told to stop.
+    Stop,
+    /// There were frames, and there may be more.
+    Busy,
+    /// The queue has nothing, but there is other work, or it must not sleep.
+    Dry,
+    /// There is nothing to do before something happens.
+    Rest,
+}
+
+/// A sender that is to go.
+struct Leaving {
+    id: u32,
+    /// How many frames it may have sent by then.
+    last: u64,
+    reply: Sender<Option<Box<sender::Sender>>>,
+}
+
+enum Over {
+    Ended,
+    Failed(String),
+}
+
+impl Over {
+    /// What the readers' rings say of it.
+    fn life(&self) -> Life {
+        match self {
+            Self::Ended => Life::Ended,
+            Self::Failed(_) => Life::Failed,
+        }
+    }
+}
+
+impl Input {
+    /// Serves a queue from its next turn on, and obeys what comes through `inbox`.
+    pub(super) fn new(
+        queue: Box<dyn Queue>,
+        options: WorkerOptions,
+        started: Instant,
+        inbox: Receiver<Command>,
+        line: &Line,
+        alive: Sender<()>,
+    ) -> Self {
+        let (bell, pulse) = Bell::of(line);
+        Self {
+            turns: 0,
+            shown: pulse.state(),
+            pulse,
+            queue,
+            fanout: Fanout::new(options.source, options.queue),
+            senders: Senders::default(),
+            leaving: Vec::new(),
+            inbox,
+            bell,
+            started,
+            over: None,
+            generation: 0,
+            stuck: Stuck::new(options.queue, &options.name),
+            options,
+            _alive: alive,
+        }
+    }
+
+    /// One turn: what was asked, what is to be sent, and a batch of what has come. `now_us` is the
+    /// thread's clock, which a turn sets.
+    pub(super) fn turn(&mut self, now_us: &mut u64) -> Turn {
+        self.turns += 1;
+        self.pulse.beat(self.turns);
+        if !self.obey() {
+            return Turn::Stop;
+        }
+        self.show();
+        if self.stuck.due_us().is_some()
+            && let Some(early) = self.queue.early()
+        {
+            self.stuck.try_again(early, *now_us);
+        }
+        let sending = self.send(*now_us);
+        if self.is_idle() {
+            *now_us = self.now_us();
+            self.fanout.tick(*now_us);
+            return if sending { Turn::Busy } else { Turn::Rest };
+        }
+        self.options.hold = false;
+        if self.fanout.has_rivals() {
+            self.fanout.press(self.queue.is_pressed());
+        }
+        let (fanout, now) = (&mut self.fanout, *now_us);
+        let received = self
+            .queue
+            .receive(&mut |frames| fanout.deliver(frames, now));
+        *now_us = self.now_us();
+        if self.fanout.due_us().is_some_and(|due| due <= *now_us) {
+            self.fanout.tick(*now_us);
+        }
+        match received {
+            Ok(Received::Frames(_)) => return Turn::Busy,
+            Ok(Received::Nothing) if sending || self.options.busy => return Turn::Dry,
+            Ok(Received::Nothing) => return Turn::Rest,
+            Ok(Received::End) => self.end(Over::Ended),
+            Err(error) => self.fail(&error),
+        }
+        Turn::Busy
+    }
+
+    /// Asks senders for a kick before a sleep; true if one of them has frames already.
+    #[inline]
+    pub(super) fn arm_senders(&mut self) -> bool {
+        if self.senders.is_empty() {
+            return false;
+        }
+        let (ready, liar) = self.senders.arm();
+        self.quarantine(liar);
+        ready
+    }
+
+    /// The thread goes to sleep: what to wait for, and the descriptor that ends the wait in any case.
+    pub(super) fn doze(&mut self, now_us: u64) -> (BorrowedFd<'_>, Wake<'_>) {
+        self.pulse.sleep(self.turns);
+        let due = [self.fanout.due_us(), self.stuck.due_us()];
+        let due = due.into_iter().flatten().min();
+        let due = due.map(|due| Duration::from_micros(due.saturating_sub(now_us)));
+        let mut wake = match self.is_idle() {
+            true => Wake::default(),
+            false => self.queue.arm(),
+        };
+        wake.within = [wake.within, due].into_iter().flatten().min();
+        (self.senders.waker(self.bell.waker.as_fd()), wake)
+    }
+
+    /// The sleep is over, and this was seen.
+    pub(super) fn rouse(&mut self, seen: Seen) {
+        if !self.is_idle() {
+            self.queue.woke(seen);
+        }
+        let liar = self.senders.hush();
+        self.quarantine(liar);
+    }
+
+    /// Has the queue look at its interface, without a sleep. NB: only in its wakes does a queue learn
+    /// that this has gone or is back. A sender that never rests must not keep it from that.
+    pub(super) fn look(&mut self) {
+        if !self.is_idle() {
+            let waker = self.bell.waker.as_fd();
+            wait(&mut *self.queue, waker, Some(Duration::ZERO));
+        }
+    }
+
+    /// Whether nothing is received now.
+    fn is_idle(&self) -> bool {
+        self.over.is_some() || self.holds()
+    }
+
+    /// Closes the rings of all ports.
+    pub(super) fn close(mut self) {
+        self.fanout.finish(Life::Closed);
+        self.senders.finish(Life::Closed);
+    }
+
+    /// A panic outside a port's own code, which the fanout catches, is a bug in the source's: it has
+    /// failed, its readers are told, and the thread goes on answering.
+    #[cold]
+    pub(super) fn panicked(&mut self) {
+        let what = "its thread panicked, which is a bug in vnplugd: restart the daemon";
+        log::error!(target: "source", "{}: {what}", self.options.name);
+        if self.over.is_none() {
+            self.end(Over::Failed(what.into()));
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, error: &SourceError) {
+        log::error!(target: "source", "{}: {error}", self.options.name);
+        self.end(Over::Failed(error.to_string()));
+    }
+
+    /// Sends what waits in transmit rings, and shows it to the other ports; true if there was anything.
+    #[inline]
+    fn send(&mut self, now_us: u64) -> bool {
+        if self.senders.is_empty() {
+            return false;
+        }
+        let fanout = &mut self.fanout;
+        // A panic of the fanout is the source's fault and not that of the sender, as which it would
+        // be taken where it is sent.
+        let mut went = Ok(());
+        let shown: &mut dyn FnMut(&Handle, &[Frame<'_>]) = &mut |sender, frames| {
+            let show = || fanout.show(frames, now_us, sender);
+            if went.is_ok() {
+                went = catch_unwind(AssertUnwindSafe(show));
+            }
+        };
+        let served = match self.queue.transmitter() {
+            Some(out) => self.senders.serve(out, shown),
+            None => self.senders.serve(&mut NoWay, shown),
+        };
+        if let Err(panic) = went {
+            resume_unwind(panic);
+        }
+        self.quarantine(served.liar);
+        self.see_off();
+        served.frames > 0 || !self.leaving.is_empty()
+    }
+
+    /// Lets those go that have sent their last. Until then they have their turns as ever: whoever
+    /// closes a port does not keep the queue from its frames (R4).
+    #[inline]
+    fn see_off(&mut self) {
+        let senders = &mut self.senders;
+        self.leaving.retain(|leaving| {
+            let done = senders.is_done(leaving.id, leaving.last);
+            if done {
+                let sender = senders.detach(leaving.id, Life::Closed);
+                tell(&leaving.reply, sender.map(Box::new));
+            }
+            !done
+        });
+    }
+
+    /// Who lies in one ring is not served in the other.
+    fn quarantine(&mut self, liar: Option<(u32, String)>) {
+        if let Some((id, why)) = liar {
+            self.fanout.quarantine(id, why);
+        }
+    }
+
+    /// True while nobody wants a packet of a source that waits for somebody.
+    fn holds(&self) -> bool {
+        self.options.hold && !self.fanout.ports().any(|port| port.is_enabled())
+    }
+
+    /// Does what was asked; false when asked to stop.
+    #[inline]
+    fn obey(&mut self) -> bool {
+        if !self.bell.take() {
+            return true;
+        }
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::Attach(port, shares) => {
+                    self.attach(port);
+                    self.fanout.reshare(&shares);
+                }
+                Command::Detach(id, life, shares, reply) => {
+                    let port = self.fanout.detach(id).map(|mut port| {
+                        port.finish(life);
+                        port
+                    });
+                    self.fanout.reshare(&shares);
+                    tell(&reply, port);
+                }
+                Command::Filter(id, filter, reply) => {
+                    let old = self.fanout.set_filter(id, filter);
+                    tell(&reply, old);
+                }
+                Command::Tune(id, tuning, reply) => {
+                    self.fanout.tune(id, tuning);
+                    tell(&reply, ());
+                }
+                Command::Widen(generation, standing, reply) => {
+                    self.generation = generation;
+                    let now_us = self.now_us();
+                    if let Some(early) = self.queue.early() {
+                        self.stuck.widen(early, &standing, now_us);
+                    }
+                    tell(&reply, ());
+                }
+                Command::Narrow(generation, loaded, reply) => {
+                    let narrowed = match self.queue.early() {
+                        Some(early) if generation == self.generation => {
+                            early.narrow(Some(loaded)).map(|()| true)
+                        }
+                        // The ports changed meanwhile.
+                        _ => Ok(false),
+                    };
+                    if matches!(narrowed, Ok(true)) {
+                        self.stuck.over();
+                    }
+                    tell(&reply, narrowed.map_err(|error| error.to_string()));
+                }
+                Command::Rules(id, change, reply) => {
+                    let now_us = self.now_us();
+                    let port = self.fanout.port_mut(id);
+                    let changed = port.map(|port| port.rules.change(change, now_us));
+                    tell(&reply, changed.unwrap_or_default());
+                }
+                Command::Snapshot(asked, reply) => tell(&reply, self.snapshot(&asked)),
+                Command::AttachSender(mut sender) => {
+                    if let Some(failed @ Over::Failed(_)) = &self.over {
+                        sender.finish(failed.life());
+                    }
+                    if self.senders.is_empty()
+                        && let Some(echoes) = self.queue.echoes()
+                    {
+                        echoes.begin();
+                    }
+                    self.senders.attach(*sender, self.bell.waker.as_fd());
+                }
+                Command::DetachSender(id, reply) => {
+                    let last = self.senders.last_of(id);
+                    self.leaving.push(Leaving { id, last, reply });
+                    self.see_off();
+                }
+                // The turn that follows looks.
+                Command::Kick => {}
+                Command::Stop => return false,
+            }
+        }
+        true
+    }
+
+    fn attach(&mut self, mut port: Box<Port>) {
+        if let Some(over) = &self.over {
+            port.finish(over.life());
+        }
+        port.dropped_before = self.queue.counters().dropped;
+        self.fanout.attach(port);
+    }
+
+    fn end(&mut self, over: Over) {
+        self.fanout.finish(over.life());
+        // Through a source that has ended can still be sent.
+        if matches!(over, Over::Failed(_)) {
+            self.senders.finish(over.life());
+        }
+        self.over = Some(over);
+    }
+
+    /// How the queue is, in a word.
+    #[inline]
+    fn state(&self) -> &'static str {
+        match &self.over {
+            Some(Over::Ended) => "ended",
+            Some(Over::Failed(_)) => "failed",
+            None if self.options.hold => WAITING,
+            None => self.queue.state(),
+        }
+    }
+
+    /// Shows that to others, if it is not what they see.
+    #[inline]
+    fn show(&mut self) {
+        let state = self.state();
+        // NB: not the words: of each there is one in memory, and a second one costs only time.
+        if !std::ptr::eq(state, self.shown) {
+            self.shown = state;
+            self.pulse.show(state);
+        }
+    }
+
+    fn snapshot(&mut self, asked: &Asked) -> Snapshot {
+        let state = self.state();
+        let failure = match &self.over {
+            Some(Over::Failed(why)) => Some(why.clone()),
+            _ => None,
+        };
+        let queue = self.queue.counters();
+        let told = |(port, counters): (&Port, PortCounters)| PortSnapshot {
+            id: port.id,
+            counters,
+            kernel_dropped: queue.dropped - port.dropped_before,
+            quarantined: port.quarantined().map(str::to_owned),
+        };
+        Snapshot {
+            queue,
+            fanout: *self.fanout.counters(),
+            ports: match asked {
+                Asked::All => self.fanout.accounts().map(told).collect(),
+                Asked::These(ids) => {
+                    let accounts = ids.iter().filter_map(|id| self.fanout.account(*id));
+                    accounts.map(told).collect()
+                }
+            },
+            senders: self.senders.counters().collect(),
+            sends: self.senders.total(),
+            latency: self.queue.echoes().and_then(|it| it.latency()),
+            filters: self.fanout.index().size(),
+            state: state.to_owned(),
+            failure,
+        }
+    }
+
+    fn now_us(&self) -> u64 {
+        self.started.elapsed().as_micros() as u64
+    }
+}
+
+/// Answers the control thread, which may have given up waiting.
+fn tell<T>(reply: &Sender<T>, answer: T) {
+    if reply.send(answer).is_err() {
+        log::debug!(target: "source", "an answer came too late for the control thread");
+    }
+}
