@@ -171,7 +171,7 @@ fn delivery(plan: &Plan, count: usize, frames: &[Frame<'_>], time: Duration) -> 
         let producer = Producer::create(region.clone(), geometry)?;
         consumers.push(Consumer::attach(region)?);
         let mut port = Port::new(id, producer, Doorbell::Silent);
-        port.filter = Some(Arc::clone(program));
+        port.judge.set_filter(Some(Arc::clone(program)));
         fanout.attach(Box::new(port));
     }
     let (mut ours, mut limit) = (Samples::default(), Samples::default());

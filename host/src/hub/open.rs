@@ -388,10 +388,10 @@ impl Hub {
             port.owner = number;
             port.handle = handle;
             port.commons = commons.get(at).cloned();
-            port.guard.clone_from(&programs.guard);
-            port.filter.clone_from(&programs.filter);
-            port.tune(request.tuning);
-            port.share = share.0;
+            port.judge.set_guard(programs.guard.clone());
+            port.judge.set_filter(programs.filter.clone());
+            port.judge.tune(request.tuning);
+            port.judge.set_share(share.0);
             port.mark_gap = request.reopened;
             let command = Command::Attach(Box::new(port), share.1.clone());
             self.sources[source].workers[queue].send(command);

@@ -275,7 +275,7 @@ impl Input {
 
     /// True while nobody wants a packet of a source that waits for somebody.
     fn holds(&self) -> bool {
-        self.options.hold && !self.fanout.ports().any(|port| port.is_enabled())
+        self.options.hold && !self.fanout.ports().any(|port| port.judge.is_enabled())
     }
 
     /// Does what was asked; false when asked to stop.
@@ -330,7 +330,7 @@ impl Input {
                 Command::Rules(id, change, reply) => {
                     let now_us = self.now_us();
                     let port = self.fanout.port_mut(id);
-                    let changed = port.map(|port| port.rules.change(change, now_us));
+                    let changed = port.map(|port| port.judge.change_rules(change, now_us));
                     tell(&reply, changed.unwrap_or_default());
                 }
                 Command::Snapshot(asked, reply) => tell(&reply, self.snapshot(&asked)),

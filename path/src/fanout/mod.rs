@@ -277,7 +277,7 @@ impl Fanout {
     pub fn attach(&mut self, port: Box<Port>) {
         let at = self.free.pop().unwrap_or(self.seats.len() as u32);
         self.by_id.insert(port.id, at);
-        self.count(port.share, true);
+        self.count(port.judge.share(), true);
         self.budget.count(port.owner, true);
         let seat = Some(Seat::new(port));
         match self.seats.get_mut(at as usize) {
@@ -294,7 +294,7 @@ impl Fanout {
         let mut seat = self.seats[at as usize].take()?;
         seat.forget_due(at, &mut self.due);
         self.free.push(at);
-        self.count(seat.port.share, false);
+        self.count(seat.port.judge.share(), false);
         self.budget.count(seat.port.owner, false);
         self.counters.departed.add(&seat.port.counters);
         Some(seat.port)
@@ -309,14 +309,20 @@ impl Fanout {
 
     /// Gives a port another filter; the old one is for the caller to free.
     pub fn set_filter(&mut self, id: u32, filter: Option<Arc<Program>>) -> Option<Arc<Program>> {
-        let mut filter = filter;
-        self.change(id, |port| std::mem::swap(&mut port.filter, &mut filter));
-        filter
+        let mut old = None;
+        // Of a port that is not there, the new one is given back.
+        let mut new = Some(filter);
+        self.change(id, |port| {
+            if let Some(filter) = new.take() {
+                old = port.judge.set_filter(filter);
+            }
+        });
+        new.unwrap_or(old)
     }
 
     /// Tunes a port.
     pub fn tune(&mut self, id: u32, tuning: Tuning) {
-        self.change(id, |port| port.tune(tuning));
+        self.change(id, |port| port.judge.tune(tuning));
     }
 
     /// Stops serving a port.
@@ -327,12 +333,12 @@ impl Fanout {
     /// Gives cluster members their new shares.
     pub fn reshare(&mut self, shares: &[(u32, Share)]) {
         for &(id, share) in shares {
-            let Some(before) = self.port_mut(id).map(|port| port.share) else {
+            let Some(before) = self.port_mut(id).map(|port| port.judge.share()) else {
                 continue;
             };
             self.count(before, false);
             self.count(share, true);
-            self.change(id, |port| port.share = share);
+            self.change(id, |port| port.judge.set_share(share));
         }
     }
 

@@ -21,7 +21,7 @@ use vnplug_ring::control::Direction;
 use super::budget::{Before, Budget};
 use super::due::Due;
 use crate::batch::BatchInfo;
-use crate::port::{Port, PortCounters, Share};
+use crate::port::{Offered, Port, PortCounters, Share};
 use vnplug_filter::{Analysis, FrameSet, Index, JudgeId, Totals};
 
 /// A port in its place.
@@ -75,16 +75,17 @@ impl Seat {
     /// Takes the place that is due to the port as it is.
     pub(super) fn enter(&mut self, at: u32, index: &mut Index, all: Totals) {
         let port = &self.port;
-        let wants = port.is_enabled() && port.quarantined().is_none();
-        let everything = port.guard.is_none() && port.filter.is_none();
-        if port.share != Share::All || everything && wants {
+        let judge = &port.judge;
+        let wants = judge.is_enabled() && port.quarantined().is_none();
+        let everything = judge.guard().is_none() && judge.filter().is_none();
+        if judge.share() != Share::All || everything && wants {
             self.place = Place::Whole;
             return;
         }
-        let guard = port.guard.as_ref().map(|guard| index.add(guard));
+        let guard = judge.guard().map(|guard| index.add(guard));
         let guard_is_keyed = guard.is_some_and(|guard| index.is_keyed(guard));
         let mut own_filter = false;
-        let filter = port.filter.as_ref().filter(|_| wants).and_then(|filter| {
+        let filter = judge.filter().filter(|_| wants).and_then(|filter| {
             // Better on the few frames of its guard than on all.
             own_filter = guard_is_keyed && *filter.analysis() == Analysis::Always;
             (!own_filter).then(|| index.add(filter))
@@ -133,7 +134,7 @@ impl Seat {
         counters.refused += offered - passed;
         let rest = passed - it.handed;
         if it.follows.is_some() {
-            let other = match self.port.direction() {
+            let other = match self.port.judge.direction() {
                 Direction::Both => 0,
                 Direction::Rx => outbound,
                 Direction::Tx => passed - outbound,
@@ -156,7 +157,7 @@ impl Seat {
         let port = &mut self.port;
         let before = port.counters.offered;
         let offer = || match batch.is_own(&port.handle) {
-            false => port.offer(batch),
+            false => port.take(batch, Offered::Whole),
             true => port.decline(batch),
         };
         if catch_unwind(AssertUnwindSafe(offer)).is_err() {
@@ -211,7 +212,7 @@ impl Seat {
         if let (Some(_), Some(guard)) = (it.filter, it.guard) {
             wanted = wanted.and(&index.accepted(guard));
         }
-        match self.port.direction() {
+        match self.port.judge.direction() {
             Direction::Both => {}
             Direction::Rx => wanted = wanted.without(outbound),
             Direction::Tx => wanted = wanted.and(outbound),
@@ -233,8 +234,12 @@ impl Seat {
             return;
         }
         let before = Before::of(port);
+        let offered = Offered::Found {
+            places: &wanted,
+            by_filter: own_filter,
+        };
         // As in `offer`.
-        if catch_unwind(AssertUnwindSafe(|| port.take(batch, &wanted, own_filter))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| port.take(batch, offered))).is_err() {
             port.settle_to(it.accounted + it.handed);
         }
         if let Some(budget) = within {

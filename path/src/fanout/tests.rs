@@ -12,7 +12,7 @@ use super::Fanout;
 use crate::batch::{BatchInfo, Handle};
 use crate::packets::{self, Random};
 use crate::port::doorbell::Doorbell;
-use crate::port::{Port, PortCounters, Share};
+use crate::port::{Offered, Port, PortCounters, Share};
 use crate::rules::Change;
 use vnplug_filter::libpcap::Library;
 use vnplug_filter::{IndexSize, Program, Trust};
@@ -154,7 +154,7 @@ impl Model {
             sender: None,
         };
         for (port, _) in self.ports.values_mut() {
-            port.offer(&batch);
+            port.take(&batch, Offered::Whole);
         }
         self.read += frames.len() as u64;
     }
@@ -193,8 +193,9 @@ fn looked_up_ports_get_and_count_what_ports_that_judge_every_frame_do() {
                 let guard = random.one_in(2).then(|| random.below(programs.len()));
                 let filter = random.below(programs.len());
                 for port in [&mut port, &mut twin] {
-                    port.guard = guard.and_then(|guard| programs[guard].clone());
-                    port.filter.clone_from(&programs[filter]);
+                    port.judge
+                        .set_guard(guard.and_then(|guard| programs[guard].clone()));
+                    port.judge.set_filter(programs[filter].clone());
                 }
                 consumers.insert(id, (Consumer::attach(region.clone()).unwrap(), region));
                 model
@@ -219,8 +220,8 @@ fn looked_up_ports_get_and_count_what_ports_that_judge_every_frame_do() {
                     .get_mut(&id)
                     .unwrap()
                     .0
-                    .filter
-                    .clone_from(filter);
+                    .judge
+                    .set_filter(filter.clone());
             }
             (6 | 7, Some(id)) => {
                 let tuning = Tuning {
@@ -229,21 +230,21 @@ fn looked_up_ports_get_and_count_what_ports_that_judge_every_frame_do() {
                     sample: random.pick(&[1, 1, 3]),
                 };
                 fanout.tune(id, tuning);
-                model.ports.get_mut(&id).unwrap().0.tune(tuning);
+                model.ports.get_mut(&id).unwrap().0.judge.tune(tuning);
             }
             (8, Some(id)) if random.one_in(4) => {
                 fanout
                     .port_mut(id)
                     .unwrap()
-                    .rules
-                    .change(Change::Default(false), 0);
+                    .judge
+                    .change_rules(Change::Default(false), 0);
                 model
                     .ports
                     .get_mut(&id)
                     .unwrap()
                     .0
-                    .rules
-                    .change(Change::Default(false), 0);
+                    .judge
+                    .change_rules(Change::Default(false), 0);
             }
             (9, Some(id)) if random.one_in(6) => {
                 // The reader's word becomes impossible; noticed when the ring looks full.
@@ -318,9 +319,9 @@ fn a_port_that_panics_when_it_is_looked_up_costs_only_itself() {
     let mut broken = port(1);
     // Longer than its ring's records may be, which an assertion of debug builds finds.
     broken.snaplen = u32::MAX;
-    broken.filter.clone_from(&programs[11]);
+    broken.judge.set_filter(programs[11].clone());
     let mut sound = port(2);
-    sound.filter.clone_from(&programs[11]);
+    sound.judge.set_filter(programs[11].clone());
     fanout.attach(broken);
     fanout.attach(sound);
     let frames: Vec<Frame<'_>> = packets
@@ -356,7 +357,7 @@ fn a_member_that_no_frame_comes_for_is_rung_when_others_turn_the_arena_over() {
                 6, 0, 0, 0, 0, 0, 0, 0,
             ];
             let program = Program::from_bytes(&code, Trust::Guest).unwrap();
-            port.filter = Some(Arc::new(program));
+            port.judge.set_filter(Some(Arc::new(program)));
         }
         consumers.push(consumer);
         fanout.attach(Box::new(port));
@@ -423,7 +424,8 @@ fn while_a_source_is_pressed_the_dearest_owner_misses_frames_and_nobody_else() {
         let mut port = port(id);
         port.owner = 1;
         // Some are looked up, some are offered everything.
-        port.filter = (id % 3 == 0).then(|| Arc::clone(&filter));
+        port.judge
+            .set_filter((id % 3 == 0).then(|| Arc::clone(&filter)));
         fanout.attach(port);
     }
     let mut consumer = Consumer::attach(region).unwrap();
@@ -472,13 +474,13 @@ fn what_the_operator_refuses_is_no_miss() {
     for id in 1..50 {
         let mut port = port(id);
         port.owner = 1;
-        port.guard = Some(Arc::new(Program::accept(0)));
-        port.share = Share::Member {
+        port.judge.set_guard(Some(Arc::new(Program::accept(0))));
+        port.judge.set_share(Share::Member {
             cluster: id,
             index: 0,
             of: 1,
             balance: Balance::Flow,
-        };
+        });
         fanout.attach(port);
     }
     let bytes = [5; 60];
@@ -502,10 +504,10 @@ fn a_panic_in_a_readers_program_costs_that_reader_its_port_and_nobody_else_anyth
     let mut fanout = Fanout::new(0, 0);
     fanout.attach(port(1));
     let mut bad = port(2);
-    bad.filter = Some(breaking());
+    bad.judge.set_filter(Some(breaking()));
     fanout.attach(bad);
     let mut good = port(3);
-    good.filter = Some(Arc::new(Program::accept(1)));
+    good.judge.set_filter(Some(Arc::new(Program::accept(1))));
     fanout.attach(good);
     let bytes = [5; 60];
     for turn in 0..3 {
@@ -532,7 +534,7 @@ fn a_panic_in_the_flow_hash_costs_that_frame_its_hash() {
     for filter in [None, Some(Arc::new(Program::accept(1)))] {
         let mut fanout = Fanout::new(0, 0);
         let (mut port, region) = port_and_region(1);
-        port.filter = filter;
+        port.judge.set_filter(filter);
         fanout.attach(port);
         fanout.deliver(&frames, 0);
         let mut consumer = Consumer::attach(region).unwrap();
@@ -572,8 +574,9 @@ fn what_a_port_sends_is_shown_to_all_but_its_own_program() {
             owner,
             number,
         };
-        port.filter = filter.map(|text| Arc::new(compile(text)));
-        port.tune(Tuning {
+        port.judge
+            .set_filter(filter.map(|text| Arc::new(compile(text))));
+        port.judge.tune(Tuning {
             direction,
             ..Tuning::default()
         });

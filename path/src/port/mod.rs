@@ -6,19 +6,18 @@
 //! (R10), and the doorbell never blocks (R8).
 
 pub mod doorbell;
+mod judge;
 
 use std::sync::Arc;
 
-use vnplug_ring::control::{Balance, Direction, Tuning};
 use vnplug_ring::layout::{Life, Meta, flags};
-use vnplug_ring::{Bell, Ground, Producer};
+use vnplug_ring::{Bell, Ground, PeerLied, Producer};
 
 use crate::batch::{BatchInfo, Handle};
 use crate::commons::{Commons, Turn};
-use crate::rules::Rules;
 use doorbell::Doorbell;
-use vnplug_filter::{FrameSet, Program};
-use vnplug_frame::Frame;
+pub use judge::{Judge, Share};
+use vnplug_filter::FrameSet;
 use vnplug_os::peer_log;
 
 /// One reader's part in one queue.
@@ -32,18 +31,12 @@ pub struct Port {
     pub producer: Producer,
     /// What it shares with the other members of its group.
     pub commons: Option<Arc<Commons>>,
-    /// The operator's obligatory filter; what it refuses the reader learns nothing of.
-    pub guard: Option<Arc<Program>>,
-    /// The reader's own filter.
-    pub filter: Option<Arc<Program>>,
-    /// The reader's rules, behind its filter.
-    pub rules: Rules,
+    /// Which frames it gets.
+    pub judge: Judge,
     /// What it shares with the ports that its program holds as one with it.
     pub handle: Handle,
     /// Captured bytes per packet, at most the ring's snaplen.
     pub snaplen: u32,
-    /// Everything, or a share of a cluster's frames.
-    pub share: Share,
     /// How the reader is woken.
     pub doorbell: Doorbell,
     /// The first record is marked as following a gap.
@@ -52,48 +45,9 @@ pub struct Port {
     pub counters: PortCounters,
     /// What the kernel had dropped of this queue when the port was attached.
     pub dropped_before: u64,
-    tuning: Tuning,
     quarantined: Option<String>,
-    sampled: u32,
     due_us: Option<u64>,
     due_at: Option<u64>,
-}
-
-/// Which of a source's frames a port is offered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Share {
-    /// All.
-    All,
-    /// Member `index` of a cluster of `of`.
-    Member {
-        /// Number of the cluster in the daemon.
-        cluster: u32,
-        /// Which member this is.
-        index: u32,
-        /// How many members there are.
-        of: u32,
-        /// How frames are dealt.
-        balance: Balance,
-    },
-}
-
-impl Share {
-    /// Whether the frame with this flow hash, the `turn`th of its queue, is for this port.
-    #[inline]
-    pub fn includes(&self, hash: u32, turn: u64) -> bool {
-        match *self {
-            Self::All => true,
-            Self::Member {
-                index, of, balance, ..
-            } => {
-                let member = match balance {
-                    Balance::Flow => (u64::from(hash) * u64::from(of)) >> 32,
-                    Balance::RoundRobin => turn % u64::from(of),
-                };
-                member == u64::from(index)
-            }
-        }
-    }
 }
 
 /// What became of every frame offered to a port. Exactly one counter goes up for each, so
@@ -171,31 +125,20 @@ impl Port {
             owner: 0,
             producer,
             commons: None,
-            guard: None,
-            filter: None,
-            tuning: Tuning::default(),
-            rules: Rules::default(),
+            judge: Judge::default(),
             handle: Handle {
                 port: id,
                 ..Handle::default()
             },
             snaplen,
-            share: Share::All,
             doorbell,
             mark_gap: false,
             counters: PortCounters::default(),
             dropped_before: 0,
             quarantined: None,
-            sampled: 0,
             due_us: None,
             due_at: None,
         }
-    }
-
-    /// Judges as told from the next batch on; all counters stay.
-    pub fn tune(&mut self, tuning: Tuning) {
-        self.tuning = tuning;
-        self.sampled = 0;
     }
 
     /// Bytes of its ring's record area.
@@ -204,105 +147,44 @@ impl Port {
         self.producer.geometry().capacity
     }
 
-    /// Whether packets are wanted at all.
-    #[must_use]
-    pub fn is_enabled(&self) -> bool {
-        self.tuning.enabled
-    }
-
-    /// Which frames are wanted by their direction.
-    #[must_use]
-    pub fn direction(&self) -> Direction {
-        self.tuning.direction
-    }
-
-    /// Judges a batch, copies what the reader wants, publishes it and rings if that is due.
+    /// Takes what it wants of these frames, copies that into its ring, publishes it, and rings the
+    /// reader if that is due.
+    ///
+    /// NB: what is the same for all frames of a port that takes all is not asked for each, and its
+    /// counters go up once per batch.
     #[inline]
-    pub fn offer(&mut self, batch: &BatchInfo<'_>) {
-        let commons = self.commons.clone();
-        let mut turn = commons.as_ref().map(|commons| commons.turn(batch));
-        match &mut turn {
-            Some(turn) if self.wants_everything() => self.describe_all(batch, turn),
-            _ => {
-                for (place, &hash) in batch.hashes.iter().enumerate() {
-                    if self.share.includes(hash, batch.first + place as u64) {
-                        self.judge(place, batch, &mut turn);
+    pub fn take(&mut self, batch: &BatchInfo<'_>, offered: Offered<'_>) {
+        let Self {
+            judge, counters, ..
+        } = self;
+        let mut way = Way {
+            producer: &mut self.producer,
+            turn: self.commons.as_deref().map(|commons| commons.turn(batch)),
+            mark_gap: &mut self.mark_gap,
+            snaplen: self.snaplen,
+            lie: None,
+        };
+        match offered {
+            Offered::Whole if judge.takes_all() => way.give_all(batch, counters),
+            Offered::Whole => {
+                for place in 0..batch.frames.len() {
+                    if judge.takes(place, batch, counters) {
+                        way.give(place, batch, counters);
+                    }
+                }
+            }
+            Offered::Found { places, by_filter } => {
+                for place in places.iter() {
+                    if judge.takes_found(place, batch, by_filter, counters) {
+                        way.give(place, batch, counters);
                     }
                 }
             }
         }
-        let ground = turn.map(|turn| turn.ground());
-        if self.quarantined.is_none() {
-            self.producer.publish();
-            self.ring_if_due(batch.now_us, ground);
-        }
-    }
-
-    /// Whether there is nothing to judge a frame by.
-    fn wants_everything(&self) -> bool {
-        self.guard.is_none()
-            && self.filter.is_none()
-            && self.share == Share::All
-            && self.tuning.enabled
-            && self.tuning.direction == Direction::Both
-            && self.tuning.sample <= 1
-            && self.rules.accept_everything()
-            && self.quarantined.is_none()
-    }
-
-    /// Offers a batch to a member of a group that wants everything: a descriptor for each frame.
-    ///
-    /// NB: the counters go up once per batch, and nothing is asked for each frame that is the same
-    /// for all.
-    #[inline]
-    fn describe_all(&mut self, batch: &BatchInfo<'_>, turn: &mut Turn<'_>) {
-        let offered = batch.frames.len() as u64;
-        let (mut delivered, mut full, mut bytes) = (0, 0, 0);
-        let mut lied = None;
-        for (place, frame) in batch.frames.iter().enumerate() {
-            let meta = || meta_of(place, batch);
-            match turn.give(&mut self.producer, place, frame, meta, self.mark_gap) {
-                Ok(true) => {
-                    self.mark_gap = false;
-                    delivered += 1;
-                    bytes += frame.bytes.len().min(self.snaplen as usize) as u64;
-                }
-                Ok(false) => full += 1,
-                Err(lie) => {
-                    lied = Some(lie);
-                    break;
-                }
-            }
-        }
-        let counters = &mut self.counters;
-        counters.offered += offered;
-        counters.delivered += delivered;
-        counters.bytes += bytes;
-        counters.dropped_full += full;
-        counters.dropped_quarantine += offered - delivered - full;
-        if let Some(lie) = lied {
+        let (ground, lie) = way.end();
+        if let Some(lie) = lie {
             self.quarantine(lie.to_string());
         }
-    }
-
-    /// Takes these frames of a batch, which its guard and its filter accept and which have the
-    /// wanted direction; with `own_filter` it still judges by its filter. `offered` is counted by
-    /// whoever hands them over.
-    #[inline]
-    pub fn take(&mut self, batch: &BatchInfo<'_>, frames: &FrameSet, own_filter: bool) {
-        let commons = self.commons.clone();
-        let mut turn = commons.as_ref().map(|commons| commons.turn(batch));
-        for place in frames.iter() {
-            let frame = &batch.frames[place];
-            if self.quarantined.is_some() {
-                self.counters.dropped_quarantine += 1;
-            } else if own_filter && self.is_filtered(frame) {
-                self.counters.filtered += 1;
-            } else {
-                self.accept(place, batch, &mut turn);
-            }
-        }
-        let ground = turn.map(|turn| turn.ground());
         if self.quarantined.is_none() {
             self.producer.publish();
             self.ring_if_due(batch.now_us, ground);
@@ -312,35 +194,13 @@ impl Port {
     /// Counts a batch that the port's own program sent, and is not given.
     #[cold]
     pub fn decline(&mut self, batch: &BatchInfo<'_>) {
-        self.counters.direction += self.leave_out(batch);
+        self.counters.direction += self.judge.leave_out(batch, &mut self.counters);
     }
 
     /// Counts a batch that the port is not given, as its owner's ports have had their part of it.
     pub fn pass_by(&mut self, batch: &BatchInfo<'_>) {
-        let missed = self.leave_out(batch);
+        let missed = self.judge.leave_out(batch, &mut self.counters);
         self.miss(missed);
-    }
-
-    /// Counts what becomes of a batch before its frames are looked at; says how many are left.
-    fn leave_out(&mut self, batch: &BatchInfo<'_>) -> u64 {
-        let mut missed = 0;
-        for (place, &hash) in batch.hashes.iter().enumerate() {
-            if !self.share.includes(hash, batch.first + place as u64) {
-                continue;
-            }
-            self.counters.offered += 1;
-            // In this order, as in `judge`.
-            if self.is_refused(&batch.frames[place]) {
-                self.counters.refused += 1;
-            } else if self.quarantined.is_some() {
-                self.counters.dropped_quarantine += 1;
-            } else if !self.tuning.enabled {
-                self.counters.paused += 1;
-            } else {
-                missed += 1;
-            }
-        }
-        missed
     }
 
     /// Counts frames that the port is not given; the reader learns it from its ring.
@@ -369,105 +229,12 @@ impl Port {
         self.quarantine(FAILED.to_owned());
     }
 
-    /// Makes the counters exact after a panic in [`offer`](Self::offer), which began with
+    /// Makes the counters exact after a panic while it was given a whole batch, which began with
     /// `offered_before` frames offered: what was not judged is dropped.
     #[cold]
     pub fn settle(&mut self, batch: &BatchInfo<'_>, offered_before: u64) {
-        let share = self.share;
-        let owed = (batch.first..)
-            .zip(batch.hashes)
-            .filter(|&(turn, &hash)| share.includes(hash, turn))
-            .count() as u64;
-        self.counters.offered = offered_before + owed;
+        self.counters.offered = offered_before + self.judge.owes(batch);
         self.settle_to(self.counters.offered);
-    }
-
-    #[inline]
-    fn judge(&mut self, place: usize, batch: &BatchInfo<'_>, turn: &mut Option<Turn<'_>>) {
-        let frame = &batch.frames[place];
-        self.counters.offered += 1;
-        // First, and also in quarantine: no other counter may tell of what the operator refuses.
-        if self.is_refused(frame) {
-            self.counters.refused += 1;
-            return;
-        }
-        if self.quarantined.is_some() {
-            self.counters.dropped_quarantine += 1;
-            return;
-        }
-        if !self.tuning.enabled {
-            self.counters.paused += 1;
-            return;
-        }
-        let outbound = frame.flags & flags::OUTBOUND != 0;
-        let wanted = match self.tuning.direction {
-            Direction::Both => true,
-            Direction::Rx => !outbound,
-            Direction::Tx => outbound,
-        };
-        if !wanted {
-            self.counters.direction += 1;
-            return;
-        }
-        if self.is_filtered(frame) {
-            self.counters.filtered += 1;
-            return;
-        }
-        self.accept(place, batch, turn);
-    }
-
-    #[inline]
-    fn is_refused(&self, frame: &Frame<'_>) -> bool {
-        let guard = self.guard.as_ref();
-        guard.is_some_and(|guard| guard.run(frame.bytes, frame.wire_len) == 0)
-    }
-
-    #[inline]
-    fn is_filtered(&self, frame: &Frame<'_>) -> bool {
-        let filter = self.filter.as_ref();
-        filter.is_some_and(|filter| filter.run(frame.bytes, frame.wire_len) == 0)
-    }
-
-    /// What comes behind the filters.
-    #[inline]
-    fn accept(&mut self, place: usize, batch: &BatchInfo<'_>, turn: &mut Option<Turn<'_>>) {
-        let frame = &batch.frames[place];
-        if !self.rules.accept(frame.bytes, batch.now_us) {
-            self.counters.ruled_out += 1;
-            return;
-        }
-        if self.tuning.sample > 1 {
-            self.sampled += 1;
-            if self.sampled < self.tuning.sample {
-                self.counters.sampled_out += 1;
-                return;
-            }
-            self.sampled = 0;
-        }
-        let bytes = &frame.bytes[..frame.bytes.len().min(self.snaplen as usize)];
-        let meta = || meta_of(place, batch);
-        let given = match turn {
-            None => {
-                let mut meta = meta();
-                if self.mark_gap {
-                    meta.flags |= flags::GAP;
-                }
-                self.producer.push(&meta, bytes)
-            }
-            Some(turn) => turn.give(&mut self.producer, place, frame, meta, self.mark_gap),
-        };
-        match given {
-            Ok(true) => {
-                self.mark_gap = false;
-                self.counters.delivered += 1;
-                self.counters.bytes += bytes.len() as u64;
-            }
-            Ok(false) => self.counters.dropped_full += 1,
-            Err(lie) => {
-                self.counters.dropped_quarantine += 1;
-                self.quarantine(lie.to_string());
-            }
-        }
     }
 
     /// Stops serving this reader; its frames are counted as dropped from now on.
@@ -482,6 +249,7 @@ impl Port {
             self.producer.finish(Life::Quarantined);
             self.doorbell.ring();
             (self.due_us, self.due_at) = (None, None);
+            self.judge.quarantine();
             self.quarantined = Some(reason);
         }
     }
@@ -545,6 +313,107 @@ impl Port {
             }
         };
         self.due_at = self.producer.due_at();
+    }
+}
+
+/// Which frames of a batch a port is to look at.
+#[derive(Debug, Clone, Copy)]
+pub enum Offered<'a> {
+    /// All.
+    Whole,
+    /// Those that its guard lets through and that have the wanted direction, as others have found out;
+    /// they are counted as offered by whoever hands them over.
+    Found {
+        /// Which of the batch.
+        places: &'a FrameSet,
+        /// It still has to judge by its filter.
+        by_filter: bool,
+    },
+}
+
+/// The last stretch: from a batch into a port's ring.
+struct Way<'a> {
+    producer: &'a mut Producer,
+    turn: Option<Turn<'a>>,
+    mark_gap: &'a mut bool,
+    snaplen: u32,
+    /// The reader's indices make no sense: nothing is put into its ring any more.
+    lie: Option<PeerLied>,
+}
+
+impl Way<'_> {
+    /// Gives the reader the frame at `place`.
+    #[inline]
+    fn give(&mut self, place: usize, batch: &BatchInfo<'_>, counters: &mut PortCounters) {
+        if self.lie.is_some() {
+            counters.dropped_quarantine += 1;
+            return;
+        }
+        match self.put(place, batch) {
+            Ok(Some(len)) => {
+                counters.delivered += 1;
+                counters.bytes += len;
+            }
+            Ok(None) => counters.dropped_full += 1,
+            Err(lie) => {
+                counters.dropped_quarantine += 1;
+                self.lie = Some(lie);
+            }
+        }
+    }
+
+    /// Gives the reader all frames.
+    #[inline]
+    fn give_all(&mut self, batch: &BatchInfo<'_>, counters: &mut PortCounters) {
+        let (mut delivered, mut full, mut bytes) = (0, 0, 0);
+        for place in 0..batch.frames.len() {
+            match self.put(place, batch) {
+                Ok(Some(len)) => {
+                    delivered += 1;
+                    bytes += len;
+                }
+                Ok(None) => full += 1,
+                Err(lie) => {
+                    self.lie = Some(lie);
+                    break;
+                }
+            }
+        }
+        let offered = batch.frames.len() as u64;
+        counters.offered += offered;
+        counters.delivered += delivered;
+        counters.bytes += bytes;
+        counters.dropped_full += full;
+        counters.dropped_quarantine += offered - delivered - full;
+    }
+
+    /// What the doorbell needs to know, and whether the reader lied.
+    #[inline]
+    fn end(self) -> (Option<Ground>, Option<PeerLied>) {
+        (self.turn.map(|turn| turn.ground()), self.lie)
+    }
+
+    /// Puts a frame into the ring: how many bytes of it, or `None` if the ring is full.
+    #[inline]
+    fn put(&mut self, place: usize, batch: &BatchInfo<'_>) -> Result<Option<u64>, PeerLied> {
+        let frame = &batch.frames[place];
+        let bytes = &frame.bytes[..frame.bytes.len().min(self.snaplen as usize)];
+        let meta = || meta_of(place, batch);
+        let given = match &mut self.turn {
+            None => {
+                let mut meta = meta();
+                if *self.mark_gap {
+                    meta.flags |= flags::GAP;
+                }
+                self.producer.push(&meta, bytes)?
+            }
+            Some(turn) => turn.give(self.producer, place, frame, meta, *self.mark_gap)?,
+        };
+        if !given {
+            return Ok(None);
+        }
+        *self.mark_gap = false;
+        Ok(Some(bytes.len() as u64))
     }
 }
 

@@ -9,7 +9,7 @@ use vnplug_ring::layout::{Geometry, Life, TAIL, flags, ring_size};
 use vnplug_ring::{Arena, ArenaGeometry, ArenaReader, Consumer, Producer, Region, Wait};
 
 use super::doorbell::Doorbell;
-use super::{Port, Share};
+use super::{Offered, Port, Share};
 use crate::batch::BatchInfo;
 use crate::commons::Commons;
 use vnplug_filter::Program;
@@ -51,7 +51,7 @@ fn offer(port: &mut Port, frames: &[Frame<'_>], first: u64) {
     let hashes: Vec<u32> = (0..frames.len() as u32)
         .map(|n| n.wrapping_mul(0x9e37_79b9))
         .collect();
-    port.offer(&BatchInfo {
+    let batch = BatchInfo {
         frames,
         hashes: &hashes,
         first,
@@ -59,7 +59,8 @@ fn offer(port: &mut Port, frames: &[Frame<'_>], first: u64) {
         queue: 2,
         now_us: 0,
         sender: None,
-    });
+    };
+    port.take(&batch, Offered::Whole);
     assert_eq!(port.counters.offered, port.counters.accounted());
 }
 
@@ -129,7 +130,7 @@ fn a_reader_that_lies_is_quarantined_and_every_frame_stays_accounted_for() {
 #[test]
 fn quarantine_tells_nothing_of_what_the_operator_refuses() {
     let (mut port, _consumer, _) = port(2000);
-    port.guard = nothing();
+    port.judge.set_guard(nothing());
     port.quarantine("it lied".into());
     offer(&mut port, &frames(b"secret", 9), 0);
     assert_eq!(
@@ -141,15 +142,15 @@ fn quarantine_tells_nothing_of_what_the_operator_refuses() {
 #[test]
 fn guard_direction_filter_and_sampling_each_count_their_own() {
     let (mut port, _consumer, _) = port(2000);
-    port.guard = nothing();
+    port.judge.set_guard(nothing());
     offer(&mut port, &frames(b"x", 3), 0);
     assert_eq!(port.counters.refused, 3);
-    port.guard = None;
-    port.filter = nothing();
+    port.judge.set_guard(None);
+    port.judge.set_filter(nothing());
     offer(&mut port, &frames(b"x", 4), 3);
     assert_eq!(port.counters.filtered, 4);
-    port.filter = None;
-    port.tune(Tuning {
+    port.judge.set_filter(None);
+    port.judge.tune(Tuning {
         direction: Direction::Tx,
         ..Tuning::default()
     });
@@ -163,19 +164,19 @@ fn guard_direction_filter_and_sampling_each_count_their_own() {
         sample: 10,
         ..Tuning::default()
     };
-    port.tune(tuning);
+    port.judge.tune(tuning);
     offer(&mut port, &frames(b"x", 95), 13);
     assert_eq!(
         (port.counters.delivered, port.counters.sampled_out),
         (10, 86)
     );
     tuning.enabled = false;
-    port.tune(tuning);
+    port.judge.tune(tuning);
     offer(&mut port, &frames(b"x", 7), 108);
     assert_eq!((port.counters.delivered, port.counters.paused), (10, 7));
     // A port that goes on begins a new round of its sampling.
     tuning.enabled = true;
-    port.tune(tuning);
+    port.judge.tune(tuning);
     offer(&mut port, &frames(b"x", 10), 115);
     assert_eq!(port.counters.delivered, 11);
     assert_eq!(port.counters.offered, port.counters.accounted());
@@ -186,12 +187,12 @@ fn members_of_a_cluster_share_every_frame_exactly_once() {
     for balance in [Balance::Flow, Balance::RoundRobin] {
         let mut members: Vec<_> = (0..3).map(|_| port(2000)).collect();
         for (index, (port, _, _)) in members.iter_mut().enumerate() {
-            port.share = Share::Member {
+            port.judge.set_share(Share::Member {
                 cluster: 1,
                 index: index as u32,
                 of: 3,
                 balance,
-            };
+            });
         }
         for round in 0..4 {
             for (port, _, _) in &mut members {
@@ -283,7 +284,10 @@ pub(crate) fn members(count: u32) -> (Arc<Commons>, Vec<(Port, Consumer, Region)
 fn a_member_that_wants_everything_has_the_account_of_one_that_is_asked_for_each_frame() {
     let (commons, mut members) = members(2);
     let everything = Program::from_bytes(&[6, 0, 0, 0, 1, 0, 0, 0], vnplug_filter::Trust::Guest);
-    members[1].0.filter = Some(Arc::new(everything.unwrap()));
+    members[1]
+        .0
+        .judge
+        .set_filter(Some(Arc::new(everything.unwrap())));
     for (turn, count) in [3, 0, 1, 250, 9].into_iter().enumerate() {
         for (port, ..) in &mut members {
             port.mark_gap = turn == 0;
