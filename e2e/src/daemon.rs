@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Client, PortOptions};
 use vnplug_ring::control::{Counted, Message};
+use vnplug_ring::counters;
 
 use crate::child::Tethered;
 use crate::error::{LabError, Result};
@@ -286,7 +287,7 @@ pub fn label<'a>(counted: &'a Counted, name: &str) -> &'a str {
         .map_or("", |(_, value)| value)
 }
 
-/// Checks the identities of `host/src/hub/report.rs`.
+/// Checks that the accounts close, and that every counter is one that is known.
 ///
 /// # Panics
 /// If a sum does not close, with the numbers.
@@ -298,61 +299,24 @@ pub fn audit(counters: &[Counted]) {
 ///
 /// # Errors
 /// What does not close, with the numbers.
-pub fn closes(counters: &[Counted]) -> std::result::Result<(), String> {
-    const FATES: [&str; 10] = [
-        "refused",
-        "paused",
-        "direction",
-        "filtered",
-        "ruled_out",
-        "sampled_out",
-        "delivered",
-        "dropped_full",
-        "dropped_budget",
-        "dropped_quarantine",
-    ];
-    const SEND_FATES: [&str; 5] = [
-        "sent",
-        "send_dropped_full",
-        "send_dropped_length",
-        "send_dropped_link",
-        "send_dropped_unsupported",
-    ];
-    let equal = |left: u64, right: u64, what: &dyn Fn() -> String| match left == right {
-        true => Ok(()),
-        false => Err(format!("{left} is not {right}: {}", what())),
-    };
-    for port in counters.iter().filter(|counted| counted.kind == "port") {
-        let fates: u64 = FATES.iter().map(|fate| value(port, fate)).sum();
-        let what = || format!("point S of port {}: {port:?}", port.name);
-        equal(value(port, "offered"), fates, &what)?;
+pub fn closes(all: &[Counted]) -> std::result::Result<(), String> {
+    for counted in all {
+        let names = counted.values.iter().map(|(name, _)| name);
+        let mut of_us = names.filter(|name| !name.starts_with(counters::OF_READER));
+        if let Some(name) = of_us.find(|name| counters::find(&counted.kind, name).is_none()) {
+            return Err(format!("no table has the counter {name}: {counted:?}"));
+        }
     }
-    for sender in counters
-        .iter()
-        .filter(|it| it.values.iter().any(|(key, _)| key == "sent"))
-    {
-        let fates: u64 = SEND_FATES.iter().map(|fate| value(sender, fate)).sum();
-        let what = || format!("point T of {}: {sender:?}", sender.name);
-        equal(value(sender, "send_taken"), fates, &what)?;
+    let accounts = counters::accounts(all);
+    let of = |kind: &str| all.iter().filter(|it| it.kind == kind).count();
+    // Three of each source, and one of each port, besides what sends.
+    if accounts.len() < 3 * of("source") + of("port") {
+        return Err(format!("counters are missing: {all:?}"));
     }
-    for source in counters.iter().filter(|counted| counted.kind == "source") {
-        let device = format!("host:{}", source.name);
-        let offered: u64 = counters
-            .iter()
-            .filter(|counted| counted.kind == "port" && label(counted, "device") == device)
-            .map(|port| value(port, "offered"))
-            .sum();
-        let departed = value(source, "departed_offered");
-        let what = || format!("point R of {device}: {source:?}");
-        equal(value(source, "duties"), offered + departed, &what)?;
-        let came = ["read", "kernel_dropped", "early", "in_kernel"];
-        let came = came.iter().map(|part| value(source, part)).sum();
-        let what = || format!("point K of {device}: {source:?}");
-        equal(value(source, "seen"), came, &what)?;
-        let what = || format!("point S of {device}'s past");
-        equal(departed, value(source, "departed_accounted"), &what)?;
+    match accounts.iter().find(|account| !account.closes()) {
+        None => Ok(()),
+        Some(open) => Err(format!("{} is missing: {open:?}", open.difference())),
     }
-    Ok(())
 }
 
 /// A program of ours, as the build left it beside the running test. `make build` makes one `vnplug`, the

@@ -35,6 +35,7 @@ mod intake;
 mod producer;
 
 pub mod control;
+pub mod counters;
 pub mod pool;
 
 pub use arena::{Arena, ArenaGeometry, ArenaReader, BufferGeometry, Buffers, Placed};

@@ -1,0 +1,450 @@
+//! Every counter: its name, its unit, what it counts, and the sum that it is part of.
+//!
+//! A daemon tells its counters as names and values ([`Counted`]). This table says what the names mean;
+//! `docs/vnplugd.md` shows it, and [`accounts`] is the only place that knows which of them add up.
+//! They are taken between two batches of a thread, so each sum holds to the packet in every answer,
+//! also under load.
+//!
+//! | thing | sum |
+//! |---|---|
+//! | source | `seen` = `read` + `kernel_dropped` + `early` + `in_kernel` |
+//! | source | `duties` = the `offered` of its ports + `departed_offered` |
+//! | source | `departed_offered` = `departed_accounted` |
+//! | port | `offered` = the sum of all that can become of a frame |
+//! | port, source | `send_taken` = `sent` + the `send_dropped_…` |
+
+use crate::control::{Counted, HOST_PREFIX};
+
+/// What is known of a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counter {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is counted in.
+    pub unit: Unit,
+    /// What it counts.
+    pub help: &'static str,
+    /// The counter of the same thing that is the sum of this one and others.
+    pub part_of: Option<&'static str>,
+}
+
+/// What a counter is counted in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Frames.
+    Frames,
+    /// Bytes.
+    Bytes,
+    /// Times something happened.
+    Times,
+    /// Milliseconds.
+    Milliseconds,
+    /// Nanoseconds.
+    Nanoseconds,
+    /// Things that are there: ports, filters, rules.
+    Things,
+}
+
+const fn own(name: &'static str, unit: Unit, help: &'static str) -> Counter {
+    Counter {
+        name,
+        unit,
+        help,
+        part_of: None,
+    }
+}
+
+const fn part(of: &'static str, name: &'static str, help: &'static str) -> Counter {
+    Counter {
+        name,
+        unit: Unit::Frames,
+        help,
+        part_of: Some(of),
+    }
+}
+
+use Unit::{Bytes, Frames, Milliseconds, Nanoseconds, Things, Times};
+
+/// Counters of a source.
+pub const SOURCE: &[Counter] = &[
+    own(
+        "seen",
+        Frames,
+        "frames that arrived at the source, taken or not, and those that were shown",
+    ),
+    own(
+        "shown",
+        Frames,
+        "frames that a port sent and that were shown to the other ports",
+    ),
+    part("seen", "read", "frames that the daemon read or showed"),
+    part(
+        "seen",
+        "kernel_dropped",
+        "frames that the kernel dropped: its receive ring was full",
+    ),
+    part(
+        "seen",
+        "early",
+        "frames that the kernel dropped because no port wanted them",
+    ),
+    part(
+        "seen",
+        "in_kernel",
+        "frames that wait in the receive ring to be read, counted in the ring itself; 0 at rest. Of \
+         `af_xdp` up to 64 per queue more, which the driver has not put there yet",
+    ),
+    own("bytes", Bytes, "captured bytes of the frames in `read`"),
+    own(
+        "freezes",
+        Times,
+        "the kernel stopped for want of a free block",
+    ),
+    own(
+        "rebinds",
+        Times,
+        "the interface went down or vanished and was bound again",
+    ),
+    own(
+        "patience_ms",
+        Milliseconds,
+        "of `af_packet`: for how long the receive ring holds what comes at the present rate while the \
+         daemon does not run",
+    ),
+    own(
+        "filters_keyed",
+        Things,
+        "different filters that are looked up",
+    ),
+    own(
+        "filters_scanned",
+        Things,
+        "different filters that are run on every frame",
+    ),
+    own(
+        "filter_fields",
+        Things,
+        "fields in which frames are looked up",
+    ),
+    own(
+        "duties",
+        Frames,
+        "for each frame read, the subscribers of that moment, added up; a cluster is one",
+    ),
+    own(
+        "departed_offered",
+        Frames,
+        "what ports that are gone had been offered",
+    ),
+    own(
+        "departed_accounted",
+        Frames,
+        "the sum of what became of `departed_offered`; equal to it",
+    ),
+    own(
+        "departed_delivered",
+        Frames,
+        "the part of `departed_accounted` that was delivered",
+    ),
+    own(
+        "departed_dropped_full",
+        Frames,
+        "the part that was dropped because a ring was full",
+    ),
+    own(
+        "departed_dropped_budget",
+        Frames,
+        "the part that was dropped for an owner's budget",
+    ),
+];
+
+/// Counters of a port.
+pub const PORT: &[Counter] = &[
+    own("offered", Frames, "frames that this port had to judge"),
+    part(
+        "offered",
+        "refused",
+        "refused by the operator's filter; shown to operators alone",
+    ),
+    part(
+        "offered",
+        "paused",
+        "passed by while the reader had paused the port",
+    ),
+    part(
+        "offered",
+        "direction",
+        "not the wanted direction, or sent by the port's own program",
+    ),
+    part("offered", "filtered", "not wanted by the reader's filter"),
+    part("offered", "ruled_out", "not wanted by the reader's rules"),
+    part("offered", "sampled_out", "left out by sampling"),
+    part(
+        "offered",
+        "delivered",
+        "written to its ring; a member of a group may still find a packet overwritten before it read it, \
+         which it alone counts",
+    ),
+    part("offered", "dropped_full", "dropped: its ring was full"),
+    part(
+        "offered",
+        "dropped_budget",
+        "dropped unseen: the source had more than its thread could do, and the owner's ports had had \
+         their part",
+    ),
+    part(
+        "offered",
+        "dropped_quarantine",
+        "dropped: the port is in quarantine",
+    ),
+    own(
+        "bytes",
+        Bytes,
+        "captured bytes of the frames in `delivered`",
+    ),
+    own(
+        "rings",
+        Times,
+        "its reader was woken by a crossing or a delay",
+    ),
+    own(
+        "source_kernel_dropped",
+        Frames,
+        "what the kernel dropped of its queues since the port was opened, wanted or not",
+    ),
+    own("exact_rules", Things, "rules that are found by a hash"),
+    own("wildcard_rules", Things, "rules that are tried in order"),
+    own("arena_bytes", Bytes, "size of the arenas of its group"),
+    own(
+        "arena_copies",
+        Frames,
+        "frames copied into those arenas, once for all members",
+    ),
+    own(
+        "arena_lent",
+        Frames,
+        "frames that members have where they were received",
+    ),
+    own("filter_version", Times, "its filter was replaced"),
+    own("ring_bytes", Bytes, "size of each of its rings"),
+    own(
+        "patience_ms",
+        Milliseconds,
+        "for operators: for how long its rings hold what was delivered since they were last asked, a \
+         second ago or more, while the reader does not read; an hour at most",
+    ),
+];
+
+/// Counters of what sends: a port, and a source for all its ports, those that are gone included.
+pub const SENDER: &[Counter] = &[
+    own("send_taken", Frames, "frames taken from transmit rings"),
+    own("send_bytes", Bytes, "their bytes"),
+    part(
+        "send_taken",
+        "sent",
+        "handed to the kernel or driver, which may still lose them",
+    ),
+    part(
+        "send_taken",
+        "send_dropped_full",
+        "dropped: the kernel's or driver's queue was full",
+    ),
+    part(
+        "send_taken",
+        "send_dropped_length",
+        "dropped: the link does not carry frames of this length",
+    ),
+    part(
+        "send_taken",
+        "send_dropped_link",
+        "dropped: the link was down or the interface gone",
+    ),
+    part(
+        "send_taken",
+        "send_dropped_unsupported",
+        "dropped: the source cannot send, or the daemon failed at it",
+    ),
+];
+
+/// What the generator measures, since its first sender was attached; of several queues the slowest.
+pub const ECHO: &[Counter] = &[
+    own("echoes", Frames, "frames that came back from a reader"),
+    own(
+        "echo_min_ns",
+        Nanoseconds,
+        "the shortest time that one took",
+    ),
+    own("echo_p50_ns", Nanoseconds, "the median"),
+    own("echo_p99_ns", Nanoseconds, "99 % took at most this"),
+    own("echo_p999_ns", Nanoseconds, "99.9 % took at most this"),
+    own("echo_max_ns", Nanoseconds, "the longest"),
+];
+
+/// Counters of the daemon.
+pub const DAEMON: &[Counter] = &[
+    own("ports", Things, "ports that are open"),
+    own("ports_opened", Times, "a port was opened"),
+    own("ports_closed", Times, "a port was closed"),
+    own("native_filters", Things, "filters that run as machine code"),
+    own(
+        "native_bytes",
+        Bytes,
+        "bytes of the pages with machine code",
+    ),
+    own(
+        "native_waiting",
+        Things,
+        "filters that wait to become machine code",
+    ),
+    own("native_refused", Times, "a limit left a filter interpreted"),
+    own(
+        "native_failed",
+        Times,
+        "a filter could not be translated or placed; the log says why",
+    ),
+];
+
+/// Counters of a VM.
+pub const VM: &[Counter] = &[
+    own("pool_bytes", Bytes, "the pool"),
+    own("pool_free", Bytes, "what no ring uses of it"),
+    own(
+        "channel_skipped_bytes",
+        Bytes,
+        "garbage on its control channel",
+    ),
+    own(
+        "doorbell_vectors_heard",
+        Things,
+        "vectors of its doorbell device that the agent listens to",
+    ),
+    own("doorbell_to_guest", Times, "an interrupt was raised"),
+    own(
+        "doorbell_from_guest",
+        Times,
+        "a ring of the guest was heard",
+    ),
+];
+
+/// What begins so is said by a port's reader of itself.
+pub const OF_READER: &str = "reader_";
+
+/// What is known of a counter of a kind of thing; `None` if nothing is.
+#[must_use]
+pub fn find(kind: &str, name: &str) -> Option<&'static Counter> {
+    let tables: &[&[Counter]] = match kind {
+        "source" => &[SOURCE, SENDER, ECHO],
+        "port" => &[PORT, SENDER],
+        "daemon" => &[DAEMON],
+        "vm" => &[VM],
+        _ => &[],
+    };
+    let mut all = tables.iter().flat_map(|table| table.iter());
+    all.find(|counter| counter.name == name)
+}
+
+/// One sum, with its values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    /// Whose: `source eth1`, `port 7`.
+    pub about: String,
+    /// The counter that is the sum.
+    pub total: (&'static str, u64),
+    /// What it is the sum of.
+    pub parts: Vec<(String, u64)>,
+}
+
+impl Account {
+    /// What is missing among the parts (negative: too much); 0 if it closes.
+    #[must_use]
+    pub fn difference(&self) -> i128 {
+        let parts = self.parts.iter().map(|(_, value)| i128::from(*value));
+        i128::from(self.total.1) - parts.sum::<i128>()
+    }
+
+    /// Whether nothing is missing.
+    #[must_use]
+    pub fn closes(&self) -> bool {
+        self.difference() == 0
+    }
+}
+
+/// The sums that these counters are in. One of whose counters some are not there is not judged: a guest
+/// sees its own ports alone.
+#[must_use]
+pub fn accounts(all: &[Counted]) -> Vec<Account> {
+    let mut found = Vec::new();
+    for counted in all {
+        match counted.kind.as_str() {
+            "source" => {
+                found.extend(sum(counted, "seen", SOURCE));
+                found.extend(duties(counted, all));
+                found.extend(departed(counted));
+            }
+            "port" => found.extend(sum(counted, "offered", PORT)),
+            _ => {}
+        }
+        found.extend(sum(counted, "send_taken", SENDER));
+    }
+    found
+}
+
+/// One counter's value, if the thing has it.
+#[must_use]
+pub fn value(of: &Counted, name: &str) -> Option<u64> {
+    let found = of.values.iter().find(|(key, _)| key == name);
+    found.map(|(_, value)| *value)
+}
+
+/// `total` = the sum of its parts, if the thing has all of them.
+fn sum(of: &Counted, total: &'static str, table: &[Counter]) -> Option<Account> {
+    let parts = table.iter().filter(|it| it.part_of == Some(total));
+    // A reader does not see what the operator's filter refuses.
+    let is_optional = |name: &str| name == "refused" || name.starts_with("dropped_");
+    let mut found = Vec::new();
+    for part in parts.filter(|part| !is_optional(part.name)) {
+        found.push((part.name.to_owned(), value(of, part.name)?));
+    }
+    if total == "offered" {
+        // Also what a newer daemon drops for a reason of its own.
+        let more = of.values.iter().filter(|(name, _)| is_optional(name));
+        found.extend(more.cloned());
+    }
+    account(of, total, found)
+}
+
+/// What its ports were offered.
+fn duties(source: &Counted, all: &[Counted]) -> Option<Account> {
+    let is_of = |port: &&Counted| {
+        let device = port.labels.iter().find(|(key, _)| key == "device");
+        port.kind == "port"
+            && device.is_some_and(|(_, name)| {
+                name.strip_prefix(HOST_PREFIX).unwrap_or(name) == source.name
+            })
+    };
+    let ports = all.iter().filter(is_of);
+    let offered = ports.filter_map(|port| value(port, "offered")).sum();
+    let departed = value(source, "departed_offered")?;
+    let parts = vec![
+        ("offered to its ports".into(), offered),
+        ("departed_offered".into(), departed),
+    ];
+    account(source, "duties", parts)
+}
+
+fn departed(source: &Counted) -> Option<Account> {
+    let accounted = value(source, "departed_accounted")?;
+    let parts = vec![("departed_accounted".into(), accounted)];
+    account(source, "departed_offered", parts)
+}
+
+fn account(of: &Counted, total: &'static str, parts: Vec<(String, u64)>) -> Option<Account> {
+    Some(Account {
+        about: format!("{} {}", of.kind, of.name),
+        total: (total, value(of, total)?),
+        parts,
+    })
+}
+
+#[cfg(test)]
+mod tests;
