@@ -116,6 +116,12 @@ pub trait Disk: Debug + Send {
     /// Those of rename(2).
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()>;
 
+    /// Renames the open file to a name that no file has.
+    ///
+    /// # Errors
+    /// `EEXIST` if one has it; those of rename(2).
+    fn publish(&mut self, from: &Path, to: &Path) -> io::Result<()>;
+
     /// Removes a file unless somebody has a [`lease`] on it; true if it is gone.
     ///
     /// # Errors

@@ -8,9 +8,9 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    Advice, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps,
-    UTIME_OMIT, fadvise, fallocate, fcntl_getfl, fcntl_setfl, fdatasync, flock, fstat, fsync,
-    ftruncate, futimens, open, stat, statvfs,
+    Advice, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec,
+    Timestamps, UTIME_OMIT, fadvise, fallocate, fcntl_getfl, fcntl_setfl, fdatasync, flock, fstat,
+    fsync, ftruncate, futimens, lstat, open, renameat_with, stat, statvfs,
 };
 use rustix::io::{Errno, pread, pwrite};
 
@@ -312,6 +312,18 @@ impl Disk for Real {
 
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         rustix::fs::rename(from, to).map_err(errno)
+    }
+
+    fn publish(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+            // NFS and some FUSE file systems cannot do both in one step.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => match lstat(to) {
+                Ok(_) => Err(errno(Errno::EXIST)),
+                Err(Errno::NOENT) => self.rename(from, to),
+                Err(error) => Err(errno(error)),
+            },
+            renamed => renamed.map_err(errno),
+        }
     }
 
     fn remove(&mut self, path: &Path) -> io::Result<bool> {

@@ -283,6 +283,11 @@ impl Shared {
             Operation::Rename(from, to) => {
                 let content = self.files.remove(from).unwrap_or_default();
                 self.files.insert(to.clone(), content);
+                if let Some((of, _)) = &mut self.reserved
+                    && of == from
+                {
+                    *of = to.clone();
+                }
             }
             Operation::Remove(path) => {
                 let gone = self.taken(path);
@@ -406,6 +411,15 @@ impl Disk for Sim {
 
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         self.operation(Operation::Rename(from.to_owned(), to.to_owned()))
+    }
+
+    fn publish(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        if self.with(|shared| shared.files.contains_key(to)) {
+            return Err(errno(Errno::EXIST));
+        }
+        self.rename(from, to)?;
+        self.open = Some(to.to_owned());
+        Ok(())
     }
 
     fn remove(&mut self, path: &Path) -> io::Result<bool> {

@@ -204,7 +204,7 @@ pub(super) fn remove_aged(
 pub(super) fn give_back(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io::Result<()> {
     for entry in disk.list(dir)? {
         if entry.name.ends_with(PART) && segment(&entry.name, recording).is_some() {
-            // It was being packed.
+            // It was being made, or packed.
             disk.remove(&dir.join(&entry.name))?;
             continue;
         }

@@ -226,6 +226,29 @@ fn every_call_may_fail_in_classic_pcap() {
 }
 
 /// The power goes at some time after something failed.
+#[test]
+fn a_kill_at_any_moment_leaves_no_segment_without_its_header() {
+    for format in [Format::Pcapng, Format::Pcap] {
+        let sim = Sim::new(1 << 30);
+        let mut bench = Bench::new(&sim, settings(format));
+        record(&mut bench, false);
+        let mut unnamed = 0;
+        for operations in 1..=sim.operations() {
+            // What the kernel was told it still has.
+            for (path, content) in sim.crash(operations, 1000).1 {
+                let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                unnamed += u32::from(name.ends_with(crate::name::PART));
+                assert!(
+                    SegmentName::parse(&name).is_none() || content.len() >= 24,
+                    "{name} has {} bytes after operation {operations}",
+                    content.len()
+                );
+            }
+        }
+        assert!(unnamed > 0, "no file was seen that was not named yet");
+    }
+}
+
 fn fail_and_crash(format: Format, burst: bool) {
     let (sim, _) = record_with(format, None, burst);
     let mut states = 0;

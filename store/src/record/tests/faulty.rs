@@ -116,6 +116,11 @@ impl Disk for Faulty {
         self.disk.rename(from, to)
     }
 
+    fn publish(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        self.call()?;
+        self.disk.publish(from, to)
+    }
+
     fn remove(&mut self, path: &Path) -> io::Result<bool> {
         self.call()?;
         self.disk.remove(path)

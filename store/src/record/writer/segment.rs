@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::{SPARE, Writer};
 use crate::disk::{BLOCK, Buffer, Disk, Write};
 use crate::encode::{pcap, pcapng};
-use crate::name::{Format, SegmentName};
+use crate::name::{Format, PART, SegmentName};
 use crate::record::DedupStatus;
 use crate::record::chunk::{Chunk, Tally};
 use crate::record::ledger::Loss;
@@ -51,7 +51,8 @@ impl Writer {
             format: self.settings.format,
         };
         let path = self.dir.join(name.to_string());
-        if let Err(error) = self.disk.create(&path) {
+        let mut made = self.dir.join(format!("{name}{PART}"));
+        if let Err(error) = self.create(&made) {
             self.number = Some(sequence);
             return Err(error);
         }
@@ -76,10 +77,15 @@ impl Writer {
         if self.settings.index {
             self.index.begin(&path, self.settings.format);
         }
+        // It has its name when it has its header: a kill before that leaves no empty capture file.
         let begun = self.write_header(&mut segment);
-        let begun = begun.and_then(|()| match self.doubt {
-            true => self.disk.sync(),
-            false => Ok(()),
+        let begun = begun.and_then(|()| self.disk.publish(&made, &path));
+        let begun = begun.and_then(|()| {
+            made.clone_from(&path);
+            match self.doubt {
+                true => self.disk.sync(),
+                false => Ok(()),
+            }
         });
         let begun = begun.and_then(|()| self.disk.sync_dir(&self.dir));
         if let Err(error) = begun {
@@ -88,7 +94,7 @@ impl Writer {
             self.disk.close();
             self.index.abandon();
             self.ledger.untell(segment.told);
-            self.discard(&path, sequence);
+            self.discard(&made, sequence);
             return Err(error);
         }
         let file = segment.name.to_string();
@@ -98,6 +104,18 @@ impl Writer {
         });
         self.segment = Some(segment);
         Ok(())
+    }
+
+    /// Makes the file that becomes a segment. One that could not be removed is in the way of the next try.
+    fn create(&mut self, path: &Path) -> io::Result<()> {
+        let made = self.disk.create(path);
+        match &made {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.disk.remove(path)?;
+                self.disk.create(path)
+            }
+            _ => made,
+        }
     }
 
     fn write_header(&mut self, segment: &mut Segment) -> io::Result<()> {
@@ -174,9 +192,10 @@ impl Writer {
     }
 
     /// Removes a segment without packets, whose number the next one has. If it cannot be removed, it is a
-    /// capture file without any.
+    /// capture file without any; one that never got its name is in nobody's way.
     fn discard(&mut self, path: &Path, sequence: u64) {
-        if self.disk.remove(path).is_ok_and(|gone| gone) {
+        let is_gone = self.disk.remove(path).is_ok_and(|gone| gone);
+        if is_gone || path.to_string_lossy().ends_with(PART) {
             self.number = Some(sequence);
         }
     }
