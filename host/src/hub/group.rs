@@ -13,11 +13,11 @@ use vnplug_ring::control::{ArenaHome, Arenas, Open, RingPlace, code};
 use vnplug_ring::layout::{MAX_CAPACITY, MIN_CAPACITY};
 use vnplug_ring::{Arena, Region};
 
+use super::ground::Ground;
 use super::open::{fresh_epoch, no_memory};
+use super::plan::Plan;
 use super::{Hub, Owner, Programs, Refusal};
-use crate::hub::places::Places;
 use vnplug_filter::Program;
-use vnplug_os::memory::Shared;
 use vnplug_path::commons::Commons;
 use vnplug_path::source::Lent;
 
@@ -227,15 +227,37 @@ impl Hub {
         Err(Refusal::new(code::DENIED, what))
     }
 
+    /// Makes a port a member of the group that it is planned for, if it is; the first one makes the group.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing was changed.
+    pub(super) fn enter_group(
+        &mut self,
+        plan: &Plan,
+        guard: Option<&Arc<Program>>,
+        ground: &mut Ground<'_>,
+    ) -> Result<Joined, Refusal> {
+        let Some(group) = &plan.group else {
+            return Ok(Joined::default());
+        };
+        if group.is_first {
+            self.make_group(group, plan.queues.clone(), guard, ground)?;
+        }
+        let joined = self.join_group(&group.key, &plan.queues);
+        if joined.is_err() {
+            self.end_group(&group.key);
+        }
+        joined
+    }
+
     /// Makes the arenas of a group's first member: in memory of their own, in its VM's pool, or in the
     /// host's for all queues of the source.
-    pub(super) fn make_group(
+    fn make_group(
         &mut self,
         plan: &GroupPlan,
         mut queues: Vec<usize>,
         guard: Option<&Arc<Program>>,
-        own: Option<Shared>,
-        pool: Option<(&Region, &mut Places)>,
+        ground: &mut Ground<'_>,
     ) -> Result<(), Refusal> {
         if plan.is_hosts() {
             queues = (0..self.sources[plan.key.source].workers.len()).collect();
@@ -246,52 +268,40 @@ impl Hub {
         let hosts = self.host_memory(&plan.key);
         let hosts = hosts.map_err(|error| no_memory(0, &error))?;
         let bytes = plan.each() * queues.len() as u64;
-        let (memory, place) = match (own, pool) {
+        let mut place = None;
+        let memory = match (ground.arenas.take(), &mut ground.pool) {
             _ if plan.is_hosts() => {
                 let (region, reader) = hosts.ok_or_else(ended)?;
-                ((ArenaHome::Apart, region, 0, Some(reader)), None)
+                (ArenaHome::Apart, region, 0, Some(reader))
             }
-            (Some(own), _) => {
-                let memory = (ArenaHome::Apart, own.region, 0, Some(own.fd));
-                (memory, None)
-            }
-            (None, Some((region, places))) => {
-                let place = places.take(bytes).ok_or_else(|| {
-                    let free = places.free();
-                    let what = format!(
-                        "the VM's pool has {free} bytes free and the group's arenas need {bytes} \
-                         in one piece: use smaller ones or attach with a larger --pool"
-                    );
-                    Refusal::new(code::NO_MEMORY, what)
+            (Some(own), _) => (ArenaHome::Apart, own.region, 0, Some(own.fd)),
+            (None, Some(pool)) => {
+                let taken = pool.take(bytes, |free, bytes| {
+                    format!(
+                        "the VM's pool has {free} bytes free and the group's arenas need {bytes} in one \
+                         piece: use smaller ones or attach with a larger --pool"
+                    )
                 })?;
-                let memory = (ArenaHome::WithTheRings, region.clone(), place.offset, None);
-                (memory, Some((places, place)))
+                place = Some(taken);
+                let region = ground.region.clone();
+                (ArenaHome::WithTheRings, region, taken.offset, None)
             }
             (None, None) => return Err(ended()),
         };
-        match lay(plan, &queues, memory) {
-            Ok((commons, arenas, fd)) => {
-                let group = Group {
-                    members: 0,
-                    guard: guard.cloned(),
-                    capacity: plan.capacity,
-                    queues,
-                    commons,
-                    arenas,
-                    is_lent: false,
-                    fd,
-                    place: place.map(|(_, place)| place),
-                };
-                self.groups.insert(plan.key.clone(), group);
-                Ok(())
-            }
-            Err(refusal) => {
-                if let Some((places, place)) = place {
-                    places.give(place);
-                }
-                Err(refusal)
-            }
-        }
+        let (commons, arenas, fd) = lay(plan, &queues, memory)?;
+        let group = Group {
+            members: 0,
+            guard: guard.cloned(),
+            capacity: plan.capacity,
+            queues,
+            commons,
+            arenas,
+            is_lent: false,
+            fd,
+            place,
+        };
+        self.groups.insert(plan.key.clone(), group);
+        Ok(())
     }
 
     /// Makes a group on the arenas that the source lends.
@@ -324,11 +334,7 @@ impl Hub {
     }
 
     /// Adds a member: what it shares in each queue, where that lies, and a descriptor of it.
-    pub(super) fn join_group(
-        &mut self,
-        key: &GroupKey,
-        queues: &[usize],
-    ) -> Result<Joined, Refusal> {
+    fn join_group(&mut self, key: &GroupKey, queues: &[usize]) -> Result<Joined, Refusal> {
         let group = self.groups.get_mut(key).ok_or_else(ended)?;
         let fd = group.fd.as_ref().map(|fd| fd.as_fd().try_clone_to_owned());
         let fd = fd.transpose().map_err(|error| no_memory(0, &error))?;

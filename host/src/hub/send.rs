@@ -4,17 +4,17 @@
 //! them: frames leave in the order in which they were written.
 
 use std::collections::BTreeSet;
-use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use vnplug_ring::control::{Open, RingPlace, code};
+use vnplug_ring::Intake;
+use vnplug_ring::control::{Open, code};
 use vnplug_ring::layout::{Geometry, MAX_CAPACITY, MIN_CAPACITY};
-use vnplug_ring::{Intake, Region};
 
-use super::open::no_memory;
-use super::{Hub, Owed, Refusal};
-use vnplug_os::closer::{Closer, PeerFd};
-use vnplug_os::memory::Holes;
+use super::ground::Ground;
+use super::open::{fresh_epoch, no_memory};
+use super::plan::{Plan, longest_record};
+use super::{Hub, Owed, Owner, Refusal};
+use vnplug_os::closer::PeerFd;
 use vnplug_os::socket;
 use vnplug_path::batch::Handle;
 use vnplug_path::engine::Command;
@@ -46,37 +46,41 @@ impl Hub {
         Ok(wanted.max(MIN_CAPACITY).next_power_of_two())
     }
 
-    /// Makes a transmit ring and tells the queue's thread; for a process (which has a closer) there
-    /// is its end of the socket by which it kicks.
-    pub(super) fn attach_sender(
-        &self,
-        memory: &Region,
-        place: RingPlace,
-        (geometry, handle): (Geometry, Handle),
-        (source, queue): (usize, usize),
-        closer: Option<Closer>,
-        holes: Option<Holes>,
-    ) -> Result<Option<OwnedFd>, Refusal> {
-        let part = memory
-            .part(place.offset, place.len)
-            .ok_or_else(|| Refusal::new(code::INTERNAL, "a ring outside its memory"))?;
-        let intake = Intake::create(part, geometry)
-            .map_err(|error| Refusal::new(code::INVALID, error.to_string()))?;
-        let (read, write) = match closer {
-            Some(closer) => {
-                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-                let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-                let (read, write) = pair.map_err(|errno| no_memory(0, &errno.into()))?;
-                // Where the kernel cannot refuse descriptors, what is read stops before them.
-                socket::pass_rights(&read, false);
-                (Some(PeerFd::new(read, closer)), Some(write))
-            }
-            None => (None, None),
+    /// Makes the transmit ring of a port that is to have one. A process gets its end of the socket by
+    /// which it kicks.
+    pub(super) fn sender(
+        &mut self,
+        plan: &Plan,
+        ground: &mut Ground<'_>,
+        owner: &Owner,
+        (handle, link_type): (Handle, u32),
+    ) -> Result<Option<Box<Sender>>, Refusal> {
+        if plan.transmit == 0 {
+            return Ok(None);
+        }
+        let geometry = Geometry {
+            capacity: plan.transmit,
+            snaplen: longest_record(plan.transmit).min(MAX_SEND),
+            link_type,
+            epoch: fresh_epoch(),
+            port: handle.port,
+            queue: plan.queues[0] as u32,
         };
-        let mut sender = Box::new(Sender::new(geometry.port, intake, read, holes));
+        let intake = Intake::create(ground.part(ground.transmit)?, geometry)
+            .map_err(|error| Refusal::new(code::INVALID, error.to_string()))?;
+        let mut kicks = None;
+        if ground.is_own() {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+            let (read, write) = pair.map_err(|errno| no_memory(0, &errno.into()))?;
+            // Where the kernel cannot refuse descriptors, what is read stops before them.
+            socket::pass_rights(&read, false);
+            kicks = Some(PeerFd::new(read, self.closers.of(owner)));
+            ground.fds.push(write);
+        }
+        let mut sender = Sender::new(handle.port, intake, kicks, ground.holes.take());
         sender.handle = handle;
-        self.sources[source].workers[queue].send(Command::AttachSender(sender));
-        Ok(write)
+        Ok(Some(Box::new(sender)))
     }
 
     /// Ends a port's transmit ring. Until the thread has answered it may still read there.

@@ -91,6 +91,40 @@ fn a_port_that_cannot_be_made_leaves_no_member_and_no_place_behind() {
 }
 
 #[test]
+fn a_group_without_room_for_its_arenas_leaves_no_place_behind() {
+    let mut hub = hub();
+    let region = Region::heap(64 * 4096);
+    let mut open = |pages: u64| {
+        let mut places = Places::new(pages * 4096);
+        let free = places.free();
+        let memory = Memory::Pool {
+            region: &region,
+            places: &mut places,
+        };
+        let request = Open {
+            group: "all".into(),
+            ring_bytes: 4096,
+            arena_bytes: 1 << 16,
+            transmit_bytes: 4096,
+            ..request("lab", "")
+        };
+        let owner = Owner::Vm("vm".into());
+        let doorbell = Some(Doorbell::Silent);
+        let opened = hub.open(&request, owner, Programs::default(), memory, doorbell);
+        let was = (hub.groups.len(), hub.ports.len());
+        (
+            opened.map_err(|refusal| refusal.code).err(),
+            places.free() == free,
+            was,
+        )
+    };
+    // Its rings have room, the arenas of two queues have none.
+    assert_eq!(open(20), (Some(code::NO_MEMORY), true, (0, 0)));
+    // The control: with more room it is there, and has its places.
+    assert_eq!(open(64), (None, false, (1, 1)));
+}
+
+#[test]
 fn members_that_read_different_queues_are_different_clusters() {
     let mut hub = hub();
     for device in ["lab", "lab@1", "lab"] {

@@ -1,0 +1,190 @@
+//! The memory that a port is built on: a process' own, or a place in its VM's pool.
+
+use std::os::fd::OwnedFd;
+
+use vnplug_ring::control::{RingPlace, code};
+use vnplug_ring::layout::Geometry;
+use vnplug_ring::{Producer, Region};
+
+use super::Refusal;
+use super::open::{fresh_epoch, no_memory};
+use super::places::Places;
+use super::plan::Plan;
+use vnplug_os::memory::{self, Holes};
+
+/// Where a port's ring memory comes from.
+pub(crate) enum Memory<'a> {
+    /// Memfds of its own, of the shape that [`Hub::need`] says; the descriptors travel with the
+    /// answer.
+    Own(OwnMemory),
+    /// A VM's pool.
+    Pool {
+        /// The pool.
+        region: &'a Region,
+        /// Its places.
+        places: &'a mut Places,
+    },
+}
+
+/// Memory of a process' port.
+#[derive(Debug)]
+pub(crate) struct OwnMemory {
+    pub(crate) rings: memory::Rings,
+    /// Of the group that it is the first member of.
+    pub(crate) arenas: Option<memory::Shared>,
+}
+
+/// Memory for a port that is being opened. What it took of a pool goes back when it is dropped, unless
+/// it was [kept](Self::keep).
+pub(super) struct Ground<'a> {
+    pub(super) region: Region,
+    pub(super) map_len: u64,
+    /// Of its rings, in the order of its queues.
+    pub(super) rings: Vec<RingPlace>,
+    /// Of its transmit ring; empty if it does not send.
+    pub(super) transmit: RingPlace,
+    /// Descriptors that travel with the answer.
+    pub(super) fds: Vec<OwnedFd>,
+    /// Of the words of one that sends: its reader may punch holes there.
+    pub(super) holes: Option<Holes>,
+    /// For the arenas of the group that it is the first member of.
+    pub(super) arenas: Option<memory::Shared>,
+    /// Of a VM's port.
+    pub(super) pool: Option<Taken<'a>>,
+}
+
+/// Places that were taken of a pool, and go back if they are not kept.
+pub(super) struct Taken<'a> {
+    pool: &'a mut Places,
+    taken: Vec<RingPlace>,
+}
+
+impl<'a> Ground<'a> {
+    /// Takes what the port that is planned needs.
+    pub(super) fn of(plan: &Plan, memory: Memory<'a>) -> Result<Self, Refusal> {
+        match memory {
+            Memory::Own(own) => Self::own(plan, own),
+            Memory::Pool { region, places } => Self::in_pool(plan, region, places),
+        }
+    }
+
+    fn own(plan: &Plan, memory: OwnMemory) -> Result<Self, Refusal> {
+        let OwnMemory { rings, arenas } = memory;
+        let shape = plan.shape();
+        let sends = plan.transmit > 0;
+        let words = sends.then(|| rings.words.try_clone()).transpose();
+        let words = words.map_err(|error| no_memory(0, &error))?;
+        Ok(Self {
+            region: rings.region,
+            map_len: shape.map_len(),
+            rings: shape.places().collect(),
+            transmit: match sends {
+                true => shape.transmit_place(),
+                false => RingPlace::default(),
+            },
+            fds: vec![rings.words, rings.records],
+            holes: words.map(|words| Holes::new(words, shape.words_len())),
+            arenas,
+            pool: None,
+        })
+    }
+
+    fn in_pool(plan: &Plan, region: &Region, places: &'a mut Places) -> Result<Self, Refusal> {
+        let mut pool = Taken {
+            pool: places,
+            taken: Vec::new(),
+        };
+        let all = pool.take(plan.bytes(), |free, bytes| {
+            format!(
+                "the VM's pool has {free} bytes free and this port needs {bytes} in one piece: use a \
+                 smaller ring, close ports or attach with a larger --pool"
+            )
+        })?;
+        let queues = plan.queues.len() as u64;
+        let ring = |at| RingPlace {
+            offset: all.offset + at * plan.each,
+            len: plan.each,
+        };
+        Ok(Self {
+            region: Region::clone(region),
+            map_len: region.len(),
+            rings: (0..queues).map(ring).collect(),
+            transmit: match plan.transmit {
+                0 => RingPlace::default(),
+                _ => RingPlace {
+                    offset: all.offset + plan.each * queues,
+                    len: plan.transmit_bytes(),
+                },
+            },
+            fds: Vec::new(),
+            holes: None,
+            arenas: None,
+            pool: Some(pool),
+        })
+    }
+
+    /// Whether it is a process' own.
+    pub(super) fn is_own(&self) -> bool {
+        self.pool.is_none()
+    }
+
+    /// Lays the rings of port `id` there.
+    pub(super) fn lay(
+        &self,
+        plan: &Plan,
+        id: u32,
+        link_type: u32,
+    ) -> Result<Vec<Producer>, Refusal> {
+        let rings = self.rings.iter().zip(&plan.queues);
+        let lay = |(place, &queue): (&RingPlace, &usize)| {
+            let geometry = Geometry {
+                capacity: plan.capacity,
+                snaplen: plan.snaplen,
+                link_type,
+                epoch: fresh_epoch(),
+                port: id,
+                queue: queue as u32,
+            };
+            let make = match plan.group {
+                None => Producer::create,
+                Some(_) => Producer::create_descriptors,
+            };
+            let made = make(self.part(*place)?, geometry);
+            made.map_err(|error| Refusal::new(code::INVALID, error.to_string()))
+        };
+        rings.map(lay).collect()
+    }
+
+    /// The memory of one of its rings.
+    pub(super) fn part(&self, place: RingPlace) -> Result<Region, Refusal> {
+        let part = self.region.part(place.offset, place.len);
+        part.ok_or_else(|| Refusal::new(code::INTERNAL, "a ring outside its memory"))
+    }
+}
+
+impl Taken<'_> {
+    /// Takes a place; `advice` says what to do where none is free, by what is free and what is needed.
+    pub(super) fn take(
+        &mut self,
+        bytes: u64,
+        advice: impl Fn(u64, u64) -> String,
+    ) -> Result<RingPlace, Refusal> {
+        let Some(place) = self.pool.take(bytes) else {
+            let what = advice(self.pool.free(), bytes);
+            return Err(Refusal::new(code::NO_MEMORY, what));
+        };
+        self.taken.push(place);
+        Ok(place)
+    }
+
+    /// They stay taken. The first is the port's own; a second is its group's.
+    pub(super) fn keep(mut self) -> Option<RingPlace> {
+        std::mem::take(&mut self.taken).first().copied()
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.taken.iter().for_each(|place| self.pool.give(*place));
+    }
+}
