@@ -25,7 +25,7 @@ use clap::Parser;
 use serde::Deserialize;
 use vnplug_ring::control::{DEFAULT_SOCKET, Grant};
 
-use crate::hub::policy::Viewer;
+use crate::hub::Peer;
 use crate::spec::SourceSpec;
 use vnplug_filter::DEFAULT_LIMIT_BYTES;
 
@@ -136,7 +136,7 @@ pub struct Config {
     /// Grants to VMs.
     pub vms: Vec<(String, Grant)>,
     /// Who may send through which source.
-    pub senders: Vec<(Viewer, String)>,
+    pub senders: Vec<(Peer, String)>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -224,8 +224,8 @@ impl Config {
         for table in file.allow {
             if table.send {
                 let whom = match (&table.vm, table.uid) {
-                    (Some(vm), _) => Viewer::Vm(vm.clone()),
-                    (None, uid) => Viewer::User(uid.unwrap_or_default()),
+                    (Some(vm), _) => Peer::Vm(vm.clone()),
+                    (None, uid) => Peer::User(uid.unwrap_or_default()),
                 };
                 senders.push((whom, table.source.clone()));
             }
@@ -247,8 +247,8 @@ impl Config {
         }
         for text in &arguments.allow_send {
             senders.push(match allow(text)? {
-                (Whom::Vm(name), grant) => (Viewer::Vm(name), grant.source),
-                (Whom::User(uid), grant) => (Viewer::User(uid), grant.source),
+                (Whom::Vm(name), grant) => (Peer::Vm(name), grant.source),
+                (Whom::User(uid), grant) => (Peer::User(uid), grant.source),
             });
         }
         let max_ring_bytes = size("max_ring_bytes", file.max_ring_bytes, 1 << 30)?;
@@ -414,8 +414,8 @@ mod tests {
         let flags = [&flags[..], &["--allow-send", "uid:1000=lab"]].concat();
         let config = load(text, &flags).unwrap();
         let senders = [
-            (Viewer::Vm("probe".into()), "eth1".to_owned()),
-            (Viewer::User(1000), "lab".to_owned()),
+            (Peer::Vm("probe".into()), "eth1".to_owned()),
+            (Peer::User(1000), "lab".to_owned()),
         ];
         assert_eq!(config.senders, senders);
         assert_eq!((config.ring_bytes, config.sources.len()), (1 << 20, 2));

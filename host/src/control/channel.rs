@@ -1,25 +1,21 @@
 //! VMs as the control thread sees them: attaching, channels, wake-ups.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
-use vnplug_ring::control::{Counted, Grant, Message, VmSpec, code};
+use vnplug_ring::control::{Message, VmSpec, code};
 
+use super::Control;
 use super::groups::name_sources;
 use super::memory::{LARGE, Want};
 use super::session::{Over, Session};
-use super::{Control, unwatch, watch};
-use crate::hub::Refusal;
-use crate::hub::policy::Viewer;
-use crate::vm::{Broken, Committed, Plan, Vm};
+use crate::hub::{Peer, Refusal};
+use crate::vm::{Committed, Plan, Vm};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::event;
 use vnplug_os::peer_log;
-
-/// VMs in all.
-const MAX_VMS: usize = 1_024;
 
 /// What becomes of an attach.
 pub(super) enum Attaching {
@@ -67,40 +63,24 @@ impl Control {
             if same || anonymous {
                 // What the VM sees of the sources of its groups may not change under the others.
                 self.wanted_groups(&spec)?;
-                let Some(vm) = self.vms.get_mut(&spec.name) else {
+                let Some(vm) = self.vms.served.get_mut(&spec.name) else {
                     return Err(Refusal::new(code::INTERNAL, "the VM is gone"));
                 };
-                vm.readopt(&spec, &self.dirs.state)?;
-                let ready = vm.ready(&self.dirs.state);
+                vm.readopt(&spec, &self.vms.dirs.state)?;
+                let ready = vm.ready(&self.vms.dirs.state);
                 self.claim(token, &spec);
                 return Ok(Attaching::Done(Message::VmReady(ready)));
             }
             log::info!(target: "vm", "VM {:?} is taken over", spec.name);
             self.detach_vm(&spec.name)?;
         }
-        // Whether the machine still runs is not known: the name is as taken as a running one's.
-        if let Some(vm) = self.not_served(&spec.name)
-            && !vm.obeys(spec.owner)
-        {
-            return Err(not_served(vm));
-        }
-        if self.attaching.contains(&spec.name) {
-            let what = format!("VM {:?} is being attached; try again later", spec.name);
-            return Err(Refusal::new(code::EXISTS, what));
-        }
-        if self.vms.len() + self.attaching.len() >= MAX_VMS {
-            let what = format!("{MAX_VMS} VMs are attached, the limit");
-            return Err(Refusal::new(code::LIMIT, what));
-        }
+        self.vms.must_obey(&spec.name, spec.owner)?;
+        self.vms.may_attach(&spec.name)?;
         let groups = self.wanted_groups(&spec)?;
-        let plan = Plan::new(&spec, groups, &self.dirs)?;
+        let plan = Plan::new(&spec, groups, &self.vms.dirs)?;
         // Last: an attach that is refused leaves its bars.
         self.forget_broken(&spec.name);
-        let new_groups = plan.new_groups().map(|group| group.name.clone());
-        self.making_groups.extend(new_groups);
-        // Nobody else makes a pool of this name until the thread is done with this one, also if who
-        // asked for it goes away.
-        self.attaching.insert(spec.name.clone());
+        self.vms.making(&plan);
         Ok(Attaching::Waits(Want::Pool(plan), spec))
     }
 
@@ -123,8 +103,8 @@ impl Control {
             plan.abandon();
             return Err(refusal);
         }
-        let vm = Vm::create(plan, pool, &self.dirs).inspect_err(|_| self.expel(&spec.name))?;
-        let ready = vm.ready(&self.dirs.state);
+        let vm = Vm::create(plan, pool, &self.vms.dirs).inspect_err(|_| self.expel(&spec.name))?;
+        let ready = vm.ready(&self.vms.dirs.state);
         log::info!(target: "vm", "VM {:?} is attached ({})", spec.name, vm.kind());
         self.add_vm(vm)
             .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))?;
@@ -134,7 +114,7 @@ impl Control {
 
     /// Notes that this connection attached a VM: it may hand over its channel.
     fn claim(&mut self, token: u64, spec: &VmSpec) {
-        if let Some(session) = self.sessions.get_mut(&token) {
+        if let Some(session) = self.sessions.get_mut(token) {
             session.attached.retain(|(name, _)| *name != spec.name);
             session.attached.push((spec.name.clone(), spec.owner));
         }
@@ -147,36 +127,14 @@ impl Control {
             let what = format!("VM {name:?} was attached by somebody else meanwhile");
             return Err(Refusal::new(code::EXISTS, what));
         }
-        if let Some(vm) = self.not_served(name)
-            && !vm.obeys(owner)
-        {
-            return Err(not_served(vm));
-        }
+        self.vms.must_obey(name, owner)?;
         self.detach_vm(name)
     }
 
-    /// The VM of an earlier daemon that has this name and could not be served.
-    fn not_served(&self, name: &str) -> Option<&Broken> {
-        self.broken.iter().find(|vm| vm.name == name)
-    }
-
-    /// Listens for a VM.
+    /// Serves a VM from now on.
     pub(super) fn add_vm(&mut self, vm: Vm) -> std::io::Result<()> {
         let name = vm.name().to_owned();
-        // Known first, so that what fails here can be detached.
-        let vm = self.vms.entry(name.clone()).insert_entry(vm).into_mut();
-        let listeners = [
-            Some(vm.listener.as_fd()),
-            vm.doorbell.as_ref().map(|it| it.listener.as_fd()),
-        ];
-        let mut watched = Ok(());
-        for (doorbell, listener) in [false, true].into_iter().zip(listeners) {
-            let Some(listener) = listener else { continue };
-            self.next_token += 1;
-            watched = watched.and(watch(&self.epoll, listener, self.next_token));
-            self.vm_listeners
-                .insert(self.next_token, (name.clone(), doorbell));
-        }
+        let watched = self.vms.add(vm, &mut self.sessions);
         if watched.is_err()
             && let Err(refusal) = self.detach_vm(&name)
         {
@@ -191,7 +149,7 @@ impl Control {
             return Ok(());
         }
         let Some(vm) = self.vms.get(name) else {
-            let what = match self.attaching.contains(name) {
+            let what = match self.vms.is_attaching(name) {
                 true => format!("VM {name:?} is still being attached"),
                 false => format!("no VM {name:?} is attached"),
             };
@@ -200,18 +158,13 @@ impl Control {
         if let Some(token) = vm.channel {
             self.end(token, &Over::Closed);
         }
-        self.close_now(&Viewer::Vm(name.to_owned()));
-        if let Some(vm) = self.vms.remove(name) {
-            self.vm_listeners.retain(|_, (owner, _)| owner != name);
-            unwatch(&self.epoll, vm.listener.as_fd());
-            if let Some(server) = &vm.doorbell {
-                unwatch(&self.epoll, server.listener.as_fd());
-            }
+        self.close_now(&Peer::Vm(name.to_owned()));
+        if let Some(vm) = self.vms.remove(name, &self.sessions) {
             let bytes = vm.pool_bytes();
             let groups = vm.groups().to_vec();
-            let memory = vm.dissolve(&self.dirs.state);
+            let memory = vm.dissolve(&self.vms.dirs.state);
             if bytes >= LARGE {
-                self.memory.discard(memory, bytes);
+                self.jobs.discard(memory, bytes);
             }
             self.expel(name);
             self.remove_orphans(&groups);
@@ -242,7 +195,7 @@ impl Control {
         };
         let mine = (name.to_owned(), vm.owner());
         let claimed = |session: &Session| session.attached.contains(&mine);
-        if !self.sessions.get(&token).is_some_and(claimed) {
+        if !self.sessions.get(token).is_some_and(claimed) {
             let what = format!("VM {name:?} is not attached over this connection: attach it first");
             return Err(Refusal::new(code::EXISTS, what));
         }
@@ -252,7 +205,7 @@ impl Control {
 
     /// Somebody connected to a VM's socket: QEMU's chardev, or its doorbell device.
     pub(super) fn accept_vm(&mut self, token: u64) {
-        let Some((name, doorbell)) = self.vm_listeners.get(&token).cloned() else {
+        let Some((name, doorbell)) = self.vms.who_listens(token).cloned() else {
             return;
         };
         let fd = match self.accept_on(token) {
@@ -290,15 +243,14 @@ impl Control {
                 &Over::Misbehaved("a newer control channel replaces it"),
             );
         }
-        let viewer = Viewer::Vm(name.to_owned());
+        let viewer = Peer::Vm(name.to_owned());
         let fd = self.peer_socket(fd, &viewer);
-        let now = Instant::now();
-        let bucket = self.buckets.of(&viewer, false, now);
-        let mut session = Session::new(fd, viewer, true, bucket, now);
+        let bucket = self.sessions.bucket_of(&viewer, false);
+        let mut session = Session::new(fd, viewer, true, bucket, Instant::now());
         if self.vms.get(name).is_some_and(|vm| vm.kind() == "uml") {
             session.expect_acknowledgements();
         }
-        let token = self.add_session(session);
+        let token = self.sessions.add(session);
         if let Some(vm) = self.vms.get_mut(name) {
             vm.channel = token;
             peer_log!(
@@ -312,13 +264,8 @@ impl Control {
     /// Somebody rang: compiled filters, memory that was made, and readers in VMs to be woken.
     pub(super) fn bell(&mut self) {
         event::clear(&self.bell);
-        while let Some(compiled) = self.compiler.next_done() {
-            self.compiled(compiled);
-        }
-        while let Some(completed) = self.memory.next_done() {
-            self.made(completed);
-        }
-        let names: Vec<String> = self.vms.keys().cloned().collect();
+        self.done();
+        let names: Vec<String> = self.vms.served.keys().cloned().collect();
         for name in names {
             self.wake_readers(&name);
         }
@@ -330,7 +277,7 @@ impl Control {
         let Some((vm, token)) = self.vms.get(name).and_then(|vm| Some((vm, vm.channel?))) else {
             return;
         };
-        let Some(session) = self.sessions.get_mut(&token) else {
+        let Some(session) = self.sessions.get_mut(token) else {
             return;
         };
         if session.has_queued() {
@@ -341,7 +288,7 @@ impl Control {
             return;
         }
         match session.say(&Message::Wake(ports), 0, 0, Vec::new()) {
-            Ok(()) => self.rearm(token),
+            Ok(()) => self.sessions.rearm(token),
             Err(over) => self.end(token, &over),
         }
     }
@@ -349,95 +296,11 @@ impl Control {
     /// Drops VMs whose pool was truncated under us.
     pub(super) fn drop_lost_vms(&mut self) {
         self.hub.bar_lost_host_groups();
-        let lost: Vec<String> = self
-            .vms
-            .values()
-            .filter(|vm| vm.is_lost())
-            .map(|vm| vm.name().to_owned())
-            .collect();
-        for name in lost {
+        for name in self.vms.lost() {
             log::error!(target: "vm", "VM {name:?}: its pool was truncated; it is detached");
             if let Err(refusal) = self.detach_vm(&name) {
                 log::error!(target: "vm", "VM {name:?}: {}", refusal.text);
             }
         }
     }
-
-    /// What a VM was granted when it was attached.
-    pub(super) fn grants(&self, viewer: &Viewer) -> Vec<Grant> {
-        self.vm_of(viewer).map(Vm::grants).unwrap_or_default()
-    }
-
-    /// The VM behind a viewer.
-    pub(super) fn vm_of(&self, viewer: &Viewer) -> Option<&Vm> {
-        match viewer {
-            Viewer::Vm(name) => self.vms.get(name),
-            Viewer::User(_) => None,
-        }
-    }
-
-    /// The VM behind a viewer.
-    pub(super) fn vm_of_mut(&mut self, viewer: &Viewer) -> Option<&mut Vm> {
-        match viewer {
-            Viewer::Vm(name) => self.vms.get_mut(name),
-            Viewer::User(_) => None,
-        }
-    }
-
-    /// One entry per VM.
-    pub(super) fn vm_counters(&self) -> Vec<Counted> {
-        let counted = |vm: &Vm| {
-            let session = vm.channel.and_then(|token| self.sessions.get(&token));
-            let state = match session {
-                Some(session) if session.greeted => "ready",
-                Some(_) => "connected",
-                None => "waiting",
-            };
-            let skipped = session.map_or(0, |session| session.framer.skipped());
-            let mut values = vec![
-                ("pool_bytes".into(), vm.pool_bytes()),
-                ("pool_free".into(), vm.places.free()),
-                ("channel_skipped_bytes".into(), skipped),
-            ];
-            if let Some(server) = &vm.doorbell {
-                let (raised, from_guest) = server.counts();
-                values.extend([
-                    ("doorbell_vectors_heard".into(), u64::from(vm.heard)),
-                    ("doorbell_to_guest".into(), raised),
-                    ("doorbell_from_guest".into(), from_guest),
-                ]);
-            }
-            Counted {
-                kind: "vm".into(),
-                name: vm.name().to_owned(),
-                labels: vec![
-                    ("kind".into(), vm.kind().into()),
-                    ("state".into(), state.into()),
-                ],
-                values,
-            }
-        };
-        let broken = |vm: &Broken| Counted {
-            kind: "vm".into(),
-            name: vm.name.clone(),
-            labels: vec![
-                ("kind".into(), "-".into()),
-                ("state".into(), "broken".into()),
-            ],
-            values: vec![("pool_bytes".into(), 0), ("pool_free".into(), 0)],
-        };
-        let served = self.vms.values().map(counted);
-        let mut all: Vec<Counted> = served.chain(self.broken.iter().map(broken)).collect();
-        all.sort_by(|a, b| a.name.cmp(&b.name));
-        all
-    }
-}
-
-fn not_served(vm: &Broken) -> Refusal {
-    let Broken { name, why, .. } = vm;
-    let what = format!(
-        "VM {name:?} cannot be served ({why}) and may run, with memory of ours: choose another name, \
-         or detach it first (vnplug detach)"
-    );
-    Refusal::new(code::EXISTS, what)
 }

@@ -18,16 +18,16 @@ use vnplug_ring::control::wire::Header;
 
 use super::memory::LARGE;
 use super::session::Over;
+use super::sessions::Answer;
 use super::waiting::{AT_ONCE, Whom};
 use super::{ANSWERED, Control};
-use crate::hub::policy::Viewer;
-use crate::hub::{Closed, Closing};
+use crate::hub::{Closed, Closing, Peer};
 
 /// Ports on their way out.
 #[derive(Default)]
 pub(super) struct Leaving {
     /// Ports to be closed, and whose they are.
-    doomed: VecDeque<(Viewer, u32)>,
+    doomed: VecDeque<(Peer, u32)>,
     /// Ports that queues' threads were told to let go.
     closing: Vec<Parting>,
     /// By connection the message that waits for the ports of its VM.
@@ -37,7 +37,7 @@ pub(super) struct Leaving {
 /// A port that queues' threads were told to let go.
 struct Parting {
     /// Whose it is; `None`: a VM's that is no more, and the memory with it.
-    viewer: Option<Viewer>,
+    viewer: Option<Peer>,
     closing: Closing,
     /// Who is to be answered when it is closed.
     whom: Option<Whom>,
@@ -60,7 +60,7 @@ impl Leaving {
 
     /// Whether ports of somebody are still to be closed, other than by a thread that is stalled:
     /// their memory is free when that goes on.
-    fn has_some_of(&self, viewer: &Viewer) -> bool {
+    fn has_some_of(&self, viewer: &Peer) -> bool {
         let is_own = |it: &Parting| it.viewer.as_ref() == Some(viewer) && !it.closing.is_stalled();
         self.closing.iter().any(is_own) || self.doomed.iter().any(|(it, _)| it == viewer)
     }
@@ -69,7 +69,7 @@ impl Leaving {
 impl Control {
     /// Closes ports and gives their memory back: those of a VM's pool are free for what the agent
     /// asks for next, unless a thread takes its time.
-    pub(super) fn close_ports(&mut self, viewer: &Viewer, ports: Vec<u32>) {
+    pub(super) fn close_ports(&mut self, viewer: &Peer, ports: Vec<u32>) {
         // All are told before the first is looked at: the threads take them in one go.
         let closing: Vec<Closing> = ports
             .into_iter()
@@ -90,28 +90,26 @@ impl Control {
     }
 
     /// Closes a port, and answers when it is closed, or its thread is stalled.
-    pub(super) fn close_one(&mut self, whom: Whom, viewer: &Viewer, port: u32) -> Result<(), Over> {
+    pub(super) fn close_one(&mut self, whom: Whom, viewer: &Peer, port: u32) -> Result<(), Over> {
         let before = self.leaving.closing.len();
         self.close_ports(viewer, vec![port]);
         match self.leaving.closing.get_mut(before) {
-            None => self.answer(whom.0, whom.1, whom.2, Ok((Message::Done, Vec::new()))),
+            None => self.sessions.answer(whom, done()),
             Some(parting) => {
                 parting.whom = Some(whom);
-                if let Some(session) = self.sessions.get_mut(&whom.0) {
-                    session.busy = true;
-                }
+                self.sessions.set_busy(whom.token, true);
                 Ok(())
             }
         }
     }
 
     /// Closes ports whose reader is gone; many of them a few in each turn.
-    pub(super) fn close_soon(&mut self, viewer: &Viewer, ports: Vec<u32>) {
+    pub(super) fn close_soon(&mut self, viewer: &Peer, ports: Vec<u32>) {
         if ports.len() <= FEW {
             self.close_ports(viewer, ports);
             return;
         }
-        if let Some(vm) = self.vm_of_mut(viewer) {
+        if let Some(vm) = self.vms.of_mut(viewer) {
             // Nobody is left to be woken.
             ports.iter().for_each(|&port| vm.forget_port(port, &[]));
         }
@@ -125,12 +123,12 @@ impl Control {
     pub(super) fn close_first(
         &mut self,
         token: u64,
-        viewer: &Viewer,
+        viewer: &Peer,
         ports: Vec<u32>,
         message: &(Header, Vec<u8>),
     ) -> bool {
         self.close_soon(viewer, ports);
-        let Some(session) = self.sessions.get_mut(&token) else {
+        let Some(session) = self.sessions.get_mut(token) else {
             return false;
         };
         let waits = session.channel && self.leaving.has_some_of(viewer);
@@ -143,11 +141,11 @@ impl Control {
 
     /// Closes what is left of the ports of a VM that is to be no more. What a thread has not let go
     /// it may still write to, in memory that then is nobody's.
-    pub(super) fn close_now(&mut self, viewer: &Viewer) {
+    pub(super) fn close_now(&mut self, viewer: &Peer) {
         let leaving = &mut self.leaving;
         let (own, others) = leaving.doomed.drain(..).partition(|(it, _)| it == viewer);
         leaving.doomed = others;
-        let own: VecDeque<(Viewer, u32)> = own;
+        let own: VecDeque<(Peer, u32)> = own;
         self.close_ports(viewer, own.into_iter().map(|(_, port)| port).collect());
         self.close_doomed();
         for parting in &mut self.leaving.closing {
@@ -176,11 +174,9 @@ impl Control {
             self.finish_close(viewer.as_ref(), closing, 0);
         }
         for whom in told {
-            if let Some(session) = self.sessions.get_mut(&whom.0) {
-                session.busy = false;
-            }
-            let went = self.answer(whom.0, whom.1, whom.2, Ok((Message::Done, Vec::new())));
-            self.went_on(whom.0, went);
+            self.sessions.set_busy(whom.token, false);
+            let went = self.sessions.answer(whom, done());
+            self.went_on(whom.token, went);
         }
         // Those that wait for a thread that is stalled hold up nobody else's.
         let moving = |leaving: &Leaving| {
@@ -202,14 +198,14 @@ impl Control {
     /// Serves the messages whose ports are closed.
     pub(super) fn serve_parked(&mut self) {
         let leaving = &self.leaving;
-        let is_over = |token: &u64| match self.sessions.get(token) {
+        let is_over = |token: &u64| match self.sessions.get(*token) {
             Some(session) => !leaving.has_some_of(&session.viewer),
             None => true,
         };
         let over: Vec<u64> = leaving.parked.keys().copied().filter(is_over).collect();
         for token in over {
             let message = self.leaving.parked.remove(&token);
-            if let (Some(session), Some(message)) = (self.sessions.get_mut(&token), message) {
+            if let (Some(session), Some(message)) = (self.sessions.get_mut(token), message) {
                 session.busy = false;
                 let went = self.request(token, &message);
                 self.went_on(token, went);
@@ -219,19 +215,24 @@ impl Control {
 
     /// Frees what the threads let go. Rings of `elsewhere` bytes and more are not unmapped by this
     /// thread.
-    fn finish_close(&mut self, viewer: Option<&Viewer>, closing: Closing, elsewhere: u64) {
+    fn finish_close(&mut self, viewer: Option<&Peer>, closing: Closing, elsewhere: u64) {
         let port = closing.id();
         let Closed {
             places, remains, ..
         } = self.hub.finish_close(closing);
         let bytes = remains.bytes();
         if bytes >= elsewhere {
-            self.memory.discard(remains, bytes);
+            self.jobs.discard(remains, bytes);
         }
-        if let Some(vm) = viewer.and_then(|viewer| self.vm_of_mut(viewer)) {
+        if let Some(vm) = viewer.and_then(|viewer| self.vms.of_mut(viewer)) {
             vm.forget_port(port, &places);
         }
     }
+}
+
+/// What is answered when a port is closed.
+fn done() -> Answer {
+    Ok((Message::Done, Vec::new()))
 }
 
 /// Ports whose reader is gone: so few are closed at once, and of more of them so many are on their way

@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 use vnplug_ring::control::{FilterSpec, code};
 
 use super::request::quoted;
-use crate::hub::policy::Viewer;
-use crate::hub::{Programs, Refusal};
+use crate::hub::{Peer, Programs, Refusal};
 use vnplug_filter::{Compiler, Jit, Program, Trust};
 use vnplug_os::event;
 use vnplug_os::peer_log;
@@ -32,7 +31,7 @@ pub(crate) struct Job {
     /// Token of the connection that asked.
     pub(crate) session: u64,
     /// Whose connection it is.
-    pub(crate) owner: Viewer,
+    pub(crate) owner: Peer,
     /// Who compiles: a guest's program is checked more strictly.
     pub(crate) trust: Trust,
     /// The operator's obligatory filter; empty = none.
@@ -143,9 +142,9 @@ impl Drop for CompileThread {
 #[derive(Default)]
 struct Queue {
     /// Owners with jobs; the first has waited longest for its turn.
-    turns: VecDeque<(Viewer, VecDeque<Waiting>)>,
+    turns: VecDeque<(Peer, VecDeque<Waiting>)>,
     /// Until when an owner is in debt.
-    debts: HashMap<Viewer, Instant>,
+    debts: HashMap<Peer, Instant>,
     closed: bool,
 }
 
@@ -187,7 +186,7 @@ impl Queue {
             !jobs.is_empty()
         });
         self.debts.retain(|_, until| *until > now);
-        let debt = |owner: &Viewer| self.debts.get(owner).copied();
+        let debt = |owner: &Peer| self.debts.get(owner).copied();
         // The first of equals; no debt comes before any.
         let (at, _) = self
             .turns
@@ -203,7 +202,7 @@ impl Queue {
     }
 
     /// Notes what a job of an owner took.
-    fn charge(&mut self, owner: Viewer, took: Duration, now: Instant) {
+    fn charge(&mut self, owner: Peer, took: Duration, now: Instant) {
         if took > CHEAP {
             let until = self.debts.entry(owner).or_insert(now);
             *until = now.max(*until) + took * DEBT;
@@ -252,10 +251,10 @@ fn guarded(
 }
 
 /// Has them made native in their owner's turn.
-fn hand_on(jit: &Jit, owner: &Viewer, programs: &Programs) {
+fn hand_on(jit: &Jit, owner: &Peer, programs: &Programs) {
     let owner = match owner {
-        Viewer::User(uid) => format!("uid {uid}"),
-        Viewer::Vm(name) => format!("vm {name}"),
+        Peer::User(uid) => format!("uid {uid}"),
+        Peer::Vm(name) => format!("vm {name}"),
     };
     for program in programs.guard.iter().chain(&programs.filter) {
         jit.submit(&owner, program);
@@ -325,7 +324,7 @@ mod tests {
     fn job(session: u64, owner: u32) -> Job {
         Job {
             session,
-            owner: Viewer::User(owner),
+            owner: Peer::User(owner),
             trust: Trust::Guest,
             guard: String::new(),
             filter: FilterSpec::All,
@@ -403,8 +402,8 @@ mod tests {
     fn who_is_in_debt_is_served_after_others_for_a_while() {
         let mut queue = Queue::default();
         let now = Instant::now();
-        queue.charge(Viewer::User(7), Duration::from_secs(1), now);
-        queue.charge(Viewer::User(8), CHEAP, now);
+        queue.charge(Peer::User(7), Duration::from_secs(1), now);
+        queue.charge(Peer::User(8), CHEAP, now);
         let all = [(1, 7), (2, 8), (3, 9), (4, 8)];
         let order = |queue: &mut Queue, at| {
             let add = |&(session, owner)| queue.add(job(session, owner)).ok();

@@ -5,8 +5,8 @@ use std::path::Path;
 use vnplug_ring::control::{HOST_PREFIX, Open, VmKind, VmSpec, code};
 
 use super::Control;
-use crate::hub::policy::{Sight, Viewer};
-use crate::hub::{Home, NewHostGroup, Owner, Refusal};
+use crate::hub::policy::Sight;
+use crate::hub::{Home, NewHostGroup, Peer, Refusal};
 use crate::vm::arenas::{self, ArenaFile, GroupRecord};
 use crate::vm::{Plan, Vm};
 
@@ -23,9 +23,9 @@ impl Control {
                         their own there, and none of the host";
             return Err(Refusal::new(code::INVALID, what));
         }
-        let viewer = Viewer::Vm(spec.name.clone());
+        let viewer = Peer::Vm(spec.name.clone());
         let groups = spec.groups.iter().map(|wanted| {
-            if self.making_groups.contains(&wanted.name) {
+            if self.vms.is_making_group(&wanted.name) {
                 let name = &wanted.name;
                 let what = format!("group {name:?} is being made by another attach; try again");
                 return Err(Refusal::new(code::EXISTS, what));
@@ -44,7 +44,7 @@ impl Control {
             };
             let size = self.hub.size_host_group(wanted, sight)?;
             let is_new = size.is_new;
-            Ok((GroupRecord::new(wanted, size, &self.dirs), is_new))
+            Ok((GroupRecord::new(wanted, size, &self.vms.dirs), is_new))
         });
         groups.collect()
     }
@@ -94,7 +94,7 @@ impl Control {
     /// Admits a VM of an earlier daemon to its groups. One that cannot be had is barred until its VMs
     /// are detached.
     pub(super) fn admit_again(&mut self, vm: &Vm) {
-        let viewer = Viewer::Vm(vm.name().to_owned());
+        let viewer = Peer::Vm(vm.name().to_owned());
         for group in vm.groups() {
             let sight = match self.policy.sight(&viewer, &group.source, &vm.grants()) {
                 Sight::Through(sight) => sight,
@@ -172,22 +172,22 @@ impl Control {
 
     /// VMs that cannot be served may run, with the memory of groups: what they may see is not known.
     pub(super) fn bar_broken(&mut self) {
-        for vm in std::mem::take(&mut self.broken) {
+        for vm in std::mem::take(&mut self.vms.broken) {
             for group in &vm.groups {
                 let why = format!("it cannot be served ({})", vm.why);
                 self.bar(group, &vm.name, &why);
             }
-            self.broken.push(vm);
+            self.vms.broken.push(vm);
         }
     }
 
     /// Forgets a VM of an earlier daemon that could not be served; false if there is none.
     pub(super) fn forget_broken(&mut self, name: &str) -> bool {
-        let Some(at) = self.broken.iter().position(|vm| vm.name == name) else {
+        let Some(at) = self.vms.broken.iter().position(|vm| vm.name == name) else {
             return false;
         };
-        let vm = self.broken.swap_remove(at);
-        vm.remove_files(&self.dirs.state);
+        let vm = self.vms.broken.swap_remove(at);
+        vm.remove_files(&self.vms.dirs.state);
         self.expel(name);
         self.remove_orphans(&vm.groups);
         true
@@ -196,15 +196,10 @@ impl Control {
     /// Deletes files of packet memory that no VM has, of sources that are no more.
     pub(super) fn remove_packets(&self) {
         let is_ours = |path: &Path| self.hub.packet_files().any(|(_, file)| file.path == path);
-        arenas::remove_packets(&self.dirs, |path| is_ours(path) || self.has_plugged(path));
+        arenas::remove_packets(&self.vms.dirs, |path| {
+            is_ours(path) || self.vms.has_plugged(path)
+        });
         self.withdraw_packets();
-    }
-
-    /// Whether a VM has this file.
-    fn has_plugged(&self, path: &Path) -> bool {
-        let vms = self.vms.values().flat_map(Vm::groups);
-        let mut all = vms.chain(self.broken.iter().flat_map(|vm| &vm.groups));
-        all.any(|group| group.path == path)
     }
 
     /// A source lends its packet memory, and this group has copies.
@@ -224,8 +219,8 @@ impl Control {
     /// keep the others from it.
     pub(super) fn shut_out_again(&mut self) {
         let mut out = Vec::new();
-        for vm in self.vms.values() {
-            let viewer = Viewer::Vm(vm.name().to_owned());
+        for vm in self.vms.served.values() {
+            let viewer = Peer::Vm(vm.name().to_owned());
             for group in vm.groups() {
                 let sight = self.policy.sight(&viewer, &group.source, &vm.grants());
                 if sight == Sight::Nothing {
@@ -255,8 +250,8 @@ impl Control {
             let mut packets = self.hub.packet_files();
             (!group.is_packets() && self.hub.has_host_group(&group.name))
                 || packets.any(|(_, file)| file.path == group.path)
-                || self.making_groups.contains(&group.name)
-                || self.has_plugged(&group.path)
+                || self.vms.is_making_group(&group.name)
+                || self.vms.has_plugged(&group.path)
         };
         let orphans = groups.iter().filter(|group| !others(group));
         arenas::remove_files(orphans.map(|group| &group.path));
@@ -266,22 +261,18 @@ impl Control {
     /// Who had packet memory through a VM, which is no more, has it no more.
     fn withdraw_packets(&self) {
         let files = self.hub.packet_files().map(|(_, file)| &*file.path);
-        let unplugged = files.filter(|path| !self.has_plugged(path));
+        let unplugged = files.filter(|path| !self.vms.has_plugged(path));
         unplugged.for_each(arenas::withdraw);
     }
 
     /// The obligatory filter of a port: in a group of the host everybody has the group's, operators
     /// too, for the others read what they ask for.
-    pub(super) fn guard_in_group(&self, viewer: &Viewer, open: &Open, own: String) -> String {
-        let owner = match viewer {
-            Viewer::User(uid) => Owner::User(*uid),
-            Viewer::Vm(name) => Owner::Vm(name.clone()),
-        };
-        self.hub.host_sight(open, &owner).map_or(own, str::to_owned)
+    pub(super) fn guard_in_group(&self, viewer: &Peer, open: &Open, own: String) -> String {
+        self.hub.host_sight(open, viewer).map_or(own, str::to_owned)
     }
 
     fn sight_of_group(&self, group: &GroupRecord, vm: &str, spec: &VmSpec) -> String {
-        let viewer = Viewer::Vm(vm.to_owned());
+        let viewer = Peer::Vm(vm.to_owned());
         match self.policy.sight(&viewer, &group.source, &spec.allow) {
             Sight::Through(sight) => sight,
             // It was asked before, and `wanted_groups` refuses it again.

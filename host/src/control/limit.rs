@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use crate::hub::policy::Viewer;
+use crate::hub::Peer;
 
 /// Requests per second of one owner, and at once; of an operator, of each connection.
 const RATE: (f64, f64) = (2_000.0, 4_000.0);
@@ -22,12 +22,12 @@ pub(crate) type Shared = Rc<RefCell<Bucket>>;
 
 /// The buckets of those who are no operators.
 #[derive(Debug, Default)]
-pub(crate) struct Buckets(HashMap<Viewer, Shared>);
+pub(crate) struct Buckets(HashMap<Peer, Shared>);
 
 impl Buckets {
     /// The bucket for a new connection: an operator's own, or that of all connections of its owner,
     /// which pays for it.
-    pub(crate) fn of(&mut self, viewer: &Viewer, is_operator: bool, now: Instant) -> Shared {
+    pub(crate) fn of(&mut self, viewer: &Peer, is_operator: bool, now: Instant) -> Shared {
         let full = || Rc::new(RefCell::new(Bucket::new(RATE.0, RATE.1, now)));
         if is_operator {
             return full();
@@ -128,7 +128,7 @@ mod tests {
     fn another_connection_of_an_owner_is_no_other_bucket() {
         let now = Instant::now();
         let mut buckets = Buckets::default();
-        let (user, other) = (Viewer::User(1000), Viewer::User(1001));
+        let (user, other) = (Peer::User(1000), Peer::User(1001));
         let first = buckets.of(&user, false, now);
         first.borrow_mut().charge(2.0 * RATE.1);
         drop(first);
@@ -152,7 +152,7 @@ mod tests {
     fn connections_that_come_and_go_are_bounded_too() {
         let now = Instant::now();
         let mut buckets = Buckets::default();
-        let user = Viewer::User(1000);
+        let user = Peer::User(1000);
         let waits = |buckets: &mut Buckets| {
             let bucket = buckets.of(&user, false, now);
             bucket.borrow_mut().wait(now).is_some()
@@ -166,11 +166,11 @@ mod tests {
         let now = Instant::now();
         let mut buckets = Buckets::default();
         for uid in 0..5_000 {
-            buckets.of(&Viewer::User(uid), false, now);
+            buckets.of(&Peer::User(uid), false, now);
         }
         assert_eq!(buckets.0.len(), 5_000);
         let later = now + Duration::from_secs(1);
-        buckets.of(&Viewer::User(0), false, later);
+        buckets.of(&Peer::User(0), false, later);
         assert_eq!(buckets.0.len(), 1);
     }
 }

@@ -7,94 +7,89 @@ use super::memory::{LARGE, Want, rings};
 use super::request::quoted;
 use super::session::Over;
 use super::waiting::{Then, Whom};
-use crate::hub::policy::{Sight, Viewer};
-use crate::hub::{Memory, Need, Opening, OwnMemory, Owner, Programs, Refusal, Step, no_memory};
+use crate::hub::policy::Sight;
+use crate::hub::{Memory, Need, Opening, OwnMemory, Peer, Programs, Refusal, Step, no_memory};
 
 /// The longest name of a cluster or a group in bytes.
 const MAX_CLUSTER: usize = 64;
 
 impl Control {
-    pub(super) fn open(
-        &mut self,
-        token: u64,
-        id: u32,
-        app: u32,
-        viewer: &Viewer,
-        open: Open,
-    ) -> Result<(), Over> {
+    pub(super) fn open(&mut self, whom: Whom, viewer: &Peer, open: Open) -> Result<(), Over> {
         if open.cluster.len() > MAX_CLUSTER {
             let what = format!("a cluster's name has at most {MAX_CLUSTER} bytes");
-            return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
+            return self
+                .sessions
+                .answer(whom, Err(Refusal::new(code::INVALID, what)));
         }
-        if matches!(viewer, Viewer::User(_)) && !open.maps_apart {
+        if matches!(viewer, Peer::User(_)) && !open.maps_apart {
             let what = "libvnplug is older than this daemon, which keeps packets where their reader \
                         cannot write; update it";
-            return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
+            return self
+                .sessions
+                .answer(whom, Err(Refusal::new(code::INVALID, what)));
         }
         if open.group.len() > MAX_CLUSTER {
             let what = format!("a group's name has at most {MAX_CLUSTER} bytes");
-            return self.answer(token, id, app, Err(Refusal::new(code::INVALID, what)));
+            return self
+                .sessions
+                .answer(whom, Err(Refusal::new(code::INVALID, what)));
         }
         let guard = self
             .guard(viewer, &open.device)
             .and_then(|guard| self.may_send(viewer, &open).map(|()| guard));
         let guard = match guard {
             Ok(guard) => self.guard_in_group(viewer, &open, guard),
-            Err(refusal) => return self.answer(token, id, app, Err(refusal)),
+            Err(refusal) => return self.sessions.answer(whom, Err(refusal)),
         };
         if guard.trim().is_empty() && matches!(open.filter, FilterSpec::All) {
-            return self.open_with(token, id, app, viewer, open, Programs::default());
+            return self.open_with(whom, viewer, open, Programs::default());
         }
         let filter = open.filter.clone();
         let link_type = self.link_type(&open.device);
         let then = Then::Open(open);
-        self.compile(token, id, app, viewer, then, (guard, filter, link_type))
+        self.compile(whom, viewer, then, (guard, filter, link_type))
     }
 
     pub(super) fn filter(
         &mut self,
-        token: u64,
-        id: u32,
-        app: u32,
-        viewer: &Viewer,
+        whom: Whom,
+        viewer: &Peer,
         port: u32,
         filter: FilterSpec,
     ) -> Result<(), Over> {
-        if let Err(refusal) = self.owned(token, app, port) {
-            return self.answer(token, id, app, Err(refusal));
+        if let Err(refusal) = self.sessions.owned(whom, port) {
+            return self.sessions.answer(whom, Err(refusal));
         }
         if filter == FilterSpec::All {
             let step = self.hub.set_filter(port, None, String::new());
-            return self.carry_on((token, id, app), Ok(step));
+            return self.carry_on(whom, Ok(step));
         }
         let link_type = self.hub.link_type_of(port);
         let what = (String::new(), filter, link_type);
-        self.compile(token, id, app, viewer, Then::Filter { port }, what)
+        self.compile(whom, viewer, Then::Filter { port }, what)
     }
 
     /// Opens a port whose filters are compiled: at once, or when its rings are made.
     pub(super) fn open_with(
         &mut self,
-        token: u64,
-        id: u32,
-        app: u32,
-        viewer: &Viewer,
+        whom: Whom,
+        viewer: &Peer,
         open: Open,
         programs: Programs,
     ) -> Result<(), Over> {
         let memory = match viewer {
-            Viewer::Vm(_) => Ok(None),
-            Viewer::User(uid) => {
-                let owner = Owner::User(*uid);
+            Peer::Vm(_) => Ok(None),
+            Peer::User(uid) => {
+                let owner = Peer::User(*uid);
                 let awaited = self.awaited(viewer, &owner);
                 let need = self.need(viewer, (&open, &programs), &owner, awaited);
-                if let (Ok(need), Some(session)) = (&need, self.sessions.get(&token)) {
+                if let (Ok(need), Some(session)) = (&need, self.sessions.get(whom.token)) {
                     session.bucket.borrow_mut().charge_bytes(need.total());
                 }
                 match need {
                     Ok(need) if need.total() >= LARGE => {
                         let then = Then::Rings(open, programs);
-                        return self.make(token, id, app, Want::Rings(need), then);
+                        return self.make(whom, Want::Rings(need), then);
                     }
                     Ok(need) => rings(need, &|| true)
                         .map(Some)
@@ -103,9 +98,8 @@ impl Control {
                 }
             }
         };
-        let result =
-            memory.and_then(|memory| self.opened(token, app, viewer, &open, programs, memory));
-        self.tell_opened((token, id, app), result)
+        let result = memory.and_then(|memory| self.opened(whom, viewer, &open, programs, memory));
+        self.tell_opened(whom, result)
     }
 
     /// Answers with an opened port when no frame that it wants is dropped by the kernel any more.
@@ -121,7 +115,7 @@ impl Control {
             ..
         } = match result {
             Ok(opening) => opening,
-            Err(refusal) => return self.answer(whom.0, whom.1, whom.2, Err(refusal)),
+            Err(refusal) => return self.sessions.answer(whom, Err(refusal)),
         };
         let opened = Message::Opened(opened);
         let step = Step::after(widening, |_, heard| {
@@ -136,9 +130,9 @@ impl Control {
     /// Bytes of memory for a port, if it may be beside what its owner waits for.
     fn need(
         &self,
-        viewer: &Viewer,
+        viewer: &Peer,
         (open, programs): (&Open, &Programs),
-        owner: &Owner,
+        owner: &Peer,
         awaited: (usize, u64),
     ) -> Result<Need, Refusal> {
         if !self.policy.is_operator(viewer) {
@@ -149,24 +143,21 @@ impl Control {
 
     pub(super) fn bears(
         &mut self,
-        viewer: &Viewer,
+        viewer: &Peer,
         device: &str,
         port: Option<u32>,
         programs: &Programs,
     ) -> Result<(), Refusal> {
-        let owner = match viewer {
-            _ if self.policy.is_operator(viewer) => return Ok(()),
-            Viewer::User(uid) => Owner::User(*uid),
-            Viewer::Vm(name) => Owner::Vm(name.clone()),
-        };
-        self.hub.bears(device, port, &owner, programs)
+        if self.policy.is_operator(viewer) {
+            return Ok(());
+        }
+        self.hub.bears(device, port, viewer, programs)
     }
 
     pub(super) fn opened(
         &mut self,
-        token: u64,
-        app: u32,
-        viewer: &Viewer,
+        whom: Whom,
+        viewer: &Peer,
         open: &Open,
         programs: Programs,
         memory: Option<OwnMemory>,
@@ -174,14 +165,17 @@ impl Control {
         // Others of its owner may have been opened while its rings were made.
         self.bears(viewer, &open.device, None, &programs)?;
         let opening = match viewer {
-            Viewer::User(uid) => {
-                let owner = Owner::User(*uid);
+            Peer::User(uid) => {
+                let owner = Peer::User(*uid);
                 let need = self.need(viewer, (open, &programs), &owner, (0, 0))?;
                 // What was asked for when it was made is what is asked for now.
                 let memory = memory
                     .filter(|memory| memory.rings.shape == need.rings)
                     .ok_or_else(|| Refusal::new(code::INTERNAL, "no memory was made"))?;
-                let session = self.sessions.get_mut(&token).filter(|_| open.shares_wake);
+                let session = self
+                    .sessions
+                    .get_mut(whom.token)
+                    .filter(|_| open.shares_wake);
                 let shared = session.as_ref().and_then(|session| session.bell.clone());
                 let memory = Memory::Own(memory);
                 let opening = self.hub.open(open, owner, programs, memory, shared)?;
@@ -190,8 +184,8 @@ impl Control {
                 }
                 opening
             }
-            Viewer::Vm(name) => {
-                let owner = Owner::Vm(name.clone());
+            Peer::Vm(name) => {
+                let owner = Peer::Vm(name.clone());
                 self.hub.within_limits(open, &owner, &programs, (0, 0))?;
                 let Some(vm) = self.vms.get_mut(name) else {
                     return Err(Refusal::new(code::NOT_FOUND, "the VM was detached"));
@@ -210,14 +204,14 @@ impl Control {
                 opening
             }
         };
-        if let Some(session) = self.sessions.get_mut(&token) {
-            session.ports.push((app, opening.opened.port));
+        if let Some(session) = self.sessions.get_mut(whom.token) {
+            session.ports.push((whom.app, opening.opened.port));
         }
         Ok(opening)
     }
 
     /// The obligatory filter of a viewer for a device; a source that it may not see is not there.
-    fn guard(&self, viewer: &Viewer, device: &str) -> Result<String, Refusal> {
+    fn guard(&self, viewer: &Peer, device: &str) -> Result<String, Refusal> {
         let unseen = || {
             let device = quoted(device);
             let what = format!("no source {device}; `vnplug list` shows the sources");
@@ -228,14 +222,14 @@ impl Control {
             _ => unseen(),
         })?;
         let name = &self.hub.sources()[source].name;
-        match self.policy.sight(viewer, name, &self.grants(viewer)) {
+        match self.policy.sight(viewer, name, &self.vms.grants(viewer)) {
             Sight::Through(filter) => Ok(filter),
             Sight::Nothing => Err(unseen()),
         }
     }
 
     /// Whether a port may have the transmit ring that it asks for, if it asks for one.
-    fn may_send(&self, viewer: &Viewer, open: &Open) -> Result<(), Refusal> {
+    fn may_send(&self, viewer: &Peer, open: &Open) -> Result<(), Refusal> {
         if open.transmit_bytes == 0 {
             return Ok(());
         }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use vnplug_ring::control::{Message, code};
 
 use super::Control;
-use crate::hub::policy::Viewer;
-use crate::hub::{Owner, Refusal, Step};
+use super::waiting::Whom;
+use crate::hub::{Peer, Refusal, Step};
 use vnplug_path::rules::{Key, Prepared};
 
 impl Control {
@@ -26,29 +26,24 @@ impl Control {
     /// Serves a request about the rules of a port of this application.
     pub(super) fn rules(
         &mut self,
-        token: u64,
-        app: u32,
-        viewer: &Viewer,
+        whom: Whom,
+        viewer: &Peer,
         request: Message,
     ) -> Result<Step, Refusal> {
         let invalid = |what: String| Refusal::new(code::INVALID, what);
         let step = match request {
             Message::AddRules { port, rules } => {
-                self.owned(token, app, port)?;
+                self.sessions.owned(whom, port)?;
                 let rules = Prepared::new(&rules).map_err(invalid)?;
-                let owner = match viewer {
-                    _ if self.policy.is_operator(viewer) => None,
-                    Viewer::User(uid) => Some(Owner::User(*uid)),
-                    Viewer::Vm(name) => Some(Owner::Vm(name.clone())),
-                };
-                self.hub.add_rules(port, &rules, owner.as_ref())?
+                let owner = (!self.policy.is_operator(viewer)).then_some(viewer);
+                self.hub.add_rules(port, &rules, owner)?
             }
             Message::RemoveRule { port, key } => {
-                self.owned(token, app, port)?;
+                self.sessions.owned(whom, port)?;
                 self.hub.remove_rule(port, Key::new(&key).map_err(invalid)?)
             }
             Message::RuleDefault { port, accept } => {
-                self.owned(token, app, port)?;
+                self.sessions.owned(whom, port)?;
                 self.hub.rule_default(port, accept)
             }
             Message::PurgeRules {
@@ -56,12 +51,12 @@ impl Control {
                 kind,
                 idle_ms,
             } => {
-                self.owned(token, app, port)?;
+                self.sessions.owned(whom, port)?;
                 let idle = Duration::from_millis(idle_ms);
                 self.hub.purge_rules(port, kind, idle)
             }
             Message::RuleStats { port, key } => {
-                self.owned(token, app, port)?;
+                self.sessions.owned(whom, port)?;
                 let key = Key::new(&key).map_err(invalid)?;
                 self.hub.rule_hits(port, key)
             }

@@ -23,7 +23,7 @@ use vnplug_ring::control::wire::{Framer, HEADER, Header, MAX_PAYLOAD, MAX_REQUES
 use vnplug_ring::control::{Message, Role, TTY_WINDOW};
 
 use super::limit;
-use crate::hub::policy::Viewer;
+use crate::hub::Peer;
 use vnplug_os::closer::{Closer, PeerFd};
 use vnplug_os::socket;
 use vnplug_os::socket::Heard;
@@ -43,7 +43,7 @@ pub(crate) struct Session {
     /// A descriptor may come with a message.
     takes_gifts: bool,
     /// Who is at the other end.
-    pub(crate) viewer: Viewer,
+    pub(crate) viewer: Peer,
     /// Messages come and go for several applications.
     pub(crate) channel: bool,
     /// Hello was said.
@@ -96,7 +96,7 @@ impl Session {
     /// A connection to `viewer`; `channel` for a VM's control channel.
     pub(crate) fn new(
         fd: PeerFd,
-        viewer: Viewer,
+        viewer: Peer,
         channel: bool,
         bucket: limit::Shared,
         now: Instant,

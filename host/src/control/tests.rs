@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
-use vnplug_ring::control::{Role, VERSION};
+use vnplug_ring::control::{Message, Role, VERSION};
 
 use super::*;
 use crate::hub::Limits;

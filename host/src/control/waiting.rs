@@ -1,24 +1,25 @@
 //! Requests that wait for a filter to be compiled, for memory to be made, or for queues' threads.
 
+use std::collections::HashMap;
+use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vnplug_ring::control::{FilterSpec, Open, VmSpec, code};
 use vnplug_ring::layout::MAX_SNAPLEN;
 
-use super::Control;
-use super::compile::{CHEAP, Compiled, Job, Ticket};
-use super::memory::{Completed, Made, Want};
+use super::compile::{CHEAP, CompileThread, Compiled, Job, Ticket};
+use super::memory::{Completed, Made, MemoryThread, Want};
 use super::request::cut;
 use super::session::Over;
-use crate::hub::policy::Viewer;
-use crate::hub::{Owner, Programs, Refusal, Step, no_memory};
-use vnplug_filter::Trust;
+use super::{ANSWERED, Control};
+use crate::hub::{Peer, Programs, Refusal, Step, no_memory};
+use vnplug_filter::{Compiler, Jit, Trust};
 
 /// A request that waits for its filter to be compiled or for its memory.
-pub(super) struct Pending {
-    id: u32,
-    app: u32,
+struct Pending {
+    whom: Whom,
     then: Then,
     /// Dropped with this when the connection ends.
     _ticket: Ticket,
@@ -32,16 +33,33 @@ pub(super) enum Then {
     Attach(VmSpec),
 }
 
-/// A request: the connection's token, its number, the application.
-pub(super) type Whom = (u64, u32, u32);
+/// Who is to be answered.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Whom {
+    /// The connection.
+    pub(super) token: u64,
+    /// The request's number.
+    pub(super) id: u32,
+    /// The application, of a channel.
+    pub(super) app: u32,
+}
 
 /// A request that waits for queues' threads. It goes on when they have answered also if its
 /// connection is gone: what it began is to be finished.
-pub(super) struct Asking {
+struct Asking {
     whom: Whom,
     step: Step,
     /// Go with the answer.
     fds: Vec<OwnedFd>,
+}
+
+/// Threads of their own for what takes long, and the requests that wait for them or for queues' threads.
+pub(super) struct Jobs {
+    compiler: CompileThread,
+    memory: MemoryThread,
+    /// By connection.
+    pending: HashMap<u64, Pending>,
+    asking: Vec<Asking>,
 }
 
 /// How long a request's answers are waited for before others are served: a thread that is awake
@@ -51,15 +69,40 @@ pub(super) const AT_ONCE: Duration = Duration::from_millis(2);
 /// As many bytes of a filter's text as lists show.
 const SHOWN_FILTER: usize = 256;
 
+impl Jobs {
+    /// Starts the threads; `bell` rings when one of them is done with something.
+    pub(super) fn start(compiler: Compiler, jit: Jit, bell: &Arc<OwnedFd>) -> io::Result<Self> {
+        Ok(Self {
+            compiler: CompileThread::start(compiler, jit, Arc::clone(bell))?,
+            memory: MemoryThread::start(Arc::clone(bell))?,
+            pending: HashMap::new(),
+            asking: Vec::new(),
+        })
+    }
+
+    /// How soon queues' threads are to be looked at again, if they have to answer.
+    pub(super) fn look_again(&self) -> Option<Duration> {
+        (!self.asking.is_empty()).then_some(ANSWERED)
+    }
+
+    /// The connection is over: nobody waits for what it asked.
+    pub(super) fn forget(&mut self, token: u64) {
+        self.pending.remove(&token);
+    }
+
+    /// Drops something that holds so much memory, elsewhere.
+    pub(super) fn discard(&self, what: impl Send + 'static, bytes: u64) {
+        self.memory.discard(what, bytes);
+    }
+}
+
 impl Control {
     /// Has the operator's and the reader's filter compiled; the request goes on in
     /// [`compiled`](Self::compiled).
     pub(super) fn compile(
         &mut self,
-        token: u64,
-        id: u32,
-        app: u32,
-        viewer: &Viewer,
+        whom: Whom,
+        viewer: &Peer,
         then: Then,
         (guard, filter, link_type): (String, FilterSpec, u32),
     ) -> Result<(), Over> {
@@ -68,8 +111,8 @@ impl Control {
         } else {
             Trust::Guest
         };
-        let submitted = self.compiler.submit(Job {
-            session: token,
+        let submitted = self.jobs.compiler.submit(Job {
+            session: whom.token,
             owner: viewer.clone(),
             trust,
             guard,
@@ -77,36 +120,27 @@ impl Control {
             snaplen: MAX_SNAPLEN,
             link_type,
         });
-        let ticket = match submitted {
-            Ok(ticket) => ticket,
-            Err(refusal) => return self.answer(token, id, app, Err(refusal)),
-        };
-        self.wait(token, id, app, then, ticket);
-        Ok(())
+        match submitted {
+            Ok(ticket) => {
+                self.wait(whom, then, ticket);
+                Ok(())
+            }
+            Err(refusal) => self.sessions.answer(whom, Err(refusal)),
+        }
     }
 
     /// Has memory made; the request goes on in [`made`](Self::made).
-    pub(super) fn make(
-        &mut self,
-        token: u64,
-        id: u32,
-        app: u32,
-        want: Want,
-        then: Then,
-    ) -> Result<(), Over> {
-        match self.memory.make(token, want) {
+    pub(super) fn make(&mut self, whom: Whom, want: Want, then: Then) -> Result<(), Over> {
+        match self.jobs.memory.make(whom.token, want) {
             Ok(ticket) => {
-                self.wait(token, id, app, then, ticket);
+                self.wait(whom, then, ticket);
                 Ok(())
             }
             Err(refusal) => {
                 if let Then::Attach(spec) = &then {
-                    self.attaching.remove(&spec.name);
-                    for group in &spec.groups {
-                        self.making_groups.remove(&group.name);
-                    }
+                    self.vms.never_made(spec);
                 }
-                self.answer(token, id, app, Err(refusal))
+                self.sessions.answer(whom, Err(refusal))
             }
         }
     }
@@ -127,13 +161,11 @@ impl Control {
         match step.carry_on(&mut self.hub, Instant::now() + AT_ONCE) {
             Step::Done(told) => {
                 let told = told.map(|message| (message, fds));
-                self.answer(whom.0, whom.1, whom.2, told)
+                self.sessions.answer(whom, told)
             }
             step => {
-                if let Some(session) = self.sessions.get_mut(&whom.0) {
-                    session.busy = true;
-                }
-                self.asking.push(Asking { whom, step, fds });
+                self.sessions.set_busy(whom.token, true);
+                self.jobs.asking.push(Asking { whom, step, fds });
                 Ok(())
             }
         }
@@ -141,36 +173,41 @@ impl Control {
 
     /// Goes on with requests whose threads have answered.
     pub(super) fn heard(&mut self) {
-        for Asking { whom, step, fds } in std::mem::take(&mut self.asking) {
+        for Asking { whom, step, fds } in std::mem::take(&mut self.jobs.asking) {
             match step.carry_on(&mut self.hub, Instant::now()) {
                 Step::Done(told) => {
-                    if let Some(session) = self.sessions.get_mut(&whom.0) {
-                        session.busy = false;
-                    }
+                    self.sessions.set_busy(whom.token, false);
                     let told = told.map(|message| (message, fds));
-                    let went = self.answer(whom.0, whom.1, whom.2, told);
-                    self.went_on(whom.0, went);
+                    let went = self.sessions.answer(whom, told);
+                    self.went_on(whom.token, went);
                 }
-                step => self.asking.push(Asking { whom, step, fds }),
+                step => self.jobs.asking.push(Asking { whom, step, fds }),
             }
         }
     }
 
-    fn wait(&mut self, token: u64, id: u32, app: u32, then: Then, ticket: Ticket) {
+    fn wait(&mut self, whom: Whom, then: Then, ticket: Ticket) {
         let pending = Pending {
-            id,
-            app,
+            whom,
             then,
             _ticket: ticket,
         };
-        self.pending.insert(token, pending);
-        if let Some(session) = self.sessions.get_mut(&token) {
-            session.busy = true;
+        self.jobs.pending.insert(whom.token, pending);
+        self.sessions.set_busy(whom.token, true);
+    }
+
+    /// Goes on with what the threads are done with.
+    pub(super) fn done(&mut self) {
+        while let Some(compiled) = self.jobs.compiler.next_done() {
+            self.compiled(compiled);
+        }
+        while let Some(completed) = self.jobs.memory.next_done() {
+            self.made(completed);
         }
     }
 
     /// Goes on with a request whose filter is compiled.
-    pub(super) fn compiled(&mut self, compiled: Compiled) {
+    fn compiled(&mut self, compiled: Compiled) {
         let Compiled {
             session: token,
             mut programs,
@@ -179,10 +216,10 @@ impl Control {
         if let Ok(programs) = &mut programs {
             programs.text = cut(std::mem::take(&mut programs.text), SHOWN_FILTER);
         }
-        let Some(pending) = self.pending.remove(&token) else {
+        let Some(pending) = self.jobs.pending.remove(&token) else {
             return;
         };
-        let Some(session) = self.sessions.get_mut(&token) else {
+        let Some(session) = self.sessions.get_mut(token) else {
             return;
         };
         session.busy = false;
@@ -193,7 +230,7 @@ impl Control {
                 .charge(took.as_secs_f64() * 10_000.0);
         }
         let viewer = session.viewer.clone();
-        let Pending { id, app, then, .. } = pending;
+        let Pending { whom, then, .. } = pending;
         let programs = programs.and_then(|programs| {
             let (device, port) = match &then {
                 Then::Filter { port } => ("", Some(*port)),
@@ -204,13 +241,11 @@ impl Control {
             Ok(programs)
         });
         let went = match (programs, then) {
-            (Err(refusal), _) => self.answer(token, id, app, Err(refusal)),
-            (Ok(programs), Then::Open(open)) => {
-                self.open_with(token, id, app, &viewer, open, programs)
-            }
+            (Err(refusal), _) => self.sessions.answer(whom, Err(refusal)),
+            (Ok(programs), Then::Open(open)) => self.open_with(whom, &viewer, open, programs),
             (Ok(programs), Then::Filter { port }) => {
                 let step = self.hub.set_filter(port, programs.filter, programs.text);
-                self.carry_on((token, id, app), Ok(step))
+                self.carry_on(whom, Ok(step))
             }
             (Ok(_), Then::Rings(..) | Then::Attach(_)) => Ok(()),
         };
@@ -218,40 +253,37 @@ impl Control {
     }
 
     /// Goes on with a request whose memory is made.
-    pub(super) fn made(&mut self, completed: Completed) {
+    fn made(&mut self, completed: Completed) {
         let token = completed.session;
         if let Made::Pool(plan, _) = &completed.made {
-            self.attaching.remove(plan.name());
-            for group in plan.new_groups() {
-                self.making_groups.remove(&group.name);
-            }
+            self.vms.made(plan);
         }
-        let (Some(pending), Some(session)) =
-            (self.pending.remove(&token), self.sessions.get_mut(&token))
-        else {
+        let (Some(pending), Some(session)) = (
+            self.jobs.pending.remove(&token),
+            self.sessions.get_mut(token),
+        ) else {
             // Who asked for it is gone.
-            completed.abandon(&self.memory);
+            completed.abandon(&self.jobs.memory);
             return;
         };
         session.busy = false;
         let viewer = session.viewer.clone();
-        let Pending { id, app, then, .. } = pending;
+        let Pending { whom, then, .. } = pending;
         let went = match (completed.made, then) {
             (Made::Pool(plan, pool), Then::Attach(spec)) => {
                 let ready = self.attached(token, &spec, plan, pool);
-                self.answer(token, id, app, ready.map(|ready| (ready, Vec::new())))
+                self.sessions
+                    .answer(whom, ready.map(|ready| (ready, Vec::new())))
             }
             (Made::Rings(need, memory), Then::Rings(open, programs)) => {
                 let opening = memory
                     .map_err(|error| no_memory(need.total(), &error))
-                    .and_then(|memory| {
-                        self.opened(token, app, &viewer, &open, programs, Some(memory))
-                    });
-                self.tell_opened((token, id, app), opening)
+                    .and_then(|memory| self.opened(whom, &viewer, &open, programs, Some(memory)));
+                self.tell_opened(whom, opening)
             }
             _ => {
                 let refusal = Refusal::new(code::INTERNAL, "not what was asked for");
-                self.answer(token, id, app, Err(refusal))
+                self.sessions.answer(whom, Err(refusal))
             }
         };
         self.went_on(token, went);
@@ -266,9 +298,9 @@ impl Control {
     }
 
     /// Ports whose rings are being made for a user, on whatever connection, and their bytes.
-    pub(super) fn awaited(&self, viewer: &Viewer, owner: &Owner) -> (usize, u64) {
-        let rings = self.pending.iter().filter_map(|(token, pending)| {
-            let own = self.sessions.get(token)?.viewer == *viewer;
+    pub(super) fn awaited(&self, viewer: &Peer, owner: &Peer) -> (usize, u64) {
+        let rings = self.jobs.pending.iter().filter_map(|(token, pending)| {
+            let own = self.sessions.get(*token)?.viewer == *viewer;
             match &pending.then {
                 Then::Rings(open, programs) if own => {
                     let need = self.hub.need(open, owner, programs).unwrap_or_default();

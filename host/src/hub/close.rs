@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use vnplug_ring::layout::Life;
 
-use super::{Charge, Closed, Hub, Owed, Owner, PortRecord, Remains};
+use super::{Charge, Closed, Hub, Owed, Peer, PortRecord, Remains};
 use vnplug_path::engine::Command;
 use vnplug_path::engine::sender::Sender;
 use vnplug_path::port::{Port, PortCounters};
@@ -53,7 +53,7 @@ impl Hub {
         self.own(id, &record, false);
         self.closed += 1;
         let mut charge = Charge::new(self.owed_by(&record.owner));
-        if matches!(record.owner, Owner::User(_)) {
+        if matches!(record.owner, Peer::User(_)) {
             charge.add(record.bytes());
         }
         let shares = self.leave(record.cluster.as_ref(), id);
@@ -121,7 +121,7 @@ impl Hub {
     }
 
     /// What an owner's closed ports have that is not freed yet.
-    fn owed_by(&mut self, owner: &Owner) -> &Arc<AtomicU64> {
+    fn owed_by(&mut self, owner: &Peer) -> &Arc<AtomicU64> {
         self.owed.retain(|_, owed| Arc::strong_count(owed) > 1);
         self.owed.entry(owner.clone()).or_default()
     }

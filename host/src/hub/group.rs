@@ -16,7 +16,7 @@ use vnplug_ring::{Arena, Region};
 use super::ground::Ground;
 use super::open::{fresh_epoch, no_memory};
 use super::plan::Plan;
-use super::{Hub, Owner, Programs, Refusal};
+use super::{Hub, Peer, Programs, Refusal};
 use vnplug_filter::Program;
 use vnplug_path::commons::Commons;
 use vnplug_path::source::Lent;
@@ -35,7 +35,7 @@ pub(super) struct GroupKey {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Whose {
     /// Who made it.
-    Owner(Owner),
+    Owner(Peer),
     /// The host's, by its number.
     Host(u64),
 }
@@ -130,7 +130,7 @@ impl Hub {
     pub(super) fn plan_group(
         &self,
         request: &Open,
-        owner: &Owner,
+        owner: &Peer,
         programs: &Programs,
     ) -> Result<Option<GroupPlan>, Refusal> {
         if request.group.is_empty() {
@@ -148,7 +148,7 @@ impl Hub {
         };
         let existing = self.groups.get(&key);
         // What the source lends shows every frame: nobody has it from whom some are kept.
-        let may_see_all = matches!(owner, Owner::User(_)) && programs.guard.is_none();
+        let may_see_all = matches!(owner, Peer::User(_)) && programs.guard.is_none();
         let lends = existing.map_or(may_see_all, |group| group.is_lent);
         let lent = self.sources[source].lent.as_ref();
         let lent = lent.and_then(|lent| lent.first());
@@ -374,7 +374,7 @@ impl Hub {
     }
 
     /// Bytes of the arenas of an owner.
-    pub(super) fn arena_bytes(&self, owner: &Owner) -> u64 {
+    pub(super) fn arena_bytes(&self, owner: &Peer) -> u64 {
         let whose = Whose::Owner(owner.clone());
         let groups = self.groups.iter();
         let own = groups.filter(|(key, group)| key.whose == whose && !group.is_lent);

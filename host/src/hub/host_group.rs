@@ -18,7 +18,7 @@ use vnplug_ring::Region;
 use vnplug_ring::control::{HostGroup as Wanted, Open, code};
 
 use super::group::{GroupKey, GroupPlan, LentPlan, Whose, arena_bytes};
-use super::{Hub, Owner, Programs, Refusal};
+use super::{Hub, Peer, Programs, Refusal};
 use vnplug_os::memory::Pool;
 use vnplug_os::packet_file::PacketFile;
 use vnplug_path::source::Lent;
@@ -39,7 +39,7 @@ struct HostGroup {
     home: Home,
     /// The obligatory filter of every member.
     sight: String,
-    admitted: BTreeSet<Owner>,
+    admitted: BTreeSet<Peer>,
     /// Its memory cannot be used, and why: nobody can open a port in it.
     lost: Option<String>,
     /// VMs that have its memory and see other things of its source, and what is to be done: nobody
@@ -220,7 +220,7 @@ impl Hub {
             },
             home: new.home,
             sight: new.sight,
-            admitted: new.operators.into_iter().map(Owner::User).collect(),
+            admitted: new.operators.into_iter().map(Peer::User).collect(),
             unlike: BTreeMap::new(),
         };
         self.host_groups.groups.insert(new.name, group);
@@ -232,7 +232,7 @@ impl Hub {
         let Some(it) = self.host_groups.groups.get_mut(group) else {
             return;
         };
-        it.admitted.insert(Owner::Vm(vm.to_owned()));
+        it.admitted.insert(Peer::Vm(vm.to_owned()));
         if it.sight != sight {
             // Only a configuration that changed between two daemons brings this about.
             let what = format!(
@@ -251,18 +251,18 @@ impl Hub {
         log::error!(target: "vm", "{what}");
         if let Some(it) = self.host_groups.groups.get_mut(group) {
             it.unlike.insert(vm.to_owned(), what);
-            it.admitted.insert(Owner::Vm(vm.to_owned()));
+            it.admitted.insert(Peer::Vm(vm.to_owned()));
         }
     }
 
     /// Takes a VM out of its groups of the host; gives the files of those that end thereby.
     pub(crate) fn expel(&mut self, vm: &str) -> Vec<PathBuf> {
-        let owner = Owner::Vm(vm.to_owned());
+        let owner = Peer::Vm(vm.to_owned());
         for group in self.host_groups.groups.values_mut() {
             group.admitted.remove(&owner);
             group.unlike.remove(vm);
         }
-        let ended = |group: &HostGroup| !group.admitted.iter().any(|it| matches!(it, Owner::Vm(_)));
+        let ended = |group: &HostGroup| !group.admitted.iter().any(|it| matches!(it, Peer::Vm(_)));
         let ended = self.host_groups.groups.extract_if(.., |_, it| ended(it));
         let path = |group: HostGroup| match group.home {
             Home::File { path, memory, .. } => {
@@ -276,7 +276,7 @@ impl Hub {
     }
 
     /// The obligatory filter of a port that wants to join a group of the host, if it does.
-    pub(crate) fn host_sight(&self, request: &Open, owner: &Owner) -> Option<&str> {
+    pub(crate) fn host_sight(&self, request: &Open, owner: &Peer) -> Option<&str> {
         let (source, _) = self.find(&request.device).ok()?;
         let (_, group) = self.host_groups.of(source, &request.group, owner)?;
         Some(&group.sight)
@@ -287,7 +287,7 @@ impl Hub {
         &self,
         source: usize,
         request: &Open,
-        owner: &Owner,
+        owner: &Peer,
         programs: &Programs,
     ) -> Result<Option<GroupPlan>, Refusal> {
         let Some((name, group)) = self.host_groups.of(source, &request.group, owner) else {
@@ -401,7 +401,7 @@ impl Hub {
 
 impl HostGroups {
     /// The group of this name and source, if the owner may join it.
-    fn of(&self, source: usize, name: &str, owner: &Owner) -> Option<(&String, &HostGroup)> {
+    fn of(&self, source: usize, name: &str, owner: &Peer) -> Option<(&String, &HostGroup)> {
         let (name, group) = self.groups.get_key_value(name)?;
         (group.source == source && group.admitted.contains(owner)).then_some((name, group))
     }

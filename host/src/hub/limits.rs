@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use vnplug_ring::control::{Open, code};
 
 use super::load::{MAX_FIELDS_EACH, MAX_KEYS_EACH};
-use super::{Hub, Owner, PortRecord, Programs, Refusal};
+use super::{Hub, Peer, PortRecord, Programs, Refusal};
 use vnplug_os::mappings;
 
 /// Limits that the operator sets.
@@ -38,7 +38,7 @@ impl Hub {
     pub(crate) fn within_limits(
         &self,
         request: &Open,
-        owner: &Owner,
+        owner: &Peer,
         programs: &Programs,
         awaited: (usize, u64),
     ) -> Result<(), Refusal> {
@@ -49,7 +49,7 @@ impl Hub {
             let what = format!("{most} ports of yours are open, the limit (max_ports_each)");
             return Err(Refusal::new(code::LIMIT, what));
         }
-        if matches!(owner, Owner::Vm(_)) {
+        if matches!(owner, Peer::Vm(_)) {
             return Ok(());
         }
         let (wanted, mappings) = self.counted(request, owner, programs)?;
@@ -87,7 +87,7 @@ impl Hub {
         &mut self,
         device: &str,
         port: Option<u32>,
-        owner: &Owner,
+        owner: &Peer,
         programs: &Programs,
     ) -> Result<(), Refusal> {
         let (source, queues) = match port.and_then(|port| self.ports.get(&port)) {
@@ -147,20 +147,20 @@ impl Hub {
     }
 
     /// Bytes of an owner's closed ports that are not freed yet.
-    fn owed(&self, owner: &Owner) -> u64 {
+    fn owed(&self, owner: &Peer) -> u64 {
         let owed = self.owed.get(owner);
         owed.map_or(0, |owed| owed.load(Ordering::Relaxed))
     }
 
     /// The ports of an owner.
-    pub(super) fn ports_of(&self, owner: &Owner) -> impl Iterator<Item = (u32, &PortRecord)> {
+    pub(super) fn ports_of(&self, owner: &Peer) -> impl Iterator<Item = (u32, &PortRecord)> {
         let ids = self.owned.get(owner).into_iter();
         let ids = ids.flat_map(|owned| &owned.ports);
         ids.filter_map(|id| Some((*id, self.ports.get(id)?)))
     }
 
     /// The number by which queues' threads know an owner: small, and nobody else's while it has ports.
-    pub(super) fn number_of(&self, owner: &Owner) -> u32 {
+    pub(super) fn number_of(&self, owner: &Peer) -> u32 {
         if let Some((_, port)) = self.ports_of(owner).next() {
             return port.number;
         }
@@ -173,7 +173,7 @@ impl Hub {
     }
 
     /// What the rules of an owner may cost a frame of a source, over all queues.
-    fn rules_work(&self, source: usize, owner: &Owner) -> usize {
+    fn rules_work(&self, source: usize, owner: &Peer) -> usize {
         let own = self.ports_of(owner).map(|(_, port)| port);
         own.filter(|port| port.source == source)
             .map(|port| port.rules.work() * port.queues.len())
@@ -181,7 +181,7 @@ impl Hub {
     }
 
     /// What the filters of an owner may cost a frame of a source, over all queues.
-    pub(super) fn filters_work(&self, source: usize, owner: &Owner) -> usize {
+    pub(super) fn filters_work(&self, source: usize, owner: &Peer) -> usize {
         let load = self
             .owned
             .get(owner)

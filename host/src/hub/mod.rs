@@ -53,6 +53,7 @@ pub use limits::{Limits, MAX_FILTER_WORK};
 use load::Owned;
 pub(crate) use open::{NO_DESCRIPTORS, Opening, no_memory};
 pub(crate) use plan::Need;
+pub use policy::Peer;
 pub use rules::RuleBook;
 
 /// A request was refused, with the code and text of the answer.
@@ -96,15 +97,6 @@ pub struct Source {
     pub workers: Vec<Worker>,
 }
 
-/// Who asked for a port, for lists and limits.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Owner {
-    /// A process of this user.
-    User(u32),
-    /// A virtual machine.
-    Vm(String),
-}
-
 /// What is known of an attached port.
 pub struct PortRecord {
     source: usize,
@@ -119,7 +111,7 @@ pub struct PortRecord {
     /// Its filter.
     program: Option<Arc<Program>>,
     /// Who has it.
-    pub owner: Owner,
+    pub owner: Peer,
     /// The owner's number for the queues' threads.
     number: u32,
     /// What its reader said of itself.
@@ -225,9 +217,9 @@ pub struct Programs {
 pub struct Hub {
     sources: Vec<Source>,
     ports: BTreeMap<u32, PortRecord>,
-    owned: HashMap<Owner, Owned>,
+    owned: HashMap<Peer, Owned>,
     /// By owner what memory of closed ports has still to be freed.
-    owed: HashMap<Owner, Arc<AtomicU64>>,
+    owed: HashMap<Peer, Arc<AtomicU64>>,
     clusters: BTreeMap<ClusterKey, Cluster>,
     groups: BTreeMap<GroupKey, Group>,
     host_groups: HostGroups,
@@ -245,7 +237,7 @@ pub struct Hub {
     /// Makes the kernel's filters.
     loader: Option<Loader>,
     /// Who closes what peers share, by their owner.
-    pub(crate) closers: Closers<Owner>,
+    pub(crate) closers: Closers<Peer>,
     /// The last snapshot of all ports of a queue, by source and queue, and when it was taken.
     last: BTreeMap<(usize, usize), (Instant, Snapshot)>,
 }

@@ -9,7 +9,7 @@ use vnplug_ring::control::{Balance, HOST_PREFIX, Open, Opened, RingPlace, code};
 use super::ground::{Ground, Memory, Taken};
 use super::pace::Pace;
 use super::plan::Plan;
-use super::{Hub, Owed, Owner, PortRecord, Programs, Refusal, RuleBook};
+use super::{Hub, Owed, Peer, PortRecord, Programs, Refusal, RuleBook};
 use vnplug_filter::ebpf::Wanted;
 use vnplug_os::{event, mappings};
 use vnplug_path::batch::Handle;
@@ -41,7 +41,7 @@ impl Hub {
     pub(crate) fn open(
         &mut self,
         request: &Open,
-        owner: Owner,
+        owner: Peer,
         programs: Programs,
         memory: Memory<'_>,
         doorbell: Option<Doorbell>,
@@ -109,7 +109,7 @@ impl Hub {
     }
 
     /// A pipe as the doorbell of a process' port; its end goes to the process.
-    fn pipe(&mut self, owner: &Owner, fds: &mut Vec<OwnedFd>) -> Result<Doorbell, Refusal> {
+    fn pipe(&mut self, owner: &Peer, fds: &mut Vec<OwnedFd>) -> Result<Doorbell, Refusal> {
         let pipe = Doorbell::process(self.closers.of(owner));
         let (doorbell, theirs) = pipe.map_err(|error| no_memory(0, &error))?;
         fds.push(theirs);
@@ -175,7 +175,7 @@ fn record(
     plan: Plan,
     request: &Open,
     programs: Programs,
-    (owner, number): (Owner, u32),
+    (owner, number): (Peer, u32),
     place: Option<RingPlace>,
 ) -> PortRecord {
     let mappings = match place {

@@ -6,7 +6,7 @@ use vnplug_ring::layout::{MAX_CAPACITY, MAX_SNAPLEN, MIN_CAPACITY, record_size, 
 
 use super::cluster::ClusterKey;
 use super::group::GroupPlan;
-use super::{Hub, Owner, Programs, Refusal};
+use super::{Hub, Peer, Programs, Refusal};
 use vnplug_os::mappings;
 
 /// Bytes of memory that a port needs.
@@ -74,7 +74,7 @@ impl Hub {
     pub(super) fn plan(
         &self,
         request: &Open,
-        owner: &Owner,
+        owner: &Peer,
         programs: &Programs,
     ) -> Result<Plan, Refusal> {
         let (source, queue) = self.find(&request.device)?;
@@ -131,7 +131,7 @@ impl Hub {
     pub(crate) fn need(
         &self,
         request: &Open,
-        owner: &Owner,
+        owner: &Peer,
         programs: &Programs,
     ) -> Result<Need, Refusal> {
         let plan = self.plan(request, owner, programs)?;
@@ -145,7 +145,7 @@ impl Hub {
     pub(super) fn counted(
         &self,
         request: &Open,
-        owner: &Owner,
+        owner: &Peer,
         programs: &Programs,
     ) -> Result<(u64, u64), Refusal> {
         let plan = self.plan(request, owner, programs)?;

@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 
 use vnplug_ring::control::Grant;
 
-/// Who asks.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Viewer {
+/// Who asks, has ports, and has limits.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Peer {
     /// A process of this user on the host.
     User(u32),
-    /// An application inside this VM.
+    /// This VM, or an application inside it.
     Vm(String),
 }
 
@@ -27,7 +27,7 @@ pub struct Policy {
     users: BTreeMap<u32, Vec<Grant>>,
     vms: BTreeMap<String, Vec<Grant>>,
     /// Who may send through which source; `*` = every source.
-    senders: Vec<(Viewer, String)>,
+    senders: Vec<(Peer, String)>,
 }
 
 /// What a viewer may see of a source.
@@ -59,20 +59,19 @@ impl Policy {
     }
 
     /// Lets somebody send through a source (`*`: every source).
-    pub fn grant_sending(&mut self, viewer: Viewer, source: &str) {
+    pub fn grant_sending(&mut self, viewer: Peer, source: &str) {
         self.senders.push((viewer, source.to_owned()));
     }
 
     /// Whether the viewer may send through a source.
-    pub fn may_send(&self, viewer: &Viewer, source: &str) -> bool {
-        let granted =
-            |(to, what): &(Viewer, String)| to == viewer && (what == "*" || what == source);
+    pub fn may_send(&self, viewer: &Peer, source: &str) -> bool {
+        let granted = |(to, what): &(Peer, String)| to == viewer && (what == "*" || what == source);
         self.is_operator(viewer) || self.senders.iter().any(granted)
     }
 
     /// Whether the viewer may attach VMs and see all ports.
-    pub fn is_operator(&self, viewer: &Viewer) -> bool {
-        matches!(viewer, Viewer::User(uid) if self.operators.contains(uid))
+    pub fn is_operator(&self, viewer: &Peer) -> bool {
+        matches!(viewer, Peer::User(uid) if self.operators.contains(uid))
     }
 
     /// Users that are operators.
@@ -81,13 +80,13 @@ impl Policy {
     }
 
     /// What the viewer may see of a source; `extra` are grants given with the VM's attachment.
-    pub fn sight(&self, viewer: &Viewer, source: &str, extra: &[Grant]) -> Sight {
+    pub fn sight(&self, viewer: &Peer, source: &str, extra: &[Grant]) -> Sight {
         if self.is_operator(viewer) {
             return Sight::Through(String::new());
         }
         let own = match viewer {
-            Viewer::User(uid) => self.users.get(uid),
-            Viewer::Vm(name) => self.vms.get(name),
+            Peer::User(uid) => self.users.get(uid),
+            Peer::Vm(name) => self.vms.get(name),
         };
         let grants: Vec<&Grant> = own
             .into_iter()
@@ -125,40 +124,34 @@ mod tests {
         let mut policy = Policy::new(77);
         policy.grant_user(1000, grant("eth1", "port 53"));
         let everything = Sight::Through(String::new());
-        assert_eq!(policy.sight(&Viewer::User(0), "eth1", &[]), everything);
-        assert_eq!(policy.sight(&Viewer::User(77), "eth2", &[]), everything);
+        assert_eq!(policy.sight(&Peer::User(0), "eth1", &[]), everything);
+        assert_eq!(policy.sight(&Peer::User(77), "eth2", &[]), everything);
         let narrow = Sight::Through("(port 53)".into());
-        assert_eq!(policy.sight(&Viewer::User(1000), "eth1", &[]), narrow);
-        assert_eq!(
-            policy.sight(&Viewer::User(1000), "eth2", &[]),
-            Sight::Nothing
-        );
-        assert_eq!(
-            policy.sight(&Viewer::User(1001), "eth1", &[]),
-            Sight::Nothing
-        );
-        assert!(policy.is_operator(&Viewer::User(0)) && !policy.is_operator(&Viewer::User(1000)));
+        assert_eq!(policy.sight(&Peer::User(1000), "eth1", &[]), narrow);
+        assert_eq!(policy.sight(&Peer::User(1000), "eth2", &[]), Sight::Nothing);
+        assert_eq!(policy.sight(&Peer::User(1001), "eth1", &[]), Sight::Nothing);
+        assert!(policy.is_operator(&Peer::User(0)) && !policy.is_operator(&Peer::User(1000)));
     }
 
     #[test]
     fn sight_is_no_permission_to_send() {
         let mut policy = Policy::new(77);
-        let (user, vm) = (Viewer::User(1000), Viewer::Vm("probe".into()));
+        let (user, vm) = (Peer::User(1000), Peer::Vm("probe".into()));
         policy.grant_user(1000, grant("*", ""));
         policy.grant_vm("probe", grant("*", ""));
-        assert!(policy.may_send(&Viewer::User(0), "eth1"));
+        assert!(policy.may_send(&Peer::User(0), "eth1"));
         assert!(!policy.may_send(&user, "eth1") && !policy.may_send(&vm, "eth1"));
         policy.grant_sending(user.clone(), "eth1");
         policy.grant_sending(vm.clone(), "*");
         assert!(policy.may_send(&user, "eth1") && !policy.may_send(&user, "eth2"));
         assert!(policy.may_send(&vm, "eth2"));
-        assert!(!policy.may_send(&Viewer::Vm("other".into()), "eth2"));
+        assert!(!policy.may_send(&Peer::Vm("other".into()), "eth2"));
     }
 
     #[test]
     fn grants_of_one_source_are_alternatives_and_one_without_filter_opens_it() {
         let mut policy = Policy::new(0);
-        let vm = Viewer::Vm("probe".into());
+        let vm = Peer::Vm("probe".into());
         assert!(!policy.is_operator(&vm));
         policy.grant_vm("probe", grant("eth1", "port 53"));
         let extra = [grant("eth1", "icmp")];

@@ -22,8 +22,8 @@ use std::time::Instant;
 use vnplug_ring::control::{Counted, Device, Direction, HOST_PREFIX, Message, Tuning};
 
 use super::asking::Heard;
-use super::policy::{Policy, Sight, Viewer};
-use super::{Hub, Owed, Owner, Step};
+use super::policy::{Policy, Sight};
+use super::{Hub, Owed, Peer, Step};
 use vnplug_filter::IndexSize;
 use vnplug_os::interface;
 use vnplug_path::engine::sender::SendCounters;
@@ -36,14 +36,14 @@ impl Hub {
     /// The sources that a viewer may see.
     pub fn devices(
         &self,
-        viewer: &Viewer,
+        viewer: &Peer,
         sight: impl Fn(&str) -> Sight,
         policy: &Policy,
     ) -> Vec<Device> {
         let operator = policy.is_operator(viewer);
         // What the host is called on its networks is not the guests' business.
         let addresses = match viewer {
-            Viewer::User(_) if self.sources.iter().any(|it| it.interface.is_some()) => {
+            Peer::User(_) if self.sources.iter().any(|it| it.interface.is_some()) => {
                 interface::addresses().unwrap_or_else(|error| {
                     log::warn!(target: "source", "cannot list addresses: {error}");
                     BTreeMap::new()
@@ -183,8 +183,8 @@ impl Hub {
                 // One that was closed meanwhile was there when it was counted.
                 if let Some(record) = self.ports.get(id) {
                     let owner = match &record.owner {
-                        Owner::User(uid) => format!("uid {uid}"),
-                        Owner::Vm(name) => format!("vm {name}"),
+                        Peer::User(uid) => format!("uid {uid}"),
+                        Peer::Vm(name) => format!("vm {name}"),
                     };
                     let cluster = record
                         .cluster

@@ -7,7 +7,7 @@ use std::time::Duration;
 use vnplug_ring::control::{Counted, MAX_EXACT_RULES, MAX_WILDCARD_RULES, Message, RuleKind, code};
 
 use super::asking::Heard;
-use super::{Hub, MAX_FILTER_WORK, Owed, Owner, PortRecord, Refusal, Step};
+use super::{Hub, MAX_FILTER_WORK, Owed, Peer, PortRecord, Refusal, Step};
 use vnplug_path::engine::Command;
 use vnplug_path::rules::{Change, Changed, Key, Prepared, Room};
 
@@ -86,7 +86,7 @@ impl Hub {
         &mut self,
         id: u32,
         rules: &Prepared,
-        owner: Option<&Owner>,
+        owner: Option<&Peer>,
     ) -> Result<Step, Refusal> {
         let Some(record) = self.ports.get(&id) else {
             return Err(gone(id));
@@ -273,7 +273,7 @@ impl Hub {
         &self,
         id: u32,
         record: &PortRecord,
-        owner: &Owner,
+        owner: &Peer,
         wanted: &RuleBook,
     ) -> Result<(), Refusal> {
         let others = || {

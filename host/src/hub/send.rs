@@ -13,7 +13,7 @@ use vnplug_ring::layout::{Geometry, MAX_CAPACITY, MIN_CAPACITY};
 use super::ground::Ground;
 use super::open::{fresh_epoch, no_memory};
 use super::plan::{Plan, longest_record};
-use super::{Hub, Owed, Owner, Refusal};
+use super::{Hub, Owed, Peer, Refusal};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::socket;
 use vnplug_path::batch::Handle;
@@ -52,7 +52,7 @@ impl Hub {
         &mut self,
         plan: &Plan,
         ground: &mut Ground<'_>,
-        owner: &Owner,
+        owner: &Peer,
         (handle, link_type): (Handle, u32),
     ) -> Result<Option<Box<Sender>>, Refusal> {
         if plan.transmit == 0 {

@@ -54,7 +54,7 @@ fn request(device: &str, cluster: &str) -> Open {
 fn open_own(
     hub: &mut Hub,
     request: &Open,
-    owner: Owner,
+    owner: Peer,
     programs: Programs,
 ) -> Result<Opening, Refusal> {
     let need = hub.need(request, &owner, &programs)?;
@@ -76,7 +76,7 @@ fn a_port_that_cannot_be_made_leaves_no_member_and_no_place_behind() {
         region: &region,
         places: &mut places,
     };
-    let owner = Owner::Vm("vm".into());
+    let owner = Peer::Vm("vm".into());
     let doorbell = Some(Doorbell::Silent);
     let refused = hub.open(
         &request("lab", "ids"),
@@ -108,7 +108,7 @@ fn a_group_without_room_for_its_arenas_leaves_no_place_behind() {
             transmit_bytes: 4096,
             ..request("lab", "")
         };
-        let owner = Owner::Vm("vm".into());
+        let owner = Peer::Vm("vm".into());
         let doorbell = Some(Doorbell::Silent);
         let opened = hub.open(&request, owner, Programs::default(), memory, doorbell);
         let was = (hub.groups.len(), hub.ports.len());
@@ -128,7 +128,7 @@ fn a_group_without_room_for_its_arenas_leaves_no_place_behind() {
 fn members_that_read_different_queues_are_different_clusters() {
     let mut hub = hub();
     for device in ["lab", "lab@1", "lab"] {
-        let owner = Owner::User(0);
+        let owner = Peer::User(0);
         let request = request(device, "ids");
         open_own(&mut hub, &request, owner, Programs::default()).unwrap();
     }
@@ -148,7 +148,7 @@ fn filters_of_one_owner_are_bounded_in_sum() {
         filter: Some(Arc::new(program)),
         ..Programs::default()
     };
-    let owner = Owner::User(1000);
+    let owner = Peer::User(1000);
     // On two queues each costs twice its length: two ports of this filter fill the limit.
     for _ in 0..2 {
         hub.bears("lab", None, &owner, &programs).unwrap();
@@ -160,10 +160,7 @@ fn filters_of_one_owner_are_bounded_in_sum() {
     let advice = "the limit is 16384: use shorter filters or fewer ports";
     assert!(refusal.text.contains(advice), "{}", refusal.text);
     assert!(hub.bears("lab", Some(1), &owner, &programs).is_ok());
-    assert!(
-        hub.bears("lab", None, &Owner::User(1001), &programs)
-            .is_ok()
-    );
+    assert!(hub.bears("lab", None, &Peer::User(1001), &programs).is_ok());
 }
 
 /// A filter of one value: `load` (a code) at this offset gives it.
@@ -191,7 +188,7 @@ fn one_filter_more(
     more: Arc<Program>,
 ) -> [Result<(), Refusal>; 2] {
     let mut hub = hub();
-    let owner = Owner::User(1000);
+    let owner = Peer::User(1000);
     let open = request("lab", "");
     open_own(&mut hub, &open, owner.clone(), Programs::default()).unwrap();
     let programs = Programs {
@@ -249,7 +246,7 @@ fn rules_that_are_gone_hold_no_memory() {
         ExactRule, Flow, Pattern, Rule, RuleAction, RuleKey, RuleKind, WildcardRule,
     };
     let mut hub = hub();
-    let owner = Owner::User(1000);
+    let owner = Peer::User(1000);
     let open = request("lab", "");
     let opening = open_own(&mut hub, &open, owner.clone(), Programs::default());
     let port = opening.ok().unwrap().opened.port;
@@ -312,7 +309,7 @@ fn rules_that_are_gone_hold_no_memory() {
 #[test]
 fn who_asked_before_a_group_of_the_host_was_made_does_not_show_its_vms_other_packets() {
     let mut hub = hub();
-    let owner = Owner::User(0);
+    let owner = Peer::User(0);
     let open = Open {
         group: "g".into(),
         ..request("lab", "")
@@ -378,7 +375,7 @@ fn member(hub: &mut Hub) -> Result<u32, Refusal> {
         ..request("lab", "")
     };
     let programs = Programs::default();
-    let opening = open_own(hub, &open, Owner::User(0), programs)?;
+    let opening = open_own(hub, &open, Peer::User(0), programs)?;
     Ok(opening.opened.port)
 }
 
@@ -517,7 +514,7 @@ fn a_thread_that_hangs_is_waited_for_by_nobody_and_its_figures_are_the_last_know
     let (hangs, _told) = with_a_hanging_source(&mut hub);
     let open = |hub: &mut Hub, device: &str| {
         let request = request(device, "");
-        open_own(hub, &request, Owner::User(0), Programs::default())
+        open_own(hub, &request, Peer::User(0), Programs::default())
     };
     let slow = open(&mut hub, "slow").unwrap().opened.port;
     let lab = open(&mut hub, "lab").unwrap().opened.port;
@@ -544,7 +541,7 @@ fn a_thread_that_hangs_is_waited_for_by_nobody_and_its_figures_are_the_last_know
     );
 
     // Others are served meanwhile, in no time to speak of.
-    let (viewer, policy) = (policy::Viewer::User(0), policy::Policy::new(0));
+    let (viewer, policy) = (policy::Peer::User(0), policy::Policy::new(0));
     let sight = |_: &str| policy::Sight::Through(String::new());
     let mut took: Vec<Duration> = (0..50)
         .map(|_| {

@@ -19,7 +19,8 @@ use vnplug_ring::arena::header;
 use vnplug_ring::control::{HostGroup, code};
 
 use super::{ACL, Dirs, Memories, check_name, instance, remove};
-use crate::hub::policy::{Policy, Sight, Viewer};
+use crate::hub::Peer;
+use crate::hub::policy::{Policy, Sight};
 use crate::hub::{Home, HostGroupSize, Refusal, arena_bytes};
 use vnplug_os::memory::{GoOn, Pool, pool_file};
 use vnplug_path::source::lent::{PacketDir, is_packets};
@@ -180,7 +181,7 @@ fn whole(vms: &[Option<Memories>], policy: &Policy) -> BTreeMap<(PathBuf, u64), 
             return BTreeMap::new();
         };
         for group in vm.groups.iter().filter(|group| group.is_packets()) {
-            let viewer = || Viewer::Vm(vm.name.clone());
+            let viewer = || Peer::Vm(vm.name.clone());
             let sight = vm.allow.as_ref();
             let sight = sight.map(|allow| policy.sight(&viewer(), &group.source, allow));
             let sees_all = sight == Some(Sight::Through(String::new()));

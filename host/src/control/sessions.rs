@@ -1,0 +1,375 @@
+//! Every connection, whose turn it is, and what it may do next.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use vnplug_ring::control::wire::{Header, Malformed};
+use vnplug_ring::control::{Message, code};
+
+use super::limit::{self, Buckets};
+use super::request::cut;
+use super::session::{Over, Session, Unserved};
+use super::waiting::Whom;
+use crate::hub::{Peer, Refusal};
+
+/// Connections in all.
+const MAX_SESSIONS: usize = 32_768;
+/// A connection that has not said Hello after this long is closed.
+const GREETING: Duration = Duration::from_secs(10);
+/// Messages of one connection per turn, and for how long: another one waits for all who ask.
+const BUDGET: usize = 16;
+const SLICE: Duration = Duration::from_micros(100);
+/// So many bytes of garbage in a channel cost as much as a message.
+const GARBAGE: f64 = 256.0;
+/// The longest reason of a refusal in bytes.
+const MAX_REASON: usize = 1024;
+/// Tokens up to this one are the loop's own.
+const OWN_TOKENS: u64 = 16;
+
+/// An answer, and the descriptors that go with it.
+pub(super) type Answer = Result<(Message, Vec<OwnedFd>), Refusal>;
+
+/// The connections, and the descriptors that the loop watches.
+pub(super) struct Sessions {
+    epoll: OwnedFd,
+    all: HashMap<u64, Session>,
+    /// How much each owner may ask.
+    buckets: Buckets,
+    /// Connections of clients that have not said Hello.
+    silent: HashSet<u64>,
+    /// Connections that asked too much, and until when nothing of theirs is served.
+    paused: HashMap<u64, Instant>,
+    /// Connections with a turn's work left over.
+    unfinished: Vec<u64>,
+    last_token: u64,
+}
+
+/// A connection's turn: when it began, and what it has had of it.
+pub(super) struct Turn {
+    begun: Instant,
+    now: Instant,
+    messages: usize,
+}
+
+/// What a connection's turn goes on with.
+pub(super) enum Next {
+    /// This message is to be served.
+    Message((Header, Vec<u8>)),
+    /// What it sent is no message: it is told so, and is over.
+    Malformed(Malformed),
+    /// It is over.
+    Over(Over),
+    /// Nothing for now.
+    Rests,
+}
+
+impl Sessions {
+    /// None yet.
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            all: HashMap::new(),
+            buckets: Buckets::default(),
+            silent: HashSet::new(),
+            paused: HashMap::new(),
+            unfinished: Vec::new(),
+            last_token: OWN_TOKENS,
+        })
+    }
+
+    /// Waits until something that is watched has something to say.
+    pub(super) fn wait_for(
+        &self,
+        events: &mut Vec<epoll::Event>,
+        timeout: Duration,
+    ) -> io::Result<()> {
+        let timeout = rustix::event::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        let space = rustix::buffer::spare_capacity(events);
+        match epoll::wait(&self.epoll, space, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Watches a descriptor that is no connection.
+    pub(super) fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+    }
+
+    /// Watches a listener, under a token of its own.
+    pub(super) fn watch_new(&mut self, fd: BorrowedFd<'_>) -> (u64, rustix::io::Result<()>) {
+        self.last_token += 1;
+        (self.last_token, self.watch(fd, self.last_token))
+    }
+
+    /// The opposite of [`watch`](Self::watch).
+    pub(super) fn unwatch(&self, fd: BorrowedFd<'_>) {
+        if let Err(error) = epoll::delete(&self.epoll, fd) {
+            log::warn!(target: "control", "cannot stop watching a descriptor: {error}");
+        }
+    }
+
+    /// A connection.
+    pub(super) fn get(&self, token: u64) -> Option<&Session> {
+        self.all.get(&token)
+    }
+
+    /// A connection.
+    pub(super) fn get_mut(&mut self, token: u64) -> Option<&mut Session> {
+        self.all.get_mut(&token)
+    }
+
+    /// Whether no more connections may be.
+    pub(super) fn is_full(&self) -> bool {
+        self.all.len() >= MAX_SESSIONS
+    }
+
+    /// Connections of one viewer.
+    pub(super) fn count_of(&self, viewer: &Peer) -> usize {
+        let all = self.all.values();
+        all.filter(|session| session.viewer == *viewer).count()
+    }
+
+    /// The bucket for a new connection of a viewer.
+    pub(super) fn bucket_of(&mut self, viewer: &Peer, is_operator: bool) -> limit::Shared {
+        self.buckets.of(viewer, is_operator, Instant::now())
+    }
+
+    /// Adds a connection; `None` if it cannot be watched.
+    pub(super) fn add(&mut self, session: Session) -> Option<u64> {
+        let (token, watched) = self.watch_new(session.fd());
+        if let Err(error) = watched {
+            log::warn!(target: "control", "cannot watch a connection: {error}");
+            return None;
+        }
+        if !session.channel {
+            self.silent.insert(token);
+        }
+        self.all.insert(token, session);
+        Some(token)
+    }
+
+    /// Forgets a connection.
+    pub(super) fn remove(&mut self, token: u64) -> Option<Session> {
+        let session = self.all.remove(&token)?;
+        self.unwatch(session.fd());
+        self.silent.remove(&token);
+        if self.paused.remove(&token).is_some() {
+            session.bucket.borrow_mut().line_up(false);
+        }
+        Some(session)
+    }
+
+    /// It said Hello.
+    pub(super) fn greeted(&mut self, token: u64) {
+        if let Some(session) = self.all.get_mut(&token) {
+            session.greeted = true;
+            self.silent.remove(&token);
+            session.begin_anew();
+        }
+    }
+
+    /// Connections that said no Hello for too long.
+    pub(super) fn late(&self, now: Instant) -> Vec<u64> {
+        let late = |token: &&u64| {
+            let session = self.all.get(token);
+            session.is_some_and(|session| now - session.since > GREETING)
+        };
+        self.silent.iter().filter(late).copied().collect()
+    }
+
+    /// Sends and reads what the connection can.
+    pub(super) fn exchange(&mut self, token: u64, flags: epoll::EventFlags) -> Result<(), Over> {
+        let Some(session) = self.all.get_mut(&token) else {
+            return Ok(());
+        };
+        if flags.contains(epoll::EventFlags::OUT) {
+            session.flush()?;
+        }
+        let readable = epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        if flags.intersects(readable) {
+            session.read()?;
+        }
+        Ok(())
+    }
+
+    /// What a connection has to be served with next, as far as its turn goes.
+    pub(super) fn next(&mut self, token: u64, turn: &mut Turn) -> Next {
+        let Some(session) = self.all.get_mut(&token) else {
+            return Next::Rests;
+        };
+        if session.busy || session.is_clogged() || self.paused.contains_key(&token) {
+            return Next::Rests;
+        }
+        if turn.is_over() {
+            if !session.unfinished {
+                session.unfinished = true;
+                self.unfinished.push(token);
+            }
+            return Next::Rests;
+        }
+        let mut bucket = session.bucket.borrow_mut();
+        if let Some(wait) = bucket.wait(turn.now) {
+            bucket.line_up(true);
+            self.paused.insert(token, turn.now + wait);
+            return Next::Rests;
+        }
+        drop(bucket);
+        let skipped = session.framer.skipped();
+        let message = session.next_message();
+        let garbage = (session.framer.skipped() - skipped) as f64 / GARBAGE;
+        let charge = |tokens| session.bucket.borrow_mut().charge(tokens + garbage);
+        match message {
+            Ok(Some(message)) => {
+                // An acknowledgement is part of what it acknowledges; only a flood of them costs.
+                let acknowledges = message.0.kind == Message::Ack { bytes: 0 }.kind();
+                charge(if acknowledges { 0.05 } else { 1.0 });
+                Next::Message(message)
+            }
+            Ok(None) => {
+                charge(0.0);
+                Next::Rests
+            }
+            Err(Unserved::Malformed(malformed)) => Next::Malformed(malformed),
+            Err(Unserved::Over(over)) => Next::Over(over),
+        }
+    }
+
+    /// Connections that go on now: they have paused long enough, or had their turn.
+    pub(super) fn go_on(&mut self, now: Instant) -> Vec<u64> {
+        let over = self.paused.extract_if(|_, until| *until <= now);
+        let over: Vec<u64> = over.map(|(token, _)| token).collect();
+        for session in over.iter().filter_map(|token| self.all.get(token)) {
+            session.bucket.borrow_mut().line_up(false);
+        }
+        let mut next = std::mem::take(&mut self.unfinished);
+        for token in &next {
+            if let Some(session) = self.all.get_mut(token) {
+                session.unfinished = false;
+            }
+        }
+        next.extend(over);
+        next
+    }
+
+    /// How soon one of them has to be looked at, if any.
+    pub(super) fn look_again(&self, now: Instant) -> Option<Duration> {
+        if !self.unfinished.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let silent = (!self.silent.is_empty()).then_some(Duration::from_secs(1));
+        let paused = self.paused.values();
+        let paused = paused.map(|until| until.saturating_duration_since(now));
+        silent.into_iter().chain(paused).min()
+    }
+
+    /// Watches for what a connection can do now: nothing is read while it is busy or paused.
+    pub(super) fn rearm(&self, token: u64) {
+        let Some(session) = self.all.get(&token) else {
+            return;
+        };
+        let waits = session.busy || session.unfinished || session.is_clogged();
+        let mut flags = epoll::EventFlags::empty();
+        if !waits && !self.paused.contains_key(&token) {
+            flags |= epoll::EventFlags::IN;
+        }
+        if session.wants_to_send() {
+            flags |= epoll::EventFlags::OUT;
+        }
+        let data = epoll::EventData::new_u64(token);
+        if let Err(error) = epoll::modify(&self.epoll, session.fd(), data, flags) {
+            log::warn!(target: "control", "cannot watch a connection: {error}");
+        }
+    }
+
+    /// Answers a request, if its connection is still there.
+    pub(super) fn answer(&mut self, whom: Whom, answer: Answer) -> Result<(), Over> {
+        let (message, fds) = match answer {
+            Ok(answer) => answer,
+            Err(Refusal { code, text }) => {
+                let text = cut(text, MAX_REASON);
+                (Message::Error { code, text }, Vec::new())
+            }
+        };
+        match self.all.get_mut(&whom.token) {
+            Some(session) => session.say(&message, whom.id, whom.app, fds),
+            None => Ok(()),
+        }
+    }
+
+    /// Nothing more of a connection is read while it waits for something.
+    pub(super) fn set_busy(&mut self, token: u64, busy: bool) {
+        if let Some(session) = self.all.get_mut(&token) {
+            session.busy = busy;
+        }
+    }
+
+    /// What it asked costs so much more.
+    pub(super) fn charge(&mut self, token: u64, tokens: f64) {
+        if let Some(session) = self.all.get_mut(&token) {
+            session.bucket.borrow_mut().charge(tokens);
+        }
+    }
+
+    /// Refuses what is no port of this application, on this connection.
+    pub(super) fn owned(&self, whom: Whom, port: u32) -> Result<(), Refusal> {
+        let session = self.all.get(&whom.token);
+        if session.is_some_and(|session| session.ports.contains(&(whom.app, port))) {
+            return Ok(());
+        }
+        let what = format!("port {port} is not open on this connection");
+        Err(Refusal::new(code::NOT_FOUND, what))
+    }
+
+    /// The ports of this application, on this connection.
+    pub(super) fn ports_of(&self, whom: Whom) -> Vec<u32> {
+        let ports = self.all.get(&whom.token).into_iter();
+        let ports = ports.flat_map(|session| &session.ports);
+        let own = ports.filter(|(opener, _)| *opener == whom.app);
+        own.map(|(_, port)| *port).collect()
+    }
+
+    /// Forgets the ports of a connection that `which` (application, port) names.
+    pub(super) fn forget_ports(
+        &mut self,
+        token: u64,
+        which: impl Fn(u32, u32) -> bool,
+    ) -> Vec<u32> {
+        let Some(session) = self.all.get_mut(&token) else {
+            return Vec::new();
+        };
+        let gone = session
+            .ports
+            .extract_if(.., |(app, port)| which(*app, *port));
+        gone.map(|(_, port)| port).collect()
+    }
+}
+
+impl Turn {
+    /// Begins now.
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        Self {
+            begun: now,
+            now,
+            messages: 0,
+        }
+    }
+
+    /// A message was served.
+    pub(super) fn served(&mut self) {
+        self.messages += 1;
+        self.now = Instant::now();
+    }
+
+    fn is_over(&self) -> bool {
+        self.messages == BUDGET || self.now - self.begun > SLICE
+    }
+}

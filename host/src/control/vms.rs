@@ -1,0 +1,251 @@
+//! The VMs that are attached, those of an earlier daemon that cannot be served, and those that are
+//! being made.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use vnplug_ring::control::{Counted, Grant, VmSpec, code};
+
+use super::session::Session;
+use super::sessions::Sessions;
+use crate::hub::{Peer, Refusal};
+use crate::vm::{Broken, Dirs, Plan, Vm};
+
+/// VMs in all.
+const MAX_VMS: usize = 1_024;
+
+/// The VMs.
+pub(super) struct Vms {
+    pub(super) dirs: Dirs,
+    pub(super) served: HashMap<String, Vm>,
+    /// VMs of an earlier daemon that cannot be served.
+    pub(super) broken: Vec<Broken>,
+    /// Names of VMs whose pools are being made.
+    attaching: HashSet<String>,
+    /// Names of groups of the host whose arenas are being made.
+    making_groups: HashSet<String>,
+    /// Listeners of VMs by token: name, and whether it is the doorbell's.
+    listeners: HashMap<u64, (String, bool)>,
+}
+
+impl Vms {
+    /// None is served yet.
+    pub(super) fn new(dirs: Dirs, broken: Vec<Broken>) -> Self {
+        Self {
+            dirs,
+            served: HashMap::new(),
+            broken,
+            attaching: HashSet::new(),
+            making_groups: HashSet::new(),
+            listeners: HashMap::new(),
+        }
+    }
+
+    /// A VM that is served.
+    pub(super) fn get(&self, name: &str) -> Option<&Vm> {
+        self.served.get(name)
+    }
+
+    /// A VM that is served.
+    pub(super) fn get_mut(&mut self, name: &str) -> Option<&mut Vm> {
+        self.served.get_mut(name)
+    }
+
+    /// The VM behind a viewer.
+    pub(super) fn of(&self, viewer: &Peer) -> Option<&Vm> {
+        match viewer {
+            Peer::Vm(name) => self.get(name),
+            Peer::User(_) => None,
+        }
+    }
+
+    /// The VM behind a viewer.
+    pub(super) fn of_mut(&mut self, viewer: &Peer) -> Option<&mut Vm> {
+        match viewer {
+            Peer::Vm(name) => self.get_mut(name),
+            Peer::User(_) => None,
+        }
+    }
+
+    /// What a VM was granted when it was attached.
+    pub(super) fn grants(&self, viewer: &Peer) -> Vec<Grant> {
+        self.of(viewer).map(Vm::grants).unwrap_or_default()
+    }
+
+    /// The VM of an earlier daemon that has this name and could not be served.
+    pub(super) fn not_served(&self, name: &str) -> Option<&Broken> {
+        self.broken.iter().find(|vm| vm.name == name)
+    }
+
+    /// Refuses the name of a VM that could not be served, unless it obeys who asks. Whether the machine
+    /// still runs is not known: the name is as taken as a running one's.
+    pub(super) fn must_obey(&self, name: &str, owner: u64) -> Result<(), Refusal> {
+        match self.not_served(name) {
+            Some(vm) if !vm.obeys(owner) => {
+                let why = &vm.why;
+                let what = format!(
+                    "VM {name:?} cannot be served ({why}) and may run, with memory of ours: choose \
+                     another name, or detach it first (vnplug detach)"
+                );
+                Err(Refusal::new(code::EXISTS, what))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses another VM whose name is being taken, or that is too many.
+    pub(super) fn may_attach(&self, name: &str) -> Result<(), Refusal> {
+        if self.is_attaching(name) {
+            let what = format!("VM {name:?} is being attached; try again later");
+            return Err(Refusal::new(code::EXISTS, what));
+        }
+        if self.served.len() + self.attaching.len() >= MAX_VMS {
+            let what = format!("{MAX_VMS} VMs are attached, the limit");
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        Ok(())
+    }
+
+    /// Its pool is being made.
+    pub(super) fn is_attaching(&self, name: &str) -> bool {
+        self.attaching.contains(name)
+    }
+
+    /// The arenas of this group of the host are being made.
+    pub(super) fn is_making_group(&self, name: &str) -> bool {
+        self.making_groups.contains(name)
+    }
+
+    /// Its pool and its groups' arenas are being made. Nobody else makes one of these names until the
+    /// thread is done with them, also if who asked for it goes away.
+    pub(super) fn making(&mut self, plan: &Plan) {
+        let groups = plan.new_groups().map(|group| group.name.clone());
+        self.making_groups.extend(groups);
+        self.attaching.insert(plan.name().to_owned());
+    }
+
+    /// They are made, or given up.
+    pub(super) fn made(&mut self, plan: &Plan) {
+        self.attaching.remove(plan.name());
+        for group in plan.new_groups() {
+            self.making_groups.remove(&group.name);
+        }
+    }
+
+    /// Nothing was made of it.
+    pub(super) fn never_made(&mut self, spec: &VmSpec) {
+        self.attaching.remove(&spec.name);
+        for group in &spec.groups {
+            self.making_groups.remove(&group.name);
+        }
+    }
+
+    /// Takes up a VM, and listens for it.
+    pub(super) fn add(&mut self, vm: Vm, sessions: &mut Sessions) -> rustix::io::Result<()> {
+        let name = vm.name().to_owned();
+        // Known first, so that what fails here can be detached.
+        let vm = self.served.entry(name.clone()).insert_entry(vm).into_mut();
+        let listeners = [
+            Some(vm.listener.as_fd()),
+            vm.doorbell.as_ref().map(|it| it.listener.as_fd()),
+        ];
+        let mut all = Ok(());
+        for (doorbell, listener) in [false, true].into_iter().zip(listeners) {
+            let Some(listener) = listener else { continue };
+            let (token, watched) = sessions.watch_new(listener);
+            all = all.and(watched);
+            self.listeners.insert(token, (name.clone(), doorbell));
+        }
+        all
+    }
+
+    /// Forgets a VM that is served, and listens for it no more.
+    pub(super) fn remove(&mut self, name: &str, sessions: &Sessions) -> Option<Vm> {
+        let vm = self.served.remove(name)?;
+        self.listeners.retain(|_, (owner, _)| owner != name);
+        sessions.unwatch(vm.listener.as_fd());
+        if let Some(server) = &vm.doorbell {
+            sessions.unwatch(server.listener.as_fd());
+        }
+        Some(vm)
+    }
+
+    /// Whose listener it is, and whether it is the doorbell's.
+    pub(super) fn who_listens(&self, token: u64) -> Option<&(String, bool)> {
+        self.listeners.get(&token)
+    }
+
+    /// A listener.
+    pub(super) fn listener(&self, token: u64) -> Option<BorrowedFd<'_>> {
+        let (name, doorbell) = self.listeners.get(&token)?;
+        let vm = self.get(name)?;
+        if *doorbell {
+            vm.doorbell.as_ref().map(|server| server.listener.as_fd())
+        } else {
+            Some(vm.listener.as_fd())
+        }
+    }
+
+    /// Whether a VM has this file.
+    pub(super) fn has_plugged(&self, path: &Path) -> bool {
+        let served = self.served.values().flat_map(Vm::groups);
+        let mut all = served.chain(self.broken.iter().flat_map(|vm| &vm.groups));
+        all.any(|group| group.path == path)
+    }
+
+    /// VMs whose pool was truncated under us.
+    pub(super) fn lost(&self) -> Vec<String> {
+        let lost = self.served.values().filter(|vm| vm.is_lost());
+        lost.map(|vm| vm.name().to_owned()).collect()
+    }
+
+    /// One entry per VM.
+    pub(super) fn counters(&self, sessions: &Sessions) -> Vec<Counted> {
+        let session = |vm: &Vm| vm.channel.and_then(|token| sessions.get(token));
+        let served = self.served.values().map(|vm| counted(vm, session(vm)));
+        let broken = self.broken.iter().map(|vm| Counted {
+            kind: "vm".into(),
+            name: vm.name.clone(),
+            labels: vec![
+                ("kind".into(), "-".into()),
+                ("state".into(), "broken".into()),
+            ],
+            values: vec![("pool_bytes".into(), 0), ("pool_free".into(), 0)],
+        });
+        let mut all: Vec<Counted> = served.chain(broken).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+}
+
+fn counted(vm: &Vm, session: Option<&Session>) -> Counted {
+    let state = match session {
+        Some(session) if session.greeted => "ready",
+        Some(_) => "connected",
+        None => "waiting",
+    };
+    let skipped = session.map_or(0, |session| session.framer.skipped());
+    let mut values = vec![
+        ("pool_bytes".into(), vm.pool_bytes()),
+        ("pool_free".into(), vm.places.free()),
+        ("channel_skipped_bytes".into(), skipped),
+    ];
+    if let Some(server) = &vm.doorbell {
+        let (raised, from_guest) = server.counts();
+        values.extend([
+            ("doorbell_vectors_heard".into(), u64::from(vm.heard)),
+            ("doorbell_to_guest".into(), raised),
+            ("doorbell_from_guest".into(), from_guest),
+        ]);
+    }
+    Counted {
+        kind: "vm".into(),
+        name: vm.name().to_owned(),
+        labels: vec![
+            ("kind".into(), vm.kind().into()),
+            ("state".into(), state.into()),
+        ],
+        values,
+    }
+}
