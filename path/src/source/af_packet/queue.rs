@@ -227,7 +227,7 @@ impl Queue for PacketQueue {
             let Some(mut walk) = self.rings.walk(next, self.opener.config().snaplen) else {
                 return Ok(Received::Nothing);
             };
-            batch.extend(walk.by_ref().take(MAX_BATCH));
+            walk.fill(&mut batch, MAX_BATCH);
             let (cursor, malformed) = walk.stop();
             if let Some(first) = batch.first_mut() {
                 first.flags |= std::mem::take(&mut self.mark);
