@@ -13,7 +13,7 @@
 //! - **Received frames alone.** XDP does not see what this host sends.
 //! - **Time.** The program stamps each frame with the kernel's clock, where the driver leaves room
 //!   before the frame; else, or if not wanted, a frame has the time at which its batch was read.
-//! - **Cost** on a veth (docs/performance.md): more than over a packet socket with short frames, as much
+//! - **Cost** on a veth (docs/measuring.md): more than over a packet socket with short frames, as much
 //!   with long ones, and always more than a reader of libpcap. This source alone, without a port, takes
 //!   half of it: the wait for two cache lines that another CPU wrote, and a wake-up every 2 ms; flow hash,
 //!   port and ring are the rest.
