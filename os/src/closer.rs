@@ -190,7 +190,7 @@ impl<Owner: Clone + Eq + Hash> Closers<Owner> {
 const IDLE: Duration = Duration::from_millis(200);
 /// It calls close and little else.
 const STACK: usize = 64 << 10;
-/// Above this number of owners, those without descriptors are forgotten.
+/// From this number of owners on, unused closers are forgotten.
 const MANY: usize = 256;
 
 #[cfg(test)]
