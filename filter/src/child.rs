@@ -1,10 +1,10 @@
 //! The process that runs libpcap's compiler: `vnplugd --compile-filter`.
 //!
-//! It gives up its privileges, loads libpcap once, says that it is ready, and then serves requests from
-//! stdin until end of file. It never parses an expression itself: for each one it forks a copy of
-//! itself, which is confined further, compiles that one expression and ends. So an expression that
-//! breaks libpcap meets a process that has seen no other expression and will see none; it can only
-//! spoil its own answer, and that answer is a program which the daemon verifies again.
+//! It gives up its privileges, loads libpcap once, says that it is ready, and then serves requests
+//! from stdin until end of file. It never parses an expression itself: for each one it forks a copy
+//! of itself, which is confined further, compiles that one expression and ends. So an expression
+//! that breaks libpcap meets a process that has seen no other expression and will see none; it can
+//! only spoil its own answer, and that answer is a program which the daemon verifies again.
 //!
 //! Both directions are little-endian. Request: expression length, snaplen, link type (`u32` each),
 //! expression. Reply: status (`u8`), length (`u32`), that many bytes: the program in wire form or a

@@ -42,7 +42,8 @@ impl Compiler {
         self.service = None;
     }
 
-    /// Starts the compiling process now: while the daemon still has the privileges to make it nobody.
+    /// Starts the compiling process now: while the daemon still has the privileges to make it
+    /// nobody.
     ///
     /// # Errors
     /// [`FilterError::Start`] or [`FilterError::NoLibpcap`]; compiling tries again.

@@ -29,8 +29,8 @@ pub(super) const MAX_PARTS: usize = 6;
 impl Field {
     /// What a frame has there; `None` if it is too short.
     ///
-    /// Fields of up to eight bytes give them as they are; longer ones give a hash, which two different
-    /// values may share.
+    /// Fields of up to eight bytes give them as they are; longer ones give a hash, which two
+    /// different values may share.
     #[inline]
     pub(super) fn of(&self, bytes: &[u8]) -> Option<u64> {
         match &self.parts[..] {

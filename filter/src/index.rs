@@ -5,17 +5,17 @@
 //! ```
 //!
 //! A program's [`Key`]s put it into one table per field. A frame's Ethertype says which fields to
-//! look up, and the frame's values there say which programs are candidates. A candidate whose key is
-//! sure accepts; the others are run. So a decision is always the program's own: the keys only avoid
-//! running programs that would reject. Equal programs are one; a program without keys is run on
-//! every frame.
+//! look up, and the frame's values there say which programs are candidates. A candidate whose key
+//! is sure accepts; the others are run. So a decision is always the program's own: the keys only
+//! avoid running programs that would reject. Equal programs are one; a program without keys is run
+//! on every frame.
 //!
-//! All frames of a batch are looked up field by field, and candidates are run program by program, so
-//! that fields, tables and programs are in the processor's caches when they are needed again.
+//! All frames of a batch are looked up field by field, and candidates are run program by program,
+//! so that fields, tables and programs are in the processor's caches when they are needed again.
 //!
 //! Cost: one look per frame and field of its Ethertype, however many programs there are; then the
-//! candidates. Adding and removing costs a hash of the program and one entry per key; a full table is
-//! rebuilt, twice as large.
+//! candidates. Adding and removing costs a hash of the program and one entry per key; a full table
+//! is rebuilt, twice as large.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -32,8 +32,8 @@
 //! # Costs and limits
 //!
 //! An expression may have [`MAX_EXPRESSION_BYTES`], take [`CPU_LIMIT`] of processor time and
-//! [`WALL_LIMIT`] in all, and give [`MAX_INSTRUCTIONS`]. A caller that takes expressions from guests
-//! must also limit how many a guest may send: each one that fails may cost those limits.
+//! [`WALL_LIMIT`] in all, and give [`MAX_INSTRUCTIONS`]. A caller that takes expressions from
+//! guests must also limit how many a guest may send: each one that fails may cost those limits.
 
 mod analyse;
 mod child;

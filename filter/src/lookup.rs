@@ -52,8 +52,8 @@ struct Asked {
     place: u16,
 }
 
-/// The most fields, and Ethertypes with fields. Each field costs a lookup per frame of its Ethertype;
-/// the hub admits far fewer of one owner who is not an operator.
+/// The most fields, and Ethertypes with fields. Each field costs a lookup per frame of its
+/// Ethertype; the hub admits far fewer of one owner who is not an operator.
 pub(super) const MAX_FIELDS: usize = 16_384;
 
 impl Default for Lookup {

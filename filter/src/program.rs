@@ -171,14 +171,15 @@ impl Program {
         self.loops
     }
 
-    /// On which frames it must be run at all. The first call finds that out, in up to ten milliseconds
-    /// of processor time (`analysis_at_its_worst`); most filters take some microseconds.
+    /// On which frames it must be run at all. The first call finds that out, in up to ten
+    /// milliseconds of processor time (`analysis_at_its_worst`); most filters take some
+    /// microseconds.
     pub fn analysis(&self) -> &Analysis {
         self.analysis.get_or_init(|| analyse::analyse(self))
     }
 
-    /// Prefetches what running the program needs: what the program itself points to (`far` is false),
-    /// or the machine code that this points to.
+    /// Prefetches what running the program needs: what the program itself points to (`far` is
+    /// false), or the machine code that this points to.
     #[inline(always)]
     pub(super) fn prefetch(&self, far: bool) {
         if !far {

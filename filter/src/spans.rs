@@ -1,10 +1,10 @@
 //! Which programs a value of a field leads to by ranges of values.
 //!
-//! Ranges in the order of their lower ends, and above them a tree of the highest upper ends: a value is
-//! in those that begin at or before it and do not end before it; parts of the tree that end before it
-//! are skipped. So a lookup costs a few steps for each range found and for the depth of the tree,
-//! however the ranges overlap. All changes between two batches cost one walk over all of them together:
-//! a guest may change hundreds at once, as often as it likes.
+//! Ranges in the order of their lower ends, and above them a tree of the highest upper ends: a
+//! value is in those that begin at or before it and do not end before it; parts of the tree that
+//! end before it are skipped. So a lookup costs a few steps for each range found and for the depth
+//! of the tree, however the ranges overlap. All changes between two batches cost one walk over all
+//! of them together: a guest may change hundreds at once, as often as it likes.
 
 use super::table::Candidate;
 

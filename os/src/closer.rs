@@ -1,11 +1,12 @@
 //! Closes descriptors that a peer could touch, in a thread that may hang.
 //!
-//! A peer can make the drop of a file's last reference as slow as it likes. A socket with descriptors
-//! that nobody took drops those (one of them with `SO_LINGER`, or a file of a FUSE). A socket that is
-//! watched wakes all watchers. One in an epoll instance waits for the holder of that instance. Neither
-//! `O_NONBLOCK` nor an earlier look prevents that. So no thread that others need closes such a
-//! descriptor: a thread of the peer's owner closes a [`PeerFd`]. It starts when there is something to
-//! close and ends when there is nothing. An owner who makes it hang only blocks his own descriptors.
+//! A peer can make the drop of a file's last reference as slow as it likes. A socket with
+//! descriptors that nobody took drops those (one of them with `SO_LINGER`, or a file of a FUSE). A
+//! socket that is watched wakes all watchers. One in an epoll instance waits for the holder of that
+//! instance. Neither `O_NONBLOCK` nor an earlier look prevents that. So no thread that others need
+//! closes such a descriptor: a thread of the peer's owner closes a [`PeerFd`]. It starts when there
+//! is something to close and ends when there is nothing. An owner who makes it hang only blocks his
+//! own descriptors.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;

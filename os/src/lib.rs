@@ -1,5 +1,5 @@
-//! What vNPlug asks of Linux: one family of system calls per module, each with a safe interface, and
-//! most of the host's unsafe code.
+//! What vNPlug asks of Linux: one family of system calls per module, each with a safe interface,
+//! and most of the host's unsafe code.
 //!
 //! - Memory that others reach: [`memory`], [`packet_file`], [`umem`], [`sigbus`], [`mappings`].
 //! - Sockets that receive a wire: [`packet`], [`xdp`], and the kernel programs below them, [`bpf`].

@@ -1,11 +1,12 @@
 //! Memory that the daemon shares with readers: committed when it is made, sealed where it can be.
 //!
 //! A reader's process gets two memfds of its own ([`apart`](vnplug_ring::control::apart)), sealed
-//! against shrinking and growing, every page allocated before the descriptors leave the daemon. That
-//! of the records it gets opened for reading only, with a mode that lets no other user open it again: it
-//! can neither write there nor free pages. That of the words it can write, so it can free their pages:
-//! a few of them, ordinary ones, which the next store makes again. When the last region of such memory
-//! goes, its pages are freed even if others still have a descriptor (`Mapping::drop`).
+//! against shrinking and growing, every page allocated before the descriptors leave the daemon.
+//! That of the records it gets opened for reading only, with a mode that lets no other user open it
+//! again: it can neither write there nor free pages. That of the words it can write, so it can free
+//! their pages: a few of them, ordinary ones, which the next store makes again. When the last
+//! region of such memory goes, its pages are freed even if others still have a descriptor
+//! (`Mapping::drop`).
 //!
 //! A VM's pool is a file, because QEMU and User-mode Linux open it by path; a file cannot be sealed.
 //! Every mapping is watched by [`super::sigbus`] (R7, R9).

@@ -1,6 +1,7 @@
 //! Guards memory that others can reach: a VM's pool is a file that QEMU or User-mode Linux also
-//! opened, and a peer that truncates it would kill the daemon by SIGBUS at the next store. All mappings
-//! of shared memory are guarded, also those from which no peer is known to be able to take pages.
+//! opened, and a peer that truncates it would kill the daemon by SIGBUS at the next store. All
+//! mappings of shared memory are guarded, also those from which no peer is known to be able to take
+//! pages.
 //!
 //! The handler looks the faulting address up among the guarded mappings, puts private zero pages in
 //! place of the whole mapping and sets its [`Watch`]; the daemon then sees `lost` and drops the VM. A

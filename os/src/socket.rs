@@ -1,5 +1,5 @@
-//! Sockets whose other end is a stranger's: reads bytes and refuses descriptors, without ever dropping
-//! one here, because that may block as long as the stranger likes (R8).
+//! Sockets whose other end is a stranger's: reads bytes and refuses descriptors, without ever
+//! dropping one here, because that may block as long as the stranger likes (R8).
 #![expect(unsafe_code, reason = "an option that rustix does not know")]
 
 use std::io;
@@ -23,8 +23,8 @@ pub enum Heard {
     Rights,
 }
 
-/// Makes the kernel refuse descriptors sent to a socket (the sender gets `EPERM`), or to those that a
-/// listener accepts; or reverts that. False: Linux < 6.16, which cannot.
+/// Makes the kernel refuse descriptors sent to a socket (the sender gets `EPERM`), or to those that
+/// a listener accepts; or reverts that. False: Linux < 6.16, which cannot.
 pub fn pass_rights(socket: impl AsFd, pass: bool) -> bool {
     let value = libc::c_int::from(pass);
     // SAFETY: the option's value is a live c_int, and its length is given.
@@ -42,9 +42,9 @@ pub fn pass_rights(socket: impl AsFd, pass: bool) -> bool {
 
 /// Reads bytes without blocking, and no further than to a byte with descriptors.
 ///
-/// To read that byte would drop them, received or not. So this looks first: `MSG_CTRUNC` says that the
-/// last byte shown has some, and `POLLPRI` that an out-of-band byte is among those not shown. Then it
-/// takes exactly what was shown; bytes that came meanwhile follow.
+/// To read that byte would drop them, received or not. So this looks first: `MSG_CTRUNC` says that
+/// the last byte shown has some, and `POLLPRI` that an out-of-band byte is among those not shown.
+/// Then it takes exactly what was shown; bytes that came meanwhile follow.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Heard> {
     let mut none = RecvAncillaryBuffer::default();
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;

@@ -5,11 +5,11 @@
 //!   └──────────────── what readers may be shown ──────────────────┘        └── ours alone
 //! ```
 //!
-//! Packet memory that is **lent** is the arena of groups, too: the page is its header, the spare area
-//! takes copies of what does not lie in one chunk, and readers map it. Then the newest `kept` chunks
-//! that were taken are held back from the kernel, first in, first out: what comes in at one end
-//! pushes out as many at the other, so that a frame stays while `kept` further chunks are taken. After
-//! them is a page for a mark, which is lost if anything is cut off the file (`Lent`).
+//! Packet memory that is **lent** is the arena of groups, too: the page is its header, the spare
+//! area takes copies of what does not lie in one chunk, and readers map it. Then the newest `kept`
+//! chunks that were taken are held back from the kernel, first in, first out: what comes in at one
+//! end pushes out as many at the other, so that a frame stays while `kept` further chunks are
+//! taken. After them is a page for a mark, which is lost if anything is cut off the file (`Lent`).
 //! Memory that is not lent has neither a spare area nor a mark, and keeps nothing.
 
 use std::io;
@@ -99,7 +99,8 @@ impl UmemShape {
         }
     }
 
-    /// The layout of memory for this many of these: two daemons may use the same memory if it is equal.
+    /// The layout of memory for this many of these: two daemons may use the same memory if it is
+    /// equal.
     fn layout(&self, count: usize) -> String {
         let Self {
             chunk,
@@ -147,7 +148,8 @@ impl Umem {
         let each = shape.bytes();
         let mut parts = Vec::with_capacity(count);
         for at in (0..count as u64).map(|nth| nth * each) {
-            // A process that maps the descriptor finds nothing there: sent frames are not for readers.
+            // A process that maps the descriptor finds nothing there: sent frames are not for
+            // readers.
             let sent = shape.chunks_at() + shape.transmit_at();
             memory.unshare(at + sent, each - sent)?;
             let part = memory.region.part(at, each);

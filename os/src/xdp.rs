@@ -161,8 +161,8 @@ impl Socket {
         &self.fd
     }
 
-    /// Makes the kernel poll the driver in our system calls instead of by interrupts, `micros` at most
-    /// each time; needs `CAP_NET_ADMIN` (Linux ≥ 5.11).
+    /// Makes the kernel poll the driver in our system calls instead of by interrupts, `micros` at
+    /// most each time; needs `CAP_NET_ADMIN` (Linux ≥ 5.11).
     pub fn prefer_busy_poll(&self, micros: u32, budget: u16) -> io::Result<()> {
         const SO_PREFER_BUSY_POLL: c_int = 69;
         const SO_BUSY_POLL_BUDGET: c_int = 70;

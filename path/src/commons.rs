@@ -138,8 +138,8 @@ impl Commons {
         }
     }
 
-    /// The source has handed out a batch of lent frames from this many buffers, and is about to give
-    /// away as many of the oldest ones.
+    /// The source has handed out a batch of lent frames from this many buffers, and is about to
+    /// give away as many of the oldest ones.
     pub(crate) fn end_turn(&self, taken: u64) {
         if let Records::Lent(buffers) = &mut self.lock().records {
             buffers.turn(taken);

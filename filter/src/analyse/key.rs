@@ -105,9 +105,9 @@ fn within(gate: Option<u16>, Range { bits, low, high }: Range) -> Key {
     }
 }
 
-/// The range that contains the smallest part of all values, unless that is more than half of them. A
-/// range with both ends comes first: the path of `portrange` to the second port also says that the
-/// first one is below.
+/// The range that contains the smallest part of all values, unless that is more than half of them.
+/// A range with both ends comes first: the path of `portrange` to the second port also says that
+/// the first one is below.
 fn narrowest(ranges: &[Range]) -> Option<Range> {
     let share = |range: &Range| {
         let left = u64::from(range.high - range.low) + 1;
@@ -125,8 +125,8 @@ fn is_at(byte: &Fact, places: &[u32]) -> bool {
     byte.base == Base::Start && places.contains(&byte.at)
 }
 
-/// Offsets of bytes that most frames share: types of tags and of the payload, and in an IP header the
-/// version, the fragment fields, and the protocol.
+/// Offsets of bytes that most frames share: types of tags and of the payload, and in an IP header
+/// the version, the fragment fields, and the protocol.
 fn common_bytes(whole: impl Fn(u32) -> Option<u16>) -> Vec<u32> {
     let mut at = 12;
     let mut common = vec![at, at + 1];

@@ -1,22 +1,22 @@
 //! What a frame must have for a program to accept it.
 //!
-//! [`analyse`] walks every path through a program, with symbols instead of the frame: a register is a
-//! constant, some bits of the frame, or unknown. Each path to an accepting return collects what its
-//! comparisons say about single bytes. A path that contradicts itself does not exist. Each of the
-//! others gives one [`Key`]: a field of the frame and the value that it must have. So
+//! [`analyse`] walks every path through a program, with symbols instead of the frame: a register is
+//! a constant, some bits of the frame, or unknown. Each path to an accepting return collects what
+//! its comparisons say about single bytes. A path that contradicts itself does not exist. Each of
+//! the others gives one [`Key`]: a field of the frame and the value that it must have. So
 //!
 //! > the program accepts a frame ⇒ one of the keys holds on the frame
 //!
 //! and a frame on which none holds need not be judged. Nothing else follows from a key, unless it
-//! is `sure`: then a second walk, with only the key's bytes known, reaches no rejecting return and no
-//! load beyond them, and the program accepts every frame on which the key holds.
+//! is `sure`: then a second walk, with only the key's bytes known, reaches no rejecting return and
+//! no load beyond them, and the program accepts every frame on which the key holds.
 //!
 //! If a path tests a value that few frames have (addresses, ports, labels), that is its key; else a
-//! range that it tests (`portrange 1-9`); else a value that many frames have (`tcp`, `arp`). A key with
-//! a rare value leaves out bytes that most frames share (protocol, fragment offset), and the Ethertype
-//! is the field's gate, so that fewer fields are looked up. A program with a path that tests nothing of
-//! the kind (`not host A`, `greater 500`), with a loop or with too many paths has no keys and is run on
-//! every frame.
+//! range that it tests (`portrange 1-9`); else a value that many frames have (`tcp`, `arp`). A key
+//! with a rare value leaves out bytes that most frames share (protocol, fragment offset), and the
+//! Ethertype is the field's gate, so that fewer fields are looked up. A program with a path that
+//! tests nothing of the kind (`not host A`, `greater 500`), with a loop or with too many paths has
+//! no keys and is run on every frame.
 
 mod key;
 mod known;

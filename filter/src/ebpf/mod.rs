@@ -1,5 +1,5 @@
-//! Filters for the kernel: classic programs as eBPF, so that the kernel drops a frame that nobody wants
-//! on arrival.
+//! Filters for the kernel: classic programs as eBPF, so that the kernel drops a frame that nobody
+//! wants on arrival.
 //!
 //! ```text
 //! Program (verified, no loop) -> fragment -> verdict: accept or reject, as Program::run says
@@ -9,15 +9,15 @@
 //! - A fragment gives the verdict of [`Program::run`] on the bytes that the program sees: scratch
 //!   memory is zero, a load beyond the end or a division by zero rejects, shifts of 32 and more give
 //!   zero. A root test runs both on thousands of pairs (`filter/tests/ebpf.rs`).
-//! - If the kernel's packet is not the one that the judge will see (a VLAN tag beside it, bytes that a
-//!   snaplen cuts off), a frame that the judge would accept is accepted. A longer packet never makes a
-//!   verdict stricter: the run is the same up to the load that the shorter one does not have, and that
-//!   load rejects.
+//! - If the kernel's packet is not the one that the judge will see (a VLAN tag beside it, bytes
+//!   that a snaplen cuts off), a frame that the judge would accept is accepted. A longer packet
+//!   never makes a verdict stricter: the run is the same up to the load that the shorter one does
+//!   not have, and that load rejects.
 //! - Programs that loop are not translated: only the port's other program limits it then.
 //!
 //! Filters come from guests. The kernel's own verifier protects the kernel. The daemon is protected
-//! because this translation has no state, no recursion and at most a few dozen eBPF instructions per
-//! classic one.
+//! because this translation has no state, no recursion and at most a few dozen eBPF instructions
+//! per classic one.
 
 mod asm;
 mod socket;

@@ -74,7 +74,8 @@ pub(super) fn end_of(len: usize, function: &Translated) -> usize {
     len.next_multiple_of(ALIGNMENT) + function.bytes().len()
 }
 
-/// Places functions together in fresh pages; `shares` are the parts that they take of their owners' budgets.
+/// Places functions together in fresh pages; `shares` are the parts that they take of their owners'
+/// budgets.
 ///
 /// # Errors
 /// The system's; nothing remains allocated.

@@ -17,8 +17,9 @@
 //! executable memory is forbidden, beyond the bytes that the operator allows, and if they loop
 //! (`protochain`), because their steps are metered.
 //!
-//! Translating takes 0.1 to 1 ms for what people write. The time grows linearly with the length: the hardest of the longest programs (4,096 instructions) take 0.2 s, so that is the most
-//! by which one owner can delay another's program in each turn.
+//! Translating takes 0.1 to 1 ms for what people write. The time grows linearly with the length:
+//! the hardest of the longest programs (4,096 instructions) take 0.2 s, so that is the most by
+//! which one owner can delay another's program in each turn.
 
 mod budget;
 mod code;

@@ -1,7 +1,7 @@
 //! Programs that wait to be translated: owners take turns, one program each.
 //!
-//! After a costly program its owner rests for nine times as long, so that no owner keeps a processor
-//! busy by sending hard programs one after the other.
+//! After a costly program its owner rests for nine times as long, so that no owner keeps a
+//! processor busy by sending hard programs one after the other.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};

@@ -186,8 +186,9 @@ impl Input {
         self.quarantine(liar);
     }
 
-    /// Makes the queue look at its interface, without a sleep. NB: a queue learns only when it is woken
-    /// that the interface has gone or is back. A sender that never rests must not prevent that.
+    /// Makes the queue look at its interface, without a sleep. NB: a queue learns only when it is
+    /// woken that the interface has gone or is back. A sender that never rests must not prevent
+    /// that.
     pub(super) fn look(&mut self) {
         if !self.is_idle() {
             let waker = self.bell.waker.as_fd();
@@ -230,8 +231,8 @@ impl Input {
             return false;
         }
         let fanout = &mut self.fanout;
-        // A panic of the fanout is the source's fault; caught where frames are sent, it would count as
-        // the sender's.
+        // A panic of the fanout is the source's fault; caught where frames are sent, it would count
+        // as the sender's.
         let mut went = Ok(());
         let shown: &mut dyn FnMut(&Handle, &[Frame<'_>]) = &mut |sender, frames| {
             let show = || fanout.show(frames, now_us, sender);
@@ -390,8 +391,8 @@ impl Input {
     #[inline]
     fn show(&mut self) {
         let state = self.state();
-        // NB: compares addresses, not words: each word is in memory once, and a false difference only
-        // costs time.
+        // NB: compares addresses, not words: each word is in memory once, and a false difference
+        // only costs time.
         if !std::ptr::eq(state, self.shown) {
             self.shown = state;
             self.pulse.show(state);

@@ -46,16 +46,16 @@ pub use worker::{Line, ThreadOptions, Worker, WorkerOptions, start};
 pub enum Command {
     /// Serve this port from the next batch on, and redistribute its cluster's shares.
     Attach(Box<Port>, Vec<(u32, Share)>),
-    /// Stop serving a port, whose ring ends with this life, and redistribute its cluster's shares. The
-    /// port is handed back: unmapping a large ring takes longer than a queue can wait.
+    /// Stop serving a port, whose ring ends with this life, and redistribute its cluster's shares.
+    /// The port is handed back: unmapping a large ring takes longer than a queue can wait.
     Detach(u32, Life, Vec<(u32, Share)>, Sender<Option<Box<Port>>>),
     /// Judge with this filter from the next batch on. The old one is handed back: the queue's thread
     /// frees as little memory as possible.
     Filter(u32, Option<Arc<Program>>, Sender<Option<Arc<Program>>>),
     /// Use this tuning of a port from the next batch on.
     Tune(u32, Tuning, Sender<()>),
-    /// Pass everything to the daemon, from now on and as long as this generation lasts; if that fails,
-    /// its standing says so until it is done.
+    /// Pass everything to the daemon, from now on and as long as this generation lasts; if that
+    /// fails, its standing says so until it is done.
     Widen(u64, Arc<Standing>, Sender<()>),
     /// Make the kernel drop what this filter rejects, if the generation is still this one (true).
     Narrow(u64, Box<Loaded>, Sender<Result<bool, String>>),

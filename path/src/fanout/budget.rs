@@ -1,5 +1,5 @@
-//! Limits the cost of one owner's ports while a source has more frames than its thread can give to all
-//! ports.
+//! Limits the cost of one owner's ports while a source has more frames than its thread can give to
+//! all ports.
 //!
 //! ```text
 //! source is pressed ──► the cap falls to three quarters of what the most expensive owner cost
@@ -9,8 +9,8 @@
 //! As long as the thread keeps up, nothing is counted here and everybody gets everything. Else each
 //! owner's ports have the same cap for each batch. An owner that costs less is not affected. Of an
 //! owner that costs more, the rest of its ports are skipped in the batch, and these frames count as
-//! `dropped_budget`. So the most expensive owner pays first, and an owner of one port never does: the
-//! cap has a floor. A single owner has no cap, because it takes from nobody.
+//! `dropped_budget`. So the most expensive owner pays first, and an owner of one port never does:
+//! the cap has a floor. A single owner has no cap, because it takes from nobody.
 //!
 //! Costs are estimates in nanoseconds: of a port, of each frame it judges, of bytes that are copied, of
 //! ringing a reader.
@@ -161,7 +161,8 @@ const COPIED: u64 = 16;
 const BYTES: u64 = 8;
 /// and ringing its reader.
 const RUNG: u64 = 2_000;
-/// The cost of a port that gets a whole batch of full-sized frames, and rings: no owner's cap is lower.
+/// The cost of a port that gets a whole batch of full-sized frames, and rings: no owner's cap is
+/// lower.
 const FLOOR: u64 = PORT + 256 * (JUDGED + COPIED + 1514 / BYTES) + RUNG;
 /// After this many batches in which nobody was limited, nothing is counted any more.
 const CALM: u32 = 256;

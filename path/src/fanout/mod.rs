@@ -207,8 +207,9 @@ impl Fanout {
         }
     }
 
-    /// Computes the flow hashes that a port needs. A panic there would be a bug of ours that a frame
-    /// triggers: it costs that frame its hash, which is then 0, and nobody anything else (R10).
+    /// Computes the flow hashes that a port needs. A panic there would be a bug of ours that a
+    /// frame triggers: it costs that frame its hash, which is then 0, and nobody anything else
+    /// (R10).
     #[inline]
     fn hash(&mut self, frames: &[Frame<'_>], wanted: &FrameSet) {
         let hashes = &mut self.hashes;

@@ -152,8 +152,8 @@ impl Seat {
     /// Offers a batch whole.
     #[inline]
     pub(super) fn offer(&mut self, batch: &BatchInfo<'_>) {
-        // A panic here would be a bug of ours that one reader triggers: it costs that reader its port,
-        // and nobody else anything (R10).
+        // A panic here would be a bug of ours that one reader triggers: it costs that reader its
+        // port, and nobody else anything (R10).
         let port = &mut self.port;
         let before = port.counters.offered;
         let offer = || match batch.is_own(&port.handle) {

@@ -1,15 +1,15 @@
 //! How a sleeping reader is woken, without ever blocking the thread that wakes it (R8).
 //!
-//! A process gets one end of a socket pair. A pipe is no choice: its reader holds the pipe's lock while
-//! the kernel copies into its memory, and a page fault there that is never answered (userfaultfd, a
-//! file of a FUSE) blocks the writer at the other end, whatever `O_NONBLOCK` says. A socket's sender
-//! takes no lock that a reader holds over a fault. An eventfd is one file for both
-//! sides: flags and the last reference are shared. Our end is shut for reading before the other one
-//! is given away, so that a reader can queue nothing here that would have to be dropped.
+//! A process gets one end of a socket pair. A pipe is no choice: its reader holds the pipe's lock
+//! while the kernel copies into its memory, and a page fault there that is never answered
+//! (userfaultfd, a file of a FUSE) blocks the writer at the other end, whatever `O_NONBLOCK` says.
+//! A socket's sender takes no lock that a reader holds over a fault. An eventfd is one file for
+//! both sides: flags and the last reference are shared. Our end is shut for reading before the
+//! other one is given away, so that a reader can queue nothing here that would have to be dropped.
 //!
-//! The cost of a wake-up grows with the number of watchers, and a reader may have many (a million take
-//! a tenth of a second). So a bell that is slow, by the ringing thread's CPU time, is rung by a thread
-//! of its own from then on.
+//! The cost of a wake-up grows with the number of watchers, and a reader may have many (a million
+//! take a tenth of a second). So a bell that is slow, by the ringing thread's CPU time, is rung by
+//! a thread of its own from then on.
 //!
 //! A VM is woken by its control channel or doorbell device, which another thread writes: here only a
 //! flag is set and that thread's private eventfd is rung.

@@ -98,7 +98,8 @@ impl Judge {
         self.settle();
     }
 
-    /// The operator's obligatory filter; the reader cannot see what it rejected, not even in counters.
+    /// The operator's obligatory filter; the reader cannot see what it rejected, not even in
+    /// counters.
     pub fn guard(&self) -> Option<&Arc<Program>> {
         self.guard.as_ref()
     }
@@ -198,8 +199,8 @@ impl Judge {
         self.takes_found(place, batch, true, counters)
     }
 
-    /// Whether a frame is taken that the guard accepts and that has the wanted direction; if not, counts
-    /// the reason. `by_filter`: the filter still has to run.
+    /// Whether a frame is taken that the guard accepts and that has the wanted direction; if not,
+    /// counts the reason. `by_filter`: the filter still has to run.
     #[inline]
     pub(super) fn takes_found(
         &mut self,
@@ -235,7 +236,8 @@ impl Judge {
         true
     }
 
-    /// Counts the frames of a batch that are decided without looking at them; says how many are left.
+    /// Counts the frames of a batch that are decided without looking at them; says how many are
+    /// left.
     pub(super) fn leave_out(&self, batch: &BatchInfo<'_>, counters: &mut PortCounters) -> u64 {
         let mut left = 0;
         for place in 0..batch.hashes.len() {

@@ -72,8 +72,8 @@ pub struct PortCounters {
     pub delivered: u64,
     /// Dropped: the ring was full.
     pub dropped_full: u64,
-    /// Dropped unseen: the source had more than its thread could do, and the owner's ports had used up
-    /// their part of it.
+    /// Dropped unseen: the source had more than its thread could do, and the owner's ports had used
+    /// up their part of it.
     pub dropped_budget: u64,
     /// Dropped: the port is in quarantine.
     pub dropped_quarantine: u64,
@@ -150,7 +150,8 @@ impl Port {
     /// Takes what it wants of these frames, copies that into its ring, publishes it, and rings the
     /// reader if that is due.
     ///
-    /// NB: a port that takes everything has no checks per frame, and its counters go up once per batch.
+    /// NB: a port that takes everything has no checks per frame, and its counters go up once per
+    /// batch.
     #[inline]
     pub fn take(&mut self, batch: &BatchInfo<'_>, offered: Offered<'_>) {
         let Self {
@@ -196,7 +197,8 @@ impl Port {
         self.counters.direction += self.judge.leave_out(batch, &mut self.counters);
     }
 
-    /// Counts a batch that the port is not given, because its owner's ports have used up their part.
+    /// Counts a batch that the port is not given, because its owner's ports have used up their
+    /// part.
     pub fn pass_by(&mut self, batch: &BatchInfo<'_>) {
         let missed = self.judge.leave_out(batch, &mut self.counters);
         self.miss(missed);
@@ -320,8 +322,8 @@ impl Port {
 pub enum Offered<'a> {
     /// All.
     Whole,
-    /// Those that the index found: its guard accepts them and they have the wanted direction. The caller
-    /// counts them as offered.
+    /// Those that the index found: its guard accepts them and they have the wanted direction. The
+    /// caller counts them as offered.
     Found {
         /// Which of the batch.
         places: &'a FrameSet,

@@ -114,8 +114,8 @@ impl Room {
         room
     }
 
-    /// Memory with twice the room that this many rules need, if `has` is more than four times as much;
-    /// `has` becomes that. `None`: it fits.
+    /// Memory with twice the room that this many rules need, if `has` is more than four times as
+    /// much; `has` becomes that. `None`: it fits.
     pub fn within(has: &mut (usize, usize), needed: (usize, usize)) -> Option<Self> {
         let mut room = Self::default();
         let exact = LEAST_EXACT.max(needed.0 * 2);

@@ -23,8 +23,8 @@ pub struct Lent {
     pub commons: Arc<Commons>,
     /// Number of the arena's incarnation, by which a guest finds it.
     pub epoch: u64,
-    /// A word after the queue's arena with the same number: if any of the arena is cut off, the word is
-    /// lost, too.
+    /// A word after the queue's arena with the same number: if any of the arena is cut off, the
+    /// word is lost, too.
     pub(crate) mark: Region,
     /// The file that the memory is, if VMs can map it.
     pub file: Option<Arc<PacketFile>>,

@@ -1,9 +1,9 @@
 //! Where frames come from.
 //!
 //! A source has one or more **queues** (receive queues of the interface, threads of a fanout
-//! group); each is a [`Queue`] of its own, and a thread serves one or several. A queue yields batches of
-//! borrowed frames: the bytes stay where the kernel, the file or the generator put them until the
-//! sink returns, and every port that wants them copies them once, into its ring.
+//! group); each is a [`Queue`] of its own, and a thread serves one or several. A queue yields
+//! batches of borrowed frames: the bytes stay where the kernel, the file or the generator put them
+//! until the sink returns, and every port that wants them copies them once, into its ring.
 
 pub mod af_packet;
 pub mod af_xdp;

@@ -13,8 +13,8 @@ pub trait Transmitter {
     /// copy; it is not needed after the call. The caller flushes after a batch.
     fn transmit(&mut self, bytes: &[u8]) -> Transmit;
 
-    /// Sends what was taken, and returns its fates. Frames that were sent, and that other captures on
-    /// this wire receive but this queue does not, go to `shown`, in order and each once.
+    /// Sends what was taken, and returns its fates. Frames that were sent, and that other captures
+    /// on this wire receive but this queue does not, go to `shown`, in order and each once.
     fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed;
 }
 
@@ -55,7 +55,8 @@ pub enum Transmit {
     Unsupported,
 }
 
-/// The fates of the frames that were taken since the flush before; their sum is the number of frames.
+/// The fates of the frames that were taken since the flush before; their sum is the number of
+/// frames.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flushed {
     /// Handed to the kernel or the driver, which may still lose them.

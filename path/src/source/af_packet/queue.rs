@@ -106,8 +106,8 @@ impl PacketQueue {
 
     /// Takes the statistics, and counts what waits in the rings at that moment.
     ///
-    /// Frames come while the rings are counted; the kernel's statistics before and after show how many.
-    /// So the counters add up also under load, and frames that are nowhere still show.
+    /// Frames come while the rings are counted; the kernel's statistics before and after show how
+    /// many. So the counters add up also under load, and frames that are nowhere still show.
     fn count_waiting(&mut self) -> u64 {
         // What was shown never was in the rings.
         let taken = |it: &Self| {

@@ -17,9 +17,9 @@
 //!   with long ones, and always more than a reader of libpcap. This source alone, without a port, takes
 //!   half of it: the wait for two cache lines that another CPU wrote, and a wake-up every 2 ms; flow hash,
 //!   port and ring are the rest.
-//! - **The sender's side** of a veth: the kernel copies a frame twice, and once for libpcap. Elsewhere
-//!   XDP saves the work of driver and stack after the program; on a veth that work is done before a
-//!   frame reaches the program.
+//! - **The sender's side** of a veth: the kernel copies a frame twice, and once for libpcap.
+//!   Elsewhere XDP saves the work of driver and stack after the program; on a veth that work is
+//!   done before a frame reaches the program.
 //! - **VLAN.** Tags are in the frame, as on the wire, unless the NIC takes them out: XDP then does
 //!   not see them, which is logged with what to do.
 //! - **Long frames** come in pieces and are joined by a copy (Linux ≥ 6.6, driver permitting).

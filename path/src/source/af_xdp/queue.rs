@@ -294,8 +294,8 @@ impl XdpQueue {
         Ok(())
     }
 
-    /// Replaces packet memory whose file was truncated, and which reads as zeros, by memory that nobody
-    /// else sees.
+    /// Replaces packet memory whose file was truncated, and which reads as zeros, by memory that
+    /// nobody else sees.
     fn leave_lost_memory(&mut self) {
         log::error!(
             target: "source",

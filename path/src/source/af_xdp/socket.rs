@@ -115,8 +115,8 @@ impl Opener {
         &self.plan
     }
 
-    /// Replaces the present program by one that drops early, for all queues; `None`: by the one that
-    /// drops nothing.
+    /// Replaces the present program by one that drops early, for all queues; `None`: by the one
+    /// that drops nothing.
     pub(super) fn narrow(&self, programs: Option<Box<Programs>>) -> Result<(), SourceError> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let next = programs.as_deref().unwrap_or(&self.base);
@@ -487,7 +487,8 @@ pub(super) fn any_socket() -> Result<OwnedFd, SourceError> {
         .map_err(|cause| SourceError::io("cannot ask about interfaces", cause))
 }
 
-/// Packet memory is locked memory, and the limit counts when the daemon has given up its privileges.
+/// Packet memory is locked memory, and the limit counts when the daemon has given up its
+/// privileges.
 fn raise_locked_memory() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let unlimited = Rlimit {

@@ -13,8 +13,8 @@
 //!   narrower filter is made afterwards, by a thread of its own: the kernel's verifier takes its
 //!   time, and filters come from guests. It is put in place only if nothing was widened meanwhile.
 //!   So the kernel's filter covers every filter that judges a frame, at all times.
-//! - **Fail open.** A filter that cannot be replaced by one that passes everything is removed, if that
-//!   has the same effect; else the queue tries again (`Stuck`), and `Standing` says so.
+//! - **Fail open.** A filter that cannot be replaced by one that passes everything is removed, if
+//!   that has the same effect; else the queue tries again (`Stuck`), and `Standing` says so.
 //! - **Counted.** A queue's filters count what they drop in memory that stays with the queue,
 //!   whatever filter comes next: `seen = read + dropped + early`.
 //! - **Not needed.** Where the kernel takes no eBPF, or the filters are too many, nothing is
@@ -36,8 +36,8 @@ pub trait EarlyDrop {
     /// Why it cannot, for people.
     fn seat(&self) -> Result<Seat, String>;
 
-    /// Makes the kernel hand over only what this filter, made for this queue's [`seat`](Self::seat),
-    /// passes, instead of what the one before passed; `None`: everything.
+    /// Makes the kernel hand over only what this filter, made for this queue's
+    /// [`seat`](Self::seat), passes, instead of what the one before passed; `None`: everything.
     ///
     /// # Errors
     /// [`SourceError`]: it goes on as before.

@@ -64,8 +64,8 @@ impl Seat {
         }
     }
 
-    /// Makes the kernel verify a filter that passes what some port wants. At an interface this needs
-    /// `CAP_NET_ADMIN` too.
+    /// Makes the kernel verify a filter that passes what some port wants. At an interface this
+    /// needs `CAP_NET_ADMIN` too.
     ///
     /// # Errors
     /// Why it does not, as a text.
