@@ -1,7 +1,7 @@
 //! Puts the figures of a run into a document: goals, then a table below each plot.
 //!
 //! ```text
-//! vnplug-bench publish target/bench/results.json docs/performance.md "2026-11-21, five rounds"
+//! vnplug-bench publish target/bench/results.json docs/results.md "2026-11-21, five rounds"
 //! ```
 //!
 //! What stands in the document between the two marks is replaced; plots lie in a folder `plots`
@@ -42,13 +42,13 @@ fn between(text: &str, new: &str) -> Result<String> {
 
 /// The goals' table, then each plot with the table of its figures, each figure once.
 fn sections(figures: &[Figure], folder: &Path) -> Result<String> {
-    let mut text = format!("\n### Goals\n\n{}", report::goals_table(figures));
+    let mut text = format!("\n## Goals\n\n{}", report::goals_table(figures));
     let mut shown = vec![false; figures.len()];
     for drawing in plot::drawings(figures) {
         let name = format!("{}.svg", drawing.name);
         fs::write(folder.join(&name), drawing.file)?;
         let title = drawing.title;
-        text += &format!("\n### {title}\n\n![{title}](plots/{name})\n");
+        text += &format!("\n## {title}\n\n![{title}](plots/{name})\n");
         let new: Vec<usize> = drawing.shows.into_iter().filter(|&at| !shown[at]).collect();
         if !new.is_empty() {
             let table = report::markdown(new.iter().map(|&at| &figures[at]));
@@ -59,7 +59,7 @@ fn sections(figures: &[Figure], folder: &Path) -> Result<String> {
     let rest = || figures.iter().zip(&shown).filter(|(_, shown)| !**shown);
     if rest().next().is_some() {
         let table = report::markdown(rest().map(|(figure, _)| figure));
-        text += &format!("\n### Others\n\n{table}");
+        text += &format!("\n## Others\n\n{table}");
     }
     Ok(text)
 }
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn the_documentation_has_the_marks() {
-        let text = include_str!("../../docs/performance.md");
+        let text = include_str!("../../docs/results.md");
         assert!(between(text, "").is_ok());
     }
 }

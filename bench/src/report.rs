@@ -51,7 +51,7 @@ pub(crate) fn print(figures: &[Figure], failed: &Failed<'_>) {
         });
         let limit = match (&figure.limit, figure.reached()) {
             (Some(limit), Some(reached)) => {
-                format!(" ({:.0} % of {})", reached * 100.0, limit.what)
+                format!(" ({} of {})", share(reached), limit.what)
             }
             _ => String::new(),
         };
@@ -123,10 +123,16 @@ fn bound(figure: &Figure) -> (String, String) {
     let limit = figure.limit.as_ref();
     (
         limit.map_or_else(none, |limit| number(limit.samples.median())),
-        figure
-            .reached()
-            .map_or_else(none, |reached| format!("{:.0} %", reached * 100.0)),
+        figure.reached().map_or_else(none, share),
     )
+}
+
+/// A share of the limit: a percentage, and from ten times the limit on a factor.
+fn share(reached: f64) -> String {
+    match reached {
+        10.0.. => format!("{reached:.0} ×"),
+        _ => format!("{:.0} %", reached * 100.0),
+    }
 }
 
 /// What the figures depend on most; a word is missing where the system does not tell it.
@@ -176,7 +182,7 @@ fn object(figure: &Figure) -> Value {
     })
 }
 
-/// The same as a table in Markdown, as `docs/performance.md` has it.
+/// The same as a table in Markdown, as `docs/results.md` has it.
 pub(crate) fn markdown<'f>(figures: impl IntoIterator<Item = &'f Figure>) -> String {
     let mut text =
         "| row | unit | ours | lowest–highest | peer | lowest–highest | ratio | limit | \
@@ -361,6 +367,15 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert_eq!(loaded.len(), 1);
         assert_eq!(object(&loaded[0]), value);
+    }
+
+    #[test]
+    fn a_share_of_ten_and_more_is_a_factor() {
+        let shares = [0.004, 0.7, 1.14, 9.99, 10.0, 33.61, 366.35].map(share);
+        assert_eq!(
+            shares,
+            ["0 %", "70 %", "114 %", "999 %", "10 ×", "34 ×", "366 ×"]
+        );
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The process that runs libpcap's compiler: `vnplugd --compile-filter`.
 //!
-//! It gives up its power, loads libpcap once, says that it is ready, and then serves requests from
-//! stdin until end of file. It never parses an expression itself: for each one it forks a copy of
-//! itself, which is confined further, compiles that one expression and ends. So an expression that
-//! breaks libpcap meets a process that has seen no other expression and will see none; it can only
-//! spoil its own answer, and that answer is a program which the daemon verifies again.
+//! It gives up its privileges, loads libpcap once, says that it is ready, and then serves requests
+//! from stdin until end of file. It never parses an expression itself: for each one it forks a copy
+//! of itself, which is confined further, compiles that one expression and ends. So an expression
+//! that breaks libpcap meets a process that has seen no other expression and will see none; it can
+//! only spoil its own answer, and that answer is a program which the daemon verifies again.
 //!
 //! Both directions are little-endian. Request: expression length, snaplen, link type (`u32` each),
 //! expression. Reply: status (`u8`), length (`u32`), that many bytes: the program in wire form or a
@@ -25,7 +25,7 @@ use super::program::{INSTRUCTION_BYTES, MAX_INSTRUCTIONS, instruction_bytes};
 use crate::libpcap::Library;
 use crate::sys::confine::{Limits, enter_service, fork_confined};
 
-/// What a reply is.
+/// The kinds of replies.
 pub(super) mod status {
     /// libpcap is loaded; requests may come.
     pub(in super::super) const READY: u8 = 0;
@@ -117,7 +117,7 @@ fn reply(code: u8, bytes: &[u8]) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Has a confined copy compile the expression; judges how it ended.
+/// Lets a confined copy compile the expression, and judges how the copy ended.
 fn answer(library: &Library, request: &Request, files: bool) -> io::Result<(u8, Vec<u8>)> {
     let limits = Limits {
         cpu: CPU_LIMIT,

@@ -42,7 +42,8 @@ impl Compiler {
         self.service = None;
     }
 
-    /// Starts the compiling process now: while the daemon still has the power to make it nobody.
+    /// Starts the compiling process now: while the daemon still has the privileges to make it
+    /// nobody.
     ///
     /// # Errors
     /// [`FilterError::Start`] or [`FilterError::NoLibpcap`]; compiling tries again.
@@ -55,7 +56,7 @@ impl Compiler {
     /// `snaplen` bytes of each frame that matches. No text at all matches every frame.
     ///
     /// The program is verified with [`Trust::Operator`]: `protochain` loops, on the meter. A caller
-    /// that wants no loops asks [`Program::loops`].
+    /// that wants no loops checks [`Program::loops`].
     ///
     /// Host names resolve from `/etc/hosts` only, service and protocol names from their files.
     /// `inbound` and `outbound` are refused: a ring's frames carry no direction.
@@ -232,7 +233,7 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         // Its copies die with it (parent-death signal). It may be dead already; and a daemon that
-        // gave its powers up may not kill it, for it is another user: the end of its connection
+        // gave up its privileges may not kill another user's process: the end of its connection
         // ends it too.
         let _ = self.stream.shutdown(Shutdown::Both);
         let _ = self.process.kill();
@@ -240,7 +241,7 @@ impl Drop for Service {
     }
 }
 
-/// What was compiled lately, in two generations: when the younger one is full, the older is
+/// The latest programs, in two generations: when the younger one is full, the older is
 /// forgotten. What is in use moves to the younger one, so it stays.
 #[derive(Debug, Default)]
 struct Cache {

@@ -1,11 +1,11 @@
-//! Parts of a frame that many filters compare with constants: what an index is asked by.
+//! Parts of a frame that many filters compare with constants: the index looks frames up by them.
 
 use super::analyse::Base;
 
 /// Some bytes of the frames of one Ethertype, or of all.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Field {
-    /// The two bytes at offset 12; `None`: whatever they are.
+    /// The two bytes at offset 12; `None`: any.
     pub(super) gate: Option<u16>,
     /// Not empty, at most [`MAX_PARTS`].
     pub(super) parts: Vec<Part>,
@@ -29,7 +29,7 @@ pub(super) const MAX_PARTS: usize = 6;
 impl Field {
     /// What a frame has there; `None` if it is too short.
     ///
-    /// Fields of up to eight bytes give them as they are; of longer ones it is a mixture, which two
+    /// Fields of up to eight bytes give them as they are; longer ones give a hash, which two
     /// different values may share.
     #[inline]
     pub(super) fn of(&self, bytes: &[u8]) -> Option<u64> {

@@ -5,17 +5,17 @@
 //! ```
 //!
 //! A program's [`Key`]s put it into one table per field. A frame's Ethertype says which fields to
-//! ask, and what the frame has there which programs are candidates. A candidate whose key is sure
-//! accepts; the others are run. So a decision is always the program's own: the keys only save the
-//! running of those that would refuse. Equal programs are one; a program without keys is run on
-//! every frame.
+//! look up, and the frame's values there say which programs are candidates. A candidate whose key
+//! is sure accepts; the others are run. So a decision is always the program's own: the keys only
+//! avoid running programs that would reject. Equal programs are one; a program without keys is run
+//! on every frame.
 //!
-//! All frames of a batch are asked field by field, and candidates are run program by program, so
-//! that fields, tables and programs are in the processor's caches when they are needed again.
+//! All frames of a batch are looked up field by field, and candidates are run program by program,
+//! so that fields, tables and programs are in the processor's caches when they are needed again.
 //!
 //! Cost: one look per frame and field of its Ethertype, however many programs there are; then the
-//! candidates. Adding and removing costs a hash of the program and one entry per key; a table that
-//! is full is filled anew, twice as large.
+//! candidates. Adding and removing costs a hash of the program and one entry per key; a full table
+//! is rebuilt, twice as large.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -56,7 +56,7 @@ pub struct IndexSize {
     pub fields: usize,
 }
 
-/// Programs and who follows their verdicts.
+/// Programs and the ports that follow their verdicts.
 #[derive(Debug, Default)]
 pub struct Index {
     judges: Vec<Judge>,
@@ -103,7 +103,7 @@ struct Verdict {
 struct Judged {
     /// Of the programs that have a candidate.
     nth: usize,
-    /// So many of them accepted a frame.
+    /// How many of them accepted a frame.
     accepting: usize,
     /// What any of them accepted.
     all: FrameSet,
@@ -181,7 +181,7 @@ impl Index {
         }
     }
 
-    /// Notes that somebody wants what a program accepts.
+    /// Notes that a port wants what a program accepts.
     pub fn follow(&mut self, id: JudgeId, follower: u32) {
         self.judges[id.0 as usize].followers.push(follower);
     }
@@ -219,8 +219,8 @@ impl Index {
         }
         self.touched.extend(&self.always);
         let mut judged = Judged::default();
-        // A panic would be a bug of ours that one reader's program has found a way to: it costs those
-        // who follow the program their ports, and nobody else anything (R10).
+        // A panic would be a bug of ours that one reader's program triggers: it costs the followers
+        // of the program their ports, and nobody else anything (R10).
         while catch_unwind(AssertUnwindSafe(|| self.run(frames, outbound, &mut judged))).is_err() {
             let id = self.touched[judged.nth];
             self.verdicts[id as usize] = Verdict::default();
@@ -261,7 +261,7 @@ impl Index {
         }
     }
 
-    /// A program that panicked: who follows it is to be served no more.
+    /// A program that panicked: its followers are not served any more.
     #[inline]
     pub fn take_broken(&mut self) -> Option<JudgeId> {
         self.broken.pop()

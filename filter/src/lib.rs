@@ -11,10 +11,10 @@
 //! ```
 //!
 //! - [`Program`]: classic BPF, verified once by the kernel's rules. It is the only thing the data
-//!   path knows; whoever sends a program in wire form needs no libpcap anywhere.
+//!   path knows; a client that sends a program in wire form needs no libpcap anywhere.
 //! - [`Program::run`] gives libpcap's own verdict (`pcap_offline_filter`), to the bit; a test
 //!   compares the two over generated frames. It cannot panic, and its steps are bounded.
-//! - [`Jit`]: makes machine code of programs in the background; until then, and where it cannot, they
+//! - [`Jit`]: makes machine code of programs in the background; until then, and if it cannot, they
 //!   are interpreted, with the same verdicts.
 //! - [`Compiler`]: expression to program by libpcap itself, so the language is the whole language
 //!   and the messages are the ones people know.
@@ -25,15 +25,15 @@
 //! expression therefore meets libpcap in a process that may do nothing but compute, read public
 //! files and answer; the answer is verified like a guest's own program. Each expression gets a
 //! process of its own (a fork, about 0.2 ms), so neither a crash nor a take-over reaches the next
-//! guest's expression. What this costs a name: only files resolve (`/etc/hosts`, `/etc/services`,
+//! guest's expression. The price for names: only files resolve (`/etc/hosts`, `/etc/services`,
 //! `/etc/protocols`, `/etc/networks`, `/etc/ethers`), never DNS, because making a socket fails in
 //! there at once. A guest could otherwise make the host send queries of its choice.
 //!
 //! # Costs and limits
 //!
 //! An expression may have [`MAX_EXPRESSION_BYTES`], take [`CPU_LIMIT`] of processor time and
-//! [`WALL_LIMIT`] in all, and give [`MAX_INSTRUCTIONS`]. Whoever takes expressions from guests also
-//! limits how many a guest may send: each one that fails may cost those limits.
+//! [`WALL_LIMIT`] in all, and give [`MAX_INSTRUCTIONS`]. A caller that takes expressions from
+//! guests must also limit how many a guest may send: each one that fails may cost those limits.
 
 mod analyse;
 mod child;

@@ -1,4 +1,4 @@
-//! Keys of many programs, by field and value; a batch is asked field by field.
+//! Keys of many programs, by field and value; a batch is looked up field by field.
 
 use std::collections::HashMap;
 
@@ -52,8 +52,8 @@ struct Asked {
     place: u16,
 }
 
-/// The most fields, and Ethertypes with fields. Each field costs a look per frame of its Ethertype;
-/// of one owner who is no operator the hub lets in far fewer.
+/// The most fields, and Ethertypes with fields. Each field costs a lookup per frame of its
+/// Ethertype; the hub admits far fewer of one owner who is not an operator.
 pub(super) const MAX_FIELDS: usize = 16_384;
 
 impl Default for Lookup {

@@ -4,10 +4,10 @@
 //! The rules are those of the Linux kernel for socket filters (`bpf_check_classic` in
 //! `net/core/filter.c`), with three differences:
 //!
-//! - Scratch memory starts as zeros here, so reading a word that was never written is allowed.
+//! - Scratch memory starts as zeros here, so a program may read a word that it never wrote.
 //! - The kernel's own load offsets (`SKF_AD_OFF` and so on, which read the kernel's notes about a
 //!   packet and not the packet) are refused: a ring has no such notes. libpcap 1.10 emits one, for
-//!   `inbound` and `outbound`; run as it stands it would reject every frame in silence.
+//!   `inbound` and `outbound`; run unchanged, it would reject every frame silently.
 //! - [`Trust::Operator`] may jump backwards, as libpcap's `protochain` does; such a program is
 //!   metered when it runs.
 
@@ -171,14 +171,15 @@ impl Program {
         self.loops
     }
 
-    /// On which frames it must be run at all; found out by the first who asks, in up to ten
-    /// milliseconds of processor time (`analysis_at_its_worst`); most filters take some microseconds.
+    /// On which frames it must be run at all. The first call finds that out, in up to ten
+    /// milliseconds of processor time (`analysis_at_its_worst`); most filters take some
+    /// microseconds.
     pub fn analysis(&self) -> &Analysis {
         self.analysis.get_or_init(|| analyse::analyse(self))
     }
 
-    /// Has the processor fetch what running the program needs: what the program itself points to
-    /// (`far` is false), or the machine code behind that.
+    /// Prefetches what running the program needs: what the program itself points to (`far` is
+    /// false), or the machine code that this points to.
     #[inline(always)]
     pub(super) fn prefetch(&self, far: bool) {
         if !far {

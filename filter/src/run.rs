@@ -136,8 +136,8 @@ pub(super) fn uses_scratch(ops: &[Op]) -> bool {
 
 /// Runs decoded operations; see [`Program::judge`](super::Program::judge).
 ///
-/// `SCRATCH` is [`SCRATCH_WORDS`], or 0 for a program that has no use for it: clearing it would be
-/// a good part of what a short program costs.
+/// `SCRATCH` is [`SCRATCH_WORDS`], or 0 for a program that does not use it: clearing it would be a
+/// good part of a short program's cost.
 pub(super) fn run<const SCRATCH: usize>(
     ops: &[Op],
     bytes: &[u8],
@@ -266,7 +266,7 @@ fn byte(bytes: &[u8], offset: usize) -> Option<u32> {
     load(bytes, offset).map(|[byte]| u32::from(byte))
 }
 
-/// `N` bytes of the frame; nor others, at a place of the program's choice, on a mispredicted path.
+/// `N` bytes of the frame; on a mispredicted path no others at a place of the program's choice.
 #[inline(always)]
 fn load<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
     let offset = confined(offset, offset.checked_add(N)?, bytes.len());

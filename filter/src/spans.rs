@@ -1,10 +1,10 @@
 //! Which programs a value of a field leads to by ranges of values.
 //!
-//! Ranges in the order of their lower ends, and above them a tree of the highest upper ends: a value is
-//! in those that begin at or before it and do not end before it, and parts of the tree that end before
-//! it are passed over. So a look costs a few steps for each range found and for the depth of the tree,
-//! however the ranges overlap. All changes between two batches cost one walk over all of them together:
-//! a guest may change hundreds at once, as often as it likes.
+//! Ranges in the order of their lower ends, and above them a tree of the highest upper ends: a
+//! value is in those that begin at or before it and do not end before it; parts of the tree that
+//! end before it are skipped. So a lookup costs a few steps for each range found and for the depth
+//! of the tree, however the ranges overlap. All changes between two batches cost one walk over all
+//! of them together: a guest may change hundreds at once, as often as it likes.
 
 use super::table::Candidate;
 
@@ -65,7 +65,7 @@ impl Spans {
         }
     }
 
-    /// Puts what has changed in order, however much it is.
+    /// Sorts in all changes, however many there are.
     #[inline]
     pub(super) fn settle(&mut self) {
         if self.is_stale {
@@ -114,7 +114,7 @@ impl Spans {
         self.visit(2 * node + 1, first + half, half, begun, value, hit);
     }
 
-    /// Makes the tree anew.
+    /// Rebuilds the tree.
     fn plant(&mut self) {
         let leaves = self.spans.len().next_power_of_two();
         self.ends.clear();

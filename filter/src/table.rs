@@ -3,7 +3,7 @@
 //!
 //! Open addressing, at most half full; a lookup usually reads one cache line. Positions depend on a
 //! secret odd factor (multiply-shift hashing, two-universal), so that nobody can choose values that
-//! crowd together.
+//! collide.
 
 /// Programs by values.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ const FREE: Entry = Entry {
 const LEAST: usize = 8;
 
 impl Candidate {
-    /// Program `judge`, below 2^31 - 1; `sure`: it accepts whatever has the value.
+    /// Program `judge`, below 2^31 - 1; `sure`: it accepts every frame with the value.
     pub(super) fn new(judge: u32, sure: bool) -> Self {
         Self(judge << 1 | u32::from(sure))
     }
@@ -160,7 +160,7 @@ impl Table {
         }
     }
 
-    /// Frees an entry and moves those behind it that would not be found any more.
+    /// Frees an entry and moves later ones that would not be found any more.
     fn free(&mut self, mut hole: usize) {
         let mask = self.entries.len() - 1;
         let mut at = hole;

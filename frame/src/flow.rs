@@ -1,10 +1,10 @@
 //! The symmetric flow hash: both directions of a flow, and all fragments of a datagram, get one
 //! number.
 //!
-//! It covers addresses, protocol and (TCP, UDP, SCTP, UDP-Lite) ports of the first IP header behind
-//! up to four VLAN tags; a fragment counts by its addresses alone, so that all of them go one way.
-//! Anything else counts by its MAC addresses and Ethertype. It is not keyed: a sender can make
-//! flows collide and so load one member of a cluster; the others lose nothing by it.
+//! It covers addresses, protocol and (TCP, UDP, SCTP, UDP-Lite) ports of the first IP header after
+//! up to four VLAN tags; a fragment counts only by its addresses, so that all fragments get one
+//! hash. Anything else counts by its MAC addresses and Ethertype. It is not keyed: a sender can
+//! make flows collide and so load one member of a cluster; the others lose nothing.
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
@@ -14,7 +14,7 @@ const MAX_EXTENSIONS: usize = 8;
 /// The hash of one Ethernet frame; 0 only by chance.
 #[inline]
 pub fn flow_hash(frame: &[u8]) -> u32 {
-    // NB: most frames are plain, and cost half as much so.
+    // NB: most frames are plain; this path halves their cost.
     let hash = frame.first_chunk().and_then(plain);
     finish(hash.unwrap_or_else(|| any(frame)))
 }

@@ -1,7 +1,7 @@
 //! What a frame is, to everything between wire and ring.
 //!
-//! - [`Frame`]: bytes borrowed from whoever received them, and what is known of them.
-//! - [`flow`]: the hash that deals flows out to the members of a cluster.
+//! - [`Frame`]: bytes borrowed from the queue that received them, and their metadata.
+//! - [`flow`]: the hash that assigns flows to the members of a cluster.
 //! - [`witness`]: what generated frames carry, so that a receiver can prove loss, duplication,
 //!   reordering and corruption.
 
@@ -29,7 +29,7 @@ pub struct Frame<'a> {
 /// The outermost VLAN tag in a frame's bytes: the flag that says so, and the TCI.
 #[inline]
 pub fn vlan_of(bytes: &[u8]) -> (u16, u16) {
-    // IEEE 802.1Q-2018, 9.4: TPID and TCI, big-endian, behind the addresses.
+    // IEEE 802.1Q-2018, 9.4: TPID and TCI, big-endian, after the addresses.
     match bytes.get(12..16) {
         Some(&[0x81, 0x00, c0, c1] | &[0x88, 0xa8, c0, c1]) => {
             (flags::VLAN, u16::from_be_bytes([c0, c1]))

@@ -27,8 +27,8 @@
 //!
 //! [`parse`] tells three things apart: a witness, a damaged witness ([`Parsed::Corrupt`]: one of the
 //! generator's two Ethernet addresses is there, but the rest does not fit; also a frame cut short), and
-//! a frame of somebody else. A damaged one whose addresses were both replaced is somebody else's, and
-//! its sequence is missing. [`Checker`] judges frames in the order they came.
+//! a foreign frame. A damaged one whose addresses were both replaced counts as foreign, and its
+//! sequence is missing. [`Checker`] judges frames in the order they came.
 
 mod checker;
 mod seed;

@@ -78,7 +78,7 @@ impl Map {
         })
     }
 
-    /// Sets the value of a key, and makes the entry where the kind has not all of them.
+    /// Sets the value of a key, and makes the entry if the map has none.
     pub fn update(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
         self.check(key)?;
         if value.len() != self.value_bytes {
@@ -138,12 +138,12 @@ pub enum ProgramKind {
     Xdp = 6,
 }
 
-/// The kernel did not take a program.
+/// The kernel did not accept a program.
 #[derive(Debug)]
 pub struct LoadError {
     /// The system's error.
     pub cause: io::Error,
-    /// The end of what the verifier says; empty if it never came to that.
+    /// The end of the verifier's log; empty if the verifier did not run.
     pub log: String,
 }
 
@@ -228,7 +228,7 @@ impl Program {
         Ok((attr.verdict, attr.duration))
     }
 
-    /// Has the program judge what a socket receives (`SO_ATTACH_BPF`).
+    /// Attaches the program to a socket as its filter (`SO_ATTACH_BPF`).
     pub fn attach_to_socket(&self, socket: &impl std::os::fd::AsFd) -> io::Result<()> {
         let fd: c_int = self.fd.as_raw_fd();
         // SAFETY: the option reads one integer, the program's descriptor.
@@ -258,9 +258,9 @@ pub struct XdpLink {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Hook {
-    /// Behind the driver, on the kernel's own packet structure: works with every driver.
+    /// After the driver, on the kernel's own packet structure: works with every driver.
     Generic = 1 << 1,
-    /// In the driver, before the kernel made anything of the frame.
+    /// In the driver, before the kernel processes the frame.
     Native = 1 << 2,
 }
 
@@ -282,7 +282,7 @@ impl XdpLink {
         Ok(Self { fd })
     }
 
-    /// Puts another program in the place of the present one; every frame meets one of them.
+    /// Replaces the program; every frame meets the old one or the new one.
     ///
     /// # Errors
     /// `ENOLINK` if the interface is gone.
@@ -298,8 +298,7 @@ impl XdpLink {
     }
 }
 
-/// The name of the program with this id, as the one who loaded it called it; needs
-/// `CAP_SYS_ADMIN`.
+/// The name that its loader gave to the program with this id; needs `CAP_SYS_ADMIN`.
 pub fn program_name(id: u32) -> io::Result<String> {
     let mut attr = ById {
         id,

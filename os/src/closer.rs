@@ -1,11 +1,12 @@
-//! Closing what a peer has had its hands on, in a thread that may be lost.
+//! Closes descriptors that a peer could touch, in a thread that may hang.
 //!
-//! To drop the last reference of a file may take as long as somebody else likes: a socket with
-//! descriptors that nobody took drops those (one of them with `SO_LINGER`, or a file of a FUSE), one
-//! that is watched wakes all watchers, one in an epoll instance waits for who holds that. Nothing of
-//! this ends by `O_NONBLOCK`, nor by looking before. So no thread that others need closes such a
-//! descriptor: a [`PeerFd`] is closed by a thread of the peer's owner, made when there is something
-//! to close and ended when there is nothing. Who makes it hang keeps waiting what he gave himself.
+//! A peer can make the drop of a file's last reference as slow as it likes. A socket with
+//! descriptors that nobody took drops those (one of them with `SO_LINGER`, or a file of a FUSE). A
+//! socket that is watched wakes all watchers. One in an epoll instance waits for the holder of that
+//! instance. Neither `O_NONBLOCK` nor an earlier look prevents that. So no thread that others need
+//! closes such a descriptor: a thread of the peer's owner closes a [`PeerFd`]. It starts when there
+//! is something to close and ends when there is nothing. An owner who makes it hang only blocks his
+//! own descriptors.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Closes descriptors of one owner, one after the other. A clone is the same.
+/// Closes descriptors of one owner, one after the other. Clones share the thread.
 #[derive(Debug, Clone, Default)]
 pub struct Closer(Arc<Lane>);
 
@@ -101,7 +102,7 @@ impl Lane {
             if let Some((fd, is_shut)) = queue.waiting.pop_front() {
                 drop(queue);
                 if is_shut {
-                    // Its peer learns it before all that it left behind is gone.
+                    // The peer learns it before everything that it left in the socket is closed.
                     let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
                 }
                 drop(fd);
@@ -190,7 +191,7 @@ impl<Owner: Clone + Eq + Hash> Closers<Owner> {
 const IDLE: Duration = Duration::from_millis(200);
 /// It calls close and little else.
 const STACK: usize = 64 << 10;
-/// So many owners are remembered without looking who is gone.
+/// From this number of owners on, unused closers are forgotten.
 const MANY: usize = 256;
 
 #[cfg(test)]

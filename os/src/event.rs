@@ -20,7 +20,7 @@ pub fn clear(eventfd: &OwnedFd) {
     let _ = rustix::io::read(eventfd, &mut [0; 8]);
 }
 
-/// Empties an eventfd that a peer shares, whatever its flags are now: who waits to write there goes on.
+/// Empties an eventfd that a peer shares, whatever its flags are now: a blocked writer goes on.
 pub fn drain(eventfd: impl AsFd) {
     let (mut count, flags) = ([0; 8], ReadWriteFlags::NOWAIT);
     let mut into = [IoSliceMut::new(&mut count)];

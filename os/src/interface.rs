@@ -1,4 +1,4 @@
-//! Interfaces: what the kernel tells of them by name (netdevice(7), ethtool, getifaddrs(3)).
+//! Interfaces: facts that the kernel has by name (netdevice(7), ethtool, getifaddrs(3)).
 #![expect(
     unsafe_code,
     reason = "interface requests and lists of the C library have no safe wrapper"
@@ -97,7 +97,7 @@ pub fn speed_mbps(socket: impl AsFd, name: &str) -> Option<u32> {
     };
     let settings = ethtool(socket, name, settings)?;
     let speed = u32::from(settings.speed_hi) << 16 | u32::from(settings.speed);
-    // SPEED_UNKNOWN is -1; drivers of old say 65535.
+    // SPEED_UNKNOWN is -1; old drivers say 65535.
     (speed != u32::MAX && speed != 0xffff).then_some(speed)
 }
 

@@ -1,9 +1,9 @@
-//! What vnPlug asks of Linux: one family of system calls per module, a safe door in front of each,
-//! and most of the host's unsafe code behind them.
+//! What vNPlug asks of Linux: one family of system calls per module, each with a safe interface,
+//! and most of the host's unsafe code.
 //!
 //! - Memory that others reach: [`memory`], [`packet_file`], [`umem`], [`sigbus`], [`mappings`].
 //! - Sockets that receive a wire: [`packet`], [`xdp`], and the kernel programs below them, [`bpf`].
-//! - Peers: [`socket`], [`closer`] (who closes what a peer can make slow to close), [`noise`] (how
+//! - Peers: [`socket`], [`closer`] (closes what a peer can make slow to close), [`noise`] (how
 //!   much a peer can make us log).
 //! - The process: [`privileges`], [`signals`], [`event`], [`interface`], [`prefetch`].
 

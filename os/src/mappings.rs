@@ -1,8 +1,8 @@
 //! How many mappings the memory shared with readers takes, of those that the kernel allows a process.
 //!
 //! At `vm.max_map_count` nothing can be mapped any more: no pool, no ring, no stack of a thread. A ring
-//! of a process takes two mappings or three, so readers could bring that about. What is shared leaves
-//! `HELD_BACK` to the rest of the daemon; of what is shared, one user has half at most
+//! of a process takes two mappings or three, so readers could cause that. Shared memory leaves
+//! `HELD_BACK` mappings to the rest of the daemon; one user has at most half of the shared part
 //! ([`most_each`]).
 
 use std::io;
@@ -15,7 +15,7 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 /// For what is not shared: libraries, stacks, packet sockets, machine code.
 const HELD_BACK: u64 = 4_096;
-/// The kernel's own limit where it does not tell (`DEFAULT_MAX_MAP_COUNT`).
+/// The kernel's own limit if it cannot be read (`DEFAULT_MAX_MAP_COUNT`).
 const USUAL: u64 = 65_530;
 
 /// Mappings that count until this is dropped.
@@ -23,10 +23,10 @@ const USUAL: u64 = 65_530;
 pub struct Taken(u64);
 
 impl Taken {
-    /// Takes so many.
+    /// Takes `count` mappings.
     ///
     /// # Errors
-    /// `QuotaExceeded` if there are not so many.
+    /// `QuotaExceeded` if fewer are left.
     pub fn take(count: u64) -> io::Result<Self> {
         let most = most();
         // Relaxed: a number alone.
@@ -48,7 +48,7 @@ impl Drop for Taken {
     }
 }
 
-/// The most mappings that the ports of one user may take who is no operator.
+/// The most mappings that the ports of one user may take who is not an operator.
 pub fn most_each() -> u64 {
     most() / 2
 }

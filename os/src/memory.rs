@@ -1,11 +1,12 @@
 //! Memory that the daemon shares with readers: committed when it is made, sealed where it can be.
 //!
 //! A reader's process gets two memfds of its own ([`apart`](vnplug_ring::control::apart)), sealed
-//! against shrinking and growing, every page allocated before the descriptors leave the daemon. That
-//! of the records it gets opened for reading only, of a mode that lets no other user open it anew: it
-//! can neither write there nor free pages. That of the words it can write, so it can free their pages:
-//! a few of them, ordinary ones, which the next store makes again. When the last region of such memory
-//! goes, its pages are freed whoever still has a descriptor (`Mapping::drop`).
+//! against shrinking and growing, every page allocated before the descriptors leave the daemon.
+//! That of the records it gets opened for reading only, with a mode that lets no other user open it
+//! again: it can neither write there nor free pages. That of the words it can write, so it can free
+//! their pages: a few of them, ordinary ones, which the next store makes again. When the last
+//! region of such memory goes, its pages are freed even if others still have a descriptor
+//! (`Mapping::drop`).
 //!
 //! A VM's pool is a file, because QEMU and User-mode Linux open it by path; a file cannot be sealed.
 //! Every mapping is watched by [`super::sigbus`] (R7, R9).
@@ -145,7 +146,7 @@ const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-/// Opens a memfd anew for reading only, and lets no other user open it for more.
+/// Reopens a memfd for reading only, and lets no other user open it for more.
 fn for_reading(fd: &OwnedFd) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     fchmod(fd, Mode::RUSR)?;
@@ -171,7 +172,7 @@ pub struct Holes {
 }
 
 impl Holes {
-    /// For a memfd of ordinary pages, of so many bytes.
+    /// For a memfd of ordinary pages, of this many bytes.
     pub fn new(fd: OwnedFd, len: u64) -> Self {
         Self {
             fd,
@@ -203,7 +204,7 @@ pub fn write_sealed(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<Shared>
 }
 
 impl Shared {
-    /// Puts memory of our own in the place of a part, which whoever maps the descriptor sees as it
+    /// Replaces a part by memory of our own; others who map the descriptor still see the part as it
     /// was; both ends on huge pages. Before anybody has a region of it.
     pub fn unshare(&mut self, offset: u64, len: u64) -> io::Result<()> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
@@ -435,7 +436,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// From now on the pages of the mapping are freed with it, whoever still has the file.
+    /// From now on the pages of the mapping are freed with it, even if others still have the file.
     pub fn give_up(&self) {
         // Release: pairs with the Acquire in `Mapping::drop`.
         self.over.store(true, Ordering::Release);

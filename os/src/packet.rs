@@ -156,7 +156,7 @@ impl Socket {
     }
 
     /// Sends frames by the interface it is bound to, without blocking: how many, and what stopped
-    /// it before the end. The frames lie in `bytes`, one behind the other, with these lengths.
+    /// it before the end. The frames lie in `bytes`, one after the other, with these lengths.
     pub fn send(&self, bytes: &[u8], lens: &[u16]) -> (usize, Option<io::Error>) {
         let mut parts = Vec::with_capacity(lens.len());
         let mut rest = bytes;
@@ -295,7 +295,7 @@ impl Ring {
         })
     }
 
-    /// How many frames a block, whoever has it, holds that were not given back with it.
+    /// How many frames lie in a block, the kernel's or ours, that were not given back with it.
     pub fn frames(&self, block: usize) -> u32 {
         // Acquire: a frame that the kernel put into a block of ours after this one is not seen before.
         self.word(block, PACKETS_OFFSET).load(Ordering::Acquire)

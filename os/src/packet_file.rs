@@ -44,11 +44,11 @@ pub struct PacketPath {
 }
 
 impl PacketFile {
-    /// Maps the file of an earlier daemon, or makes one if there is none of this length and cut that
-    /// may be used again; all of it is zero then, and nothing that was in it is a whole packet to anybody.
+    /// Maps the file of an earlier daemon, or makes one if there is none of this length and layout
+    /// that may be used again; it is zeroed then, and no reader finds an old packet in it.
     ///
-    /// NB: packets come into it without any port. So whoever has the file and may not see all of them,
-    /// or may write it, is kept from them only by another file.
+    /// NB: packets come into it without any port. So a VM that has the file and may not see all of
+    /// them, or may write it, is kept from them only by another file.
     ///
     /// # Errors
     /// The system's, with the path; `Unsupported`: a NIC or the kernel could not write into a file

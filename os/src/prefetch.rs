@@ -1,4 +1,4 @@
-//! Hints to the processor that memory is needed soon: no effect but on speed.
+//! Hints to the processor that memory is needed soon; they affect only speed.
 #![expect(unsafe_code, reason = "an instruction that has no safe form yet")]
 
 /// Asks for the cache lines of a value, the first eight at most.

@@ -1,4 +1,4 @@
-//! Giving up power after start.
+//! Giving up privileges after the start.
 //!
 //! | stage | should | must not |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 
 use std::io;
 
-/// What the daemon may keep.
+/// The privileges that the daemon may keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Keep {

@@ -1,6 +1,7 @@
-//! Memory that somebody else can reach: a VM's pool is a file that QEMU or User-mode Linux also
-//! opened, and whoever truncates it would kill the daemon by SIGBUS at the next store. All mappings of
-//! shared memory are guarded, also those that no peer is known to be able to take pages from.
+//! Guards memory that others can reach: a VM's pool is a file that QEMU or User-mode Linux also
+//! opened, and a peer that truncates it would kill the daemon by SIGBUS at the next store. All
+//! mappings of shared memory are guarded, also those from which no peer is known to be able to take
+//! pages.
 //!
 //! The handler looks the faulting address up among the guarded mappings, puts private zero pages in
 //! place of the whole mapping and sets its [`Watch`]; the daemon then sees `lost` and drops the VM. A
@@ -127,7 +128,7 @@ extern "C" fn on_sigbus(
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
-/// Puts zero pages in the place of the mapping that a slot guards, if the address lies in it.
+/// Replaces the mapping that a slot guards by zero pages, if the address lies in it.
 fn replaced(slot: &Slot, address: usize) -> bool {
     let start = slot.start.load(Ordering::Acquire);
     let len = slot.len.load(Ordering::Acquire);

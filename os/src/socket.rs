@@ -1,5 +1,5 @@
-//! Sockets whose other end is a stranger's: bytes are read and descriptors refused, without ever
-//! dropping one here, for that may block as long as the stranger likes (R8).
+//! Sockets whose other end is a stranger's: reads bytes and refuses descriptors, without ever
+//! dropping one here, because that may block as long as the stranger likes (R8).
 #![expect(unsafe_code, reason = "an option that rustix does not know")]
 
 use std::io;
@@ -15,7 +15,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
 /// What a stranger's socket had.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// So many bytes; 0: it is closed.
+    /// The number of bytes; 0: it is closed.
     Bytes(usize),
     /// Nothing now.
     Nothing,
@@ -23,8 +23,8 @@ pub enum Heard {
     Rights,
 }
 
-/// Has the kernel refuse descriptors sent to a socket (`EPERM` for who sends them), or to those that
-/// a listener accepts; or takes that back. False: Linux < 6.16, which cannot.
+/// Makes the kernel refuse descriptors sent to a socket (the sender gets `EPERM`), or to those that
+/// a listener accepts; or reverts that. False: Linux < 6.16, which cannot.
 pub fn pass_rights(socket: impl AsFd, pass: bool) -> bool {
     let value = libc::c_int::from(pass);
     // SAFETY: the option's value is a live c_int, and its length is given.
@@ -42,10 +42,9 @@ pub fn pass_rights(socket: impl AsFd, pass: bool) -> bool {
 
 /// Reads bytes without blocking, and no further than to a byte with descriptors.
 ///
-/// To read that byte would drop them, received or not. So this looks first: the kernel tells by
-/// `MSG_CTRUNC` that the last byte it showed has some, and by `POLLPRI` that an out-of-band byte is
-/// among those that it does not show. Afterwards exactly what was shown is taken; what came meanwhile
-/// lies behind it.
+/// To read that byte would drop them, received or not. So this looks first: `MSG_CTRUNC` says that
+/// the last byte shown has some, and `POLLPRI` that an out-of-band byte is among those not shown.
+/// Then it takes exactly what was shown; bytes that came meanwhile follow.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Heard> {
     let mut none = RecvAncillaryBuffer::default();
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
@@ -118,7 +117,7 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
         let _ = std::fs::remove_file(path);
     })?;
     listener.set_nonblocking(true)?;
-    // Where the kernel can, nobody who connects sends descriptors, unless he is allowed to later.
+    // If the kernel can, it refuses descriptors from every client, unless one is allowed to later.
     pass_rights(&listener, false);
     Ok(listener.into())
 }

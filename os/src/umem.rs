@@ -5,11 +5,11 @@
 //!   └──────────────── what readers may be shown ──────────────────┘        └── ours alone
 //! ```
 //!
-//! Packet memory that is **lent** is the arena of groups, too: the page is its header, the spare area
-//! takes copies of what does not lie in one chunk, and readers map it. Then the newest `kept` chunks
-//! that were taken are held back from the kernel, first in, first out: what comes in at one end
-//! pushes out as many at the other, so that a frame is left alone while `kept` further chunks are
-//! taken. Behind them is a page for a mark, which is lost with whatever is cut off a file (`Lent`).
+//! Packet memory that is **lent** is the arena of groups, too: the page is its header, the spare
+//! area takes copies of what does not lie in one chunk, and readers map it. Then the newest `kept`
+//! chunks that were taken are held back from the kernel, first in, first out: what comes in at one
+//! end pushes out as many at the other, so that a frame stays while `kept` further chunks are
+//! taken. After them is a page for a mark, which is lost if anything is cut off the file (`Lent`).
 //! Memory that is not lent has neither a spare area nor a mark, and keeps nothing.
 
 use std::io;
@@ -40,11 +40,11 @@ pub struct UmemShape {
     pub receive: u32,
     /// Further ones that are held back after they were taken; 0 if the memory is not lent.
     pub kept: u32,
-    /// Chunks to send from, a power of two; they lie behind the others.
+    /// Chunks to send from, a power of two; they lie after the others.
     pub transmit: u32,
     /// Bytes between the first page and the chunks, a multiple of a page.
     pub spare: u32,
-    /// Bytes before each frame that the kernel leaves alone, beside its own 256.
+    /// Bytes before each frame that the kernel does not touch, besides its own 256.
     pub headroom: u32,
 }
 
@@ -83,12 +83,12 @@ impl UmemShape {
         }
     }
 
-    /// Bytes of a file with so many of these: a power of two, which the devices of VMs have.
+    /// Bytes of a file with this many of these: a power of two, as the devices of VMs have.
     pub const fn file_bytes(&self, count: usize) -> u64 {
         (self.bytes() * count as u64).next_power_of_two()
     }
 
-    /// The shape with which so many fill their file: more chunks are held back.
+    /// The shape with which this many fill their file: more chunks are held back.
     pub const fn filling(self, count: usize) -> Self {
         let each = self.file_bytes(count) / count as u64 / HUGE * HUGE;
         let sent = (self.transmit as u64 * self.chunk as u64).next_multiple_of(HUGE);
@@ -99,7 +99,8 @@ impl UmemShape {
         }
     }
 
-    /// How memory for so many of these is cut: what two daemons have in common that may use the same.
+    /// The layout of memory for this many of these: two daemons may use the same memory if it is
+    /// equal.
     fn layout(&self, count: usize) -> String {
         let Self {
             chunk,
@@ -122,7 +123,7 @@ impl Umem {
         Ok((Self::new(memory.region, shape), huge))
     }
 
-    /// Commits memory to be lent, for so many sockets: one descriptor, one part after the other.
+    /// Commits memory to be lent, for this many sockets: one descriptor, one part after the other.
     pub fn lent(shape: UmemShape, count: usize) -> io::Result<(Vec<Self>, Shared)> {
         let bytes = shape.bytes() * count as u64;
         Self::cut(
@@ -132,7 +133,7 @@ impl Umem {
         )
     }
 
-    /// As [`lent`](Self::lent), in a file; which has to be mapped by nobody else for writing.
+    /// As [`lent`](Self::lent), in a file that nobody else may map for writing.
     pub fn in_file(
         shape: UmemShape,
         count: usize,
@@ -147,7 +148,8 @@ impl Umem {
         let each = shape.bytes();
         let mut parts = Vec::with_capacity(count);
         for at in (0..count as u64).map(|nth| nth * each) {
-            // Who maps the descriptor finds nothing there: what is sent is not for readers.
+            // A process that maps the descriptor finds nothing there: sent frames are not for
+            // readers.
             let sent = shape.chunks_at() + shape.transmit_at();
             memory.unshare(at + sent, each - sent)?;
             let part = memory.region.part(at, each);
@@ -169,7 +171,7 @@ impl Umem {
         }
     }
 
-    /// A word that no reader is shown, behind all that they are, in memory that is lent.
+    /// A word in lent memory that no reader is shown, after everything that they are.
     pub fn mark(&self) -> Option<Region> {
         self.region.part(self.shape.shown(), 8)
     }
@@ -220,10 +222,10 @@ impl UmemShape {
     }
 }
 
-/// Headroom, with which a stamp of 16 bytes begins a pair of cache lines, and the frame's first 112
-/// are the rest.
+/// Headroom with which a stamp of 16 bytes begins a pair of cache lines, and the frame's first 112
+/// bytes fill it.
 pub const HEADROOM: u32 = 144;
-/// As above where readers are shown the frame: a record's header of 32 bytes begins the pair.
+/// As above if readers are shown the frame: a record's header of 32 bytes begins the pair.
 pub const LENT_HEADROOM: u32 = 160;
 
 const PAGE: u64 = 4096;

@@ -35,7 +35,7 @@ use super::umem::Umem;
 /// A frame, or a part of one, in a taken chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Offset of the bytes behind the first page.
+    /// Offset of the bytes, counted from the end of the first page.
     pub at: u64,
     /// How many.
     pub len: u32,
@@ -161,8 +161,8 @@ impl Socket {
         &self.fd
     }
 
-    /// Has the kernel poll the driver in our system calls instead of interrupts, `micros` at most
-    /// each time; needs `CAP_NET_ADMIN` (Linux ≥ 5.11).
+    /// Makes the kernel poll the driver in our system calls instead of by interrupts, `micros` at
+    /// most each time; needs `CAP_NET_ADMIN` (Linux ≥ 5.11).
     pub fn prefer_busy_poll(&self, micros: u32, budget: u16) -> io::Result<()> {
         const SO_PREFER_BUSY_POLL: c_int = 69;
         const SO_BUSY_POLL_BUDGET: c_int = 70;
@@ -224,7 +224,7 @@ impl Socket {
             // The kernel is trusted; a piece outside would be a bug that must not become a read
             // outside.
             let inside = at.checked_add(len.into()).is_some_and(|end| end <= limit);
-            // The bytes were written by another CPU; the reader comes to them later in the batch.
+            // Another CPU wrote the bytes; the reader comes to them later in the batch.
             // NB: a frame does not begin with a cache line, and 60 bytes lie in two.
             self.umem.region().prefetch(first + at);
             let ahead = u64::from(len.clamp(1, LINE_BYTES + 1) - 1);
@@ -270,7 +270,7 @@ impl Socket {
     }
 
     /// Gives the taken chunks back to the kernel, or as many that were kept so far, and wakes the
-    /// driver if it sleeps for want of them.
+    /// driver if it sleeps because it has none.
     pub fn refill(&mut self) {
         if self.taken.is_empty() {
             return;
@@ -287,7 +287,7 @@ impl Socket {
         }
     }
 
-    /// Has the driver look for frames now: busy polling, or waking it.
+    /// Makes the driver look for frames now: by busy polling, or by waking it.
     pub fn poll_driver(&self) {
         // What comes is in the ring, and errors come again with `take_error`.
         let _ = rustix::net::recv(&self.fd, &mut [0_u8; 0], RecvFlags::DONTWAIT);
@@ -324,7 +324,7 @@ impl Socket {
     /// has them all, or says that it cannot now: then the rest goes with the next flush.
     ///
     /// NB: a published index is moved back only where the kernel cannot have looked at it. It keeps a
-    /// copy (`cached_prod`); behind a ring that ends before its copy it takes every old entry for new,
+    /// copy (`cached_prod`); if a ring ends before its copy it takes every old entry for new,
     /// and sends them for ever.
     pub fn flush(&mut self, copy_mode: bool) -> Unsent {
         let before = self.tx.published();

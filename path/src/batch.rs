@@ -2,7 +2,7 @@
 
 use vnplug_frame::Frame;
 
-/// Which ports a program holds as one, of one owner: none is shown what another of them sends.
+/// Ports of one owner that a program declared to belong together: none is shown what another sends.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Handle {
     /// The port.
@@ -14,7 +14,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Whether both are held as one.
+    /// Whether both belong together.
     fn holds(&self, other: &Self) -> bool {
         self.port == other.port
             || self.number != 0 && self.number == other.number && self.owner == other.owner
@@ -36,12 +36,12 @@ pub struct BatchInfo<'a> {
     pub queue: u16,
     /// Monotonic clock, microseconds.
     pub now_us: u64,
-    /// The ports of who sent it, if a port did.
+    /// The ports of the sender, if a port sent it.
     pub sender: Option<&'a Handle>,
 }
 
 impl BatchInfo<'_> {
-    /// Whether the program that holds this port sent it.
+    /// Whether this port's program sent it.
     #[inline]
     pub fn is_own(&self, port: &Handle) -> bool {
         self.sender.is_some_and(|sender| sender.holds(port))

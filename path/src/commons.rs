@@ -1,8 +1,8 @@
 //! The arena of a group, as the queue's thread sees it: what its members have in common.
 //!
 //! A frame is copied into the arena when the first member of a batch wants it; the others get
-//! descriptors of the same copy. Where the source lends the memory that its frames were received
-//! into, nothing is copied: the frame gets a record's header where it lies, and the commons are those
+//! descriptors of the same copy. If the source lends the memory into which it received its frames,
+//! nothing is copied: the frame gets a record's header where it lies, and the commons are those
 //! of all groups of the source. Each member's [`Port`](crate::port::Port) holds the commons, and with the
 //! last of them they are gone. The lock is taken once per member and batch, by one thread, so it is
 //! never waited for: it is here because ports travel between threads when they are attached.
@@ -35,7 +35,7 @@ struct Inner {
     began: u64,
     /// The batch that `placed` is about: its first frame's number, and how many it has.
     batch: (u64, usize),
-    /// Where its frames lie, if somebody wanted them.
+    /// Where its frames lie, if a member wanted them.
     placed: Vec<Option<Placed>>,
 }
 
@@ -57,7 +57,7 @@ impl Records {
         }
     }
 
-    /// Half a turn: whoever is rung then has the other half.
+    /// Half a turn: a reader that is rung then has the other half.
     fn most(&self) -> u64 {
         let turn = match self {
             Self::Copies(arena) => arena.geometry().capacity,
@@ -104,7 +104,7 @@ impl Commons {
         }
     }
 
-    /// Where the arena is. It only ever grows, and is told by the queue's thread.
+    /// Where the arena is. It only grows; the queue's thread sets it.
     #[inline]
     pub(crate) fn at(&self) -> u64 {
         self.at.load(Ordering::Relaxed)
@@ -130,7 +130,7 @@ impl Commons {
         self.copies.load(Ordering::Relaxed)
     }
 
-    /// Nobody is to believe what lies in the arena any more: its memory goes.
+    /// Invalidates everything in the arena: its memory goes away.
     pub fn retire(&self) {
         match &mut self.lock().records {
             Records::Copies(arena) => arena.retire(),
@@ -138,8 +138,8 @@ impl Commons {
         }
     }
 
-    /// The source has handed out a batch of lent frames that lay in so many buffers, and is about to
-    /// give as many of the oldest ones away.
+    /// The source has handed out a batch of lent frames from this many buffers, and is about to
+    /// give away as many of the oldest ones.
     pub(crate) fn end_turn(&self, taken: u64) {
         if let Records::Lent(buffers) = &mut self.lock().records {
             buffers.turn(taken);
@@ -163,7 +163,7 @@ impl Commons {
         }
     }
 
-    /// What a panic in a member's turn left behind is sound: a frame is placed or it is not.
+    /// The state after a panic in a member's turn is sound: a frame is placed or it is not.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,14 +1,14 @@
-//! What of all that is known on a way is looked for.
+//! Chooses the field by which an index finds a path of a program.
 
 use super::known::{Fact, Known, Range};
 use super::{Base, Key};
 use crate::field::{Field, MAX_PARTS, Part};
 
-/// What few frames have in common has so many bits at least.
+/// A value that few frames share has at least this many bits.
 const MIN_BITS: u32 = 8;
 
-/// The key of a way on which this is known of frames of at least `reached` bytes, and the facts that
-/// the key says.
+/// The key of a path with these facts about frames of at least `reached` bytes, and the facts that
+/// the key implies.
 ///
 /// In this order: a value that few frames have; a range that is at most half of all values; the
 /// protocol and the like; the Ethertype.
@@ -43,7 +43,7 @@ pub(super) fn key(known: &Known, reached: u32) -> Option<(Key, Vec<Fact>)> {
     }
 }
 
-/// The bytes that were compared, in order, with all that is known of each.
+/// The bytes that were compared, in order, with all facts about each.
 fn compared_bytes(facts: &[Fact]) -> Vec<Fact> {
     let mut bytes: Vec<Fact> = facts.iter().copied().filter(|fact| fact.compared).collect();
     bytes.sort_unstable_by_key(|byte| (byte.base, byte.at));
@@ -58,7 +58,7 @@ fn compared_bytes(facts: &[Fact]) -> Vec<Fact> {
     bytes
 }
 
-/// A key for these bytes, and what it says beside its gate.
+/// A key for these bytes, and what it implies besides its gate.
 fn equal(
     gate: Option<u16>,
     mut bytes: Vec<Fact>,
@@ -105,9 +105,9 @@ fn within(gate: Option<u16>, Range { bits, low, high }: Range) -> Key {
     }
 }
 
-/// The range that leaves the smallest part of all values, unless that is more than half of them. One
-/// with both ends comes first: the way of `portrange` to the second port says of the first one, too,
-/// that it is below.
+/// The range that contains the smallest part of all values, unless that is more than half of them.
+/// A range with both ends comes first: the path of `portrange` to the second port also says that
+/// the first one is below.
 fn narrowest(ranges: &[Range]) -> Option<Range> {
     let share = |range: &Range| {
         let left = u64::from(range.high - range.low) + 1;
@@ -125,8 +125,8 @@ fn is_at(byte: &Fact, places: &[u32]) -> bool {
     byte.base == Base::Start && places.contains(&byte.at)
 }
 
-/// Offsets of bytes that most frames agree on: types of tags and of what is in the frame, and in an
-/// IP header the version, what tells of fragments, and the protocol.
+/// Offsets of bytes that most frames share: types of tags and of the payload, and in an IP header
+/// the version, the fragment fields, and the protocol.
 fn common_bytes(whole: impl Fn(u32) -> Option<u16>) -> Vec<u32> {
     let mut at = 12;
     let mut common = vec![at, at + 1];
@@ -152,7 +152,7 @@ fn parts(bytes: &[Fact], reached: u32) -> Vec<(Part, u64)> {
             byte.base == first.base && byte.at == first.at + *nth as u32
         };
         let run = rest.iter().enumerate().take_while(follows).count().min(8);
-        // A load may be longer than the run where the frame is known to be as long.
+        // A load may be longer than the run if the frame is known to be that long.
         let longer = run.next_power_of_two();
         let end = first.at.checked_add(longer as u32);
         let there = first.base == Base::Start && end.is_some_and(|end| end <= reached);

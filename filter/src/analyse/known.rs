@@ -1,10 +1,10 @@
-//! What is known of a frame on one way through a program.
+//! Facts about a frame on one path through a program.
 
 use std::collections::HashSet;
 
 use super::Base;
 
-/// What is known of one byte.
+/// Facts about one byte.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fact {
     pub(super) base: Base,
@@ -41,18 +41,18 @@ pub(super) enum Test {
     AnyBit,
 }
 
-/// All that is known; it grows along a way and is cut back where the next way begins.
+/// All facts; the list grows along a path and is cut back where the next path begins.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     pub(super) facts: Vec<Fact>,
     /// In the order in which it was learnt, and to be found.
     unequal: Vec<(Bits, u32)>,
     excluded: HashSet<(Bits, u32)>,
-    /// The later ones say all that earlier ones of the same bits say.
+    /// Later facts imply all earlier ones about the same bits.
     pub(super) ranges: Vec<Range>,
 }
 
-/// How much was known somewhere.
+/// The number of facts at some point.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Mark {
     facts: usize,
@@ -60,11 +60,11 @@ pub(super) struct Mark {
     ranges: usize,
 }
 
-/// The most values that bits are known not to have, and the most ranges; no more are noted.
+/// The most excluded values, and the most ranges; further ones are not noted.
 const MAX_NOTED: usize = 512;
 
 impl Known {
-    /// How much there is to look through.
+    /// The number of facts to search.
     pub(super) fn size(&self) -> usize {
         self.facts.len() + self.ranges.len()
     }
@@ -85,7 +85,7 @@ impl Known {
         self.ranges.truncate(mark.ranges);
     }
 
-    /// Notes that a test came out so; false if it cannot.
+    /// Notes the result of a test; false if that is impossible.
     pub(super) fn assume(&mut self, bits: Bits, test: Test, k: u32, holds: bool) -> bool {
         match (test, holds) {
             (Test::Equal, true) => !self.excluded.contains(&(bits, k)) && self.learn(bits, k, true),
@@ -119,7 +119,7 @@ impl Known {
         }
     }
 
-    /// Notes that some bits are in a range; false if they cannot.
+    /// Notes that some bits are in a range; false if that is impossible.
     fn narrow(&mut self, bits: Bits, low: u32, high: u32) -> bool {
         let before = self.ranges.iter().rfind(|range| range.bits == bits);
         let (least, most) = before.map_or((0, bits.most()), |range| (range.low, range.high));
@@ -133,7 +133,7 @@ impl Known {
         true
     }
 
-    /// Notes that some bits have a value; false if they cannot.
+    /// Notes that some bits have a value; false if that is impossible.
     fn learn(&mut self, bits: Bits, value: u32, compared: bool) -> bool {
         let Some(word) = value.checked_shl(bits.shift) else {
             return value == 0;

@@ -1,22 +1,22 @@
 //! What a frame must have for a program to accept it.
 //!
-//! [`analyse`] walks every way through a program, with symbols in place of the frame: a register is
-//! a constant, some bits of the frame, or unknown. Each way to an accepting return collects what its
-//! comparisons say of single bytes. A way that contradicts itself does not exist. From each of the
-//! others one [`Key`] is taken: a field of the frame and the value that it must have. So
+//! [`analyse`] walks every path through a program, with symbols instead of the frame: a register is
+//! a constant, some bits of the frame, or unknown. Each path to an accepting return collects what
+//! its comparisons say about single bytes. A path that contradicts itself does not exist. Each of
+//! the others gives one [`Key`]: a field of the frame and the value that it must have. So
 //!
 //! > the program accepts a frame ⇒ one of the keys holds on the frame
 //!
 //! and a frame on which none holds need not be judged. Nothing else follows from a key, unless it
-//! is `sure`: then walking again, with only the key's bytes known, comes to no rejecting return and
-//! to no load beyond them, and the program accepts whatever the key holds on.
+//! is `sure`: then a second walk, with only the key's bytes known, reaches no rejecting return and
+//! no load beyond them, and the program accepts every frame on which the key holds.
 //!
-//! A key is a value that few frames have, if a way asks for one: addresses, ports, labels; or else the
-//! range that it asks for (`portrange 1-9`); or else what many frames have (`tcp`, `arp`). In a key with
-//! a rare value bytes that most frames agree on (protocol, fragment offset) are left out, and the
-//! Ethertype is the field's gate: fewer fields are asked then. A program with a way that asks for
-//! nothing of the kind (`not host A`, `greater 500`), with a loop or with too many ways has no keys and
-//! is judged on every frame.
+//! If a path tests a value that few frames have (addresses, ports, labels), that is its key; else a
+//! range that it tests (`portrange 1-9`); else a value that many frames have (`tcp`, `arp`). A key
+//! with a rare value leaves out bytes that most frames share (protocol, fragment offset), and the
+//! Ethertype is the field's gate, so that fewer fields are looked up. A program with a path that
+//! tests nothing of the kind (`not host A`, `greater 500`), with a loop or with too many paths has
+//! no keys and is run on every frame.
 
 mod key;
 mod known;
@@ -61,12 +61,12 @@ pub enum Base {
     Header(u32),
 }
 
-/// The most instructions that all ways of a program may have together.
+/// The most instructions that all paths of a program may have together.
 const MAX_STEPS: usize = 20_000;
-/// The same when a key is looked at for being sure, and for all keys together.
+/// The same for the check whether a key is sure, for all keys together.
 const MAX_SURE_STEPS: usize = 1_000;
 const MAX_ALL_SURE_STEPS: usize = 150_000;
-/// Steps that finding the key of a way counts as.
+/// Steps that finding the key of a path counts as.
 const KEY_STEPS: usize = 16;
 /// A program with more keys is judged on every frame.
 pub(super) const MAX_KEYS: usize = 512;
@@ -114,8 +114,8 @@ pub(super) fn analyse(program: &Program) -> Analysis {
     Analysis::If(keys)
 }
 
-/// Whether a program accepts every frame that has these bytes in this field; takes its steps from what
-/// is left of them.
+/// Whether a program accepts every frame that has these bytes in this field; uses up steps that are
+/// left.
 fn accepts_all_with(
     list: &[Instruction],
     field: &Field,

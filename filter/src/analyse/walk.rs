@@ -1,13 +1,13 @@
-//! All ways through a program, one after the other, with symbols in place of the frame.
+//! All paths through a program, one after the other, with symbols instead of the frame.
 
 use super::Base;
 use super::known::{Bits, Fact, Known, Mark, Test};
 use crate::field::Field;
 use crate::program::{Instruction, SCRATCH_WORDS, code};
 
-/// The most facts about single bytes on one way.
+/// The most facts about single bytes on one path.
 const MAX_FACTS: usize = 256;
-/// A step looks through all of them; with more than so many it counts as several.
+/// A step searches all of them; with more than this number it counts as several.
 const FACTS_PER_STEP: usize = 16;
 
 /// What is in a register.
@@ -26,7 +26,7 @@ struct State {
     a: Symbol,
     x: Symbol,
     scratch: [Symbol; SCRATCH_WORDS as usize],
-    /// The frame has so many bytes at least.
+    /// The frame has at least this many bytes.
     reached: u32,
     /// Every load so far was within bytes that are known to be there.
     certain: bool,
@@ -44,20 +44,20 @@ pub(super) enum End {
     TooLong,
 }
 
-/// All ways through a program, one after the other.
+/// All paths through a program, one after the other.
 pub(super) struct Walk<'a> {
     list: &'a [Instruction],
     forks: Vec<Fork>,
-    /// What is known on the way that ended last.
+    /// The facts on the path that ended last.
     pub(super) known: Known,
-    /// Frames that go it have so many bytes at least.
+    /// Frames on that path have at least this many bytes.
     pub(super) reached: u32,
     pub(super) steps_left: usize,
     frames_may_be_short: bool,
 }
 
 impl<'a> Walk<'a> {
-    /// For any frame, in at most so many steps.
+    /// For any frame, in at most this many steps.
     pub(super) fn new(list: &'a [Instruction], steps: usize) -> Self {
         let state = State {
             pc: 0,
@@ -105,7 +105,7 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// Follows the next way to its end.
+    /// Follows the next path to its end.
     pub(super) fn next_end(&mut self) -> Option<End> {
         while let Some(fork) = self.forks.pop() {
             self.known.cut_back(fork.known);
@@ -120,14 +120,14 @@ impl<'a> Walk<'a> {
         None
     }
 
-    /// Takes so many steps from those that are left; false if there are not as many.
+    /// Uses up this many steps; false if fewer are left.
     pub(super) fn charge(&mut self, steps: usize) -> bool {
         let left = self.steps_left.checked_sub(steps);
         self.steps_left = left.unwrap_or(0);
         left.is_some()
     }
 
-    /// Goes on until a return; `None` if this way does not exist.
+    /// Goes on until a return; `None` if this path does not exist.
     fn follow(&mut self, mut s: State) -> Option<End> {
         loop {
             let cost = 1 + self.known.size() / FACTS_PER_STEP;

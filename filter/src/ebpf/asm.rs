@@ -18,7 +18,7 @@ pub(super) const R6: Reg = Reg(6);
 pub(super) const R7: Reg = Reg(7);
 pub(super) const R8: Reg = Reg(8);
 pub(super) const R9: Reg = Reg(9);
-/// Points behind the stack, which is read-only itself.
+/// Points past the end of the stack; read-only.
 pub(super) const FP: Reg = Reg(10);
 
 /// Arithmetic, by its number in the instruction set.
@@ -90,7 +90,7 @@ pub(super) enum Operand {
     X(Reg),
 }
 
-/// A place to jump to, which [`Asm::bind`] says where it is.
+/// A jump target; [`Asm::bind`] says where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Label(usize);
 
@@ -120,7 +120,7 @@ impl Asm {
         self.places[label.0] = Some(self.code.len());
     }
 
-    /// Whatever leads to `from`, which is not bound, leads to `to` instead.
+    /// Jumps to `from`, which is not bound, go to `to` instead.
     pub(super) fn lead(&mut self, from: Label, to: Label) {
         for (_, label) in &mut self.jumps {
             if *label == from {

@@ -1,5 +1,5 @@
-//! Filters for the kernel: classic programs as eBPF, so that a frame that nobody wants is dropped
-//! where it arrives.
+//! Filters for the kernel: classic programs as eBPF, so that the kernel drops a frame that nobody
+//! wants on arrival.
 //!
 //! ```text
 //! Program (verified, no loop) -> fragment -> verdict: accept or reject, as Program::run says
@@ -9,15 +9,15 @@
 //! - A fragment gives the verdict of [`Program::run`] on the bytes that the program sees: scratch
 //!   memory is zero, a load beyond the end or a division by zero rejects, shifts of 32 and more give
 //!   zero. A root test runs both on thousands of pairs (`filter/tests/ebpf.rs`).
-//! - Where the kernel's packet is not the one that the judge will see (a VLAN tag beside it, bytes
+//! - If the kernel's packet is not the one that the judge will see (a VLAN tag beside it, bytes
 //!   that a snaplen cuts off), a frame that the judge would accept is accepted. A longer packet
-//!   never makes a verdict stricter: the run is the same up to the load that the shorter one has
-//!   not, and that load rejects.
-//! - Programs that loop are not translated: what they stand beside is all that limits a port.
+//!   never makes a verdict stricter: the run is the same up to the load that the shorter one does
+//!   not have, and that load rejects.
+//! - Programs that loop are not translated: only the port's other program limits it then.
 //!
-//! Filters come from guests. What guards the kernel is its own verifier; what guards the daemon is
-//! that this translation has no state, no recursion and at most a few dozen eBPF instructions per
-//! classic one.
+//! Filters come from guests. The kernel's own verifier protects the kernel. The daemon is protected
+//! because this translation has no state, no recursion and at most a few dozen eBPF instructions
+//! per classic one.
 
 mod asm;
 mod socket;
@@ -120,7 +120,7 @@ pub struct SocketShape {
     pub snaplen: u32,
 }
 
-/// A socket filter that lets through what somebody wants, and counts the rest.
+/// A socket filter that passes frames that some port wants, and counts the rest.
 ///
 /// # Errors
 /// [`Untranslatable`].
@@ -159,8 +159,8 @@ pub fn socket_filter(
 
 /// The verdict of all filters together, for an XDP program.
 ///
-/// On entry R1 is the context (`struct xdp_md *`). Execution leaves behind the last instruction with
-/// R0 = 1 if somebody wants the frame, else 0, and R6 = the context. R1 to R9 and the 96
+/// On entry R1 is the context (`struct xdp_md *`). Execution leaves after the last instruction with
+/// R0 = 1 if some port wants the frame, else 0, and R6 = the context. R1 to R9 and the 96
 /// bytes below the frame pointer are used. Filters that ask for the length, load at variable
 /// offsets or beyond 16 KiB, and `frags` (frames of several buffers), need Linux ≥ 5.18.
 ///
@@ -184,8 +184,8 @@ pub fn xdp_verdict(wants: &[Wanted], frags: bool) -> Result<Vec<Insn>, Untransla
     asm.finish().map_err(|_| Untranslatable::TooLong)
 }
 
-/// One fragment after the other; execution goes on behind them if all reject. False: that cannot
-/// be, as somebody wants everything.
+/// One fragment after the other; execution goes on after them if all reject. False: that cannot
+/// happen, because some port wants everything.
 fn fragments(
     asm: &mut Asm,
     wants: &[Wanted],
@@ -252,7 +252,7 @@ impl KernelJudge {
     /// As a socket filter.
     ///
     /// # Errors
-    /// A text: it cannot be translated, or the kernel does not take it.
+    /// A text: it cannot be translated, or the kernel does not accept it.
     pub fn socket(wants: &[Wanted]) -> Result<Self, String> {
         let counter = Counter::create("vnplug_judge").map_err(|error| error.to_string())?;
         let shape = SocketShape {

@@ -5,7 +5,7 @@
 //! is then a comparison and a load. Variable loads and late ones are a helper call each.
 //!
 //! A VLAN tag that the kernel took out of the bytes is put where the daemon's judge will see it:
-//! the copy on the stack has it in place, its length counts it, and variable offsets behind it are
+//! the copy on the stack has it in place, its length counts it, and variable offsets after it are
 //! four bytes less in the kernel's packet. A load that would touch the tag at a variable offset
 //! accepts the frame, and the judge decides.
 
@@ -18,7 +18,7 @@ use Operand::{K, X};
 /// R8: bytes of a VLAN tag beside the packet, 0 or 4; R9: the context.
 ///
 /// NB: the length is asked of the context for every load. Kept in a register, the verifier follows
-/// its range through every filter behind it: 64 filters took it a second instead of some
+/// its range through every later filter: 64 filters took it a second instead of some
 /// milliseconds.
 #[derive(Debug)]
 pub(super) struct Skb {
@@ -90,7 +90,7 @@ impl Skb {
     }
 
     /// Where byte `offset` of the packet is on the stack. Two bytes above a multiple of four:
-    /// what is behind the Ethernet header is then aligned, and the stack must be read so.
+    /// the bytes after the Ethernet header are then aligned, as reads of the stack must be.
     fn at(&self, offset: u32) -> i16 {
         self.bottom() + 2 + offset as i16
     }

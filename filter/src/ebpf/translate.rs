@@ -13,8 +13,8 @@
 //!       -80 .. -208   the packet's first bytes (socket filters)
 //! ```
 //!
-//! Every conditional jump stays conditional even where its outcome is plain (an offset beyond every
-//! packet): the kernel refuses code that no edge reaches, and removes what no run reaches.
+//! Every conditional jump stays conditional even if its outcome is certain (an offset beyond every
+//! packet): the kernel refuses code that no edge reaches, and removes code that no run reaches.
 
 use super::asm::{Alu, Asm, Cond, FP, Label, Operand, R1, R2, R6, R7, Reg, Size};
 use crate::program::code;
@@ -31,10 +31,10 @@ pub(super) const SLOTS: i16 = -(SCRATCH_BYTES as i16);
 
 const SCRATCH_BYTES: u32 = 64;
 
-/// How a fragment reaches the packet; the kinds of programs differ in nothing else.
+/// How a fragment reaches the packet; the kinds of programs differ only in this.
 pub(super) trait Reach {
     /// Loads `size` bytes at `offset` into `dst`, in host byte order; jumps to `reject` if the
-    /// packet has them not.
+    /// packet does not have them.
     fn fixed(&self, asm: &mut Asm, size: Size, dst: Reg, offset: u32, labels: &Labels);
 
     /// The same at the offset that R2 holds, of up to 33 bits.
@@ -49,7 +49,7 @@ pub(super) trait Reach {
 pub(super) struct Labels {
     /// The program wants the frame.
     pub(super) accept: Label,
-    /// What it wants cannot be told here.
+    /// This cannot be decided here.
     pub(super) unsure: Label,
     /// The program does not want it.
     pub(super) reject: Label,
@@ -140,7 +140,7 @@ fn word(k: u32) -> i16 {
     SLOTS + (k * 4) as i16
 }
 
-/// Appends one instruction; `after[n]` is the label of the one behind the `n` next.
+/// Appends one instruction; `after[n]` is the label of the one after the `n` next.
 fn one(asm: &mut Asm, i: Instruction, after: &[Label], reach: &impl Reach, labels: &Labels) {
     let k = i.k;
     match i.code {

@@ -1,7 +1,7 @@
 //! The packet as an XDP program sees it: bytes in memory.
 //!
-//! What a driver puts into further buffers (frames longer than a page) is reached by a helper; a
-//! program for frames of one buffer needs it for variable loads alone. Nothing here needs more than
+//! A helper reads what a driver puts into further buffers (frames longer than a page); a program
+//! for frames of one buffer needs it only for variable loads. Nothing here needs more than
 //! `CAP_BPF` and `CAP_NET_ADMIN`: pointers are neither subtracted nor moved by variables.
 
 use super::asm::{Alu, Asm, Cond, FP, Operand, R0, R1, R2, R3, R4, R9, Reg, Size};
@@ -11,8 +11,8 @@ use Operand::{K, X};
 
 /// R9: the context.
 ///
-/// NB: where the packet lies is asked of the context for every load, as the verifier follows what
-/// is known of a pointer through every filter behind it.
+/// NB: every load asks the context where the packet lies, because the verifier follows what is
+/// known about a pointer through every later filter.
 #[derive(Debug)]
 pub(super) struct Xdp {
     /// Frames may have several buffers.

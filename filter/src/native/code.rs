@@ -52,7 +52,7 @@ impl Native {
         }
     }
 
-    /// Has the code in the processor's caches soon.
+    /// Prefetches the code into the processor's caches.
     #[inline(always)]
     pub(crate) fn prefetch(&self) {
         let at = self.entry as *const u8;
@@ -69,15 +69,16 @@ impl Native {
     }
 }
 
-/// Where `len` bytes of functions end if another is placed behind them.
+/// Where `len` bytes of functions end if another follows them.
 pub(super) fn end_of(len: usize, function: &Translated) -> usize {
     len.next_multiple_of(ALIGNMENT) + function.bytes().len()
 }
 
-/// Places functions together in fresh pages; `shares` are what each takes of somebody's budget.
+/// Places functions together in fresh pages; `shares` are the parts that they take of their owners'
+/// budgets.
 ///
 /// # Errors
-/// The system's; nothing is left behind.
+/// The system's; nothing remains allocated.
 pub(super) fn place(
     functions: &[Translated],
     shares: Vec<Held>,
@@ -104,7 +105,7 @@ pub(super) fn place(
         .collect())
 }
 
-/// The functions one behind the other, and where each begins.
+/// The functions one after the other, and where each begins.
 fn join(functions: &[Translated]) -> (Vec<u8>, Vec<usize>) {
     let mut joined = Vec::new();
     let offsets = functions.iter().map(|function| {

@@ -11,7 +11,7 @@
 //!
 //! # What a guest's program could do
 //!
-//! - *Read beyond the frame on a mispredicted branch* (Spectre v1): behind each check the frame's
+//! - *Read beyond the frame on a mispredicted branch* (Spectre v1): after each check the frame's
 //!   address is replaced by 0 if the check fails, by a conditional move, which is not predicted.
 //!   Every later load of that way depends on it. Address 0 and 8 GiB after it hold nothing.
 //! - *Place instructions of its choice in executable memory* by its constants: every constant of
@@ -33,7 +33,7 @@ pub(super) struct Emitter<'a> {
     needs: Vec<Reach>,
     /// The block that begins at an instruction, and what is known of the frame there.
     blocks: Vec<Option<(Block, Reach)>>,
-    /// What is known of the frame here; `None` where nothing leads.
+    /// Facts about the frame here; `None` if nothing leads here.
     known: Option<Reach>,
     reject: Block,
     len: Value,
@@ -99,7 +99,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Ends the function behind the last instruction.
+    /// Ends the function after the last instruction.
     pub(super) fn end(mut self, target: TargetFrontendConfig) {
         self.b.switch_to_block(self.reject);
         self.b.seal_block(self.reject);
@@ -114,7 +114,7 @@ impl<'a> Emitter<'a> {
                 self.edge(at);
                 self.b.ins().jump(block, &[]);
             }
-            // Whatever leads here lies before it, so it is known by now.
+            // All jumps to here lie before it, so the facts are known by now.
             let (_, known) = self.blocks[at].unwrap_or((block, Reach::NEVER));
             self.known = (known != Reach::NEVER).then_some(known);
             if self.known.is_some() {

@@ -13,13 +13,13 @@
 //! - [`workshop`]: equal programs share one function; limits; a panic costs one program its speed.
 //!
 //! A program that is not translated gives the same verdicts, only slower, so nothing here is an
-//! error for a reader. That is how it stays on other processors than x86-64, where executable
-//! memory is forbidden, beyond the bytes that the operator gives, and for programs that loop
-//! (`protochain`), whose steps are metered.
+//! error for a reader. Programs stay interpreted on other processors than x86-64, where
+//! executable memory is forbidden, beyond the bytes that the operator allows, and if they loop
+//! (`protochain`), because their steps are metered.
 //!
-//! Translating takes 0.1 to 1 ms for what people write. The time grows with the length and not
-//! faster: the hardest of the longest programs (4,096 instructions) take 0.2 s, so that is the most
-//! by which one owner can delay another's program in each turn.
+//! Translating takes 0.1 to 1 ms for what people write. The time grows linearly with the length:
+//! the hardest of the longest programs (4,096 instructions) take 0.2 s, so that is the most by
+//! which one owner can delay another's program in each turn.
 
 mod budget;
 mod code;
@@ -71,7 +71,7 @@ struct Shared {
     counters: Arc<Counters>,
 }
 
-/// What became of programs.
+/// The fates of programs.
 #[derive(Debug, Default)]
 struct Counters {
     /// Programs that run natively now.
@@ -92,7 +92,7 @@ impl Jit {
 
     /// Starts the thread; all native code together may take `limit_bytes`, one owner's a fourth.
     ///
-    /// Where this processor or the system has no use for it, this says so in the log and is
+    /// If this processor or the system cannot use it, this says so in the log and is
     /// [`off`](Self::off).
     pub fn start(limit_bytes: u64) -> Self {
         let shared = Arc::new(Shared::default());
@@ -115,7 +115,7 @@ impl Jit {
         }
     }
 
-    /// Has a program translated when its owner's turn comes; does not wait.
+    /// Queues a program for translation in its owner's turn; does not wait.
     pub fn submit(&self, owner: &str, program: &Program) {
         let Some(Handle(shared)) = self.0.as_deref() else {
             return;
@@ -209,7 +209,7 @@ fn next(shared: &Shared, deadline: Option<Instant>) -> Option<Wanted> {
         }
         let longest = match deadline {
             Some(deadline) => Some(deadline - now),
-            // Somebody rests.
+            // An owner rests.
             None if queue.len() > 0 => Some(LOOK_AGAIN),
             None => None,
         };
@@ -249,7 +249,7 @@ const BATCH_BYTES: usize = 128 << 10;
 /// Cranelift recurses; address space only.
 const STACK_BYTES: usize = 16 << 20;
 
-/// Niceness: behind the threads of queues, but no starvation, as native filters make those faster.
+/// Niceness: after the threads of queues, but not starved, as native filters make those faster.
 const LOW_PRIORITY: i32 = 10;
 
 /// Gives programs native code at once, as the thread would in time: for tests that compare verdicts.

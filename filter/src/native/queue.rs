@@ -1,6 +1,6 @@
 //! Programs that wait to be translated: owners take turns, one program each.
 //!
-//! Whoever had a costly one translated rests for nine times as long, so that no owner keeps a
+//! After a costly program its owner rests for nine times as long, so that no owner keeps a
 //! processor busy by sending hard programs one after the other.
 
 use std::collections::{HashMap, VecDeque};
@@ -116,7 +116,7 @@ pub(super) const MAX_WAITING: usize = 16_384;
 /// What people write takes less.
 const CHEAP: Duration = Duration::from_millis(10);
 
-/// So many times as long as it took.
+/// An owner rests this many times as long as its program took.
 const REST: u32 = 9;
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 //!
 //! A frame too short for *any* load on the way is rejected, so the first load may check for all
 //! that must follow before the frame can be accepted. [`needs`] finds, walking backwards, how long
-//! a frame must be at each instruction for acceptance to be possible at all. A way that ends in
-//! `ret 0` asks for nothing, because being rejected early is the same there. The same is done for
-//! loads behind X, until X changes.
+//! a frame must be at each instruction for acceptance to be possible at all. A path that ends in
+//! `ret 0` requires nothing, because rejecting early is the same there. The same is done for loads
+//! at offsets from X, until X changes.
 
 use crate::program::{Instruction, code};
 

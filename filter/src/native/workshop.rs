@@ -77,7 +77,7 @@ impl Workshop {
         }
         let key = random();
         let translator = AssertUnwindSafe(&mut self.translator);
-        // The program stays as good as it was; whoever sent it learns nothing.
+        // The program stays as good as it was; its sender learns nothing.
         let done = catch_unwind(move || {
             let AssertUnwindSafe(translator) = { translator };
             translator

@@ -1,4 +1,4 @@
-//! Giving up power, in two stages, before hostile text meets C code.
+//! Gives up privileges, in two stages, before hostile text meets C code.
 //!
 //! 1. [`enter_service`], once per process, right after exec. **Should**: keep stdin, stdout and
 //!    the right to fork. **Mustn't**: hold other descriptors, any capability, root's files, or a
@@ -22,7 +22,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::code;
 
-/// What a confined job may use up.
+/// The limits of a confined job.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     /// Processor time; the job is killed by SIGPROF.
@@ -40,7 +40,7 @@ pub(crate) struct Limits {
 /// must not open any (service and host names do not resolve then, numbers do).
 ///
 /// # Errors
-/// The system's, when power cannot be given up; the process must then end.
+/// The system's, when privileges cannot be given up; the process must then end.
 pub(crate) fn enter_service() -> io::Result<bool> {
     single_threaded()?;
     // SAFETY: the process has just been executed and single-threaded, so nothing in it owns a

@@ -72,7 +72,7 @@ impl Drop for Executable {
 /// The machines that have native filters have pages of 4 KiB.
 const PAGE_BYTES: usize = 4096;
 
-/// What stops whoever jumps to where no function is.
+/// Stops a jump to where no function is.
 const INT3: u8 = 0xcc;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! What filters ask of Linux: a process without power, memory that runs, processors that guess.
+//! What filters ask of Linux: a process without privileges, executable memory, and loads that are
+//! safe under speculation.
 
 pub(crate) mod confine;
 pub(crate) mod executable;

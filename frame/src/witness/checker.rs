@@ -53,7 +53,7 @@ pub struct Report {
     pub duplicates: u64,
     /// Frames received after one with a higher sequence (duplicates not counted).
     pub reordered: u64,
-    /// Frames too far behind to be told new from duplicate, and duplicates of forgotten ones.
+    /// Frames too late to be told new from duplicate, and duplicates of forgotten ones.
     pub unjudged: u64,
     /// Frames that are not within the range given to [`Checker::expect`].
     pub unexpected: u64,

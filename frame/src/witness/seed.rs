@@ -1,9 +1,9 @@
-//! Seeds of tests that throw dice.
+//! Seeds of randomized tests.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// The seed of a test in this run, never 0: another one each time, or that of `VNPLUG_SEED`. It is
-/// printed, so that a run that failed can be repeated.
+/// The seed of a test in this run, never 0: a new one each time, or that of `VNPLUG_SEED`. It is
+/// printed, so that a failed run can be repeated.
 ///
 /// # Panics
 /// If `VNPLUG_SEED` is no number.

@@ -31,7 +31,7 @@ pub enum Inserted {
     New,
     /// It was there already.
     Known,
-    /// It is below the floor: nobody knows any more.
+    /// It is below the floor: unknown.
     Forgotten,
 }
 

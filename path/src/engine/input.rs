@@ -23,7 +23,7 @@ pub(super) struct Input {
     queue: Box<dyn Queue>,
     fanout: Fanout,
     senders: Senders,
-    /// Senders that are to go when they have sent their last.
+    /// Senders to detach when their queue is empty.
     leaving: Vec<Leaving>,
     inbox: Receiver<Command>,
     bell: Bell,
@@ -44,7 +44,7 @@ pub(super) struct Input {
     _alive: Sender<()>,
 }
 
-/// What a turn came to.
+/// The result of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     /// It was told to stop.
@@ -53,7 +53,7 @@ pub(super) enum Turn {
     Busy,
     /// The queue has nothing, but there is other work, or it must not sleep.
     Dry,
-    /// There is nothing to do before something happens.
+    /// There is nothing to do until an event comes.
     Rest,
 }
 
@@ -71,7 +71,7 @@ enum Over {
 }
 
 impl Over {
-    /// What the readers' rings say of it.
+    /// How the readers' rings end.
     fn life(&self) -> Life {
         match self {
             Self::Ended => Life::Ended,
@@ -186,8 +186,9 @@ impl Input {
         self.quarantine(liar);
     }
 
-    /// Has the queue look at its interface, without a sleep. NB: only in its wakes does a queue learn
-    /// that this has gone or is back. A sender that never rests must not keep it from that.
+    /// Makes the queue look at its interface, without a sleep. NB: a queue learns only when it is
+    /// woken that the interface has gone or is back. A sender that never rests must not prevent
+    /// that.
     pub(super) fn look(&mut self) {
         if !self.is_idle() {
             let waker = self.bell.waker.as_fd();
@@ -230,8 +231,8 @@ impl Input {
             return false;
         }
         let fanout = &mut self.fanout;
-        // A panic of the fanout is the source's fault and not that of the sender, as which it would
-        // be taken where it is sent.
+        // A panic of the fanout is the source's fault; caught where frames are sent, it would count
+        // as the sender's.
         let mut went = Ok(());
         let shown: &mut dyn FnMut(&Handle, &[Frame<'_>]) = &mut |sender, frames| {
             let show = || fanout.show(frames, now_us, sender);
@@ -251,8 +252,8 @@ impl Input {
         served.frames > 0 || !self.leaving.is_empty()
     }
 
-    /// Lets those go that have sent their last. Until then they have their turns as ever: whoever
-    /// closes a port does not keep the queue from its frames (R4).
+    /// Detaches senders whose queue is empty. Until then they have their turns as before: closing a
+    /// port does not keep the queue from its frames (R4).
     #[inline]
     fn see_off(&mut self) {
         let senders = &mut self.senders;
@@ -266,14 +267,14 @@ impl Input {
         });
     }
 
-    /// Who lies in one ring is not served in the other.
+    /// A port that lies in one ring is not served in the other.
     fn quarantine(&mut self, liar: Option<(u32, String)>) {
         if let Some((id, why)) = liar {
             self.fanout.quarantine(id, why);
         }
     }
 
-    /// True while nobody wants a packet of a source that waits for somebody.
+    /// True while the source waits for a first reader that is not paused.
     fn holds(&self) -> bool {
         self.options.hold && !self.fanout.ports().any(|port| port.judge.is_enabled())
     }
@@ -368,7 +369,7 @@ impl Input {
 
     fn end(&mut self, over: Over) {
         self.fanout.finish(over.life());
-        // Through a source that has ended can still be sent.
+        // Ports can still send through a source that has ended.
         if matches!(over, Over::Failed(_)) {
             self.senders.finish(over.life());
         }
@@ -386,11 +387,12 @@ impl Input {
         }
     }
 
-    /// Shows that to others, if it is not what they see.
+    /// Shows the state to others, if it has changed.
     #[inline]
     fn show(&mut self) {
         let state = self.state();
-        // NB: not the words: of each there is one in memory, and a second one costs only time.
+        // NB: compares addresses, not words: each word is in memory once, and a false difference
+        // only costs time.
         if !std::ptr::eq(state, self.shown) {
             self.shown = state;
             self.pulse.show(state);

@@ -12,7 +12,7 @@ use crate::source::early::{Seat, Standing};
 use vnplug_filter::ebpf::Wanted;
 use vnplug_os::peer_log;
 
-/// What the queues of a source are to let through.
+/// Which frames the queues of a source must pass.
 #[derive(Debug)]
 pub struct Narrowing {
     /// For which set of ports; an older one is void.
@@ -21,7 +21,7 @@ pub struct Narrowing {
     pub wants: Vec<Wanted>,
     /// The queues.
     pub places: Vec<Place>,
-    /// Where to say what came of it.
+    /// Where to report the result.
     pub standing: Arc<Standing>,
 }
 
@@ -48,7 +48,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The latest of each source; an earlier one that was not begun is over.
+    /// The latest of each source; it replaces an earlier one that was not begun.
     waiting: BTreeMap<usize, Narrowing>,
     closed: bool,
 }
@@ -118,7 +118,7 @@ impl Shared {
     }
 }
 
-/// Makes a filter for each queue and hands it over. Queues that got none let everything through.
+/// Makes a filter for each queue and hands it over. Queues that got none pass everything.
 fn narrow(narrowing: &Narrowing) {
     let generation = narrowing.generation;
     let mut failure = None;

@@ -1,4 +1,4 @@
-//! The thread that serves queues: receive, fan out, and between two batches do as told.
+//! The thread that serves queues: receive, fan out, and execute commands between two batches.
 //!
 //! A thread has one queue, or several in turn. It owns them, their ports and every counter; nobody
 //! else touches them. The control thread speaks to each queue by [`Command`]s and rings its eventfd,
@@ -44,27 +44,26 @@ pub use worker::{Line, ThreadOptions, Worker, WorkerOptions, start};
 
 /// What the control thread asks of a queue's thread.
 pub enum Command {
-    /// Serve this port from the next batch on, and share its cluster anew.
+    /// Serve this port from the next batch on, and redistribute its cluster's shares.
     Attach(Box<Port>, Vec<(u32, Share)>),
-    /// Stop serving a port, whose ring ends with this life, and share its cluster anew. The port is
-    /// handed back: unmapping a large ring takes longer than a queue can wait.
+    /// Stop serving a port, whose ring ends with this life, and redistribute its cluster's shares.
+    /// The port is handed back: unmapping a large ring takes longer than a queue can wait.
     Detach(u32, Life, Vec<(u32, Share)>, Sender<Option<Box<Port>>>),
     /// Judge with this filter from the next batch on. The old one is handed back: the queue's thread
-    /// frees no memory that it need not.
+    /// frees as little memory as possible.
     Filter(u32, Option<Arc<Program>>, Sender<Option<Arc<Program>>>),
-    /// Tune a port so from the next batch on.
+    /// Use this tuning of a port from the next batch on.
     Tune(u32, Tuning, Sender<()>),
-    /// Let everything through to the daemon, from now on and as long as this generation lasts; if
-    /// that fails, its standing says so until it is done.
+    /// Pass everything to the daemon, from now on and as long as this generation lasts; if that
+    /// fails, its standing says so until it is done.
     Widen(u64, Arc<Standing>, Sender<()>),
-    /// Have the kernel drop what this does not let through, if the generation is still this one
-    /// (true).
+    /// Make the kernel drop what this filter rejects, if the generation is still this one (true).
     Narrow(u64, Box<Loaded>, Sender<Result<bool, String>>),
     /// Change a port's rules from the next batch on.
     Rules(u32, Change, Sender<Changed>),
     /// Report the queue's counters and those of these ports.
     Snapshot(Asked, Sender<Snapshot>),
-    /// Send what this port transmits, from now on.
+    /// Send the frames of this port's transmit ring, from now on.
     AttachSender(Box<sender::Sender>),
     /// Stop sending for a port.
     DetachSender(u32, Sender<Option<Box<sender::Sender>>>),
@@ -74,12 +73,12 @@ pub enum Command {
     Stop,
 }
 
-/// Which ports a snapshot is to tell of.
+/// Which ports a snapshot contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
     /// All; takes the queue's thread about a tenth of a microsecond each.
     All,
-    /// Those with these numbers, as far as they are there.
+    /// Those of these numbers that exist.
     These(Vec<u32>),
 }
 
@@ -94,9 +93,9 @@ pub struct Snapshot {
     pub ports: Vec<PortSnapshot>,
     /// Filters of ports that are looked up.
     pub filters: IndexSize,
-    /// What became of the frames of each port that sends through this queue.
+    /// The fates of the frames of each port that sends through this queue.
     pub senders: Vec<(u32, SendCounters)>,
-    /// What became of all frames sent through this queue.
+    /// The fates of all frames sent through this queue.
     pub sends: SendCounters,
     /// How long frames took to a reader and back.
     pub latency: Option<Latency>,
@@ -111,7 +110,7 @@ pub struct Snapshot {
 pub struct PortSnapshot {
     /// The port's number.
     pub id: u32,
-    /// What became of its frames.
+    /// The fates of its frames.
     pub counters: PortCounters,
     /// What the kernel dropped of this queue since the port was attached.
     pub kernel_dropped: u64,
@@ -119,5 +118,5 @@ pub struct PortSnapshot {
     pub quarantined: Option<String>,
 }
 
-/// What a queue is that waits for its first port.
+/// The state of a queue that waits for its first port.
 const WAITING: &str = "waiting";

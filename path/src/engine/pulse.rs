@@ -3,7 +3,7 @@
 //! The thread counts its turns in a word that others read: one store each turn, no system call. While
 //! it sleeps on its queue the number is odd. [`watch`](vnplugd::watch) looks at all pulses now and then.
 //! A thread that is in the middle of a turn, or has a command waiting, and has not moved for a second is
-//! *stalled*: whoever needs it is told so, and nobody waits for it.
+//! *stalled*: requests that need it are refused, and nobody waits for it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ pub struct Pulse {
     turns: Turns,
     /// `turns` when somebody waited for an answer in vain, plus one; 0 = never.
     in_vain: AtomicU64,
-    /// Stalled; what else there is to say is behind the lock.
+    /// Stalled; the details are under the lock.
     stalled: AtomicBool,
     shown: Mutex<Shown>,
     /// The source's name, and the queue.

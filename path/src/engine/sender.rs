@@ -141,7 +141,7 @@ impl Sender {
         let went = self.take(out, budget, shown);
         self.counters.flushed(out.flush(shown));
         self.intake.release();
-        // Once in a turn: whoever frees pages while they are read makes the reader wait.
+        // Once in a turn: a peer that frees pages while they are read makes the reader wait.
         if self.holes.as_ref().is_some_and(Holes::are_there) {
             return Err(SenderLied::Holes);
         }

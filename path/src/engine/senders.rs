@@ -27,11 +27,11 @@ pub(super) struct Senders {
     next: usize,
     /// The thread's own waker and every kick; made with the first kick.
     epoll: Option<OwnedFd>,
-    /// What senders that are gone had counted.
+    /// The counters of senders that are gone.
     departed: SendCounters,
 }
 
-/// What a turn came to.
+/// The result of a turn.
 #[derive(Debug, Default)]
 pub(super) struct Served {
     /// Frames taken.
@@ -56,12 +56,12 @@ impl Senders {
         self.all.push(sender);
     }
 
-    /// What a sender may still send when it is to go: a program may write and end.
+    /// The frames that a closing sender may still send: a program may write and end.
     pub(super) fn last_of(&self, id: u32) -> u64 {
         self.of(id).map_or(0, |at| self.all[at].counters.taken) + LAST
     }
 
-    /// Whether a sender that is to go has sent `last` frames, or all that it wrote.
+    /// Whether a closing sender has sent `last` frames, or all that it wrote.
     pub(super) fn is_done(&mut self, id: u32, last: u64) -> bool {
         self.of(id).is_none_or(|at| {
             let sender = &mut self.all[at];
@@ -101,8 +101,8 @@ impl Senders {
             }
             let at = (self.next + step) % count;
             let sender = &mut self.all[at];
-            // A panic here would be a bug of ours that a sender may have found a way to: it costs
-            // that port and nobody else anything (R10).
+            // A panic here would be a bug of ours that a sender triggers: it costs that port, and
+            // nobody else anything (R10).
             let serve = || sender.serve(out, EACH.min(left), shown);
             let went = catch_unwind(AssertUnwindSafe(serve));
             let why = match went {
@@ -127,8 +127,7 @@ impl Senders {
         served
     }
 
-    /// Asks all to kick. True: somebody has frames already (or has just been quarantined), do not
-    /// sleep.
+    /// Asks all to kick. True: one has frames already (or has just been quarantined), do not sleep.
     pub(super) fn arm(&mut self) -> (bool, Option<(u32, String)>) {
         let mut ready = false;
         for sender in &mut self.all {
@@ -145,8 +144,8 @@ impl Senders {
         self.epoll.as_ref().map_or(waker, AsFd::as_fd)
     }
 
-    /// Empties the sockets that were kicked, after a sleep. Bounded: what more was written is found
-    /// after the next turn. Who sends more than bytes there is quarantined.
+    /// Empties the sockets that were kicked, after a sleep. Bounded: further bytes are found after
+    /// the next turn. A sender of anything but bytes is quarantined.
     pub(super) fn hush(&mut self) -> Option<(u32, String)> {
         let epoll = self.epoll.as_ref()?;
         let mut events = [Event {
@@ -190,12 +189,12 @@ impl Senders {
         }
     }
 
-    /// What became of each present sender's frames.
+    /// The fates of each present sender's frames.
     pub(super) fn counters(&self) -> impl Iterator<Item = (u32, SendCounters)> {
         self.all.iter().map(|sender| (sender.id, sender.counters))
     }
 
-    /// What became of all frames, those of senders that are gone included.
+    /// The fates of all frames, those of senders that are gone included.
     pub(super) fn total(&self) -> SendCounters {
         let mut total = self.departed;
         self.all

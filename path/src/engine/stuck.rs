@@ -27,7 +27,7 @@ struct Trouble {
 }
 
 impl Stuck {
-    /// Of a queue that lets everything through.
+    /// Of a queue that passes everything.
     pub(crate) fn new(queue: u16, name: &str) -> Self {
         Self {
             queue,
@@ -36,7 +36,7 @@ impl Stuck {
         }
     }
 
-    /// Has the kernel let everything through to a queue, now or as soon as it can be done.
+    /// Makes the kernel pass everything to a queue, now or as soon as possible.
     pub(crate) fn widen(&mut self, it: &mut dyn EarlyDrop, standing: &Arc<Standing>, now_us: u64) {
         let pause_us = self
             .trouble
@@ -69,7 +69,7 @@ impl Stuck {
         }
     }
 
-    /// The filter was replaced by one that lets through all that ports want.
+    /// The filter was replaced by one that passes everything that ports want.
     pub(crate) fn over(&mut self) {
         if let Some(trouble) = self.trouble.take() {
             trouble.standing.cured(self.queue);
@@ -92,7 +92,7 @@ mod tests {
     use crate::source::SourceError;
     use crate::source::early::{Loaded, Seat};
 
-    /// A queue whose kernel is short of memory for so many tries.
+    /// A queue whose kernel is short of memory for this many tries.
     struct Short(u32);
 
     impl EarlyDrop for Short {

@@ -44,7 +44,7 @@ pub struct Line {
     pulse: Arc<Pulse>,
 }
 
-/// How a queue is to be served.
+/// How to serve a queue.
 #[derive(Debug, Clone, Default)]
 pub struct WorkerOptions {
     /// `NAME@QUEUE`.
@@ -60,7 +60,7 @@ pub struct WorkerOptions {
     pub busy: bool,
 }
 
-/// How a thread is to run.
+/// How to run a thread.
 #[derive(Debug, Clone, Default)]
 pub struct ThreadOptions {
     /// Its name, of which the system shows at most 15 bytes.
@@ -204,7 +204,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.stop();
         let told = self.told.map_or(Duration::ZERO, |told| told.elapsed());
-        // A thread that hangs in a queue is left behind: the process ends without it.
+        // A thread that hangs in a queue is not joined: the process ends without it.
         let patience = ENDING.saturating_sub(told);
         if let Err(RecvTimeoutError::Timeout) = self.ended.recv_timeout(patience) {
             let name = self.pulse().name();

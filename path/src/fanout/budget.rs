@@ -1,16 +1,16 @@
-//! What the ports of one owner may cost while a source has more frames than its thread can give to
+//! Limits the cost of one owner's ports while a source has more frames than its thread can give to
 //! all ports.
 //!
 //! ```text
-//! source is pressed ──► the cap falls to three quarters of what the dearest owner cost
-//! it is not         ──► the cap rises by a sixteenth, and goes when it has held back nobody for a while
+//! source is pressed ──► the cap falls to three quarters of what the most expensive owner cost
+//! it is not         ──► the cap rises by a sixteenth, and goes when it limited nobody for a while
 //! ```
 //!
 //! As long as the thread keeps up, nothing is counted here and everybody gets everything. Else each
-//! owner's ports have the same cap for each batch: who costs less is not touched, who costs more has
-//! the rest of the batch's ports passed by, and these frames are counted as `dropped_budget`. So the
-//! dearest owner pays first, and an owner of one port never does: the cap has a floor. An owner alone
-//! has no cap, for it takes from nobody.
+//! owner's ports have the same cap for each batch. An owner that costs less is not affected. Of an
+//! owner that costs more, the rest of its ports are skipped in the batch, and these frames count as
+//! `dropped_budget`. So the most expensive owner pays first, and an owner of one port never does:
+//! the cap has a floor. A single owner has no cap, because it takes from nobody.
 //!
 //! Costs are estimates in nanoseconds: of a port, of each frame it judges, of bytes that are copied, of
 //! ringing a reader.
@@ -28,7 +28,7 @@ pub(super) struct Budget {
     spent: Vec<u64>,
     /// What each may cost in a batch; `None`: nothing is counted.
     cap: Option<u64>,
-    /// Batches since somebody was held back.
+    /// Batches since an owner was limited.
     calm: u32,
     /// Where the next batch begins among the ports that get everything: none is always the last.
     turn: usize,
@@ -103,7 +103,7 @@ impl Budget {
         let heaviest = self.spent.iter().copied().max().unwrap_or(0);
         self.cap = match (self.cap, is_pressed) {
             (None, false) => None,
-            // First it is seen what everybody costs.
+            // The first batch measures what everybody costs.
             (None, true) => Some(u64::MAX),
             (Some(cap), true) => Some((cap.min(heaviest) / 4 * 3).max(FLOOR)),
             (Some(_), false) if self.calm >= CALM => None,
@@ -122,7 +122,7 @@ impl Budget {
         self.cap.is_some()
     }
 
-    /// Where to begin among so many ports.
+    /// Where to begin among this many ports.
     pub(super) fn turn(&mut self, ports: usize) -> usize {
         self.turn = self.turn.wrapping_add(1);
         match ports {
@@ -157,16 +157,16 @@ const PORT: u64 = 50;
 const JUDGED: u64 = 4;
 /// each that is copied,
 const COPIED: u64 = 16;
-/// so many bytes of it, for one nanosecond,
+/// bytes of it that cost one nanosecond,
 const BYTES: u64 = 8;
 /// and ringing its reader.
 const RUNG: u64 = 2_000;
-/// What a port may cost that gets a whole batch of full-sized frames, and rings: no owner is held below
-/// that.
+/// The cost of a port that gets a whole batch of full-sized frames, and rings: no owner's cap is
+/// lower.
 const FLOOR: u64 = PORT + 256 * (JUDGED + COPIED + 1514 / BYTES) + RUNG;
-/// After so many batches in which nobody was held back, nothing is counted any more.
+/// After this many batches in which nobody was limited, nothing is counted any more.
 const CALM: u32 = 256;
-/// How far the next batch begins behind the last: prime, so that all ports come to be the first.
+/// How far the next batch begins after the last: prime, so that every port comes first at times.
 const STEP: usize = 61;
 
 #[cfg(test)]

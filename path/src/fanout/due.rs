@@ -1,9 +1,9 @@
-//! Which readers are to be looked at when, though no frame came for them.
+//! When to look at which reader although no frame came for it.
 //!
 //! A reader that waits for its watermark is due at a time. In a group it is also due when the arena,
 //! which waits for nobody, has moved so far that its unread packets will soon be overwritten; the
-//! frames that move it may be those of other members. Nothing of this is touched for each frame: a
-//! reader comes in when it is first seen to wait, and goes when it is rung.
+//! frames that move it may be those of other members. None of this is touched per frame: a reader
+//! is added when it is first seen to wait, and removed when it is rung.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::commons::Commons;
 pub(super) struct Due {
     /// By the clock, in microseconds.
     times: Seats,
-    /// By the place where an arena is; only those that somebody waits on.
+    /// By the place where an arena is; only those that a reader waits on.
     arenas: Vec<(Arc<Commons>, Seats)>,
 }
 
@@ -37,7 +37,7 @@ impl Due {
     }
 
     /// Takes a seat out whose arena has moved too far. Once per batch: one comparison for each arena
-    /// that somebody waits on.
+    /// that a reader waits on.
     #[inline]
     pub(super) fn take_turned(&mut self) -> Option<u32> {
         let turned = |(commons, seats): &mut (Arc<Commons>, Seats)| {

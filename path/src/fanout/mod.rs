@@ -8,9 +8,9 @@
 //! Ports are of two kinds. Those that want every frame, or a share of a cluster's, are *offered*
 //! each batch whole, one after the other: the batch stays in the first cache level, and a ring is
 //! touched once per batch. The others, with a filter or a guard, are *looked up*: their programs
-//! are in an [`Index`], which tells for each batch whose frames it has. A port without any is not
-//! touched; ten thousand of them cost what the lookup costs. What became of the frames that it
-//! never saw is told by running totals, exactly, whenever somebody asks (`seat`).
+//! are in an [`Index`], which finds for each batch whose frames it has. A port without any is not
+//! touched; ten thousand of them cost what the lookup costs. Running totals give the fates of the
+//! frames that it never saw, exactly, at any time (`seat`).
 
 mod budget;
 mod due;
@@ -43,11 +43,11 @@ pub struct Fanout {
     /// Seats of ports that are offered every batch whole.
     whole: Vec<u32>,
     index: Index,
-    /// When which seat's reader is to be rung.
+    /// When to ring which seat's reader.
     due: Due,
     /// What each owner may cost.
     budget: Budget,
-    /// Seats that are to be placed anew after the batch.
+    /// Seats to be placed again after the batch.
     moved: Vec<u32>,
     hashes: Vec<u32>,
     /// Ports that share with nobody, and members of each cluster.
@@ -66,7 +66,7 @@ pub struct FanoutCounters {
     pub bytes: u64,
     /// Frames times subscribers of that moment.
     pub duties: u64,
-    /// What ports that are gone had counted.
+    /// The counters of ports that are gone.
     pub departed: PortCounters,
 }
 
@@ -207,8 +207,9 @@ impl Fanout {
         }
     }
 
-    /// Computes the flow hashes that somebody needs. A panic there would be a bug of ours that a frame
-    /// has found a way to: it costs that frame its hash, which is 0, and nobody anything else (R10).
+    /// Computes the flow hashes that a port needs. A panic there would be a bug of ours that a
+    /// frame triggers: it costs that frame its hash, which is then 0, and nobody anything else
+    /// (R10).
     #[inline]
     fn hash(&mut self, frames: &[Frame<'_>], wanted: &FrameSet) {
         let hashes = &mut self.hashes;
@@ -245,7 +246,7 @@ impl Fanout {
             let seats = self.seats.iter_mut().flatten();
             for seat in seats.filter(|seat| seat.uses(broken)) {
                 seat.port.fail();
-                // It is placed anew after this batch, of which it gets nothing.
+                // It is placed again after this batch, of which it gets nothing.
                 let at = self.by_id.get(&seat.port.id);
                 self.moved.extend(at);
             }
@@ -264,7 +265,7 @@ impl Fanout {
         }
     }
 
-    /// Looks whether a reader that was due is to be rung.
+    /// Rings a reader that was due, if it still is.
     fn look_at(&mut self, at: u32, now_us: u64) {
         if let Some(seat) = &mut self.seats[at as usize] {
             seat.forget_due(at, &mut self.due);
@@ -310,7 +311,7 @@ impl Fanout {
     /// Gives a port another filter; the old one is for the caller to free.
     pub fn set_filter(&mut self, id: u32, filter: Option<Arc<Program>>) -> Option<Arc<Program>> {
         let mut old = None;
-        // Of a port that is not there, the new one is given back.
+        // If the port does not exist, the new one is given back.
         let mut new = Some(filter);
         self.change(id, |port| {
             if let Some(filter) = new.take() {
@@ -358,7 +359,7 @@ impl Fanout {
         self.seats.iter().flatten().map(|seat| &*seat.port)
     }
 
-    /// All ports, with what became of every frame that they were offered.
+    /// All ports, with the fates of all frames that they were offered.
     pub fn accounts(&self) -> impl Iterator<Item = (&Port, PortCounters)> {
         self.seats
             .iter()
@@ -366,7 +367,7 @@ impl Fanout {
             .map(|seat| self.account_of(seat))
     }
 
-    /// One port, with what became of every frame that it was offered.
+    /// One port, with the fates of all frames that it was offered.
     pub fn account(&self, id: u32) -> Option<(&Port, PortCounters)> {
         let at = *self.by_id.get(&id)?;
         self.seats[at as usize]

@@ -1,8 +1,8 @@
-//! A port's place in the fanout, and the accounts of frames that it was never shown.
+//! A port's place in the fanout, and the counters of frames that it was never shown.
 //!
 //! A port that is looked up is handed the frames that its guard and its filter accept and that have
-//! the wanted direction; of these it counts the fate itself. Of all others the fate follows from
-//! running totals, taken when the port took its place and when somebody asks:
+//! the wanted direction; it counts the fates of these itself. The fates of all others follow
+//! from running totals, taken when the port took its place and when the counters are read:
 //!
 //! ```text
 //! offered            = frames since then
@@ -11,8 +11,8 @@
 //! filtered           = of the rest, those that were not handed over
 //! ```
 //!
-//! Of a port that is paused or in quarantine nothing is handed over: what its guard accepted is
-//! `paused`, or `dropped_quarantine`.
+//! A port that is paused or in quarantine gets nothing: what its guard accepted is `paused`, or
+//! `dropped_quarantine`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -40,7 +40,7 @@ pub(super) struct Seat {
 pub(super) enum Place {
     /// Every batch whole.
     Whole,
-    /// What others find out that it wants.
+    /// The frames that the index finds for it.
     Indexed(Indexed),
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Place {
 pub(super) struct Indexed {
     guard: Option<JudgeId>,
     filter: Option<JudgeId>,
-    /// Whose frames it is shown: the filter's, or the guard's and it judges by its filter itself.
+    /// The program whose frames it is shown: the filter, or the guard if it runs its filter itself.
     follows: Option<JudgeId>,
     own_filter: bool,
     /// All frames when it took its place.
@@ -152,8 +152,8 @@ impl Seat {
     /// Offers a batch whole.
     #[inline]
     pub(super) fn offer(&mut self, batch: &BatchInfo<'_>) {
-        // A panic here would be a bug of ours that one reader may have found a way to: it costs that
-        // reader its port and nobody else anything (R10).
+        // A panic here would be a bug of ours that one reader triggers: it costs that reader its
+        // port, and nobody else anything (R10).
         let port = &mut self.port;
         let before = port.counters.offered;
         let offer = || match batch.is_own(&port.handle) {
@@ -165,7 +165,7 @@ impl Seat {
         }
     }
 
-    /// Offers a batch whole, or passes the port by, if its owner has had its part of the batch.
+    /// Offers a batch whole, or skips the port if its owner has used up its part of the batch.
     #[inline(never)]
     pub(super) fn offer_within(&mut self, batch: &BatchInfo<'_>, budget: &mut Budget) {
         if batch.is_own(&self.port.handle) {
@@ -247,7 +247,7 @@ impl Seat {
         }
     }
 
-    /// Notes when the port is due, and whether it is to be placed anew.
+    /// Notes when the port is due, and whether to place it again.
     #[inline]
     pub(super) fn note(&mut self, at: u32, due: &mut Due, moved: &mut Vec<u32>) {
         self.note_due(at, due, self.port.due_us(), self.port.due_at());

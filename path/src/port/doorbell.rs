@@ -1,15 +1,15 @@
 //! How a sleeping reader is woken, without ever blocking the thread that wakes it (R8).
 //!
-//! A process gets one end of a socket pair. What a pipe would cost: a reader holds a pipe's lock while
-//! the kernel copies into its memory, and a page fault there that it answers never (userfaultfd, a
-//! file of a FUSE) stops whoever writes or closes the other end, whatever `O_NONBLOCK` says. A
-//! socket's sender takes no lock that a reader holds over a fault. An eventfd is one file for both
-//! sides: flags and the last reference are shared. Our end is shut for reading before the other one
-//! is given away, so that a reader can queue nothing here that would have to be dropped.
+//! A process gets one end of a socket pair. A pipe is no choice: its reader holds the pipe's lock
+//! while the kernel copies into its memory, and a page fault there that is never answered
+//! (userfaultfd, a file of a FUSE) blocks the writer at the other end, whatever `O_NONBLOCK` says.
+//! A socket's sender takes no lock that a reader holds over a fault. An eventfd is one file for
+//! both sides: flags and the last reference are shared. Our end is shut for reading before the
+//! other one is given away, so that a reader can queue nothing here that would have to be dropped.
 //!
-//! To wake costs the more the more watchers there are, and a reader may have many (a million take
-//! a tenth of a second). So a bell that is slow, by the CPU time of who rings it, is rung by a thread
-//! of its own from then on.
+//! The cost of a wake-up grows with the number of watchers, and a reader may have many (a million
+//! take a tenth of a second). So a bell that is slow, by the ringing thread's CPU time, is rung by
+//! a thread of its own from then on.
 //!
 //! A VM is woken by its control channel or doorbell device, which another thread writes: here only a
 //! flag is set and that thread's private eventfd is rung.
@@ -42,7 +42,7 @@ pub enum Doorbell {
 #[derive(Debug)]
 pub struct ProcessBell {
     socket: Arc<PeerFd>,
-    /// So many rings more are timed by the CPU's clock; one took long.
+    /// How many further rings are timed by the CPU's clock, because one took long.
     suspected: AtomicU32,
     /// How many of those took long.
     slow: AtomicU32,
@@ -58,7 +58,7 @@ pub struct VmBell {
 }
 
 /// The bells of one VM: whether any of them was rung, and the eventfd of the thread that looks at them.
-/// A VM whose bells are still costs that thread one look, however many there are.
+/// A VM whose bells are silent costs that thread one look, however many there are.
 #[derive(Debug)]
 pub struct Board {
     rung: AtomicBool,
@@ -107,7 +107,7 @@ impl ProcessBell {
         }
         let begun = Instant::now();
         wake(&self.socket);
-        // Wall time tells little where threads wait for a CPU.
+        // Wall time means little if threads wait for a CPU.
         if begun.elapsed() >= SLOW {
             self.suspected.store(TIMED, Ordering::Relaxed);
         }
@@ -124,7 +124,7 @@ impl ProcessBell {
         }
     }
 
-    /// Has a thread of its own ring from now on, which ends with the bell.
+    /// Starts a thread of its own that rings from now on; it ends with the bell.
     fn help(&self) {
         let (helper, rung) = sync_channel(1);
         let socket = Arc::clone(&self.socket);
@@ -157,11 +157,11 @@ fn cpu_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// A ring that takes longer than this is slow: usual are one or two microseconds.
+/// A ring that takes longer than this is slow: one or two microseconds are usual.
 const SLOW: Duration = Duration::from_micros(200);
 /// Rings that are timed after a slow one.
 const TIMED: u32 = 16;
-/// So many slow ones are enough.
+/// After this many slow ones the bell gets a thread.
 const MAX_SLOW: u32 = 3;
 
 impl Board {
@@ -187,7 +187,7 @@ impl VmBell {
     }
 
     fn ring(&self) {
-        // AcqRel: pairs with take; whoever sees the flag sees what was published before.
+        // AcqRel: pairs with take; a thread that sees the flag sees what was published before.
         if !self.pending.swap(true, Ordering::AcqRel) {
             // Release, and after `pending`: who takes this sees that.
             self.board.rung.store(true, Ordering::Release);
@@ -195,7 +195,7 @@ impl VmBell {
         }
     }
 
-    /// Whether somebody has a clone of it.
+    /// Whether a clone of it exists.
     pub fn is_held(&self) -> bool {
         Arc::strong_count(&self.pending) > 1
     }

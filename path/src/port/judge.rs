@@ -1,8 +1,8 @@
 //! Which frames of a batch are for a port: its share of a cluster, the operator's filter, pause,
 //! direction, the reader's filter, its rules, and sampling, in this order.
 //!
-//! What there is to ask is settled when the port is attached or changed, and not for each batch: a port
-//! that wants everything is asked nothing.
+//! Which checks a port needs is settled when the port is attached or changed, not for each batch: a
+//! port that wants everything has none.
 
 use std::sync::Arc;
 
@@ -26,9 +26,9 @@ pub struct Judge {
     /// Frames left out since the last that was taken.
     sampled: u32,
     is_quarantined: bool,
-    /// There is nothing to ask of any frame.
+    /// No frame needs a check.
     takes_all: bool,
-    /// There is nothing to ask of a frame that guard, direction and filter let through.
+    /// A frame that guard, direction and filter accept needs no further check.
     takes_found: bool,
 }
 
@@ -45,7 +45,7 @@ pub enum Share {
         index: u32,
         /// How many members there are.
         of: u32,
-        /// How frames are dealt.
+        /// How frames are distributed.
         balance: Balance,
     },
 }
@@ -98,7 +98,8 @@ impl Judge {
         self.settle();
     }
 
-    /// The operator's obligatory filter; what it refuses the reader learns nothing of.
+    /// The operator's obligatory filter; the reader cannot see what it rejected, not even in
+    /// counters.
     pub fn guard(&self) -> Option<&Arc<Program>> {
         self.guard.as_ref()
     }
@@ -121,7 +122,7 @@ impl Judge {
         old
     }
 
-    /// Judges as told from the next batch on.
+    /// Uses this tuning from the next batch on.
     pub fn tune(&mut self, tuning: Tuning) {
         self.tuning = tuning;
         self.sampled = 0;
@@ -170,7 +171,7 @@ impl Judge {
             && self.tuning.direction == Direction::Both;
     }
 
-    /// Whether the frame at `place` of a batch is taken; if it is not, why is counted.
+    /// Whether the frame at `place` of a batch is taken; if not, counts the reason.
     #[inline]
     pub(super) fn takes(
         &mut self,
@@ -198,8 +199,8 @@ impl Judge {
         self.takes_found(place, batch, true, counters)
     }
 
-    /// Whether a frame is taken that the guard lets through and that has the wanted direction; if it is
-    /// not, why is counted. `by_filter`: it is not known yet whether the filter lets it through.
+    /// Whether a frame is taken that the guard accepts and that has the wanted direction; if not,
+    /// counts the reason. `by_filter`: the filter still has to run.
     #[inline]
     pub(super) fn takes_found(
         &mut self,
@@ -235,7 +236,8 @@ impl Judge {
         true
     }
 
-    /// Counts what becomes of a batch before its frames are looked at; says how many are left.
+    /// Counts the frames of a batch that are decided without looking at them; says how many are
+    /// left.
     pub(super) fn leave_out(&self, batch: &BatchInfo<'_>, counters: &mut PortCounters) -> u64 {
         let mut left = 0;
         for place in 0..batch.hashes.len() {
@@ -259,10 +261,10 @@ impl Judge {
         self.share.includes(batch.hashes[place], turn)
     }
 
-    /// Whether a frame is looked at any further; if it is not, why is counted.
+    /// Whether a frame needs further checks; if not, counts the reason.
     #[inline]
     fn admits(&self, frame: &Frame<'_>, counters: &mut PortCounters) -> bool {
-        // First, and also in quarantine: no other counter may tell of what the operator refuses.
+        // First, and also in quarantine: no other counter may show what the operator rejects.
         if refuses(self.guard.as_ref(), frame) {
             counters.refused += 1;
         } else if self.is_quarantined {

@@ -34,7 +34,7 @@ pub struct Port {
     pub commons: Option<Arc<Commons>>,
     /// Which frames it gets.
     pub judge: Judge,
-    /// What it shares with the ports that its program holds as one with it.
+    /// Which ports of its program belong together with it.
     pub handle: Handle,
     /// Captured bytes per packet, at most the ring's snaplen.
     pub snaplen: u32,
@@ -42,7 +42,7 @@ pub struct Port {
     pub doorbell: Doorbell,
     /// The first record is marked as following a gap.
     pub mark_gap: bool,
-    /// What became of each offered frame.
+    /// The fates of all offered frames.
     pub counters: PortCounters,
     /// What the kernel had dropped of this queue when the port was attached.
     pub dropped_before: u64,
@@ -51,7 +51,7 @@ pub struct Port {
     due_at: Option<u64>,
 }
 
-/// What became of every frame offered to a port. Exactly one counter goes up for each, so
+/// The fate of every frame offered to a port. Exactly one counter goes up for each, so
 /// `offered` is the sum of all the others but `bytes` and `rings` (point S).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PortCounters {
@@ -59,7 +59,7 @@ pub struct PortCounters {
     pub offered: u64,
     /// Refused by the operator's obligatory filter.
     pub refused: u64,
-    /// Passed by while the reader had paused the port.
+    /// Skipped while the reader had paused the port.
     pub paused: u64,
     /// Not the wanted direction, or sent by the port's own program.
     pub direction: u64,
@@ -73,8 +73,8 @@ pub struct PortCounters {
     pub delivered: u64,
     /// Dropped: the ring was full.
     pub dropped_full: u64,
-    /// Dropped unseen: the source had more than its thread could do, and the owner's ports had had
-    /// their part of it.
+    /// Dropped unseen: the source had more than its thread could do, and the owner's ports had used
+    /// up their part of it.
     pub dropped_budget: u64,
     /// Dropped: the port is in quarantine.
     pub dropped_quarantine: u64,
@@ -151,8 +151,8 @@ impl Port {
     /// Takes what it wants of these frames, copies that into its ring, publishes it, and rings the
     /// reader if that is due.
     ///
-    /// NB: what is the same for all frames of a port that takes all is not asked for each, and its
-    /// counters go up once per batch.
+    /// NB: a port that takes everything has no checks per frame, and its counters go up once per
+    /// batch.
     #[inline]
     pub fn take(&mut self, batch: &BatchInfo<'_>, offered: Offered<'_>) {
         let Self {
@@ -198,7 +198,8 @@ impl Port {
         self.counters.direction += self.judge.leave_out(batch, &mut self.counters);
     }
 
-    /// Counts a batch that the port is not given, as its owner's ports have had their part of it.
+    /// Counts a batch that the port is not given, because its owner's ports have used up their
+    /// part.
     pub fn pass_by(&mut self, batch: &BatchInfo<'_>) {
         let missed = self.judge.leave_out(batch, &mut self.counters);
         self.miss(missed);
@@ -282,8 +283,8 @@ impl Port {
         self.due_at
     }
 
-    /// Rings a reader whose maximum delay has passed, or of whose unread packets the arena will
-    /// soon be over others.
+    /// Rings a reader whose maximum delay has passed, or whose unread packets the arena will soon
+    /// overwrite.
     pub fn tick(&mut self, now_us: u64) {
         if self.quarantined.is_some() {
             return;
@@ -299,7 +300,7 @@ impl Port {
 
     #[inline]
     fn ring_if_due(&mut self, now_us: u64, ground: Option<Ground>) {
-        // Whoever frees the page makes each store to it a fault.
+        // A peer that frees the page makes each store to it a fault.
         if !self.producer.is_whole() {
             self.quarantine(OVERWRITTEN.to_owned());
             return;
@@ -322,17 +323,17 @@ impl Port {
 pub enum Offered<'a> {
     /// All.
     Whole,
-    /// Those that its guard lets through and that have the wanted direction, as others have found out;
-    /// they are counted as offered by whoever hands them over.
+    /// Those that the index found: its guard accepts them and they have the wanted direction. The
+    /// caller counts them as offered.
     Found {
         /// Which of the batch.
         places: &'a FrameSet,
-        /// It still has to judge by its filter.
+        /// The filter still has to run.
         by_filter: bool,
     },
 }
 
-/// The last stretch: from a batch into a port's ring.
+/// The last step: from a batch into a port's ring.
 struct Way<'a> {
     producer: &'a mut Producer,
     turn: Option<Turn<'a>>,
@@ -424,7 +425,7 @@ impl Way<'_> {
     }
 }
 
-/// What a record says of a frame besides its bytes.
+/// A record's fields besides the frame's bytes.
 #[inline]
 fn meta_of(frame: &Frame<'_>, flow_hash: u32, batch: &BatchInfo<'_>) -> Meta {
     Meta {

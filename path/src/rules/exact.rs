@@ -28,7 +28,7 @@ struct Entry {
 }
 
 impl Exact {
-    /// An empty table for so many rules.
+    /// An empty table for this many rules.
     pub(super) fn with_room(rules: usize) -> Self {
         let slots = (rules.max(super::LEAST_EXACT) * 2).next_power_of_two();
         let entry = Entry {
@@ -91,7 +91,7 @@ impl Exact {
         self.len -= 1;
         let mask = self.tags.len() - 1;
         let mut at = hole;
-        // What stands behind the hole moves up if the hole lies on its way.
+        // A later entry moves into the hole if the hole lies on its probe path.
         loop {
             at = (at + 1) & mask;
             if self.tags[at] == 0 {

@@ -1,4 +1,4 @@
-//! What rules look at of a frame, as words that can be masked and compared.
+//! The fields of a frame that rules test, as words that can be masked and compared.
 //!
 //! ```text
 //! word 0  source MAC (48) | IP protocol (8) | type of service (8)

@@ -1,4 +1,4 @@
-//! A port's filtering rules, run in its queue's thread behind the filter.
+//! A port's filtering rules, run in its queue's thread after the filter.
 //!
 //! ```text
 //! frame ── filter ──► exact rules ──► wildcard rules, ascending ──► default ──► sampling …
@@ -51,13 +51,13 @@ pub enum Change {
     RemoveAll(Vec<Key>),
     /// What no rule decides is accepted.
     Default(bool),
-    /// Tell about one.
+    /// Report one.
     Ask(Key),
-    /// Name those of a kind that are idle for so many microseconds, in this memory.
+    /// List those of a kind that are idle for this many microseconds, in this memory.
     Idle(RuleKind, u64, Vec<Key>),
 }
 
-/// What came of a change; with it goes the memory that the control thread is to free.
+/// The result of a change, with the memory that the control thread must free.
 #[derive(Debug, Default)]
 pub struct Changed {
     /// Exact and wildcard rules that were added and are new.
@@ -98,7 +98,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Memory for so many exact and wildcard rules where `has` is too little; it becomes that.
+    /// Memory for this many exact and wildcard rules if `has` is too small; `has` becomes that.
     pub fn beyond(has: &mut (usize, usize), needed: (usize, usize)) -> Self {
         let mut room = Self::default();
         if needed.0 > has.0 {
@@ -114,8 +114,8 @@ impl Room {
         room
     }
 
-    /// Memory with twice the room that so many rules need, where `has` is more than four times as
-    /// much; it becomes that. `None`: it fits.
+    /// Memory with twice the room that this many rules need, if `has` is more than four times as
+    /// much; `has` becomes that. `None`: it fits.
     pub fn within(has: &mut (usize, usize), needed: (usize, usize)) -> Option<Self> {
         let mut room = Self::default();
         let exact = LEAST_EXACT.max(needed.0 * 2);

@@ -155,7 +155,7 @@ impl Wildcard {
 }
 
 impl Wildcards {
-    /// No rules, and room for so many.
+    /// No rules, and room for this many.
     pub(super) fn with_room(rules: usize) -> Self {
         let rules = rules.max(super::LEAST_WILDCARDS).next_power_of_two();
         Self {

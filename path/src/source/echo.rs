@@ -23,7 +23,7 @@ pub(super) struct Echo {
     since: Instant,
     /// By sequence: which, and when it was handed over.
     stamps: Vec<(u64, u64)>,
-    /// Somebody may send frames back.
+    /// A port may send frames back.
     listens: bool,
     times: Histogram<u64>,
 }
@@ -101,7 +101,7 @@ impl Echoes for Echo {
 const STAMPS: usize = 1 << 16;
 /// No frame.
 const NONE: u64 = u64::MAX;
-/// A minute; what takes longer counts as so long.
+/// A minute; longer times count as this.
 const LONGEST_NS: u64 = 60_000_000_000;
 /// Decimal digits that are kept of each time.
 const DIGITS: u8 = 3;

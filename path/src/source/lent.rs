@@ -15,16 +15,16 @@ pub use vnplug_os::packet_file::PacketPath;
 
 /// What a queue lends: the members of groups read its frames where they were received.
 ///
-/// It is one memory for all queues of a source. Whoever has mapped it sees every frame that the
-/// source receives, wanted or not, for as long as the source is there.
+/// It is one memory for all queues of a source. A process that has mapped it sees every frame that
+/// the source receives, wanted or not, for as long as the source exists.
 #[derive(Debug, Clone)]
 pub struct Lent {
     /// The queue's arena, the same for all groups.
     pub commons: Arc<Commons>,
     /// Number of the arena's incarnation, by which a guest finds it.
     pub epoch: u64,
-    /// A word behind the queue's arena that is its number, too: whatever of the arena is cut off, the
-    /// word goes with it.
+    /// A word after the queue's arena with the same number: if any of the arena is cut off, the
+    /// word is lost, too.
     pub(crate) mark: Region,
     /// The file that the memory is, if VMs can map it.
     pub file: Option<Arc<PacketFile>>,
@@ -34,7 +34,7 @@ pub struct Lent {
     pub map_len: u64,
     /// Where the queue's arena lies.
     pub place: RingPlace,
-    /// Frames that readers have time for.
+    /// How many further frames come before a frame is recycled.
     pub kept: u64,
     /// The longest frame.
     pub snaplen: u32,

@@ -1,9 +1,9 @@
 //! Where frames come from.
 //!
 //! A source has one or more **queues** (receive queues of the interface, threads of a fanout
-//! group); each is a [`Queue`] of its own with a thread of its own. A queue yields batches of
-//! borrowed frames: the bytes stay where the kernel, the file or the generator put them until the
-//! sink returns, and every port that wants them copies them once, into its ring.
+//! group); each is a [`Queue`] of its own, and a thread serves one or several. A queue yields
+//! batches of borrowed frames: the bytes stay where the kernel, the file or the generator put them
+//! until the sink returns, and every port that wants them copies them once, into its ring.
 
 pub mod af_packet;
 pub mod af_xdp;
@@ -22,7 +22,7 @@ pub use transmit::{Echoes, Flushed, Latency, Transmit, Transmitter};
 use vnplug_frame::Frame;
 pub use wake::{Seen, Wake, wait};
 
-/// What a call of [`Queue::receive`] came to.
+/// The result of a call of [`Queue::receive`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Received {
     /// This many frames went to the sink (more than 0).
@@ -45,7 +45,7 @@ pub trait Queue: Send {
     fn arm(&mut self) -> Wake<'_>;
 
     /// The wait is over, and this was seen of the descriptors; often nothing. A queue learns here what
-    /// has become of its interface.
+    /// happened to its interface.
     fn woke(&mut self, seen: Seen);
 
     /// What the kernel (or file, or generator) counted so far, accumulated.

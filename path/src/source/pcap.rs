@@ -49,7 +49,7 @@ pub struct PcapConfig {
 pub enum Speed {
     /// With the recorded gaps, however long they are.
     Recorded,
-    /// So many times as fast as recorded; 0.000001 to 1e9.
+    /// This many times as fast as recorded; 0.000001 to 1e9.
     Times(f64),
     /// As fast as it can be read.
     Top,
@@ -60,7 +60,7 @@ pub enum Speed {
 pub enum Repeat {
     /// From beginning to end.
     Once,
-    /// So many times, at least 1.
+    /// This many times, at least 1.
     Times(u64),
     /// Until the source is closed; a file without packets ends all the same.
     Forever,

@@ -2,8 +2,8 @@
 //!
 //! A queue first **takes** frames ([`Transmitter::transmit`]), each from memory of
 //! the daemon's own, then **flushes**: what it took goes to the kernel together. Every frame offered
-//! is counted exactly once, by what `transmit` answers or by what the next `flush` tells of those
-//! that were taken.
+//! is counted exactly once, by the answer of `transmit` or, if it was taken, by that of the next
+//! `flush`.
 
 use vnplug_frame::Frame;
 
@@ -13,9 +13,8 @@ pub trait Transmitter {
     /// copy; it is not needed after the call. The caller flushes after a batch.
     fn transmit(&mut self, bytes: &[u8]) -> Transmit;
 
-    /// Sends what was taken, and says what became of it. Frames that were sent, and that this queue
-    /// does not receive though others who capture on this wire do, go to `shown`, in order and each
-    /// once.
+    /// Sends what was taken, and returns its fates. Frames that were sent, and that other captures
+    /// on this wire receive but this queue does not, go to `shown`, in order and each once.
     fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed;
 }
 
@@ -56,7 +55,8 @@ pub enum Transmit {
     Unsupported,
 }
 
-/// What became of the frames that were taken since the flush before; they add up to them.
+/// The fates of the frames that were taken since the flush before; their sum is the number of
+/// frames.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flushed {
     /// Handed to the kernel or the driver, which may still lose them.
@@ -78,16 +78,16 @@ pub struct Latency {
     pub min_ns: u64,
     /// The median.
     pub p50_ns: u64,
-    /// 99 % took at most so long.
+    /// 99 % took at most this long.
     pub p99_ns: u64,
-    /// 99.9 % took at most so long.
+    /// 99.9 % took at most this long.
     pub p999_ns: u64,
     /// The longest.
     pub max_ns: u64,
 }
 
 impl Latency {
-    /// Adds another queue's: the times of the slower one, for a histogram is gone by now.
+    /// Adds another queue's: the times of the slower one, because the histograms are gone by now.
     pub fn add(&mut self, other: &Self) {
         self.min_ns = match self.count {
             0 => other.min_ns,

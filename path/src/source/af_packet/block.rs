@@ -1,4 +1,4 @@
-//! What a TPACKET_V3 block holds: a header, then frames, each behind a header of its own.
+//! The contents of a TPACKET_V3 block: a header, then frames, each after a header of its own.
 //!
 //! ```text
 //! tpacket_block_desc .. [ tpacket3_hdr sockaddr_ll | headroom | frame ] [ tpacket3_hdr .. ] ..

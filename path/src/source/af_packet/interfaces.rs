@@ -57,10 +57,10 @@ pub struct Interface {
     socket: OwnedFd,
 }
 
-/// What an interface says of itself, beside its frames.
+/// Facts about an interface.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facts {
-    /// Bytes behind the Ethernet header that a frame may have; 0 = unknown.
+    /// Bytes after the Ethernet header that a frame may have; 0 = unknown.
     pub mtu: u32,
     /// Megabits per second; 0 = unknown.
     pub speed_mbps: u32,

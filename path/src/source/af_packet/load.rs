@@ -24,7 +24,7 @@ impl Default for Load {
 }
 
 impl Load {
-    /// A block was handed over with so many frames, which take so many bytes of it.
+    /// The kernel handed over a block with this many frames, which take this many bytes of it.
     pub(super) fn add(&mut self, frames: u32, bytes: u64) {
         self.turn();
         self.frames += u64::from(frames);
@@ -62,7 +62,7 @@ impl Load {
 }
 
 const WINDOW: Duration = Duration::from_secs(1);
-/// An hour: what is told of a wire that is silent.
+/// An hour: the value for a silent wire.
 const LONGEST_MS: u64 = 3_600_000;
 
 #[cfg(test)]

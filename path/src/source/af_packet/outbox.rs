@@ -11,7 +11,7 @@ use vnplug_os::packet::Socket;
 /// What [`Transmitter::transmit`](crate::source::Transmitter::transmit) took and the next flush sends.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    /// The frames, one behind the other.
+    /// The frames, one after the other.
     bytes: Vec<u8>,
     lens: Vec<u16>,
     /// Those that the kernel took, as its other sockets see them. Always empty between calls; keeps
@@ -90,7 +90,7 @@ impl Outbox {
     }
 }
 
-/// A frame as a packet socket has it that sees it leave.
+/// A frame as a packet socket shows it when it leaves.
 fn as_sent(frame: &[u8], ts_ns: u64, snaplen: u32) -> Frame<'_> {
     let (tag, vlan_tci) = vlan_of(frame);
     Frame {

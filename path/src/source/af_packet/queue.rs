@@ -1,4 +1,4 @@
-//! One socket's frames, batch by batch, and what becomes of it when its interface leaves.
+//! One socket's frames, batch by batch, and its states when its interface goes away.
 //!
 //! | link   | meaning                                      | leaves it                          |
 //! |--------|----------------------------------------------|------------------------------------|
@@ -39,7 +39,7 @@ pub(super) struct PacketQueue {
     bound: Link,
     link: LinkState,
     seat: Result<Seat, String>,
-    /// What the kernel lets through, if that is not everything.
+    /// What the kernel passes, if that is not everything.
     early: Option<Box<Loaded>>,
     /// Flags for the next frame handed out.
     mark: u16,
@@ -82,7 +82,7 @@ impl PacketQueue {
         self.link = if up { LinkState::Up } else { LinkState::Down };
     }
 
-    /// The errors of all sockets: what happens to the interface, each of them tells.
+    /// The errors of all sockets: each of them reports what happens to the interface.
     fn take_error(&self) -> Option<io::Error> {
         let sockets = self.rings.sockets();
         sockets.fold(None, |found, socket| found.or(socket.take_error()))
@@ -106,8 +106,8 @@ impl PacketQueue {
 
     /// Takes the statistics, and counts what waits in the rings at that moment.
     ///
-    /// Frames come while the rings are counted, which the kernel's statistics before and after tell. So
-    /// a wire under load closes its account too, and frames that are nowhere still show.
+    /// Frames come while the rings are counted; the kernel's statistics before and after show how
+    /// many. So the counters add up also under load, and frames that are nowhere still show.
     fn count_waiting(&mut self) -> u64 {
         // What was shown never was in the rings.
         let taken = |it: &Self| {
@@ -188,12 +188,12 @@ impl PacketQueue {
     }
 
     fn reopen(&self) -> Result<Bound, SourceError> {
-        // Asked first, as a ring is dear.
+        // Asked first, because a ring is expensive.
         self.opener.link(self.rings.socket())?;
         let bound = self.opener.open()?;
         let early = self.early.as_deref();
         let filtered = self.opener.filter(&bound.rings, bound.link, early);
-        // Everything is more than what was wanted, and never too little.
+        // Everything is more than what was wanted, but never too little.
         filtered.or_else(|_| self.opener.start(&bound))?;
         Ok(bound)
     }

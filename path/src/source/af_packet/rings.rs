@@ -1,7 +1,7 @@
 //! The rings of one queue, read in the order in which their frames came.
 //!
 //! The kernel hands over whole blocks. So that a lone frame is not late, a block closes after a short
-//! time, however empty; so a quiet wire uses a ring up by time, and not by bytes. Hence two rings:
+//! time, however empty; so time and not bytes fills a ring on a quiet wire. Hence two rings:
 //!
 //! | ring    | its blocks close | holds frames                       | of the memory |
 //! |---------|------------------|------------------------------------|---------------|
@@ -10,8 +10,8 @@
 //!
 //! Both sockets are a group whose members the kernel prefers in order: a frame goes to `main`, or to
 //! `reserve` where `main` lacks room (`PACKET_FANOUT_FLAG_ROLLOVER`), never to both. The kernel counts
-//! a ring as without room for more when the block a quarter of the ring ahead is in use. So of the
-//! reserve three quarters can be used, and with many flows most of `main`.
+//! a ring as full when the block a quarter of the ring ahead is in use. So three quarters of the
+//! reserve can be used, and with many flows most of `main`.
 //!
 //! **Order.** While the reserve is empty, `main` is all there is; that costs a look at one word.
 //! Otherwise the frame with the earlier stamp comes first, and a block that is still being filled is
@@ -190,7 +190,7 @@ impl Rings {
         self.main.waiting() + reserve.map_or(0, Reading::waiting)
     }
 
-    /// What tells that there may be something to be read; `None`: there is.
+    /// What to wait for until there may be something to read; `None`: there is.
     pub(super) fn arm(&mut self) -> Option<BorrowedFd<'_>> {
         if self.next().is_some() {
             return None;

@@ -145,11 +145,11 @@ impl Opener {
         self.filter(&bound.rings, bound.link, None)
     }
 
-    /// Lets in the frames of its direction, or what an early filter lets through of them. The
+    /// Lets in the frames of its direction, or those of them that an early filter passes. The
     /// kernel changes from one to the other between two frames.
     ///
     /// # Errors
-    /// [`SourceError`]: what was narrowed already lets everything through again.
+    /// [`SourceError`]: sockets that were narrowed already pass everything again.
     pub(super) fn filter(
         &self,
         rings: &Rings,

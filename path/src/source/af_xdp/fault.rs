@@ -1,4 +1,4 @@
-//! What can be wrong with an interface and XDP, in words that say what to do.
+//! Faults of an interface with XDP, as messages that say what to do.
 
 use std::io;
 

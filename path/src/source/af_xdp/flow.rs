@@ -24,7 +24,7 @@ impl Flow {
 
     /// Asked before each sleep: how long frames may gather now. `None`: until the first one.
     ///
-    /// At most `longest`, and no longer than they would take, at the rate of late, to fill a quarter
+    /// At most `longest`, and no longer than they would take, at the latest rate, to fill a quarter
     /// of `room`. After a silence the rate is not known, so pauses begin short and double.
     pub(super) fn pause(&mut self, longest: Duration, room: u32) -> Option<Duration> {
         let now = Instant::now();
@@ -82,7 +82,7 @@ fn clock_ns(clock: ClockId) -> u64 {
 
 /// How long frames gather when they begin to come.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
-/// How often the kernel's counters are looked at under load, to mark the frames behind a loss.
+/// How often the kernel's counters are looked at under load, to mark the frames after a loss.
 const LOOK_NS: u64 = 10_000_000;
 /// Two readings of one clock's offset that differ by less are the same.
 const CLOCK_SLACK_NS: u64 = 5_000;

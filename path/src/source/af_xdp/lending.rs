@@ -1,4 +1,4 @@
-//! Packet memory as the arena of groups: how it is cut for that, and what readers get of it.
+//! Packet memory as the arena of groups: its layout, and what readers get of it.
 
 use std::io;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use vnplug_os::memory::Shared;
 use vnplug_os::packet_file::PacketFile;
 use vnplug_os::umem::{Umem, UmemShape};
 
-/// The shape with which packet memory is lent: as many chunks again for readers, and room for
-/// copies of what does not lie in one chunk, or where a driver does not align its frames.
+/// The shape of lent packet memory: as many chunks again for readers, and room for copies of frames
+/// that do not lie in one chunk, or that a driver does not align.
 pub(super) fn shape(shape: UmemShape) -> UmemShape {
     let kept = shape.receive.max(FEWEST_KEPT);
     UmemShape {
@@ -30,11 +30,11 @@ pub(super) struct Lending {
     shape: UmemShape,
     memory: Shared,
     file: Option<Arc<PacketFile>>,
-    /// What of each queue's part readers are shown, and the mark behind it.
+    /// The region of each queue's part that readers are shown, and the mark after it.
     parts: Vec<(Region, Region)>,
 }
 
-/// Makes the packet memory of so many queues; in a file, if `at` says where and it can lie there.
+/// Makes the packet memory of this many queues; in a file, if `at` says where and it can lie there.
 pub(super) fn make(
     shape: UmemShape,
     count: usize,

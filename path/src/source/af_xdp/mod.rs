@@ -4,28 +4,29 @@
 //! NIC; the driver, or the kernel for it, puts them into packet memory of ours and their places
 //! into a ring. A frame costs no system call and none of the host's receive path.
 //!
-//! - **Takes, does not mirror.** What is sent to a socket does not reach the host's stack. `take`
-//!   is a filter of what is ours; everything else passes to the host as if we were not there. The
-//!   packet-socket source mirrors: there the host receives what we capture as well.
+//! - **Takes, does not mirror.** Frames sent to a socket do not reach the host's stack. `take` is a
+//!   filter of the frames that we take; everything else passes to the host as if we were not there.
+//!   The packet-socket source mirrors: the host also receives what we capture.
 //! - **Modes**, best first, chosen by what the driver can do: the NIC writes into our memory
-//!   (zero-copy); the driver runs the program and copies (native); the kernel runs it behind the
+//!   (zero-copy); the driver runs the program and copies (native); the kernel runs it after the
 //!   driver and copies (generic), which works with every interface and saves least.
 //! - **Received frames alone.** XDP does not see what this host sends.
 //! - **Time.** The program stamps each frame with the kernel's clock, where the driver leaves room
 //!   before the frame; else, or if not wanted, a frame has the time at which its batch was read.
-//! - **Cost** on a veth (docs/performance.md): more than over a packet socket with short frames, as much
+//! - **Cost** on a veth (docs/measuring.md): more than over a packet socket with short frames, as much
 //!   with long ones, and always more than a reader of libpcap. This source alone, without a port, takes
 //!   half of it: the wait for two cache lines that another CPU wrote, and a wake-up every 2 ms; flow hash,
 //!   port and ring are the rest.
-//! - **The sender's side** there: the kernel copies a frame twice, and once for libpcap. What XDP saves elsewhere, the driver's
-//!   and the stack's work behind the program, a veth's frame has behind it when it comes to the program.
+//! - **The sender's side** of a veth: the kernel copies a frame twice, and once for libpcap.
+//!   Elsewhere XDP saves the work of driver and stack after the program; on a veth that work is
+//!   done before a frame reaches the program.
 //! - **VLAN.** Tags are in the frame, as on the wire, unless the NIC takes them out: XDP then does
 //!   not see them, which is logged with what to do.
 //! - **Long frames** come in pieces and are joined by a copy (Linux ≥ 6.6, driver permitting).
 //!   Without that the MTU must fit into a chunk of packet memory.
-//! - **Detached** when the process ends in whatever way: the program hangs on a descriptor.
-//! - **Early drop**, if asked for: the program drops and counts (`early`) what no port wants of what
-//!   is taken; it is one program for all queues.
+//! - **Detached** when the process ends in whatever way: a descriptor holds the program.
+//! - **Early drop**, if asked for: the program drops and counts (`early`) taken frames that no port
+//!   wants; it is one program for all queues.
 //! - **Counting.** The program counts what it sends to sockets (with `early`, `seen`); the sockets count what
 //!   found no room (`dropped`). Frames that pass to the host are not counted.
 
@@ -60,7 +61,7 @@ pub enum Mode {
     ZeroCopy,
     /// The driver runs the program; the kernel copies.
     Native,
-    /// The kernel runs the program behind the driver, and copies.
+    /// The kernel runs the program after the driver, and copies.
     Generic,
 }
 
@@ -73,7 +74,7 @@ pub struct AfXdpConfig {
     pub queues: Vec<u32>,
     /// How frames are to come.
     pub mode: Mode,
-    /// Which frames are ours; the others pass to the host. `None`: all are.
+    /// Which frames to take; the others pass to the host. `None`: all.
     pub take: Option<Arc<Program>>,
     /// Also frames addressed to other stations.
     pub promiscuous: bool,
@@ -160,7 +161,7 @@ impl AfXdpConfig {
         }
     }
 
-    /// Chunks of each of so many queues.
+    /// Chunks of each of this many queues.
     fn frames(&self, queues: usize) -> u32 {
         let share = 4 * MANY_FRAMES / (queues.max(4) as u32).next_power_of_two();
         self.frames.unwrap_or(share)

@@ -1,4 +1,4 @@
-//! What rtnetlink tells of interfaces: the XDP program that one has, and that something changed.
+//! Facts about interfaces from rtnetlink: the XDP program that one has, and that something changed.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -42,7 +42,7 @@ impl AsFd for Watch {
 /// What the kernel says of an interface and XDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct XdpState {
-    /// The id of the program that is attached in the driver, behind it, or in the NIC; 0: none.
+    /// The id of the program that is attached in the driver, after it, or in the NIC; 0: none.
     pub(super) program: u32,
     /// Receive queues that were made for it; not all need to be in use.
     pub(super) made_queues: u32,

@@ -1,4 +1,4 @@
-//! The program at the interface: which frames are ours, the time they came, where they go.
+//! The program at the interface: which frames it takes, when they came, where they go.
 //!
 //! ```text
 //! take   the filter's verdict, if there is a filter: what it does not want passes to the host
@@ -156,7 +156,7 @@ impl Plan {
             Insn::call(MAP_LOOKUP_ELEM),
             Insn::jump(If::Eq, 0, 0, 2),
             Insn::alu(Alu::Mov, 1, 1),
-            // Behind the driver, several CPUs may have frames of one queue at a time.
+            // After the driver, several CPUs may have frames of one queue at a time.
             Insn::atomic_add(0, 0, 1),
         ]);
         code.push(Insn::jump(If::Ne, ACTION, XDP_REDIRECT, count.len() as i16));
@@ -166,7 +166,7 @@ impl Plan {
     }
 }
 
-/// Whether a filter of what is ours can be judged in the kernel.
+/// Whether the kernel can run this `take` filter.
 pub(super) fn check(take: Option<&Arc<Program>>) -> Result<(), SourceError> {
     let wants: Vec<_> = take.map(Wanted::exactly).into_iter().collect();
     xdp_verdict(&wants, true)

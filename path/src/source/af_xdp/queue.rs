@@ -1,4 +1,4 @@
-//! One receive queue's frames, batch by batch, and what becomes of it when its interface leaves.
+//! One receive queue's frames, batch by batch, and its states when its interface goes away.
 //!
 //! | link   | meaning                                      | leaves it                          |
 //! |--------|----------------------------------------------|------------------------------------|
@@ -228,7 +228,7 @@ impl XdpQueue {
         if now < retry_at || self.has_frames() {
             return;
         }
-        // Asked first, as a socket is dear.
+        // Asked first, because a socket is expensive.
         let exists = self.opener.link().is_ok();
         if !exists {
             self.link = LinkState::Gone {
@@ -294,8 +294,8 @@ impl XdpQueue {
         Ok(())
     }
 
-    /// Somebody truncated the file of the packet memory, and what lies there are zeros: another memory
-    /// takes its place, which nobody else sees.
+    /// Replaces packet memory whose file was truncated, and which reads as zeros, by memory that
+    /// nobody else sees.
     fn leave_lost_memory(&mut self) {
         log::error!(
             target: "source",
@@ -430,7 +430,7 @@ impl Queue for XdpQueue {
         if self.has_frames() {
             return Wake::NOW;
         }
-        // While frames come, they are left to gather: a wake-up costs more than many of them.
+        // While frames come, they gather: a wake-up costs more than many of them.
         let longest = Duration::from_micros(self.opener.config().coalesce_us.into());
         let pause = self.flow.pause(longest, self.opener.frames());
         let input = match (&self.bound, self.link) {
@@ -605,7 +605,7 @@ fn state(up: bool) -> LinkState {
 }
 
 const ETHERNET_HEADER: usize = 14;
-/// So many times nothing came before a thread that polls hears the news.
+/// How often nothing comes before a thread that polls hears the news.
 const NEWS_EVERY: u32 = 1024;
 /// Between two tries to find a new interface: from this, doubling,
 const MIN_PAUSE: Duration = Duration::from_millis(10);

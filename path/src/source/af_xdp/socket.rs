@@ -2,7 +2,7 @@
 //!
 //! The order: program loaded and attached (frames pass to the host), sockets bound, and only then
 //! [`Opener::start`] puts them into the program's map. The program and the map outlive an interface;
-//! what hangs on it is made anew: the link, by whichever queue finds the new interface first, and
+//! what depends on it is made again: the link, by the queue that finds the new interface first, and
 //! each queue's socket, on the packet memory that the queue had.
 
 use std::io;
@@ -41,7 +41,7 @@ pub(super) struct Opener {
     frames: u32,
 }
 
-/// What hangs on the present interface.
+/// What depends on the present interface.
 #[derive(Debug)]
 struct Held {
     index: i32,
@@ -115,8 +115,8 @@ impl Opener {
         &self.plan
     }
 
-    /// Puts a program that drops early in the place of the present one, for all queues; `None`: the
-    /// one that drops nothing.
+    /// Replaces the present program by one that drops early, for all queues; `None`: by the one
+    /// that drops nothing.
     pub(super) fn narrow(&self, programs: Option<Box<Programs>>) -> Result<(), SourceError> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let next = programs.as_deref().unwrap_or(&self.base);
@@ -145,7 +145,7 @@ impl Opener {
         }
     }
 
-    /// Packet memory for so many queues, and what is to be lent of it.
+    /// Packet memory for this many queues, and the parts to lend.
     pub(super) fn umems(&self, count: usize) -> Result<(Vec<Umem>, Option<Lending>), Unfit> {
         if !self.config.lends {
             let umems: Result<_, _> = (0..count).map(|_| self.umem()).collect();
@@ -157,7 +157,7 @@ impl Opener {
         Ok((umems, Some(lending)))
     }
 
-    /// Packet memory for one queue, which is not lent; also in the place of some that was, and is lost.
+    /// Packet memory for one queue, which is not lent; also to replace lent memory that is lost.
     pub(super) fn umem(&self) -> Result<Umem, Unfit> {
         let shape = self.shape();
         let (umem, huge) = Umem::alone(shape).map_err(|cause| self.no_memory(cause))?;
@@ -487,7 +487,8 @@ pub(super) fn any_socket() -> Result<OwnedFd, SourceError> {
         .map_err(|cause| SourceError::io("cannot ask about interfaces", cause))
 }
 
-/// Packet memory is locked memory, and the limit counts once the daemon has given up its power.
+/// Packet memory is locked memory, and the limit counts when the daemon has given up its
+/// privileges.
 fn raise_locked_memory() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let unlimited = Rlimit {

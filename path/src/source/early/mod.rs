@@ -1,4 +1,4 @@
-//! Early drop: a frame that no port of a source wants is dropped by the kernel, and counted.
+//! Early drop: the kernel drops and counts a frame that no port of a source wants.
 //!
 //! ```text
 //! hub (control thread)      what all ports together may want; a generation
@@ -9,12 +9,12 @@
 //! ```
 //!
 //! - **Widen before, narrow after.** Before a port attaches or a filter changes to something that
-//!   the kernel may not let through, every queue lets everything through, and has said so. A
+//!   the kernel may drop, every queue passes everything, and has said so. A
 //!   narrower filter is made afterwards, by a thread of its own: the kernel's verifier takes its
 //!   time, and filters come from guests. It is put in place only if nothing was widened meanwhile.
 //!   So the kernel's filter covers every filter that judges a frame, at all times.
-//! - **Fail open.** A filter that cannot be replaced by one that lets everything through is taken off
-//!   where that does the same; else it is tried again (`Stuck`), and `Standing` says so.
+//! - **Fail open.** A filter that cannot be replaced by one that passes everything is removed, if
+//!   that has the same effect; else the queue tries again (`Stuck`), and `Standing` says so.
 //! - **Counted.** A queue's filters count what they drop in memory that stays with the queue,
 //!   whatever filter comes next: `seen = read + dropped + early`.
 //! - **Not needed.** Where the kernel takes no eBPF, or the filters are too many, nothing is
@@ -36,15 +36,15 @@ pub trait EarlyDrop {
     /// Why it cannot, for people.
     fn seat(&self) -> Result<Seat, String>;
 
-    /// Has the kernel hand over only what a filter lets through that was made for this queue's
-    /// [`seat`](Self::seat), instead of what was before; `None`: everything.
+    /// Makes the kernel hand over only what this filter, made for this queue's
+    /// [`seat`](Self::seat), passes, instead of what the one before passed; `None`: everything.
     ///
     /// # Errors
     /// [`SourceError`]: it goes on as before.
     fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError>;
 }
 
-/// How a source's early drop stands, for people.
+/// The state of a source's early drop, for people.
 #[derive(Debug, Default)]
 pub struct Standing(Mutex<Words>);
 

@@ -64,7 +64,7 @@ impl Seat {
         }
     }
 
-    /// Has the kernel verify a filter that lets through what somebody wants. At an interface this
+    /// Makes the kernel verify a filter that passes what some port wants. At an interface this
     /// needs `CAP_NET_ADMIN` too.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Seat {
 }
 
 impl Loaded {
-    /// Has it judge what a socket of this shape receives, from now on and instead of any other.
+    /// Makes it the filter of a socket of this shape, from now on and instead of any other.
     pub(crate) fn attach(&self, socket: &impl AsFd, shape: SocketShape) -> io::Result<()> {
         match self {
             Self::Socket(filter) if filter.shape == shape => {

@@ -158,7 +158,7 @@ impl Ng {
         }
         let ts_ns = interface.nanos(u64::from(word(12)) << 32 | u64::from(word(16)));
         let mut packet = Packet::new(28, cap_len, word(24), ts_ns, interface.fcs_bytes);
-        // Damaged options behind a whole packet do not take the packet away (libpcap ignores them).
+        // Damaged options after a whole packet do not spoil the packet (libpcap ignores them).
         for option in options(block, data_end.next_multiple_of(4), self.big_endian) {
             let Ok(Opt { code, value, .. }) = option else {
                 break;

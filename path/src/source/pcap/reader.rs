@@ -34,7 +34,7 @@ enum Format {
     Ng(Ng),
 }
 
-/// A long block of no interest, passed over without being held.
+/// A long block of no interest, skipped without buffering.
 #[derive(Debug, Clone, Copy)]
 struct Skipping {
     /// Where the block began in the file.
@@ -308,11 +308,11 @@ impl Packet {
     }
 }
 
-/// What a format makes of the bytes at hand.
+/// What a format finds in the bytes at hand.
 pub(super) enum Step {
-    /// Nothing yet: it takes so many bytes from here, perhaps more.
+    /// Nothing yet: it takes this many bytes from here, perhaps more.
     Need(usize),
-    /// So many bytes without a packet.
+    /// This many bytes without a packet.
     Skip(usize),
     /// A block that need not be held.
     Jump {
@@ -321,11 +321,11 @@ pub(super) enum Step {
         /// How its last four bytes are to be read.
         big_endian: bool,
     },
-    /// So many bytes with a packet in them; its position counts from their beginning.
+    /// This many bytes with a packet in them; its position counts from their beginning.
     Packet(usize, Packet),
 }
 
-/// What is wrong, so many bytes from where the format began to look.
+/// What is wrong, and how many bytes from where the format began to look.
 pub(super) struct Bad {
     pub(super) at: usize,
     pub(super) what: String,
