@@ -10,6 +10,7 @@
 pub mod bpf;
 pub mod closer;
 pub mod event;
+pub mod fair;
 pub mod interface;
 pub mod mappings;
 pub mod memory;

@@ -30,14 +30,15 @@ mod translate;
 mod workshop;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::Program;
 use budget::Gauge;
 use code::Native;
-use queue::{Job, Queue, Wanted};
+use queue::{Job, TERMS, Wanted};
 use translate::Translator;
+use vnplug_os::fair::Fair;
 use workshop::Workshop;
 
 /// Where a program's native code appears.
@@ -63,11 +64,9 @@ pub struct Jit(Option<Arc<Handle>>);
 #[derive(Debug)]
 struct Handle(Arc<Shared>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
-    queue: Mutex<Queue>,
-    /// Something was added to the queue, or it was closed.
-    added: Condvar,
+    queue: Fair<String, Job>,
     counters: Arc<Counters>,
 }
 
@@ -95,7 +94,10 @@ impl Jit {
     /// If this processor or the system cannot use it, this says so in the log and is
     /// [`off`](Self::off).
     pub fn start(limit_bytes: u64) -> Self {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared {
+            queue: Fair::new(TERMS),
+            counters: Arc::default(),
+        });
         let theirs = Arc::clone(&shared);
         let started = Translator::new().and_then(|translator| {
             let counters = Arc::clone(&shared.counters);
@@ -128,9 +130,8 @@ impl Jit {
         if slot.asked.swap(true, Ordering::Relaxed) {
             return;
         }
-        if lock(&shared.queue).add(Job::new(owner, instructions, slot)) {
-            shared.added.notify_one();
-        } else {
+        let job = Job::new(instructions, slot);
+        if !shared.queue.add(owner.to_owned(), job) {
             slot.asked.store(false, Ordering::Relaxed);
             shared.counters.refused.fetch_add(1, Ordering::Relaxed);
         }
@@ -142,7 +143,7 @@ impl Jit {
             return Vec::new();
         };
         let counters = &shared.counters;
-        let waiting = lock(&shared.queue).len() as u64;
+        let waiting = shared.queue.len() as u64;
         [
             ("native_filters", counters.programs.now()),
             ("native_bytes", counters.bytes.now()),
@@ -157,8 +158,7 @@ impl Jit {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        lock(&self.0.queue).closed = true;
-        self.0.added.notify_one();
+        self.0.queue.close();
     }
 }
 
@@ -184,7 +184,7 @@ fn translate(shared: &Shared, workshop: &mut Workshop, wanted: Wanted) {
     let (owner, begun) = (wanted.owner.clone(), processor_time());
     workshop.translate(wanted);
     let took = processor_time().saturating_sub(begun);
-    lock(&shared.queue).charge(owner, took, Instant::now());
+    shared.queue.charge(owner, took);
 }
 
 /// What this thread has used; on a busy machine, less than has passed.
@@ -195,40 +195,13 @@ fn processor_time() -> Duration {
 
 /// Waits for the next program, until `deadline` if there is one; `None` also when it is to end.
 fn next(shared: &Shared, deadline: Option<Instant>) -> Option<Wanted> {
-    let mut queue = lock(&shared.queue);
     loop {
-        if queue.closed {
-            return None;
-        }
-        let now = Instant::now();
-        if let Some(wanted) = queue.next(now) {
+        let (owner, job) = shared.queue.next(deadline)?;
+        // It may have gone just now.
+        if let Some(wanted) = job.wanted(owner) {
             return Some(wanted);
         }
-        if deadline.is_some_and(|deadline| deadline <= now) {
-            return None;
-        }
-        let longest = match deadline {
-            Some(deadline) => Some(deadline - now),
-            // An owner rests.
-            None if queue.len() > 0 => Some(LOOK_AGAIN),
-            None => None,
-        };
-        queue = match longest {
-            Some(longest) => {
-                let woken = shared.added.wait_timeout(queue, longest);
-                woken.unwrap_or_else(PoisonError::into_inner).0
-            }
-            None => {
-                let woken = shared.added.wait(queue);
-                woken.unwrap_or_else(PoisonError::into_inner)
-            }
-        };
     }
-}
-
-/// What this lock guards is whole after every statement.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Native code of all filters when the operator does not say.
@@ -239,9 +212,6 @@ const GATHER: Duration = Duration::from_millis(20);
 
 /// The longest that a program waits while others keep coming.
 const LONGEST_BATCH: Duration = Duration::from_millis(200);
-
-/// How often an owner that rests is looked at.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Bytes of code that are placed without waiting for more.
 const BATCH_BYTES: usize = 128 << 10;

@@ -4,10 +4,10 @@
 //! after all others until its debt is over, on whatever connection it asks. A job whose connection
 //! is gone is not compiled.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,18 @@ use super::request::quoted;
 use crate::hub::{Peer, Programs, Refusal};
 use vnplug_filter::{Compiler, Jit, Program, Trust};
 use vnplug_os::event;
+use vnplug_os::fair::{self, Fair, Meanwhile, Terms};
 use vnplug_os::peer_log;
 
 /// Compiling for longer than this costs who asked: others wait for the same thread.
 pub(crate) const CHEAP: Duration = Duration::from_millis(20);
-/// For so many times as long as a costly compilation took, its owner is served after others.
-const DEBT: u32 = 5;
-/// Jobs of one owner that may wait.
-const MAX_WAITING: usize = 64;
+/// What an owner may.
+const TERMS: Terms = Terms {
+    most: 64,
+    cheap: CHEAP,
+    debt: 5,
+    meanwhile: Meanwhile::Last,
+};
 
 /// What is to be compiled for one request.
 pub(crate) struct Job {
@@ -80,9 +84,7 @@ pub(crate) struct CompileThread {
 }
 
 struct Shared {
-    queue: Mutex<Queue>,
-    /// Something was added to the queue, or it was closed.
-    added: Condvar,
+    jobs: Fair<Peer, Waiting>,
     done: Mutex<VecDeque<Compiled>>,
 }
 
@@ -92,8 +94,7 @@ impl CompileThread {
     /// What it compiles is handed on to `jit`.
     pub(crate) fn start(compiler: Compiler, jit: Jit, bell: Arc<OwnedFd>) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
-            queue: Mutex::new(Queue::default()),
-            added: Condvar::new(),
+            jobs: Fair::new(TERMS),
             done: Mutex::new(VecDeque::new()),
         });
         let theirs = Arc::clone(&shared);
@@ -120,32 +121,19 @@ impl CompileThread {
             let what = "the thread that compiles filters is gone: restart the daemon";
             return Err(Refusal::new(code::INTERNAL, what));
         }
-        let ticket = lock(&self.shared.queue).add(job)?;
-        self.shared.added.notify_one();
-        Ok(ticket)
+        self.shared.add(job)
     }
 
     /// The next finished job.
     pub(crate) fn next_done(&self) -> Option<Compiled> {
-        lock(&self.shared.done).pop_front()
+        self.shared.done().pop_front()
     }
 }
 
 impl Drop for CompileThread {
     fn drop(&mut self) {
-        lock(&self.shared.queue).closed = true;
-        self.shared.added.notify_one();
+        self.shared.jobs.close();
     }
-}
-
-/// Jobs that wait, by owner.
-#[derive(Default)]
-struct Queue {
-    /// Owners with jobs; the first has waited longest for its turn.
-    turns: VecDeque<(Peer, VecDeque<Waiting>)>,
-    /// Until when an owner is in debt.
-    debts: HashMap<Peer, Instant>,
-    closed: bool,
 }
 
 struct Waiting {
@@ -153,60 +141,26 @@ struct Waiting {
     waits: Waits,
 }
 
-impl Waiting {
-    fn is_awaited(&self) -> bool {
+impl fair::Job for Waiting {
+    fn is_wanted(&self) -> bool {
         self.waits.is_awaited()
     }
 }
 
-impl Queue {
-    fn add(&mut self, job: Job) -> Result<Ticket, Refusal> {
-        let at = self.turns.iter().position(|(owner, _)| *owner == job.owner);
-        let at = at.unwrap_or_else(|| {
-            self.turns.push_back((job.owner.clone(), VecDeque::new()));
-            self.turns.len() - 1
-        });
-        let (_, jobs) = &mut self.turns[at];
-        if jobs.len() >= MAX_WAITING {
-            jobs.retain(Waiting::is_awaited);
-        }
-        if jobs.len() >= MAX_WAITING {
-            let what = format!("{MAX_WAITING} filters of yours wait to be compiled: try later");
-            return Err(Refusal::new(code::LIMIT, what));
-        }
+impl Shared {
+    fn add(&self, job: Job) -> Result<Ticket, Refusal> {
         let (ticket, waits) = Ticket::new();
-        jobs.push_back(Waiting { job, waits });
-        Ok(ticket)
+        if self.jobs.add(job.owner.clone(), Waiting { job, waits }) {
+            return Ok(ticket);
+        }
+        let most = TERMS.most;
+        let what = format!("{most} filters of yours wait to be compiled: try later");
+        Err(Refusal::new(code::LIMIT, what))
     }
 
-    /// The job whose turn it is: of the owner that waits longest of those with the least debt.
-    fn next(&mut self, now: Instant) -> Option<Job> {
-        self.turns.retain_mut(|(_, jobs)| {
-            jobs.retain(Waiting::is_awaited);
-            !jobs.is_empty()
-        });
-        self.debts.retain(|_, until| *until > now);
-        let debt = |owner: &Peer| self.debts.get(owner).copied();
-        // The first of equals; no debt comes before any.
-        let (at, _) = self
-            .turns
-            .iter()
-            .enumerate()
-            .min_by_key(|(_, (owner, _))| debt(owner))?;
-        let (owner, mut jobs) = self.turns.remove(at)?;
-        let next = jobs.pop_front();
-        if !jobs.is_empty() {
-            self.turns.push_back((owner, jobs));
-        }
-        next.map(|waiting| waiting.job)
-    }
-
-    /// Notes what a job of an owner took.
-    fn charge(&mut self, owner: Peer, took: Duration, now: Instant) {
-        if took > CHEAP {
-            let until = self.debts.entry(owner).or_insert(now);
-            *until = now.max(*until) + took * DEBT;
-        }
+    /// What this lock guards is whole after every statement.
+    fn done(&self) -> MutexGuard<'_, VecDeque<Compiled>> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -215,25 +169,17 @@ fn work(
     mut compile: impl FnMut(&Job) -> Result<Programs, Refusal>,
     bell: &OwnedFd,
 ) {
-    let mut queue = lock(&shared.queue);
-    while !queue.closed {
-        let Some(job) = queue.next(Instant::now()) else {
-            let woken = shared.added.wait(queue);
-            queue = woken.unwrap_or_else(PoisonError::into_inner);
-            continue;
-        };
-        drop(queue);
+    while let Some((owner, Waiting { job, .. })) = shared.jobs.next(None) {
         let begun = Instant::now();
         let programs = compile(&job);
         let took = begun.elapsed();
-        lock(&shared.done).push_back(Compiled {
+        shared.done().push_back(Compiled {
             session: job.session,
             programs,
             took,
         });
         event::ring(bell);
-        queue = lock(&shared.queue);
-        queue.charge(job.owner, took, Instant::now());
+        shared.jobs.charge(owner, took);
     }
 }
 
@@ -259,11 +205,6 @@ fn hand_on(jit: &Jit, owner: &Peer, programs: &Programs) {
     for program in programs.guard.iter().chain(&programs.filter) {
         jit.submit(&owner, program);
     }
-}
-
-/// What these locks guard is whole after every statement.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn compile(compiler: &mut Compiler, job: &Job) -> Result<Programs, Refusal> {
@@ -333,88 +274,50 @@ mod tests {
         }
     }
 
-    /// The sessions in the order in which they are served.
-    fn served(queue: &mut Queue, now: Instant) -> Vec<u64> {
-        std::iter::from_fn(|| queue.next(now))
-            .map(|job| job.session)
-            .collect()
+    fn shared() -> Shared {
+        Shared {
+            jobs: Fair::new(TERMS),
+            done: Mutex::default(),
+        }
+    }
+
+    #[test]
+    fn an_owner_may_let_so_many_wait_and_the_abandoned_do_not_count() {
+        let shared = shared();
+        for session in 0..10 * TERMS.most as u64 {
+            drop(shared.add(job(session, 7)).ok().unwrap());
+        }
+        let tickets: Vec<_> = (0..TERMS.most as u64)
+            .map(|session| shared.add(job(session, 7)).ok())
+            .collect();
+        assert!(tickets.iter().all(Option::is_some));
+        let refused = shared.add(job(99, 7)).err().unwrap();
+        assert_eq!(refused.code, code::LIMIT);
+        assert!(shared.add(job(99, 8)).is_ok());
     }
 
     #[test]
     fn a_job_that_panics_is_answered_and_the_next_one_is_done() {
-        let shared = Shared {
-            queue: Mutex::new(Queue::default()),
-            added: Condvar::new(),
-            done: Mutex::default(),
-        };
+        let shared = shared();
         let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         let tickets: Vec<_> = [1, 2]
-            .map(|session| lock(&shared.queue).add(job(session, 7)).ok().unwrap())
+            .map(|session| shared.add(job(session, 7)).ok().unwrap())
             .into();
         let mut compiler = Compiler::new("/nonexistent".into());
         let each = |job: &Job| {
             guarded(&mut compiler, |compiler| match job.session {
                 1 => panic!("on purpose"),
                 _ => {
-                    lock(&shared.queue).closed = true;
+                    shared.jobs.close();
                     compile(compiler, job)
                 }
             })
         };
         work(&shared, each, &bell);
         drop(tickets);
-        let done: Vec<Compiled> = lock(&shared.done).drain(..).collect();
+        let done: Vec<Compiled> = shared.done().drain(..).collect();
         let refusal = done[0].programs.as_ref().err().unwrap();
         assert_eq!((done[0].session, refusal.code), (1, code::INTERNAL));
         assert_eq!((done[1].session, done[1].programs.is_ok()), (2, true));
-    }
-
-    #[test]
-    fn owners_take_turns_and_a_dropped_ticket_cancels() {
-        let mut queue = Queue::default();
-        let jobs = [(1, 7), (2, 7), (3, 7), (4, 8), (5, 9), (6, 8)];
-        let mut tickets: Vec<Ticket> = jobs
-            .iter()
-            .filter_map(|&(session, owner)| queue.add(job(session, owner)).ok())
-            .collect();
-        drop(tickets.remove(1));
-        assert_eq!(served(&mut queue, Instant::now()), [1, 4, 5, 3, 6]);
-        assert!(queue.turns.is_empty());
-    }
-
-    #[test]
-    fn an_owner_may_let_so_many_wait_and_the_abandoned_do_not_count() {
-        let mut queue = Queue::default();
-        for session in 0..10 * MAX_WAITING as u64 {
-            assert!(queue.add(job(session, 7)).is_ok());
-        }
-        assert!(queue.turns[0].1.len() <= MAX_WAITING);
-        let tickets: Vec<_> = (0..MAX_WAITING as u64)
-            .map(|session| queue.add(job(session, 7)).ok())
-            .collect();
-        assert!(tickets.iter().all(Option::is_some));
-        let refused = queue.add(job(99, 7)).err().unwrap();
-        assert_eq!(refused.code, code::LIMIT);
-        assert!(queue.add(job(99, 8)).is_ok());
-    }
-
-    #[test]
-    fn who_is_in_debt_is_served_after_others_for_a_while() {
-        let mut queue = Queue::default();
-        let now = Instant::now();
-        queue.charge(Peer::User(7), Duration::from_secs(1), now);
-        queue.charge(Peer::User(8), CHEAP, now);
-        let all = [(1, 7), (2, 8), (3, 9), (4, 8)];
-        let order = |queue: &mut Queue, at| {
-            let add = |&(session, owner)| queue.add(job(session, owner)).ok();
-            let tickets: Vec<_> = all.iter().map(add).collect();
-            let order = served(queue, at);
-            drop(tickets);
-            order
-        };
-        assert_eq!(order(&mut queue, now), [2, 3, 4, 1]);
-        let later = now + Duration::from_secs(u64::from(DEBT) + 1);
-        assert_eq!(order(&mut queue, later), [1, 2, 3, 4]);
-        assert!(queue.debts.is_empty());
     }
 }
