@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::Slot;
-use crate::program::Instruction;
+use vnplug_bpf::Instruction;
 
 /// A program that somebody may still want.
 #[derive(Debug)]

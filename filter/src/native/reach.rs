@@ -6,7 +6,7 @@
 //! `ret 0` asks for nothing, because being rejected early is the same there. The same is done for
 //! loads behind X, until X changes.
 
-use crate::program::{Instruction, code};
+use vnplug_bpf::{Instruction, code};
 
 /// Bytes that a frame has, or must have: in all, and from X on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use std::time::Duration;
 use rustix::process::{Gid, Pid, Resource, Rlimit, Signal, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use crate::code;
+use vnplug_bpf::code;
 
 /// What a confined job may use up.
 #[derive(Debug, Clone, Copy)]

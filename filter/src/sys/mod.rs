@@ -1,5 +1,4 @@
-//! What filters ask of Linux: a process without power, memory that runs, processors that guess.
+//! What filters ask of Linux: a process without power, and memory that runs.
 
 pub(crate) mod confine;
 pub(crate) mod executable;
-pub(crate) mod speculation;
