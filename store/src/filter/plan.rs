@@ -18,8 +18,9 @@
 use std::collections::BTreeMap;
 
 use vnplug_bpf::{Instruction, Program, SCRATCH_WORDS, calculate, code};
+use vnplug_frame::headers::{MAX_TAGS, TAGS};
 
-use crate::index::{Block, Key, MAX_TAGS, TAGS, v6_mark};
+use crate::index::{Block, Key, v6_mark};
 
 /// What to ask an index about a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
