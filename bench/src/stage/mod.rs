@@ -249,11 +249,12 @@ fn stages(profile: &Profile) -> Stages {
 
 /// The stage that a source file of ours belongs to.
 fn stage_of(file: &str) -> Option<&'static str> {
-    const STAGES: [(&str, &str); 16] = [
+    const STAGES: [(&str, &str); 17] = [
         ("/path/src/engine/", "source"),
         ("/path/src/source/", "source"),
         ("/frame/src/witness", "source"),
         ("/frame/src/crc", "source"),
+        ("/crc32c-", "source"),
         ("/frame/src/flow", "flow-hash"),
         ("/frame/src/headers", "flow-hash"),
         ("/path/src/fanout/", "fanout"),
