@@ -59,6 +59,7 @@ pub(crate) struct Record {
         short,
         long,
         value_name = "BYTES",
+        value_parser = text::length,
         default_value_t = 0,
         hide_default_value = true
     )]
@@ -73,7 +74,7 @@ pub(crate) struct Record {
     /// Size at which the next file begins; 0 = never
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = text::size)]
     rotate_size: u64,
-    /// Time after which the next file begins [default: 0, never]
+    /// Time after which the next file begins, for example 90s or 1h30m [default: 0, never]
     #[arg(long, value_name = "TIME", value_parser = text::duration)]
     rotate_time: Option<Duration>,
     /// Packets after which the next file begins [default: 0, never]

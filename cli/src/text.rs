@@ -1,48 +1,15 @@
 //! Numbers as people write them, and foreign text as a terminal may see it.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
-/// Parses bytes: `4096`, `64M`, `4MiB`, `1G`; the units are powers of 1024.
+pub(crate) use vnplug_ring::units::{duration, size};
+
+/// As [`size`], of lengths of packets.
 ///
 /// # Errors
 /// A text that says what is allowed.
-pub(crate) fn size(text: &str) -> Result<u64, String> {
-    let (number, unit) = split(text);
-    let number: u64 = number
-        .parse()
-        .map_err(|_| format!("`{text}` is not a size; write for example 65536, 64M or 1GiB"))?;
-    let shift = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        "t" | "tb" | "tib" => 40,
-        _ => return Err(format!("`{unit}` is not a unit of size; use K, M, G or T")),
-    };
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| format!("`{text}` is too large"))
-}
-
-/// Parses a time: `5`, `5s`, `1.5s`, `200ms`, `50us`, `2m`, `1h`, `30d`; without a unit, seconds.
-///
-/// # Errors
-/// A text that says what is allowed.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = split(text);
-    let wrong = || format!("`{text}` is not a time; write for example 5, 200ms, 50us or 2m");
-    let number: f64 = number.parse().map_err(|_| wrong())?;
-    let factor = match unit {
-        "" | "s" => 1.0,
-        "ms" => 1e-3,
-        "us" => 1e-6,
-        "m" => 60.0,
-        "h" => 3600.0,
-        "d" => 86_400.0,
-        _ => return Err(wrong()),
-    };
-    Duration::try_from_secs_f64(number * factor).map_err(|_| wrong())
+pub(crate) fn length(text: &str) -> Result<u32, String> {
+    u32::try_from(size(text)?).map_err(|_| format!("{text:?} is longer than any packet"))
 }
 
 /// `text` without anything a terminal would act on: control characters as `\xNN`, characters that
@@ -118,51 +85,18 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     out
 }
 
-fn split(text: &str) -> (&str, &str) {
-    let text = text.trim();
-    let end = text.find(|c: char| c.is_ascii_alphabetic());
-    let (number, unit) = text.split_at(end.unwrap_or(text.len()));
-    (number.trim_end(), unit)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_powers_of_1024_however_written() {
-        for (text, bytes) in [
-            ("0", 0),
-            ("4096", 4096),
-            ("64k", 65536),
-            ("64M", 64 << 20),
-            ("4MiB", 4 << 20),
-            ("4 mb", 4 << 20),
-            ("1G", 1 << 30),
-            ("2TiB", 2 << 40),
-        ] {
-            assert_eq!(size(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "M", "-1", "1.5M", "1X", "1MM", "99999999999T", "0x10"] {
-            assert!(size(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn times_have_units_and_default_to_seconds() {
-        for (text, ms) in [
-            ("5", 5000),
-            ("1.5s", 1500),
-            ("200ms", 200),
-            ("1000us", 1),
-            ("2m", 120_000),
-            ("1h", 3_600_000),
-            ("30d", 30 * 86_400_000),
-        ] {
-            assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
-        }
-        for text in ["", "s", "-1", "1x", "nan", "inf", "1e300"] {
-            assert!(duration(text).is_err(), "{text}");
+    fn a_length_is_a_size_that_a_packet_may_have() {
+        assert_eq!(
+            (length("96"), length("64K"), length("0")),
+            (Ok(96), Ok(65_536), Ok(0))
+        );
+        for text in ["", "-1", "4G", "96x"] {
+            assert!(length(text).is_err(), "{text}");
         }
     }
 

@@ -20,9 +20,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
 
+use vnplug_bpf::libpcap::Library;
+use vnplug_bpf::{INSTRUCTION_BYTES, MAX_INSTRUCTIONS, instruction_bytes};
+
 use super::compile::{CPU_LIMIT, MAX_EXPRESSION_BYTES, WALL_LIMIT};
-use super::program::{INSTRUCTION_BYTES, MAX_INSTRUCTIONS, instruction_bytes};
-use crate::libpcap::Library;
 use crate::sys::confine::{Limits, enter_service, fork_confined};
 
 /// The kinds of replies.

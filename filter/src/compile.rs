@@ -15,7 +15,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::child::{MAX_REPLY_BYTES, status};
-use super::program::{INSTRUCTION_BYTES, Program, Trust, VerifyError};
+use super::program::Program;
+use vnplug_bpf::{INSTRUCTION_BYTES, Trust, VerifyError};
 
 /// Compiles expressions; belongs to one thread, which may block for [`WALL_LIMIT`] per expression.
 #[derive(Debug)]
@@ -316,7 +317,7 @@ impl fmt::Display for FilterError {
                 "filter takes more than {} ms, {} MiB or {} instructions to compile, simplify it",
                 CPU_LIMIT.as_millis(),
                 super::child::MEMORY_LIMIT_BYTES >> 20,
-                super::program::MAX_INSTRUCTIONS
+                vnplug_bpf::MAX_INSTRUCTIONS
             ),
             Self::NoLibpcap(why) => write!(
                 f,

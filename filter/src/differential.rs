@@ -1,11 +1,12 @@
 //! Native code and our interpreter against libpcap's: the same programs, the same frames, the same verdicts.
 
+use vnplug_bpf::code;
+use vnplug_bpf::libpcap::Library;
 use vnplug_frame::witness::seed;
 
 use super::native::translate_now;
 use super::packets::{Packet, Random, cuts, frames};
-use super::{Instruction, Program, Trust, code};
-use crate::libpcap::Library;
+use super::{Instruction, Program, Trust};
 
 /// What the expressions are compiled for.
 const SNAPLEN: u32 = 262_144;

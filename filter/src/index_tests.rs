@@ -238,19 +238,19 @@ fn without_room_for_another_field_a_program_is_run_on_every_frame() {
     let mut index = Index::default();
     let program = |at: u32| {
         let word = Instruction {
-            code: crate::code::LD_W_ABS,
+            code: vnplug_bpf::code::LD_W_ABS,
             jt: 0,
             jf: 0,
             k: at,
         };
         let compare = Instruction {
-            code: crate::code::JEQ_K,
+            code: vnplug_bpf::code::JEQ_K,
             jt: 0,
             jf: 1,
             k: 0x0102_0304,
         };
         let ret = |k| Instruction {
-            code: crate::code::RET,
+            code: vnplug_bpf::code::RET,
             jt: 0,
             jf: 0,
             k,

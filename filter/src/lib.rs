@@ -10,8 +10,9 @@
 //!       `------------------> Program -> run(frame): data path, one per port
 //! ```
 //!
-//! - [`Program`]: classic BPF, verified once by the kernel's rules. It is the only thing the data
-//!   path knows; a client that sends a program in wire form needs no libpcap anywhere.
+//! - [`Program`]: classic BPF, verified once by the kernel's rules (`vnplug-bpf`, which also
+//!   interprets it). It is the only thing the data path knows; a client that sends a program in wire
+//!   form needs no libpcap anywhere.
 //! - [`Program::run`] gives libpcap's own verdict (`pcap_offline_filter`), to the bit; a test
 //!   compares the two over generated frames. It cannot panic, and its steps are bounded.
 //! - [`Jit`]: makes machine code of programs in the background; until then, and if it cannot, they
@@ -42,11 +43,9 @@ pub mod ebpf;
 mod field;
 mod frames;
 mod index;
-pub mod libpcap;
 mod lookup;
 mod native;
 mod program;
-mod run;
 mod spans;
 mod sys;
 mod table;
@@ -60,11 +59,11 @@ pub use field::Field;
 pub use frames::FrameSet;
 pub use index::{Index, IndexSize, JudgeId, Totals};
 pub use native::{DEFAULT_LIMIT_BYTES, Jit, translate_now};
-pub(crate) use program::code;
-pub use program::{
-    INSTRUCTION_BYTES, Instruction, MAX_INSTRUCTIONS, OutOfSteps, Program, Trust, VerifyError,
+pub use program::Program;
+pub use vnplug_bpf::{
+    INSTRUCTION_BYTES, Instruction, MAX_INSTRUCTIONS, OutOfSteps, STEP_BUDGET, Trust, VerifyError,
+    libpcap,
 };
-pub use run::STEP_BUDGET;
 
 #[cfg(test)]
 mod differential;

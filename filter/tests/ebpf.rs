@@ -1,6 +1,7 @@
 //! Filters in the kernel judge as they do in the daemon: the same programs, the same frames, run by
 //! `BPF_PROG_TEST_RUN` as socket filters and as XDP programs. Needs root.
 
+use std::ffi::CString;
 use std::sync::Arc;
 
 use vnplug_filter::ebpf::{KernelJudge, Wanted};
@@ -103,8 +104,10 @@ fn wants(programs: &[Arc<Program>]) -> Vec<Wanted> {
 fn compile(expressions: &[&str]) -> Vec<Arc<Program>> {
     let library = Library::load().expect("libpcap is there");
     let one = |expression: &&str| {
-        let program = library.program(expression, SNAPLEN, ETHERNET);
-        Arc::new(program.unwrap_or_else(|error| panic!("{expression}: {error}")))
+        let text = CString::new(*expression).expect("no NUL");
+        let list = library.compile(&text, SNAPLEN, ETHERNET);
+        let list = list.unwrap_or_else(|error| panic!("{expression}: {error}"));
+        Arc::new(Program::from_instructions(&list, Trust::Operator).expect(expression))
     };
     expressions.iter().map(one).collect()
 }

@@ -2,14 +2,13 @@
 //! number.
 //!
 //! It covers addresses, protocol and (TCP, UDP, SCTP, UDP-Lite) ports of the first IP header after
-//! up to four VLAN tags; a fragment counts only by its addresses, so that all fragments get one
-//! hash. Anything else counts by its MAC addresses and Ethertype. It is not keyed: a sender can
-//! make flows collide and so load one member of a cluster; the others lose nothing.
+//! its VLAN tags ([`headers`](crate::headers)); a fragment counts only by its addresses, so that all
+//! fragments get one hash. Anything else counts by its MAC addresses and Ethertype. It is not keyed:
+//! a sender can make flows collide and so load one member of a cluster; the others lose nothing.
 
-const ETHERTYPE_IPV4: u16 = 0x0800;
-const ETHERTYPE_IPV6: u16 = 0x86dd;
-const MAX_TAGS: usize = 4;
-const MAX_EXTENSIONS: usize = 8;
+use crate::headers::{
+    AUTHENTICATION, FRAGMENT, IPV4, IPV6, Link, MAX_EXTENSIONS, counts_in_eights,
+};
 
 /// The hash of one Ethernet frame; 0 only by chance.
 #[inline]
@@ -25,7 +24,7 @@ fn plain(head: &[u8; 38]) -> Option<u64> {
     let pair = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
     let word = |at: usize| u64::from(pair(at)) << 16 | u64::from(pair(at + 2));
     let protocol = head[23];
-    let is_plain = pair(12) == ETHERTYPE_IPV4
+    let is_plain = pair(12) == IPV4
         && head[14] & 0xf == 5
         && pair(20) & 0x3fff == 0
         && matches!(protocol, 6 | 17);
@@ -34,24 +33,14 @@ fn plain(head: &[u8; 38]) -> Option<u64> {
 }
 
 fn any(frame: &[u8]) -> u64 {
-    let mut at = 12;
-    let mut ethertype = u16_at(frame, at);
-    for _ in 0..MAX_TAGS {
-        match ethertype {
-            Some(0x8100 | 0x88a8 | 0x9100) => {
-                at += 4;
-                ethertype = u16_at(frame, at);
-            }
-            _ => break,
-        }
-    }
-    let network = frame.get(at + 2..).unwrap_or_default();
-    let hash = match ethertype {
-        Some(ETHERTYPE_IPV4) => ipv4(network),
-        Some(ETHERTYPE_IPV6) => ipv6(network),
+    let link = Link::of(frame, 12);
+    let network = link.network(frame);
+    let hash = match link.ethertype {
+        Some(IPV4) => ipv4(network),
+        Some(IPV6) => ipv6(network),
         _ => None,
     };
-    hash.unwrap_or_else(|| other(frame, ethertype.unwrap_or(0)))
+    hash.unwrap_or_else(|| other(frame, link.ethertype.unwrap_or(0)))
 }
 
 #[inline]
@@ -93,11 +82,10 @@ fn ipv6(packet: &[u8]) -> Option<u64> {
     let mut rest = &packet[40..];
     for _ in 0..MAX_EXTENSIONS {
         let len = match protocol {
-            // Hop-by-hop, routing, destination options, mobility, HIP, shim6 (RFC 8200 and IANA).
-            0 | 43 | 60 | 135 | 139 | 140 => (usize::from(*rest.get(1)?) + 1) * 8,
-            // Fragment: by addresses alone, as in IPv4.
-            44 => return Some(combine(source, target, 44, None)),
-            51 => (usize::from(*rest.get(1)?) + 2) * 4,
+            _ if counts_in_eights(protocol) => (usize::from(*rest.get(1)?) + 1) * 8,
+            // By addresses alone, as in IPv4.
+            FRAGMENT => return Some(combine(source, target, FRAGMENT, None)),
+            AUTHENTICATION => (usize::from(*rest.get(1)?) + 2) * 4,
             _ => break,
         };
         protocol = rest[0];
@@ -136,13 +124,6 @@ fn other(frame: &[u8], ethertype: u16) -> u64 {
         })
     };
     mix(mac(0)).wrapping_add(mix(mac(6))) ^ u64::from(ethertype)
-}
-
-#[inline]
-fn u16_at(frame: &[u8], at: usize) -> Option<u16> {
-    frame
-        .get(at..at + 2)
-        .map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
 }
 
 #[inline]

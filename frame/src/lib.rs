@@ -2,11 +2,13 @@
 //!
 //! - [`Frame`]: bytes borrowed from the queue that received them, and their metadata.
 //! - [`flow`]: the hash that assigns flows to the members of a cluster.
+//! - [`headers`]: where the headers of a frame lie; what is understood of VLAN tags and IP.
 //! - [`witness`]: what generated frames carry, so that a receiver can prove loss, duplication,
 //!   reordering and corruption.
 
 pub mod crc;
 pub mod flow;
+pub mod headers;
 pub mod witness;
 
 use vnplug_ring::layout::flags;
@@ -26,7 +28,8 @@ pub struct Frame<'a> {
     pub vlan_tci: u16,
 }
 
-/// The outermost VLAN tag in a frame's bytes: the flag that says so, and the TCI.
+/// The outermost VLAN tag in a frame's bytes: the flag that says so, and the TCI. As the kernel has it,
+/// which knows 802.1Q and 802.1ad only.
 #[inline]
 pub fn vlan_of(bytes: &[u8]) -> (u16, u16) {
     // IEEE 802.1Q-2018, 9.4: TPID and TCI, big-endian, after the addresses.

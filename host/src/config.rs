@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use clap::Parser;
 use serde::Deserialize;
 use vnplug_ring::control::{DEFAULT_SOCKET, Grant};
+use vnplug_ring::units;
 
 use crate::hub::Peer;
 use crate::spec::SourceSpec;
@@ -355,25 +356,13 @@ fn allow(text: &str) -> Result<(Whom, Grant), String> {
     }
 }
 
-/// A number of bytes, or a text with a binary suffix.
+/// A number of bytes, or a text as [`units::size`] reads it.
 fn bytes(value: &toml::Value) -> Option<u64> {
-    let text = match value {
-        toml::Value::Integer(number) => return u64::try_from(*number).ok(),
-        toml::Value::String(text) => text.trim(),
-        _ => return None,
-    };
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor = match text[digits.len()..]
-        .to_ascii_lowercase()
-        .trim_end_matches("ib")
-    {
-        "" => 1,
-        "k" => 1 << 10,
-        "m" => 1 << 20,
-        "g" => 1 << 30,
-        _ => return None,
-    };
-    digits.trim().parse::<u64>().ok()?.checked_mul(factor)
+    match value {
+        toml::Value::Integer(number) => u64::try_from(*number).ok(),
+        toml::Value::String(text) => units::size(text).ok(),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

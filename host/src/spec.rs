@@ -3,7 +3,7 @@
 //!
 //! | kind | what | options |
 //! |---|---|---|
-//! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=BYTES`, `blocks=N`, `reserve=yes\|no`, `block_timeout_ms=N`, `snaplen=BYTES`, `hardware_timestamps=yes\|no`, `early=yes\|no` |
+//! | `af_packet` | interface (default: the name) | `direction=both\|rx\|tx`, `promiscuous=yes\|no`, `queues=N`, `block_size=SIZE`, `blocks=N`, `reserve=yes\|no`, `block_timeout_ms=N`, `snaplen=SIZE`, `hardware_timestamps=yes\|no`, `early=yes\|no` |
 //! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no`, `arena=copy\|umem\|vm` |
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
@@ -20,6 +20,7 @@ use std::num::ParseIntError;
 use std::str::FromStr;
 
 use vnplug_frame::witness::Protocol;
+use vnplug_ring::units;
 
 use crate::hub::{Early, Source};
 use vnplug_path::engine::{self, ThreadOptions, WorkerOptions};
@@ -275,10 +276,10 @@ fn af_packet(
         Some(other) => return Err(options.bad("direction", other, "both, rx or tx")),
     }
     options.set("queues", &mut config.queues)?;
-    options.set("block_size", &mut config.block_size)?;
+    options.size("block_size", &mut config.block_size)?;
     options.set("blocks", &mut config.blocks)?;
     options.set("block_timeout_ms", &mut config.block_timeout_ms)?;
-    options.set("snaplen", &mut config.snaplen)?;
+    options.size("snaplen", &mut config.snaplen)?;
     if let Some(yes) = options.flag("promiscuous")? {
         config.promiscuous = yes;
     }
@@ -427,6 +428,18 @@ impl Options<'_> {
         Ok(())
     }
 
+    /// A number of bytes, as [`units::size`] reads it.
+    fn size<T: TryFrom<u64>>(&mut self, key: &str, into: &mut T) -> Result<(), SourceError> {
+        let Some(text) = self.take(key) else {
+            return Ok(());
+        };
+        let bytes = units::size(&text).ok();
+        *into = bytes
+            .and_then(|bytes| T::try_from(bytes).ok())
+            .ok_or_else(|| self.bad(key, &text, "a size like 65536, 256K or 1M"))?;
+        Ok(())
+    }
+
     fn flag(&mut self, key: &str) -> Result<Option<bool>, SourceError> {
         match self.take(key).as_deref() {
             None => Ok(None),
@@ -509,6 +522,9 @@ mod tests {
             ("file=pcap", "needs a path"),
             ("file=pcap:/nowhere/x.pcap", "/nowhere/x.pcap"),
             ("no-such-if0", "no-such-if0"),
+            ("no-such-if0=af_packet,block_size=big", "a size like"),
+            ("no-such-if0=af_packet,snaplen=8G", "a size like"),
+            ("no-such-if0=af_packet,block_size=256K", "no-such-if0"),
         ] {
             assert!(error(text).contains(part), "{text}: {}", error(text));
         }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
+use vnplug_ring::units;
 use vnplug_store::extract::{BadTime, parse_time};
 
 use crate::catalog::Scope;
@@ -141,23 +142,12 @@ fn time(text: &str) -> Result<u64, BadTime> {
     parse_time(text, now.as_nanos().try_into().unwrap_or(u64::MAX))
 }
 
-/// Bytes: `4096`, `64M`, `1G`; the units are powers of 1024.
+/// A size above 0.
 fn size(text: &str) -> Result<u64, String> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.to_ascii_lowercase().trim_end_matches("ib") {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        "t" => 40,
-        _ => return Err(format!("`{unit}` is not a unit of size; use K, M, G or T")),
-    };
-    let number: u64 = number
-        .parse()
-        .map_err(|_| format!("`{text}` is not a size; write for example 512M or 2G"))?;
-    let bytes = number.checked_mul(1 << shift).filter(|&bytes| bytes > 0);
-    bytes.ok_or_else(|| format!("`{text}` is no size that anything has"))
+    match units::size(text)? {
+        0 => Err("more than 0 bytes are needed".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 #[cfg(test)]

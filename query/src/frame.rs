@@ -2,6 +2,9 @@
 
 use std::net::IpAddr;
 
+use vnplug_frame::headers::{self, Link};
+pub(crate) use vnplug_frame::headers::{IPV4, IPV6};
+
 /// One direction of a conversation in one minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key {
@@ -79,32 +82,16 @@ impl Frame {
     }
 
     /// With an Ethertype at `at`, behind which the packet begins, or tags.
-    fn tagged(bytes: &[u8], mut at: usize, macs: Option<[[u8; 6]; 2]>) -> Self {
-        let mut vlans = [None; 2];
-        let mut tags = 0;
-        while let Some(kind) = half(bytes, at)
-            && TAGS.contains(&kind)
-            && tags < MAX_TAGS
-        {
-            if let Some(vlan) = vlans.get_mut(tags) {
-                *vlan = half(bytes, at + 2).map(|tag| tag & 0xfff);
-            }
-            tags += 1;
-            at += 4;
-        }
-        let net = bytes.get(at + 2..).unwrap_or_default();
+    fn tagged(bytes: &[u8], at: usize, macs: Option<[[u8; 6]; 2]>) -> Self {
+        let link = Link::of(bytes, at);
         Self {
-            vlans,
-            ..Self::untagged(half(bytes, at), net, macs)
+            vlans: [link.vlan(bytes, 0), link.vlan(bytes, 1)],
+            ..Self::untagged(link.ethertype, link.network(bytes), macs)
         }
     }
 
     fn untagged(ethertype: Option<u16>, net: &[u8], macs: Option<[[u8; 6]; 2]>) -> Self {
-        let ip = match ethertype {
-            Some(IPV4) => v4(net),
-            Some(IPV6) => v6(net),
-            _ => None,
-        };
+        let ip = ethertype.and_then(|ethertype| ip(ethertype, net));
         let (talk, tcp_flags) = ip.unwrap_or((Talk::Other { ethertype, macs }, None));
         Self {
             vlans: [None; 2],
@@ -114,61 +101,33 @@ impl Frame {
     }
 }
 
-/// `None` if the header is cut.
-fn v4(net: &[u8]) -> Option<(Talk, Option<u8>)> {
-    let header = net.first_chunk::<20>()?;
-    let address = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<4>()?));
-    let (protocol, len) = (header[9], usize::from(header[0] & 0xf) * 4);
-    let later = u16::from_be_bytes([header[6], header[7]]) & 0x1fff != 0;
-    let (ports, flags) = match later || len < 20 {
+/// `None` if it is not IP, or the header is cut.
+fn ip(ethertype: u16, net: &[u8]) -> Option<(Talk, Option<u8>)> {
+    let carried = headers::ip(ethertype, net)?;
+    let (from, to) = match ethertype {
+        IPV4 => (v4(net, 12)?, v4(net, 16)?),
+        _ => (v6(net, 8)?, v6(net, 24)?),
+    };
+    let no_header = ethertype == IPV4 && carried.at < 20;
+    let (ports, flags) = match carried.later || no_header {
         true => (None, None),
-        false => transport(protocol, net.get(len..).unwrap_or_default()),
+        false => transport(carried.protocol, net.get(carried.at..).unwrap_or_default()),
     };
     let talk = Talk::Ip {
-        from: address(12)?,
-        to: address(16)?,
-        protocol,
+        from,
+        to,
+        protocol: carried.protocol,
         ports,
     };
     Some((talk, flags))
 }
 
-/// `None` if the header is cut.
-fn v6(net: &[u8]) -> Option<(Talk, Option<u8>)> {
-    let header = net.first_chunk::<40>()?;
-    let address = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<16>()?));
-    let (mut protocol, mut at, mut later) = (header[6], 40, false);
-    for _ in 0..MAX_EXTENSIONS {
-        // The unit of its length, and what is not counted in it (RFC 8200, 4; RFC 4302, 2.2).
-        let len = match protocol {
-            0 | 43 | 60 => net.get(at + 1).map(|&len| (usize::from(len) + 1) * 8),
-            44 => Some(8),
-            51 => net.get(at + 1).map(|&len| (usize::from(len) + 2) * 4),
-            _ => break,
-        };
-        if protocol == 44 {
-            later |= half(net, at + 2).is_none_or(|part| part & 0xfff8 != 0);
-        }
-        let (Some(len), Some(&next)) = (len, net.get(at)) else {
-            break;
-        };
-        (protocol, at) = (next, at + len);
-        if later {
-            // What stands there is the middle of something.
-            break;
-        }
-    }
-    let (ports, flags) = match later {
-        true => (None, None),
-        false => transport(protocol, net.get(at..).unwrap_or_default()),
-    };
-    let talk = Talk::Ip {
-        from: address(8)?,
-        to: address(24)?,
-        protocol,
-        ports,
-    };
-    Some((talk, flags))
+fn v4(net: &[u8], at: usize) -> Option<IpAddr> {
+    Some(IpAddr::from(*net.get(at..)?.first_chunk::<4>()?))
+}
+
+fn v6(net: &[u8], at: usize) -> Option<IpAddr> {
+    Some(IpAddr::from(*net.get(at..)?.first_chunk::<16>()?))
 }
 
 /// Ports, and flags of TCP, as far as they were captured.
@@ -216,14 +175,6 @@ const LINUX_SLL: u32 = 113;
 const RAW_IPV4: u32 = 228;
 const RAW_IPV6: u32 = 229;
 const LINUX_SLL2: u32 = 276;
-
-/// Ethertypes.
-pub(crate) const IPV4: u16 = 0x0800;
-pub(crate) const IPV6: u16 = 0x86dd;
-/// Ethertypes of VLAN tags.
-const TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
-const MAX_TAGS: usize = 8;
-const MAX_EXTENSIONS: usize = 8;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;

@@ -16,6 +16,8 @@
 //! Readers that trust each other may share one copy of each packet: an [`arena`], with a ring of
 //! descriptors for each of them.
 //!
+//! [`units`] is how people write sizes and times, to whichever program.
+//!
 //! This crate is not an allocator, makes no system call and maps no memory: callers hand it a
 //! [`Region`]. It has no dependencies.
 //!
@@ -37,6 +39,7 @@ mod producer;
 pub mod control;
 pub mod counters;
 pub mod pool;
+pub mod units;
 
 pub use arena::{Arena, ArenaGeometry, ArenaReader, BufferGeometry, Buffers, Placed};
 pub use consumer::{AttachError, Batch, Consumer, Corrupt, Look, Packet, Wait};

@@ -249,14 +249,17 @@ fn stages(profile: &Profile) -> Stages {
 
 /// The stage that a source file of ours belongs to.
 fn stage_of(file: &str) -> Option<&'static str> {
-    const STAGES: [(&str, &str); 14] = [
+    const STAGES: [(&str, &str); 17] = [
         ("/path/src/engine/", "source"),
         ("/path/src/source/", "source"),
         ("/frame/src/witness", "source"),
         ("/frame/src/crc", "source"),
+        ("/crc32c-", "source"),
         ("/frame/src/flow", "flow-hash"),
+        ("/frame/src/headers", "flow-hash"),
         ("/path/src/fanout/", "fanout"),
         ("/filter/src/", "filter"),
+        ("/bpf/src/", "filter"),
         ("/path/src/rules/", "filter"),
         ("/path/src/", "port"),
         ("/ring/src/producer/publish", "publish"),

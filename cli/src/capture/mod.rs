@@ -43,6 +43,7 @@ pub(crate) struct PortArgs {
         short,
         long,
         value_name = "BYTES",
+        value_parser = text::length,
         default_value_t = 0,
         hide_default_value = true
     )]

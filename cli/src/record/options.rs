@@ -35,7 +35,7 @@ pub(super) fn recording_name(text: &str) -> Result<String, String> {
 pub(super) fn slice(text: &str) -> Result<(String, u32), String> {
     let wrong = || format!("`{text}`: write for example 'tcp port 443=128'");
     let (expression, bytes) = text.rsplit_once('=').ok_or_else(wrong)?;
-    let bytes: u32 = bytes.trim().parse().map_err(|_| wrong())?;
+    let bytes = text::length(bytes).map_err(|_| wrong())?;
     match (expression.trim(), bytes) {
         ("", _) | (_, 0) => Err(wrong()),
         (expression, bytes) => Ok((expression.to_owned(), bytes)),
@@ -105,6 +105,7 @@ mod tests {
     #[test]
     fn a_slice_needs_both_halves() {
         assert_eq!(slice("ether[0] = 1=64"), Ok(("ether[0] = 1".into(), 64)));
+        assert_eq!(slice("udp=1K"), Ok(("udp".into(), 1024)));
         for text in ["", "udp", "=64", "udp=", "udp=0", "udp=-1"] {
             assert!(slice(text).is_err(), "{text}");
         }
@@ -121,6 +122,7 @@ mod tests {
     #[test]
     fn an_age_has_units() {
         assert_eq!(age("2d"), Ok(Duration::from_secs(2 * 86_400)));
+        assert_eq!(age("1h30m"), Ok(Duration::from_secs(5400)));
         for text in ["0", "5ms", "-1h", "x"] {
             assert!(age(text).is_err(), "{text}");
         }

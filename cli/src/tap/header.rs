@@ -5,6 +5,7 @@
 //! `TP_STATUS_CSUMNOTREADY`), and do not take such packets for damaged ones.
 
 use vnplug::{Packet, flags};
+use vnplug_frame::headers::{self, Link};
 
 /// Bytes of the header; the TUN driver's default (TUNSETVNETHDRSZ).
 pub(super) const SIZE: usize = 10;
@@ -27,25 +28,12 @@ pub(super) fn of(packet: &Packet<'_>) -> [u8; SIZE] {
 /// Where the transport header starts in the frame, and where in it the checksum is; `None` if the
 /// captured bytes do not reach so far, or there is no such header.
 fn checksum(frame: &[u8]) -> Option<(u16, u16)> {
-    let mut at = 12;
-    let mut kind = word(frame, at)?;
-    while matches!(kind, VLAN | SERVICE_VLAN) {
-        at += 4;
-        kind = word(frame, at)?;
-    }
-    at += 2;
-    let (start, protocol) = match kind {
-        IPV4 => {
-            let fragment = word(frame, at + 6)? & 0x1fff != 0;
-            let header = usize::from(frame.get(at)? & 15) * 4;
-            (at + header, *frame.get(at + 9).filter(|_| !fragment)?)
-        }
-        IPV6 => (at + 40, *frame.get(at + 6)?),
-        _ => return None,
-    };
-    let offset = match protocol {
-        TCP => 16,
-        UDP => 6,
+    let link = Link::of(frame, 12);
+    let carried = headers::ip(link.ethertype?, link.network(frame))?;
+    let start = link.at + 2 + carried.at;
+    let offset = match carried.protocol {
+        TCP if !carried.later => 16,
+        UDP if !carried.later => 6,
         _ => return None,
     };
     word(frame, start + offset)?;
@@ -58,16 +46,16 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
 }
 
 const NEEDS_CSUM: u8 = 1;
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
-const VLAN: u16 = 0x8100;
-const SERVICE_VLAN: u16 = 0x88a8;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use vnplug_frame::headers::{IPV4, IPV6};
+
+    const VLAN: u16 = 0x8100;
+    const SERVICE_VLAN: u16 = 0x88a8;
 
     fn frame(kinds: &[u16], ip: &[u8], transport: usize) -> Vec<u8> {
         let mut frame = vec![0; 12];
@@ -91,6 +79,8 @@ mod tests {
     fn the_checksum_is_found_behind_tags_and_options() {
         let mut ipv6 = vec![0; 40];
         ipv6[6] = TCP;
+        let mut behind_a_header = vec![0; 48];
+        behind_a_header[40] = TCP; // in a hop-by-hop header, which is protocol 0
         for (frame, place) in [
             (frame(&[IPV4], &ipv4(5, UDP, 0), 8), Some((34, 6))),
             (frame(&[IPV4], &ipv4(7, TCP, 0x4000), 20), Some((42, 16))),
@@ -99,6 +89,7 @@ mod tests {
                 frame(&[SERVICE_VLAN, VLAN, IPV6], &ipv6, 20),
                 Some((62, 16)),
             ),
+            (frame(&[IPV6], &behind_a_header, 20), Some((62, 16))),
             (frame(&[IPV4], &ipv4(5, UDP, 100), 8), None),
             (frame(&[IPV4], &ipv4(5, 1, 0), 8), None),
             (frame(&[IPV4], &ipv4(5, TCP, 0), 17), None),

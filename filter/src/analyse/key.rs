@@ -1,5 +1,7 @@
 //! Chooses the field by which an index finds a path of a program.
 
+use vnplug_frame::headers::{IPV4, IPV6, MAX_TAGS, is_tag};
+
 use super::known::{Fact, Known, Range};
 use super::{Base, Key};
 use crate::field::{Field, MAX_PARTS, Part};
@@ -130,14 +132,14 @@ fn is_at(byte: &Fact, places: &[u32]) -> bool {
 fn common_bytes(whole: impl Fn(u32) -> Option<u16>) -> Vec<u32> {
     let mut at = 12;
     let mut common = vec![at, at + 1];
-    while at < 12 + 4 * 8 && matches!(whole(at), Some(0x8100 | 0x88a8 | 0x9100)) {
+    while at < 12 + 4 * MAX_TAGS as u32 && whole(at).is_some_and(is_tag) {
         at += 4;
         common.extend([at, at + 1]);
     }
     let network = at + 2;
     match whole(at) {
-        Some(0x0800) => common.extend([0, 6, 7, 9].map(|byte| network + byte)),
-        Some(0x86dd) => common.extend([0, 6].map(|byte| network + byte)),
+        Some(IPV4) => common.extend([0, 6, 7, 9].map(|byte| network + byte)),
+        Some(IPV6) => common.extend([0, 6].map(|byte| network + byte)),
         _ => {}
     }
     common

@@ -24,8 +24,10 @@ mod walk;
 
 use std::collections::HashSet;
 
+use vnplug_bpf::Instruction;
+
 use super::field::Field;
-use super::program::{Instruction, Program};
+use super::program::Program;
 use key::key;
 use known::Fact;
 use walk::{End, Walk};

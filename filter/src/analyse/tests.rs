@@ -1,13 +1,13 @@
 use std::time::Duration;
 
 use super::*;
-use crate::code;
 use crate::differential::EXPRESSIONS;
 use crate::field::Part;
 use crate::libpcap::Library;
 use crate::packets;
 use crate::packets::{Packet, Random};
 use crate::{INSTRUCTION_BYTES, Trust};
+use vnplug_bpf::code;
 
 fn compiled(library: &Library, expression: &str) -> Program {
     let text = std::ffi::CString::new(expression).unwrap();

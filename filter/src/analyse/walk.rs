@@ -3,7 +3,7 @@
 use super::Base;
 use super::known::{Bits, Fact, Known, Mark, Test};
 use crate::field::Field;
-use crate::program::{Instruction, SCRATCH_WORDS, code};
+use vnplug_bpf::{Instruction, SCRATCH_WORDS, calculate, code};
 
 /// The most facts about single bytes on one path.
 const MAX_FACTS: usize = 256;
@@ -318,20 +318,6 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// As the interpreter calculates.
 fn constant(operation: u16, a: u32, k: u32) -> Symbol {
-    let value = match operation {
-        code::ADD_K => Some(a.wrapping_add(k)),
-        code::SUB_K => Some(a.wrapping_sub(k)),
-        code::MUL_K => Some(a.wrapping_mul(k)),
-        code::DIV_K => a.checked_div(k),
-        code::MOD_K => a.checked_rem(k),
-        code::AND_K => Some(a & k),
-        code::OR_K => Some(a | k),
-        code::XOR_K => Some(a ^ k),
-        code::LSH_K => Some(a.checked_shl(k).unwrap_or(0)),
-        code::RSH_K => Some(a.checked_shr(k).unwrap_or(0)),
-        _ => None,
-    };
-    value.map_or(Symbol::Unknown, Symbol::Constant)
+    calculate(operation, a, k).map_or(Symbol::Unknown, Symbol::Constant)
 }

@@ -17,8 +17,8 @@
 //! packet): the kernel refuses code that no edge reaches, and removes code that no run reaches.
 
 use super::asm::{Alu, Asm, Cond, FP, Label, Operand, R1, R2, R6, R7, Reg, Size};
-use crate::program::code;
 use crate::{Instruction, Program};
+use vnplug_bpf::code;
 
 use Operand::{K, X};
 

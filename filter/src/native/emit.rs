@@ -24,7 +24,7 @@ use cranelift_codegen::isa::TargetFrontendConfig;
 use cranelift_frontend::{FunctionBuilder, Variable};
 
 use super::reach::{Mode, Reach, is_branch, load, needs, targets};
-use crate::program::{Instruction, SCRATCH_WORDS, code};
+use vnplug_bpf::{Instruction, SCRATCH_WORDS, code};
 
 /// Writes one function.
 pub(super) struct Emitter<'a> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use vnplug_os::fair::{self, Meanwhile, Terms};
 
 use super::Slot;
-use crate::program::Instruction;
+use vnplug_bpf::Instruction;
 
 /// A program that somebody may still want.
 #[derive(Debug)]

@@ -6,7 +6,7 @@
 //! `ret 0` requires nothing, because rejecting early is the same there. The same is done for loads
 //! at offsets from X, until X changes.
 
-use crate::program::{Instruction, code};
+use vnplug_bpf::{Instruction, code};
 
 /// Bytes that a frame has, or must have: in all, and from X on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 use std::sync::atomic::Ordering;
 
 use super::*;
-use crate::{Instruction, MAX_INSTRUCTIONS, Trust, code};
+use crate::{Instruction, MAX_INSTRUCTIONS, Trust};
+use vnplug_bpf::code;
 
 fn op(code: u16, k: u32) -> Instruction {
     Instruction {

@@ -10,7 +10,7 @@ use cranelift_codegen::settings::{self, Configurable};
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 
 use super::emit::Emitter;
-use crate::program::Instruction;
+use vnplug_bpf::Instruction;
 
 /// Translates programs, one after the other.
 pub(super) struct Translator {
@@ -111,7 +111,7 @@ fn signature() -> Signature {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::code;
+    use vnplug_bpf::code;
 
     fn op(code: u16, k: u32) -> Instruction {
         Instruction {

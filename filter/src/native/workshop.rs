@@ -10,8 +10,8 @@ use super::code::{self, Code, Native};
 use super::queue::Wanted;
 use super::translate::{Translated, Translator};
 use super::{Counters, Slot};
-use crate::program::Instruction;
 use crate::sys::executable;
+use vnplug_bpf::Instruction;
 
 /// Everything that making native code needs.
 pub(super) struct Workshop {

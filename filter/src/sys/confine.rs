@@ -20,7 +20,7 @@ use std::time::Duration;
 use rustix::process::{Gid, Pid, Resource, Rlimit, Signal, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use crate::code;
+use vnplug_bpf::code;
 
 /// The limits of a confined job.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,4 @@
-//! What filters ask of Linux: a process without privileges, executable memory, and loads that are
-//! safe under speculation.
+//! What filters ask of Linux: a process without privileges, and executable memory.
 
 pub(crate) mod confine;
 pub(crate) mod executable;
-pub(crate) mod speculation;

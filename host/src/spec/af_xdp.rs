@@ -79,7 +79,7 @@ fn config(
         Some(other) => return Err(options.bad("timestamps", other, "frame or batch")),
     }
     config.frames = options.number("frames")?;
-    options.set("frame_size", &mut config.frame_size)?;
+    options.size("frame_size", &mut config.frame_size)?;
     options.set("coalesce", &mut config.coalesce_us)?;
     options.set("busy_poll", &mut config.busy_poll_us)?;
     if let Some(yes) = options.flag("promiscuous")? {

@@ -12,6 +12,10 @@
 
 use std::net::IpAddr;
 
+use vnplug_frame::headers::{
+    AUTHENTICATION, FRAGMENT, FRAGMENT_BYTES, IPV4, IPV6, MAX_EXTENSIONS, MAX_TAGS,
+    counts_in_eights, is_tag,
+};
 use vnplug_ring::control::{Flow, NO_VLAN};
 
 /// A frame, as wildcard rules see it.
@@ -44,7 +48,7 @@ impl FrameKey {
         let (mut at, mut vlan) = (12, None);
         let mut ethertype = u16_at(frame, at).unwrap_or(0);
         for _ in 0..MAX_TAGS {
-            if !matches!(ethertype, 0x8100 | 0x88a8 | 0x9100) {
+            if !is_tag(ethertype) {
                 break;
             }
             vlan = vlan.or_else(|| Some(u16_at(frame, at + 2)? & 0xfff));
@@ -56,8 +60,8 @@ impl FrameKey {
         key.words[2] = u64::from(ethertype) << 16 | u64::from(vlan);
         let network = frame.get(at + 2..).unwrap_or_default();
         match ethertype {
-            0x0800 => key.ipv4(network),
-            0x86dd => key.ipv6(network),
+            IPV4 => key.ipv4(network),
+            IPV6 => key.ipv6(network),
             _ => {}
         }
         key
@@ -101,13 +105,13 @@ impl FrameKey {
         let tos = head[0] << 4 | head[1] >> 4;
         let (mut protocol, mut rest, mut later) = (head[6], &packet[40..], false);
         for _ in 0..MAX_EXTENSIONS {
-            let len = match (protocol, rest) {
-                // Hop-by-hop, routing, destination options, mobility, HIP, shim6 (RFC 8200, IANA).
-                (0 | 43 | 60 | 135 | 139 | 140, [_, len, ..]) => (usize::from(*len) + 1) * 8,
-                (51, [_, len, ..]) => (usize::from(*len) + 2) * 4,
-                (44, [_, _, high, low, ..]) => {
+            let eights = counts_in_eights(protocol);
+            let len = match (eights, protocol, rest) {
+                (true, _, [_, len, ..]) => (usize::from(*len) + 1) * 8,
+                (_, AUTHENTICATION, [_, len, ..]) => (usize::from(*len) + 2) * 4,
+                (_, FRAGMENT, [_, _, high, low, ..]) => {
                     later = u16::from_be_bytes([*high, *low]) & 0xfff8 != 0;
-                    8
+                    FRAGMENT_BYTES
                 }
                 _ => break,
             };
@@ -252,6 +256,3 @@ fn u16_at(frame: &[u8], at: usize) -> Option<u16> {
         .get(at..at + 2)
         .map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
 }
-
-const MAX_TAGS: usize = 4;
-const MAX_EXTENSIONS: usize = 8;

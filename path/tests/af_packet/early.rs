@@ -1,13 +1,14 @@
 //! What a filter below the queue refuses is dropped by the kernel and counted, and nothing else is.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use vnplug_filter::Program;
 use vnplug_filter::ebpf::Wanted;
 use vnplug_filter::libpcap::Library;
+use vnplug_filter::{Program, Trust};
 use vnplug_path::source::Queue;
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction};
 
@@ -18,7 +19,11 @@ use crate::net::{
 
 fn programs(expressions: &[&str]) -> Vec<Arc<Program>> {
     let library = Library::load().expect("libpcap is there");
-    let one = |text: &&str| Arc::new(library.program(text, 262_144, 1).expect(text));
+    let one = |text: &&str| {
+        let expression = CString::new(*text).expect("no NUL");
+        let list = library.compile(&expression, 262_144, 1).expect(text);
+        Arc::new(Program::from_instructions(&list, Trust::Operator).expect(text))
+    };
     expressions.iter().map(one).collect()
 }
 

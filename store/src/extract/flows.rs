@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use crate::index::TAGS;
+use vnplug_frame::headers::{self, IPV4, Link};
 
 /// One direction of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Flow {
-    /// Protocol of IPv4, or the first next header of IPv6.
+    /// IP protocol; of IPv6 the one behind the extension headers.
     pub protocol: u8,
     /// Where its packets come from.
     pub from: IpAddr,
@@ -41,41 +41,36 @@ pub struct Flows {
 impl Flow {
     /// Of an Ethernet frame, behind VLAN tags; `None` if it is not IP, or cut.
     pub fn of(frame: &[u8]) -> Option<Self> {
-        let half = |at: usize| Some(u16::from_be_bytes(*frame.get(at..)?.first_chunk()?));
-        let mut at = 12;
-        while TAGS.contains(&half(at)?) {
-            at += 4;
-        }
-        let (kind, net) = (half(at)?, frame.get(at + 2..)?);
-        let (protocol, from, to, ports, whole) = match kind {
-            0x0800 => {
-                let header = net.first_chunk::<20>()?;
-                let address = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<4>()?));
-                let whole = u16::from_be_bytes([header[6], header[7]]) & 0x1fff == 0;
-                let ports = usize::from(header[0] & 0xf) * 4;
-                (header[9], address(12)?, address(16)?, ports, whole)
-            }
-            0x86dd => {
-                let header = net.first_chunk::<40>()?;
-                let address = |at: usize| Some(IpAddr::from(*header[at..].first_chunk::<16>()?));
-                (header[6], address(8)?, address(24)?, 40, true)
-            }
-            _ => return None,
+        let link = Link::of(frame, 12);
+        let (kind, net) = (link.ethertype?, link.network(frame));
+        let carried = headers::ip(kind, net)?;
+        let (from, to) = match kind {
+            IPV4 => (v4(net, 12)?, v4(net, 16)?),
+            _ => (v6(net, 8)?, v6(net, 24)?),
         };
-        let ports = match protocol {
-            6 | 17 | 132 if whole => (
-                half(at + 2 + ports).unwrap_or(0),
-                half(at + 4 + ports).unwrap_or(0),
-            ),
+        let port = |at: usize| {
+            let port = net.get(carried.at + at..).and_then(<[u8]>::first_chunk);
+            port.map_or(0, |port| u16::from_be_bytes(*port))
+        };
+        let ports = match carried.protocol {
+            6 | 17 | 132 if !carried.later => (port(0), port(2)),
             _ => (0, 0),
         };
         Some(Self {
-            protocol,
+            protocol: carried.protocol,
             from,
             to,
             ports,
         })
     }
+}
+
+fn v4(net: &[u8], at: usize) -> Option<IpAddr> {
+    Some(IpAddr::from(*net.get(at..)?.first_chunk::<4>()?))
+}
+
+fn v6(net: &[u8], at: usize) -> Option<IpAddr> {
+    Some(IpAddr::from(*net.get(at..)?.first_chunk::<16>()?))
 }
 
 impl Flows {
@@ -116,3 +111,27 @@ impl Flows {
 }
 
 const MAX_FLOWS: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_behind_tags_and_extension_headers_are_seen() {
+        let mut frame = vec![0; 12];
+        frame.extend([0x88, 0xa8, 0, 7, 0x81, 0, 0, 5, 0x86, 0xdd]);
+        frame.extend([0x60, 0, 0, 0, 0, 100, 0, 64]);
+        for last in [1, 2] {
+            frame.extend([0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]);
+        }
+        frame.extend([17, 0, 1, 4, 0, 0, 0, 0]); // hop by hop
+        frame.extend([0, 53, 0x80, 0]);
+        let flow = Flow::of(&frame).unwrap();
+        assert_eq!((flow.protocol, flow.ports), (17, (53, 0x8000)));
+        assert_eq!(flow.from.to_string(), "2001:db8::1");
+        assert_eq!(flow.to.to_string(), "2001:db8::2");
+        for len in 0..frame.len() {
+            Flow::of(&frame[..len]);
+        }
+    }
+}

@@ -2,70 +2,38 @@
 
 use std::fmt;
 
+use vnplug_ring::units;
+
 use crate::name;
 
 /// Reads a time: nanoseconds since 1970 UTC.
 ///
 /// RFC 3339 (`2026-11-21T13:45:01.5Z`, `2026-11-21 14:45:01+01:00`; UTC if no zone is given, midnight if
 /// no time of day is), the same as segments' names have it (`20261121T134501.123456789Z`), seconds since
-/// 1970 (`1795268701.123456789`), `now`, or a time before `now_ns`: `-10m`, `-1h30m`, `-250ms`.
+/// 1970 (`1795268701.123456789`), `now`, or a time before `now_ns`: `-10m`, `-1h30m`, `-250ms`
+/// ([`units::duration`], with a unit).
 ///
 /// # Errors
 /// [`BadTime`] if it is none of these.
 pub fn parse_time(text: &str, now_ns: u64) -> Result<u64, BadTime> {
     let text = text.trim();
+    // A number alone is seconds since 1970, and not seconds ago.
+    let has_unit = text.ends_with(|c: char| c.is_ascii_alphabetic());
     let parsed = match text.strip_prefix('-') {
         _ if text == "now" => Some(now_ns),
-        Some(ago) => duration(ago).map(|ns| now_ns.saturating_sub(ns)),
+        Some(ago) if has_unit => nanoseconds(ago).map(|ns| now_ns.saturating_sub(ns)),
+        Some(_) => None,
         None if text.get(4..5) == Some("-") => calendar(text),
         None if text.get(8..9) == Some("T") => compact(text),
-        None => decimal(text, NS),
+        None if has_unit => None,
+        None => nanoseconds(text),
     };
     parsed.ok_or_else(|| BadTime(text.to_owned()))
 }
 
-/// `1h30m`: numbers with units, the sum in nanoseconds.
-fn duration(mut text: &str) -> Option<u64> {
-    let mut sum = 0_u64;
-    loop {
-        let digits = text.find(|c: char| c != '.' && !c.is_ascii_digit())?;
-        let unit = &text[digits..];
-        let end = unit
-            .find(|c: char| c.is_ascii_digit())
-            .unwrap_or(unit.len());
-        let factor = match &unit[..end] {
-            "ns" => 1,
-            "us" => 1000,
-            "ms" => 1_000_000,
-            "s" => NS,
-            "m" => 60 * NS,
-            "h" => 3600 * NS,
-            "d" => 86_400 * NS,
-            _ => return None,
-        };
-        sum = sum.checked_add(decimal(&text[..digits], factor)?)?;
-        text = &unit[end..];
-        if text.is_empty() {
-            return Some(sum);
-        }
-    }
-}
-
-/// A number with or without a fraction, times `factor`.
-fn decimal(text: &str, factor: u64) -> Option<u64> {
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    if whole.is_empty() || fraction.len() > 18 || !digits(whole) || !digits(fraction) {
-        return None;
-    }
-    let whole: u64 = whole.parse().ok()?;
-    let part = match fraction.parse::<u128>() {
-        Ok(part) => part * u128::from(factor) / 10_u128.pow(fraction.len() as u32),
-        Err(_) => 0,
-    };
-    whole
-        .checked_mul(factor)?
-        .checked_add(u64::try_from(part).ok()?)
+/// What [`units::duration`] reads, in nanoseconds.
+fn nanoseconds(text: &str) -> Option<u64> {
+    u64::try_from(units::duration(text).ok()?.as_nanos()).ok()
 }
 
 /// RFC 3339, with a blank for the T and without zone or time of day, too.
@@ -127,7 +95,7 @@ impl fmt::Display for BadTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:?} is no time: write 2026-11-21T13:45:01Z, seconds since 1970, now, or -10m",
+            "{:?} is no time: write 2026-11-21T13:45:01Z, seconds since 1970, now, or -1h30m",
             self.0
         )
     }

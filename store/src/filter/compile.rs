@@ -1,18 +1,19 @@
 //! From an expression to a program: by libpcap, or by `tcpdump -ddd` where it cannot be loaded (in a
 //! statically linked `vnplug`).
 
+use std::ffi::CString;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use vnplug_bpf::libpcap::Library;
+use vnplug_bpf::{Instruction, Program, Trust, VerifyError};
+
 use super::FilterError;
-#[cfg(not(target_feature = "crt-static"))]
-use super::libpcap::compile as by_libpcap;
-use super::program::{Instruction, Program};
 
 /// Compiles an expression for frames of this link type.
 pub(super) fn compile(expression: &str, link_type: u32) -> Result<Program, FilterError> {
     if expression.trim().is_empty() {
-        return Ok(Program::everything());
+        return Ok(Program::accept(u32::MAX));
     }
     let list = match by_libpcap(expression, link_type) {
         Err(FilterError::NoCompiler(why)) => {
@@ -25,13 +26,32 @@ pub(super) fn compile(expression: &str, link_type: u32) -> Result<Program, Filte
         }
         other => other?,
     };
-    Program::new(list).map_err(|why| FilterError::Expression(why.to_owned()))
+    Program::from_instructions(&list, Trust::Own).map_err(|error| {
+        FilterError::Expression(match error {
+            VerifyError::KernelOffset { .. } => {
+                "it asks for what a file does not have (inbound, outbound)".to_owned()
+            }
+            error => error.to_string(),
+        })
+    })
 }
 
-#[cfg(target_feature = "crt-static")]
-fn by_libpcap(_: &str, _: u32) -> Result<Vec<Instruction>, FilterError> {
-    let why = "a statically linked program loads no libraries";
-    Err(FilterError::NoCompiler(why.to_owned()))
+/// Has libpcap compile it, with the rights of the user whose expression it is.
+pub(super) fn by_libpcap(
+    expression: &str,
+    link_type: u32,
+) -> Result<Vec<Instruction>, FilterError> {
+    let nul = |_| FilterError::Expression("the expression has a NUL in it".to_owned());
+    let expression = CString::new(expression).map_err(nul)?;
+    // libpcap's own numbers are those of files, but for this one of Linux.
+    let link_type = match link_type {
+        101 => DLT_RAW,
+        other => other,
+    };
+    Library::load()
+        .map_err(FilterError::NoCompiler)?
+        .compile(&expression, SNAPLEN, link_type)
+        .map_err(FilterError::Expression)
 }
 
 /// Has tcpdump read an empty capture file of that link type.
@@ -80,3 +100,9 @@ fn instruction(line: &str) -> Option<Instruction> {
         k: words.next()?.parse().ok()?,
     })
 }
+
+/// Frames that begin with an IP header.
+const DLT_RAW: u32 = 12;
+
+/// What a program accepts of a packet: more than any has.
+const SNAPLEN: u32 = 262_144;

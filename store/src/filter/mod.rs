@@ -1,20 +1,17 @@
 //! Filters in the pcap-filter language, for packets of recordings.
 //!
-//! libpcap compiles (`compile`), the program runs here (`program`), and `plan` finds out from it in
-//! which parts of a segment packets that it accepts may be.
+//! libpcap compiles (`compile`), the program is verified and runs as everywhere (`vnplug-bpf`), and
+//! `plan` finds out from it in which parts of a segment packets that it accepts may be.
 
 mod compile;
-#[cfg(not(target_feature = "crt-static"))]
-mod libpcap;
 mod plan;
-mod program;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 
 pub use plan::Plan;
-pub use program::{Instruction, Program};
+pub use vnplug_bpf::Program;
 
 /// A filter for packets of any link type.
 #[derive(Debug)]
@@ -55,7 +52,7 @@ impl Filter {
         bytes: &[u8],
         wire_len: u32,
     ) -> Result<bool, FilterError> {
-        Ok(self.program(link_type)?.accepts(bytes, wire_len))
+        Ok(self.program(link_type)?.run(bytes, wire_len) != 0)
     }
 
     /// Its program for packets of a link type.

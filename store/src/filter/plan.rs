@@ -17,8 +17,10 @@
 
 use std::collections::BTreeMap;
 
-use super::program::{Instruction, Program, SCRATCH, arithmetic, code};
-use crate::index::{Block, Key, MAX_TAGS, TAGS, v6_mark};
+use vnplug_bpf::{Instruction, Program, SCRATCH_WORDS, calculate, code};
+use vnplug_frame::headers::{MAX_TAGS, TAGS};
+
+use crate::index::{Block, Key, v6_mark};
 
 /// What to ask an index about a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +83,7 @@ struct Part {
 struct State {
     a: Value,
     x: Value,
-    scratch: [Value; SCRATCH],
+    scratch: [Value; SCRATCH_WORDS as usize],
     /// The values that parts of the frame must have.
     facts: BTreeMap<Part, Ranges>,
 }
@@ -93,7 +95,7 @@ impl Plan {
         let start = State {
             a: Value::Constant(0),
             x: Value::Constant(0),
-            scratch: [Value::Unknown; SCRATCH],
+            scratch: [Value::Unknown; SCRATCH_WORDS as usize],
             facts: BTreeMap::new(),
         };
         // What is known on the ways to each instruction; the steps of an instruction follow each other.
@@ -225,11 +227,11 @@ fn step(at: usize, i: Instruction, mut state: State) -> Option<(Step, Vec<(usize
         )
     };
     match i.code {
-        LD_W => state.a = part(4),
-        LD_H => state.a = part(2),
-        LD_B => state.a = part(1),
-        LD_W_X | LD_H_X | LD_B_X => {
-            let size = [4, 2, 1][usize::from(i.code - LD_W_X) / 8];
+        LD_W_ABS => state.a = part(4),
+        LD_H_ABS => state.a = part(2),
+        LD_B_ABS => state.a = part(1),
+        LD_W_IND | LD_H_IND | LD_B_IND => {
+            let size = [4, 2, 1][usize::from(i.code - LD_W_IND) / 8];
             let part = match state.x {
                 Value::Constant(x) => Some(Part {
                     header: None,
@@ -262,7 +264,7 @@ fn step(at: usize, i: Instruction, mut state: State) -> Option<(Step, Vec<(usize
             let target = next.checked_add(usize::try_from(i.k.cast_signed()).ok()?)?;
             return Some((Step::On(Target::instruction(target)), vec![(target, state)]));
         }
-        code if code & 7 == JUMPS => return Some(fork(next, i, state)),
+        code if code & CLASS == JUMPS => return Some(fork(next, i, state)),
         AND_K => {
             state.a = match state.a {
                 Value::Constant(a) => Value::Constant(a & i.k),
@@ -270,15 +272,15 @@ fn step(at: usize, i: Instruction, mut state: State) -> Option<(Step, Vec<(usize
                 _ => Value::Unknown,
             }
         }
-        code if code & 7 == ALU && code & 8 == 0 => {
+        code if code & CLASS == ALU && code & BY_X == 0 => {
             state.a = match state.a {
-                Value::Constant(a) if code != NEG => {
-                    arithmetic(code & 0xf0, a, i.k).map_or(Value::Unknown, Value::Constant)
+                Value::Constant(a) => {
+                    calculate(code, a, i.k).map_or(Value::Unknown, Value::Constant)
                 }
                 _ => Value::Unknown,
             }
         }
-        code if code & 7 == ALU => state.a = Value::Unknown,
+        code if code & CLASS == ALU => state.a = Value::Unknown,
         _ => return None,
     }
     Some((Step::On(Target::instruction(next)), vec![(next, state)]))

@@ -120,7 +120,7 @@ fn tcpdump_compiles_as_libpcap_does() {
     for expression in ["host 10.1.2.3 and port 443", "vlan 5", "ip6"] {
         assert_eq!(
             compile::by_tcpdump(expression, ETHERNET).unwrap(),
-            libpcap::compile(expression, ETHERNET).unwrap()
+            compile::by_libpcap(expression, ETHERNET).unwrap()
         );
     }
     let error = Filter::new("port http and and").unwrap_err();
@@ -134,4 +134,19 @@ fn other_link_types_have_programs_of_their_own() {
     assert!(filter.matches(1, &frame, 60).unwrap());
     assert!(filter.matches(101, &frame[14..], 46).unwrap());
     assert!(!filter.matches(101, &frame, 60).unwrap());
+}
+
+#[test]
+fn a_list_of_a_thousand_hosts_is_a_filter() {
+    let hosts: Vec<String> = (0..1000).map(|n| format!("ether[26:4] = {n:#x}")).collect();
+    let mut filter = Filter::new(&hosts.join(" or ")).unwrap();
+    let frame = |source| Traffic::udp(source, 1, 2, 3, 60);
+    assert!(filter.matches(1, &frame(999), 60).unwrap());
+    assert!(!filter.matches(1, &frame(1000), 60).unwrap());
+}
+
+#[test]
+fn directions_are_refused_for_what_they_are() {
+    let error = Filter::new("inbound").unwrap_err();
+    assert!(error.to_string().contains("(inbound, outbound)"), "{error}");
 }

@@ -4,6 +4,10 @@
 //! query must never miss a frame that its filter accepts. Hence a frame that is too short to say what
 //! it is may have every key.
 
+use vnplug_frame::headers::{
+    self, Extension, FRAGMENT_BYTES, IPV4, IPV6, Link, MAX_EXTENSIONS, MAX_TAGS, extension,
+};
+
 use super::v6_mark;
 
 /// The keys of one frame, but for its Ethertypes and tags.
@@ -56,31 +60,23 @@ impl Keys {
 /// Looks at an Ethernet frame; Ethertypes and tags (VLAN numbers) are told to `ether` and `vlan`.
 #[inline]
 pub(super) fn keys(bytes: &[u8], mut ether: impl FnMut(u16), mut vlan: impl FnMut(u16)) -> Keys {
-    let mut at = 12;
-    let mut kind = match half(bytes, at) {
-        Some(kind) => kind,
-        None => return Keys::ANYTHING,
-    };
-    let mut tags = 0;
-    loop {
-        ether(if kind < 0x600 { 0 } else { kind });
-        if !TAGS.contains(&kind) {
-            break;
+    let link = Link::of(bytes, 12);
+    for n in 0..link.tags {
+        let at = 12 + 4 * n;
+        ether(half(bytes, at).unwrap_or(0));
+        if let Some(tci) = half(bytes, at + 2) {
+            vlan(headers::vlan(tci));
         }
-        let (Some(tag), Some(next)) = (half(bytes, at + 2), half(bytes, at + 4)) else {
-            return Keys::ANYTHING;
-        };
-        vlan(tag & 0xfff);
-        tags += 1;
-        if tags == MAX_TAGS {
-            return Keys::ANYTHING;
-        }
-        (at, kind) = (at + 4, next);
     }
-    let net = at + 2;
+    // Behind so many tags may be anything.
+    let Some(kind) = link.ethertype.filter(|_| link.tags < MAX_TAGS) else {
+        return Keys::ANYTHING;
+    };
+    ether(if kind < 0x600 { 0 } else { kind });
+    let net = link.at + 2;
     match kind {
-        0x0800 => v4(bytes, net),
-        0x86dd => v6(bytes, net),
+        IPV4 => v4(bytes, net),
+        IPV6 => v6(bytes, net),
         0x0806 | 0x8035 => arp(bytes, net),
         _ => Keys {
             flow: Flow::default(),
@@ -139,24 +135,16 @@ fn v6(bytes: &[u8], net: usize) -> Keys {
             ports(bytes, at, &mut keys.flow);
             return keys;
         }
-        let len = |unit: usize, more: usize| {
-            bytes
-                .get(at + 1)
-                .map(|&len| (usize::from(len) + more) * unit)
-        };
-        let step = match next {
-            0 | 43 | 60 => len(8, 1),
-            44 => {
-                keys.any_port |= half(bytes, at + 2).is_none_or(|part| part & 0xfff8 != 0);
-                Some(8)
+        let rest = bytes.get(at..).unwrap_or_default();
+        (next, at) = match extension(next, rest) {
+            Extension::Not => return keys,
+            Extension::Header { next, len } => (next, at + len),
+            Extension::Fragment { next, later, .. } => {
+                keys.any_port |= later;
+                (next, at + FRAGMENT_BYTES)
             }
-            51 => len(4, 2),
-            _ => return keys,
+            Extension::Cut => break,
         };
-        let (Some(step), Some(&following)) = (step, bytes.get(at)) else {
-            break;
-        };
-        (next, at) = (following, at + step);
     }
     // Cut, or more headers than anybody has.
     keys.any_port = true;
@@ -203,9 +191,3 @@ fn half(bytes: &[u8], at: usize) -> Option<u16> {
     let half = bytes.get(at..)?.first_chunk()?;
     Some(u16::from_be_bytes(*half))
 }
-
-/// Ethertypes of VLAN tags.
-pub(crate) const TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
-/// A frame with so many tags may have every key.
-pub(crate) const MAX_TAGS: usize = 8;
-const MAX_EXTENSIONS: usize = 8;

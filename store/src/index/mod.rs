@@ -37,7 +37,6 @@ mod table;
 
 pub use block::{Block, Chunk, Probe};
 pub use builder::Builder;
-pub(crate) use keys::{MAX_TAGS, TAGS};
 pub use live::Live;
 pub use sidecar::{Sidecar, Trailer, damage, rebuild};
 

@@ -168,7 +168,7 @@ impl Hold {
     fn matching(&self, interface: usize, packet: &Packet<'_>) -> Option<usize> {
         self.filters.iter().position(|(_, programs)| {
             let program = programs.get(interface);
-            program.is_some_and(|program| program.accepts(packet.bytes, packet.meta.wire_len))
+            program.is_some_and(|program| program.run(packet.bytes, packet.meta.wire_len) != 0)
         })
     }
 

@@ -6,7 +6,7 @@
 //! | level | found                                                     |
 //! |-------|-----------------------------------------------------------|
 //! | 1     | nothing: less than an Ethernet header                     |
-//! | 2     | Ethernet and VLAN tags (802.1Q, 802.1ad)                  |
+//! | 2     | Ethernet and VLAN tags (`vnplug_frame::headers`)          |
 //! | 3     | IPv4 with options, or IPv6 with extension headers         |
 //! | 4     | TCP, UDP, SCTP, ICMP, ICMPv6, GRE                         |
 //! | 5     | IP inside GTP, GRE or VXLAN                               |
@@ -25,6 +25,7 @@ mod tests;
 use crate::abi::packet::{NO_TUNNEL_ID, Parsed, Tcp};
 use bytes::{array, u8_at, u16_at, u32_at};
 use ip::Network;
+use vnplug_frame::headers::{IPV4, IPV6, Link};
 
 /// What was found in a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,20 +76,12 @@ fn ethernet(packet: &[u8], level: u8, found: &mut Headers) -> Option<()> {
     let parsed = &mut found.parsed;
     parsed.dmac = array(packet, 0)?;
     parsed.smac = array(packet, 6)?;
-    let mut eth_type = u16_at(packet, 12)?;
-    let mut at = ETHERNET_HEADER;
-    let mut tags = 0;
-    while matches!(eth_type, 0x8100 | 0x88a8 | 0x9100) && tags < MAX_TAGS {
-        let (Some(tag), Some(inner)) = (u16_at(packet, at), u16_at(packet, at + 2)) else {
-            break;
-        };
-        match tags {
-            0 => parsed.vlan_id = tag & VLAN_ID,
-            1 => parsed.qinq_vlan_id = tag & VLAN_ID,
-            _ => {}
-        }
-        parsed.offset.vlan = offset(at);
-        (eth_type, at, tags) = (inner, at + 4, tags + 1);
+    let (link, eth_type) = link(packet, 12)?;
+    parsed.vlan_id = link.vlan(packet, 0).unwrap_or(0);
+    parsed.qinq_vlan_id = link.vlan(packet, 1).unwrap_or(0);
+    let at = link.at + 2;
+    if link.tags > 0 {
+        parsed.offset.vlan = offset(at - 4);
     }
     parsed.eth_type = eth_type;
     parsed.offset.l3 = offset(at);
@@ -96,11 +89,7 @@ fn ethernet(packet: &[u8], level: u8, found: &mut Headers) -> Option<()> {
     if level < 3 {
         return None;
     }
-    match eth_type {
-        0x0800 => parsed.ip_version = 4,
-        0x86dd => parsed.ip_version = 6,
-        _ => return None,
-    }
+    parsed.ip_version = version(eth_type)?;
     let network = ip::network(packet, at, parsed.ip_version)?;
     parsed.l3_proto = network.proto;
     parsed.ip_tos = network.tos;
@@ -150,6 +139,26 @@ fn transport(packet: &[u8], level: u8, network: &Network, found: &mut Headers) -
     }
 }
 
+/// The tags of a frame whose first Ethertype is at `at`, and the Ethertype behind them; a tag that is
+/// cut is none, but an Ethertype.
+fn link(packet: &[u8], at: usize) -> Option<(Link, u16)> {
+    let mut link = Link::of(packet, at);
+    if link.ethertype.is_none() && link.tags > 0 {
+        link.tags -= 1;
+        link.at -= 4;
+    }
+    Some((link, u16_at(packet, link.at)?))
+}
+
+/// The IP version that an Ethertype stands for.
+fn version(eth_type: u16) -> Option<u8> {
+    match eth_type {
+        IPV4 => Some(4),
+        IPV6 => Some(6),
+        _ => None,
+    }
+}
+
 /// Source and destination port.
 fn ports(packet: &[u8], at: usize) -> Option<(u16, u16)> {
     Some((u16_at(packet, at)?, u16_at(packet, at + 2)?))
@@ -168,7 +177,4 @@ const GRE: u8 = 47;
 const ICMPV6: u8 = 58;
 const SCTP: u8 = 132;
 
-const ETHERNET_HEADER: usize = 14;
 const UDP_HEADER: usize = 8;
-const VLAN_ID: u16 = 0x0fff;
-const MAX_TAGS: usize = 8;

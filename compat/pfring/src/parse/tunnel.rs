@@ -1,7 +1,7 @@
 //! What is inside GTP (3GPP TS 29.281, 29.060), GRE (RFC 2784, 2890) and VXLAN (RFC 7348).
 
 use super::bytes::{array, u8_at, u16_at, u32_at};
-use super::{Headers, SCTP, TCP, UDP, ip, offset, ports};
+use super::{Headers, SCTP, TCP, UDP, ip, link, offset, ports, version};
 
 /// A tunnel whose header starts at `at`, behind a UDP header.
 pub(super) fn in_udp(packet: &[u8], at: usize, level: u8, found: &mut Headers) -> Option<()> {
@@ -94,14 +94,9 @@ fn inner_ethernet(packet: &[u8], at: usize, found: &mut Headers) -> Option<()> {
     let tunnel = &mut found.parsed.tunnel;
     tunnel.dmac = array(packet, at)?;
     tunnel.smac = array(packet, at + 6)?;
-    let mut eth_type = u16_at(packet, at + 12)?;
-    let mut payload = at + 14;
-    if matches!(eth_type, 0x8100 | 0x88a8) {
-        eth_type = u16_at(packet, payload + 2)?;
-        payload += 4;
-    }
+    let (link, eth_type) = link(packet, at + 12)?;
     tunnel.eth_type = eth_type;
-    inner(packet, payload, version(eth_type)?, found)
+    inner(packet, link.at + 2, version(eth_type)?, found)
 }
 
 fn inner(packet: &[u8], at: usize, version: u8, found: &mut Headers) -> Option<()> {
@@ -117,15 +112,6 @@ fn inner(packet: &[u8], at: usize, version: u8, found: &mut Headers) -> Option<(
     (tunnel.l4_src_port, tunnel.l4_dst_port) = ports(packet, network.payload)?;
     found.level = 6;
     Some(())
-}
-
-/// The IP version that an Ethertype stands for.
-fn version(eth_type: u16) -> Option<u8> {
-    match eth_type {
-        0x0800 => Some(4),
-        0x86dd => Some(6),
-        _ => None,
-    }
 }
 
 const GTP_SIGNALING: u16 = 2123;

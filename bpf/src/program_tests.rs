@@ -204,7 +204,8 @@ fn length_is_1_to_4096_instructions() {
         assert_eq!(program.instructions().len(), len);
     }
     let long = Program::from_bytes(&bytes(4097), Trust::Guest);
-    assert_eq!(long, Err(VerifyError::TooLong { len: 4097 }));
+    let (len, max) = (4097, 4096);
+    assert_eq!(long, Err(VerifyError::TooLong { len, max }));
     assert_eq!(
         Program::from_bytes(&[], Trust::Guest),
         Err(VerifyError::Empty)
@@ -213,6 +214,21 @@ fn length_is_1_to_4096_instructions() {
         let ragged = Program::from_bytes(&bytes(2)[..len_bytes], Trust::Guest);
         assert_eq!(ragged, Err(VerifyError::Ragged { len_bytes }));
     }
+}
+
+#[test]
+fn a_users_own_program_is_as_long_as_its_jumps_reach() {
+    // The last comparison goes to the last instruction, whose index is the largest there is.
+    let mut list = vec![op(code::LD_IMM, 1); MAX_OWN_INSTRUCTIONS - 3];
+    list.extend([fork(code::JEQ_K, 1, 0), op(code::RET, 8), RET]);
+    let program = Program::from_instructions(&list, Trust::Own).unwrap();
+    assert_eq!(program.run(&[], 0), 7);
+    list.insert(0, op(code::LD_IMM, 0));
+    let (len, max) = (MAX_OWN_INSTRUCTIONS + 1, MAX_OWN_INSTRUCTIONS);
+    assert_eq!(
+        refused(&list, Trust::Own),
+        Some(VerifyError::TooLong { len, max })
+    );
 }
 
 #[test]

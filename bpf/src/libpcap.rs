@@ -1,13 +1,14 @@
 //! libpcap's filter compiler, loaded when it is there.
 //!
-//! The library is C code that parses what strangers write; only the confined process of a
-//! [`Compiler`](crate::Compiler) may call [`Library::compile`] on an expression of theirs.
+//! The library is C code that parses what strangers write. Call [`Library::compile`] on an
+//! expression of the user whose process this is, or in a process that may do nothing else, as the
+//! daemon does (`vnplug-filter`).
 #![expect(unsafe_code, reason = "calls into libpcap through dlopen")]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 
-use crate::{Instruction, Program, Trust};
+use crate::Instruction;
 
 type OpenDead = unsafe extern "C" fn(c_int, c_int) -> *mut c_void;
 type Close = unsafe extern "C" fn(*mut c_void);
@@ -15,9 +16,7 @@ type Compile =
     unsafe extern "C" fn(*mut c_void, *mut RawProgram, *const c_char, c_int, c_uint) -> c_int;
 type FreeCode = unsafe extern "C" fn(*mut RawProgram);
 type LastError = unsafe extern "C" fn(*mut c_void) -> *const c_char;
-#[cfg(test)]
 type Filter = unsafe extern "C" fn(*const Instruction, *const u8, c_uint, c_uint) -> c_uint;
-#[cfg(test)]
 type Validate = unsafe extern "C" fn(*const Instruction, c_int) -> c_int;
 
 /// libpcap, loaded until the process ends.
@@ -27,9 +26,7 @@ pub struct Library {
     compile: Compile,
     free_code: FreeCode,
     last_error: LastError,
-    #[cfg(test)]
     filter: Filter,
-    #[cfg(test)]
     validate: Validate,
 }
 
@@ -41,10 +38,20 @@ struct RawProgram {
 }
 
 impl Library {
+    /// Says that there is none: to link the dynamic loader into a static program would be in vain.
+    ///
+    /// # Errors
+    /// Always.
+    #[cfg(target_feature = "crt-static")]
+    pub fn load() -> Result<Self, String> {
+        Err("a statically linked program loads no libraries".to_owned())
+    }
+
     /// Loads the first library of `NAMES` that is there.
     ///
     /// # Errors
     /// The dynamic loader's words, for people.
+    #[cfg(not(target_feature = "crt-static"))]
     pub fn load() -> Result<Self, String> {
         let open = |name: &CStr| {
             // SAFETY: a NUL-terminated name; the constructors of libpcap and of what it links to
@@ -66,9 +73,7 @@ impl Library {
                 compile: std::mem::transmute::<*mut c_void, Compile>(symbol(c"pcap_compile")?),
                 free_code: std::mem::transmute::<*mut c_void, FreeCode>(symbol(c"pcap_freecode")?),
                 last_error: std::mem::transmute::<*mut c_void, LastError>(symbol(c"pcap_geterr")?),
-                #[cfg(test)]
                 filter: std::mem::transmute::<*mut c_void, Filter>(symbol(c"bpf_filter")?),
-                #[cfg(test)]
                 validate: std::mem::transmute::<*mut c_void, Validate>(symbol(c"bpf_validate")?),
             })
         }
@@ -122,24 +127,8 @@ impl Library {
         result
     }
 
-    /// As [`compile`](Self::compile), in wire order and verified.
-    ///
-    /// # Errors
-    /// libpcap's own message, or what is wrong with what it made.
-    pub fn program(
-        &self,
-        expression: &str,
-        snaplen: u32,
-        link_type: u32,
-    ) -> Result<Program, String> {
-        let text = CString::new(expression).map_err(|_| "there is a NUL in it".to_owned())?;
-        let list = self.compile(&text, snaplen, link_type)?;
-        Program::from_instructions(&list, Trust::Operator).map_err(|error| error.to_string())
-    }
-
     /// libpcap's interpreter for a program, to compare ours with; `None` if libpcap refuses it.
-    #[cfg(test)]
-    pub(crate) fn reference<'a>(&'a self, program: &'a [Instruction]) -> Option<Reference<'a>> {
+    pub fn reference<'a>(&'a self, program: &'a [Instruction]) -> Option<Reference<'a>> {
         let len = c_int::try_from(program.len()).ok()?;
         // SAFETY: the list has the length given and is only read.
         let valid = unsafe { (self.validate)(program.as_ptr(), len) } != 0;
@@ -151,22 +140,21 @@ impl Library {
 }
 
 /// A program that libpcap's `bpf_validate` accepted.
-#[cfg(test)]
-pub(crate) struct Reference<'a> {
+pub struct Reference<'a> {
     filter: Filter,
     program: &'a [Instruction],
 }
 
-#[cfg(test)]
 impl Reference<'_> {
     /// As [`Program::run`](crate::Program::run), by libpcap.
-    pub(crate) fn run(&self, bytes: &[u8], wire_len: u32) -> u32 {
-        let len = c_uint::try_from(bytes.len()).unwrap();
+    pub fn run(&self, bytes: &[u8], wire_len: u32) -> u32 {
+        let len = c_uint::try_from(bytes.len()).unwrap_or(c_uint::MAX);
         // SAFETY: a valid program, and a frame with the length given.
         unsafe { (self.filter)(self.program.as_ptr(), bytes.as_ptr(), wire_len, len) }
     }
 }
 
+#[cfg(not(target_feature = "crt-static"))]
 fn loader_error() -> String {
     // SAFETY: no arguments; the text is valid until the next dl call of this thread.
     let Some(text) = NonNull::new(unsafe { libc::dlerror() }) else {
@@ -179,6 +167,7 @@ fn loader_error() -> String {
 }
 
 /// The library's names: Debian's, then everybody else's.
+#[cfg(not(target_feature = "crt-static"))]
 const NAMES: [&CStr; 2] = [c"libpcap.so.0.8", c"libpcap.so.1"];
 
 const OPTIMIZE: c_int = 1;

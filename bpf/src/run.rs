@@ -7,12 +7,13 @@
 //!
 //! Steps are bounded. Without backward jumps every step moves forward, so there are at most as many
 //! as instructions. A backward jump over *n* instructions pays *n* from [`STEP_BUDGET`]; a run
-//! therefore takes at most `STEP_BUDGET + MAX_INSTRUCTIONS` steps, whatever the frame.
+//! therefore takes at most as many steps as [`STEP_BUDGET`] and the program's length together,
+//! whatever the frame.
 
 #[cfg(doc)]
 use super::program::SCRATCH_WORDS;
 use super::program::{Instruction, OutOfSteps, code};
-use crate::sys::speculation::confined;
+use crate::speculation::confined;
 
 /// Instructions that one frame may make a looping program go back over.
 ///
@@ -279,8 +280,26 @@ fn sum(x: u32, k: u32) -> Option<usize> {
     (x as usize).checked_add(k as usize)
 }
 
+/// What an operation with a constant (`code::ADD_K` and its like, not `NEG`) makes of A, as the
+/// interpreter does; `None` for a division by zero, and for anything else.
+pub fn calculate(operation: u16, a: u32, k: u32) -> Option<u32> {
+    match operation {
+        code::ADD_K => Some(a.wrapping_add(k)),
+        code::SUB_K => Some(a.wrapping_sub(k)),
+        code::MUL_K => Some(a.wrapping_mul(k)),
+        code::DIV_K => a.checked_div(k),
+        code::MOD_K => a.checked_rem(k),
+        code::AND_K => Some(a & k),
+        code::OR_K => Some(a | k),
+        code::XOR_K => Some(a ^ k),
+        code::LSH_K => Some(a.checked_shl(k).unwrap_or(0)),
+        code::RSH_K => Some(a.checked_shr(k).unwrap_or(0)),
+        _ => None,
+    }
+}
+
 fn single(i: Instruction, at: usize) -> Op {
-    // Inside the program, so at most MAX_INSTRUCTIONS: it fits.
+    // Inside the program, so less than MAX_OWN_INSTRUCTIONS: it fits.
     let target = |skip: u8| (at + 1 + usize::from(skip)) as u16;
     let fork = Fork {
         yes: target(i.jt),
