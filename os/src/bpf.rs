@@ -12,16 +12,16 @@
     reason = "bpf(2) has no safe wrapper; its arguments are addresses of buffers"
 )]
 
+pub mod asm;
 mod counter;
-mod insn;
 
 use std::ffi::c_int;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+pub use asm::Insn;
 pub use counter::{Counter, Counters};
-pub use insn::{Alu, If, Insn, Reg, Width};
 
 /// A map: memory that programs and the daemon share.
 #[derive(Debug)]
@@ -93,15 +93,6 @@ impl Map {
     /// Puts an AF_XDP socket into a map of sockets; the entry goes when the socket is closed.
     pub fn set_socket(&self, index: u32, socket: &OwnedFd) -> io::Result<()> {
         self.update(&index.to_ne_bytes(), &socket.as_raw_fd().to_ne_bytes())
-    }
-
-    /// The instructions that load this map into a register, valid for [`Program::load`] while the
-    /// map lives.
-    pub fn load_into(&self, register: Reg) -> [Insn; 2] {
-        [
-            Insn::map_low(register, self.fd.as_raw_fd()),
-            Insn::default(),
-        ]
     }
 
     fn check(&self, key: &[u8]) -> io::Result<()> {
@@ -511,12 +502,5 @@ mod tests {
     fn the_log_is_told_on_one_line_and_its_end_alone() {
         assert_eq!(tail(b"0: r0\nR0 !read_ok\n\n\0rest"), "0: r0 | R0 !read_ok");
         assert_eq!(tail(&[b'a'; 1000]).len(), 400);
-    }
-
-    #[test]
-    fn registers_lie_where_the_kernel_looks() {
-        let insn = Insn::alu_reg(Alu::Mov, 6, 1);
-        assert_eq!((insn.code, insn.regs), (0xbf, 0x16));
-        assert_eq!(size_of::<Insn>(), 8);
     }
 }

@@ -19,7 +19,6 @@
 //! because this translation has no state, no recursion and at most a few dozen eBPF instructions
 //! per classic one.
 
-mod asm;
 mod socket;
 mod translate;
 mod xdp;
@@ -27,13 +26,13 @@ mod xdp;
 use std::fmt;
 use std::sync::Arc;
 
-use asm::{Alu, Asm, Cond, Operand, R0, R1, R2, R6, Size};
 use socket::{SKB_PKT_TYPE, Skb};
 use translate::Labels;
 use xdp::Xdp;
 
 use super::Program;
 use vnplug_os::bpf;
+use vnplug_os::bpf::asm::{Alu, Asm, Cond, Label, Operand, R0, R1, R2, R6, Size};
 use vnplug_os::bpf::{Counter, Insn, LoadError, ProgramKind};
 
 /// A filter that cannot run in the kernel.
@@ -190,7 +189,7 @@ fn fragments(
     asm: &mut Asm,
     wants: &[Wanted],
     reach: &impl translate::Reach,
-    accept: asm::Label,
+    accept: Label,
 ) -> Result<bool, Untranslatable> {
     for wanted in wants {
         let reject = asm.label();
@@ -232,7 +231,7 @@ fn count(asm: &mut Asm, counter: &Counter) {
     asm.call(GET_SMP_PROCESSOR_ID);
     asm.alu64(Alu::And, R0, Operand::K(counter.slots() - 1));
     asm.alu64(Alu::Mul, R0, Operand::K(Counter::SLOT_BYTES));
-    asm.map_value(R1, counter.descriptor());
+    asm.counter(R1, counter);
     asm.alu64(Alu::Add, R1, Operand::X(R0));
     asm.alu64(Alu::Mov, R2, Operand::K(1));
     asm.atomic_add(R1, R2);

@@ -9,9 +9,11 @@
 //! four bytes less in the kernel's packet. A load that would touch the tag at a variable offset
 //! accepts the frame, and the judge decides.
 
-use super::asm::{Alu, Asm, Cond, FP, Label, Operand, R0, R1, R2, R3, R4, R8, R9, Reg, Size};
 use super::translate::{Labels, Reach, SLOTS, fixed_end, join};
 use crate::Program;
+use vnplug_os::bpf::asm::{
+    Alu, Asm, Cond, FP, Label, Operand, R0, R1, R2, R3, R4, R8, R9, Reg, Size,
+};
 
 use Operand::{K, X};
 

@@ -16,9 +16,9 @@
 //! Every conditional jump stays conditional even if its outcome is certain (an offset beyond every
 //! packet): the kernel refuses code that no edge reaches, and removes code that no run reaches.
 
-use super::asm::{Alu, Asm, Cond, FP, Label, Operand, R1, R2, R6, R7, Reg, Size};
 use crate::{Instruction, Program};
 use vnplug_bpf::code;
+use vnplug_os::bpf::asm::{Alu, Asm, Cond, FP, Label, Operand, R1, R2, R6, R7, Reg, Size};
 
 use Operand::{K, X};
 

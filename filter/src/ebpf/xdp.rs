@@ -4,8 +4,8 @@
 //! for frames of one buffer needs it only for variable loads. Nothing here needs more than
 //! `CAP_BPF` and `CAP_NET_ADMIN`: pointers are neither subtracted nor moved by variables.
 
-use super::asm::{Alu, Asm, Cond, FP, Operand, R0, R1, R2, R3, R4, R9, Reg, Size};
 use super::translate::{Labels, Reach, SLOTS};
+use vnplug_os::bpf::asm::{Alu, Asm, Cond, FP, Operand, R0, R1, R2, R3, R4, R9, Reg, Size};
 
 use Operand::{K, X};
 

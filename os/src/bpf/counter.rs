@@ -1,7 +1,6 @@
 //! A number that programs add to and the daemon reads without a system call.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
 use vnplug_ring::Region;
@@ -32,9 +31,9 @@ impl Counter {
         Ok(Self { map, values, slots })
     }
 
-    /// The map's descriptor; its one value has the parts.
-    pub fn descriptor(&self) -> i32 {
-        self.map.fd.as_raw_fd()
+    /// The map; its one value has the parts.
+    pub(super) fn map(&self) -> &Map {
+        &self.map
     }
 
     /// How many parts; a power of two. CPUs beyond share them.

@@ -15,7 +15,12 @@ use crate::source::SourceError;
 use vnplug_filter::Program;
 use vnplug_filter::ebpf::{Untranslatable, Wanted, xdp_verdict};
 use vnplug_os::bpf;
-use vnplug_os::bpf::{Alu, Counters, If, Insn, LoadError, Map, MapKind, ProgramKind, Reg, Width};
+use vnplug_os::bpf::asm::{
+    Alu, Asm, Cond, FP, Operand, R0, R1, R2, R3, R6, R7, R8, R9, Reg, Size, TooFar,
+};
+use vnplug_os::bpf::{Counters, Insn, LoadError, Map, MapKind, ProgramKind};
+
+use Operand::{K, X};
 
 /// The program's name, as `ip link` and `bpftool` show it.
 pub(super) const NAME: &str = "vnplug_xdp";
@@ -85,85 +90,78 @@ impl Plan {
     }
 
     fn code(&self, wants: Option<&[Wanted]>, frags: bool) -> Result<Vec<Insn>, Untranslatable> {
-        let mut code = vec![Insn::alu_reg(Alu::Mov, CONTEXT, 1)];
+        let mut asm = Asm::default();
+        asm.alu64(Alu::Mov, CONTEXT, X(R1));
         if let Some(take) = &self.take {
+            let ours = asm.label();
             // Leaves 1 or 0 in R0 and the context in R6.
-            code.extend(xdp_verdict(&[Wanted::exactly(take)], frags)?);
-            code.push(Insn::jump(If::Ne, 0, 0, 2));
-            code.push(Insn::alu(Alu::Mov, 0, XDP_PASS));
-            code.push(Insn::exit());
+            asm.append(&xdp_verdict(&[Wanted::exactly(take)], frags)?);
+            asm.jump_if(Cond::Ne, R0, K(0), ours);
+            asm.alu64(Alu::Mov, R0, K(XDP_PASS));
+            asm.exit();
+            asm.bind(ours);
         }
         if let Some(wants) = wants {
-            self.drop_early(&mut code, &xdp_verdict(wants, frags)?)?;
+            self.drop_early(&mut asm, &xdp_verdict(wants, frags)?);
         }
-        self.send(&mut code);
-        Ok(code)
+        self.send(&mut asm);
+        asm.finish().map_err(|TooFar| Untranslatable::TooLong)
     }
 
     /// Drops and counts what the verdict does not want; frames of queues without a socket go on.
-    fn drop_early(&self, code: &mut Vec<Insn>, verdict: &[Insn]) -> Result<(), Untranslatable> {
-        let key = |code: &mut Vec<Insn>| {
-            code.extend([
-                Insn::load(Width::Word, QUEUE, CONTEXT, MD_RX_QUEUE),
-                Insn::store(Width::Word, 10, KEY, QUEUE),
-                Insn::alu_reg(Alu::Mov, 2, 10),
-                Insn::alu(Alu::Add, 2, KEY.into()),
-            ]);
-        };
-        let mut refuse = Vec::new();
-        key(&mut refuse);
-        refuse.extend(self.early.map().load_into(1));
-        refuse.extend([
-            Insn::call(MAP_LOOKUP_ELEM),
-            Insn::jump(If::Eq, 0, 0, 2),
-            Insn::alu(Alu::Mov, 1, 1),
-            Insn::atomic_add(0, 0, 1),
-            Insn::alu(Alu::Mov, 0, XDP_DROP),
-            Insn::exit(),
-        ]);
-        let mut judge = vec![Insn::alu_reg(Alu::Mov, 1, CONTEXT)];
-        judge.extend_from_slice(verdict);
-        judge.push(Insn::jump(If::Ne, 0, 0, refuse.len() as i16));
-        judge.extend(refuse);
-        let over = i16::try_from(judge.len()).map_err(|_| Untranslatable::TooLong)?;
+    fn drop_early(&self, asm: &mut Asm, verdict: &[Insn]) {
+        let (wanted, uncounted) = (asm.label(), asm.label());
         // Whether the queue has a socket; Linux ≥ 5.3.
-        key(code);
-        code.extend(self.sockets.load_into(1));
-        code.extend([Insn::call(MAP_LOOKUP_ELEM), Insn::jump(If::Eq, 0, 0, over)]);
-        code.extend(judge);
-        Ok(())
+        asm.load(Size::Word, QUEUE, CONTEXT, MD_RX_QUEUE);
+        look_up(asm, &self.sockets);
+        asm.jump_if(Cond::Eq, R0, K(0), wanted);
+        asm.alu64(Alu::Mov, R1, X(CONTEXT));
+        asm.append(verdict);
+        asm.jump_if(Cond::Ne, R0, K(0), wanted);
+        // The verdict used all registers.
+        asm.load(Size::Word, QUEUE, CONTEXT, MD_RX_QUEUE);
+        look_up(asm, self.early.map());
+        asm.jump_if(Cond::Eq, R0, K(0), uncounted);
+        asm.alu64(Alu::Mov, R1, K(1));
+        asm.atomic_add(R0, R1);
+        asm.bind(uncounted);
+        asm.alu64(Alu::Mov, R0, K(XDP_DROP));
+        asm.exit();
+        asm.bind(wanted);
     }
 
-    fn send(&self, code: &mut Vec<Insn>) {
+    fn send(&self, asm: &mut Asm) {
         if self.stamps {
-            stamp(code);
+            stamp(asm);
         }
-        code.push(Insn::load(Width::Word, QUEUE, CONTEXT, MD_RX_QUEUE));
-        code.extend(self.sockets.load_into(1));
-        code.push(Insn::alu_reg(Alu::Mov, 2, QUEUE));
+        asm.load(Size::Word, QUEUE, CONTEXT, MD_RX_QUEUE);
+        asm.map(R1, &self.sockets);
+        asm.alu64(Alu::Mov, R2, X(QUEUE));
         // What to do if the queue has no socket; Linux ≥ 5.3.
-        code.push(Insn::alu(Alu::Mov, 3, XDP_PASS));
-        code.push(Insn::call(REDIRECT_MAP));
-        code.push(Insn::alu_reg(Alu::Mov, ACTION, 0));
+        asm.alu64(Alu::Mov, R3, K(XDP_PASS));
+        asm.call(REDIRECT_MAP);
+        asm.alu64(Alu::Mov, ACTION, X(R0));
 
-        let mut count = vec![
-            Insn::store(Width::Word, 10, KEY, QUEUE),
-            Insn::alu_reg(Alu::Mov, 2, 10),
-            Insn::alu(Alu::Add, 2, KEY.into()),
-        ];
-        count.extend(self.seen.map().load_into(1));
-        count.extend([
-            Insn::call(MAP_LOOKUP_ELEM),
-            Insn::jump(If::Eq, 0, 0, 2),
-            Insn::alu(Alu::Mov, 1, 1),
-            // After the driver, several CPUs may have frames of one queue at a time.
-            Insn::atomic_add(0, 0, 1),
-        ]);
-        code.push(Insn::jump(If::Ne, ACTION, XDP_REDIRECT, count.len() as i16));
-        code.extend(count);
-        code.push(Insn::alu_reg(Alu::Mov, 0, ACTION));
-        code.push(Insn::exit());
+        let done = asm.label();
+        asm.jump_if(Cond::Ne, ACTION, K(XDP_REDIRECT), done);
+        look_up(asm, self.seen.map());
+        asm.jump_if(Cond::Eq, R0, K(0), done);
+        asm.alu64(Alu::Mov, R1, K(1));
+        // After the driver, several CPUs may have frames of one queue at a time.
+        asm.atomic_add(R0, R1);
+        asm.bind(done);
+        asm.alu64(Alu::Mov, R0, X(ACTION));
+        asm.exit();
     }
+}
+
+/// The address of the queue's value in a map, in R0; 0 if there is none.
+fn look_up(asm: &mut Asm, map: &Map) {
+    asm.store(Size::Word, FP, KEY, QUEUE);
+    asm.alu64(Alu::Mov, R2, X(FP));
+    asm.alu64(Alu::Add, R2, K(i32::from(KEY).cast_unsigned()));
+    asm.map(R1, map);
+    asm.call(MAP_LOOKUP_ELEM);
 }
 
 /// Whether the kernel can run this `take` filter.
@@ -175,26 +173,23 @@ pub(super) fn check(take: Option<&Arc<Program>>) -> Result<(), SourceError> {
 }
 
 /// Writes the time before the frame, where the driver leaves room for it.
-fn stamp(code: &mut Vec<Insn>) {
-    let write = [
-        Insn::load(Width::Word, 2, CONTEXT, MD_DATA_META),
-        Insn::load(Width::Word, 3, CONTEXT, MD_DATA),
-        Insn::alu_reg(Alu::Mov, 1, 2),
-        Insn::alu(Alu::Add, 1, STAMP_BYTES as i32),
-        Insn::jump_reg(If::Gt, 1, 3, 3),
-        Insn::store(Width::Double, 2, 0, TIME),
-        Insn::alu(Alu::Xor, TIME, -1),
-        Insn::store(Width::Double, 2, 8, TIME),
-    ];
-    code.extend([
-        Insn::call(KTIME_GET_NS),
-        Insn::alu_reg(Alu::Mov, TIME, 0),
-        Insn::alu_reg(Alu::Mov, 1, CONTEXT),
-        Insn::alu(Alu::Mov, 2, -(STAMP_BYTES as i32)),
-        Insn::call(XDP_ADJUST_META),
-        Insn::jump(If::Ne, 0, 0, write.len() as i16),
-    ]);
-    code.extend(write);
+fn stamp(asm: &mut Asm) {
+    let none = asm.label();
+    asm.call(KTIME_GET_NS);
+    asm.alu64(Alu::Mov, TIME, X(R0));
+    asm.alu64(Alu::Mov, R1, X(CONTEXT));
+    asm.alu64(Alu::Mov, R2, K(STAMP_BYTES.wrapping_neg()));
+    asm.call(XDP_ADJUST_META);
+    asm.jump_if(Cond::Ne, R0, K(0), none);
+    asm.load(Size::Word, R2, CONTEXT, MD_DATA_META);
+    asm.load(Size::Word, R3, CONTEXT, MD_DATA);
+    asm.alu64(Alu::Mov, R1, X(R2));
+    asm.alu64(Alu::Add, R1, K(STAMP_BYTES));
+    asm.jump_if(Cond::Gt, R1, X(R3), none);
+    asm.store(Size::Double, R2, 0, TIME);
+    asm.alu64(Alu::Xor, TIME, K(u32::MAX));
+    asm.store(Size::Double, R2, 8, TIME);
+    asm.bind(none);
 }
 
 /// The time in the bytes before a frame, in nanoseconds of the monotonic clock; `None`: there is
@@ -208,10 +203,10 @@ pub(super) fn read_stamp(before: &[u8]) -> Option<u64> {
 }
 
 // Registers that calls leave alone.
-const CONTEXT: Reg = 6;
-const QUEUE: Reg = 7;
-const ACTION: Reg = 8;
-const TIME: Reg = 9;
+const CONTEXT: Reg = R6;
+const QUEUE: Reg = R7;
+const ACTION: Reg = R8;
+const TIME: Reg = R9;
 /// Where on the stack the counter's key is.
 const KEY: i16 = -8;
 
@@ -220,15 +215,15 @@ const MD_DATA: i16 = 0;
 const MD_DATA_META: i16 = 8;
 const MD_RX_QUEUE: i16 = 16;
 
-const XDP_DROP: i32 = 1;
-const XDP_PASS: i32 = 2;
-const XDP_REDIRECT: i32 = 4;
+const XDP_DROP: u32 = 1;
+const XDP_PASS: u32 = 2;
+const XDP_REDIRECT: u32 = 4;
 
 // enum bpf_func_id
-const MAP_LOOKUP_ELEM: i32 = 1;
-const KTIME_GET_NS: i32 = 5;
-const REDIRECT_MAP: i32 = 51;
-const XDP_ADJUST_META: i32 = 54;
+const MAP_LOOKUP_ELEM: u32 = 1;
+const KTIME_GET_NS: u32 = 5;
+const REDIRECT_MAP: u32 = 51;
+const XDP_ADJUST_META: u32 = 54;
 
 #[cfg(test)]
 mod tests {

@@ -1,30 +1,58 @@
 //! eBPF instructions and an assembler with labels.
 //!
-//! Only what the translation uses (Linux `Documentation/bpf/standardization/instruction-set.rst`);
+//! Only what our programs use (Linux `Documentation/bpf/standardization/instruction-set.rst`);
 //! 32-bit jumps need Linux ≥ 5.1, direct addresses of map values ≥ 5.2.
 
-use vnplug_os::bpf::Insn;
+use std::os::fd::AsRawFd;
+
+use super::{Counter, Map};
+
+/// One instruction (`struct bpf_insn`).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Insn {
+    /// Operation, with its class and source.
+    code: u8,
+    /// Destination register in the low four bits, source register in the high ones (little endian).
+    regs: u8,
+    /// Signed offset: bytes of a memory access, instructions of a jump.
+    off: i16,
+    /// Immediate operand.
+    imm: i32,
+}
+
+const _: () = assert!(size_of::<Insn>() == 8);
 
 /// A register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Reg(pub(super) u8);
+pub struct Reg(u8);
 
-pub(super) const R0: Reg = Reg(0);
-pub(super) const R1: Reg = Reg(1);
-pub(super) const R2: Reg = Reg(2);
-pub(super) const R3: Reg = Reg(3);
-pub(super) const R4: Reg = Reg(4);
-pub(super) const R6: Reg = Reg(6);
-pub(super) const R7: Reg = Reg(7);
-pub(super) const R8: Reg = Reg(8);
-pub(super) const R9: Reg = Reg(9);
-/// Points past the end of the stack; read-only.
-pub(super) const FP: Reg = Reg(10);
+/// The result, of calls and of the program.
+pub const R0: Reg = Reg(0);
+/// The first argument of calls, and the context when the program begins.
+pub const R1: Reg = Reg(1);
+/// The second argument.
+pub const R2: Reg = Reg(2);
+/// The third argument.
+pub const R3: Reg = Reg(3);
+/// The fourth argument.
+pub const R4: Reg = Reg(4);
+/// Calls leave it alone, as R7 to R9.
+pub const R6: Reg = Reg(6);
+/// As R6.
+pub const R7: Reg = Reg(7);
+/// As R6.
+pub const R8: Reg = Reg(8);
+/// As R6.
+pub const R9: Reg = Reg(9);
+/// Points past the end of the stack; it is read-only itself.
+pub const FP: Reg = Reg(10);
 
 /// Arithmetic, by its number in the instruction set.
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
-pub(super) enum Alu {
+#[expect(missing_docs, reason = "the names say what there is to say")]
+pub enum Alu {
     Add = 0x00,
     Sub = 0x10,
     Mul = 0x20,
@@ -42,7 +70,8 @@ pub(super) enum Alu {
 /// A comparison of unsigned numbers.
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
-pub(super) enum Cond {
+#[expect(missing_docs, reason = "the names say what there is to say")]
+pub enum Cond {
     Eq = 0x10,
     Gt = 0x20,
     Ge = 0x30,
@@ -54,15 +83,20 @@ pub(super) enum Cond {
 
 /// Bytes of a memory access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Size {
+pub enum Size {
+    /// 1.
     Byte,
+    /// 2.
     Half,
+    /// 4.
     Word,
+    /// 8.
     Double,
 }
 
 impl Size {
-    pub(super) fn bytes(self) -> u32 {
+    /// How many.
+    pub fn bytes(self) -> u32 {
         match self {
             Self::Byte => 1,
             Self::Half => 2,
@@ -83,7 +117,7 @@ impl Size {
 
 /// The right side of an operation.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Operand {
+pub enum Operand {
     /// A constant; 64-bit operations extend its sign.
     K(u32),
     /// A register.
@@ -92,15 +126,15 @@ pub(super) enum Operand {
 
 /// A jump target; [`Asm::bind`] says where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Label(usize);
+pub struct Label(usize);
 
 /// A jump is longer than an instruction can say (32,767 instructions).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TooFar;
+pub struct TooFar;
 
 /// Instructions under construction.
 #[derive(Debug, Default)]
-pub(super) struct Asm {
+pub struct Asm {
     code: Vec<Insn>,
     /// Where each label is.
     places: Vec<Option<usize>>,
@@ -110,18 +144,18 @@ pub(super) struct Asm {
 
 impl Asm {
     /// A new label, bound later.
-    pub(super) fn label(&mut self) -> Label {
+    pub fn label(&mut self) -> Label {
         self.places.push(None);
         Label(self.places.len() - 1)
     }
 
     /// The label is here.
-    pub(super) fn bind(&mut self, label: Label) {
+    pub fn bind(&mut self, label: Label) {
         self.places[label.0] = Some(self.code.len());
     }
 
     /// Jumps to `from`, which is not bound, go to `to` instead.
-    pub(super) fn lead(&mut self, from: Label, to: Label) {
+    pub fn lead(&mut self, from: Label, to: Label) {
         for (_, label) in &mut self.jumps {
             if *label == from {
                 *label = to;
@@ -130,44 +164,44 @@ impl Asm {
     }
 
     /// Whether something jumps there.
-    pub(super) fn is_used(&self, label: Label) -> bool {
+    pub fn is_used(&self, label: Label) -> bool {
         self.jumps.iter().any(|(_, to)| *to == label)
     }
 
     /// 32-bit arithmetic; the upper half of `dst` becomes zero.
-    pub(super) fn alu32(&mut self, op: Alu, dst: Reg, operand: Operand) {
+    pub fn alu32(&mut self, op: Alu, dst: Reg, operand: Operand) {
         self.operate(CLASS_ALU, op, dst, operand);
     }
 
     /// 64-bit arithmetic.
-    pub(super) fn alu64(&mut self, op: Alu, dst: Reg, operand: Operand) {
+    pub fn alu64(&mut self, op: Alu, dst: Reg, operand: Operand) {
         self.operate(CLASS_ALU64, op, dst, operand);
     }
 
     /// From network byte order, `Half` or `Word`; the rest of the register becomes zero.
-    pub(super) fn network_order(&mut self, dst: Reg, size: Size) {
+    pub fn network_order(&mut self, dst: Reg, size: Size) {
         if size != Size::Byte {
             self.push(TO_BE, dst, R0, 0, size.bytes() * 8);
         }
     }
 
     /// `dst = *(size *)(src + off)`.
-    pub(super) fn load(&mut self, size: Size, dst: Reg, src: Reg, off: i16) {
+    pub fn load(&mut self, size: Size, dst: Reg, src: Reg, off: i16) {
         self.push(CLASS_LDX | MODE_MEM | size.bits(), dst, src, off, 0);
     }
 
     /// `*(size *)(dst + off) = src`.
-    pub(super) fn store(&mut self, size: Size, dst: Reg, off: i16, src: Reg) {
+    pub fn store(&mut self, size: Size, dst: Reg, off: i16, src: Reg) {
         self.push(CLASS_STX | MODE_MEM | size.bits(), dst, src, off, 0);
     }
 
     /// `*(size *)(dst + off) = k`.
-    pub(super) fn store_k(&mut self, size: Size, dst: Reg, off: i16, k: u32) {
+    pub fn store_k(&mut self, size: Size, dst: Reg, off: i16, k: u32) {
         self.push(CLASS_ST | MODE_MEM | size.bits(), dst, R0, off, k);
     }
 
     /// `*(u64 *)dst += src`, as one.
-    pub(super) fn atomic_add(&mut self, dst: Reg, src: Reg) {
+    pub fn atomic_add(&mut self, dst: Reg, src: Reg) {
         self.push(
             CLASS_STX | MODE_ATOMIC | Size::Double.bits(),
             dst,
@@ -177,33 +211,44 @@ impl Asm {
         );
     }
 
-    /// The address of the value of an array map with one element, by the map's descriptor.
-    pub(super) fn map_value(&mut self, dst: Reg, map: i32) {
-        self.push(LD_DOUBLE, dst, PSEUDO_MAP_VALUE, 0, map.cast_unsigned());
-        self.push(0, R0, R0, 0, 0);
+    /// The address of a map, valid for [`Program::load`](super::Program::load) while the map lives.
+    pub fn map(&mut self, dst: Reg, map: &Map) {
+        self.descriptor(dst, PSEUDO_MAP_FD, map);
+    }
+
+    /// The address of a counter's parts, valid as that of a [`map`](Self::map).
+    pub fn counter(&mut self, dst: Reg, counter: &Counter) {
+        self.descriptor(dst, PSEUDO_MAP_VALUE, counter.map());
+    }
+
+    /// What was put together elsewhere, and jumps only within itself or to its end.
+    pub fn append(&mut self, code: &[Insn]) {
+        self.code.extend_from_slice(code);
     }
 
     /// Calls a helper of the kernel; R1 to R5 are lost.
-    pub(super) fn call(&mut self, helper: u32) {
+    pub fn call(&mut self, helper: u32) {
         self.push(CALL, R0, R0, 0, helper);
     }
 
-    pub(super) fn exit(&mut self) {
+    /// Ends the program; its result is R0.
+    pub fn exit(&mut self) {
         self.push(EXIT, R0, R0, 0, 0);
     }
 
-    pub(super) fn jump(&mut self, to: Label) {
+    /// Jumps in any case.
+    pub fn jump(&mut self, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.push(JA, R0, R0, 0, 0);
     }
 
     /// Jumps if the low halves compare so.
-    pub(super) fn jump32_if(&mut self, cond: Cond, left: Reg, right: Operand, to: Label) {
+    pub fn jump32_if(&mut self, cond: Cond, left: Reg, right: Operand, to: Label) {
         self.compare(CLASS_JMP32, cond, left, right, to);
     }
 
     /// Jumps if the whole registers compare so.
-    pub(super) fn jump_if(&mut self, cond: Cond, left: Reg, right: Operand, to: Label) {
+    pub fn jump_if(&mut self, cond: Cond, left: Reg, right: Operand, to: Label) {
         self.compare(CLASS_JMP, cond, left, right, to);
     }
 
@@ -211,7 +256,7 @@ impl Asm {
     ///
     /// # Errors
     /// [`TooFar`], also for a label that was never bound.
-    pub(super) fn finish(mut self) -> Result<Vec<Insn>, TooFar> {
+    pub fn finish(mut self) -> Result<Vec<Insn>, TooFar> {
         for (at, label) in self.jumps {
             let place = self.places[label.0].ok_or(TooFar)?;
             let distance = place as i64 - (at as i64 + 1);
@@ -235,9 +280,24 @@ impl Asm {
         }
     }
 
+    /// The first of these two instructions says what the descriptor stands for.
+    fn descriptor(&mut self, dst: Reg, what: Reg, map: &Map) {
+        let number = map.fd.as_raw_fd().cast_unsigned();
+        self.push(LD_DOUBLE, dst, what, 0, number);
+        self.push(0, R0, R0, 0, 0);
+    }
+
     fn push(&mut self, code: u8, dst: Reg, src: Reg, off: i16, imm: u32) {
-        self.code
-            .push(Insn::new(code, dst.0, src.0, off, imm.cast_signed()));
+        #[cfg(target_endian = "little")]
+        let regs = src.0 << 4 | dst.0;
+        #[cfg(target_endian = "big")]
+        let regs = dst.0 << 4 | src.0;
+        self.code.push(Insn {
+            code,
+            regs,
+            off,
+            imm: imm.cast_signed(),
+        });
     }
 }
 
@@ -256,4 +316,44 @@ const TO_BE: u8 = 0xdc;
 const JA: u8 = 0x05;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
+/// `BPF_PSEUDO_MAP_FD`, in the place of a source register.
+const PSEUDO_MAP_FD: Reg = Reg(1);
+/// `BPF_PSEUDO_MAP_VALUE`: of an array map with one element.
 const PSEUDO_MAP_VALUE: Reg = Reg(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_lie_where_the_kernel_looks() {
+        let mut asm = Asm::default();
+        asm.alu64(Alu::Mov, R6, Operand::X(R1));
+        let code = asm.finish().unwrap();
+        assert_eq!((code[0].code, code[0].regs), (0xbf, 0x16));
+    }
+
+    #[test]
+    fn jumps_lead_to_their_labels_also_over_what_is_appended() {
+        let mut piece = Asm::default();
+        let end = piece.label();
+        piece.jump_if(Cond::Eq, R0, Operand::K(0), end);
+        piece.exit();
+        piece.bind(end);
+        let piece = piece.finish().unwrap();
+
+        let mut asm = Asm::default();
+        let end = asm.label();
+        asm.jump(end);
+        asm.append(&piece);
+        asm.bind(end);
+        asm.exit();
+        let offsets: Vec<_> = asm.finish().unwrap().iter().map(|it| it.off).collect();
+        assert_eq!(offsets, [2, 1, 0, 0]);
+
+        let mut nowhere = Asm::default();
+        let label = nowhere.label();
+        nowhere.jump(label);
+        assert_eq!(nowhere.finish(), Err(TooFar));
+    }
+}
