@@ -3,16 +3,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use vnplug::Client;
 use vnplug_ring::control::{Grant, VmKind, VmSpec};
+use vnplug_testing::PATIENCE;
 
 use crate::daemon::{Daemon, guest_program, program};
-use crate::{Guest, Image, Job, Lab, LabError, Result, Uml, UmlConfig};
+use crate::{Guest, Image, Job, Lab, LabError, Result, Uml, UmlConfig, patience};
 
-/// Longest wait for a guest's answer.
-const LIMIT: Duration = Duration::from_secs(180);
 /// Bytes of the memory pool of an [`AttachedUml`].
 pub const POOL_BYTES: u64 = 64 << 20;
 
@@ -129,14 +127,12 @@ pub fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> Result
 /// [`LabError::Timeout`] with what the agent said, or the channel's.
 pub fn agent(guest: &Guest) -> Result<Job> {
     let job = guest.spawn("exec vnplug agent 2>&1")?;
-    let deadline = Instant::now() + LIMIT;
-    while guest.run("vnplug list 2>&1", LIMIT)?.status != 0 {
-        if Instant::now() >= deadline {
-            let said = job.peek(4096).unwrap_or_default();
-            let what = format!("the agent: {said}\n{}", guest.console_tail(10));
-            return Err(LabError::Timeout { what, after: LIMIT });
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    let said = || {
+        let said = job.peek(4096).unwrap_or_default();
+        format!("the agent: {said}\n{}", guest.console_tail(10))
+    };
+    patience::until(said, PATIENCE, || {
+        Ok(guest.run("vnplug list 2>&1", PATIENCE)?.status == 0)
+    })?;
     Ok(job)
 }

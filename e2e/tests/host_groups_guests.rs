@@ -8,10 +8,11 @@ use std::time::Duration;
 use vnplug::Client;
 use vnplug_e2e::attached::agent;
 use vnplug_e2e::daemon::{Daemon, program, value};
-use vnplug_e2e::groups::{ARENA, LIMIT, POOL, boot, eventually, members, pull, store, take, word};
+use vnplug_e2e::groups::{ARENA, POOL, boot, members, pull, store, take, word};
 use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{Guest, Job, Lab, Machine};
 use vnplug_frame::witness::{Checker, View};
+use vnplug_testing::{PATIENCE, eventually};
 
 const SOURCE: &str = "lab=gen,pps=1000,size=100-1000,flows=4,protocols=udp4+tcp4";
 
@@ -88,7 +89,12 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     }
     let mut checker = Checker::new(View::Whole);
     let (done_pc, done_q35) = std::thread::scope(|scope| {
-        let done = scope.spawn(|| (in_pc.wait(LIMIT).unwrap(), in_q35.wait(LIMIT).unwrap()));
+        let done = scope.spawn(|| {
+            (
+                in_pc.wait(PATIENCE).unwrap(),
+                in_q35.wait(PATIENCE).unwrap(),
+            )
+        });
         while !done.is_finished() {
             process.batch(1000).for_each(|packet| {
                 checker.feed(packet.unwrap().bytes);
@@ -149,7 +155,7 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     let own = "vnplug count host:lab --group own --arena 1M --witness --json --packets 2000 2>&1";
     let own: Vec<Job> = (0..2).map(|_| q35.spawn(own).unwrap()).collect();
     for output in own {
-        let output = output.wait(LIMIT).unwrap();
+        let output = output.wait(PATIENCE).unwrap();
         let text = output.text();
         assert!(
             output.success() && text.contains("\"perfect\":true"),
@@ -175,7 +181,7 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
             .any(|port| value(port, "delivered") > before + 2_000)
     });
     reader.signal("INT").unwrap();
-    let output = reader.wait(LIMIT).unwrap();
+    let output = reader.wait(PATIENCE).unwrap();
     let text = output.text();
     assert_eq!(output.status, 0, "{text}");
     for what in ["\"lost\":0", "\"corrupt\":0", "\"reopened\":1"] {
@@ -191,7 +197,9 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     let (code, text) = vnplug(&daemon, &[&detach[..], &["--name", "pc"]].concat());
     assert_eq!(code, Some(0), "{text}");
     assert!(!arena.exists());
-    let devices = pc.run("cat /sys/bus/pci/devices/*/device", LIMIT).unwrap();
+    let devices = pc
+        .run("cat /sys/bus/pci/devices/*/device", PATIENCE)
+        .unwrap();
     assert!(!devices.text().contains("0x1110"), "{}", devices.text());
     daemon.audit();
 }

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use vnplug_e2e::daemon::{Daemon, program, value};
@@ -15,8 +15,7 @@ use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{DiskFault, Lab, Netns};
 use vnplug_store::disk::{BLOCK, Buffer, Disk, Real, Write, is_full};
-
-const LIMIT: Duration = Duration::from_secs(120);
+use vnplug_testing::eventually;
 
 /// A process that does not outlive its test.
 struct Process(Child);
@@ -82,14 +81,6 @@ impl Small {
     fn free_mib(&self) -> u64 {
         let space = Real::new(false).0.space(&self.dir).unwrap();
         space.free >> 20
-    }
-}
-
-fn eventually(what: &str, mut test: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !test() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        sleep(Duration::from_millis(20));
     }
 }
 

@@ -8,13 +8,15 @@ use std::process::Command;
 
 use vnplug::Client;
 use vnplug_ring::control::{Grant, VmKind, VmSpec};
+use vnplug_testing::PATIENCE;
 
-use super::{LIMIT, Stage, until};
+use super::Stage;
 use crate::daemon::{guest_program, program};
 use crate::error::{LabError, Result};
 use crate::guest::Guest;
 use crate::image::Image;
 use crate::lab::Lab;
+use crate::patience::until;
 use crate::qemu::{Qemu, QemuConfig};
 use crate::uml::{Uml, UmlConfig};
 
@@ -157,9 +159,10 @@ fn serve(guest: &Guest) -> Result<()> {
                 agent.peek(2000).unwrap_or_default()
             )
         },
+        PATIENCE,
         || {
             Ok(guest
-                .run("vnplug list 2>&1", LIMIT)?
+                .run("vnplug list 2>&1", PATIENCE)?
                 .text()
                 .contains("host:wire"))
         },
