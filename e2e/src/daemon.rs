@@ -115,6 +115,29 @@ impl Daemon {
         }
     }
 
+    /// The `vnplug` command, which asks this daemon.
+    ///
+    /// # Errors
+    /// [`LabError::Missing`] if it was not built.
+    pub fn command(&self) -> Result<Command> {
+        let mut command = Command::new(program("vnplug")?);
+        command.arg("--socket").arg(self.socket());
+        Ok(command)
+    }
+
+    /// Runs `vnplug` on the host; its exit code, and what it says on both outputs.
+    ///
+    /// # Panics
+    /// If it cannot be run.
+    #[must_use]
+    pub fn vnplug(&self, args: &[&str]) -> (Option<i32>, String) {
+        let mut command = self.command().expect("vnplug was built");
+        let output = command.args(args).output().expect("it runs");
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        (output.status.code(), text)
+    }
+
     /// Where clients connect.
     #[must_use]
     pub fn socket(&self) -> PathBuf {

@@ -5,13 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use vnplug::{FilterSpec, Next, Port};
-use vnplug_e2e::daemon::{Daemon, audit, label, program, value};
+use vnplug_e2e::daemon::{Daemon, audit, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Lab, Netns};
@@ -83,8 +83,7 @@ impl Wire {
 fn who_only_sends_does_not_bring_everything() {
     let wire = Wire::new(PATIENT);
     wire.until("on: no port");
-    let mut sender = Command::new(program("vnplug").unwrap());
-    sender.arg("--socket").arg(wire.daemon.socket());
+    let mut sender = wire.daemon.command().unwrap();
     sender.args(["send", "wire1", "--pps", "10", "-t", "300s"]);
     let mut sender = sender.stdout(Stdio::null()).spawn().unwrap();
     eventually("somebody sends", || {

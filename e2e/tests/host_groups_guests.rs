@@ -2,12 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use vnplug::Client;
-use vnplug_e2e::attached::agent;
-use vnplug_e2e::daemon::{Daemon, program, value};
+use vnplug_e2e::attached::{agent, summary};
+use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::groups::{ARENA, POOL, boot, members, pull, store, take, word};
 use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{Guest, Job, Lab, Machine};
@@ -16,24 +15,11 @@ use vnplug_testing::{PATIENCE, eventually};
 
 const SOURCE: &str = "lab=gen,pps=1000,size=100-1000,flows=4,protocols=udp4+tcp4";
 
-/// Runs the `vnplug` command on the host.
-fn vnplug(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String) {
-    let mut command = Command::new(program("vnplug").unwrap());
-    let socket = daemon.socket();
-    let output = command.arg("--socket").arg(socket).args(args).output();
-    let output = output.unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8(text).unwrap())
-}
-
 fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> (Option<i32>, String) {
     let qmp = guest.qmp_path().unwrap();
     let qmp = qmp.to_str().unwrap();
     let args = ["attach", "qemu", "--qmp", qmp, "--name", name];
-    vnplug(
-        daemon,
-        &[&args[..], &["--allow", "lab", "--pool", "8M"], more].concat(),
-    )
+    daemon.vnplug(&[&args[..], &["--allow", "lab", "--pool", "8M"], more].concat())
 }
 
 /// The files in the daemon's pool directory that end so.
@@ -157,10 +143,9 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     for output in own {
         let output = output.wait(PATIENCE).unwrap();
         let text = output.text();
-        assert!(
-            output.success() && text.contains("\"perfect\":true"),
-            "{text}"
-        );
+        assert!(output.success(), "{text}");
+        let summary = summary(&text).unwrap();
+        assert_eq!(summary["witness"]["perfect"], true, "{text}");
     }
 
     // The daemon dies and comes back: the same file, the same devices.
@@ -184,9 +169,10 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     let output = reader.wait(PATIENCE).unwrap();
     let text = output.text();
     assert_eq!(output.status, 0, "{text}");
-    for what in ["\"lost\":0", "\"corrupt\":0", "\"reopened\":1"] {
-        assert!(text.contains(what), "{what}: {text}");
-    }
+    let summary = summary(&text).unwrap();
+    assert_eq!(summary["lost"], 0, "{text}");
+    assert_eq!(summary["witness"]["corrupt"], 0, "{text}");
+    assert_eq!(summary["reopened"], 1, "{text}");
     Client::connect_to(&daemon.socket())
         .unwrap()
         .detach_own_vm("q35", 0)
@@ -194,7 +180,7 @@ fn two_guests_read_one_copy_byte_for_byte_and_neither_can_write_it() {
     assert!(arena.exists());
     let qmp = pc.qmp_path().unwrap();
     let detach = ["detach", "qemu", "--qmp", qmp.to_str().unwrap()];
-    let (code, text) = vnplug(&daemon, &[&detach[..], &["--name", "pc"]].concat());
+    let (code, text) = daemon.vnplug(&[&detach[..], &["--name", "pc"]].concat());
     assert_eq!(code, Some(0), "{text}");
     assert!(!arena.exists());
     let devices = pc

@@ -179,17 +179,8 @@ fn a_damaged_file_fails_the_programs_that_read_it_after_all_whole_packets() {
     for command in [&["count"][..], &["dump", "-w", written.to_str().unwrap()]] {
         let cut = format!("cut=pcap:{},pace=top", file.display());
         let daemon = Daemon::start(&lab, None, &["--source", &cut]).unwrap();
-        let mut vnplug = Command::new(program("vnplug").unwrap());
-        let output = vnplug
-            .arg("--socket")
-            .arg(daemon.socket())
-            .args(command)
-            .arg("host:cut")
-            .output()
-            .unwrap();
-        let said =
-            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        let (code, said) = daemon.vnplug(&[command, &["host:cut"]].concat());
+        assert_eq!(code, Some(1), "{said}");
         assert!(
             said.contains("49 packets") && said.contains(&offset),
             "{said}"

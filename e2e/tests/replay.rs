@@ -313,9 +313,8 @@ fn a_port_gets_every_byte_and_the_daemon_counts_it() {
     let file = lab.dir().join("trace.pcap");
     pcap(&file, 1, &frames);
     let listener = Listener::start(&netns, "wire1", lab.dir().join("seen.pcap"));
-    let output = Command::new(program("vnplug").unwrap())
-        .arg("--socket")
-        .arg(daemon.socket())
+    let mut command = daemon.command().unwrap();
+    let output = command
         .arg("replay")
         .arg(&file)
         .args(["--to", "port:wire0", "--json"])
@@ -347,9 +346,8 @@ fn frames_in_the_ring_of_a_daemon_that_died_are_not_told_as_sent() {
     let file = lab.dir().join("trace.pcap");
     pcap(&file, 1, &trace(100, &[1_000_000]));
     let listener = Listener::start(&netns, "wire1", lab.dir().join("seen.pcap"));
-    let child = Command::new(program("vnplug").unwrap())
-        .arg("--socket")
-        .arg(daemon.socket())
+    let mut command = daemon.command().unwrap();
+    let child = command
         .arg("replay")
         .arg(&file)
         .args(["--to", "port:wire0", "--rate", "1kpps", "--loop", "forever"])

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
+use vnplug_e2e::attached::summary;
 use vnplug_e2e::daemon::program;
 use vnplug_e2e::recorder::{SETTLED, number, segments};
 use vnplug_e2e::traffic::sequence;
@@ -164,6 +165,7 @@ pub(crate) fn end(recorder: Job) -> String {
 /// Ends a neighbour, who must have had every packet.
 pub(crate) fn untouched(neighbour: Job) {
     let said = end(neighbour);
-    let perfect = said.contains("\"perfect\":true") && said.contains("\"lost\":0");
-    assert!(perfect, "{said}");
+    let summary = summary(&said).unwrap();
+    assert_eq!(summary["witness"]["perfect"], true, "{said}");
+    assert_eq!(summary["lost"], 0, "{said}");
 }
