@@ -5,11 +5,12 @@ mod support;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
 use support::{Daemon, Qemu, Scratch, finish, q35, run, vnplug};
 use vnplug_ring::control::{Message, code};
+use vnplug_testing::{Deadline, until};
 
 struct Lab {
     daemon: Daemon,
@@ -79,9 +80,9 @@ fn pc_takes_everything_and_gives_it_back_when_the_guest_lets_go() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Deadline::new("QEMU has let go of all");
     while !lab.qemu.ours().is_empty() {
-        assert!(Instant::now() < deadline, "left: {:?}", lab.qemu.ours());
+        deadline.check_seen(&lab.qemu.ours());
         lab.qemu.ask("system_reset", json!({}));
         thread::sleep(Duration::from_millis(100));
     }
@@ -199,11 +200,11 @@ fn fifty_cycles_leave_no_trace() {
         lab.ok("detach", &[]);
     }
     assert_eq!(lab.qemu.ours(), [""; 0]);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while lab.qemu.fds() > before {
-        assert!(Instant::now() < deadline, "descriptors stay in QEMU");
-        thread::sleep(Duration::from_millis(20));
-    }
+    until(
+        "no descriptor stays in QEMU",
+        || lab.qemu.fds(),
+        |fds| *fds <= before,
+    );
 }
 
 #[test]

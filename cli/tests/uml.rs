@@ -8,7 +8,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use vnplug_testing::eventually;
 
 use support::{Daemon, Scratch, finish, read_some, run, vnplug};
 
@@ -30,14 +32,6 @@ fn attach(daemon: &Daemon, more: &[&str], linux: &Path) -> Command {
     let fixed = ["attach", "uml", "--name", "probe"];
     let linux = ["--", linux.to_str().unwrap(), "mem=64M"];
     vnplug(&daemon.socket, &[&fixed, more, &linux].concat())
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]

@@ -2,17 +2,15 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::Command;
-use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use vnplug::Client;
 use vnplug_ring::control::{Grant, VmKind, VmSpec};
+use vnplug_testing::PATIENCE;
 
-use crate::daemon::{Daemon, guest_program, program};
-use crate::{Guest, Image, Job, Lab, LabError, Result, Uml, UmlConfig};
+use crate::daemon::{Daemon, guest_program};
+use crate::{Guest, Image, Job, Lab, LabError, Result, Uml, UmlConfig, patience};
 
-/// Longest wait for a guest's answer.
-const LIMIT: Duration = Duration::from_secs(180);
 /// Bytes of the memory pool of an [`AttachedUml`].
 pub const POOL_BYTES: u64 = 64 << 20;
 
@@ -103,24 +101,33 @@ impl AttachedUml {
 /// # Errors
 /// [`LabError::Command`] with what the command said.
 pub fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> Result<String> {
-    let mut command = Command::new(program("vnplug")?);
-    command.arg("--socket").arg(daemon.socket());
-    command.args(["attach", "qemu", "--name", name, "--allow", "*", "--qmp"]);
     let qmp = guest.qmp_path();
-    command.arg(qmp.ok_or_else(|| LabError::Missing("a guest of QEMU".into()))?);
-    let output = command
-        .args(more)
-        .output()
-        .map_err(LabError::io("vnplug attach"))?;
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text).into_owned();
-    if output.status.success() {
-        return Ok(text);
+    let qmp = qmp.ok_or_else(|| LabError::Missing("a guest of QEMU".into()))?;
+    let qmp = qmp.to_string_lossy();
+    let attach = ["attach", "qemu", "--name", name, "--allow", "*"];
+    let args = [&attach[..], &["--qmp", &qmp], more].concat();
+    match daemon.vnplug(&args) {
+        (Some(0), text) => Ok(text),
+        (_, text) => Err(LabError::Command {
+            command: format!("vnplug {args:?}"),
+            text,
+        }),
     }
-    Err(LabError::Command {
-        command: format!("{command:?}"),
-        text,
-    })
+}
+
+/// What `vnplug count --json` says at its end, in the last of the lines that it said.
+///
+/// # Errors
+/// [`LabError::Protocol`] with what it said instead.
+pub fn summary(said: &str) -> Result<Value> {
+    let summary = values(said).rfind(|value| value["summary"] == true);
+    summary.ok_or_else(|| LabError::Protocol(format!("vnplug count said {said:?}")))
+}
+
+/// Those lines of what a command said that are JSON and whole.
+pub fn values(said: &str) -> impl DoubleEndedIterator<Item = Value> {
+    let lines = said.lines();
+    lines.filter_map(|line| serde_json::from_str(line).ok())
 }
 
 /// Starts the agent in a guest and waits until its applications can list devices.
@@ -129,14 +136,12 @@ pub fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) -> Result
 /// [`LabError::Timeout`] with what the agent said, or the channel's.
 pub fn agent(guest: &Guest) -> Result<Job> {
     let job = guest.spawn("exec vnplug agent 2>&1")?;
-    let deadline = Instant::now() + LIMIT;
-    while guest.run("vnplug list 2>&1", LIMIT)?.status != 0 {
-        if Instant::now() >= deadline {
-            let said = job.peek(4096).unwrap_or_default();
-            let what = format!("the agent: {said}\n{}", guest.console_tail(10));
-            return Err(LabError::Timeout { what, after: LIMIT });
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    let said = || {
+        let said = job.peek(4096).unwrap_or_default();
+        format!("the agent: {said}\n{}", guest.console_tail(10))
+    };
+    patience::until(said, PATIENCE, || {
+        Ok(guest.run("vnplug list 2>&1", PATIENCE)?.status == 0)
+    })?;
     Ok(job)
 }

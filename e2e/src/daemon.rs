@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use vnplug::{Client, PortOptions};
 use vnplug_ring::control::{Counted, Message};
 use vnplug_ring::counters;
+use vnplug_testing::until;
 
 use crate::child::Tethered;
 use crate::error::{LabError, Result};
@@ -114,6 +115,29 @@ impl Daemon {
         }
     }
 
+    /// The `vnplug` command, which asks this daemon.
+    ///
+    /// # Errors
+    /// [`LabError::Missing`] if it was not built.
+    pub fn command(&self) -> Result<Command> {
+        let mut command = Command::new(program("vnplug")?);
+        command.arg("--socket").arg(self.socket());
+        Ok(command)
+    }
+
+    /// Runs `vnplug` on the host; its exit code, and what it says on both outputs.
+    ///
+    /// # Panics
+    /// If it cannot be run.
+    #[must_use]
+    pub fn vnplug(&self, args: &[&str]) -> (Option<i32>, String) {
+        let mut command = self.command().expect("vnplug was built");
+        let output = command.args(args).output().expect("it runs");
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        (output.status.code(), text)
+    }
+
     /// Where clients connect.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
@@ -178,20 +202,14 @@ impl Daemon {
     /// Waits until it has no ports any more; whoever had thousands of them keeps it busy closing.
     ///
     /// # Panics
-    /// If there are some after two minutes.
+    /// If there are some after [`PATIENCE`](vnplug_testing::PATIENCE).
     pub fn await_no_ports(&self) {
-        let deadline = Instant::now() + Duration::from_secs(120);
-        loop {
+        let ports = || {
             let asked = Client::connect_to(&self.socket()).and_then(|mut client| client.stats());
-            let has = |all: Vec<Counted>| value(&all[0], "ports");
             // An answer that does not come in time says that it is still at it.
-            let ports = asked.map_or(u64::MAX, has);
-            if ports == 0 {
-                return;
-            }
-            assert!(Instant::now() < deadline, "{ports} ports stay");
-            thread::sleep(Duration::from_millis(10));
-        }
+            asked.map_or(u64::MAX, |all| value(&all[0], "ports"))
+        };
+        until("no port stays", ports, |ports| *ports == 0);
     }
 
     /// Checks that the counters close at points R and S; returns them.

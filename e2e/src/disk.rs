@@ -26,6 +26,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use vnplug_testing::PATIENCE;
+
 use crate::channel::Output;
 use crate::error::{LabError, Result};
 use crate::guest::Guest;
@@ -222,7 +224,7 @@ fn table(all: u64, fault: Fault) -> String {
 }
 
 pub(crate) fn run(guest: &Guest, command: &str) -> Result<Output> {
-    let output = guest.run(command, LIMIT)?;
+    let output = guest.run(command, PATIENCE)?;
     if output.success() {
         return Ok(output);
     }
@@ -242,4 +244,3 @@ const DMSETUP: &str = "/usr/sbin/dmsetup";
 /// There is no udev in the guest to wait for.
 pub(crate) const DM: &str = "DM_DISABLE_UDEV=1 /usr/sbin/dmsetup";
 pub(crate) const UBD: &str = "ubda";
-const LIMIT: Duration = Duration::from_secs(60);

@@ -4,34 +4,19 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use vnplug::{Next, Port};
 use vnplug_ring::control::Counted;
+use vnplug_testing::PATIENCE;
 
 use crate::attached::image;
 use crate::daemon::{Daemon, label};
 use crate::{Guest, Lab, Machine, Qemu, QemuConfig, Result};
 
-/// Longest wait for anything in a guest.
-pub const LIMIT: Duration = Duration::from_secs(240);
-
 /// How an arena's first word looks to [`store`], and a pool's: `VNPLAREN` and `VNPLPOOL`.
 pub const ARENA: &str = "0x4E4552414C504E56";
 /// See [`ARENA`].
 pub const POOL: &str = "0x4C4F4F504C504E56";
-
-/// Waits until something holds.
-///
-/// # Panics
-/// With `what`, if it does not within [`LIMIT`].
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
 
 /// Boots a QEMU guest of this machine with `vnplug` in it.
 ///
@@ -81,7 +66,7 @@ pub fn take(port: &mut Port, frames: &mut Vec<Vec<u8>>) {
 /// If it is no pcap file.
 pub fn pull(guest: &Guest, lab: &Lab, path: &str) -> Result<Vec<Vec<u8>>> {
     let here = lab.dir().join("pulled");
-    guest.pull(path, &here, LIMIT)?;
+    guest.pull(path, &here, PATIENCE)?;
     let bytes = std::fs::read(&here).expect("it was pulled");
     let mut frames = Vec::new();
     let mut rest = &bytes[24..];
@@ -120,5 +105,5 @@ pub fn store(guest: &Guest, magic: &str, offset: u64, word: u64) -> Result<Strin
             devmem $((a + {offset})) 64 {word:#x} && devmem $((a + {offset})) 64
          done 2>&1"
     );
-    Ok(guest.run(&script, LIMIT)?.text())
+    Ok(guest.run(&script, PATIENCE)?.text())
 }

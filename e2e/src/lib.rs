@@ -42,6 +42,7 @@ mod kernel;
 mod lab;
 mod netns;
 mod owner;
+mod patience;
 pub mod plot;
 pub mod programs;
 mod qemu;

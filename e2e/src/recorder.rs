@@ -3,15 +3,15 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use vnplug_testing::PATIENCE;
 
 use crate::child::Tethered;
 use crate::daemon::{Daemon, program};
 use crate::error::{LabError, Result};
+use crate::patience;
 
 /// A running `vnplug record`; killed when dropped.
 #[derive(Debug)]
@@ -20,9 +20,6 @@ pub struct Recorder {
     dirs: Vec<PathBuf>,
     log: PathBuf,
 }
-
-/// Longest wait for anything that a recorder does.
-pub const LIMIT: Duration = Duration::from_secs(120);
 
 impl Recorder {
     /// Starts one with these arguments, into these directories. What it says is in a file beside the first.
@@ -95,7 +92,7 @@ impl Recorder {
     /// Waits until something holds while it is at work.
     ///
     /// # Panics
-    /// With `what` and what it said, if it ends before, or after [`LIMIT`].
+    /// With `what` and what it said, if it ends before, or after [`PATIENCE`].
     pub fn until(&self, what: &str, holds: impl FnMut() -> bool) {
         let waited = self.try_until(what, holds);
         waited.unwrap_or_else(|error| panic!("{error}"));
@@ -103,17 +100,11 @@ impl Recorder {
 
     /// As [`until`](Self::until), without the panic.
     pub(crate) fn try_until(&self, what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
-        let deadline = Instant::now() + LIMIT;
-        while !holds() {
-            if self.process.has_ended() {
-                return Err(self.failed());
-            }
-            if Instant::now() >= deadline {
-                return Err(self.late(what));
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        let told = || format!("{what}: {}", self.said());
+        patience::until(told, PATIENCE, || match holds() {
+            false if self.process.has_ended() => Err(self.failed()),
+            holds => Ok(holds),
+        })
     }
 
     /// Sends it a signal.
@@ -142,9 +133,9 @@ impl Recorder {
     ///
     /// # Errors
     /// With what it said, [`LabError::Command`] if not all was well, [`LabError::Timeout`] if it is at work
-    /// after [`LIMIT`].
+    /// after [`PATIENCE`].
     pub fn wait(&mut self) -> Result<String> {
-        match self.process.wait(LIMIT) {
+        match self.process.wait(PATIENCE) {
             Some(status) if status.success() => Ok(self.said()),
             Some(_) => Err(self.failed()),
             None => Err(self.late("it ends")),
@@ -161,7 +152,7 @@ impl Recorder {
     fn late(&self, what: &str) -> LabError {
         LabError::Timeout {
             what: format!("{what}: {}", self.said()),
-            after: LIMIT,
+            after: PATIENCE,
         }
     }
 }

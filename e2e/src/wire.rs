@@ -1,10 +1,9 @@
 //! A wire with a daemon at its end, which receives what is sent.
 
 use std::num::NonZeroU64;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use vnplug_ring::control::Counted;
+use vnplug_testing::until;
 
 use crate::daemon::{Daemon, value};
 use crate::traffic::Stream;
@@ -25,8 +24,6 @@ pub struct Wire {
 ///
 /// A daemon that reads in lots of 50 ms takes less of a machine on which much else runs.
 pub const PATIENT: &str = "wire1=af_packet,block_timeout_ms=50";
-
-const LIMIT: Duration = Duration::from_secs(120);
 /// Frames on their way to the daemon at most: an AF_XDP source has few places.
 const LOT: u64 = 400;
 
@@ -73,11 +70,8 @@ impl Wire {
     }
 
     fn await_received(&self, frames: u64) {
-        let deadline = Instant::now() + LIMIT;
-        while self.received() < frames {
-            assert!(Instant::now() < deadline, "{:?}", self.daemon.counters());
-            thread::sleep(Duration::from_millis(1));
-        }
+        let received = || self.received();
+        until("the frames are received", received, |now| *now >= frames);
     }
 
     /// Frames that came to the source, and what became of them is known.
@@ -94,17 +88,14 @@ impl Wire {
     /// # Panics
     /// If they do not come, or some were lost before.
     pub fn read(&self, frames: u64) -> Vec<Counted> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            let counters = self.daemon.counters();
-            let source = counters.iter().find(|it| it.kind == "source");
-            let source = source.expect("a source");
-            if value(source, "read") >= frames {
-                assert_eq!(value(source, "kernel_dropped"), 0);
-                return self.daemon.audit();
-            }
-            assert!(Instant::now() < deadline, "{source:?}");
-            thread::sleep(Duration::from_millis(5));
-        }
+        let look = || {
+            let mut counters = self.daemon.counters().into_iter();
+            counters.find(|it| it.kind == "source").expect("a source")
+        };
+        let source = until("the frames are read", look, |source| {
+            value(source, "read") >= frames
+        });
+        assert_eq!(value(&source, "kernel_dropped"), 0);
+        self.daemon.audit()
     }
 }

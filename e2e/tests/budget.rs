@@ -11,6 +11,7 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, audit, label, program, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_ring::control::{Counted, Message};
+use vnplug_testing::eventually;
 
 /// What the other owner opens: as many as the defaults allow a user, roughly.
 const PORTS: usize = 1_000;
@@ -63,11 +64,9 @@ fn a_reader_loses_nothing_beside_a_thousand_ports_of_another_owner() {
     let grant = format!("uid:{NOBODY}=lab");
     let daemon = Daemon::start(&lab, None, &["--source", &source, "--allow", &grant]).unwrap();
     let _honest = honest_reader(&lab, &daemon);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while of(&daemon.counters(), "port", is_nobodys).is_none() {
-        assert!(Instant::now() < deadline, "the reader does not come");
-        thread::sleep(Duration::from_millis(20));
-    }
+    eventually("the reader comes", || {
+        of(&daemon.counters(), "port", is_nobodys).is_some()
+    });
     let mut greedy = Raw::greeted(&daemon.socket());
     for _ in 0..PORTS {
         let opened = greedy.ask(&Message::Open(open("lab", 4096)), 0);

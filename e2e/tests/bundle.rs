@@ -9,8 +9,7 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::raw::{Holdings, Raw, hello, open};
 use vnplug_ring::control::{Message, Role};
-
-const LIMIT: Duration = Duration::from_secs(60);
+use vnplug_testing::{Deadline, PATIENCE};
 
 fn bundle_of(daemon: &Daemon, ports: usize) -> Bundle {
     let mut bundle = Bundle::new().expect("descriptors");
@@ -31,10 +30,10 @@ fn take(port: &mut Port) -> u64 {
 
 /// Waits until every port got packets.
 fn until_all_have_packets(bundle: &mut Bundle) {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("every port has packets");
     let mut taken = vec![0; bundle.ports().len()];
     while taken.contains(&0) {
-        assert!(Instant::now() < deadline, "{taken:?}");
+        deadline.check_seen(&taken);
         bundle.wait(Some(Duration::from_secs(1))).expect("wait");
         for (port, taken) in bundle.ports().iter_mut().zip(&mut taken) {
             *taken += take(port);
@@ -72,7 +71,7 @@ fn its_ports_are_woken_and_closed_one_by_one_and_cost_no_descriptors() {
     // A port of it can be waited for by itself, too.
     let port = &mut bundle.ports()[7];
     take(port);
-    assert_eq!(port.wait(Some(LIMIT)), Ok(Ready::Now));
+    assert_eq!(port.wait(Some(PATIENCE)), Ok(Ready::Now));
     assert!(take(port) > 0);
     // The first one, with which the doorbell came, is no different from the others.
     bundle.close(0);
@@ -107,23 +106,23 @@ fn all_of_it_is_back_when_the_daemon_is() {
     until_all_have_packets(&mut bundle);
     daemon.kill();
     // Nobody is there: it waits, and does not spin.
-    let begin = Instant::now();
+    let (begin, deadline) = (Instant::now(), Deadline::new("all have noticed"));
     while begin.elapsed() < Duration::from_millis(300) || !bundle.ports().iter().all(Port::is_away)
     {
-        assert!(begin.elapsed() < LIMIT, "not all have noticed");
+        deadline.check();
         bundle.wait(Some(Duration::from_millis(100))).unwrap();
         bundle.ports().iter_mut().for_each(|port| {
             take(port);
         });
     }
     daemon.launch().unwrap();
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("all are back");
     while bundle
         .ports()
         .iter()
         .any(|port| port.counts().reopened == 0)
     {
-        assert!(Instant::now() < deadline, "not all are back");
+        deadline.check();
         bundle.wait(Some(Duration::from_secs(1))).unwrap();
         bundle.ports().iter_mut().for_each(|port| {
             take(port);
@@ -174,14 +173,14 @@ fn others_are_answered_while_a_large_one_is_closed() {
     // On a busy machine this process may not run while the daemon closes them.
     let is_seen = (0..10).any(|_| {
         drop(bundle_of(&daemon, 2_000));
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Deadline::new("all are closed");
         let mut is_seen = false;
         loop {
             match ports_now() {
                 0 => return is_seen,
                 ports => is_seen |= ports < 2_000,
             }
-            assert!(Instant::now() < deadline, "not all are closed");
+            deadline.check();
         }
     });
     assert!(is_seen, "nobody is answered while a bundle is closed");
@@ -235,14 +234,14 @@ fn others_are_answered_while_the_ports_of_a_guest_are_closed() {
             }
             assert_eq!(free().0, PORTS);
             let mut it = end(agent.take().unwrap());
-            let deadline = Instant::now() + LIMIT;
+            let deadline = Deadline::new(format!("{what}: all are closed"));
             let mut is_seen = false;
             loop {
                 match free().0 {
                     0 => break,
                     ports => is_seen |= ports < PORTS,
                 }
-                assert!(Instant::now() < deadline, "{what}: not all are closed");
+                deadline.check();
             }
             while it.next().expect("an answer").0 != 1 {}
             agent = Some(it);
@@ -271,7 +270,7 @@ fn a_short_wait_is_short_also_while_it_comes_back() {
     let mut bundle = bundle_of(&daemon, PORTS);
     daemon.kill();
     daemon.launch().unwrap();
-    let deadline = Instant::now() + 3 * LIMIT;
+    let deadline = Deadline::new("all are back");
     let mut is_seen = false;
     loop {
         bundle.wait(Some(Duration::from_millis(1))).unwrap();
@@ -283,7 +282,7 @@ fn a_short_wait_is_short_also_while_it_comes_back() {
         if back == PORTS {
             break;
         }
-        assert!(Instant::now() < deadline, "{back} are back");
+        deadline.check_seen(&back);
         for port in bundle.ports() {
             port.batch(64).for_each(drop);
         }

@@ -10,6 +10,7 @@ use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::raw::{Holdings, Raw, open, status};
 use vnplug_ring::control::{Counted, FilterSpec, Grant, Message, Role, VmKind, VmReady, VmSpec};
 use vnplug_ring::layout::flags;
+use vnplug_testing::{Deadline, eventually, until};
 
 /// Ring sizes, filters and applications in turn; every port is closed again.
 fn cycle(raw: &mut Raw, device: &str, count: u32) {
@@ -128,16 +129,11 @@ fn a_thousand_ports_get_identical_streams() {
         "figure: G-13 attach 1000 ports = {:.2} s",
         took.as_secs_f64()
     );
-    let deadline = Instant::now() + Duration::from_secs(180);
-    let counters = loop {
-        let counters = daemon.audit();
-        let ended = |counted: &&Counted| label(counted, "state") == "ended";
-        if counters.iter().any(|counted| ended(&counted)) {
-            break counters;
-        }
-        assert!(Instant::now() < deadline, "the run does not end");
-        thread::sleep(Duration::from_millis(200));
-    };
+    let audit = || daemon.audit();
+    let counters = until("the run ends", audit, |counters| {
+        let mut all = counters.iter();
+        all.any(|counted| label(counted, "state") == "ended")
+    });
     // Who attached has everything from then on: no port lost a packet.
     let ports: Vec<&Counted> = counters
         .iter()
@@ -180,9 +176,9 @@ fn twenty_times_killed_and_back_with_readers_and_a_vm() {
         daemon.launch().unwrap();
         assert!(agent.next().is_none(), "the old channel is closed");
         for reader in &mut readers {
-            let deadline = Instant::now() + Duration::from_secs(60);
+            let deadline = Deadline::new("every reader comes back");
             loop {
-                assert!(Instant::now() < deadline, "a reader does not come back");
+                deadline.check();
                 match reader.next().unwrap() {
                     Next::Packet(packet) if packet.meta.flags & flags::GAP != 0 => break,
                     Next::Packet(_) => {}
@@ -219,13 +215,11 @@ fn the_daemon_keeps_one_capability_and_ends_when_told() {
         }
     }
     let _reader = daemon.port("lab").open().unwrap();
-    let begun = Instant::now();
     let process = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
-    while daemon.socket().exists() || !status(pid, "State").starts_with('Z') {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it goes on");
-        thread::sleep(Duration::from_millis(10));
-    }
+    eventually("it ends", || {
+        !daemon.socket().exists() && status(pid, "State").starts_with('Z')
+    });
     let record = daemon.socket().parent().unwrap().join("vms/kept.toml");
     assert!(record.is_file());
     assert!(!daemon.log().contains("panicked"), "{}", daemon.log());
@@ -261,15 +255,10 @@ fn without_descriptors_it_refuses_and_does_not_spin() {
     let (_, text) = vnplug_e2e::daemon::refusal(answer);
     assert!(text.contains("limit of open files"), "{text}");
     drop(waiting);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        let answer = first.ask(&Message::Open(open("lab", 4096)), 0);
-        if matches!(answer, Message::Opened(_)) {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{answer:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
+    let ask = || first.ask(&Message::Open(open("lab", 4096)), 0);
+    until("it is opened", ask, |answer| {
+        matches!(answer, Message::Opened(_))
+    });
     daemon.audit();
 }
 
@@ -336,11 +325,8 @@ fn a_running_vm_is_its_owners_alone() {
     // not the second one's.
     drop((agent, ours));
     let mut second = Client::connect_to(&daemon.socket()).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while second.attach_vm(spec(2, "lab")).is_err() {
-        assert!(Instant::now() < deadline, "the name stays taken");
-        thread::sleep(Duration::from_millis(10));
-    }
+    let attach = || second.attach_vm(spec(2, "lab"));
+    until("the name is free", attach, Result::is_ok).unwrap();
     assert_ne!(pool(&ready.pool_path).unwrap(), file, "another pool");
     assert!(first.detach_own_vm("probe", 1).is_err());
     second.detach_own_vm("probe", 2).unwrap();

@@ -7,9 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug_e2e::{Image, Lab, LabError, Netns, Qemu, QemuConfig, Uml, UmlConfig};
+use vnplug_testing::eventually;
 
 /// Process group members that still run; zombies are the business of whoever waits for them.
 fn alive_in_group(group: u32) -> usize {
@@ -65,14 +66,6 @@ fn a_killed_owner_leaves_nothing_after_the_next_lab_starts() {
     // Labs of other tests sweep too: what another one has begun to remove is gone when it is done.
     eventually("its directory is gone", || !dir.exists());
     eventually("its namespace is gone", || !netns.exists());
-}
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Makes a lab with a guest in a namespace, says so and waits to be killed.

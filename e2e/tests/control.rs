@@ -15,6 +15,7 @@ use vnplug_e2e::daemon::{Daemon, program, refusal};
 use vnplug_e2e::raw::{Holdings, Raw, hello, open};
 use vnplug_ring::control::wire::{HEADER, Header, MAX_REQUEST};
 use vnplug_ring::control::{FilterSpec, Message, Role, VERSION, code};
+use vnplug_testing::{Deadline, until};
 
 const SOURCE: &[&str] = &["--source", "lab=gen,pps=1000"];
 
@@ -31,15 +32,9 @@ fn header(kind: u8, len: u32, version: u8) -> [u8; HEADER] {
 
 /// Waits until the daemon has as many descriptors as before, give or take none.
 fn settles(daemon: &Daemon, before: usize) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while Holdings::of(daemon.pid()).fds != before {
-        let now = Holdings::of(daemon.pid());
-        assert!(
-            Instant::now() < deadline,
-            "{before} descriptors, now {now:?}"
-        );
-        thread::sleep(Duration::from_millis(10));
-    }
+    let now = || Holdings::of(daemon.pid());
+    let what = format!("it has {before} descriptors");
+    until(&what, now, |now| now.fds == before);
 }
 
 /// Descriptors of the daemon once it is at rest.
@@ -258,11 +253,11 @@ fn flooders_and_the_silent_do_not_keep_others_waiting() {
         }
         thread::sleep(Duration::from_millis(200));
         let mut victim = Raw::greeted(&daemon.socket());
-        let deadline = Instant::now() + Duration::from_secs(180);
+        let deadline = Deadline::new("requests enough for a flood are sent");
         // The control: it was a flood, more than what the buckets let through.
         while waits.len() < 300 || sent.load(Ordering::Relaxed) <= 16 * 4_000 {
             let begun = Instant::now();
-            assert!(begun < deadline, "{sent:?} requests are no flood");
+            deadline.check_seen(&sent);
             assert!(matches!(victim.ask(&Message::List, 0), Message::Devices(_)));
             waits.push(begun.elapsed());
             // A newcomer is served too.
@@ -290,11 +285,8 @@ fn flooders_and_the_silent_do_not_keep_others_waiting() {
         .saturating_sub(anon_before);
     assert!(grown < 16 * 512, "{grown} KiB");
     // Nobody who is silent stays longer than the greeting takes.
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while Holdings::of(daemon.pid()).fds > before {
-        assert!(Instant::now() < deadline, "the silent stay");
-        thread::sleep(Duration::from_millis(100));
-    }
+    let now = || Holdings::of(daemon.pid());
+    until("the silent are gone", now, |now| now.fds <= before);
     drop(silent);
     daemon.audit();
 }
@@ -401,11 +393,11 @@ fn who_reads_no_answers_is_not_served_on_and_costs_little() {
     let (before, descriptors) = (Holdings::of(daemon.pid()).anon_kib, at_rest(&daemon));
     let mut raws: Vec<Raw> = (0..32).map(|_| Raw::greeted(&daemon.socket())).collect();
     let bytes = Message::Close { port: 1 }.encode(1, 0).repeat(2_000);
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Deadline::new("all wait");
     let mut stuck = 0;
     // The control: none of them is served any more, so each socket is full.
     while stuck < raws.len() {
-        assert!(Instant::now() < deadline, "{stuck} of {} wait", raws.len());
+        deadline.check_seen(&stuck);
         stuck = 0;
         for raw in &mut raws {
             let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug::{Counted, Next, Port, Tuning};
 use vnplug_e2e::Lab;
@@ -10,19 +10,15 @@ use vnplug_e2e::daemon::{Daemon, label, program, value};
 use vnplug_frame::witness::{Checker, Parsed, View, parse};
 use vnplug_ring::control::{Balance, FilterSpec};
 use vnplug_ring::layout::flags;
-
-const LIMIT: Duration = Duration::from_secs(60);
+use vnplug_testing::{Deadline, until};
 
 /// Reads until the port ended or `limit` packets came; gives the checker and the packets lost.
 fn read(port: &mut Port, view: View, limit: u64) -> (Checker, u64, u64) {
     let mut checker = Checker::new(view);
     let (mut packets, mut lost) = (0, 0);
-    let deadline = Instant::now() + Duration::from_secs(180);
+    let deadline = Deadline::new("all packets come");
     while packets < limit {
-        assert!(
-            Instant::now() < deadline,
-            "only {packets} packets in three minutes"
-        );
+        deadline.check_seen(&packets);
         match port.next().unwrap() {
             Next::Packet(packet) => {
                 checker.feed(packet.bytes);
@@ -75,9 +71,9 @@ fn what_a_slow_reader_loses_is_told_in_its_stream_and_costs_the_others_nothing()
     };
     let mut checker = Checker::new(View::Whole);
     let (mut packets, mut lost) = (0, 0);
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("the small ring is full");
     while of(&daemon.audit(), &stalled_number, "dropped_full") == 0 {
-        assert!(Instant::now() < deadline, "the small ring is not full");
+        deadline.check();
         read_on(&mut port, &mut checker, &mut packets, &mut lost);
     }
     // Nothing comes any more: what is in the rings is all.
@@ -222,9 +218,9 @@ fn a_reader_survives_a_killed_daemon_and_sees_the_gap() {
         read(&mut port, View::Whole, 5_000);
         daemon.kill();
         // What was published is still there; then nothing, until the next daemon.
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Deadline::new("the reader notices");
         loop {
-            assert!(Instant::now() < deadline, "the reader does not notice");
+            deadline.check();
             if let Next::Nothing = port.next().unwrap() {
                 if port.is_away() {
                     break;
@@ -233,9 +229,9 @@ fn a_reader_survives_a_killed_daemon_and_sees_the_gap() {
             }
         }
         daemon.launch().unwrap();
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Deadline::new("the reader comes back");
         let gap = loop {
-            assert!(Instant::now() < deadline, "the reader did not come back");
+            deadline.check();
             match port.next().unwrap() {
                 Next::Packet(packet) => break packet.meta.flags & flags::GAP,
                 Next::Nothing => {
@@ -347,14 +343,7 @@ fn cpus_wake_as_soon_as_the_operator_asks_while_a_port_is_open() {
     };
     let others = holds();
     let port = daemon.port("lab").open().unwrap();
-    let until = |wanted: i32| {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while holds() != wanted {
-            assert!(Instant::now() < deadline, "{} and not {wanted}", holds());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    };
-    until(others.min(7));
+    until("it holds while it reads", holds, |it| *it == others.min(7));
     drop(port);
-    until(others);
+    until("it is as it was", holds, |it| *it == others);
 }

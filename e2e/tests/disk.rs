@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use vnplug_e2e::{DiskFault, Fault, Guest, Image, Lab, Uml, UmlConfig};
+use vnplug_testing::PATIENCE;
 
 /// Also seen by the host's programs, which find it at /mnt (`world`).
 const DIR: &str = "/world/mnt";
-const LIMIT: Duration = Duration::from_secs(180);
 
 fn boot(lab: &Lab) -> Guest {
     let file = DiskFault::file(lab, "disk", 64).unwrap();
@@ -27,7 +27,7 @@ fn boot(lab: &Lab) -> Guest {
 
 /// What a command says, and whether it succeeded.
 fn said(guest: &Guest, command: &str) -> (bool, String) {
-    let output = guest.run(command, LIMIT).unwrap();
+    let output = guest.run(command, PATIENCE).unwrap();
     (output.success(), output.text())
 }
 
@@ -123,7 +123,7 @@ for step in "ab":
             disk.set(fault).unwrap();
             works(&guest, &format!("touch /tmp/go-{step}"));
         }
-        let text = job.wait(LIMIT).unwrap().text();
+        let text = job.wait(PATIENCE).unwrap().text();
         let kept = works(
             &guest,
             "echo 3 >/proc/sys/vm/drop_caches; head -c 3 /world/mnt/file",

@@ -1,13 +1,10 @@
 //! Readers in a QEMU guest woken by interrupts: `ivshmem-doorbell` through VFIO.
 
-use std::process::Command;
-use std::time::{Duration, Instant};
-
 use serde_json::json;
-use vnplug_e2e::daemon::{Daemon, guest_program, program, value};
+use vnplug_e2e::attached::summary;
+use vnplug_e2e::daemon::{Daemon, guest_program, value};
 use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig};
-
-const LIMIT: Duration = Duration::from_secs(180);
+use vnplug_testing::{PATIENCE, until};
 
 /// A daemon with one source, and a guest that runs an agent, with a doorbell of 8 vectors.
 struct Attached {
@@ -45,7 +42,7 @@ impl Attached {
 
     fn meets_the_host(&self) {
         self.eventually("the agent serves applications", || {
-            self.guest.run("vnplug list", LIMIT).unwrap().success()
+            self.guest.run("vnplug list", PATIENCE).unwrap().success()
         });
     }
 
@@ -66,27 +63,19 @@ impl Attached {
     }
 
     fn eventually(&self, what: &str, mut done: impl FnMut() -> bool) {
-        let deadline = Instant::now() + LIMIT;
-        while !done() {
-            let late = Instant::now() > deadline;
-            assert!(
-                !late,
-                "{what}: {}\n{}",
-                self.log(),
-                self.guest.console_tail(20)
-            );
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let look = || (done(), self.log(), self.guest.console_tail(20));
+        until(what, look, |(is_done, ..)| *is_done);
     }
 
     /// Counts packets in the guest; all must arrive, once, in order, intact.
     fn counts_perfectly(&self, packets: u32) {
         let command = format!("vnplug count host:lab --packets {packets} --witness --json 2>&1");
-        let text = self.guest.run(&command, LIMIT).unwrap().text();
-        let whole = format!("\"received\":{packets}");
-        for part in ["\"lost\":0", "\"perfect\":true", &whole] {
-            assert!(text.contains(part), "{text}\n{}", self.log());
-        }
+        let text = self.guest.run(&command, PATIENCE).unwrap().text();
+        let (summary, log) = (summary(&text).unwrap(), self.log());
+        let witness = &summary["witness"];
+        assert_eq!(summary["lost"], 0, "{text}\n{log}");
+        assert_eq!(witness["perfect"], true, "{text}\n{log}");
+        assert_eq!(witness["received"], packets, "{text}\n{log}");
     }
 }
 
@@ -94,16 +83,12 @@ const ATTACH: &[&str] = &["--allow", "*", "--doorbell", "8"];
 
 #[expect(clippy::unwrap_used, reason = "a helper of tests")]
 fn cli(daemon: &Daemon, guest: &Guest, verb: &str, more: &[&str]) {
-    let mut command = Command::new(program("vnplug").unwrap());
-    command.arg("--socket").arg(daemon.socket());
-    command
-        .args([verb, "qemu", "--name", "vm", "--qmp"])
-        .arg(guest.qmp_path().unwrap());
-    let output = command.args(more).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
+    let qmp = guest.qmp_path().unwrap();
+    let args = [verb, "qemu", "--name", "vm", "--qmp", qmp.to_str().unwrap()];
+    let (code, text) = daemon.vnplug(&[&args[..], more].concat());
     let console = guest.console_tail(20);
     let qemu = std::fs::read_to_string(guest.dir().join("qemu.log")).unwrap_or_default();
-    assert!(output.status.success(), "{verb}: {text}\n{qemu}\n{console}");
+    assert_eq!(code, Some(0), "{verb}: {text}\n{qemu}\n{console}");
 }
 
 #[test]
@@ -125,7 +110,7 @@ fn each_reader_has_a_vector_of_its_own() {
     let readers = [vm.guest.spawn(read).unwrap(), vm.guest.spawn(read).unwrap()];
     vm.eventually("both ports are there", || vm.ports() == 2);
     vm.eventually("both vectors were raised", || {
-        let list = vm.guest.run("grep vfio-msix /proc/interrupts", LIMIT);
+        let list = vm.guest.run("grep vfio-msix /proc/interrupts", PATIENCE);
         let text = list.unwrap().text();
         let counts = |line: &str| line.split_whitespace().nth(1).map(str::to_owned);
         let counts: Vec<_> = text.lines().filter_map(counts).collect();
@@ -133,8 +118,8 @@ fn each_reader_has_a_vector_of_its_own() {
     });
     for reader in readers {
         reader.signal("INT").unwrap();
-        let text = reader.wait(LIMIT).unwrap().text();
-        assert!(text.contains("\"lost\":0"), "{text}");
+        let text = reader.wait(PATIENCE).unwrap().text();
+        assert_eq!(summary(&text).unwrap()["lost"], 0, "{text}");
     }
 }
 
@@ -151,13 +136,13 @@ fn readers_go_on_when_the_doorbell_is_unplugged() {
     let mut qmp = vm.guest.qmp().unwrap();
     qmp.execute("device_del", json!({ "id": "vnplug-vm-bell" }))
         .unwrap();
-    qmp.wait_event("DEVICE_DELETED", LIMIT).unwrap();
+    qmp.wait_event("DEVICE_DELETED", PATIENCE).unwrap();
     assert_eq!(vm.counter("doorbell_vectors_heard"), 0);
     vm.eventually("both ports are back", || vm.ports() == 2);
     for reader in readers {
         reader.signal("INT").unwrap();
-        let text = reader.wait(LIMIT).unwrap().text();
-        assert!(text.contains("\"reopened\":1"), "{text}");
+        let text = reader.wait(PATIENCE).unwrap().text();
+        assert_eq!(summary(&text).unwrap()["reopened"], 1, "{text}");
     }
     vm.counts_perfectly(1_000);
     cli(&vm.daemon, &vm.guest, "detach", &[]);

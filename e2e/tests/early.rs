@@ -5,20 +5,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug::{FilterSpec, Next, Port};
-use vnplug_e2e::daemon::{Daemon, audit, label, program, value};
+use vnplug_e2e::daemon::{Daemon, audit, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_frame::witness::{Checker, Parsed, View, parse};
 use vnplug_ring::control::Counted;
-
-const LIMIT: Duration = Duration::from_secs(120);
+use vnplug_testing::{Deadline, eventually, until};
 
 struct Wire {
     _lab: Lab,
@@ -59,32 +58,24 @@ impl Wire {
 
     /// Waits until early drop stands so.
     fn until(&self, standing: &str) -> Counted {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            let source = self.source();
-            if label(&source, "early_drop").starts_with(standing) {
-                return source;
-            }
-            assert!(Instant::now() < deadline, "not {standing}: {source:?}");
-            thread::sleep(Duration::from_millis(5));
-        }
+        until(
+            standing,
+            || self.source(),
+            |source| label(source, "early_drop").starts_with(standing),
+        )
     }
 
     /// Waits until nothing is under way, and checks point K.
     fn at_rest(&self, seen: u64) -> Counted {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            let source = self.source();
-            let of = |name: &str| value(&source, name);
-            if of("in_kernel") == 0 && of("seen") >= seen {
-                let parts = of("read") + of("kernel_dropped") + of("early");
-                assert_eq!((of("seen"), of("kernel_dropped")), (parts, 0), "{source:?}");
-                assert_eq!(of("seen"), seen, "{source:?}");
-                return source;
-            }
-            assert!(Instant::now() < deadline, "{source:?}");
-            thread::sleep(Duration::from_millis(5));
-        }
+        let look = || self.source();
+        let source = until("nothing is under way", look, |source| {
+            value(source, "in_kernel") == 0 && value(source, "seen") >= seen
+        });
+        let of = |name: &str| value(&source, name);
+        let parts = of("read") + of("kernel_dropped") + of("early");
+        assert_eq!((of("seen"), of("kernel_dropped")), (parts, 0), "{source:?}");
+        assert_eq!(of("seen"), seen, "{source:?}");
+        source
     }
 }
 
@@ -92,32 +83,28 @@ impl Wire {
 fn who_only_sends_does_not_bring_everything() {
     let wire = Wire::new(PATIENT);
     wire.until("on: no port");
-    let mut sender = Command::new(program("vnplug").unwrap());
-    sender.arg("--socket").arg(wire.daemon.socket());
+    let mut sender = wire.daemon.command().unwrap();
     sender.args(["send", "wire1", "--pps", "10", "-t", "300s"]);
     let mut sender = sender.stdout(Stdio::null()).spawn().unwrap();
-    let deadline = Instant::now() + LIMIT;
-    while value(&wire.daemon.counters()[0], "ports") == 0 {
-        assert!(Instant::now() < deadline, "nobody sends");
-        thread::sleep(Duration::from_millis(5));
-    }
+    eventually("somebody sends", || {
+        value(&wire.daemon.counters()[0], "ports") > 0
+    });
     let early = value(&wire.until("on: "), "early");
     wire.send(&Stream::new("wire0", 1_000));
-    let deadline = Instant::now() + LIMIT;
-    while value(&wire.source(), "early") < early + 1_000 {
-        assert!(Instant::now() < deadline, "{:?}", wire.source());
-        thread::sleep(Duration::from_millis(5));
-    }
+    let source = || wire.source();
+    until("all are dropped early", source, |source| {
+        value(source, "early") >= early + 1_000
+    });
     sender.kill().unwrap();
     sender.wait().unwrap();
 }
 
 /// Reads until so many packets came.
 fn read(port: &mut Port, count: u64, checker: &mut Checker) {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new(format!("{count} packets come"));
     let mut packets = 0;
     while packets < count {
-        assert!(Instant::now() < deadline, "{packets} of {count} packets");
+        deadline.check_seen(&packets);
         match port.next().unwrap() {
             Next::Packet(packet) => {
                 assert_eq!(packet.meta.lost, 0);
@@ -223,9 +210,9 @@ fn changes_under_traffic_lose_nothing_that_a_reader_may_have() {
                 ..Stream::new("wire0", BURST * u64::from(flow + 1))
             });
             let mut checker = Checker::new(View::Part);
-            let deadline = Instant::now() + LIMIT;
+            let deadline = Deadline::new("the burst comes whole");
             while checker.set(run).map_or(0, |set| set.len()) < BURST {
-                assert!(Instant::now() < deadline, "a burst lost frames");
+                deadline.check();
                 read(port, 1, &mut checker);
             }
         };
@@ -320,10 +307,10 @@ impl Paced<'_> {
             run,
             ..Stream::new("wire0", 100)
         });
-        let deadline = Instant::now() + LIMIT;
-        while value(&self.wire.source(), "seen") < u64::from(run) * 100 {
-            assert!(Instant::now() < deadline, "{:?}", self.wire.source());
-        }
+        let source = || self.wire.source();
+        until("the run is seen", source, |source| {
+            value(source, "seen") >= u64::from(run) * 100
+        });
         self.over.store(run, Ordering::SeqCst);
     }
 
@@ -334,12 +321,10 @@ impl Paced<'_> {
 
     /// Waits for so many more runs; gives the first that may not have been whole before this.
     fn pass(&self, runs: u32) -> u32 {
-        let deadline = Instant::now() + LIMIT;
         let last = self.next() + runs;
-        while self.over.load(Ordering::SeqCst) < last {
-            assert!(Instant::now() < deadline, "no traffic");
-            thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the runs are over", || {
+            self.over.load(Ordering::SeqCst) >= last
+        });
         last
     }
 }
@@ -366,10 +351,10 @@ fn changes_under_traffic_lose_nothing_at_the_hook_of_xdp_either() {
         let reader = scope.spawn(|| read_until(&late, &mut steady));
         // Every run that begins when a request is answered, until the next one is made, is whole.
         let whole = |port: &mut Port, flow: u32, runs: Range<u32>| {
-            let (mut got, deadline) = (Got::new(), Instant::now() + LIMIT);
+            let deadline = Deadline::new(format!("nothing of {runs:?} is missing"));
+            let mut got = Got::new();
             while !missing(&got, flow, runs.clone()).is_empty() {
-                let missing = missing(&got, flow, runs.clone());
-                assert!(Instant::now() < deadline, "{missing:?} of {runs:?}");
+                deadline.check_seen(&missing(&got, flow, runs.clone()));
                 if !collect(port, &mut got) {
                     port.wait(Some(Duration::from_millis(20))).unwrap();
                 }
@@ -411,31 +396,35 @@ fn changes_under_traffic_lose_nothing_at_the_hook_of_xdp_either() {
     // The control: what is not wanted any more is dropped at the hook, and the same look finds it.
     steady.set_filter(FilterSpec::Expression(flow(2))).unwrap();
     wire.until("on: 1 filter");
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("what is wanted now comes, and nothing else");
     loop {
         let before = wire.source();
         let (begun, lost) = (traffic.next(), value(&before, "early"));
         traffic.run();
         let after = wire.at_rest(u64::from(begun) * 100);
         while !missing(&seen_by_steady, 2, begun..begun + 1).is_empty() {
-            assert!(Instant::now() < deadline, "not what it wants now");
+            deadline.check();
             collect(&mut steady, &mut seen_by_steady);
         }
         assert_eq!(missing(&seen_by_steady, 1, begun..begun + 1), [begun]);
         match value(&after, "early") - lost {
             98 => break,
             // The new filter is on its way to the kernel.
-            fewer => assert!(fewer < 98 && Instant::now() < deadline, "{after:?}"),
+            fewer => {
+                assert!(fewer < 98, "{after:?}");
+                deadline.check_seen(&after);
+            }
         }
     }
 }
 
 /// Reads runs of all 50 flows, each of them whole.
 fn whole_of_every_flow(port: &mut Port, runs: Range<u32>) {
-    let (mut got, deadline) = (Got::new(), Instant::now() + LIMIT);
+    let deadline = Deadline::new(format!("all frames of {runs:?} come"));
+    let mut got = Got::new();
     let is_whole = |got: &Got, run| got.get(&run).map_or(0, BTreeSet::len) == 100;
     while !runs.clone().all(|run| is_whole(&got, run)) {
-        assert!(Instant::now() < deadline, "not all frames of {runs:?}");
+        deadline.check();
         if !collect(port, &mut got) {
             port.wait(Some(Duration::from_millis(20))).unwrap();
         }
@@ -487,9 +476,9 @@ fn a_daemon_that_comes_back_drops_early_again() {
             ..Stream::new("wire0", 1_000)
         });
         let mut checker = Checker::new(View::Part);
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Deadline::new("all of the flow comes");
         while checker.set(1).map_or(0, |set| set.len()) < 100 {
-            assert!(Instant::now() < deadline, "not all of the flow");
+            deadline.check();
             match port.next().unwrap() {
                 Next::Packet(packet) => drop(checker.feed(packet.bytes)),
                 _ => drop(port.wait(Some(Duration::from_millis(50))).unwrap()),
@@ -500,9 +489,9 @@ fn a_daemon_that_comes_back_drops_early_again() {
         wire.daemon.kill();
         wire.daemon.launch().unwrap();
         // The library opens its port again when it reads.
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Deadline::new("the port is back");
         while !label(&wire.source(), "early_drop").starts_with("on: 1 filter") {
-            assert!(Instant::now() < deadline, "the port is not back");
+            deadline.check();
             assert!(!matches!(port.next().unwrap(), Next::Packet(_)));
             port.wait(Some(Duration::from_millis(20))).unwrap();
         }

@@ -98,14 +98,9 @@ fn tshark_opens_a_range_of_a_recording() {
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
     let wireshark = Wireshark::new(&lab, &daemon);
     let recording = lab.dir().join("rec");
-    let recorded = Command::new(program("vnplug").unwrap())
-        .arg("--socket")
-        .arg(daemon.socket())
-        .args(["record", "lab", "-t", "2s", "--to"])
-        .arg(&recording)
-        .output()
-        .unwrap();
-    assert!(recorded.status.success(), "{}", words(&recorded));
+    let to = recording.to_str().unwrap();
+    let (code, said) = daemon.vnplug(&["record", "lab", "-t", "2s", "--to", to]);
+    assert_eq!(code, Some(0), "{said}");
     for entry in fs::read_dir(&recording).unwrap() {
         let path = entry.unwrap().path();
         fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();

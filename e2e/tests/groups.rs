@@ -16,8 +16,7 @@ use vnplug_e2e::wire::{PATIENT, Wire};
 use vnplug_frame::witness::{Checker, View};
 use vnplug_ring::control::{ArenaHome, Counted, Message, Open};
 use vnplug_ring::layout::{Life, TAIL};
-
-const LIMIT: Duration = Duration::from_secs(120);
+use vnplug_testing::{Deadline, PATIENCE, eventually};
 
 /// Reads to the end of the source.
 fn read_all(port: &mut Port, see: impl FnMut(&[u8])) -> u64 {
@@ -26,10 +25,10 @@ fn read_all(port: &mut Port, see: impl FnMut(&[u8])) -> u64 {
 
 /// As `read_all`; it wakes by itself only after `patience`.
 fn read_waking(port: &mut Port, patience: Duration, mut see: impl FnMut(&[u8])) -> u64 {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("the source ends");
     let mut received = 0;
     loop {
-        assert!(Instant::now() < deadline, "the source does not end");
+        deadline.check();
         match port.next().unwrap() {
             Next::Packet(packet) => {
                 received += 1;
@@ -48,14 +47,6 @@ fn counted(all: &[Counted], port: u32) -> &Counted {
     all.iter()
         .find(|it| it.kind == "port" && it.name.contains(&name))
         .unwrap()
-}
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]
@@ -114,9 +105,9 @@ fn members_share_one_copy_and_each_has_its_filter_and_its_account() {
 
 /// Reads until so many packets came in all.
 fn read_until(port: &mut Port, received: &mut u64, enough: u64, mut see: impl FnMut(&[u8])) {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new(format!("{enough} packets come"));
     while *received < enough {
-        assert!(Instant::now() < deadline, "{received} of {enough}");
+        deadline.check_seen(received);
         match port.next().unwrap() {
             Next::Packet(packet) => {
                 *received += 1;
@@ -137,10 +128,10 @@ fn what_is_looked_at_in_place_is_whole_or_lost() {
     let daemon = Daemon::start(&lab, None, &["--source", source]).unwrap();
     let options = daemon.port("lab").group("views").arena_bytes(1 << 16);
     let mut port = options.ring_bytes(1 << 21).open().unwrap();
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("the source ends");
     let (mut whole, mut torn) = (0_u64, 0_u64);
     loop {
-        assert!(Instant::now() < deadline, "the source does not end");
+        deadline.check();
         match port.next_view().unwrap() {
             NextView::Packet(view) => {
                 let mut copy = [0; 2000];
@@ -208,13 +199,13 @@ fn nobody_can_write_the_arena_and_a_member_that_lies_goes_alone() {
     let place = opened.rings[0];
     let ring = region.part(place.offset, place.len).unwrap();
     ring.store_u64(TAIL, 0x1234_5678, Ordering::Release);
-    until("the liar is in quarantine", || {
+    eventually("the liar is in quarantine", || {
         let life = Life::from_word(ring.load_u64(vnplug_ring::layout::LIFE, Ordering::Acquire));
         ring.store_u64(TAIL, 0x1234_5678, Ordering::Release);
         life == Life::Quarantined
     });
     let before = honest.counts();
-    until("the honest one goes on", || {
+    eventually("the honest one goes on", || {
         honest
             .batch(1000)
             .for_each(|packet| assert!(packet.is_ok()));
@@ -254,12 +245,12 @@ fn members_that_die_leave_nothing_and_the_last_takes_the_arena_with_it() {
         let died = Instant::now();
         drop(others);
         let start = first.counts().received;
-        until("the others' death costs it nothing", || {
+        eventually("the others' death costs it nothing", || {
             first.batch(1000).for_each(|packet| assert!(packet.is_ok()));
             first.counts().received > start + 500 && died.elapsed() > Duration::from_millis(20)
         });
         drop(first);
-        until("nothing is left", || fds() <= before + 1 && arenas() == 0);
+        eventually("nothing is left", || fds() <= before + 1 && arenas() == 0);
     }
     daemon.audit();
 }
@@ -274,9 +265,9 @@ fn a_member_comes_back_after_the_daemon_was_killed() {
     daemon.kill();
     daemon.launch().unwrap();
     for port in &mut ports {
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Deadline::new("it comes back");
         loop {
-            assert!(Instant::now() < deadline, "it does not come back");
+            deadline.check();
             match port.next().unwrap() {
                 Next::Packet(packet) if packet.meta.flags & flags::GAP != 0 => break,
                 Next::Packet(_) => {}
@@ -313,7 +304,7 @@ fn read_by_watermark(group: Option<&str>, filter: &str) -> (u64, u64, u64) {
     let mut late = group.map(|group| sized(Some(group)).filter(filter).open().unwrap());
     let port = sized(group).filter(filter).watermark(30_000);
     let mut port = port.max_delay(Duration::from_secs(60)).open().unwrap();
-    let received = read_waking(&mut port, LIMIT, |_| {});
+    let received = read_waking(&mut port, PATIENCE, |_| {});
     if let Some(other) = &mut other {
         read_all(other, |_| {});
     }

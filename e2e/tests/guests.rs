@@ -1,17 +1,13 @@
 //! The whole product in real guests: stock QEMU, hot-plugged while it runs, and User-mode Linux.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::process::Command;
-use std::time::{Duration, Instant};
-
-use vnplug_e2e::attached::{self, AttachedUml, POOL_BYTES, everything, image};
-use vnplug_e2e::daemon::{Daemon, label, program, value};
+use vnplug_e2e::attached::{self, AttachedUml, POOL_BYTES, everything, image, summary};
+use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{Guest, Job, Lab, Machine, Qemu, QemuConfig};
 use vnplug_ring::control::{Counted, Grant};
 use vnplug_store::read::Reader;
-
-const LIMIT: Duration = Duration::from_secs(180);
+use vnplug_testing::{PATIENCE, eventually};
 
 fn boot(lab: &Lab, daemon: &Daemon, name: &str, allow: Vec<Grant>) -> AttachedUml {
     AttachedUml::boot(lab, daemon, name, allow, image().unwrap())
@@ -27,19 +23,6 @@ fn qemu(lab: &Lab, machine: Machine) -> Guest {
     Qemu::boot(lab, config).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Runs the `vnplug` command on the host.
-fn vnplug(daemon: &Daemon, args: &[&str]) -> (Option<i32>, String) {
-    let mut command = Command::new(program("vnplug").unwrap());
-    let output = command
-        .arg("--socket")
-        .arg(daemon.socket())
-        .args(args)
-        .output()
-        .unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code(), String::from_utf8(text).unwrap())
-}
-
 fn plug(daemon: &Daemon, guest: &Guest, name: &str, more: &[&str]) {
     attached::plug(daemon, guest, name, more).unwrap_or_else(|error| panic!("{error}"));
 }
@@ -53,14 +36,13 @@ fn count_perfectly(guest: &Guest, device: &str, packets: u32) {
     // A ring that holds them all: a machine that is busy with other tests loses nothing then.
     let command =
         format!("vnplug count {device} --packets {packets} --ring 16M --witness --json 2>&1");
-    let output = guest.run(&command, LIMIT).unwrap();
+    let output = guest.run(&command, PATIENCE).unwrap();
     let text = output.text();
     assert_eq!(output.status, 0, "{text}");
-    assert!(
-        text.contains("\"lost\":0") && text.contains("\"perfect\":true"),
-        "{text}"
-    );
-    assert!(text.contains(&format!("\"received\":{packets}")), "{text}");
+    let summary = summary(&text).unwrap();
+    assert_eq!(summary["lost"], 0, "{text}");
+    assert_eq!(summary["witness"]["perfect"], true, "{text}");
+    assert_eq!(summary["witness"]["received"], packets, "{text}");
 }
 
 fn ports(counters: &[Counted]) -> Vec<&Counted> {
@@ -68,14 +50,6 @@ fn ports(counters: &[Counted]) -> Vec<&Counted> {
         .iter()
         .filter(|counted| counted.kind == "port")
         .collect()
-}
-
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 #[test]
@@ -90,7 +64,10 @@ fn uml_applications_read_the_hosts_wire_without_root_side_by_side() {
     // Two applications at once, not root, each with its own filter run on the host.
     let nobody = "su -s /bin/sh nobody -c";
     uml.guest
-        .run("echo nobody:x:65534:65534::/:/bin/sh >> /etc/passwd", LIMIT)
+        .run(
+            "echo nobody:x:65534:65534::/:/bin/sh >> /etc/passwd",
+            PATIENCE,
+        )
         .unwrap();
     let udp = format!("{nobody} 'vnplug count host:lab --filter udp --packets 10000 --json' 2>&1");
     let tcp = format!("{nobody} 'vnplug count host:lab --filter tcp --packets 10000 --json' 2>&1");
@@ -98,17 +75,16 @@ fn uml_applications_read_the_hosts_wire_without_root_side_by_side() {
         uml.guest.spawn(&udp).unwrap(),
         uml.guest.spawn(&tcp).unwrap(),
     );
-    for output in [udp.wait(LIMIT).unwrap(), tcp.wait(LIMIT).unwrap()] {
+    for output in [udp.wait(PATIENCE).unwrap(), tcp.wait(PATIENCE).unwrap()] {
         let text = output.text();
         assert_eq!(output.status, 0, "{text}");
-        assert!(
-            text.contains("\"packets\":10000") && text.contains("\"lost\":0"),
-            "{text}"
-        );
+        let summary = summary(&text).unwrap();
+        assert_eq!(summary["packets"], 10_000, "{text}");
+        assert_eq!(summary["lost"], 0, "{text}");
     }
     let bad = uml
         .guest
-        .run("vnplug count host:lab --filter 'tcp prot 1' 2>&1", LIMIT)
+        .run("vnplug count host:lab --filter 'tcp prot 1' 2>&1", PATIENCE)
         .unwrap();
     assert!(
         bad.status == 1 && bad.text().contains("syntax error"),
@@ -142,14 +118,14 @@ fn a_guest_sees_what_the_operator_grants_and_nothing_else() {
     };
     let uml = boot(&lab, &daemon, "uml", vec![grant]);
     let _agent = agent(&uml.guest);
-    let list = uml.guest.run("vnplug list", LIMIT).unwrap().text();
+    let list = uml.guest.run("vnplug list", PATIENCE).unwrap().text();
     assert!(
         list.contains("host:lab") && !list.contains("secret"),
         "{list}"
     );
     let refused = uml
         .guest
-        .run("vnplug count host:secret 2>&1", LIMIT)
+        .run("vnplug count host:secret 2>&1", PATIENCE)
         .unwrap();
     assert!(
         refused.status == 1 && refused.text().contains("no source"),
@@ -158,18 +134,17 @@ fn a_guest_sees_what_the_operator_grants_and_nothing_else() {
     );
     let output = uml
         .guest
-        .run("vnplug count host:lab --seconds 2 --json 2>&1", LIMIT)
+        .run("vnplug count host:lab --seconds 2 --json 2>&1", PATIENCE)
         .unwrap();
     let text = output.text();
-    assert!(
-        text.contains("\"filtered\":0") && !text.contains("refused"),
-        "{text}"
-    );
+    assert!(!text.contains("refused"), "{text}");
+    let counted = &summary(&text).unwrap()["host"]["values"];
+    assert_eq!(counted["filtered"], 0, "{text}");
     let tcp = "timeout 150 vnplug count host:lab --filter tcp --seconds 2 --json 2>&1";
-    let text = uml.guest.run(tcp, LIMIT).unwrap().text();
-    assert!(text.contains("\"packets\":0"), "{text}");
+    let text = uml.guest.run(tcp, PATIENCE).unwrap().text();
+    assert_eq!(summary(&text).unwrap()["packets"], 0, "{text}");
     let attach = "vnplug detach uml --name uml 2>&1";
-    assert_eq!(uml.guest.run(attach, LIMIT).unwrap().status, 1);
+    assert_eq!(uml.guest.run(attach, PATIENCE).unwrap().status, 1);
     daemon.audit();
 }
 
@@ -221,12 +196,10 @@ fn a_uml_reader_survives_a_killed_daemon() {
         });
     }
     reader.signal("INT").unwrap();
-    let output = reader.wait(LIMIT).unwrap();
+    let output = reader.wait(PATIENCE).unwrap();
     let text = output.text();
-    assert!(
-        output.status == 0 && text.contains("\"reopened\":2"),
-        "{text}"
-    );
+    assert_eq!(output.status, 0, "{text}");
+    assert_eq!(summary(&text).unwrap()["reopened"], 2, "{text}");
 }
 
 #[test]
@@ -247,17 +220,17 @@ fn a_running_pc_is_plugged_read_from_and_unplugged() {
         "--name",
         "pc",
     ];
-    let (code, text) = vnplug(&daemon, &detach);
+    let (code, text) = daemon.vnplug(&detach);
     assert_eq!(code, Some(0), "{text}");
     assert!(daemon.audit().iter().all(|counted| counted.kind != "vm"));
-    let gone = guest.run("vnplug list 2>&1", LIMIT).unwrap();
+    let gone = guest.run("vnplug list 2>&1", PATIENCE).unwrap();
     assert_ne!(gone.status, 0, "{}", gone.text());
 
     // Again, into the same running guest, with the same agent.
     plug(&daemon, &guest, "pc", &[]);
     eventually("the agent finds the devices again", || {
         guest
-            .run("vnplug list", LIMIT)
+            .run("vnplug list", PATIENCE)
             .is_ok_and(|list| list.status == 0)
     });
     count_perfectly(&guest, "host:lab", 5_000);
@@ -285,12 +258,10 @@ fn a_running_q35_is_plugged_and_survives_a_killed_daemon() {
             .is_some_and(|port| value(port, "delivered") > 100)
     });
     reader.signal("INT").unwrap();
-    let output = reader.wait(LIMIT).unwrap();
+    let output = reader.wait(PATIENCE).unwrap();
     let text = output.text();
-    assert!(
-        output.status == 0 && text.contains("\"reopened\":1"),
-        "{text}"
-    );
+    assert_eq!(output.status, 0, "{text}");
+    assert_eq!(summary(&text).unwrap()["reopened"], 1, "{text}");
 }
 
 /// Records the host's wire in a guest, and looks at what it found on the host.
@@ -306,10 +277,10 @@ fn record(lab: &Lab, daemon: &Daemon, guest: &Guest) {
     });
     // NB: one that ended says why below.
     let _ = recorder.signal("INT");
-    let output = recorder.wait(LIMIT).unwrap();
+    let output = recorder.wait(PATIENCE).unwrap();
     assert_eq!(output.status, 0, "{}", output.text());
     let state = guest
-        .run("vnplug record --json --status /tmp/rec", LIMIT)
+        .run("vnplug record --json --status /tmp/rec", PATIENCE)
         .unwrap();
     let state: serde_json::Value = serde_json::from_slice(&state.bytes).unwrap();
     let taken = state["taken"].as_u64().unwrap();
@@ -318,9 +289,9 @@ fn record(lab: &Lab, daemon: &Daemon, guest: &Guest) {
 
     let found = lab.dir().join("found.pcapng");
     let extract = "vnplug extract /tmp/rec -w /tmp/found.pcapng 2>&1";
-    let output = guest.run(extract, LIMIT).unwrap();
+    let output = guest.run(extract, PATIENCE).unwrap();
     assert_eq!(output.status, 0, "{}", output.text());
-    guest.pull("/tmp/found.pcapng", &found, LIMIT).unwrap();
+    guest.pull("/tmp/found.pcapng", &found, PATIENCE).unwrap();
     let (mut reader, mut numbers) = (Reader::open(&found).unwrap(), Vec::new());
     while let Some(packet) = reader.read().unwrap() {
         numbers.push(sequence(packet.bytes));
@@ -358,13 +329,13 @@ fn a_q35_without_free_ports_is_told_so() {
         "--name",
         "full",
     ];
-    let (code, text) = vnplug(&daemon, &attach);
+    let (code, text) = daemon.vnplug(&attach);
     assert!(
         code == Some(1) && text.contains("pcie-root-port"),
         "{code:?} {text}"
     );
     assert!(daemon.audit().iter().all(|counted| counted.kind != "vm"));
-    assert_eq!(guest.run("echo alive", LIMIT).unwrap().text(), "alive");
+    assert_eq!(guest.run("echo alive", PATIENCE).unwrap().text(), "alive");
 }
 
 #[test]
@@ -393,12 +364,13 @@ fn readers_of_one_guest_share_an_arena_that_only_this_guest_can_spoil() {
     };
     eventually("three are in the group", || in_group() == 3);
     dying.signal("KILL").unwrap();
-    for output in [udp.wait(LIMIT).unwrap(), tcp.wait(LIMIT).unwrap()] {
+    for output in [udp.wait(PATIENCE).unwrap(), tcp.wait(PATIENCE).unwrap()] {
         let text = output.text();
         assert_eq!(output.status, 0, "{text}");
-        assert!(text.contains("\"lost\":0"), "{text}");
-        assert!(text.contains("\"received\":10000"), "{text}");
-        assert!(text.contains("\"corrupt\":0"), "{text}");
+        let summary = summary(&text).unwrap();
+        assert_eq!(summary["lost"], 0, "{text}");
+        assert_eq!(summary["witness"]["received"], 10_000, "{text}");
+        assert_eq!(summary["witness"]["corrupt"], 0, "{text}");
     }
     eventually("the dead one's port is freed", || in_group() == 0);
 
@@ -409,9 +381,9 @@ fn readers_of_one_guest_share_an_arena_that_only_this_guest_can_spoil() {
         .unwrap();
     eventually("the victim is there", || in_group() == 1);
     let scribble = "dd if=/dev/urandom of=/dev/mmapper bs=64k count=1000 conv=notrunc 2>&1";
-    let scribbled = uml.guest.run(scribble, LIMIT).unwrap();
+    let scribbled = uml.guest.run(scribble, PATIENCE).unwrap();
     assert!(scribbled.success(), "{}", scribbled.text());
-    let output = victim.wait(LIMIT).unwrap();
+    let output = victim.wait(PATIENCE).unwrap();
     assert_ne!(output.status, 0, "it noticed nothing: {}", output.text());
     // The host and who reads there notice nothing.
     let before = outside.counts().received;

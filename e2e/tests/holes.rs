@@ -21,6 +21,7 @@ use vnplug_e2e::raw::{Raw, open};
 use vnplug_ring::control::{Counted, Message, Open, Opened, code};
 use vnplug_ring::layout::{HEAD, LIFE, Life};
 use vnplug_ring::{Consumer, Producer, Region};
+use vnplug_testing::{Deadline, eventually};
 
 const NOBODY: u32 = 65_534;
 const HOLE: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
@@ -129,7 +130,7 @@ fn beside(daemon: &Daemon, attack: impl FnOnce()) {
     let (over, ready) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         let reader = scope.spawn(|| bystand(daemon, &over, &ready));
-        until("the bystander reads", || {
+        eventually("the bystander reads", || {
             ready.load(Ordering::Acquire) || reader.is_finished()
         });
         struct Ends<'a>(&'a AtomicBool);
@@ -146,14 +147,6 @@ fn beside(daemon: &Daemon, attack: impl FnOnce()) {
         assert_eq!(lost, 0, "the bystander lost packets");
     });
     daemon.audit();
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "not in a minute: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn port(daemon: &Daemon, number: u32) -> Counted {
@@ -184,7 +177,7 @@ fn try_all_on_records(theirs: &Theirs) {
 fn flows(theirs: &Theirs) {
     let ring = theirs.ring();
     let before = ring.load_u64(HEAD, Ordering::Acquire);
-    until("packets come", || {
+    eventually("packets come", || {
         ring.load_u64(HEAD, Ordering::Acquire) != before
     });
 }
@@ -237,13 +230,13 @@ fn huge_pages_under_a_ring_are_not_its_readers_to_free() {
             let ring = theirs.ring();
             let mut reader = Consumer::attach(ring).unwrap();
             let mut bytes = 0;
-            let deadline = Instant::now() + Duration::from_secs(60);
+            let deadline = Deadline::new("more than a turn of the ring comes");
             while bytes < 9 << 20 {
                 while reader.next().unwrap().is_some() {
                     bytes += 96;
                 }
                 reader.release();
-                assert!(Instant::now() < deadline, "{bytes} bytes");
+                deadline.check_seen(&bytes);
                 thread::sleep(Duration::from_millis(1));
             }
         });
@@ -269,12 +262,11 @@ fn who_frees_what_it_sends_is_served_no_more() {
                         fallocate(&theirs.words, HOLE, 8192, place.len - 4096).unwrap();
                     }
                 });
-                let begun = Instant::now();
-                let deadline = begun + Duration::from_secs(60);
+                let (begun, deadline) = (Instant::now(), Deadline::new("it is served no more"));
                 while sender.life() == Life::Open {
                     let _ = sender.push(&Meta::default(), &[7; 1_000]);
                     sender.publish();
-                    assert!(Instant::now() < deadline, "it is served on");
+                    deadline.check();
                     thread::sleep(Duration::from_micros(100));
                 }
                 over.store(true, Ordering::Release);
@@ -298,12 +290,12 @@ fn memory_of_closed_ports_is_nobodys_to_keep() {
             // At the limit of 128 MiB, whatever was opened and closed before.
             let open: Vec<Theirs> = (0..4)
                 .map(|_| {
-                    let deadline = Instant::now() + Duration::from_secs(60);
+                    let deadline = Deadline::new("there is room below the limit");
                     loop {
                         let raw = Raw::greeted(&daemon.socket());
                         match try_theirs(raw, request(RING, 0)) {
                             Ok(theirs) => return theirs,
-                            Err((code::LIMIT, _)) => assert!(Instant::now() < deadline),
+                            Err((code::LIMIT, _)) => deadline.check(),
                             Err((_, text)) => panic!("{text}"),
                         }
                         thread::sleep(Duration::from_millis(5));
@@ -325,7 +317,7 @@ fn memory_of_closed_ports_is_nobodys_to_keep() {
                 }
                 drop(theirs.raw);
                 kept.extend([theirs.words, theirs.records]);
-                until("the ring is over", || {
+                eventually("the ring is over", || {
                     let word = ring.load_u64(LIFE, Ordering::Acquire);
                     Life::from_word(word) != Life::Open || word == 0
                 });
@@ -333,7 +325,7 @@ fn memory_of_closed_ports_is_nobodys_to_keep() {
                 ring.read(4096, &mut reader);
             }
         }
-        until("what was closed is free", || {
+        eventually("what was closed is free", || {
             // A page that was looked at after it was freed is its looker's.
             kept.iter().map(held).sum::<u64>() <= 2 * 4096 * kept.len() as u64
         });
@@ -358,13 +350,13 @@ fn a_reader_of_what_was_closed_finds_its_end_and_no_torn_packet() {
         let port = theirs.opened.port;
         thread::scope(|scope| {
             let reads = scope.spawn(move || {
-                let deadline = Instant::now() + Duration::from_secs(60);
+                let deadline = Deadline::new("the reader finds its end");
                 while reader.life() == Life::Open {
                     while let Some(packet) = reader.next().unwrap() {
                         assert!(packet.meta.wire_len == 64, "{:?}", packet.meta);
                     }
                     reader.release();
-                    assert!(Instant::now() < deadline);
+                    deadline.check();
                 }
                 while let Some(packet) = reader.next().unwrap() {
                     assert!(packet.meta.wire_len == 64, "{:?}", packet.meta);
@@ -456,8 +448,8 @@ fn a_ring_that_transmits_counts_for_its_users_limit_until_it_is_freed() {
         let Theirs { raw, words, .. } = first;
         assert!(held(&words) > 64 << 20);
         drop(raw);
-        until("it is free", || held(&words) == 0);
-        until("it can be had again", || ask(64 << 20).is_ok());
+        eventually("it is free", || held(&words) == 0);
+        eventually("it can be had again", || ask(64 << 20).is_ok());
     });
     daemon.audit();
 }

@@ -11,12 +11,13 @@ use std::time::Duration;
 use vnplug::{Client, Next};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, refusal, value};
-use vnplug_e2e::groups::{eventually, members};
+use vnplug_e2e::groups::members;
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_ring::control::{
     ArenaHome, Grant, HostGroup, Message, Open, Opened, Role, VmKind, VmReady, VmSpec,
 };
 use vnplug_ring::layout::{LIFE, Life, TAIL};
+use vnplug_testing::eventually;
 
 /// Asks for a VM that sees `filter` of `lab`, with groups (name, source, bytes of an arena).
 fn spec(name: &str, filter: &str, groups: &[(&str, &str, u64)]) -> VmSpec {

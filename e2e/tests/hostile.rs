@@ -11,8 +11,7 @@ use vnplug_e2e::daemon::{Daemon, label, program, value};
 use vnplug_e2e::raw::{Raw, hello, open};
 use vnplug_ring::control::{Message, Role, VmKind, VmSpec};
 use vnplug_ring::layout::{HEAD, LIFE, READ, TAIL, WAKE_AT, WAKE_SEQ};
-
-const LIMIT: Duration = Duration::from_secs(180);
+use vnplug_testing::{Deadline, eventually, until};
 
 #[test]
 fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
@@ -22,7 +21,7 @@ fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         while !enough.load(Ordering::Relaxed) || stores.load(Ordering::Relaxed) < 1_000_000 {
             let reader = liar(daemon, 1 << 16);
-            let begun = Instant::now();
+            let deadline = Deadline::new("each liar is in quarantine");
             // A liar is only caught if a frame comes while its tail is impossible: it goes on until
             // then.
             loop {
@@ -53,7 +52,7 @@ fn a_reader_that_scribbles_over_everything_is_quarantined_alone() {
                 if state.starts_with("quarantined") {
                     break;
                 }
-                assert!(begun.elapsed() < LIMIT, "{state}");
+                deadline.check_seen(&state);
             }
             liars += 1;
         }
@@ -72,9 +71,9 @@ fn a_tail_ahead_or_backwards_is_a_quarantine_and_the_reason_names_it() {
             let number = reader.port.to_string();
             assert_eq!(label(port_of(&daemon.counters(), &number), "state"), "open");
             // Backwards is a lie only once the ring has gone round.
-            let deadline = Instant::now() + LIMIT;
+            let deadline = Deadline::new(format!("the ring goes round, and tail {lie} is a lie"));
             while lie == 0 && reader.region.load_u64(HEAD, Ordering::Acquire) < 4 << 16 {
-                assert!(Instant::now() < deadline, "the ring does not go round");
+                deadline.check();
                 let head = reader.region.load_u64(HEAD, Ordering::Acquire);
                 reader.region.store_u64(TAIL, head, Ordering::Release);
             }
@@ -85,7 +84,7 @@ fn a_tail_ahead_or_backwards_is_a_quarantine_and_the_reason_names_it() {
                 if label(port, "state").starts_with("quarantined") {
                     break;
                 }
-                assert!(Instant::now() < deadline, "tail {lie}: {port:?}");
+                deadline.check_seen(&port);
                 thread::sleep(Duration::from_millis(1));
             }
             // The reader sees it, whatever else it wrote.
@@ -130,13 +129,10 @@ fn readers_killed_at_any_moment_free_their_ports_and_cost_nobody_a_packet() {
                 reader.wait().expect("it is ours");
                 killed += 1;
             }
-            let begun = Instant::now();
+            let (begun, deadline) = (Instant::now(), Deadline::new("every port is freed"));
             // Those of the bystanders stay.
             while ports(daemon) > 3 {
-                assert!(
-                    begun.elapsed() < Duration::from_secs(60),
-                    "a port is not freed"
-                );
+                deadline.check();
                 thread::sleep(Duration::from_millis(2));
             }
             frees.push(begun.elapsed());
@@ -185,11 +181,7 @@ fn one_stopped_reader_and_one_slow_one_cost_seven_others_nothing() {
                 .into_iter()
                 .map(|port| scope.spawn(move || bystand(port, over)))
                 .collect();
-            let deadline = Instant::now() + LIMIT;
-            while ports(daemon) < 9 {
-                assert!(Instant::now() < deadline, "not all are there");
-                thread::sleep(Duration::from_millis(5));
-            }
+            until("all are there", || ports(daemon), |ports| *ports >= 9);
             let pid = Pid::from_child(&stopped);
             kill_process(pid, Signal::STOP).expect("it is ours");
             let full = || {
@@ -198,8 +190,9 @@ fn one_stopped_reader_and_one_slow_one_cost_seven_others_nothing() {
                 ports.filter(|it| value(it, "dropped_full") > 0).count()
             };
             // The control: the stopped and the slow one lose.
+            let deadline = Deadline::new("the slow ones lose");
             while full() < 2 {
-                assert!(Instant::now() < deadline, "the slow ones lose nothing");
+                deadline.check();
                 let _ = slow.next().expect("the slow one's port lives");
                 slow.release();
                 thread::sleep(Duration::from_millis(5));
@@ -247,11 +240,9 @@ fn a_truncated_pool_costs_its_vm_and_nobody_else() {
         pool.expect("the pool")
             .set_len(4096)
             .expect("it is truncated");
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while daemon.counters().iter().any(|counted| counted.kind == "vm") {
-            assert!(Instant::now() < deadline, "the VM is not dropped");
-            thread::sleep(Duration::from_millis(20));
-        }
+        eventually("the VM is dropped", || {
+            daemon.counters().iter().all(|counted| counted.kind != "vm")
+        });
         assert!(
             daemon.log().contains("pool was truncated"),
             "{}",

@@ -5,8 +5,6 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use vnplug::Client;
@@ -15,16 +13,9 @@ use vnplug_e2e::huge_pages::HugePages;
 use vnplug_e2e::raw::Raw;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::control::{Message, VmKind, VmSpec};
+use vnplug_testing::eventually;
 
 const DOCUMENT: &str = include_str!("../../docs/vnplugd.md");
-
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < deadline, "not in a minute: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
 
 /// The example of the documentation, for users and directories that there are here.
 fn example(state: &Path) -> String {
@@ -102,7 +93,7 @@ fn kill_it_alone(daemon: &mut Daemon) {
     let helpers = children(pid);
     assert!(!helpers.is_empty(), "filters are compiled by a process");
     kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::KILL).expect("it is ours");
-    until("it and all it started are gone", || {
+    eventually("it and all it started are gone", || {
         !is_alive(pid) && !helpers.iter().any(|&pid| is_alive(pid))
     });
     daemon.kill();
@@ -144,11 +135,11 @@ fn a_killed_daemon_leaves_nothing_but_what_the_next_one_serves() {
     let mut other = Raw::greeted(&daemon.socket());
     let attach = Message::AttachVm(spec("large", 2 << 30));
     other.send(&attach.encode(1, 0)).unwrap();
-    until("a second pool is begun", || shared(&before).len() == 2);
+    eventually("a second pool is begun", || shared(&before).len() == 2);
     kill_it_alone(&mut daemon);
     drop((port, operator, other));
     // What its readers had is free with them.
-    until("huge pages are free", || free() == at_first);
+    eventually("huge pages are free", || free() == at_first);
     daemon
         .launch()
         .expect("the next one starts where a socket was left");

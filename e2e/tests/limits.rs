@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug::{Client, Next, PortOptions};
 use vnplug_e2e::daemon::{Daemon, label, program, refusal, value};
@@ -13,6 +13,7 @@ use vnplug_e2e::raw::{Holdings, Raw, hello, open, status};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::control::{Counted, Message, Role, VmKind, VmSpec, code};
+use vnplug_testing::{Deadline, until};
 
 fn source(daemon: &Daemon, name: &str) -> Counted {
     let mut all = daemon.audit().into_iter();
@@ -21,23 +22,18 @@ fn source(daemon: &Daemon, name: &str) -> Counted {
 }
 
 fn becomes(daemon: &Daemon, name: &str, state: &str) -> Counted {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        let counted = source(daemon, name);
-        if label(&counted, "state") == state {
-            return counted;
-        }
-        assert!(Instant::now() < deadline, "not {state}: {counted:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
+    let look = || source(daemon, name);
+    until(&format!("{name} is {state}"), look, |source| {
+        label(source, "state") == state
+    })
 }
 
 /// Reads so many packets of an open port.
 fn read(port: &mut vnplug::Port, count: u64) {
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Deadline::new(format!("{count} packets come"));
     let mut packets = 0;
     while packets < count {
-        assert!(Instant::now() < deadline, "{packets} of {count}");
+        deadline.check_seen(&packets);
         match port.next().expect("the port lives") {
             Next::Packet(_) => packets += 1,
             Next::Nothing => {
@@ -183,17 +179,8 @@ fn a_damaged_file_fails_the_programs_that_read_it_after_all_whole_packets() {
     for command in [&["count"][..], &["dump", "-w", written.to_str().unwrap()]] {
         let cut = format!("cut=pcap:{},pace=top", file.display());
         let daemon = Daemon::start(&lab, None, &["--source", &cut]).unwrap();
-        let mut vnplug = Command::new(program("vnplug").unwrap());
-        let output = vnplug
-            .arg("--socket")
-            .arg(daemon.socket())
-            .args(command)
-            .arg("host:cut")
-            .output()
-            .unwrap();
-        let said =
-            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        let (code, said) = daemon.vnplug(&[command, &["host:cut"]].concat());
+        assert_eq!(code, Some(1), "{said}");
         assert!(
             said.contains("49 packets") && said.contains(&offset),
             "{said}"
@@ -316,15 +303,8 @@ fn a_doorbells_handshake_comes_whole_and_its_peers_harm_nobody() {
     assert_eq!(numbers[4..], [1; 8]);
     drop((silent, stream));
     operator.detach_vm("bell").unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while Holdings::of(daemon.pid()).fds >= fds {
-        assert!(
-            Instant::now() < deadline,
-            "descriptors stay: {:?}",
-            Holdings::of(daemon.pid())
-        );
-        thread::sleep(Duration::from_millis(20));
-    }
+    let now = || Holdings::of(daemon.pid());
+    until("no descriptor stays", now, |now| now.fds < fds);
     daemon.audit();
 }
 
@@ -358,11 +338,8 @@ fn a_channel_of_garbage_and_resets_finds_its_words_again() {
     }
     let counters = daemon.audit();
     assert!(counters.iter().any(|counted| counted.kind == "vm"));
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while Holdings::of(daemon.pid()).fds > fds {
-        assert!(Instant::now() < deadline, "channels stay open");
-        thread::sleep(Duration::from_millis(20));
-    }
+    let now = || Holdings::of(daemon.pid());
+    until("no channel stays open", now, |now| now.fds <= fds);
     operator.detach_vm("noisy").unwrap();
 }
 
@@ -425,9 +402,9 @@ fn a_start_that_fails_ends_with_its_reason() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Deadline::new("it serves or ends");
     while daemon.try_wait().unwrap().is_none() {
-        if Instant::now() > deadline {
+        if deadline.is_over() {
             daemon.kill().unwrap();
             panic!("it neither serves nor ends");
         }

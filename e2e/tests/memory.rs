@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use vnplug::{Client, map_memory};
 use vnplug_e2e::Lab;
@@ -13,11 +13,11 @@ use vnplug_e2e::raw::{Holdings, Raw, open};
 use vnplug_ring::Region;
 use vnplug_ring::control::{FilterSpec, Grant, Message, Role, VmKind, VmReady, VmSpec, code};
 use vnplug_ring::layout::{HEAD, MAX_DELAY_US, TAIL, WAKE_AT, WAKE_SEQ};
+use vnplug_testing::{Deadline, until};
 
 const SOURCE: &[&str] = &["--source", "lab=gen,pps=1000"];
 /// A quarter of a second and more to commit.
 const LARGE: u64 = 512 << 20;
-const LIMIT: Duration = Duration::from_secs(60);
 
 fn spec(name: &str, pool_bytes: u64) -> VmSpec {
     let allow = vec![Grant {
@@ -150,9 +150,10 @@ fn who_leaves_while_a_pool_is_made_leaves_nothing() {
         let request = Message::AttachVm(spec("vm", LARGE));
         leaver.send(&request.encode(7, 0)).unwrap();
         // Its name is taken meanwhile.
-        let deadline = Instant::now() + LIMIT;
+        // NB: looked at without a pause, for the pool is begun for a moment only.
+        let deadline = Deadline::new("a pool is begun");
         while pools(&ready) < 2 {
-            assert!(Instant::now() < deadline, "no pool is begun");
+            deadline.check();
         }
         let mut second = Raw::greeted(&daemon.socket());
         let answer = second.ask(&request, 0);
@@ -162,11 +163,8 @@ fn who_leaves_while_a_pool_is_made_leaves_nothing() {
         }
         drop((leaver, second));
         // Given up, or made before: either way it is as it was, and the name is free.
-        let deadline = Instant::now() + LIMIT;
-        while let Err(error) = operator.attach_vm(spec("vm", LARGE)) {
-            assert!(Instant::now() < deadline, "{error}");
-            thread::sleep(Duration::from_millis(5));
-        }
+        let attach = || operator.attach_vm(spec("vm", LARGE));
+        until("the name is free", attach, Result::is_ok).unwrap();
         operator.detach_vm("vm").unwrap();
         assert_eq!(pools(&ready), 1);
     }
@@ -214,15 +212,7 @@ fn pools_and_arenas_of_vms_that_are_detached_are_nobodys_to_keep() {
         assert_eq!(held(&kept[before..=before]), POOL);
         operator.detach_vm("keeper").unwrap();
     }
-    let deadline = Instant::now() + LIMIT;
-    while held(&kept) > 0 {
-        assert!(
-            Instant::now() < deadline,
-            "{} MiB are kept",
-            held(&kept) >> 20
-        );
-        thread::sleep(Duration::from_millis(10));
-    }
+    until("nothing is kept", || held(&kept), |bytes| *bytes == 0);
     // Who still maps it finds zeroes, and no fault.
     assert!(
         mapped
@@ -274,11 +264,7 @@ fn a_user_who_asks_on_many_connections_at_once_gets_no_more_than_on_one() {
         .filter(|(code, _)| *code == code::LIMIT);
     assert_eq!(limits.count(), 8, "{refused:?}");
     let ports = || daemon.audit().iter().filter(|it| it.kind == "port").count();
-    let deadline = Instant::now() + LIMIT;
-    while ports() > 0 {
-        assert!(Instant::now() < deadline, "ports stay");
-        thread::sleep(Duration::from_millis(10));
-    }
+    until("no port stays", ports, |ports| *ports == 0);
     // No memory is made that would be refused afterwards: the next one would wait for it.
     let refused = outcome(FilterSpec::All, 64 << 20, 300);
     let opened = refused.iter().filter(|refusal| refusal.is_none()).count();

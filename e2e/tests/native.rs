@@ -1,11 +1,12 @@
 //! Filters as machine code, in a daemon that serves readers.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug::{Counted, Next, Port};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_testing::{Deadline, eventually};
 
 const SOURCE: &str = "lab=gen,size=100,pps=20000,flows=16,protocols=udp4+tcp4";
 
@@ -14,23 +15,12 @@ fn of_daemon(daemon: &Daemon) -> Counted {
     all.into_iter().find(|it| it.kind == "daemon").unwrap()
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < deadline, "not within a minute: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// Takes packets; each must be of this IP protocol.
 fn take(port: &mut Port, count: u32, protocol: u8) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Deadline::new(format!("{count} packets come"));
     let mut taken = 0;
     while taken < count {
-        assert!(
-            Instant::now() < deadline,
-            "only {taken} packets in a minute"
-        );
+        deadline.check_seen(&taken);
         match port.next().unwrap() {
             Next::Packet(packet) => {
                 assert_eq!(packet.bytes[23], protocol);
@@ -51,7 +41,7 @@ fn filters_become_machine_code_while_packets_flow_and_leave_nothing_behind() {
     let daemon = Daemon::start(&lab, None, &["--source", SOURCE]).unwrap();
     let open = |text: &str| daemon.port("lab").filter(text).open().unwrap();
     let mut ports = [open("udp"), open("udp"), open("tcp")];
-    until("three filters are native", || {
+    eventually("three filters are native", || {
         value(&of_daemon(&daemon), "native_filters") == 3
     });
     for (port, protocol) in ports.iter_mut().zip([17, 17, 6]) {
@@ -64,7 +54,7 @@ fn filters_become_machine_code_while_packets_flow_and_leave_nothing_behind() {
     }
     daemon.audit();
     drop(ports);
-    until("the code is gone with its ports", || {
+    eventually("the code is gone with its ports", || {
         let counters = of_daemon(&daemon);
         value(&counters, "native_filters") + value(&counters, "native_bytes") == 0
     });

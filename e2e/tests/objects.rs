@@ -17,8 +17,8 @@ use vnplug_e2e::raw::{Raw, hello, open};
 use vnplug_e2e::silent_file::SilentFile;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::control::{Message, Role, VmKind, VmSpec, code};
+use vnplug_testing::{Deadline, eventually, until};
 
-const LIMIT: Duration = Duration::from_secs(60);
 /// How long descriptors block who drops them: longer than anybody here is patient.
 const LINGER: Duration = Duration::from_secs(40);
 /// The daemon's answer to a bystander, on a machine with other work. A thread that waits for a bomb
@@ -86,15 +86,15 @@ fn a_doorbell_read_into_a_page_that_faults_for_ever_stops_nobody() {
         let number = reader.port.to_string();
         let rings = || value(port_of(&daemon.counters(), &number), "rings");
         reader.arm(1);
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Deadline::new("it is rung often");
         while rings() == 0 {
-            assert!(Instant::now() < deadline, "it is not rung");
+            deadline.check();
         }
         let wake = reader.wake.try_clone().expect("a copy");
         into_nowhere(wake.as_fd(), || {
             let (mut seq, before) = (1, rings());
             while !enough.load(Ordering::Relaxed) || rings() < before + 20 {
-                assert!(Instant::now() < deadline, "it was rung {} times", rings());
+                deadline.check_seen(&rings());
                 for _ in 0..1000 {
                     seq += 1;
                     reader.arm(seq);
@@ -127,10 +127,10 @@ fn a_doorbell_that_nobody_empties_stalls_nobody_and_takes_nothing() {
         rustix::io::ioctl_fionbio(&reader.wake, false).expect("a flag");
         let number = reader.port.to_string();
         let rings = || value(port_of(&daemon.counters(), &number), "rings");
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Deadline::new("it is rung often");
         let mut seq = 0;
         while !enough.load(Ordering::Relaxed) || rings() <= 100 {
-            assert!(Instant::now() < deadline, "it was rung {} times", rings());
+            deadline.check_seen(&rings());
             for _ in 0..1000 {
                 seq += 1;
                 reader.arm(seq);
@@ -295,18 +295,12 @@ fn descriptors_that_come_with_kicks_cost_their_sender_and_nobody_else() {
         let kick = Raw::over(fds.pop().expect("the kick").into());
         throw(&netns, kick, b"k", &mut kept).expect("it is sent");
         // It costs this port, and is told.
-        let deadline = Instant::now() + LIMIT;
-        let quarantined = || {
-            let counters = daemon.counters();
-            let port = port_of(&counters, &opened.port.to_string()).clone();
+        let look = || port_of(&daemon.counters(), &opened.port.to_string()).clone();
+        until("its port is in quarantine", look, |port| {
             port.labels
                 .iter()
                 .any(|(_, value)| value.contains("descriptors came with its kicks"))
-        };
-        while !quarantined() {
-            assert!(Instant::now() < deadline, "{:?}", daemon.counters());
-            thread::sleep(Duration::from_millis(5));
-        }
+        });
     }
     // The queue's thread is asked in each of these.
     let longest = longest_list(&daemon, Duration::from_secs(1));
@@ -388,11 +382,9 @@ fn files_whose_server_never_answers_and_many_descriptors_stop_nobody() {
     let (code, text) = refusal(one.next().expect("an answer").1);
     assert!(code == code::INVALID && text.contains("socket"), "{text}");
     aside(file);
-    let deadline = Instant::now() + LIMIT;
-    while silent.closes() < before + 2 {
-        assert!(Instant::now() < deadline, "the daemon and we close it");
-        thread::sleep(Duration::from_millis(5));
-    }
+    eventually("the daemon and we close it", || {
+        silent.closes() >= before + 2
+    });
     let longest = longest_list(&daemon, Duration::from_secs(1));
     eprintln!(
         "{} wait; the longest List took {longest:?}",

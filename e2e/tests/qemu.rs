@@ -4,12 +4,11 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::json;
 use vnplug_e2e::{Guest, Image, Lab, Machine, Netns, Qemu, QemuConfig};
-
-const LIMIT: Duration = Duration::from_secs(180);
+use vnplug_testing::PATIENCE;
 
 fn boot(lab: &Lab, config: QemuConfig) -> Guest {
     Qemu::boot(lab, config).unwrap_or_else(|error| panic!("{error}"))
@@ -64,17 +63,20 @@ fn hot_plug(machine: Machine, buses: [&str; 2]) {
     // The guest finds a device 1af4:1110 and maps its memory, BAR 2.
     let find =
         "cd /sys/bus/pci/devices; until grep -l 0x1110 */device; do sleep 0.1; done | cut -d/ -f1";
-    let device = guest.run(find, LIMIT).unwrap().text();
+    let device = guest.run(find, PATIENCE).unwrap().text();
     let look = format!(
         "cd /sys/bus/pci/devices/{device} && cat vendor && echo 1 >enable && stat -c %s resource2"
     );
-    assert_eq!(guest.run(&look, LIMIT).unwrap().text(), "0x1af4\n1048576");
+    assert_eq!(
+        guest.run(&look, PATIENCE).unwrap().text(),
+        "0x1af4\n1048576"
+    );
 
     // The port appears under its name and carries bytes both ways.
     let (mut agent, _) = listener.accept().unwrap();
-    agent.set_read_timeout(Some(LIMIT)).unwrap();
+    agent.set_read_timeout(Some(PATIENCE)).unwrap();
     let port = guest
-        .run("until vport test.agent; do sleep 0.1; done", LIMIT)
+        .run("until vport test.agent; do sleep 0.1; done", PATIENCE)
         .unwrap()
         .text();
     assert!(port.starts_with("/dev/vport"), "{port}");
@@ -87,7 +89,7 @@ fn hot_plug(machine: Machine, buses: [&str; 2]) {
     let mut reply = [0; 16];
     agent.read_exact(&mut reply).unwrap();
     assert_eq!(&reply, b"guest read hello");
-    assert!(echo.wait(LIMIT).unwrap().success());
+    assert!(echo.wait(PATIENCE).unwrap().success());
 }
 
 #[test]
@@ -110,16 +112,16 @@ fn large_files_cross_both_ways() {
             ..QemuConfig::default()
         },
     );
-    assert!(guest.run("tcpdump --version", LIMIT).unwrap().success());
+    assert!(guest.run("tcpdump --version", PATIENCE).unwrap().success());
     let content: Vec<u8> = (0..20_000_000u32)
         .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();
     let (out, back) = (lab.dir().join("out"), lab.dir().join("back"));
     fs::write(&out, &content).unwrap();
     let start = Instant::now();
-    guest.push(&out, "/tmp/big", LIMIT).unwrap();
+    guest.push(&out, "/tmp/big", PATIENCE).unwrap();
     let pushed = start.elapsed();
-    guest.pull("/tmp/big", &back, LIMIT).unwrap();
+    guest.pull("/tmp/big", &back, PATIENCE).unwrap();
     eprintln!(
         "20 MB pushed in {pushed:?}, pulled in {:?}",
         start.elapsed() - pushed
@@ -128,9 +130,9 @@ fn large_files_cross_both_ways() {
         fs::read(&back).unwrap() == content,
         "20 MB differ after a round trip"
     );
-    assert!(guest.pull("/nonexistent", &back, LIMIT).is_err());
+    assert!(guest.pull("/nonexistent", &back, PATIENCE).is_err());
     // A file that cannot be read does not put the port out of step.
-    guest.pull("/lab/settings", &back, LIMIT).unwrap();
+    guest.pull("/lab/settings", &back, PATIENCE).unwrap();
     assert_eq!(fs::read_to_string(&back).unwrap(), "LAB_PORT=lab.cmd\n");
 }
 
@@ -146,7 +148,7 @@ fn an_iommu_lets_the_guest_have_vfio() {
     let look = guest
         .run(
             "ls -d /dev/vfio/vfio /sys/bus/pci/drivers/vfio-pci /sys/kernel/iommu_groups/0",
-            LIMIT,
+            PATIENCE,
         )
         .unwrap();
     assert!(look.success(), "{}", look.text());
@@ -165,12 +167,14 @@ fn a_frame_sent_into_the_tap_reaches_the_guest() {
         ..QemuConfig::default()
     };
     let guest = boot(&lab, config);
-    guest.run("ip link set eth0 promisc on up", LIMIT).unwrap();
+    guest
+        .run("ip link set eth0 promisc on up", PATIENCE)
+        .unwrap();
     netns
         .enter(|| vnplug_e2e::traffic::Stream::new("wire0", 5).send())
         .unwrap()
         .unwrap();
     let count = "until [ $(cat /sys/class/net/eth0/statistics/rx_packets) -ge 5 ]; do sleep 0.1; done; \
                  cat /sys/class/net/eth0/statistics/rx_packets";
-    assert_eq!(guest.run(count, LIMIT).unwrap().text(), "5");
+    assert_eq!(guest.run(count, PATIENCE).unwrap().text(), "5");
 }

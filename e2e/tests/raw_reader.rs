@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::Daemon;
+use vnplug_testing::eventually;
 
 fn compile(lab: &Lab) -> PathBuf {
     let source = "../guest/examples/raw_reader.c";
@@ -132,11 +132,9 @@ fn a_daemon_that_is_killed_is_noticed() {
     let program = compile(&lab);
     let mut daemon = Daemon::start(&lab, None, &["--source", "g=gen,pps=10"]).unwrap();
     let reader = start(&program, &daemon, &["g"]);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !daemon.counters().iter().any(|one| one.kind == "port") {
-        assert!(Instant::now() < deadline, "no port");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually("there is a port", || {
+        daemon.counters().iter().any(|one| one.kind == "port")
+    });
     daemon.kill();
     let output = reader.wait_with_output().unwrap();
     assert_eq!(text(&output), "the daemon is gone\n");

@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug::{Client, Device, Next, Port, flags};
 use vnplug_e2e::daemon::{Daemon, value};
@@ -15,15 +15,14 @@ use vnplug_e2e::traffic::{Stream, sequence};
 use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::control::{Direction, Tuning};
-
-const LIMIT: Duration = Duration::from_secs(60);
+use vnplug_testing::{Deadline, until};
 
 /// Reads `count` packets: their timestamps by their numbers.
 fn read(port: &mut Port, count: usize, sent: bool) -> BTreeMap<u64, u64> {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new(format!("{count} packets come"));
     let mut seen = BTreeMap::new();
     while seen.len() < count {
-        assert!(Instant::now() < deadline, "only {} packets", seen.len());
+        deadline.check_seen(&seen.len());
         match port.next().unwrap() {
             Next::Packet(packet) => {
                 assert_eq!(packet.meta.flags & flags::OUTBOUND != 0, sent);
@@ -142,10 +141,8 @@ fn a_port_is_tuned_between_two_packets_and_its_accounts_close() {
         value(counters.iter().find(own).unwrap(), name)
     };
     let until_offered = |daemon: &Daemon, port: &Port, count: u64| {
-        let deadline = Instant::now() + LIMIT;
-        while counter(daemon, port, "offered") < count {
-            assert!(Instant::now() < deadline, "{:?}", daemon.counters());
-        }
+        let offered = || counter(daemon, port, "offered");
+        until("all are offered", offered, |offered| *offered >= count);
     };
     let send = |stream: Stream| netns.enter(move || stream.send()).unwrap().unwrap();
 
@@ -206,9 +203,9 @@ fn a_port_is_tuned_between_two_packets_and_its_accounts_close() {
     port.tune(paused).unwrap();
     daemon.kill();
     daemon.launch().unwrap();
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("the port is reopened");
     while port.counts().reopened == 0 {
-        assert!(Instant::now() < deadline, "not reopened");
+        deadline.check();
         while matches!(port.next().unwrap(), Next::Packet(_)) {}
         port.wait(Some(Duration::from_millis(20))).unwrap();
     }

@@ -3,15 +3,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use vnplug_e2e::daemon::{Daemon, program, value};
 use vnplug_e2e::raw::status;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_store::read::Reader;
-
-const LIMIT: Duration = Duration::from_secs(60);
+use vnplug_testing::until;
 
 /// A frame with its time, in nanoseconds.
 type Timed = (u64, Vec<u8>);
@@ -76,29 +74,15 @@ impl Listener {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        let deadline = Instant::now() + LIMIT;
-        while !std::fs::read_to_string(&log)
-            .unwrap()
-            .contains("listening on")
-        {
-            assert!(Instant::now() < deadline, "tcpdump does not listen");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let said = || std::fs::read_to_string(&log).unwrap();
+        until("tcpdump listens", said, |it| it.contains("listening on"));
         Self { child, path }
     }
 
     /// Waits for so many frames; all that came by then.
     fn frames(mut self, count: usize) -> Vec<Timed> {
-        let deadline = Instant::now() + LIMIT;
-        let whole = || read(&self.path).len() >= count;
-        while !whole() {
-            assert!(
-                Instant::now() < deadline,
-                "{} of {count}",
-                read(&self.path).len()
-            );
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let came = || read(&self.path).len();
+        until("the frames come", came, |now| *now >= count);
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         read(&self.path)
@@ -255,12 +239,10 @@ fn what_an_interface_cannot_send_is_told() {
     // The kernel tells of a carrier a little later than it has one.
     let set = |state: &str, interface: &str, wanted: &str| {
         netns.ip(&["link", "set", interface, state]).unwrap();
-        let deadline = Instant::now() + LIMIT;
         let now = || netns.ip(&["-br", "link", "show", "wire0"]).unwrap();
-        while now().split_whitespace().nth(1) != Some(wanted) {
-            assert!(Instant::now() < deadline, "not {wanted}: {}", now());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until(&format!("wire0 is {wanted}"), now, |now| {
+            now.split_whitespace().nth(1) == Some(wanted)
+        });
     };
     let good = lab.dir().join("good.pcap");
     pcap(&good, 1, &trace(10, &[1000]));
@@ -331,9 +313,8 @@ fn a_port_gets_every_byte_and_the_daemon_counts_it() {
     let file = lab.dir().join("trace.pcap");
     pcap(&file, 1, &frames);
     let listener = Listener::start(&netns, "wire1", lab.dir().join("seen.pcap"));
-    let output = Command::new(program("vnplug").unwrap())
-        .arg("--socket")
-        .arg(daemon.socket())
+    let mut command = daemon.command().unwrap();
+    let output = command
         .arg("replay")
         .arg(&file)
         .args(["--to", "port:wire0", "--json"])
@@ -365,9 +346,8 @@ fn frames_in_the_ring_of_a_daemon_that_died_are_not_told_as_sent() {
     let file = lab.dir().join("trace.pcap");
     pcap(&file, 1, &trace(100, &[1_000_000]));
     let listener = Listener::start(&netns, "wire1", lab.dir().join("seen.pcap"));
-    let child = Command::new(program("vnplug").unwrap())
-        .arg("--socket")
-        .arg(daemon.socket())
+    let mut command = daemon.command().unwrap();
+    let child = command
         .arg("replay")
         .arg(&file)
         .args(["--to", "port:wire0", "--rate", "1kpps", "--loop", "forever"])
@@ -378,11 +358,7 @@ fn frames_in_the_ring_of_a_daemon_that_died_are_not_told_as_sent() {
         .unwrap();
     let seen = || read(&listener.path).len();
     let await_frames = |count: usize| {
-        let deadline = Instant::now() + LIMIT;
-        while seen() < count {
-            assert!(Instant::now() < deadline, "{} of {count}", seen());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        until("the frames come", seen, |now| *now >= count);
     };
     await_frames(100);
     // It takes nothing any more, and the ring fills; then it dies.
@@ -395,11 +371,8 @@ fn frames_in_the_ring_of_a_daemon_that_died_are_not_told_as_sent() {
         let text = status(child.id(), "voluntary_ctxt_switches");
         text.parse().unwrap()
     };
-    let (before, deadline) = (sleeps(), Instant::now() + LIMIT);
-    while sleeps() < before + 200 {
-        assert!(Instant::now() < deadline, "nothing is sent");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let before = sleeps();
+    until("it sends", sleeps, |now| *now >= before + 200);
     daemon.kill();
     let before = seen();
     daemon.launch().unwrap();

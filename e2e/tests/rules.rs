@@ -18,8 +18,7 @@ use vnplug_e2e::{Image, Lab, Netns, Uml, UmlConfig};
 use vnplug_ring::control::{
     Counted, Grant, MAX_EXACT_RULES, MAX_WILDCARD_RULES, Message, Role, VmKind, VmSpec,
 };
-
-const LIMIT: Duration = Duration::from_secs(120);
+use vnplug_testing::{Deadline, PATIENCE, until};
 
 /// The flow of an untagged UDP frame over IPv4.
 fn flow(frame: &[u8]) -> Flow {
@@ -41,11 +40,11 @@ fn flow(frame: &[u8]) -> Flow {
 
 /// Reads until `limit` packets came or nothing comes any more; counts them by flow.
 fn read(port: &mut Port, limit: u64) -> BTreeMap<Flow, u64> {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new(format!("{limit} packets come, or all"));
     let mut flows = BTreeMap::new();
     let mut packets = 0;
     while packets < limit {
-        assert!(Instant::now() < deadline, "{packets} of {limit} packets");
+        deadline.check_seen(&packets);
         match port.next().unwrap() {
             Next::Packet(packet) => {
                 assert_eq!(packet.meta.lost, 0);
@@ -103,14 +102,10 @@ fn own<'a>(counters: &'a [Counted], port: &Port) -> &'a Counted {
 }
 
 fn until_offered(daemon: &Daemon, port: &Port, count: u64) -> Vec<Counted> {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let counters = daemon.audit();
-        if value(own(&counters, port), "offered") >= count {
-            return counters;
-        }
-        assert!(Instant::now() < deadline, "{counters:?}");
-    }
+    let audit = || daemon.audit();
+    until("all are offered", audit, |counters| {
+        value(own(counters, port), "offered") >= count
+    })
 }
 
 #[test]
@@ -202,9 +197,9 @@ fn rules_sort_the_flows_of_a_wire_and_every_frame_is_accounted_for() {
     port.add_rule(&exact(flows[3], RuleAction::Accept)).unwrap();
     daemon.kill();
     daemon.launch().unwrap();
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("the port is reopened");
     while port.counts().reopened == 0 {
-        assert!(Instant::now() < deadline, "not reopened");
+        deadline.check();
         assert!(!matches!(port.next().unwrap(), Next::Packet(_)));
         port.wait(Some(Duration::from_millis(20))).unwrap();
     }
@@ -450,7 +445,7 @@ fn an_application_in_a_guest_has_its_rules_run_on_the_host() {
     .unwrap_or_else(|error| panic!("{error}"));
     let _agent = guest.spawn("exec vnplug agent 2>&1").unwrap();
     let command = "RUST_BACKTRACE=1 rules --ignored --exact --nocapture inside_a_guest 2>&1";
-    let output = guest.run(command, LIMIT).unwrap();
+    let output = guest.run(command, PATIENCE).unwrap();
     assert_eq!(output.status, 0, "{}", output.text());
     assert!(output.text().contains("1 passed"), "{}", output.text());
     daemon.audit();
@@ -459,14 +454,8 @@ fn an_application_in_a_guest_has_its_rules_run_on_the_host() {
 #[test]
 #[ignore = "run in a guest by an_application_in_a_guest_has_its_rules_run_on_the_host"]
 fn inside_a_guest() {
-    let deadline = Instant::now() + LIMIT;
-    let mut port = loop {
-        match PortOptions::new("host:lab").open() {
-            Ok(port) => break port,
-            Err(error) => assert!(Instant::now() < deadline, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    };
+    let open = || PortOptions::new("host:lab").open();
+    let mut port = until("the agent serves", open, Result::is_ok).unwrap();
     let flows: Vec<Flow> = read(&mut port, 400).into_keys().collect();
     assert_eq!(flows.len(), 4);
     port.set_rule_default(false).unwrap();

@@ -2,18 +2,16 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use vnplug::Ready;
 use vnplug_e2e::attached::{AttachedUml, agent, everything, image, plug};
 use vnplug_e2e::daemon::{Daemon, value};
-use vnplug_e2e::groups::{eventually, pull};
+use vnplug_e2e::groups::pull;
 use vnplug_e2e::traffic::{Stream, sequence};
 use vnplug_e2e::wire::{PATIENT, Wire};
 use vnplug_e2e::{Guest, Lab, Qemu, QemuConfig};
 use vnplug_ring::control::Counted;
-
-const LIMIT: Duration = Duration::from_secs(180);
+use vnplug_testing::{PATIENCE, eventually};
 
 fn source(counters: &[Counted]) -> &Counted {
     let is_lab = |it: &&Counted| it.kind == "source" && it.name == "lab";
@@ -25,7 +23,7 @@ fn echo(daemon: &Daemon, guest: &Guest) {
     for wait in ["cpu", "balanced", "latency"] {
         let before = value(source(&daemon.counters()), "sent");
         let command = format!("vnplug echo host:lab -c 300 --wait {wait} --transmit 1M 2>&1");
-        let output = guest.run(&command, LIMIT).unwrap();
+        let output = guest.run(&command, PATIENCE).unwrap();
         assert_eq!(output.status, 0, "{}", output.text());
         assert!(output.text().contains("0 dropped"), "{}", output.text());
         let all = daemon.audit();
@@ -58,7 +56,7 @@ fn an_application_in_a_uml_sends_and_its_kicks_are_heard() {
     echo(&daemon, guest);
     // Nothing but kicks wakes this source's thread.
     let send = "vnplug send host:quiet -c 50 --pps 200 --ring 64K 2>&1";
-    let output = guest.run(send, LIMIT).unwrap();
+    let output = guest.run(send, PATIENCE).unwrap();
     assert!(
         output.text().contains("50 sent, 0 dropped"),
         "{}",
@@ -83,18 +81,18 @@ fn what_a_guest_sends_other_readers_see() {
         daemon.counters().into_iter().filter(port).count() == 2
     });
     let send = "vnplug send host:wire1 -c 10 2>&1";
-    let output = uml.guest.run(send, LIMIT).unwrap();
+    let output = uml.guest.run(send, PATIENCE).unwrap();
     assert!(
         output.text().contains("10 sent, 0 dropped"),
         "{}",
         output.text()
     );
-    let inside = inside.wait(LIMIT).unwrap();
+    let inside = inside.wait(PATIENCE).unwrap();
     let summary: serde_json::Value = serde_json::from_str(&inside.text()).unwrap();
     assert_eq!(summary["packets"], 10, "{summary}");
     let mut seen = 0;
     while seen < 10 {
-        assert_eq!(host.wait(Some(LIMIT)), Ok(Ready::Now), "{seen} seen");
+        assert_eq!(host.wait(Some(PATIENCE)), Ok(Ready::Now), "{seen} seen");
         for packet in host.batch(64) {
             assert_ne!(packet.unwrap().meta.flags & vnplug::flags::OUTBOUND, 0);
             seen += 1;
@@ -124,9 +122,9 @@ fn each_processor_of_a_guest_has_a_ring_and_flows_of_its_own() {
     let guest = Qemu::boot(&wire.lab, config).unwrap_or_else(|error| panic!("{error}"));
     plug(daemon, &guest, "qemu", &[]).unwrap();
     let _agent = agent(&guest).unwrap();
-    assert_eq!(guest.run("nproc", LIMIT).unwrap().text(), "2");
+    assert_eq!(guest.run("nproc", PATIENCE).unwrap().text(), "2");
     let count = "vnplug count host:lab --threads 2 --seconds 6 --json 2>&1";
-    let output = guest.run(count, LIMIT).unwrap();
+    let output = guest.run(count, PATIENCE).unwrap();
     let summary: serde_json::Value = serde_json::from_str(&output.text()).unwrap();
     let packets = |part: &serde_json::Value| part["packets"].as_u64().unwrap();
     let threads = summary["threads"].as_array().unwrap();
@@ -162,7 +160,7 @@ fn flows_stay(wire: &Wire, guest: &Guest) {
         ..Stream::new("wire0", FRAMES)
     });
     for reader in readers {
-        let output = reader.wait(LIMIT).unwrap();
+        let output = reader.wait(PATIENCE).unwrap();
         assert!(output.success(), "{}", output.text());
     }
     let rings = [0, 1].map(|cpu| pull(guest, &wire.lab, &format!("/tmp/{cpu}.pcap")).unwrap());

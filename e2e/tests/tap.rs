@@ -7,7 +7,6 @@ use std::io::{BufRead, BufReader, Read};
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use vnplug_e2e::attached::{self, AttachedUml, everything};
@@ -15,8 +14,7 @@ use vnplug_e2e::daemon::{Daemon, program};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::PATIENT;
 use vnplug_e2e::{Guest, Image, Lab, Machine, Netns, Qemu, QemuConfig};
-
-const LIMIT: Duration = Duration::from_secs(120);
+use vnplug_testing::{PATIENCE, eventually, until};
 
 /// A program in a namespace; killed when dropped.
 struct Running(Child);
@@ -42,14 +40,8 @@ impl Running {
     }
 
     fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "it does not end");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let wait = || self.0.try_wait().unwrap();
+        until("it ends", wait, Option::is_some).unwrap()
     }
 }
 
@@ -141,14 +133,6 @@ fn closes(summary: &Value) {
 
 fn exists(netns: &Netns, interface: &str) -> bool {
     netns.ip(&["link", "show", interface]).is_ok()
-}
-
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// tcpdump on an interface, listening; ends after so many frames.
@@ -485,31 +469,31 @@ fn what_cannot_be_is_refused_with_the_remedy() {
 /// In a guest whose agent serves: the TAP and an unmodified tcpdump, which sees numbered frames.
 fn an_interface_in_a_guest(guest: &Guest) {
     let run = |command: &str| {
-        let output = guest.run(command, LIMIT).unwrap();
+        let output = guest.run(command, PATIENCE).unwrap();
         assert_eq!(output.status, 0, "{command}: {}", output.text());
         output.text()
     };
     eventually("the agent serves", || {
-        guest.run("vnplug list", LIMIT).unwrap().status == 0
+        guest.run("vnplug list", PATIENCE).unwrap().status == 0
     });
     let tap = guest
         .spawn("exec vnplug tap host:lab --name vn0 --ring 4M --json 2>/tmp/tap.err")
         .unwrap();
     eventually("the interface is up", || {
-        let shown = guest.run("ip link show vn0", LIMIT).unwrap();
+        let shown = guest.run("ip link show vn0", PATIENCE).unwrap();
         shown.status == 0 && shown.text().contains("UP")
     });
     run("tcpdump -Z root -B 16384 -i vn0 -c 1000 -w /tmp/vn0.pcap 2>/tmp/dump.err");
     let link = run("cat /sys/class/net/vn0/statistics/rx_packets");
     assert!(link.trim().parse::<u64>().unwrap() >= 1000, "{link}");
     tap.signal("TERM").unwrap();
-    let output = tap.wait(LIMIT).unwrap();
+    let output = tap.wait(PATIENCE).unwrap();
     let text = output.text();
     assert_eq!(output.status, 0, "{text}");
     closes(&serde_json::from_str(text.trim()).unwrap());
-    assert_ne!(guest.run("ip link show vn0", LIMIT).unwrap().status, 0);
+    assert_ne!(guest.run("ip link show vn0", PATIENCE).unwrap().status, 0);
     let file = guest.dir().join("vn0.pcap");
-    guest.pull("/tmp/vn0.pcap", &file, LIMIT).unwrap();
+    guest.pull("/tmp/vn0.pcap", &file, PATIENCE).unwrap();
     let bytes = fs::read(&file).unwrap();
     let mut checker = vnplug_frame::witness::Checker::new(vnplug_frame::witness::View::Part);
     let mut rest = &bytes[24..];

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug::{Next, NextView, Port, flags};
 use vnplug_e2e::Lab;
@@ -18,8 +18,8 @@ use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
 use vnplug_frame::witness::{Checker, Parsed, View, parse};
 use vnplug_ring::control::{ArenaHome, Counted, Message, Open};
+use vnplug_testing::{Deadline, eventually};
 
-const LIMIT: Duration = Duration::from_secs(120);
 const LENT: &str = "wire1=af_xdp,fallback=no,arena=umem,frames=1024";
 
 fn member(wire: &Wire, filter: &str) -> Port {
@@ -39,10 +39,10 @@ fn drain(
     mut see: impl FnMut(&[u8], u32),
     mut enough: impl FnMut() -> bool,
 ) -> u64 {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("enough comes");
     let mut received = 0;
     loop {
-        assert!(Instant::now() < deadline, "it does not end");
+        deadline.check_seen(&received);
         // Asked first: what came before is read after.
         let last = enough();
         match port.next().unwrap() {
@@ -263,18 +263,10 @@ fn a_member_that_is_killed_costs_the_others_nothing_and_the_memory_is_there_for_
             .env("VNPLUG_SOCKET", wire.daemon.socket())
             .stdout(Stdio::null());
         let mut victim = victim.spawn().unwrap();
-        let deadline = Instant::now() + LIMIT;
-        while wire
-            .daemon
-            .counters()
-            .iter()
-            .filter(|it| it.kind == "port")
-            .count()
-            < 2
-        {
-            assert!(Instant::now() < deadline, "it does not join");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually("it joins", || {
+            let counters = wire.daemon.counters();
+            counters.iter().filter(|it| it.kind == "port").count() >= 2
+        });
         let mut checker = Checker::new(View::Whole);
         std::thread::scope(|scope| {
             let sending = scope.spawn(|| {
@@ -313,10 +305,10 @@ fn members_come_back_after_the_daemon_was_killed_and_after_the_interface_was_mad
     };
     assert_eq!((drain(&mut port, see, || true), checker.corrupt()), (10, 0));
     wire.netns.veth("wire0", "wire1").unwrap();
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("the interface is found");
     let mut came = false;
     while !came {
-        assert!(Instant::now() < deadline, "the interface is not found");
+        deadline.check();
         wire.send(&Stream::new("wire0", 1));
         port.wait(Some(Duration::from_millis(50))).unwrap();
         drain(
@@ -349,9 +341,9 @@ fn members_come_back_after_the_daemon_was_killed_and_after_the_interface_was_mad
     }
     wire.daemon.kill();
     wire.daemon.launch().unwrap();
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("it comes back");
     loop {
-        assert!(Instant::now() < deadline, "it does not come back");
+        deadline.check();
         wire.send(&Stream::new("wire0", 10));
         match port.next().unwrap() {
             Next::Packet(packet) if packet.meta.flags & flags::GAP != 0 => break,

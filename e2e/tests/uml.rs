@@ -5,8 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use vnplug_e2e::{Guest, Image, Lab, LabError, Uml, UmlConfig};
-
-const LIMIT: Duration = Duration::from_secs(120);
+use vnplug_testing::{PATIENCE, until};
 
 #[expect(clippy::unwrap_used, reason = "a helper of tests")]
 fn boot(config: UmlConfig) -> (Lab, Guest) {
@@ -19,7 +18,7 @@ fn boot(config: UmlConfig) -> (Lab, Guest) {
 fn commands_report_status_and_output_whatever_it_holds() {
     let (_lab, guest) = boot(UmlConfig::default());
     let output = guest
-        .run("uname -s; echo to stderr >&2; exit 7", LIMIT)
+        .run("uname -s; echo to stderr >&2; exit 7", PATIENCE)
         .unwrap();
     assert_eq!(
         (output.status, output.text().as_str()),
@@ -27,13 +26,13 @@ fn commands_report_status_and_output_whatever_it_holds() {
     );
 
     let odd = guest
-        .run("printf 'a\\0b\\n\\377 1 0 0 \\n\\033[2J'", LIMIT)
+        .run("printf 'a\\0b\\n\\377 1 0 0 \\n\\033[2J'", PATIENCE)
         .unwrap();
     assert_eq!(odd.bytes, b"a\0b\n\xff 1 0 0 \n\x1b[2J");
 
-    let large = guest.run("head -c 1000000 /dev/zero", LIMIT).unwrap();
+    let large = guest.run("head -c 1000000 /dev/zero", PATIENCE).unwrap();
     assert_eq!(large.bytes, vec![0; 1_000_000]);
-    let refused = guest.run("head -c 2000000 /dev/zero", LIMIT);
+    let refused = guest.run("head -c 2000000 /dev/zero", PATIENCE);
     assert!(
         matches!(
             refused,
@@ -45,9 +44,9 @@ fn commands_report_status_and_output_whatever_it_holds() {
     );
 
     let long = format!("echo {} | wc -c", "x".repeat(100_000));
-    assert_eq!(guest.run(&long, LIMIT).unwrap().text(), "100001");
+    assert_eq!(guest.run(&long, PATIENCE).unwrap().text(), "100001");
     assert!(guest.cpu_time() > Duration::ZERO);
-    assert_eq!(guest.run("", LIMIT).unwrap().bytes, b"");
+    assert_eq!(guest.run("", PATIENCE).unwrap().bytes, b"");
 }
 
 #[test]
@@ -57,28 +56,26 @@ fn commands_run_side_by_side_and_a_late_one_is_killed() {
         .spawn("until [ -e /tmp/go ]; do sleep 0.1; done; echo went")
         .unwrap();
     assert!(!waiter.is_done());
-    guest.run("touch /tmp/go", LIMIT).unwrap();
-    assert_eq!(waiter.wait(LIMIT).unwrap().text(), "went");
+    guest.run("touch /tmp/go", PATIENCE).unwrap();
+    assert_eq!(waiter.wait(PATIENCE).unwrap().text(), "went");
 
     let start = Instant::now();
     let late = guest.run("echo begun; sleep 1000", Duration::from_millis(500));
     assert!(matches!(late, Err(LabError::Timeout { .. })), "{late:?}");
-    assert!(start.elapsed() < LIMIT);
+    assert!(start.elapsed() < PATIENCE);
     assert_eq!(
         guest
-            .run("ps | grep -c '[s]leep 1000'", LIMIT)
+            .run("ps | grep -c '[s]leep 1000'", PATIENCE)
             .unwrap()
             .text(),
         "0"
     );
 
     let job = guest.spawn("echo first words; sleep 1000").unwrap();
-    let deadline = Instant::now() + LIMIT;
-    while job.peek(100).unwrap() != "first words" {
-        assert!(Instant::now() < deadline, "it says nothing");
-    }
+    let said = || job.peek(100).unwrap();
+    until("it says so", said, |said| said == "first words");
     job.signal("TERM").unwrap();
-    assert_eq!(job.wait(LIMIT).unwrap().status, 128 + 15);
+    assert_eq!(job.wait(PATIENCE).unwrap().status, 128 + 15);
 }
 
 #[test]
@@ -91,13 +88,13 @@ fn files_and_programs_of_the_host_are_in_the_guest() {
         ),
         ..UmlConfig::default()
     });
-    let version = guest.run("tcpdump --version", LIMIT).unwrap();
+    let version = guest.run("tcpdump --version", PATIENCE).unwrap();
     assert!(
         version.success() && version.text().contains("libpcap"),
         "{}",
         version.text()
     );
-    let release = guest.run("cat /etc/os-release", LIMIT).unwrap();
+    let release = guest.run("cat /etc/os-release", PATIENCE).unwrap();
     assert_eq!(release.bytes, fs::read("/etc/os-release").unwrap());
 
     let content: Vec<u8> = (0..20_000_000u32)
@@ -105,8 +102,8 @@ fn files_and_programs_of_the_host_are_in_the_guest() {
         .collect();
     let (out, back) = (lab.dir().join("out"), lab.dir().join("back"));
     fs::write(&out, &content).unwrap();
-    guest.push(&out, "/tmp/big", LIMIT).unwrap();
-    guest.pull("/tmp/big", &back, LIMIT).unwrap();
+    guest.push(&out, "/tmp/big", PATIENCE).unwrap();
+    guest.pull("/tmp/big", &back, PATIENCE).unwrap();
     assert!(
         fs::read(&back).unwrap() == content,
         "20 MB differ after a round trip"
@@ -137,14 +134,14 @@ fn host_and_guest_see_each_others_bytes_in_the_pool() {
     let read = guest
         .run(
             "dd if=/dev/mmapper bs=1 skip=4096 count=13 2>/dev/null",
-            LIMIT,
+            PATIENCE,
         )
         .unwrap();
     assert_eq!(read.text(), "from the host");
     let wrote = guest
         .run(
             "printf 'from the guest' | dd of=/dev/mmapper bs=1 seek=8192 conv=notrunc",
-            LIMIT,
+            PATIENCE,
         )
         .unwrap();
     assert!(wrote.success(), "{}", wrote.text());
@@ -158,10 +155,10 @@ fn a_panic_of_the_guest_is_told_with_its_console() {
     let (_lab, guest) = boot(UmlConfig::default());
     let gone = guest.run(
         "echo c >/proc/sysrq-trigger; sleep 5; kill -9 -1; poweroff -f",
-        LIMIT,
+        PATIENCE,
     );
     assert!(matches!(gone, Err(LabError::GuestGone { .. })), "{gone:?}");
-    assert!(guest.wait_exit(LIMIT).is_some());
+    assert!(guest.wait_exit(PATIENCE).is_some());
 }
 
 #[test]
@@ -174,14 +171,14 @@ fn programs_of_the_host_run_in_the_guest_as_they_are() {
     let python = guest
         .run(
             "world python3 -c 'import ssl, socket; print(socket.gethostname())'",
-            LIMIT,
+            PATIENCE,
         )
         .unwrap();
     assert!(python.success(), "{}", python.text());
     let shared = guest
         .run(
             "world sh -c 'echo one >/tmp/a; cat /proc/cmdline' && cat /tmp/a",
-            LIMIT,
+            PATIENCE,
         )
         .unwrap();
     assert!(
@@ -189,6 +186,6 @@ fn programs_of_the_host_run_in_the_guest_as_they_are() {
         "{}",
         shared.text()
     );
-    let kept = guest.run("world touch /usr/lib/new", LIMIT).unwrap();
+    let kept = guest.run("world touch /usr/lib/new", PATIENCE).unwrap();
     assert!(kept.text().contains("Read-only"), "{}", kept.text());
 }

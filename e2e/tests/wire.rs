@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Image, Lab, Netns, Uml, UmlConfig};
-
-const LIMIT: Duration = Duration::from_secs(120);
+use vnplug_testing::PATIENCE;
 
 #[expect(clippy::unwrap_used, reason = "a helper of tests")]
 fn counter(netns: &Netns, interface: &str, name: &str) -> u64 {
@@ -67,12 +66,14 @@ fn a_frame_on_the_wire_reaches_the_vector_nic_of_a_guest_unchanged() {
         },
     )
     .unwrap_or_else(|error| panic!("{error}"));
-    guest.run("ip link set vec0 promisc on up", LIMIT).unwrap();
+    guest
+        .run("ip link set vec0 promisc on up", PATIENCE)
+        .unwrap();
     let capture = guest
         .spawn("tcpdump -Z root -i vec0 -w /tmp/pcap -c 3 udp")
         .unwrap();
     while !capture.peek(1000).unwrap().contains("listening on") {
-        assert!(!capture.is_done(), "{:?}", capture.wait(LIMIT));
+        assert!(!capture.is_done(), "{:?}", capture.wait(PATIENCE));
     }
     netns
         .enter(|| {
@@ -84,10 +85,10 @@ fn a_frame_on_the_wire_reaches_the_vector_nic_of_a_guest_unchanged() {
         })
         .unwrap()
         .unwrap();
-    assert!(capture.wait(LIMIT).unwrap().success());
+    assert!(capture.wait(PATIENCE).unwrap().success());
 
     let file = lab.dir().join("pcap");
-    guest.pull("/tmp/pcap", &file, LIMIT).unwrap();
+    guest.pull("/tmp/pcap", &file, PATIENCE).unwrap();
     let bytes = std::fs::read(&file).unwrap();
     // A pcap file: 24 bytes, then per frame 16 bytes of header and the frame.
     for seq in 0..3 {

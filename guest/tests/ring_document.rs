@@ -6,12 +6,13 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vnplug_ring::arena::arena_size;
 use vnplug_ring::layout::{Geometry, Life, Meta, ring_size};
 use vnplug_ring::{Arena, ArenaGeometry, Bell, Producer};
+use vnplug_testing::Deadline;
 
 const PACKETS: u64 = 4_000;
 const OFFSET: u64 = 8192;
@@ -100,9 +101,9 @@ impl Host {
 
     /// Waits until everything was read; keeps the reader's time meanwhile.
     fn drain(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(120);
+        let deadline = Deadline::new("the reader reads");
         while self.producer.used() > 0 {
-            assert!(Instant::now() < deadline, "the reader does not read");
+            deadline.check();
             self.publish();
             std::thread::yield_now();
         }
@@ -146,7 +147,7 @@ fn the_documents_reader_of_a_group_sees_every_packet_or_counts_it() {
         .stdout(Stdio::from(File::create(dir.0.join("out")).unwrap()))
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Deadline::new("the reader reads");
     let mut expected = Vec::new();
     for number in 0..PACKETS {
         let bytes: Vec<u8> = (0..number * 37 % 1001)
@@ -168,7 +169,7 @@ fn the_documents_reader_of_a_group_sees_every_packet_or_counts_it() {
         }
         // Half of the time the reader is waited for, else it would lose almost all.
         while number % 64 < 32 && producer.used() > 0 {
-            assert!(Instant::now() < deadline, "the reader does not read");
+            deadline.check();
             producer.publish();
             std::thread::yield_now();
         }

@@ -197,17 +197,10 @@ const MANY: usize = 256;
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
-    use std::time::Instant;
+
+    use vnplug_testing::eventually;
 
     use super::*;
-
-    fn until(what: &str, mut holds: impl FnMut() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !holds() {
-            assert!(Instant::now() < deadline, "never: {what}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
 
     #[test]
     fn what_is_dropped_is_shut_and_closed_and_the_thread_ends() {
@@ -217,8 +210,8 @@ mod tests {
             drop(PeerFd::new(ours.into(), closer.clone()));
             assert_eq!(std::io::Read::read(&mut theirs, &mut [0]).unwrap(), 0);
         }
-        until("all are closed", || closer.open() == 0);
-        until("the thread ends", || !closer.is_used());
+        eventually("all are closed", || closer.open() == 0);
+        eventually("the thread ends", || !closer.is_used());
     }
 
     #[test]
@@ -227,7 +220,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut copy = theirs.try_clone().unwrap();
         closer.let_go(theirs.into());
-        until("ours is closed", || closer.open() == 0);
+        eventually("ours is closed", || closer.open() == 0);
         std::io::Write::write_all(&mut &ours, b"x").unwrap();
         assert_eq!(std::io::Read::read(&mut copy, &mut [0]).unwrap(), 1);
     }

@@ -15,14 +15,13 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use vnplug_ring::layout::{Geometry, Meta, ring_size};
 use vnplug_ring::{Consumer, Producer, Region};
+use vnplug_testing::Deadline;
 
 const ROLE: &str = "VNPLUG_RING_TEST_ROLE";
 const CAPACITY: u64 = 1 << 16;
 const SNAPLEN: usize = 256;
 /// How often a process is killed per test.
 const KILLS: u64 = 40;
-/// How long a process may take to begin on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_killed_reader_costs_nobody_else_and_its_successor_goes_on() {
@@ -34,13 +33,13 @@ fn a_killed_reader_costs_nobody_else_and_its_successor_goes_on() {
     let (mut number, mut missing) = (0_u64, Vec::new());
     for kill in 0..KILLS {
         let reader = spawn("reader", "a_killed_reader", &fd);
-        let begun = Instant::now();
-        let end = begun + Duration::from_micros(20_000 + kill * 7919 % 10_000);
+        let deadline = Deadline::new("the reader reads");
+        let end = Instant::now() + Duration::from_micros(20_000 + kill * 7919 % 10_000);
         // Every other one is killed after it has read, however late it is given a processor.
         let read = |region: &Region| Consumer::attach(region.clone()).unwrap().taken();
         let before = read(&region);
         while Instant::now() < end || (kill % 2 == 0 && read(&region) == before) {
-            assert!(begun.elapsed() < PATIENCE, "the reader does not read");
+            deadline.check();
             for _ in 0..32 {
                 if !push(&mut producer, number) {
                     missing.push(number);
@@ -85,11 +84,11 @@ fn a_killed_producer_leaves_whole_records() {
     for kill in 0..KILLS {
         let (fd, region) = memory();
         let child = spawn("producer", "a_killed_producer", &fd);
-        let patience = Instant::now() + PATIENCE;
+        let deadline = Deadline::new("the producer writes");
         let mut consumer = loop {
             match Consumer::attach(region.clone()) {
                 Ok(consumer) => break consumer,
-                Err(error) => assert!(Instant::now() < patience, "{error}"),
+                Err(error) => deadline.check_seen(&error),
             }
         };
         let end = Instant::now() + Duration::from_micros(1_000 + kill * 7919 % 10_000);
@@ -109,7 +108,7 @@ fn a_killed_producer_leaves_whole_records() {
         };
         let enough = packets + 500;
         while Instant::now() < end || packets < enough {
-            assert!(Instant::now() < patience, "the producer does not write");
+            deadline.check();
             packets += read(&mut consumer);
         }
         kill_and_reap(child);

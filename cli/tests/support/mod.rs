@@ -13,13 +13,14 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 use vnplug_ring::control::wire::{Framer, MAX_REQUEST};
 use vnplug_ring::control::{Message, VERSION, VmReady, VmSpec, code};
+use vnplug_testing::{Deadline, until};
 
 /// A directory of its own for one test, removed at the end.
 pub(crate) struct Scratch(pub(crate) PathBuf);
@@ -295,14 +296,8 @@ impl Qemu {
             .stderr(Stdio::null())
             .spawn()
             .expect("qemu-system-x86_64 is installed");
-        let deadline = Instant::now() + Duration::from_secs(120);
-        let stream = loop {
-            match UnixStream::connect(&own) {
-                Ok(stream) => break stream,
-                Err(error) => assert!(Instant::now() < deadline, "QEMU's monitor: {error}"),
-            }
-            thread::sleep(Duration::from_millis(20));
-        };
+        let connect = || UnixStream::connect(&own);
+        let stream = until("QEMU has a monitor", connect, Result::is_ok).unwrap();
         let mut qemu = Self {
             child,
             qmp,
@@ -389,7 +384,7 @@ pub(crate) fn vnplug(socket: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Its exit code, stdout and stderr, after at most three minutes.
+/// Its exit code, stdout and stderr.
 pub(crate) fn run(mut command: Command) -> (i32, String, String) {
     let child = command
         .stdout(Stdio::piped())
@@ -401,9 +396,9 @@ pub(crate) fn run(mut command: Command) -> (i32, String, String) {
 
 /// As [`run`], of a running child.
 pub(crate) fn finish(mut child: Child) -> (i32, String, String) {
-    let deadline = Instant::now() + Duration::from_secs(180);
+    let deadline = Deadline::new("the command ends");
     while child.try_wait().unwrap().is_none() {
-        if Instant::now() > deadline {
+        if deadline.is_over() {
             let _ = child.kill();
             panic!("the command did not end");
         }

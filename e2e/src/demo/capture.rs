@@ -3,7 +3,6 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use vnplug_ring::control::Counted;
 
 use super::LIMIT;
@@ -12,6 +11,7 @@ use super::reference::Reference;
 use super::report::{Run, Traffic, Via, grouped};
 use super::talk::Talkers;
 use super::wire::{Wire, until};
+use crate::attached::summary;
 use crate::channel::Job;
 use crate::daemon::{self, Daemon, value};
 use crate::error::{LabError, Result};
@@ -108,13 +108,8 @@ impl Subject<'_> {
         match self.way {
             Way::Nic(_) => finding.run.captured = captured_by_tcpdump(&output)?,
             Way::Vnplug(_) => {
-                let bad = || LabError::Protocol(format!("vnplug count said {output:?}"));
-                let summary = output
-                    .lines()
-                    .rev()
-                    .find(|line| line.contains("\"summary\""));
-                let summary: Value =
-                    serde_json::from_str(summary.ok_or_else(bad)?).map_err(|_| bad())?;
+                let summary = summary(&output)?;
+                let bad = || LabError::Protocol(format!("vnplug count said {summary}"));
                 finding.run.captured = summary["packets"].as_u64().ok_or_else(bad)?;
                 let witness = &summary["witness"];
                 finding.note += &format!(

@@ -11,12 +11,13 @@
 
 use std::num::NonZeroU64;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::LIMIT;
 use crate::error::{LabError, Result};
 use crate::lab::Lab;
 use crate::netns::Netns;
+use crate::patience;
 use crate::traffic::Stream;
 
 /// The interface on the host where everything passes.
@@ -113,18 +114,8 @@ fn end(netns: &Netns, interface: &str, own: (&str, &str), other: (&str, &str)) -
 }
 
 /// Waits until `ready` says yes.
-pub(super) fn until(what: &str, mut ready: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    while !ready()? {
-        if Instant::now() > deadline {
-            return Err(LabError::Timeout {
-                what: what.to_owned(),
-                after: LIMIT,
-            });
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
+pub(super) fn until(what: &str, ready: impl FnMut() -> Result<bool>) -> Result<()> {
+    patience::until(|| what.to_owned(), LIMIT, ready)
 }
 
 /// Removes namespaces, the lab's directory and the pools when we end without doing it ourselves: a shell that

@@ -17,14 +17,13 @@ mod talk;
 mod watch;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 pub use place::Place;
 pub use talk::Talk;
 pub use watch::{Seen, Watch, same};
 
 use crate::daemon::Daemon;
-use crate::error::{LabError, Result};
+use crate::error::Result;
 use crate::lab::Lab;
 
 /// A wire on which ends talk, a daemon that listens, and the drop-in.
@@ -81,24 +80,3 @@ impl Stage {
         Watch::once(self, place, command)
     }
 }
-
-/// Waits until `ready` says yes.
-pub(crate) fn until(
-    what: impl Fn() -> String,
-    mut ready: impl FnMut() -> Result<bool>,
-) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    while !ready()? {
-        if Instant::now() > deadline {
-            return Err(LabError::Timeout {
-                what: what(),
-                after: LIMIT,
-            });
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
-}
-
-/// Longest wait for anything, on a machine that is busy.
-const LIMIT: Duration = Duration::from_secs(180);

@@ -4,17 +4,19 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::Command;
 
 use vnplug::Client;
 use vnplug_ring::control::{Grant, VmKind, VmSpec};
+use vnplug_testing::PATIENCE;
 
-use super::{LIMIT, Stage, until};
+use super::Stage;
+use crate::attached::plug;
 use crate::daemon::{guest_program, program};
 use crate::error::{LabError, Result};
 use crate::guest::Guest;
 use crate::image::Image;
 use crate::lab::Lab;
+use crate::patience::until;
 use crate::qemu::{Qemu, QemuConfig};
 use crate::uml::{Uml, UmlConfig};
 
@@ -109,19 +111,7 @@ impl Stage {
             ..QemuConfig::default()
         };
         let guest = Qemu::boot(&self.lab, config)?;
-        let qmp = guest.qmp_path();
-        let qmp = qmp.ok_or_else(|| LabError::Missing("QEMU has no QMP socket".to_owned()))?;
-        let mut attach = Command::new(program("vnplug")?);
-        attach.arg("--socket").arg(self.daemon.socket());
-        attach.args(["attach", "qemu", "--name", "programs-qemu", "--allow", "*"]);
-        attach.arg("--qmp").arg(qmp);
-        let output = attach.output().map_err(LabError::io("run vnplug attach"))?;
-        if !output.status.success() {
-            return Err(LabError::Command {
-                command: "vnplug attach qemu".to_owned(),
-                text: String::from_utf8_lossy(&output.stderr).into_owned(),
-            });
-        }
+        plug(&self.daemon, &guest, "programs-qemu", &[])?;
         serve(&guest)?;
         Ok(Place::Qemu(guest))
     }
@@ -157,9 +147,10 @@ fn serve(guest: &Guest) -> Result<()> {
                 agent.peek(2000).unwrap_or_default()
             )
         },
+        PATIENCE,
         || {
             Ok(guest
-                .run("vnplug list 2>&1", LIMIT)?
+                .run("vnplug list 2>&1", PATIENCE)?
                 .text()
                 .contains("host:wire"))
         },

@@ -4,11 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::until;
+use vnplug_testing::PATIENCE;
+
 use crate::child::Tethered;
 use crate::error::{LabError, Result};
 use crate::lab::Lab;
 use crate::netns::{self, Netns};
+use crate::patience::until;
 
 /// Two ends on a wire that is silent when they are.
 ///
@@ -65,6 +67,7 @@ impl Talk {
         let log = || fs::read_to_string(dir.join("log")).unwrap_or_default();
         until(
             || format!("the servers answer: {}", log()),
+            PATIENCE,
             || Ok(talk.say("first").is_ok()),
         )?;
         Ok(talk)

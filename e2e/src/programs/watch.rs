@@ -7,14 +7,16 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
+use vnplug_testing::PATIENCE;
 
 use super::place::GUEST_DROPIN;
-use super::{LIMIT, Place, Stage, until};
+use super::{Place, Stage};
 use crate::channel::{Job, Output};
 use crate::child::Tethered;
 use crate::error::{LabError, Result};
 use crate::guest::Guest;
 use crate::netns;
+use crate::patience::until;
 
 /// What a program said, and how it ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -192,21 +194,21 @@ impl<'a> Watch<'a> {
         let command = self.command.clone();
         let late = |place| LabError::Timeout {
             what: format!("the end of `{command}` ({place})"),
-            after: LIMIT,
+            after: PATIENCE,
         };
         let mut all = Vec::new();
         for run in &mut self.runs {
             let (status, text) = match &mut run.process {
                 Process::Host(process) => {
                     use std::os::unix::process::ExitStatusExt;
-                    let status = process.wait(LIMIT).ok_or_else(|| late(run.place))?;
+                    let status = process.wait(PATIENCE).ok_or_else(|| late(run.place))?;
                     let status = status.code().unwrap_or(128 + status.signal().unwrap_or(0));
                     (status, read(&run.dir.join("said")))
                 }
                 Process::Guest(_, job, ended) => {
                     let output = match ended.get() {
                         Some(output) => output,
-                        None => &job.wait(LIMIT)?,
+                        None => &job.wait(PATIENCE)?,
                     };
                     (output.status, output.text())
                 }
@@ -234,7 +236,7 @@ impl<'a> Watch<'a> {
                 .filter(|name| name != "said")
                 .collect(),
             Process::Guest(guest, ..) => {
-                let list = guest.run(&format!("ls {}", run.dir.display()), LIMIT)?;
+                let list = guest.run(&format!("ls {}", run.dir.display()), PATIENCE)?;
                 list.text().lines().map(str::to_owned).collect()
             }
         };
@@ -255,7 +257,7 @@ impl<'a> Watch<'a> {
             Process::Host(_) => read(&from),
             Process::Guest(guest, ..) => {
                 let copy = guest.dir().join("pulled");
-                guest.pull(&from.to_string_lossy(), &copy, LIMIT)?;
+                guest.pull(&from.to_string_lossy(), &copy, PATIENCE)?;
                 read(&copy)
             }
         }
@@ -270,7 +272,7 @@ impl<'a> Watch<'a> {
             let said: String = self.runs.iter().map(said).collect();
             format!("{what:?} of `{}`:{said}", self.command)
         };
-        until(describe, || ready(self))
+        until(describe, PATIENCE, || ready(self))
     }
 }
 
@@ -282,7 +284,7 @@ impl Run<'_> {
             Process::Guest(_, job, ended) => {
                 if job.is_done() && ended.get().is_none() {
                     // NB: nobody else sets it in between; a second value would be the same.
-                    let _ = ended.set(job.wait(LIMIT)?);
+                    let _ = ended.set(job.wait(PATIENCE)?);
                 }
                 ended
                     .get()

@@ -4,30 +4,27 @@
 
 mod disk;
 mod kill;
+mod shortage;
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use vnplug_e2e::daemon::{Daemon, program, value};
+use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::recorder::{Recorder, number, packets_by_others, read_by, segments, state_in};
 use vnplug_e2e::traffic::{Stream, sequence};
-use vnplug_e2e::wire::PATIENT;
+use vnplug_e2e::wire::{PATIENT, Wire};
 use vnplug_e2e::{Lab, Netns};
 use vnplug_store::read::Reader;
 
 #[test]
 fn a_wire_is_recorded_and_others_read_the_files_while_they_grow() {
     for format in ["pcapng", "pcap"] {
-        let lab = Lab::new().unwrap();
-        let netns = Netns::new().unwrap();
-        netns.veth("wire0", "wire1").unwrap();
-        let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
-        let dir = lab.dir().join("rec");
+        let wire = Wire::new("1500", &["--source", PATIENT]);
+        let dir = wire.lab.dir().join("rec");
         let args = [
             "host:wire1",
             "--format",
@@ -39,8 +36,8 @@ fn a_wire_is_recorded_and_others_read_the_files_while_they_grow() {
             "--ring",
             "32M",
         ];
-        let mut recorder = Recorder::start(&daemon, &args, &[&dir]).unwrap();
-        let first = send_until_it_records(&netns, &recorder);
+        let mut recorder = Recorder::start(&wire.daemon, &args, &[&dir]).unwrap();
+        let first = send_until_it_records(&wire.netns, &recorder);
         let mut sent = 0;
         for (run, len_bytes) in [(2, 60), (3, 512), (4, 1514)] {
             let pps = NonZeroU64::new(20_000);
@@ -50,7 +47,7 @@ fn a_wire_is_recorded_and_others_read_the_files_while_they_grow() {
                 pps,
                 ..Stream::new("wire0", 8000)
             };
-            sent += netns.enter(|| stream.send()).unwrap().unwrap().frames;
+            sent += wire.netns.enter(|| stream.send()).unwrap().unwrap().frames;
             // The file that is being written, as whole as the disk's blocks.
             let open = segments(&dir).pop().unwrap();
             if format == "pcapng" {
@@ -82,14 +79,11 @@ fn a_wire_is_recorded_and_others_read_the_files_while_they_grow() {
 
 #[test]
 fn a_recorder_of_a_quiet_wire_is_known_to_be_at_work() {
-    let lab = Lab::new().unwrap();
-    let netns = Netns::new().unwrap();
-    netns.veth("wire0", "wire1").unwrap();
-    let daemon = Daemon::start(&lab, Some(&netns), &["--source", "wire1"]).unwrap();
-    let dir = lab.dir().join("rec");
+    let wire = Wire::new("1500", &["--source", "wire1"]);
+    let dir = wire.lab.dir().join("rec");
     // Nothing that the kernel itself sends.
     let args = ["host:wire1", "--filter", "ether proto 0x1234"];
-    let mut recorder = Recorder::start(&daemon, &args, &[&dir]).unwrap();
+    let mut recorder = Recorder::start(&wire.daemon, &args, &[&dir]).unwrap();
     recorder.until("it is armed", || {
         recorder.said().contains("recording since ")
     });
@@ -116,9 +110,8 @@ fn stats_show_the_durable_mark_of_a_recorder_at_work() {
     let args = ["host:lab", "--flush", "50ms"];
     let mut recorder = Recorder::start(&daemon, &args, &[&dir]).unwrap();
     let stats = |args: &[&str]| {
-        let mut command = Command::new(program("vnplug").unwrap());
-        command.arg("--socket").arg(daemon.socket()).arg("stats");
-        let output = command.args(args).output().unwrap();
+        let mut command = daemon.command().unwrap();
+        let output = command.arg("stats").args(args).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
     let told = || -> Option<Value> {
@@ -178,11 +171,11 @@ fn a_slice_keeps_the_beginning_of_what_matches_and_all_of_the_rest() {
 
 #[test]
 fn what_is_in_the_ring_at_the_end_is_recorded_in_two_directories() {
-    let lab = Lab::new().unwrap();
-    let netns = Netns::new().unwrap();
-    netns.veth("wire0", "wire1").unwrap();
-    let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
-    let (dir, other) = (lab.dir().join("rec"), lab.dir().join("deep/down/rec"));
+    let wire = Wire::new("1500", &["--source", PATIENT]);
+    let (dir, other) = (
+        wire.lab.dir().join("rec"),
+        wire.lab.dir().join("deep/down/rec"),
+    );
     let args = [
         "host:wire1",
         "--flush",
@@ -191,17 +184,17 @@ fn what_is_in_the_ring_at_the_end_is_recorded_in_two_directories() {
         "32M",
         "--parents",
     ];
-    let mut recorder = Recorder::start(&daemon, &args, &[&dir, &other]).unwrap();
-    let first = send_until_it_records(&netns, &recorder);
+    let mut recorder = Recorder::start(&wire.daemon, &args, &[&dir, &other]).unwrap();
+    let first = send_until_it_records(&wire.netns, &recorder);
     recorder.signal(Signal::STOP).unwrap();
     let stream = Stream {
         run: 2,
         ..Stream::new("wire0", 5000)
     };
-    let sent = netns.enter(|| stream.send()).unwrap().unwrap().frames;
+    let sent = wire.netns.enter(|| stream.send()).unwrap().unwrap().frames;
     // Into the ring, on a busy machine, too.
     recorder.until("all is received", || {
-        let counters = daemon.audit();
+        let counters = wire.daemon.audit();
         let source = counters.iter().find(|it| it.kind == "source").unwrap();
         value(source, "read") + value(source, "early") >= first + sent
     });

@@ -6,13 +6,13 @@ mod power;
 mod reading;
 mod stage;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
-use vnplug_e2e::groups::eventually;
 use vnplug_e2e::{DiskFault, Fault};
+use vnplug_testing::{eventually, until};
 
-use stage::{DIR, LIMIT, Stage, end, numbers, untouched};
+use stage::{DIR, Stage, end, numbers, untouched};
 
 #[test]
 fn recording_goes_on_after_eio_and_every_loss_is_counted() {
@@ -67,28 +67,16 @@ fn one_disk_of_two_that_fails_does_not_hold_the_mark() {
     let (_daemon, recorder) = stage.start_with("--rotate-size 64M --to /srv/rec");
     let before = stage.await_mark(2000, &recorder);
     disk.set(Fault::Writes).unwrap();
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        let state = stage.state_in("/world/srv/rec");
-        let mark = state
-            .pointer("/settled_mark/packets")
-            .and_then(Value::as_u64);
-        if mark.unwrap_or(0) > before + 8000 {
-            assert_ne!(state["disks"][0]["paused"], "", "{state:#}");
-            break;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "the mark stands still: {state:#}"
-        );
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    let look = || stage.state_in("/world/srv/rec");
+    let state = until("the mark goes on", look, |state| {
+        let mark = state.pointer("/settled_mark/packets");
+        mark.and_then(Value::as_u64).unwrap_or(0) > before + 8000
+    });
+    assert_ne!(state["disks"][0]["paused"], "", "{state:#}");
     disk.set(Fault::None).unwrap();
-    let paused = |state: &Value| state["disks"][0]["paused"] != "";
-    while paused(&stage.state_in("/world/srv/rec")) {
-        assert!(Instant::now() < deadline, "the disk is not used again");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    until("the disk is used again", look, |state| {
+        state["disks"][0]["paused"] == ""
+    });
     let said = end(recorder);
     let state = stage.state_in("/world/srv/rec");
     let of = |path: &str| state.pointer(path).and_then(Value::as_u64).unwrap();

@@ -6,8 +6,9 @@ use std::process::Command;
 use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{DiskFault, Fault, Lab};
 use vnplug_store::read::Reader;
+use vnplug_testing::PATIENCE;
 
-use crate::stage::{DIR, LIMIT, PROGRAMS, Stage, end};
+use crate::stage::{DIR, PROGRAMS, Stage, end};
 
 #[test]
 fn what_can_be_read_is_extracted_and_the_bad_place_is_told() {
@@ -37,7 +38,7 @@ fn what_can_be_read_is_extracted_and_the_bad_place_is_told() {
     let command = |what: &str| {
         let output = "/host/found.pcapng";
         let run = format!("world {PROGRAMS}/vnplug {what} >{output}");
-        let output = stage.guest.run(&run, LIMIT).unwrap();
+        let output = stage.guest.run(&run, PATIENCE).unwrap();
         let out = stage.guest.shared_dir().unwrap().join("found.pcapng");
         (output.success(), output.text(), out)
     };

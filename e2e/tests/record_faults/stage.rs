@@ -2,16 +2,17 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
+use vnplug_e2e::attached::summary;
 use vnplug_e2e::daemon::program;
 use vnplug_e2e::recorder::{SETTLED, number, segments};
 use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{DiskFault, Guest, Image, Job, Lab, Uml, UmlConfig};
 use vnplug_store::read::Reader;
+use vnplug_testing::{Deadline, PATIENCE};
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(180);
 /// Also seen by the host's programs, which find it at /mnt (`world`).
 pub(crate) const DIR: &str = "/world/mnt";
 /// Where the host's programs find ours.
@@ -56,7 +57,7 @@ impl Stage {
     }
 
     pub(crate) fn works(&self, command: &str) -> String {
-        let output = self.guest.run(command, LIMIT).unwrap();
+        let output = self.guest.run(command, PATIENCE).unwrap();
         assert!(output.success(), "{command}: {}", output.text());
         output.text()
     }
@@ -72,7 +73,7 @@ impl Stage {
         ));
         let daemon = daemon.unwrap();
         let serves = "for i in $(seq 1000); do [ -S /tmp/s ] && exit; sleep 0.1; done; exit 1";
-        if !self.guest.run(serves, LIMIT).unwrap().success() {
+        if !self.guest.run(serves, PATIENCE).unwrap().success() {
             let output = daemon.wait(Duration::from_secs(1));
             panic!("the daemon does not serve: {output:?}");
         }
@@ -95,28 +96,24 @@ impl Stage {
 
     pub(crate) fn state_in(&self, dir: &str) -> Value {
         let cat = format!("cat {dir}/rec.state");
-        let output = self.guest.run(&cat, LIMIT).unwrap();
+        let output = self.guest.run(&cat, PATIENCE).unwrap();
         serde_json::from_str(&output.text()).unwrap_or_default()
     }
 
     /// Waits until the durable mark has gone past this.
     pub(crate) fn await_mark(&self, beyond: u64, recorder: &Job) -> u64 {
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Deadline::new(format!("the mark goes past {beyond}"));
         loop {
             let mark = number(&self.state(), SETTLED);
             if mark > beyond {
                 return mark;
             }
             if recorder.is_done() {
-                let said = recorder.wait(LIMIT).unwrap().text();
+                let said = recorder.wait(PATIENCE).unwrap().text();
                 panic!("the recorder ended at {mark} of {beyond}: {said}");
             }
             let said = recorder.peek(2000).unwrap();
-            assert!(
-                Instant::now() < deadline,
-                "{mark} of {beyond}: {said} {}",
-                self.state()
-            );
+            deadline.check_seen(&(mark, said, self.state()));
             std::thread::sleep(Duration::from_millis(200));
         }
     }
@@ -161,13 +158,14 @@ pub(crate) fn prefix(numbers: &[u64]) -> u64 {
 
 pub(crate) fn end(recorder: Job) -> String {
     recorder.signal("INT").unwrap();
-    let output = recorder.wait(LIMIT).unwrap();
+    let output = recorder.wait(PATIENCE).unwrap();
     output.text()
 }
 
 /// Ends a neighbour, who must have had every packet.
 pub(crate) fn untouched(neighbour: Job) {
     let said = end(neighbour);
-    let perfect = said.contains("\"perfect\":true") && said.contains("\"lost\":0");
-    assert!(perfect, "{said}");
+    let summary = summary(&said).unwrap();
+    assert_eq!(summary["witness"]["perfect"], true, "{said}");
+    assert_eq!(summary["lost"], 0, "{said}");
 }

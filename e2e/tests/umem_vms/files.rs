@@ -3,16 +3,15 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug_e2e::daemon::{program, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
 use vnplug_ring::control::RingPlace;
+use vnplug_testing::{Deadline, eventually};
 
-use crate::{
-    LENT, LIMIT, arena, attach, attach_unlike, counts, epoch, member, process, sees, stat,
-};
+use crate::{LENT, arena, attach, attach_unlike, counts, epoch, member, process, sees, stat};
 
 /// It would receive into the same memory, and delete it at its end.
 #[test]
@@ -93,28 +92,18 @@ fn truncated(keep: impl Fn(RingPlace) -> u64, grows: bool) {
         file.set_len(vm.arenas[0].1).unwrap();
         wire.send(&Stream::new("wire0", 10));
         // Counted, and no port gets zeros for frames.
-        let counters = wire.daemon.counters();
-        let deadline = Instant::now() + LIMIT;
-        let mut dropped = value(
-            counters.iter().find(|it| it.kind == "source").unwrap(),
-            "kernel_dropped",
-        );
-        while dropped == 0 {
-            assert!(Instant::now() < deadline, "it is not noticed");
-            std::thread::sleep(Duration::from_millis(20));
+        eventually("it is noticed", || {
             let counters = wire.daemon.counters();
-            dropped = value(
-                counters.iter().find(|it| it.kind == "source").unwrap(),
-                "kernel_dropped",
-            );
-        }
+            let source = counters.iter().find(|it| it.kind == "source").unwrap();
+            value(source, "kernel_dropped") > 0
+        });
     } else {
         file.set_len(keep).unwrap();
     }
     // Those that are received in this moment are lost.
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new("it is noticed");
     while !wire.daemon.log().contains("was truncated: detach its VMs") {
-        assert!(Instant::now() < deadline, "it is not noticed");
+        deadline.check();
         wire.send(&Stream::new("wire0", 10));
         std::thread::sleep(Duration::from_millis(100));
     }

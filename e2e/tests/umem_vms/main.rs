@@ -8,7 +8,7 @@ mod restarts;
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use vnplug::{Client, Next, Port};
 use vnplug_e2e::daemon::{refusal, value};
@@ -19,9 +19,9 @@ use vnplug_frame::witness::{Checker, View};
 use vnplug_ring::control::{
     ArenaHome, Counted, Grant, HostGroup, Message, Open, Opened, Role, VmKind, VmReady, VmSpec,
 };
+use vnplug_testing::{Deadline, until};
 
 const LENT: &str = "wire1=af_xdp,fallback=no,arena=vm,frames=1024";
-const LIMIT: Duration = Duration::from_secs(120);
 
 fn spec(name: &str, filter: &str, arena_bytes: u64) -> VmSpec {
     VmSpec {
@@ -84,11 +84,11 @@ fn sees(wire: &Wire, port: &mut Port, frames: u64) {
         run: frames as u32,
         ..Stream::new("wire0", frames)
     });
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Deadline::new(format!("{frames} frames come"));
     let mut checker = Checker::new(View::Whole);
     let mut received = 0;
     while received < frames {
-        assert!(Instant::now() < deadline, "{received} of {frames}");
+        deadline.check_seen(&received);
         match port.next().unwrap() {
             Next::Packet(packet) => {
                 checker.feed(packet.bytes);
@@ -152,7 +152,6 @@ fn vms_and_processes_have_one_file_in_which_frames_are_received() {
     for _ in 0..100 {
         assert!(sender.send(&[0xa5; 60]).unwrap());
     }
-    let deadline = Instant::now() + LIMIT;
     let sent = || {
         let counters = wire.daemon.counters();
         value(
@@ -160,10 +159,7 @@ fn vms_and_processes_have_one_file_in_which_frames_are_received() {
             "sent",
         )
     };
-    while sent() < 100 {
-        assert!(Instant::now() < deadline, "it is not sent");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("all are sent", sent, |sent| *sent >= 100);
     drop(sender);
     let bytes = std::fs::read(arena(&a)).unwrap();
     let shown = (in_a.arenas.places[0].offset + in_a.arenas.places[0].len) as usize;

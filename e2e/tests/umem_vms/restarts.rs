@@ -2,17 +2,15 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::{Duration, Instant};
 
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_ring::control::Counted;
+use vnplug_testing::eventually;
 
-use crate::{
-    LENT, LIMIT, arena, attach, client, counts, epoch, member, process, sees, spec, stat, word,
-};
+use crate::{LENT, arena, attach, client, counts, epoch, member, process, sees, spec, stat, word};
 
 #[test]
 fn the_next_daemon_receives_into_the_memory_that_vms_have() {
@@ -253,11 +251,7 @@ fn files_go_that_no_vm_has_and_no_source_uses() {
     let end = |wire: &mut Wire| {
         let pid = rustix::process::Pid::from_raw(wire.daemon.pid() as i32).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        let deadline = Instant::now() + LIMIT;
-        while wire.daemon.socket().exists() {
-            assert!(Instant::now() < deadline, "it does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually("it ends", || !wire.daemon.socket().exists());
         wire.daemon.kill();
     };
     wire.daemon.kill();

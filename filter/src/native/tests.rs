@@ -1,5 +1,7 @@
 use std::sync::atomic::Ordering;
 
+use vnplug_testing::eventually;
+
 use super::*;
 use crate::{Instruction, MAX_INSTRUCTIONS, Trust};
 use vnplug_bpf::code;
@@ -159,11 +161,7 @@ fn the_thread_translates_what_it_is_handed_and_ends() {
         jit.submit("a", program);
         jit.submit("a", program);
     }
-    let until = Instant::now() + Duration::from_secs(60);
-    while !programs.iter().all(Program::is_native) {
-        assert!(Instant::now() < until, "{:?}", jit.counters());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("all are native", || programs.iter().all(Program::is_native));
     let value = |name: &str| {
         let all = jit.counters();
         all.iter().find(|(it, _)| it == name).unwrap().1
@@ -175,10 +173,7 @@ fn the_thread_translates_what_it_is_handed_and_ends() {
         .map(|handle| Arc::downgrade(&handle.0))
         .unwrap();
     drop(jit);
-    while weak.strong_count() > 0 {
-        assert!(Instant::now() < until, "the thread goes on");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("the thread ends", || weak.strong_count() == 0);
     assert_eq!(
         programs[7].run(&[0, 0, 0, 7], 4),
         100,

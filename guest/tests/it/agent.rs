@@ -15,8 +15,9 @@ use vnplug::{Client, Error, FilterSpec, Next, Port, PortOptions, VmKind, VmSpec}
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{Message, Role, code};
 use vnplug_ring::layout::flags;
+use vnplug_testing::{Deadline, PATIENCE, eventually};
 
-use crate::support::{Dir, Server, eventually};
+use crate::support::{Dir, Server};
 
 /// A guest: its pool, its channel, its agent.
 struct Guest {
@@ -112,14 +113,14 @@ impl Drop for Guest {
 }
 
 fn receive(port: &mut Port) -> (Vec<u8>, u16) {
-    let start = Instant::now();
+    let deadline = Deadline::new("a packet comes");
     loop {
-        assert!(start.elapsed() < Duration::from_secs(60), "no packet");
+        deadline.check();
         match port.next().unwrap() {
             Next::Packet(packet) => return (packet.bytes.to_vec(), packet.meta.flags),
             // Longer than the limit: who is not woken fails.
             Next::Nothing => {
-                port.wait(Some(Duration::from_secs(120))).unwrap();
+                port.wait(Some(2 * PATIENCE)).unwrap();
             }
             Next::Ended => panic!("ended"),
         }
@@ -479,9 +480,9 @@ fn a_host_that_closes_a_port_is_relayed_and_the_place_kept_until_unmapped() {
     };
     assert!(!released());
     assert_eq!(receive(&mut port).0, b"last");
-    let start = Instant::now();
+    let deadline = Deadline::new("the port ends");
     let error = loop {
-        assert!(start.elapsed() < Duration::from_secs(60));
+        deadline.check();
         match port.next() {
             Ok(_) => port.wait(Some(Duration::from_secs(1))).unwrap(),
             Err(error) => break error.to_string(),

@@ -6,8 +6,9 @@ use std::process::{Child, Command, Stdio};
 
 use vnplug_ring::control::code;
 use vnplug_ring::layout::Life;
+use vnplug_testing::eventually;
 
-use crate::support::{Dir, Server, eventually};
+use crate::support::{Dir, Server};
 
 /// Where cargo put the library: beside this test's directory of binaries.
 fn library_dir() -> PathBuf {

@@ -4,13 +4,13 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde_json::json;
 use vnplug_e2e::{Guest, Image, Job, Lab, Qemu, QemuConfig, Qmp, Uml, UmlConfig};
 use vnplug_ring::control::{Message, VIRTIO_PORT_NAME, code};
+use vnplug_testing::{PATIENCE, eventually, until};
 
-use crate::support::{Server, eventually_within};
+use crate::support::Server;
 
 /// The example `inside`, which cargo builds with the tests.
 fn inside() -> PathBuf {
@@ -42,16 +42,15 @@ fn pool(lab: &Lab) -> (PathBuf, OwnedFd) {
 }
 
 fn sees(guest: &Guest, job: &Job, what: &str) {
-    let mut output = String::new();
-    let seen = eventually_within(LIMIT, || {
-        output = job.peek(1 << 16).unwrap();
+    let look = || (job.peek(1 << 16).unwrap(), guest.console_tail(20));
+    until(&format!("it says {what:?}"), look, |(output, _)| {
         output.contains(what)
     });
-    assert!(
-        seen,
-        "no {what:?} in {output:?}\n{}",
-        guest.console_tail(20)
-    );
+}
+
+fn reopened(server: &Server, job: &Job) {
+    let look = || (server.is_open(1), job.peek(1 << 16).unwrap());
+    until("the port is reopened", look, |(is_open, _)| *is_open);
 }
 
 #[test]
@@ -150,13 +149,9 @@ impl Plugged {
 
     /// QEMU connects, and connects again when a server died.
     fn serve(&self) -> (Server, UnixStream) {
-        let mut stream = None;
         self.listener.set_nonblocking(true).unwrap();
-        eventually_within(LIMIT, || {
-            stream = self.listener.accept().ok();
-            stream.is_some()
-        });
-        let stream = stream.expect("QEMU connects").0;
+        let accept = || self.listener.accept();
+        let (stream, _) = until("QEMU connects", accept, Result::is_ok).unwrap();
         stream.set_nonblocking(false).unwrap();
         let copy = stream.try_clone().unwrap();
         (Server::on_channel(stream, &self.pool, POOL, 9), copy)
@@ -180,41 +175,36 @@ fn qemu_hot_plugged_reads_the_bar_and_survives_a_restart_of_the_host() {
     stream.shutdown(std::net::Shutdown::Both).unwrap();
     drop((server, stream));
     let (server, stream) = plugged.serve();
-    let reopened = eventually_within(LIMIT, || server.is_open(1));
-    assert!(reopened, "{}", job.peek(1 << 16).unwrap());
+    reopened(&server, &job);
     server.send(1, 0, &[b"after the restart"]);
     sees(&plugged.guest, &job, "after the restart flags 0x8");
     // An orderly unplug: the host closes the port first, then takes the devices out and back in.
     server.lock().refuse = Some((code::UNAVAILABLE, "unplugged".into()));
     server.gone(1, "the operator unplugs");
     let unmapped = |(_, message): &(u32, Message)| matches!(message, Message::Release(places) if places.len() == 1);
-    assert!(eventually_within(LIMIT, || server
-        .lock()
-        .requests
-        .iter()
-        .any(unmapped)));
+    eventually("its place is released", || {
+        server.lock().requests.iter().any(unmapped)
+    });
     stream.shutdown(std::net::Shutdown::Both).unwrap();
     drop((server, stream));
     for id in ["port", "plain"] {
         plugged.execute("device_del", json!({ "id": id }));
-        plugged.qmp.wait_event("DEVICE_DELETED", LIMIT).unwrap();
+        plugged.qmp.wait_event("DEVICE_DELETED", PATIENCE).unwrap();
     }
     plugged.execute("object-del", json!({ "id": "pool" }));
     // QEMU aborts when a block's name comes again to the slot before the old one has gone.
-    assert!(eventually_within(LIMIT, || {
+    eventually("the block has gone", || {
         !plugged.qmp.has_block("pool").unwrap()
-    }));
+    });
     plugged.plug_memory();
     plugged.execute(
         "device_add",
         json!({ "driver": "virtserialport", "id": "port", "bus": "serial.0", "chardev": "channel", "name": VIRTIO_PORT_NAME }),
     );
     let (server, _stream) = plugged.serve();
-    let reopened = eventually_within(LIMIT, || server.is_open(1));
-    assert!(reopened, "{}", job.peek(1 << 16).unwrap());
+    reopened(&server, &job);
     server.send(1, 0, &[b"plugged again"]);
     sees(&plugged.guest, &job, "plugged again flags 0x8");
 }
 
 const POOL: u64 = 4 << 20;
-const LIMIT: Duration = Duration::from_secs(180);

@@ -4,13 +4,14 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::{Dir, Server, eventually};
+use crate::support::{Dir, Server};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vnplug::{
     Client, Error, FilterSpec, Next, Port, PortOptions, Ready, VmKind, VmSpec, Waiting, flags,
 };
 use vnplug_ring::control::{Message, code};
 use vnplug_ring::layout::Life;
+use vnplug_testing::{Deadline, eventually};
 
 fn open(server: &Server) -> Port {
     PortOptions::new("host:eth0")
@@ -42,14 +43,10 @@ fn readable(port: &Port, ms: i64) -> bool {
 
 /// Drains the port as an application in an event loop does, until `count` packets came.
 fn collect(port: &mut Port, count: usize) -> Vec<(Vec<u8>, u16)> {
-    let start = Instant::now();
+    let deadline = Deadline::new(format!("{count} packets come"));
     let mut got = Vec::new();
     while got.len() < count {
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "{} of {count}",
-            got.len()
-        );
+        deadline.check_seen(&got.len());
         match port.next().unwrap() {
             Next::Packet(packet) => got.push((packet.bytes.to_vec(), packet.meta.flags)),
             Next::Nothing => {
@@ -201,9 +198,9 @@ fn a_spinning_reader_gets_packets_and_learns_of_the_end() {
     server.send(1, 0, &[b"x"]);
     assert!(matches!(port.poll_next(), Ok(Next::Packet(_))));
     server.kill();
-    let start = Instant::now();
+    let deadline = Deadline::new("it learns of the end");
     while !matches!(port.poll_next(), Err(Error::Disconnected)) {
-        assert!(start.elapsed() < Duration::from_secs(60));
+        deadline.check();
     }
 }
 
@@ -227,9 +224,9 @@ fn every_way_of_waiting_finds_packets_and_learns_of_the_end() {
             assert_eq!(collect(&mut port, 10).len(), 10);
         });
         server.kill();
-        let start = Instant::now();
+        let deadline = Deadline::new(format!("it learns of the end: {waiting:?}"));
         let end = loop {
-            assert!(start.elapsed() < Duration::from_secs(60), "{waiting:?}");
+            deadline.check();
             port.wait(Some(Duration::from_secs(1))).unwrap();
             match port.next() {
                 Ok(Next::Nothing) => {}

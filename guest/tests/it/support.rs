@@ -9,7 +9,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -89,24 +88,6 @@ impl Drop for Dir {
     fn drop(&mut self) {
         std::fs::remove_dir_all(&self.0).unwrap();
     }
-}
-
-/// Waits until `condition`, at most a minute.
-pub(crate) fn eventually(what: &str, condition: impl FnMut() -> bool) {
-    let limit = Duration::from_secs(60);
-    assert!(eventually_within(limit, condition), "never: {what}");
-}
-
-/// Waits until `condition`, at most `limit`; false if it never holds.
-pub(crate) fn eventually_within(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < limit {
-        if condition() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    false
 }
 
 impl Server {

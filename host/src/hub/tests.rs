@@ -16,6 +16,7 @@ use vnplug_frame::Frame;
 use vnplug_path::engine::WorkerOptions;
 use vnplug_path::port::doorbell::Doorbell;
 use vnplug_path::source::{Queue, QueueCounters, Received, Seen, SourceError, Wake};
+use vnplug_testing::{Deadline, PATIENCE, eventually, until};
 
 fn hub() -> Hub {
     let mut hub = Hub::new(Limits {
@@ -362,10 +363,8 @@ fn hub_with_a_group() -> Hub {
 
 fn close(hub: &mut Hub, port: u32) -> Closed {
     let mut closing = hub.begin_close(port).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !closing.is_over(deadline) {
-        assert!(Instant::now() < deadline, "its threads do not let it go");
-    }
+    let limit = Instant::now() + PATIENCE;
+    assert!(closing.is_over(limit), "its threads do not let it go");
     hub.finish_close(closing)
 }
 
@@ -487,14 +486,14 @@ fn with_a_hanging_source(hub: &mut Hub) -> (Arc<Hangs>, Arc<OwnedFd>) {
 
 /// Goes on with a step until it is done.
 fn done(hub: &mut Hub, step: Step) -> Result<Message, Refusal> {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Deadline::new("the step is done");
     let mut step = step;
     loop {
         match step.carry_on(hub, Instant::now() + Duration::from_millis(10)) {
             Step::Done(told) => return told,
             asks => step = asks,
         }
-        assert!(Instant::now() < deadline, "it is never done");
+        deadline.check();
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -518,15 +517,13 @@ fn a_thread_that_hangs_is_waited_for_by_nobody_and_its_figures_are_the_last_know
     };
     let slow = open(&mut hub, "slow").unwrap().opened.port;
     let lab = open(&mut hub, "lab").unwrap().opened.port;
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let before = loop {
+    let look = || {
         let step = hub.counters(Vec::new());
-        let counted = done(&mut hub, step).unwrap();
-        if figure(&counted, "source", "slow", "read") > 0 {
-            break counted;
-        }
-        assert!(Instant::now() < deadline, "nothing comes");
+        done(&mut hub, step).unwrap()
     };
+    let before = until("something comes", look, |counted| {
+        figure(counted, "source", "slow", "read") > 0
+    });
     hangs.begin();
 
     // It is asked before anybody knows, and does not answer.
@@ -586,11 +583,10 @@ fn a_thread_that_hangs_is_waited_for_by_nobody_and_its_figures_are_the_last_know
     // What was begun ends when it goes on.
     assert!(closing.is_stalled() && !closing.is_over(Instant::now()));
     hangs.end();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !closing.is_over(deadline) || hub.sources[1].workers[0].pulse().stalled().is_some() {
-        assert!(Instant::now() < deadline, "it does not go on");
-        std::thread::yield_now();
-    }
+    eventually("it goes on", || {
+        let pulse = hub.sources[1].workers[0].pulse();
+        closing.is_over(Instant::now()) && pulse.stalled().is_none()
+    });
     assert!(hub.finish_close(closing).remains.bytes() > 0);
     open(&mut hub, "slow").unwrap();
 }
@@ -622,14 +618,7 @@ fn queues_that_share_a_thread_keep_their_numbers_and_are_all_served() {
             worker.send(Command::Snapshot(vnplug_path::engine::Asked::All, reply));
             answer.recv().unwrap().fanout.read
         };
-        let deadline = std::time::Instant::now() + Duration::from_secs(60);
-        while read() < 10 {
-            assert!(
-                std::time::Instant::now() < deadline,
-                "queue {first} is not served"
-            );
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually(&format!("queue {first} is served"), || read() >= 10);
     }
 }
 

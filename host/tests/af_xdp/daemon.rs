@@ -4,11 +4,11 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vnplug_testing::{Deadline, until};
 
-use crate::net::{LIMIT, ip, isolated};
+use crate::net::{ip, isolated};
 use crate::{attached, sockets, veth};
 
 struct Daemon {
@@ -39,10 +39,10 @@ impl Daemon {
 
     /// Reads its log until it says this.
     fn says(&mut self, words: &str) {
-        let end = Instant::now() + LIMIT;
+        let deadline = Deadline::new(format!("it says {words:?}"));
         let log = self.child.stderr.as_mut().expect("a pipe");
         while !self.said.contains(words) {
-            assert!(Instant::now() < end, "no {words:?} in: {}", self.said);
+            deadline.check_seen(&self.said);
             let timeout = Timespec {
                 tv_sec: 1,
                 tv_nsec: 0,
@@ -88,11 +88,8 @@ fn a_killed_daemon_leaves_nothing_at_the_interface_and_the_next_one_starts_at_on
             );
             assert!(attached("va").is_some());
             daemon.kill();
-            let end = Instant::now() + LIMIT;
-            while let Some(program) = attached("va") {
-                assert!(Instant::now() < end, "{program}");
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            let look = || attached("va");
+            until("its program has gone", look, Option::is_none);
         }
     });
 }

@@ -1,15 +1,17 @@
 //! What no port wants is dropped where the interface's program is, and counted.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use vnplug_filter::Program;
 use vnplug_filter::ebpf::Wanted;
 use vnplug_path::source::Queue;
 use vnplug_path::source::af_xdp::{AfXdpConfig, Mode};
+use vnplug_testing::until;
 
 use crate::coexist::filter;
-use crate::net::{LIMIT, Sender, early, frame, ip, isolated, read, read_all, udp, until_seen};
+use crate::net::{
+    Sender, early, frame, ip, isolated, read_all, udp, until_queue_state, until_seen,
+};
 use crate::{config, one, veth};
 
 fn narrow(queue: &mut dyn Queue, programs: &[Arc<Program>]) {
@@ -32,14 +34,6 @@ fn send(sender: &Sender, queue: &mut Box<dyn Queue>, seen: &mut u64) {
         if number % 30 == 29 {
             until_seen(std::slice::from_mut(queue), *seen);
         }
-    }
-}
-
-fn until(queue: &mut dyn Queue, state: &str) {
-    let begun = Instant::now();
-    while queue.state() != state {
-        assert!(begun.elapsed() < LIMIT, "{}", queue.state());
-        read(queue, 1, Duration::from_millis(5));
     }
 }
 
@@ -68,9 +62,9 @@ fn one_frame_in_a_hundred_comes_and_the_others_are_counted() {
             assert_eq!(counts(&mut queue), (300, 0, 297));
             // The interface is made again: the filter is there again.
             ip("link del va");
-            until(queue.as_mut(), "gone");
+            until_queue_state(queue.as_mut(), "gone");
             veth(1);
-            until(queue.as_mut(), "up");
+            until_queue_state(queue.as_mut(), "up");
             let sender = Sender::new("vb");
             send(&sender, &mut queue, &mut seen);
             assert_eq!(read_all(queue.as_mut(), 3).len(), 3);
@@ -108,14 +102,10 @@ fn queues_that_are_not_read_pass_to_the_host_whatever_is_wanted() {
         let both = |queue: &mut Box<dyn Queue>, host: &mut Box<dyn Queue>| {
             (queue.counters().early, host.counters().seen)
         };
-        let begun = Instant::now();
-        let (early, passed) = loop {
-            let (early, passed) = both(&mut queue, &mut host);
-            if early + passed >= 200 {
-                break (early, passed);
-            }
-            assert!(begun.elapsed() < LIMIT, "{early} + {passed}");
-        };
+        let look = || both(&mut queue, &mut host);
+        let (early, passed) = until("all are counted", look, |(early, passed)| {
+            early + passed >= 200
+        });
         assert_eq!((early + passed, queue.counters().seen), (200, early));
         assert!(passed > 0 && early > 0, "{early} + {passed}");
     });

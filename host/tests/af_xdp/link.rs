@@ -1,21 +1,13 @@
 //! An interface that goes down, is reset, or is deleted and made again.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use vnplug_path::source::Queue;
 use vnplug_ring::layout::flags;
 
-use crate::net::{LIMIT, Sender, ip, isolated, read, read_shared, udp, until_received, until_seen};
+use crate::net::{
+    Sender, ip, isolated, read_shared, udp, until_queue_state, until_received, until_seen,
+};
 use crate::{attached, config, ethtool, one, open, veth};
-
-fn until_state(queue: &mut dyn Queue, state: &str) {
-    let start = Instant::now();
-    while queue.state() != state {
-        let now = queue.state();
-        assert!(start.elapsed() < LIMIT, "state {now} instead of {state}");
-        read(queue, 1, Duration::from_millis(5));
-    }
-}
 
 #[test]
 fn goes_on_after_the_link_was_down() {
@@ -26,9 +18,9 @@ fn goes_on_after_the_link_was_down() {
         assert_eq!(until_received(&sender, queue.as_mut()).flags, 0);
         for times in 1..=3 {
             ip("link set va down");
-            until_state(queue.as_mut(), "down");
+            until_queue_state(queue.as_mut(), "down");
             ip("link set va up");
-            until_state(queue.as_mut(), "up");
+            until_queue_state(queue.as_mut(), "up");
             let got = until_received(&sender, queue.as_mut());
             assert_eq!(got.flags, flags::SOURCE_LOSS);
             assert_eq!(queue.counters().rebinds, times);
@@ -45,7 +37,7 @@ fn opens_an_interface_that_is_still_down() {
         assert_eq!(queue.state(), "down");
         ip("link set va up");
         until_received(&Sender::new("vb"), queue.as_mut());
-        until_state(queue.as_mut(), "up");
+        until_queue_state(queue.as_mut(), "up");
     });
 }
 
@@ -109,12 +101,12 @@ fn finds_an_interface_that_was_deleted_and_made_again() {
                 ip("link del va");
             }
             for queue in &mut queues {
-                until_state(queue.as_mut(), "gone");
+                until_queue_state(queue.as_mut(), "gone");
             }
             std::thread::sleep(Duration::from_millis(50));
             veth(2);
             for queue in &mut queues {
-                until_state(queue.as_mut(), "up");
+                until_queue_state(queue.as_mut(), "up");
             }
             assert!(attached("va").is_some());
         }

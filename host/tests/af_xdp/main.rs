@@ -16,12 +16,13 @@ mod transmit;
 use std::process::Command;
 
 use net::{
-    LIMIT, QUIET, Sender, frame, ip, isolated, read, read_all, read_shared, udp, until_received,
+    QUIET, Sender, frame, ip, isolated, read, read_all, read_shared, udp, until_received,
     until_seen,
 };
 use vnplug_path::source::Queue;
 use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig, Mode};
 use vnplug_ring::layout::flags;
+use vnplug_testing::{Deadline, PATIENCE};
 
 /// Small packet memory, as these tests send little.
 fn config(interface: &str) -> AfXdpConfig {
@@ -191,7 +192,7 @@ fn overflow_is_counted_to_the_packet_and_marked() {
             while queue.counters().dropped == dropped {
                 std::thread::sleep(QUIET);
             }
-            let got = read(queue.as_mut(), 1, LIMIT);
+            let got = read(queue.as_mut(), 1, PATIENCE);
             assert_eq!(got[0].flags, flags::SOURCE_LOSS);
             settle(queue.as_mut(), taken + got.len() as u64);
             // What was lost while it was settling is told once.
@@ -203,7 +204,7 @@ fn overflow_is_counted_to_the_packet_and_marked() {
 
 /// Reads until every frame that was seen was taken or dropped; gives how many it took.
 fn settle(queue: &mut dyn Queue, taken: u64) -> u64 {
-    let end = std::time::Instant::now() + LIMIT;
+    let deadline = Deadline::new("every frame was taken or dropped");
     let mut more = 0;
     loop {
         let got = read(queue, usize::MAX, QUIET).len() as u64;
@@ -212,10 +213,7 @@ fn settle(queue: &mut dyn Queue, taken: u64) -> u64 {
         if got == 0 && counters.seen == taken + more + counters.dropped {
             return more;
         }
-        assert!(
-            std::time::Instant::now() < end,
-            "{taken} + {more}: {counters:?}"
-        );
+        deadline.check_seen(&(taken, more, counters));
     }
 }
 
@@ -281,10 +279,10 @@ fn a_thread_that_polls_and_never_waits_gets_frames_and_finds_the_interface_again
         });
         for times in 0..2 {
             let sender = Sender::new("vb");
-            let end = std::time::Instant::now() + LIMIT;
+            let deadline = Deadline::new("it gets frames, and finds that the interface is gone");
             let mut got = 0;
             while got == 0 || queue.state() != "up" {
-                assert!(std::time::Instant::now() < end, "state {}", queue.state());
+                deadline.check_seen(&queue.state());
                 sender.send(&frame(60, 1));
                 queue
                     .receive(&mut |frames| got += frames.len())
@@ -293,7 +291,7 @@ fn a_thread_that_polls_and_never_waits_gets_frames_and_finds_the_interface_again
             assert_eq!(queue.counters().rebinds, times);
             ip("link del va");
             while queue.state() != "gone" {
-                assert!(std::time::Instant::now() < end, "state {}", queue.state());
+                deadline.check_seen(&queue.state());
                 queue.receive(&mut |_| ()).expect("receive");
             }
             veth(1);

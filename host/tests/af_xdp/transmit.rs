@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use vnplug_path::source::af_xdp::{AfXdpConfig, Mode};
 use vnplug_path::source::{Flushed, Queue, Transmit};
+use vnplug_testing::PATIENCE;
 
-use crate::net::{self, LIMIT, frame, ip, isolated, out, read, read_all};
+use crate::net::{self, frame, ip, isolated, out, read, read_all};
 use crate::{config, one, veth};
 
 fn sends_and_counts(mut queue: Box<dyn Queue>) {
@@ -26,7 +27,7 @@ fn sends_and_counts(mut queue: Box<dyn Queue>) {
                 ..Flushed::default()
             }
         );
-        got.extend(read(other_end.as_mut(), batch.len(), LIMIT));
+        got.extend(read(other_end.as_mut(), batch.len(), PATIENCE));
     }
     assert_eq!(out(&mut *queue).flush(&mut |_| {}), Flushed::default());
     assert_eq!(got.len(), sent.len());
@@ -100,7 +101,7 @@ fn a_lost_carrier_spoils_nothing(mode: Mode) {
         let mut got = Vec::new();
         for first in (0..1000).step_by(100) {
             assert_eq!(send(first, 100), sent(100, 0), "round {round}");
-            got.extend(read(other_end.as_mut(), 100, LIMIT));
+            got.extend(read(other_end.as_mut(), 100, PATIENCE));
         }
         got.extend(read(other_end.as_mut(), 1, Duration::from_millis(100)));
         let frames = got.iter().map(|got| got.bytes.clone());

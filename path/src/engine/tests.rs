@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,6 +14,7 @@ use super::*;
 use crate::port::doorbell::Doorbell;
 use crate::source::{Queue, Received, Seen, SourceError, Wake};
 use vnplug_frame::Frame;
+use vnplug_testing::eventually;
 
 /// An interface that was deleted, which its queue sees after a wait alone.
 struct Deleted(Arc<AtomicBool>);
@@ -48,11 +49,7 @@ fn a_thread_that_never_sleeps_has_its_queue_look_at_the_interface() {
         ..WorkerOptions::default()
     };
     let worker = Worker::start(Box::new(Deleted(Arc::clone(&looked))), options).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !looked.load(Ordering::Relaxed) {
-        assert!(Instant::now() < deadline, "it never looks");
-        std::thread::yield_now();
-    }
+    eventually("it looks", || looked.load(Ordering::Relaxed));
     drop(worker);
 }
 
@@ -92,11 +89,9 @@ fn a_source_that_panics_has_failed_and_its_readers_are_told() {
         consumers.push(consumer);
         worker.send(Command::Attach(port, Vec::new()));
         // The first port starts it; the second one comes when it has failed.
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while consumers[consumers.len() - 1].life() != Life::Failed {
-            assert!(Instant::now() < deadline, "port {id} is not told");
-            std::thread::yield_now();
-        }
+        let last = consumers.len() - 1;
+        let told = || consumers[last].life() == Life::Failed;
+        eventually(&format!("port {id} is told"), told);
     }
     let (reply, answer) = channel();
     worker.send(Command::Snapshot(Asked::All, reply));
@@ -168,15 +163,6 @@ impl Queue for Rung {
     }
 }
 
-/// Waits until it holds, which tests of another thread's work need.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn one_thread_serves_several_queues_sleeps_on_all_of_them_and_outlives_the_failure_of_one() {
     let flags = EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
@@ -209,7 +195,7 @@ fn one_thread_serves_several_queues_sleeps_on_all_of_them_and_outlives_the_failu
     // Each frame comes to the port of its own queue, whichever queue ended the sleep.
     for at in [0, 2, 1, 1, 0, 2] {
         ring(at);
-        until("the frame is there", || {
+        eventually("the frame is there", || {
             let taken = consumers[at].next().unwrap().is_some();
             consumers[at].release();
             taken
@@ -228,13 +214,13 @@ fn one_thread_serves_several_queues_sleeps_on_all_of_them_and_outlives_the_failu
     // One that panics has failed, and the others go on.
     fails[1].store(true, Ordering::Relaxed);
     ring(1);
-    until("its reader is told", || consumers[1].life() == Life::Failed);
+    eventually("its reader is told", || consumers[1].life() == Life::Failed);
     assert_eq!([0, 2].map(|at| consumers[at].life()), [Life::Open; 2]);
     // One that is closed leaves the thread to the others.
     drop(workers.remove(0));
     assert_eq!(consumers[0].life(), Life::Closed);
     ring(2);
-    until("the last one is served", || {
+    eventually("the last one is served", || {
         consumers[2].next().unwrap().is_some()
     });
     drop(workers);

@@ -3,8 +3,9 @@
 use vnplug_path::source::Queue;
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig};
 use vnplug_ring::layout::flags;
+use vnplug_testing::PATIENCE;
 
-use crate::net::{LIMIT, Sender, drain, frame, isolated, read, rx, udp, until_seen, veth};
+use crate::net::{Sender, drain, frame, isolated, read, rx, udp, until_seen, veth};
 
 #[test]
 fn overflow_is_counted_to_the_packet() {
@@ -85,12 +86,12 @@ fn first_frame_after_a_loss_says_so() {
         let sender = Sender::new("vb");
         let one = |queue: &mut dyn Queue| {
             assert!(sender.send(&frame(60, 5)));
-            read(queue, 1, LIMIT).remove(0)
+            read(queue, 1, PATIENCE).remove(0)
         };
         assert_eq!(one(queues[0].as_mut()).flags, 0);
         (0..1000).for_each(|seq| assert!(sender.send(&frame(60, seq))));
         until_seen(&mut queues, 1001);
-        let got = read(queues[0].as_mut(), 1, LIMIT);
+        let got = read(queues[0].as_mut(), 1, PATIENCE);
         assert_eq!(got[0].flags, flags::SOURCE_LOSS);
         let mut taken = [1 + got.len() as u64];
         drain(&mut queues, &mut taken, 1001);

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io::{Read, Write};
 use std::sync::Arc;
-use std::time::Duration;
 
 use vnplug_filter::ebpf::Wanted;
 use vnplug_filter::libpcap::Library;
 use vnplug_filter::{Program, Trust};
 use vnplug_path::source::Queue;
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction};
+use vnplug_testing::PATIENCE;
 
 use crate::net::{
-    LIMIT, Sender, config, early, frame, ip, isolated, open, read, read_all, read_shared, rx, udp,
-    until_received, until_seen, veth,
+    Sender, config, early, frame, ip, isolated, open, read, read_all, read_shared, rx, udp,
+    until_queue_state, until_received, until_seen, veth,
 };
 
 fn programs(expressions: &[&str]) -> Vec<Arc<Program>> {
@@ -62,7 +62,7 @@ fn one_frame_in_a_hundred_passes_and_the_others_are_counted() {
                 for port in 1_000..1_100 {
                     assert!(sender.send(&udp(port, 53)));
                 }
-                got.extend(read(queue, wanted, LIMIT));
+                got.extend(read(queue, wanted, PATIENCE));
             }
             got.extend(read_all(queue, 0));
             got
@@ -301,23 +301,15 @@ fn queues_count_for_themselves_and_keep_their_filters_when_the_interface_comes_b
             if round == 1 {
                 ip("link del va");
                 for queue in &mut queues {
-                    until(queue.as_mut(), "gone");
+                    until_queue_state(queue.as_mut(), "gone");
                 }
                 veth();
                 for queue in &mut queues {
-                    until(queue.as_mut(), "up");
+                    until_queue_state(queue.as_mut(), "up");
                 }
             }
         }
     });
-}
-
-fn until(queue: &mut dyn Queue, state: &str) {
-    let begun = std::time::Instant::now();
-    while queue.state() != state {
-        assert!(begun.elapsed() < crate::net::LIMIT, "{}", queue.state());
-        read(queue, 1, Duration::from_millis(5));
-    }
 }
 
 #[test]

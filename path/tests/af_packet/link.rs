@@ -5,24 +5,12 @@ use std::time::{Duration, Instant};
 use vnplug_path::source::Queue;
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig};
 use vnplug_ring::layout::flags;
+use vnplug_testing::PATIENCE;
 
 use crate::net::{
-    LIMIT, Sender, drain, ip, isolated, open, read, read_shared, rx, udp, until_received,
+    Sender, drain, ip, isolated, open, read_shared, rx, udp, until_queue_state, until_received,
     until_seen, veth,
 };
-
-fn until_state(queue: &mut dyn Queue, state: &str) -> Duration {
-    let start = Instant::now();
-    while queue.state() != state {
-        assert!(
-            start.elapsed() < LIMIT,
-            "state {} instead of {state}",
-            queue.state()
-        );
-        read(queue, 1, Duration::from_millis(5));
-    }
-    start.elapsed()
-}
 
 #[test]
 fn goes_on_after_the_link_was_down() {
@@ -31,12 +19,12 @@ fn goes_on_after_the_link_was_down() {
         let mut queue = open(rx("va"));
         let sender = Sender::new("vb");
         assert_eq!(until_received(&sender, queue.as_mut()).flags, 0);
-        let mut soonest = LIMIT;
+        let mut soonest = PATIENCE;
         for times in 1..=3 {
             ip("link set va down");
-            until_state(queue.as_mut(), "down");
+            until_queue_state(queue.as_mut(), "down");
             ip("link set va up");
-            soonest = soonest.min(until_state(queue.as_mut(), "up"));
+            soonest = soonest.min(until_queue_state(queue.as_mut(), "up"));
             assert_eq!(
                 until_received(&sender, queue.as_mut()).flags,
                 flags::SOURCE_LOSS
@@ -57,7 +45,7 @@ fn opens_an_interface_that_is_still_down() {
         assert_eq!(queue.state(), "down");
         ip("link set va up");
         until_received(&Sender::new("vb"), queue.as_mut());
-        until_state(queue.as_mut(), "up");
+        until_queue_state(queue.as_mut(), "up");
     });
 }
 
@@ -68,9 +56,9 @@ fn goes_on_when_the_interface_is_renamed() {
         let mut queue = open(rx("va"));
         ip("link set va down");
         ip("link set va name vx");
-        until_state(queue.as_mut(), "down");
+        until_queue_state(queue.as_mut(), "down");
         ip("link set vx up");
-        until_state(queue.as_mut(), "up");
+        until_queue_state(queue.as_mut(), "up");
         until_received(&Sender::new("vb"), queue.as_mut());
     });
 }
@@ -86,7 +74,7 @@ fn finds_an_interface_that_was_deleted_and_made_again() {
         .expect("open");
         let mut taken = [0; 2];
         let mut sent = 0;
-        let mut soonest = LIMIT;
+        let mut soonest = PATIENCE;
         let mut send = |queues: &mut [Box<dyn Queue>]| {
             let sender = Sender::new("vb");
             (1000..1100).for_each(|port| assert!(sender.send(&udp(port, 53))));
@@ -100,13 +88,13 @@ fn finds_an_interface_that_was_deleted_and_made_again() {
             ip("link del va");
             drain(&mut queues, &mut taken, sent);
             for queue in &mut queues {
-                until_state(queue.as_mut(), "gone");
+                until_queue_state(queue.as_mut(), "gone");
             }
             std::thread::sleep(Duration::from_millis(150));
             veth();
             let back = Instant::now();
             for queue in &mut queues {
-                until_state(queue.as_mut(), "up");
+                until_queue_state(queue.as_mut(), "up");
                 assert_eq!(queue.counters().rebinds, times);
             }
             soonest = soonest.min(back.elapsed());

@@ -15,12 +15,13 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use net::{
-    Got, LIMIT, Sender, config, frame, ip, isolated, open, read, read_all, read_shared, rx, udp,
+    Got, Sender, config, frame, ip, isolated, open, read, read_all, read_shared, rx, udp,
     until_received, veth,
 };
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, interfaces};
 use vnplug_path::source::wait;
 use vnplug_ring::layout::flags;
+use vnplug_testing::PATIENCE;
 
 fn error_of(config: AfPacketConfig) -> String {
     AfPacket::open(config)
@@ -61,7 +62,7 @@ fn long_frame_is_cut_at_the_snaplen_and_keeps_its_length() {
         });
         let sent = frame(1514, 1);
         Sender::new("vb").send(&sent);
-        let got = read(queue.as_mut(), 1, LIMIT).remove(0);
+        let got = read(queue.as_mut(), 1, PATIENCE).remove(0);
         assert_eq!((&got.bytes[..], got.wire_len), (&sent[..64], 1514));
     });
 }
@@ -249,7 +250,7 @@ fn lone_frame_is_handed_over_soon() {
             .map(|seq| {
                 let start = Instant::now();
                 assert!(sender.send(&frame(60, seq)));
-                assert_eq!(read(queue.as_mut(), 1, LIMIT).len(), 1);
+                assert_eq!(read(queue.as_mut(), 1, PATIENCE).len(), 1);
                 start.elapsed()
             })
             .collect();
@@ -272,7 +273,7 @@ fn waker_ends_the_wait() {
         let waker = rustix::event::eventfd(1, rustix::event::EventfdFlags::CLOEXEC).expect("fd");
         let start = Instant::now();
         wait(&mut *queue, waker.as_fd(), None);
-        assert!(start.elapsed() < LIMIT);
+        assert!(start.elapsed() < PATIENCE);
     });
 }
 

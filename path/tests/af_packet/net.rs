@@ -15,6 +15,7 @@ use vnplug_frame::Frame;
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction};
 use vnplug_path::source::early::EarlyDrop;
 use vnplug_path::source::{Queue, Received, Transmitter, wait};
+use vnplug_testing::{Deadline, PATIENCE, eventually, until};
 
 /// Runs a test in a thread with a network namespace of its own, which ends with the thread.
 pub(crate) fn isolated(test: impl FnOnce() + Send + 'static) {
@@ -64,16 +65,21 @@ pub(crate) fn until_up() {
 
 /// Waits until `ip link` says this of an interface.
 pub(crate) fn until_state(interface: &str, state: &str) {
-    let end = Instant::now() + LIMIT;
-    let is_so = || {
+    eventually(&format!("{interface} has {state:?}"), || {
         let words = ["-o", "link", "show", "dev", interface];
         let shown = Command::new("ip").args(words).output().expect("run ip");
         String::from_utf8_lossy(&shown.stdout).contains(state)
-    };
-    while !is_so() {
-        assert!(Instant::now() < end, "{interface} never has {state:?}");
-        std::thread::sleep(Duration::from_millis(1));
+    });
+}
+
+/// Reads until the queue is in this state; how long it took.
+pub(crate) fn until_queue_state(queue: &mut dyn Queue, state: &str) -> Duration {
+    let (start, deadline) = (Instant::now(), Deadline::new(format!("it is {state}")));
+    while queue.state() != state {
+        deadline.check_seen(&queue.state());
+        read(queue, 1, Duration::from_millis(5));
     }
+    start.elapsed()
 }
 
 /// Sends raw frames by an interface.
@@ -109,10 +115,10 @@ impl Sender {
     /// Sends one frame; `false` if the interface takes none now. Where the other end's queue is full, as
     /// nobody had a processor to empty it, it is sent again.
     pub(crate) fn send(&self, frame: &[u8]) -> bool {
-        let end = Instant::now() + LIMIT;
+        let deadline = Deadline::new("the other end's queue has room");
         loop {
             match rustix::net::send(&self.0, frame, SendFlags::empty()) {
-                Err(rustix::io::Errno::NOBUFS) if Instant::now() < end => std::thread::yield_now(),
+                Err(rustix::io::Errno::NOBUFS) if !deadline.is_over() => std::thread::yield_now(),
                 sent => return sent.is_ok(),
             }
         }
@@ -225,9 +231,10 @@ pub(crate) fn read(queue: &mut dyn Queue, enough: usize, limit: Duration) -> Vec
 
 /// Sends by `sender` until `queue` hands out a frame; what was sent before it is read, too.
 pub(crate) fn until_received(sender: &Sender, queue: &mut dyn Queue) -> Got {
-    let start = Instant::now();
+    let deadline = Deadline::new("a frame is received");
     let mut sent = 0;
-    while start.elapsed() < LIMIT {
+    loop {
+        deadline.check_seen(&queue.state());
         sent += usize::from(sender.send(&frame(60, 5)));
         // Long, so that one that is under way is not sent again.
         let mut got = read(queue, 1, Duration::from_millis(500));
@@ -238,21 +245,20 @@ pub(crate) fn until_received(sender: &Sender, queue: &mut dyn Queue) -> Got {
             return got.remove(0);
         }
     }
-    panic!("nothing received in {LIMIT:?}; state {}", queue.state());
 }
 
 /// Reads `expected` frames, and one more if there are too many.
 pub(crate) fn read_all(queue: &mut dyn Queue, expected: usize) -> Vec<Got> {
-    let mut got = read(queue, expected, LIMIT);
+    let mut got = read(queue, expected, PATIENCE);
     got.extend(read(queue, 1, QUIET));
     got
 }
 
 /// Reads `expected` frames from all queues together, and more if there are too many.
 pub(crate) fn read_shared(queues: &mut [Box<dyn Queue>], expected: usize) -> Vec<Vec<Got>> {
-    let end = Instant::now() + LIMIT;
+    let deadline = Deadline::new("as many are read as expected");
     let mut got = vec![Vec::new(); queues.len()];
-    while got.iter().map(Vec::len).sum::<usize>() < expected && Instant::now() < end {
+    while got.iter().map(Vec::len).sum::<usize>() < expected && !deadline.is_over() {
         for (queue, got) in queues.iter_mut().zip(&mut got) {
             got.extend(read(queue.as_mut(), usize::MAX, Duration::from_millis(5)));
         }
@@ -265,7 +271,7 @@ pub(crate) fn read_shared(queues: &mut [Box<dyn Queue>], expected: usize) -> Vec
 
 /// Counts frames into `taken` until all `total` were taken or dropped.
 pub(crate) fn drain(queues: &mut [Box<dyn Queue>], taken: &mut [u64], total: u64) {
-    let end = Instant::now() + LIMIT;
+    let deadline = Deadline::new(format!("{total} frames are taken or dropped"));
     let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
     loop {
         let mut dropped = 0;
@@ -280,25 +286,15 @@ pub(crate) fn drain(queues: &mut [Box<dyn Queue>], taken: &mut [u64], total: u64
         if known >= total {
             return;
         }
-        assert!(Instant::now() < end, "{known} frames of {total}");
+        deadline.check_seen(&known);
     }
 }
 
 /// Waits until the kernel has counted `total` frames.
 pub(crate) fn until_seen(queues: &mut [Box<dyn Queue>], total: u64) {
-    let end = Instant::now() + LIMIT;
-    while queues
-        .iter_mut()
-        .map(|queue| queue.counters().seen)
-        .sum::<u64>()
-        < total
-    {
-        assert!(Instant::now() < end, "not all of {total} frames seen");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let look = || queues.iter_mut().map(|queue| queue.counters().seen).sum();
+    until("all frames are seen", look, |seen: &u64| *seen >= total);
 }
 
-/// The longest wait for what must come; only a broken or a starved machine waits so long.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// The wait for what must not come.
 pub(crate) const QUIET: Duration = Duration::from_millis(50);

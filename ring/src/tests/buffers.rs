@@ -1,7 +1,8 @@
 //! Frames that lie where they were received: lent, recycled in time, copied where they must be.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+
+use vnplug_testing::Deadline;
 
 use super::{EPOCH, bytes, geometry, meta};
 use crate::arena::{ArenaReader, BufferGeometry, Buffers, arena_size, header};
@@ -216,7 +217,7 @@ fn the_longest_frame_is_cut_to_what_the_spare_area_takes() {
 #[test]
 fn what_a_thread_reads_while_buffers_are_filled_again_is_whole_or_lost() {
     let enough = if cfg!(miri) { 20 } else { 5_000 };
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Deadline::new("enough is read");
     let mut wire = Wire::new(0);
     let (mut producer, mut reader) = wire.member(256);
     let over = AtomicBool::new(false);
@@ -242,7 +243,7 @@ fn what_a_thread_reads_while_buffers_are_filled_again_is_whole_or_lost() {
             }
         });
         let mut turns = 0_u64;
-        while progress.load(Ordering::Relaxed) < enough && Instant::now() < deadline {
+        while progress.load(Ordering::Relaxed) < enough && !deadline.is_over() {
             wire.turn(&[600; 16], &mut [&mut producer]);
             turns += 1;
             // On one CPU the reader has its turns, too.

@@ -9,8 +9,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
+use vnplug_testing::{Deadline, eventually};
 
-use crate::support::{LIMIT, Place, ask, eventually};
+use crate::support::{Place, ask};
 
 /// A browser with a profile of its own; what it downloads lies in `downloads`.
 pub(crate) struct Browser {
@@ -241,8 +242,8 @@ impl Drop for Browser {
         }
         let group = format!("-{}", self.driver.id());
         let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
-        let deadline = std::time::Instant::now() + LIMIT;
-        while matches!(self.driver.try_wait(), Ok(None)) && std::time::Instant::now() < deadline {
+        let deadline = Deadline::new("the driver ends");
+        while matches!(self.driver.try_wait(), Ok(None)) && !deadline.is_over() {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
     }

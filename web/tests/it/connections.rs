@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::net::TcpStream;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::support::*;
 
@@ -29,6 +29,10 @@ fn silent_and_slow_clients_do_not_shut_the_page() {
         let began = Instant::now();
         assert_eq!(server.get("/").status, 200);
         // 385 connections are let in, 128 in 0.2 s.
-        assert!(began.elapsed() < LIMIT / 6, "{:?}", began.elapsed());
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            began.elapsed()
+        );
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use vnplug_store::archive::{How, Recipients, Worker};
 use vnplug_store::record::Ledger;
+use vnplug_testing::eventually;
 
 use crate::browser::Browser;
 use crate::support::*;

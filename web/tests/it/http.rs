@@ -6,8 +6,10 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::support::*;
 use serde_json::json;
+use vnplug_testing::eventually;
+
+use crate::support::*;
 
 /// 100 packets a second for ten seconds, then nothing for a minute, then one more.
 fn recording(place: &Place) {

@@ -5,6 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 use vnplug_store::record::{Loss, Status};
+use vnplug_testing::eventually;
 
 use crate::browser::Browser;
 use crate::support::*;

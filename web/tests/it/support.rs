@@ -6,8 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use vnplug::{Meta, Packet as PortPacket};
@@ -17,12 +16,11 @@ use vnplug_store::extract::{Format, Output, Packet};
 use vnplug_store::index::rebuild;
 use vnplug_store::read::Interface;
 use vnplug_store::record::{Recorder, Settings};
+use vnplug_testing::{PATIENCE, eventually};
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 /// 2026-11-21T13:45:00Z.
 pub(crate) const START: u64 = 1_795_268_700 * SECOND;
-/// However slow the machine is.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A directory of its own, removed at the end.
 pub(crate) struct Place(pub(crate) PathBuf);
@@ -43,14 +41,6 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-pub(crate) fn eventually(what: &str, mut test: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !test() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        sleep(Duration::from_millis(50));
     }
 }
 
@@ -254,7 +244,7 @@ pub(crate) fn begin(
     body: &[u8],
 ) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(LIMIT * 2))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     let mut text = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
     for (name, value) in headers {
         text += &format!("{name}: {value}\r\n");

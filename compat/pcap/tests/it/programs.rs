@@ -5,9 +5,10 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::support::{DropIn, limited, said_ok, signal, text};
+use crate::support::{DropIn, limited, said_ok, signal, text, until_sent};
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::{Lab, Netns};
+use vnplug_testing::eventually;
 
 const MIXED: &str = "lab=gen,pps=20000,size=128,protocols=udp4+tcp4,flows=8";
 const SLOW: &str = "slow=gen,pps=200";
@@ -40,16 +41,7 @@ fn frames_are_sent_and_each_is_counted() {
     let daemon = Daemon::start(&lab, None, &["--source", SLOW]).unwrap();
     drop_in.ok(&daemon, &["inject", "host:slow", "3000"]);
     // The program is gone at once; what it wrote last is still sent.
-    let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    loop {
-        let counters = daemon.audit();
-        let source = counters.iter().find(|it| it.kind == "source").unwrap();
-        if value(source, "sent") == 6000 {
-            break;
-        }
-        assert!(std::time::Instant::now() < deadline, "{source:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until_sent(&daemon, 6000);
 }
 
 #[test]
@@ -62,12 +54,8 @@ fn two_calls_of_pf_rings_libpcap_set_the_name_and_the_watermark() {
     command.env("VNPLUG_SOCKET", daemon.socket());
     command.args(["pfring", "host:slow"]).stdin(Stdio::piped());
     let mut running = command.spawn().unwrap();
-    let deadline = std::time::Instant::now() + Duration::from_secs(60);
     let is_named = |one: &vnplug::Counted| label(one, "label").starts_with("counter[");
-    while !daemon.counters().iter().any(is_named) {
-        assert!(std::time::Instant::now() < deadline, "no such name");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    eventually("it has its name", || daemon.counters().iter().any(is_named));
     // The end of its input lets it go.
     drop(running.stdin.take());
     assert!(running.wait().unwrap().success());
@@ -140,11 +128,9 @@ fn a_daemon_that_does_not_answer_holds_nobody_up() {
     let path = file.to_str().unwrap();
     let mut reads = tcpdump(&["-Z", "root", "-U", "-ni", "vnplug:slow", "-w", path]);
     let reads = reads.spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while std::fs::metadata(&file).map_or(0, |file| file.len()) < 1000 {
-        assert!(Instant::now() < deadline, "it does not read");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    eventually("it reads", || {
+        std::fs::metadata(&file).is_ok_and(|file| file.len() >= 1000)
+    });
     signal(daemon.pid(), "STOP");
     let begun = Instant::now();
     let listed = text(&tcpdump(&["-D"]).output().unwrap());
@@ -208,16 +194,11 @@ fn a_restart_of_the_daemon_is_survived() {
             .stdout(Stdio::piped());
         let reader = reader.spawn().unwrap();
         // It reads; of what it wants most is still to come.
-        let deadline = std::time::Instant::now() + Duration::from_secs(60);
-        let reads = |daemon: &Daemon| {
+        eventually(&format!("{command:?} reads"), || {
             let counters = daemon.counters();
             let mut ports = counters.iter().filter(|it| it.kind == "port");
             ports.any(|port| value(port, "delivered") > 0)
-        };
-        while !reads(&daemon) {
-            assert!(std::time::Instant::now() < deadline, "{command:?}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        });
         daemon.kill();
         daemon.launch().unwrap();
         let output = reader.wait_with_output().unwrap();

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_testing::until;
 
 /// A directory as `make install` leaves it, and a program linked to the real libpcap.
 pub(crate) struct DropIn {
@@ -72,6 +73,18 @@ pub(crate) fn said_ok(command: &mut Command) -> String {
         "{command:?}: {said}"
     );
     said
+}
+
+/// Waits until the daemon's one source has sent so many frames.
+pub(crate) fn until_sent(daemon: &Daemon, frames: u64) {
+    until(
+        "all is sent",
+        || daemon.audit(),
+        |counters| {
+            let source = counters.iter().find(|it| it.kind == "source").unwrap();
+            value(source, "sent") == frames
+        },
+    );
 }
 
 /// Both outputs.

@@ -3,12 +3,13 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::support::{DropIn, built, limited, said_ok, signal, text};
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
+use vnplug_testing::eventually;
 
 /// What fills a block of the kernel's ring slowly takes one each time this is over: long enough that a
 /// daemon may be kept from the processor for some seconds.
@@ -68,14 +69,6 @@ impl Bench {
         };
         let sent = self.netns.enter(|| stream.send()).unwrap().unwrap();
         assert_eq!(sent.frames, count);
-    }
-}
-
-fn eventually(what: &str, mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is() {
-        assert!(Instant::now() < deadline, "not within a minute: {what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

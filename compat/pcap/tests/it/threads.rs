@@ -3,11 +3,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use crate::support::{DropIn, built, limited, said_ok};
+use crate::support::{DropIn, built, limited, said_ok, until_sent};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::daemon::Daemon;
 
 const COUNT: &str = "50000";
 const ENDS: &str = "lab=gen,pps=25000,count=50000,run=1,protocols=udp4+tcp4";
@@ -63,16 +62,7 @@ fn two_threads_send_beside_a_reader() {
         limited(&program),
         &["inject", "host:slow", "3000"],
     );
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        let counters = daemon.audit();
-        let source = counters.iter().find(|it| it.kind == "source").unwrap();
-        if value(source, "sent") == 6000 {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{source:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until_sent(&daemon, 6000);
 }
 
 #[test]

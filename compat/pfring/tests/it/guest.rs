@@ -2,12 +2,12 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 
-use crate::support::{LIMIT, Library, compile, number};
+use crate::support::{Library, compile, number};
 use vnplug::{Client, Grant, VmKind, VmSpec};
 use vnplug_e2e::daemon::{Daemon, guest_program};
 use vnplug_e2e::{Guest, Image, Lab, Uml, UmlConfig};
+use vnplug_testing::{PATIENCE, until};
 
 /// A guest whose agent serves the daemon's sources; the channel ends with the second value.
 fn boot(lab: &Lab, daemon: &Daemon, image: Image) -> (Guest, UnixStream) {
@@ -42,7 +42,7 @@ fn boot(lab: &Lab, daemon: &Daemon, image: Image) -> (Guest, UnixStream) {
 fn run(guest: &Guest, command: &str) -> String {
     // The program looks for its library where the host had it, which the guest's /tmp hides.
     let command = &format!("LD_LIBRARY_PATH=/lib {command} 2>&1");
-    let output = guest.run(command, LIMIT).unwrap();
+    let output = guest.run(command, PATIENCE).unwrap();
     assert_eq!(output.status, 0, "{command}: {}", output.text());
     output.text()
 }
@@ -74,15 +74,8 @@ fn programs_read_the_hosts_packets_in_a_guest() {
         .file(library, "/lib/libpfring.so", 0o755);
     let (guest, _channel) = boot(&lab, &daemon, image);
     let _agent = guest.spawn("exec vnplug agent 2>&1").unwrap();
-    let deadline = Instant::now() + LIMIT;
-    while guest.run("vnplug list", LIMIT).unwrap().status != 0 {
-        assert!(
-            Instant::now() < deadline,
-            "no agent\n{}",
-            guest.console_tail(10)
-        );
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    let list = || guest.run("vnplug list", PATIENCE).unwrap();
+    until("there is an agent", list, |list| list.status == 0);
 
     for how in ["loop", "burst", "copy"] {
         let text = run(

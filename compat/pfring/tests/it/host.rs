@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
-use crate::support::{LIMIT, Library, Running, compile, number};
+use crate::support::{Library, Running, compile, number};
 use vnplug::Counted;
 use vnplug_e2e::daemon::{Daemon, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
+use vnplug_testing::until;
 
 /// A daemon with these sources, and a program.
 struct Bench {
@@ -39,15 +39,7 @@ impl Bench {
 
     /// Waits until the daemon's counters say so.
     fn until(&self, what: &str, holds: impl Fn(&[Counted]) -> bool) -> Vec<Counted> {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            let counters = self.daemon.audit();
-            if holds(&counters) {
-                return counters;
-            }
-            assert!(Instant::now() < deadline, "never: {what}: {counters:?}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until(what, || self.daemon.audit(), |counters| holds(counters))
     }
 
     /// Runs `count` to its line of results.

@@ -4,10 +4,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
 
-/// Longer than any honest run takes.
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+use vnplug_testing::{PATIENCE, until};
 
 /// Which form of the library a program is linked with.
 #[derive(Debug, Clone, Copy)]
@@ -112,7 +110,7 @@ impl Running {
 
     /// The next line it prints.
     pub(crate) fn line(&self) -> String {
-        self.lines.recv_timeout(LIMIT).expect("another line")
+        self.lines.recv_timeout(PATIENCE).expect("another line")
     }
 
     /// Waits for a line.
@@ -129,16 +127,10 @@ impl Running {
 
     /// Waits for its end; it must succeed.
     pub(crate) fn finish(mut self) {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                let left: Vec<String> = self.lines.iter().collect();
-                assert!(status.success(), "{status}: {left:?}");
-                return;
-            }
-            assert!(Instant::now() < deadline, "it does not end");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let wait = || self.child.try_wait().unwrap();
+        let status = until("it ends", wait, Option::is_some).unwrap();
+        let left: Vec<String> = self.lines.iter().collect();
+        assert!(status.success(), "{status}: {left:?}");
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::process::Command;
 
-use crate::support::{LIMIT, Library, Running, compile};
+use crate::support::{Library, Running, compile};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::Daemon;
+use vnplug_testing::PATIENCE;
 
 const SOURCE: &str = "lab=gen,pps=4000,run=1,protocols=udp4";
 
@@ -15,7 +16,7 @@ fn all(wrapped: &[&str]) {
     let daemon = Daemon::start(&lab, None, &["--source", SOURCE]).unwrap();
     let run = |args: &[&str]| {
         let mut command = Command::new("timeout");
-        let seconds = LIMIT.as_secs().to_string();
+        let seconds = PATIENCE.as_secs().to_string();
         command
             .args(["-s", "KILL", &seconds])
             .args(wrapped)

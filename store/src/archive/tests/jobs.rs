@@ -3,6 +3,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use vnplug_testing::eventually;
+
 use super::*;
 use crate::disk::Sim;
 
@@ -13,14 +15,6 @@ fn archive(books: &Ledger) -> ArchiveStatus {
 /// Rounds until there is nothing to do at this time.
 fn work(job: &mut Job, now: Instant) {
     while job.round(now, false, &mut || true) {}
-}
-
-fn eventually(what: &str, mut test: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
-    while !test() {
-        assert!(Instant::now() < limit, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]

@@ -1,22 +1,19 @@
 //! Several directories, one of which fails.
 
+use vnplug_testing::{Deadline, until};
+
 use super::trouble::{Place, sims};
 use super::*;
 use crate::extract::{Extract, Query};
 use crate::filter::Filter;
 
 /// As `vnplug record` does while nothing comes.
-fn wait(recorder: &mut Recorder, what: &str, mut test: impl FnMut(&Status) -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
-    loop {
+fn wait(recorder: &mut Recorder, what: &str, test: impl FnMut(&Status) -> bool) {
+    let look = || {
         recorder.flush_due(Instant::now());
-        let status = recorder.ledger().status();
-        if test(&status) {
-            return;
-        }
-        assert!(Instant::now() < limit, "never: {what}: {status:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        recorder.ledger().status()
+    };
+    until(what, look, test);
 }
 
 fn settings_of_two() -> Settings {
@@ -99,13 +96,9 @@ fn a_disk_that_fails_does_not_hold_the_mark() {
 }
 
 fn wait_and_take(recorder: &mut Recorder, next: &mut u64, mut test: impl FnMut(&Status) -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
+    let deadline = Deadline::new("it stands as awaited");
     while !test(&recorder.ledger().status()) {
-        assert!(
-            Instant::now() < limit,
-            "never: {:?}",
-            recorder.ledger().status()
-        );
+        deadline.check_seen(&recorder.ledger().status());
         take(recorder, *next..*next + 10);
         *next += 10;
         recorder.flush();

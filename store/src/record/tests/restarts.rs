@@ -1,5 +1,7 @@
 //! What a recorder knows of the runs before it.
 
+use vnplug_testing::until;
+
 use super::trouble::{Place, sims};
 use super::*;
 
@@ -65,19 +67,13 @@ fn counters_and_losses_of_earlier_runs_are_kept() {
     take(&mut killed, 100..150);
     killed.ledger().lost_in_ring(1, 2, 7, "lost", false);
     killed.flush();
-    let limit = Instant::now() + Duration::from_secs(60);
-    loop {
-        let state = sim
-            .files()
-            .remove(&Path::new("/disk0").join("t.state"))
-            .unwrap();
-        let state = Status::from_json(&state).unwrap();
-        if state.run.number == 2 && state.durable == 50 && state.lost_ring == 7 {
-            break;
-        }
-        assert!(Instant::now() < limit, "{state:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let look = || {
+        let path = Path::new("/disk0").join("t.state");
+        Status::from_json(&sim.files()[&path]).unwrap()
+    };
+    until("the second run's state is there", look, |state| {
+        state.run.number == 2 && state.durable == 50 && state.lost_ring == 7
+    });
     let survivor = Sim::new(1 << 30);
     for (path, content) in sim.files() {
         let mut disk = survivor.clone();

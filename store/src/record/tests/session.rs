@@ -14,6 +14,7 @@ use vnplug_ring::control::wire::{Framer, MAX_REQUEST};
 use vnplug_ring::control::{Arenas, Message, Opened, RingPlace, VERSION};
 use vnplug_ring::layout::{DATA_OFFSET, Geometry, ring_size};
 use vnplug_ring::{Producer, Region};
+use vnplug_testing::Deadline;
 
 use super::trouble::{Place, sims};
 use super::*;
@@ -230,7 +231,7 @@ fn a_port_that_fails_does_not_end_the_others() {
     server.send(0, 0, 0..100, 0);
     server.spoil(0, 0);
     let ledger = Arc::clone(session.recorder().ledger());
-    let limit = Instant::now() + Duration::from_secs(60);
+    let deadline = Deadline::new("the other goes on");
     let mut sent = 0;
     // The other goes on long after.
     let driven = session.run(&mut || {
@@ -238,7 +239,7 @@ fn a_port_that_fails_does_not_end_the_others() {
             server.send(1, 0, 100 + sent * 10..110 + sent * 10, 0);
             sent += 1;
         }
-        sent == 10 || Instant::now() > limit
+        sent == 10 || deadline.is_over()
     });
     let error = driven.unwrap_err().to_string();
     let status = session.finish();
@@ -268,7 +269,7 @@ fn an_event_ends_when_every_ring_was_read_up_to_its_end() {
     server.send(0, 0, 300..2000, MINUTE);
     server.send(0, 1, 2000..6000, 0);
     let ledger = Arc::clone(session.recorder().ledger());
-    let limit = Instant::now() + Duration::from_secs(60);
+    let deadline = Deadline::new("all are taken");
     let mut behind = false;
     let driven = session.run(&mut || {
         let status = ledger.status();
@@ -279,7 +280,7 @@ fn an_event_ends_when_every_ring_was_read_up_to_its_end() {
             server.send(0, 0, 6000..6100, MINUTE);
             behind = true;
         }
-        status.taken == 6100 || Instant::now() > limit
+        status.taken == 6100 || deadline.is_over()
     });
     driven.unwrap();
     let status = session.finish();

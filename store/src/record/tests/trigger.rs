@@ -1,5 +1,7 @@
 //! Triggers: what was before and after, exactly; what memory could not hold; who asked.
 
+use vnplug_testing::until;
+
 use super::*;
 use crate::record::{Triggers, now_ns};
 
@@ -140,11 +142,7 @@ fn an_event_is_extended_and_the_next_has_a_file_of_its_own() {
     let mut it = Triggered::new(Format::Pcapng, 1, wanted);
     it.take(0..8000);
     it.recorder.let_go();
-    let limit = Instant::now() + Duration::from_secs(60);
-    while it.notes().len() < 2 && Instant::now() < limit {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let notes = it.notes();
+    let notes = until("two events are noted", || it.notes(), |it| it.len() >= 2);
     let (numbers, status) = it.finish();
     let expected: Vec<u64> = (900..=1600).chain(4900..=5500).collect();
     assert_eq!(numbers, expected);

@@ -2,6 +2,8 @@
 
 use std::time::SystemTime;
 
+use vnplug_testing::{eventually, until};
+
 use super::*;
 use crate::disk::Real;
 use crate::extract::{Extract, Query};
@@ -279,12 +281,8 @@ fn the_state_is_there_before_a_packet_comes() {
         ..settings(Format::Pcapng)
     };
     let recorder = recorder(&never, sims(std::slice::from_ref(&sim)));
-    let limit = Instant::now() + Duration::from_secs(60);
     let path = Path::new("/disk0").join("t.state");
-    while !sim.files().contains_key(&path) {
-        assert!(Instant::now() < limit, "no state");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("the state is there", || sim.files().contains_key(&path));
     assert_eq!(state(&sim, "/disk0")["run"]["ended"], false);
     recorder.finish();
 }
@@ -499,7 +497,8 @@ fn a_slow_reader_costs_no_new_segment() {
     };
     take(&mut recorder, 0..8000);
     recorder.flush();
-    until(|| recorder.ledger().status().durable == 8000);
+    let status = || recorder.ledger().status();
+    until("all are on disk", status, |it| it.durable == 8000);
     let everything = Query {
         from_ns: 0,
         to_ns: u64::MAX,
@@ -527,12 +526,4 @@ fn a_slow_reader_costs_no_new_segment() {
     assert!((1..8000).contains(&reader.tally().packets));
     let taken = |problem: &ReadError| matches!(problem.cause, Cause::Taken);
     assert!(problems.iter().any(taken), "{problems:?}");
-}
-
-fn until(done: impl Fn() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < limit, "it does not come");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

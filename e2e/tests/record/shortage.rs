@@ -1,59 +1,25 @@
 //! `vnplug record` where there is little: of a disk, of a ring, and of a daemon.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
-use vnplug_e2e::daemon::{Daemon, program, value};
-use vnplug_e2e::recorder::Recorder;
+use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::recorder::{Recorder, number, state_in};
 use vnplug_e2e::traffic::Stream;
-use vnplug_e2e::wire::PATIENT;
-use vnplug_e2e::{DiskFault, Lab, Netns};
+use vnplug_e2e::wire::{PATIENT, Wire};
+use vnplug_e2e::{DiskFault, Lab};
 use vnplug_store::disk::{BLOCK, Buffer, Disk, Real, Write, is_full};
-
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// A process that does not outlive its test.
-struct Process(Child);
-
-impl Process {
-    fn record(daemon: &Daemon, dir: &Path, log: &Path, args: &[&str]) -> Self {
-        let mut command = Command::new(program("vnplug").unwrap());
-        command.arg("--socket").arg(daemon.socket());
-        command.args(["record", "host:wire1", "--flush", "100ms"]);
-        command.args(args).arg("--to").arg(dir);
-        command.stderr(fs::File::create(log).unwrap());
-        Self(command.spawn().unwrap())
-    }
-
-    /// As Ctrl-C does.
-    fn stop(mut self) {
-        let pid = rustix::process::Pid::from_child(&self.0);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-        assert!(self.0.wait().unwrap().success());
-    }
-
-    fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use vnplug_testing::eventually;
 
 /// An ext4 of so many MiB, mounted where only a process of the test's sees it.
 struct Small {
-    _holder: Process,
+    /// It holds the namespace in which that is mounted.
+    holder: Child,
     dir: PathBuf,
 }
 
@@ -73,10 +39,7 @@ impl Small {
         assert_eq!(line, "mounted\n");
         let root = PathBuf::from(format!("/proc/{}/root", child.id()));
         let dir = root.join(dir.strip_prefix("/").unwrap());
-        Self {
-            _holder: Process(child),
-            dir,
-        }
+        Self { holder: child, dir }
     }
 
     fn free_mib(&self) -> u64 {
@@ -85,62 +48,53 @@ impl Small {
     }
 }
 
-fn eventually(what: &str, mut test: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !test() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        sleep(Duration::from_millis(20));
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
     }
 }
 
-fn state(dir: &Path) -> Value {
-    let text = fs::read(dir.join("rec.state")).unwrap_or_default();
-    serde_json::from_slice(&text).unwrap_or_default()
-}
-
-fn number(state: &Value, pointer: &str) -> u64 {
-    let number = state.pointer(pointer).and_then(Value::as_u64);
-    number.unwrap_or(0)
-}
-
 /// Frames until that is so.
-fn send_until(netns: &Netns, len_bytes: usize, what: &str, mut test: impl FnMut() -> bool) {
+fn send_until(wire: &Wire, len_bytes: usize, what: &str, mut test: impl FnMut() -> bool) {
     eventually(what, || {
         let some = Stream {
             len_bytes,
             ..Stream::new("wire0", 100)
         };
-        netns.enter(|| some.send()).unwrap().unwrap();
+        wire.netns.enter(|| some.send()).unwrap().unwrap();
         sleep(Duration::from_millis(200));
         test()
     });
+}
+
+/// A recorder of the wire, which syncs often.
+fn record(daemon: &Daemon, dir: &Path, args: &[&str]) -> Recorder {
+    let args = [&["host:wire1", "--flush", "100ms"], args].concat();
+    Recorder::start(daemon, &args, &[dir]).unwrap()
 }
 
 #[test]
 fn a_small_disk_keeps_room_for_the_books_of_a_killed_recorder() {
     let lab = Lab::new().unwrap();
     let small = Small::new(&lab, 400);
-    let netns = Netns::new().unwrap();
-    netns.veth("wire0", "wire1").unwrap();
-    let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
-    let (dir, log) = (small.dir.join("rec"), lab.dir().join("log"));
+    let wire = Wire::new("1500", &["--source", PATIENT]);
+    let dir = small.dir.join("rec");
     let before = small.free_mib();
-    let recorder = Process::record(&daemon, &dir, &log, &[]);
-    eventually("there is a state", || dir.join("rec.state").exists());
-    let durable = |dir: &Path| number(&state(dir), "/durable");
-    send_until(&netns, 1000, "packets are durable", || durable(&dir) > 0);
+    let mut recorder = record(&wire.daemon, &dir, &[]);
+    recorder.until("there is a state", || dir.join("rec.state").exists());
+    let durable = || number(&state_in(&dir), "/durable");
+    send_until(&wire, 1000, "packets are durable", || durable() > 0);
     let free = small.free_mib();
     assert!(free > before * 3 / 4, "{before} MiB, then {free}");
     recorder.kill();
-    let killed = durable(&dir);
-    let next = Process::record(&daemon, &dir, &log, &[]);
-    let run = || number(&state(&dir), "/run/number");
-    eventually("the next run", || run() == 2);
-    next.stop();
-    let earlier = &state(&dir)["earlier"];
+    let killed = durable();
+    let mut next = record(&wire.daemon, &dir, &[]);
+    next.until("the next run", || next.number("/run/number") == 2);
+    let said = next.end().unwrap();
+    let earlier = &next.state()["earlier"];
     assert_eq!((number(earlier, "/runs"), number(earlier, "/cut")), (1, 1));
     assert_eq!(number(earlier, "/durable"), killed);
-    let said = fs::read_to_string(&log).unwrap();
     assert!(said.starts_with("vnplug: recording since "), "{said}");
     assert_eq!(said.lines().count(), 2, "{said}");
 }
@@ -180,33 +134,29 @@ fn what_cannot_be_reserved_is_given_back() {
 
 #[test]
 fn a_restart_of_the_daemon_and_a_small_ring_are_told() {
-    let lab = Lab::new().unwrap();
-    let netns = Netns::new().unwrap();
-    netns.veth("wire0", "wire1").unwrap();
-    let mut daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
-    let (dir, log) = (lab.dir().join("rec"), lab.dir().join("log"));
-    let recorder = Process::record(&daemon, &dir, &log, &["--ring", "64K"]);
-    let durable = || number(&state(&dir), "/durable");
-    send_until(&netns, 100, "packets are durable", || durable() > 0);
-    daemon.kill();
-    daemon.launch().unwrap();
-    let gaps = || number(&state(&dir), "/gaps");
-    send_until(&netns, 100, "the gap is in the state", || gaps() > 0);
-    let gap = state(&dir)["losses"][0].clone();
+    let mut wire = Wire::new("1500", &["--source", PATIENT]);
+    let dir = wire.lab.dir().join("rec");
+    let mut recorder = record(&wire.daemon, &dir, &["--ring", "64K"]);
+    let durable = || recorder.number("/durable");
+    send_until(&wire, 100, "packets are durable", || durable() > 0);
+    wire.daemon.kill();
+    wire.daemon.launch().unwrap();
+    let gaps = || number(&state_in(&dir), "/gaps");
+    send_until(&wire, 100, "the gap is in the state", || gaps() > 0);
+    let gap = recorder.state()["losses"][0].clone();
     assert_eq!(
         (&gap["kind"], &gap["packets"]),
         (&"gap".into(), &Value::Null)
     );
     // And again, with no packet behind it.
-    daemon.kill();
-    daemon.launch().unwrap();
-    let ports = || value(&daemon.counters()[0], "ports");
+    wire.daemon.kill();
+    wire.daemon.launch().unwrap();
+    let ports = || value(&wire.daemon.counters()[0], "ports");
     eventually("it is back", || ports() > 0);
     let before = gaps();
     sleep(Duration::from_secs(1));
-    recorder.stop();
+    let said = recorder.end().unwrap();
     assert_eq!(gaps(), before + 1);
-    let said = fs::read_to_string(&log).unwrap();
     for words in [
         "packets longer than 32,728 bytes are cut",
         "host:wire1: an unknown number of packets is missing between 20",
