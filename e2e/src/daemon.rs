@@ -285,6 +285,16 @@ fn pool_base(lab: &Lab) -> &Path {
     }
 }
 
+/// The first entry of a kind, where there is one: the daemon, its only source, its only VM.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn counted<'a>(all: &'a [Counted], kind: &str) -> &'a Counted {
+    let found = all.iter().find(|it| it.kind == kind);
+    found.unwrap_or_else(|| panic!("no {kind} is counted: {all:?}"))
+}
+
 /// One value of one entry; 0 if there is none.
 #[must_use]
 pub fn value(counted: &Counted, name: &str) -> u64 {

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use vnplug_ring::control::Counted;
 use vnplug_testing::until;
 
-use crate::daemon::{Daemon, value};
+use crate::daemon::{Daemon, counted, value};
 use crate::traffic::Stream;
 use crate::{Lab, Netns};
 
@@ -77,8 +77,7 @@ impl Wire {
     /// Frames that came to the source, and what became of them is known.
     fn received(&self) -> u64 {
         let counters = self.daemon.counters();
-        let source = counters.iter().find(|it| it.kind == "source");
-        let source = source.expect("a source");
+        let source = counted(&counters, "source");
         let parts = ["read", "kernel_dropped", "early"];
         parts.iter().map(|part| value(source, part)).sum()
     }
@@ -88,10 +87,7 @@ impl Wire {
     /// # Panics
     /// If they do not come, or some were lost before.
     pub fn read(&self, frames: u64) -> Vec<Counted> {
-        let look = || {
-            let mut counters = self.daemon.counters().into_iter();
-            counters.find(|it| it.kind == "source").expect("a source")
-        };
+        let look = || counted(&self.daemon.counters(), "source").clone();
         let source = until("the frames are read", look, |source| {
             value(source, "read") >= frames
         });

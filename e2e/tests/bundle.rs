@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Bundle, Client, Grant, Next, Port, Ready, VmKind, VmSpec, code};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::raw::{Holdings, Raw, hello, open};
 use vnplug_ring::control::{Message, Role};
 use vnplug_testing::{Deadline, PATIENCE};
@@ -197,11 +197,8 @@ fn others_are_answered_while_the_ports_of_a_guest_are_closed() {
     let ready = client.attach_vm(vm()).unwrap();
     let mut free = || {
         let counters = client.stats().unwrap();
-        let vm = counters.iter().find(|counted| counted.kind == "vm");
-        (
-            value(&counters[0], "ports"),
-            value(vm.unwrap(), "pool_free"),
-        )
+        let vm = counted(&counters, "vm");
+        (value(&counters[0], "ports"), value(vm, "pool_free"))
     };
     let mut agent = Raw::connect(Path::new(&ready.control_path));
     agent.hello(Role::Agent);

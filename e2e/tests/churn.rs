@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Client, Next};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, label, value};
+use vnplug_e2e::daemon::{Daemon, counted, label, value};
 use vnplug_e2e::raw::{Holdings, Raw, open, status};
 use vnplug_ring::control::{Counted, FilterSpec, Grant, Message, Role, VmKind, VmReady, VmSpec};
 use vnplug_ring::layout::flags;
@@ -48,8 +48,7 @@ fn vm(daemon: &Daemon, name: &str) -> VmReady {
 }
 
 fn free_pool(counters: &[Counted]) -> u64 {
-    let vm = counters.iter().find(|counted| counted.kind == "vm");
-    value(vm.expect("a VM is counted"), "pool_free")
+    value(counted(counters, "vm"), "pool_free")
 }
 
 #[test]

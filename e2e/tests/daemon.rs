@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vnplug::{Counted, Next, Port, Tuning};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, label, program, value};
+use vnplug_e2e::daemon::{Daemon, counted, label, program, value};
 use vnplug_frame::witness::{Checker, Parsed, View, parse};
 use vnplug_ring::control::{Balance, FilterSpec};
 use vnplug_ring::layout::flags;
@@ -261,10 +261,7 @@ fn lists_and_counters_name_what_is_there() {
         assert!(error.contains(part), "{error}");
     }
     let counters = daemon.audit();
-    let source = counters
-        .iter()
-        .find(|counted| counted.kind == "source")
-        .unwrap();
+    let source = counted(&counters, "source");
     assert_eq!(
         (source.name.as_str(), label(source, "kind")),
         ("lab", "gen")

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use vnplug_e2e::attached::summary;
-use vnplug_e2e::daemon::{Daemon, guest_program, value};
+use vnplug_e2e::daemon::{Daemon, counted, guest_program, value};
 use vnplug_e2e::{Guest, Image, Job, Lab, Machine, Qemu, QemuConfig};
 use vnplug_testing::{PATIENCE, until};
 
@@ -52,9 +52,7 @@ impl Attached {
 
     /// The VM's counter of this name.
     fn counter(&self, name: &str) -> u64 {
-        let counters = self.daemon.audit();
-        let vm = counters.iter().find(|counted| counted.kind == "vm");
-        value(vm.unwrap(), name)
+        value(counted(&self.daemon.audit(), "vm"), name)
     }
 
     fn ports(&self) -> usize {

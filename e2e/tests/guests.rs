@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use vnplug_e2e::attached::{self, AttachedUml, POOL_BYTES, everything, image, summary};
-use vnplug_e2e::daemon::{Daemon, label, value};
+use vnplug_e2e::daemon::{Daemon, counted, label, value};
 use vnplug_e2e::traffic::sequence;
 use vnplug_e2e::{Guest, Job, Lab, Machine, Qemu, QemuConfig};
 use vnplug_ring::control::{Counted, Grant};
@@ -163,10 +163,7 @@ fn a_killed_uml_frees_its_ports() {
     drop(uml.channel);
     eventually("the port is freed", || ports(&daemon.audit()).is_empty());
     let counters = daemon.audit();
-    let vm = counters
-        .iter()
-        .find(|counted| counted.kind == "vm")
-        .unwrap();
+    let vm = counted(&counters, "vm");
     assert_eq!(
         (label(vm, "state"), value(vm, "pool_free")),
         ("waiting", POOL_BYTES - 4096)

@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use vnplug::{Counted, Next, Port};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_testing::{Deadline, eventually};
 
 const SOURCE: &str = "lab=gen,size=100,pps=20000,flows=16,protocols=udp4+tcp4";
 
 fn of_daemon(daemon: &Daemon) -> Counted {
-    let all = daemon.counters();
-    all.into_iter().find(|it| it.kind == "daemon").unwrap()
+    counted(&daemon.counters(), "daemon").clone()
 }
 
 /// Takes packets; each must be of this IP protocol.

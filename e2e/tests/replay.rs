@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
-use vnplug_e2e::daemon::{Daemon, program, value};
+use vnplug_e2e::daemon::{Daemon, counted, program, value};
 use vnplug_e2e::raw::status;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_store::read::Reader;
@@ -333,7 +333,7 @@ fn a_port_gets_every_byte_and_the_daemon_counts_it() {
     let seen = listener.frames(frames.len());
     assert!(bytes(&seen) == bytes(&frames), "other bytes arrived");
     let all = daemon.audit();
-    let source = all.iter().find(|counted| counted.kind == "source").unwrap();
+    let source = counted(&all, "source");
     assert_eq!(value(source, "sent"), 2000);
 }
 

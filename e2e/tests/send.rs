@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use vnplug::{Client, Error, Next, Port, code};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, label, refusal, value};
+use vnplug_e2e::daemon::{Daemon, counted, label, refusal, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_ring::control::{Counted, Grant, Message, Open, Role, VmKind, VmSpec};
 use vnplug_ring::layout::{HEAD, Life};
@@ -30,10 +30,6 @@ fn echo(port: &mut Port, enough: u64) {
         outbox.flush();
         port.wait(Some(Duration::from_millis(100))).unwrap();
     }
-}
-
-fn counted<'a>(all: &'a [Counted], kind: &str) -> &'a Counted {
-    all.iter().find(|counted| counted.kind == kind).unwrap()
 }
 
 /// Waits until the daemon's counters say so.

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use rustix::net::{SendFlags, send};
 use vnplug::Client;
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, label};
+use vnplug_e2e::daemon::{Daemon, counted, label};
 use vnplug_e2e::raw::{Holdings, Raw, hello};
 use vnplug_ring::control::{Message, Role, TTY_WINDOW, VmKind, VmSpec};
 use vnplug_testing::Deadline;
@@ -71,7 +71,7 @@ fn an_agent_that_acknowledges_nothing_costs_little_and_is_cut_off() {
     }
     assert!(answers <= TTY_WINDOW / 24, "{answers}");
     let counters = daemon.audit();
-    let vm = counters.iter().find(|it| it.kind == "vm").unwrap();
+    let vm = counted(&counters, "vm");
     assert_eq!(label(vm, "state"), "waiting");
 }
 

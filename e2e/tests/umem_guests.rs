@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use vnplug_e2e::Machine;
 use vnplug_e2e::attached::{agent, plug, summary, values};
-use vnplug_e2e::daemon::{Daemon, label, value};
+use vnplug_e2e::daemon::{Daemon, counted, label, value};
 use vnplug_e2e::groups::{ARENA, boot, members, pull, store, take, word};
 use vnplug_e2e::traffic::{Stream, sequence};
 use vnplug_e2e::wire::Wire;
@@ -193,7 +193,7 @@ fn guests_read_frames_where_they_were_received_and_go_on_after_a_restart() {
 
 fn source_read(daemon: &Daemon) -> u64 {
     let counters = daemon.counters();
-    let source = counters.iter().find(|it| it.kind == "source").unwrap();
+    let source = counted(&counters, "source");
     assert_eq!(value(source, "kernel_dropped"), 0);
     value(source, "read")
 }

@@ -42,7 +42,7 @@ impl Stage {
     /// Makes the wire and starts the daemon.
     ///
     /// # Errors
-    /// [`LabError`] with what is missing or failed.
+    /// [`LabError`](crate::LabError) with what is missing or failed.
     pub fn new() -> Result<Self> {
         let lab = Lab::new()?;
         let talk = Talk::start(&lab)?;
@@ -62,7 +62,7 @@ impl Stage {
     /// listens: prints `ready`, or where that is empty has opened its socket or port.
     ///
     /// # Errors
-    /// [`LabError::Timeout`], with what the program printed, or why it could not be started.
+    /// [`LabError::Timeout`](crate::LabError::Timeout), with what the program printed, or why it could not be started.
     pub fn watch<'a>(
         &'a self,
         places: &[&'a Place],
@@ -75,7 +75,7 @@ impl Stage {
     /// Runs a command in one place to its end, through the drop-in.
     ///
     /// # Errors
-    /// [`LabError::Timeout`] if it does not end.
+    /// [`LabError::Timeout`](crate::LabError::Timeout) if it does not end.
     pub fn run(&self, place: &Place, command: &str) -> Result<Seen> {
         Watch::once(self, place, command)
     }

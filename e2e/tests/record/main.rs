@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::recorder::{Recorder, number, packets_by_others, read_by, segments, state_in};
 use vnplug_e2e::traffic::{Stream, sequence};
 use vnplug_e2e::wire::{PATIENT, Wire};
@@ -195,7 +195,7 @@ fn what_is_in_the_ring_at_the_end_is_recorded_in_two_directories() {
     // Into the ring, on a busy machine, too.
     recorder.until("all is received", || {
         let counters = wire.daemon.audit();
-        let source = counters.iter().find(|it| it.kind == "source").unwrap();
+        let source = counted(&counters, "source");
         value(source, "read") + value(source, "early") >= first + sent
     });
     recorder.signal(Signal::INT).unwrap();

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use vnplug_e2e::daemon::{program, value};
+use vnplug_e2e::daemon::{counted, program, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
 use vnplug_ring::control::RingPlace;
@@ -94,7 +94,7 @@ fn truncated(keep: impl Fn(RingPlace) -> u64, grows: bool) {
         // Counted, and no port gets zeros for frames.
         eventually("it is noticed", || {
             let counters = wire.daemon.counters();
-            let source = counters.iter().find(|it| it.kind == "source").unwrap();
+            let source = counted(&counters, "source");
             value(source, "kernel_dropped") > 0
         });
     } else {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vnplug::{Client, Next, Port};
-use vnplug_e2e::daemon::{refusal, value};
+use vnplug_e2e::daemon::{counted, refusal, value};
 use vnplug_e2e::raw::{Raw, open};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
@@ -152,13 +152,7 @@ fn vms_and_processes_have_one_file_in_which_frames_are_received() {
     for _ in 0..100 {
         assert!(sender.send(&[0xa5; 60]).unwrap());
     }
-    let sent = || {
-        let counters = wire.daemon.counters();
-        value(
-            counters.iter().find(|it| it.kind == "source").unwrap(),
-            "sent",
-        )
-    };
+    let sent = || value(counted(&wire.daemon.counters(), "source"), "sent");
     until("all are sent", sent, |sent| *sent >= 100);
     drop(sender);
     let bytes = std::fs::read(arena(&a)).unwrap();

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use vnplug_e2e::daemon::{Daemon, label, value};
+use vnplug_e2e::daemon::{Daemon, counted, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::wire::Wire;
 use vnplug_e2e::{Lab, Netns};
@@ -202,10 +202,7 @@ fn a_vm_that_may_not_see_everything_any_more_gets_no_further_frame() {
             bytes
         };
         let send = |wire: &Wire| {
-            let read = |counters: Vec<Counted>| {
-                let source = counters.iter().find(|it| it.kind == "source").unwrap();
-                value(source, "read")
-            };
+            let read = |counters: Vec<Counted>| value(counted(&counters, "source"), "read");
             let before = read(wire.daemon.counters());
             wire.send(&Stream::new("wire0", 100));
             wire.read(before + 100);

@@ -20,10 +20,11 @@ use vnplug::{Meta, Packet};
 
 use super::writer::Writer;
 use super::{Chunk, Ledger, Quota, Recorder, Settings, Status, Tally};
-use crate::disk::{BLOCK, Buffer, Disk, Fault, Image, Sim};
+use crate::disk::{BLOCK, Buffer, Disk, Fault, Image, Real, Sim};
 use crate::encode::{Interface, pcap, pcapng};
 use crate::name::{Format, SegmentName};
 use crate::read::Reader;
+use crate::testing::Place;
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -37,6 +38,26 @@ const GAP_NS: u64 = 2_000_000_000;
 fn recorder(settings: &Settings, disks: Vec<(PathBuf, Box<dyn Disk>)>) -> Recorder {
     let buffers = (0..8).map(|id| Buffer::new(settings.chunk_bytes, id));
     Recorder::start(settings.clone(), disks, buffers.collect()).unwrap()
+}
+
+/// Disks in memory, each with a directory.
+fn sims(sims: &[Sim]) -> Vec<(PathBuf, Box<dyn Disk>)> {
+    let disks = sims.iter().enumerate();
+    let disks = disks.map(|(lane, sim)| {
+        let disk: Box<dyn Disk> = Box::new(sim.clone());
+        (PathBuf::from(format!("/disk{lane}")), disk)
+    });
+    disks.collect()
+}
+
+/// A disk in memory that is the only one.
+fn alone(sim: &Sim) -> Vec<(PathBuf, Box<dyn Disk>)> {
+    sims(std::slice::from_ref(sim))
+}
+
+/// A directory of a real disk, and this disk.
+fn real(place: &Place) -> (PathBuf, Box<dyn Disk>) {
+    (place.0.clone(), Box::new(Real::new(true).0))
 }
 
 fn take(recorder: &mut Recorder, numbers: std::ops::Range<u64>) {

@@ -13,4 +13,6 @@ mod losses;
 #[cfg(test)]
 mod page;
 #[cfg(test)]
+mod picture;
+#[cfg(test)]
 mod support;

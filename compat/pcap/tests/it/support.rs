@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, value};
+use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_testing::until;
 
 /// A directory as `make install` leaves it, and a program linked to the real libpcap.
@@ -81,7 +81,7 @@ pub(crate) fn until_sent(daemon: &Daemon, frames: u64) {
         "all is sent",
         || daemon.audit(),
         |counters| {
-            let source = counters.iter().find(|it| it.kind == "source").unwrap();
+            let source = counted(counters, "source");
             value(source, "sent") == frames
         },
     );

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::support::{DropIn, built, limited, said_ok, signal, text};
-use vnplug_e2e::daemon::{Daemon, label, value};
+use vnplug_e2e::daemon::{Daemon, counted, label, value};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
 use vnplug_testing::eventually;
@@ -405,7 +405,7 @@ fn what_one_handle_sends_others_see_as_on_a_real_interface() {
         assert!(other.wait().unwrap().success());
     }
     let counters = bench.daemon.audit();
-    let source = counters.iter().find(|it| it.kind == "source").unwrap();
+    let source = counted(&counters, "source");
     // What the real library's handles sent came by the kernel.
     assert_eq!(value(source, "shown"), 11);
 }

@@ -2,7 +2,6 @@
 
 use vnplug_testing::{Deadline, until};
 
-use super::trouble::{Place, sims};
 use super::*;
 use crate::extract::{Extract, Query};
 use crate::filter::Filter;
@@ -25,10 +24,10 @@ fn settings_of_two() -> Settings {
 
 #[test]
 fn packets_of_one_stamp_are_extracted_as_they_came() {
-    let (one, two) = (Place::new("equal-a"), Place::new("equal-b"));
+    let (one, two) = (Place::new("record-equal-a"), Place::new("record-equal-b"));
     let mut settings = settings(Format::Pcapng);
     settings.chunk_bytes = 1 << 20;
-    let mut recorder = recorder(&settings, vec![one.disk(), two.disk()]);
+    let mut recorder = recorder(&settings, vec![real(&one), real(&two)]);
     for number in 0..20_000_u64 {
         let mut bytes = number.to_le_bytes().to_vec();
         bytes.resize(1400, 1);

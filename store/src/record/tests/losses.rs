@@ -1,6 +1,5 @@
 //! What is missing is told in the files.
 
-use super::trouble::sims;
 use super::*;
 
 /// The text of all segments, in their order.
@@ -52,7 +51,7 @@ fn take_after(recorder: &mut Recorder, number: u64, lost: u32, flags: u16) {
 fn a_loss_in_the_ring_is_told_where_it_happened() {
     let sim = Sim::new(1 << 30);
     let settings = settings(Format::Pcapng);
-    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let mut recorder = recorder(&settings, alone(&sim));
     take(&mut recorder, 0..10);
     take_after_loss(&mut recorder, 500, 7);
     take(&mut recorder, 501..510);
@@ -88,7 +87,7 @@ fn a_restart_of_the_daemon_is_in_the_books() {
             dedup,
             ..settings(Format::Pcapng)
         };
-        let mut first = recorder(&settings, sims(std::slice::from_ref(&sim)));
+        let mut first = recorder(&settings, alone(&sim));
         take(&mut first, 0..10);
         // A duplicate, if those are left out.
         take_after(&mut first, 9, 0, vnplug::flags::GAP);
@@ -117,7 +116,7 @@ fn a_restart_of_the_daemon_is_in_the_books() {
 fn a_loss_at_the_end_is_told_in_the_last_segment() {
     let sim = Sim::new(1 << 30);
     let settings = settings(Format::Pcapng);
-    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let mut recorder = recorder(&settings, alone(&sim));
     take(&mut recorder, 0..10);
     recorder
         .ledger()
@@ -160,7 +159,7 @@ fn what_the_last_segment_lost_is_told_in_one_more() {
 fn classic_pcap_has_no_words_for_losses_and_needs_none() {
     let sim = Sim::new(1 << 30);
     let settings = settings(Format::Pcap);
-    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let mut recorder = recorder(&settings, alone(&sim));
     take(&mut recorder, 0..10);
     take_after_loss(&mut recorder, 500, 7);
     let status = recorder.finish();
@@ -176,7 +175,7 @@ fn a_loss_before_a_duplicate_is_told_also_at_the_end() {
         dedup: Some(Duration::from_secs(1)),
         ..settings(Format::Pcapng)
     };
-    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let mut recorder = recorder(&settings, alone(&sim));
     take(&mut recorder, 0..10);
     take_after_loss(&mut recorder, 5, 7);
     take_after_loss(&mut recorder, 10, 1);

@@ -2,7 +2,6 @@
 
 use vnplug_testing::until;
 
-use super::trouble::{Place, sims};
 use super::*;
 
 fn run(disks: &[Sim], packets: std::ops::Range<u64>) -> Status {
@@ -23,8 +22,8 @@ fn sequences(sim: &Sim) -> Vec<u64> {
 /// What was locked is gone with the directory.
 #[test]
 fn one_recorder_has_a_directory_that_was_made_again() {
-    let place = Place::new("again");
-    let disk = || place.disk().1;
+    let place = Place::new("record-again");
+    let disk = || real(&place).1;
     let settings = settings(Format::Pcapng);
     let mut first = Bench::on(disk(), place.0.clone(), settings.clone());
     first.chunk(true);
@@ -33,7 +32,7 @@ fn one_recorder_has_a_directory_that_was_made_again() {
     std::fs::create_dir(&place.0).unwrap();
     let buffers = (0..8).map(|id| Buffer::new(settings.chunk_bytes, id));
     let buffers = buffers.collect::<Vec<_>>();
-    let start = |buffers| Recorder::start(settings.clone(), vec![place.disk()], buffers);
+    let start = |buffers| Recorder::start(settings.clone(), vec![real(&place)], buffers);
     let second = start(buffers).unwrap();
     // The first finds out that its segment is gone, and that the place is taken.
     for later in 0..4 {
@@ -63,7 +62,7 @@ fn counters_and_losses_of_earlier_runs_are_kept() {
     let first = run(std::slice::from_ref(&sim), 0..100);
     assert_eq!((first.run.number, first.earlier.runs), (1, 0));
     // The next one is killed: it has synced, and says no more.
-    let mut killed = recorder(&settings(Format::Pcapng), sims(std::slice::from_ref(&sim)));
+    let mut killed = recorder(&settings(Format::Pcapng), alone(&sim));
     take(&mut killed, 100..150);
     killed.ledger().lost_in_ring(1, 2, 7, "lost", false);
     killed.flush();
@@ -149,7 +148,7 @@ fn numbers_of_more_than_ten_digits_are_refused() {
     let last = "/disk0/t-9999999999-20261121T134501.000000000Z.pcapng";
     sim.clone().store(Path::new(last), b"").unwrap();
     let settings = settings(Format::Pcapng);
-    let refused = Recorder::start(settings, sims(std::slice::from_ref(&sim)), Vec::new());
+    let refused = Recorder::start(settings, alone(&sim), Vec::new());
     let said = refused.unwrap_err().to_string();
     assert!(said.contains("record under another name"), "{said}");
 }

@@ -16,7 +16,6 @@ use vnplug_ring::layout::{DATA_OFFSET, Geometry, ring_size};
 use vnplug_ring::{Producer, Region};
 use vnplug_testing::Deadline;
 
-use super::trouble::{Place, sims};
 use super::*;
 use crate::record::{Session, Source, Triggers};
 
@@ -38,7 +37,7 @@ struct Ring {
 
 impl Server {
     fn new(what: &str, queues: u32) -> Self {
-        let place = Place::new(what);
+        let place = Place::new(&format!("record-{what}"));
         let socket = place.0.join("s");
         let listener = UnixListener::bind(&socket).unwrap();
         let ports: Arc<Mutex<Vec<Vec<Ring>>>> = Arc::default();
@@ -187,7 +186,7 @@ fn what_the_rings_hold_at_the_end_is_recorded_whatever_its_stamps_say() {
     for late in [[HOUR, 0], [0, HOUR], [HOUR, HOUR]] {
         let server = Server::new("stamps", 2);
         let sim = Sim::new(1 << 30);
-        let recorder = recorder(&settings(Format::Pcapng), sims(std::slice::from_ref(&sim)));
+        let recorder = recorder(&settings(Format::Pcapng), alone(&sim));
         let session = Session::new(vec![server.source(0), server.source(0)], recorder);
         server.send(0, 0, 0..1000, late[0]);
         server.send(0, 1, 1000..4000, late[1]);
@@ -205,7 +204,7 @@ fn what_no_buffer_takes_at_the_end_is_counted() {
     let sim = Sim::new(1 << 30);
     let mut settings = settings(Format::Pcapng);
     settings.chunk_bytes = 512 << 10;
-    let recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let recorder = recorder(&settings, alone(&sim));
     let session = Session::new(vec![server.source(0), server.source(0)], recorder);
     sim.fail_writes(Some(EIO));
     for (port, queue) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
@@ -226,7 +225,7 @@ fn what_no_buffer_takes_at_the_end_is_counted() {
 fn a_port_that_fails_does_not_end_the_others() {
     let server = Server::new("fails", 1);
     let sim = Sim::new(1 << 30);
-    let recorder = recorder(&settings(Format::Pcapng), sims(std::slice::from_ref(&sim)));
+    let recorder = recorder(&settings(Format::Pcapng), alone(&sim));
     let mut session = Session::new(vec![server.source(0), server.source(0)], recorder);
     server.send(0, 0, 0..100, 0);
     server.spoil(0, 0);
@@ -262,7 +261,7 @@ fn an_event_ends_when_every_ring_was_read_up_to_its_end() {
         }),
         ..settings(Format::Pcapng)
     };
-    let recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let recorder = recorder(&settings, alone(&sim));
     let mut session = Session::new(vec![server.source(0)], recorder);
     // The ring that has the trigger is behind the other one.
     server.send(0, 0, 0..300, 0);

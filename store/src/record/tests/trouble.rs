@@ -5,7 +5,6 @@ use std::time::SystemTime;
 use vnplug_testing::{eventually, until};
 
 use super::*;
-use crate::disk::Real;
 use crate::extract::{Extract, Query};
 use crate::filter::Filter;
 use crate::read::{Cause, ReadError};
@@ -15,37 +14,6 @@ const EFBIG: i32 = 27;
 fn state(sim: &Sim, dir: &str) -> serde_json::Value {
     let path = Path::new(dir).join("t.state");
     serde_json::from_slice(&sim.files()[&path]).unwrap()
-}
-
-pub(super) fn sims(sims: &[Sim]) -> Vec<(PathBuf, Box<dyn Disk>)> {
-    let disks = sims.iter().enumerate();
-    let disks = disks.map(|(lane, sim)| {
-        let disk: Box<dyn Disk> = Box::new(sim.clone());
-        (PathBuf::from(format!("/disk{lane}")), disk)
-    });
-    disks.collect()
-}
-
-/// A directory of a real disk, which goes with it.
-pub(super) struct Place(pub(super) PathBuf);
-
-impl Place {
-    pub(super) fn new(what: &str) -> Self {
-        let name = format!("vnplug-record-{}-{what}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&dir).unwrap();
-        Self(dir)
-    }
-
-    pub(super) fn disk(&self) -> (PathBuf, Box<dyn Disk>) {
-        (self.0.clone(), Box::new(Real::new(true).0))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 #[test]
@@ -106,10 +74,10 @@ fn a_disk_that_stays_full_gives_up_one_segment() {
 
 #[test]
 fn segments_that_are_too_old_are_removed_and_are_no_holes() {
-    let place = Place::new("age");
+    let place = Place::new("record-age");
     let mut settings = settings(Format::Pcapng);
     (settings.rotate_packets, settings.manifest) = (10, true);
-    let mut first = recorder(&settings, vec![place.disk()]);
+    let mut first = recorder(&settings, vec![real(&place)]);
     take(&mut first, 0..50);
     first.finish();
     let segments = || -> Vec<PathBuf> {
@@ -127,7 +95,7 @@ fn segments_that_are_too_old_are_removed_and_are_no_holes() {
         file.set_modified(long_ago).unwrap();
     }
     settings.max_age = Some(Duration::from_secs(3600));
-    let mut second = recorder(&settings, vec![place.disk()]);
+    let mut second = recorder(&settings, vec![real(&place)]);
     // Nothing needs to come for that.
     while old.iter().any(|path| path.exists()) {
         std::thread::sleep(Duration::from_millis(5));
@@ -232,7 +200,7 @@ fn a_quota_smaller_than_a_segment_keeps_most_of_the_recording() {
         rotate_bytes: 16 << 20,
         ..settings(Format::Pcapng)
     };
-    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let mut recorder = recorder(&settings, alone(&sim));
     let used = || sim.files().values().map(Vec::len).sum::<usize>() as u64;
     for part in 0..30 {
         take(&mut recorder, part * 2000..(part + 1) * 2000);
@@ -251,7 +219,7 @@ fn a_share_of_a_small_disk_keeps_most_of_the_recording() {
         quota: Some(Quota::Percent(80)),
         ..settings(Format::Pcapng)
     };
-    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let mut recorder = recorder(&settings, alone(&sim));
     take(&mut recorder, 0..80_000);
     let status = recorder.finish();
     assert_eq!(status.durable, 80_000);
@@ -280,7 +248,7 @@ fn the_state_is_there_before_a_packet_comes() {
         sync_every: Duration::from_secs(3600),
         ..settings(Format::Pcapng)
     };
-    let recorder = recorder(&never, sims(std::slice::from_ref(&sim)));
+    let recorder = recorder(&never, alone(&sim));
     let path = Path::new("/disk0").join("t.state");
     eventually("the state is there", || sim.files().contains_key(&path));
     assert_eq!(state(&sim, "/disk0")["run"]["ended"], false);
@@ -309,7 +277,7 @@ fn the_state_is_whole_in_every_directory_at_the_end() {
 fn a_packet_that_cannot_be_taken_is_counted() {
     let sim = Sim::new(1 << 30);
     let settings = settings(Format::Pcapng);
-    let disks = sims(std::slice::from_ref(&sim));
+    let disks = alone(&sim);
     let mut recorder = Recorder::start(settings, disks, Vec::new()).unwrap();
     let mut meta = meta(7, 4);
     meta.lost = 5;
@@ -326,7 +294,7 @@ fn a_packet_that_cannot_be_taken_is_counted() {
 fn a_packet_longer_than_a_buffer_is_counted() {
     let sim = Sim::new(1 << 30);
     let settings = settings(Format::Pcapng);
-    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let mut recorder = recorder(&settings, alone(&sim));
     let long = vec![0; 5 << 20];
     let packet = Packet {
         meta: meta(1, long.len()),
@@ -342,7 +310,7 @@ fn a_packet_longer_than_a_buffer_is_counted() {
 fn a_loss_before_the_first_packet_is_since_the_beginning() {
     let sim = Sim::new(1 << 30);
     let settings = settings(Format::Pcapng);
-    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let mut recorder = recorder(&settings, alone(&sim));
     let began = super::super::now_ns();
     let mut meta = meta(0, 4);
     (meta.ts_ns, meta.lost) = (began + 1_000_000, 3);
@@ -363,7 +331,7 @@ fn a_segment_ends_when_the_clock_was_set_back() {
         rotate_time: Duration::from_millis(50),
         ..settings(Format::Pcapng)
     };
-    let mut recorder = recorder(&settings, sims(std::slice::from_ref(&sim)));
+    let mut recorder = recorder(&settings, alone(&sim));
     take(&mut recorder, 100_000..100_010);
     take(&mut recorder, 0..10);
     recorder.finish();
@@ -377,7 +345,7 @@ fn a_segment_ends_when_the_clock_was_set_back() {
 #[test]
 fn what_a_killed_recorder_had_reserved_is_given_back() {
     use std::os::unix::fs::MetadataExt as _;
-    let place = Place::new("reserved");
+    let place = Place::new("record-reserved");
     let name = SegmentName {
         recording: "t".into(),
         sequence: 4,
@@ -385,7 +353,7 @@ fn what_a_killed_recorder_had_reserved_is_given_back() {
         format: Format::Pcapng,
     };
     let path = place.0.join(name.to_string());
-    let (_, mut disk) = place.disk();
+    let (_, mut disk) = real(&place);
     disk.create(&path).unwrap();
     disk.allocate(0, 8 << 20).unwrap();
     let header = pcapng::header(&settings(Format::Pcapng).interfaces, "");
@@ -400,7 +368,7 @@ fn what_a_killed_recorder_had_reserved_is_given_back() {
     drop(disk);
     let before = std::fs::metadata(&path).unwrap();
     assert!(before.blocks() * 512 >= 8 << 20);
-    recorder(&settings(Format::Pcapng), vec![place.disk()]).finish();
+    recorder(&settings(Format::Pcapng), vec![real(&place)]).finish();
     let after = std::fs::metadata(&path).unwrap();
     assert_eq!(after.len(), before.len());
     assert!(after.blocks() * 512 <= 64 << 10, "{}", after.blocks());
@@ -408,7 +376,7 @@ fn what_a_killed_recorder_had_reserved_is_given_back() {
 
 #[test]
 fn what_cannot_be_recycled_is_passed_over() {
-    let place = Place::new("strange");
+    let place = Place::new("record-strange");
     let file = |sequence: u64, extension: &str| {
         let stem = format!("t-{sequence:010}-20261121T134501.000000000Z");
         place.0.join(format!("{stem}.{extension}"))
@@ -424,7 +392,7 @@ fn what_cannot_be_recycled_is_passed_over() {
     }
     // Counted, too: without them two segments would fit.
     std::fs::write(file(4, "flows.parquet"), vec![1; 60 << 10]).unwrap();
-    let (dir, mut disk) = place.disk();
+    let (dir, mut disk) = real(&place);
     let quota = Quota::Bytes(250 << 10);
     let room = quota
         .enforce(disk.as_mut(), &dir, "t", None, 0, &mut |_| {})
@@ -482,11 +450,11 @@ fn a_disk_that_gives_nothing_back_costs_a_few_segments() {
 /// Forty segments of a megabyte go by, of which eight may stay.
 #[test]
 fn a_slow_reader_costs_no_new_segment() {
-    let place = Place::new("slow");
+    let place = Place::new("record-slow");
     let mut settings = settings(Format::Pcapng);
     settings.quota = Some(Quota::Bytes(8 << 20));
     settings.rotate_bytes = 1 << 20;
-    let mut recorder = recorder(&settings, vec![place.disk()]);
+    let mut recorder = recorder(&settings, vec![real(&place)]);
     let names = || {
         let entries = std::fs::read_dir(&place.0).unwrap();
         let names = entries

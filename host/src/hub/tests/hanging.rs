@@ -1,0 +1,194 @@
+//! A thread that hangs is waited for by nobody.
+
+use super::*;
+
+/// A queue whose thread hangs in `receive` while it is told to.
+struct Hanging(Arc<Hangs>);
+
+#[derive(Default)]
+struct Hangs {
+    told: AtomicBool,
+    does: AtomicBool,
+}
+
+impl Hangs {
+    /// Has the thread hang.
+    fn begin(&self) {
+        self.told.store(true, Ordering::Relaxed);
+        while !self.does.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn end(&self) {
+        self.told.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Queue for Hanging {
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        while self.0.told.load(Ordering::Relaxed) {
+            self.0.does.store(true, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let frame = Frame {
+            bytes: &[0; 60],
+            wire_len: 60,
+            ts_ns: 0,
+            flags: 0,
+            vlan_tci: 0,
+        };
+        sink(&[frame]);
+        std::thread::sleep(Duration::from_millis(1));
+        Ok(Received::Frames(1))
+    }
+
+    fn arm(&mut self) -> Wake<'_> {
+        Wake::NOW
+    }
+
+    fn woke(&mut self, _: Seen) {}
+
+    fn counters(&mut self) -> QueueCounters {
+        QueueCounters::default()
+    }
+
+    fn state(&self) -> &'static str {
+        "up"
+    }
+}
+
+/// Adds a source of one queue whose thread hangs when the flag is set, and watches all threads.
+fn with_a_hanging_source(hub: &mut Hub) -> (Arc<Hangs>, Arc<OwnedFd>) {
+    let hangs = Arc::new(Hangs::default());
+    let options = WorkerOptions {
+        name: "slow@0".into(),
+        ..WorkerOptions::default()
+    };
+    let worker = Worker::start(Box::new(Hanging(Arc::clone(&hangs))), options).unwrap();
+    let workers = vec![worker];
+    hub.add_source(Source {
+        name: "slow".into(),
+        kind: "test",
+        description: String::new(),
+        link_type: 1,
+        interface: None,
+        transmits: false,
+        early: Early::new(Err(None), &workers),
+        lent: None,
+        workers,
+    });
+    let never = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let lines = hub.sources.iter().flat_map(|it| &it.workers);
+    let lines = lines.map(Worker::line).collect();
+    let told = crate::watch::start(never, lines, || ()).unwrap();
+    (hangs, told)
+}
+
+fn figure(counted: &Message, kind: &str, name: &str, value: &str) -> u64 {
+    let Message::Counters(all) = counted else {
+        panic!("{counted:?}");
+    };
+    let mut all = all.iter().filter(|it| it.kind == kind && it.name == name);
+    let values = all.next().map(|it| &it.values).unwrap();
+    values.iter().find(|(key, _)| key == value).unwrap().1
+}
+
+#[test]
+fn a_thread_that_hangs_is_waited_for_by_nobody_and_its_figures_are_the_last_known() {
+    let mut hub = hub();
+    let (hangs, _told) = with_a_hanging_source(&mut hub);
+    let open = |hub: &mut Hub, device: &str| {
+        let request = request(device, "");
+        open_own(hub, &request, Peer::User(0), Programs::default())
+    };
+    let slow = open(&mut hub, "slow").unwrap().opened.port;
+    let lab = open(&mut hub, "lab").unwrap().opened.port;
+    let look = || {
+        let step = hub.counters(Vec::new());
+        done(&mut hub, step).unwrap()
+    };
+    let before = until("something comes", look, |counted| {
+        figure(counted, "source", "slow", "read") > 0
+    });
+    hangs.begin();
+
+    // It is asked before anybody knows, and does not answer.
+    let begun = Instant::now();
+    let tuning = hub.tune(slow, Tuning::default());
+    let mut closing = hub.begin_close(slow).unwrap();
+    assert!(!closing.is_over(Instant::now()));
+    assert!(
+        begun.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        begun.elapsed()
+    );
+
+    // Others are served meanwhile, in no time to speak of.
+    let (viewer, policy) = (policy::Peer::User(0), policy::Policy::new(0));
+    let sight = |_: &str| policy::Sight::Through(String::new());
+    let mut took: Vec<Duration> = (0..50)
+        .map(|_| {
+            let begun = Instant::now();
+            let devices = hub.devices(&viewer, sight, &policy);
+            assert_eq!(devices.len(), 2);
+            let step = hub.tune(lab, Tuning::default());
+            done(&mut hub, step).unwrap();
+            begun.elapsed()
+        })
+        .collect();
+    took.sort_unstable();
+    assert!(took[25] < Duration::from_millis(10), "{took:?}");
+
+    // Who asked is told when it is sure.
+    let refusal = done(&mut hub, tuning).unwrap_err();
+    assert_eq!(refusal.code, code::UNAVAILABLE);
+    let says = "source \"slow\"'s queue 0 has not answered for";
+    assert!(refusal.text.contains(says), "{}", refusal.text);
+    let refusal = open(&mut hub, "slow").err().unwrap();
+    assert!(refusal.text.contains(says), "{}", refusal.text);
+    let devices = hub.devices(&viewer, sight, &policy);
+    let states: Vec<&str> = devices.iter().map(|it| it.state.as_str()).collect();
+    // On a busy machine the generator may be behind.
+    assert!(
+        !states[0].contains("stalled") && states[1] == "stalled",
+        "{states:?}"
+    );
+    let step = hub.counters(Vec::new());
+    let counted = done(&mut hub, step).unwrap();
+    for value in ["read", "duties"] {
+        let of = |counted| figure(counted, "source", "slow", value);
+        assert_eq!(of(&counted), of(&before), "{value}");
+    }
+    let Message::Counters(all) = counted else {
+        panic!();
+    };
+    let slow_source = all.iter().find(|it| it.name == "slow").unwrap();
+    let stalled = slow_source.labels.iter().find(|(key, _)| key == "stalled");
+    assert!(stalled.unwrap().1.contains(says), "{stalled:?}");
+
+    // What was begun ends when it goes on.
+    assert!(closing.is_stalled() && !closing.is_over(Instant::now()));
+    hangs.end();
+    eventually("it goes on", || {
+        let pulse = hub.sources[1].workers[0].pulse();
+        closing.is_over(Instant::now()) && pulse.stalled().is_none()
+    });
+    assert!(hub.finish_close(closing).remains.bytes() > 0);
+    open(&mut hub, "slow").unwrap();
+}
+
+#[test]
+fn a_hub_ends_although_a_thread_hangs() {
+    let mut hub = hub();
+    let (hangs, _told) = with_a_hanging_source(&mut hub);
+    hangs.begin();
+    let begun = Instant::now();
+    drop(hub);
+    assert!(
+        begun.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begun.elapsed()
+    );
+    hangs.end();
+}
