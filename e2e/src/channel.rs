@@ -18,7 +18,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::base64;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+
 use crate::error::{LabError, Result};
 
 /// What a command in the guest left behind.
@@ -216,7 +218,7 @@ impl Channel {
             state.last_id += 1;
             state.last_id
         };
-        let code = base64::encode(command.as_bytes());
+        let code = BASE64.encode(command);
         // Pieces of whole base64 groups; an empty command is one empty piece.
         let pieces: Vec<&[u8]> = code.as_bytes().chunks(PIECE_LEN).collect();
         let (last, first) = pieces
@@ -330,7 +332,7 @@ fn parse_reply(line: &str) -> Option<(u64, Reply)> {
     let id = words.next()?.parse().ok()?;
     let status = words.next()?.parse().ok()?;
     let len_bytes = words.next()?.parse().ok()?;
-    let bytes = base64::decode(words.next()?)?;
+    let bytes = BASE64.decode(words.next()?).ok()?;
     Some((
         id,
         Reply {

@@ -24,7 +24,6 @@
 
 mod accel;
 pub mod attached;
-mod base64;
 pub mod beside;
 pub mod bombs;
 mod channel;

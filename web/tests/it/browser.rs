@@ -8,6 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 use vnplug_testing::{Deadline, eventually};
 
@@ -222,7 +224,7 @@ impl Browser {
             return;
         };
         let image = self.request("GET", &format!("{}/screenshot", self.session), &Value::Null);
-        let bytes = from_base64(image.as_str().unwrap());
+        let bytes = BASE64.decode(image.as_str().unwrap()).unwrap();
         fs::write(Path::new(&dir).join(format!("{name}.png")), bytes).unwrap();
     }
 }
@@ -247,23 +249,4 @@ impl Drop for Browser {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
     }
-}
-
-fn from_base64(text: &str) -> Vec<u8> {
-    let digit = |byte: u8| match byte {
-        b'A'..=b'Z' => byte - b'A',
-        b'a'..=b'z' => byte - b'a' + 26,
-        b'0'..=b'9' => byte - b'0' + 52,
-        b'+' => 62,
-        _ => 63,
-    };
-    let mut out = Vec::with_capacity(text.len() / 4 * 3);
-    for group in text.trim_end_matches('=').as_bytes().chunks(4) {
-        let bits = group
-            .iter()
-            .fold(0_u32, |bits, &byte| bits << 6 | u32::from(digit(byte)));
-        let bits = bits << (6 * (4 - group.len()));
-        out.extend(&bits.to_be_bytes()[1..group.len()]);
-    }
-    out
 }
