@@ -19,9 +19,12 @@ AS_ROOT := ./.ci/as-root
 # The Python package and what its tests need are installed here, from PyPI.
 VENV := target/venv
 
-# What is installed; the demo and the bench build their own programs with it, in one go, so that
-# nothing is compiled twice for other features.
+# What is installed; the bench builds its own programs with it, in one go, so that nothing is compiled
+# twice for other features.
 PRODUCTS := -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-web
+
+# What the demo runs, and nothing else: it is the first that a user builds.
+DEMO := -p vnplugd -p vnplug-pcap -p vnplug-e2e
 
 .PHONY: all setup-build setup-demo setup build guest query demo demo-record test test-python bench \
 	install clean
@@ -56,11 +59,11 @@ query: setup-build
 
 demo: setup-demo guest
 	./e2e/setup-guest-kernel.sh
-	cargo build --locked --release $(PRODUCTS) -p vnplug-e2e
+	cargo build --locked --release $(DEMO)
 	$(AS_ROOT) $(TARGET)/release/demo
 
 demo-record: setup-demo guest
-	cargo build --locked --release $(PRODUCTS) -p vnplug-e2e
+	cargo build --locked --release $(DEMO) -p vnplug-web
 	$(AS_ROOT) $(TARGET)/release/demo-record
 
 test: setup guest

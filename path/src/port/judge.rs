@@ -160,6 +160,13 @@ impl Judge {
         self.takes_all
     }
 
+    /// Whether all frames are taken that the guard accepts and that have the wanted direction.
+    /// `by_filter`: the filter still has to run.
+    #[inline]
+    pub(super) fn takes_all_found(&self, by_filter: bool) -> bool {
+        self.takes_found && !(by_filter && self.filter.is_some())
+    }
+
     fn settle(&mut self) {
         self.takes_found =
             self.rules.accept_everything() && self.tuning.sample <= 1 && !self.is_quarantined;

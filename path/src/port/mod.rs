@@ -165,19 +165,30 @@ impl Port {
             snaplen: self.snaplen,
             lie: None,
         };
+        let frame_at = |place: usize| (place, &batch.frames[place], batch.hashes[place]);
         match offered {
-            Offered::Whole if judge.takes_all() => way.give_all(batch, counters),
+            Offered::Whole if judge.takes_all() => {
+                let frames = batch.frames.iter().zip(batch.hashes).enumerate();
+                let frames = frames.map(|(place, (frame, &hash))| (place, frame, hash));
+                let count = batch.frames.len() as u64;
+                counters.offered += count;
+                way.give_all(frames, count, batch, counters);
+            }
             Offered::Whole => {
                 for place in 0..batch.frames.len() {
                     if judge.takes(place, batch, counters) {
-                        way.give(place, batch, counters);
+                        way.give(frame_at(place), batch, counters);
                     }
                 }
+            }
+            Offered::Found { places, by_filter } if judge.takes_all_found(by_filter) => {
+                let frames = places.iter().map(frame_at);
+                way.give_all(frames, places.len(), batch, counters);
             }
             Offered::Found { places, by_filter } => {
                 for place in places.iter() {
                     if judge.takes_found(place, batch, by_filter, counters) {
-                        way.give(place, batch, counters);
+                        way.give(frame_at(place), batch, counters);
                     }
                 }
             }
@@ -344,34 +355,34 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
-    /// Gives the reader the frame at `place`.
+    /// Gives the reader a frame: its place in the batch, itself, its hash.
     ///
-    /// NB: a function, so that `put` is written twice only, and all of it in the loop of `give_all`.
+    /// NB: a function, so that `put` is written in the two loops of `give_all` and here only.
     #[inline(never)]
-    fn give(&mut self, place: usize, batch: &BatchInfo<'_>, counters: &mut PortCounters) {
+    fn give(
+        &mut self,
+        frame: (usize, &Frame<'_>, u32),
+        batch: &BatchInfo<'_>,
+        counters: &mut PortCounters,
+    ) {
         if self.lie.is_some() {
             counters.dropped_quarantine += 1;
             return;
         }
-        match self.put(place, &batch.frames[place], batch.hashes[place], batch) {
-            Ok(Some(len)) => {
-                counters.delivered += 1;
-                counters.bytes += len;
-            }
-            Ok(None) => counters.dropped_full += 1,
-            Err(lie) => {
-                counters.dropped_quarantine += 1;
-                self.lie = Some(lie);
-            }
-        }
+        self.give_all(std::iter::once(frame), 1, batch, counters);
     }
 
-    /// Gives the reader all frames.
-    #[inline]
-    fn give_all(&mut self, batch: &BatchInfo<'_>, counters: &mut PortCounters) {
+    /// Gives the reader all of these frames, of which there are `count`.
+    #[inline(always)]
+    fn give_all<'f>(
+        &mut self,
+        frames: impl Iterator<Item = (usize, &'f Frame<'f>, u32)>,
+        count: u64,
+        batch: &BatchInfo<'_>,
+        counters: &mut PortCounters,
+    ) {
         let (mut delivered, mut full, mut bytes) = (0, 0, 0);
-        let frames = batch.frames.iter().zip(batch.hashes);
-        for (place, (frame, &hash)) in frames.enumerate() {
+        for (place, frame, hash) in frames {
             match self.put(place, frame, hash, batch) {
                 Ok(Some(len)) => {
                     delivered += 1;
@@ -384,12 +395,10 @@ impl Way<'_> {
                 }
             }
         }
-        let offered = batch.frames.len() as u64;
-        counters.offered += offered;
         counters.delivered += delivered;
         counters.bytes += bytes;
         counters.dropped_full += full;
-        counters.dropped_quarantine += offered - delivered - full;
+        counters.dropped_quarantine += count - delivered - full;
     }
 
     /// What the doorbell needs to know, and whether the reader lied.
