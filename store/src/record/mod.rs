@@ -22,6 +22,16 @@ mod room;
 mod session;
 mod settings;
 mod state;
+/// No segment has these numbers.
+fn note_unused(manifest: Option<&Manifest>, numbers: impl Iterator<Item = u64>) {
+    let Some(manifest) = manifest else { return };
+    for number in numbers {
+        if let Err(error) = manifest.unused(number) {
+            log::warn!("the manifest: segment {number} is not noted as unused: {error}");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;
 mod trigger;
@@ -112,11 +122,11 @@ impl Recorder {
             // The receiver is at hand.
             let _ = give_back.send(buffer);
         }
-        let mut first = 0;
+        let (mut first, mut unnamed) = (0, Vec::new());
         let (mut settings, mut directories) = (settings, directories);
         for (dir, disk) in &mut directories {
             disk.lock(&lock_path(dir, &settings.recording))?;
-            room::give_back(disk.as_mut(), dir, &settings.recording)?;
+            unnamed.push(room::give_back(disk.as_mut(), dir, &settings.recording)?);
             first = first.max(next_sequence(disk.as_mut(), dir, &settings.recording)?);
         }
         let before = last_state(&mut directories, &settings.recording)?;
@@ -150,6 +160,12 @@ impl Recorder {
             settings,
         };
         let manifests = recorder.manifests(&directories);
+        for (manifest, numbers) in manifests.iter().zip(unnamed) {
+            // Others went on with higher numbers meanwhile: nobody has these any more.
+            let next = ledger.status().next_sequence;
+            let lost = numbers.into_iter().filter(|number| *number < next);
+            note_unused(manifest.as_deref(), lost);
+        }
         let how = recorder.settings.archive.clone();
         if how.is_some() || recorder.settings.manifest {
             let name = recorder.settings.recording.clone();

@@ -197,15 +197,21 @@ pub(super) fn remove_aged(
 }
 
 /// Gives back what a recorder that was killed had reserved behind the end of its segments. Nobody
-/// else may be at work on the recording here.
+/// else may be at work on the recording here. The numbers of segments that never got their name.
 ///
 /// # Errors
 /// The directory cannot be read.
-pub(super) fn give_back(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io::Result<()> {
+pub(super) fn give_back(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io::Result<Vec<u64>> {
+    let mut unnamed = Vec::new();
     for entry in disk.list(dir)? {
-        if entry.name.ends_with(PART) && segment(&entry.name, recording).is_some() {
+        if let Some(whole) = entry.name.strip_suffix(PART)
+            && let Some(name) = segment(whole, recording)
+        {
             // It was being made, or packed.
             disk.remove(&dir.join(&entry.name))?;
+            if whole == name.to_string() {
+                unnamed.push(name.sequence);
+            }
             continue;
         }
         let ours = SegmentName::parse(&entry.name).is_some_and(|name| name.recording == recording);
@@ -217,7 +223,7 @@ pub(super) fn give_back(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io:
             log::warn!("{}: what was reserved stays: {error}", entry.name);
         }
     }
-    Ok(())
+    Ok(unnamed)
 }
 
 /// Removes the oldest segments, with what is beside them, until that is so many bytes; also what is beside

@@ -112,6 +112,45 @@ fn segments_that_are_too_old_are_removed_and_are_no_holes() {
     assert_eq!(manifest.matches("\"why\":\"age\"").count(), 2);
 }
 
+/// Records, has the third segment still be made when the recorder is killed, and records again. How many
+/// segments are missing then. A `.part` that is gone is what a thief leaves.
+fn holes_after_a_segment_without_a_name(place: &Place, is_there: bool) -> usize {
+    let mut settings = settings(Format::Pcapng);
+    settings.rotate_packets = 10;
+    let mut first = recorder(&settings, vec![real(place)]);
+    take(&mut first, 0..50);
+    first.finish();
+    let entries = std::fs::read_dir(&place.0).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let third = paths
+        .into_iter()
+        .find(|path| {
+            let name = path.file_name().unwrap().to_string_lossy();
+            SegmentName::parse(&name).is_some_and(|name| name.sequence == 2)
+        })
+        .unwrap();
+    let part = third.with_extension("pcapng.part");
+    std::fs::rename(&third, &part).unwrap();
+    if !is_there {
+        std::fs::remove_file(&part).unwrap();
+    }
+    settings.manifest = true;
+    let mut second = recorder(&settings, vec![real(place)]);
+    take(&mut second, 50..60);
+    second.finish();
+    assert!(!part.exists());
+    let dirs = std::slice::from_ref(&place.0);
+    crate::manifest::holes(dirs).unwrap().len()
+}
+
+#[test]
+fn a_number_whose_segment_never_got_its_name_is_no_hole() {
+    let places = [Place::new("unnamed"), Place::new("stolen")];
+    assert_eq!(holes_after_a_segment_without_a_name(&places[0], true), 0);
+    // The control.
+    assert_eq!(holes_after_a_segment_without_a_name(&places[1], false), 1);
+}
+
 #[test]
 fn a_file_as_long_as_may_be_costs_no_other() {
     let sim = Sim::new(1 << 30);

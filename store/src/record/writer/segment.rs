@@ -94,7 +94,13 @@ impl Writer {
             self.disk.close();
             self.index.abandon();
             self.ledger.untell(segment.told);
-            self.discard(&made, sequence);
+            match error.kind() {
+                // A file has the name: the next try takes another number.
+                io::ErrorKind::AlreadyExists if made != path => {
+                    let _ = self.disk.remove(&made);
+                }
+                _ => self.discard(&made, sequence),
+            }
             return Err(error);
         }
         let file = segment.name.to_string();
