@@ -35,6 +35,8 @@ pub(super) struct Input {
     /// When the thread's clock began.
     started: Instant,
     over: Option<Over>,
+    /// How often its turns panicked.
+    panics: u32,
     /// How often the kernel's filter was widened.
     generation: u64,
     /// Whether that is still to be done.
@@ -56,6 +58,9 @@ pub(super) enum Turn {
     /// There is nothing to do until an event comes.
     Rest,
 }
+
+/// A queue that panics so often, though it is over, is closed.
+const MAX_PANICS: u32 = 64;
 
 /// A sender that is to go.
 struct Leaving {
@@ -103,6 +108,7 @@ impl Input {
             bell,
             started,
             over: None,
+            panics: 0,
             generation: 0,
             stuck: Stuck::new(options.queue, &options.name),
             options,
@@ -208,14 +214,19 @@ impl Input {
     }
 
     /// A panic outside a port's own code, which the fanout catches, is a bug in the source's: it has
-    /// failed, its readers are told, and the thread goes on answering.
+    /// failed, its readers are told, and it goes on answering. False if that, too, panics again and again.
     #[cold]
-    pub(super) fn panicked(&mut self) {
+    pub(super) fn panicked(&mut self) -> bool {
         let what = "its thread panicked, which is a bug in vnplugd: restart the daemon";
         log::error!(target: "source", "{}: {what}", self.options.name);
-        if self.over.is_none() {
-            self.end(Over::Failed(what.into()));
+        self.panics += 1;
+        let first = self.over.is_none();
+        // What fails of that is over all the same.
+        let ends = AssertUnwindSafe(|| first.then(|| self.end(Over::Failed(what.into()))));
+        if catch_unwind(ends).is_err() {
+            self.over = Some(Over::Failed(what.into()));
         }
+        self.panics < MAX_PANICS
     }
 
     #[cold]

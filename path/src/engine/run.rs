@@ -29,13 +29,22 @@ impl Engine {
         if let Some(cpu) = cpu {
             pin(cpu);
         }
-        for _ in 0..MAX_PANICS {
-            if catch_unwind(AssertUnwindSafe(|| self.serve())).is_ok() {
-                return;
-            }
-            if let Some(input) = self.inputs.get_mut(self.current) {
-                input.panicked();
-            }
+        while catch_unwind(AssertUnwindSafe(|| self.serve())).is_err() {
+            self.blame();
+        }
+    }
+
+    /// A panic costs the queue that the thread was at work for: it has failed, and goes on answering. One
+    /// that panics on and on is closed; the others have their turns as before.
+    #[cold]
+    fn blame(&mut self) {
+        let Some(input) = self.inputs.get_mut(self.current) else {
+            log::error!(target: "source", "a queue's thread panicked for no queue: it ends");
+            self.inputs.drain(..).for_each(close);
+            return;
+        };
+        if !input.panicked() {
+            close(self.inputs.remove(self.current));
         }
     }
 
@@ -50,13 +59,16 @@ impl Engine {
                 may_rest &= turn == Turn::Rest;
                 is_dry |= turn != Turn::Busy;
                 match turn {
-                    Turn::Stop => self.inputs.remove(self.current).close(),
+                    Turn::Stop => close(self.inputs.remove(self.current)),
                     _ => self.current += 1,
                 }
             }
-            if may_rest && !self.arm_senders() {
-                self.sleep(now_us);
+            let looked = may_rest && !self.arm_senders() && {
+                let looked = self.sleep(now_us);
                 now_us = self.now_us();
+                looked
+            };
+            if looked {
                 looked_us = now_us;
             } else if is_dry && now_us - looked_us >= LOOK_US {
                 self.look();
@@ -68,22 +80,31 @@ impl Engine {
     /// Asks all senders for a kick; true if one of them has frames already.
     #[inline]
     fn arm_senders(&mut self) -> bool {
-        self.inputs.iter_mut().any(Input::arm_senders)
+        for (at, input) in self.inputs.iter_mut().enumerate() {
+            self.current = at;
+            if input.arm_senders() {
+                return true;
+            }
+        }
+        false
     }
 
-    /// Sleeps until there is something to do for a queue.
-    fn sleep(&mut self, now_us: u64) {
+    /// Sleeps until there is something to do for a queue; false if that was known before, and no queue
+    /// was told what its descriptors say.
+    fn sleep(&mut self, now_us: u64) -> bool {
         let mut sleep = Sleep::default();
         for (at, input) in self.inputs.iter_mut().enumerate() {
             self.current = at;
             let (waker, wake) = input.doze(now_us);
             sleep.add(waker, wake);
         }
+        let looks = !sleep.is_over();
         let seen = sleep.sleep();
         for (at, (input, seen)) in self.inputs.iter_mut().zip(seen).enumerate() {
             self.current = at;
             input.rouse(seen);
         }
+        looks
     }
 
     #[cold]
@@ -102,8 +123,12 @@ impl Engine {
 /// How often a thread that does not sleep has its queues look at their interfaces.
 const LOOK_US: u64 = 10_000;
 
-/// A thread that panics so often, though its sources are over, ends.
-const MAX_PANICS: usize = 64;
+/// Closes the rings of a queue's ports. A panic there costs no other queue anything.
+fn close(input: Input) {
+    if catch_unwind(AssertUnwindSafe(|| input.close())).is_err() {
+        log::error!(target: "source", "closing a queue panicked, which is a bug in vnplugd");
+    }
+}
 
 fn pin(cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();

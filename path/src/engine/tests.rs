@@ -123,6 +123,8 @@ fn port(id: u32) -> (Box<Port>, Consumer) {
 struct Rung {
     bell: Arc<OwnedFd>,
     fails: Arc<AtomicBool>,
+    /// From now on it panics also when it is counted, and when it goes.
+    breaks: Arc<AtomicBool>,
     /// How often it was asked for frames: a thread that sleeps does not ask.
     asked: Arc<AtomicU64>,
 }
@@ -155,11 +157,18 @@ impl Queue for Rung {
     fn woke(&mut self, _: Seen) {}
 
     fn counters(&mut self) -> QueueCounters {
+        assert!(!self.breaks.load(Ordering::Relaxed), "on purpose");
         QueueCounters::default()
     }
 
     fn state(&self) -> &'static str {
         "up"
+    }
+}
+
+impl Drop for Rung {
+    fn drop(&mut self) {
+        assert!(!self.breaks.load(Ordering::Relaxed), "on purpose");
     }
 }
 
@@ -169,12 +178,14 @@ fn one_thread_serves_several_queues_sleeps_on_all_of_them_and_outlives_the_failu
     let bells: Vec<_> = (0..3)
         .map(|_| Arc::new(eventfd(0, flags).unwrap()))
         .collect();
-    let fails: Vec<_> = (0..3).map(|_| Arc::new(AtomicBool::new(false))).collect();
+    let flags = || (0..3).map(|_| Arc::new(AtomicBool::new(false)));
+    let (fails, breaks): (Vec<_>, Vec<_>) = (flags().collect(), flags().collect());
     let asked = Arc::new(AtomicU64::new(0));
-    let queues = bells.iter().zip(&fails).map(|(bell, fails)| {
+    let queues = (0..3).map(|at| {
         let queue = Rung {
-            bell: Arc::clone(bell),
-            fails: Arc::clone(fails),
+            bell: Arc::clone(&bells[at]),
+            fails: Arc::clone(&fails[at]),
+            breaks: Arc::clone(&breaks[at]),
             asked: Arc::clone(&asked),
         };
         let queue: Box<dyn Queue> = Box::new(queue);
@@ -216,13 +227,21 @@ fn one_thread_serves_several_queues_sleeps_on_all_of_them_and_outlives_the_failu
     ring(1);
     eventually("its reader is told", || consumers[1].life() == Life::Failed);
     assert_eq!([0, 2].map(|at| consumers[at].life()), [Life::Open; 2]);
-    // One that is closed leaves the thread to the others.
+    // It may panic on and on: in the end it is closed, and answers nobody.
+    breaks[1].store(true, Ordering::Relaxed);
+    for _ in 0..200 {
+        let (reply, _) = channel();
+        workers[1].send(Command::Snapshot(Asked::All, reply));
+    }
+    // One that is closed leaves the thread to the others, also if it panics at that.
+    breaks[0].store(true, Ordering::Relaxed);
     drop(workers.remove(0));
     assert_eq!(consumers[0].life(), Life::Closed);
     ring(2);
     eventually("the last one is served", || {
         consumers[2].next().unwrap().is_some()
     });
+    assert_eq!(consumers[2].life(), Life::Open);
     drop(workers);
     assert_eq!(consumers[2].life(), Life::Closed);
 }

@@ -65,6 +65,11 @@ impl<'a> Sleep<'a> {
         self.within = [self.within, within].into_iter().flatten().min();
     }
 
+    /// Whether somebody can go on at once: then there is no sleep, and nothing is seen.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
     /// Sleeps, to the nanosecond. Returns early on a signal, and after an hour. What was seen, in the
     /// order in which the queues were added.
     pub fn sleep(mut self) -> smallvec::IntoIter<[Seen; USUAL]> {
