@@ -217,16 +217,16 @@ impl Judge {
         counters: &mut PortCounters,
     ) -> bool {
         let frame = &batch.frames[place];
+        if self.is_quarantined {
+            counters.dropped_quarantine += 1;
+            return false;
+        }
         if by_filter && refuses(self.filter.as_ref(), frame) {
             counters.filtered += 1;
             return false;
         }
         if self.takes_found {
             return true;
-        }
-        if self.is_quarantined {
-            counters.dropped_quarantine += 1;
-            return false;
         }
         if !self.rules.accept(frame.bytes, batch.now_us) {
             counters.ruled_out += 1;
