@@ -1,14 +1,14 @@
-//! Where a frame's headers lie: what is understood is said here, once, for whoever looks into
+//! Where a frame's headers lie. What is understood is said here, once, for all code that looks into
 //! frames.
 //!
 //! | header | understood |
 //! |---|---|
-//! | VLAN tags | [`TAGS`], up to [`MAX_TAGS`] of them; behind more is nothing |
+//! | VLAN tags | [`TAGS`], up to [`MAX_TAGS`] of them; after more, nothing |
 //! | IPv4 | options are passed over; fragments are told apart |
 //! | IPv6 | extension headers are passed over, up to [`MAX_EXTENSIONS`]: those of [`extension`] |
 //!
 //! Tunnels are not looked into. Nothing is believed and nothing fails: offsets come out of the
-//! frame and may lie behind its end, where there is nothing to be read.
+//! frame and may lie past its end, where there is nothing to read.
 //!
 //! [`Link`] and [`ip`] walk. [`extension`] is one step, for the recorder's index, which looks on
 //! where a walk ends. The flow hash and the rules of ports take the constants and go by themselves:
@@ -50,7 +50,7 @@ pub struct Link {
     pub from: usize,
     /// VLAN tags, the last one perhaps cut.
     pub tags: usize,
-    /// Where the Ethertype behind the tags is; the network header is 2 bytes further.
+    /// Where the Ethertype after the tags is; the network header is 2 bytes further.
     pub at: usize,
     /// That Ethertype, or a length below 0x600, or that of one more tag than [`MAX_TAGS`]; `None` if
     /// the frame ends before it.
@@ -77,7 +77,7 @@ impl Link {
         }
     }
 
-    /// What follows: the network header and all behind it.
+    /// What follows: the network header and all after it.
     #[inline(always)]
     pub fn network<'a>(&self, frame: &'a [u8]) -> &'a [u8] {
         frame.get(self.at + 2..).unwrap_or_default()
@@ -169,7 +169,7 @@ pub const FRAGMENT_BYTES: usize = 8;
 /// What an IP header says of what it carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Carried {
-    /// Protocol number; of IPv6 the one behind the extension headers.
+    /// Protocol number; of IPv6 the one after the extension headers.
     pub protocol: u8,
     /// Where it begins, in bytes from the IP header's first.
     pub at: usize,

@@ -8,7 +8,7 @@ use vnplug_frame::headers::{self, IPV4, Link};
 /// One direction of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Flow {
-    /// IP protocol; of IPv6 the one behind the extension headers.
+    /// IP protocol; of IPv6 the one after the extension headers.
     pub protocol: u8,
     /// Where its packets come from.
     pub from: IpAddr,
@@ -39,7 +39,7 @@ pub struct Flows {
 }
 
 impl Flow {
-    /// Of an Ethernet frame, behind VLAN tags; `None` if it is not IP, or cut.
+    /// Of an Ethernet frame, after VLAN tags; `None` if it is not IP, or cut.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let link = Link::of(frame, 12);
         let (kind, net) = (link.ethertype?, link.network(frame));

@@ -68,7 +68,7 @@ pub(super) fn keys(bytes: &[u8], mut ether: impl FnMut(u16), mut vlan: impl FnMu
             vlan(headers::vlan(tci));
         }
     }
-    // Behind so many tags may be anything.
+    // After that many tags there may be anything.
     let Some(kind) = link.ethertype.filter(|_| link.tags < MAX_TAGS) else {
         return Keys::ANYTHING;
     };

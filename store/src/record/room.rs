@@ -196,7 +196,7 @@ pub(super) fn remove_aged(
     ))
 }
 
-/// Gives back what a recorder that was killed had reserved behind the end of its segments. Nobody
+/// Gives back what a recorder that was killed had reserved past the end of its segments. Nobody
 /// else may be at work on the recording here. The numbers of segments that never got their name.
 ///
 /// # Errors

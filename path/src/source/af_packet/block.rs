@@ -69,7 +69,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Adds frames to `batch` until it has so many.
+    /// Adds frames to `batch` until it has `most`.
     ///
     /// NB: not `extend`, which asks for each frame how many are to come.
     #[inline]
