@@ -296,21 +296,34 @@ impl Consumer {
         offset == 0 || pad()
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&mut self) -> Result<Option<Taken>, Corrupt> {
         if self.shared.is_some() {
-            // Room for one more stays, for who asks between two batches.
-            self.stage(true)?;
-            return Ok(self.take_staged());
+            return self.take_copy();
         }
-        let mask = self.geometry.capacity - 1;
         if self.tail == self.head {
             return Ok(None);
         }
-        let mut offset = self.tail & mask;
-        let mut cap_len = self
+        let offset = self.tail & (self.geometry.capacity - 1);
+        let cap_len = self
             .region
             .load_u32(DATA_OFFSET + offset, Ordering::Relaxed);
+        // One comparison for all that is rare: no bytes, a pad, more than a record may have.
+        if cap_len.wrapping_sub(1) >= self.geometry.snaplen {
+            return self.take_rare(offset, cap_len);
+        }
+        self.take_record(offset, cap_len)
+    }
+
+    #[inline(never)]
+    fn take_copy(&mut self) -> Result<Option<Taken>, Corrupt> {
+        // Room for one more stays, for who asks between two batches.
+        self.stage(true)?;
+        Ok(self.take_staged())
+    }
+
+    #[cold]
+    fn take_rare(&mut self, mut offset: u64, mut cap_len: u32) -> Result<Option<Taken>, Corrupt> {
         if cap_len == PAD {
             let skip = self.geometry.capacity - offset;
             if skip >= self.head.wrapping_sub(self.tail) {
@@ -326,12 +339,18 @@ impl Consumer {
             self.head = self.tail;
             return Ok(None);
         }
+        if cap_len > self.geometry.snaplen {
+            return Err(self.corrupt(cap_len));
+        }
+        self.take_record(offset, cap_len)
+    }
+
+    /// Takes the record at `offset`, whose bytes are no more than a record may have.
+    #[inline(always)]
+    fn take_record(&mut self, offset: u64, cap_len: u32) -> Result<Option<Taken>, Corrupt> {
         let size = record_size(cap_len);
         let available = self.head.wrapping_sub(self.tail);
-        if cap_len > self.geometry.snaplen
-            || size > available
-            || size > self.geometry.capacity - offset
-        {
+        if size > available || size > self.geometry.capacity - offset {
             return Err(self.corrupt(cap_len));
         }
         self.tail = self.tail.wrapping_add(size);
@@ -411,7 +430,7 @@ enum Rest {
 impl<'a> Iterator for Batch<'a> {
     type Item = Result<Packet<'a>, Corrupt>;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         if self.left == 0 || (self.rest == Rest::Behind && self.consumer.is_at_wrap()) {
             return None;

@@ -26,6 +26,8 @@ pub struct Producer {
     geometry: Geometry,
     head: u64,
     tail: u64,
+    /// Bytes from the head on that are known to be free and do not wrap; at least so many are.
+    room: u64,
     announced: u64,
     written: u64,
     published: u64,
@@ -121,6 +123,7 @@ impl Producer {
             geometry,
             head: start,
             tail: start,
+            room: 0,
             announced: start,
             written,
             published: written,
@@ -163,25 +166,42 @@ impl Producer {
     #[inline(always)]
     pub fn reserve(&mut self, cap_len: u32) -> Result<Option<Slot>, PeerLied> {
         debug_assert!(cap_len <= self.geometry.snaplen);
-        let capacity = self.geometry.capacity;
         let size = record_size(cap_len);
+        if size > self.room {
+            return self.find_room(cap_len, size);
+        }
+        Ok(Some(Slot {
+            head: self.head,
+            pad: 0,
+            cap_len,
+        }))
+    }
+
+    /// [`reserve`](Self::reserve) at the end of the area, and where the reader's progress is asked for.
+    #[cold]
+    fn find_room(&mut self, cap_len: u32, size: u64) -> Result<Option<Slot>, PeerLied> {
+        let capacity = self.geometry.capacity;
         let to_end = capacity - (self.head & (capacity - 1));
         let pad = if size > to_end { to_end } else { 0 };
-        let used = self.head.wrapping_sub(self.tail);
-        if used + pad + size > capacity {
+        if self.free() < pad + size {
             self.refresh_tail()?;
-            let used = self.head.wrapping_sub(self.tail);
-            if used + pad + size > capacity {
+            if self.free() < pad + size {
                 self.dropped += 1;
                 self.lose();
                 return Ok(None);
             }
         }
+        self.room = self.free().min(to_end);
         Ok(Some(Slot {
             head: self.head,
             pad,
             cap_len,
         }))
+    }
+
+    /// Bytes that the reader has given back, as far as the host has asked.
+    fn free(&self) -> u64 {
+        self.geometry.capacity - self.head.wrapping_sub(self.tail)
     }
 
     /// Writes the record; it becomes visible with the next [`publish`](Self::publish).
@@ -199,14 +219,17 @@ impl Producer {
             self.region
                 .store_u32(DATA_OFFSET + (self.head & mask), PAD, Ordering::Relaxed);
             self.head = self.head.wrapping_add(slot.pad);
+            self.room = self.free();
         }
         let offset = self.head & mask;
         let lost = meta.lost.saturating_add(self.lost);
         let header = record_header(meta, slot.cap_len, lost);
         self.region
             .write_record(DATA_OFFSET + offset, header, bytes);
-        self.head = self.head.wrapping_add(record_size(slot.cap_len));
-        self.own_ahead(AHEAD * record_size(slot.cap_len));
+        let size = record_size(slot.cap_len);
+        self.head = self.head.wrapping_add(size);
+        self.room -= size;
+        self.own_ahead(DATA_OFFSET + offset + size, AHEAD * size);
         self.lost = 0;
         self.written = self.written.wrapping_add(1);
     }
@@ -291,18 +314,16 @@ impl Producer {
             .min(self.geometry.capacity)
     }
 
-    /// Takes the lines that a record of the same size will start on, some records from now, back
-    /// from the reader's cache.
+    /// Takes the lines that a record of the same size will start on, `ahead` bytes after the head at
+    /// `at`, back from the reader's cache.
     ///
     /// NB: only within the room known to be free; further on the reader is still reading. 60-byte
     /// frames between two processes: 142 → 154 Mpps (512 KiB ring), 79 → 98 (64 KiB).
     #[inline]
-    fn own_ahead(&self, ahead: u64) {
-        let capacity = self.geometry.capacity;
-        if self.head.wrapping_sub(self.tail) + ahead < capacity {
-            let at = DATA_OFFSET + (self.head.wrapping_add(ahead) & (capacity - 1));
-            self.region.prefetch_write(at);
-            self.region.prefetch_write(at + 64);
+    fn own_ahead(&self, at: u64, ahead: u64) {
+        if ahead < self.room {
+            self.region.prefetch_write(at + ahead);
+            self.region.prefetch_write(at + ahead + 64);
         }
     }
 

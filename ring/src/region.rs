@@ -4,7 +4,7 @@
 //! only `load_*`, `store_*` and `write`: each moves a private value in or out exactly once (R1).
 //! [`Region::lend`] is for the reader, which trusts the host to leave unreleased records alone.
 //!
-//! Every access is checked against the region's length. The checks are `assert!`s: offsets come
+//! Every access is checked against the region's length, and panics outside of it: offsets come
 //! from private, masked indices, so a failing one is a bug of ours and not something a peer can
 //! cause.
 #![expect(unsafe_code, reason = "the island of raw shared-memory access")]
@@ -216,30 +216,33 @@ impl Region {
         unsafe { std::slice::from_raw_parts(from, len as usize) }
     }
 
-    /// Asks the CPU to fetch the cache line at `offset`; no effect outside the region.
+    /// Asks the CPU to fetch the cache line at `offset`. A hint: nothing is checked, and nothing but
+    /// caches changes, wherever the address lies.
     #[inline]
     pub fn prefetch(&self, offset: u64) {
         #[cfg(target_arch = "x86_64")]
-        if offset < self.len {
+        {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: prefetching never faults, and the address is inside the region.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().add(offset as usize).cast()) }
+            let at = self.base.as_ptr().wrapping_add(offset as usize);
+            // SAFETY: prefetching never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = offset;
     }
 
-    /// Asks the CPU to own the cache line at `offset` for writing; no effect outside the region.
+    /// Asks the CPU to own the cache line at `offset` for writing. A hint, as [`prefetch`](Self::prefetch).
     #[inline]
     pub(crate) fn prefetch_write(&self, offset: u64) {
         #[cfg(target_arch = "x86_64")]
-        if offset < self.len {
-            // SAFETY: prefetching never faults and changes nothing but caches; the address is
-            // inside the region. Intel and AMD 64-bit CPUs without it decode it as a no-op.
+        {
+            let at = self.base.as_ptr().wrapping_add(offset as usize);
+            // SAFETY: prefetching never faults and changes nothing but caches. Intel and AMD 64-bit
+            // CPUs without it decode it as a no-op.
             unsafe {
                 std::arch::asm!(
                     "prefetchw [{}]",
-                    in(reg) self.base.as_ptr().add(offset as usize),
+                    in(reg) at,
                     options(nostack, preserves_flags, readonly)
                 );
             }
@@ -250,14 +253,19 @@ impl Region {
 
     #[inline]
     fn at(&self, offset: u64, len: u64) -> *mut u8 {
-        assert!(
-            len <= self.len && offset <= self.len - len,
-            "{len} bytes at {offset} outside a region of {}",
-            self.len
-        );
+        if len > self.len || offset > self.len - len {
+            outside(offset, len, self.len);
+        }
         // SAFETY: just checked to lie inside the mapping.
         unsafe { self.base.as_ptr().add(offset as usize) }
     }
+}
+
+/// NB: by value and never inlined, so that the numbers stay in registers where the check passes.
+#[cold]
+#[inline(never)]
+fn outside(offset: u64, len: u64, region: u64) -> ! {
+    panic!("{len} bytes at {offset} outside a region of {region}")
 }
 
 impl std::fmt::Debug for Region {

@@ -86,17 +86,20 @@ fn finish(child: Child) -> String {
     said
 }
 
-/// (seconds, microseconds, wire length, bytes) of each packet of a pcap file.
+/// (seconds, microseconds, wire length, bytes) of each packet of a pcap file. The last packet counts
+/// when all its bytes are there: the kernel shows a write that crosses a page in two steps.
 fn packets(path: &str) -> Vec<(u32, u32, u32, Vec<u8>)> {
     let bytes = std::fs::read(Path::new(path)).unwrap();
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     assert_eq!(word(0), 0xa1b2_c3d4, "{path}");
     let (mut all, mut at) = (Vec::new(), 24);
     while at + 16 <= bytes.len() {
-        let len = word(at + 8) as usize;
-        let data = bytes[at + 16..at + 16 + len].to_vec();
-        all.push((word(at), word(at + 4), word(at + 12), data));
-        at += 16 + len;
+        let end = at + 16 + word(at + 8) as usize;
+        let Some(data) = bytes.get(at + 16..end) else {
+            break;
+        };
+        all.push((word(at), word(at + 4), word(at + 12), data.to_vec()));
+        at = end;
     }
     all
 }
