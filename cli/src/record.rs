@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use vnplug::{Port, PortOptions};
+use vnplug_frame::capfile::write::Interface;
 use vnplug_store::disk::{Buffer, Disk, Real, make_directory};
-use vnplug_store::encode::Interface;
 use vnplug_store::name;
 use vnplug_store::record::{Quota, Recorder, Session, Settings, Source};
 

@@ -1,11 +1,13 @@
 //! What a frame is, to everything between wire and ring.
 //!
 //! - [`Frame`]: bytes borrowed from the queue that received them, and their metadata.
+//! - [`capfile`]: capture files, read and written.
 //! - [`flow`]: the hash that assigns flows to the members of a cluster.
 //! - [`headers`]: where the headers of a frame lie; what is understood of VLAN tags and IP.
 //! - [`witness`]: what generated frames carry, so that a receiver can prove loss, duplication,
 //!   reordering and corruption.
 
+pub mod capfile;
 pub mod crc;
 pub mod flow;
 pub mod headers;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use vnplug::{Meta, Packet};
-use vnplug_store::encode::{Interface, pcap, pcapng};
+use vnplug_frame::capfile::write::{Interface, pcap, pcapng};
 use vnplug_store::extract::{Extract, Query};
 use vnplug_store::filter::Filter;
 use vnplug_store::index::{Sidecar, rebuild};

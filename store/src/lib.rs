@@ -14,7 +14,6 @@
 
 pub mod archive;
 pub mod disk;
-pub mod encode;
 pub mod extract;
 pub mod filter;
 pub mod index;

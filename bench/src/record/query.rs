@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use vnplug::{Meta, Packet};
 use vnplug_e2e::daemon::guest_program;
+use vnplug_frame::capfile::write::Interface;
 use vnplug_frame::witness::{Protocol, Shape};
 use vnplug_store::disk::{Buffer, Real};
-use vnplug_store::encode::Interface;
 use vnplug_store::name::{SegmentName, time};
 use vnplug_store::read::Reader;
 use vnplug_store::record::{Recorder, Settings};

@@ -8,8 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use vnplug::{Packet, Port};
+use vnplug_frame::capfile::write::Interface;
 
-use super::pcap::{Format, Origin, Totals, Writer};
+use super::pcap::{Format, Totals, Writer};
 use super::{BeforeDaemon, PortArgs, Sink};
 use crate::failure::{Failure, OK, Outcome};
 use crate::text::grouped;
@@ -94,14 +95,14 @@ impl Dump {
             let is_pipe = !file.metadata().map_err(about)?.is_file();
             (Box::new(file), is_pipe, name)
         };
-        let origin = Origin {
-            device: port.device(),
+        let origin = Interface {
+            name: port.device().to_owned(),
             link_type: port.link_type(),
             snaplen: port.snaplen(),
-            filter: &self.port.filter,
+            filter: self.port.filter.clone(),
         };
         let mut sink = DumpSink {
-            writer: Writer::new(file, self.format(), &origin),
+            writer: Writer::new(file, self.format(), origin),
             name,
             is_pipe,
             packets: 0,

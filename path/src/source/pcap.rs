@@ -12,7 +12,6 @@
 //!
 //! A FIFO plays once. Until a first writer has come it counts as empty, not as ended.
 
-mod legacy;
 mod link;
 mod ng;
 mod pace;

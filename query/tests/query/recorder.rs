@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use vnplug::{Meta, Packet};
+use vnplug_frame::capfile::write::Interface;
 use vnplug_store::archive::{How, Recipients, Worker};
 use vnplug_store::disk::{Buffer, Real};
-use vnplug_store::encode::Interface;
 use vnplug_store::name::SegmentName;
 use vnplug_store::record::{Ledger, Quota, Recorder, Settings, Status, read_state};
 

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use vnplug_frame::capfile::write::pcapng::{GAP_COMMENT, SOURCE_LOSS_COMMENT};
+
 use super::segments::Found;
-use crate::encode::pcapng::{GAP_COMMENT, SOURCE_LOSS_COMMENT};
 use crate::index::Chunk;
 use crate::name::{SegmentName, time};
 use crate::read::{Note, Packet};

@@ -3,8 +3,10 @@
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
+use vnplug_frame::capfile::ng::{EPB_DROPCOUNT, EPB_FLAGS, OPT_COMMENT, OPT_END};
+use vnplug_frame::capfile::write::{Head, pcap, pcapng};
+
 use super::{Losses, Packet};
-use crate::encode::pcapng::{self, EPB_DROPCOUNT, EPB_FLAGS};
 use crate::read::Interface;
 
 /// What is written.
@@ -54,14 +56,8 @@ impl<W: Write> Output<W> {
         match self.format {
             Format::Pcapng => self.enhanced(number as u32, packet),
             Format::Pcap => {
-                let (seconds, ns) = (packet.ts_ns / NS, packet.ts_ns % NS);
-                self.words(&[
-                    u32::try_from(seconds).unwrap_or(u32::MAX),
-                    ns as u32,
-                    packet.bytes.len() as u32,
-                    packet.wire_len,
-                ]);
-                self.buffer.extend_from_slice(packet.bytes);
+                let at = self.room(pcap::RECORD_BYTES + packet.bytes.len());
+                pcap::record(&mut self.buffer, at, &head_of(packet), packet.bytes);
             }
         }
         let due = self
@@ -128,11 +124,8 @@ impl<W: Write> Output<W> {
 
     fn header(&mut self, link_type: u32) {
         match self.format {
-            // The section's length is not known.
-            Format::Pcapng => {
-                self.words(&[0x0a0d_0d0a, 28, 0x1a2b_3c4d, 1, u32::MAX, u32::MAX, 28])
-            }
-            Format::Pcap => self.words(&[0xa1b2_3c4d, 0x0004_0002, 0, 0, SNAPLEN, link_type]),
+            Format::Pcapng => pcapng::section(&mut self.buffer, &[]),
+            Format::Pcap => pcap::file(&mut self.buffer, 0, link_type),
         }
     }
 
@@ -147,29 +140,18 @@ impl<W: Write> Output<W> {
         }
         self.interfaces.push(interface.clone());
         if self.format == Format::Pcapng {
-            let name = interface.name.as_bytes();
-            let padded = name.len().next_multiple_of(4);
-            let named = if name.is_empty() { 0 } else { 4 + padded };
-            let len = 20 + named + 8 + 4;
             // NB: no limit, whatever the file said: libpcap (1.10) refuses interfaces that differ in it.
-            self.words(&[1, len as u32, interface.link_type, 0]);
-            if named > 0 {
-                self.words(&[2 | (name.len() as u32) << 16]);
-                self.buffer.extend_from_slice(name);
-                self.buffer.extend(&[0; 4][..padded - name.len()]);
-            }
-            // if_tsresol: nanoseconds; end of options.
-            self.words(&[9 | 1 << 16, 9, 0, len as u32]);
+            let (link_type, name) = (interface.link_type, &interface.name);
+            pcapng::interface(&mut self.buffer, link_type, 0, name, "");
         }
         Ok(self.interfaces.len() - 1)
     }
 
     fn enhanced(&mut self, interface: u32, packet: &Packet<'_>) {
-        let padded = packet.bytes.len().next_multiple_of(4);
         let mut options = std::mem::take(&mut self.options);
         options.clear();
         for line in packet.comment.lines() {
-            pcapng::option(&mut options, pcapng::OPT_COMMENT, line.as_bytes());
+            pcapng::option(&mut options, OPT_COMMENT, line.as_bytes());
         }
         if packet.flags != 0 {
             pcapng::option(&mut options, EPB_FLAGS, &packet.flags.to_le_bytes());
@@ -178,34 +160,28 @@ impl<W: Write> Output<W> {
             pcapng::option(&mut options, EPB_DROPCOUNT, &packet.lost.to_le_bytes());
         }
         if !options.is_empty() {
-            // The end of options.
-            options.extend([0; 4]);
+            pcapng::option(&mut options, OPT_END, &[]);
         }
-        let len = (32 + padded + options.len()) as u32;
-        self.words(&[
-            6,
-            len,
-            interface,
-            (packet.ts_ns >> 32) as u32,
-            packet.ts_ns as u32,
-            packet.bytes.len() as u32,
-            packet.wire_len,
-        ]);
-        self.buffer.extend_from_slice(packet.bytes);
-        self.buffer.extend(&[0; 4][..padded - packet.bytes.len()]);
-        self.buffer.extend_from_slice(&options);
-        self.words(&[len]);
+        let (head, bytes) = (head_of(packet), packet.bytes);
+        let at = self.room(pcapng::enhanced_bytes(bytes, &options));
+        pcapng::enhanced(&mut self.buffer, at, interface, &head, bytes, &options);
         self.options = options;
     }
 
-    fn words(&mut self, words: &[u32]) {
-        for word in words {
-            self.buffer.extend(word.to_le_bytes());
-        }
+    /// Where the next of these many bytes go.
+    fn room(&mut self, bytes: usize) -> usize {
+        let at = self.buffer.len();
+        self.buffer.resize(at + bytes, 0);
+        at
     }
 }
 
-const NS: u64 = 1_000_000_000;
-const SNAPLEN: u32 = 262_144;
+fn head_of(packet: &Packet<'_>) -> Head {
+    Head {
+        ts_ns: packet.ts_ns,
+        wire_len: packet.wire_len,
+    }
+}
+
 const BUFFER_BYTES: usize = 256 << 10;
 const FLUSH_AFTER: Duration = Duration::from_millis(100);

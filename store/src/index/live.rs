@@ -7,9 +7,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use vnplug_frame::capfile::Order;
+use vnplug_frame::capfile::classic::HEADER_BYTES;
+use vnplug_frame::capfile::ng::{
+    ENHANCED_PACKET, EPB_DROPCOUNT, INTERFACE, ISB_IFRECV, OPT_COMMENT, Opt, SECTION, STATISTICS,
+    options,
+};
+use vnplug_frame::capfile::write::pcap::RECORD_BYTES;
+
 use super::{Builder, Sidecar};
 use crate::disk::Disk;
-use crate::encode::pcapng;
 use crate::name::Format;
 use crate::read::Note;
 
@@ -84,7 +91,7 @@ impl Live {
         {
             warm.pass(bytes, block.len());
             match word(block, 0) {
-                ENHANCED if block.len() >= 32 => {
+                ENHANCED_PACKET if block.len() >= 32 => {
                     let link_type = self.link_types.get(word(block, 8) as usize);
                     let ts_ns = u64::from(word(block, 12)) << 32 | u64::from(word(block, 16));
                     let packet = block
@@ -113,18 +120,19 @@ impl Live {
     }
 
     fn records(&mut self, mut offset: u64, mut bytes: &[u8]) {
-        if self.link_types.is_empty() && bytes.len() >= FILE_HEADER {
+        if self.link_types.is_empty() && bytes.len() >= HEADER_BYTES {
             self.link_types.push(word(bytes, 20));
-            offset += FILE_HEADER as u64;
-            bytes = &bytes[FILE_HEADER..];
+            offset += HEADER_BYTES as u64;
+            bytes = &bytes[HEADER_BYTES..];
         }
         let link_type = self.link_types.first().copied().unwrap_or_default();
         let mut warm = Warm::default();
-        while bytes.len() >= RECORD {
-            let Some(packet) = bytes.get(RECORD..RECORD + word(bytes, 8) as usize) else {
+        while bytes.len() >= RECORD_BYTES {
+            let Some(packet) = bytes.get(RECORD_BYTES..RECORD_BYTES + word(bytes, 8) as usize)
+            else {
                 return;
             };
-            let len = RECORD + packet.len();
+            let len = RECORD_BYTES + packet.len();
             warm.pass(bytes, len);
             let ts_ns = u64::from(word(bytes, 0)) * 1_000_000_000 + u64::from(word(bytes, 4));
             self.builder.packet(offset, link_type, ts_ns, packet);
@@ -197,19 +205,14 @@ fn marks(mut options: &[u8]) -> (u64, bool) {
 /// Whether statistics of ours tell a loss that no packet tells: their first option is a comment, and no total.
 #[cold]
 fn is_loss(block: &[u8]) -> bool {
-    let mut options = block.get(20..).unwrap_or_default();
     let mut note = Note::default();
-    while options.len() > 4 {
-        let (code, len) = (word(options, 0) & 0xffff, (word(options, 0) >> 16) as usize);
-        let value = options.get(4..4 + len).unwrap_or_default();
+    let body = block.get(..block.len() - 4).unwrap_or_default();
+    for Opt { code, value, .. } in options(body, 20, Order::Little).flatten() {
         match code {
-            COMMENT => note.comment = String::from_utf8_lossy(value).into_owned(),
-            RECEIVED => note.received = Some(0),
+            OPT_COMMENT => note.comment = String::from_utf8_lossy(value).into_owned(),
+            ISB_IFRECV => note.received = Some(0),
             _ => {}
         }
-        options = options
-            .get(4 + len.next_multiple_of(4)..)
-            .unwrap_or_default();
     }
     note.is_loss()
 }
@@ -229,12 +232,5 @@ const LONG_BYTES: usize = 1024;
 const LONG_BLOCKS: usize = 16;
 /// A block's header and those of a frame.
 const HEADER_LINES: usize = 2;
-const SECTION: u32 = 0x0a0d_0d0a;
-const INTERFACE: u32 = 1;
-const ENHANCED: u32 = 6;
-const STATISTICS: u32 = pcapng::INTERFACE_STATISTICS;
-const COMMENT: u32 = pcapng::OPT_COMMENT as u32;
-const RECEIVED: u32 = pcapng::ISB_IFRECV as u32;
-const DROPCOUNT: u32 = 4;
-const FILE_HEADER: usize = 24;
-const RECORD: usize = 16;
+const COMMENT: u32 = OPT_COMMENT as u32;
+const DROPCOUNT: u32 = EPB_DROPCOUNT as u32;

@@ -293,8 +293,8 @@ fn large_segment_in_ns(seed: u64) -> Vec<u8> {
 
 #[test]
 fn a_chunk_says_what_was_on_the_wire_and_what_was_lost() {
-    use crate::encode::{Interface, pcapng};
     use vnplug::{Meta, Packet};
+    use vnplug_frame::capfile::write::{Interface, pcapng};
     let place = Place::new("amounts");
     let segment = place.0.join("a.pcapng");
     let interface = Interface {

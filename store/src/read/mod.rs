@@ -26,8 +26,12 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use vnplug_frame::capfile::classic::{Classic, HEADER_BYTES};
+use vnplug_frame::capfile::ng::{Description, SECTION};
+use vnplug_frame::capfile::write::pcapng;
+use vnplug_frame::capfile::{Bad, Clock};
+
 use crate::archive::Keys;
-use crate::encode::pcapng;
 use crate::manifest::Hole;
 use input::Input;
 pub(crate) use source::{At, Source, open as open_source};
@@ -78,7 +82,16 @@ impl Interface {
             link_type: 1,
             snaplen: 0,
             name: String::new(),
-            clock: Clock::new(NS),
+            clock: Clock::NANOS,
+        }
+    }
+
+    fn described(described: Description) -> Self {
+        Self {
+            link_type: described.link_type,
+            snaplen: described.snaplen,
+            name: described.name,
+            clock: described.clock,
         }
     }
 
@@ -86,35 +99,6 @@ impl Interface {
     pub fn is_same(&self, other: &Self) -> bool {
         let of = |i: &Self| (i.link_type, i.snaplen);
         of(self) == of(other) && self.name == other.name
-    }
-}
-
-/// Units of timestamps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Clock {
-    /// Units per second.
-    per_second: u64,
-    /// Added, in seconds.
-    offset_s: i64,
-}
-
-impl Clock {
-    const fn new(per_second: u64) -> Self {
-        Self {
-            per_second,
-            offset_s: 0,
-        }
-    }
-
-    fn ns(self, units: u64) -> u64 {
-        if self.per_second == NS && self.offset_s == 0 {
-            return units;
-        }
-        let seconds = i128::from(units / self.per_second) + i128::from(self.offset_s);
-        let part =
-            u128::from(units % self.per_second) * u128::from(NS) / u128::from(self.per_second);
-        let ns = seconds * i128::from(NS) + part as i128;
-        u64::try_from(ns.max(0)).unwrap_or(u64::MAX)
     }
 }
 
@@ -171,7 +155,7 @@ enum Format {
     /// Nothing was read yet.
     Unknown,
     Ng(ng::State),
-    Legacy(legacy::State),
+    Classic(Classic),
 }
 
 /// A packet's place in the input's buffer.
@@ -369,7 +353,7 @@ impl Reader {
             }
         }
         let offset = match &self.format {
-            Format::Legacy(_) => offset.max(legacy::FILE_HEADER),
+            Format::Classic(_) => offset.max(HEADER_BYTES as u64),
             _ => offset,
         };
         self.input.seek(offset);
@@ -402,7 +386,7 @@ impl Reader {
                 let (comment, notes) = (&mut self.comment, self.notes.as_mut());
                 state.step(&mut self.input, &mut self.interfaces, comment, notes)
             }
-            Format::Legacy(state) => state.step(&mut self.input),
+            Format::Classic(file) => legacy::step(file, &mut self.input),
             Format::Unknown => return Ok(Step::End(End::Clean)),
         };
         result.map_err(|problem| problem.at(&self.path, at))
@@ -422,14 +406,14 @@ impl Reader {
         if magic == [0; 4] {
             return Ok(Some(End::Unwritten(0)));
         }
-        if magic == ng::SECTION.to_le_bytes() {
+        if magic == SECTION.to_le_bytes() {
             self.format = Format::Ng(ng::State::default());
             return Ok(None);
         }
-        match legacy::State::begin(&mut self.input, magic).map_err(fail)? {
-            Some((state, interface)) => {
+        match legacy::begin(&mut self.input, magic).map_err(fail)? {
+            Some((file, interface)) => {
                 self.interfaces.push(interface);
-                self.format = Format::Legacy(state);
+                self.format = Format::Classic(file);
                 Ok(None)
             }
             None => Ok(Some(End::Torn(0))),
@@ -441,15 +425,21 @@ impl Reader {
 #[derive(Debug)]
 enum Problem {
     Io(io::Error),
-    Bad(&'static str),
+    Bad(Bad),
 }
 
 impl Problem {
     fn at(self, path: &Path, offset: u64) -> ReadError {
         match self {
             Self::Io(error) => ReadError::io(path, offset, error),
-            Self::Bad(what) => ReadError::bad(path, offset, what),
+            Self::Bad(bad) => ReadError::bad(path, offset, bad.what),
         }
+    }
+}
+
+impl From<Bad> for Problem {
+    fn from(bad: Bad) -> Self {
+        Self::Bad(bad)
     }
 }
 
@@ -476,7 +466,7 @@ pub enum Cause {
     /// The system could not read it.
     Io(io::Error),
     /// It says what cannot be.
-    Damaged(&'static str),
+    Damaged(String),
     /// It ends at the offset, and was of this length in bytes when it was closed.
     Cut(u64),
     /// The recorder removed it to make room, and took it from its reader at the offset.
@@ -494,11 +484,11 @@ impl ReadError {
         }
     }
 
-    pub(crate) fn bad(path: &Path, offset: u64, what: &'static str) -> Self {
+    pub(crate) fn bad(path: &Path, offset: u64, what: impl Into<String>) -> Self {
         Self {
             path: path.to_owned(),
             offset,
-            cause: Cause::Damaged(what),
+            cause: Cause::Damaged(what.into()),
         }
     }
 
@@ -558,8 +548,6 @@ impl fmt::Display for ReadError {
 }
 
 impl std::error::Error for ReadError {}
-
-const NS: u64 = 1_000_000_000;
 
 #[cfg(test)]
 pub(crate) mod tests;

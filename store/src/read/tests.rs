@@ -416,3 +416,5 @@ fn sections_without_end_are_refused() {
     assert!(error.to_string().contains("65536 sections"), "{error}");
     assert_eq!(error.offset, 65_536 * section.len() as u64);
 }
+
+const NS: u64 = 1_000_000_000;

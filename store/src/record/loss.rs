@@ -1,6 +1,7 @@
 //! What the ring lost before a packet, and how a file tells it.
 
-use crate::encode::pcapng;
+use vnplug_frame::capfile::write::pcapng;
+
 use crate::name::Format;
 
 use super::RING_FULL;

@@ -45,10 +45,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use vnplug::{Packet, flags};
+use vnplug_frame::capfile::write::{pcap, pcapng};
 
 use crate::archive::Worker;
 use crate::disk::{BLOCK, Buffer, Disk};
-use crate::encode::{pcap, pcapng};
 use crate::manifest::Manifest;
 use crate::name::{self, Format, LAST_SEQUENCE};
 

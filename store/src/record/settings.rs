@@ -4,10 +4,11 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use vnplug_frame::capfile::write::Interface;
+
 use super::{Quota, Triggers};
 use crate::archive::How;
 use crate::disk::{BLOCK, Disk};
-use crate::encode::Interface;
 use crate::name::Format;
 
 /// How to record.

@@ -17,11 +17,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use vnplug::{Meta, Packet};
+use vnplug_frame::capfile::write::{Interface, pcap, pcapng};
 
 use super::writer::Writer;
 use super::{Chunk, Ledger, Quota, Recorder, Settings, Status, Tally};
 use crate::disk::{BLOCK, Buffer, Disk, Fault, Image, Real, Sim};
-use crate::encode::{Interface, pcap, pcapng};
 use crate::name::{Format, SegmentName};
 use crate::read::Reader;
 use crate::testing::Place;

@@ -24,11 +24,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use vnplug::Packet;
+use vnplug_frame::capfile::write::{Interface, pcapng};
 
 use super::chunk::{Chunk, Tally};
 use super::{Recorder, now_ns};
 use crate::disk::{BLOCK, Buffer};
-use crate::encode::{Interface, pcapng};
 use crate::filter::{Filter, Program};
 use crate::name::{Format, time};
 

@@ -400,7 +400,7 @@ fn twenty_gigabytes() {
     use std::os::unix::fs::FileExt;
     use std::time::Instant;
     use vnplug::{Meta, Packet};
-    use vnplug_store::encode::{Interface, pcapng};
+    use vnplug_frame::capfile::write::{Interface, pcapng};
     use vnplug_store::index::Builder;
 
     const PER_CHUNK: u64 = 256;

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use vnplug::{Meta, Packet as PortPacket};
+use vnplug_frame::capfile::write::Interface as PortInterface;
 use vnplug_store::disk::{Buffer, Real};
-use vnplug_store::encode::Interface as PortInterface;
 use vnplug_store::extract::{Format, Output, Packet};
 use vnplug_store::index::rebuild;
 use vnplug_store::read::Interface;

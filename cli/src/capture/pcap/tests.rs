@@ -1,13 +1,18 @@
 use std::process::Command;
 
+use vnplug::{Meta, flags};
+use vnplug_frame::capfile::ng::{INTERFACE, SECTION, STATISTICS};
+
 use super::*;
 
-const ORIGIN: Origin<'_> = Origin {
-    device: "host:eth1",
-    link_type: 1,
-    snaplen: 0,
-    filter: "udp",
-};
+fn origin() -> Interface {
+    Interface {
+        name: "host:eth1".to_owned(),
+        link_type: 1,
+        snaplen: 0,
+        filter: "udp".to_owned(),
+    }
+}
 
 /// 2026-11-21 00:00:00.123456789 UTC.
 const MOMENT: u64 = 1_795_219_200_123_456_789;
@@ -24,7 +29,7 @@ fn meta(lost: u32, flags: u16) -> Meta {
 
 fn file(format: Format, packets: &[(Meta, Vec<u8>)]) -> Vec<u8> {
     let mut out = Vec::new();
-    let mut writer = Writer::new(&mut out, format, &ORIGIN);
+    let mut writer = Writer::new(&mut out, format, origin());
     for (meta, bytes) in packets {
         let packet = Packet { meta: *meta, bytes };
         writer.packet(&packet).unwrap();
@@ -63,12 +68,17 @@ fn a_pcap_file_has_these_bytes() {
 
 #[test]
 fn an_enhanced_packet_block_has_these_bytes() {
-    let mut out = Vec::new();
     let meta = Meta {
         ts_ns: 0x1_0000_0002,
         ..meta(3, flags::OUTBOUND)
     };
-    pcapng_record(&mut out, &meta, &[9, 8, 7, 6, 5]);
+    let packet = Packet {
+        meta,
+        bytes: &[9, 8, 7, 6, 5],
+    };
+    let mut out = [0; 64];
+    let end = pcapng::packet_with_direction(&mut out, 0, 0, &packet);
+    assert_eq!(end, Some(64));
     let expected = [
         6, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 64, 0, 0,
         0, //
@@ -92,7 +102,7 @@ fn every_block_of_a_pcapng_file_is_walkable_from_both_ends() {
         kinds.push(word(at));
         at += len;
     }
-    let expected = [SECTION_HEADER, INTERFACE, 6, 6, 6, STATISTICS];
+    let expected = [SECTION, INTERFACE, 6, 6, 6, STATISTICS];
     assert_eq!(kinds, expected);
 }
 
@@ -107,7 +117,7 @@ fn a_failed_write_is_told_and_its_packets_not_counted() {
             Ok(())
         }
     }
-    let mut writer = Writer::new(Full, Format::Pcap, &ORIGIN);
+    let mut writer = Writer::new(Full, Format::Pcap, origin());
     let bytes = vec![0; 1000];
     let packet = Packet {
         meta: meta(0, 0),

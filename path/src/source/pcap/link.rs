@@ -1,6 +1,6 @@
 //! Link types: only Ethernet is played; the others are refused by name.
 
-use super::reader::Bad;
+use vnplug_frame::capfile::Bad;
 
 /// Bytes of FCS at the end of each frame, if the link type of a pcap header or an interface is
 /// Ethernet. The upper bits of a pcap header's word are libpcap's `LT_FCS_LENGTH`.
@@ -20,10 +20,8 @@ pub(super) fn ethernet(word: u32, at: usize) -> Result<u8, Bad> {
     } else {
         ""
     };
-    Err(Bad {
-        at,
-        what: format!("link type {number} ({name}), only Ethernet (1) can be played{raw}"),
-    })
+    let what = format!("link type {number} ({name}), only Ethernet (1) can be played{raw}");
+    Err(Bad::new(at, what))
 }
 
 const ETHERNET: u32 = 1;

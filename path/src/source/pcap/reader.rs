@@ -7,8 +7,12 @@
 use std::io::{self, Read};
 use std::ops::Range;
 
-use super::legacy::{HEADER_BYTES, Legacy};
-use super::ng::{Ng, SECTION, check_trailer};
+use vnplug_frame::capfile::classic::{Classic, HEADER_BYTES};
+use vnplug_frame::capfile::ng::{Block, SECTION};
+use vnplug_frame::capfile::{Bad, Order, Record};
+
+use super::link;
+use super::ng::Ng;
 
 /// A file or stream of packets.
 #[derive(Debug)]
@@ -30,7 +34,7 @@ pub struct Reader<R> {
 #[derive(Debug)]
 enum Format {
     Unknown,
-    Legacy(Legacy),
+    Classic { file: Classic, fcs_bytes: u8 },
     Ng(Ng),
 }
 
@@ -41,8 +45,7 @@ struct Skipping {
     block_at: u64,
     /// Its bytes still to pass, the last four excluded.
     left: u64,
-    len: u32,
-    big_endian: bool,
+    block: Block,
 }
 
 /// A packet in the reader's buffer.
@@ -134,14 +137,11 @@ impl<R: Read> Reader<R> {
                 Step::Need(needed) if self.at_eof => return Err(self.truncated(needed)),
                 Step::Need(needed) => return Ok(Peek::Starved(needed)),
                 Step::Skip(bytes) => self.consume(bytes),
-                Step::Jump { len, big_endian } => {
-                    let left = u64::from(len) - 4;
-                    let block_at = self.offset;
+                Step::Jump(block) => {
                     self.skipping = Some(Skipping {
-                        block_at,
-                        left,
-                        len,
-                        big_endian,
+                        block_at: self.offset,
+                        left: u64::from(block.len) - 4,
+                        block,
                     });
                 }
                 Step::Packet(bytes, mut packet) => {
@@ -200,28 +200,22 @@ impl<R: Read> Reader<R> {
 
     /// Passes over the block being skipped; `Some` if more bytes are needed for that.
     fn skip(&mut self) -> Result<Option<usize>, BadFile> {
-        let Some(Skipping {
-            block_at,
-            left,
-            len,
-            big_endian,
-        }) = self.skipping
-        else {
+        let Some(mut skipping) = self.skipping else {
             return Ok(None);
         };
-        let here = left.min((self.end - self.start) as u64);
+        let here = skipping.left.min((self.end - self.start) as u64);
         self.consume(here as usize);
-        let left = left - here;
-        self.skipping = Some(Skipping {
+        skipping.left -= here;
+        self.skipping = Some(skipping);
+        let Skipping {
             block_at,
             left,
-            len,
-            big_endian,
-        });
+            block,
+        } = skipping;
         if left > 0 || self.end - self.start < 4 {
             if self.at_eof {
                 let got = self.offset + (self.end - self.start) as u64 - block_at;
-                let what = format!("truncated: {got} bytes of a block of {len}");
+                let what = format!("truncated: {got} bytes of a block of {}", block.len);
                 return Err(BadFile {
                     offset: block_at,
                     what,
@@ -229,8 +223,8 @@ impl<R: Read> Reader<R> {
             }
             return Ok(Some(4));
         }
-        let trailer = u32_at(&self.buffer, self.start, big_endian);
-        check_trailer(len, trailer, 0).map_err(|bad| BadFile {
+        let trailer = &self.buffer[self.start..self.end];
+        block.check_trailer(trailer).map_err(|bad| BadFile {
             offset: self.offset,
             what: bad.what,
         })?;
@@ -255,7 +249,7 @@ impl<R: Read> Reader<R> {
 impl Format {
     fn step(&mut self, input: &[u8]) -> Result<Step, Bad> {
         match self {
-            Self::Legacy(legacy) => legacy.step(input),
+            Self::Classic { file, fcs_bytes } => classic(file, *fcs_bytes, input),
             Self::Ng(ng) => ng.step(input),
             Self::Unknown => self.identify(input),
         }
@@ -265,17 +259,18 @@ impl Format {
         if input.len() < 4 {
             return Ok(Step::Need(4));
         }
-        if u32_at(input, 0, false) == SECTION {
+        if Order::Little.u32(input, 0) == SECTION {
             *self = Self::Ng(Ng::default());
             return Ok(Step::Skip(0));
         }
-        if input.len() < HEADER_BYTES && Legacy::is_magic(input) {
+        if input.len() < HEADER_BYTES && Classic::is_magic(input) {
             return Ok(Step::Need(HEADER_BYTES));
         }
         if input.len() >= HEADER_BYTES
-            && let Some(legacy) = Legacy::parse(input)?
+            && let Some(file) = Classic::parse(input)?
         {
-            *self = Self::Legacy(legacy);
+            let fcs_bytes = link::ethernet(file.link, 20)?;
+            *self = Self::Classic { file, fcs_bytes };
             return Ok(Step::Skip(HEADER_BYTES));
         }
         let kind = match input {
@@ -283,11 +278,11 @@ impl Format {
             [0x28, 0xb5, 0x2f, 0xfd, ..] => "a zstd file; unpack it first",
             _ => "neither pcap nor pcapng",
         };
-        let magic = u32_at(input, 0, true);
-        Err(Bad {
-            at: 0,
-            what: format!("{kind} (it begins with {magic:#010x})"),
-        })
+        let magic = Order::Big.u32(input, 0);
+        Err(Bad::new(
+            0,
+            format!("{kind} (it begins with {magic:#010x})"),
+        ))
     }
 }
 
@@ -315,55 +310,43 @@ pub(super) enum Step {
     /// This many bytes without a packet.
     Skip(usize),
     /// A block that need not be held.
-    Jump {
-        /// Its whole length in bytes.
-        len: u32,
-        /// How its last four bytes are to be read.
-        big_endian: bool,
-    },
+    Jump(Block),
     /// This many bytes with a packet in them; its position counts from their beginning.
     Packet(usize, Packet),
 }
 
-/// What is wrong, and how many bytes from where the format began to look.
-pub(super) struct Bad {
-    pub(super) at: usize,
-    pub(super) what: String,
-}
-
-pub(super) fn u16_at(bytes: &[u8], at: usize, big_endian: bool) -> u16 {
-    let word = [bytes[at], bytes[at + 1]];
-    if big_endian {
-        u16::from_be_bytes(word)
-    } else {
-        u16::from_le_bytes(word)
+/// The packet at the beginning of a part of a classic file.
+fn classic(file: &Classic, fcs_bytes: u8, input: &[u8]) -> Result<Step, Bad> {
+    let header_bytes = file.record_bytes;
+    if input.len() < header_bytes {
+        return Ok(Step::Need(header_bytes));
     }
-}
-
-pub(super) fn u32_at(bytes: &[u8], at: usize, big_endian: bool) -> u32 {
-    let word = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
-    if big_endian {
-        u32::from_be_bytes(word)
-    } else {
-        u32::from_le_bytes(word)
+    let record = file.record(input);
+    check_length(record.cap_len, 8)?;
+    let bytes = header_bytes + record.cap_len as usize;
+    if input.len() < bytes {
+        return Ok(Step::Need(bytes));
     }
+    let Record {
+        cap_len,
+        wire_len,
+        ts_ns,
+    } = record;
+    let packet = Packet::new(header_bytes, cap_len, wire_len, ts_ns, fcs_bytes);
+    Ok(Step::Packet(bytes, packet))
 }
 
-pub(super) fn u64_at(bytes: &[u8], at: usize, big_endian: bool) -> u64 {
-    let (first, second) = (
-        u32_at(bytes, at, big_endian),
-        u32_at(bytes, at + 4, big_endian),
-    );
-    let (high, low) = if big_endian {
-        (first, second)
-    } else {
-        (second, first)
-    };
-    u64::from(high) << 32 | u64::from(low)
+/// Refuses what no ring can hold.
+pub(super) fn check_length(cap_len: u32, at: usize) -> Result<(), Bad> {
+    if cap_len <= MAX_PACKET {
+        return Ok(());
+    }
+    let what = format!("captured length {cap_len}, the limit is {MAX_PACKET}");
+    Err(Bad::new(at, what))
 }
 
 /// The longest captured length in bytes, as libpcap's for Ethernet and as a ring record's.
-pub(super) const MAX_PACKET: u32 = vnplug_ring::layout::MAX_SNAPLEN;
+const MAX_PACKET: u32 = vnplug_ring::layout::MAX_SNAPLEN;
 const BUFFER_BYTES: usize = 256 << 10;
 
 #[cfg(test)]

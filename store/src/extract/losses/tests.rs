@@ -1,10 +1,10 @@
 use std::fs::File;
 
 use vnplug::{Meta, flags};
+use vnplug_frame::capfile::write::Interface as Device;
 
 use super::*;
 use crate::disk::{Buffer, Real};
-use crate::encode::Interface as Device;
 use crate::extract::{Extract, Format, Output, Query};
 use crate::filter::Filter;
 use crate::index::{Sidecar, rebuild};

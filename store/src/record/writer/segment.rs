@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use vnplug_frame::capfile::write::{pcap, pcapng};
+
 use super::{SPARE, Writer};
 use crate::disk::{BLOCK, Buffer, Disk, Write};
-use crate::encode::{pcap, pcapng};
 use crate::name::{Format, PART, SegmentName};
 use crate::record::DedupStatus;
 use crate::record::chunk::{Chunk, Tally};
@@ -455,6 +456,7 @@ fn totals(tally: &Tally, duplicates: &[u64]) -> Vec<u8> {
             range_ns: Some((tally.first_ns, tally.last_ns)),
             received: Some(received),
             dropped: Some(dropped),
+            accepted: None,
             comment: &comments.join("; "),
         };
         pcapng::statistics(&mut out, &statistics);

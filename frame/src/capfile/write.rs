@@ -1,11 +1,11 @@
-//! Packets as capture files have them, written into memory that is there already.
+//! Packets as capture files have them, little-endian, written into memory that is there already.
 //!
 //! [`pcapng`] is what recordings are; [`pcap`] is for programs that read nothing else.
 
 pub mod pcap;
 pub mod pcapng;
 
-use vnplug::Meta;
+use vnplug_ring::Packet;
 
 /// An interface of a recording.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,11 +22,31 @@ pub struct Interface {
 
 impl Interface {
     /// The number of its link type in files.
-    pub(crate) fn file_link_type(&self) -> u32 {
+    pub fn file_link_type(&self) -> u32 {
         // tcpdump.org/linktypes: the one DLT of ours whose number in files is another.
         match self.link_type {
             DLT_RAW => LINKTYPE_RAW,
             other => other,
+        }
+    }
+}
+
+/// What a file says of a packet beside its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// Nanoseconds since 1970.
+    pub ts_ns: u64,
+    /// Bytes on the wire; no file may have fewer than were captured.
+    pub wire_len: u32,
+}
+
+impl Head {
+    /// Of a packet out of a ring.
+    #[inline]
+    pub fn of(packet: &Packet<'_>) -> Self {
+        Self {
+            ts_ns: packet.meta.ts_ns,
+            wire_len: packet.meta.wire_len.max(packet.bytes.len() as u32),
         }
     }
 }
@@ -55,10 +75,6 @@ impl Pen<'_> {
         let zeros = len.next_multiple_of(4) - len;
         self.bytes(&[0; 3][..zeros]);
     }
-}
-
-fn halves(meta: &Meta) -> (u32, u32) {
-    ((meta.ts_ns >> 32) as u32, meta.ts_ns as u32)
 }
 
 const DLT_RAW: u32 = 12;

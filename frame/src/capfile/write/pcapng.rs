@@ -5,9 +5,16 @@
 //! (`opt_comment`). Writes end at multiples of 4096 bytes and at the end of a block: [`pad`] fills the
 //! rest with a block of a type for local use (its highest bit is set), which readers pass over.
 
-use vnplug::{Packet, flags};
+use vnplug_ring::Packet;
+use vnplug_ring::layout::{Meta, flags};
 
-use super::{Interface, Pen, halves};
+use super::super::ng::{
+    BYTE_ORDER_MAGIC, ENHANCED_PACKET, EPB_DROPCOUNT, EPB_FLAGS, IF_FILTER, IF_NAME, IF_TSRESOL,
+    INBOUND, INTERFACE, ISB_ENDTIME, ISB_FILTERACCEPT, ISB_IFDROP, ISB_IFRECV, ISB_OSDROP,
+    ISB_STARTTIME, ISB_USRDELIV, OPT_COMMENT, OPT_END, OUTBOUND, SECTION, SHB_HARDWARE, SHB_OS,
+    SHB_USERAPPL, STATISTICS,
+};
+use super::{Head, Interface, Pen};
 
 /// The type of blocks that only fill room: for local use, `VNP` with the highest bit.
 pub const PADDING: u32 = 0x8050_4e56;
@@ -15,35 +22,56 @@ pub const PADDING: u32 = 0x8050_4e56;
 /// The beginning of a file: a section and its interfaces, packets refer to them by their place.
 pub fn header(interfaces: &[Interface], comment: &str) -> Vec<u8> {
     let mut out = Vec::new();
-    block(&mut out, SECTION_HEADER, |block| {
+    let application = concat!("vnplug ", env!("CARGO_PKG_VERSION"));
+    let options = [
+        (OPT_COMMENT, comment),
+        (SHB_HARDWARE, std::env::consts::ARCH),
+        (SHB_OS, std::env::consts::OS),
+        (SHB_USERAPPL, application),
+    ];
+    section(&mut out, &options);
+    for one in interfaces {
+        let link_type = one.file_link_type();
+        interface(&mut out, link_type, one.snaplen, &one.name, &one.filter);
+    }
+    out
+}
+
+/// A section header of unknown length; options without a value are left out.
+pub fn section(out: &mut Vec<u8>, options: &[(u16, &str)]) {
+    block(out, SECTION, |block| {
         block.extend(BYTE_ORDER_MAGIC.to_le_bytes());
         block.extend([1, 0, 0, 0]);
         block.extend([0xff; 8]);
-        let application = concat!("vnplug ", env!("CARGO_PKG_VERSION"));
-        if !comment.is_empty() {
-            option(block, OPT_COMMENT, comment.as_bytes());
+        for &(code, value) in options {
+            if !value.is_empty() {
+                option(block, code, value.as_bytes());
+            }
         }
-        option(block, SHB_HARDWARE, std::env::consts::ARCH.as_bytes());
-        option(block, SHB_OS, std::env::consts::OS.as_bytes());
-        option(block, SHB_USERAPPL, application.as_bytes());
+        if !options.is_empty() {
+            option(block, OPT_END, &[]);
+        }
+    });
+}
+
+/// An interface description, of nanoseconds. `link_type` is a LINKTYPE_…; a `snaplen` of 0 is no limit;
+/// an empty `name` or `filter` is left out.
+pub fn interface(out: &mut Vec<u8>, link_type: u32, snaplen: u32, name: &str, filter: &str) {
+    block(out, INTERFACE, |block| {
+        block.extend((link_type as u16).to_le_bytes());
+        block.extend([0; 2]);
+        block.extend(snaplen.to_le_bytes());
+        if !name.is_empty() {
+            option(block, IF_NAME, name.as_bytes());
+        }
+        option(block, IF_TSRESOL, &[9]);
+        if !filter.is_empty() {
+            // Kind 0: a filter expression of libpcap's.
+            let kind = [b"\0", filter.as_bytes()].concat();
+            option(block, IF_FILTER, &kind);
+        }
         option(block, OPT_END, &[]);
     });
-    for interface in interfaces {
-        block(&mut out, INTERFACE, |block| {
-            block.extend((interface.file_link_type() as u16).to_le_bytes());
-            block.extend([0; 2]);
-            block.extend(interface.snaplen.to_le_bytes());
-            option(block, IF_NAME, interface.name.as_bytes());
-            option(block, IF_TSRESOL, &[9]);
-            if !interface.filter.is_empty() {
-                // Kind 0: a filter expression of libpcap's.
-                let kind = [b"\0", interface.filter.as_bytes()].concat();
-                option(block, IF_FILTER, &kind);
-            }
-            option(block, OPT_END, &[]);
-        });
-    }
-    out
 }
 
 /// What an interface statistics block says.
@@ -59,8 +87,19 @@ pub struct Statistics<'a> {
     pub received: Option<u64>,
     /// Packets that were lost.
     pub dropped: Option<u64>,
+    /// What became of those that a filter accepted.
+    pub accepted: Option<Accepted>,
     /// In words.
     pub comment: &'a str,
+}
+
+/// Packets that a capture filter accepted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Accepted {
+    /// Written to the file.
+    pub delivered: u64,
+    /// Lost before that.
+    pub lost: u64,
 }
 
 /// An interface statistics block.
@@ -69,7 +108,7 @@ pub fn statistics(out: &mut Vec<u8>, statistics: &Statistics<'_>) {
         let (high, low) = ((ns >> 32) as u32, ns as u32);
         [high.to_le_bytes(), low.to_le_bytes()].concat()
     };
-    block(out, INTERFACE_STATISTICS, |block| {
+    block(out, STATISTICS, |block| {
         block.extend(statistics.interface.to_le_bytes());
         block.extend(stamp(statistics.at_ns));
         if !statistics.comment.is_empty() {
@@ -85,6 +124,11 @@ pub fn statistics(out: &mut Vec<u8>, statistics: &Statistics<'_>) {
         if let Some(dropped) = statistics.dropped {
             option(block, ISB_IFDROP, &dropped.to_le_bytes());
         }
+        if let Some(Accepted { delivered, lost }) = statistics.accepted {
+            option(block, ISB_FILTERACCEPT, &(delivered + lost).to_le_bytes());
+            option(block, ISB_OSDROP, &lost.to_le_bytes());
+            option(block, ISB_USRDELIV, &delivered.to_le_bytes());
+        }
         option(block, OPT_END, &[]);
     });
 }
@@ -92,20 +136,37 @@ pub fn statistics(out: &mut Vec<u8>, statistics: &Statistics<'_>) {
 /// Writes a packet's block to `memory` from `at` on: where it ends, or `None` if it has no room.
 #[inline]
 pub fn packet(memory: &mut [u8], at: usize, interface: u32, packet: &Packet<'_>) -> Option<usize> {
-    let meta = &packet.meta;
-    let odd = flags::OUTBOUND | flags::GAP | flags::SOURCE_LOSS;
-    if meta.flags & odd != 0 || meta.lost != 0 {
-        return packet_with_options(memory, at, interface, packet);
+    if is_plain(&packet.meta) {
+        return enhanced(memory, at, interface, &Head::of(packet), packet.bytes, &[]);
     }
-    let len = packet.bytes.len();
-    let total = EMPTY + len.next_multiple_of(4);
-    let mut pen = Pen {
-        memory: memory.get_mut(at..at + total)?,
-        at: 0,
-    };
-    body(&mut pen, total, interface, packet);
-    pen.u32(total as u32);
-    Some(at + total)
+    packet_with_options(memory, at, interface, packet)
+}
+
+/// As [`packet`], and says the direction of received packets, too.
+#[inline]
+pub fn packet_with_direction(
+    memory: &mut [u8],
+    at: usize,
+    interface: u32,
+    packet: &Packet<'_>,
+) -> Option<usize> {
+    if is_plain(&packet.meta) {
+        const RECEIVED: [u8; 12] = [EPB_FLAGS as u8, 0, 4, 0, INBOUND as u8, 0, 0, 0, 0, 0, 0, 0];
+        return enhanced(
+            memory,
+            at,
+            interface,
+            &Head::of(packet),
+            packet.bytes,
+            &RECEIVED,
+        );
+    }
+    packet_with_options(memory, at, interface, packet)
+}
+
+fn is_plain(meta: &Meta) -> bool {
+    let odd = flags::OUTBOUND | flags::GAP | flags::SOURCE_LOSS;
+    meta.flags & odd == 0 && meta.lost == 0
 }
 
 #[cold]
@@ -131,30 +192,44 @@ fn packet_with_options(
         option(&mut options, EPB_DROPCOUNT, &lost);
     }
     option(&mut options, OPT_END, &[]);
-    let total = EMPTY + packet.bytes.len().next_multiple_of(4) + options.len();
+    let head = Head::of(packet);
+    enhanced(memory, at, interface, &head, packet.bytes, &options)
+}
+
+/// Writes an enhanced packet block to `memory` from `at` on, with `options` as [`option`] writes them
+/// and their end mark, or none: where it ends, or `None` if it has no room.
+#[inline]
+pub fn enhanced(
+    memory: &mut [u8],
+    at: usize,
+    interface: u32,
+    head: &Head,
+    bytes: &[u8],
+    options: &[u8],
+) -> Option<usize> {
+    let (len, total) = (bytes.len(), enhanced_bytes(bytes, options));
     let mut pen = Pen {
         memory: memory.get_mut(at..at + total)?,
         at: 0,
     };
-    body(&mut pen, total, interface, packet);
-    pen.bytes(&options);
+    pen.u32(ENHANCED_PACKET);
+    pen.u32(total as u32);
+    pen.u32(interface);
+    pen.u32((head.ts_ns >> 32) as u32);
+    pen.u32(head.ts_ns as u32);
+    pen.u32(len as u32);
+    pen.u32(head.wire_len);
+    pen.bytes(bytes);
+    pen.pad(len);
+    pen.bytes(options);
     pen.u32(total as u32);
     Some(at + total)
 }
 
+/// How long such a block is.
 #[inline]
-fn body(pen: &mut Pen<'_>, total: usize, interface: u32, packet: &Packet<'_>) {
-    let (high, low) = halves(&packet.meta);
-    let len = packet.bytes.len();
-    pen.u32(ENHANCED_PACKET);
-    pen.u32(total as u32);
-    pen.u32(interface);
-    pen.u32(high);
-    pen.u32(low);
-    pen.u32(len as u32);
-    pen.u32(packet.meta.wire_len);
-    pen.bytes(packet.bytes);
-    pen.pad(len);
+pub fn enhanced_bytes(bytes: &[u8], options: &[u8]) -> usize {
+    EMPTY + bytes.len().next_multiple_of(4) + options.len()
 }
 
 /// Fills `memory` from `at` (a multiple of four) up to a multiple of `unit`: where that is. The
@@ -188,7 +263,7 @@ fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
 }
 
 /// An option: code, length, value, padded. What is longer than an option may be is cut.
-pub(crate) fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
+pub fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
     let value = &value[..value.len().min(LONGEST_OPTION)];
     out.extend(code.to_le_bytes());
     out.extend((value.len() as u16).to_le_bytes());
@@ -196,38 +271,17 @@ pub(crate) fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
     out.resize(out.len().next_multiple_of(4), 0);
 }
 
-/// What must be left free behind the last packet so that [`pad`] has room.
+/// What must be left free after the last packet so that [`pad`] has room.
 pub const PADDING_ROOM: usize = 16;
 /// A block without anything in it.
 const SMALLEST: usize = 12;
 /// A packet block without packet and options.
 const EMPTY: usize = 32;
 const LONGEST_OPTION: usize = 4096;
-const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
-const INTERFACE: u32 = 1;
-pub(crate) const INTERFACE_STATISTICS: u32 = 5;
-const ENHANCED_PACKET: u32 = 6;
-const OPT_END: u16 = 0;
-pub(crate) const OPT_COMMENT: u16 = 1;
-const SHB_HARDWARE: u16 = 2;
-const SHB_OS: u16 = 3;
-const SHB_USERAPPL: u16 = 4;
-const IF_NAME: u16 = 2;
-const IF_TSRESOL: u16 = 9;
-const IF_FILTER: u16 = 11;
-pub(crate) const EPB_FLAGS: u16 = 2;
-pub(crate) const EPB_DROPCOUNT: u16 = 4;
-pub(crate) const ISB_STARTTIME: u16 = 2;
-pub(crate) const ISB_ENDTIME: u16 = 3;
-pub(crate) const ISB_IFRECV: u16 = 4;
-pub(crate) const ISB_IFDROP: u16 = 5;
-/// epb_flags: the lowest two bits are the direction.
-const OUTBOUND: u32 = 0b10;
-/// In the comment of statistics that say the same as the `epb_dropcount` of the packet behind them.
-pub(crate) const HERE: &str = "packets are missing here";
+/// In the comment of statistics that say the same as the `epb_dropcount` of the next packet.
+pub const HERE: &str = "packets are missing here";
 /// A packet's comments: packets are missing before it.
-pub(crate) const GAP_COMMENT: &str =
+pub const GAP_COMMENT: &str =
     "the capture was interrupted before this packet; how many are missing is unknown";
-pub(crate) const SOURCE_LOSS_COMMENT: &str =
-    "packets were lost before this one, by the kernel or the NIC";
+/// Of a packet before which the kernel or the NIC lost some.
+pub const SOURCE_LOSS_COMMENT: &str = "packets were lost before this one, by the kernel or the NIC";
