@@ -4,13 +4,12 @@
 //! the flat-out generator of one daemon, whose thread has the other CPU. The guest's kernel and its
 //! programs are processes of that one CPU too, and idle while it is the host's turn.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use vnplug::{Client, Grant, VmKind, VmSpec};
+use vnplug_e2e::attached::{attach_uml, everything, uml_spec};
 use vnplug_e2e::daemon::{Daemon, guest_program};
 use vnplug_e2e::{Guest, Image, Job, Lab, Uml, UmlConfig};
 
@@ -104,27 +103,10 @@ impl AttachedUml {
         lab: &Lab,
         daemon: &Daemon,
         name: &str,
-        mut config: UmlConfig,
+        config: UmlConfig,
     ) -> Result<Self> {
-        let everything = Grant {
-            source: "*".into(),
-            filter: String::new(),
-        };
-        let mut client = Client::connect_to(&daemon.socket())?;
-        let ready = client.attach_vm(VmSpec {
-            name: name.into(),
-            kind: VmKind::Uml,
-            pool_bytes: 0,
-            vectors: 0,
-            allow: vec![everything],
-            owner: 0,
-            groups: Vec::new(),
-        })?;
-        let (channel, theirs) = UnixStream::pair()?;
-        client.adopt(name, channel.as_fd())?;
-        config.pool = Some(ready.pool_path.into());
-        config.lines.push((0, OwnedFd::from(theirs)));
-        config.kernel_args.push("vnplug=ttyS0".into());
+        let spec = uml_spec(name, 0, everything());
+        let (mut config, channel) = attach_uml(daemon, spec, config)?;
         config.image = config.image.file(guest_program()?, "/bin/vnplug", 0o755);
         let guest = Uml::boot(lab, config)?;
         let agent = serve(&guest)?;

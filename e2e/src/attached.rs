@@ -45,10 +45,7 @@ impl AttachedUml {
     /// Attaches and boots one.
     ///
     /// # Errors
-    /// What the guest's console said, if it does not boot.
-    ///
-    /// # Panics
-    /// If the daemon does not attach it.
+    /// As [`attach_uml`]; what the guest's console said, if it does not boot.
     pub fn boot(
         lab: &Lab,
         daemon: &Daemon,
@@ -57,25 +54,14 @@ impl AttachedUml {
         image: Image,
     ) -> Result<Self> {
         let spec = VmSpec {
-            name: name.into(),
-            kind: VmKind::Uml,
-            pool_bytes: POOL_BYTES,
-            vectors: 0,
-            allow,
             owner: 77,
-            groups: Vec::new(),
+            ..uml_spec(name, POOL_BYTES, allow)
         };
-        let mut client = Client::connect_to(&daemon.socket()).expect("the daemon listens");
-        let ready = client.attach_vm(spec.clone()).expect("attached");
-        let (channel, theirs) = UnixStream::pair().map_err(LabError::io("a channel"))?;
-        client.adopt(name, channel.as_fd()).expect("adopted");
         let config = UmlConfig {
-            pool: Some(ready.pool_path.into()),
-            lines: vec![(0, OwnedFd::from(theirs))],
-            kernel_args: vec!["vnplug=ttyS0".into()],
             image,
             ..UmlConfig::default()
         };
+        let (config, channel) = attach_uml(daemon, spec.clone(), config)?;
         Ok(Self {
             guest: Uml::boot(lab, config)?,
             channel,
@@ -93,6 +79,42 @@ impl AttachedUml {
         let channel = self.channel.as_fd();
         client.adopt(&self.spec.name, channel).expect("adopted");
     }
+}
+
+/// What a daemon is told of a User-mode Linux; `pool_bytes` 0 is the daemon's default.
+#[must_use]
+pub fn uml_spec(name: &str, pool_bytes: u64, allow: Vec<Grant>) -> VmSpec {
+    VmSpec {
+        name: name.into(),
+        kind: VmKind::Uml,
+        pool_bytes,
+        vectors: 0,
+        allow,
+        owner: 0,
+        groups: Vec::new(),
+    }
+}
+
+/// Attaches a User-mode Linux that is to boot: the configuration with its memory and its channel, and
+/// our end of the channel.
+///
+/// # Errors
+/// [`LabError::Protocol`] if the daemon refuses.
+pub fn attach_uml(
+    daemon: &Daemon,
+    spec: VmSpec,
+    mut config: UmlConfig,
+) -> Result<(UmlConfig, UnixStream)> {
+    let failed = |error: vnplug::Error| LabError::Protocol(format!("attach uml: {error}"));
+    let name = spec.name.clone();
+    let mut client = Client::connect_to(&daemon.socket()).map_err(failed)?;
+    let ready = client.attach_vm(spec).map_err(failed)?;
+    let (ours, theirs) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
+    client.adopt(&name, ours.as_fd()).map_err(failed)?;
+    config.pool = Some(ready.pool_path.into());
+    config.lines.push((0, OwnedFd::from(theirs)));
+    config.kernel_args.push("vnplug=ttyS0".into());
+    Ok((config, ours))
 }
 
 /// Plugs the daemon into a running QEMU, by `vnplug attach`, with every source granted; gives what it

@@ -1,16 +1,14 @@
 //! The two guests: how each is booted, and how it gets vNPlug.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use vnplug::Client;
-use vnplug_ring::control::{Grant, VmKind, VmSpec};
+use vnplug_ring::control::Grant;
 
 use super::capture::{Subject, Way};
 use super::wire::{TAPPED, until};
 use super::{Findings, LIMIT, Stage, unchanged};
 use crate::accel::accel_probe;
+use crate::attached::{attach_uml, uml_spec};
 use crate::daemon::{Daemon, guest_program};
 use crate::error::{LabError, Result};
 use crate::guest::Guest;
@@ -42,31 +40,12 @@ pub(super) fn uml(stage: &Stage, findings: &mut Findings) -> Result<()> {
 
     stage.say("User-mode Linux boots again, with vNPlug's memory (as `vnplug attach uml` does it)");
     let daemon = daemon(stage)?;
-    let failed = |error: vnplug::Error| LabError::Protocol(format!("attach uml: {error}"));
-    let mut client = Client::connect_to(&daemon.socket()).map_err(failed)?;
-    let grant = Grant {
+    let allow = vec![Grant {
         source: "wire".into(),
         filter: String::new(),
-    };
-    let spec = VmSpec {
-        name: "demo-uml".into(),
-        kind: VmKind::Uml,
-        pool_bytes: POOL_BYTES,
-        vectors: 0,
-        allow: vec![grant],
-        owner: 0,
-        groups: Vec::new(),
-    };
-    let ready = client.attach_vm(spec).map_err(failed)?;
-    let (ours, theirs) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
-    client.adopt("demo-uml", ours.as_fd()).map_err(failed)?;
-    let mut config = config()?;
-    config.kernel_args.push("vnplug=ttyS0".to_owned());
-    let config = UmlConfig {
-        pool: Some(ready.pool_path.into()),
-        lines: vec![(0, OwnedFd::from(theirs))],
-        ..config
-    };
+    }];
+    let spec = uml_spec("demo-uml", POOL_BYTES, allow);
+    let (config, _channel) = attach_uml(&daemon, spec, config()?)?;
     let guest = Uml::boot(&stage.lab, config)?;
     serve(&guest)?;
     stage.measure(

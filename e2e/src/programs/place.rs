@@ -1,16 +1,12 @@
 //! Where a program runs: on the host, or in a guest that has vNPlug.
 
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use vnplug::Client;
-use vnplug_ring::control::{Grant, VmKind, VmSpec};
 use vnplug_testing::PATIENCE;
 
 use super::Stage;
-use crate::attached::plug;
+use crate::attached::{POOL_BYTES, attach_uml, everything, plug, uml_spec};
 use crate::daemon::{guest_program, program};
 use crate::error::{LabError, Result};
 use crate::guest::Guest;
@@ -67,32 +63,13 @@ impl Stage {
     /// # Errors
     /// As [`Uml::boot`]; [`LabError::Protocol`] if the daemon refuses.
     pub fn uml(&self) -> Result<Place> {
-        let failed = |error: vnplug::Error| LabError::Protocol(format!("attach uml: {error}"));
-        let mut client = Client::connect_to(&self.daemon.socket()).map_err(failed)?;
-        let grant = Grant {
-            source: "*".into(),
-            filter: String::new(),
-        };
-        let spec = VmSpec {
-            name: "programs-uml".into(),
-            kind: VmKind::Uml,
-            pool_bytes: POOL_BYTES,
-            vectors: 0,
-            allow: vec![grant],
-            owner: 0,
-            groups: Vec::new(),
-        };
-        let ready = client.attach_vm(spec).map_err(failed)?;
-        let (ours, theirs) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
-        client.adopt("programs-uml", ours.as_fd()).map_err(failed)?;
         let config = UmlConfig {
-            pool: Some(ready.pool_path.into()),
-            lines: vec![(0, OwnedFd::from(theirs))],
-            kernel_args: vec!["vnplug=ttyS0".to_owned()],
             image: self.image(Image::default().host_root())?,
             memory_mib: 256,
             ..UmlConfig::default()
         };
+        let spec = uml_spec("programs-uml", POOL_BYTES, everything());
+        let (config, _channel) = attach_uml(&self.daemon, spec, config)?;
         let guest = Uml::boot(&self.lab, config)?;
         serve(&guest)?;
         Ok(Place::Uml(guest))
@@ -163,4 +140,3 @@ const LIBRARY: &str = "libpcap.so.0.8";
 const BUILT: &str = "libvnplug_pcap.so";
 /// Where guests have it.
 pub(super) const GUEST_DROPIN: &str = "/run/pcap";
-const POOL_BYTES: u64 = 64 << 20;
