@@ -10,6 +10,7 @@ pub mod af_xdp;
 pub mod early;
 pub mod generator;
 pub mod lent;
+mod link_state;
 pub mod pcap;
 pub mod transmit;
 pub mod wake;

@@ -22,6 +22,7 @@ use super::outbox::Outbox;
 use super::rings::Rings;
 use super::socket::{Bound, Opener};
 use crate::source::early::{EarlyDrop, Loaded, Seat};
+use crate::source::link_state::LinkState;
 use crate::source::{
     Flushed, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
 };
@@ -49,13 +50,6 @@ pub(super) struct PacketQueue {
     read: u64,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum LinkState {
-    Up,
-    Down,
-    Gone { retry_at: Instant, pause: Duration },
-}
-
 impl PacketQueue {
     pub(super) fn new(opener: Arc<Opener>, bound: Bound) -> Self {
         let seat = opener.seat(bound.link);
@@ -79,7 +73,7 @@ impl PacketQueue {
     /// The state after a bind, which leaves an error on the socket if the interface is down.
     fn settle(&mut self, up: bool) {
         self.take_error();
-        self.link = if up { LinkState::Up } else { LinkState::Down };
+        self.link = LinkState::of(up);
     }
 
     /// The errors of all sockets: each of them reports what happens to the interface.
@@ -140,7 +134,7 @@ impl PacketQueue {
             .map_err(Into::into)
             .and_then(|name| interface::link(socket, &name))
             .is_ok_and(|link| link.up);
-        self.link = if up { LinkState::Up } else { LinkState::Down };
+        self.link = LinkState::of(up);
         if up {
             self.counters.rebinds += 1;
             self.mark |= flags::SOURCE_LOSS;
@@ -151,17 +145,14 @@ impl PacketQueue {
     /// The interface is gone: binds to one of the same name when it is time, and there is one.
     fn look_for_another(&mut self) {
         let now = Instant::now();
-        let LinkState::Gone { retry_at, pause } = self.link else {
+        let LinkState::Gone(retry) = self.link else {
             log::warn!(target: "source", "interface {:?} is gone", self.opener.config().interface);
             // The last frames come when their block's time is over.
             let drain = 2 * Duration::from_millis(self.opener.config().block_timeout_ms.into());
-            self.link = LinkState::Gone {
-                retry_at: now + drain + DRAIN_MARGIN,
-                pause: MIN_PAUSE,
-            };
+            self.link = LinkState::gone(now + drain + DRAIN_MARGIN);
             return;
         };
-        if now < retry_at || !self.rings.is_empty() {
+        if !retry.is_due(now) || !self.rings.is_empty() {
             return;
         }
         match self.reopen() {
@@ -178,11 +169,7 @@ impl PacketQueue {
             }
             Err(error) => {
                 log::debug!(target: "source", "{error}");
-                let retry_at = now + pause;
-                self.link = LinkState::Gone {
-                    retry_at,
-                    pause: (pause * 2).min(MAX_PAUSE),
-                };
+                self.link = retry.later(now);
             }
         }
     }
@@ -203,11 +190,7 @@ impl PacketQueue {
         match self.link {
             LinkState::Up => None,
             LinkState::Down => Some(DOWN_PAUSE),
-            LinkState::Gone { retry_at, .. } => Some(
-                retry_at
-                    .saturating_duration_since(Instant::now())
-                    .max(MIN_PAUSE),
-            ),
+            LinkState::Gone(retry) => Some(retry.patience()),
         }
     }
 }
@@ -293,11 +276,7 @@ impl Queue for PacketQueue {
     }
 
     fn state(&self) -> &'static str {
-        match self.link {
-            LinkState::Up => "up",
-            LinkState::Down => "down",
-            LinkState::Gone { .. } => "gone",
-        }
+        self.link.name()
     }
 
     fn transmitter(&mut self) -> Option<&mut dyn Transmitter> {
@@ -328,7 +307,7 @@ impl Transmitter for PacketQueue {
     fn transmit(&mut self, bytes: &[u8]) -> Transmit {
         match self.link {
             LinkState::Up => self.outbox.take(bytes),
-            LinkState::Down | LinkState::Gone { .. } => Transmit::LinkDown,
+            LinkState::Down | LinkState::Gone(_) => Transmit::LinkDown,
         }
     }
 
@@ -350,9 +329,5 @@ impl Transmitter for PacketQueue {
 
 /// How often an interface that is down is looked at, to see it deleted or up.
 const DOWN_PAUSE: Duration = Duration::from_millis(50);
-/// Between two tries to find a new interface: from this, doubling,
-const MIN_PAUSE: Duration = Duration::from_millis(10);
-/// to this.
-const MAX_PAUSE: Duration = Duration::from_millis(250);
 /// Added to twice the block timeout: older kernels keep it in ticks of up to 10 ms.
 const DRAIN_MARGIN: Duration = Duration::from_millis(30);

@@ -23,6 +23,7 @@ use super::netlink::Watch;
 use super::program::{STAMP_BYTES, read_stamp};
 use super::socket::{Bound, Opener, any_socket};
 use crate::source::early::{EarlyDrop, Loaded, Seat};
+use crate::source::link_state::LinkState;
 use crate::source::{
     Flushed, Lent, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
 };
@@ -41,6 +42,8 @@ pub(super) struct XdpQueue {
     lent: Option<Lent>,
     watch: Watch,
     link: LinkState,
+    /// It was said why a new interface cannot be used.
+    told_unfit: bool,
     index: i32,
     mtu: u32,
     /// Always empty between calls; keeps its memory.
@@ -72,18 +75,6 @@ enum Side {
     Loose(Option<Umem>),
 }
 
-#[derive(Debug, Clone, Copy)]
-enum LinkState {
-    Up,
-    Down,
-    Gone {
-        retry_at: Instant,
-        pause: Duration,
-        /// Why a new interface could not be used was said.
-        told: bool,
-    },
-}
-
 #[derive(Debug, Clone, Copy, Default)]
 struct Told {
     dropped: u64,
@@ -104,7 +95,8 @@ impl XdpQueue {
             queue,
             lent,
             watch,
-            link: state(bound.link.up),
+            link: LinkState::of(bound.link.up),
+            told_unfit: false,
             index: bound.link.index,
             mtu: bound.link.mtu,
             bound: Side::Bound {
@@ -166,7 +158,7 @@ impl XdpQueue {
 
     /// Looks again at how the interface is: something changed, or it was not up last time.
     fn look(&mut self) {
-        if let LinkState::Gone { .. } = self.link {
+        if let LinkState::Gone(_) = self.link {
             return self.look_for_another();
         }
         let Ok(any) = any_socket() else {
@@ -177,11 +169,7 @@ impl XdpQueue {
         match (link, self.link) {
             (Err(_), _) => {
                 log::warn!(target: "source", "interface {name:?} is gone");
-                self.link = LinkState::Gone {
-                    retry_at: Instant::now(),
-                    pause: MIN_PAUSE,
-                    told: false,
-                };
+                self.link = LinkState::gone(Instant::now());
             }
             (Ok(link), LinkState::Up) if !link.up => {
                 log::warn!(target: "source", "interface {name:?} is down");
@@ -216,26 +204,17 @@ impl XdpQueue {
     /// The interface is gone: binds to one of the same name when it is time, and there is one.
     fn look_for_another(&mut self) {
         let now = Instant::now();
-        let LinkState::Gone {
-            retry_at,
-            pause,
-            told,
-        } = self.link
-        else {
+        let LinkState::Gone(retry) = self.link else {
             return;
         };
         // What came before is read first.
-        if now < retry_at || self.has_frames() {
+        if !retry.is_due(now) || self.has_frames() {
             return;
         }
         // Asked first, because a socket is expensive.
         let exists = self.opener.link().is_ok();
         if !exists {
-            self.link = LinkState::Gone {
-                retry_at: now + pause,
-                pause: (pause * 2).min(MAX_PAUSE),
-                told,
-            };
+            self.link = retry.later(now);
             return;
         }
         match self.rebind() {
@@ -245,17 +224,14 @@ impl XdpQueue {
             }
             Err(error) => {
                 // Said once, though tried for ever.
-                let level = if told {
+                let level = if self.told_unfit {
                     log::Level::Debug
                 } else {
                     log::Level::Warn
                 };
                 log::log!(target: "source", level, "receive queue {}: {error}", self.queue);
-                self.link = LinkState::Gone {
-                    retry_at: now + pause,
-                    pause: (pause * 2).min(MAX_PAUSE),
-                    told: true,
-                };
+                self.told_unfit = true;
+                self.link = retry.later(now);
             }
         }
     }
@@ -288,7 +264,8 @@ impl XdpQueue {
             socket: Box::new(bound.socket),
         };
         started?;
-        self.link = state(bound.link.up);
+        self.link = LinkState::of(bound.link.up);
+        self.told_unfit = false;
         self.counters.rebinds += 1;
         self.mark |= flags::SOURCE_LOSS;
         Ok(())
@@ -308,11 +285,7 @@ impl XdpQueue {
         self.bound = Side::Loose(None);
         self.counters.dropped += self.unread(self.sent());
         self.lent = None;
-        self.link = LinkState::Gone {
-            retry_at: Instant::now(),
-            pause: MIN_PAUSE,
-            told: false,
-        };
+        self.link = LinkState::gone(Instant::now());
     }
 
     /// Hears the news now and then, for a thread that never waits.
@@ -320,7 +293,7 @@ impl XdpQueue {
         self.idle += 1;
         if self.idle >= NEWS_EVERY {
             self.idle = 0;
-            if self.watch.changed() || matches!(self.link, LinkState::Gone { .. }) {
+            if self.watch.changed() || matches!(self.link, LinkState::Gone(_)) {
                 self.look();
             }
         }
@@ -337,11 +310,7 @@ impl XdpQueue {
     fn patience(&self) -> Option<Duration> {
         match self.link {
             LinkState::Up | LinkState::Down => None,
-            LinkState::Gone { retry_at, .. } => Some(
-                retry_at
-                    .saturating_duration_since(Instant::now())
-                    .max(MIN_PAUSE),
-            ),
+            LinkState::Gone(retry) => Some(retry.patience()),
         }
     }
 }
@@ -453,7 +422,7 @@ impl Queue for XdpQueue {
             // `ENETDOWN`: the interface was deleted, which the look will tell.
             let _ = socket.take_error();
         }
-        if failed || changed || matches!(self.link, LinkState::Gone { .. }) {
+        if failed || changed || matches!(self.link, LinkState::Gone(_)) {
             self.look();
         }
     }
@@ -475,11 +444,7 @@ impl Queue for XdpQueue {
     }
 
     fn state(&self) -> &'static str {
-        match self.link {
-            LinkState::Up => "up",
-            LinkState::Down => "down",
-            LinkState::Gone { .. } => "gone",
-        }
+        self.link.name()
     }
 
     fn transmitter(&mut self) -> Option<&mut dyn Transmitter> {
@@ -600,17 +565,9 @@ fn join(socket: &Socket, joined: &mut Vec<u8>) {
     }
 }
 
-fn state(up: bool) -> LinkState {
-    if up { LinkState::Up } else { LinkState::Down }
-}
-
 const ETHERNET_HEADER: usize = 14;
 /// How often nothing comes before a thread that polls hears the news.
 const NEWS_EVERY: u32 = 1024;
-/// Between two tries to find a new interface: from this, doubling,
-const MIN_PAUSE: Duration = Duration::from_millis(10);
-/// to this.
-const MAX_PAUSE: Duration = Duration::from_millis(250);
 /// The most frames that are between the program and the RX ring: what a driver takes in one turn
 /// (`NAPI_POLL_WEIGHT`).
 const ON_THE_WAY: u64 = 64;
