@@ -13,8 +13,17 @@
 //! the same in prose for readers in other languages. [`control`] is the one client protocol, spoken
 //! over a Unix socket on host and in guests and over a VM's control channel.
 //!
-//! Readers that trust each other may share one copy of each packet: an [`arena`], with a ring of
-//! descriptors for each of them.
+//! One layout, one set of indices, one way to sleep. The kinds differ in what a record is, and in who
+//! may lie:
+//!
+//! | kind | written by | a record is | why not the first kind |
+//! |---|---|---|---|
+//! | packets: [`Producer`] → [`Consumer`] | host | header and frame | |
+//! | descriptors: [`Producer`] → [`Consumer`], with an [`ArenaReader`] | host | 16 bytes: which record of an [`arena`] | several readers share one copy, or read the NIC's own memory |
+//! | frames to send: [`Producer`] → [`Intake`] | application | header and frame | its writer is not trusted: the host copies, then looks |
+//!
+//! An [`arena`] is not a ring: nobody gives room back, and readers find out what they were too slow for.
+//! Its records are placed in turn ([`Arena`]), or lie in whole buffers that a kernel fills ([`Buffers`]).
 //!
 //! [`units`] is how people write sizes and times, to whichever program.
 //!
