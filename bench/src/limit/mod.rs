@@ -23,16 +23,17 @@ pub(crate) const SENDER: &str = "the sender, nobody listening";
 /// The limit's name where rings come or go: see [`memory_s`].
 pub(crate) const MEMORY: &str = "the kernel's time for the memory";
 
-/// How long a cache line takes from one CPU to the other, and how fast one CPU copies.
+/// How long a cache line takes from one CPU to the other, how fast they calculate, and how fast one copies.
 pub(crate) fn machine(plan: &Plan) -> Result<Vec<Figure>> {
     let time = plan.time / 4;
-    let mut samples = [(); 3].map(|()| Samples::default());
+    let mut samples = [(); 4].map(|()| Samples::default());
     for _ in 0..plan.rounds {
         samples[0].push(line_ns(time)?);
-        samples[1].push(copy_gbytes(time, 1 << 18)?);
-        samples[2].push(copy_gbytes(time, 1 << 28)?);
+        samples[1].push(step_ns(time)?);
+        samples[2].push(copy_gbytes(time, 1 << 18)?);
+        samples[3].push(copy_gbytes(time, 1 << 28)?);
     }
-    let [line, cache, memory] = samples;
+    let [line, step, cache, memory] = samples;
     let figure = |name: &str, unit, ours, note: &str| Figure {
         name: name.to_owned(),
         unit,
@@ -48,6 +49,13 @@ pub(crate) fn machine(plan: &Plan) -> Result<Vec<Figure>> {
             line,
             "one way of a counter between two CPUs, half a round trip: the least that any wake-up or \
              hand-over costs",
+        ),
+        figure(
+            "limit-cpu",
+            "ns",
+            step,
+            "eight steps of xorshift64 that do not wait for each other, on two CPUs at once, the slower \
+             one; if the highest is twice the lowest, something else uses the same core",
         ),
         figure(
             "limit-copy-cache",
@@ -102,6 +110,40 @@ pub(crate) fn line_ns(time: Duration) -> Result<f64> {
         let half = asking.join().map_err(|_| "the asking thread panicked")?;
         other.join().map_err(|_| "the other thread panicked")??;
         Ok(half?)
+    })
+}
+
+/// Nanoseconds of a fixed amount of work, done by both CPUs; of the slower one.
+fn step_ns(time: Duration) -> Result<f64> {
+    let work = |cpu: usize| {
+        sys::pin(cpu).map_err(|error| error.to_string())?;
+        let (begin, mut steps) = (Instant::now(), 0_u64);
+        // Eight that do not wait for each other keep all units of a core busy.
+        let mut states = [1_u64, 2, 3, 4, 5, 6, 7, 8];
+        loop {
+            for _ in 0..4096 {
+                for state in &mut states {
+                    *state ^= *state << 13;
+                    *state ^= *state >> 7;
+                    *state ^= *state << 17;
+                }
+            }
+            std::hint::black_box(&states);
+            steps += 4096;
+            let elapsed = begin.elapsed();
+            if elapsed >= time {
+                return Ok::<_, String>(elapsed.as_nanos() as f64 / steps as f64);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let both = [sys::cpu(0), sys::cpu(1)].map(|cpu| scope.spawn(move || work(cpu)));
+        let mut slower = 0_f64;
+        for one in both {
+            let ns = one.join().map_err(|_| "a calculating thread panicked")??;
+            slower = slower.max(ns);
+        }
+        Ok(slower)
     })
 }
 
