@@ -13,7 +13,7 @@ use crate::sys;
 
 /// Which CPU a testpmd works on; its main thread, which only prints, has the other's.
 #[derive(Clone, Copy)]
-pub(crate) enum Place {
+pub(crate) enum WorkerCpu {
     First,
     Second,
 }
@@ -23,10 +23,10 @@ pub(crate) struct Testpmd(Child);
 
 impl Testpmd {
     /// Starts one with these devices and further arguments.
-    pub(crate) fn start(place: Place, devices: &[String], extra: &[&str]) -> Result<Self> {
+    pub(crate) fn start(place: WorkerCpu, devices: &[String], extra: &[&str]) -> Result<Self> {
         let (role, main, worker) = match place {
-            Place::First => ("first", sys::cpu(1), sys::cpu(0)),
-            Place::Second => ("second", sys::cpu(0), sys::cpu(1)),
+            WorkerCpu::First => ("first", sys::cpu(1), sys::cpu(0)),
+            WorkerCpu::Second => ("second", sys::cpu(0), sys::cpu(1)),
         };
         let child = Command::new("dpdk-testpmd")
             .args(["--main-lcore=0", "--no-pci", "--no-huge", "-m", "512"])

@@ -1,6 +1,6 @@
 //! The peer: DPDK's memif between two `dpdk-testpmd`.
 
-use crate::dpdk::{Place, Socket, Testpmd, patiently};
+use crate::dpdk::{Socket, Testpmd, WorkerCpu, patiently};
 use crate::row::{Plan, Result};
 
 /// The peer's name in the table.
@@ -30,9 +30,13 @@ fn attempt(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
         };
         (0..interfaces).map(device).collect()
     };
-    let mut server = Testpmd::start(Place::First, &devices("server"), &["--forward-mode=rxonly"])?;
+    let mut server = Testpmd::start(
+        WorkerCpu::First,
+        &devices("server"),
+        &["--forward-mode=rxonly"],
+    )?;
     socket.awaited()?;
     let sending = ["--forward-mode=txonly", &format!("--txpkts={len}")];
-    let _client = Testpmd::start(Place::Second, &devices("client"), &sending)?;
+    let _client = Testpmd::start(WorkerCpu::Second, &devices("client"), &sending)?;
     server.received(plan, interfaces)
 }

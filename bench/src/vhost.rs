@@ -1,6 +1,6 @@
 //! The peer: DPDK's vhost-user and virtio-user between two `dpdk-testpmd`.
 
-use crate::dpdk::{Place, Socket, Testpmd, patiently};
+use crate::dpdk::{Socket, Testpmd, WorkerCpu, patiently};
 use crate::row::{Plan, Result};
 
 /// The peer's name in the table.
@@ -27,7 +27,7 @@ fn attempt(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
     };
     let host = devices(&|id, path| format!("--vdev=net_vhost{id},iface={path},queues=1"));
     let sending = ["--forward-mode=txonly", &format!("--txpkts={len}")];
-    let _host = Testpmd::start(Place::Second, &host, &sending)?;
+    let _host = Testpmd::start(WorkerCpu::Second, &host, &sending)?;
     for socket in &sockets {
         socket.awaited()?;
     }
@@ -37,6 +37,6 @@ fn attempt(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
              mrg_rxbuf=0,vectorized=1"
         )
     });
-    let mut guest = Testpmd::start(Place::First, &guest, &["--forward-mode=rxonly"])?;
+    let mut guest = Testpmd::start(WorkerCpu::First, &guest, &["--forward-mode=rxonly"])?;
     guest.received(plan, interfaces)
 }

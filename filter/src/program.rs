@@ -8,14 +8,14 @@ use vnplug_bpf::{Instruction, OutOfSteps, Trust, VerifyError};
 use vnplug_os::prefetch::{self, prefetch};
 
 use super::analyse::{self, Analysis};
-use super::native::Slot;
+use super::native::NativeSlot;
 
 /// A verified program; cloning shares it, and the native code that it may get.
 #[derive(Clone)]
 pub struct Program {
     bpf: vnplug_bpf::Program,
     analysis: Arc<OnceLock<Analysis>>,
-    native: Arc<Slot>,
+    native: Arc<NativeSlot>,
 }
 
 impl Program {
@@ -121,7 +121,7 @@ impl Program {
     }
 
     /// What is translated, and where the native code goes.
-    pub(super) fn parts(&self) -> (&Arc<[Instruction]>, &Arc<Slot>) {
+    pub(super) fn parts(&self) -> (&Arc<[Instruction]>, &Arc<NativeSlot>) {
         (self.bpf.instructions(), &self.native)
     }
 }

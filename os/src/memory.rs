@@ -44,7 +44,7 @@ pub type GoOn<'a> = &'a dyn Fn() -> bool;
 
 /// Shared memory with its descriptor.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedMemory {
     /// The mapping.
     pub region: Region,
     /// What it is a mapping of.
@@ -115,7 +115,7 @@ pub fn rings(shape: Shape, go_on: GoOn<'_>) -> io::Result<Rings> {
 ///
 /// # Errors
 /// As [`sealed`].
-pub fn readable(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<Shared> {
+pub fn readable(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<SharedMemory> {
     let may_be_huge = len >= HUGE;
     let len = len.next_multiple_of(if may_be_huge { HUGE } else { 4096 });
     let (fd, huge) = huge_or_not(name, len, may_be_huge, go_on)?;
@@ -133,7 +133,7 @@ pub fn readable(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<Shared> {
     };
     let align = if may_be_huge { HUGE } else { 4096 };
     let region = lay_out(&[part], len, align, &Arc::default(), true, go_on)?;
-    Ok(Shared {
+    Ok(SharedMemory {
         region,
         fd: reader,
         len,
@@ -199,11 +199,11 @@ static LEFT: AtomicBool = AtomicBool::new(false);
 ///
 /// # Errors
 /// As [`sealed`].
-pub fn write_sealed(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<Shared> {
+pub fn write_sealed(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<SharedMemory> {
     in_huge_pages_or_not(name, len, SealFlags::FUTURE_WRITE, go_on)
 }
 
-impl Shared {
+impl SharedMemory {
     /// Replaces a part by memory of our own; others who map the descriptor still see the part as it
     /// was; both ends on huge pages. Before anybody has a region of it.
     pub fn unshare(&mut self, offset: u64, len: u64) -> io::Result<()> {
@@ -249,7 +249,7 @@ impl Shared {
 /// # Errors
 /// The system's, `ENOMEM` and `ENOSPC` among them: there is not enough memory now. `Interrupted` if
 /// nobody wants it any more.
-pub fn sealed(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<Shared> {
+pub fn sealed(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<SharedMemory> {
     in_huge_pages_or_not(name, len, SealFlags::empty(), go_on)
 }
 
@@ -258,7 +258,7 @@ fn in_huge_pages_or_not(
     len: u64,
     seals: SealFlags,
     go_on: GoOn<'_>,
-) -> io::Result<Shared> {
+) -> io::Result<SharedMemory> {
     let may_be_huge = len >= HUGE;
     let (fd, huge) = huge_or_not(name, len, may_be_huge, go_on)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
@@ -266,7 +266,7 @@ fn in_huge_pages_or_not(
     let region = map(&fd, len, &Arc::default(), go_on)?;
     // Our own mapping, made before, stays writable.
     fcntl_add_seals(&fd, seals | SealFlags::SEAL)?;
-    Ok(Shared {
+    Ok(SharedMemory {
         region,
         fd,
         len,

@@ -16,7 +16,7 @@ use std::sync::atomic::{Ordering, fence};
 use vnplug_ring::Region;
 use vnplug_ring::arena::header;
 
-use super::memory::{self, HUGE, Shared, Watch};
+use super::memory::{self, HUGE, SharedMemory, Watch};
 
 /// A file that packet memory lies in.
 #[derive(Debug)]
@@ -53,7 +53,11 @@ impl PacketFile {
     /// # Errors
     /// The system's, with the path; `Unsupported`: a NIC or the kernel could not write into a file
     /// there.
-    pub fn open(at: &PacketPath, len: u64, layout: String) -> io::Result<(Shared, Arc<Self>)> {
+    pub fn open(
+        at: &PacketPath,
+        len: u64,
+        layout: String,
+    ) -> io::Result<(SharedMemory, Arc<Self>)> {
         let path = at.path.as_path();
         let huge = kept_in_memory(path)?;
         let us = rustix::process::geteuid().as_raw();
@@ -99,7 +103,7 @@ impl PacketFile {
             let replaced = io::Error::other("it was replaced just now");
             return Err(at_path(path, "", replaced));
         }
-        let shared = Shared {
+        let shared = SharedMemory {
             region,
             fd: reader.into(),
             len,
@@ -177,9 +181,9 @@ mod tests {
     use super::*;
 
     /// In `/dev/shm`, which is a tmpfs wherever the daemon's pools lie by default.
-    struct Place(PacketPath);
+    struct TestDir(PacketPath);
 
-    impl Place {
+    impl TestDir {
         fn new(name: &str) -> Self {
             let path = format!("/dev/shm/vnplug-{name}-{}", std::process::id());
             Self(PacketPath {
@@ -194,12 +198,12 @@ mod tests {
             self.0.again = vec![(file.inode, file.layout.clone())];
         }
 
-        fn open(&self, len: u64) -> (Shared, Arc<PacketFile>) {
+        fn open(&self, len: u64) -> (SharedMemory, Arc<PacketFile>) {
             PacketFile::open(&self.0, len, LAYOUT.into()).unwrap()
         }
     }
 
-    impl Drop for Place {
+    impl Drop for TestDir {
         fn drop(&mut self) {
             let _ = std::fs::remove_file(&self.0.path);
         }
@@ -210,7 +214,7 @@ mod tests {
 
     #[test]
     fn the_next_daemon_has_the_same_file_and_no_arena_or_frame_of_the_last_one_is_in_it() {
-        let mut place = Place::new("packets-again");
+        let mut place = TestDir::new("packets-again");
         let (memory, first) = place.open(LEN);
         // As two queues had cut it: the second arena began in the middle of what is one now.
         let attach = |at| {
@@ -242,11 +246,11 @@ mod tests {
 
     #[test]
     fn a_file_that_no_vm_is_known_to_have_is_left_to_who_has_it() {
-        let mut place = Place::new("packets-unknown");
+        let mut place = TestDir::new("packets-unknown");
         let path = place.0.path.clone();
         let (memory, first) = place.open(LEN);
         memory.region.write(64, b"still me");
-        let other_than = |place: &Place, inode: u64| {
+        let other_than = |place: &TestDir, inode: u64| {
             let (other, second) = place.open(LEN);
             assert_ne!(second.inode, inode);
             other.region.write(64, b"a packet");
@@ -278,7 +282,7 @@ mod tests {
 
     #[test]
     fn who_cannot_have_it_is_told_where_and_why() {
-        let place = Place::new("packets-errors");
+        let place = TestDir::new("packets-errors");
         std::fs::create_dir(&place.0.path).unwrap();
         let error = PacketFile::open(&place.0, LEN, LAYOUT.into())
             .err()
@@ -291,7 +295,7 @@ mod tests {
 
     #[test]
     fn of_another_size_or_cut_it_is_another_file_and_who_has_the_old_one_keeps_it() {
-        let mut place = Place::new("packets-other");
+        let mut place = TestDir::new("packets-other");
         let (memory, first) = place.open(LEN);
         place.again(&first);
         memory.region.write(64, b"still me");

@@ -19,7 +19,7 @@ use super::memory::Watch;
 /// Slots that are made at a time; there is no end of them.
 const CHUNK: usize = 256;
 
-struct Slot {
+struct Guarded {
     start: AtomicUsize,
     len: AtomicUsize,
     watch: AtomicPtr<Watch>,
@@ -27,18 +27,18 @@ struct Slot {
 
 /// A lot of slots, and those that were made before. Never given back: the handler may be at any.
 struct Chunk {
-    slots: [Slot; CHUNK],
+    slots: [Guarded; CHUNK],
     next: *const Chunk,
 }
 
 /// The newest chunk.
 static GUARDED: AtomicPtr<Chunk> = AtomicPtr::new(std::ptr::null_mut());
 /// Slots that guard nothing. The handler does not look here.
-static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
+static FREE: Mutex<Vec<&'static Guarded>> = Mutex::new(Vec::new());
 
 /// Keeps a mapping guarded; dropped before the memory is unmapped.
 pub struct Guard {
-    slot: &'static Slot,
+    slot: &'static Guarded,
     watch: *const Watch,
 }
 
@@ -59,14 +59,14 @@ pub fn guard(start: usize, len: usize, watch: &Arc<Watch>) -> Guard {
     Guard { slot, watch }
 }
 
-fn free_slot() -> &'static Slot {
+fn free_slot() -> &'static Guarded {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(slot) = free.pop() {
         return slot;
     }
     let made = Box::new(Chunk {
         slots: [const {
-            Slot {
+            Guarded {
                 start: AtomicUsize::new(0),
                 len: AtomicUsize::new(0),
                 watch: AtomicPtr::new(std::ptr::null_mut()),
@@ -129,7 +129,7 @@ extern "C" fn on_sigbus(
 }
 
 /// Replaces the mapping that a slot guards by zero pages, if the address lies in it.
-fn replaced(slot: &Slot, address: usize) -> bool {
+fn replaced(slot: &Guarded, address: usize) -> bool {
     let start = slot.start.load(Ordering::Acquire);
     let len = slot.len.load(Ordering::Acquire);
     if start == 0 || address < start || address - start >= len {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use vnplug_ring::Region;
 
-use super::memory::{self, HUGE, Shared};
+use super::memory::{self, HUGE, SharedMemory};
 use super::packet_file::{PacketFile, PacketPath};
 
 /// Packet memory of one socket at a time.
@@ -124,7 +124,7 @@ impl Umem {
     }
 
     /// Commits memory to be lent, for this many sockets: one descriptor, one part after the other.
-    pub fn lent(shape: UmemShape, count: usize) -> io::Result<(Vec<Self>, Shared)> {
+    pub fn lent(shape: UmemShape, count: usize) -> io::Result<(Vec<Self>, SharedMemory)> {
         let bytes = shape.bytes() * count as u64;
         Self::cut(
             memory::write_sealed("vnplug-umem", bytes, &|| true)?,
@@ -138,13 +138,17 @@ impl Umem {
         shape: UmemShape,
         count: usize,
         at: &PacketPath,
-    ) -> io::Result<(Vec<Self>, Shared, Arc<PacketFile>)> {
+    ) -> io::Result<(Vec<Self>, SharedMemory, Arc<PacketFile>)> {
         let (memory, file) = PacketFile::open(at, shape.file_bytes(count), shape.layout(count))?;
         let (parts, memory) = Self::cut(memory, shape, count)?;
         Ok((parts, memory, file))
     }
 
-    fn cut(mut memory: Shared, shape: UmemShape, count: usize) -> io::Result<(Vec<Self>, Shared)> {
+    fn cut(
+        mut memory: SharedMemory,
+        shape: UmemShape,
+        count: usize,
+    ) -> io::Result<(Vec<Self>, SharedMemory)> {
         let each = shape.bytes();
         let mut parts = Vec::with_capacity(count);
         for at in (0..count as u64).map(|nth| nth * each) {

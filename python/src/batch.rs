@@ -7,7 +7,7 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
-use crate::shared::{Inner, Shared};
+use crate::shared::{Inner, SharedPort};
 use crate::view::{self, Bytes, Lent, Row, View};
 
 /// Packets that were taken together; `batch[i]` is the bytes of one.
@@ -33,7 +33,7 @@ impl Batch {
     /// Up to `max` packets where they lie in the ring; `None` if there are none now. The loan before
     /// must be settled.
     pub(crate) fn lent(
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedPort>,
         inner: &mut Inner,
         max: usize,
     ) -> PyResult<Option<Self>> {

@@ -174,7 +174,7 @@ impl Bundle {
         }
     }
 
-    /// Never waits, as [`Shared::lock`](crate::shared::Shared::lock).
+    /// Never waits, as [`SharedPort::lock`](crate::shared::Shared::lock).
     fn lock(&self) -> PyResult<MutexGuard<'_, Inner>> {
         match self.inner.try_lock() {
             Ok(inner) => Ok(inner),

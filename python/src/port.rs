@@ -12,7 +12,7 @@ use crate::batch::Batch;
 use crate::error::{ClosedError, EndedError, InvalidError, raise};
 use crate::open::seconds;
 use crate::packet::Packet;
-use crate::shared::{Inner, Shared};
+use crate::shared::{Inner, SharedPort};
 
 /// One attached reader of a device; a context manager and an iterator over packets.
 ///
@@ -20,7 +20,7 @@ use crate::shared::{Inner, Shared};
 #[pyclass(frozen, module = "vnplug")]
 #[derive(Debug)]
 pub(crate) struct Port {
-    shared: Arc<Shared>,
+    shared: Arc<SharedPort>,
     device: String,
     fd: RawFd,
 }
@@ -263,12 +263,12 @@ impl Port {
         Self {
             device: port.device().to_owned(),
             fd: port.fd().as_raw_fd(),
-            shared: Shared::new(port),
+            shared: SharedPort::new(port),
         }
     }
 
     /// What its bundle waits for.
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &SharedPort {
         &self.shared
     }
 

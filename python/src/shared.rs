@@ -8,7 +8,7 @@
 //!   else raises. An ended loan gives no more views.
 //! - `Port::stats` and `Port::set_filter` neither release nor unmap (see `Port::ask` in libvnplug);
 //!   they need not settle.
-//! - A view keeps the [`Shared`] alive, and with it the mapping.
+//! - A view keeps the [`SharedPort`] alive, and with it the mapping.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
@@ -20,7 +20,7 @@ use crate::error::{ClosedError, LoanError};
 
 /// A port, for all objects that need it.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedPort {
     inner: Mutex<Inner>,
     /// Whoever uses the port is to give up; the last one closes it.
     closing: AtomicBool,
@@ -29,7 +29,7 @@ pub(crate) struct Shared {
 /// The port, while this thread uses it.
 #[derive(Debug)]
 pub(crate) struct Use<'a> {
-    shared: &'a Shared,
+    shared: &'a SharedPort,
     /// There until the drop.
     inner: Option<MutexGuard<'a, Inner>>,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Loan {
     views: AtomicIsize,
 }
 
-impl Shared {
+impl SharedPort {
     /// Of an open port.
     pub(crate) fn new(port: vnplug::Port) -> Arc<Self> {
         Arc::new(Self {

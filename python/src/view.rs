@@ -11,7 +11,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
-use crate::shared::{Loan, Shared};
+use crate::shared::{Loan, SharedPort};
 
 /// Bytes of packets: lent by a ring, or copied.
 #[derive(Debug, Clone)]
@@ -26,7 +26,7 @@ pub(crate) struct Lent {
     start: *const u8,
     len: usize,
     loan: Arc<Loan>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedPort>,
 }
 
 // SAFETY: the memory is only read, and stays mapped and unwritten while the loan lasts, whichever
@@ -80,7 +80,7 @@ const _: () = assert!(size_of::<Row>() == 40 && std::mem::offset_of!(Row, queue)
 
 impl Lent {
     /// Memory of packets that are on loan.
-    pub(crate) fn new(memory: (*const u8, usize), loan: Arc<Loan>, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(memory: (*const u8, usize), loan: Arc<Loan>, shared: Arc<SharedPort>) -> Self {
         let (start, len) = memory;
         Self {
             start,
@@ -113,7 +113,7 @@ impl Bytes {
     }
 
     /// The loan, if they are lent.
-    pub(crate) fn loan(&self) -> Option<(&Arc<Loan>, &Arc<Shared>)> {
+    pub(crate) fn loan(&self) -> Option<(&Arc<Loan>, &Arc<SharedPort>)> {
         match self {
             Self::Lent(lent) => Some((&lent.loan, &lent.shared)),
             Self::Owned(_) => None,

@@ -80,14 +80,14 @@ impl Catalog {
         let memory = AtomicUsize::new(0);
         // All have their lease before the first is read.
         let at_work = losses::at_work(scope);
-        let look = |found| State::of(found, &at_work);
+        let look = |found| FoundSegment::of(found, &at_work);
         let mut states = side_by_side(scope.jobs, find(&scope.places)?.rev(), look);
         states.reverse();
-        let is_asked = |state: &Result<State, Problem>| {
+        let is_asked = |state: &Result<FoundSegment, Problem>| {
             state.as_ref().is_ok_and(|state| state.may_be_in(scope)) || state.is_err()
         };
         let states = states.into_iter().filter(is_asked);
-        let load = |state: Result<State, Problem>| state?.load(scope, &memory);
+        let load = |state: Result<FoundSegment, Problem>| state?.load(scope, &memory);
         let mut catalog = Self::default();
         for loaded in side_by_side(scope.jobs, states, load) {
             match loaded {
@@ -129,7 +129,7 @@ pub(crate) fn unprepared(scope: &Scope) -> usize {
 /// [`Failure`] if a place cannot be read.
 pub(crate) fn prepare(scope: &Scope, tell: &(impl Fn(Prepared) + Sync)) -> Result<(), Failure> {
     let at_work = losses::at_work(scope);
-    let make = |found: Found| match State::of(found, &at_work) {
+    let make = |found: Found| match FoundSegment::of(found, &at_work) {
         Ok(state) => state.prepare(scope).into_iter().for_each(tell),
         Err(Problem::Segment(failure) | Problem::All(failure)) => {
             tell(Prepared::Failed(failure.0));
@@ -140,7 +140,7 @@ pub(crate) fn prepare(scope: &Scope, tell: &(impl Fn(Prepared) + Sync)) -> Resul
 }
 
 /// A segment as it was found.
-struct State {
+struct FoundSegment {
     path: PathBuf,
     file: File,
     len_bytes: u64,
@@ -162,7 +162,7 @@ enum Problem {
     All(Failure),
 }
 
-impl State {
+impl FoundSegment {
     /// `at_work` are the names of segments that recorders write to.
     fn of(found: Found, at_work: &HashSet<String>) -> Result<Self, Problem> {
         let problem = found.problem().map(|problem| problem.to_string());

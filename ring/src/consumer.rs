@@ -14,8 +14,8 @@ use crate::layout::{
 };
 use crate::region::Region;
 
+use shared::GroupSide;
 pub use shared::Look;
-use shared::Shared;
 
 /// The reader's end of one ring.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Consumer {
     read: u64,
     wake_seq: u32,
     /// The ring holds descriptors of packets that lie elsewhere.
-    shared: Option<Box<Shared>>,
+    shared: Option<Box<GroupSide>>,
 }
 
 /// One packet, lent from the ring until [`Consumer::release`].

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 
 /// A directory of its own, removed at the end.
-pub(crate) struct Place(pub(crate) PathBuf);
+pub(crate) struct TestDir(pub(crate) PathBuf);
 
-impl Place {
+impl TestDir {
     pub(crate) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("vnplug-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
@@ -14,7 +14,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use vnplug_store::extract::{Extract, ExtractError, Query, Step, parse_time};
 use vnplug_store::filter::{Filter, FilterError};
 
-use crate::server::{DOWNLOADS, Shared};
+use crate::server::{DOWNLOADS, Site};
 use crate::table::Table;
 
 /// An answer that is none.
@@ -141,7 +141,7 @@ impl Parameters {
 
 /// `/api/recordings`: what there is.
 pub(crate) async fn recordings(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<Site>>,
     uri: Uri,
 ) -> Result<Response, Refusal> {
     Parameters::of(&uri, &[])?;
@@ -172,7 +172,7 @@ pub(crate) async fn recordings(
 
 /// `/api/timeline?from=&to=&bins=`
 pub(crate) async fn timeline(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<Site>>,
     uri: Uri,
 ) -> Result<Response, Refusal> {
     let parameters = Parameters::of(&uri, &["from", "to", "bins"])?;
@@ -192,7 +192,7 @@ pub(crate) async fn timeline(
 }
 
 /// Tells what downloads met, too, of files that are still there.
-fn add_damage(shared: &Shared, answer: &mut Value) {
+fn add_damage(shared: &Site, answer: &mut Value) {
     let mut damage = shared.damage.lock().unwrap_or_else(PoisonError::into_inner);
     damage.retain(|path, _| path.exists());
     let Some(problems) = answer["problems"].as_array_mut() else {
@@ -206,10 +206,7 @@ fn add_damage(shared: &Shared, answer: &mut Value) {
 }
 
 /// `/api/check?filter=`: whether a filter can be used; what is wrong with it is no refusal here.
-pub(crate) async fn check(
-    State(shared): State<Arc<Shared>>,
-    uri: Uri,
-) -> Result<Response, Refusal> {
+pub(crate) async fn check(State(shared): State<Arc<Site>>, uri: Uri) -> Result<Response, Refusal> {
     let filter = Parameters::of(&uri, &["filter"])?.filter()?;
     let checked = work(&shared.filters, move || {
         Filter::new(&filter).map(drop).map_err(Refusal::from)
@@ -223,10 +220,7 @@ pub(crate) async fn check(
 
 /// `/api/count?from=&to=&filter=`: how many packets a download would have, as far as that is found out
 /// within a second.
-pub(crate) async fn count(
-    State(shared): State<Arc<Shared>>,
-    uri: Uri,
-) -> Result<Response, Refusal> {
+pub(crate) async fn count(State(shared): State<Arc<Site>>, uri: Uri) -> Result<Response, Refusal> {
     let parameters = Parameters::of(&uri, &["from", "to", "filter"])?;
     let (range, filter) = (parameters.range()?, parameters.filter()?);
     let places = Arc::clone(&shared);
@@ -256,7 +250,7 @@ pub(crate) async fn count(
 
 /// Begins to look for packets; blocks.
 pub(crate) fn open(
-    shared: &Shared,
+    shared: &Site,
     (from, to): (Option<u64>, Option<u64>),
     filter: &str,
 ) -> Result<Extract, Refusal> {
@@ -270,7 +264,7 @@ pub(crate) fn open(
 
 /// Asks the table, after it has looked what is new.
 async fn with_table<T: Send + 'static>(
-    shared: &Arc<Shared>,
+    shared: &Arc<Site>,
     ask: impl FnOnce(&Table) -> T + Send + 'static,
 ) -> Result<T, Refusal> {
     let of = Arc::clone(shared);

@@ -82,14 +82,14 @@ pub(crate) async fn serve(listener: TcpListener, routes: Router, head: Duration,
 /// All connections, by number.
 #[derive(Debug, Default)]
 struct Table {
-    slots: Mutex<BTreeMap<u64, Arc<Slot>>>,
+    slots: Mutex<BTreeMap<u64, Arc<Connected>>>,
     /// Somebody left, or began to wait for its client.
     changed: Notify,
 }
 
 /// One connection.
 #[derive(Debug)]
-struct Slot {
+struct Connected {
     /// Since when it waits for its client; `None` while it works.
     waits: Mutex<Option<Instant>>,
     cut: Notify,
@@ -100,7 +100,7 @@ struct Slot {
 #[derive(Debug)]
 struct Held {
     number: u64,
-    slot: Arc<Slot>,
+    slot: Arc<Connected>,
 }
 
 impl Table {
@@ -136,7 +136,7 @@ impl Table {
     }
 
     fn enter(self: &Arc<Self>) -> Held {
-        let slot = Arc::new(Slot {
+        let slot = Arc::new(Connected {
             waits: Mutex::new(Some(Instant::now())),
             cut: Notify::new(),
             table: Arc::clone(self),
@@ -148,7 +148,7 @@ impl Table {
     }
 }
 
-impl Slot {
+impl Connected {
     /// From now on it waits for its client, or no longer.
     fn wait(&self, waits: bool) {
         let mut since = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
@@ -186,10 +186,10 @@ impl Drop for Held {
 
 /// From a request to the end of its answer.
 #[derive(Debug)]
-struct Working(Arc<Slot>);
+struct Working(Arc<Connected>);
 
 impl Working {
-    fn new(slot: &Arc<Slot>) -> Self {
+    fn new(slot: &Arc<Connected>) -> Self {
         slot.wait(false);
         Self(Arc::clone(slot))
     }
@@ -234,7 +234,7 @@ impl body::Body for Answer {
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
-    slot: Arc<Slot>,
+    slot: Arc<Connected>,
 }
 
 impl AsyncRead for Connection {

@@ -21,11 +21,11 @@ use vnplug_store::extract::{Extract, Format, Output, Step};
 use vnplug_store::name;
 
 use crate::api::{Parameters, Refusal, open};
-use crate::server::{DOWNLOADS, Shared};
+use crate::server::{DOWNLOADS, Site};
 
 /// `/api/extract?from=&to=&filter=&format=`
 pub(crate) async fn extract(
-    State(shared): State<Arc<Shared>>,
+    State(shared): State<Arc<Site>>,
     uri: Uri,
 ) -> Result<Response, Refusal> {
     let parameters = Parameters::of(&uri, &["from", "to", "filter", "format"])?;
@@ -94,7 +94,7 @@ pub(crate) async fn extract(
 }
 
 /// Has the page tell what could not be read, and how much that was.
-fn note(shared: &Shared, search: &mut Extract) -> usize {
+fn note(shared: &Site, search: &mut Extract) -> usize {
     let problems = search.problems();
     let mut damage = shared.damage.lock().unwrap_or_else(PoisonError::into_inner);
     for problem in &problems {

@@ -12,7 +12,7 @@ use vnplug_store::index::Chunk;
 use vnplug_store::record::Loss;
 
 use crate::segment::Segment;
-use crate::state::State;
+use crate::state::RecordingState;
 
 /// Packets that are missing between two times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(crate) struct Missing {
 /// What a recording's state counts and its segments do not tell.
 ///
 /// Where older segments are gone (recycled, or moved away), so are the losses before the first packet.
-pub(crate) fn untold(state: &State, segments: &[&Segment]) -> Vec<Missing> {
+pub(crate) fn untold(state: &RecordingState, segments: &[&Segment]) -> Vec<Missing> {
     let status = &state.status;
     let counted = || status.losses.iter().filter(|loss| counts(loss));
     let totals = totals(state);
@@ -103,12 +103,12 @@ fn take_off(mut chunks: Vec<Chunk>, losses: &mut [&mut Missing]) -> u64 {
 }
 
 /// Whether a segment is of a recording: one in a directory without a state is of those of its name.
-pub(crate) fn is_of(segment: &Segment, state: &State, states: &[State]) -> bool {
+pub(crate) fn is_of(segment: &Segment, state: &RecordingState, states: &[RecordingState]) -> bool {
     let Some(name) = segment.name() else {
         return false;
     };
     let directory = segment.path().parent().unwrap_or(Path::new(""));
-    let of_name = |state: &&State| state.status.recording == name.recording;
+    let of_name = |state: &&RecordingState| state.status.recording == name.recording;
     of_name(&state)
         && (state.is_in(directory)
             || !states
@@ -123,7 +123,7 @@ fn counts(loss: &Loss) -> bool {
 }
 
 /// All that was ever lost, of each kind.
-fn totals(state: &State) -> [u64; 3] {
+fn totals(state: &RecordingState) -> [u64; 3] {
     let (now, before) = (&state.status, &state.status.earlier);
     [
         now.lost_ring.saturating_add(before.lost_ring),

@@ -44,7 +44,7 @@ pub(crate) struct Settings {
 
 /// What all requests share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct Site {
     pub(crate) table: Mutex<Table>,
     pub(crate) places: Vec<PathBuf>,
     /// Timelines.
@@ -80,7 +80,7 @@ pub(crate) fn run(settings: Settings) -> io::Result<()> {
 }
 
 fn routes(settings: Settings) -> Router {
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(Site {
         table: Mutex::new(Table::new(settings.places.clone())),
         places: settings.places,
         work: Arc::new(Semaphore::new(WORKERS)),
@@ -103,7 +103,7 @@ fn routes(settings: Settings) -> Router {
         .with_state(shared)
 }
 
-async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+async fn guard(State(shared): State<Arc<Site>>, request: Request, next: Next) -> Response {
     let mut response = match objection(&shared, &request) {
         Some(refusal) => refusal.into_response(),
         None => next.run(request).await,
@@ -116,7 +116,7 @@ async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
 }
 
 /// Why a request is refused whatever it asks for.
-fn objection(shared: &Shared, request: &Request) -> Option<Refusal> {
+fn objection(shared: &Site, request: &Request) -> Option<Refusal> {
     let header = |name: HeaderName| request.headers().get(name)?.to_str().ok();
     let host = header(header::HOST).or_else(|| request.uri().host());
     if !host.is_some_and(|host| is_known(host, shared.remote, &shared.names)) {

@@ -9,7 +9,7 @@ use vnplug_store::record::{Earlier, LaneStatus, Loss, Status};
 
 /// One recording, as its recorder described it last.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct State {
+pub(crate) struct RecordingState {
     pub(crate) status: Status,
     /// When this was written, nanoseconds since 1970.
     written_ns: u64,
@@ -17,7 +17,7 @@ pub(crate) struct State {
     places: Vec<PathBuf>,
 }
 
-impl State {
+impl RecordingState {
     fn parse(text: &[u8]) -> Option<Self> {
         let all: Value = serde_json::from_slice(text).ok()?;
         Some(Self {
@@ -92,21 +92,21 @@ fn loss(loss: &Loss) -> Value {
 }
 
 /// The states in a directory.
-pub(crate) fn in_directory(dir: &Path) -> Vec<State> {
+pub(crate) fn in_directory(dir: &Path) -> Vec<RecordingState> {
     let Ok(entries) = fs::read_dir(dir) else {
         return Vec::new();
     };
     let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
     let states = paths.filter(|path| path.extension().is_some_and(|ext| ext == "state"));
     let states = states.filter_map(|path| read(&path));
-    let found = states.map(|state| State {
+    let found = states.map(|state| RecordingState {
         places: vec![dir.to_owned()],
         ..state
     });
     found.collect()
 }
 
-fn read(path: &Path) -> Option<State> {
+fn read(path: &Path) -> Option<RecordingState> {
     // NB: opening a pipe would wait for a writer.
     if !fs::metadata(path).ok()?.is_file() {
         return None;
@@ -114,13 +114,13 @@ fn read(path: &Path) -> Option<State> {
     let mut text = Vec::new();
     let file = fs::File::open(path).ok()?;
     file.take(MAX_BYTES).read_to_end(&mut text).ok()?;
-    State::parse(&text)
+    RecordingState::parse(&text)
 }
 
 /// One state per recording: of a recording over several directories the latest.
-pub(crate) fn latest(all: Vec<State>) -> Vec<State> {
-    let age = |state: &State| (state.status.run.number, state.status.revision);
-    let mut list: Vec<State> = Vec::new();
+pub(crate) fn latest(all: Vec<RecordingState>) -> Vec<RecordingState> {
+    let age = |state: &RecordingState| (state.status.run.number, state.status.revision);
+    let mut list: Vec<RecordingState> = Vec::new();
     for mut state in all {
         let Some(other) = list.iter_mut().find(|other| other.is_with(&state)) else {
             list.push(state);
@@ -151,7 +151,7 @@ mod tests {
             ..Status::default()
         };
         let [a, b, c] = [status(1, "a"), status(2, "a"), status(1, "c")]
-            .map(|status| State::parse(status.to_json(9).as_bytes()).unwrap());
+            .map(|status| RecordingState::parse(status.to_json(9).as_bytes()).unwrap());
         assert_eq!(
             (a.written_ns, a.status.mark_ns),
             (9, 1_795_268_701_000_000_001)
@@ -162,10 +162,10 @@ mod tests {
 
     #[test]
     fn anything_else_is_nothing_or_a_state_without_numbers() {
-        assert_eq!(State::parse(b"{"), None);
-        assert_eq!(State::parse(b"[1]"), None);
+        assert_eq!(RecordingState::parse(b"{"), None);
+        assert_eq!(RecordingState::parse(b"[1]"), None);
         let odd = br#"{"version":1,"recording":"x","losses":[1,{"from":"y"}],"written_ns":-1}"#;
-        let state = State::parse(odd).unwrap();
+        let state = RecordingState::parse(odd).unwrap();
         assert_eq!((state.written_ns, state.status.taken), (0, 0));
     }
 }

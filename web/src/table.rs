@@ -12,7 +12,7 @@ use vnplug_store::manifest::holes;
 use crate::bins::{Axis, Bins};
 use crate::losses::{self, Missing};
 use crate::segment::Segment;
-use crate::state::{self, State};
+use crate::state::{self, RecordingState};
 use crate::timeline::{Covered, Part, Timeline};
 
 /// The recordings.
@@ -20,7 +20,7 @@ use crate::timeline::{Covered, Part, Timeline};
 pub(crate) struct Table {
     places: Vec<PathBuf>,
     segments: BTreeMap<PathBuf, Segment>,
-    states: Vec<State>,
+    states: Vec<RecordingState>,
     /// Places that cannot be read.
     problems: Vec<String>,
     /// Segments that are missing between others, or are not those that were closed.
@@ -86,7 +86,7 @@ impl Table {
             };
             self.segments.insert(path, segment);
         }
-        let mut states: Vec<State> = self
+        let mut states: Vec<RecordingState> = self
             .places
             .iter()
             .flat_map(|p| state::in_directory(p))
@@ -188,7 +188,7 @@ impl Table {
 
     /// Losses that no packet tells.
     fn losses(&self) -> Vec<Missing> {
-        let of = |state: &State| {
+        let of = |state: &RecordingState| {
             let segments = self.segments.values();
             let own = segments.filter(|segment| losses::is_of(segment, state, &self.states));
             losses::untold(state, &own.collect::<Vec<_>>())

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::bins::Axis;
-use crate::state::State;
+use crate::state::RecordingState;
 
 /// What came between two times.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ pub(crate) struct Timeline {
     pub(crate) len_bytes: u64,
     /// How many files there are.
     pub(crate) segments: usize,
-    pub(crate) states: Vec<State>,
+    pub(crate) states: Vec<RecordingState>,
     /// What cannot be read.
     pub(crate) problems: Vec<String>,
 }
@@ -71,7 +71,7 @@ impl Timeline {
             "pending_bytes": self.pending_bytes,
             "len_bytes": self.len_bytes,
             "files": self.segments,
-            "recordings": self.states.iter().map(State::to_json).collect::<Vec<_>>(),
+            "recordings": self.states.iter().map(RecordingState::to_json).collect::<Vec<_>>(),
             "problems": self.problems,
         })
     }

@@ -82,7 +82,7 @@ impl Bare {
     fn write(self, region: &Region, over: &AtomicBool) {
         let (record, stride, slots) = (self.record(), self.stride(), self.slots());
         let frames: Vec<Vec<u8>> = (0..256).map(|frame| vec![frame as u8; record]).collect();
-        let mut places = vec![Place::default(); self.rings];
+        let mut places = vec![Cursor::default(); self.rings];
         let (arena, records) = (self.arena(), self.capacity / record as u64);
         // A power of two, so that the frames are whole batches.
         let batch = BATCH.min(1 << (slots / PART).max(1).ilog2());
@@ -127,7 +127,7 @@ impl Bare {
             Reading::CopiedOut => record,
         };
         let mut private = vec![0_u8; record];
-        let mut places = vec![Place::default(); self.rings];
+        let mut places = vec![Cursor::default(); self.rings];
         let (mut begin, mut packets, mut looks) = (Instant::now(), 0_u64, 0_u64);
         let mut warming = true;
         loop {
@@ -173,7 +173,7 @@ impl Bare {
 
 /// Where one side is in a ring.
 #[derive(Clone, Default)]
-struct Place {
+struct Cursor {
     /// Packets written or taken.
     counted: u64,
     /// Of which this is the next one's slot.
@@ -182,7 +182,7 @@ struct Place {
     seen: u64,
 }
 
-impl Place {
+impl Cursor {
     #[inline]
     fn step(&mut self, slots: u64) {
         self.counted += 1;

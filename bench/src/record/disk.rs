@@ -8,7 +8,7 @@ use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::Daemon;
 
 use super::fio::{self, Limit, Pages};
-use super::place::{Place, clear};
+use super::place::{DiskDir, clear};
 use super::tool::{Process, Usage, recorder};
 use super::{GB, files};
 use crate::attached::cpu_time;
@@ -19,7 +19,7 @@ use crate::sys;
 /// Recorded as fast as the disk takes it, beside fio on the same disk.
 pub(crate) fn against_fio(plan: &Plan) -> Result<Vec<Figure>> {
     sys::ordinary()?;
-    let place = Place::with_room(plan, most_bytes(plan))?;
+    let place = DiskDir::with_room(plan, most_bytes(plan))?;
     let lab = Lab::new()?;
     let mut ways = [Way::new("", 1), Way::new("-two", 2)];
     let mut appends = Samples::default();
@@ -213,7 +213,7 @@ fn figure(
 /// The write rate of a flood with the index and without.
 pub(crate) fn with_and_without_index(plan: &Plan) -> Result<Vec<Figure>> {
     sys::ordinary()?;
-    let place = Place::with_room(plan, most_bytes(plan))?;
+    let place = DiskDir::with_room(plan, most_bytes(plan))?;
     let lab = Lab::new()?;
     let mut figures = Vec::new();
     for sizes in [Sizes::One(FULL_BYTES), Sizes::Imix, Sizes::One(64)] {
@@ -311,7 +311,7 @@ impl Run {
     }
 }
 
-fn generate(plan: &Plan, lab: &Lab, place: &Place, offer: Offer, how: How<'_>) -> Result<Run> {
+fn generate(plan: &Plan, lab: &Lab, place: &DiskDir, offer: Offer, how: How<'_>) -> Result<Run> {
     let How {
         size,
         index,

@@ -10,11 +10,11 @@ use crate::row::{Plan, Result};
 
 /// A directory on the disk that is measured; it and all that is in it goes when it is dropped. Where it
 /// could not, since the row was killed, the bench sweeps it.
-pub(super) struct Place {
+pub(super) struct DiskDir {
     lab: Lab,
 }
 
-impl Place {
+impl DiskDir {
     /// Makes it, if there is room for so many bytes.
     pub(super) fn with_room(plan: &Plan, bytes: u64) -> Result<Self> {
         let place = Self {

@@ -19,7 +19,7 @@ use vnplug_store::read::Reader;
 use vnplug_store::record::{Recorder, Settings};
 
 use super::files;
-use super::place::Place;
+use super::place::DiskDir;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::sys;
 
@@ -27,7 +27,7 @@ use crate::sys;
 pub(crate) fn in_20g(plan: &Plan) -> Result<Vec<Figure>> {
     sys::ordinary()?;
     let bytes = (FULL_BYTES as f64 * plan.time.as_secs_f64().clamp(0.05, 1.0)) as u64;
-    let place = Place::with_room(plan, bytes + bytes / 4)?;
+    let place = DiskDir::with_room(plan, bytes + bytes / 4)?;
     let dir = place.fresh("recorded")?;
     let begin = Instant::now();
     let made = make(&dir, bytes)?;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use vnplug_e2e::traffic::{Sent, Stream};
 
-use super::place::{Place, clear};
+use super::place::{DiskDir, clear};
 use super::tool::{SHARE_MIB, Tool};
 use super::{GB, files};
 use crate::handoff::Sizes;
@@ -34,7 +34,7 @@ fn rates(plan: &Plan, sizes: Sizes) -> Result<Vec<Figure>> {
     let wire = Wire::new()?;
     wire.add(UNHEARD)?;
     let most = MOST_BYTES.min(frames(plan, sizes, Load::FlatOut) * (sizes.mean() as u64 + HEAD));
-    let place = Place::with_room(plan, 2 * most + MARGIN)?;
+    let place = DiskDir::with_room(plan, 2 * most + MARGIN)?;
     let mut series: [[Series; TOOLS.len()]; LOADS.len()] = Default::default();
     let mut alone = Samples::default();
     let mut run = 0;
@@ -100,7 +100,7 @@ impl Series {
 fn turn(
     plan: &Plan,
     wire: &Wire,
-    place: &Place,
+    place: &DiskDir,
     tool: Tool,
     sizes: Sizes,
     load: Load,

@@ -24,7 +24,7 @@ use self::access::Owner;
 use self::monitor::{Monitor, MonitorError};
 use self::parts::{Kind, Left, Part};
 use self::qmp::Qmp;
-use self::slots::Place;
+use self::slots::DeviceAddress;
 use self::virsh::Virsh;
 use crate::failure::{Failure, OK, Outcome, PENDING};
 use crate::{attach, out, text};
@@ -205,7 +205,7 @@ impl Attach {
         monitor: &mut dyn Monitor,
         missing: &[&Part],
         ready: &VmReady,
-        places: Vec<Place>,
+        places: Vec<DeviceAddress>,
     ) -> Result<(), Failure> {
         let name = &self.vm.name;
         let owner = match self.qemu_user {
@@ -220,7 +220,7 @@ impl Attach {
         for part in missing {
             let place = match part.kind {
                 Kind::Pci => places.next().unwrap_or_default(),
-                _ => Place::default(),
+                _ => DeviceAddress::default(),
             };
             let added = part.add(monitor, name, ready, self.doorbell, &place);
             // Without an answer it may be there; removing what is not there is harmless.

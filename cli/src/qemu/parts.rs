@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use vnplug_ring::control::{VIRTIO_PORT_NAME, VmReady};
 
 use super::monitor::{Monitor, MonitorError, News};
-use super::slots::Place;
+use super::slots::DeviceAddress;
 
 /// What kind of thing a piece is for QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl Part {
         name: &str,
         ready: &VmReady,
         vectors: u32,
-        place: &Place,
+        place: &DeviceAddress,
     ) -> Result<(), MonitorError> {
         let other = |suffix: &str| format!("vnplug-{name}-{suffix}");
         let mut arguments = match self.role {

@@ -13,7 +13,7 @@ use super::monitor::{Monitor, MonitorError};
 
 /// Where one device goes; QEMU chooses what is not said.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct DeviceAddress {
     /// The id of a bus or of a port.
     pub(crate) bus: Option<String>,
     /// The slot on the bus.
@@ -39,7 +39,7 @@ pub(crate) fn choose(
     monitor: &mut dyn Monitor,
     wanted: &[String],
     needed: usize,
-) -> Result<Result<Vec<Place>, NoRoom>, MonitorError> {
+) -> Result<Result<Vec<DeviceAddress>, NoRoom>, MonitorError> {
     let ports = ports(monitor)?;
     if let [bus] = wanted
         && !ports.iter().any(|port| port.id == *bus)
@@ -69,8 +69,8 @@ pub(crate) fn choose(
     Ok(Ok(free.iter().take(needed).map(|port| on(port)).collect()))
 }
 
-fn on(bus: &str) -> Place {
-    Place {
+fn on(bus: &str) -> DeviceAddress {
+    DeviceAddress {
         bus: Some(bus.to_owned()),
         slot: None,
     }
@@ -78,7 +78,7 @@ fn on(bus: &str) -> Place {
 
 /// The last free slots of the root bus in `buses`, QEMU's list of buses and their devices; where
 /// there are too few, the rest is left to QEMU, which says so best.
-fn last_slots(buses: &Value, needed: usize) -> Vec<Place> {
+fn last_slots(buses: &Value, needed: usize) -> Vec<DeviceAddress> {
     let root = list(buses).first().map(|bus| list(&bus["devices"]));
     let used = |slot: u8| {
         let mut devices = root.unwrap_or_default().iter();
@@ -86,11 +86,11 @@ fn last_slots(buses: &Value, needed: usize) -> Vec<Place> {
     };
     // Slot 0 is the host bridge on every machine.
     let free = (1..SLOTS).rev().filter(|slot| !used(*slot));
-    let places = free.map(|slot| Place {
+    let places = free.map(|slot| DeviceAddress {
         bus: None,
         slot: Some(slot),
     });
-    let rest = std::iter::repeat(Place::default());
+    let rest = std::iter::repeat(DeviceAddress::default());
     places.chain(rest).take(needed).collect()
 }
 
@@ -188,7 +188,7 @@ mod tests {
         let full: Vec<Value> = (0..31).map(|slot| json!({"slot": slot})).collect();
         let slots = last_slots(&json!([{"bus": 0, "devices": full}]), 2);
         assert_eq!(slots[0].slot, Some(31));
-        assert_eq!(slots[1], Place::default());
+        assert_eq!(slots[1], DeviceAddress::default());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::sys::tun::{self, Interface};
 
 /// What the interface is to be like.
 #[derive(Debug)]
-pub(super) struct Plan<'a> {
+pub(super) struct TapPlan<'a> {
     /// Its name; with `%d`, the kernel puts a number there.
     pub(super) name: &'a str,
     /// Receive queues.
@@ -49,7 +49,7 @@ impl Tap {
     ///
     /// # Errors
     /// What is missing, and what to do about it.
-    pub(super) fn new(plan: &Plan<'_>) -> Result<Self, Failure> {
+    pub(super) fn new(plan: &TapPlan<'_>) -> Result<Self, Failure> {
         let mut name = plan.name.to_owned();
         let mut queues = Vec::with_capacity(plan.queues);
         for index in 0..plan.queues {
@@ -157,7 +157,7 @@ fn no_driver(errno: Errno) -> Failure {
     Failure::about(DRIVER, format!("{errno}; {remedy}"))
 }
 
-fn not_made(plan: &Plan<'_>, error: &io::Error) -> Failure {
+fn not_made(plan: &TapPlan<'_>, error: &io::Error) -> Failure {
     let name = plan.name;
     let reason = match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::PERM | Errno::ACCESS) => {

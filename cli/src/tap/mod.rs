@@ -21,7 +21,7 @@ use crate::capture::{BeforeDaemon, PortArgs, Sink};
 use crate::failure::{Failure, OK, Outcome};
 use crate::text::grouped;
 use crate::{out, sys};
-use device::{LinkCounters, Plan, Tap};
+use device::{LinkCounters, Tap, TapPlan};
 use tally::{Reason, Tally};
 
 /// Feed a device into a network interface (TAP), for programs that want one
@@ -89,7 +89,7 @@ impl TapArgs {
             return Err(Failure::about(port.device(), text));
         }
         let mtu = self.mtu.unwrap_or_else(|| mtu_of(socket, port.device()));
-        let tap = Tap::new(&Plan {
+        let tap = Tap::new(&TapPlan {
             name: &self.name,
             queues: self.queues.into(),
             mtu,

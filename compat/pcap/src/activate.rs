@@ -13,7 +13,7 @@ use crate::abi::{
 };
 use crate::devices::{describe, device_of, split_group};
 use crate::filter::{INTERRUPTED, fail};
-use crate::handle::{Handle, State};
+use crate::handle::{Handle, HandleState};
 use crate::read::Live;
 
 /// What was set.
@@ -125,7 +125,7 @@ pub(crate) fn activate(handle: &Handle) -> c_int {
     }
 }
 
-fn open(name: &str, number: u64, state: &mut State) -> Result<(), (c_int, String)> {
+fn open(name: &str, number: u64, state: &mut HandleState) -> Result<(), (c_int, String)> {
     let options = state.options;
     if options.rfmon {
         let text = "vNPlug devices have no monitor mode: set it on the host's interface";

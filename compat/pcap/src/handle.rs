@@ -9,9 +9,9 @@
 //! | call                         | from                        | touches                        |
 //! |------------------------------|-----------------------------|--------------------------------|
 //! | `pcap_breakloop`             | any thread, signal handlers | `break_flag`, the eventfd      |
-//! | `pcap_stats`                 | any thread, signal handlers | [`State`] by turns             |
+//! | `pcap_stats`                 | any thread, signal handlers | [`HandleState`] by turns             |
 //! | `pcap_inject`                | any thread                  | `sender`, under its lock       |
-//! | all others                   | any thread                  | [`State`] by turns             |
+//! | all others                   | any thread                  | [`HandleState`] by turns             |
 //! | `pcap_close` during a call   | any thread, a callback      | `closed`, and the first line's |
 //!
 //! The last is an error of the program, and must not crash it: the closer sets `closed`, wakes the
@@ -63,12 +63,12 @@ pub(crate) struct Handle {
     pub(crate) number: u64,
     /// What `pcap_stats` said last.
     pub(crate) last: Last,
-    state: Turns<State>,
+    state: Turns<HandleState>,
 }
 
 /// What one thread at a time uses.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct HandleState {
     pub(crate) options: Options,
     /// What the operator sees; empty = the library's default.
     pub(crate) label: String,
@@ -100,7 +100,7 @@ impl Handle {
             number: PortOptions::fresh_handle(),
             sender: Mutex::new(None),
             last: Last::default(),
-            state: Turns::new(State {
+            state: Turns::new(HandleState {
                 options: Options::default(),
                 label: String::new(),
                 live: None,
@@ -127,7 +127,7 @@ impl Handle {
     /// The state, for one short look. No code of the program's runs in `look`. `None`: a signal
     /// handler interrupted a look and has come back.
     #[inline]
-    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> Option<T> {
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut HandleState) -> T) -> Option<T> {
         self.state.with(look)
     }
 
@@ -141,7 +141,7 @@ impl Handle {
     #[inline]
     pub(crate) fn live_as<T>(&self, entered: bool, look: impl FnOnce(&mut Live) -> T) -> Option<T> {
         if entered {
-            let look = |state: &mut State| state.live.as_deref_mut().map(look);
+            let look = |state: &mut HandleState| state.live.as_deref_mut().map(look);
             return self.state.as_reader(look)?;
         }
         self.live(look)

@@ -21,7 +21,7 @@ enum Symbol {
 }
 
 #[derive(Clone, Copy)]
-struct State {
+struct WalkState {
     pc: usize,
     a: Symbol,
     x: Symbol,
@@ -34,7 +34,7 @@ struct State {
 
 /// A branch not taken yet.
 struct Fork {
-    state: State,
+    state: WalkState,
     known: Mark,
     assume: Option<(Bits, Test, u32, bool)>,
 }
@@ -59,7 +59,7 @@ pub(super) struct Walk<'a> {
 impl<'a> Walk<'a> {
     /// For any frame, in at most this many steps.
     pub(super) fn new(list: &'a [Instruction], steps: usize) -> Self {
-        let state = State {
+        let state = WalkState {
             pc: 0,
             a: Symbol::Constant(0),
             x: Symbol::Constant(0),
@@ -128,7 +128,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Goes on until a return; `None` if this path does not exist.
-    fn follow(&mut self, mut s: State) -> Option<End> {
+    fn follow(&mut self, mut s: WalkState) -> Option<End> {
         loop {
             let cost = 1 + self.known.size() / FACTS_PER_STEP;
             if self.known.facts.len() > MAX_FACTS || !self.charge(cost) {
@@ -159,7 +159,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn end(&mut self, s: &State, value: Option<u32>) -> End {
+    fn end(&mut self, s: &WalkState, value: Option<u32>) -> End {
         self.reached = s.reached;
         End::Returns {
             // A value that is not known may be one that accepts.
@@ -169,7 +169,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Takes a branch and leaves the other for later; `None` if the one taken does not exist.
-    fn branch(&mut self, s: &mut State, code: u16, with: Symbol, jt: u8, jf: u8) -> Option<()> {
+    fn branch(&mut self, s: &mut WalkState, code: u16, with: Symbol, jt: u8, jf: u8) -> Option<()> {
         let test = match code {
             code::JEQ_K => Test::Equal,
             code::JGT_K => Test::Above,
@@ -198,12 +198,12 @@ impl<'a> Walk<'a> {
 
     fn either(
         &mut self,
-        s: &mut State,
+        s: &mut WalkState,
         yes: usize,
         no: usize,
         about: Option<(Bits, Test, u32)>,
     ) -> Option<()> {
-        let other = State { pc: no, ..*s };
+        let other = WalkState { pc: no, ..*s };
         self.forks.push(Fork {
             state: other,
             known: self.known.mark(),
@@ -216,7 +216,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn step(&mut self, s: &mut State, code: u16, k: u32) {
+    fn step(&mut self, s: &mut WalkState, code: u16, k: u32) {
         use Symbol::{Constant, Unknown};
         match code {
             code::LD_W_ABS => s.a = self.load(s, Constant(0), k, 4),
@@ -256,7 +256,7 @@ impl<'a> Walk<'a> {
     }
 
     /// A load; what it is if the frame has it.
-    fn load(&mut self, s: &mut State, x: Symbol, k: u32, len: u8) -> Symbol {
+    fn load(&mut self, s: &mut WalkState, x: Symbol, k: u32, len: u8) -> Symbol {
         let (base, at) = match x {
             Symbol::Constant(x) => (Base::Start, x.checked_add(k)),
             Symbol::Header(at) => (Base::Header(at), Some(k)),
@@ -284,7 +284,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    fn calculate(&mut self, s: &mut State, code: u16, k: u32) {
+    fn calculate(&mut self, s: &mut WalkState, code: u16, k: u32) {
         let by_x = code & 0x08 != 0;
         let operand = match (by_x, s.x) {
             (false, _) => Some(k),

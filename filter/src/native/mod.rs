@@ -43,13 +43,13 @@ use workshop::Workshop;
 
 /// Where a program's native code appears.
 #[derive(Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct NativeSlot {
     /// It was handed in.
     asked: AtomicBool,
     native: OnceLock<Native>,
 }
 
-impl Slot {
+impl NativeSlot {
     /// The native code, once it is there.
     #[inline(always)]
     pub(super) fn get(&self) -> Option<&Native> {
@@ -62,10 +62,10 @@ impl Slot {
 pub struct Jit(Option<Arc<Handle>>);
 
 #[derive(Debug)]
-struct Handle(Arc<Shared>);
+struct Handle(Arc<Backlog>);
 
 #[derive(Debug)]
-struct Shared {
+struct Backlog {
     queue: Fair<String, Job>,
     counters: Arc<Counters>,
 }
@@ -94,7 +94,7 @@ impl Jit {
     /// If this processor or the system cannot use it, this says so in the log and is
     /// [`off`](Self::off).
     pub fn start(limit_bytes: u64) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(Backlog {
             queue: Fair::new(TERMS),
             counters: Arc::default(),
         });
@@ -162,7 +162,7 @@ impl Drop for Handle {
     }
 }
 
-fn work(shared: &Shared, mut workshop: Workshop) {
+fn work(shared: &Backlog, mut workshop: Workshop) {
     if let Err(error) = rustix::process::setpriority_process(None, LOW_PRIORITY) {
         log::debug!(target: "filter", "vnplug-jit keeps its priority: {error}");
     }
@@ -180,7 +180,7 @@ fn work(shared: &Shared, mut workshop: Workshop) {
     }
 }
 
-fn translate(shared: &Shared, workshop: &mut Workshop, wanted: Wanted) {
+fn translate(shared: &Backlog, workshop: &mut Workshop, wanted: Wanted) {
     let (owner, begun) = (wanted.owner.clone(), processor_time());
     workshop.translate(wanted);
     let took = processor_time().saturating_sub(begun);
@@ -194,7 +194,7 @@ fn processor_time() -> Duration {
 }
 
 /// Waits for the next program, until `deadline` if there is one; `None` also when it is to end.
-fn next(shared: &Shared, deadline: Option<Instant>) -> Option<Wanted> {
+fn next(shared: &Backlog, deadline: Option<Instant>) -> Option<Wanted> {
     loop {
         let (owner, job) = shared.queue.next(deadline)?;
         // It may have gone just now.

@@ -8,25 +8,25 @@ use std::time::Duration;
 
 use vnplug_os::fair::{self, Meanwhile, Terms};
 
-use super::Slot;
+use super::NativeSlot;
 use vnplug_bpf::Instruction;
 
 /// A program that somebody may still want.
 #[derive(Debug)]
 pub(super) struct Job {
     instructions: Weak<[Instruction]>,
-    slot: Weak<Slot>,
+    slot: Weak<NativeSlot>,
 }
 
 /// A program that somebody wants.
 pub(super) struct Wanted {
     pub(super) owner: String,
     pub(super) instructions: Arc<[Instruction]>,
-    pub(super) slot: Arc<Slot>,
+    pub(super) slot: Arc<NativeSlot>,
 }
 
 impl Job {
-    pub(super) fn new(instructions: &Arc<[Instruction]>, slot: &Arc<Slot>) -> Self {
+    pub(super) fn new(instructions: &Arc<[Instruction]>, slot: &Arc<NativeSlot>) -> Self {
         Self {
             instructions: Arc::downgrade(instructions),
             slot: Arc::downgrade(slot),

@@ -9,7 +9,7 @@ use super::budget::Gauge;
 use super::code::{self, Code, Native};
 use super::queue::Wanted;
 use super::translate::{Translated, Translator};
-use super::{Counters, Slot};
+use super::{Counters, NativeSlot};
 use crate::sys::executable;
 use vnplug_bpf::Instruction;
 
@@ -34,7 +34,7 @@ struct Pending {
     instructions: Arc<[Instruction]>,
     function: Translated,
     owner: Gauge,
-    slots: Vec<Arc<Slot>>,
+    slots: Vec<Arc<NativeSlot>>,
 }
 
 impl Workshop {
@@ -155,7 +155,7 @@ impl Workshop {
         }
     }
 
-    fn use_code(&self, code: &Arc<Code>, slot: &Slot) {
+    fn use_code(&self, code: &Arc<Code>, slot: &NativeSlot) {
         let native = Native::new(Arc::clone(code), self.counters.programs.hold(1));
         // Set already: it was handed in twice, and either will do.
         let _ = slot.native.set(native);
@@ -169,7 +169,7 @@ impl Workshop {
     }
 
     /// The program stays interpreted; when it is used again it is tried again.
-    fn full(&mut self, slot: &Slot, why: &str) {
+    fn full(&mut self, slot: &NativeSlot, why: &str) {
         slot.asked.store(false, Ordering::Relaxed);
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
         let limit = self.limit_bytes;

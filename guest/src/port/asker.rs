@@ -23,11 +23,11 @@ use crate::error::Error;
 
 /// Asks about a port, from any thread, while another one uses it. It does not keep the port open.
 #[derive(Debug, Clone)]
-pub struct Asker(pub(super) Arc<Shared>);
+pub struct Asker(pub(super) Arc<Answers>);
 
 /// What a port shares with its [`Asker`]s.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
+pub(super) struct Answers {
     line: Mutex<Present>,
     pub(super) tally: Tally,
 }
@@ -122,7 +122,7 @@ impl Asker {
     }
 }
 
-impl Shared {
+impl Answers {
     /// The port is attached by `link` from now on.
     pub(super) fn attach(&self, link: &Link) {
         let present = Present {

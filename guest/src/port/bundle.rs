@@ -247,13 +247,13 @@ fn earlier(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
 #[derive(Debug)]
 pub(crate) struct Common {
     epoll: OwnedFd,
-    state: Mutex<State>,
+    state: Mutex<BundleState>,
     /// The whole bundle goes.
     over: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BundleState {
     line: Option<Arc<Mutex<Connection>>>,
     /// One; several behind an agent. With the numbers by which they are known.
     wakes: Vec<(u64, OwnedFd)>,
@@ -340,7 +340,7 @@ impl Common {
     }
 
     /// Lets go of a connection that is over; ports that still have it will leave it.
-    fn retire(&self, state: &mut State) {
+    fn retire(&self, state: &mut BundleState) {
         if let Some(line) = state.line.take() {
             let _ = epoll::delete(&self.epoll, lock(&line).as_fd());
         }
@@ -368,7 +368,7 @@ impl Common {
     }
 
     /// What it guards is whole after every statement.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BundleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -34,8 +34,8 @@ use crate::client::{ANSWER_LIMIT, done};
 use crate::error::Error;
 use crate::options::PortOptions;
 
+use asker::Answers;
 pub use asker::Asker;
-use asker::Shared;
 pub use batch::Batch;
 pub use bundle::Bundle;
 use link::Link;
@@ -74,7 +74,7 @@ pub struct Port {
     /// Since when the socket refuses this user, while the port is away.
     refused_since: Option<Instant>,
     opened_at: Instant,
-    shared: Arc<Shared>,
+    shared: Arc<Answers>,
     /// A packet of the current ring that is looked at where it lies.
     looked: Option<vnplug_ring::Look>,
     /// `counts.lost` when the present rings were attached.

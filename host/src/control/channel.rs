@@ -12,7 +12,7 @@ use super::groups::name_sources;
 use super::memory::{LARGE, Want};
 use super::session::{Over, Session};
 use crate::hub::{Peer, Refusal};
-use crate::vm::{Committed, Plan, Vm};
+use crate::vm::{Committed, Vm, VmPlan};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::event;
 use vnplug_os::peer_log;
@@ -77,7 +77,7 @@ impl Control {
         self.vms.must_obey(&spec.name, spec.owner)?;
         self.vms.may_attach(&spec.name)?;
         let groups = self.wanted_groups(&spec)?;
-        let plan = Plan::new(&spec, groups, &self.vms.dirs)?;
+        let plan = VmPlan::new(&spec, groups, &self.vms.dirs)?;
         // Last: an attach that is refused leaves its bars.
         self.forget_broken(&spec.name);
         self.vms.making(&plan);
@@ -89,7 +89,7 @@ impl Control {
         &mut self,
         token: u64,
         spec: &VmSpec,
-        plan: Plan,
+        plan: VmPlan,
         made: std::io::Result<Committed>,
     ) -> Result<Message, Refusal> {
         let (pool, arenas) = match made {

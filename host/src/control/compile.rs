@@ -79,11 +79,11 @@ pub(crate) struct Compiled {
 
 /// The thread, as the control thread sees it.
 pub(crate) struct CompileThread {
-    shared: Arc<Shared>,
+    shared: Arc<CompileQueue>,
     thread: JoinHandle<()>,
 }
 
-struct Shared {
+struct CompileQueue {
     jobs: Fair<Peer, Waiting>,
     done: Mutex<VecDeque<Compiled>>,
 }
@@ -93,7 +93,7 @@ impl CompileThread {
     ///
     /// What it compiles is handed on to `jit`.
     pub(crate) fn start(compiler: Compiler, jit: Jit, bell: Arc<OwnedFd>) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CompileQueue {
             jobs: Fair::new(TERMS),
             done: Mutex::new(VecDeque::new()),
         });
@@ -147,7 +147,7 @@ impl fair::Job for Waiting {
     }
 }
 
-impl Shared {
+impl CompileQueue {
     fn add(&self, job: Job) -> Result<Ticket, Refusal> {
         let (ticket, waits) = Ticket::new();
         if self.jobs.add(job.owner.clone(), Waiting { job, waits }) {
@@ -165,7 +165,7 @@ impl Shared {
 }
 
 fn work(
-    shared: &Shared,
+    shared: &CompileQueue,
     mut compile: impl FnMut(&Job) -> Result<Programs, Refusal>,
     bell: &OwnedFd,
 ) {
@@ -274,8 +274,8 @@ mod tests {
         }
     }
 
-    fn shared() -> Shared {
-        Shared {
+    fn shared() -> CompileQueue {
+        CompileQueue {
             jobs: Fair::new(TERMS),
             done: Mutex::default(),
         }

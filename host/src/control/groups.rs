@@ -8,7 +8,7 @@ use super::Control;
 use crate::hub::policy::Sight;
 use crate::hub::{Home, NewHostGroup, Peer, Refusal};
 use crate::vm::arenas::{self, ArenaFile, GroupRecord};
-use crate::vm::{Plan, Vm};
+use crate::vm::{Vm, VmPlan};
 
 impl Control {
     /// The groups that an attach asks for, as they are or would be, and whether each is to be made.
@@ -56,7 +56,7 @@ impl Control {
     pub(super) fn admit_new(
         &mut self,
         spec: &VmSpec,
-        plan: &Plan,
+        plan: &VmPlan,
         made: Vec<Option<ArenaFile>>,
     ) -> Result<(), Refusal> {
         let new: Vec<GroupRecord> = plan.new_groups().cloned().collect();

@@ -18,16 +18,16 @@ const MIB: f64 = 5.0;
 const MANY: usize = 1_024;
 
 /// The bucket of an owner, on each of its connections.
-pub(crate) type Shared = Rc<RefCell<Bucket>>;
+pub(crate) type SharedBucket = Rc<RefCell<Bucket>>;
 
 /// The buckets of those who are no operators.
 #[derive(Debug, Default)]
-pub(crate) struct Buckets(HashMap<Peer, Shared>);
+pub(crate) struct Buckets(HashMap<Peer, SharedBucket>);
 
 impl Buckets {
     /// The bucket for a new connection: an operator's own, or that of all connections of its owner,
     /// which pays for it.
-    pub(crate) fn of(&mut self, viewer: &Peer, is_operator: bool, now: Instant) -> Shared {
+    pub(crate) fn of(&mut self, viewer: &Peer, is_operator: bool, now: Instant) -> SharedBucket {
         let full = || Rc::new(RefCell::new(Bucket::new(RATE.0, RATE.1, now)));
         if is_operator {
             return full();

@@ -18,7 +18,7 @@ use vnplug_ring::control::code;
 
 use super::compile::{Ticket, Waits};
 use crate::hub::{Need, OwnMemory, Refusal};
-use crate::vm::{Committed, Plan};
+use crate::vm::{Committed, VmPlan};
 use vnplug_os::event;
 use vnplug_os::memory;
 use vnplug_os::memory::GoOn;
@@ -31,7 +31,7 @@ const MUCH: u64 = 16 << 20;
 /// What is to be made.
 pub(crate) enum Want {
     /// A VM's pool, and the arenas of groups that are made with it.
-    Pool(Plan),
+    Pool(VmPlan),
     /// A port's rings, and the arenas of the group that it is the first member of.
     Rings(Need),
 }
@@ -47,7 +47,7 @@ impl Want {
 
 /// What was made.
 pub(crate) enum Made {
-    Pool(Plan, io::Result<Committed>),
+    Pool(VmPlan, io::Result<Committed>),
     Rings(Need, io::Result<OwnMemory>),
 }
 

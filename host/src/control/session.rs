@@ -56,7 +56,7 @@ pub(crate) struct Session {
     /// served.
     pub(crate) unfinished: bool,
     /// Of its owner.
-    pub(crate) bucket: limit::Shared,
+    pub(crate) bucket: limit::SharedBucket,
     pub(crate) since: Instant,
     /// A descriptor that came with the last bytes.
     pub(crate) gift: Option<PeerFd>,
@@ -98,7 +98,7 @@ impl Session {
         fd: PeerFd,
         viewer: Peer,
         channel: bool,
-        bucket: limit::Shared,
+        bucket: limit::SharedBucket,
         now: Instant,
     ) -> Self {
         // Nobody can send any, where the kernel can see to that (Linux 6.16).

@@ -138,7 +138,7 @@ impl Sessions {
     }
 
     /// The bucket for a new connection of a viewer.
-    pub(super) fn bucket_of(&mut self, viewer: &Peer, is_operator: bool) -> limit::Shared {
+    pub(super) fn bucket_of(&mut self, viewer: &Peer, is_operator: bool) -> limit::SharedBucket {
         self.buckets.of(viewer, is_operator, Instant::now())
     }
 

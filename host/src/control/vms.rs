@@ -10,7 +10,7 @@ use vnplug_ring::control::{Counted, Grant, VmSpec, code};
 use super::session::Session;
 use super::sessions::Sessions;
 use crate::hub::{Peer, Refusal};
-use crate::vm::{Broken, Dirs, Plan, Vm};
+use crate::vm::{Broken, Dirs, Vm, VmPlan};
 
 /// VMs in all.
 const MAX_VMS: usize = 1_024;
@@ -119,14 +119,14 @@ impl Vms {
 
     /// Its pool and its groups' arenas are being made. Nobody else makes one of these names until the
     /// thread is done with them, also if who asked for it goes away.
-    pub(super) fn making(&mut self, plan: &Plan) {
+    pub(super) fn making(&mut self, plan: &VmPlan) {
         let groups = plan.new_groups().map(|group| group.name.clone());
         self.making_groups.extend(groups);
         self.attaching.insert(plan.name().to_owned());
     }
 
     /// They are made, or given up.
-    pub(super) fn made(&mut self, plan: &Plan) {
+    pub(super) fn made(&mut self, plan: &VmPlan) {
         self.attaching.remove(plan.name());
         for group in plan.new_groups() {
             self.making_groups.remove(&group.name);

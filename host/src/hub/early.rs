@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Hub, Owed};
 use vnplug_filter::Program;
 use vnplug_filter::ebpf::Wanted;
-use vnplug_path::engine::loader::{Loader, Narrowing, Place};
+use vnplug_path::engine::loader::{Loader, Narrowing, QueueSeat};
 use vnplug_path::engine::{Command, Worker};
 use vnplug_path::source::early::{Seat, Standing};
 
@@ -26,7 +26,7 @@ pub const MAX_EARLY_LOADS: usize = 32;
 #[derive(Debug)]
 pub struct Early {
     /// None: the kernel drops nothing early here.
-    places: Vec<Place>,
+    places: Vec<QueueSeat>,
     standing: Arc<Standing>,
     generation: u64,
     /// What ports may want, each with how many do.
@@ -51,7 +51,7 @@ impl Early {
                     _ => seats.len(),
                 };
                 let each = seats.into_iter().zip(workers).take(count);
-                each.map(|(seat, worker)| Place {
+                each.map(|(seat, worker)| QueueSeat {
                     seat,
                     line: worker.line(),
                 })
@@ -112,7 +112,7 @@ impl Early {
         self.asked = None;
         self.standing
             .begin(self.generation, "off: filters are changing");
-        let widen = |place: &Place| {
+        let widen = |place: &QueueSeat| {
             let standing = Arc::clone(&self.standing);
             Owed::ask(place.line.clone(), |reply| {
                 Command::Widen(self.generation, standing, reply)

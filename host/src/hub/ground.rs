@@ -9,7 +9,7 @@ use vnplug_ring::{Producer, Region};
 use super::Refusal;
 use super::open::{fresh_epoch, no_memory};
 use super::places::Places;
-use super::plan::Plan;
+use super::plan::PortPlan;
 use vnplug_os::memory::{self, Holes};
 
 /// Where a port's ring memory comes from.
@@ -31,7 +31,7 @@ pub(crate) enum Memory<'a> {
 pub(crate) struct OwnMemory {
     pub(crate) rings: memory::Rings,
     /// Of the group that it is the first member of.
-    pub(crate) arenas: Option<memory::Shared>,
+    pub(crate) arenas: Option<memory::SharedMemory>,
 }
 
 /// Memory for a port that is being opened. What it took of a pool goes back when it is dropped, unless
@@ -48,7 +48,7 @@ pub(super) struct Ground<'a> {
     /// Of the words of one that sends: its reader may punch holes there.
     pub(super) holes: Option<Holes>,
     /// For the arenas of the group that it is the first member of.
-    pub(super) arenas: Option<memory::Shared>,
+    pub(super) arenas: Option<memory::SharedMemory>,
     /// Of a VM's port.
     pub(super) pool: Option<Taken<'a>>,
 }
@@ -61,14 +61,14 @@ pub(super) struct Taken<'a> {
 
 impl<'a> Ground<'a> {
     /// Takes what the port that is planned needs.
-    pub(super) fn of(plan: &Plan, memory: Memory<'a>) -> Result<Self, Refusal> {
+    pub(super) fn of(plan: &PortPlan, memory: Memory<'a>) -> Result<Self, Refusal> {
         match memory {
             Memory::Own(own) => Self::own(plan, own),
             Memory::Pool { region, places } => Self::in_pool(plan, region, places),
         }
     }
 
-    fn own(plan: &Plan, memory: OwnMemory) -> Result<Self, Refusal> {
+    fn own(plan: &PortPlan, memory: OwnMemory) -> Result<Self, Refusal> {
         let OwnMemory { rings, arenas } = memory;
         let shape = plan.shape();
         let sends = plan.transmit > 0;
@@ -89,7 +89,7 @@ impl<'a> Ground<'a> {
         })
     }
 
-    fn in_pool(plan: &Plan, region: &Region, places: &'a mut Places) -> Result<Self, Refusal> {
+    fn in_pool(plan: &PortPlan, region: &Region, places: &'a mut Places) -> Result<Self, Refusal> {
         let mut pool = Taken {
             pool: places,
             taken: Vec::new(),
@@ -131,7 +131,7 @@ impl<'a> Ground<'a> {
     /// Lays the rings of port `id` there.
     pub(super) fn lay(
         &self,
-        plan: &Plan,
+        plan: &PortPlan,
         id: u32,
         link_type: u32,
     ) -> Result<Vec<Producer>, Refusal> {

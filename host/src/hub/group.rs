@@ -15,7 +15,7 @@ use vnplug_ring::{Arena, Region};
 
 use super::ground::Ground;
 use super::open::{fresh_epoch, no_memory};
-use super::plan::Plan;
+use super::plan::PortPlan;
 use super::{Hub, Peer, Programs, Refusal};
 use vnplug_filter::Program;
 use vnplug_path::commons::Commons;
@@ -233,7 +233,7 @@ impl Hub {
     /// [`Refusal`]; nothing was changed.
     pub(super) fn enter_group(
         &mut self,
-        plan: &Plan,
+        plan: &PortPlan,
         guard: Option<&Arc<Program>>,
         ground: &mut Ground<'_>,
     ) -> Result<Joined, Refusal> {

@@ -8,7 +8,7 @@ use vnplug_ring::control::{Balance, HOST_PREFIX, Open, Opened, RingPlace, code};
 
 use super::ground::{Ground, Memory, Taken};
 use super::pace::Pace;
-use super::plan::Plan;
+use super::plan::PortPlan;
 use super::{Hub, Owed, Peer, PortRecord, Programs, Refusal, RuleBook};
 use vnplug_filter::ebpf::Wanted;
 use vnplug_os::{event, mappings};
@@ -172,7 +172,7 @@ impl Hub {
 
 /// What the books say of a new port; what the kernel must let through for it is not known yet.
 fn record(
-    plan: Plan,
+    plan: PortPlan,
     request: &Open,
     programs: Programs,
     (owner, number): (Peer, u32),

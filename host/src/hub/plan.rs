@@ -25,7 +25,7 @@ impl Need {
 }
 
 /// A port that may be, without memory.
-pub(super) struct Plan {
+pub(super) struct PortPlan {
     pub(super) source: usize,
     pub(super) queues: Vec<usize>,
     pub(super) cluster: Option<ClusterKey>,
@@ -38,7 +38,7 @@ pub(super) struct Plan {
     pub(super) group: Option<GroupPlan>,
 }
 
-impl Plan {
+impl PortPlan {
     /// Of a port in a VM's pool.
     pub(super) fn bytes(&self) -> u64 {
         self.each * self.queues.len() as u64 + self.transmit_bytes()
@@ -76,7 +76,7 @@ impl Hub {
         request: &Open,
         owner: &Peer,
         programs: &Programs,
-    ) -> Result<Plan, Refusal> {
+    ) -> Result<PortPlan, Refusal> {
         let (source, queue) = self.find(&request.device)?;
         if self.ports.len() >= self.limits.ports {
             let most = self.limits.ports;
@@ -112,7 +112,7 @@ impl Hub {
             None => (0..self.sources[source].workers.len()).collect(),
         };
         self.must_turn(source, &queues)?;
-        Ok(Plan {
+        Ok(PortPlan {
             each: ring_size(capacity).next_multiple_of(4096),
             source,
             queues,

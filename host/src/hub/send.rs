@@ -12,7 +12,7 @@ use vnplug_ring::layout::{Geometry, MAX_CAPACITY, MIN_CAPACITY};
 
 use super::ground::Ground;
 use super::open::{fresh_epoch, no_memory};
-use super::plan::{Plan, longest_record};
+use super::plan::{PortPlan, longest_record};
 use super::{Hub, Owed, Peer, Refusal};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::socket;
@@ -50,7 +50,7 @@ impl Hub {
     /// which it kicks.
     pub(super) fn sender(
         &mut self,
-        plan: &Plan,
+        plan: &PortPlan,
         ground: &mut Ground<'_>,
         owner: &Peer,
         (handle, link_type): (Handle, u32),

@@ -51,16 +51,16 @@ const PACE: Duration = Duration::from_millis(1);
 pub(crate) struct DoorbellServer {
     pub(crate) listener: PeerFd,
     vectors: u32,
-    page: memory::Shared,
+    page: memory::SharedMemory,
     closer: Closer,
     thread_bell: Arc<OwnedFd>,
-    shared: Arc<Shared>,
+    shared: Arc<Bells>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What the thread and the server share.
 #[derive(Default)]
-struct Shared {
+struct Bells {
     plugged: Mutex<Option<Plugged>>,
     stop: AtomicBool,
     raised: AtomicU64,
@@ -90,7 +90,7 @@ impl DoorbellServer {
         // What may fail comes before the thread, which nobody would end.
         let listener = PeerFd::alone(vnplug_os::socket::listen(path, 0o600)?);
         let thread_bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Bells::default());
         let thread = Raise {
             bell: Arc::clone(&thread_bell),
             shared: Arc::clone(&shared),
@@ -213,7 +213,7 @@ impl Unstick {
     }
 }
 
-impl Shared {
+impl Bells {
     fn plugged(&self) -> MutexGuard<'_, Option<Plugged>> {
         self.plugged.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -227,7 +227,7 @@ impl Shared {
 
 struct Raise {
     bell: Arc<OwnedFd>,
-    shared: Arc<Shared>,
+    shared: Arc<Bells>,
     /// Rings of the guest are not listened to until then.
     deaf_until: Option<Instant>,
 }
@@ -434,7 +434,7 @@ mod tests {
     }
 
     /// Until a server's thread has ended.
-    fn ends(shared: &std::sync::Weak<Shared>) {
+    fn ends(shared: &std::sync::Weak<Bells>) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while shared.strong_count() > 0 {
             assert!(Instant::now() < deadline, "its thread stays");

@@ -30,7 +30,7 @@ pub(crate) use dirs::Dirs;
 use dirs::{control_path, doorbell_path, instance, records, remove};
 use doorbell::DoorbellServer;
 use plan::check_name;
-pub(crate) use plan::{Committed, Plan};
+pub(crate) use plan::{Committed, VmPlan};
 use record::Record;
 pub(crate) use record::{Broken, Memories};
 use vnplug_os::closer::PeerFd;
@@ -61,7 +61,11 @@ impl Vm {
     ///
     /// # Errors
     /// [`Refusal`]; nothing is left then, the pool's file neither.
-    pub(crate) fn create(plan: Plan, pool: io::Result<Pool>, dirs: &Dirs) -> Result<Self, Refusal> {
+    pub(crate) fn create(
+        plan: VmPlan,
+        pool: io::Result<Pool>,
+        dirs: &Dirs,
+    ) -> Result<Self, Refusal> {
         let record = plan.record;
         let made = pool
             .and_then(|pool| Self::open(record.clone(), pool, event::random(), dirs))

@@ -13,7 +13,7 @@ use crate::hub::Refusal;
 use vnplug_os::memory::{GoOn, Pool, pool_file};
 
 /// A VM that an operator asked for and that has nothing yet.
-pub(crate) struct Plan {
+pub(crate) struct VmPlan {
     pub(super) record: Record,
     /// Names of groups of the host that are to be made with it.
     new_groups: Vec<String>,
@@ -22,11 +22,11 @@ pub(crate) struct Plan {
 /// Memory that was made for a VM.
 pub(crate) struct Committed {
     pub(crate) pool: Pool,
-    /// In the order of [`Plan::new_groups`]; none for one that has its source's memory.
+    /// In the order of [`VmPlan::new_groups`]; none for one that has its source's memory.
     pub(crate) arenas: Vec<Option<ArenaFile>>,
 }
 
-impl Plan {
+impl VmPlan {
     /// Checks what was asked for. `groups` are those of the host that it asks for, and whether each is
     /// to be made.
     pub(crate) fn new(

@@ -30,7 +30,7 @@ fn spec(name: &str) -> VmSpec {
 }
 
 fn create(spec: &VmSpec, dirs: &Dirs) -> Result<Vm, Refusal> {
-    let plan = Plan::new(spec, Vec::new(), dirs)?;
+    let plan = VmPlan::new(spec, Vec::new(), dirs)?;
     let pool = plan.commit(&|| true).map(|committed| committed.pool);
     Vm::create(plan, pool, dirs)
 }

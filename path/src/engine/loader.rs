@@ -20,14 +20,14 @@ pub struct Narrowing {
     /// What their filters want.
     pub wants: Vec<Wanted>,
     /// The queues.
-    pub places: Vec<Place>,
+    pub places: Vec<QueueSeat>,
     /// Where to report the result.
     pub standing: Arc<Standing>,
 }
 
 /// A queue's seat and its thread.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct QueueSeat {
     /// Where the kernel can drop frames before it.
     pub seat: Seat,
     /// To its thread.
@@ -37,17 +37,17 @@ pub struct Place {
 /// The thread, as the control thread sees it; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Loader {
-    shared: Arc<Shared>,
+    shared: Arc<Requests>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct Requests {
+    state: Mutex<Pending>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Pending {
     /// The latest of each source; it replaces an earlier one that was not begun.
     waiting: BTreeMap<usize, Narrowing>,
     closed: bool,
@@ -56,7 +56,7 @@ struct State {
 impl Loader {
     /// Starts the thread; `begin` is the first thing it does.
     pub fn start(begin: impl FnOnce() + Send + 'static) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Requests::default());
         let theirs = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("vnplug-early".into())
@@ -81,7 +81,7 @@ impl Drop for Loader {
     }
 }
 
-impl Shared {
+impl Requests {
     fn work(&self) {
         let mut pause = SETTLE;
         loop {
@@ -113,7 +113,7 @@ impl Shared {
     }
 
     /// What it guards is whole after every statement.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Pending> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -27,7 +27,7 @@ use crate::batch::{BatchInfo, Handle};
 use crate::port::{Port, PortCounters, Share};
 use budget::Budget;
 use due::Due;
-use seat::{Place, Seat};
+use seat::{Delivery, Seat};
 use vnplug_filter::{FrameSet, Index, Program, Totals};
 use vnplug_frame::{Frame, MAX_BATCH, flow};
 use vnplug_os::prefetch::prefetch;
@@ -405,7 +405,7 @@ impl Fanout {
     fn place(&mut self, at: u32) {
         if let Some(seat) = &mut self.seats[at as usize] {
             seat.enter(at, &mut self.index, self.totals);
-            if matches!(seat.place, Place::Whole) {
+            if matches!(seat.place, Delivery::Whole) {
                 self.whole.push(at);
             }
         }
@@ -414,7 +414,7 @@ impl Fanout {
     /// Undoes [`place`](Self::place); the port's counters are exact by themselves.
     fn leave(&mut self, at: u32) {
         if let Some(seat) = &mut self.seats[at as usize] {
-            if matches!(seat.place, Place::Whole) {
+            if matches!(seat.place, Delivery::Whole) {
                 self.whole.retain(|other| *other != at);
             }
             seat.leave(at, &mut self.index, self.totals);

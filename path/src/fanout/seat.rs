@@ -28,7 +28,7 @@ use vnplug_filter::{Analysis, FrameSet, Index, JudgeId, Totals};
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) port: Box<Port>,
-    pub place: Place,
+    pub place: Delivery,
     /// When it is noted to be due.
     pub(super) due_us: Option<u64>,
     /// Where its arena is when it is noted to be due.
@@ -37,7 +37,7 @@ pub(super) struct Seat {
 
 /// How a port is given frames.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum Delivery {
     /// Every batch whole.
     Whole,
     /// The frames that the index finds for it.
@@ -66,7 +66,7 @@ impl Seat {
     pub(super) fn new(port: Box<Port>) -> Self {
         Self {
             port,
-            place: Place::Whole,
+            place: Delivery::Whole,
             due_us: None,
             due_at: None,
         }
@@ -79,7 +79,7 @@ impl Seat {
         let wants = judge.is_enabled() && port.quarantined().is_none();
         let everything = judge.guard().is_none() && judge.filter().is_none();
         if judge.share() != Share::All || everything && wants {
-            self.place = Place::Whole;
+            self.place = Delivery::Whole;
             return;
         }
         let guard = judge.guard().map(|guard| index.add(guard));
@@ -94,7 +94,7 @@ impl Seat {
         if let Some(follows) = follows {
             index.follow(follows, at);
         }
-        self.place = Place::Indexed(Indexed {
+        self.place = Delivery::Indexed(Indexed {
             guard,
             filter,
             follows,
@@ -109,8 +109,8 @@ impl Seat {
     /// Leaves the place; the port's own counters are whole then.
     pub(super) fn leave(&mut self, at: u32, index: &mut Index, all: Totals) {
         self.port.counters = self.counters(index, all);
-        let place = std::mem::replace(&mut self.place, Place::Whole);
-        if let Place::Indexed(it) = place {
+        let place = std::mem::replace(&mut self.place, Delivery::Whole);
+        if let Delivery::Indexed(it) = place {
             if let Some(follows) = it.follows {
                 index.unfollow(follows, at);
             }
@@ -123,7 +123,7 @@ impl Seat {
     /// The port's counters with the frames that it was not shown.
     pub(super) fn counters(&self, index: &Index, all: Totals) -> PortCounters {
         let mut counters = self.port.counters;
-        let Place::Indexed(it) = &self.place else {
+        let Delivery::Indexed(it) = &self.place else {
             return counters;
         };
         let now = it.guard.map_or(all, |guard| index.totals(guard));
@@ -189,8 +189,8 @@ impl Seat {
     /// Whether it is given frames by what this program says of them.
     pub(super) fn uses(&self, judge: JudgeId) -> bool {
         match &self.place {
-            Place::Whole => false,
-            Place::Indexed(it) => it.guard == Some(judge) || it.filter == Some(judge),
+            Delivery::Whole => false,
+            Delivery::Indexed(it) => it.guard == Some(judge) || it.filter == Some(judge),
         }
     }
 
@@ -205,7 +205,7 @@ impl Seat {
         outbound: &FrameSet,
         within: Option<&mut Budget>,
     ) {
-        let Place::Indexed(it) = &mut self.place else {
+        let Delivery::Indexed(it) = &mut self.place else {
             return;
         };
         let mut wanted = accepted;
@@ -251,7 +251,7 @@ impl Seat {
     #[inline]
     pub(super) fn note(&mut self, at: u32, due: &mut Due, moved: &mut Vec<u32>) {
         self.note_due(at, due, self.port.due_us(), self.port.due_at());
-        if let Place::Indexed(it) = &self.place
+        if let Delivery::Indexed(it) = &self.place
             && it.follows.is_some()
             && self.port.quarantined().is_some()
         {

@@ -111,7 +111,7 @@ impl Gen {
 /// One queue: its prepared frames and where it is in them.
 struct GenQueue {
     arena: Vec<u8>,
-    slots: Vec<Slot>,
+    slots: Vec<FrameSlot>,
     next_slot: usize,
     next_seq: u64,
     /// Sequences between two frames of this queue.
@@ -130,7 +130,7 @@ struct GenQueue {
 }
 
 /// A prepared frame in the arena.
-struct Slot {
+struct FrameSlot {
     at: usize,
     len: usize,
     stamp: Stamp,
@@ -153,7 +153,7 @@ impl GenQueue {
                 .map_err(|bad| {
                     SourceError::new(format!("{:?} cannot be generated: {bad}", shape.protocol))
                 })?;
-            slots.push(Slot { at, len, stamp });
+            slots.push(FrameSlot { at, len, stamp });
             at += stride(len);
         }
         Ok(Self {

@@ -15,7 +15,7 @@ use crate::region::Region;
 
 /// What a consumer of a group has besides a ring.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct GroupSide {
     arena: ArenaReader,
     /// Private copies of packets, laid out as in a ring.
     pub(super) copies: Region,
@@ -57,7 +57,7 @@ impl Consumer {
         }
         let snaplen = consumer.geometry.snaplen.min(arena.snaplen());
         let copies = COPIES.max(4 * record_size(snaplen));
-        consumer.shared = Some(Box::new(Shared {
+        consumer.shared = Some(Box::new(GroupSide {
             arena,
             copies: Region::heap(copies),
             filled: 0,
@@ -298,7 +298,7 @@ impl Consumer {
     }
 }
 
-impl Shared {
+impl GroupSide {
     /// Copies a packet out. `Ok(false)`: it was recycled meanwhile.
     ///
     /// # Errors

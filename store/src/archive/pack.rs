@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use super::How;
-use super::part::{Part, Print, Shared, check, each};
+use super::part::{Part, Print, SharedDisk, check, each};
 use super::seekable::{FRAME_BYTES, Frames};
 use crate::disk::{Buffer, Disk, is_gone};
 use crate::name::{PART, Packing, SegmentName, flows_file};
@@ -121,7 +121,7 @@ fn make(
 }
 
 fn copy<W: Write>(
-    disk: &Shared<'_>,
+    disk: &SharedDisk<'_>,
     from: &Path,
     mut to: W,
     pulse: &mut dyn FnMut() -> bool,

@@ -8,11 +8,11 @@ use std::path::Path;
 use crate::disk::{BLOCK, Buffer, Disk, Write as DiskWrite};
 
 /// The disk that is read and written at a time, by one thread.
-pub(super) type Shared<'d> = RefCell<&'d mut dyn Disk>;
+pub(super) type SharedDisk<'d> = RefCell<&'d mut dyn Disk>;
 
 /// A file that is written.
 pub(super) struct Part<'a, 'd> {
-    disk: &'a Shared<'d>,
+    disk: &'a SharedDisk<'d>,
     buffer: Buffer,
     filled: usize,
     written: u64,
@@ -27,7 +27,7 @@ pub(super) struct Print {
 }
 
 impl<'a, 'd> Part<'a, 'd> {
-    pub(super) fn create(disk: &'a Shared<'d>, path: &Path) -> io::Result<Self> {
+    pub(super) fn create(disk: &'a SharedDisk<'d>, path: &Path) -> io::Result<Self> {
         disk.borrow_mut().create(path)?;
         Ok(Self {
             disk,
@@ -103,7 +103,7 @@ impl Drop for Part<'_, '_> {
 
 /// Reads a file that was written and synced: whether the disk has what was meant to be there.
 pub(super) fn check(
-    disk: &Shared<'_>,
+    disk: &SharedDisk<'_>,
     path: &Path,
     print: &Print,
     pulse: &mut dyn FnMut() -> bool,
@@ -128,7 +128,7 @@ pub(super) fn check(
 
 /// Reads all of a file. `pulse` is asked before each piece.
 pub(super) fn each(
-    disk: &Shared<'_>,
+    disk: &SharedDisk<'_>,
     path: &Path,
     buffer: &mut Buffer,
     pulse: &mut dyn FnMut() -> bool,

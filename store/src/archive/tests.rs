@@ -20,20 +20,20 @@ use crate::name::{Format, SegmentName, flows_file};
 use crate::read::Reader;
 use crate::read::tests::Maker;
 use crate::record::{Ledger, Quota};
-use crate::testing::{Place, Traffic};
+use crate::testing::{TestDir, Traffic};
 
 type Answer = Vec<(u64, Vec<u8>)>;
 
 /// A directory with a recording, and somebody's keys.
 pub(crate) struct Lab {
-    pub(crate) place: Place,
+    pub(crate) place: TestDir,
     recipients: Recipients,
     pub(crate) keys: Keys,
 }
 
 impl Lab {
     pub(crate) fn new(name: &str) -> Self {
-        let place = Place::new(&format!("archive-{name}"));
+        let place = TestDir::new(&format!("archive-{name}"));
         let (recipients, keys) = pair();
         Self {
             place,
@@ -150,7 +150,7 @@ fn pair() -> (Recipients, Keys) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let secret = age::x25519::Identity::generate();
     // Relaxed: a number.
-    let place = Place::new(&format!(
+    let place = TestDir::new(&format!(
         "archive-key{}",
         NEXT.fetch_add(1, Ordering::Relaxed)
     ));
@@ -334,7 +334,7 @@ fn a_quota_counts_and_recycles_packed_segments() {
 
 #[test]
 fn keys_that_are_none_are_told_of() {
-    let place = Place::new("archive-no-keys");
+    let place = TestDir::new("archive-no-keys");
     let told = |text: &str| Recipients::new::<&Path>(&[text.into()], &[]).unwrap_err();
     assert!(told("ssh-ed25519 AAAA").contains("no public key of age"));
     assert!(told("AGE-SECRET-KEY-1QQQ").contains("secret key"));

@@ -35,7 +35,7 @@ pub struct ArchiveStatus {
 /// The thread.
 #[derive(Debug)]
 pub struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerState>,
     thread: Option<JoinHandle<()>>,
     ledger: Arc<Ledger>,
     /// It packs; else it only takes files into manifests.
@@ -43,7 +43,7 @@ pub struct Worker {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct WorkerState {
     began: Instant,
     /// When the recorder last had no buffer, in milliseconds since then, plus one.
     pressed: AtomicU64,
@@ -82,7 +82,7 @@ impl Worker {
     }
 
     pub(super) fn of(mut job: Job, ledger: Arc<Ledger>) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WorkerState {
             began: Instant::now(),
             pressed: AtomicU64::new(0),
             ended: AtomicBool::new(false),
@@ -162,7 +162,7 @@ impl Drop for Told {
     }
 }
 
-impl Shared {
+impl WorkerState {
     fn stops(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }

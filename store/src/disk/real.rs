@@ -510,9 +510,9 @@ mod tests {
     }
 
     /// With io_uring: a disk with an open file, and one that is over when it is dropped.
-    struct Place(Real, PathBuf);
+    struct TestDir(Real, PathBuf);
 
-    impl Place {
+    impl TestDir {
         fn new(what: &str) -> Self {
             let name = format!("vnplug-real-{}-{what}", std::process::id());
             let path = std::env::temp_dir().join(name);
@@ -550,7 +550,7 @@ mod tests {
         }
     }
 
-    impl Drop for Place {
+    impl Drop for TestDir {
         fn drop(&mut self) {
             let _ = std::fs::remove_file(&self.1);
         }
@@ -560,7 +560,7 @@ mod tests {
 
     #[test]
     fn what_is_over_makes_room_for_the_next_and_is_told_in_turn() {
-        let mut place = Place::new("turn");
+        let mut place = TestDir::new("turn");
         place.start(1, 0);
         place.pass();
         place.start(2, BLOCK);
@@ -578,7 +578,7 @@ mod tests {
 
     #[test]
     fn behind_a_write_that_failed_nothing_is_begun() {
-        let mut place = Place::new("failed");
+        let mut place = TestDir::new("failed");
         // No file is so long.
         place.start(1, 1 << 63);
         place.pass();

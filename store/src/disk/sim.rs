@@ -36,7 +36,7 @@ pub type Image = BTreeMap<PathBuf, Vec<u8>>;
 /// A disk in memory. Clones are the same disk.
 #[derive(Debug)]
 pub struct Sim {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<Simulation>>,
     stands: Arc<Mutex<()>>,
     open: Option<PathBuf>,
     started: VecDeque<Write>,
@@ -51,7 +51,7 @@ impl Clone for Sim {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Simulation {
     log: Vec<Step>,
     calls: u64,
     fault: Option<Fault>,
@@ -98,7 +98,7 @@ enum Operation {
 impl Sim {
     /// An empty disk of so many bytes.
     pub fn new(capacity: u64) -> Self {
-        let shared = Shared {
+        let shared = Simulation {
             log: Vec::new(),
             calls: 0,
             fault: None,
@@ -114,7 +114,7 @@ impl Sim {
         Self::of(Arc::new(Mutex::new(shared)), Arc::default())
     }
 
-    fn of(shared: Arc<Mutex<Shared>>, stands: Arc<Mutex<()>>) -> Self {
+    fn of(shared: Arc<Mutex<Simulation>>, stands: Arc<Mutex<()>>) -> Self {
         Self {
             shared,
             stands,
@@ -188,7 +188,7 @@ impl Sim {
         (note, platter.image(part))
     }
 
-    fn with<R>(&self, work: impl FnOnce(&mut Shared) -> R) -> R {
+    fn with<R>(&self, work: impl FnOnce(&mut Simulation) -> R) -> R {
         work(&mut self.shared.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -252,7 +252,7 @@ impl Sim {
     }
 }
 
-impl Shared {
+impl Simulation {
     fn used(&self) -> u64 {
         let files: u64 = self.files.keys().map(|path| self.taken(path)).sum();
         files + self.kept.unwrap_or(0)

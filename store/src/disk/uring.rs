@@ -272,9 +272,9 @@ mod tests {
         (writes.collect(), whole)
     }
 
-    struct Place(std::path::PathBuf);
+    struct TestDir(std::path::PathBuf);
 
-    impl Place {
+    impl TestDir {
         fn new(what: &str) -> (Self, OwnedFd) {
             let name = format!("vnplug-uring-{}-{what}", std::process::id());
             let path = std::env::temp_dir().join(name);
@@ -287,7 +287,7 @@ mod tests {
         }
     }
 
-    impl Drop for Place {
+    impl Drop for TestDir {
         fn drop(&mut self) {
             let _ = std::fs::remove_file(&self.0);
         }
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn several_writes_are_one_submission() {
-        let (place, file) = Place::new("several");
+        let (place, file) = TestDir::new("several");
         let mut uring = Uring::new().expect("this test needs io_uring");
         let (writes, whole) = writes();
         uring.begin(&file, writes);
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_kernel_that_refuses_for_a_while_is_asked_again() {
-        let (place, file) = Place::new("while");
+        let (place, file) = TestDir::new("while");
         let mut uring = Uring::new().expect("this test needs io_uring");
         uring.refusals = 3;
         let (writes, whole) = writes();
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_kernel_that_refuses_for_ever_is_left_alone() {
-        let (place, file) = Place::new("ever");
+        let (place, file) = TestDir::new("ever");
         let mut uring = Uring::new().expect("this test needs io_uring");
         uring.refusals = u32::MAX;
         let (writes, whole) = writes();
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn a_short_write_is_finished_in_order() {
         for done in [0, 1, BLOCK, BLOCK + 1, 3 * BLOCK, 4 * BLOCK] {
-            let (place, file) = Place::new(&format!("short-{done}"));
+            let (place, file) = TestDir::new(&format!("short-{done}"));
             let (writes, mut whole) = writes();
             assert!(all_written(&finish_short(&file, writes, done)));
             // What the kernel is said to have written is not there in this test.

@@ -242,12 +242,12 @@ impl Extract {
             *top = Reverse((bound, turn, number));
         }
         Ok(taken.map_or(Advance::Looking, |(run, meta)| {
-            Advance::Found(Place { number, run, meta })
+            Advance::Found(PacketAt { number, run, meta })
         }))
     }
 
     /// Counts a packet and lends it.
-    fn hand_out(&mut self, Place { number, run, meta }: Place) -> Option<Packet<'_>> {
+    fn hand_out(&mut self, PacketAt { number, run, meta }: PacketAt) -> Option<Packet<'_>> {
         self.tally.packets += 1;
         if meta.ts_ns < self.last_ns {
             self.tally.late += 1;
@@ -300,13 +300,13 @@ pub enum Step<'a> {
 
 /// The same, before the packet is lent.
 enum Advance {
-    Found(Place),
+    Found(PacketAt),
     Looking,
     End,
 }
 
 /// Where a packet is.
-struct Place {
+struct PacketAt {
     number: usize,
     run: usize,
     meta: Meta,

@@ -238,7 +238,7 @@ mod tests {
     use crate::filter::Filter;
     use crate::index::rebuild;
     use crate::read::tests::Maker;
-    use crate::testing::Place;
+    use crate::testing::TestDir;
 
     const NAME: &str = "r-0000000001-20261121T134501.000000000Z.pcapng";
 
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_file_under_several_names_is_one_file() {
-        let place = Place::new("names");
+        let place = TestDir::new("names");
         let dir = place.0.join("rec");
         fs::create_dir(&dir).unwrap();
         write(&dir.join(NAME), &[1, 2, 3]);
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_segment_that_was_packed_is_found_by_its_name() {
-        let place = Place::new("was-packed");
+        let place = TestDir::new("was-packed");
         let plain = place.0.join(NAME);
         let packed = place.0.join(format!("{NAME}.zst"));
         fs::write(&packed, "packed").unwrap();
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_place_that_cannot_be_read_is_told_and_the_others_are() {
-        let place = Place::new("unread");
+        let place = TestDir::new("unread");
         write(&place.0.join(NAME), &[1]);
         let missing = place
             .0
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn segments_out_of_time_are_not_kept_open() {
-        let place = Place::new("kept");
+        let place = TestDir::new("kept");
         for n in 0..20 {
             let name = format!("r-{n:010}-20261121T134501.{n:09}Z.pcapng");
             write(&place.0.join(&name), &[1000 * n, 1000 * n + 1]);

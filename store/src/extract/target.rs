@@ -84,12 +84,12 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::testing::Place;
+    use crate::testing::TestDir;
 
     const STEM: &str = "r-0000000001-20261121T134501.000000000Z";
 
     /// A directory `rec` with a segment and what is beside it; the names.
-    fn recording(place: &Place) -> Vec<String> {
+    fn recording(place: &TestDir) -> Vec<String> {
         let names = ["pcapng", "vnx", "flows.parquet"].map(|end| format!("{STEM}.{end}"));
         let names = [&names[..], &["r.state".to_owned()]].concat();
         fs::create_dir(place.0.join("rec")).unwrap();
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn what_is_read_is_not_written_under_any_name() {
-        let place = Place::new("target-names");
+        let place = TestDir::new("target-names");
         let names = recording(&place);
         let dir = place.0.join("rec");
         let dirs = [dir.clone()];
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn nothing_is_made_in_a_directory_that_is_read() {
-        let place = Place::new("target-new");
+        let place = TestDir::new("target-new");
         recording(&place);
         let dir = place.0.join("rec");
         let dirs = [dir.clone()];
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn other_files_and_devices_are_written() {
-        let place = Place::new("target-others");
+        let place = TestDir::new("target-others");
         let names = recording(&place);
         let dir = place.0.join("rec");
         // Only the file is read, not its directory.

@@ -7,12 +7,12 @@ use crate::filter::tests::expression;
 use crate::index::{Sidecar, rebuild};
 use crate::read::tests::Maker;
 use crate::read::{Cause, Reader};
-use crate::testing::{Place, Random, Traffic};
+use crate::testing::{Random, TestDir, Traffic};
 
 type Found = Vec<(u64, Vec<u8>)>;
 
 /// Two disks with segments of 20 MB that overlap in time; packets stand up to 40 places from theirs.
-fn recording(place: &Place, seed: u64) -> Vec<PathBuf> {
+fn recording(place: &TestDir, seed: u64) -> Vec<PathBuf> {
     let mut random = Random(seed);
     let mut traffic = Traffic::new(seed);
     let mut dirs = Vec::new();
@@ -88,7 +88,7 @@ fn query(from_ns: u64, to_ns: u64, expression: &str) -> Query {
 
 #[test]
 fn extracts_equal_scans() {
-    let place = Place::new("extract");
+    let place = TestDir::new("extract");
     let dirs = recording(&place, 21);
     let list = segments(&dirs);
     for segment in &list[..3] {
@@ -132,7 +132,7 @@ fn extracts_equal_scans() {
 
 #[test]
 fn tcpdump_finds_the_same() {
-    let place = Place::new("tcpdump");
+    let place = TestDir::new("tcpdump");
     let dirs = recording(&place, 31);
     let list = segments(&dirs);
     rebuild(&list[0]).unwrap();
@@ -191,7 +191,7 @@ fn tcpdump(file: &Path, expression: &str) -> Vec<String> {
 
 #[test]
 fn other_programs_open_what_is_written() {
-    let place = Place::new("open");
+    let place = TestDir::new("open");
     let dirs = recording(&place, 41);
     for (format, kind) in [(Format::Pcapng, "pcapng"), (Format::Pcap, "nanosecond")] {
         let mut extract = Extract::open(&dirs, query(0, u64::MAX, "tcp")).unwrap();
@@ -220,7 +220,7 @@ fn other_programs_open_what_is_written() {
 
 #[test]
 fn what_grows_is_read_to_where_it_was() {
-    let place = Place::new("grows");
+    let place = TestDir::new("grows");
     let dirs = recording(&place, 51);
     let segment = &segments(&dirs[..1])[0];
     let bytes = fs::read(segment).unwrap();
@@ -261,7 +261,7 @@ fn what_grows_is_read_to_where_it_was() {
 
 #[test]
 fn what_is_written_since_the_query_began_is_not_part_of_it() {
-    let place = Place::new("since");
+    let place = TestDir::new("since");
     let dirs = recording(&place, 55);
     let segment = &segments(&dirs[..1])[0];
     let bytes = fs::read(segment).unwrap();
@@ -291,7 +291,7 @@ fn what_is_written_since_the_query_began_is_not_part_of_it() {
 
 #[test]
 fn what_is_whole_in_damaged_files_is_found() {
-    let place = Place::new("damage");
+    let place = TestDir::new("damage");
     let mut maker = Maker::ng(false);
     maker.interface(1, 9);
     for n in 0..100 {
@@ -323,7 +323,7 @@ fn what_is_whole_in_damaged_files_is_found() {
 
 #[test]
 fn a_closed_segment_that_was_cut_off_is_told() {
-    let place = Place::new("cut-off");
+    let place = TestDir::new("cut-off");
     let dirs = recording(&place, 72);
     let segment = &segments(&dirs)[0];
     assert!(rebuild(segment).unwrap());
@@ -370,7 +370,7 @@ fn a_closed_segment_that_was_cut_off_is_told() {
 
 #[test]
 fn a_file_without_packets_is_a_capture_file() {
-    let place = Place::new("empty");
+    let place = TestDir::new("empty");
     for format in [Format::Pcapng, Format::Pcap] {
         let file = place.0.join("out");
         fs::write(&file, Output::new(Vec::new(), format).finish().unwrap()).unwrap();
@@ -380,7 +380,7 @@ fn a_file_without_packets_is_a_capture_file() {
 
 #[test]
 fn flows_add_up() {
-    let place = Place::new("flows");
+    let place = TestDir::new("flows");
     let dirs = recording(&place, 61);
     let mut extract = Extract::open(&dirs, query(0, u64::MAX, "")).unwrap();
     let mut flows = Flows::default();
@@ -406,7 +406,7 @@ fn flows_add_up() {
 
 #[test]
 fn tcpdump_reads_interfaces_that_were_cut_differently() {
-    let place = Place::new("snaplens");
+    let place = TestDir::new("snaplens");
     let mut output = Output::new(Vec::new(), Format::Pcapng);
     for (snaplen, name) in [(262_144, "eth0"), (2008, "eth1"), (0, "eth2")] {
         let mut interface = Interface::ethernet();
@@ -429,7 +429,7 @@ fn tcpdump_reads_interfaces_that_were_cut_differently() {
 
 #[test]
 fn link_types_that_differ_do_not_fit_into_pcap() {
-    let place = Place::new("links");
+    let place = TestDir::new("links");
     let mut maker = Maker::ng(false);
     maker.interface(1, 9);
     maker.interface(101, 9);

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 
-pub use plan::Plan;
+pub use plan::IndexPlan;
 pub use vnplug_bpf::Program;
 
 /// A filter for packets of any link type.
@@ -19,7 +19,7 @@ pub struct Filter {
     expression: String,
     programs: HashMap<u32, Program>,
     /// For Ethernet.
-    plan: Plan,
+    plan: IndexPlan,
 }
 
 impl Filter {
@@ -31,13 +31,13 @@ impl Filter {
         let program = compile::compile(expression, ETHERNET)?;
         Ok(Self {
             expression: expression.to_owned(),
-            plan: Plan::of(&program),
+            plan: IndexPlan::of(&program),
             programs: HashMap::from([(ETHERNET, program)]),
         })
     }
 
     /// Where packets that it matches may be.
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &IndexPlan {
         &self.plan
     }
 

@@ -24,7 +24,7 @@ use crate::index::{Block, Key, v6_mark};
 
 /// What to ask an index about a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct IndexPlan {
     /// In the order of the program; empty if packets may be anywhere.
     steps: Vec<Step>,
 }
@@ -80,7 +80,7 @@ struct Part {
 
 /// What is known before an instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct State {
+struct Known {
     a: Value,
     x: Value,
     scratch: [Value; SCRATCH_WORDS as usize],
@@ -88,18 +88,18 @@ struct State {
     facts: BTreeMap<Part, Ranges>,
 }
 
-impl Plan {
+impl IndexPlan {
     /// Finds out what to ask.
     pub fn of(program: &Program) -> Self {
         let list = program.instructions();
-        let start = State {
+        let start = Known {
             a: Value::Constant(0),
             x: Value::Constant(0),
             scratch: [Value::Unknown; SCRATCH_WORDS as usize],
             facts: BTreeMap::new(),
         };
         // What is known on the ways to each instruction; the steps of an instruction follow each other.
-        let mut states: Vec<Vec<State>> = vec![Vec::new(); list.len()];
+        let mut states: Vec<Vec<Known>> = vec![Vec::new(); list.len()];
         if let Some(first) = states.first_mut() {
             first.push(start);
         }
@@ -188,7 +188,7 @@ impl Target {
 }
 
 /// Notes a way to an instruction, and says which one it is.
-fn add(ways: &mut Vec<State>, state: State) -> usize {
+fn add(ways: &mut Vec<Known>, state: Known) -> usize {
     if let Some(same) = ways.iter().position(|way| *way == state) {
         return same;
     }
@@ -213,7 +213,7 @@ impl Ask {
 
 /// What an instruction is to the plan, and where it leads with what is known then; `None` if that is
 /// beyond this.
-fn step(at: usize, i: Instruction, mut state: State) -> Option<(Step, Vec<(usize, State)>)> {
+fn step(at: usize, i: Instruction, mut state: Known) -> Option<(Step, Vec<(usize, Known)>)> {
     use code::*;
     let next = at + 1;
     let part = |size| {
@@ -287,7 +287,7 @@ fn step(at: usize, i: Instruction, mut state: State) -> Option<(Step, Vec<(usize
 }
 
 /// A comparison: both ways, each with its question and what is known behind it.
-fn fork(next: usize, i: Instruction, state: State) -> (Step, Vec<(usize, State)>) {
+fn fork(next: usize, i: Instruction, state: Known) -> (Step, Vec<(usize, Known)>) {
     let (above, below) = (i.k.checked_add(1), i.k.checked_sub(1));
     let up = |low: Option<u32>| low.map_or(Vec::new(), |low| vec![(low, u32::MAX)]);
     let down = |high: Option<u32>| high.map_or(Vec::new(), |high| vec![(0, high)]);
@@ -306,7 +306,7 @@ fn fork(next: usize, i: Instruction, state: State) -> (Step, Vec<(usize, State)>
     (step, vec![(targets[0], yes.1), (targets[1], no.1)])
 }
 
-impl State {
+impl Known {
     /// If the accumulator has one of these values: what to ask, and what is known then.
     fn given(&self, values: Option<Ranges>) -> (Ask, Self) {
         let mut state = self.clone();

@@ -6,7 +6,7 @@ use crate::disk::Real;
 use crate::name::Format;
 use crate::read::Reader;
 use crate::read::tests::Maker;
-use crate::testing::{Place, Random, Traffic};
+use crate::testing::{Random, TestDir, Traffic};
 
 /// All blocks of the index of a segment.
 fn blocks(segment: &std::path::Path) -> (Vec<Block>, Sidecar) {
@@ -98,7 +98,7 @@ fn every_packet_is_found_by_its_keys() {
 
 #[test]
 fn an_index_torn_anywhere_loses_its_last_block_only_and_is_made_whole() {
-    let place = Place::new("torn");
+    let place = TestDir::new("torn");
     let segment = place.0.join("a.pcapng");
     fs::write(&segment, large_segment(1)).unwrap();
     assert!(rebuild(&segment).unwrap());
@@ -139,7 +139,7 @@ fn an_index_torn_anywhere_loses_its_last_block_only_and_is_made_whole() {
 
 #[test]
 fn an_index_of_another_segment_is_not_believed() {
-    let place = Place::new("other");
+    let place = TestDir::new("other");
     let [a, b] = ["a", "b"].map(|name| place.0.join(format!("{name}.pcapng")));
     fs::write(&a, large_segment(1)).unwrap();
     fs::write(&b, large_segment(2)).unwrap();
@@ -235,7 +235,7 @@ fn builder_cost() {
 
 #[test]
 fn the_index_made_while_writing_is_the_one_made_afterwards() {
-    let place = Place::new("live");
+    let place = TestDir::new("live");
     let mut legacy = Maker::legacy(false, 0xa1b2_3c4d, 1);
     let mut traffic = Traffic::new(71);
     for n in 0..800 {
@@ -295,7 +295,7 @@ fn large_segment_in_ns(seed: u64) -> Vec<u8> {
 fn a_chunk_says_what_was_on_the_wire_and_what_was_lost() {
     use vnplug::{Meta, Packet};
     use vnplug_frame::capfile::write::{Interface, pcapng};
-    let place = Place::new("amounts");
+    let place = TestDir::new("amounts");
     let segment = place.0.join("a.pcapng");
     let interface = Interface {
         name: "lab".into(),

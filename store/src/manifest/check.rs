@@ -33,7 +33,7 @@ impl fmt::Display for Hole {
 }
 
 /// A recording's files in a directory.
-struct Place {
+struct DirFiles {
     dir: PathBuf,
     book: Book,
     /// By number: the names of the files.
@@ -41,16 +41,16 @@ struct Place {
 }
 
 /// The recordings of these directories.
-fn recordings(dirs: &[PathBuf]) -> io::Result<BTreeMap<String, Vec<Place>>> {
-    let mut all: BTreeMap<String, Vec<Place>> = BTreeMap::new();
+fn recordings(dirs: &[PathBuf]) -> io::Result<BTreeMap<String, Vec<DirFiles>>> {
+    let mut all: BTreeMap<String, Vec<DirFiles>> = BTreeMap::new();
     let mut seen = BTreeSet::new();
     for dir in dirs.iter().filter(|dir| dir.is_dir()) {
         if !seen.insert(fs::canonicalize(dir)?) {
             continue;
         }
-        let mut here: BTreeMap<String, Place> = BTreeMap::new();
-        let place = |recording: &str| -> io::Result<Place> {
-            Ok(Place {
+        let mut here: BTreeMap<String, DirFiles> = BTreeMap::new();
+        let place = |recording: &str| -> io::Result<DirFiles> {
+            Ok(DirFiles {
                 dir: dir.clone(),
                 book: Book::read(dir, recording)?,
                 files: BTreeMap::new(),
@@ -111,7 +111,7 @@ pub fn holes(dirs: &[PathBuf]) -> io::Result<Vec<Hole>> {
 }
 
 /// Numbers between those that are there that no segment has.
-fn between(recording: &str, places: &[Place], holes: &mut Vec<Hole>) {
+fn between(recording: &str, places: &[DirFiles], holes: &mut Vec<Hole>) {
     let there: BTreeMap<u64, (&SegmentName, &Path)> = places
         .iter()
         .flat_map(|place| {
@@ -123,7 +123,7 @@ fn between(recording: &str, places: &[Place], holes: &mut Vec<Hole>) {
     // The directories have their oldest segments removed each for itself.
     let firsts = places.iter().filter_map(|place| place.files.keys().next());
     let Some(&first) = firsts.max() else { return };
-    let closed = |place: &Place| {
+    let closed = |place: &DirFiles| {
         let names = place.book.files.keys();
         let names = names.filter(|file| !place.book.removed.contains_key(unpacked(file).0));
         let numbers = names.filter_map(|file| Some(SegmentName::parse(file)?.sequence));
@@ -180,7 +180,7 @@ fn between(recording: &str, places: &[Place], holes: &mut Vec<Hole>) {
 }
 
 /// Whether these are all directories of the recording, as far as its state tells.
-fn is_whole(recording: &str, places: &[Place]) -> bool {
+fn is_whole(recording: &str, places: &[DirFiles]) -> bool {
     let states = places
         .iter()
         .filter_map(|place| read_state(&place.dir, recording).ok());
@@ -188,7 +188,7 @@ fn is_whole(recording: &str, places: &[Place]) -> bool {
     places.len() >= most
 }
 
-impl Place {
+impl DirFiles {
     /// Files of another length than when they were closed, and numbers that several segments have.
     fn changed(&self, holes: &mut Vec<Hole>) {
         for (number, same) in &self.files {
@@ -280,7 +280,7 @@ pub fn verify(
     let all = recordings(&[dir.to_owned()])?;
     let mut found = Vec::new();
     let is_it =
-        |place: &Place| head.is_some_and(|head| place.book.hashes.iter().any(|it| it == head));
+        |place: &DirFiles| head.is_some_and(|head| place.book.hashes.iter().any(|it| it == head));
     // A directory may have several recordings: the line is of one of them.
     let head = head.filter(|_| !all.values().flatten().any(is_it));
     for (recording, places) in all {
@@ -291,7 +291,7 @@ pub fn verify(
     Ok(found)
 }
 
-impl Place {
+impl DirFiles {
     fn verify(
         &self,
         recording: &str,

@@ -2,15 +2,15 @@ use std::fs;
 
 use super::*;
 use crate::disk::Real;
-use crate::testing::Place;
+use crate::testing::TestDir;
 
 fn name(sequence: u64) -> String {
     format!("r-{sequence:010}-20261121T13450{sequence}.000000000Z.pcapng")
 }
 
 /// A recording of these segments, all of them closed.
-fn recording(what: &str, numbers: std::ops::Range<u64>) -> (Place, Manifest) {
-    let place = Place::new(what);
+fn recording(what: &str, numbers: std::ops::Range<u64>) -> (TestDir, Manifest) {
+    let place = TestDir::new(what);
     let manifest = Manifest::open(&place.0, "r").unwrap();
     for number in numbers {
         add(&place, &manifest, number);
@@ -18,7 +18,7 @@ fn recording(what: &str, numbers: std::ops::Range<u64>) -> (Place, Manifest) {
     (place, manifest)
 }
 
-fn add(place: &Place, manifest: &Manifest, number: u64) {
+fn add(place: &TestDir, manifest: &Manifest, number: u64) {
     fs::write(place.0.join(name(number)), vec![number as u8; 10_000]).unwrap();
     let mut disk = Real::new(false).0;
     manifest
@@ -26,13 +26,13 @@ fn add(place: &Place, manifest: &Manifest, number: u64) {
         .unwrap();
 }
 
-fn found(place: &Place, head: Option<&str>) -> Verification {
+fn found(place: &TestDir, head: Option<&str>) -> Verification {
     let mut all = verify(&place.0, head, &mut |_| {}).unwrap();
     assert_eq!(all.len(), 1);
     all.remove(0)
 }
 
-fn told(place: &Place) -> String {
+fn told(place: &TestDir) -> String {
     let holes = holes(std::slice::from_ref(&place.0)).unwrap();
     holes.iter().map(Hole::to_string).collect()
 }

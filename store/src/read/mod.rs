@@ -154,7 +154,7 @@ pub struct Reader {
 enum Format {
     /// Nothing was read yet.
     Unknown,
-    Ng(ng::State),
+    Ng(ng::Section),
     Classic(Classic),
 }
 
@@ -338,7 +338,7 @@ impl Reader {
             // Definitions already known stay; others are read in order.
             if wanted < known || self.definitions()[..known] != definitions[..known] {
                 self.interfaces.clear();
-                self.format = Format::Ng(ng::State::default());
+                self.format = Format::Ng(ng::Section::default());
             }
             let from = self.definitions().len();
             for &at in &definitions[from..wanted] {
@@ -407,7 +407,7 @@ impl Reader {
             return Ok(Some(End::Unwritten(0)));
         }
         if magic == SECTION.to_le_bytes() {
-            self.format = Format::Ng(ng::State::default());
+            self.format = Format::Ng(ng::Section::default());
             return Ok(None);
         }
         match legacy::begin(&mut self.input, magic).map_err(fail)? {

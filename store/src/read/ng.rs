@@ -11,7 +11,7 @@ use super::{End, Found, Interface, MAX_BLOCK_BYTES, Note, Problem, Step};
 
 /// What the blocks of a section refer to.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct Section {
     order: Order,
     /// The first interface of the section among all.
     first: usize,
@@ -23,7 +23,7 @@ pub(super) struct State {
     pub(super) definitions: Vec<u64>,
 }
 
-impl State {
+impl Section {
     /// Reads one block.
     pub(super) fn step(
         &mut self,

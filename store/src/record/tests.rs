@@ -24,7 +24,7 @@ use super::{Chunk, Ledger, Quota, Recorder, Settings, Status, Tally};
 use crate::disk::{BLOCK, Buffer, Disk, Fault, Image, Real, Sim};
 use crate::name::{Format, SegmentName};
 use crate::read::Reader;
-use crate::testing::Place;
+use crate::testing::TestDir;
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -56,7 +56,7 @@ fn alone(sim: &Sim) -> Vec<(PathBuf, Box<dyn Disk>)> {
 }
 
 /// A directory of a real disk, and this disk.
-fn real(place: &Place) -> (PathBuf, Box<dyn Disk>) {
+fn real(place: &TestDir) -> (PathBuf, Box<dyn Disk>) {
     (place.0.clone(), Box::new(Real::new(true).0))
 }
 

@@ -13,21 +13,21 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 use vnplug_testing::{Deadline, eventually};
 
-use crate::support::{Place, ask};
+use crate::support::{TestDir, ask};
 
 /// A browser with a profile of its own; what it downloads lies in `downloads`.
 pub(crate) struct Browser {
     driver: Child,
     address: SocketAddr,
     session: String,
-    pub(crate) downloads: Place,
-    _profile: Place,
+    pub(crate) downloads: TestDir,
+    _profile: TestDir,
 }
 
 impl Browser {
     /// A window of this size, in light or dark colours.
     pub(crate) fn open(width: u32, height: u32, dark: bool) -> Self {
-        let (profile, downloads) = (Place::new(), Place::new());
+        let (profile, downloads) = (TestDir::new(), TestDir::new());
         let mut command = Command::new("chromedriver");
         command.arg("--port=0").stdout(Stdio::piped());
         command.stderr(Stdio::null());

@@ -23,9 +23,9 @@ pub(crate) const SECOND: u64 = 1_000_000_000;
 pub(crate) const START: u64 = 1_795_268_700 * SECOND;
 
 /// A directory of its own, removed at the end.
-pub(crate) struct Place(pub(crate) PathBuf);
+pub(crate) struct TestDir(pub(crate) PathBuf);
 
-impl Place {
+impl TestDir {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -38,7 +38,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

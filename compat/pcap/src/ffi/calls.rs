@@ -12,7 +12,7 @@ use crate::activate::{
     MAX_SNAPLEN, activate, set, set_name, set_precision, set_tstamp_type, set_watermark,
 };
 use crate::filter::{self, fail, missing};
-use crate::handle::{Handle, State};
+use crate::handle::{Handle, HandleState};
 use crate::inject::inject;
 use crate::read::{self, Live};
 use crate::real::{is_missing, real};
@@ -200,7 +200,7 @@ fn with_dead<T: PartialEq + Copy>(
 }
 
 /// The dead handle, made at the first use; null if it cannot be; `None` before activation.
-fn dead_handle(state: &mut State) -> Option<Pcap> {
+fn dead_handle(state: &mut HandleState) -> Option<Pcap> {
     let live = state.live.as_deref_mut()?;
     if state.dead.is_null() {
         let precision = u32::from(live.nanoseconds);

@@ -10,7 +10,7 @@ use vnplug_ring::{BufferGeometry, Buffers, Region};
 use crate::commons::Commons;
 use crate::source::lent::{Lent, PacketPath};
 use vnplug_os::event;
-use vnplug_os::memory::Shared;
+use vnplug_os::memory::SharedMemory;
 use vnplug_os::packet_file::PacketFile;
 use vnplug_os::umem::{Umem, UmemShape};
 
@@ -28,7 +28,7 @@ pub(super) fn shape(shape: UmemShape) -> UmemShape {
 /// Packet memory that is to be lent: nobody finds an arena in it yet.
 pub(super) struct Lending {
     shape: UmemShape,
-    memory: Shared,
+    memory: SharedMemory,
     file: Option<Arc<PacketFile>>,
     /// The region of each queue's part that readers are shown, and the mark after it.
     parts: Vec<(Region, Region)>,

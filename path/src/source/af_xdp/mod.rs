@@ -41,7 +41,7 @@ mod socket;
 use std::sync::Arc;
 
 pub use fault::Unfit;
-pub(crate) use program::{Plan, Programs};
+pub(crate) use program::{ProgramPlan, Programs};
 
 use lending::Lending;
 

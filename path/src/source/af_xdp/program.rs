@@ -31,7 +31,7 @@ pub(super) const STAMP_BYTES: u32 = 16;
 
 /// What the programs of an interface have in common.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct ProgramPlan {
     pub(super) sockets: Map,
     seen: Counters,
     early: Counters,
@@ -47,7 +47,7 @@ pub(crate) struct Programs {
     pub(super) frags: Option<bpf::Program>,
 }
 
-impl Plan {
+impl ProgramPlan {
     /// Room for receive queues below `queues`.
     pub(super) fn new(config: &AfXdpConfig, queues: u32) -> std::io::Result<Self> {
         Ok(Self {

@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::fault::{self, Unfit};
 use super::lending::{self, Lending};
-use super::program::{self, Plan, Programs};
+use super::program::{self, ProgramPlan, Programs};
 use super::{AfXdpConfig, MAX_QUEUES, Mode, netlink};
 use crate::source::SourceError;
 use crate::source::af_packet::is_capturable;
@@ -31,7 +31,7 @@ use vnplug_os::xdp::{Binding, Socket};
 #[derive(Debug)]
 pub(super) struct Opener {
     config: AfXdpConfig,
-    plan: Arc<Plan>,
+    plan: Arc<ProgramPlan>,
     /// The program that drops nothing early.
     base: Programs,
     held: Mutex<Held>,
@@ -72,7 +72,7 @@ impl Opener {
         program::check(config.take.as_ref()).map_err(Unfit::other)?;
         raise_locked_memory();
         let no_program = |cause| Unfit::xdp(fault::no_program(cause));
-        let plan = Plan::new(&config, MAX_QUEUES).map_err(|cause| {
+        let plan = ProgramPlan::new(&config, MAX_QUEUES).map_err(|cause| {
             let log = String::new();
             no_program(bpf::LoadError { cause, log })
         })?;
@@ -111,7 +111,7 @@ impl Opener {
     }
 
     /// What its programs have in common.
-    pub(super) fn plan(&self) -> &Arc<Plan> {
+    pub(super) fn plan(&self) -> &Arc<ProgramPlan> {
         &self.plan
     }
 

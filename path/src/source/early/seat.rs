@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use crate::source::af_xdp::{Plan, Programs};
+use crate::source::af_xdp::{ProgramPlan, Programs};
 use vnplug_filter::ebpf;
 use vnplug_filter::ebpf::{SocketShape, Wanted};
 use vnplug_os::bpf::{Counter, Program, ProgramKind};
@@ -18,7 +18,7 @@ enum Kind {
     /// At a queue's packet socket, with the count of what was dropped there.
     Socket(SocketShape, Arc<Counter>),
     /// At an interface, below all its queues.
-    Xdp(Arc<Plan>),
+    Xdp(Arc<ProgramPlan>),
 }
 
 /// A filter that the kernel has verified for one seat.
@@ -47,7 +47,7 @@ impl Seat {
     }
 
     /// At an interface's XDP hook.
-    pub(crate) fn xdp(plan: Arc<Plan>) -> Self {
+    pub(crate) fn xdp(plan: Arc<ProgramPlan>) -> Self {
         Self(Kind::Xdp(plan))
     }
 

@@ -10,10 +10,10 @@ use crate::filter::Filter;
 use crate::index::{Sidecar, rebuild};
 use crate::read::{Interface, Reader};
 use crate::record::{Recorder, Settings};
-use crate::testing::{Place, Traffic};
+use crate::testing::{TestDir, Traffic};
 
 /// What an extract writes, and what it says of losses.
-fn extract(place: &Place, range: (u64, u64), filter: &str) -> (PathBuf, Losses) {
+fn extract(place: &TestDir, range: (u64, u64), filter: &str) -> (PathBuf, Losses) {
     let query = Query {
         from_ns: range.0,
         to_ns: range.1,
@@ -50,7 +50,7 @@ fn told(path: &Path) -> (u64, usize, Vec<Note>) {
 
 /// A recorder writes 4000 packets, one each millisecond, half of them to port 53. Some were lost before the
 /// packets 1000 (to port 53) and 2001 (to port 9); at 3001 is a gap, and the disk did not take some behind.
-fn record(place: &Place, keep_state: bool) {
+fn record(place: &TestDir, keep_state: bool) {
     let dir = place.0.join("rec");
     std::fs::create_dir(&dir).unwrap();
     let device = Device {
@@ -104,7 +104,7 @@ fn record(place: &Place, keep_state: bool) {
 
 #[test]
 fn an_extract_tells_every_loss_of_its_range_whatever_the_filter() {
-    let place = Place::new("told-losses");
+    let place = TestDir::new("told-losses");
     record(&place, false);
     let all = (0, u64::MAX);
     for (filter, lost, gaps) in [
@@ -135,7 +135,7 @@ fn an_extract_tells_every_loss_of_its_range_whatever_the_filter() {
 
 #[test]
 fn what_the_state_lists_is_told_once() {
-    let place = Place::new("listed-losses");
+    let place = TestDir::new("listed-losses");
     record(&place, true);
     let state = place.0.join("rec/r.state");
     let mut status = Status::from_json(&std::fs::read(&state).unwrap()).unwrap();
@@ -162,7 +162,7 @@ fn what_the_state_lists_is_told_once() {
 
 #[test]
 fn what_an_index_leaves_out_is_told() {
-    let place = Place::new("skipped-losses");
+    let place = TestDir::new("skipped-losses");
     let dir = place.0.join("rec");
     std::fs::create_dir(&dir).unwrap();
     let segment = dir.join(format!("r-0000000000-{}.pcapng", time(START)));

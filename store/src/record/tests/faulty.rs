@@ -148,7 +148,7 @@ impl Disk for Faulty {
 
 /// Records chunks in two segments; how many calls that were, and the books.
 fn record(what: &str, uring: bool, at: u64, left: u64, errno: i32) -> (u64, Status) {
-    let place = Place::new(&format!("record-{what}"));
+    let place = TestDir::new(&format!("record-{what}"));
     let (disk, why_not) = Real::new(uring);
     assert_eq!(why_not, None, "this test needs io_uring");
     let calls = Arc::default();

@@ -24,7 +24,10 @@ fn settings_of_two() -> Settings {
 
 #[test]
 fn packets_of_one_stamp_are_extracted_as_they_came() {
-    let (one, two) = (Place::new("record-equal-a"), Place::new("record-equal-b"));
+    let (one, two) = (
+        TestDir::new("record-equal-a"),
+        TestDir::new("record-equal-b"),
+    );
     let mut settings = settings(Format::Pcapng);
     settings.chunk_bytes = 1 << 20;
     let mut recorder = recorder(&settings, vec![real(&one), real(&two)]);

@@ -22,7 +22,7 @@ fn sequences(sim: &Sim) -> Vec<u64> {
 /// What was locked is gone with the directory.
 #[test]
 fn one_recorder_has_a_directory_that_was_made_again() {
-    let place = Place::new("record-again");
+    let place = TestDir::new("record-again");
     let disk = || real(&place).1;
     let settings = settings(Format::Pcapng);
     let mut first = Bench::on(disk(), place.0.clone(), settings.clone());

@@ -27,7 +27,7 @@ struct Server {
     socket: PathBuf,
     /// Of each port, in the order in which they were opened: its rings.
     ports: Arc<Mutex<Vec<Vec<Ring>>>>,
-    _place: Place,
+    _place: TestDir,
 }
 
 struct Ring {
@@ -37,7 +37,7 @@ struct Ring {
 
 impl Server {
     fn new(what: &str, queues: u32) -> Self {
-        let place = Place::new(&format!("record-{what}"));
+        let place = TestDir::new(&format!("record-{what}"));
         let socket = place.0.join("s");
         let listener = UnixListener::bind(&socket).unwrap();
         let ports: Arc<Mutex<Vec<Vec<Ring>>>> = Arc::default();

@@ -74,7 +74,7 @@ fn a_disk_that_stays_full_gives_up_one_segment() {
 
 #[test]
 fn segments_that_are_too_old_are_removed_and_are_no_holes() {
-    let place = Place::new("record-age");
+    let place = TestDir::new("record-age");
     let mut settings = settings(Format::Pcapng);
     (settings.rotate_packets, settings.manifest) = (10, true);
     let mut first = recorder(&settings, vec![real(&place)]);
@@ -114,7 +114,7 @@ fn segments_that_are_too_old_are_removed_and_are_no_holes() {
 
 /// Records, has the third segment still be made when the recorder is killed, and records again. How many
 /// segments are missing then. A `.part` that is gone is what a thief leaves.
-fn holes_after_a_segment_without_a_name(place: &Place, is_there: bool) -> usize {
+fn holes_after_a_segment_without_a_name(place: &TestDir, is_there: bool) -> usize {
     let mut settings = settings(Format::Pcapng);
     settings.rotate_packets = 10;
     let mut first = recorder(&settings, vec![real(place)]);
@@ -145,7 +145,7 @@ fn holes_after_a_segment_without_a_name(place: &Place, is_there: bool) -> usize 
 
 #[test]
 fn a_number_whose_segment_never_got_its_name_is_no_hole() {
-    let places = [Place::new("unnamed"), Place::new("stolen")];
+    let places = [TestDir::new("unnamed"), TestDir::new("stolen")];
     assert_eq!(holes_after_a_segment_without_a_name(&places[0], true), 0);
     // The control.
     assert_eq!(holes_after_a_segment_without_a_name(&places[1], false), 1);
@@ -384,7 +384,7 @@ fn a_segment_ends_when_the_clock_was_set_back() {
 #[test]
 fn what_a_killed_recorder_had_reserved_is_given_back() {
     use std::os::unix::fs::MetadataExt as _;
-    let place = Place::new("record-reserved");
+    let place = TestDir::new("record-reserved");
     let name = SegmentName {
         recording: "t".into(),
         sequence: 4,
@@ -415,7 +415,7 @@ fn what_a_killed_recorder_had_reserved_is_given_back() {
 
 #[test]
 fn what_cannot_be_recycled_is_passed_over() {
-    let place = Place::new("record-strange");
+    let place = TestDir::new("record-strange");
     let file = |sequence: u64, extension: &str| {
         let stem = format!("t-{sequence:010}-20261121T134501.000000000Z");
         place.0.join(format!("{stem}.{extension}"))
@@ -489,7 +489,7 @@ fn a_disk_that_gives_nothing_back_costs_a_few_segments() {
 /// Forty segments of a megabyte go by, of which eight may stay.
 #[test]
 fn a_slow_reader_costs_no_new_segment() {
-    let place = Place::new("record-slow");
+    let place = TestDir::new("record-slow");
     let mut settings = settings(Format::Pcapng);
     settings.quota = Some(Quota::Bytes(8 << 20));
     settings.rotate_bytes = 1 << 20;
