@@ -82,7 +82,7 @@ pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<
     );
     let peer = |samples| Some((PEER.to_owned(), samples));
     let name = format!("fanout-{ports}-{sizes}");
-    // Nanoseconds per packet and port, of so many packets per microsecond.
+    // Nanoseconds per packet and port, of this many packets per microsecond.
     let cost = |rate: f64| 1e3 / (rate * ports as f64);
     let costs = |rates: &Samples| rates.all().iter().copied().map(cost).collect();
     let mut figures = vec![
@@ -160,7 +160,7 @@ pub(crate) struct Measured {
     pub(crate) spent_ns: f64,
 }
 
-/// Has one thread take all packets of so many ports.
+/// Has one thread take all packets of this many ports.
 pub(crate) fn measure(
     time: Duration,
     sizes: Sizes,

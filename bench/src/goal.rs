@@ -5,7 +5,7 @@ use crate::row::Figure;
 /// What a figure should reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Goal {
-    /// At least so many times the peer's.
+    /// At least this many times the peer's.
     TimesPeer(f64),
     /// At most this share of the peer's.
     ShareOfPeer(f64),

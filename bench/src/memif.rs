@@ -12,7 +12,7 @@ pub(crate) const NOTE: &str = "memif: client testpmd txonly (writes the packet's
      60 B): the best of bursts 16 to 128, rings 128 to 16384, buffers 1536 to 2048; zero-copy gave \
      no more.";
 
-/// Packets received per microsecond over so many interfaces between the same two processes.
+/// Packets received per microsecond over this many interfaces between the same two processes.
 pub(crate) fn measure(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
     patiently(|| attempt(plan, len, interfaces))
 }

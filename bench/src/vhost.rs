@@ -12,7 +12,7 @@ pub(crate) const NOTE: &str = "vhost-user: the host's side (net_vhost) is testpm
      burst 64: the fastest of rings of 256 and 1024, split and packed, with and without mergeable \
      buffers. The other way round, guest to host, is faster by about a third.";
 
-/// Packets received per microsecond from the host's side by the guest's, over so many interfaces
+/// Packets received per microsecond from the host's side by the guest's, over this many interfaces
 /// between the same two processes.
 pub(crate) fn measure(plan: &Plan, len: usize, interfaces: usize) -> Result<f64> {
     patiently(|| attempt(plan, len, interfaces))

@@ -61,7 +61,7 @@ impl Wire {
 /// How fast frames come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Load {
-    /// So many per second, which every side keeps up with.
+    /// This many per second, which every side keeps up with.
     Steady(u64),
     /// The same, of this many flows in turn.
     Flows(u64, u32),

@@ -175,7 +175,7 @@ impl Program {
         self.loops
     }
 
-    /// Where running it begins to read, for whoever has the processor fetch that before.
+    /// Where running it begins to read, for a caller that prefetches it.
     #[inline(always)]
     pub fn entry(&self) -> *const u8 {
         self.ops.as_ptr().cast()

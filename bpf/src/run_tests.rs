@@ -106,7 +106,7 @@ fn a_load_rejects_the_frame_from_the_first_byte_beyond_it() {
             "{code:#x}"
         );
     }
-    // The same with a comparison behind it, which shares its step.
+    // The same with a comparison after it, which shares its step.
     let compare = |code, k| {
         let body = [op(code, k), op(code::JEQ_K, 0), op(code::RET, 1)];
         program(&body).run(&[0; 16], 1500)

@@ -61,7 +61,7 @@ impl Detach {
     }
 }
 
-/// Makes the daemon forget a VM if it is still `owner`'s (0: whoever's); false if it did not know it.
+/// Makes the daemon forget a VM if it is still `owner`'s (0: anyone's); false if it did not know it.
 pub(crate) fn forget(client: &mut Client, name: &str, owner: u64) -> Result<bool, Failure> {
     match client.detach_own_vm(name, owner) {
         Ok(()) => Ok(true),

@@ -12,7 +12,7 @@ use clap::Args;
 
 use crate::failure::{Failure, Outcome};
 
-/// Everything behind the command's name; the program reads it.
+/// Everything after the command's name; the program reads it.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct External {

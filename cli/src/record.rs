@@ -387,7 +387,7 @@ fn same_device(interfaces: &[Interface], port: &Port) -> bool {
         .is_some_and(|interface| interface.name == port.device())
 }
 
-/// So many take a while at the end.
+/// This many take a while at the end.
 const MANY: u64 = 100_000;
 /// How often an end that lasts says what it waits for.
 const EACH: Duration = Duration::from_secs(2);

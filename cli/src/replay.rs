@@ -35,7 +35,7 @@ pub(crate) struct Replay {
     /// Where to: an interface, or port:DEVICE for a device of the daemon (host:… is one, too)
     #[arg(long, value_name = "IFACE|port:DEVICE", value_parser = target)]
     to: Target,
-    /// So many times as fast as recorded
+    /// This many times as fast as recorded
     #[arg(long, value_name = "X", value_parser = speed)]
     speed: Option<f64>,
     /// Cut recorded gaps that are longer
@@ -47,10 +47,10 @@ pub(crate) struct Replay {
     /// As fast as they are taken
     #[arg(long, conflicts_with_all = ["speed", "rate"])]
     top_speed: bool,
-    /// Play the files so many times, or `forever`
+    /// Play the files this many times, or `forever`
     #[arg(long = "loop", value_name = "N", default_value = "1", value_parser = rounds)]
     rounds: Rounds,
-    /// Stop after so many frames
+    /// Stop after this many frames
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     /// Frames of which only the beginning was recorded

@@ -74,7 +74,7 @@ fn remembered(
     }
     let (accel, reason) = match probe() {
         Ok(answer) => answer,
-        // Says nothing of the host: whoever asks next may find what was missing.
+        // Says nothing of the host: the next caller may find what was missing.
         Err(error) => return (Accel::Tcg, format!("KVM cannot be tried: {error}")),
     };
     if let Some(path) = memory {

@@ -1,4 +1,4 @@
-//! Descriptors that block whoever drops their last reference, and pages that block whoever copies
+//! Descriptors that block a process that drops their last reference, and pages that block one that copies
 //! into them: what a hostile peer does with the kernel objects that it shares.
 
 use std::io::Write;

@@ -199,7 +199,7 @@ impl Daemon {
         asked.unwrap_or_else(|error| panic!("the daemon does not count: {error}"))
     }
 
-    /// Waits until it has no ports any more; whoever had thousands of them keeps it busy closing.
+    /// Waits until it has no ports any more; closing thousands of them takes it a while.
     ///
     /// # Panics
     /// If there are some after [`PATIENCE`](vnplug_testing::PATIENCE).

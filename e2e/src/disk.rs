@@ -174,7 +174,7 @@ impl<'a> DiskFault<'a> {
     }
 }
 
-/// Maps the guest's disk, of so many sectors, as a table says.
+/// Maps the guest's disk, of this many sectors, as a table says.
 pub(crate) fn create<'a>(
     guest: &'a Guest,
     dir: &str,

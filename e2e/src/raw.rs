@@ -179,7 +179,7 @@ pub fn hello(role: Role) -> Message {
     }
 }
 
-/// Asks for everything of a device in a ring of so many bytes.
+/// Asks for everything of a device in a ring of this many bytes.
 #[must_use]
 pub fn open(device: &str, ring_bytes: u64) -> Open {
     Open {

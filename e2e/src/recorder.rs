@@ -71,7 +71,7 @@ impl Recorder {
         number(&self.state(), at)
     }
 
-    /// The durable mark: so many packets are on the disk for certain.
+    /// The durable mark: this many packets are on the disk for certain.
     #[must_use]
     pub fn mark(&self) -> u64 {
         self.number(MARK)

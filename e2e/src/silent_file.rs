@@ -1,4 +1,4 @@
-//! A file whose server never answers a close (FUSE): whoever closes a descriptor of it waits.
+//! A file whose server never answers a close (FUSE): closing a descriptor of it blocks.
 //!
 //! Nothing of it is left when its server goes: the file system is mounted nowhere, and what waits for
 //! an answer goes on with an error.

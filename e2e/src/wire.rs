@@ -82,7 +82,7 @@ impl Wire {
         parts.iter().map(|part| value(source, part)).sum()
     }
 
-    /// Waits until so many frames were read, and closes the sums.
+    /// Waits until this many frames were read, and closes the sums.
     ///
     /// # Panics
     /// If they do not come, or some were lost before.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The log is as drivers/md/dm-log-writes.c has it, little endian. Sector 0: `magic`, `version`, `entries`
-//! (64 bits each), `bytes per sector` (32). Behind it the entries, each a sector with `sector`, `sectors`,
+//! (64 bits each), `bytes per sector` (32). After it the entries, each a sector with `sector`, `sectors`,
 //! `flags`, `length of a mark` (64 bits each) and the mark's text, then the data, but for a discard. A write
 //! that was not flushed comes with the next flush that is.
 
@@ -53,7 +53,7 @@ impl<'a> LoggedDisk<'a> {
         self.disk.mount()
     }
 
-    /// Puts a word into the log, behind all that the disk has flushed.
+    /// Puts a word into the log, after all that the disk has flushed.
     ///
     /// # Errors
     /// [`LabError::Command`].
@@ -120,7 +120,7 @@ impl WriteLog {
         })
     }
 
-    /// The next entry; `None` behind the last.
+    /// The next entry; `None` after the last.
     ///
     /// # Errors
     /// [`LabError::Io`].

@@ -15,7 +15,7 @@ use vnplug_testing::eventually;
 
 /// What the other owner opens: as many as the defaults allow a user, roughly.
 const PORTS: usize = 1_000;
-/// More packets a second than one thread can give to so many ports, and few for one.
+/// More packets a second than one thread can give to this many ports, and few for one.
 const RATE: u64 = 150_000;
 const NOBODY: u32 = 65_534;
 

@@ -165,7 +165,7 @@ fn twenty_times_killed_and_back_with_readers_and_a_vm() {
         .collect();
     let mut pool_id = None;
     for _ in 0..20 {
-        // The VM's channel is opened anew, as QEMU does, and finds the same pool.
+        // The VM's channel is opened again, as QEMU does, and finds the same pool.
         let mut agent = Raw::connect(Path::new(&ready.control_path));
         let id = agent.hello(Role::Agent);
         assert_eq!(*pool_id.get_or_insert(id), id);

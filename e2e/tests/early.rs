@@ -99,7 +99,7 @@ fn who_only_sends_does_not_bring_everything() {
     sender.wait().unwrap();
 }
 
-/// Reads until so many packets came.
+/// Reads until this many packets came.
 fn read(port: &mut Port, count: u64, checker: &mut Checker) {
     let deadline = Deadline::new(format!("{count} packets come"));
     let mut packets = 0;
@@ -319,7 +319,7 @@ impl Paced<'_> {
         self.begun.load(Ordering::SeqCst) + 1
     }
 
-    /// Waits for so many more runs; gives the first that may not have been whole before this.
+    /// Waits for this many more runs; gives the first that may not have been whole before this.
     fn pass(&self, runs: u32) -> u32 {
         let last = self.next() + runs;
         eventually("the runs are over", || {

@@ -103,7 +103,7 @@ fn members_share_one_copy_and_each_has_its_filter_and_its_account() {
     assert!(copies < delivered);
 }
 
-/// Reads until so many packets came in all.
+/// Reads until this many packets came in all.
 fn read_until(port: &mut Port, received: &mut u64, enough: u64, mut see: impl FnMut(&[u8])) {
     let deadline = Deadline::new(format!("{enough} packets come"));
     while *received < enough {
@@ -189,7 +189,7 @@ fn nobody_can_write_the_arena_and_a_member_that_lies_goes_alone() {
     let fds = liar.take_fds();
     assert_eq!(fds.len(), 4);
     let (words, records, arenas) = (&fds[0], &fds[1], &fds[3]);
-    // Neither by a mapping nor by a call, nor opened anew.
+    // Neither by a mapping nor by a call, nor opened again.
     assert!(vnplug::map_memory(arenas.as_fd(), opened.arenas.map_len).is_err());
     let copy = arenas.try_clone().unwrap();
     assert!(File::from(copy).write_all(b"lies").is_err());

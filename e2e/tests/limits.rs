@@ -28,7 +28,7 @@ fn becomes(daemon: &Daemon, name: &str, state: &str) -> Counted {
     })
 }
 
-/// Reads so many packets of an open port.
+/// Reads this many packets of an open port.
 fn read(port: &mut vnplug::Port, count: u64) {
     let deadline = Deadline::new(format!("{count} packets come"));
     let mut packets = 0;

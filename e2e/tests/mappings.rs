@@ -21,7 +21,7 @@ fn wide() -> Open {
     }
 }
 
-/// Opens ports on one connection until it is refused, at most so many; how many, and the refusal.
+/// Opens ports on one connection until it is refused, at most this many; how many, and the refusal.
 fn open_all(raw: &mut Raw, most: usize) -> (usize, Option<(u16, String)>) {
     for opened in 0..most {
         match raw.ask(&Message::Open(wide()), 0) {

@@ -22,7 +22,7 @@ const NGREP: Program = Program {
     // Ours has no address to look up.
     own: &["interface: "],
 };
-/// `pcap_fileno` in `poll`, `pcap_dispatch`; becomes another user behind a chroot.
+/// `pcap_fileno` in `poll`, `pcap_dispatch`; becomes another user after a chroot.
 const P0F: Program = Program {
     command: "stdbuf -oL p0f -i {dev} -u daemon 'tcp port 80 or port 9'",
     ready: "Entered main event loop",

@@ -153,7 +153,7 @@ fn rotated_files_hold_the_same_packets() {
         let names = by_time.files(run).unwrap();
         assert!(names.len() >= 2, "{names:?}");
         let files = names.iter().map(|name| by_time.file(run, name).unwrap());
-        // Behind each file's header.
+        // After each file's header.
         files.flat_map(|file| file[24..].to_vec()).collect()
     };
     let real = packets(0);

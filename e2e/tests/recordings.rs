@@ -145,7 +145,7 @@ fn two_sources_on_two_disks_are_one_recording_also_while_it_grows() {
     let wanted = wanted.map(|(line, numbers)| (line, numbers.len() as u64));
     assert_eq!(seen, BTreeMap::from(wanted));
 
-    // Their packets alternate, so one directory behind the other is no recording.
+    // Their packets alternate, so one directory after the other is no recording.
     let said = fails(&[
         "replay",
         text(&one),

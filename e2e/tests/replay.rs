@@ -79,7 +79,7 @@ impl Listener {
         Self { child, path }
     }
 
-    /// Waits for so many frames; all that came by then.
+    /// Waits for this many frames; all that came by then.
     fn frames(mut self, count: usize) -> Vec<Timed> {
         let came = || read(&self.path).len();
         until("the frames come", came, |now| *now >= count);
@@ -215,7 +215,7 @@ fn speeds_rates_and_rounds_are_kept() {
     near(&["--speed", "4"], 100, 99.0 * 0.005);
     let args = ["--rate", "1kpps", "--loop", "forever", "--limit", "1500"];
     near(&args, 1500, 1.499);
-    // 8 Mbit/s of frames of so many bytes on average.
+    // 8 Mbit/s of frames of this many bytes on average.
     let total: usize = frames.iter().map(|(_, frame)| frame.len()).sum();
     let args = ["--rate", "8Mbps", "--loop", "13"];
     near(&args, 1300, total as f64 * 13.0 / 1e6);

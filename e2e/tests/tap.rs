@@ -91,7 +91,7 @@ impl<'a> Tap<'a> {
         Some(serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
     }
 
-    /// Waits for a line that says so many received packets, and more.
+    /// Waits for a line that says this many received packets, and more.
     fn received(&self, packets: u64) -> Value {
         let mut last = Value::Null;
         eventually(&format!("{packets} packets are received"), || {
@@ -135,7 +135,7 @@ fn exists(netns: &Netns, interface: &str) -> bool {
     netns.ip(&["link", "show", interface]).is_ok()
 }
 
-/// tcpdump on an interface, listening; ends after so many frames.
+/// tcpdump on an interface, listening; ends after this many frames.
 fn tcpdump(lab: &Lab, netns: &Netns, interface: &str, frames: u64) -> Running {
     let base = lab.dir().join(interface);
     let file = base.with_extension("pcap");

@@ -244,7 +244,7 @@ fn nobody_can_write_the_packet_memory() {
     assert!(rustix::fs::ftruncate(arenas, 4096).is_err());
     let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     assert!(rustix::fs::fallocate(arenas, hole, 0, 1 << 20).is_err());
-    // Opened anew by its path, it is as it was.
+    // Opened again by its path, it is as it was.
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(arenas));
     if let Ok(mut again) = File::options().write(true).open(path) {
         assert!(again.write_all(b"lies").is_err());

@@ -125,7 +125,7 @@ fn decisions_for_long() {
     (1..=rounds).for_each(|seed| compare(1_200_000, seed));
 }
 
-/// Compares so many decisions of an index with libpcap's.
+/// Compares this many decisions of an index with libpcap's.
 fn compare(at_least: u64, seed: u64) {
     let library = Library::load().unwrap();
     let packets = packets::frames(20_000, seed ^ 0x1d5);

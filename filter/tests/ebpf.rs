@@ -305,7 +305,7 @@ fn ret() -> Instruction {
     }
 }
 
-/// An instruction that is likely to pass, with `left` behind it.
+/// An instruction that is likely to pass, with `left` after it.
 fn instruction(random: &mut Random, left: usize) -> Instruction {
     let known = [
         0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x07, 0x0c, 0x14, 0x15, 0x1c, 0x1d, 0x20, 0x24, 0x25,

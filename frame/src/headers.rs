@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(Link::of(&[], 12).ethertype, None);
     }
 
-    /// An IPv6 packet with these extension headers, each of 8 bytes, and UDP behind them.
+    /// An IPv6 packet with these extension headers, each of 8 bytes, and UDP after them.
     fn six(extensions: &[u8]) -> Vec<u8> {
         let kinds = [extensions, &[17]].concat();
         let mut packet = vec![0; 40];

@@ -1,5 +1,5 @@
 //! Filter programs of guests: what is accepted runs as libpcap runs it, interpreted, as machine code
-//! and behind the index.
+//! and through the index.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! A segment whose writer was killed, or whose machine lost its power: behind what was acknowledged
+//! A segment whose writer was killed, or whose machine lost its power: after what was acknowledged
 //! there is anything, and the index beside it ends anywhere.
 //!
 //! Holds: every packet that was acknowledged is read, first and unchanged, by the reader; extract
-//! finds it, with the old index and with one that is made anew.
+//! finds it, with the old index and with one that is made again.
 
 use std::fs;
 use std::io::Cursor;

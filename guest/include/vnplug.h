@@ -158,11 +158,11 @@ struct vnplug_options {
     size_t program_len;                /* instructions at `program` */
     uint64_t ring_bytes;               /* per receive queue; 0 = the daemon's default */
     uint64_t max_delay_us;             /* longest wait for the watermark; 0 = 10 ms */
-    uint32_t watermark;                /* sleep until so many are unread, or half the
+    uint32_t watermark;                /* sleep until this many are unread, or half the
                                           ring is; 0 = 1 */
     uint32_t snaplen;                  /* bytes per packet; 0 = whole packets */
     uint32_t direction;                /* VNPLUG_BOTH, _RX, _TX */
-    uint32_t sample;                   /* one in so many; 0 = all */
+    uint32_t sample;                   /* one in this many; 0 = all */
     const char *cluster;               /* share the device with this cluster; NULL = do not */
     uint32_t balance;                  /* how the cluster shares: VNPLUG_BALANCE_* */
     uint32_t no_reconnect;             /* not 0: do not survive a restart of the daemon */
@@ -185,7 +185,7 @@ struct vnplug_options {
 /* What can be turned while a port is open. */
 struct vnplug_tuning {
     uint32_t direction; /* VNPLUG_BOTH, _RX, _TX */
-    uint32_t sample;    /* one in so many; 0 = all */
+    uint32_t sample;    /* one in this many; 0 = all */
     uint32_t paused;    /* not 0: the port gets nothing; the host counts that as "paused" */
 };
 
@@ -216,7 +216,7 @@ enum { VNPLUG_NO_VLAN = 4096 };
  */
 struct vnplug_pattern {
     uint16_t vlan_id;      /* VNPLUG_NO_VLAN = untagged */
-    uint16_t ethertype;    /* behind VLAN tags */
+    uint16_t ethertype;    /* after VLAN tags */
     uint8_t proto;         /* IP protocol, behind IPv6's extension headers */
     uint8_t bidirectional; /* not 0: also with source and target swapped */
     uint8_t source_mac[6], target_mac[6];
@@ -366,7 +366,7 @@ int vnplug_set_program(vnplug_port *port, const struct vnplug_insn *program, siz
 int vnplug_tune(vnplug_port *port, const struct vnplug_tuning *tuning);
 
 /*
- * RULES are run on the host behind the filter: first the one about the packet's flow, found by a
+ * RULES are run on the host after the filter: first the one about the packet's flow, found by a
  * hash; then wildcard rules by ascending id; what none of them decides the default does, which is to
  * accept. A rule with the key of an old one replaces it. They survive a restart of the daemon; their
  * counters do not. Limits: 65,536 flows, 4,096 wildcard rules.

@@ -79,7 +79,7 @@ pub fn map_apart(
     Ok(unsafe { Region::from_raw(base, shape.map_len(), Arc::new(all)) })
 }
 
-/// Checks that a file has so many bytes: a mapping behind its end is a SIGBUS later.
+/// Checks that a file has so many bytes: a mapping beyond its end is a SIGBUS later.
 fn has(fd: BorrowedFd<'_>, len: u64) -> Result<(), Error> {
     let stat = fstat(fd).map_err(Error::system("cannot inspect the ring's memory"))?;
     // Devices do not tell their length.

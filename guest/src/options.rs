@@ -109,7 +109,7 @@ impl PortOptions {
         self
     }
 
-    /// A ring of so many bytes for sending, rounded up to a power of two; 0 = the port does not
+    /// A ring of this many bytes for sending, rounded up to a power of two; 0 = the port does not
     /// send. Needs a grant of its own: who sends puts any frame onto the wire.
     pub fn transmit(mut self, bytes: u64) -> Self {
         self.request.transmit_bytes = bytes;

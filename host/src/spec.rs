@@ -57,7 +57,7 @@ const MAX_NAME: usize = 63;
 
 impl SourceSpec {
     /// A source of this name and kind with these options; `what` is the option that the text form
-    /// has behind the colon.
+    /// has after the colon.
     ///
     /// # Errors
     /// [`SourceError`] if the name is not one.

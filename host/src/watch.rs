@@ -20,7 +20,7 @@ use vnplug_path::engine::Line;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(250);
-/// A thread that has not moved at so many looks is stalled. Looks and not time: when the whole process
+/// A thread that has not moved at this many looks is stalled. Looks and not time: when the whole process
 /// was stopped, nobody hung.
 const STALLED: u32 = 4;
 /// How long the daemon may take to end in order.

@@ -5,7 +5,7 @@
 //! socket that is watched wakes all watchers. One in an epoll instance waits for the holder of that
 //! instance. Neither `O_NONBLOCK` nor an earlier look prevents that. So no thread that others need
 //! closes such a descriptor: a thread of the peer's owner closes a [`PeerFd`]. It starts when there
-//! is something to close and ends when there is nothing. An owner who makes it hang only blocks his
+//! is something to close and ends when there is nothing. An owner that makes it hang blocks only its
 //! own descriptors.
 
 use std::collections::{HashMap, VecDeque};
@@ -131,7 +131,7 @@ impl PeerFd {
         }
     }
 
-    /// One that somebody sent: his own copy is not to be shut.
+    /// One that a peer sent: the peer's own copy is not shut.
     pub fn gift(fd: OwnedFd, closer: Closer) -> Self {
         Self {
             fd: Some(fd),

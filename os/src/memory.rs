@@ -194,7 +194,7 @@ pub fn leave_to_readers() {
 
 static LEFT: AtomicBool = AtomicBool::new(false);
 
-/// As [`sealed`], and nobody but who maps it here can ever write it: what gets the descriptor maps it
+/// As [`sealed`], and only mappings made here can ever write it: what gets the descriptor maps it
 /// readable only. Linux 5.1.
 ///
 /// # Errors
@@ -575,7 +575,7 @@ impl Mapping {
         }
     }
 
-    /// Frees the pages of what is shared, for everybody: who still maps them finds zeroes, and who
+    /// Frees the shared pages, for everybody: a process that still maps them finds zeroes, and one that
     /// has a descriptor has no memory by it. The life in the ring's page said before that it is over.
     fn free(&self) {
         // The records first: their reader looks at its page before.

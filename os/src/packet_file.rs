@@ -2,7 +2,7 @@
 //!
 //! A memfd is gone with the daemon, and a running VM would keep the old one. A file is there for the
 //! next daemon, which receives into the same pages again: the VM notices a gap. It can not be sealed,
-//! as its name is there to be opened: nobody but its owner may write it, readers of the host get a
+//! as its name is there to be opened: only its owner may write it, readers of the host get a
 //! descriptor for reading, and QEMU maps it so. As a pool's, its mapping is watched by
 //! [`super::sigbus`].
 

@@ -25,7 +25,7 @@ pub(crate) struct Device {
     ports: u32,
     /// Link type of its packets (DLT); 1 is Ethernet.
     link_type: u32,
-    /// Bytes behind the Ethernet header that a packet of the interface may have; None: unknown.
+    /// Bytes after the Ethernet header that a packet of the interface may have; None: unknown.
     mtu: Option<u32>,
     /// Megabits per second; None: unknown.
     speed_mbps: Option<u32>,

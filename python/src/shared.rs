@@ -22,7 +22,7 @@ use crate::error::{ClosedError, LoanError};
 #[derive(Debug)]
 pub(crate) struct SharedPort {
     inner: Mutex<Inner>,
-    /// Whoever uses the port is to give up; the last one closes it.
+    /// Threads that use the port are to give up; the last one closes it.
     closing: AtomicBool,
 }
 
@@ -174,7 +174,7 @@ impl Inner {
 impl Loan {
     /// One view more.
     pub(crate) fn view(&self) -> PyResult<()> {
-        // Relaxed, here and below: the interpreter's lock orders whoever looks at the memory.
+        // Relaxed, here and below: the interpreter's lock orders all that look at the memory.
         let counted = self
             .views
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |views| {

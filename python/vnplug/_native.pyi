@@ -36,7 +36,7 @@ class Device:
         """Link type of its packets (DLT); 1 is Ethernet."""
     @property
     def mtu(self) -> int | None:
-        """Bytes behind the Ethernet header that a packet of the interface may have; None: unknown."""
+        """Bytes after the Ethernet header that a packet of the interface may have; None: unknown."""
     @property
     def speed_mbps(self) -> int | None:
         """Megabits per second; None: unknown."""
@@ -81,7 +81,7 @@ def open(
         other; the first member says how large their arena is (0 is the daemon's default). A reader
         that is too slow loses what is overwritten before it takes it.
     ring_bytes: size of each ring; 0 is the daemon's default.
-    watermark, max_delay: sleep until so many packets are unread, or so many seconds over.
+    watermark, max_delay: sleep until this many packets are unread, or this many seconds over.
     reconnect: survive a restart of the daemon; the first packet afterwards has `Flag.GAP`.
     label: what the operator sees; the default is the program's name and number.
     bundle: make it a port of this `Bundle`, with the others of which it is waited for.

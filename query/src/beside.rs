@@ -2,7 +2,7 @@
 //!
 //! It is made once the segment is closed, under a name that ends in `.tmp`, synced, and renamed: it is
 //! whole or not there. It says in its metadata of which segment it is (length, and time of its last
-//! change); if that does not fit, it is made anew. The recorder removes it with the segment.
+//! change); if that does not fit, it is made again. The recorder removes it with the segment.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter};
@@ -61,7 +61,7 @@ pub(crate) fn facts(segment: &Path, identity: Identity) -> Option<Facts> {
 }
 
 /// Makes it. `file` is the segment, open and leased, and `identity` what it was when it was found closed;
-/// at most so many rows are held at once.
+/// at most this many rows are held at once.
 ///
 /// # Errors
 /// [`Trouble`].
@@ -267,7 +267,7 @@ fn decode(text: &str, segment: &Path, identity: Identity) -> Option<Facts> {
 
 /// The key of what is said of the segment.
 const METADATA: &str = "vnplug.segment";
-/// Grows with every change of what the rows are; other versions are made anew.
+/// Grows with every change of what the rows are; other versions are made again.
 const VERSION: u64 = 2;
 const MOST_TRIES: usize = 16;
 

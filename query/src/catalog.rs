@@ -109,7 +109,7 @@ impl Catalog {
 /// What was done for a segment.
 #[derive(Debug)]
 pub(crate) enum Prepared {
-    /// A file was made beside it, of so many packets; the last is what is wrong with the segment.
+    /// A file was made beside it, of this many packets; the last is what is wrong with the segment.
     Made(PathBuf, u64, Option<String>),
     /// It cannot be read, or nothing can be written beside it.
     Failed(String),
@@ -306,7 +306,7 @@ fn in_scope(rows: &RecordBatch, scope: &Scope) -> Result<RecordBatch, ArrowError
     filter_record_batch(rows, &is_in)
 }
 
-/// Runs `work` on each item, on so many threads; the results in order.
+/// Runs `work` on each item, on this many threads; the results in order.
 fn side_by_side<T: Send, R: Send>(
     threads: usize,
     items: impl Iterator<Item = T> + Send,

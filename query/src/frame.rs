@@ -29,7 +29,7 @@ pub(crate) enum Talk {
     Ip {
         from: IpAddr,
         to: IpAddr,
-        /// Of IPv6 the one behind the extension headers.
+        /// Of IPv6 the one after the extension headers.
         protocol: u8,
         /// Of TCP, UDP and SCTP; of fragments only the first has them.
         ports: Option<[u16; 2]>,

@@ -8,7 +8,7 @@
 //!
 //! A program of its own, since DataFusion is larger than all the rest of vNPlug; `vnplug query` runs it.
 //! It reads segments as `vnplug extract` does, with a lease, and writes nothing but the files beside
-//! them, which follow from the segments and are made anew whenever they do not fit. It is no server: one
+//! them, which follow from the segments and are made again whenever they do not fit. It is no server: one
 //! query, one process, for reading only, with limits for memory and for what is put on the disk.
 
 mod args;

@@ -52,7 +52,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// No packets of a segment of this name; at most so many rows are to be held.
+    /// No packets of a segment of this name; at most this many rows are to be held.
     pub(crate) fn new(segment: String, most: usize) -> Self {
         Self {
             segment,

@@ -33,7 +33,7 @@ pub(crate) trait Sink {
     fn restart(&mut self) -> Result<(), Failure>;
 }
 
-/// Counts the packets of a segment. `file` is it, open and leased; at most so many rows are held at once.
+/// Counts the packets of a segment. `file` is it, open and leased; at most this many rows are held at once.
 ///
 /// A damaged segment is read a second time by way of its index, which knows where to go on.
 ///

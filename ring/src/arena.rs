@@ -271,7 +271,7 @@ fn lay(
         (header::QUEUE, u64::from(queue)),
         (header::FLOOR, floor),
         (header::EPOCH, epoch),
-        // Release: the magic comes last, so that whoever sees it sees the rest.
+        // Release: the magic comes last, so that a peer that sees it sees the rest.
         (header::MAGIC, ARENA_MAGIC),
     ];
     for (offset, word) in words {

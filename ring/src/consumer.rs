@@ -421,9 +421,9 @@ pub struct Batch<'a> {
 enum Rest {
     /// Anywhere.
     Anywhere,
-    /// Behind the one that comes next, wherever that is.
+    /// After the one that comes next, wherever that is.
     BehindTheNext,
-    /// Behind those taken.
+    /// After those taken.
     Behind,
 }
 

@@ -369,7 +369,7 @@ impl Account {
     }
 }
 
-/// The sums that these counters are in. One of whose counters some are not there is not judged: a guest
+/// The sums that these counters are in. A sum is skipped if one of its counters is missing: a guest
 /// sees its own ports alone.
 #[must_use]
 pub fn accounts(all: &[Counted]) -> Vec<Account> {

@@ -64,7 +64,7 @@ pub(crate) fn lay(
         (PUBLISHED, start),
         (TAIL, start),
         (READ, start),
-        // Release: the magic comes last, so that whoever sees it sees the rest.
+        // Release: the magic comes last, so that a peer that sees it sees the rest.
         (header::MAGIC, magic),
     ];
     for (offset, word) in words {

@@ -20,7 +20,7 @@ use crate::region::Region;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"VNPLPOOL");
 /// Version of this page.
 pub const VERSION: u32 = 1;
-/// Rings lie at or behind this offset.
+/// Rings lie at or after this offset.
 pub const FIRST_RING: u64 = 4096;
 /// Longest name of a VM in bytes.
 pub const MAX_NAME: usize = 63;

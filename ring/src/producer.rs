@@ -26,7 +26,7 @@ pub struct Producer {
     geometry: Geometry,
     head: u64,
     tail: u64,
-    /// Bytes from the head on that are known to be free and do not wrap; at least so many are.
+    /// Bytes from the head on that are known to be free and do not wrap; at least this many are.
     room: u64,
     announced: u64,
     written: u64,

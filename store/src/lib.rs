@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The recorder is an ordinary reader of a port. What it writes are real capture files; everything
-//! else about a recording follows from their names ([`name`]) and can be made anew from them.
+//! else about a recording follows from their names ([`name`]) and can be made again from them.
 //! [`disk`] is the door to the file system: a small trait with a real implementation and one for
 //! tests that fails or cuts where it is told.
 

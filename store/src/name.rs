@@ -238,7 +238,7 @@ fn days(year: u64, month: u64, day: u64) -> u64 {
 
 /// The extension of an index.
 pub const INDEX: &str = ".vnx";
-/// Behind the name of a file that is not whole yet.
+/// After the name of a file that is not whole yet.
 pub const PART: &str = ".part";
 /// What is beside a segment and goes with it: its index, its flows, and those that are being made.
 pub(crate) const COMPANIONS: [&str; 3] = [INDEX, FLOWS, ".flows.parquet.tmp"];

@@ -3,7 +3,7 @@
 //! A connection waits for its client (for a request, or for an answer to be read), or it works. A request
 //! has to be there whole after [`HEAD`], trickled or not. At most [`CONNECTIONS`] are held; when one more
 //! comes, the one that has waited longest for its client is cut, but none that has waited for less than
-//! [`GRACE`]. So whoever opens connections and says nothing shuts himself out, not others. Where all
+//! [`GRACE`]. So a client that opens connections and sends nothing shuts out itself, not others. Where all
 //! work, the next one waits in the kernel's queue.
 
 use std::collections::BTreeMap;
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!(rest(peer(address, "")), "");
         let half = rest(peer(address, "GET / HT"));
         assert!(!half.contains("the page"), "{half}");
-        // Silence behind an answer, too.
+        // Silence after an answer, too.
         let kept = rest(peer(address, ASK));
         assert!(kept.ends_with("the page"), "{kept}");
         // Bytes that trickle in win no time.

@@ -136,7 +136,7 @@ fn write(search: &mut Extract, format: Format, sink: Sink, whole: &AtomicBool) {
             // The connection is cut, so that the file is not taken for whole.
             let _ = runtime.block_on(queue.send_timeout(Err(error), STALLED));
         }
-        // The queue's last sender is dropped behind this.
+        // The queue's last sender is dropped after this.
         Ok(()) => whole.store(true, Ordering::Release),
     }
 }
@@ -190,7 +190,7 @@ impl Stream for Pieces {
 
 /// How many files could not even be opened.
 const UNREAD: HeaderName = HeaderName::from_static("vnplug-unread");
-/// Of so many files it is told what is wrong with them.
+/// Of this many files it is told what is wrong with them.
 const MOST_DAMAGE: usize = 20;
 /// Pieces of up to 320 KiB that wait for the connection.
 const QUEUE: usize = 4;

@@ -1,4 +1,4 @@
-//! What recorders count as lost and no packet tells (`epb_dropcount`): behind the last packet, in what
+//! What recorders count as lost and no packet tells (`epb_dropcount`): after the last packet, in what
 //! the disk did not take, before the daemon, and in classic pcap all of it.
 //!
 //! `NAME.state` has every loss, those that packets tell among them. A told one ends where its packet is,

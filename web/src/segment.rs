@@ -23,7 +23,7 @@ pub(crate) struct Segment {
     sidecar: Sidecar,
     /// As the index has them.
     indexed: Vec<Chunk>,
-    /// What was read behind them.
+    /// What was read after them.
     tail: Vec<Chunk>,
     /// Up to which byte.
     tail_at: u64,
@@ -77,7 +77,7 @@ impl Segment {
         }
     }
 
-    /// Notes how the file is now; one that was replaced or cut is looked at anew.
+    /// Notes how the file is now; one that was replaced or cut is looked at again.
     pub(crate) fn update(&mut self, about: &Metadata) {
         let now = Stamp::of(about);
         // The recorder gives back what it had reserved, and was never written.
@@ -194,7 +194,7 @@ impl Segment {
         let mut reader = Reader::of(file, self.path.clone());
         for chunk in chunks {
             if reader.offset() != chunk.start || chunk.start == 0 {
-                // NB: the definitions behind the index go on where those of the index end.
+                // NB: the definitions after the index go on where those of the index end.
                 let list = match self.definitions.len() >= self.sidecar.definitions().len() {
                     true => &self.definitions[..],
                     false => self.sidecar.definitions(),

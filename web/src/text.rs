@@ -12,7 +12,7 @@ pub(crate) fn escape(text: &str) -> String {
         .collect()
 }
 
-/// A time as `2026-11-21 13:45:01.123Z` with so many digits behind the point.
+/// A time as `2026-11-21 13:45:01.123Z` with this many digits after the point.
 pub(crate) fn time(ns: u64, digits: usize) -> String {
     let text = name::time(ns);
     let (date, clock) = text.split_at(8);

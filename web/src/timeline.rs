@@ -119,7 +119,7 @@ impl Covered {
     }
 
     /// The ranges of the axis that nothing covers: the longest [`MOST_GAPS`] of at least a second and a
-    /// part, in order. What is before the first packet or behind the last is no gap.
+    /// part, in order. What is before the first packet or after the last is no gap.
     pub(crate) fn gaps(mut self) -> Vec<(u64, u64)> {
         self.list.sort_unstable();
         let axis = self.axis;
@@ -145,7 +145,7 @@ impl Covered {
 
 const SECOND_NS: u64 = 1_000_000_000;
 const MOST_GAPS: usize = 100;
-/// Of the segments so many are listed.
+/// Of the segments this many are listed.
 const MOST_PARTS: usize = 500;
 
 #[cfg(test)]

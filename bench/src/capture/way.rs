@@ -98,7 +98,7 @@ impl<'g> Way<'g> {
         Ok(self)
     }
 
-    /// Sends so many frames, waits until they are worked off, and asks all counters.
+    /// Sends this many frames, waits until they are worked off, and asks all counters.
     pub(super) fn turn(
         &mut self,
         wire: &Wire,
@@ -126,7 +126,7 @@ impl<'g> Way<'g> {
         })
     }
 
-    /// What came since then, of so many packets on the wire in such a time.
+    /// What came since then, of this many packets on the wire in such a time.
     pub(super) fn since(&mut self, mark: &Mark, wire: u64, elapsed: Duration) -> Result<Turn> {
         let cpu = self.cpu()?.saturating_sub(mark.cpu);
         let after = self.ask()?;

@@ -9,13 +9,13 @@ use super::many::{HOSTS, NOT_EACH, RING, per_packet};
 pub(super) struct Bare {
     /// Of each host the port that wants its packets, if any, and its address.
     table: Vec<(u32, u32)>,
-    /// Bytes of all rings, one behind the other, and the end of each.
+    /// Bytes of all rings, one after the other, and the end of each.
     rings: Vec<u8>,
     ends: Vec<usize>,
 }
 
 impl Bare {
-    /// The first so many hosts have a port.
+    /// How many hosts have a port: the first ones.
     pub(super) fn new(ports: usize) -> Self {
         let entry = |host| {
             let port = if host < ports { host } else { NOBODY as usize };

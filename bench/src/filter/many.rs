@@ -86,7 +86,7 @@ impl Shape {
 }
 
 const FIRST_PORT: usize = 10_000;
-/// Of [`Shape::Not`] every so many filters one cannot be looked up.
+/// Of [`Shape::Not`] one in this many filters cannot be looked up.
 pub(super) const NOT_EACH: usize = 20;
 
 /// Cost per packet with `count` filters of each shape.

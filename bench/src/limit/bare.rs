@@ -165,7 +165,7 @@ impl Bare {
         }
     }
 
-    /// Where the arena's records are: behind the rings.
+    /// Where the arena's records are: after the rings.
     fn arena(self) -> u64 {
         self.ring_bytes() * self.rings as u64 + DATA
     }

@@ -22,7 +22,7 @@ pub(crate) const NAME: &str = "pcap-count";
 /// Before the name of an interface that is received without libpcap.
 pub(crate) const BARE: &str = "af_xdp:";
 /// Before the name of a device of ours whose packets are looked at where they lie, without the drop-in;
-/// behind it maybe a `/` and a group.
+/// after it maybe a `/` and a group.
 pub(crate) const IN_PLACE: &str = "view:";
 /// What it prints when it captures.
 pub(crate) const READY: &str = "ready";

@@ -89,7 +89,7 @@ impl Turns {
         Ok(())
     }
 
-    /// The figure of a cost with its limit: what a bare transfer takes of so many CPUs.
+    /// The figure of a cost with its limit: what a bare transfer takes of this many CPUs.
     fn bounded(&self, figure: Figure, cpus: f64) -> Figure {
         // Microseconds per packet are seconds per million packets.
         let limit = Limit::converted(limit::BARE, &self.bare, |mpps| cpus / mpps);

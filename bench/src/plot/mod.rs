@@ -79,7 +79,7 @@ pub(crate) fn drawings(figures: &[Figure]) -> Vec<Drawing> {
     groups::PLOTS.iter().filter_map(drawing).collect()
 }
 
-/// How much of its limit a figure reaches, as a figure of its own: its name has a colon behind it.
+/// How much of its limit a figure reaches, as a figure of its own: its name has a colon after it.
 fn share_of_limit(figure: &Figure) -> Option<Figure> {
     let share = figure.reached()? * 100.0;
     Some(Figure {

@@ -265,7 +265,7 @@ struct How<'a> {
 /// What the generator offers.
 #[derive(Clone, Copy)]
 enum Offer {
-    /// So many bytes of files per second, for the plan's time.
+    /// This many bytes of files per second, for the plan's time.
     Bytes(f64),
     /// All it can, until the recorder has had enough.
     Flood,

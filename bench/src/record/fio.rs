@@ -12,7 +12,7 @@ use crate::row::{Result, Samples};
 
 /// Ways to write, bytes at once and writes under way: what a disk likes best differs.
 const SHAPES: [Shape; 2] = [Shape("4M", "4", "native"), Shape("1M", "16", "native")];
-/// As the recorder writes: each write makes the file longer, so that whoever reads it finds no zeros.
+/// As the recorder writes: each write makes the file longer, so that its readers find no zeros.
 const APPENDING: Shape = Shape("16M", "1", "keep");
 
 /// Bytes at once, writes under way, and how the file's blocks are reserved.
@@ -33,7 +33,7 @@ pub(super) enum Pages {
 pub(super) struct Limit([Samples; SHAPES.len()]);
 
 impl Limit {
-    /// Measures once more; one file of so many bytes each, written by one process.
+    /// Measures once more; one file of this many bytes each, written by one process.
     pub(super) fn measure(&mut self, dir: &Path, bytes: u64, pages: Pages) -> Result<()> {
         for (shape, samples) in SHAPES.iter().zip(&mut self.0) {
             samples.push(once(dir, bytes, *shape, pages)? / 1e6);

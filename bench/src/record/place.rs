@@ -15,7 +15,7 @@ pub(super) struct DiskDir {
 }
 
 impl DiskDir {
-    /// Makes it, if there is room for so many bytes.
+    /// Makes it, if there is room for this many bytes.
     pub(super) fn with_room(plan: &Plan, bytes: u64) -> Result<Self> {
         let place = Self {
             lab: Lab::within(&plan.disk)?,

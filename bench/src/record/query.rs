@@ -139,7 +139,7 @@ struct Made {
     bytes: u64,
 }
 
-/// Records so many bytes of a mix with stamps over six hours, by the recorder's own hands.
+/// Records this many bytes of a mix with timestamps over six hours, through the recorder itself.
 fn make(dir: &Path, bytes: u64) -> Result<Made> {
     let frames = mix()?;
     let mean: usize = frames.iter().map(Vec::len).sum::<usize>() / frames.len();

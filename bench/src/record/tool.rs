@@ -290,7 +290,7 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Ours has three buffers of so many MiB: the kernel's, the ring and the recorder's. Others have one of
+/// Ours has three buffers of this many MiB: the kernel's, the ring and the recorder's. Others have one of
 /// three times as much, in the kernel.
 pub(super) const SHARE_MIB: usize = 16;
 /// Longest wait for anything.

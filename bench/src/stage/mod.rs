@@ -188,7 +188,7 @@ fn reader(len: usize, packets: u64) -> Result<Stages> {
     Ok(Stages::from([("read", read), ("application", application)]))
 }
 
-/// The reader's process: takes so many packets in batches and looks at their headers.
+/// The reader's process: takes this many packets in batches and looks at their headers.
 pub(crate) fn child(words: &[String]) -> Result<()> {
     let [socket, packets] = words else {
         return Err("SOCKET PACKETS".into());
@@ -332,7 +332,7 @@ impl Drop for Valgrind {
 
 const FEW: u64 = 20_000;
 const MANY: u64 = 120_000;
-/// So many at a time, of both; the kernel's buffer and the port's ring hold them.
+/// This many at a time, of both; the kernel's buffer and the port's ring hold them.
 const PART: u64 = 4_000;
 /// What all frames pass, whose port is that of the service "discard".
 const FILTER: &str = "ip and udp dst port 9";

@@ -36,7 +36,7 @@ pub(crate) struct Count {
     /// Check the generator's frames
     #[arg(long, conflicts_with = "snaplen")]
     witness: bool,
-    /// Read with so many threads, each by a ring of its own; a flow stays with one of them
+    /// Read with this many threads, each by a ring of its own; a flow stays with one of them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256), conflicts_with_all = ["witness", "cluster", "packets"])]
     threads: u16,
 }

@@ -131,7 +131,7 @@ pub(crate) enum Stop {
     Ended,
     /// The time is over, or a signal came.
     Time,
-    /// So many packets were asked for; others may lie in the rings.
+    /// This many packets were asked for; others may lie in the rings.
     Packets,
 }
 
@@ -162,7 +162,7 @@ impl BeforeDaemon {
 
     /// Takes the number from the daemon's counters of a port.
     pub(crate) fn hear(&mut self, port: u32, host: &Counted) {
-        // A port that was reopened counts anew.
+        // A port that was reopened counts from zero.
         if self.port != port {
             self.earlier += std::mem::take(&mut self.now);
             self.port = port;
@@ -326,7 +326,7 @@ impl PortArgs {
 const BATCH: usize = 256;
 const TICK: Duration = Duration::from_secs(1);
 /// While a reader that never sleeps waits no longer than this at a time, it looks at the clock once in
-/// so many times.
+/// this many times.
 const LULL: Duration = Duration::from_millis(1);
 const LULLS: usize = 64;
 const AWAKE: Duration = Duration::from_millis(50);

@@ -32,7 +32,7 @@ pub(crate) struct Send {
     /// Frames per second, or max
     #[arg(long, value_name = "N", default_value = "max", value_parser = rate)]
     pps: Rate,
-    /// Stop after so many frames; a file begins again [default: the file once; generated: no end]
+    /// Stop after this many frames; a file begins again [default: the file once; generated: no end]
     #[arg(short = 'c', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Stop after this time

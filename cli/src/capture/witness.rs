@@ -48,7 +48,7 @@ impl Witness {
         &mut self.queues[self.last].1
     }
 
-    /// What is proven. `whole`: this reader was to get every frame; `rings`: of so many queues.
+    /// What is proven. `whole`: this reader was to get every frame; `rings`: of this many queues.
     pub(crate) fn verdict(&self, whole: bool, stop: Stop, rings: usize) -> Verdict {
         let checkers = || self.queues.iter().map(|(_, checker)| checker);
         let mut verdict = Verdict {

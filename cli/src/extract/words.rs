@@ -1,4 +1,4 @@
-//! The words of `vnplug extract`: places, and a filter behind them.
+//! The words of `vnplug extract`: places, and a filter after them.
 
 use std::path::{Path, PathBuf};
 

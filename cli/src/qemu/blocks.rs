@@ -88,7 +88,7 @@ mod tests {
     use super::super::parts;
     use super::*;
 
-    /// A QEMU that has these blocks, and so many doorbells.
+    /// A QEMU that has these blocks, and this many doorbells.
     struct Blocks<'a>(&'a [&'a str], usize);
 
     impl Monitor for Blocks<'_> {

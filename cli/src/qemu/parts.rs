@@ -57,7 +57,7 @@ enum Role {
     ArenasShm(usize),
 }
 
-/// The pieces of the VM `name` with so many groups of the host, in the order in which they are made.
+/// The pieces of the VM `name` with this many groups of the host, in the order in which they are made.
 pub(crate) fn parts(name: &str, doorbell: bool, groups: usize) -> Vec<Part> {
     let all = [
         (Kind::Object, Role::Memory, "mem"),

@@ -1,7 +1,7 @@
 //! Which devices are ours, and the list of all.
 //!
 //! Our part of the list is made with the C library's malloc in the layout of the real library's, and
-//! hung behind it, so that the real library frees all of it, whichever `pcap_freealldevs` a program
+//! appended to it, so that the real library frees all of it, whichever `pcap_freealldevs` a program
 //! calls. It comes last: the first device is what programs take by default.
 #![expect(unsafe_code, reason = "a list in C's memory")]
 

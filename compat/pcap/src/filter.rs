@@ -54,7 +54,7 @@ impl Screen {
 /// compiled for the handle return its snaplen; others cut here, as the kernel cuts.
 #[derive(Debug)]
 pub(crate) enum Cut {
-    /// At so many bytes, always.
+    /// At this many bytes, always.
     At(u32),
     /// At what this program returns for the packet.
     Asked(Vec<Insn>),

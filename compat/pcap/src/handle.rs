@@ -15,7 +15,7 @@
 //! | `pcap_close` during a call   | any thread, a callback      | `closed`, and the first line's |
 //!
 //! The last is an error of the program, and must not crash it: the closer sets `closed`, wakes the
-//! thread that is inside, and whoever of the two comes last takes the state apart. After a close by
+//! thread that is inside, and the later of the two frees the state. After a close by
 //! another thread the handle itself stays behind, a few hundred bytes without a state, on which
 //! every call fails as on a handle that was never activated.
 #![expect(unsafe_code, reason = "handles that a C program holds")]

@@ -52,7 +52,7 @@ pub(crate) struct Live {
 pub(crate) enum Until {
     /// `pcap_dispatch`: what there is, waiting once.
     OneBuffer,
-    /// `pcap_loop`: so many packets.
+    /// `pcap_loop`: this many packets.
     Count,
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum Turn<T> {
     Wait(c_int, Option<Instant>),
 }
 
-/// What a call has behind it when it waits.
+/// What a call has done before it waits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Progress {
     /// The calling thread is the one that receives.

@@ -12,7 +12,7 @@
 //! Each must see what the other said. The barrier between the two steps is paid for by the others:
 //! membarrier(2) makes one in every thread of the program. Where the kernel has none, both sides pay.
 //!
-//! The reader is whoever is in a call that receives, the first if there are several; the rest take
+//! The reader is the thread in a call that receives, the first if there are several; the others take
 //! turns as others do. No code of the program's runs in a turn and nobody sleeps for packets in one.
 #![expect(unsafe_code, reason = "a lock")]
 

@@ -392,7 +392,7 @@ int pfring_loop(pfring *ring, pfringProcesssPacket looper, const u_char *user_by
                 u_int8_t wait_for_packet);
 /* Ends pfring_loop and waiting receives. One that comes in between two calls ends the next. */
 void pfring_breakloop(pfring *ring);
-/* Waits for packets, at most so many milliseconds: 1 if there are, 0, or an error. */
+/* Waits for packets, at most this many milliseconds: 1 if there are, 0, or an error. */
 int pfring_poll(pfring *ring, u_int wait_duration);
 /* A descriptor for poll, select and epoll, the same for the ring's life. Do not read or close it. */
 int pfring_get_selectable_fd(pfring *ring);
@@ -402,7 +402,7 @@ int pfring_is_pkt_available(pfring *ring);
 int pfring_next_pkt_time(pfring *ring, struct timespec *ts);
 int pfring_next_pkt_raw_timestamp(pfring *ring, u_int64_t *timestamp_ns);
 
-/* Wake a sleeping reader at so many packets, or when the first has waited so many milliseconds
+/* Wake a sleeping reader at this many packets, or when the first has waited this many milliseconds
  * (default: the poll duration). */
 int pfring_set_poll_watermark(pfring *ring, u_int16_t watermark);
 int pfring_set_poll_watermark_timeout(pfring *ring, u_int16_t poll_watermark_timeout);

@@ -1,4 +1,4 @@
-//! Device names as PF_RING writes them: `eth1`, `eth1@2`, `eth1,eth2`, `eth1@0,2-4`; and behind all
+//! Device names as PF_RING writes them: `eth1`, `eth1@2`, `eth1,eth2`, `eth1@0,2-4`; and after all
 //! of it the group that the ring joins: `eth1/ids`.
 
 /// One port to be: a device as the daemon names it, with `@QUEUE` if it is a single queue.

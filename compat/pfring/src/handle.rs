@@ -7,7 +7,7 @@
 //! | `reader`  | the thread that receives, and those that set | a lock, held asleep only by a reflector |
 //! | `senders` | threads that send                            | a lock                                  |
 //!
-//! A handle counts the calls that are inside it. Closing takes one away; whoever leaves last frees
+//! A handle counts the calls that are inside it. Closing takes one away; the last to leave frees
 //! it, so a ring may be closed while a call is in progress, also by a signal handler.
 
 use std::ffi::{CString, c_int};

@@ -1,6 +1,6 @@
 //! What a ring sends by: its own device, the bridge to another, the reflector.
 //!
-//! Locks: whoever holds the reader may take the senders, never the other way round.
+//! Locks: a thread that holds the reader may take the senders, never the other way round.
 
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -71,7 +71,7 @@ impl Handle {
         }
     }
 
-    /// So many written frames are handed over at once.
+    /// This many written frames are handed over at once.
     pub(crate) fn set_tx_watermark(&self, frames: u16) {
         self.with_own(|own| own.set_watermark(frames.into()));
     }

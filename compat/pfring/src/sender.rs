@@ -32,7 +32,7 @@ pub(crate) struct Sender {
     port: Option<Port>,
     /// Why there is no port, and will be none before [`open`](Self::open).
     refused: Option<Failure>,
-    /// So many written frames are handed over at once.
+    /// This many written frames are handed over at once.
     watermark: u32,
     unflushed: u32,
     /// When the connection was looked at last.
@@ -104,7 +104,7 @@ impl Sender {
         }
     }
 
-    /// So many written frames are handed over at once.
+    /// This many written frames are handed over at once.
     pub(crate) fn set_watermark(&mut self, frames: u32) {
         self.watermark = frames.max(1);
         self.flush();

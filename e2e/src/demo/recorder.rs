@@ -139,7 +139,7 @@ impl Numbered {
         faults
     }
 
-    /// Of the first so many packets: numbers that are missing between the first and the last, and those
+    /// Of the first `packets` packets: numbers that are missing between the first and the last, and those
     /// that come again.
     fn gaps(&self, packets: u64) -> (u64, u64) {
         let first = self.numbers.iter().filter(|(before, _)| *before < packets);
@@ -218,7 +218,7 @@ mod tests {
             };
             assert!(found.faults(&ring, 0).is_empty());
         }
-        // Behind the mark nothing was told yet.
+        // After the mark nothing was told yet.
         assert!(
             found((0..1000).chain(5000..5100))
                 .faults(&told, 0)

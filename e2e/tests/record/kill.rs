@@ -128,7 +128,7 @@ fn numbers_after_a_kill(file: &Path) -> Vec<u64> {
 }
 
 /// The numbers of all frames that we, tcpdump and tshark read of such a classic pcap before they complain,
-/// if they do; as the worst moment of a kill, which is rare, leaves it: not cut behind its last write, so
+/// if they do; as the worst moment of a kill, which is rare, leaves it: not cut after its last write, so
 /// with ones from its end to that of the disk's block.
 fn numbers_at_worst(file: &Path) -> [Vec<u64>; 3] {
     let mut bytes = fs::read(file).unwrap();

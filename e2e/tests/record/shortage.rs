@@ -16,7 +16,7 @@ use vnplug_e2e::{DiskFault, Lab};
 use vnplug_store::disk::{BLOCK, Buffer, Disk, Real, Write, is_full};
 use vnplug_testing::eventually;
 
-/// An ext4 of so many MiB, mounted where only a process of the test's sees it.
+/// An ext4 of this many MiB, mounted where only a process of the test's sees it.
 struct Small {
     /// It holds the namespace in which that is mounted.
     holder: Child,
@@ -148,7 +148,7 @@ fn a_restart_of_the_daemon_and_a_small_ring_are_told() {
         (&gap["kind"], &gap["packets"]),
         (&"gap".into(), &Value::Null)
     );
-    // And again, with no packet behind it.
+    // And again, with no packet after it.
     wire.daemon.kill();
     wire.daemon.launch().unwrap();
     let ports = || value(&wire.daemon.counters()[0], "ports");

@@ -101,7 +101,7 @@ fn debugfs(file: &Path, request: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The number behind a word.
+/// The number after a word.
 fn number(text: &str, behind: &str) -> u64 {
     let rest = &text[text.find(behind).unwrap() + behind.len()..];
     let digits: String = rest

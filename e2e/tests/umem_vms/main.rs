@@ -158,7 +158,7 @@ fn vms_and_processes_have_one_file_in_which_frames_are_received() {
     let bytes = std::fs::read(arena(&a)).unwrap();
     let shown = (in_a.arenas.places[0].offset + in_a.arenas.places[0].len) as usize;
     let (shown, hidden) = bytes.split_at(shown);
-    // Behind it is the mark by which the daemon sees that nothing was cut off.
+    // After it is the mark by which the daemon sees that nothing was cut off.
     let (mark, hidden) = hidden.split_at(8);
     assert_eq!(mark, epoch(&a).to_le_bytes());
     assert!(shown.iter().filter(|byte| **byte != 0).count() > 500 * 60 / 2);

@@ -64,7 +64,7 @@ unsafe impl Sync for Executable {}
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours; whoever calls into it keeps it alive.
+        // SAFETY: the mapping is ours; its callers keep it alive.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

@@ -1,8 +1,8 @@
 //! Capture files: classic pcap and pcapng, of any byte order and resolution.
 //!
 //! Reading is a codec without I/O: [`classic`] and [`ng`] take the bytes of a header, a record or a
-//! block and say what is in them. Who reads brings the bytes, decides how long a block may be, and
-//! what an end within a block means: a damaged file, or a writer that is still at work.
+//! block and say what is in them. The reader brings the bytes and decides how long a
+//! block may be, and what an end within a block means: a damaged file, or a writer still at work.
 //!
 //! Writing is [`mod@write`]: into memory that is there already.
 //!

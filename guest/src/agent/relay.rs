@@ -472,7 +472,7 @@ fn ring(bell: &PeerFd) {
     }
 }
 
-/// The same places as at most so many; those nearest to each other are joined if need be, with what
+/// The same places as at most this many; those nearest to each other are joined if need be, with what
 /// lies between them.
 fn coalesce(mut places: Vec<RingPlace>, most: usize) -> Vec<RingPlace> {
     places.sort_unstable_by_key(|place| place.offset);

@@ -6,7 +6,7 @@
 //! | `tally`  | the port, with each packet          | every [`Asker`]  |
 //!
 //! The connection has a lock of its own, which nobody holds while he sleeps for packets. An exchange
-//! is whole under it, whoever makes it.
+//! is whole under it, from whichever thread.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -61,8 +61,8 @@ impl Kept {
 }
 
 impl Port {
-    /// Adds a rule, or replaces the one with its key, whose counters then begin anew. The host runs
-    /// it from the next packet on: behind the filter, before sampling.
+    /// Adds a rule, or replaces the one with its key, whose counters then begin again. The host runs
+    /// it from the next packet on: after the filter, before sampling.
     ///
     /// # Errors
     /// [`Error::Refused`] if there are too many or a value is out of range;

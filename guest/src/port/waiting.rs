@@ -128,7 +128,7 @@ impl Port {
         self.sleep(left(deadline))
     }
 
-    /// Looks at the rings so many times.
+    /// Looks at the rings this many times.
     #[inline]
     fn look(&mut self, rounds: u32) -> Look {
         if !matches!(self.phase, Phase::Live) {

@@ -182,7 +182,7 @@ impl Control {
     ) -> Result<(), Refusal> {
         let invalid = |what: &str| Refusal::new(code::INVALID, what.to_owned());
         let fd = gift.ok_or_else(|| invalid("Adopt takes one descriptor, none came"))?;
-        // NB: not fstat, which asks whoever serves the file.
+        // NB: not fstat, which asks the file's server.
         let is_stream = socket_type(&fd) == Ok(SocketType::STREAM);
         if !is_stream || socket_domain(&fd) != Ok(AddressFamily::UNIX) {
             return Err(invalid(

@@ -183,7 +183,7 @@ fn work(
     }
 }
 
-/// A panic is the error of one job, and not the end of the thread: whoever waits is answered.
+/// A panic is the error of one job, and not the end of the thread: its client gets an answer.
 fn guarded(
     compiler: &mut Compiler,
     job: impl FnOnce(&mut Compiler) -> Result<Programs, Refusal>,

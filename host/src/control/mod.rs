@@ -52,7 +52,7 @@ use waiting::Jobs;
 
 /// How soon it is looked for the answers of queues' threads.
 const ANSWERED: Duration = Duration::from_millis(1);
-/// After so many panics the daemon ends: something is wrong beyond one connection.
+/// After this many panics the daemon ends: something is wrong beyond one connection.
 const MAX_PANICS: u32 = 64;
 
 /// What the loop needs to know.

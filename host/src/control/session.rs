@@ -142,7 +142,7 @@ impl Session {
         self.unacknowledged = Some(0);
     }
 
-    /// The peer read so many bytes.
+    /// The peer read this many bytes.
     pub(crate) fn acknowledged(&mut self, bytes: usize) {
         if let Some(pending) = &mut self.unacknowledged {
             *pending = pending.saturating_sub(bytes);
@@ -305,7 +305,7 @@ impl Session {
     }
 
     /// The next message to be served. While too much waits for a peer that acknowledges, only what
-    /// lets it go on is served: acknowledgements, and the Hello of an agent that began anew. The rest
+    /// lets it go on is served: acknowledgements, and the Hello of an agent that began again. The rest
     /// is held, up to [`MAX_HELD`] bytes.
     ///
     /// # Errors
@@ -331,7 +331,7 @@ impl Session {
         Ok(None)
     }
 
-    /// An agent that acknowledges began anew: what was asked before, and what is not sent of the
+    /// An agent that acknowledges began again: what was asked before, and what is not sent of the
     /// answers, is nobody's.
     pub(crate) fn begin_anew(&mut self) {
         if self.unacknowledged.is_none() {
@@ -339,7 +339,7 @@ impl Session {
         }
         self.held.clear();
         self.held_bytes = 0;
-        // Of a message that is sent in part the rest follows: the next one begins behind it.
+        // Of a message that is sent in part the rest follows: the next one begins after it.
         let begun = self.queued.pop_front().filter(|first| first.sent > 0);
         self.queued.clear();
         self.queued_bytes = begun.as_ref().map_or(0, |it| it.bytes.len() - it.sent);

@@ -22,7 +22,7 @@ const GREETING: Duration = Duration::from_secs(10);
 /// Messages of one connection per turn, and for how long: another one waits for all who ask.
 const BUDGET: usize = 16;
 const SLICE: Duration = Duration::from_micros(100);
-/// So many bytes of garbage in a channel cost as much as a message.
+/// This many bytes of garbage in a channel cost as much as a message.
 const GARBAGE: f64 = 256.0;
 /// The longest reason of a refusal in bytes.
 const MAX_REASON: usize = 1024;

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A request is a chain of [`Step`]s. Each step tells threads something and says what is to be done
-//! when they have answered; whoever holds the step looks now and then whether they have. An answer
+//! when they have answered; the holder of the step looks now and then whether they have. An answer
 //! comes between two batches, mostly within microseconds. If a thread is stalled, or gone, its answer
 //! is missing, and the request goes on without it: it is refused, or tells what was known before.
 

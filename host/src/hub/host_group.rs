@@ -193,7 +193,7 @@ impl Hub {
         self.host_groups.groups.contains_key(name)
     }
 
-    /// Makes a group, of which nobody but operators is a member yet.
+    /// Makes a group; only operators are members so far.
     ///
     /// # Errors
     /// [`Refusal`] if its source is not there, or the memory too small for its queues.
@@ -266,7 +266,7 @@ impl Hub {
         let ended = self.host_groups.groups.extract_if(.., |_, it| ended(it));
         let path = |group: HostGroup| match group.home {
             Home::File { path, memory, .. } => {
-                // Freed with the last port that still reads it, whoever else maps it.
+                // Freed with the last port that still reads it, even if others map it.
                 memory.1.give_up();
                 Some(path)
             }

@@ -38,9 +38,9 @@ pub(super) struct Load {
 struct FieldLoad {
     /// Keys in it of all filters, also of those that count as run on every frame.
     keys: usize,
-    /// Instructions behind each value, of the others.
+    /// Instructions after each value, of the others.
     values: HashMap<u64, usize>,
-    /// How many values have so many instructions behind them.
+    /// How many values have this many instructions after them.
     weights: BTreeMap<usize, usize>,
 }
 
@@ -64,7 +64,7 @@ impl Load {
         self.fields.len()
     }
 
-    /// Adds a filter that runs in so many queues.
+    /// Adds a filter that runs in this many queues.
     pub(super) fn add(&mut self, program: &Program, queues: usize) {
         let work = program.instructions().len() * queues;
         self.all += work;

@@ -118,7 +118,7 @@ pub struct PortRecord {
     pub label: String,
     /// The reader's filter as given.
     pub filter: String,
-    /// `filter` was replaced so many times.
+    /// `filter` was replaced this many times.
     pub filter_version: u64,
     /// What its reader says of its work.
     notes: Vec<(String, u64)>,

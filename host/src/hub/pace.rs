@@ -31,7 +31,7 @@ impl Pace {
         }))
     }
 
-    /// For how many milliseconds rings of so many bytes in all hold what comes, at most an hour. The
+    /// For how many milliseconds rings of this many bytes in all hold what comes, at most an hour. The
     /// rate is that since the look before, if that was a second ago or more; else the one told then.
     pub(super) fn lasts_ms(&self, counters: &PortCounters, rings: u64) -> u64 {
         let mut look = self.0.get();

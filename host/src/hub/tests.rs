@@ -197,7 +197,7 @@ fn of_value(load: u8, at: u32, value: u32) -> Arc<Program> {
     Arc::new(Program::from_bytes(bytes.as_flattened(), Trust::Guest).unwrap())
 }
 
-/// Has an owner's ports have these filters, each so many times, and asks for one more: what it is
+/// Has an owner's ports have these filters, each this many times, and asks for one more: what it is
 /// told, and the same with one of the filters gone.
 fn one_filter_more(
     filters: &[Arc<Program>],

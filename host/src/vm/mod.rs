@@ -296,7 +296,7 @@ impl Vm {
     }
 }
 
-/// Lets whoever was given access to the pool (a QEMU that runs as another user) connect to a socket
+/// Lets a process with access to the pool (a QEMU that runs as another user) connect to a socket
 /// too: attaching gave both an access control list, and a restarted daemon makes new sockets.
 fn share_access(pool: &Path, socket: &Path) {
     let mut list = vec![0; 4096];

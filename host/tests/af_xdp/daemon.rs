@@ -120,7 +120,7 @@ fn busy_polling_is_set_where_it_was_asked_for_and_its_end_is_said() {
         daemon.says("serving");
         assert_eq!(set(&daemon), [(1, 50); 2]);
         assert!(!daemon.said.contains("no busy polling"), "{}", daemon.said);
-        // Binding anew, it has no CAP_NET_ADMIN any more: it receives, says what it does without,
+        // Binding again, it has no CAP_NET_ADMIN any more: it receives, says what it does without,
         // and why.
         ip("link del va");
         daemon.says("is gone");

@@ -79,7 +79,7 @@ fn send_all(sender: &Sender, queues: &mut [Box<dyn Queue>], seen: &mut u64, fram
     }
 }
 
-/// Makes a veth pair, `va` and `vb`, both up, with so many queues each way.
+/// Makes a veth pair, `va` and `vb`, both up, with this many queues each way.
 fn veth(queues: u32) {
     ip(&format!(
         "link add va numrxqueues {queues} numtxqueues {queues} type veth \
@@ -187,7 +187,7 @@ fn overflow_is_counted_to_the_packet_and_marked() {
             }
             let dropped = queue.counters().dropped;
             assert!(dropped > 0, "it must overflow to prove it");
-            // The first frame behind a loss says so.
+            // The first frame after a loss says so.
             burst();
             while queue.counters().dropped == dropped {
                 std::thread::sleep(QUIET);

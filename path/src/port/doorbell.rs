@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(rustix::io::read(&theirs, &mut bytes), Ok(0));
     }
 
-    /// Watches a descriptor so many times, and more.
+    /// Watches a descriptor this many times, and more.
     fn crowd(fd: &OwnedFd, watchers: usize) -> Vec<OwnedFd> {
         use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
         let copies: Vec<OwnedFd> = (0..200).map(|_| fd.try_clone().unwrap()).collect();

@@ -44,7 +44,7 @@ fn counts(queue: &mut dyn Queue) -> (u64, u64, u64) {
     (counters.seen, counters.dropped, counters.early)
 }
 
-/// A frame with these bytes behind its addresses.
+/// A frame with these bytes after its addresses.
 fn tagged(frame: &[u8], tags: &[u8]) -> Vec<u8> {
     [&frame[..12], tags, &frame[12..]].concat()
 }

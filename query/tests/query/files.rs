@@ -13,7 +13,7 @@ fn beside(segment: &Path) -> PathBuf {
     segment.with_file_name(vnplug_store::name::flows_file(name))
 }
 
-/// Something that changes if a file is made anew.
+/// Something that changes if a file is made again.
 fn made(path: &Path) -> (u64, SystemTime) {
     use std::os::unix::fs::MetadataExt;
 

@@ -148,7 +148,7 @@ pub(crate) fn v4(from: [u8; 4], to: [u8; 4], protocol: u8, payload: &[u8]) -> Ve
     frame
 }
 
-/// UDP of so many bytes in all.
+/// UDP of this many bytes in all.
 pub(crate) fn udp(from: [u8; 4], to: [u8; 4], ports: [u16; 2], len: usize) -> Vec<u8> {
     let mut payload = Vec::new();
     payload.extend(ports[0].to_be_bytes());

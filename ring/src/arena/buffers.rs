@@ -31,7 +31,7 @@ pub struct BufferGeometry {
     pub buffers: u64,
     /// How many are held back, the newest ones: fewer than there are.
     pub kept: u64,
-    /// Bytes for copies, a power of two; the buffers begin behind them.
+    /// Bytes for copies, a power of two; the buffers begin after them.
     pub spare: u64,
     /// Random number of this incarnation, non-zero.
     pub epoch: u64,
@@ -179,7 +179,7 @@ impl Buffers {
         }
     }
 
-    /// The turn is over: it took so many buffers, and as many will be given back, the oldest ones.
+    /// The turn is over: it took this many buffers, and as many will be given back, the oldest ones.
     /// None of their frames is whole from now on.
     #[inline]
     pub fn turn(&mut self, taken: u64) {

@@ -239,7 +239,7 @@ impl Consumer {
     pub(super) fn take_staged(&mut self) -> Option<Taken> {
         let shared = self.shared.as_mut()?;
         let taken = shared.staged.take()?;
-        // One more copy fits behind it or, while only this one is lent, before it.
+        // One more copy fits after it or, while only this one is lent, before it.
         if shared.copies.len() - shared.filled < record_size(shared.snaplen) {
             shared.filled = 0;
         }

@@ -65,7 +65,7 @@ impl Shape {
         (possible && as_said()).then_some(shape)
     }
 
-    /// Where the layout is to begin: at a multiple of so many bytes.
+    /// Where the layout is to begin: at a multiple of this many bytes.
     pub fn align(&self) -> u64 {
         if self.capacity >= HUGE {
             HUGE

@@ -19,7 +19,7 @@ pub struct Device {
     pub ports: u32,
     /// DLT of its frames.
     pub link_type: u32,
-    /// Bytes behind the Ethernet header that a frame of the interface may have; 0 = unknown.
+    /// Bytes after the Ethernet header that a frame of the interface may have; 0 = unknown.
     pub mtu: u32,
     /// Megabits per second; 0 = unknown.
     pub speed_mbps: u32,

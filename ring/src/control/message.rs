@@ -167,7 +167,7 @@ pub enum Message {
     DetachVm {
         /// The VM.
         name: String,
-        /// Only if it is still this owner's ([`VmSpec::owner`]); 0 = whoever's it is.
+        /// Only if it is still this owner's ([`VmSpec::owner`]); 0 = anyone's.
         owner: u64,
     },
     /// Operators: the descriptor sent along is the control channel of this VM (User-mode Linux).
@@ -175,7 +175,7 @@ pub enum Message {
         /// The VM.
         name: String,
     },
-    /// Agents on a tty, unasked and unanswered: so many bytes arrived since the last one. The daemon
+    /// Agents on a tty, unasked and unanswered: this many bytes arrived since the last one. The daemon
     /// has at most [`super::TTY_WINDOW`] unacknowledged bytes on their way.
     Ack {
         /// Bytes read from the channel.

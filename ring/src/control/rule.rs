@@ -67,7 +67,7 @@ pub struct Pattern {
     pub target_mac: [u8; 6],
     /// The outermost VLAN's number; 0 = any, [`NO_VLAN`] = untagged.
     pub vlan_id: u16,
-    /// Behind VLAN tags; 0 = any.
+    /// After VLAN tags; 0 = any.
     pub ethertype: u16,
     /// IP protocol, behind IPv6's extension headers; 0 = any.
     pub proto: u8,

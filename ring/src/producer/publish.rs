@@ -105,7 +105,7 @@ impl Producer {
         // Whatever the watermark, the reader is to have the time that half a ring gives. A tail that
         // lies rings its own reader, once.
         let filling = unread > self.geometry.capacity / 2;
-        // Nor does the arena wait for it, whoever it is that fills it.
+        // Nor does the arena wait for it, whatever fills the arena.
         let turning = ground.zip(waiting.due_at);
         let turning = turning.is_some_and(|(ground, due_at)| ground.now >= due_at);
         if filling || turning || reached(self.published, wake_at) || now_us >= due_us {

@@ -92,7 +92,7 @@ fn impossible_heads_and_lengths_are_lies() {
         region.store_u64(HEAD, 256, Ordering::Relaxed);
         assert!(intake.take(&mut [0; 300]).is_err(), "{cap_len}");
     }
-    // A head that falls back behind what was believed.
+    // A head that falls back after what was believed.
     let (mut producer, mut intake, region) = ring(4096, 300, 0);
     for _ in 0..2 {
         producer.push(&meta(0, 8), &bytes(0, 8)).unwrap();

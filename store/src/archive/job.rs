@@ -1,6 +1,6 @@
 //! What there is to do, and in which order.
 //!
-//! Each round looks at the directories anew. A segment is
+//! Each round looks at the directories again. A segment is
 //!
 //! | state | what is done |
 //! |---|---|

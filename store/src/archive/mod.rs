@@ -5,7 +5,7 @@
 //!               .vnx ────────────────────────────── age ──> NAME-SEQ-START.vnx.age
 //! ```
 //!
-//! Either step may be left out. The index has the offsets of the segment as it was: whoever reads
+//! Either step may be left out. The index has the offsets of the segment as it was: a program that reads
 //! ([`crate::read`]) asks for those, and gets the frames that they lie in. A compressed segment alone
 //! keeps its index as it is; that of an encrypted one would tell who spoke with whom, and is encrypted,
 //! too.

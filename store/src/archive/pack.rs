@@ -75,7 +75,7 @@ pub(super) fn pack(
 }
 
 /// Removes a segment of which there is a packed one, unless somebody reads it; true if it is gone.
-/// What `vnplug query` keeps of it goes before, and its index behind it if there is an encrypted
+/// What `vnplug query` keeps of it goes before, and its index after it if there is an encrypted
 /// one: they would tell in clear what is encrypted. What a crash leaves of them is
 /// [bare](super::job), and goes later.
 ///

@@ -208,7 +208,7 @@ fn packed_segments_give_the_same_answers_by_the_same_index() {
                 assert_eq!(problems.len(), 2);
                 assert!(problems[0].contains(words), "{problems:?}");
             }
-            // Its index is not made anew in the open.
+            // Its index is not made again in the open.
             assert!(!rebuild(&path).unwrap());
         } else {
             fs::remove_file(Sidecar::path_of(&path)).unwrap();

@@ -58,7 +58,7 @@ impl Worker {
     /// `first` are of recorders before.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// No thread can be started.
     pub fn start(
         how: Option<How>,
         recording: String,

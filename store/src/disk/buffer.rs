@@ -17,7 +17,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// So many bytes, rounded up to [`BLOCK`]. `id` is its place among the buffers that are
+    /// This many bytes, rounded up to [`BLOCK`]. `id` is its place among the buffers that are
     /// registered with the kernel ([`super::Real::register`]).
     ///
     /// Of two MiB and more it asks for huge pages. A virtual disk takes at most some 250 pieces of memory at

@@ -66,7 +66,7 @@ pub fn remove_unless_leased(path: &Path) -> io::Result<bool> {
 pub(super) struct Recycled(VecDeque<(OwnedFd, u64)>);
 
 impl Recycled {
-    /// Removes a file, whoever reads it; true if somebody does.
+    /// Removes a file even while it is read; true if somebody reads it.
     pub(super) fn recycle(&mut self, path: &Path) -> io::Result<bool> {
         let file = match open_regular(path, OFlags::RDWR) {
             Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => open_regular(path, OFlags::RDONLY),

@@ -7,7 +7,7 @@
 //! | [`Sim`] | tests: a disk in memory that fails the Nth call or loses its power after any operation |
 //!
 //! A [`Disk`] belongs to one thread and has one file open for writing at a time, the segment.
-//! Whoever reads segments takes a [`lease`], and none of them is recycled under him.
+//! A program that reads segments takes a [`lease`]; no segment under a lease is recycled.
 
 mod buffer;
 mod directory;
@@ -168,7 +168,7 @@ pub trait Disk: Debug + Send {
     /// Those of statvfs(3).
     fn space(&mut self, dir: &Path) -> io::Result<Space>;
 
-    /// Holds a lock file until the disk is dropped, or until it is held anew since the one of this name is
+    /// Holds a lock file until the disk is dropped, or until it is held again since the one of this name is
     /// another file now: its directory was removed and made again.
     ///
     /// # Errors

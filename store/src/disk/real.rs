@@ -38,7 +38,7 @@ pub struct Real {
     ring: Option<Uring>,
     started: VecDeque<Write>,
     finished: VecDeque<Written>,
-    /// A write failed; those that were started behind it are not done.
+    /// A write failed; those that were started after it are not done.
     broke: bool,
     cached: bool,
     /// The small file that was appended to last.
@@ -419,7 +419,7 @@ fn cut(file: &OwnedFd, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// How many writes from the first on lie behind each other in the file, as far as one submission goes.
+/// How many writes from the first on lie one after the other in the file, as far as one submission goes.
 fn follow_on(writes: &VecDeque<Write>) -> usize {
     let behind = |(one, next): (&Write, &Write)| one.offset + one.len as u64 == next.offset;
     let pairs = writes.iter().zip(writes.iter().skip(1));

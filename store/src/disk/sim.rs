@@ -40,7 +40,7 @@ pub struct Sim {
     stands: Arc<Mutex<()>>,
     open: Option<PathBuf>,
     started: VecDeque<Write>,
-    /// A write of this batch failed; those behind it are not begun.
+    /// A write of this batch failed; those after it are not begun.
     broken: bool,
 }
 
@@ -96,7 +96,7 @@ enum Operation {
 }
 
 impl Sim {
-    /// An empty disk of so many bytes.
+    /// An empty disk of this many bytes.
     pub fn new(capacity: u64) -> Self {
         let shared = Simulation {
             log: Vec::new(),

@@ -1,12 +1,12 @@
 //! Ordered direct writes by io_uring.
 //!
 //! One submission is under way at a time: a single write from a registered buffer, or several that lie
-//! behind each other in the file as one vectored write. So there is no order between submissions that a
+//! one after the other in the file as one vectored write. So there is no order between submissions that a
 //! kernel which takes only a part of them could break, and the disk has all of it at once: up to
 //! 32 MiB, which the block layer cuts as the device wants them. A file system would not do better with
 //! several writes beyond the end of a file: ext4 does those one after the other. Several writes before the
 //! end of one that was made longer first are faster, by a third on a disk where that was measured; but
-//! whoever opens it meanwhile, or after the recorder was killed, finds zeros in it.
+//! a program that opens it meanwhile, or after the recorder was killed, finds zeros in it.
 //!
 //! | io_uring_enter(2) | what happens |
 //! |---|---|
@@ -104,7 +104,7 @@ impl Uring {
         !self.ring.completion().is_empty()
     }
 
-    /// Begins writes that lie behind each other in the file. None may be under way.
+    /// Begins writes that lie one after the other in the file. None may be under way.
     pub(super) fn begin(&mut self, file: &OwnedFd, writes: VecDeque<Write>) {
         debug_assert!(self.batch.is_none());
         let vector = |write: &Write| Vector {
@@ -186,7 +186,7 @@ impl Uring {
         }
     }
 
-    /// io_uring_enter(2), and waits for so many completions.
+    /// io_uring_enter(2), and waits for this many completions.
     fn enter(&mut self, wait: usize) -> io::Result<usize> {
         #[cfg(test)]
         if self.refusals > 0 {
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
     use crate::disk::BLOCK;
 
-    /// Three writes behind each other, and what the file is to hold.
+    /// Three writes one after the other, and what the file is to hold.
     fn writes() -> (VecDeque<Write>, Vec<u8>) {
         let mut whole = Vec::new();
         let writes = (0..3_u8).map(|number| {

@@ -14,7 +14,7 @@ pub struct Flow {
     pub from: IpAddr,
     /// Where they go.
     pub to: IpAddr,
-    /// Source and destination port of TCP, UDP and SCTP; 0 of others and of fragments behind the first.
+    /// Source and destination port of TCP, UDP and SCTP; 0 of others and of fragments after the first.
     pub ports: (u16, u16),
 }
 

@@ -33,7 +33,7 @@ pub struct Losses {
 /// What packets say is missing before them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// So many packets (`epb_dropcount`).
+    /// This many packets (`epb_dropcount`).
     pub packets: u64,
     /// So often a number that nobody knows.
     pub gaps: u64,
@@ -298,9 +298,9 @@ fn states(places: &[PathBuf]) -> BTreeMap<(String, Vec<String>), Status> {
 
 /// No state is longer.
 const MOST_BYTES: u64 = 16 << 20;
-/// Losses that files tell and no list has: so many are kept.
+/// Losses that files tell and no list has: this many are kept.
 const MOST_NOTED: usize = 4096;
-/// And so many are said.
+/// And this many are said.
 const MOST_WORDS: usize = 10;
 
 #[cfg(test)]

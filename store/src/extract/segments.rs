@@ -27,7 +27,7 @@ pub struct Capture {
 /// A place that cannot be read, and why.
 pub type Unread = (PathBuf, io::Error);
 
-/// The capture files in these directories (`.pcapng`, `.pcap`, and behind that `.zst`, `.age`), and these
+/// The capture files in these directories (`.pcapng`, `.pcap`, and after that `.zst`, `.age`), and these
 /// files, sorted by name; and the places that cannot be read. A segment that is there packed and not packed
 /// is one file, and so is what has several names; of them a recorder's is taken. A segment that is named
 /// as it was before it was packed is there.

@@ -327,7 +327,7 @@ impl Stream {
             losses.note(note, self.reader.path(), query.from_ns, query.to_ns);
         }
         tally.bytes_read += self.reader.offset().saturating_sub(job.start);
-        // What was read ahead is whole; what is missing behind it was there when the query began.
+        // What was read ahead is whole; what is missing after it was there when the query began.
         if self.reader.offset() < job.end.min(self.len_bytes)
             && self
                 .reader
@@ -357,7 +357,7 @@ impl Stream {
     }
 }
 
-/// Parts of a segment without an index are read in steps of so many bytes.
+/// Parts of a segment without an index are read in steps of this many bytes.
 const SCAN_BYTES: u64 = 256 << 10;
 /// How many steps behind its place a packet may be there.
 const SCAN_WINDOW: usize = 4;

@@ -358,7 +358,7 @@ fn a_closed_segment_that_was_cut_off_is_told() {
     fs::write(segment, &other.bytes).unwrap();
     let (packets, told) = problems(everything());
     assert_eq!((packets, told.len()), (1, 0));
-    // A file that no recorder named may have been begun anew.
+    // A file that no recorder named may have been begun again.
     let file = place.0.join("old.pcapng");
     fs::rename(Sidecar::path_of(segment), Sidecar::path_of(&file)).unwrap();
     for (len, problems) in [(whole.len() / 2, 1), (60, 0)] {

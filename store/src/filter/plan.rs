@@ -63,7 +63,7 @@ type Ranges = Vec<(u32, u32)>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Value {
     Constant(u32),
-    /// A part of the frame, of whose bits these count.
+    /// A part of the frame, and the mask of the bits that count.
     Part(Part, u32),
     /// 4 times the low four bits of the byte at this place: the length of an IPv4 header.
     Header(u32),
@@ -72,7 +72,7 @@ enum Value {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Part {
-    /// Behind an IPv4 header that begins here, or from the frame's start.
+    /// After an IPv4 header that begins here, or from the frame's start.
     header: Option<u32>,
     at: u32,
     size: u32,
@@ -286,7 +286,7 @@ fn step(at: usize, i: Instruction, mut state: Known) -> Option<(Step, Vec<(usize
     Some((Step::On(Target::instruction(next)), vec![(next, state)]))
 }
 
-/// A comparison: both ways, each with its question and what is known behind it.
+/// A comparison: both ways, each with its question and what is known after it.
 fn fork(next: usize, i: Instruction, state: Known) -> (Step, Vec<(usize, Known)>) {
     let (above, below) = (i.k.checked_add(1), i.k.checked_sub(1));
     let up = |low: Option<u32>| low.map_or(Vec::new(), |low| vec![(low, u32::MAX)]);

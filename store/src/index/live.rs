@@ -1,6 +1,6 @@
 //! The index of a segment that is being written, from the bytes that go to the disk.
 //!
-//! It is made by the thread that writes, behind the write: capturing does not wait for it. The segment
+//! It is made by the thread that writes, after the write: capturing does not wait for it. The segment
 //! never depends on it. If it cannot be written, the rest of that segment has none, and `vnplug extract`
 //! reads the segment itself.
 

@@ -43,7 +43,7 @@ pub use sidecar::{Sidecar, Trailer, damage, rebuild};
 /// What packets are found by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
-    /// Ethertypes, also those behind VLAN tags; 0 stands for all lengths (below 0x600).
+    /// Ethertypes, also those after VLAN tags; 0 stands for all lengths (below 0x600).
     Ethertype,
     /// VLAN numbers of all tags.
     Vlan,
@@ -80,7 +80,7 @@ pub fn v6_mark(address: [u8; 16]) -> u32 {
     (mixed ^ mixed >> 32) as u32
 }
 
-/// A chunk ends at the first packet that begins so many bytes behind its start.
+/// A chunk ends at the first packet that begins this many bytes after its start.
 const CHUNK_BYTES: u64 = 256 << 10;
 /// Chunks of a block: the bits of a set.
 const CHUNKS: usize = 64;

@@ -1,4 +1,4 @@
-//! Reads an index back, as far as it is whole and fits its segment, and makes it anew.
+//! Reads an index back, as far as it is whole and fits its segment, and makes it again.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -79,7 +79,7 @@ impl Sidecar {
     pub fn trailer_of_longer(segment: &mut Reader, keys: &Keys) -> Option<Trailer> {
         let path = segment.path().to_owned();
         let trailer = Self::last(&path, keys)?;
-        // NB: asked for behind the trailer: a recorder that closes the segment cuts what it reserved first.
+        // NB: asked for after the trailer: a recorder that closes the segment cuts what it reserved first.
         if segment.len_bytes()? >= trailer.len_bytes {
             return None;
         }

@@ -44,7 +44,7 @@ impl Table {
         }
     }
 
-    /// Moves everything out, sorted, behind what is in `list`.
+    /// Moves everything out, sorted, after what is in `list`.
     pub(super) fn drain_into(&mut self, list: &mut Vec<(u32, u64)>) {
         if self.used == 0 {
             return;

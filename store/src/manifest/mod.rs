@@ -218,7 +218,7 @@ impl Manifest {
     }
 
     /// Appends a line, unless there is nothing to say. If the file is another one since, or was changed, it is
-    /// read anew: a directory may have been made again.
+    /// read again: a directory may have been made again.
     fn append(&self, line: impl FnOnce(&Book) -> Option<Value>) -> io::Result<()> {
         let mut held = self.book.lock().unwrap_or_else(PoisonError::into_inner);
         let (book, inode) = &mut *held;
@@ -264,7 +264,7 @@ fn add(file: &mut File, book: &mut Book, mut line: Value) -> io::Result<()> {
     match written {
         Ok(()) => book.add(text.as_bytes()),
         Err(_) => {
-            // Half a line, or none that is certain: it is read anew at the next, as far as it goes.
+            // Half a line, or none that is certain: it is read again at the next, as far as it goes.
             let _ = file.set_len(book.len);
             book.len = u64::MAX;
         }

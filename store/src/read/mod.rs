@@ -1,4 +1,4 @@
-//! Reads capture files back: pcapng and classic pcap, of any byte order and resolution, whoever wrote
+//! Reads capture files back: pcapng and classic pcap, of any byte order and resolution, whichever program wrote
 //! them, also while somebody still writes.
 //!
 //! A [`Reader`] goes through a file block by block and can continue anywhere a block begins
@@ -105,7 +105,7 @@ impl Interface {
 /// How the file ended when [`Reader::read`] said `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Behind a whole block.
+    /// After a whole block.
     Clean,
     /// Within the block that begins here; its writer is at work or was killed.
     Torn(u64),
@@ -251,7 +251,7 @@ impl Reader {
         self.read_until(u64::MAX)
     }
 
-    /// As [`read`](Self::read), but says `None` at a block that begins at `limit` or behind it.
+    /// As [`read`](Self::read), but says `None` at a block that begins at `limit` or after it.
     ///
     /// # Errors
     /// As [`read`](Self::read).

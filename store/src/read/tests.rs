@@ -126,7 +126,7 @@ fn golden(big: bool) -> (Vec<u8>, Vec<(u64, Vec<u8>)>) {
     maker.block(0x0bad, &[0; 40]); // nobody knows it
     maker.packet(1, 1_500_000, &[7; 3]);
     expected.push((1_500_000_000, vec![7; 3]));
-    maker.section(); // interfaces count anew
+    maker.section(); // interfaces count from zero
     maker.interface(1, 0x80 | 10);
     maker.packet(0, 1536, &[8; 4]);
     expected.push((1_500_000_000, vec![8; 4]));
@@ -372,7 +372,7 @@ fn packets_written_over_zeros_and_ones_are_found_by_the_same_reader() {
                 live.write(&[&maker.bytes[..], &[with; 10]].concat());
                 assert_eq!(all(&mut reader).unwrap(), []);
             }
-            // Written while the reader has older bytes behind the packet it lends.
+            // Written while the reader has older bytes after the packet it lends.
             add(maker, 6);
             live.write(&padded(&maker.bytes, with));
             assert!(reader.read().unwrap().is_some());
@@ -398,7 +398,7 @@ fn ones_that_no_writer_left_are_damage_and_may_be_mended() {
     maker.legacy_packet(0, 2, &[2; 60]);
     live.write(&maker.bytes);
     assert_eq!(all(&mut reader).unwrap(), [(2, vec![2; 60])]);
-    // Room that is allocated behind it changes nothing.
+    // Room that is allocated after it changes nothing.
     let mut window = padded(&good, 0xff);
     window.resize(window.len() + 8192, 0);
     let mut reader = over(&window);

@@ -6,7 +6,7 @@
 //!                 └────────────── empty buffers ────────────┘
 //! ```
 //!
-//! There are so many buffers and no more. When the disks are slow, chunks wait in them; then packets
+//! The number of buffers is fixed. When the disks are slow, chunks wait in them; then packets
 //! wait in the ring; then the daemon counts what this port loses. Nobody else is held up.
 //!
 //! A directory whose disk fails or stands still gets nothing while another works, and what waits for it
@@ -102,7 +102,7 @@ struct Filling {
 
 impl Recorder {
     /// Begins to record into directories, each with the disk it is on. The numbers of segments go on
-    /// behind those that are there.
+    /// after those that are there.
     ///
     /// # Errors
     /// A directory cannot be read, or another recorder of this name is at work in it.
@@ -315,7 +315,7 @@ impl Recorder {
         self.ledger.lost_in_ring(ts_ns, ts_ns, 1, reason, false);
     }
 
-    /// Losses in the ring that are counted and that no packet tells, since none is recorded behind them.
+    /// Losses in the ring that are counted and that no packet tells, since none is recorded after them.
     fn tell_losses(&self, packets: u64, from_ns: u64, to_ns: u64) {
         if packets > 0 && self.settings.format == Format::Pcapng {
             self.ledger.untell(vec![Loss {

@@ -122,7 +122,7 @@ impl Queue {
         }
     }
 
-    /// For the writer: it has so many chunks left, and gives these back, since the disk takes nothing
+    /// For the writer: it has this many chunks left, and gives these back, since the disk takes nothing
     /// before `pauses_until`.
     pub(super) fn rest(&self, held: usize, back: Vec<Chunk>, pauses_until: Option<Instant>) {
         let mut line = self.line();
@@ -142,7 +142,7 @@ impl Queue {
 pub(super) struct Taken {
     /// To be written, in this order.
     pub(super) chunks: Vec<Chunk>,
-    /// The segment ends behind them.
+    /// The segment ends after them.
     pub(super) ends: bool,
     /// No more come.
     pub(super) closed: bool,

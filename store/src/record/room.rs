@@ -226,7 +226,7 @@ pub(super) fn give_back(disk: &mut dyn Disk, dir: &Path, recording: &str) -> io:
     Ok(unnamed)
 }
 
-/// Removes the oldest segments, with what is beside them, until that is so many bytes; also what is beside
+/// Removes the oldest segments, with what is beside them, until that is this many bytes; also what is beside
 /// one that is gone.
 fn remove_oldest(
     disk: &mut dyn Disk,

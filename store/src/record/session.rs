@@ -136,7 +136,7 @@ impl Session {
         self.recorder.finish()
     }
 
-    /// Reads what the rings hold now: so many packets, whatever their stamps say, for they may be of
+    /// Reads what the rings hold now: this many packets, whatever their stamps say, for they may be of
     /// another clock. What is not read at the limit, since no buffer is free, is counted.
     fn drain(&mut self) {
         let limit = Instant::now() + LAST_READ;
@@ -329,7 +329,7 @@ impl Source {
         self.lose(recorder, unread, &error.to_string(), began_ns);
     }
 
-    /// Packets behind the last one that was taken are lost.
+    /// Packets after the last one that was taken are lost.
     fn lose(&self, recorder: &mut Recorder, packets: u64, reason: &str, began_ns: u64) {
         if packets > 0 {
             let (from_ns, now_ns) = self.since(recorder, began_ns);
@@ -377,7 +377,7 @@ impl Rest {
     }
 }
 
-/// How much a counter grew that may have begun anew, with the daemon; zero is also its silence.
+/// How much a counter grew that may have begun again, with the daemon; zero is also its silence.
 fn grown(seen: &mut u64, now: u64) -> u64 {
     let more = now.checked_sub(*seen).unwrap_or(now);
     if now > 0 {

@@ -43,7 +43,7 @@ pub fn read_state(dir: &Path, recording: &str) -> io::Result<Status> {
     Status::from_json(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// The number behind the last segment of a recording in a directory.
+/// The number after the last segment of a recording in a directory.
 ///
 /// # Errors
 /// The directory cannot be read.

@@ -99,7 +99,7 @@ fn meta(number: u64, len: usize) -> Meta {
     }
 }
 
-/// Packet `number`: its number, and as many bytes behind it as it says.
+/// Packet `number`: its number, and as many bytes after it as it says.
 fn bytes(number: u64) -> Vec<u8> {
     let mut bytes = number.to_le_bytes().to_vec();
     bytes.resize(60 + number as usize * 37 % 900, number as u8 | 1);

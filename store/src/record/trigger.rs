@@ -3,7 +3,7 @@
 //! | state | where packets go | leaves when |
 //! |---|---|---|
 //! | waiting | to chunks in memory, the oldest of which make room: those older than `before`, or the oldest of all when there is no more memory | a filter matches, or somebody asks: an **event** begins. What memory has of the time before, from the first packet of that time on, is given to the writers |
-//! | event | to the writers, as without triggers | a packet is later than `after` behind the last trigger, or none comes until then: the segments are closed. Further triggers extend the event |
+//! | event | to the writers, as without triggers | a packet is later than `after` after the last trigger, or none comes until then: the segments are closed. Further triggers extend the event |
 //!
 //! One ring has its packets in the order of their stamps. Of several, one may be seconds behind the other
 //! after a stall: how far the time has come (`passed_ns`) is then known only when everything was read that

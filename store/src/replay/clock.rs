@@ -8,7 +8,7 @@ pub trait Clock {
     /// Nanoseconds since the clock began.
     fn now_ns(&mut self) -> u64;
 
-    /// Waits until then, or shorter: whoever waits looks at the clock again.
+    /// Waits until then, or less: the caller looks at the clock again.
     fn wait(&mut self, until_ns: u64);
 }
 

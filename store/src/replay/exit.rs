@@ -34,7 +34,7 @@ pub enum ExitError {
     Wire(WireError),
     /// By the daemon's port.
     Port(vnplug::Error),
-    /// For so many seconds no frame was taken.
+    /// For this many seconds no frame was taken.
     Stuck(u64),
 }
 

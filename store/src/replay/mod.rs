@@ -50,7 +50,7 @@ pub struct Order {
     pub pace: Pace,
     /// How often the files are played; `None`: without end.
     pub rounds: Option<u64>,
-    /// Ends after so many frames were sent.
+    /// Ends after this many frames were sent.
     pub limit: Option<u64>,
     /// What becomes of frames of which only the beginning was recorded.
     pub snapped: Snapped,

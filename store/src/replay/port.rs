@@ -173,7 +173,7 @@ impl Waiting {
         self.bytes += record_size(len);
     }
 
-    /// So many bytes of the ring are not taken yet. Those that fill it up at its end are among them: a
+    /// This many bytes of the ring are not taken yet. Those that fill it up at its end are among them: a
     /// frame may stay here that was taken, and none leaves that was not.
     fn leave(&mut self, left_bytes: u64) {
         while let Some(&len) = self.lens.front() {

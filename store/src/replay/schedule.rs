@@ -13,9 +13,9 @@ pub enum Pace {
         /// Longer recorded gaps are cut to this many nanoseconds, before `speed` is applied.
         longest_gap_ns: u64,
     },
-    /// So many frames per second.
+    /// This many frames per second.
     Frames(u64),
-    /// So many bits per second; a frame's bits are those of its bytes, FCS excluded.
+    /// This many bits per second; a frame's bits are those of its bytes, FCS excluded.
     Bits(u64),
     /// One after the other.
     Top,
@@ -57,9 +57,9 @@ impl Schedule {
 
     /// When the next frame is due, in nanoseconds since the first one was; never less than before.
     ///
-    /// A frame recorded up to a second before its predecessor follows at once, and the ones behind it
+    /// A frame recorded up to a second before its predecessor follows at once, and the ones after it
     /// keep their times: captures of several queues are so. A larger step back is a clock that was set:
-    /// from there on the recorded times count anew.
+    /// from there on the recorded times count from zero.
     pub fn due(&mut self, recorded_ns: u64, len_bytes: usize) -> u64 {
         let due = match self.pace {
             Pace::Recorded {

@@ -75,7 +75,7 @@ pub(crate) fn said_ok(command: &mut Command) -> String {
     said
 }
 
-/// Waits until the daemon's one source has sent so many frames.
+/// Waits until the daemon's one source has sent this many frames.
 pub(crate) fn until_sent(daemon: &Daemon, frames: u64) {
     until(
         "all is sent",

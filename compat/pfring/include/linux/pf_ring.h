@@ -210,7 +210,7 @@ typedef struct {
 
 struct pkt_parsing_info {
     u_int8_t dmac[ETH_ALEN], smac[ETH_ALEN];
-    u_int16_t eth_type;     /* behind VLAN tags */
+    u_int16_t eth_type;     /* after VLAN tags */
     u_int16_t vlan_id;      /* outer tag; 0 = none */
     u_int16_t qinq_vlan_id; /* second tag; 0 = none */
     u_int8_t ip_version;    /* 4, 6, or 0 */

@@ -31,7 +31,7 @@ pub(crate) unsafe extern "C" fn pfring_parse_pkt(
     }
     // SAFETY: a header, as the caller says.
     let header = unsafe { &mut *hdr };
-    // SAFETY: so many bytes, as the caller says.
+    // SAFETY: this many bytes, as the caller says.
     let packet = unsafe { from_raw_parts(pkt, header.caplen as usize) };
     let Ok(found) = catch_unwind(|| headers(packet, level)) else {
         return GENERIC;
@@ -69,7 +69,7 @@ pub(crate) unsafe extern "C" fn pfring_print_parsed_pkt(
     }
     // SAFETY: a header, as the caller says.
     let header = unsafe { &*h };
-    // SAFETY: so many bytes, as the caller says.
+    // SAFETY: this many bytes, as the caller says.
     let packet = unsafe { from_raw_parts(p, header.caplen as usize) };
     let parsed = header.extended.parsed;
     let (hash, len) = (header.extended.pkt_hash, header.len);
@@ -92,7 +92,7 @@ pub(crate) unsafe extern "C" fn pfring_print_pkt(
     if buff.is_null() || p.is_null() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: so many bytes, as the caller says.
+    // SAFETY: this many bytes, as the caller says.
     let packet = unsafe { from_raw_parts(p, caplen as usize) };
     let text = || {
         let parsed = headers(packet, u8::MAX).parsed;

@@ -25,7 +25,7 @@ type Looper = Option<unsafe extern "C" fn(*const PacketHeader, *const u8, *const
 ///
 /// # Safety
 /// See [`with`]; `buffer` and `hdr` are NULL or writable; with `buffer_len` > 0, `*buffer` has room
-/// for so many bytes.
+/// for this many bytes.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn pfring_recv(
     ring: *mut Ring,
@@ -186,7 +186,7 @@ pub(crate) unsafe extern "C" fn pfring_loop(
                 reflect(handle, lent);
                 if handle.reentrant {
                     copy.clear();
-                    // SAFETY: so many bytes are in the ring, which is locked.
+                    // SAFETY: this many bytes are in the ring, which is locked.
                     copy.extend_from_slice(unsafe { from_raw_parts(lent.data, lent.len) });
                     copy.as_ptr()
                 } else {
@@ -324,7 +324,7 @@ unsafe fn fill_header(handle: &Handle, lent: &Lent, hdr: *mut PacketHeader) {
     extended.if_index = handle.if_index;
     extended.pkt_hash = meta.flow_hash;
     if handle.long_header && handle.parse {
-        // SAFETY: so many bytes are in the ring, and stay at least until the next call.
+        // SAFETY: this many bytes are in the ring, and stay at least until the next call.
         let packet = unsafe { from_raw_parts(lent.data, lent.len) };
         let found = headers(packet, u8::MAX);
         extended.parsed = found.parsed;
@@ -345,7 +345,7 @@ unsafe fn fill_header(handle: &Handle, lent: &Lent, hdr: *mut PacketHeader) {
 /// Sends a packet on, if the program wants all of them reflected. The ring is locked.
 fn reflect(handle: &Handle, lent: &Lent) {
     if handle.reflects.load(Ordering::Relaxed) {
-        // SAFETY: so many bytes are in the ring, which is locked.
+        // SAFETY: this many bytes are in the ring, which is locked.
         handle.reflect(unsafe { from_raw_parts(lent.data, lent.len) });
     }
 }

@@ -29,7 +29,7 @@ pub(crate) unsafe extern "C" fn pfring_send(
         if pkt.is_null() {
             return code(Err(INVALID));
         }
-        // SAFETY: so many bytes, as the caller says.
+        // SAFETY: this many bytes, as the caller says.
         let frame = unsafe { from_raw_parts(pkt.cast::<u8>(), pkt_len as usize) };
         let sent = handle.send(frame, flush_packet != 0);
         code(sent.map(|()| c_int::try_from(pkt_len).unwrap_or(c_int::MAX)))

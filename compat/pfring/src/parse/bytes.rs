@@ -1,4 +1,4 @@
-//! Numbers at an offset of a packet; `None` behind its end.
+//! Numbers at an offset of a packet; `None` after its end.
 
 pub(super) fn array<const N: usize>(packet: &[u8], at: usize) -> Option<[u8; N]> {
     packet.get(at..)?.first_chunk().copied()

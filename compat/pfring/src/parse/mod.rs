@@ -1,7 +1,7 @@
 //! Headers of a packet, as `struct pkt_parsing_info` has them.
 //!
 //! Total: any bytes give an answer, and a header that is cut off or makes no sense ends the parse at
-//! the level before it. The offset of what comes next may lie behind the captured bytes.
+//! the level before it. The offset of what comes next may lie after the captured bytes.
 //!
 //! | level | found                                                     |
 //! |-------|-----------------------------------------------------------|
@@ -139,7 +139,7 @@ fn transport(packet: &[u8], level: u8, network: &Network, found: &mut Headers) -
     }
 }
 
-/// The tags of a frame whose first Ethertype is at `at`, and the Ethertype behind them; a tag that is
+/// The tags of a frame whose first Ethertype is at `at`, and the Ethertype after them; a tag that is
 /// cut is none, but an Ethertype.
 fn link(packet: &[u8], at: usize) -> Option<(Link, u16)> {
     let mut link = Link::of(packet, at);

@@ -3,7 +3,7 @@
 use super::bytes::{array, u8_at, u16_at, u32_at};
 use super::{Headers, SCTP, TCP, UDP, ip, link, offset, ports, version};
 
-/// A tunnel whose header starts at `at`, behind a UDP header.
+/// A tunnel whose header starts at `at`, after a UDP header.
 pub(super) fn in_udp(packet: &[u8], at: usize, level: u8, found: &mut Headers) -> Option<()> {
     let (source, target) = (found.parsed.l4_src_port, found.parsed.l4_dst_port);
     let either = |port| source == port || target == port;

@@ -28,7 +28,7 @@ impl Reader {
         Ok(())
     }
 
-    /// A number for a wildcard rule, behind all others if possible.
+    /// A number for a wildcard rule, after all others if possible.
     pub(crate) fn free_rule_id(&self) -> Option<u16> {
         let is_used = |id: &u16| self.rules.contains_key(&RuleKey::Wildcard(*id));
         let highest = self.rules.keys().filter_map(|key| match key {

@@ -43,7 +43,7 @@ impl Wires {
     }
 }
 
-/// The line of results of `count`, which got so many packets and lost none.
+/// The line of results of `count`, which got this many packets and lost none.
 fn got(count: Running, packets: u64) {
     let line = count.line();
     let found = (number(&line, "packets"), number(&line, "drop"));

@@ -10,11 +10,11 @@
 //! the way to the recorder was never taken, and does not count.
 //!
 //! The **settled mark** goes on: every packet up to it is on the disk, or counted as lost. Without losses
-//! behind the ring both are one.
+//! after the ring both are one.
 //!
 //! The **mark's time** is a watermark over stamps: of the packets that were taken so far, none with an
 //! earlier stamp waits for the disk. It is the earliest stamp of the packets that do wait, in chunks that
-//! are written or filled at the moment, and just behind the latest stamp if none does. A packet that
+//! are written or filled at the moment, and just after the latest stamp if none does. A packet that
 //! comes with an earlier stamp (of another source, or after the clock was set back) takes it back with it,
 //! until that packet is durable; how far that was at most is counted (`late_ns`). The durable mark's time
 //! stops before the earliest packet that the recorder lost.
@@ -98,7 +98,7 @@ impl Ledger {
         }
     }
 
-    /// Goes on behind what the last state of the run before says, and behind the segments that are
+    /// Goes on after what the last state of the run before says, and after the segments that are
     /// there: `sequence` is the number of the next one.
     pub fn go_on(&self, before: Option<&Status>, sequence: u64, now_ns: u64) {
         let mut books = self.books();
@@ -213,7 +213,7 @@ impl Ledger {
     }
 
     /// Packets came a second time and were left out.
-    /// `each` interface has so many, which a segment's statistics will tell.
+    /// `each` interface has this many, which a segment's statistics will tell.
     pub fn duplicates(&self, news: DedupStatus, each: &[u64]) {
         let mut books = self.lock();
         let count = books.duplicates.len().max(each.len());
@@ -229,7 +229,7 @@ impl Ledger {
         books.status.revision += u64::from(is_new);
     }
 
-    /// Takes the duplicates of each interface that no file tells yet; whoever takes them writes them to
+    /// Takes the duplicates of each interface that no file tells yet; the caller writes them to
     /// one.
     pub fn take_duplicates(&self) -> Vec<u64> {
         std::mem::take(&mut self.lock().duplicates)
@@ -364,7 +364,7 @@ impl Ledger {
         books.lose(loss);
     }
 
-    /// So many more were lost before the daemon.
+    /// This many more were lost before the daemon.
     pub fn lost_at_source(&self, from_ns: u64, to_ns: u64, more: u64) {
         if more == 0 {
             return;
@@ -383,7 +383,7 @@ impl Ledger {
         books.lose(loss);
     }
 
-    /// Takes the losses that no file tells yet; whoever takes them writes them to one.
+    /// Takes the losses that no file tells yet; the caller writes them to one.
     pub fn take_untold(&self) -> Vec<Loss> {
         std::mem::take(&mut self.lock().untold)
     }
@@ -457,7 +457,7 @@ impl Books {
         let mut until = open.until;
         self.waits.remove(&(open.first_ns, serial));
         // Of those that are settled and follow each other only the end counts: one that is stuck for ever
-        // costs nothing behind it.
+        // costs nothing after it.
         let next = self.open.range(serial + 1..).next();
         if let Some((&next, open)) = next.filter(|(_, open)| open.settled) {
             until = open.until;

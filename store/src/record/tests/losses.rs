@@ -67,7 +67,7 @@ fn a_loss_in_the_ring_is_told_where_it_happened() {
     let at = segment.windows(words.len()).position(|part| part == words);
     let at = at.expect("a comment");
     let behind = &segment[at..];
-    // The block's range: from the packet before to the one behind it (isb_starttime, isb_endtime).
+    // The block's range: from the packet before to the one after it (isb_starttime, isb_endtime).
     let stamp = |number: u64| {
         let ns = START_NS + number * 1000;
         [((ns >> 32) as u32).to_le_bytes(), (ns as u32).to_le_bytes()].concat()
@@ -167,7 +167,7 @@ fn classic_pcap_has_no_words_for_losses_and_needs_none() {
     assert_eq!(packets(&sim.files()).len(), 11);
 }
 
-/// The packet that would have told a loss is a duplicate, and none comes behind it.
+/// The packet that would have told a loss is a duplicate, and none comes after it.
 #[test]
 fn a_loss_before_a_duplicate_is_told_also_at_the_end() {
     let sim = Sim::new(1 << 30);

@@ -44,7 +44,7 @@ impl Triggered {
         }
     }
 
-    /// A packet that was stamped so many microseconds after the first, behind a loss.
+    /// A packet that was stamped this many microseconds after the first, after a loss.
     fn take_at(&mut self, number: u64, us: u64, lost: u32) {
         let bytes = bytes(number);
         let mut meta = meta(number, bytes.len());

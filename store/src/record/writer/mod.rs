@@ -6,7 +6,7 @@
 //! | writing | chunks are appended in order | rotation, end: closed. An error: poisoned |
 //! | paused | chunks wait in memory, then in the ring, where losses are counted | tried again in a new segment: after a quarter of a second, then twice as long each time, up to [`RETRY_MOST`] |
 //!
-//! An error of a write poisons the segment: it is cut behind the last write that succeeded, synced
+//! An error of a write poisons the segment: it is cut after the last write that succeeded, synced
 //! once, closed and never written again. The chunks that were not written go to the next one. After
 //! an error of fdatasync nothing is known of what was written since the last success: those packets
 //! are counted as `unknown`, whatever a second fdatasync would say (it would say that all is well).
@@ -62,7 +62,7 @@ pub struct Writer {
     retry_at: Option<Instant>,
     /// Attempts that failed since the last success.
     failures: u32,
-    /// Chunks of the backlog that may be in the segment's file, behind its end.
+    /// Chunks of the backlog that may be in the segment's file, after its end.
     failed: usize,
     /// More was reserved: the quota is to be looked at.
     quota_due: bool,

@@ -21,7 +21,7 @@ pub(super) struct Segment {
     pub(super) name: SegmentName,
     /// Bytes that are written.
     pub(super) len: u64,
-    /// Where the next chunk goes: behind what is on its way.
+    /// Where the next chunk goes: after what is on its way.
     pub(super) next: u64,
     pub(super) allocated: u64,
     /// With what is on its way.
@@ -32,7 +32,7 @@ pub(super) struct Segment {
     pub(super) told: Vec<Loss>,
     /// It is counted as given up.
     pub(super) poisoned: bool,
-    /// Classic pcap: the bytes behind the last whole block of the disk.
+    /// Classic pcap: the bytes after the last whole block of the disk.
     pub(super) tail: Vec<u8>,
 }
 
@@ -247,7 +247,7 @@ impl Writer {
         self.ledger.lane(self.lane, |lane| lane.open = false);
     }
 
-    /// Ends a segment that met an error: cut behind what was written, synced once, closed. Whether
+    /// Ends a segment that met an error: cut after what was written, synced once, closed. Whether
     /// there were packets in it.
     pub(super) fn poison(&mut self, error: &io::Error, now: Instant) -> bool {
         self.catch_up();
@@ -288,7 +288,7 @@ impl Writer {
         !empty
     }
 
-    /// Cuts a segment that met an error behind what was written. If it cannot be cut, what was written of
+    /// Cuts a segment that met an error after what was written. If it cannot be cut, what was written of
     /// the chunks that failed stays in the file; in a second file it would be there twice.
     fn cut(&mut self, segment: &Segment, reason: &str) {
         let failed = std::mem::take(&mut self.failed);
@@ -396,7 +396,7 @@ impl Fill {
     }
 }
 
-/// Classic pcap: a write that begins at the disk's block in which the file ends. Behind its end are
+/// Classic pcap: a write that begins at the disk's block in which the file ends. After its end are
 /// ones until the file is cut there: a reader takes zeros for empty packets, and these for damage.
 pub(super) fn with_tail(mut buffer: Buffer, len: usize, segment: &Segment) -> Write {
     let tail = segment.tail.len();
