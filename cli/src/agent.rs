@@ -24,16 +24,16 @@ A doorbell (`vnplug attach qemu --doorbell N`) wakes readers by interrupts. It n
 vfio-pci here and a VM with -device intel-iommu,intremap=on; without, it is said why, and readers
 are woken over the channel.")]
 pub(crate) struct Agent {
-    /// The memory pool [default: found by itself]
+    /// The memory pool [default: found automatically]
     #[arg(long, value_name = "PATH")]
     memory: Option<PathBuf>,
-    /// The control channel [default: found by itself]
+    /// The control channel [default: found automatically]
     #[arg(long, value_name = "PATH")]
     channel: Option<PathBuf>,
     /// Number of the group whose users may connect [default: every user may]
     #[arg(long, value_name = "GID")]
     group: Option<u32>,
-    /// Have readers woken by the VM's doorbell device, if there is one and VFIO works
+    /// Wake readers through the VM's doorbell device, if there is one and VFIO works
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Doorbell::Auto)]
     doorbell: Doorbell,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Agent {
 /// Whether to use a doorbell device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Doorbell {
-    /// If it works; else it is said why not
+    /// If it works; otherwise say why not
     Auto,
     /// Readers are woken over the channel
     Off,

@@ -49,13 +49,13 @@ pub(crate) struct Extract {
     /// Format [default: pcap for a FILE that ends in .pcap, else pcapng]
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// File with a secret key of age, which opens encrypted recordings; several can be given
+    /// File with an age identity (secret key) for encrypted recordings; may be repeated
     #[arg(short, long, value_name = "FILE")]
     identity: Vec<PathBuf>,
-    /// Only packets that match this expression; then all words are places
+    /// Only packets that match this expression; then all other words are directories or files
     #[arg(short, long, value_name = "EXPRESSION")]
     filter: Option<String>,
-    /// Say on stderr what was read, also if the packets go to standard output
+    /// Print on stderr what was read, also if the packets go to standard output
     #[arg(short, long)]
     verbose: bool,
     /// With -w FILE: one JSON object on standard output says what was found, lost and wrong

@@ -32,7 +32,7 @@ pub(crate) struct Flows {
     /// Only packets that match this pcap-filter expression
     #[arg(short, long, value_name = "EXPRESSION", default_value = "")]
     filter: String,
-    /// File with a secret key of age, which opens encrypted recordings; several can be given
+    /// File with an age identity (secret key) for encrypted recordings; may be repeated
     #[arg(short, long, value_name = "FILE")]
     identity: Vec<PathBuf>,
     /// How many flows

@@ -74,7 +74,7 @@ enum Action {
     Web(external::External),
     /// Make the indexes of recordings and capture files that have none
     Index(extract::Index),
-    /// Hold recordings against their manifests: is every segment there, and what was closed?
+    /// Check recordings against their manifests: is every segment there, and unchanged?
     Verify(verify::Verify),
     /// Plug the daemon into a virtual machine
     #[command(subcommand)]

@@ -80,11 +80,11 @@ pub(crate) struct Record {
     /// Packets after which the next file begins [default: 0, never]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     rotate_count: u64,
-    /// Room the recording may take in each directory, as a size or as percent of the disk that may be
-    /// used; the oldest files make room [default: no limit, and nothing is removed]
+    /// Disk space for the recording in each directory, as a size or as percent of what is usable; the
+    /// oldest files are removed [default: no limit, and nothing is removed]
     #[arg(long, value_name = "SIZE|N%", value_parser = options::quota)]
     quota: Option<Quota>,
-    /// Remove files that were written last so long ago, for example 30d [default: never]
+    /// Retention: remove files last written longer ago than this, for example 30d [default: never]
     #[arg(long, value_name = "TIME", value_parser = options::age)]
     max_age: Option<Duration>,
     /// Longest time until a packet is given to the disk, and between two syncs; 0 = each write is synced
@@ -109,10 +109,10 @@ pub(crate) struct Record {
     /// Stop after this time
     #[arg(short = 't', long, value_name = "TIME", value_parser = text::duration)]
     seconds: Option<Duration>,
-    /// How often a line says how it goes; 0 = never [default: 1s on a terminal, else never]
+    /// How often to print a progress line; 0 = never [default: 1s on a terminal, else never]
     #[arg(long, value_name = "TIME", value_parser = text::duration)]
     report: Option<Duration>,
-    /// Make the directories above those of --to, too, if they are missing
+    /// Also make the missing parent directories of --to
     #[arg(long)]
     parents: bool,
     /// One JSON object on standard output: the state at the end, or with --status each state as it is

@@ -44,7 +44,7 @@ pub(crate) struct Replay {
     /// A steady rate instead: frames per second (5000, 5kpps) or bits (100Mbps), of frames without FCS
     #[arg(long, value_name = "RATE", value_parser = rate, conflicts_with = "speed")]
     rate: Option<Pace>,
-    /// As fast as they are taken
+    /// As fast as possible
     #[arg(long, conflicts_with_all = ["speed", "rate"])]
     top_speed: bool,
     /// Play the files this many times, or `forever`
@@ -53,10 +53,10 @@ pub(crate) struct Replay {
     /// Stop after this many frames
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
-    /// Frames of which only the beginning was recorded
+    /// What to do with frames that the capture truncated
     #[arg(long, value_enum, default_value_t = Cut::Refuse)]
     snapped: Cut,
-    /// File with a secret key of age, which opens encrypted recordings; several can be given
+    /// File with an age identity (secret key) for encrypted recordings; may be repeated
     #[arg(short, long, value_name = "FILE")]
     identity: Vec<PathBuf>,
     /// To an interface: past its queueing discipline (faster; captures on the interface miss the frames)
@@ -65,7 +65,7 @@ pub(crate) struct Replay {
     /// Never sleep between frames: the most exact, for a CPU of its own
     #[arg(long)]
     busy: bool,
-    /// To a port: size of the ring that transmits
+    /// To a port: size of the transmit ring
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = text::size)]
     ring: u64,
     /// One JSON object at the end
@@ -87,7 +87,7 @@ enum Cut {
     Refuse,
     /// Send what there is
     Send,
-    /// Fill them up with zeros
+    /// Pad them with zeros
     Pad,
 }
 

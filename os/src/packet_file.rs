@@ -76,7 +76,7 @@ impl PacketFile {
         let again = known.and_then(|inode| {
             let again = memory::again(path, inode, len, &users);
             let say = |error: &io::Error| {
-                log::warn!(target: "source", "{error}: it is made anew");
+                log::warn!(target: "source", "{error}: it is made again");
             };
             again.inspect_err(say).ok()
         });

@@ -91,13 +91,13 @@ fn serve(arguments: Arguments) -> Result<(), String> {
     let remote = !arguments.listen.ip().is_loopback();
     if remote && !arguments.allow_remote {
         return Err(format!(
-            "{}: other machines reach this address, and there is no password: whoever connects can read \
+            "{}: other machines reach this address, and there is no password: anyone who connects can read \
              the recordings. Listen on 127.0.0.1 and use `ssh -L`, or say --allow-remote",
             arguments.listen
         ));
     }
     if remote {
-        note("whoever reaches this address can read the recordings: there is no password");
+        note("anyone who reaches this address can read the recordings: there is no password");
     }
     if let [(place, error), ..] = &captures(&arguments.places).1[..] {
         return Err(format!("{}: {error}", place.display()));

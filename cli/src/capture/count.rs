@@ -24,7 +24,7 @@ Examples:
   vnplug count host:eth1 --cluster ids --balance flow
 
 lost: packets this reader was too slow for (its ring was full). What the kernel lost before the
-daemon could read it is told apart. --witness judges the generator's
+daemon could read it is counted separately. --witness judges the generator's
 numbered frames: missing, duplicated, reordered, corrupt; the exit code is then 3. With a filter,
 sampling or a cluster it cannot know what is missing and judges the rest.")]
 pub(crate) struct Count {

@@ -28,7 +28,7 @@ It needs a grant to send; see docs/vnplugd.md.")]
 pub(crate) struct Echo {
     #[command(flatten)]
     port: PortArgs,
-    /// Size of the ring that transmits
+    /// Size of the transmit ring
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = text::size)]
     transmit: u64,
     /// One JSON object at the end

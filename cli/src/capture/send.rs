@@ -41,7 +41,7 @@ pub(crate) struct Send {
     /// Bytes of a generated frame, FCS excluded
     #[arg(long, value_name = "BYTES", default_value_t = 60, value_parser = clap::value_parser!(u16).range(60..=9000), conflicts_with = "file")]
     size: u16,
-    /// Size of the ring that transmits
+    /// Size of the transmit ring
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = text::size)]
     ring: u64,
     /// One JSON object at the end

@@ -83,10 +83,10 @@ pub(crate) struct Attach {
     /// SOURCE, and all that any of them asks for; may be repeated
     #[arg(long = "group", value_name = "NAME=SOURCE[,SIZE]", value_parser = host_group)]
     groups: Vec<HostGroup>,
-    /// PCI bus or free PCIe port to plug into; once per device, in order. Default: found by itself
+    /// PCI bus or free PCIe port to plug into; once per device, in order. Default: found automatically
     #[arg(long = "bus", value_name = "ID")]
     buses: Vec<String>,
-    /// User that QEMU runs as (NAME, UID or UID:GID), where it is not found by itself
+    /// User that QEMU runs as (NAME, UID or UID:GID), where it is not found automatically
     #[arg(long, value_name = "USER", value_parser = access::parse_owner)]
     qemu_user: Option<Owner>,
 }

@@ -23,16 +23,16 @@ pub(super) struct TriggerOptions {
     /// given several times
     #[arg(long, value_name = "EXPRESSION")]
     trigger: Vec<String>,
-    /// How long before a trigger; packets wait in memory so long [default with triggers: 10s]
+    /// How long before a trigger; packets wait in memory this long [default with triggers: 10s]
     #[arg(long, value_name = "TIME", value_parser = text::duration)]
     before: Option<Duration>,
     /// How long after the last trigger [default with triggers: 10s]
     #[arg(long, value_name = "TIME", value_parser = text::duration)]
     after: Option<Duration>,
-    /// Memory for packets that wait for a trigger; if it is short, the oldest go
+    /// Memory for packets that wait for a trigger; when it is full, the oldest are dropped
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = text::size)]
     before_memory: u64,
-    /// Trigger the recorder that is at work in this directory
+    /// Trigger the recorder that runs in this directory
     #[arg(long, value_name = "DIR", conflicts_with_all = ["sources", "to", "status", "trigger"])]
     pub(super) trigger_now: Option<PathBuf>,
 }

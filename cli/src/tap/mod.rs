@@ -52,7 +52,7 @@ pub(crate) struct TapArgs {
     /// Largest frame without its Ethernet header, in bytes [default: the device's, else 1500]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(MTUS))]
     mtu: Option<u16>,
-    /// Hardware address [default: made up]
+    /// Hardware address [default: random]
     #[arg(long, value_name = "ADDRESS", value_parser = mac)]
     mac: Option<[u8; 6]>,
     /// Leave the interface down; packets are dropped and counted until somebody sets it up

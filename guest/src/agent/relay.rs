@@ -405,7 +405,7 @@ impl Agent {
             app.mapped.extend(entry.places);
             if app.mapped.len() > MAX_MAPPED {
                 return Err(Hangup(
-                    "it lost too many ports: it is to connect anew".into(),
+                    "it lost too many ports: connect again".into(),
                 ));
             }
         }

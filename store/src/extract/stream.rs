@@ -341,7 +341,7 @@ impl Stream {
             });
         }
         if failed.is_none() && job.packets != u64::MAX && job.packets != count {
-            let what = "the index does not fit: remove it (.vnx), and it is made anew";
+            let what = "the index does not fit: remove it (.vnx); it is then made again";
             failed = Some(ReadError::bad(self.reader.path(), job.start, what));
         }
         let damaged = failed.is_some();
