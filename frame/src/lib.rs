@@ -8,7 +8,6 @@
 //!   reordering and corruption.
 
 pub mod capfile;
-pub mod crc;
 pub mod flow;
 pub mod headers;
 pub mod witness;

@@ -34,13 +34,15 @@ mod checker;
 mod seed;
 mod set;
 mod shape;
+mod stamp;
 
 pub use checker::{Checker, MAX_RUNS, Report, View};
 pub use seed::seed;
 pub use set::{Gaps, Inserted, SeqSet};
-pub use shape::{BadLength, Protocol, Shape, Stamp, make};
+pub use shape::{BadLength, Protocol, Shape, make};
+pub use stamp::Stamp;
 
-use crate::crc::{Crc32c, crc32c};
+use crc32c::crc32c;
 
 /// What identifies one generated frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

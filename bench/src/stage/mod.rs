@@ -249,11 +249,10 @@ fn stages(profile: &Profile) -> Stages {
 
 /// The stage that a source file of ours belongs to.
 fn stage_of(file: &str) -> Option<&'static str> {
-    const STAGES: [(&str, &str); 17] = [
+    const STAGES: [(&str, &str); 16] = [
         ("/path/src/engine/", "source"),
         ("/path/src/source/", "source"),
         ("/frame/src/witness", "source"),
-        ("/frame/src/crc", "source"),
         ("/crc32c-", "source"),
         ("/frame/src/flow", "flow-hash"),
         ("/frame/src/headers", "flow-hash"),

@@ -1,7 +1,7 @@
 //! Making witness frames: the headers once, the sequence for every frame.
 
 use super::SOURCE_MAC;
-use super::{BALANCED_BYTES, BALANCED_MAGIC, Crc32c, DESTINATION_MAC, PLAIN_BYTES, PLAIN_MAGIC};
+use super::{BALANCED_BYTES, BALANCED_MAGIC, DESTINATION_MAC, PLAIN_BYTES, PLAIN_MAGIC, Stamp};
 
 /// What a generated frame looks like to a dissector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -133,16 +133,9 @@ impl Shape {
         self.write_ethernet(frame);
         let (_, packet) = frame.split_at_mut(network_at);
         self.write_packet(run, packet);
-        let changing = if self.protocol == Protocol::Udp4 {
-            12
-        } else {
-            24
-        };
-        let prefix = Crc32c::new().update(&frame[..self.len_bytes - changing]);
-        Ok(Stamp {
-            prefix,
-            balanced: self.protocol != Protocol::Udp4,
-        })
+        let balanced = self.protocol != Protocol::Udp4;
+        let changing = if balanced { 24 } else { 12 };
+        Ok(Stamp::new(&frame[..self.len_bytes - changing], balanced))
     }
 
     const fn tag_bytes(&self) -> usize {
@@ -257,40 +250,6 @@ impl Shape {
                 segment[4..6].copy_from_slice(&port.to_be_bytes());
                 2
             }
-        }
-    }
-}
-
-/// What [`Shape::write`] prepared: stamping costs the same whatever the frame's length.
-#[derive(Debug, Clone, Copy)]
-pub struct Stamp {
-    /// The CRC of everything before the bytes that change.
-    prefix: Crc32c,
-    balanced: bool,
-}
-
-impl Stamp {
-    /// Writes `seq` and the CRC into a frame that [`Shape::write`] filled and returned this for.
-    ///
-    /// # Panics
-    /// If `frame` is shorter than the trailer, which no frame written by [`Shape::write`] is.
-    pub fn put(&self, frame: &mut [u8], seq: u64) {
-        if self.balanced {
-            let tail = frame
-                .last_chunk_mut::<24>()
-                .expect("a written frame has its trailer");
-            tail[..8].copy_from_slice(&(!seq).to_be_bytes());
-            tail[8..16].copy_from_slice(&seq.to_be_bytes());
-            let crc = self.prefix.update(&tail[..16]).value();
-            tail[16..20].copy_from_slice(&crc.to_be_bytes());
-            tail[20..].copy_from_slice(&(!crc).to_be_bytes());
-        } else {
-            let tail = frame
-                .last_chunk_mut::<12>()
-                .expect("a written frame has its trailer");
-            tail[..8].copy_from_slice(&seq.to_be_bytes());
-            let crc = self.prefix.update(&tail[..8]).value();
-            tail[8..].copy_from_slice(&crc.to_be_bytes());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One block of an index: 64 chunks, and what may be in them.
 
-use vnplug_frame::crc::Crc32c;
+use crc32c::{crc32c, crc32c_append};
 
 use super::code::{Parser, Writer};
 use super::{CHUNKS, Key};
@@ -232,7 +232,7 @@ pub(super) fn frame(out: &mut Vec<u8>, kind: u32, payload: impl FnOnce(&mut Vec<
 
 /// Of a frame's kind and length, and of its payload.
 pub(super) fn checksum(head: &[u8], payload: &[u8]) -> u32 {
-    Crc32c::new().update(head).update(payload).value()
+    crc32c_append(crc32c(head), payload)
 }
 
 /// The set of the first `count` chunks.
