@@ -8,7 +8,7 @@
 //! interfaces, one receives.
 
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use vnplug::Port;
@@ -45,9 +45,8 @@ pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<
     let [mut rates, mut dropped, mut copies, mut limit] = [(); 4].map(|()| Samples::default());
     let mut dpdk = [(); 2].map(|()| Samples::default());
     for round in 1..=plan.rounds {
-        let Measured {
-            rate, full: lost, ..
-        } = measure(plan.time, sizes, ports, Sharing::Private, Pace::FlatOut)?;
+        let Measured { rate, lost, .. } =
+            measure(plan.time, sizes, ports, Sharing::Private, Pace::FlatOut)?;
         let copied = copy(plan.time / 2, sizes, ports)?;
         let bare = bare(plan.time / 2, sizes, ports, Sharing::Private)?;
         eprintln!(
@@ -154,8 +153,11 @@ pub(crate) enum Pace {
 pub(crate) struct Measured {
     /// Delivered to each port per microsecond.
     pub(crate) rate: f64,
-    /// The share of the packets for ports that found a full ring.
-    pub(crate) full: f64,
+    /// Taken by its reader per microsecond.
+    pub(crate) taken: f64,
+    /// The share of the packets for ports that their readers did not get: the ring was full, or the
+    /// group's arena was overwritten before.
+    pub(crate) lost: f64,
     /// Nanoseconds of the daemon's processor time per packet of the source.
     pub(crate) spent_ns: f64,
 }
@@ -178,8 +180,8 @@ pub(crate) fn measure(
 pub(crate) struct Further {
     /// Nanoseconds; the middle one of a few differences.
     pub(crate) ns: f64,
-    /// The share of the packets for ports that found a full ring.
-    pub(crate) full: f64,
+    /// The share of the packets for ports that their readers did not get.
+    pub(crate) lost: f64,
 }
 
 /// One daemon has one port and all of them in turns, so that a difference is one of moments that
@@ -194,7 +196,7 @@ pub(crate) fn further(
     let daemon = start(sizes, Pace::Packets(pps))?;
     let mut opened = open(&daemon, sharing, 1)?;
     let mut one = turn(&daemon, &mut opened, time)?;
-    let (mut more, mut full) = (Samples::default(), Samples::default());
+    let (mut more, mut lost) = (Samples::default(), Samples::default());
     for _ in 0..DIFFERENCES {
         opened.extend(open(&daemon, sharing, ports - 1)?);
         let many = turn(&daemon, &mut opened, time)?;
@@ -202,12 +204,12 @@ pub(crate) fn further(
         let again = turn(&daemon, &mut opened, time)?;
         let alone = (one.spent_ns + again.spent_ns) / 2.0;
         more.push((many.spent_ns - alone) / (ports - 1) as f64);
-        full.push(many.full);
+        lost.push(many.lost);
         one = again;
     }
     Ok(Further {
         ns: more.median(),
-        full: full.median(),
+        lost: lost.median(),
     })
 }
 
@@ -260,22 +262,26 @@ fn turn(daemon: &Daemon, ports: &mut [Port], time: Duration) -> Result<Measured>
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    let over = AtomicBool::new(false);
+    let (over, seen) = (AtomicBool::new(false), SeenByReader::default());
     std::thread::scope(|scope| {
-        let reader = scope
-            .spawn(|| drain(ports, &over, sys::cpu(READER_CPU)).map_err(|error| error.to_string()));
+        let reader = scope.spawn(|| {
+            let drained = drain(ports, &over, &seen, sys::cpu(READER_CPU));
+            drained.map_err(|error| error.to_string())
+        });
         std::thread::sleep(time / 8);
-        let (begin, before) = (Instant::now(), Tally::of(daemon));
+        let before = Tally::of(daemon);
+        let (begin, seen_before) = (Instant::now(), seen.get());
         std::thread::sleep(time);
+        let (seconds, seen_after) = (begin.elapsed().as_secs_f64(), seen.get());
         let after = Tally::of(daemon);
-        let seconds = begin.elapsed().as_secs_f64();
         over.store(true, Ordering::Relaxed);
         reader.join().map_err(|_| "the reader panicked")??;
-        let (delivered, full) = (after.delivered - before.delivered, after.full - before.full);
-        let offered = (full + delivered).max(1) as f64;
+        let [taken, lost] = [0, 1].map(|at| (seen_after[at] - seen_before[at]) as f64);
+        let offered = (after.offered - before.offered).max(1) as f64;
         Ok(Measured {
-            rate: delivered as f64 / count as f64 / seconds / 1e6,
-            full: full as f64 / offered,
+            rate: (after.delivered - before.delivered) as f64 / count as f64 / seconds / 1e6,
+            taken: taken / count as f64 / seconds / 1e6,
+            lost: lost / (taken + lost).max(1.0),
             spent_ns: (after.spent_ns - before.spent_ns) as f64 / (offered / count as f64),
         })
     })
@@ -288,7 +294,7 @@ fn is_port(counted: &&Counted) -> bool {
 /// Sums over all ports.
 pub(crate) struct Tally {
     pub(crate) delivered: u64,
-    full: u64,
+    offered: u64,
     /// The daemon's processor time.
     spent_ns: u64,
 }
@@ -303,7 +309,7 @@ impl Tally {
         };
         Self {
             delivered: sum("delivered"),
-            full: sum("dropped_full"),
+            offered: sum("offered"),
             spent_ns: spent_ns(daemon.pid()),
         }
     }
@@ -320,16 +326,40 @@ fn spent_ns(pid: u32) -> u64 {
     threads.filter_map(spent).sum()
 }
 
+/// What a reader has had so far.
+#[derive(Default)]
+pub(crate) struct SeenByReader {
+    taken: AtomicU64,
+    /// What the packets told: its ring was full, or the group's arena was overwritten before.
+    lost: AtomicU64,
+}
+
+impl SeenByReader {
+    /// Taken and lost.
+    pub(crate) fn get(&self) -> [u64; 2] {
+        [&self.taken, &self.lost].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
 /// Takes all packets of all ports, on one CPU, until it is over.
-pub(crate) fn drain(ports: &mut [Port], over: &AtomicBool, cpu: usize) -> Result<()> {
+pub(crate) fn drain(
+    ports: &mut [Port],
+    over: &AtomicBool,
+    seen: &SeenByReader,
+    cpu: usize,
+) -> Result<()> {
     sys::pin(cpu)?;
+    let (mut taken, mut lost) = (0, 0);
     while !over.load(Ordering::Relaxed) {
         for port in &mut *ports {
             for packet in port.batch(usize::MAX) {
-                std::hint::black_box(packet?.meta.wire_len);
+                taken += 1;
+                lost += u64::from(packet?.meta.lost);
             }
             port.release();
         }
+        seen.taken.store(taken, Ordering::Relaxed);
+        seen.lost.store(lost, Ordering::Relaxed);
     }
     Ok(())
 }

@@ -5,8 +5,8 @@
 //!
 //! A further reader's cost is what it adds to the source's processor time per packet: the time with
 //! all readers less that with one, shared by the others. It is measured at a rate at which the one
-//! thread keeps up with all of them. Flat out it does not, from 8 members on: 40 % of what the source
-//! offers finds a full ring, and what is delivered tells that thread's speed and not the source's.
+//! thread keeps up with all of them. Flat out it does not: the arena waits for nobody, and what the
+//! source overwrites before the thread has come is lost, up to nine tenths with 8 members.
 //! Nor is the rate low: a source that sleeps much spends its time on waking, whose cost varies by
 //! more than a descriptor costs.
 
@@ -27,23 +27,24 @@ pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<
             fanout::bare(plan.time / 6, sizes, ports, Sharing::Group)?,
         );
         let [group, private, bare] = [&groups, &privates, &bares].map(|it| it.rates.last());
+        let [had, private_had] = [&groups, &privates].map(|it| it.taken.last());
         eprintln!(
-            "  round {round}: a group {group:.2}, private rings {private:.2}, bare transfer \
-             {bare:.2} Mpps"
+            "  round {round}: a group {group:.2}, taken {had:.2}, private rings {private:.2}, taken \
+             {private_had:.2}, bare transfer {bare:.2} Mpps"
         );
         if ports > 1 {
             let [group, private] = [&groups, &privates].map(|it| it.further.last());
-            let full = groups.paced_full.last() * 100.0;
-            eprintln!("    a further one {group:.2}, private {private:.2} ns; {full:.1} % full");
+            let lost = groups.paced_lost.last() * 100.0;
+            eprintln!("    a further one {group:.2}, private {private:.2} ns; {lost:.1} % lost");
         }
     }
-    let full = |samples: &Samples| samples.median() * 100.0;
+    let lost = |samples: &Samples| samples.median() * 100.0;
     let note = format!(
-        "as fanout-{ports}-{sizes}, {ports} members of one group; what is counted are descriptors \
-         written, whether or not their reader was in time; {:.1} % of them found a full ring. The \
-         peer: as many private rings. The limit: each packet written once and 16 bytes for each \
+        "as fanout-{ports}-{sizes}, {ports} members of one group; what is \
+         counted are descriptors written; {:.1} % of the packets found a full ring, or were \
+         overwritten before the reader came (-taken: the others). The peer: as many private rings. The limit: each packet written once and 16 bytes for each \
          reader, bare",
-        full(&groups.full)
+        lost(&groups.lost)
     );
     let figure = |suffix: &str, unit, samples: fn(&Series) -> &Samples| Figure {
         name: format!("group-{ports}-{sizes}{suffix}"),
@@ -56,6 +57,7 @@ pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<
     let mut figures = vec![
         figure("", RATE, |series| &series.rates),
         figure("-cost", COST, |series| &series.costs),
+        figure("-taken", RATE, |series| &series.taken),
     ];
     if ports > 1 {
         figures.push(Figure {
@@ -64,11 +66,10 @@ pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<
             note: format!(
                 "as fanout-{ports}-{sizes}, {ports} members of one group, beside as many private \
                  rings: what each after the first adds to the daemon's processor time per packet, \
-                 at {:.0} % of the rate that the one thread takes from all flat out ({:.1} % found a \
-                 full ring). One daemon has one reader and all in turns of {:.2} s; a round's figure \
+                 at {:.0} % of the rate that the one thread takes from all flat out ({:.1} % lost). One daemon has one reader and all in turns of {:.2} s; a round's figure \
                  is the middle one of its differences",
                 PART * 100.0,
-                full(&groups.paced_full),
+                lost(&groups.paced_lost),
                 (plan.time / TURN).as_secs_f64()
             ),
             ..figure("-further", FURTHER, |series| &series.further)
@@ -84,21 +85,24 @@ struct Series {
     costs: Samples,
     /// What each reader after the first adds.
     further: Samples,
-    /// Shares that found a full ring, flat out and where `further` was measured.
-    full: Samples,
-    paced_full: Samples,
+    /// What the reader of each had in time.
+    taken: Samples,
+    /// Shares that were lost, flat out and where `further` was measured.
+    lost: Samples,
+    paced_lost: Samples,
 }
 
 impl Series {
     fn push(&mut self, plan: &Plan, sizes: Sizes, ports: usize, sharing: Sharing) -> Result<()> {
         let flat_out = fanout::measure(plan.time / 3, sizes, ports, sharing, Pace::FlatOut)?;
-        self.full.push(flat_out.full);
+        self.lost.push(flat_out.lost);
         self.push_rate(ports, flat_out.rate);
+        self.taken.push(flat_out.taken);
         if ports > 1 {
-            let pps = (flat_out.rate * 1e6 * PART).max(1.0) as u64;
+            let pps = (flat_out.taken * 1e6 * PART).max(1.0) as u64;
             let further = fanout::further(plan.time / TURN, sizes, ports, sharing, pps)?;
             self.further.push(further.ns);
-            self.paced_full.push(further.full);
+            self.paced_lost.push(further.lost);
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::Daemon;
 
-use crate::fanout::{self, Sharing, Tally, drain};
+use crate::fanout::{self, SeenByReader, Sharing, Tally, drain};
 use crate::handoff::Sizes;
 use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::{limit, sys};
@@ -110,7 +110,8 @@ fn rate(time: Duration, queues: usize, flows: u32) -> Result<f64> {
                 let (over, cpu) = (&over, sys::cpu(queues + queue));
                 scope.spawn(move || {
                     let ports = std::slice::from_mut(&mut port);
-                    drain(ports, over, cpu).map_err(|error| error.to_string())
+                    drain(ports, over, &SeenByReader::default(), cpu)
+                        .map_err(|error| error.to_string())
                 })
             })
             .collect();

@@ -404,9 +404,7 @@ impl Agent {
         if let Some(app) = self.apps.get_mut(&entry.app) {
             app.mapped.extend(entry.places);
             if app.mapped.len() > MAX_MAPPED {
-                return Err(Hangup(
-                    "it lost too many ports: connect again".into(),
-                ));
+                return Err(Hangup("it lost too many ports: connect again".into()));
             }
         }
         // The message comes before the end of the doorbell, which closes here.
