@@ -4,11 +4,11 @@
 //! thread on the other that takes all packets, here as descriptors of one arena.
 //!
 //! A further reader's cost is what it adds to the source's processor time per packet: the time with
-//! all readers less that with one, shared by the others. It is measured at a rate at which the one
-//! thread keeps up with all of them. Flat out it does not: the arena waits for nobody, and what the
-//! source overwrites before the thread has come is lost, up to nine tenths with 8 members.
-//! Nor is the rate low: a source that sleeps much spends its time on waking, whose cost varies by
-//! more than a descriptor costs.
+//! all readers less that with one, shared by the others. It is measured at a part of the rate that the
+//! source reaches flat out, so that few packets find a full ring: those cost the source nothing. The one
+//! thread need not keep up: the arena waits for nobody, and what the source overwrites before the
+//! thread comes is lost, flat out up to nine tenths with 8 members. Nor is the rate low: a source that
+//! sleeps much spends its time on waking, whose cost varies by more than a descriptor costs.
 
 use crate::fanout::{self, COST, Pace, RATE, Sharing};
 use crate::handoff::Sizes;
@@ -66,8 +66,9 @@ pub(crate) fn against_copies(plan: &Plan, sizes: Sizes, ports: usize) -> Result<
             note: format!(
                 "as fanout-{ports}-{sizes}, {ports} members of one group, beside as many private \
                  rings: what each after the first adds to the daemon's processor time per packet, \
-                 at {:.0} % of the rate that the one thread takes from all flat out ({:.1} % lost). One daemon has one reader and all in turns of {:.2} s; a round's figure \
-                 is the middle one of its differences",
+                 at {:.0} % of the source's rate flat out ({:.1} % of the packets found a full ring, or \
+                 were overwritten before the reader came). One daemon has one reader and all in \
+                 turns of {:.2} s; a round's figure is the middle one of its differences",
                 PART * 100.0,
                 lost(&groups.paced_lost),
                 (plan.time / TURN).as_secs_f64()
@@ -99,7 +100,7 @@ impl Series {
         self.push_rate(ports, flat_out.rate);
         self.taken.push(flat_out.taken);
         if ports > 1 {
-            let pps = (flat_out.taken * 1e6 * PART).max(1.0) as u64;
+            let pps = (flat_out.rate * 1e6 * PART).max(1.0) as u64;
             let further = fanout::further(plan.time / TURN, sizes, ports, sharing, pps)?;
             self.further.push(further.ns);
             self.paced_lost.push(further.lost);
