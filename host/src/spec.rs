@@ -155,7 +155,7 @@ impl FromStr for SourceSpec {
                 "pcap" => "path",
                 "gen" => {
                     return Err(SourceError::new(format!(
-                        "source {name:?}: gen takes nothing behind a colon ({what:?}), only options"
+                        "source {name:?}: gen takes nothing after a colon ({what:?}), only options"
                     )));
                 }
                 _ => "interface",
@@ -280,18 +280,10 @@ fn af_packet(
     options.set("blocks", &mut config.blocks)?;
     options.set("block_timeout_ms", &mut config.block_timeout_ms)?;
     options.size("snaplen", &mut config.snaplen)?;
-    if let Some(yes) = options.flag("promiscuous")? {
-        config.promiscuous = yes;
-    }
-    if let Some(yes) = options.flag("reserve")? {
-        config.reserve = yes;
-    }
-    if let Some(yes) = options.flag("hardware_timestamps")? {
-        config.hardware_timestamps = yes;
-    }
-    if let Some(yes) = options.flag("early")? {
-        config.early = yes;
-    }
+    options.switch("promiscuous", &mut config.promiscuous)?;
+    options.switch("reserve", &mut config.reserve)?;
+    options.switch("hardware_timestamps", &mut config.hardware_timestamps)?;
+    options.switch("early", &mut config.early)?;
     options.done()?;
     let description = format!("interface {}", config.interface);
     *asked = Some(Interface::new(config.interface.clone())?);
@@ -449,6 +441,11 @@ impl Options<'_> {
         }
     }
 
+    fn switch(&mut self, key: &str, into: &mut bool) -> Result<(), SourceError> {
+        *into = self.flag(key)?.unwrap_or(*into);
+        Ok(())
+    }
+
     fn list<T>(
         &mut self,
         key: &str,
@@ -514,7 +511,7 @@ mod tests {
             ("no-such-if0=af_xdp,colour=red", "no option \"colour\""),
             ("lab=gen,pps=fast", "a number or max"),
             ("lab=gen,protocols=udp+ipx", "\"ipx\""),
-            ("lab=gen:foo", "takes nothing behind a colon"),
+            ("lab=gen:foo", "takes nothing after a colon"),
             ("lab=gen,count=0", "above 0"),
             ("lab=gen,pps=1,pps=2", "pps is given twice"),
             ("a=pcap:x,path=y", "path is given twice"),

@@ -82,15 +82,9 @@ fn config(
     options.size("frame_size", &mut config.frame_size)?;
     options.set("coalesce", &mut config.coalesce_us)?;
     options.set("busy_poll", &mut config.busy_poll_us)?;
-    if let Some(yes) = options.flag("promiscuous")? {
-        config.promiscuous = yes;
-    }
-    if let Some(yes) = options.flag("multi_buffer")? {
-        config.multi_buffer = yes;
-    }
-    if let Some(yes) = options.flag("early")? {
-        config.early = yes;
-    }
+    options.switch("promiscuous", &mut config.promiscuous)?;
+    options.switch("multi_buffer", &mut config.multi_buffer)?;
+    options.switch("early", &mut config.early)?;
     match options.take("arena").as_deref() {
         None | Some("copy") => {}
         Some("umem") => config.lends = true,

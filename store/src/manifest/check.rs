@@ -166,7 +166,7 @@ fn between(recording: &str, places: &[DirFiles], holes: &mut Vec<Hole>) {
             let behind = there.get(&after);
             let what = match behind {
                 Some((behind, _)) => format!("{numbers} between {before} and {behind}"),
-                None => format!("{numbers} behind {before}"),
+                None => format!("{numbers} after {before}"),
             };
             holes.push(Hole {
                 what,

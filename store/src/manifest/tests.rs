@@ -98,7 +98,7 @@ fn a_missing_segment_is_a_hole_and_a_removed_one_is_none() {
     fs::remove_file(place.0.join(name(6))).unwrap();
     fs::write(place.0.join(name(4)), "other").unwrap();
     let told = told(&place);
-    assert!(told.contains("sequence 6 is missing behind "), "{told}");
+    assert!(told.contains("sequence 6 is missing after "), "{told}");
     assert!(
         told.contains("is not the file that was closed: it has 5 bytes"),
         "{told}"
