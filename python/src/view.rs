@@ -80,7 +80,11 @@ const _: () = assert!(size_of::<Row>() == 40 && std::mem::offset_of!(Row, queue)
 
 impl Lent {
     /// Memory of packets that are on loan.
-    pub(crate) fn new(memory: (*const u8, usize), loan: Arc<Loan>, shared: Arc<SharedPort>) -> Self {
+    pub(crate) fn new(
+        memory: (*const u8, usize),
+        loan: Arc<Loan>,
+        shared: Arc<SharedPort>,
+    ) -> Self {
         let (start, len) = memory;
         Self {
             start,
