@@ -144,8 +144,11 @@ fn who_leaves_while_a_pool_is_made_leaves_nothing() {
     let daemon = Daemon::start(&lab, None, SOURCE).unwrap();
     let mut operator = Client::connect_to(&daemon.socket()).unwrap();
     let ready = operator.attach_vm(spec("other", 1 << 20)).unwrap();
-    let before = Holdings::at_rest(daemon.pid());
-    for _ in 0..8 {
+    let mut before = Holdings::at_rest(daemon.pid());
+    for round in 0..WARM_UP + ROUNDS {
+        if round == WARM_UP {
+            before = Holdings::at_rest(daemon.pid());
+        }
         let mut leaver = Raw::greeted(&daemon.socket());
         let request = Message::AttachVm(spec("vm", LARGE));
         leaver.send(&request.encode(7, 0)).unwrap();
@@ -170,9 +173,13 @@ fn who_leaves_while_a_pool_is_made_leaves_nothing() {
     }
     let after = Holdings::at_rest(daemon.pid());
     assert_eq!(after.fds, before.fds);
-    // What is left behind is left behind each time; some mappings are the allocator's, once.
-    assert!(after.maps < before.maps + 8, "{before:?} {after:?}");
+    // What is left behind is left behind each time. The first rounds, and as many threads at a time
+    // as never before, leave the allocator's and the C library's: arenas, and stacks for later.
+    assert!(after.maps < before.maps + ROUNDS, "{before:?} {after:?}");
 }
+
+const WARM_UP: usize = 4;
+const ROUNDS: usize = 16;
 
 #[test]
 fn pools_and_arenas_of_vms_that_are_detached_are_nobodys_to_keep() {
