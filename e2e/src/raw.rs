@@ -15,7 +15,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
-use vnplug_ring::control::{Balance, FilterSpec, Message, Open, Role, Tuning, VERSION};
+use vnplug_ring::control::{Balance, FilterSpec, Message, Open, Role, Segments, Tuning, VERSION};
 
 /// A connection on which any bytes can be sent.
 #[derive(Debug)]
@@ -198,6 +198,7 @@ pub fn open(device: &str, ring_bytes: u64) -> Open {
         shares_wake: false,
         maps_apart: true,
         handle: 0,
+        segments: Segments::Wire,
     }
 }
 

@@ -382,7 +382,7 @@ fn the_end_of_a_source_ends_it_and_cut_frames_are_told() {
 }
 
 #[test]
-fn a_checksum_that_was_left_to_the_nic_keeps_its_mark() {
+fn a_checksum_that_was_left_to_the_nic_is_filled_or_keeps_its_mark() {
     // Sends from a socket, so that the kernel leaves the checksum to the (virtual) NIC.
     const SCRIPT: &str = "
 import socket, struct
@@ -408,13 +408,17 @@ for s in readers:
         .unwrap();
     let daemon = Daemon::start(&lab, Some(&netns), &["--source", PATIENT]).unwrap();
     let args = ["host:wire1", "--name", "vn0", "--direction", "rx"];
-    let tap = Tap::start(&lab, &netns, &daemon, &args);
-    let seen = netns.exec(&["python3", "-c", SCRIPT]).unwrap();
-    assert_eq!(
-        seen, "8 hello\n8 hello\n",
-        "CSUMNOTREADY on the wire and on vn0"
-    );
-    tap.finish();
+    for (segments, its) in [("merged", 8), ("wire", 0)] {
+        let args = [&args[..], &["--segments", segments]].concat();
+        let tap = Tap::start(&lab, &netns, &daemon, &args);
+        let seen = netns.exec(&["python3", "-c", SCRIPT]).unwrap();
+        assert_eq!(
+            seen,
+            format!("8 hello\n{its} hello\n"),
+            "CSUMNOTREADY on the wire and on vn0"
+        );
+        tap.finish();
+    }
 }
 
 #[test]

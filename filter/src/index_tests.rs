@@ -110,6 +110,7 @@ fn frame(packet: &Packet, outbound: bool) -> Frame<'_> {
         ts_ns: 0,
         flags: if outbound { flags::OUTBOUND } else { 0 },
         vlan_tci: 0,
+        ..Frame::default()
     }
 }
 

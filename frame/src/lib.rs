@@ -4,18 +4,21 @@
 //! - [`capfile`]: capture files, read and written.
 //! - [`flow`]: the hash that assigns flows to the members of a cluster.
 //! - [`headers`]: where the headers of a frame lie; what is understood of VLAN tags and IP.
+//! - [`offload`]: super-frames cut and checksums filled, as a NIC would have done it.
 //! - [`witness`]: what generated frames carry, so that a receiver can prove loss, duplication,
 //!   reordering and corruption.
 
 pub mod capfile;
 pub mod flow;
 pub mod headers;
+pub mod offload;
 pub mod witness;
 
 use vnplug_ring::layout::flags;
+use vnplug_ring::offload::Offload;
 
 /// One frame, borrowed from the queue that received it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Frame<'a> {
     /// The captured bytes, Ethernet header included, FCS excluded, VLAN tag in place.
     pub bytes: &'a [u8],
@@ -27,6 +30,8 @@ pub struct Frame<'a> {
     pub flags: u16,
     /// Outermost VLAN TCI, valid with `flags::VLAN`.
     pub vlan_tci: u16,
+    /// What its sender left to a NIC, valid with `flags::OFFLOAD`.
+    pub offload: Offload,
 }
 
 /// The outermost VLAN tag in a frame's bytes: the flag that says so, and the TCI. As the kernel has it,

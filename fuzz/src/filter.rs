@@ -110,6 +110,7 @@ fn indexed(program: &Program, frame: &[u8], wire_len: u32, verdict: u32) {
         ts_ns: 0,
         flags: 0,
         vlan_tci: 0,
+        ..Frame::default()
     }];
     index.judge(&frames, &FrameSet::default());
     assert_eq!(

@@ -111,6 +111,7 @@ impl Segment {
             vlan_tci: 0,
             source: 0,
             queue: 0,
+            ..Meta::default()
         };
         let packet = Packet { meta, bytes };
         let at = self.bytes.len();

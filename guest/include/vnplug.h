@@ -116,7 +116,8 @@ enum {
     VNPLUG_FLAG_HW_TIMESTAMP = 1 << 2,  /* the NIC took the timestamp */
     VNPLUG_FLAG_GAP = 1 << 3,           /* an unknown number may be missing before this packet */
     VNPLUG_FLAG_SOURCE_LOSS = 1 << 4,   /* some were lost in the kernel or NIC before this one */
-    VNPLUG_FLAG_CSUM_NOT_READY = 1 << 5 /* the checksum was left to the NIC, it is not valid */
+    VNPLUG_FLAG_CSUM_NOT_READY = 1 << 5, /* the checksum was left to the NIC, it is not valid */
+    VNPLUG_FLAG_OFFLOAD = 1 << 6 /* still to be cut or summed: see VNPLUG_SEGMENTS_MERGED */
 };
 
 /* One packet. */
@@ -149,6 +150,14 @@ enum { VNPLUG_BOTH = 0, VNPLUG_RX = 1, VNPLUG_TX = 2 };
 enum { VNPLUG_WAIT_SLEEP = 0, VNPLUG_WAIT_BALANCED = 1, VNPLUG_WAIT_SPIN = 2 };
 enum { VNPLUG_BALANCE_FLOW = 0, VNPLUG_BALANCE_ROUND_ROBIN = 1 };
 
+/*
+ * How super-frames come, and frames whose checksum was left to a NIC: as the wire would have carried
+ * them; or as they are, with VNPLUG_FLAG_OFFLOAD. Then the 12 bytes before `data` are a virtio-net
+ * header (virtio 1.2, 5.1.6; little-endian): write(tap, data - 12, cap_len + 12) passes both on to a TAP
+ * with IFF_VNET_HDR and TUNSETVNETHDRSZ 12. What a port sends may be so, too (ring-format.md).
+ */
+enum { VNPLUG_SEGMENTS_WIRE = 0, VNPLUG_SEGMENTS_MERGED = 1 };
+
 /* What to open. Initialise with vnplug_options_init; zero is every field's default. */
 struct vnplug_options {
     size_t size;                       /* set by vnplug_options_init; fields are only appended */
@@ -180,6 +189,8 @@ struct vnplug_options {
                                           counters */
     uint64_t arena_bytes;              /* of a group's first member, per receive queue: room for
                                           its packets; 0 = the daemon's default */
+    uint32_t segments;                 /* how super-frames come: VNPLUG_SEGMENTS_* */
+    uint32_t reserved;                 /* 0 */
 };
 
 /* What can be turned while a port is open. */

@@ -60,9 +60,10 @@ pub use vnplug_ring::Packet;
 pub use vnplug_ring::control::{
     Balance, Counted, DEFAULT_SOCKET, Device, Direction, ExactRule, FilterSpec, Flow, Grant,
     MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern, Rule, RuleAction, RuleKey,
-    RuleKind, Tuning, VmKind, VmReady, VmSpec, WildcardRule, code,
+    RuleKind, Segments, Tuning, VmKind, VmReady, VmSpec, WildcardRule, code,
 };
 pub use vnplug_ring::layout::{Meta, flags};
+pub use vnplug_ring::offload::{self, Offload};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/library.md")]

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vnplug_ring::control::{Balance, Direction, FilterSpec, Open, Tuning};
+use vnplug_ring::control::{Balance, Direction, FilterSpec, Open, Segments, Tuning};
 
 use crate::connection::socket_path;
 use crate::error::Error;
@@ -53,6 +53,7 @@ impl PortOptions {
             shares_wake: false,
             maps_apart: true,
             handle: 0,
+            segments: Segments::Wire,
         };
         Self {
             request,
@@ -82,6 +83,14 @@ impl PortOptions {
     /// Captured bytes per packet; 0 = whole packets.
     pub fn snaplen(mut self, bytes: u32) -> Self {
         self.request.snaplen = bytes;
+        self
+    }
+
+    /// How super-frames come, and frames whose checksum was left to a NIC: as the wire would have carried
+    /// them (default), or as they are, with [`flags::OFFLOAD`](crate::flags::OFFLOAD) and
+    /// `meta.offload`. A daemon that does not know the question gives them as they are, without it.
+    pub fn segments(mut self, segments: Segments) -> Self {
+        self.request.segments = segments;
         self
     }
 

@@ -239,6 +239,7 @@ fn the_documents_reader_sees_every_packet_and_every_loss() {
             vlan_tci: (dice >> 40) as u16,
             source: 2,
             queue: 3,
+            ..Meta::default()
         };
         if host.producer.push(&meta, &bytes).unwrap() {
             meta.lost = std::mem::take(&mut lost);

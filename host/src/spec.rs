@@ -283,6 +283,7 @@ fn af_packet(
     options.switch("promiscuous", &mut config.promiscuous)?;
     options.switch("reserve", &mut config.reserve)?;
     options.switch("hardware_timestamps", &mut config.hardware_timestamps)?;
+    options.switch("offload", &mut config.offload)?;
     options.switch("early", &mut config.early)?;
     options.done()?;
     let description = format!("interface {}", config.interface);

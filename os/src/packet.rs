@@ -157,11 +157,11 @@ impl Socket {
 
     /// Sends frames by the interface it is bound to, without blocking: how many, and what stopped
     /// it before the end. The frames lie in `bytes`, one after the other, with these lengths.
-    pub fn send(&self, bytes: &[u8], lens: &[u16]) -> (usize, Option<io::Error>) {
+    pub fn send(&self, bytes: &[u8], lens: &[u32]) -> (usize, Option<io::Error>) {
         let mut parts = Vec::with_capacity(lens.len());
         let mut rest = bytes;
         for &len in lens {
-            let Some((frame, behind)) = rest.split_at_checked(len.into()) else {
+            let Some((frame, behind)) = rest.split_at_checked(len as usize) else {
                 break;
             };
             rest = behind;

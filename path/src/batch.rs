@@ -1,5 +1,8 @@
 //! A batch on its way through the ports of a queue, and who sent it.
 
+use std::cell::RefCell;
+
+use crate::cuts::Cuts;
 use vnplug_frame::Frame;
 
 /// Ports of one owner that a program declared to belong together: none is shown what another sends.
@@ -38,6 +41,8 @@ pub struct BatchInfo<'a> {
     pub now_us: u64,
     /// The ports of the sender, if a port sent it.
     pub sender: Option<&'a Handle>,
+    /// What its super-frames become.
+    pub cuts: &'a RefCell<Cuts>,
 }
 
 impl BatchInfo<'_> {

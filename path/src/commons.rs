@@ -11,10 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vnplug_ring::layout::Meta;
+use vnplug_ring::offload::record_prefix;
 use vnplug_ring::{Arena, Buffers, Ground, PeerLied, Placed, Producer};
 
 use crate::batch::BatchInfo;
 use vnplug_frame::Frame;
+use vnplug_frame::offload::Piece;
 
 /// One queue's arena.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ struct Inner {
     batch: (u64, usize),
     /// Where its frames lie, if a member wanted them.
     placed: Vec<Option<Placed>>,
+    /// Where the packets lie that its super-frames became.
+    pieces: Vec<Option<Placed>>,
 }
 
 /// Where records lie.
@@ -94,6 +98,7 @@ impl Commons {
             began: at,
             batch: (u64::MAX, 0),
             placed: Vec::new(),
+            pieces: Vec::new(),
         };
         Self {
             inner: Mutex::new(inner),
@@ -156,6 +161,7 @@ impl Commons {
             inner.began = inner.records.at();
             inner.placed.clear();
             inner.placed.resize(this.1, None);
+            inner.pieces.clear();
         }
         Turn {
             commons: self,
@@ -194,6 +200,40 @@ impl Turn<'_> {
         Ok(true)
     }
 
+    /// Gives a member packet `at` of those that the super-frames of the batch became; `frame` is the
+    /// super-frame, at `place`. `Ok(false)`: its ring is full.
+    ///
+    /// # Errors
+    /// [`PeerLied`], as a ring's.
+    pub(super) fn give_piece(
+        &mut self,
+        producer: &mut Producer,
+        (place, at): (usize, usize),
+        (frame, piece): (&Frame<'_>, &Piece<'_>),
+        meta: &Meta,
+        gap: bool,
+    ) -> Result<bool, PeerLied> {
+        if !producer.reserve_descriptor()? {
+            return Ok(false);
+        }
+        let inner = &mut *self.inner;
+        if inner.pieces.len() <= at {
+            inner.pieces.resize(at + 1, None);
+        }
+        let placed = match (inner.pieces[at], &mut inner.records) {
+            (Some(placed), _) => placed,
+            (None, Records::Copies(arena)) => {
+                let (head, body) = piece.cut_to(arena.geometry().snaplen);
+                arena.place_parts(meta, head, body)
+            }
+            // Where a NIC wrote it, nothing is left to a NIC.
+            (None, Records::Lent(buffers)) => buffers.place(place as u64, meta, frame.bytes),
+        };
+        inner.pieces[at] = Some(placed);
+        producer.describe(placed, gap);
+        Ok(true)
+    }
+
     /// What the member's doorbell needs to know.
     #[inline]
     pub(super) fn ground(&self) -> Ground {
@@ -207,7 +247,8 @@ impl Turn<'_> {
     fn place(&mut self, place: usize, frame: &Frame<'_>, meta: &Meta) -> Placed {
         let placed = match &mut self.inner.records {
             Records::Copies(arena) => {
-                let most = arena.geometry().snaplen as usize;
+                let before = record_prefix(meta.flags);
+                let most = arena.geometry().snaplen as usize - before;
                 let bytes = &frame.bytes[..frame.bytes.len().min(most)];
                 arena.place(meta, bytes)
             }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use vnplug::{Balance, Direction, PortOptions};
+use vnplug::{Balance, Direction, PortOptions, Segments};
 
 use crate::bundle::Bundle;
 use crate::error::{InvalidError, raise};
@@ -15,6 +15,8 @@ use crate::port::Port;
 /// filter: a pcap-filter(7) expression; the daemon runs it.
 /// snaplen: captured bytes per packet; 0 is all.
 /// direction: packets that the interface received, sent, or both.
+/// segments: super-frames, and frames whose checksum was left to a NIC, as the wire would have carried
+///     them ("wire"), or as they came, with `Flag.OFFLOAD` ("merged").
 /// sample: one in so many of the packets that pass the filter.
 /// cluster, balance: share the device with the other readers of this cluster, a flow to one reader
 ///     or packet by packet.
@@ -30,7 +32,7 @@ use crate::port::Port;
 ///
 /// Raises UnreachableError, NotFoundError, FilterError, DeniedError, LimitError, InvalidError.
 #[pyfunction]
-#[pyo3(signature = (device, *, filter = "", snaplen = 0, direction = "both", sample = 1,
+#[pyo3(signature = (device, *, filter = "", snaplen = 0, direction = "both", segments = "wire", sample = 1,
     cluster = "", balance = "flow", group = "", arena_bytes = 0, ring_bytes = 0, watermark = 1, max_delay = 0.01,
     reconnect = true, label = None, bundle = None, socket = None))]
 #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
@@ -40,6 +42,7 @@ pub(crate) fn open(
     filter: &str,
     snaplen: u32,
     direction: &str,
+    segments: &str,
     sample: u32,
     cluster: &str,
     balance: &str,
@@ -59,6 +62,9 @@ pub(crate) fn open(
         "tx" => Direction::Tx,
         _ => return Err(unknown("direction", direction, "'both', 'rx' or 'tx'")),
     };
+    let Some(wanted) = Segments::from_name(segments) else {
+        return Err(unknown("segments", segments, "'wire' or 'merged'"));
+    };
     let balance = match balance {
         "flow" => Balance::Flow,
         "rr" => Balance::RoundRobin,
@@ -68,6 +74,7 @@ pub(crate) fn open(
         .filter(filter)
         .snaplen(snaplen)
         .direction(direction)
+        .segments(wanted)
         .sample(sample)
         .cluster(cluster, balance)
         .group(group)

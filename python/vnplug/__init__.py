@@ -67,4 +67,5 @@ class Flag(_enum.IntFlag):
     SOURCE_LOSS = 16
     """Packets were lost before this one in the kernel or the NIC."""
     CSUM_NOT_READY = 32
+    OFFLOAD = 64
     """The sender left the transport checksum to the NIC; it is not valid in the bytes."""

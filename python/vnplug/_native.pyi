@@ -56,6 +56,7 @@ def open(
     filter: str = "",
     snaplen: int = 0,
     direction: Literal["both", "rx", "tx"] = "both",
+    segments: Literal["wire", "merged"] = "wire",
     sample: int = 1,
     cluster: str = "",
     balance: Literal["flow", "rr"] = "flow",
@@ -74,6 +75,8 @@ def open(
     filter: a pcap-filter(7) expression; the daemon runs it.
     snaplen: captured bytes per packet; 0 is all.
     direction: packets that the interface received, sent, or both.
+    segments: super-frames, and frames whose checksum was left to a NIC, as the wire would have carried
+        them ("wire"), or as they came, with `Flag.OFFLOAD` ("merged").
     sample: one in so many of the packets that pass the filter.
     cluster, balance: share the device with the other readers of this cluster, a flow to one reader
         or packet by packet.

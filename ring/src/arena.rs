@@ -47,9 +47,9 @@ pub use buffers::{BufferGeometry, Buffers};
 use crate::consumer::AttachError;
 use crate::layout::{
     ALIGN, DATA_OFFSET, MAX_CAPACITY, MAX_SNAPLEN, MIN_CAPACITY, Meta, RECORD_HEADER,
-    VERSION_MAJOR, VERSION_MINOR, record_size,
+    VERSION_MAJOR, VERSION_MINOR, flags, record_size,
 };
-use crate::producer::{CreateError, record_header};
+use crate::producer::{CreateError, prefix, record_header};
 use crate::region::Region;
 
 /// First eight bytes of an arena: `VNPLAREN` in memory order.
@@ -192,12 +192,22 @@ impl Arena {
     /// If `bytes` is longer than the arena's snaplen.
     #[inline]
     pub fn place(&mut self, meta: &Meta, bytes: &[u8]) -> Placed {
-        assert!(
-            bytes.len() <= self.geometry.snaplen as usize,
-            "cut to the snaplen"
-        );
+        if meta.flags & flags::OFFLOAD != 0 {
+            return self.place_parts(meta, &prefix(meta, bytes), bytes);
+        }
+        self.place_parts(meta, bytes, &[])
+    }
+
+    /// As [`place`](Self::place), with the record's bytes in two parts.
+    ///
+    /// # Panics
+    /// If both together are longer than the arena's snaplen.
+    #[inline]
+    pub fn place_parts(&mut self, meta: &Meta, head: &[u8], rest: &[u8]) -> Placed {
+        let len = head.len() + rest.len();
+        assert!(len <= self.geometry.snaplen as usize, "cut to the snaplen");
         let capacity = self.geometry.capacity;
-        let size = record_size(bytes.len() as u32);
+        let size = record_size(len as u32);
         let to_end = capacity - (self.head & (capacity - 1));
         let start = if size > to_end {
             self.head.wrapping_add(to_end)
@@ -207,11 +217,12 @@ impl Arena {
         let end = start.wrapping_add(size);
         self.raise(end.wrapping_sub(capacity));
         let offset = start & (capacity - 1);
-        self.region.write_record(
-            DATA_OFFSET + offset,
-            record_header(meta, bytes.len() as u32, meta.lost),
-            bytes,
-        );
+        let header = record_header(meta, len as u32, meta.lost);
+        self.region.write_record(DATA_OFFSET + offset, header, head);
+        if !rest.is_empty() {
+            let rest_at = DATA_OFFSET + offset + RECORD_HEADER + head.len() as u64;
+            self.region.write(rest_at, rest);
+        }
         self.head = end;
         self.placed += 1;
         self.own_ahead(end, size);

@@ -10,8 +10,10 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::layout::{
     ALIGN, DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_DELAY_US, Meta, PAD,
-    PUBLISHED, READ, RECORD_HEADER, TAIL, VERSION_MAJOR, WAKE_AT, WAKE_SEQ, reached, record_size,
+    PUBLISHED, READ, RECORD_HEADER, TAIL, VERSION_MAJOR, WAKE_AT, WAKE_SEQ, flags, reached,
+    record_size,
 };
+use crate::offload::{HEADER, Offload, PREFIX, SHORT_HEADER};
 use crate::region::Region;
 
 use shared::GroupSide;
@@ -389,12 +391,13 @@ impl Consumer {
             None => &self.region,
             Some(shared) => &shared.copies,
         };
-        let (_, meta) = read_meta(region, at);
+        let (_, mut meta) = read_meta(region, at);
+        let skip = read_offload(region, at, cap_len, &mut meta);
         // SAFETY: the host reuses a record only after `tail` passed it (ring contract, trusted
         // host). `release` and `arm`, which give `tail` away, take `&mut self` and so end every loan:
         // the two callers tie 'a to a borrow of the consumer. The copies of a group are private
         // memory, and overwritten only where no loan can be: see `take_staged`.
-        let bytes = unsafe { region.lend(at + RECORD_HEADER, u64::from(cap_len)) };
+        let bytes = unsafe { region.lend(at + RECORD_HEADER + skip, u64::from(cap_len) - skip) };
         Packet { meta, bytes }
     }
 
@@ -467,8 +470,32 @@ pub(crate) fn read_meta(region: &Region, at: u64) -> (u32, Meta) {
         vlan_tci: (tail >> 16) as u16,
         source: (tail >> 32) as u16,
         queue: (tail >> 48) as u16,
+        offload: Offload::default(),
     };
     (lens as u32, meta)
+}
+
+/// Reads what stands before a frame, if the record with these fields says that something does, and
+/// returns its length.
+#[inline(always)]
+pub(crate) fn read_offload(region: &Region, at: u64, cap_len: u32, meta: &mut Meta) -> u64 {
+    if meta.flags & flags::OFFLOAD == 0 {
+        return 0;
+    }
+    read_prefix(region, at, cap_len, meta)
+}
+
+#[cold]
+fn read_prefix(region: &Region, at: u64, cap_len: u32, meta: &mut Meta) -> u64 {
+    // A reader that cuts records to its own snaplen may have less of it.
+    if (cap_len as usize) < PREFIX {
+        meta.flags &= !flags::OFFLOAD;
+        return u64::from(cap_len);
+    }
+    let mut header = [0; SHORT_HEADER];
+    region.read(at + RECORD_HEADER + (PREFIX - HEADER) as u64, &mut header);
+    meta.offload = Offload::from_header(&header);
+    PREFIX as u64
 }
 
 impl std::fmt::Display for AttachError {

@@ -129,7 +129,8 @@ pub const SOURCE: &[Counter] = &[
     own(
         "duties",
         Frames,
-        "for each frame read, the subscribers of that moment, added up; a cluster is one",
+        "for each frame read, the subscribers of that moment, added up, a cluster as one; and what \
+         super-frames became, beyond one frame for each subscriber that has them cut",
     ),
     own(
         "departed_offered",
@@ -160,7 +161,11 @@ pub const SOURCE: &[Counter] = &[
 
 /// Counters of a port.
 pub const PORT: &[Counter] = &[
-    own("offered", Frames, "frames that this port had to judge"),
+    own(
+        "offered",
+        Frames,
+        "frames that this port had to judge; a super-frame that was cut counts as what it became",
+    ),
     part(
         "offered",
         "refused",
@@ -196,6 +201,11 @@ pub const PORT: &[Counter] = &[
         "offered",
         "dropped_quarantine",
         "dropped: the port is in quarantine",
+    ),
+    own(
+        "cut",
+        Frames,
+        "what super-frames became, beyond one frame for each; they are in `offered`",
     ),
     own(
         "bytes",
@@ -237,7 +247,16 @@ pub const PORT: &[Counter] = &[
 
 /// Counters of what sends: a port, and a source for all its ports, those that are gone included.
 pub const SENDER: &[Counter] = &[
-    own("send_taken", Frames, "frames taken from transmit rings"),
+    own(
+        "send_taken",
+        Frames,
+        "frames taken from transmit rings; a super-frame that was cut counts as what it became",
+    ),
+    own(
+        "send_cut",
+        Frames,
+        "what super-frames became, beyond one frame for each",
+    ),
     own("send_bytes", Bytes, "their bytes"),
     part(
         "send_taken",
@@ -258,6 +277,11 @@ pub const SENDER: &[Counter] = &[
         "send_taken",
         "send_dropped_link",
         "dropped: the link was down or the interface gone",
+    ),
+    part(
+        "send_taken",
+        "send_dropped_offload",
+        "dropped: what was left to be cut or summed does not fit the frame",
     ),
     part(
         "send_taken",
@@ -403,7 +427,12 @@ fn sum(of: &Counted, total: &'static str, table: &[Counter]) -> Option<Account> 
     let is_optional = |name: &str| name == "refused" || name.starts_with("dropped_");
     let mut found = Vec::new();
     for part in parts.filter(|part| !is_optional(part.name)) {
-        found.push((part.name.to_owned(), value(of, part.name)?));
+        match value(of, part.name) {
+            Some(value) => found.push((part.name.to_owned(), value)),
+            // Older daemons do not count them.
+            None if part.name == "send_dropped_offload" => {}
+            None => return None,
+        }
     }
     if total == "offered" {
         // Also what a newer daemon drops for a reason of its own.

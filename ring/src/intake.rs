@@ -10,8 +10,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::layout::{
     ALIGN, DATA_OFFSET, Geometry, HEAD, Life, MAX_DELAY_US, PAD, READ, RECORD_HEADER, SEND_LIFE,
-    SEND_MAGIC, TAIL, WAKE_AT, WAKE_SEQ, record_size,
+    SEND_MAGIC, TAIL, WAKE_AT, WAKE_SEQ, flags, record_size,
 };
+use crate::offload::{HEADER, Offload, PREFIX};
 use crate::producer::CreateError;
 use crate::region::Region;
 
@@ -27,6 +28,20 @@ pub struct Intake {
     taken: u64,
     wake_seq: u32,
 }
+
+/// A frame that was taken: where it lies in the memory it was copied to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sent {
+    /// Its first byte.
+    pub start: usize,
+    /// After its last byte.
+    pub end: usize,
+    /// What its sender left to do, which may not fit it.
+    pub offload: Offload,
+}
+
+/// The word of a record with its flags, in the lower half.
+const FLAGS: u64 = 24;
 
 /// What the sender wrote is impossible; the port must be quarantined. The sender's fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +108,45 @@ impl Intake {
     /// If `into` is shorter than the geometry's `snaplen`.
     #[inline]
     pub fn take(&mut self, into: &mut [u8]) -> Result<Option<usize>, SenderLied> {
+        Ok(self.copy(into)?.map(|(len, _)| len))
+    }
+
+    /// As [`take`](Self::take), of a sender that may leave frames to be cut or summed: where the frame
+    /// lies in `into`, and what is left to do, which may not fit it.
+    ///
+    /// # Errors
+    /// [`SenderLied`]; stop using the ring.
+    ///
+    /// # Panics
+    /// As [`take`](Self::take).
+    #[inline]
+    pub fn take_offloaded(&mut self, into: &mut [u8]) -> Result<Option<Sent>, SenderLied> {
+        let Some((end, flags)) = self.copy(into)? else {
+            return Ok(None);
+        };
+        if flags & flags::OFFLOAD == 0 {
+            let offload = Offload::default();
+            return Ok(Some(Sent {
+                start: 0,
+                end,
+                offload,
+            }));
+        }
+        // Of our own copy.
+        let header = into[..end].get(PREFIX - HEADER..PREFIX);
+        let Some(header) = header.and_then(<[u8]>::first_chunk) else {
+            return Err(self.lie(end as u32));
+        };
+        Ok(Some(Sent {
+            start: PREFIX,
+            end,
+            offload: Offload::from_header(header),
+        }))
+    }
+
+    /// Copies the next record's bytes out: how many, and its flags.
+    #[inline(always)]
+    fn copy(&mut self, into: &mut [u8]) -> Result<Option<(usize, u16)>, SenderLied> {
         if self.tail == self.head && !self.refresh()? {
             return Ok(None);
         }
@@ -116,12 +170,12 @@ impl Intake {
         if size > available || size > capacity - offset {
             return Err(self.lie(cap_len));
         }
-        let len = cap_len as usize;
-        self.region
-            .read(DATA_OFFSET + offset + RECORD_HEADER, &mut into[..len]);
+        let (at, len) = (DATA_OFFSET + offset, cap_len as usize);
+        let flags = self.region.load_u32(at + FLAGS, Ordering::Relaxed) as u16;
+        self.region.read(at + RECORD_HEADER, &mut into[..len]);
         self.tail = self.tail.wrapping_add(skip + size);
         self.taken = self.taken.wrapping_add(1);
-        Ok(Some(len))
+        Ok(Some((len, flags)))
     }
 
     /// Whether the words that only the host writes are there; a sender can write over them, and can

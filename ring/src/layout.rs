@@ -26,6 +26,11 @@
 //! +30 u16 queue      receive queue (thread) of the source
 //! ```
 //!
+//! With [`flags::OFFLOAD`] (1.1) the first [`PREFIX`](crate::offload::PREFIX) bytes are not the frame's:
+//! four that are zero, then a virtio-net header ([`offload`](crate::offload)), which says that the frame
+//! is still to be cut or lacks a checksum. `cap_len` counts them, `wire_len` does not. Only a reader
+//! that asked for such frames (`segments`) has such records, so those that know 1.0 alone see none.
+//!
 //! A record never crosses the end of the area: a record with `cap_len == PAD` (only its first four
 //! bytes are valid) sends the reader back to offset 0.
 //!
@@ -74,8 +79,11 @@
 //! ```
 //!
 //! Of a record the host takes `cap_len` and the bytes, each once, into memory of its own; the other
-//! fields of its header mean nothing. The host arms before its thread sleeps, for the first record,
+//! fields of its header mean nothing. If the port was opened with `segments` merged, the host takes
+//! `flags` too, once: with `OFFLOAD` the bytes begin as above. The host arms before its thread sleeps, for the first record,
 //! and the sender **kicks** it then.
+
+use crate::offload::Offload;
 
 /// First eight bytes of a ring: `VNPLRING` in memory order.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"VNPLRING");
@@ -84,7 +92,7 @@ pub const SEND_MAGIC: u64 = u64::from_le_bytes(*b"VNPLSEND");
 /// Layout version a reader must know. A reader refuses any other.
 pub const VERSION_MAJOR: u16 = 1;
 /// Additions an old reader may ignore.
-pub const VERSION_MINOR: u16 = 0;
+pub const VERSION_MINOR: u16 = 1;
 
 /// Records start at multiples of this many bytes.
 pub const ALIGN: u64 = 8;
@@ -165,6 +173,9 @@ pub mod flags {
     pub const SOURCE_LOSS: u16 = 1 << 4;
     /// The sender left the transport checksum to the NIC; it is not valid in the captured bytes.
     pub const CSUM_NOT_READY: u16 = 1 << 5;
+    /// The frame is as its sender left it to a NIC: `Meta::offload` says what is still to be done, and
+    /// the record's bytes begin with it (see the top of [`layout`](super)).
+    pub const OFFLOAD: u16 = 1 << 6;
 }
 
 /// Where a ring is in its life. The host alone moves it: out of `Open` once, and from `Ended` or
@@ -233,6 +244,8 @@ pub struct Meta {
     pub source: u16,
     /// Receive queue of the source.
     pub queue: u16,
+    /// What is left to do with the frame, valid with [`flags::OFFLOAD`].
+    pub offload: Offload,
 }
 
 /// Bytes of ring memory for a record area of `capacity` bytes.

@@ -37,6 +37,7 @@
 
 pub mod arena;
 pub mod layout;
+pub mod offload;
 
 mod region;
 
@@ -52,7 +53,7 @@ pub mod units;
 
 pub use arena::{Arena, ArenaGeometry, ArenaReader, BufferGeometry, Buffers, Placed};
 pub use consumer::{AttachError, Batch, Consumer, Corrupt, Look, Packet, Wait};
-pub use intake::{Intake, SenderLied};
+pub use intake::{Intake, SenderLied, Sent};
 pub use producer::{Bell, CreateError, Ground, PeerLied, Producer, Slot};
 pub use region::Region;
 

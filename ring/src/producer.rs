@@ -13,8 +13,9 @@ use std::sync::atomic::Ordering;
 use crate::consumer::AttachError;
 use crate::layout::{
     ALIGN, DATA_OFFSET, Geometry, HEAD, LIFE, Life, MAGIC, MAX_CAPACITY, MIN_CAPACITY, Meta, PAD,
-    PUBLISHED, SEND_LIFE, SEND_MAGIC, TAIL, WAKE_SEQ, record_size,
+    PUBLISHED, RECORD_HEADER, SEND_LIFE, SEND_MAGIC, TAIL, WAKE_SEQ, flags, header, record_size,
 };
+use crate::offload::{self, PREFIX};
 use crate::region::Region;
 use publish::Waiting;
 pub use publish::{Bell, Ground};
@@ -139,6 +140,11 @@ impl Producer {
         &self.geometry
     }
 
+    /// Whether who made the ring knows records with [`flags::OFFLOAD`]: its layout is 1.1 or later.
+    pub fn knows_offload(&self) -> bool {
+        (self.region.load_u64(header::MAJOR, Ordering::Relaxed) >> 16) as u16 >= 1
+    }
+
     /// Records this ring lost because it was full.
     pub fn dropped(&self) -> u64 {
         self.dropped
@@ -214,6 +220,16 @@ impl Producer {
             bytes.len() == slot.cap_len as usize && slot.head == self.head,
             "filled as reserved"
         );
+        let at = self.fill_at(&slot);
+        let lost = meta.lost.saturating_add(self.lost);
+        let header = record_header(meta, slot.cap_len, lost);
+        self.region.write_record(at, header, bytes);
+        self.filled(at, slot.cap_len);
+    }
+
+    /// Where the record is to be written, past a pad if it needs one.
+    #[inline(always)]
+    fn fill_at(&mut self, slot: &Slot) -> u64 {
         let mask = self.geometry.capacity - 1;
         if slot.pad > 0 {
             self.region
@@ -221,15 +237,16 @@ impl Producer {
             self.head = self.head.wrapping_add(slot.pad);
             self.room = self.free();
         }
-        let offset = self.head & mask;
-        let lost = meta.lost.saturating_add(self.lost);
-        let header = record_header(meta, slot.cap_len, lost);
-        self.region
-            .write_record(DATA_OFFSET + offset, header, bytes);
-        let size = record_size(slot.cap_len);
+        DATA_OFFSET + (self.head & mask)
+    }
+
+    /// A record of so many bytes was written at `at`.
+    #[inline(always)]
+    fn filled(&mut self, at: u64, cap_len: u32) {
+        let size = record_size(cap_len);
         self.head = self.head.wrapping_add(size);
         self.room -= size;
-        self.own_ahead(DATA_OFFSET + offset + size, AHEAD * size);
+        self.own_ahead(at + size, AHEAD * size);
         self.lost = 0;
         self.written = self.written.wrapping_add(1);
     }
@@ -242,6 +259,9 @@ impl Producer {
     /// NB: all of it is written where it is called: as functions they cost a frame 40 instructions more.
     #[inline(always)]
     pub fn push(&mut self, meta: &Meta, bytes: &[u8]) -> Result<bool, PeerLied> {
+        if meta.flags & flags::OFFLOAD != 0 {
+            return self.push_parts(meta, &prefix(meta, bytes), bytes);
+        }
         match self.reserve(bytes.len() as u32)? {
             Some(slot) => {
                 self.fill(slot, meta, bytes);
@@ -249,6 +269,26 @@ impl Producer {
             }
             None => Ok(false),
         }
+    }
+
+    /// As [`push`](Self::push), with the record's bytes in two parts: what comes before a frame, or its new
+    /// headers, and the rest.
+    ///
+    /// # Errors
+    /// [`PeerLied`] as [`reserve`](Self::reserve).
+    #[cold]
+    pub fn push_parts(&mut self, meta: &Meta, head: &[u8], rest: &[u8]) -> Result<bool, PeerLied> {
+        let Some(slot) = self.reserve((head.len() + rest.len()) as u32)? else {
+            return Ok(false);
+        };
+        let at = self.fill_at(&slot);
+        let lost = meta.lost.saturating_add(self.lost);
+        let header = record_header(meta, slot.cap_len, lost);
+        self.region.write_record(at, header, head);
+        let rest_at = at + RECORD_HEADER + head.len() as u64;
+        self.region.write(rest_at, rest);
+        self.filled(at, slot.cap_len);
+        Ok(true)
     }
 
     /// Counts a packet that could not even be offered to the ring (longer than a record may be).
@@ -342,6 +382,13 @@ impl Producer {
         self.tail = tail;
         Ok(())
     }
+}
+
+/// What comes before a frame in a record that says how it is to be cut or summed.
+pub(crate) fn prefix(meta: &Meta, frame: &[u8]) -> [u8; PREFIX] {
+    let mut prefix = [0; PREFIX];
+    prefix[PREFIX - offload::HEADER..].copy_from_slice(&meta.offload.to_header(frame));
+    prefix
 }
 
 /// The four words before a record's bytes.

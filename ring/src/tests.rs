@@ -6,11 +6,12 @@ mod floor;
 mod group;
 mod hostile;
 mod model;
+mod offload;
 mod send;
 mod sleep;
 mod threads;
 
-use crate::layout::{Geometry, Meta, ring_size};
+use crate::layout::{Geometry, Meta, flags, ring_size};
 use crate::{Consumer, Producer, Region};
 
 const EPOCH: u64 = 0x00c0_ffee_0000_0100;
@@ -52,10 +53,11 @@ fn meta(number: u64, len: usize) -> Meta {
         wire_len: len as u32 + 4,
         flow_hash: !(number as u32),
         lost: 0,
-        flags: number as u16,
+        flags: number as u16 & !flags::OFFLOAD,
         vlan_tci: 1,
         source: 2,
         queue: number as u16 ^ 3,
+        ..Meta::default()
     }
 }
 

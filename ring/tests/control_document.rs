@@ -4,8 +4,8 @@ use std::path::Path;
 
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{
-    Arenas, Balance, Direction, FilterSpec, Message, Open, Opened, RingPlace, Role, Tuning, VmKind,
-    VmSpec, code,
+    Arenas, Balance, Direction, FilterSpec, Message, Open, Opened, RingPlace, Role, Segments,
+    Tuning, VmKind, VmSpec, code,
 };
 
 /// What the document shows: heading of the block, message, request number, application.
@@ -29,6 +29,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         shares_wake: false,
         maps_apart: true,
         handle: 0,
+        segments: Segments::Wire,
     };
     let opened = Opened {
         port: 4,

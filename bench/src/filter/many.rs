@@ -332,5 +332,6 @@ fn frame(bytes: &[u8]) -> Frame<'_> {
         ts_ns: 0,
         flags: 0,
         vlan_tci: 0,
+        ..Frame::default()
     }
 }

@@ -185,6 +185,7 @@ fn make(dir: &Path, bytes: u64) -> Result<Made> {
             vlan_tci: 0,
             source: 0,
             queue: 0,
+            ..Meta::default()
         };
         frame_bytes += bytes.len() as u64;
         recorder.take(0, &Packet { meta, bytes }, &mut || false);

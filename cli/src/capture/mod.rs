@@ -54,6 +54,10 @@ pub(crate) struct PortArgs {
     /// Packets the interface received (rx), sent (tx), or both
     #[arg(long, value_enum, default_value_t = Direction::Both)]
     direction: Direction,
+    /// Super-frames, and frames whose checksum was left to a NIC: as the wire would have carried them,
+    /// or merged as they came
+    #[arg(long, value_enum, default_value_t = Segments::Wire)]
+    segments: Segments,
     /// Share the device with all readers that name the same cluster
     #[arg(
         long,
@@ -106,6 +110,21 @@ enum Direction {
     Both,
     Rx,
     Tx,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Segments {
+    Wire,
+    Merged,
+}
+
+impl From<Segments> for vnplug::Segments {
+    fn from(segments: Segments) -> Self {
+        match segments {
+            Segments::Wire => Self::Wire,
+            Segments::Merged => Self::Merged,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -223,6 +242,7 @@ impl PortArgs {
             .snaplen(self.snaplen)
             .sample(self.sample)
             .direction(direction)
+            .segments(self.segments.into())
             .cluster(&self.cluster, balance)
             .group(&self.group)
             .arena_bytes(self.arena)

@@ -1,8 +1,8 @@
 //! The vnet header before each frame (struct virtio_net_hdr, virtio 1.2 section 5.1.6).
 //!
-//! It says one thing: that a frame was captured before its sender's NIC filled in the transport
-//! checksum. Readers of the TAP then see the same mark as on the interface itself (packet(7),
-//! `TP_STATUS_CSUMNOTREADY`), and do not take such packets for damaged ones.
+//! It says what was left to the sender's NIC: a super-frame to be cut (`--segments merged`), or a
+//! transport checksum to be filled in. Readers of the TAP then see the same mark as on the interface
+//! itself (packet(7), `TP_STATUS_CSUMNOTREADY`), and do not take such packets for damaged ones.
 
 use vnplug::{Packet, flags};
 use vnplug_frame::headers::{self, Link};
@@ -13,6 +13,9 @@ pub(super) const SIZE: usize = 10;
 /// The header for this packet.
 #[inline]
 pub(super) fn of(packet: &Packet<'_>) -> [u8; SIZE] {
+    if packet.meta.flags & flags::OFFLOAD != 0 {
+        return packet.meta.offload.to_native_header(packet.bytes);
+    }
     let mut header = [0; SIZE];
     if packet.meta.flags & flags::CSUM_NOT_READY != 0
         && let Some((start, offset)) = checksum(packet.bytes)
@@ -118,5 +121,9 @@ mod tests {
         assert_eq!(of(&packet), [0; SIZE]);
         packet.meta.flags = flags::CSUM_NOT_READY;
         assert_eq!(of(&packet)[0], NEEDS_CSUM);
+        packet.meta.flags |= flags::OFFLOAD;
+        (packet.meta.offload.gso_type, packet.meta.offload.gso_size) = (5, 700);
+        let [_, kind, _, _, low, high, ..] = of(&packet);
+        assert_eq!((kind, u16::from_ne_bytes([low, high])), (5, 700));
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use std::ptr;
 use std::time::Duration;
 
-use vnplug_ring::control::{Balance, Direction, FilterSpec};
+use vnplug_ring::control::{Balance, Direction, FilterSpec, Segments};
 
 use super::error::text;
 use crate::{Error, PortOptions, Waiting};
@@ -47,6 +47,8 @@ pub(crate) struct COptions {
     pub(super) longest_sleep_us: u32,
     pub(super) group: *const c_char,
     pub(super) arena_bytes: u64,
+    pub(super) segments: u32,
+    pub(super) reserved: u32,
 }
 
 /// # Safety
@@ -97,7 +99,11 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
         .waiting(waiting(&options)?)
         .group(group.unwrap_or(""))
         .arena_bytes(options.arena_bytes)
-        .direction(direction(options.direction)?);
+        .direction(direction(options.direction)?)
+        .segments(segments(options.segments)?);
+    if options.reserved != 0 {
+        return Err(Error::Invalid("options.reserved: use vnplug_options_init"));
+    }
     if !options.program.is_null() {
         if filter.is_some() {
             return Err(Error::Invalid("filter and program: set one of them"));
@@ -172,6 +178,15 @@ pub(super) fn direction(number: u32) -> Result<Direction, Error> {
         1 => Direction::Rx,
         2 => Direction::Tx,
         _ => return Err(Error::Invalid("direction")),
+    })
+}
+
+/// How super-frames come, by its number in `vnplug.h`.
+fn segments(number: u32) -> Result<Segments, Error> {
+    Ok(match number {
+        0 => Segments::Wire,
+        1 => Segments::Merged,
+        _ => return Err(Error::Invalid("segments")),
     })
 }
 

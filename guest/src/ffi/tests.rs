@@ -193,6 +193,7 @@ fn values() -> String {
         ("VNPLUG_FLAG_GAP", flags::GAP.into()),
         ("VNPLUG_FLAG_SOURCE_LOSS", flags::SOURCE_LOSS.into()),
         ("VNPLUG_FLAG_CSUM_NOT_READY", flags::CSUM_NOT_READY.into()),
+        ("VNPLUG_FLAG_OFFLOAD", flags::OFFLOAD.into()),
     ];
     checks.iter().fold(String::new(), |mut out, (name, value)| {
         writeln!(out, "CHECK({name} == {value});").unwrap();

@@ -118,10 +118,8 @@ impl Link {
                 let part = region.part(place.offset, place.len).ok_or_else(|| {
                     Error::Protocol(format!("a ring at {} lies outside", place.offset))
                 })?;
-                Some(Outbox::new(
-                    Producer::attach(part).map_err(Error::Ring)?,
-                    kick,
-                ))
+                let ring = Producer::attach(part).map_err(Error::Ring)?;
+                Some(Outbox::new(ring, kick, options.request.segments))
             }
             None if options.request.transmit_bytes > 0 => {
                 let what = "the daemon or agent is too old to send: update it";

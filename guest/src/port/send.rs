@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
-use vnplug_ring::layout::{Life, Meta, RECORD_HEADER};
+use vnplug_ring::control::Segments;
+use vnplug_ring::layout::{Life, Meta, RECORD_HEADER, flags};
+use vnplug_ring::offload::{Offload, PREFIX, record_prefix};
 use vnplug_ring::{Bell, PeerLied, Producer};
 
 use super::phase::{Phase, Standing};
@@ -22,11 +24,14 @@ pub struct Outbox {
     ring: Producer,
     kick: OwnedFd,
     pushed: u64,
+    /// Frames may be left to be cut or summed.
+    merged: bool,
 }
 
 impl Outbox {
-    pub(super) fn new(ring: Producer, kick: OwnedFd) -> Self {
+    pub(super) fn new(ring: Producer, kick: OwnedFd, segments: Segments) -> Self {
         Self {
+            merged: segments == Segments::Merged && ring.knows_offload(),
             ring,
             kick,
             pushed: 0,
@@ -40,15 +45,34 @@ impl Outbox {
     /// [`Error::Invalid`] if the frame is longer than [`max_frame`](Self::max_frame).
     #[inline]
     pub fn push(&mut self, frame: &[u8]) -> Result<bool, Error> {
+        self.push_offloaded(frame, &Offload::default())
+    }
+
+    /// As [`push`](Self::push), of a frame that is still to be cut or summed as `offload` says. The host
+    /// drops one that does not fit it (`send_dropped_offload`).
+    ///
+    /// # Errors
+    /// As [`push`](Self::push); [`Error::Invalid`] if the port was opened without
+    /// [`Segments::Merged`], or the daemon is older than that.
+    #[inline]
+    pub fn push_offloaded(&mut self, frame: &[u8], offload: &Offload) -> Result<bool, Error> {
+        let flags = match offload.is_due() {
+            true if self.merged => flags::OFFLOAD,
+            true => return Err(Error::Invalid(NOT_MERGED)),
+            false => 0,
+        };
+        let before = record_prefix(flags);
         if frame.len() > self.max_frame() {
             return Err(Error::Invalid("a frame longer than the port can send"));
         }
         let len = frame.len() as u32;
-        if !self.ring.has_room(len).map_err(nonsense)? {
+        if !self.ring.has_room(before as u32 + len).map_err(nonsense)? {
             return Ok(false);
         }
         let meta = Meta {
             wire_len: len,
+            flags,
+            offload: *offload,
             ..Meta::default()
         };
         let pushed = self.ring.push(&meta, frame).map_err(nonsense)?;
@@ -65,9 +89,10 @@ impl Outbox {
         }
     }
 
-    /// The longest frame in bytes.
+    /// The longest frame in bytes, also of those that are to be cut or summed.
     pub fn max_frame(&self) -> usize {
-        self.ring.geometry().snaplen as usize
+        let before = if self.merged { PREFIX } else { 0 };
+        self.ring.geometry().snaplen as usize - before
     }
 
     /// Frames written since the port was opened (or reopened).
@@ -96,6 +121,9 @@ impl Outbox {
         }
     }
 }
+
+const NOT_MERGED: &str =
+    "a frame to be cut or summed: open the port with segments merged, of a daemon that knows it";
 
 impl Port {
     /// Sends a frame. False: the ring is full, try again later

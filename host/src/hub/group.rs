@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use vnplug_ring::arena::{ArenaGeometry, DESCRIPTOR, arena_size, arena_snaplen};
-use vnplug_ring::control::{ArenaHome, Arenas, Open, RingPlace, code};
+use vnplug_ring::control::{ArenaHome, Arenas, Open, RingPlace, Segments, code};
 use vnplug_ring::layout::{MAX_CAPACITY, MIN_CAPACITY};
 use vnplug_ring::{Arena, Region};
 
@@ -44,6 +44,8 @@ pub(super) enum Whose {
 pub(super) struct Group {
     members: usize,
     guard: Option<Arc<Program>>,
+    /// How all members get super-frames.
+    segments: Segments,
     /// Bytes of each arena's record area.
     capacity: u64,
     /// The queues that have an arena; `commons` and the places of `arenas` are in their order.
@@ -62,6 +64,8 @@ pub(super) struct Group {
 #[derive(Debug, Clone)]
 pub(super) struct GroupPlan {
     pub(super) key: GroupKey,
+    /// How its members get super-frames.
+    pub(super) segments: Segments,
     /// Bytes of each arena's record area.
     pub(super) capacity: u64,
     /// What its source lends, instead of arenas of the group's own.
@@ -147,6 +151,9 @@ impl Hub {
             name: request.group.clone(),
         };
         let existing = self.groups.get(&key);
+        if let Some(group) = existing {
+            same_segments(&request.group, group.segments, request)?;
+        }
         // What the source lends shows every frame: nobody has it from whom some are kept.
         let may_see_all = matches!(owner, Peer::User(_)) && programs.guard.is_none();
         let lends = existing.map_or(may_see_all, |group| group.is_lent);
@@ -161,6 +168,7 @@ impl Hub {
         Ok(Some(GroupPlan {
             is_first: existing.is_none(),
             lent: lent.map(LentPlan::of),
+            segments: request.segments,
             key,
             capacity,
         }))
@@ -292,6 +300,7 @@ impl Hub {
         let group = Group {
             members: 0,
             guard: guard.cloned(),
+            segments: plan.segments,
             capacity: plan.capacity,
             queues,
             commons,
@@ -316,6 +325,7 @@ impl Hub {
         let group = Group {
             members: 0,
             guard: None,
+            segments: plan.segments,
             capacity: plan.capacity,
             queues,
             commons: lent.iter().map(|lent| Arc::clone(&lent.commons)).collect(),
@@ -402,6 +412,22 @@ impl Hub {
 
 type Home = (ArenaHome, Region, u64, Option<OwnedFd>);
 type Laid = (Vec<Arc<Commons>>, Arenas, Option<OwnedFd>);
+
+/// Members share one copy of each packet, so all of them have it in the same way.
+///
+/// # Errors
+/// [`Refusal`] if the group's way is not the request's.
+pub(super) fn same_segments(group: &str, its: Segments, request: &Open) -> Result<(), Refusal> {
+    if its == request.segments {
+        return Ok(());
+    }
+    let (its, wanted) = (its.name(), request.segments.name());
+    let what = format!(
+        "group {group:?} has segments={its}, not {wanted}: all members must use the same; use another \
+         name, or {its}"
+    );
+    Err(Refusal::new(code::INVALID, what))
+}
 
 /// Bytes of an arena with its header.
 pub(crate) fn arena_bytes(capacity: u64) -> u64 {

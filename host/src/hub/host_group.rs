@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use vnplug_ring::Region;
-use vnplug_ring::control::{HostGroup as Wanted, Open, code};
+use vnplug_ring::control::{HostGroup as Wanted, Open, Segments, code};
 
-use super::group::{GroupKey, GroupPlan, LentPlan, Whose, arena_bytes};
+use super::group::{GroupKey, GroupPlan, LentPlan, Whose, arena_bytes, same_segments};
 use super::{Hub, Peer, Programs, Refusal};
 use vnplug_os::memory::Pool;
 use vnplug_os::packet_file::PacketFile;
@@ -302,6 +302,8 @@ impl Hub {
             let what = format!("group {name:?} was made just now: open the port again");
             return Err(Refusal::new(code::UNAVAILABLE, what));
         }
+        // Its members are readers of several owners, old ones among them.
+        same_segments(name, Segments::Wire, request)?;
         let key = GroupKey {
             source,
             queue: None,
@@ -317,6 +319,7 @@ impl Hub {
             key,
             capacity: group.capacity,
             lent,
+            segments: Segments::Wire,
         }))
     }
 

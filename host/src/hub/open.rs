@@ -68,14 +68,20 @@ impl Hub {
             None => self.pipe(&owner, &mut ground.fds)?,
         };
         let producers = ground.lay(&plan, id, link_type)?;
-        let sender = self.sender(&plan, &mut ground, &owner, (handle, link_type))?;
+        let sender = self.sender(
+            &plan,
+            &mut ground,
+            &owner,
+            (handle, link_type),
+            request.segments,
+        )?;
         // The last that may fail: it undoes itself.
         let joined = self.enter_group(&plan, programs.guard.as_ref(), &mut ground)?;
         let opened = Opened {
             port: id,
             map_len: ground.map_len,
             rings: ground.rings,
-            snaplen: plan.snaplen,
+            snaplen: plan.snaplen - plan.prefix,
             link_type,
             device: format!("{HOST_PREFIX}{}", self.sources[plan.source].name),
             vector: u32::MAX,
@@ -85,8 +91,11 @@ impl Hub {
         };
         let mut fds = ground.fds;
         fds.extend(joined.fd.filter(|_| is_own));
+        let prefix = plan.prefix;
         let ports = producers.into_iter().enumerate().map(|(at, producer)| {
             let mut port = Port::new(id, producer, doorbell.clone());
+            port.snaplen -= prefix;
+            port.segments = request.segments;
             port.owner = number;
             port.handle = handle;
             port.commons = joined.commons.get(at).cloned();

@@ -1,8 +1,9 @@
 //! What a port would be, without memory: where it reads, how large its rings are, and what it shares.
 
 use vnplug_ring::control::apart::Shape;
-use vnplug_ring::control::{Open, code};
+use vnplug_ring::control::{Open, Segments, code};
 use vnplug_ring::layout::{MAX_CAPACITY, MAX_SNAPLEN, MIN_CAPACITY, record_size, ring_size};
+use vnplug_ring::offload::PREFIX;
 
 use super::cluster::ClusterKey;
 use super::group::GroupPlan;
@@ -29,7 +30,10 @@ pub(super) struct PortPlan {
     pub(super) source: usize,
     pub(super) queues: Vec<usize>,
     pub(super) cluster: Option<ClusterKey>,
+    /// Bytes of a record at most.
     pub(super) snaplen: u32,
+    /// How many of them may come before a frame.
+    pub(super) prefix: u32,
     pub(super) capacity: u64,
     /// Bytes of one queue's ring with its header.
     pub(super) each: u64,
@@ -83,9 +87,11 @@ impl Hub {
             let what = format!("{most} ports are open, the limit; close some or raise max_ports");
             return Err(Refusal::new(code::LIMIT, what));
         }
+        let prefix = prefix(request.segments);
+        let most = MAX_SNAPLEN - prefix;
         let snaplen = match request.snaplen {
-            0 => MAX_SNAPLEN,
-            snaplen => snaplen.min(MAX_SNAPLEN),
+            0 => most,
+            snaplen => snaplen.min(most),
         };
         let group = self.plan_group(request, owner, programs)?;
         let (capacity, longest) = match &group {
@@ -95,7 +101,7 @@ impl Hub {
             }
             Some(group) => (self.descriptor_capacity(request, group)?, group.snaplen()),
         };
-        let snaplen = snaplen.min(longest);
+        let snaplen = (snaplen + prefix).min(longest);
         let cluster = (!request.cluster.is_empty())
             .then(|| (source, queue, owner.clone(), request.cluster.clone()));
         if let Some(existing) = cluster.as_ref().and_then(|key| self.clusters.get(key))
@@ -118,6 +124,7 @@ impl Hub {
             queues,
             cluster,
             snaplen,
+            prefix,
             capacity,
             transmit: self.transmit_capacity(request)?,
             group,
@@ -167,15 +174,23 @@ impl Hub {
         };
         let capacity = wanted.max(MIN_CAPACITY).next_power_of_two();
         // A snaplen asked for by name must fit; whole packets are cut to what fits.
-        if request.snaplen != 0 && snaplen > longest_record(capacity) {
+        let longest = longest_record(capacity) - prefix(request.segments);
+        if request.snaplen != 0 && snaplen > longest {
             let what = format!(
-                "a ring of {capacity} bytes holds records up to {}; make the ring larger or the \
-                 snaplen smaller",
-                longest_record(capacity)
+                "a ring of {capacity} bytes holds records up to {longest}; make the ring larger or the \
+                 snaplen smaller"
             );
             return Err(Refusal::new(code::INVALID, what));
         }
         Ok(capacity)
+    }
+}
+
+/// Bytes before a frame in a record, at most.
+pub(super) fn prefix(segments: Segments) -> u32 {
+    match segments {
+        Segments::Wire => 0,
+        Segments::Merged => PREFIX as u32,
     }
 }
 

@@ -293,6 +293,8 @@ impl Hub {
             let sizes = snapshots.iter().map(|it| what(&it.snapshot.filters));
             sizes.max().unwrap_or(0) as u64
         };
+        let ports = snapshots.iter().flat_map(|it| &it.snapshot.ports);
+        let cut = ports.map(|port| port.counters.cut).sum::<u64>() + fanout.departed.cut;
         let mut values = queue.named();
         values.extend([
             ("read".into(), fanout.read),
@@ -300,9 +302,16 @@ impl Hub {
             ("filters_keyed".into(), filters(|size| size.keyed)),
             ("filters_scanned".into(), filters(|size| size.scanned)),
             ("filter_fields".into(), filters(|size| size.fields)),
-            ("duties".into(), fanout.duties),
-            ("departed_offered".into(), fanout.departed.offered),
-            ("departed_accounted".into(), fanout.departed.accounted()),
+            // What a super-frame became, its port had to judge and its port accounts for.
+            ("duties".into(), fanout.duties + cut),
+            (
+                "departed_offered".into(),
+                fanout.departed.offered + fanout.departed.cut,
+            ),
+            (
+                "departed_accounted".into(),
+                fanout.departed.accounted() + fanout.departed.cut,
+            ),
             ("departed_delivered".into(), fanout.departed.delivered),
             ("departed_dropped_full".into(), fanout.departed.dropped_full),
             (
@@ -373,7 +382,8 @@ fn tell_sends(counted: &mut Counted, snapshots: &[Part], id: u32) {
 fn port_counted(port: &PortSnapshot, hide_refused: bool) -> Counted {
     let counters = &port.counters;
     let hidden = if hide_refused { counters.refused } else { 0 };
-    let mut values = vec![("offered".to_owned(), counters.offered - hidden)];
+    let offered = counters.offered + counters.cut - hidden;
+    let mut values = vec![("offered".to_owned(), offered)];
     if !hide_refused {
         values.push(("refused".into(), counters.refused));
     }
@@ -387,6 +397,7 @@ fn port_counted(port: &PortSnapshot, hide_refused: bool) -> Counted {
         ("dropped_full".into(), counters.dropped_full),
         ("dropped_budget".into(), counters.dropped_budget),
         ("dropped_quarantine".into(), counters.dropped_quarantine),
+        ("cut".into(), counters.cut),
         ("bytes".into(), counters.bytes),
         ("rings".into(), counters.rings),
         ("source_kernel_dropped".into(), port.kernel_dropped),

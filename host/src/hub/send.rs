@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vnplug_ring::Intake;
-use vnplug_ring::control::{Open, code};
+use vnplug_ring::control::{Open, Segments, code};
 use vnplug_ring::layout::{Geometry, MAX_CAPACITY, MIN_CAPACITY};
 
 use super::ground::Ground;
@@ -22,6 +22,8 @@ use vnplug_path::engine::sender::Sender;
 
 /// The longest frame that a port may send, in bytes: more than a jumbo frame with its tags.
 pub(super) const MAX_SEND: u32 = 16 << 10;
+/// The same where super-frames are taken: 64 KiB, Ethernet header, tags and what comes before.
+const MAX_SEND_MERGED: u32 = 66 << 10;
 
 impl Hub {
     /// Bytes of the record area of the transmit ring that a request wants; 0 = none.
@@ -54,13 +56,18 @@ impl Hub {
         ground: &mut Ground<'_>,
         owner: &Peer,
         (handle, link_type): (Handle, u32),
+        segments: Segments,
     ) -> Result<Option<Box<Sender>>, Refusal> {
         if plan.transmit == 0 {
             return Ok(None);
         }
+        let longest = match segments {
+            Segments::Wire => MAX_SEND,
+            Segments::Merged => MAX_SEND_MERGED,
+        };
         let geometry = Geometry {
             capacity: plan.transmit,
-            snaplen: longest_record(plan.transmit).min(MAX_SEND),
+            snaplen: longest_record(plan.transmit).min(longest),
             link_type,
             epoch: fresh_epoch(),
             port: handle.port,
@@ -80,6 +87,7 @@ impl Hub {
         }
         let mut sender = Sender::new(handle.port, intake, kicks, ground.holes.take());
         sender.handle = handle;
+        sender.segments = segments;
         Ok(Some(Box::new(sender)))
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use vnplug_ring::Region;
-use vnplug_ring::control::{Balance, Open};
+use vnplug_ring::control::{Balance, Open, Segments};
 
 use super::open::Opening;
 use super::*;
@@ -50,6 +50,7 @@ fn request(device: &str, cluster: &str) -> Open {
         shares_wake: false,
         maps_apart: true,
         handle: 0,
+        segments: Segments::Wire,
     }
 }
 

@@ -5,12 +5,15 @@
 //! frames (R4), a lie in the ring ends in quarantine (R2), and every frame that was taken is counted
 //! exactly once by what became of it.
 
+use vnplug_ring::control::Segments;
 use vnplug_ring::layout::Life;
-use vnplug_ring::{Intake, SenderLied};
+use vnplug_ring::offload::Offload;
+use vnplug_ring::{Intake, SenderLied, Sent};
 
 use crate::batch::Handle;
 use crate::source::{Flushed, Transmit, Transmitter};
 use vnplug_frame::Frame;
+use vnplug_frame::offload::{self, Pieces};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::memory::Holes;
 
@@ -31,11 +34,17 @@ pub struct Sender {
     holes: Option<Holes>,
     /// The daemon's copy of one frame.
     frame: Box<[u8]>,
+    /// Whether its frames may be left to be cut or summed.
+    pub segments: Segments,
+    /// The packets that one of them becomes.
+    pieces: Pieces,
+    /// One of those, in one piece.
+    packet: Vec<u8>,
     over: bool,
 }
 
-/// What became of each frame taken from transmit rings: `taken` is the sum of all the others but
-/// `bytes` (point T).
+/// What became of each frame taken from transmit rings, or of the packets that it became: `taken` and
+/// `cut` are the sum of all the others but `bytes` (point T).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SendCounters {
     /// Frames taken from the ring.
@@ -50,8 +59,12 @@ pub struct SendCounters {
     pub dropped_length: u64,
     /// Dropped: the link was down or the interface gone.
     pub dropped_link: u64,
+    /// Dropped: what was left to do did not fit the frame.
+    pub dropped_offload: u64,
     /// Dropped: the source cannot send.
     pub dropped_unsupported: u64,
+    /// Packets that super-frames became, beyond one for each: they are in the fates, and not in `taken`.
+    pub cut: u64,
 }
 
 impl SendCounters {
@@ -63,7 +76,9 @@ impl SendCounters {
         self.dropped_full += other.dropped_full;
         self.dropped_length += other.dropped_length;
         self.dropped_link += other.dropped_link;
+        self.dropped_offload += other.dropped_offload;
         self.dropped_unsupported += other.dropped_unsupported;
+        self.cut += other.cut;
     }
 
     fn flushed(&mut self, flushed: Flushed) {
@@ -74,25 +89,29 @@ impl SendCounters {
     }
 
     /// The counters with their public names.
-    pub fn named(&self) -> [(String, u64); 7] {
+    pub fn named(&self) -> [(String, u64); 9] {
         [
-            ("send_taken".into(), self.taken),
+            ("send_taken".into(), self.taken + self.cut),
+            ("send_cut".into(), self.cut),
             ("send_bytes".into(), self.bytes),
             ("sent".into(), self.sent),
             ("send_dropped_full".into(), self.dropped_full),
             ("send_dropped_length".into(), self.dropped_length),
             ("send_dropped_link".into(), self.dropped_link),
+            ("send_dropped_offload".into(), self.dropped_offload),
             ("send_dropped_unsupported".into(), self.dropped_unsupported),
         ]
     }
 
-    /// Frames whose fate is counted; equal to `taken` or we have a bug.
+    /// Frames whose fate is counted, a super-frame as one; equal to `taken` or we have a bug.
     pub fn accounted(&self) -> u64 {
         self.sent
             + self.dropped_full
             + self.dropped_length
             + self.dropped_link
+            + self.dropped_offload
             + self.dropped_unsupported
+            - self.cut
     }
 }
 
@@ -111,6 +130,9 @@ impl Sender {
             intake,
             holes,
             frame,
+            segments: Segments::Wire,
+            pieces: Pieces::default(),
+            packet: Vec::new(),
             over: false,
         }
     }
@@ -155,28 +177,54 @@ impl Sender {
         shown: &mut dyn FnMut(&[Frame<'_>]),
     ) -> Result<(), SenderLied> {
         for _ in 0..budget {
-            let Some(len) = self.intake.take(&mut self.frame)? else {
+            let Some(sent) = self.next()? else {
                 break;
             };
-            let frame = &self.frame[..len];
-            let counters = &mut self.counters;
-            counters.taken += 1;
-            counters.bytes += len as u64;
-            let mut said = out.transmit(frame);
-            if said == Transmit::Full {
-                counters.flushed(out.flush(shown));
-                said = out.transmit(frame);
-            }
-            match said {
-                // The flush says what becomes of it.
-                Transmit::Taken => {}
-                Transmit::Full => counters.dropped_full += 1,
-                Transmit::BadLength => counters.dropped_length += 1,
-                Transmit::LinkDown => counters.dropped_link += 1,
-                Transmit::Unsupported => counters.dropped_unsupported += 1,
+            self.counters.taken += 1;
+            self.counters.bytes += (sent.end - sent.start) as u64;
+            let frame = &self.frame[sent.start..sent.end];
+            let mut way = Way {
+                out: &mut *out,
+                shown: &mut *shown,
+                counters: &mut self.counters,
+            };
+            match offload::work(frame, frame.len() as u32, &sent.offload) {
+                Ok(None) => way.give(|out| out.transmit(frame)),
+                Ok(Some(work)) if way.out.takes_offload() && work.is_for_linux() => {
+                    way.give(|out| out.transmit_offloaded(frame, &sent.offload));
+                }
+                Ok(Some(work)) => {
+                    self.pieces.clear();
+                    let made = self.pieces.make(frame, frame.len() as u32, &work);
+                    way.counters.cut += made.len() as u64 - 1;
+                    for at in made {
+                        let piece = self.pieces.get(at, frame);
+                        self.packet.clear();
+                        self.packet.extend_from_slice(piece.head);
+                        self.packet.extend_from_slice(piece.body);
+                        way.give(|out| out.transmit(&self.packet));
+                    }
+                }
+                Err(_) => way.counters.dropped_offload += 1,
             }
         }
         Ok(())
+    }
+
+    /// Copies the next frame out of the ring.
+    #[inline]
+    fn next(&mut self) -> Result<Option<Sent>, SenderLied> {
+        match self.segments {
+            Segments::Merged => self.intake.take_offloaded(&mut self.frame),
+            Segments::Wire => {
+                let len = self.intake.take(&mut self.frame)?;
+                Ok(len.map(|end| Sent {
+                    start: 0,
+                    end,
+                    offload: Offload::default(),
+                }))
+            }
+        }
     }
 
     /// Makes the counters exact after a panic in [`serve`](Self::serve): what was taken and not
@@ -215,5 +263,32 @@ impl Sender {
     /// Whether its ring is over.
     pub fn is_over(&self) -> bool {
         self.over
+    }
+}
+
+/// The way out of one frame.
+struct Way<'a> {
+    out: &'a mut dyn Transmitter,
+    shown: &'a mut dyn FnMut(&[Frame<'_>]),
+    counters: &'a mut SendCounters,
+}
+
+impl Way<'_> {
+    /// Has a frame transmitted, if need be after a flush, and counts what became of it if that is known.
+    #[inline]
+    fn give(&mut self, transmit: impl Fn(&mut dyn Transmitter) -> Transmit) {
+        let mut said = transmit(self.out);
+        if said == Transmit::Full {
+            self.counters.flushed(self.out.flush(self.shown));
+            said = transmit(self.out);
+        }
+        match said {
+            // The flush says what becomes of it.
+            Transmit::Taken => {}
+            Transmit::Full => self.counters.dropped_full += 1,
+            Transmit::BadLength => self.counters.dropped_length += 1,
+            Transmit::LinkDown => self.counters.dropped_link += 1,
+            Transmit::Unsupported => self.counters.dropped_unsupported += 1,
+        }
     }
 }

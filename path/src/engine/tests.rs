@@ -143,6 +143,7 @@ impl Queue for Rung {
             ts_ns: 1,
             flags: 0,
             vlan_tci: 0,
+            ..Frame::default()
         }]);
         Ok(Received::Frames(1))
     }

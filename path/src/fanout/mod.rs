@@ -16,6 +16,7 @@ mod budget;
 mod due;
 mod seat;
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use vnplug_ring::control::Tuning;
 use vnplug_ring::layout::{Life, flags};
 
 use crate::batch::{BatchInfo, Handle};
+use crate::cuts::Cuts;
 use crate::port::{Port, PortCounters, Share};
 use budget::Budget;
 use due::Due;
@@ -50,6 +52,8 @@ pub struct Fanout {
     /// Seats to be placed again after the batch.
     moved: Vec<u32>,
     hashes: Vec<u32>,
+    /// What the super-frames of a batch become.
+    cuts: RefCell<Cuts>,
     /// Ports that share with nobody, and members of each cluster.
     alone: u64,
     clusters: HashMap<u32, u64>,
@@ -118,6 +122,7 @@ impl Fanout {
         let wanted = self.index.judge(frames, &outbound);
         self.hash(frames, &wanted);
         self.bar_broken();
+        self.cuts.get_mut().begin();
         let batch = BatchInfo {
             frames,
             hashes: &self.hashes,
@@ -126,6 +131,7 @@ impl Fanout {
             queue: self.queue,
             now_us,
             sender,
+            cuts: &self.cuts,
         };
         let (seats, due, moved) = (&mut self.seats, &mut self.due, &mut self.moved);
         let budget = &mut self.budget;

@@ -2,6 +2,7 @@
 
 mod panics;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -59,6 +60,7 @@ fn duties_equal_offers_through_churn_of_ports_and_clusters() {
         ts_ns: 0,
         flags: 0,
         vlan_tci: 0,
+        ..Frame::default()
     };
     let frames = vec![frame; 256];
     let mut members: Vec<u32> = Vec::new();
@@ -154,6 +156,7 @@ impl Model {
             queue: 0,
             now_us,
             sender: None,
+            cuts: &RefCell::default(),
         };
         for (port, _) in self.ports.values_mut() {
             port.take(&batch, Offered::Whole);
@@ -265,6 +268,7 @@ fn looked_up_ports_get_and_count_what_ports_that_judge_every_frame_do() {
                     ts_ns: 0,
                     flags: random.pick(&[0, 0, flags::OUTBOUND]),
                     vlan_tci: 0,
+                    ..Frame::default()
                 }
             })
             .collect();
@@ -336,6 +340,7 @@ fn a_member_that_no_frame_comes_for_is_rung_when_others_turn_the_arena_over() {
         ts_ns: 0,
         flags: 0,
         vlan_tci: 0,
+        ..Frame::default()
     };
     let [all, few] = &mut consumers[..] else {
         panic!("two members");
@@ -373,6 +378,7 @@ fn frames_of(bytes: &[u8], count: usize) -> Vec<Frame<'_>> {
         ts_ns: 0,
         flags: 0,
         vlan_tci: 0,
+        ..Frame::default()
     };
     vec![frame; count]
 }
@@ -509,6 +515,7 @@ fn what_a_port_sends_is_shown_to_all_but_its_own_program() {
         ts_ns: 0,
         flags: flags::OUTBOUND,
         vlan_tci: 0,
+        ..Frame::default()
     };
     for is_pressed in [false, true] {
         fanout.press(is_pressed);

@@ -10,6 +10,7 @@ mod judge;
 
 use std::sync::Arc;
 
+use vnplug_ring::control::Segments;
 use vnplug_ring::layout::{Life, Meta, flags};
 use vnplug_ring::{Bell, Ground, PeerLied, Producer};
 
@@ -19,6 +20,7 @@ use doorbell::Doorbell;
 pub use judge::{Judge, Share};
 use vnplug_filter::FrameSet;
 use vnplug_frame::Frame;
+use vnplug_frame::offload::Piece;
 use vnplug_os::peer_log;
 
 /// One reader's part in one queue.
@@ -38,6 +40,8 @@ pub struct Port {
     pub handle: Handle,
     /// Captured bytes per packet, at most the ring's snaplen.
     pub snaplen: u32,
+    /// How it gets super-frames.
+    pub segments: Segments,
     /// How the reader is woken.
     pub doorbell: Doorbell,
     /// The first record is marked as following a gap.
@@ -51,8 +55,9 @@ pub struct Port {
     due_at: Option<u64>,
 }
 
-/// The fate of every frame offered to a port. Exactly one counter goes up for each, so
-/// `offered` is the sum of all the others but `bytes` and `rings` (point S).
+/// The fate of every frame offered to a port, or of each packet that it became. Exactly one counter
+/// goes up for each, so `offered` and `cut` are the sum of all the others but `bytes` and `rings`
+/// (point S).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PortCounters {
     /// Frames this port had to judge.
@@ -78,6 +83,9 @@ pub struct PortCounters {
     pub dropped_budget: u64,
     /// Dropped: the port is in quarantine.
     pub dropped_quarantine: u64,
+    /// Packets that super-frames became, beyond one for each: they are in the fates, and not in
+    /// `offered`.
+    pub cut: u64,
     /// Captured bytes delivered.
     pub bytes: u64,
     /// Times the reader was rung.
@@ -98,11 +106,12 @@ impl PortCounters {
         self.dropped_full += other.dropped_full;
         self.dropped_budget += other.dropped_budget;
         self.dropped_quarantine += other.dropped_quarantine;
+        self.cut += other.cut;
         self.bytes += other.bytes;
         self.rings += other.rings;
     }
 
-    /// Frames whose fate is counted; equal to `offered` or we have a bug.
+    /// Frames whose fate is counted; a super-frame is one, whatever it became. Equal to `offered` or we have a bug.
     pub fn accounted(&self) -> u64 {
         self.refused
             + self.paused
@@ -114,6 +123,7 @@ impl PortCounters {
             + self.dropped_full
             + self.dropped_budget
             + self.dropped_quarantine
+            - self.cut
     }
 }
 
@@ -132,6 +142,7 @@ impl Port {
                 ..Handle::default()
             },
             snaplen,
+            segments: Segments::Wire,
             doorbell,
             mark_gap: false,
             counters: PortCounters::default(),
@@ -163,6 +174,7 @@ impl Port {
             turn: self.commons.as_deref().map(|commons| commons.turn(batch)),
             mark_gap: &mut self.mark_gap,
             snaplen: self.snaplen,
+            cuts: self.segments == Segments::Wire,
             lie: None,
         };
         let frame_at = |place: usize| (place, &batch.frames[place], batch.hashes[place]);
@@ -350,6 +362,8 @@ struct Way<'a> {
     turn: Option<Turn<'a>>,
     mark_gap: &'a mut bool,
     snaplen: u32,
+    /// Super-frames are cut.
+    cuts: bool,
     /// The reader's indices make no sense: nothing is put into its ring any more.
     lie: Option<PeerLied>,
 }
@@ -381,8 +395,19 @@ impl Way<'_> {
         batch: &BatchInfo<'_>,
         counters: &mut PortCounters,
     ) {
-        let (mut delivered, mut full, mut bytes) = (0, 0, 0);
+        let (mut delivered, mut full, mut bytes, mut cut) = (0, 0, 0, 0);
         for (place, frame, hash) in frames {
+            if frame.flags & flags::OFFLOAD != 0 && self.cuts {
+                let went = self.put_cut(place, frame, hash, batch);
+                delivered += went.delivered;
+                full += went.dropped_full;
+                bytes += went.bytes;
+                cut += went.cut;
+                if self.lie.is_some() {
+                    break;
+                }
+                continue;
+            }
             match self.put(place, frame, hash, batch) {
                 Ok(Some(len)) => {
                     delivered += 1;
@@ -398,7 +423,72 @@ impl Way<'_> {
         counters.delivered += delivered;
         counters.bytes += bytes;
         counters.dropped_full += full;
-        counters.dropped_quarantine += count - delivered - full;
+        counters.cut += cut;
+        counters.dropped_quarantine += count + cut - delivered - full;
+    }
+
+    /// Puts what a frame becomes that was left to a NIC, packet by packet.
+    #[cold]
+    fn put_cut(
+        &mut self,
+        place: usize,
+        frame: &Frame<'_>,
+        hash: u32,
+        batch: &BatchInfo<'_>,
+    ) -> PortCounters {
+        let mut went = PortCounters::default();
+        let mut cuts = batch.cuts.borrow_mut();
+        let packets = cuts.of(place, frame);
+        went.cut = packets.len() as u64 - 1;
+        for at in packets.clone() {
+            let piece = cuts.get(at, frame);
+            let mut meta = meta_of(frame, hash, batch);
+            meta.wire_len = piece.wire_len;
+            meta.flags &= !flags::OFFLOAD;
+            if piece.is_summed {
+                meta.flags &= !flags::CSUM_NOT_READY;
+            }
+            if at > packets.start {
+                meta.flags &= !flags::SOURCE_LOSS;
+            }
+            match self.put_piece((place, at), (frame, &piece), &mut meta) {
+                Ok(Some(len)) => {
+                    went.delivered += 1;
+                    went.bytes += len;
+                }
+                Ok(None) => went.dropped_full += 1,
+                Err(lie) => {
+                    self.lie = Some(lie);
+                    break;
+                }
+            }
+        }
+        went
+    }
+
+    /// As [`put`](Self::put), of one packet of several.
+    fn put_piece(
+        &mut self,
+        at: (usize, usize),
+        (frame, piece): (&Frame<'_>, &Piece<'_>),
+        meta: &mut Meta,
+    ) -> Result<Option<u64>, PeerLied> {
+        let (head, body) = piece.cut_to(self.snaplen);
+        let gap = *self.mark_gap;
+        let given = match &mut self.turn {
+            None => {
+                if gap {
+                    meta.flags |= flags::GAP;
+                }
+                self.producer.push_parts(meta, head, body)?
+            }
+            Some(turn) => turn.give_piece(self.producer, at, (frame, piece), meta, gap)?,
+        };
+        if !given {
+            return Ok(None);
+        }
+        *self.mark_gap = false;
+        Ok(Some((head.len() + body.len()) as u64))
     }
 
     /// What the doorbell needs to know, and whether the reader lied.
@@ -448,6 +538,7 @@ fn meta_of(frame: &Frame<'_>, flow_hash: u32, batch: &BatchInfo<'_>) -> Meta {
         vlan_tci: frame.vlan_tci,
         source: batch.source,
         queue: batch.queue,
+        offload: frame.offload,
     }
 }
 

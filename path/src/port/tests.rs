@@ -1,5 +1,8 @@
 //! What a port does with frames, by one behaviour each.
 
+mod segments;
+
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -9,7 +12,7 @@ use vnplug_ring::layout::{Geometry, Life, TAIL, flags, ring_size};
 use vnplug_ring::{Arena, ArenaGeometry, ArenaReader, Consumer, Producer, Region, Wait};
 
 use super::doorbell::Doorbell;
-use super::{Offered, Port, Share};
+use super::{Offered, Port, PortCounters, Share};
 use crate::batch::BatchInfo;
 use crate::commons::Commons;
 use vnplug_filter::Program;
@@ -43,6 +46,7 @@ fn frames(bytes: &[u8], count: usize) -> Vec<Frame<'_>> {
         ts_ns: 1,
         flags: 0,
         vlan_tci: 0,
+        ..Frame::default()
     };
     vec![frame; count]
 }
@@ -59,6 +63,7 @@ fn offer(port: &mut Port, frames: &[Frame<'_>], first: u64) {
         queue: 2,
         now_us: 0,
         sender: None,
+        cuts: &RefCell::default(),
     };
     port.take(&batch, Offered::Whole);
     assert_eq!(port.counters.offered, port.counters.accounted());
@@ -239,6 +244,7 @@ fn settling_after_a_panic_accounts_for_the_rest_of_the_batch() {
         queue: 0,
         now_us: 0,
         sender: None,
+        cuts: &RefCell::default(),
     };
     port.counters.offered += 7;
     port.counters.delivered += 6;

@@ -228,6 +228,7 @@ impl Queue for GenQueue {
             ts_ns: now_ns(),
             flags: self.flags,
             vlan_tci: self.vlan_tci,
+            ..Frame::default()
         };
         let mut frames = [empty; MAX_BATCH];
         for (frame, slot) in frames.iter_mut().zip(slots) {

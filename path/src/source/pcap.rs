@@ -265,6 +265,7 @@ impl Queue for PcapQueue {
             ts_ns: 0,
             flags: 0,
             vlan_tci: 0,
+            ..Frame::default()
         };
         let mut frames = [none; MAX_BATCH];
         for (frame, packet) in frames.iter_mut().zip(&self.packets) {
@@ -374,6 +375,7 @@ fn frame_of<'a>(packet: &Packet, bytes: &'a [u8]) -> Frame<'a> {
         ts_ns: packet.ts_ns,
         flags: if packet.outbound { flags::OUTBOUND } else { 0 },
         vlan_tci: 0,
+        ..Frame::default()
     };
     // 802.1Q, 802.1ad, and what was used before the latter.
     if let Some([0x81, 0x00, high, low] | [0x88, 0xa8, high, low] | [0x91, 0x00, high, low]) =

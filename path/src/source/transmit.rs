@@ -6,12 +6,24 @@
 //! `flush`.
 
 use vnplug_frame::Frame;
+use vnplug_ring::offload::Offload;
 
 /// The way out through a queue. No call blocks.
 pub trait Transmitter {
     /// Takes a frame to be sent, Ethernet header included, FCS excluded. `bytes` is the daemon's own
     /// copy; it is not needed after the call. The caller flushes after a batch.
     fn transmit(&mut self, bytes: &[u8]) -> Transmit;
+
+    /// Whether it takes frames that are still to be cut or summed.
+    fn takes_offload(&self) -> bool {
+        false
+    }
+
+    /// As [`transmit`](Self::transmit), of a frame that is still to be cut or summed as `offload` says,
+    /// which fits it. Only asked of who [takes such frames](Self::takes_offload).
+    fn transmit_offloaded(&mut self, _bytes: &[u8], _offload: &Offload) -> Transmit {
+        Transmit::Unsupported
+    }
 
     /// Sends what was taken, and returns its fates. Frames that were sent, and that other captures
     /// on this wire receive but this queue does not, go to `shown`, in order and each once.

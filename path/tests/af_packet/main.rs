@@ -6,6 +6,7 @@ mod counters;
 mod early;
 mod link;
 mod net;
+mod offload;
 mod reserve;
 mod shown;
 

@@ -15,6 +15,7 @@ use vnplug_frame::Frame;
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction};
 use vnplug_path::source::early::EarlyDrop;
 use vnplug_path::source::{Queue, Received, Transmitter, wait};
+use vnplug_ring::offload::Offload;
 use vnplug_testing::{Deadline, PATIENCE, eventually, until};
 
 /// Runs a test in a thread with a network namespace of its own, which ends with the thread.
@@ -183,6 +184,7 @@ pub(crate) struct Got {
     pub(crate) ts_ns: u64,
     pub(crate) flags: u16,
     pub(crate) vlan_tci: u16,
+    pub(crate) offload: Offload,
 }
 
 impl Got {
@@ -193,6 +195,7 @@ impl Got {
             ts_ns: frame.ts_ns,
             flags: frame.flags,
             vlan_tci: frame.vlan_tci,
+            offload: frame.offload,
         }
     }
 }

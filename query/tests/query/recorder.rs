@@ -50,6 +50,7 @@ fn take(lab: &Lab, recorder: &mut Recorder, numbers: std::ops::Range<u64>) {
             vlan_tci: 0,
             source: 0,
             queue: 0,
+            ..Meta::default()
         };
         let packet = Packet {
             meta,

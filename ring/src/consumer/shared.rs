@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{AttachError, Consumer, Corrupt, Taken, read_meta};
+use super::{AttachError, Consumer, Corrupt, Taken, read_meta, read_offload};
 use crate::arena::{ArenaReader, DESCRIPTOR, DESCRIPTOR_GAP, DESCRIPTORS_MAGIC, Placed};
 use crate::layout::{DATA_OFFSET, Meta, RECORD_HEADER, flags, record_size};
 use crate::producer::record_header;
@@ -92,11 +92,15 @@ impl Consumer {
             if self.tail == self.head {
                 self.refresh();
             }
-            return Ok(self.take()?.map(|taken| Look {
-                meta: read_meta(&self.region, taken.at).1,
-                len: taken.cap_len,
-                at: taken.at + RECORD_HEADER,
-                seq: None,
+            return Ok(self.take()?.map(|taken| {
+                let (_, mut meta) = read_meta(&self.region, taken.at);
+                let skip = read_offload(&self.region, taken.at, taken.cap_len, &mut meta);
+                Look {
+                    meta,
+                    len: taken.cap_len - skip as u32,
+                    at: taken.at + RECORD_HEADER + skip,
+                    seq: None,
+                }
             }));
         }
         loop {
@@ -110,14 +114,20 @@ impl Consumer {
             (shared.staged, shared.filled) = (None, 0);
             match shared.arena.look(placed) {
                 Ok(Some((mut meta, at, cap_len))) => {
+                    let len = cap_len.min(self.geometry.snaplen);
+                    let record = at - RECORD_HEADER;
+                    let skip = read_offload(shared.arena.region(), record, len, &mut meta);
+                    if skip > 0 && !shared.arena.is_whole(placed.seq) {
+                        self.skip(lost);
+                        continue;
+                    }
                     shared.tell(&mut meta, lost);
                     shared.told();
-                    let len = cap_len.min(self.geometry.snaplen);
                     self.step();
                     return Ok(Some(Look {
                         meta,
-                        len,
-                        at,
+                        len: len - skip as u32,
+                        at: at + skip,
                         seq: Some(placed.seq),
                     }));
                 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::control::{
     ArenaHome, Arenas, Balance, Direction, ExactRule, Flow, Grant, HostGroup, NO_VLAN, Network,
-    Pattern, RuleAction, VmKind, WildcardRule, wire,
+    Pattern, RuleAction, Segments, VmKind, WildcardRule, wire,
 };
 
 fn every_message() -> Vec<Message> {
@@ -98,6 +98,7 @@ fn every_message() -> Vec<Message> {
             shares_wake: true,
             maps_apart: true,
             handle: 0x5eed,
+            segments: Segments::Merged,
         }),
         Message::Opened(Opened {
             port: 4,
@@ -234,14 +235,14 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
         for cut in 0..payload.len() {
             let refused = Message::decode(&header, &payload[..cut]).is_err();
             // What was appended later is missing in messages of earlier peers: a Hello's number
-            // of vectors, a VM's owner, the ring that transmits, a group, a shared wake-up, a handle, a
-            // VM's groups.
+            // of vectors, a VM's owner, the ring that transmits, a group, a shared wake-up, a handle, how
+            // super-frames come, a VM's groups.
             let left = payload.len() - cut;
             let earlier = match header.kind {
                 1 => left == 4,
-                // The handle, before it records apart, then the shared wake-up, then the group, then
-                // the ring that transmits.
-                6 => matches!(left, 8 | 9 | 10 | 28 | 36),
+                // How super-frames come, before it the handle, then records apart, the shared wake-up,
+                // the group, the ring that transmits.
+                6 => matches!(left, 1 | 9 | 10 | 11 | 29 | 37),
                 7 => matches!(left, 1 | 38 | 46 | 54),
                 17 => matches!(left, 27 | 35),
                 18 => left == 26,

@@ -41,7 +41,7 @@ mod vm;
 pub use device::{Counted, Device};
 pub use message::{Message, Role};
 pub use open::{
-    ArenaHome, Arenas, Balance, Direction, FilterSpec, Open, Opened, RingPlace, Tuning,
+    ArenaHome, Arenas, Balance, Direction, FilterSpec, Open, Opened, RingPlace, Segments, Tuning,
 };
 pub use rule::{
     ExactRule, Flow, MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern, Rule,

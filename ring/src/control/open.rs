@@ -14,6 +14,34 @@ pub enum Direction {
     Tx,
 }
 
+/// How a port gets frames that their sender left to a NIC: super-frames, or without a checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Segments {
+    /// As a wire would have carried them: cut, and with their checksums.
+    #[default]
+    Wire,
+    /// As they came, with what is left to do ([`flags::OFFLOAD`](crate::layout::flags::OFFLOAD)). What
+    /// the port sends may be so, too.
+    Merged,
+}
+
+impl Segments {
+    /// How users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Wire => "wire",
+            Self::Merged => "merged",
+        }
+    }
+
+    /// What a user wrote; `None` if it is neither.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Wire, Self::Merged]
+            .into_iter()
+            .find(|segments| segments.name() == name)
+    }
+}
+
 /// How the members of a cluster share a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Balance {
@@ -98,6 +126,8 @@ pub struct Open {
     /// A number that ports of one owner share which one program holds as one: none of them is shown
     /// what another of them sends. 0 = there is no other.
     pub handle: u64,
+    /// How it gets super-frames.
+    pub segments: Segments,
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].
@@ -239,6 +269,7 @@ impl Open {
         w.u8(u8::from(self.shares_wake));
         w.u8(u8::from(self.maps_apart));
         w.u64(self.handle);
+        w.u8(self.segments as u8);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -258,6 +289,7 @@ impl Open {
             shares_wake: false,
             maps_apart: false,
             handle: 0,
+            segments: Segments::Wire,
         };
         if !r.is_over() {
             open.group = r.text("group")?;
@@ -271,6 +303,9 @@ impl Open {
         }
         if !r.is_over() {
             open.handle = r.u64("handle")?;
+        }
+        if !r.is_over() {
+            open.segments = r.one_of("segments", &[Segments::Wire, Segments::Merged])?;
         }
         Ok(open)
     }

@@ -11,10 +11,10 @@ use crate::arena::{Arena, ArenaGeometry, ArenaReader, arena_size, arena_snaplen,
 use crate::layout::{DATA_OFFSET, HEAD, Meta, TAIL, flags, ring_size};
 use crate::{AttachError, Consumer, CreateError, Producer, Region, Wait};
 
-const ARENA: u64 = 1 << 16;
+pub(super) const ARENA: u64 = 1 << 16;
 const SNAPLEN: u32 = 1000;
 
-fn arena_at(capacity: u64, start: u64) -> (Arena, Region) {
+pub(super) fn arena_at(capacity: u64, start: u64) -> (Arena, Region) {
     let region = Region::heap(arena_size(capacity));
     let geometry = ArenaGeometry {
         capacity,
@@ -27,7 +27,11 @@ fn arena_at(capacity: u64, start: u64) -> (Arena, Region) {
 }
 
 /// A member with room for `descriptors` and its own snaplen.
-fn member(arena: &Region, descriptors: u64, snaplen: u32) -> (Producer, Consumer, Region) {
+pub(super) fn member(
+    arena: &Region,
+    descriptors: u64,
+    snaplen: u32,
+) -> (Producer, Consumer, Region) {
     let capacity = descriptors * 16;
     let region = Region::heap(ring_size(capacity));
     let producer =

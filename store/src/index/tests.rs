@@ -317,6 +317,7 @@ fn a_chunk_says_what_was_on_the_wire_and_what_was_lost() {
                 vlan_tci: 0,
                 source: 0,
                 queue: 0,
+                ..Meta::default()
             },
             bytes: &[7; 61],
         };

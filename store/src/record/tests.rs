@@ -96,6 +96,7 @@ fn meta(number: u64, len: usize) -> Meta {
         vlan_tci: 0,
         source: 0,
         queue: 0,
+        ..Meta::default()
     }
 }
 

@@ -450,6 +450,7 @@ fn twenty_gigabytes() {
                     vlan_tci: 0,
                     source: 0,
                     queue: 0,
+                    ..Meta::default()
                 };
                 let mut block = vec![0; 1024];
                 let packet = Packet {

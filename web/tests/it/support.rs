@@ -116,6 +116,7 @@ pub(crate) fn take(recorder: &mut Recorder, ts_ns: u64, bytes: &[u8], lost: u32)
         vlan_tci: 0,
         source: 0,
         queue: 0,
+        ..Meta::default()
     };
     let packet = PortPacket { meta, bytes };
     assert!(recorder.take(0, &packet, &mut || false));

@@ -37,6 +37,7 @@ impl Queue for Hanging {
             ts_ns: 0,
             flags: 0,
             vlan_tci: 0,
+            ..Frame::default()
         };
         sink(&[frame]);
         std::thread::sleep(Duration::from_millis(1));

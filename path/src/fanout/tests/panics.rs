@@ -24,6 +24,7 @@ fn a_port_that_panics_when_it_is_looked_up_costs_only_itself() {
             ts_ns: 0,
             flags: 0,
             vlan_tci: 0,
+            ..Frame::default()
         })
         .collect();
     let hook = std::panic::take_hook();

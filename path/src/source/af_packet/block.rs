@@ -5,6 +5,9 @@
 //!                         ^ tp_next_offset leads to the next one     ^ tp_mac leads to the frame
 //! ```
 //!
+//! With `PACKET_VNET_HDR` a virtio-net header of 10 bytes, in the machine's byte order, ends where the
+//! frame begins.
+//!
 //! The kernel is trusted, but nothing here relies on that: every offset is checked against the
 //! block, and a block that does not add up ends early, its frames counted as lost.
 
@@ -12,6 +15,7 @@ use std::mem::offset_of;
 
 use libc::{sockaddr_ll, tpacket_block_desc, tpacket_hdr_v1, tpacket3_hdr};
 use vnplug_ring::layout::flags;
+use vnplug_ring::offload::{Offload, SHORT_HEADER};
 
 use vnplug_frame::{Frame, vlan_of};
 
@@ -51,6 +55,8 @@ pub(super) struct Walk<'a> {
     snaplen: usize,
     /// Stops before the first frame that came later.
     until_ns: u64,
+    /// Virtio-net headers stand before the frames.
+    has_headers: bool,
     /// Frames that could not be read because the block does not add up.
     malformed: u32,
 }
@@ -65,7 +71,16 @@ impl<'a> Walk<'a> {
             cursor,
             snaplen: snaplen as usize,
             until_ns,
+            has_headers: false,
             malformed: 0,
+        }
+    }
+
+    /// Whether virtio-net headers stand before the frames; not, if this is not said.
+    pub(super) fn with_headers(self, has_headers: bool) -> Self {
+        Self {
+            has_headers,
+            ..self
         }
     }
 
@@ -115,7 +130,10 @@ impl<'a> Iterator for Walk<'a> {
         if self.until_ns < u64::MAX && time_of(self.rest).is_some_and(|ns| ns > self.until_ns) {
             return None;
         }
-        let Some(frame) = self.record().and_then(|record| frame(record, self.snaplen)) else {
+        let Some(frame) = self
+            .record()
+            .and_then(|it| frame(it, self.snaplen, self.has_headers))
+        else {
             self.malformed = std::mem::take(&mut self.cursor.left);
             return None;
         };
@@ -126,7 +144,7 @@ impl<'a> Iterator for Walk<'a> {
 
 /// Reads a record; puts a VLAN tag that the kernel took out back where it was on the wire.
 #[inline(always)] // Else each frame is written twice: 20 instructions.
-fn frame(record: &mut [u8], snaplen: usize) -> Option<Frame<'_>> {
+fn frame(record: &mut [u8], snaplen: usize, has_headers: bool) -> Option<Frame<'_>> {
     // All offsets below are within it.
     let header: &[u8; HEADER_LEN] = record.first_chunk()?;
     let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| header[at + byte]));
@@ -152,6 +170,14 @@ fn frame(record: &mut [u8], snaplen: usize) -> Option<Frame<'_>> {
     if status & libc::TP_STATUS_TS_RAW_HARDWARE != 0 {
         bits |= flags::HW_TIMESTAMP;
     }
+    // Before the tag is put where it stands.
+    let mut offload = match has_headers {
+        true => offload_before(record, start)?,
+        false => Offload::default(),
+    };
+    if offload.is_due() {
+        bits |= flags::OFFLOAD;
+    }
     if tag && len >= MACS_LEN && start >= HEADER_LEN + VLAN_TAG_LEN {
         record.get(start..start.checked_add(len)?)?;
         record.copy_within(start..start + MACS_LEN, start - VLAN_TAG_LEN);
@@ -160,6 +186,9 @@ fn frame(record: &mut [u8], snaplen: usize) -> Option<Frame<'_>> {
         record[tag..tag + 2].copy_from_slice(&tpid.to_be_bytes());
         record[tag + 2..tag + 4].copy_from_slice(&tci.to_be_bytes());
         len += VLAN_TAG_LEN;
+        if offload.is_due() {
+            offload.csum_start = offload.csum_start.saturating_add(VLAN_TAG_LEN as u16);
+        }
         wire_len = wire_len.saturating_add(VLAN_TAG_LEN as u32);
     }
     let record: &[u8] = record;
@@ -174,6 +203,20 @@ fn frame(record: &mut [u8], snaplen: usize) -> Option<Frame<'_>> {
         ts_ns,
         flags: bits,
         vlan_tci,
+        offload,
+    })
+}
+
+/// What the virtio-net header says that stands before the frame at `start`.
+#[inline(always)]
+fn offload_before(record: &[u8], start: usize) -> Option<Offload> {
+    let header = record.get(start.checked_sub(SHORT_HEADER)?..start)?;
+    let header: &[u8; SHORT_HEADER] = header.first_chunk()?;
+    let offload = Offload::from_native_header(header);
+    // Of a frame that is done, the rest says nothing.
+    Some(match offload.is_due() {
+        true => offload,
+        false => Offload::default(),
     })
 }
 

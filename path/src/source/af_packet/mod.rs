@@ -86,6 +86,12 @@ pub struct AfPacketConfig {
     /// else (a PTP daemon) switched them on, as their clock may be another, and not every frame
     /// has one. Needs `CAP_NET_ADMIN`; concerns the whole NIC and stays on afterwards.
     pub hardware_timestamps: bool,
+    /// Learn of each frame what is still to be cut or summed (`flags::OFFLOAD`), and let ports send such
+    /// frames.
+    ///
+    /// NB: by default from Linux 6.2 on. Older kernels drop UDP super-frames for a socket that asks
+    /// (`virtio_net_hdr_from_skb`), and a capture must not lose what it would see without asking.
+    pub offload: bool,
     /// Let the kernel drop what no port wants ([`early`](super::early)).
     pub early: bool,
 }
@@ -104,6 +110,7 @@ impl AfPacketConfig {
             block_timeout_ms: 2,
             snaplen: MAX_SNAPLEN,
             hardware_timestamps: false,
+            offload: tells_all_super_frames(),
             early: true,
         }
     }
@@ -141,6 +148,15 @@ impl AfPacketConfig {
             ))),
         }
     }
+}
+
+/// Whether the kernel can say of every super-frame what it is.
+fn tells_all_super_frames() -> bool {
+    let system = rustix::system::uname();
+    let release = system.release().to_string_lossy();
+    let mut numbers = release.split(['.', '-']).map_while(|it| it.parse().ok());
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    version >= (6, 2)
 }
 
 /// The most queues of an interface.

@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use vnplug_ring::layout::flags;
+use vnplug_ring::offload::{Offload, SHORT_HEADER};
 
 use crate::source::{Flushed, Transmit};
 use vnplug_frame::{Frame, MAX_BATCH, recycle, vlan_of};
@@ -11,25 +12,46 @@ use vnplug_os::packet::Socket;
 /// What [`Transmitter::transmit`](crate::source::Transmitter::transmit) took and the next flush sends.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    /// The frames, one after the other.
+    /// The frames, one after the other, each after its header if the socket wants headers.
     bytes: Vec<u8>,
-    lens: Vec<u16>,
+    lens: Vec<u32>,
+    /// Bytes of a header.
+    header: usize,
+    /// What is left to do with each.
+    offloads: Vec<Offload>,
     /// Those that the kernel took, as its other sockets see them. Always empty between calls; keeps
     /// its memory.
     sent: Vec<Frame<'static>>,
 }
 
 impl Outbox {
-    /// Copies a frame.
-    pub(super) fn take(&mut self, frame: &[u8]) -> Transmit {
+    /// Of a socket that wants a virtio-net header before each frame, or does not.
+    pub(super) fn new(has_headers: bool) -> Self {
+        Self {
+            header: if has_headers { SHORT_HEADER } else { 0 },
+            ..Self::default()
+        }
+    }
+
+    /// Whether frames may be left to the kernel to be cut or summed.
+    pub(super) fn has_headers(&self) -> bool {
+        self.header > 0
+    }
+
+    /// Copies a frame, with what is left to do.
+    pub(super) fn take(&mut self, frame: &[u8], offload: &Offload) -> Transmit {
         if !(SHORTEST..=LONGEST).contains(&frame.len()) {
             return Transmit::BadLength;
         }
         if self.lens.len() == MOST {
             return Transmit::Full;
         }
+        if self.has_headers() {
+            self.bytes.extend(offload.to_native_header(frame));
+        }
         self.bytes.extend_from_slice(frame);
-        self.lens.push(frame.len() as u16);
+        self.lens.push((self.header + frame.len()) as u32);
+        self.offloads.push(*offload);
         Transmit::Taken
     }
 
@@ -54,18 +76,20 @@ impl Outbox {
         while first < self.lens.len() {
             let (sent, stopped) = socket.send(&self.bytes[at..], &self.lens[first..]);
             flushed.sent += sent as u64;
-            for &len in &self.lens[first..first + sent] {
-                let frame = &self.bytes[at..at + usize::from(len)];
-                taken.push(as_sent(frame, ts_ns, snaplen));
-                at += usize::from(len);
+            for nth in first..first + sent {
+                let end = at + self.lens[nth] as usize;
+                let frame = &self.bytes[at + self.header..end];
+                taken.push(as_sent(frame, &self.offloads[nth], ts_ns, snaplen));
+                at = end;
             }
             first += sent;
             let left = (self.lens.len() - first) as u64;
             match stopped.and_then(|error| error.raw_os_error()) {
-                // Longer than the interface's MTU: that frame alone.
-                Some(libc::EMSGSIZE) => {
+                // Longer than the interface's MTU, or left to be cut in a way that this kernel does not
+                // know: that frame alone.
+                Some(libc::EMSGSIZE | libc::EINVAL) => {
                     flushed.bad_length += 1;
-                    at += usize::from(self.lens[first]);
+                    at += self.lens[first] as usize;
                     first += 1;
                 }
                 Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
@@ -86,19 +110,25 @@ impl Outbox {
         self.sent = recycle(taken);
         self.bytes.clear();
         self.lens.clear();
+        self.offloads.clear();
         flushed
     }
 }
 
 /// A frame as a packet socket shows it when it leaves.
-fn as_sent(frame: &[u8], ts_ns: u64, snaplen: u32) -> Frame<'_> {
+fn as_sent<'a>(frame: &'a [u8], offload: &Offload, ts_ns: u64, snaplen: u32) -> Frame<'a> {
     let (tag, vlan_tci) = vlan_of(frame);
+    let left = match offload.is_due() {
+        true => flags::OFFLOAD | flags::CSUM_NOT_READY,
+        false => 0,
+    };
     Frame {
         bytes: &frame[..frame.len().min(snaplen as usize)],
         wire_len: frame.len() as u32,
         ts_ns,
-        flags: flags::OUTBOUND | tag,
+        flags: flags::OUTBOUND | tag | left,
         vlan_tci,
+        offload: *offload,
     }
 }
 

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::net::netdevice;
 use vnplug_ring::layout::flags;
+use vnplug_ring::offload::Offload;
 
 use super::Direction;
 use super::outbox::Outbox;
@@ -53,6 +54,7 @@ pub(super) struct PacketQueue {
 impl PacketQueue {
     pub(super) fn new(opener: Arc<Opener>, bound: Bound) -> Self {
         let seat = opener.seat(bound.link);
+        let outbox = Outbox::new(opener.config().offload);
         let mut queue = Self {
             opener,
             bound: bound.link,
@@ -62,7 +64,7 @@ impl PacketQueue {
             rings: bound.rings,
             batch: Vec::with_capacity(MAX_BATCH),
             mark: 0,
-            outbox: Outbox::default(),
+            outbox,
             counters: QueueCounters::default(),
             read: 0,
         };
@@ -305,8 +307,16 @@ impl EarlyDrop for PacketQueue {
 
 impl Transmitter for PacketQueue {
     fn transmit(&mut self, bytes: &[u8]) -> Transmit {
+        self.transmit_offloaded(bytes, &Offload::default())
+    }
+
+    fn takes_offload(&self) -> bool {
+        self.outbox.has_headers()
+    }
+
+    fn transmit_offloaded(&mut self, bytes: &[u8], offload: &Offload) -> Transmit {
         match self.link {
-            LinkState::Up => self.outbox.take(bytes),
+            LinkState::Up => self.outbox.take(bytes, offload),
             LinkState::Down | LinkState::Gone(_) => Transmit::LinkDown,
         }
     }

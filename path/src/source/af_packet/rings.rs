@@ -56,6 +56,8 @@ pub(super) struct Rings {
     last: Which,
     /// A block said that the kernel has lost frames.
     losing: bool,
+    /// Virtio-net headers stand before the frames.
+    has_headers: bool,
     load: Load,
 }
 
@@ -85,12 +87,14 @@ pub(super) struct Next {
 }
 
 impl Rings {
-    pub(super) fn new(main: Ring, reserve: Option<Ring>) -> Self {
+    /// `has_headers`: virtio-net headers stand before the frames.
+    pub(super) fn new(main: Ring, reserve: Option<Ring>, has_headers: bool) -> Self {
         Self {
             main: Reading::new(main),
             reserve: reserve.map(Reading::new),
             last: Which::Main,
             losing: false,
+            has_headers,
             load: Load::default(),
         }
     }
@@ -148,10 +152,12 @@ impl Rings {
 
     /// Walks through the frames that are next.
     pub(super) fn walk(&mut self, next: Next, snaplen: u32) -> Option<Walk<'_>> {
+        let has_headers = self.has_headers;
         self.last = next.which;
         let reading = self.reading(next.which)?;
         let block = reading.ring.block(reading.block)?;
-        Some(Walk::resume(block, next.cursor, snaplen, next.until_ns))
+        let walk = Walk::resume(block, next.cursor, snaplen, next.until_ns);
+        Some(walk.with_headers(has_headers))
     }
 
     /// The walk stopped here.

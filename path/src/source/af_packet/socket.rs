@@ -89,7 +89,7 @@ impl Opener {
                 })
                 .ok()
         });
-        let rings = Rings::new(main, reserve);
+        let rings = Rings::new(main, reserve, self.config.offload);
         Ok(Bound { rings, link })
     }
 
@@ -251,7 +251,14 @@ impl Opener {
     }
 
     fn prepare(&self, socket: &Socket, link: Link) -> io::Result<()> {
-        socket.set(libc::PACKET_RESERVE, HEADROOM)?;
+        let headroom = match self.config.offload {
+            true => HEADROOM_WITH_HEADER,
+            false => HEADROOM,
+        };
+        socket.set(libc::PACKET_RESERVE, headroom)?;
+        if self.config.offload {
+            socket.set(PACKET_VNET_HDR, 1)?;
+        }
         if self.direction(link) == Direction::Rx {
             // Saves the kernel the work; the filter alone would do.
             socket.set(libc::PACKET_IGNORE_OUTGOING, 1)?;
@@ -369,3 +376,7 @@ const DROP: sock_filter = sock_filter {
 
 /// Bytes before each frame: room for a VLAN tag, and what keeps the IP header's alignment at 8.
 const HEADROOM: c_int = 8;
+/// With a virtio-net header of 10 bytes between, which makes room for a tag once it was read.
+const HEADROOM_WITH_HEADER: c_int = 6;
+/// Of `linux/if_packet.h`: frames come and go with a virtio-net header before them.
+const PACKET_VNET_HDR: c_int = 15;

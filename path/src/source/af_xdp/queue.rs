@@ -536,6 +536,7 @@ fn frame(bytes: &[u8], ts_ns: u64) -> Frame<'_> {
         ts_ns,
         flags,
         vlan_tci,
+        ..Frame::default()
     }
 }
 

@@ -81,6 +81,7 @@ fn record(place: &TestDir, keep_state: bool) {
             vlan_tci: 0,
             source: 0,
             queue: 0,
+            ..Meta::default()
         };
         let packet = vnplug::Packet {
             meta,
