@@ -80,8 +80,8 @@
 //!
 //! Of a record the host takes `cap_len` and the bytes, each once, into memory of its own; the other
 //! fields of its header mean nothing. If the port was opened with `segments` merged, the host takes
-//! `flags` too, once: with `OFFLOAD` the bytes begin as above. The host arms before its thread sleeps, for the first record,
-//! and the sender **kicks** it then.
+//! `flags` too, once: with `OFFLOAD` the bytes begin as above. The host arms before its thread sleeps,
+//! for the first record, and the sender **kicks** it then.
 
 use crate::offload::Offload;
 

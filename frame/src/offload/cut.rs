@@ -47,10 +47,12 @@ struct Cut {
 }
 
 impl Pieces {
-    /// Forgets all packets.
+    /// Forgets all packets, and gives back memory that few batches need.
     pub fn clear(&mut self) {
         self.heads.clear();
+        self.heads.shrink_to(KEPT);
         self.pieces.clear();
+        self.pieces.shrink_to(KEPT / size_of::<Cut>());
     }
 
     /// Does the `work` that was found for this frame of `wire_len` bytes, and says which packets it has
@@ -199,6 +201,9 @@ impl Plan {
 fn not_zero(sum: [u8; 2]) -> [u8; 2] {
     if sum == [0, 0] { [0xff, 0xff] } else { sum }
 }
+
+/// Bytes that are kept: what a batch of 256 whole super-frames of usual packets takes.
+const KEPT: usize = 1 << 20;
 
 /// Where a TCP header has its flags (RFC 9293, 3.1), and three of them.
 const FLAGS: usize = 13;

@@ -79,7 +79,7 @@ pub enum Lie {
     Headers,
     /// The IP header counts other bytes than there are.
     Length,
-    /// Packets of this payload size are none, or more than [`MAX_PIECES`].
+    /// Packets of this payload size are none, longer than IP can say, or more than [`MAX_PIECES`].
     Size(u16),
     /// The checksum's place lies outside the frame, or is not that protocol's.
     Checksum,
@@ -173,11 +173,14 @@ fn plan(frame: &[u8], wire_len: usize, offload: &Offload) -> Result<Plan, Lie> {
         return Err(Lie::Checksum);
     }
     let size = usize::from(offload.gso_size);
+    let rest = wire_len - payload;
     let count = match size {
         0 => usize::MAX,
-        _ => (wire_len - payload).div_ceil(size).max(1),
+        _ => rest.div_ceil(size).max(1),
     };
-    if count > MAX_PIECES {
+    // Each packet has a length of its own, of 16 bits.
+    let longest = payload - network + size.min(rest);
+    if count > MAX_PIECES || longest > usize::from(u16::MAX) {
         return Err(Lie::Size(offload.gso_size));
     }
     Ok(Plan {

@@ -210,6 +210,20 @@ fn a_header_that_lies_is_refused() {
         );
     }
     assert_eq!(refused(&with(17, 1), good), Lie::Length);
+    // More than the IP header's length can say, in packets that are themselves too long or just not.
+    let (mut big, transport, payload) = samples::frame(&PLAIN);
+    big.resize(payload + 70_000, 0);
+    big[16..18].fill(0);
+    for (size, fits) in [(65_535 - 52, true), (65_535 - 51, false), (65_535, false)] {
+        let offload = offload(&PLAIN, transport, size);
+        let found = work(&big, big.len() as u32, &offload);
+        assert_eq!(found.is_ok(), fits, "{size}");
+        if fits {
+            assert_eq!(packets(&big, big.len() as u32, &offload).len(), 2);
+        } else {
+            assert_eq!(found, Err(Lie::Size(size)));
+        }
+    }
     assert_eq!(refused(&frame[..60], good), Lie::Headers);
 }
 

@@ -103,7 +103,7 @@ impl SendCounters {
         ]
     }
 
-    /// Frames whose fate is counted, a super-frame as one; equal to `taken` or we have a bug.
+    /// Packets whose fate is counted; equal to `taken` and `cut` or we have a bug.
     pub fn accounted(&self) -> u64 {
         self.sent
             + self.dropped_full
@@ -111,7 +111,6 @@ impl SendCounters {
             + self.dropped_link
             + self.dropped_offload
             + self.dropped_unsupported
-            - self.cut
     }
 }
 
@@ -232,8 +231,8 @@ impl Sender {
     #[cold]
     pub fn settle(&mut self, flushed: Flushed) {
         self.counters.flushed(flushed);
-        let accounted = self.counters.accounted();
-        self.counters.dropped_unsupported += self.counters.taken.saturating_sub(accounted);
+        let owed = self.counters.taken + self.counters.cut;
+        self.counters.dropped_unsupported += owed.saturating_sub(self.counters.accounted());
     }
 
     /// Whether frames wait, as far as the sender is to be believed.

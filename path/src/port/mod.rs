@@ -111,7 +111,8 @@ impl PortCounters {
         self.rings += other.rings;
     }
 
-    /// Frames whose fate is counted; a super-frame is one, whatever it became. Equal to `offered` or we have a bug.
+    /// Frames whose fate is counted; a super-frame is one, whatever it became. Equal to `offered` or we
+    /// have a bug.
     pub fn accounted(&self) -> u64 {
         self.refused
             + self.paused

@@ -90,7 +90,7 @@ pub struct AfPacketConfig {
     /// frames.
     ///
     /// NB: by default from Linux 6.2 on. Older kernels drop UDP super-frames for a socket that asks
-    /// (`virtio_net_hdr_from_skb`), and a capture must not lose what it would see without asking.
+    /// (`virtio_net_hdr_from_skb`); all of them drop those of SCTP.
     pub offload: bool,
     /// Let the kernel drop what no port wants ([`early`](super::early)).
     pub early: bool,
@@ -110,7 +110,7 @@ impl AfPacketConfig {
             block_timeout_ms: 2,
             snaplen: MAX_SNAPLEN,
             hardware_timestamps: false,
-            offload: tells_all_super_frames(),
+            offload: tells_of_super_frames(),
             early: true,
         }
     }
@@ -150,8 +150,8 @@ impl AfPacketConfig {
     }
 }
 
-/// Whether the kernel can say of every super-frame what it is.
-fn tells_all_super_frames() -> bool {
+/// Whether the kernel can say of super-frames of TCP and UDP what they are.
+fn tells_of_super_frames() -> bool {
     let system = rustix::system::uname();
     let release = system.release().to_string_lossy();
     let mut numbers = release.split(['.', '-']).map_while(|it| it.parse().ok());
