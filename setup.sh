@@ -36,6 +36,9 @@ test=(
     "$browser:$browser" "chromedriver:$driver"
     # README's first commands are typed on a fresh machine
     debootstrap:debootstrap
+    # programs of VDE, on a switch
+    vde_switch:vde-switch wirefilter:vde-wirefilter vde_plug:vdeplug vde_plug2tap:vde2 vdens:vdens
+    /var/lib/dpkg/info/libvdeplug-slirp.list:libvdeplug-slirp
     zstd:zstd age:age openssl:openssl valgrind:valgrind
     # programs that capture with libpcap, for the tests of the drop-in; none starts a service
     ngrep:ngrep p0f:p0f tcpflow:tcpflow ssldump:ssldump dhcpdump:dhcpdump sngrep:sngrep

@@ -27,7 +27,7 @@ use vnplug_ring::control::{DEFAULT_SOCKET, Grant};
 use vnplug_ring::units;
 
 use crate::hub::Peer;
-use crate::spec::SourceSpec;
+use crate::spec::{SWITCH, SourceSpec};
 use vnplug_filter::DEFAULT_LIMIT_BYTES;
 
 /// Receives every packet of a wire once, filters it early and hands it to applications in virtual
@@ -50,6 +50,9 @@ pub struct Arguments {
     /// A source: NAME=KIND:WHAT,OPTION=VALUE,… or just the name of an interface
     #[arg(long, value_name = "SPEC")]
     pub source: Vec<String>,
+    /// A switch: NAME,OPTION=VALUE,… as lan0,vde=/run/lan0.ctl
+    #[arg(long, value_name = "SPEC")]
+    pub switch: Vec<String>,
     /// Grants
     #[arg(
         long,
@@ -73,7 +76,7 @@ pub struct Arguments {
     pub wake_us: Option<u32>,
     /// Whether filters become machine code, in the background: on or off
     #[arg(long, value_name = "on|off")]
-    pub jit: Option<Switch>,
+    pub jit: Option<OnOff>,
     /// Say more (-v: debug)
     #[arg(short, long)]
     pub verbose: bool,
@@ -83,6 +86,7 @@ const EXAMPLES: &str = "Examples:
   vnplugd --source eth1
   vnplugd --source 'eth1=af_packet:eth1,queues=2,cpus=2+3' --allow 'vm:probe=eth1:not port 22'
   vnplugd --source lab=gen,size=60,pps=1000000 --source old=pcap:trace.pcapng,pace=top
+  vnplugd --switch lan0,vde=/run/lan0.ctl
 
 Options of each kind of source: see docs/sources.md. Clients: see vnplug --help.
 Exit status: 0 ended by SIGTERM or SIGINT, 1 could not start or go on, 2 wrong usage.";
@@ -90,7 +94,7 @@ Exit status: 0 ended by SIGTERM or SIGINT, 1 could not start or go on, 2 wrong u
 /// A choice of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Switch {
+pub enum OnOff {
     /// It is done.
     On,
     /// It is not done.
@@ -127,7 +131,7 @@ pub struct Config {
     /// Microseconds within which CPUs wake while there are ports, if the operator asks for it.
     pub wake_us: Option<u32>,
     /// Filters become machine code.
-    pub jit: Switch,
+    pub jit: OnOff,
     /// Bytes that all their machine code may take.
     pub jit_bytes: u64,
     /// Sources in order; their numbers are their places here.
@@ -156,10 +160,12 @@ struct File {
     max_ports_each: Option<usize>,
     max_user_bytes: Option<toml::Value>,
     wake_us: Option<u32>,
-    jit: Option<Switch>,
+    jit: Option<OnOff>,
     jit_bytes: Option<toml::Value>,
     #[serde(default)]
     source: Vec<BTreeMap<String, toml::Value>>,
+    #[serde(default)]
+    switch: Vec<BTreeMap<String, toml::Value>>,
     #[serde(default)]
     allow: Vec<AllowTable>,
 }
@@ -210,6 +216,27 @@ impl Config {
                 text.parse::<SourceSpec>()
                     .map_err(|error| error.to_string())?,
             );
+        }
+        for mut table in file.switch {
+            if table.insert("kind".into(), SWITCH.into()).is_some() {
+                return Err("a [[switch]] has no kind".into());
+            }
+            for key in ["mode", "dirmode", "mgmtmode"] {
+                // As the command line has it. NB: 660 becomes 01224, which is refused, and 0o660 0660.
+                if let Some(toml::Value::Integer(bits)) = table.get(key) {
+                    table.insert(key.into(), format!("{bits:o}").into());
+                }
+            }
+            sources.push(source(table)?);
+        }
+        for text in &arguments.switch {
+            let (name, options) = text.split_once(',').unwrap_or((text, ""));
+            if name.contains('=') {
+                return Err(format!("--switch {text}: write NAME,OPTION=VALUE,…"));
+            }
+            let comma = if options.is_empty() { "" } else { "," };
+            let spec = format!("{name}={SWITCH}{comma}{options}").parse::<SourceSpec>();
+            sources.push(spec.map_err(|error| error.to_string())?);
         }
         for (at, spec) in sources.iter().enumerate() {
             if sources[..at]
@@ -270,7 +297,7 @@ impl Config {
             max_ports_each: file.max_ports_each.unwrap_or(1_024),
             max_user_bytes: size("max_user_bytes", file.max_user_bytes, 128 << 20)?,
             wake_us: arguments.wake_us.or(file.wake_us),
-            jit: arguments.jit.or(file.jit).unwrap_or(Switch::On),
+            jit: arguments.jit.or(file.jit).unwrap_or(OnOff::On),
             jit_bytes: size("jit_bytes", file.jit_bytes, DEFAULT_LIMIT_BYTES)?,
             sources,
             users,
@@ -311,7 +338,7 @@ fn read(path: &Path) -> Result<File, String> {
 
 fn source(mut table: BTreeMap<String, toml::Value>) -> Result<SourceSpec, String> {
     let mut take = |key: &str| table.remove(key).map(option).transpose();
-    let name = take("name")?.ok_or("a [[source]] needs a name")?;
+    let name = take("name")?.ok_or("a [[source]] or [[switch]] needs a name")?;
     let kind = take("kind")?.unwrap_or_else(|| "af_packet".into());
     let options = table
         .into_iter()
@@ -408,11 +435,11 @@ mod tests {
         ];
         assert_eq!(config.senders, senders);
         assert_eq!((config.ring_bytes, config.sources.len()), (1 << 20, 2));
-        assert_eq!((config.jit, config.jit_bytes), (Switch::Off, 1 << 20));
+        assert_eq!((config.jit, config.jit_bytes), (OnOff::Off, 1 << 20));
         assert_eq!(config.wake_us, Some(20));
         let config_on = load(text, &["--jit", "on", "--wake-us", "0"]).unwrap();
         assert_eq!(config_on.wake_us, Some(0));
-        assert_eq!(config_on.jit, Switch::On);
+        assert_eq!(config_on.jit, OnOff::On);
         assert_eq!(config.state_dir, Path::new("/tmp"));
         assert_eq!(config.vms[0].1.filter, "icmp");
         assert_eq!(
@@ -437,12 +464,36 @@ mod tests {
     }
 
     #[test]
+    fn a_switch_is_a_source_of_its_kind() {
+        let text = "
+            [[switch]]
+            name = 'lan0'
+            vde = '/tmp/lan0.ctl'
+            hub = true
+        ";
+        let config = load(text, &["--switch", "lan1", "--switch", "lan2,hub=yes"]).unwrap();
+        let specs = [
+            "lan0=switch:/tmp/lan0.ctl,hub=yes",
+            "lan1=switch",
+            "lan2=switch,hub=yes",
+        ];
+        let specs = specs.map(|text| text.parse::<SourceSpec>().unwrap());
+        assert_eq!(config.sources, specs);
+        for (flag, part) in [("lan0=gen", "NAME,OPTION"), ("lan0,hub", "OPTION=VALUE")] {
+            let error = load("", &["--switch", flag]).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (text, part) in [
             ("sokket = 'x'", "sokket"),
             ("jit = 'maybe'", "jit"),
             ("ring_bytes = 'big'", "ring_bytes"),
             ("[[source]]\nkind = 'gen'", "needs a name"),
+            ("[[switch]]\nhub = true", "needs a name"),
+            ("[[switch]]\nname = 'a'\nkind = 'gen'", "no kind"),
             ("[[allow]]\nsource = 'x'", "either a vm or a uid"),
             ("[[source]]\nname='a'\n[[source]]\nname='a'", "two sources"),
             ("socket_mode = 660", "0o660"),

@@ -17,7 +17,7 @@ use vnplug_ring::control::Grant;
 use vnplug_ring::layout::MAX_SNAPLEN;
 
 use crate::awake::Awake;
-use crate::config::{Config, Switch};
+use crate::config::{Config, OnOff};
 use crate::control::{Control, Setup};
 use crate::hub::policy::Policy;
 use crate::hub::{Hub, Limits};
@@ -124,11 +124,11 @@ fn serve(
     let _unplugged = Unplugged(dirs.clone());
     let mut open = Vec::new();
     for spec in &config.sources {
-        let opened = spec.open_with(Some(&packets));
+        let opened = spec.open_with(Some(&packets), user);
         open.push(opened.map_err(|error| of_source(spec.name(), &error.to_string()))?);
     }
     if open.is_empty() {
-        log::warn!(target: "source", "no source is configured; use --source or a [[source]] table");
+        log::warn!(target: "source", "no source is configured; use --source or --switch, or a [[source]] table");
     }
     let awake = config.wake_us.map(Awake::open).transpose();
     let awake =
@@ -156,8 +156,8 @@ fn serve(
     must_write(&config.pool_dir, "--pool-dir")?;
 
     let jit = match config.jit {
-        Switch::On => Jit::start(config.jit_bytes),
-        Switch::Off => Jit::off(),
+        OnOff::On => Jit::start(config.jit_bytes),
+        OnOff::Off => Jit::off(),
     };
     let mut hub = Hub::new(Limits {
         ports: config.max_ports,
@@ -307,7 +307,12 @@ fn give_files_to(
     made: &[PathBuf],
     config: &Config,
 ) -> Result<(), String> {
-    let group = config.socket_group.as_deref().map(group).transpose()?;
+    let group = config
+        .socket_group
+        .as_deref()
+        .map(privileges::group)
+        .transpose()
+        .map_err(|error| error.to_string())?;
     let dirs = made.iter().map(|dir| (dir.as_path(), None));
     for (path, group) in std::iter::once((config.socket.as_path(), group)).chain(dirs) {
         let uid = user.map(|(uid, _)| uid);
@@ -318,16 +323,6 @@ fn give_files_to(
         }
     }
     Ok(())
-}
-
-fn group(name: &str) -> Result<u32, String> {
-    let groups = std::fs::read_to_string("/etc/group").map_err(|error| error.to_string())?;
-    groups
-        .lines()
-        .map(|line| line.split(':').collect::<Vec<_>>())
-        .find(|fields| fields.first() == Some(&name))
-        .and_then(|fields| fields.get(2)?.parse().ok())
-        .ok_or_else(|| format!("no group {name:?}"))
 }
 
 /// A port with a connection of its own takes two descriptors, and ports in a bundle none; ten thousand

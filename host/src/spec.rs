@@ -7,12 +7,14 @@
 //! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no`, `arena=copy\|umem\|vm` |
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
+//! | `switch` | directory for programs of VDE | `hub=yes\|no`, `ports=N`, `ports_each=N`, `stations=N`, `stations_each=N`, `age=SECONDS`, `hold=SECONDS`, `longest=SIZE`, `mode=OCTAL`, `dirmode=OCTAL`, `group=NAME`, `mgmt=PATH`, `mgmtmode=OCTAL` |
 //!
 //! For every kind: `threads=N` (that serve the queues, in turn; the default is one for each queue),
 //! `cpus=2+3` (one per thread, in order), `busy=yes` (never sleep), `start=now` or `start=attach` (do not begin before the first port is attached that is not paused; the default
 //! for files played a number of times and generators with a count).
 
 mod af_xdp;
+mod switch;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -89,14 +91,19 @@ impl SourceSpec {
     /// # Errors
     /// [`SourceError`] if an option is unknown or out of range, or what the kind says.
     pub fn open(&self) -> Result<OpenSource, SourceError> {
-        self.open_with(None)
+        self.open_with(None, None)
     }
 
-    /// As [`open`](Self::open), with a directory for packet memory that VMs can map.
+    /// As [`open`](Self::open), with a directory for packet memory that VMs can map, and the user (uid,
+    /// gid) that the daemon will be.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_with(&self, files: Option<&PacketDir>) -> Result<OpenSource, SourceError> {
+    pub fn open_with(
+        &self,
+        files: Option<&PacketDir>,
+        user: Option<(u32, u32)>,
+    ) -> Result<OpenSource, SourceError> {
         let mut options = Options {
             name: &self.name,
             left: self.options.clone(),
@@ -119,9 +126,10 @@ impl SourceSpec {
             "af_xdp" => af_xdp::open(&mut options, &mut interface, files)?,
             "pcap" => pcap(&mut options)?,
             "gen" => generator(&mut options)?,
+            SWITCH => switch::open(&mut options, user)?,
             kind => {
                 return Err(SourceError::new(format!(
-                    "source {:?}: no kind {kind:?}; there are af_packet, af_xdp, pcap and gen",
+                    "source {:?}: no kind {kind:?}; there are af_packet, af_xdp, pcap, gen and switch",
                     self.name
                 )));
             }
@@ -153,6 +161,7 @@ impl FromStr for SourceSpec {
         if !what.is_empty() {
             let key = match kind {
                 "pcap" => "path",
+                SWITCH => "vde",
                 "gen" => {
                     return Err(SourceError::new(format!(
                         "source {name:?}: gen takes nothing after a colon ({what:?}), only options"
@@ -258,6 +267,9 @@ impl OpenSource {
 
 /// The link type of every source.
 pub(crate) const LINKTYPE_ETHERNET: u32 = 1;
+
+/// The kind of a source that is a switch.
+pub(crate) const SWITCH: &str = "switch";
 
 type Opened = (&'static str, String, Vec<Box<dyn Queue>>, bool);
 
@@ -447,6 +459,18 @@ impl Options<'_> {
         Ok(())
     }
 
+    /// Permission bits, written in octal.
+    fn mode(&mut self, key: &str) -> Result<Option<u32>, SourceError> {
+        let Some(text) = self.take(key) else {
+            return Ok(None);
+        };
+        let bits = u32::from_str_radix(text.trim_start_matches("0o"), 8).ok();
+        match bits.filter(|bits| *bits <= 0o7777) {
+            Some(bits) => Ok(Some(bits)),
+            None => Err(self.bad(key, &text, "permission bits in octal, as 0660")),
+        }
+    }
+
     fn list<T>(
         &mut self,
         key: &str,
@@ -516,6 +540,14 @@ mod tests {
             ("lab=gen,count=0", "above 0"),
             ("lab=gen,pps=1,pps=2", "pps is given twice"),
             ("a=pcap:x,path=y", "path is given twice"),
+            ("lan=switch,mode=0700", "vde=DIR"),
+            ("lan=switch:/nowhere/x,mode=0o999", "in octal"),
+            ("lan=switch:/nowhere/x", "/nowhere/x"),
+            ("lan=switch,ports=70000", "up to 4096"),
+            ("lan=switch,stations=9000000", "up to 1048576"),
+            ("lan=switch,longest=100", "from 1514"),
+            ("lan=switch:/nowhere/x,group=no-such-group", "no-such-group"),
+            ("lan=switch,colour=red", "no option \"colour\""),
             ("lab=tape", "no kind \"tape\""),
             ("file=pcap", "needs a path"),
             ("file=pcap:/nowhere/x.pcap", "/nowhere/x.pcap"),

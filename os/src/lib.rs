@@ -9,6 +9,7 @@
 
 pub mod bpf;
 pub mod closer;
+pub mod datagrams;
 pub mod event;
 pub mod fair;
 pub mod interface;

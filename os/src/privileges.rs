@@ -100,18 +100,42 @@ pub fn keep_only(keep: &[Keep]) -> io::Result<()> {
     }
 }
 
-/// Names a user of the system: (uid, gid).
+/// A user of the system by name: (uid, gid).
 ///
 /// # Errors
 /// `NotFound` if `/etc/passwd` has no such user.
 pub fn user(name: &str) -> io::Result<(u32, u32)> {
-    let passwd = std::fs::read_to_string("/etc/passwd")?;
-    passwd
-        .lines()
-        .map(|line| line.split(':').collect::<Vec<_>>())
-        .find(|fields| fields.first() == Some(&name))
+    let found = line("/etc/passwd", |fields| fields.first() == Some(&name))?;
+    found
         .and_then(|fields| Some((fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?)))
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no user {name}")))
+}
+
+/// A group of the system by name.
+///
+/// # Errors
+/// `NotFound` if `/etc/group` has no such group.
+pub fn group(name: &str) -> io::Result<u32> {
+    let found = line("/etc/group", |fields| fields.first() == Some(&name))?;
+    found
+        .and_then(|fields| fields.get(2)?.parse().ok())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no group {name:?}")))
+}
+
+/// A user's name, or the number if the system has no name for it.
+pub fn user_name(uid: u32) -> String {
+    let is_it = |fields: &[&str]| fields.get(2).is_some_and(|it| it.parse() == Ok(uid));
+    let found = line("/etc/passwd", is_it).ok().flatten();
+    let name = found.and_then(|fields| fields.into_iter().next());
+    name.unwrap_or_else(|| uid.to_string())
+}
+
+/// The first line of such a file that is wanted.
+fn line(path: &str, wanted: impl Fn(&[&str]) -> bool) -> io::Result<Option<Vec<String>>> {
+    let text = std::fs::read_to_string(path)?;
+    let mut lines = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let found = lines.find(|fields| wanted(fields));
+    Ok(found.map(|fields| fields.into_iter().map(str::to_owned).collect()))
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

@@ -10,6 +10,8 @@
 //! | source | `seen` = `read` + `kernel_dropped` + `early` + `in_kernel` |
 //! | source | `duties` = the `offered` of its ports + `departed_offered` |
 //! | source | `departed_offered` = `departed_accounted` |
+//! | switch | `entered` = `unicast` + `flooded` + `consumed` + the `in_dropped_…` |
+//! | switch | `due` = `out_enqueued` + the `out_dropped_…` |
 //! | port | `offered` = the sum of all that can become of a frame |
 //! | port, source | `send_taken` = `sent` + the `send_dropped_…` |
 
@@ -304,6 +306,74 @@ pub const ECHO: &[Counter] = &[
     own("echo_max_ns", Nanoseconds, "the longest"),
 ];
 
+/// Counters of a switch.
+pub const SWITCH: &[Counter] = &[
+    own(
+        "entered",
+        Frames,
+        "frames that its ports, and programs of the host, sent",
+    ),
+    part(
+        "entered",
+        "unicast",
+        "for the one port where the station is known to be",
+    ),
+    part(
+        "entered",
+        "flooded",
+        "for all other ports: a group's address, or a station that is not known",
+    ),
+    part(
+        "entered",
+        "consumed",
+        "for nobody: the station is at the port that sent the frame, or there is no other port",
+    ),
+    part(
+        "entered",
+        "in_dropped_short",
+        "dropped: shorter than an Ethernet header",
+    ),
+    part(
+        "entered",
+        "in_dropped_long",
+        "dropped: longer than the option `longest`",
+    ),
+    part(
+        "entered",
+        "in_dropped_source",
+        "dropped: a group's address as the source",
+    ),
+    own("due", Frames, "copies that were due to ports"),
+    part(
+        "due",
+        "out_enqueued",
+        "copies on their way to a port's client",
+    ),
+    part(
+        "due",
+        "out_dropped_full",
+        "copies that were dropped: the client does not read as fast",
+    ),
+    part(
+        "due",
+        "out_dropped_gone",
+        "copies that were dropped: the client is gone, and its port not closed yet",
+    ),
+    own(
+        "unlearned",
+        Times,
+        "an address was not learned: the port, or the switch, has as many as it may",
+    ),
+    own("moves", Times, "a station moved from one port to another"),
+    own(
+        "moves_held",
+        Times,
+        "a station was heard at another port too soon to move",
+    ),
+    own("stations", Things, "addresses that are known"),
+    own("switch_ports", Things, "ports that clients have"),
+];
+
 /// Counters of the daemon.
 pub const DAEMON: &[Counter] = &[
     own("ports", Things, "ports that are open"),
@@ -357,7 +427,7 @@ pub const OF_READER: &str = "reader_";
 #[must_use]
 pub fn find(kind: &str, name: &str) -> Option<&'static Counter> {
     let tables: &[&[Counter]] = match kind {
-        "source" => &[SOURCE, SENDER, ECHO],
+        "source" => &[SOURCE, SENDER, ECHO, SWITCH],
         "port" => &[PORT, SENDER],
         "daemon" => &[DAEMON],
         "vm" => &[VM],
@@ -404,6 +474,8 @@ pub fn accounts(all: &[Counted]) -> Vec<Account> {
                 found.extend(sum(counted, "seen", SOURCE));
                 found.extend(duties(counted, all));
                 found.extend(departed(counted));
+                found.extend(sum(counted, "entered", SWITCH));
+                found.extend(sum(counted, "due", SWITCH));
             }
             "port" => found.extend(sum(counted, "offered", PORT)),
             _ => {}

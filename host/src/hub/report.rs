@@ -328,6 +328,9 @@ impl Hub {
             all
         });
         values.extend(latency.iter().flat_map(Latency::named));
+        // A source that has such counters has one queue.
+        let own = snapshots.iter().map(|it| &it.snapshot.own);
+        values.extend(own.flatten().cloned());
         Counted {
             kind: "source".into(),
             name: source.name.clone(),

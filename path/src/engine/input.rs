@@ -425,6 +425,7 @@ impl Input {
         };
         Snapshot {
             queue,
+            own: self.queue.own_counters(),
             fanout: *self.fanout.counters(),
             ports: match asked {
                 Asked::All => self.fanout.accounts().map(told).collect(),

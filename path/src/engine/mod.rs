@@ -87,6 +87,8 @@ pub enum Asked {
 pub struct Snapshot {
     /// Counters below the daemon.
     pub queue: QueueCounters,
+    /// Counters that only its kind of source has.
+    pub own: Vec<(String, u64)>,
     /// Counters of the fanout.
     pub fanout: FanoutCounters,
     /// The ports asked for.

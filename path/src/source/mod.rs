@@ -52,6 +52,11 @@ pub trait Queue: Send {
     /// What the kernel (or file, or generator) counted so far, accumulated.
     fn counters(&mut self) -> QueueCounters;
 
+    /// Counters that only its kind of source has, with their public names.
+    fn own_counters(&self) -> Vec<(String, u64)> {
+        Vec::new()
+    }
+
     /// One word on how it is: `up`, `down`, `gone`, `ended` and so on, for `vnplug list`.
     fn state(&self) -> &'static str;
 

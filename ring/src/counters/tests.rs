@@ -101,6 +101,7 @@ fn the_document_has_every_counter_in_these_words() {
         ("a port", PORT),
         ("a port that sends, and of a source", SENDER),
         ("the generator", ECHO),
+        ("a switch", SWITCH),
         ("the daemon", DAEMON),
         ("a VM", VM),
     ];

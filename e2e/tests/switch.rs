@@ -1,0 +1,225 @@
+//! A switch of the daemon with programs of VDE that nobody here wrote.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use vnplug::Next;
+use vnplug_e2e::daemon::{Daemon, counted, value};
+use vnplug_e2e::{Guest, Image, Lab, Netns, Qemu, QemuConfig, Uml, UmlConfig};
+use vnplug_testing::{PATIENCE, eventually};
+
+/// A program; killed when dropped.
+struct Running(Child);
+
+impl Running {
+    fn start(mut command: Command, lab: &Lab, name: &str) -> Self {
+        let errors = File::create(lab.dir().join(name)).unwrap();
+        // The switch of VDE ends with its input.
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        Self(command.stderr(errors).spawn().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A namespace with a TAP that `vde_plug2tap` joins to a switch.
+struct Station {
+    netns: Netns,
+    address: String,
+    _plug: Running,
+}
+
+impl Station {
+    fn new(lab: &Lab, switch: &Path, address: &str) -> Self {
+        let netns = Netns::new().unwrap();
+        let mut plug = netns.command("vde_plug2tap");
+        plug.arg("-s").arg(switch).arg("tap0");
+        let plug = Running::start(plug, lab, &format!("plug2tap-{address}"));
+        eventually("the TAP is there", || {
+            netns.ip(&["link", "show", "tap0"]).is_ok()
+        });
+        let with_prefix = format!("{address}/24");
+        netns
+            .ip(&["addr", "add", &with_prefix, "dev", "tap0"])
+            .unwrap();
+        netns
+            .ip(&["link", "set", "tap0", "up", "arp", "on"])
+            .unwrap();
+        Self {
+            netns,
+            address: address.to_owned(),
+            _plug: plug,
+        }
+    }
+
+    fn pings(&self, address: &str) -> bool {
+        let args = ["ping", "-q", "-c", "3", "-i", "0.2", "-W", "5", address];
+        self.netns.exec(&args).is_ok()
+    }
+
+    /// Sends this to another one, by TCP; what that one has received.
+    fn sends(&self, other: &Self, bytes: &[u8]) -> Vec<u8> {
+        let address = format!("{}:7000", other.address);
+        let listener = other
+            .netns
+            .enter(|| TcpListener::bind(&address))
+            .unwrap()
+            .unwrap();
+        std::thread::scope(|scope| {
+            let received = scope.spawn(move || {
+                let mut all = Vec::new();
+                listener.accept().unwrap().0.read_to_end(&mut all).unwrap();
+                all
+            });
+            let connect = || TcpStream::connect(&address);
+            let mut stream = self.netns.enter(connect).unwrap().unwrap();
+            stream.write_all(bytes).unwrap();
+            drop(stream);
+            received.join().unwrap()
+        })
+    }
+}
+
+/// Bytes that differ everywhere.
+fn content(len: usize) -> Vec<u8> {
+    let mut state = 1_u32;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+#[test]
+fn programs_of_vde_are_on_one_wire_which_captures_like_any_other() {
+    let lab = Lab::new().unwrap();
+    let path = |name: &str| lab.dir().join(name);
+    let [ours, second, theirs] = ["lan0.ctl", "lan1.ctl", "vde.ctl"].map(path);
+    let switches = [("lan0", &ours), ("lan1", &second)];
+    let specs = switches.map(|(name, dir)| format!("{name},vde={}", dir.display()));
+    let args = ["--switch", &specs[0], "--switch", &specs[1]];
+    let daemon = Daemon::start(&lab, None, &args).unwrap();
+
+    // A switch of VDE, and wires from ours to it and to our other one.
+    let mut real = Command::new("vde_switch");
+    real.arg("-s").arg(&theirs).arg("-x");
+    let _real = Running::start(real, &lab, "vde_switch");
+    eventually("the other switch is there", || theirs.join("ctl").exists());
+    let mut wire = Command::new("dpipe");
+    wire.arg("vde_plug")
+        .arg(&ours)
+        .arg("=")
+        .arg("vde_plug")
+        .arg(&theirs);
+    let _wire = Running::start(wire, &lab, "dpipe");
+    let mut filter = Command::new("wirefilter");
+    let between = format!("{}:{}", ours.display(), second.display());
+    filter.args(["--nofifo", "-v", &between, "-d", "5"]);
+    let _filter = Running::start(filter, &lab, "wirefilter");
+    let mut slirp = Command::new("vde_plug");
+    slirp
+        .arg("slirp://")
+        .arg(format!("vde://{}", ours.display()));
+    let _slirp = Running::start(slirp, &lab, "slirp");
+
+    let one = Station::new(&lab, &ours, "10.0.2.21");
+    let two = Station::new(&lab, &ours, "10.0.2.22");
+    let three = Station::new(&lab, &theirs, "10.0.2.23");
+    let four = Station::new(&lab, &second, "10.0.2.24");
+    let joined = |name: &str| {
+        let counters = daemon.counters();
+        let of = counters
+            .iter()
+            .find(|it| it.kind == "source" && it.name == name);
+        of.map_or(0, |it| value(it, "switch_ports"))
+    };
+    eventually("all have joined", || {
+        joined("lan0") == 5 && joined("lan1") == 2
+    });
+
+    let mut reader = daemon.port("host:lan0").filter("icmp").open().unwrap();
+    for station in [&one, &two, &three, &four] {
+        for other in [&one, &two, &three, &four] {
+            assert!(
+                station.pings(&other.address),
+                "{} {}",
+                station.address,
+                other.address
+            );
+        }
+    }
+    assert!(one.pings("10.0.2.2"), "slirp answers");
+    // Each ping and its answer crossed lan0 once, but for those to oneself.
+    let expected = (12 + 1) * 3 * 2;
+    let mut captured = 0;
+    eventually("all of it is captured", || {
+        while let Next::Packet(_) = reader.next().unwrap() {
+            captured += 1;
+        }
+        captured >= expected
+    });
+    assert_eq!(captured, expected);
+    let bytes = content(10 << 20);
+    for (from, to) in [(&one, &two), (&two, &three), (&three, &one), (&four, &one)] {
+        assert!(
+            from.sends(to, &bytes) == bytes,
+            "{} {}",
+            from.address,
+            to.address
+        );
+    }
+    let counters = daemon.audit();
+    let lan0 = counted(&counters, "source");
+    assert!(value(lan0, "unicast") > 4 * (10 << 20) / 1514, "{lan0:?}");
+}
+
+#[test]
+fn guests_join_by_their_own_vde_drivers() {
+    let lab = Lab::new().unwrap();
+    let dir = lab.dir().join("lan0.ctl");
+    let spec = format!("lan0,vde={}", dir.display());
+    let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let station = Station::new(&lab, &dir, "10.77.1.1");
+    let uml = Uml::boot(
+        &lab,
+        UmlConfig {
+            kernel_args: vec![format!("eth0=vde,{}", dir.display())],
+            ..UmlConfig::default()
+        },
+    );
+    let net = format!("vde,id=lan,sock={}", dir.display());
+    let card = "virtio-net-pci,netdev=lan,mac=52:54:00:77:01:03";
+    let qemu = Qemu::boot(
+        &lab,
+        QemuConfig {
+            image: Image::default().module("virtio_net"),
+            qemu_args: ["-netdev", &net, "-device", card]
+                .map(str::to_owned)
+                .to_vec(),
+            ..QemuConfig::default()
+        },
+    );
+    let guests: [(Guest, &str); 2] = [(uml.unwrap(), "10.77.1.2"), (qemu.unwrap(), "10.77.1.3")];
+    for (guest, address) in &guests {
+        let up = format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up");
+        let done = guest.run(&up, PATIENCE).unwrap();
+        assert!(done.success(), "{address}: {}", done.text());
+    }
+    for (guest, address) in &guests {
+        assert!(station.pings(address), "{address}");
+        for (_, other) in guests.iter().filter(|(_, other)| other != address) {
+            let done = guest.run(&format!("ping -c 3 {other}"), PATIENCE).unwrap();
+            assert!(done.success(), "{}", done.text());
+        }
+    }
+    daemon.audit();
+}

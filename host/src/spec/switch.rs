@@ -1,0 +1,96 @@
+//! A switch as the operator writes it. `mode`, `dirmode`, `group`, `mgmt` and `mgmtmode` are the options of
+//! `vde_switch`.
+
+use std::path::PathBuf;
+
+use vnplug_os::privileges;
+use vnplug_path::source::SourceError;
+use vnplug_switch::forward::MAX_PORTS;
+use vnplug_switch::{Switch, SwitchConfig, VdeConfig};
+
+use super::{Opened, Options};
+
+/// Opens a switch, of a daemon that will be this user (uid, gid).
+pub(super) fn open(
+    options: &mut Options<'_>,
+    user: Option<(u32, u32)>,
+) -> Result<Opened, SourceError> {
+    let mut config = SwitchConfig::new(options.name);
+    options.switch("hub", &mut config.is_hub)?;
+    options.set("ports", &mut config.ports.0)?;
+    options.set("ports_each", &mut config.ports.1)?;
+    if config.ports.0 > MAX_PORTS {
+        let ports = config.ports.0.to_string();
+        let want = format!("a number of ports up to {MAX_PORTS}");
+        return Err(options.bad("ports", &ports, want));
+    }
+    options.set("stations", &mut config.limits.all)?;
+    options.set("stations_each", &mut config.limits.each)?;
+    if config.limits.all > MAX_STATIONS {
+        let stations = config.limits.all.to_string();
+        let want = format!("a number of addresses up to {MAX_STATIONS}");
+        return Err(options.bad("stations", &stations, want));
+    }
+    options.set("age", &mut config.limits.age_s)?;
+    options.set("hold", &mut config.limits.hold_s)?;
+    let mut longest = config.longest as u32;
+    options.size("longest", &mut longest)?;
+    config.longest = longest as usize;
+    if !LONGEST.contains(&config.longest) {
+        let want = format!(
+            "a number of bytes from {} to {}",
+            LONGEST.start(),
+            LONGEST.end()
+        );
+        return Err(options.bad("longest", &longest.to_string(), want));
+    }
+    config.vde = vde(options, user)?;
+    options.done()?;
+    let hub = if config.is_hub { "hub" } else { "switch" };
+    let description = match &config.vde {
+        Some(vde) => format!("{hub}, VDE at {}", vde.dir.display()),
+        None => hub.to_owned(),
+    };
+    Ok((super::SWITCH, description, Switch::open(config)?, false))
+}
+
+fn vde(
+    options: &mut Options<'_>,
+    user: Option<(u32, u32)>,
+) -> Result<Option<VdeConfig>, SourceError> {
+    let dir = options.take("vde");
+    let mode = options.mode("mode")?;
+    let dir_mode = options.mode("dirmode")?;
+    let group_name = options.take("group");
+    let mgmt = options.take("mgmt");
+    let mgmt_mode = options.mode("mgmtmode")?;
+    let Some(dir) = dir else {
+        let given = [
+            mode.is_some(),
+            dir_mode.is_some(),
+            group_name.is_some(),
+            mgmt.is_some(),
+        ];
+        if given.contains(&true) || mgmt_mode.is_some() {
+            return Err(SourceError::new(format!(
+                "switch {:?}: mode, dirmode, group, mgmt and mgmtmode are for VDE: say where, with vde=DIR",
+                options.name
+            )));
+        }
+        return Ok(None);
+    };
+    let group = group_name.map(|name| privileges::group(&name));
+    let no_group = |error| SourceError::io(format!("switch {:?}", options.name), error);
+    Ok(Some(VdeConfig {
+        dir: PathBuf::from(dir),
+        mode: mode.unwrap_or(0o600),
+        dir_mode,
+        group: group.transpose().map_err(no_group)?,
+        mgmt: mgmt.map(|path| (PathBuf::from(path), mgmt_mode.unwrap_or(0o600))),
+        user,
+    }))
+}
+
+const MAX_STATIONS: usize = 1 << 20;
+/// Bytes of the longest frame: of Ethernet's MTU, and more than a super-frame has.
+const LONGEST: std::ops::RangeInclusive<usize> = 1514..=(66 << 10);

@@ -1,0 +1,306 @@
+//! Many datagrams in one system call: `recvmmsg(2)` into memory of our own, `sendmmsg(2)` from it.
+//!
+//! The sender may be a stranger. Descriptors that come with a datagram must not be dropped by the
+//! thread that reads ([`crate::socket`] says why): where the kernel can refuse them it does, and
+//! elsewhere each datagram is looked at before it is taken.
+#![expect(
+    unsafe_code,
+    reason = "recvmmsg and sendmmsg, which rustix does not have"
+)]
+
+use std::io::{self, IoSliceMut};
+use std::mem::{MaybeUninit, zeroed};
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
+
+/// Memory for datagrams that are received together.
+#[derive(Debug)]
+pub struct Inbox {
+    memory: Box<[u8]>,
+    stride: usize,
+    longest: usize,
+    /// What came: bytes, and whether there were more than fit.
+    came: Vec<(u32, bool)>,
+}
+
+/// The end of a batch of datagrams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// There may be more.
+    More,
+    /// There is nothing more now.
+    Nothing,
+    /// The next one brings descriptors and stays where it is: close the socket aside.
+    Rights,
+}
+
+impl Inbox {
+    /// For `count` datagrams of `longest` bytes each.
+    pub fn new(count: usize, longest: usize) -> Self {
+        // Not a power of two: equal places in all datagrams would share a set of the cache.
+        let stride = longest.next_multiple_of(64) + 192;
+        Self {
+            memory: vec![0; stride * count].into_boxed_slice(),
+            stride,
+            longest,
+            came: Vec::with_capacity(count),
+        }
+    }
+
+    /// Forgets what came.
+    pub fn clear(&mut self) {
+        self.came.clear();
+    }
+
+    /// How many are there.
+    pub fn len(&self) -> usize {
+        self.came.len()
+    }
+
+    /// Whether none is there.
+    pub fn is_empty(&self) -> bool {
+        self.came.is_empty()
+    }
+
+    /// How many more there is room for.
+    pub fn room(&self) -> usize {
+        self.came.capacity().min(self.memory.len() / self.stride) - self.came.len()
+    }
+
+    /// The bytes of one, and whether the datagram was longer than there was room for.
+    #[inline]
+    pub fn get(&self, at: usize) -> (&[u8], bool) {
+        let (len, is_cut) = self.came[at];
+        let begin = at * self.stride;
+        (&self.memory[begin..begin + len as usize], is_cut)
+    }
+
+    /// Takes at most `most` datagrams from a socket, as far as there is room, without blocking.
+    /// `refuses`: the kernel refuses descriptors there ([`pass_rights`](crate::socket::pass_rights)).
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn receive(&mut self, from: impl AsFd, most: usize, refuses: bool) -> io::Result<Rest> {
+        let mut left = most.min(self.room());
+        while left > 0 {
+            let now = match refuses {
+                true => left.min(AT_ONCE),
+                false => match look(&from)? {
+                    Rest::More => 1,
+                    other => return Ok(other),
+                },
+            };
+            let came = self.take(&from, now)?;
+            left -= came;
+            if came < now {
+                return Ok(Rest::Nothing);
+            }
+        }
+        Ok(Rest::More)
+    }
+
+    /// At most [`AT_ONCE`].
+    fn take(&mut self, from: &impl AsFd, count: usize) -> io::Result<usize> {
+        let first = self.came.len();
+        let count = count.min(self.room());
+        let mut places: [libc::iovec; AT_ONCE] = EMPTY;
+        // SAFETY: plain integers and pointers, of which zero is a value.
+        let mut headers: [libc::mmsghdr; AT_ONCE] = unsafe { zeroed() };
+        let memory = self.memory[first * self.stride..].chunks_exact_mut(self.stride);
+        let slots = places.iter_mut().zip(&mut headers).zip(memory).take(count);
+        for ((place, header), memory) in slots {
+            place.iov_base = memory.as_mut_ptr().cast();
+            place.iov_len = self.longest;
+            header.msg_hdr.msg_iov = place;
+            header.msg_hdr.msg_iovlen = 1;
+        }
+        // SAFETY: `count` headers, at most AT_ONCE, each with one place of `longest` bytes in memory
+        // that is ours alone during the call; no names, no control messages.
+        let came = unsafe {
+            libc::recvmmsg(
+                from.as_fd().as_raw_fd(),
+                headers.as_mut_ptr(),
+                count as libc::c_uint,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        if came < 0 {
+            return match io::Error::last_os_error() {
+                error if is_later(&error) => Ok(0),
+                error => Err(error),
+            };
+        }
+        for header in &headers[..came as usize] {
+            let is_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+            self.came
+                .push((header.msg_len.min(self.longest as u32), is_cut));
+        }
+        Ok(came as usize)
+    }
+}
+
+/// What the next datagram is, without taking it.
+fn look(socket: &impl AsFd) -> io::Result<Rest> {
+    let mut none = RecvAncillaryBuffer::default();
+    let mut byte = [0; 1];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut none, flags) {
+        Ok(seen) if seen.flags.contains(ReturnFlags::CTRUNC) => Ok(Rest::Rights),
+        Ok(_) => Ok(Rest::More),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(Rest::Nothing),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Sends datagrams, each in two parts, to whom a socket is connected to, without blocking; says how
+/// many the system took before one that it did not take now.
+///
+/// # Errors
+/// The system's, if it refused the first.
+pub fn send_many<'a>(
+    to: impl AsFd,
+    datagrams: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+) -> io::Result<usize> {
+    let mut parts: [MaybeUninit<[libc::iovec; 2]>; AT_ONCE] = [MaybeUninit::uninit(); AT_ONCE];
+    // SAFETY: plain integers and pointers, of which zero is a value.
+    let mut headers: [libc::mmsghdr; AT_ONCE] = unsafe { zeroed() };
+    let mut count = 0;
+    for ((datagram, part), header) in datagrams.zip(&mut parts).zip(&mut headers) {
+        let (head, body) = datagram;
+        header.msg_hdr.msg_iov = part.write([vector(head), vector(body)]).as_mut_ptr();
+        header.msg_hdr.msg_iovlen = if body.is_empty() { 1 } else { 2 };
+        count += 1;
+    }
+    if count == 0 {
+        return Ok(0);
+    }
+    // SAFETY: `count` headers, each with one or two parts that were written just now and point into
+    // slices that are borrowed during the call, which only reads them; no names, no control messages.
+    let sent = unsafe {
+        libc::sendmmsg(
+            to.as_fd().as_raw_fd(),
+            headers.as_mut_ptr(),
+            count,
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        )
+    };
+    match usize::try_from(sent) {
+        Ok(sent) => Ok(sent),
+        Err(_) => match io::Error::last_os_error() {
+            error if is_later(&error) => Ok(0),
+            error => Err(error),
+        },
+    }
+}
+
+/// Datagrams that one system call takes.
+pub const AT_ONCE: usize = 64;
+
+const EMPTY: [libc::iovec; AT_ONCE] = [libc::iovec {
+    iov_base: std::ptr::null_mut(),
+    iov_len: 0,
+}; AT_ONCE];
+
+fn vector(bytes: &[u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    }
+}
+
+fn is_later(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixDatagram;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+    use super::*;
+
+    #[test]
+    fn what_is_sent_together_is_received_together_in_order_and_cut_where_it_must_be() {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        let sent: Vec<Vec<u8>> = (0..100_u8).map(|n| vec![n; usize::from(n) + 1]).collect();
+        let halves = sent.iter().map(|bytes| bytes.split_at(bytes.len() / 2));
+        assert_eq!(send_many(&theirs, halves.clone()).unwrap(), AT_ONCE);
+        assert_eq!(
+            send_many(&theirs, halves.skip(AT_ONCE)).unwrap(),
+            100 - AT_ONCE
+        );
+        for refuses in [true, false] {
+            let mut inbox = Inbox::new(80, 40);
+            assert_eq!(inbox.receive(&ours, 30, refuses).unwrap(), Rest::More);
+            assert_eq!(inbox.len(), 30);
+            assert_eq!(inbox.receive(&ours, 20, refuses).unwrap(), Rest::More);
+            let first = if refuses { 0 } else { 50 };
+            for at in 0..50 {
+                let (bytes, is_cut) = inbox.get(at);
+                let whole = &sent[first + at];
+                assert_eq!(bytes, &whole[..whole.len().min(40)]);
+                assert_eq!(is_cut, whole.len() > 40);
+            }
+        }
+        let mut inbox = Inbox::new(80, 40);
+        for refuses in [true, false] {
+            assert_eq!(inbox.receive(&ours, 9, refuses).unwrap(), Rest::Nothing);
+        }
+        assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn a_full_room_takes_nothing_and_a_full_receiver_too() {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        let mut taken = 0;
+        let frame = [7; 1500];
+        loop {
+            let now = send_many(&theirs, std::iter::repeat_n((&frame[..], &[][..]), 50)).unwrap();
+            taken += now;
+            if now < 50 {
+                break;
+            }
+        }
+        assert_eq!(
+            send_many(&theirs, [(&frame[..], &[][..])].into_iter()).unwrap(),
+            0
+        );
+        let mut inbox = Inbox::new(4, 1500);
+        assert_eq!(inbox.receive(&ours, 100, true).unwrap(), Rest::More);
+        assert_eq!((inbox.len(), inbox.room()), (4, 0));
+        assert_eq!(inbox.receive(&ours, 100, true).unwrap(), Rest::More);
+        assert_eq!(inbox.len(), 4);
+        assert!(taken > 4);
+        drop(ours);
+        let error = send_many(&theirs, [(&frame[..], &[][..])].into_iter()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_datagram_with_a_descriptor_stays_where_it_is() {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        theirs.send(b"before").unwrap();
+        let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let fds = [null.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        let flags = SendFlags::empty();
+        sendmsg(&theirs, &[IoSlice::new(b"gift")], &mut control, flags).unwrap();
+        let mut inbox = Inbox::new(8, 100);
+        for _ in 0..2 {
+            assert_eq!(inbox.receive(&ours, 8, false).unwrap(), Rest::Rights);
+            assert_eq!(inbox.get(0), (&b"before"[..], false));
+            assert_eq!(inbox.len(), 1);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! How other threads speak to the one that forwards.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use vnplug_os::event;
+
+use crate::forward::{Counters, Number};
+use crate::queue::PortCounters;
+use crate::table::{Entry, Limits};
+use crate::vde::link::Link;
+
+/// What is asked of the thread that forwards.
+pub(crate) enum Change {
+    /// A port is there.
+    Add(Number, Link),
+    /// It is gone.
+    Remove(Number),
+    /// From now on it is a hub, or none.
+    Hub(bool),
+    /// From now on addresses are remembered this long.
+    Age(u32),
+    /// From now on they stay this long.
+    Hold(u32),
+    /// How is it?
+    Tell(Sender<Told>),
+}
+
+/// How a switch is.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    pub(crate) counters: Counters,
+    pub(crate) ports: Vec<(Number, PortCounters)>,
+    pub(crate) stations: Vec<Entry>,
+    pub(crate) limits: Limits,
+    pub(crate) is_hub: bool,
+}
+
+/// Speaks to the thread that forwards.
+#[derive(Debug, Clone)]
+pub(crate) struct Line {
+    changes: Sender<Change>,
+    pending: Arc<AtomicBool>,
+    waker: Arc<OwnedFd>,
+}
+
+/// That thread's end of a [`Line`].
+#[derive(Debug)]
+pub(crate) struct Inlet {
+    changes: Receiver<Change>,
+    pending: Arc<AtomicBool>,
+    pub(crate) waker: Arc<OwnedFd>,
+}
+
+/// A line and its end.
+///
+/// # Errors
+/// The system's, when descriptors are short.
+pub(crate) fn line() -> std::io::Result<(Line, Inlet)> {
+    let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let (sender, receiver) = channel();
+    let pending = Arc::new(AtomicBool::new(false));
+    let line = Line {
+        changes: sender,
+        pending: Arc::clone(&pending),
+        waker: Arc::clone(&waker),
+    };
+    let inlet = Inlet {
+        changes: receiver,
+        pending,
+        waker,
+    };
+    Ok((line, inlet))
+}
+
+impl Line {
+    /// Asks for a change.
+    pub(crate) fn send(&self, change: Change) {
+        // If the thread is gone, so is the switch.
+        let _ = self.changes.send(change);
+        event::ring(&self.waker);
+        // Release: pairs with the Acquire in `take`; the change is in the channel.
+        self.pending.store(true, Ordering::Release);
+    }
+
+    /// How the switch is; `None` if its thread does not answer.
+    pub(crate) fn ask(&self) -> Option<Told> {
+        let (reply, answer) = channel();
+        self.send(Change::Tell(reply));
+        answer.recv_timeout(PATIENCE).ok()
+    }
+}
+
+impl Inlet {
+    /// Whether changes may be there; then take them all.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        // Acquire: pairs with the Release in `send`.
+        let news =
+            self.pending.load(Ordering::Relaxed) && self.pending.swap(false, Ordering::Acquire);
+        if news {
+            event::clear(&self.waker);
+        }
+        news
+    }
+
+    /// The next change.
+    pub(crate) fn take(&self) -> Option<Change> {
+        self.changes.try_recv().ok()
+    }
+}
+
+/// How long a thread that forwards may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);

@@ -1,0 +1,25 @@
+//! A switch is a wire whose ends are ports.
+//!
+//! It is a source like any other ([`vnplug_path::source::Queue`]): what its ports send is what is
+//! received on it, so that every reader, filter and recorder works on it. One thread forwards:
+//!
+//! ```text
+//! a port's frames → decide (forward, table) → the other ports' ways out
+//!                                           → the fanout: whoever captures on the switch
+//! ```
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `forward.rs` | which ports a frame is due to, and what became of all frames |
+//! | `table.rs` | where stations are |
+//! | `queue.rs` | the source: a turn takes frames of the ports that have some, and forwards them |
+//! | `control.rs` | how other threads speak to the one that forwards |
+//! | `vde/` | the entrance for programs of VDE: `link.rs` has the frames, `door.rs` everything else |
+
+mod control;
+pub mod forward;
+mod queue;
+pub mod table;
+mod vde;
+
+pub use queue::{Switch, SwitchConfig, VdeConfig};

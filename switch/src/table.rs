@@ -1,0 +1,407 @@
+//! Where stations are: a table of addresses, bounded for each port and in all.
+//!
+//! A port that makes up addresses fills its own part only, so that it can make the switch forget
+//! nobody. The place of an address depends on a secret: nobody can choose addresses that collide.
+
+use vnplug_os::event;
+
+/// A station's address and its VLAN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key(u64);
+
+impl Key {
+    /// Of an address (IEEE 802, six bytes in the order of the wire) in a VLAN.
+    #[inline]
+    pub fn new(address: [u8; 6], vlan: u16) -> Self {
+        let [a, b, c, d, e, f] = address;
+        let address = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
+        Self(USED | u64::from(vlan & 0xfff) << 48 | address)
+    }
+
+    /// The address.
+    pub fn address(self) -> [u8; 6] {
+        let [_, _, a, b, c, d, e, f] = self.0.to_be_bytes();
+        [a, b, c, d, e, f]
+    }
+
+    /// The VLAN.
+    pub fn vlan(self) -> u16 {
+        (self.0 >> 48) as u16 & 0xfff
+    }
+}
+
+/// A place that is in use; 0 is free.
+const USED: u64 = 1 << 63;
+
+/// One address, as [`Table::entries`] tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// Whose place it is.
+    pub key: Key,
+    /// Where it is in the table.
+    pub slot: usize,
+    /// Where the station is.
+    pub port: u16,
+    /// Seconds since it was heard last.
+    pub age_s: u32,
+}
+
+/// What became of a source address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Learned {
+    /// It was there.
+    Known,
+    /// It is there now.
+    New,
+    /// It was at another port.
+    Moved,
+    /// It is at another port, and has come there too lately to move again.
+    Held,
+    /// The port, or the table, has as many as it may have.
+    Full,
+}
+
+/// How large a table is, and how long it remembers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Addresses in all.
+    pub all: usize,
+    /// Addresses at one port.
+    pub each: usize,
+    /// Seconds after which an address that is not heard is forgotten.
+    pub age_s: u32,
+    /// Seconds for which an address stays where it has come to.
+    pub hold_s: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            all: 65_536,
+            each: 4_096,
+            // The default of IEEE 802.1Q-2018, 8.8.3.
+            age_s: 300,
+            hold_s: 2,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    /// 0: free.
+    key: u64,
+    heard_s: u32,
+    came_s: u32,
+    port: u16,
+}
+
+/// The addresses that a switch knows. Times are seconds of a clock of the caller's.
+#[derive(Debug)]
+pub struct Table {
+    slots: Box<[Slot]>,
+    limits: Limits,
+    len: usize,
+    /// By port.
+    counts: Vec<u32>,
+    secret: (u64, u64),
+    /// Where aging goes on.
+    hand: usize,
+}
+
+impl Table {
+    /// An empty one.
+    pub fn new(limits: Limits) -> Self {
+        let places = (limits.all.max(8) * 2).next_power_of_two();
+        Self {
+            slots: vec![Slot::default(); places].into_boxed_slice(),
+            limits,
+            len: 0,
+            counts: Vec::new(),
+            secret: (event::random(), event::random() | 1),
+            hand: 0,
+        }
+    }
+
+    /// How large it may become, and how long it remembers.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Remembers for this long from now on.
+    pub fn set_age(&mut self, age_s: u32) {
+        self.limits.age_s = age_s;
+    }
+
+    /// Addresses stay this long where they have come to.
+    pub fn set_hold(&mut self, hold_s: u32) {
+        self.limits.hold_s = hold_s;
+    }
+
+    /// The port of a station that was heard lately.
+    #[inline]
+    pub fn find(&self, key: Key, now_s: u32) -> Option<u16> {
+        let slot = &self.slots[self.place(key)?];
+        (!self.is_old(slot, now_s)).then_some(slot.port)
+    }
+
+    /// A station was heard at a port.
+    #[inline]
+    pub fn learn(&mut self, key: Key, port: u16, now_s: u32) -> Learned {
+        let Some(at) = self.place(key) else {
+            return self.add(key, port, now_s);
+        };
+        let is_old = self.is_old(&self.slots[at], now_s);
+        let slot = &mut self.slots[at];
+        if slot.port == port {
+            slot.heard_s = now_s;
+            return Learned::Known;
+        }
+        if !is_old && now_s.saturating_sub(slot.came_s) < self.limits.hold_s {
+            return Learned::Held;
+        }
+        if self.count(port) >= self.limits.each {
+            return Learned::Full;
+        }
+        let slot = &mut self.slots[at];
+        let before = std::mem::replace(&mut slot.port, port);
+        (slot.heard_s, slot.came_s) = (now_s, now_s);
+        self.counts[usize::from(before)] -= 1;
+        self.counts[usize::from(port)] += 1;
+        Learned::Moved
+    }
+
+    #[cold]
+    fn add(&mut self, key: Key, port: u16, now_s: u32) -> Learned {
+        let is_full = |it: &mut Self| it.len >= it.limits.all || it.count(port) >= it.limits.each;
+        if is_full(self) {
+            self.sweep(now_s, SWEEP);
+            if is_full(self) {
+                return Learned::Full;
+            }
+        }
+        let mut at = self.home(key);
+        while self.slots[at].key != 0 {
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+        self.slots[at] = Slot {
+            key: key.0,
+            heard_s: now_s,
+            came_s: now_s,
+            port,
+        };
+        self.counts[usize::from(port)] += 1;
+        self.len += 1;
+        Learned::New
+    }
+
+    /// How many addresses are at a port.
+    fn count(&mut self, port: u16) -> usize {
+        let port = usize::from(port);
+        if self.counts.len() <= port {
+            self.counts.resize(port + 1, 0);
+        }
+        self.counts[port] as usize
+    }
+
+    /// Forgets what was not heard for long, in a part of the table: all of it, if it is called often
+    /// enough.
+    pub fn sweep(&mut self, now_s: u32, slots: usize) {
+        for _ in 0..slots.min(self.slots.len()) {
+            let slot = self.slots[self.hand];
+            if slot.key != 0 && self.is_old(&slot, now_s) {
+                // What follows may move here.
+                self.remove(self.hand);
+            } else {
+                self.hand = (self.hand + 1) & (self.slots.len() - 1);
+            }
+        }
+    }
+
+    /// Forgets all stations of a port that is gone.
+    pub fn forget(&mut self, port: u16) {
+        if self.count(port) == 0 {
+            return;
+        }
+        let mut at = 0;
+        while at < self.slots.len() {
+            let slot = self.slots[at];
+            if slot.key != 0 && slot.port == port {
+                self.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        // What was moved from the table's end to its begin was looked at before.
+        debug_assert_eq!(self.count(port), 0);
+    }
+
+    /// How many addresses it has, old ones that are not swept yet among them.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it knows nobody.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// All stations that were heard lately.
+    pub fn entries(&self, now_s: u32) -> impl Iterator<Item = Entry> {
+        let used = self.slots.iter().enumerate();
+        used.filter(move |(_, slot)| slot.key != 0 && !self.is_old(slot, now_s))
+            .map(move |(at, slot)| Entry {
+                key: Key(slot.key),
+                slot: at,
+                port: slot.port,
+                age_s: now_s.saturating_sub(slot.heard_s),
+            })
+    }
+
+    #[inline]
+    fn is_old(&self, slot: &Slot, now_s: u32) -> bool {
+        now_s.saturating_sub(slot.heard_s) > self.limits.age_s
+    }
+
+    /// Where a key would be if nobody else were there.
+    #[inline]
+    fn home(&self, key: Key) -> usize {
+        let mixed = (key.0 ^ self.secret.0).wrapping_mul(self.secret.1);
+        let mixed = (mixed ^ mixed >> 32).wrapping_mul(self.secret.1);
+        (mixed >> 32) as usize & (self.slots.len() - 1)
+    }
+
+    /// Where a key is.
+    #[inline]
+    fn place(&self, key: Key) -> Option<usize> {
+        let mut at = self.home(key);
+        // Half of the slots are free, so this ends.
+        loop {
+            match self.slots[at].key {
+                0 => return None,
+                found if found == key.0 => return Some(at),
+                _ => at = (at + 1) & (self.slots.len() - 1),
+            }
+        }
+    }
+
+    /// Frees a slot, and moves those up that are not where they would be but for it.
+    fn remove(&mut self, mut hole: usize) {
+        let mask = self.slots.len() - 1;
+        self.counts[usize::from(self.slots[hole].port)] -= 1;
+        self.len -= 1;
+        let mut at = hole;
+        loop {
+            at = (at + 1) & mask;
+            let slot = self.slots[at];
+            if slot.key == 0 {
+                break;
+            }
+            let home = self.home(Key(slot.key));
+            // Whether `home` is not between the hole and here.
+            if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
+                self.slots[hole] = slot;
+                hole = at;
+            }
+        }
+        self.slots[hole] = Slot::default();
+    }
+}
+
+/// Slots that are looked at when there seems to be no room.
+const SWEEP: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn key(number: u32) -> Key {
+        let [a, b, c, d] = number.to_be_bytes();
+        Key::new([2, 0, a, b, c, d], 0)
+    }
+
+    fn limits(all: usize, each: usize) -> Limits {
+        Limits {
+            all,
+            each,
+            ..Limits::default()
+        }
+    }
+
+    #[test]
+    fn a_key_is_its_address_and_vlan() {
+        let key = Key::new([0x02, 1, 2, 3, 4, 0xff], 4095);
+        assert_eq!((key.address(), key.vlan()), ([2, 1, 2, 3, 4, 255], 4095));
+        assert_ne!(key, Key::new([2, 1, 2, 3, 4, 255], 0));
+    }
+
+    #[test]
+    fn a_station_is_where_it_was_heard_and_moves_not_too_often() {
+        let mut table = Table::new(Limits::default());
+        assert_eq!(table.find(key(1), 0), None);
+        assert_eq!(table.learn(key(1), 3, 10), Learned::New);
+        assert_eq!(table.learn(key(1), 3, 11), Learned::Known);
+        assert_eq!(table.learn(key(1), 4, 11), Learned::Held);
+        assert_eq!(table.find(key(1), 11), Some(3));
+        assert_eq!(table.learn(key(1), 4, 12), Learned::Moved);
+        assert_eq!(table.find(key(1), 312), Some(4));
+        assert_eq!(table.find(key(1), 313), None);
+        assert_eq!(table.learn(key(1), 5, 313), Learned::Moved);
+        table.forget(5);
+        assert!(table.is_empty() && table.find(key(1), 313).is_none());
+    }
+
+    #[test]
+    fn a_port_that_makes_up_addresses_makes_nobody_forgotten() {
+        let mut table = Table::new(limits(1000, 100));
+        for station in 0..50 {
+            assert_eq!(table.learn(key(station), 1, 0), Learned::New);
+        }
+        let mut full = 0;
+        for number in 1000..1_001_000 {
+            full += u32::from(table.learn(key(number), 2, 0) == Learned::Full);
+        }
+        assert_eq!((table.len(), full), (150, 999_900));
+        assert!((0..50).all(|station| table.find(key(station), 0) == Some(1)));
+        // Nor takes what is others', beyond its part.
+        assert_eq!(table.learn(key(1), 2, 100), Learned::Full);
+        // In time there is room again.
+        assert_eq!(table.learn(key(7_000_000), 2, 302), Learned::New);
+    }
+
+    #[test]
+    fn it_says_what_a_map_says_whatever_comes_and_goes() {
+        let mut table = Table::new(Limits {
+            age_s: 1000,
+            hold_s: 0,
+            ..limits(300, 300)
+        });
+        let mut map: HashMap<u32, u16> = HashMap::new();
+        let mut random = 1_u64;
+        for round in 0..200_000 {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let (station, port) = ((random >> 33) as u32 % 250, (random >> 60) as u16);
+            match round % 997 {
+                0 => {
+                    table.forget(port);
+                    map.retain(|_, at| *at != port);
+                }
+                _ => {
+                    table.learn(key(station), port, 0);
+                    map.insert(station, port);
+                }
+            }
+            let other = (random >> 20) as u32 % 250;
+            assert_eq!(table.find(key(other), 0), map.get(&other).copied());
+        }
+        assert_eq!(table.len(), map.len());
+        assert_eq!(table.entries(0).count(), map.len());
+        // A step frees a slot or goes on to the next.
+        (0..2).for_each(|_| table.sweep(1001, usize::MAX));
+        assert!(table.is_empty() && table.slots.iter().all(|slot| slot.key == 0));
+        assert!(table.counts.iter().all(|count| *count == 0));
+    }
+}

@@ -1,0 +1,485 @@
+//! Clients of the VDE socket protocol that are honest and that are not, on a switch that a thread of
+//! the test serves. As root, for the parts with several users.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use vnplug_path::source::{Queue, Received, wait};
+use vnplug_switch::table::Limits;
+use vnplug_switch::{Switch, SwitchConfig, VdeConfig};
+use vnplug_testing::eventually;
+
+/// A switch that is served until this is dropped, and what was captured on it.
+struct Served {
+    dir: PathBuf,
+    stop: Arc<AtomicBool>,
+    seen: Arc<Mutex<Vec<Vec<u8>>>>,
+    counters: Arc<Mutex<Vec<(String, u64)>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn fresh_dir() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("vnplug-vde-{}-{number}", std::process::id());
+    std::env::temp_dir().canonicalize().unwrap().join(name)
+}
+
+fn config(dir: &Path) -> SwitchConfig {
+    let mut config = SwitchConfig::new("lan0");
+    config.vde = Some(VdeConfig {
+        dir: dir.to_owned(),
+        mode: 0o777,
+        dir_mode: None,
+        group: None,
+        mgmt: None,
+        user: None,
+    });
+    config
+}
+
+impl Served {
+    fn new(config: SwitchConfig) -> Self {
+        let dir = config.vde.as_ref().unwrap().dir.clone();
+        let mut queue = Switch::open(config).unwrap().remove(0);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (seen, counters) = (Arc::default(), Arc::default());
+        let (stopped, all, told) = (Arc::clone(&stop), Arc::clone(&seen), Arc::clone(&counters));
+        let thread = std::thread::spawn(move || serve(&mut *queue, &stopped, &all, &told));
+        Self {
+            dir,
+            stop,
+            seen,
+            counters,
+            thread: Some(thread),
+        }
+    }
+
+    /// A counter, now.
+    fn count(&self, name: &str) -> u64 {
+        let counters = self.counters.lock().unwrap();
+        counters
+            .iter()
+            .find(|(key, _)| key == name)
+            .map_or(0, |it| it.1)
+    }
+
+    fn check_sums(&self) {
+        let count = |names: &[&str]| names.iter().map(|name| self.count(name)).sum::<u64>();
+        let fates = [
+            "unicast",
+            "flooded",
+            "consumed",
+            "in_dropped_short",
+            "in_dropped_long",
+            "in_dropped_source",
+        ];
+        assert_eq!(count(&["entered"]), count(&fates));
+        let copies = ["out_enqueued", "out_dropped_full", "out_dropped_gone"];
+        assert_eq!(count(&["due"]), count(&copies));
+    }
+}
+
+fn serve(
+    queue: &mut dyn Queue,
+    stop: &AtomicBool,
+    seen: &Mutex<Vec<Vec<u8>>>,
+    counters: &Mutex<Vec<(String, u64)>>,
+) {
+    let waker = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    while !stop.load(Ordering::Relaxed) {
+        let mut seen = seen.lock().unwrap();
+        let received = queue.receive(&mut |frames| {
+            seen.extend(frames.iter().map(|frame| frame.bytes.to_vec()));
+        });
+        drop(seen);
+        *counters.lock().unwrap() = queue.own_counters();
+        if received.unwrap() == Received::Nothing {
+            wait(queue, waker.as_fd(), Some(Duration::from_millis(20)));
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// What libvdeplug does, in a few lines.
+struct Client {
+    _ctl: UnixStream,
+    data: UnixDatagram,
+}
+
+fn request(path: &Path) -> Vec<u8> {
+    let mut bytes = [0xfeed_face_u32, 3, 0].map(u32::to_ne_bytes).concat();
+    bytes.extend(1_u16.to_ne_bytes());
+    bytes.extend(path.as_os_str().as_encoded_bytes());
+    bytes.resize(12 + 110, 0);
+    bytes.extend(b"a test");
+    bytes
+}
+
+/// Asks with this path; the answer's path, or nothing if the switch hangs up.
+fn ask(dir: &Path, path: &Path) -> Option<(UnixStream, PathBuf)> {
+    let mut ctl = UnixStream::connect(dir.join("ctl")).unwrap();
+    ctl.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    ctl.write_all(&request(path)).unwrap();
+    let mut answer = [0; 110];
+    ctl.read_exact(&mut answer).ok()?;
+    let name = answer[2..].split(|byte| *byte == 0).next().unwrap();
+    let name = std::str::from_utf8(name).unwrap().into();
+    Some((ctl, name))
+}
+
+fn bound(path: &Path) -> UnixDatagram {
+    let _ = std::fs::remove_file(path);
+    let data = UnixDatagram::bind(path).unwrap();
+    data.set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    data
+}
+
+impl Client {
+    fn join(dir: &Path) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = dir.join(format!(".{}-{number:05}", std::process::id()));
+        let data = bound(&path);
+        let (ctl, theirs) = ask(dir, &path).expect("the switch lets it in");
+        data.connect(theirs).unwrap();
+        std::fs::remove_file(path).unwrap();
+        Self { _ctl: ctl, data }
+    }
+
+    fn send(&self, frame: &[u8]) {
+        self.data.send(frame).unwrap();
+    }
+
+    fn next(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 70_000];
+        let len = self.data.recv(&mut bytes).unwrap();
+        bytes.truncate(len);
+        bytes
+    }
+
+    fn has_nothing(&self) -> bool {
+        self.data.set_nonblocking(true).unwrap();
+        let nothing = self.data.recv(&mut [0; 1]);
+        self.data.set_nonblocking(false).unwrap();
+        nothing.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+}
+
+/// A frame of `len` bytes that says which it is.
+fn frame(to: u8, from: u8, number: u32, len: usize) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5];
+    frame.extend(number.to_be_bytes());
+    frame.resize(len, 0xa5);
+    frame
+}
+
+const ALL: u8 = 0xfe;
+
+#[test]
+fn clients_hear_what_is_for_them_and_a_capture_hears_all_once() {
+    let switch = Served::new(config(&fresh_dir()));
+    let clients: Vec<Client> = (0..3).map(|_| Client::join(&switch.dir)).collect();
+    let names = std::fs::read_dir(&switch.dir).unwrap();
+    assert_eq!(names.count(), 4, "ctl and one for each client");
+    eventually("all have joined", || switch.count("switch_ports") == 3);
+    let mut sent = Vec::new();
+    for (at, client) in clients.iter().enumerate() {
+        let frame = frame(ALL, at as u8, 0, 60);
+        client.send(&frame);
+        for other in (0..3).filter(|other| *other != at) {
+            assert_eq!(clients[other].next(), frame);
+        }
+        sent.push(frame);
+    }
+    for len in [14, 60, 1514, 9000] {
+        let frame = frame(1, 0, 1, len);
+        clients[0].send(&frame);
+        assert_eq!(clients[1].next(), frame);
+        sent.push(frame);
+    }
+    assert!(clients.iter().all(Client::has_nothing));
+    assert_eq!(*switch.seen.lock().unwrap(), sent);
+    eventually("all is counted", || switch.count("entered") == 7);
+    assert_eq!((switch.count("unicast"), switch.count("flooded")), (4, 3));
+    switch.check_sums();
+    // Who goes leaves nothing behind.
+    drop(clients);
+    eventually("the ports are free", || switch.count("switch_ports") == 0);
+    assert_eq!(switch.count("stations"), 0);
+    assert_eq!(std::fs::read_dir(&switch.dir).unwrap().count(), 1);
+    let dir = switch.dir.clone();
+    drop(switch);
+    assert!(!dir.exists());
+}
+
+#[test]
+fn who_never_reads_costs_itself_only_and_finds_what_fits_in_order() {
+    let switch = Served::new(config(&fresh_dir()));
+    let [sender, reader, sleeper] = [0; 3].map(|_| Client::join(&switch.dir));
+    eventually("all have joined", || switch.count("switch_ports") == 3);
+    let count = 20_000;
+    // As many at a time as a reader's socket holds in any case.
+    for round in 0..count / 50 {
+        let numbers = round * 50..(round + 1) * 50;
+        let frames = numbers.map(|number| frame(ALL, 0, number, 1000));
+        let frames: Vec<_> = frames.collect();
+        frames.iter().for_each(|frame| sender.send(frame));
+        frames
+            .iter()
+            .for_each(|frame| assert_eq!(reader.next(), *frame));
+    }
+    eventually("all is counted", || {
+        switch.count("entered") == u64::from(count)
+    });
+    let dropped = switch.count("out_dropped_full");
+    switch.check_sums();
+    let mut slept = Vec::new();
+    sleeper
+        .data
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    let mut bytes = [0; 2000];
+    while sleeper.data.recv(&mut bytes).is_ok() {
+        slept.push(u32::from_be_bytes(bytes[14..18].try_into().unwrap()));
+    }
+    // The first that came, without a gap.
+    assert_eq!(slept, (0..slept.len() as u32).collect::<Vec<_>>());
+    assert_eq!(slept.len() as u64 + dropped, u64::from(count));
+    assert!(slept.len() > 500, "{}", slept.len());
+    sender.send(&frame(ALL, 0, count, 60));
+    assert_eq!(
+        u32::from_be_bytes(sleeper.next()[14..18].try_into().unwrap()),
+        count
+    );
+}
+
+#[test]
+fn what_is_no_frame_is_counted_and_the_port_lives() {
+    let switch = Served::new(config(&fresh_dir()));
+    let [one, other] = [0; 2].map(|_| Client::join(&switch.dir));
+    eventually("both have joined", || switch.count("switch_ports") == 2);
+    one.send(b"");
+    one.send(&[7; 13]);
+    one.send(&frame(ALL, 0, 0, 9239));
+    let mut group = frame(ALL, 0, 0, 60);
+    group[6] = 1;
+    one.send(&group);
+    let good = frame(ALL, 0, 0, 9238);
+    one.send(&good);
+    assert_eq!(other.next(), good);
+    eventually("all is counted", || switch.count("entered") == 5);
+    let dropped = ["in_dropped_short", "in_dropped_long", "in_dropped_source"];
+    assert_eq!(dropped.map(|name| switch.count(name)), [2, 1, 1]);
+    switch.check_sums();
+}
+
+#[test]
+fn made_up_addresses_make_nobody_forgotten() {
+    let mut wanted = config(&fresh_dir());
+    wanted.limits = Limits {
+        all: 2000,
+        each: 100,
+        ..Limits::default()
+    };
+    let switch = Served::new(wanted);
+    let [one, other, liar] = [0; 3].map(|_| Client::join(&switch.dir));
+    eventually("all have joined", || switch.count("switch_ports") == 3);
+    one.send(&frame(ALL, 1, 0, 60));
+    assert_eq!((other.next().len(), liar.next().len()), (60, 60));
+    for number in 0..20_000_u32 {
+        let mut frame = frame(1, 0, number, 60);
+        frame[7..11].copy_from_slice(&number.to_be_bytes());
+        liar.send(&frame);
+        assert_eq!(one.next(), frame);
+    }
+    other.send(&frame(1, 2, 0, 60));
+    assert_eq!(one.next(), frame(1, 2, 0, 60));
+    assert!(liar.has_nothing(), "it was not flooded");
+    eventually("all is counted", || switch.count("entered") == 20_002);
+    assert_eq!(
+        (switch.count("stations"), switch.count("unlearned")),
+        (102, 19_900)
+    );
+    switch.check_sums();
+}
+
+#[test]
+fn who_sends_descriptors_loses_its_port_and_nobody_else_does() {
+    let switch = Served::new(config(&fresh_dir()));
+    let [one, other, liar] = [0; 3].map(|_| Client::join(&switch.dir));
+    eventually("all have joined", || switch.count("switch_ports") == 3);
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let fds = [null.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    let bytes = frame(ALL, 9, 0, 60);
+    let sent = sendmsg(
+        &liar.data,
+        &[IoSlice::new(&bytes)],
+        &mut control,
+        SendFlags::empty(),
+    );
+    match sent {
+        // Linux ≥ 6.16 refuses them there.
+        Err(error) => assert_eq!(error, rustix::io::Errno::PERM),
+        Ok(_) => eventually("its port is closed", || switch.count("switch_ports") == 2),
+    }
+    one.send(&frame(ALL, 0, 7, 60));
+    assert_eq!(other.next(), frame(ALL, 0, 7, 60));
+}
+
+#[test]
+fn paths_that_are_not_the_clients_are_refused() {
+    let switch = Served::new(config(&fresh_dir()));
+    let dir = switch.dir.clone();
+    let aside = fresh_dir();
+    std::fs::create_dir(&aside).unwrap();
+    let elsewhere = bound(&aside.join("sock"));
+    let file = dir.join(".file");
+    std::fs::write(&file, "").unwrap();
+    let link = dir.join(".link");
+    symlink(aside.join("sock"), &link).unwrap();
+    let stream = dir.join(".stream");
+    let _listener = UnixListener::bind(&stream).unwrap();
+    for path in [
+        aside.join("sock"),
+        file,
+        link,
+        stream,
+        dir.join("nothing"),
+        dir.join("../").join(dir.file_name().unwrap()).join(".file"),
+        "/run/systemd/notify".into(),
+        "/".into(),
+    ] {
+        assert!(ask(&dir, &path).is_none(), "{}", path.display());
+    }
+    drop(elsewhere);
+    std::fs::remove_dir_all(aside).unwrap();
+    let mut garbage = UnixStream::connect(dir.join("ctl")).unwrap();
+    garbage.write_all(&[0x55; 300]).unwrap();
+    let mut answer = Vec::new();
+    // Closed, be it with bytes unread.
+    let _ = garbage.read_to_end(&mut answer);
+    assert!(answer.is_empty());
+    Client::join(&dir);
+}
+
+#[test]
+fn another_users_socket_is_refused_and_its_own_is_not() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: becomes other users, which takes root");
+    }
+    let dir = fresh_dir();
+    let switch = Served::new(config(&dir));
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let path = |name: &str| dir.join(name);
+    let victim = bound(&path(".victim"));
+    let own = bound(&path(".own"));
+    for (name, uid) in [(".victim", 4001), (".own", 4002)] {
+        std::fs::set_permissions(path(name), std::fs::Permissions::from_mode(0o777)).unwrap();
+        chown(path(name), Some(uid), None).unwrap();
+    }
+    let (victims, owns, at) = (path(".victim"), path(".own"), dir.clone());
+    let answers = std::thread::spawn(move || {
+        let uid = rustix::process::Uid::from_raw(4002);
+        rustix::thread::set_thread_uid(uid).unwrap();
+        (ask(&at, &victims).is_some(), ask(&at, &owns))
+    });
+    let (victims, owns) = answers.join().unwrap();
+    assert!(!victims, "the switch would write to another user's socket");
+    let (_ctl, theirs) = owns.unwrap();
+    // Nobody but the client can send to its port.
+    let stranger = UnixDatagram::unbound().unwrap();
+    let sent = stranger.send_to(&frame(ALL, 3, 0, 60), &theirs);
+    assert_eq!(sent.unwrap_err().kind(), ErrorKind::PermissionDenied);
+    own.connect(theirs).unwrap();
+    own.send(&frame(ALL, 3, 0, 60)).unwrap();
+    eventually("it was heard", || switch.count("entered") == 1);
+    drop(victim);
+}
+
+#[test]
+fn ten_thousand_connections_keep_nobody_out() {
+    let switch = Served::new(config(&fresh_dir()));
+    let ctl = switch.dir.join("ctl");
+    let begun = Instant::now();
+    let mut held = Vec::new();
+    for _ in 0..10_000 {
+        let socket = UnixStream::connect(&ctl).unwrap();
+        if held.len() < 500 {
+            held.push(socket);
+        }
+    }
+    // Those that are held are 32 at most; the others were hung up.
+    let is_open = |socket: &UnixStream| {
+        socket.set_nonblocking(true).unwrap();
+        (&*socket).read(&mut [0; 1]).is_err()
+    };
+    eventually("the rest were hung up", || {
+        held.iter().filter(|socket| is_open(socket)).count() <= 32
+    });
+    drop(held);
+    eventually("there is room again", || {
+        let path = switch.dir.join(".again");
+        let _data = bound(&path);
+        ask(&switch.dir, &path).is_some()
+    });
+    assert!(begun.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn ports_are_limited_and_one_directory_has_one_switch() {
+    let mut wanted = config(&fresh_dir());
+    wanted.ports = (3, 3);
+    let switch = Served::new(wanted);
+    let clients: Vec<Client> = (0..3).map(|_| Client::join(&switch.dir)).collect();
+    let path = switch.dir.join(".more");
+    let data = bound(&path);
+    assert!(ask(&switch.dir, &path).is_none());
+    drop(data);
+    let error = Switch::open(config(&switch.dir)).err().unwrap().to_string();
+    assert!(error.contains("another switch serves"), "{error}");
+    drop(clients);
+    eventually("a port is free", || switch.count("switch_ports") == 0);
+    Client::join(&switch.dir);
+}
+
+#[test]
+fn what_a_killed_switch_left_is_taken_over() {
+    let dir = fresh_dir();
+    std::fs::create_dir(&dir).unwrap();
+    drop(UnixListener::bind(dir.join("ctl")).unwrap());
+    drop(UnixDatagram::bind(dir.join("001.17")).unwrap());
+    std::fs::write(dir.join("mine"), "").unwrap();
+    let switch = Served::new(config(&dir));
+    let mut names: Vec<_> = std::fs::read_dir(&dir)
+        .unwrap()
+        .map(|it| it.unwrap().file_name())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["ctl", "mine"]);
+    Client::join(&dir);
+    drop(switch);
+    // It is not the switch's to remove.
+    assert!(dir.join("mine").exists() && !dir.join("ctl").exists());
+    std::fs::remove_dir_all(dir).unwrap();
+}
