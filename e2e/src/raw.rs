@@ -199,6 +199,7 @@ pub fn open(device: &str, ring_bytes: u64) -> Open {
         maps_apart: true,
         handle: 0,
         segments: Segments::Wire,
+        joins: false,
     }
 }
 

@@ -7,7 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use vnplug::Next;
+use vnplug::offload::{self, Offload};
+use vnplug::{Next, Port, PortOptions, Segments};
 use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::{Guest, Image, Lab, Netns, Qemu, QemuConfig, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
@@ -59,6 +60,13 @@ impl Station {
             address: address.to_owned(),
             _plug: plug,
         }
+    }
+
+    /// Frames that its TAP received.
+    fn received(&self) -> u64 {
+        let file = "/sys/class/net/tap0/statistics/rx_packets";
+        let text = self.netns.exec(&["cat", file]).unwrap();
+        text.trim().parse().unwrap()
     }
 
     fn pings(&self, address: &str) -> bool {
@@ -222,4 +230,146 @@ fn guests_join_by_their_own_vde_drivers() {
         }
     }
     daemon.audit();
+}
+
+/// A TCP super-frame between two stations, as a guest leaves it to its NIC.
+fn super_frame(to: u8, from: u8, payload: usize) -> (Vec<u8>, Offload) {
+    let mut frame = vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 8, 0];
+    let len = (40 + payload) as u16;
+    frame.extend([0x45, 0]);
+    frame.extend(len.to_be_bytes());
+    frame.extend([0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 3, from, 10, 0, 3, to]);
+    frame.extend([
+        0x1b, 0x58, 0x1b, 0x59, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 4, 0, 0, 0, 0, 0,
+    ]);
+    frame.extend(content(payload));
+    let offload = Offload {
+        flags: offload::flags::NEEDS_CSUM,
+        gso_type: offload::gso::TCPV4,
+        gso_size: 1460,
+        csum_start: 34,
+        csum_offset: 16,
+    };
+    (frame, offload)
+}
+
+/// The next packet of a port, within the patience of a test: its bytes and what is left to do with it.
+fn next(port: &mut Port) -> (Vec<u8>, Offload) {
+    let mut found = None;
+    eventually("a packet is there", || {
+        if let Next::Packet(packet) = port.next().unwrap() {
+            found = Some((packet.bytes.to_vec(), packet.meta.offload));
+        }
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+fn is_silent(port: &mut Port) -> bool {
+    matches!(port.next().unwrap(), Next::Nothing)
+}
+
+fn send(port: &mut Port, frame: &[u8]) {
+    assert!(port.send(frame).unwrap());
+}
+
+#[test]
+fn rings_take_part_and_each_port_has_frames_as_it_can_take_them() {
+    let lab = Lab::new().unwrap();
+    let dir = lab.dir().join("lan0.ctl");
+    let spec = format!("lan0,vde={}", dir.display());
+    let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let station = Station::new(&lab, &dir, "10.0.3.9");
+    let join = || daemon.port("host:lan0").join();
+    let mut wire = join().open().unwrap();
+    let mut merged = [0; 2].map(|_| join().segments(Segments::Merged).open().unwrap());
+    let mut capture = daemon.port("host:lan0").open().unwrap();
+    let plain = |to: u8, from: u8| {
+        let mut frame = vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5];
+        frame.resize(60, from);
+        frame
+    };
+    // All hear a stranger, and who has spoken is found.
+    send(&mut wire, &plain(0xff, 1));
+    for port in merged.iter_mut().chain([&mut capture]) {
+        assert_eq!(next(port).0, plain(0xff, 1));
+    }
+    let [one, two] = &mut merged;
+    send(one, &plain(1, 2));
+    assert_eq!(
+        (next(&mut wire).0, next(&mut capture).0),
+        (plain(1, 2), plain(1, 2))
+    );
+    send(two, &plain(2, 3));
+    assert_eq!(
+        (next(one).0, next(&mut capture).0),
+        (plain(2, 3), plain(2, 3))
+    );
+    assert!(is_silent(&mut wire) && is_silent(two) && is_silent(one));
+
+    // Whole from one that can to one that can; cut for one that cannot, and for captures.
+    let (frame, offload) = super_frame(3, 2, 10_000);
+    let outbox = one.outbox().unwrap();
+    assert!(outbox.push_offloaded(&frame, &offload).unwrap());
+    outbox.flush();
+    assert_eq!(next(two), (frame, offload));
+    let captured: Vec<usize> = (0..7).map(|_| next(&mut capture).0.len()).collect();
+    assert_eq!(
+        captured,
+        [1514, 1514, 1514, 1514, 1514, 1514, 54 + 10_000 - 6 * 1460]
+    );
+    let (frame, offload) = super_frame(1, 2, 3000);
+    let outbox = one.outbox().unwrap();
+    assert!(outbox.push_offloaded(&frame, &offload).unwrap());
+    outbox.flush();
+    let cut: Vec<Vec<u8>> = (0..3).map(|_| next(&mut wire).0).collect();
+    assert_eq!(
+        cut,
+        (0..3).map(|_| next(&mut capture).0).collect::<Vec<_>>()
+    );
+    let payload: Vec<u8> = cut.iter().flat_map(|frame| &frame[54..]).copied().collect();
+    assert_eq!(payload, content(3000));
+    // To a VDE client, which is a stranger yet: flooded.
+    let before = station.received();
+    let (frame, offload) = super_frame(0x77, 2, 3000);
+    let outbox = one.outbox().unwrap();
+    assert!(outbox.push_offloaded(&frame, &offload).unwrap());
+    outbox.flush();
+    eventually("the TAP has all three", || station.received() - before >= 3);
+    assert_eq!(station.received() - before, 3);
+
+    let counters = daemon.audit();
+    let lan0 = counted(&counters, "source");
+    let values = ["switch_ports", "stations", "out_cut", "out_rings"].map(|it| value(lan0, it));
+    // 2 of the first frame, 1 of each of four, 2 of the flooded one; the TAP is silent.
+    assert_eq!(values, [4, 3, 2, 8]);
+    drop(wire);
+    eventually("its port is free", || {
+        value(counted(&daemon.counters(), "source"), "switch_ports") == 3
+    });
+}
+
+#[test]
+fn what_makes_no_sense_on_a_switch_is_refused_by_name() {
+    let lab = Lab::new().unwrap();
+    let args = [
+        "--switch",
+        "lan0,ports=2,ports_each=2",
+        "--source",
+        "lab=gen,pps=1",
+    ];
+    let daemon = Daemon::start(&lab, None, &args).unwrap();
+    let refused = |port: PortOptions| port.open().err().unwrap().to_string();
+    for (port, part) in [
+        (daemon.port("host:lab").join(), "no switch"),
+        (daemon.port("host:lan0@0").join(), "whole switch"),
+        (daemon.port("host:lan0").join().group("g"), "no group"),
+        (daemon.port("host:lan0").join().transmit(0), "transmit ring"),
+    ] {
+        let error = refused(port);
+        assert!(error.contains(part), "{error}");
+    }
+    let _held = [0; 2].map(|_| daemon.port("host:lan0").join().open().unwrap());
+    let error = refused(daemon.port("host:lan0").join());
+    assert!(error.contains("all 2 ports are taken"), "{error}");
 }

@@ -32,6 +32,8 @@ pub struct Frame<'a> {
     pub vlan_tci: u16,
     /// What its sender left to a NIC, valid with `flags::OFFLOAD`.
     pub offload: Offload,
+    /// The ports of a switch that it is due to.
+    pub due: &'a [u16],
 }
 
 /// The outermost VLAN tag in a frame's bytes: the flag that says so, and the TCI. As the kernel has it,

@@ -54,6 +54,7 @@ impl PortOptions {
             maps_apart: true,
             handle: 0,
             segments: Segments::Wire,
+            joins: false,
         };
         Self {
             request,
@@ -91,6 +92,17 @@ impl PortOptions {
     /// `meta.offload`. A daemon that does not know the question gives them as they are, without it.
     pub fn segments(mut self, segments: Segments) -> Self {
         self.request.segments = segments;
+        self
+    }
+
+    /// Takes part in a switch: the port is given the frames that are due to it there, and what it sends
+    /// comes from a port of the switch; its ring has 1 MiB, if [`transmit`](Self::transmit) says nothing
+    /// else. Any other port on a switch sees all frames that enter it.
+    pub fn join(mut self) -> Self {
+        self.request.joins = true;
+        if self.request.transmit_bytes == 0 {
+            self.request.transmit_bytes = 1 << 20;
+        }
         self
     }
 

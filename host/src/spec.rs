@@ -32,6 +32,7 @@ use vnplug_path::source::generator::{Gen, GenConfig};
 use vnplug_path::source::lent::PacketDir;
 use vnplug_path::source::pcap::{PcapConfig, PcapFile, Repeat, Speed};
 use vnplug_path::source::{Queue, SourceError};
+use vnplug_switch::Switchboard;
 
 /// A source to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub struct OpenSource {
     kind: &'static str,
     description: String,
     interface: Option<Interface>,
+    /// By which rings take part in a switch.
+    board: Option<Switchboard>,
     queues: Vec<Box<dyn Queue>>,
     cpus: Vec<usize>,
     /// How many threads serve the queues; `None`: one each.
@@ -121,12 +124,13 @@ impl SourceSpec {
             Some(other) => return Err(options.bad("start", other, "now or attach")),
         };
         let mut interface = None;
+        let mut board = None;
         let (kind, description, queues, ends) = match self.kind.as_str() {
             "af_packet" => af_packet(&mut options, &mut interface)?,
             "af_xdp" => af_xdp::open(&mut options, &mut interface, files)?,
             "pcap" => pcap(&mut options)?,
             "gen" => generator(&mut options)?,
-            SWITCH => switch::open(&mut options, user)?,
+            SWITCH => switch::open(&mut options, &mut board, user)?,
             kind => {
                 return Err(SourceError::new(format!(
                     "source {:?}: no kind {kind:?}; there are af_packet, af_xdp, pcap, gen and switch",
@@ -139,6 +143,7 @@ impl SourceSpec {
             kind,
             description,
             interface,
+            board,
             queues,
             cpus,
             threads,
@@ -257,6 +262,7 @@ impl OpenSource {
             description: self.description,
             link_type: LINKTYPE_ETHERNET,
             interface: self.interface,
+            board: self.board,
             transmits,
             early: Early::new(seats, &workers),
             lent,

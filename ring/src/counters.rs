@@ -11,7 +11,7 @@
 //! | source | `duties` = the `offered` of its ports + `departed_offered` |
 //! | source | `departed_offered` = `departed_accounted` |
 //! | switch | `entered` = `unicast` + `flooded` + `consumed` + the `in_dropped_…` |
-//! | switch | `due` = `out_enqueued` + the `out_dropped_…` |
+//! | switch | `due` = `out_rings` + `out_enqueued` + the `out_dropped_…` |
 //! | port | `offered` = the sum of all that can become of a frame |
 //! | port, source | `send_taken` = `sent` + the `send_dropped_…` |
 
@@ -343,7 +343,21 @@ pub const SWITCH: &[Counter] = &[
         "in_dropped_source",
         "dropped: a group's address as the source",
     ),
-    own("due", Frames, "copies that were due to ports"),
+    own(
+        "due",
+        Frames,
+        "copies that were due to ports; of a super-frame that was cut, what it became",
+    ),
+    own(
+        "out_cut",
+        Frames,
+        "what super-frames became, beyond one frame for each port",
+    ),
+    part(
+        "due",
+        "out_rings",
+        "copies for ports with rings: what those ports were offered",
+    ),
     part(
         "due",
         "out_enqueued",

@@ -30,6 +30,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         maps_apart: true,
         handle: 0,
         segments: Segments::Wire,
+        joins: false,
     };
     let opened = Opened {
         port: 4,

@@ -18,6 +18,8 @@ use crate::vde::link::Link;
 pub(crate) enum Change {
     /// A port is there.
     Add(Number, Link),
+    /// One is there whose frames go through rings.
+    AddRing(Number),
     /// It is gone.
     Remove(Number),
     /// From now on it is a hub, or none.

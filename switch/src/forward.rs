@@ -37,6 +37,10 @@ pub struct Counters {
     pub dropped_source: u64,
     /// Copies that were due to ports.
     pub due: u64,
+    /// Of these, what super-frames became beyond one packet for each port.
+    pub cut: u64,
+    /// Of these, copies that were due to ports with rings, which count what became of them.
+    pub rings: u64,
     /// Of these, copies that went into the port's way out.
     pub enqueued: u64,
     /// Of these, copies that were dropped because the port's way out was full.
@@ -64,7 +68,7 @@ impl Counters {
 
     /// Copies whose fate is counted: `due`, or we have a bug.
     pub fn accounted_copies(&self) -> u64 {
-        self.enqueued + self.dropped_full + self.dropped_gone
+        self.rings + self.enqueued + self.dropped_full + self.dropped_gone
     }
 
     /// The counters with their public names.
@@ -78,6 +82,8 @@ impl Counters {
             dropped_long,
             dropped_source,
             due,
+            cut,
+            rings,
             enqueued,
             dropped_full,
             dropped_gone,
@@ -94,6 +100,8 @@ impl Counters {
             ("in_dropped_long", dropped_long),
             ("in_dropped_source", dropped_source),
             ("due", due),
+            ("out_cut", cut),
+            ("out_rings", rings),
             ("out_enqueued", enqueued),
             ("out_dropped_full", dropped_full),
             ("out_dropped_gone", dropped_gone),

@@ -13,13 +13,16 @@
 //! | `forward.rs` | which ports a frame is due to, and what became of all frames |
 //! | `table.rs` | where stations are |
 //! | `queue.rs` | the source: a turn takes frames of the ports that have some, and forwards them |
+//! | `roster.rs` | which ports are taken, and by whom |
 //! | `control.rs` | how other threads speak to the one that forwards |
 //! | `vde/` | the entrance for programs of VDE: `link.rs` has the frames, `door.rs` everything else |
 
 mod control;
 pub mod forward;
 mod queue;
+mod roster;
 pub mod table;
 mod vde;
 
 pub use queue::{Switch, SwitchConfig, VdeConfig};
+pub use roster::{Holder, Switchboard};

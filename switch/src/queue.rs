@@ -1,12 +1,14 @@
 //! The switch as a source: a turn takes frames of the ports that have some, and forwards them.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use vnplug_frame::offload::{self, Pieces};
 use vnplug_frame::{Frame, MAX_BATCH, recycle, vlan_of};
 use vnplug_os::datagrams::{Inbox, Rest};
 use vnplug_os::peer_log;
@@ -14,8 +16,12 @@ use vnplug_path::source::{
     Flushed, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
 };
 
+use vnplug_ring::layout::flags;
+use vnplug_ring::offload::{Offload, gso};
+
 use crate::control::{self, Change, Inlet, Told};
-use crate::forward::{Forwarder, HOST, Number};
+use crate::forward::{Counters, Forwarder, Number};
+use crate::roster::{Roster, Switchboard};
 use crate::table::Limits;
 use crate::vde::door::{Door, Open};
 use crate::vde::link::Link;
@@ -97,6 +103,8 @@ pub struct Switch {
     inbox: Inbox,
     /// Whose the frames in the inbox are.
     origins: Vec<Number>,
+    /// What the frames of a batch are due to.
+    ranges: Vec<Range<usize>>,
     frames: Vec<Frame<'static>>,
     sent: Sent,
     longest: usize,
@@ -110,23 +118,46 @@ struct Exits {
     ports: Vec<Option<Port>>,
     /// Those that have something to be sent.
     touched: Vec<Number>,
+    /// What super-frames of the batch became.
+    pieces: Pieces,
 }
 
 struct Port {
-    link: Link,
+    /// None: its frames go through rings, which the fanout fills.
+    link: Option<Link>,
     is_ready: bool,
     /// It is told when the client reads.
     is_watched: bool,
     counters: PortCounters,
-    /// Frames of the batch that it is to be given.
-    todo: Vec<u32>,
+    /// What it is to be given of the batch.
+    todo: Vec<Item>,
 }
 
-/// Frames that the host's own programs send.
+/// A frame of the batch, or a packet that one became.
+#[derive(Clone, Copy)]
+struct Item {
+    place: u32,
+    piece: Option<u32>,
+}
+
+/// A frame that enters.
+struct Entered<'a> {
+    from: Number,
+    bytes: &'a [u8],
+    /// There were more bytes.
+    is_long: bool,
+    /// What is left to be done with it.
+    offload: Option<&'a Offload>,
+}
+
+/// Frames that come through a ring.
 #[derive(Default)]
 struct Sent {
+    /// Whose they are.
+    from: Number,
     bytes: Vec<u8>,
     ends: Vec<usize>,
+    offloads: Vec<Offload>,
 }
 
 impl Switch {
@@ -134,7 +165,7 @@ impl Switch {
     ///
     /// # Errors
     /// [`SourceError`] if an entrance cannot be made.
-    pub fn open(config: SwitchConfig) -> Result<Vec<Box<dyn Queue>>, SourceError> {
+    pub fn open(config: SwitchConfig) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
         let name = config.name;
         let failed = |what: &str| {
             let what = format!("switch {name:?}: {what}");
@@ -146,11 +177,16 @@ impl Switch {
         let waker = EventData::new_u64(WAKER);
         let watched = epoll::add(&epoll, &inlet.waker, waker, EventFlags::IN);
         watched.map_err(|error| failed("no descriptors")(error.into()))?;
-        let vde = config.vde.map(|vde| Open::new(&name, vde, config.ports));
+        let roster = Roster::new(config.ports);
+        let vde = config.vde.map(|vde| Open::new(&name, vde, &roster));
         let vde = vde.transpose().map_err(failed("its VDE entrance"))?;
         let mut forwarder = Forwarder::new(config.limits);
         forwarder.is_hub = config.is_hub;
-        Ok(vec![Box::new(Self {
+        let board = Switchboard {
+            roster,
+            line: line.clone(),
+        };
+        let switch = Self {
             door: Door::new(vde, line),
             name,
             forwarder,
@@ -158,18 +194,21 @@ impl Switch {
                 epoll,
                 ports: Vec::new(),
                 touched: Vec::new(),
+                pieces: Pieces::default(),
             },
             inlet,
             ready: VecDeque::new(),
             unlooked: 0,
             inbox: Inbox::new(BATCH, config.longest),
             origins: Vec::with_capacity(BATCH),
+            ranges: Vec::with_capacity(MAX_BATCH),
             frames: Vec::with_capacity(MAX_BATCH),
             sent: Sent::default(),
             longest: config.longest,
             started: Instant::now(),
             counters: QueueCounters::default(),
-        })])
+        };
+        Ok((Box::new(switch), board))
     }
 
     fn now_s(&self) -> u32 {
@@ -208,8 +247,11 @@ impl Switch {
             let Some(port) = self.exits.port(number) else {
                 continue;
             };
-            if flags.contains(EventFlags::OUT) && port.is_watched {
-                let dropped = port.link.go_on();
+            if flags.contains(EventFlags::OUT)
+                && port.is_watched
+                && let Some(link) = &mut port.link
+            {
+                let dropped = link.go_on();
                 port.counters.out_dropped += dropped;
                 port.counters.out_frames -= dropped;
                 self.forwarder.counters.enqueued -= dropped;
@@ -230,6 +272,10 @@ impl Switch {
 
     fn change(&mut self, change: Change) {
         match change {
+            Change::AddRing(number) => {
+                self.exits.put(number, None);
+                self.forwarder.add(number);
+            }
             Change::Add(number, link) => {
                 if let Err(error) = self.exits.add(number, link) {
                     log::error!(target: "switch", "{}: port {number}: {error}", self.name);
@@ -279,8 +325,11 @@ impl Switch {
             let Some(port) = self.exits.port(number) else {
                 continue;
             };
+            let Some(link) = &mut port.link else {
+                continue;
+            };
             let first = self.inbox.len();
-            let rest = port.link.receive(&mut self.inbox, EACH);
+            let rest = link.receive(&mut self.inbox, EACH);
             for place in first..self.inbox.len() {
                 port.counters.in_frames += 1;
                 port.counters.in_bytes += self.inbox.get(place).0.len() as u64;
@@ -322,12 +371,19 @@ impl Queue for Switch {
         }
         let now_s = self.now_s();
         let (inbox, origins) = (&self.inbox, &self.origins);
-        let from = |place: usize| (origins[place], inbox.get(place));
-        forward(&mut self.forwarder, &mut self.exits, count, from, now_s);
+        let entered = |place: usize| {
+            let (bytes, is_long) = inbox.get(place);
+            Entered {
+                from: origins[place],
+                bytes,
+                is_long,
+                offload: None,
+            }
+        };
+        let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
+        forward(forwarder, exits, &mut self.ranges, count, entered, now_s);
         let mut frames = recycle(std::mem::take(&mut self.frames));
-        let whole = (0..count).map(|place| inbox.get(place));
-        let whole = whole.filter(|(bytes, is_cut)| bytes.len() >= HEADER && !is_cut);
-        show(&mut frames, whole.map(|(bytes, _)| bytes));
+        show(&mut frames, &self.forwarder, &self.ranges, entered);
         self.counters.seen += frames.len() as u64;
         if !frames.is_empty() {
             sink(&frames);
@@ -369,17 +425,24 @@ impl Queue for Switch {
 }
 
 impl Transmitter for Switch {
+    fn sends(&mut self, member: u16) {
+        self.sent.from = member;
+    }
+
     fn transmit(&mut self, bytes: &[u8]) -> Transmit {
-        if bytes.len() < HEADER || bytes.len() > self.longest {
-            return Transmit::BadLength;
-        }
-        let sent = &mut self.sent;
-        if sent.ends.len() == MAX_BATCH || sent.bytes.len() + bytes.len() > MAX_SENT {
-            return Transmit::Full;
-        }
-        sent.bytes.extend_from_slice(bytes);
-        sent.ends.push(sent.bytes.len());
-        Transmit::Taken
+        self.take_sent(bytes, &Offload::default(), self.longest)
+    }
+
+    fn takes_offload(&self) -> bool {
+        true
+    }
+
+    fn transmit_offloaded(&mut self, bytes: &[u8], offload: &Offload) -> Transmit {
+        let longest = match offload.gso_type {
+            gso::NONE => self.longest,
+            _ => MAX_SUPER,
+        };
+        self.take_sent(bytes, offload, longest)
     }
 
     fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
@@ -389,20 +452,47 @@ impl Transmitter for Switch {
         }
         let now_s = self.now_s();
         let sent = &self.sent;
-        let from = |place: usize| (HOST, (sent.get(place), false));
-        forward(&mut self.forwarder, &mut self.exits, count, from, now_s);
+        if let Some(port) = self.exits.port(sent.from) {
+            port.counters.in_frames += count as u64;
+            port.counters.in_bytes += sent.bytes.len() as u64;
+        }
+        let entered = |place: usize| Entered {
+            from: sent.from,
+            bytes: sent.get(place),
+            is_long: false,
+            offload: Some(&sent.offloads[place]).filter(|it| it.is_due()),
+        };
+        let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
+        forward(forwarder, exits, &mut self.ranges, count, entered, now_s);
         let mut frames = recycle(std::mem::take(&mut self.frames));
-        show(&mut frames, (0..count).map(|place| sent.get(place)));
+        show(&mut frames, &self.forwarder, &self.ranges, entered);
         self.counters.seen += count as u64;
         self.counters.shown += count as u64;
         shown(&frames);
         self.frames = recycle(frames);
         self.sent.bytes.clear();
         self.sent.ends.clear();
+        self.sent.offloads.clear();
         Flushed {
             sent: count as u64,
             ..Flushed::default()
         }
+    }
+}
+
+impl Switch {
+    fn take_sent(&mut self, bytes: &[u8], offload: &Offload, longest: usize) -> Transmit {
+        if bytes.len() < HEADER || bytes.len() > longest {
+            return Transmit::BadLength;
+        }
+        let sent = &mut self.sent;
+        if sent.ends.len() == MAX_BATCH || sent.bytes.len() + bytes.len() > MAX_SENT {
+            return Transmit::Full;
+        }
+        sent.bytes.extend_from_slice(bytes);
+        sent.ends.push(sent.bytes.len());
+        sent.offloads.push(*offload);
+        Transmit::Taken
     }
 }
 
@@ -413,57 +503,70 @@ impl Sent {
     }
 }
 
-/// Decides for each frame of a batch where it goes, and gives it to these ports. `from` says whose a
-/// frame is, its bytes, and whether there were more of them.
+/// Decides for each frame of a batch where it goes, and gives it to those of these ports that have no
+/// rings.
 fn forward<'a>(
     forwarder: &mut Forwarder,
     exits: &mut Exits,
+    ranges: &mut Vec<Range<usize>>,
     count: usize,
-    from: impl Fn(usize) -> (Number, (&'a [u8], bool)),
+    entered: impl Fn(usize) -> Entered<'a> + Copy,
     now_s: u32,
 ) {
     forwarder.begin(now_s);
+    exits.pieces.clear();
+    ranges.clear();
     for place in 0..count {
-        let (origin, (bytes, is_cut)) = from(place);
-        let to = forwarder.decide(origin, bytes, is_cut, now_s);
-        exits.note(place as u32, forwarder.due(to));
+        let it = entered(place);
+        let to = forwarder.decide(it.from, it.bytes, it.is_long, now_s);
+        ranges.push(to.clone());
+        let noted = exits.note(place as u32, &it, forwarder.due(to));
+        forwarder.counters.rings += noted.rings;
+        forwarder.counters.cut += noted.cut;
+        forwarder.counters.due += noted.cut;
     }
     while let Some(number) = exits.touched.pop() {
-        let Some(port) = exits.port(number) else {
-            continue;
-        };
-        let todo = std::mem::take(&mut port.todo);
-        let bytes = |place: &u32| from(*place as usize).1.0;
-        let given = port
-            .link
-            .send(todo.iter().map(|place| (bytes(place), &[][..])));
-        let counters = &mut forwarder.counters;
-        counters.enqueued += given.enqueued;
-        counters.dropped_full += given.full;
-        counters.dropped_gone += given.gone;
-        port.counters.out_frames += given.enqueued;
-        port.counters.out_bytes += given.bytes;
-        port.counters.out_dropped += given.full + given.gone;
-        port.todo = todo;
-        port.todo.clear();
-        exits.watch(number);
+        exits.send(number, entered, &mut forwarder.counters);
     }
 }
 
-/// Frames as captures see them, received just now.
-fn show<'a>(frames: &mut Vec<Frame<'a>>, bytes: impl Iterator<Item = &'a [u8]>) {
+/// Frames of a batch as captures and ports with rings see them, received just now; none that is no frame.
+fn show<'a>(
+    frames: &mut Vec<Frame<'a>>,
+    forwarder: &'a Forwarder,
+    ranges: &[Range<usize>],
+    entered: impl Fn(usize) -> Entered<'a>,
+) {
     let ts_ns = now_ns();
-    frames.extend(bytes.map(|bytes| {
-        let (flags, vlan_tci) = vlan_of(bytes);
-        Frame {
-            bytes,
-            wire_len: bytes.len() as u32,
-            ts_ns,
-            flags,
-            vlan_tci,
-            ..Frame::default()
+    for (place, to) in ranges.iter().enumerate() {
+        let it = entered(place);
+        if it.is_long || it.bytes.len() < HEADER {
+            continue;
         }
-    }));
+        let (tag, vlan_tci) = vlan_of(it.bytes);
+        let left = match it.offload {
+            Some(_) => flags::OFFLOAD | flags::CSUM_NOT_READY,
+            None => 0,
+        };
+        frames.push(Frame {
+            bytes: it.bytes,
+            wire_len: it.bytes.len() as u32,
+            ts_ns,
+            flags: tag | left,
+            vlan_tci,
+            offload: it.offload.copied().unwrap_or_default(),
+            due: forwarder.due(to.clone()),
+        });
+    }
+}
+
+/// What was noted of a frame.
+#[derive(Default)]
+struct Noted {
+    /// Ports with rings that it is due to.
+    rings: u64,
+    /// Packets that it became for the other ports, beyond one for each.
+    cut: u64,
 }
 
 impl Exits {
@@ -475,6 +578,11 @@ impl Exits {
         self.remove(number);
         let data = EventData::new_u64(u64::from(number));
         epoll::add(&self.epoll, &link, data, EventFlags::IN)?;
+        self.put(number, Some(link));
+        Ok(())
+    }
+
+    fn put(&mut self, number: Number, link: Option<Link>) {
         let at = usize::from(number);
         if self.ports.len() <= at {
             self.ports.resize_with(at + 1, || None);
@@ -486,31 +594,84 @@ impl Exits {
             counters: PortCounters::default(),
             todo: Vec::new(),
         });
-        Ok(())
     }
 
     fn remove(&mut self, number: Number) {
-        if let Some(port) = self
-            .ports
-            .get_mut(usize::from(number))
-            .and_then(Option::take)
-        {
+        let place = self.ports.get_mut(usize::from(number));
+        if let Some(link) = place.and_then(Option::take).and_then(|port| port.link) {
             // NB: before it is closed, which happens aside.
-            let _ = epoll::delete(&self.epoll, &port.link);
+            let _ = epoll::delete(&self.epoll, &link);
         }
     }
 
     /// A frame of the batch is due to these ports.
     #[inline]
-    fn note(&mut self, place: u32, due: &[Number]) {
+    fn note(&mut self, place: u32, it: &Entered<'_>, due: &[Number]) -> Noted {
+        let mut noted = Noted::default();
+        // What it becomes for ports that want the packets of the wire.
+        let mut made = None;
         for &number in due {
-            if let Some(Some(port)) = self.ports.get_mut(usize::from(number)) {
-                if port.todo.is_empty() {
-                    self.touched.push(number);
-                }
-                port.todo.push(place);
+            let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
+                continue;
+            };
+            if port.link.is_none() {
+                port.counters.out_frames += 1;
+                port.counters.out_bytes += it.bytes.len() as u64;
+                noted.rings += 1;
+                continue;
             }
+            if port.todo.is_empty() {
+                self.touched.push(number);
+            }
+            let Some(offload) = it.offload else {
+                port.todo.push(Item { place, piece: None });
+                continue;
+            };
+            let pieces = &mut self.pieces;
+            let made = made.get_or_insert_with(|| pieces_of(pieces, it.bytes, offload));
+            noted.cut += made.len() as u64 - 1;
+            let items = made.clone().map(|piece| Item {
+                place,
+                piece: Some(piece as u32),
+            });
+            port.todo.extend(items);
         }
+        noted
+    }
+
+    /// Gives a port what was noted for it.
+    fn send<'a>(
+        &mut self,
+        number: Number,
+        entered: impl Fn(usize) -> Entered<'a> + Copy,
+        counters: &mut Counters,
+    ) {
+        let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
+            return;
+        };
+        let Some(link) = &mut port.link else {
+            return;
+        };
+        let pieces = &self.pieces;
+        let parts = |item: &Item| {
+            let bytes = entered(item.place as usize).bytes;
+            match item.piece {
+                None => (bytes, &[][..]),
+                Some(piece) => {
+                    let piece = pieces.get(piece as usize, bytes);
+                    (piece.head, piece.body)
+                }
+            }
+        };
+        let given = link.send(port.todo.iter().map(parts));
+        port.todo.clear();
+        counters.enqueued += given.enqueued;
+        counters.dropped_full += given.full;
+        counters.dropped_gone += given.gone;
+        port.counters.out_frames += given.enqueued;
+        port.counters.out_bytes += given.bytes;
+        port.counters.out_dropped += given.full + given.gone;
+        self.watch(number);
     }
 
     /// Waits for a client to read if frames wait for it, and else does not.
@@ -519,14 +680,26 @@ impl Exits {
         let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
             return;
         };
-        if port.link.is_waiting() != port.is_watched {
+        let Some(link) = &port.link else {
+            return;
+        };
+        if link.is_waiting() != port.is_watched {
             port.is_watched = !port.is_watched;
             let mut flags = EventFlags::IN;
             flags.set(EventFlags::OUT, port.is_watched);
             let data = EventData::new_u64(u64::from(number));
             // It is in there, so the only error is a lack of memory: then it waits for the next frame.
-            let _ = epoll::modify(&self.epoll, &port.link, data, flags);
+            let _ = epoll::modify(&self.epoll, link, data, flags);
         }
+    }
+}
+
+/// What a frame becomes that was left to a NIC. A lie, which is not expected here, leaves it as it is.
+fn pieces_of(pieces: &mut Pieces, frame: &[u8], offload: &Offload) -> Range<usize> {
+    let len = frame.len() as u32;
+    match offload::work(frame, len, offload) {
+        Ok(Some(work)) => pieces.make(frame, len, &work),
+        _ => pieces.keep(frame, len),
     }
 }
 
@@ -550,6 +723,8 @@ const UNLOOKED: u32 = 4;
 const MAX_TOLD: usize = 16_384;
 /// Bytes that the host's programs send in one turn.
 const MAX_SENT: usize = 1 << 20;
+/// Bytes of the longest super-frame: 64 KiB, Ethernet header and tags.
+const MAX_SUPER: usize = 66 << 10;
 /// Bytes of an Ethernet header.
 const HEADER: usize = 14;
 /// Bytes of a frame with an MTU of 9,216, with two tags.

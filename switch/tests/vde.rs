@@ -51,7 +51,7 @@ fn config(dir: &Path) -> SwitchConfig {
 impl Served {
     fn new(config: SwitchConfig) -> Self {
         let dir = config.vde.as_ref().unwrap().dir.clone();
-        let mut queue = Switch::open(config).unwrap().remove(0);
+        let (mut queue, _) = Switch::open(config).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (seen, counters) = (Arc::default(), Arc::default());
         let (stopped, all, told) = (Arc::clone(&stop), Arc::clone(&seen), Arc::clone(&counters));

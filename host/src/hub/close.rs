@@ -78,12 +78,12 @@ impl Hub {
     pub(crate) fn finish_close(&mut self, closing: Closing) -> Closed {
         let Closing {
             id,
-            record,
+            mut record,
             sender,
             queues,
             mut charge,
         } = closing;
-        let mut places = record.places;
+        let mut places = std::mem::take(&mut record.places);
         let heard: Vec<_> = queues.into_iter().map(Owed::take).collect();
         let sent = sender.map(Owed::take);
         let is_lost = heard.iter().any(Result::is_err) || sent.as_ref().is_some_and(Result::is_err);
@@ -107,6 +107,7 @@ impl Hub {
                 self.bar_stuck_host_group(group);
             }
         } else {
+            self.part_with(&record);
             places.extend(arenas);
         }
         Closed {

@@ -22,8 +22,10 @@ pub mod policy;
 pub mod report;
 pub mod rules;
 mod send;
+mod switch;
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -39,6 +41,7 @@ use vnplug_path::engine::{Command, Line, PortSnapshot, Snapshot, Worker};
 use vnplug_path::port::{Port, PortCounters};
 use vnplug_path::source::Lent;
 use vnplug_path::source::af_packet::Interface;
+use vnplug_switch::Switchboard;
 
 pub(crate) use asking::{Owed, Step};
 pub(crate) use close::Closing;
@@ -87,6 +90,8 @@ pub struct Source {
     pub link_type: u32,
     /// The interface behind it.
     pub interface: Option<Interface>,
+    /// By which rings take part in it, if it is a switch.
+    pub board: Option<Switchboard>,
     /// Whether ports may send through it.
     pub transmits: bool,
     /// What the kernel drops before them.
@@ -101,6 +106,8 @@ pub struct Source {
 pub struct PortRecord {
     source: usize,
     queues: Vec<usize>,
+    /// Its number on a switch.
+    member: Option<NonZeroU16>,
     cluster: Option<ClusterKey>,
     group: Option<GroupKey>,
     places: Vec<RingPlace>,

@@ -68,15 +68,16 @@ impl Hub {
             None => self.pipe(&owner, &mut ground.fds)?,
         };
         let producers = ground.lay(&plan, id, link_type)?;
-        let sender = self.sender(
+        let mut sender = self.sender(
             &plan,
             &mut ground,
             &owner,
             (handle, link_type),
             request.segments,
         )?;
-        // The last that may fail: it undoes itself.
+        // The last two that may fail; the first undoes itself, and who takes part in a switch is in no group.
         let joined = self.enter_group(&plan, programs.guard.as_ref(), &mut ground)?;
+        let member = self.take_part(&plan, request, &owner)?;
         let opened = Opened {
             port: id,
             map_len: ground.map_len,
@@ -96,6 +97,7 @@ impl Hub {
             let mut port = Port::new(id, producer, doorbell.clone());
             port.snaplen -= prefix;
             port.segments = request.segments;
+            port.member = member;
             port.owner = number;
             port.handle = handle;
             port.commons = joined.commons.get(at).cloned();
@@ -107,7 +109,11 @@ impl Hub {
         });
         let ports = ports.collect();
         let place = ground.pool.and_then(Taken::keep);
-        let record = record(plan, request, programs, (owner, number), place);
+        if let (Some(sender), Some(member)) = (&mut sender, member) {
+            sender.member = member.get();
+        }
+        let mut record = record(plan, request, programs, (owner, number), place);
+        record.member = member;
         let widening = self.commit(id, record, request.balance, ports, sender);
         Ok(Opening {
             opened,
@@ -194,6 +200,7 @@ fn record(
     PortRecord {
         source: plan.source,
         queues: plan.queues,
+        member: None,
         cluster: plan.cluster,
         group: plan.group.map(|group| group.key),
         places: place.into_iter().collect(),

@@ -87,6 +87,7 @@ impl Hub {
             let what = format!("{most} ports are open, the limit; close some or raise max_ports");
             return Err(Refusal::new(code::LIMIT, what));
         }
+        self.may_take_part(request, source, queue)?;
         let prefix = prefix(request.segments);
         let most = MAX_SNAPLEN - prefix;
         let snaplen = match request.snaplen {

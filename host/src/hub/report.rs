@@ -197,6 +197,11 @@ impl Hub {
                         ("tuning".into(), tuning(&record.tuning)),
                         ("cluster".into(), cluster),
                     ]);
+                    if let Some(member) = record.member {
+                        counted
+                            .labels
+                            .push(("switch_port".into(), member.to_string()));
+                    }
                     if let Some(key) = &record.group {
                         counted.labels.push(("group".into(), key.name.clone()));
                         counted.values.extend(self.group_counters(key));

@@ -51,6 +51,7 @@ fn request(device: &str, cluster: &str) -> Open {
         maps_apart: true,
         handle: 0,
         segments: Segments::Wire,
+        joins: false,
     }
 }
 

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use vnplug_os::privileges;
 use vnplug_path::source::SourceError;
 use vnplug_switch::forward::MAX_PORTS;
-use vnplug_switch::{Switch, SwitchConfig, VdeConfig};
+use vnplug_switch::{Switch, SwitchConfig, Switchboard, VdeConfig};
 
 use super::{Opened, Options};
 
 /// Opens a switch, of a daemon that will be this user (uid, gid).
 pub(super) fn open(
     options: &mut Options<'_>,
+    board: &mut Option<Switchboard>,
     user: Option<(u32, u32)>,
 ) -> Result<Opened, SourceError> {
     let mut config = SwitchConfig::new(options.name);
@@ -51,7 +52,9 @@ pub(super) fn open(
         Some(vde) => format!("{hub}, VDE at {}", vde.dir.display()),
         None => hub.to_owned(),
     };
-    Ok((super::SWITCH, description, Switch::open(config)?, false))
+    let (queue, opened) = Switch::open(config)?;
+    *board = Some(opened);
+    Ok((super::SWITCH, description, vec![queue], false))
 }
 
 fn vde(

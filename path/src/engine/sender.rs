@@ -24,6 +24,8 @@ pub struct Sender {
     pub id: u32,
     /// The ports that its program holds as one with it.
     pub handle: Handle,
+    /// Its number on the switch; 0: it takes part in none.
+    pub member: u16,
     /// What became of its frames.
     pub counters: SendCounters,
     /// Our end of the socket pair by which a process kicks us. Reading never blocks and takes no
@@ -124,6 +126,7 @@ impl Sender {
                 port: id,
                 ..Handle::default()
             },
+            member: 0,
             counters: SendCounters::default(),
             kick,
             intake,
@@ -157,6 +160,7 @@ impl Sender {
             return Ok(0);
         }
         let before = self.counters.taken;
+        out.sends(self.member);
         let handle = self.handle;
         let shown = &mut |frames: &[Frame<'_>]| shown(&handle, frames);
         let went = self.take(out, budget, shown);

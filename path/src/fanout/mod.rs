@@ -14,6 +14,7 @@
 
 mod budget;
 mod due;
+mod members;
 mod seat;
 
 use std::cell::RefCell;
@@ -29,6 +30,7 @@ use crate::cuts::Cuts;
 use crate::port::{Port, PortCounters, Share};
 use budget::Budget;
 use due::Due;
+use members::Members;
 use seat::{Delivery, Seat};
 use vnplug_filter::{FrameSet, Index, Program, Totals};
 use vnplug_frame::{Frame, MAX_BATCH, flow};
@@ -45,6 +47,8 @@ pub struct Fanout {
     /// Seats of ports that are offered every batch whole.
     whole: Vec<u32>,
     index: Index,
+    /// Ports that are given what a switch has for them.
+    members: Members,
     /// When to ring which seat's reader.
     due: Due,
     /// What each owner may cost.
@@ -162,6 +166,17 @@ impl Fanout {
                 }
             }
         }
+        if !self.members.is_empty() {
+            self.members.sort(frames);
+            while let Some((at, wanted)) = self.members.next() {
+                if let Some(seat) = &mut seats[at as usize] {
+                    let within = is_tight.then_some(&mut *budget);
+                    seat.give(&batch, &wanted, within);
+                    seat.note(at, due, moved);
+                    self.counters.duties += wanted.len();
+                }
+            }
+        }
         self.index.forget();
         self.totals.frames += frames.len() as u64;
         self.totals.outbound += outbound.len();
@@ -229,7 +244,8 @@ impl Fanout {
                     Err(_) => hashes.push(0),
                 }
             }
-        } else if !wanted.is_empty() {
+        } else if !wanted.is_empty() || !self.members.is_empty() {
+            // Those that no other port wants have none.
             hashes.resize(frames.len(), 0);
             let mut wanted = wanted.iter();
             loop {
@@ -284,7 +300,9 @@ impl Fanout {
     pub fn attach(&mut self, port: Box<Port>) {
         let at = self.free.pop().unwrap_or(self.seats.len() as u32);
         self.by_id.insert(port.id, at);
-        self.count(port.judge.share(), true);
+        if port.member.is_none() {
+            self.count(port.judge.share(), true);
+        }
         self.budget.count(port.owner, true);
         let seat = Some(Seat::new(port));
         match self.seats.get_mut(at as usize) {
@@ -301,7 +319,9 @@ impl Fanout {
         let mut seat = self.seats[at as usize].take()?;
         seat.forget_due(at, &mut self.due);
         self.free.push(at);
-        self.count(seat.port.judge.share(), false);
+        if seat.port.member.is_none() {
+            self.count(seat.port.judge.share(), false);
+        }
         self.budget.count(seat.port.owner, false);
         self.counters.departed.add(&seat.port.counters);
         Some(seat.port)
@@ -411,8 +431,10 @@ impl Fanout {
     fn place(&mut self, at: u32) {
         if let Some(seat) = &mut self.seats[at as usize] {
             seat.enter(at, &mut self.index, self.totals);
-            if matches!(seat.place, Delivery::Whole) {
-                self.whole.push(at);
+            match seat.place {
+                Delivery::Whole => self.whole.push(at),
+                Delivery::Due(number) => self.members.add(number, at),
+                Delivery::Indexed(_) => {}
             }
         }
     }
@@ -420,8 +442,10 @@ impl Fanout {
     /// Undoes [`place`](Self::place); the port's counters are exact by themselves.
     fn leave(&mut self, at: u32) {
         if let Some(seat) = &mut self.seats[at as usize] {
-            if matches!(seat.place, Delivery::Whole) {
-                self.whole.retain(|other| *other != at);
+            match seat.place {
+                Delivery::Whole => self.whole.retain(|other| *other != at),
+                Delivery::Due(number) => self.members.remove(number, at),
+                Delivery::Indexed(_) => {}
             }
             seat.leave(at, &mut self.index, self.totals);
         }

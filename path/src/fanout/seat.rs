@@ -42,6 +42,8 @@ pub(super) enum Delivery {
     Whole,
     /// The frames that the index finds for it.
     Indexed(Indexed),
+    /// The frames that a switch has for it, whose port has this number.
+    Due(u16),
 }
 
 /// A port that is looked up.
@@ -75,6 +77,10 @@ impl Seat {
     /// Takes the place that is due to the port as it is.
     pub(super) fn enter(&mut self, at: u32, index: &mut Index, all: Totals) {
         let port = &self.port;
+        if let Some(number) = port.member {
+            self.place = Delivery::Due(number.get());
+            return;
+        }
         let judge = &port.judge;
         let wants = judge.is_enabled() && port.quarantined().is_none();
         let everything = judge.guard().is_none() && judge.filter().is_none();
@@ -189,7 +195,7 @@ impl Seat {
     /// Whether it is given frames by what this program says of them.
     pub(super) fn uses(&self, judge: JudgeId) -> bool {
         match &self.place {
-            Delivery::Whole => false,
+            Delivery::Whole | Delivery::Due(_) => false,
             Delivery::Indexed(it) => it.guard == Some(judge) || it.filter == Some(judge),
         }
     }
@@ -241,6 +247,36 @@ impl Seat {
         // As in `offer`.
         if catch_unwind(AssertUnwindSafe(|| port.take(batch, offered))).is_err() {
             port.settle_to(it.accounted + it.handed);
+        }
+        if let Some(budget) = within {
+            budget.charge(before, port);
+        }
+    }
+
+    /// Gives it what a switch has for it, if its owner has not had its part of the batch.
+    #[inline]
+    pub(super) fn give(
+        &mut self,
+        batch: &BatchInfo<'_>,
+        wanted: &FrameSet,
+        within: Option<&mut Budget>,
+    ) {
+        let port = &mut self.port;
+        let mut within = within;
+        if let Some(budget) = &mut within
+            && !budget.allows(port.owner)
+        {
+            port.counters.offered += wanted.len();
+            port.miss(wanted.len());
+            return;
+        }
+        let before = Before::of(port);
+        let offered = port.counters.offered + wanted.len();
+        // As in `offer`.
+        let take = || port.take(batch, Offered::Due(wanted));
+        if catch_unwind(AssertUnwindSafe(take)).is_err() {
+            port.counters.offered = offered;
+            port.settle_to(offered);
         }
         if let Some(budget) = within {
             budget.charge(before, port);

@@ -1,5 +1,6 @@
 //! The sums close whatever comes and goes.
 
+mod members;
 mod panics;
 
 use std::cell::RefCell;

@@ -8,6 +8,7 @@
 pub mod doorbell;
 mod judge;
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use vnplug_ring::control::Segments;
@@ -28,6 +29,8 @@ use vnplug_os::peer_log;
 pub struct Port {
     /// The port's number in the daemon.
     pub id: u32,
+    /// Its number on the switch, if it takes part in one: then it is given what is due to it.
+    pub member: Option<NonZeroU16>,
     /// The number of its owner in the daemon: what ports of one owner cost is counted together.
     pub owner: u32,
     /// Its ring; of packets or, in a group, of descriptors.
@@ -134,6 +137,7 @@ impl Port {
         let snaplen = producer.geometry().snaplen;
         Self {
             id,
+            member: None,
             owner: 0,
             producer,
             commons: None,
@@ -189,6 +193,18 @@ impl Port {
             }
             Offered::Whole => {
                 for place in 0..batch.frames.len() {
+                    if judge.takes(place, batch, counters) {
+                        way.give(frame_at(place), batch, counters);
+                    }
+                }
+            }
+            Offered::Due(places) if judge.takes_all() => {
+                counters.offered += places.len();
+                let frames = places.iter().map(frame_at);
+                way.give_all(frames, places.len(), batch, counters);
+            }
+            Offered::Due(places) => {
+                for place in places.iter() {
                     if judge.takes(place, batch, counters) {
                         way.give(frame_at(place), batch, counters);
                     }
@@ -347,6 +363,8 @@ impl Port {
 pub enum Offered<'a> {
     /// All.
     Whole,
+    /// Those that are due to it.
+    Due(&'a FrameSet),
     /// Those that the index found: its guard accepts them and they have the wanted direction. The
     /// caller counts them as offered.
     Found {

@@ -10,6 +10,9 @@ use vnplug_ring::offload::Offload;
 
 /// The way out through a queue. No call blocks.
 pub trait Transmitter {
+    /// The frames that are offered until the next flush are of this port of a switch; 0: of none.
+    fn sends(&mut self, _member: u16) {}
+
     /// Takes a frame to be sent, Ethernet header included, FCS excluded. `bytes` is the daemon's own
     /// copy; it is not needed after the call. The caller flushes after a batch.
     fn transmit(&mut self, bytes: &[u8]) -> Transmit;

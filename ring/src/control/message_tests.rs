@@ -99,6 +99,7 @@ fn every_message() -> Vec<Message> {
             maps_apart: true,
             handle: 0x5eed,
             segments: Segments::Merged,
+            joins: true,
         }),
         Message::Opened(Opened {
             port: 4,
@@ -240,9 +241,9 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
             let left = payload.len() - cut;
             let earlier = match header.kind {
                 1 => left == 4,
-                // How super-frames come, before it the handle, then records apart, the shared wake-up,
+                // Taking part, before it how super-frames come, then the handle, records apart, the shared wake-up,
                 // the group, the ring that transmits.
-                6 => matches!(left, 1 | 9 | 10 | 11 | 29 | 37),
+                6 => matches!(left, 1 | 2 | 10 | 11 | 12 | 30 | 38),
                 7 => matches!(left, 1 | 38 | 46 | 54),
                 17 => matches!(left, 27 | 35),
                 18 => left == 26,

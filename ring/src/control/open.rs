@@ -128,6 +128,9 @@ pub struct Open {
     pub handle: u64,
     /// How it gets super-frames.
     pub segments: Segments,
+    /// It takes part in a switch: it is given what is due to it there, and what it sends comes from a
+    /// port of the switch. Else it sees all that enters the switch.
+    pub joins: bool,
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].
@@ -270,6 +273,7 @@ impl Open {
         w.u8(u8::from(self.maps_apart));
         w.u64(self.handle);
         w.u8(self.segments as u8);
+        w.u8(u8::from(self.joins));
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -290,6 +294,7 @@ impl Open {
             maps_apart: false,
             handle: 0,
             segments: Segments::Wire,
+            joins: false,
         };
         if !r.is_over() {
             open.group = r.text("group")?;
@@ -306,6 +311,9 @@ impl Open {
         }
         if !r.is_over() {
             open.segments = r.one_of("segments", &[Segments::Wire, Segments::Merged])?;
+        }
+        if !r.is_over() {
+            open.joins = r.flag("joins")?;
         }
         Ok(open)
     }

@@ -4,17 +4,14 @@
 //! number of Linux; lines of data come before it, after `0000 DATA END WITH '.'` and up to a line
 //! with a dot. Then comes a prompt.
 
-use std::collections::HashMap;
 use std::fmt::Write;
-
-use vnplug_os::privileges::user_name;
+use std::sync::Mutex;
 
 use crate::control::{Change, Line, Told};
 use crate::forward::Number;
 use crate::queue::VdeConfig;
+use crate::roster::{Holder, Roster, locked};
 use crate::table::{Entry, Key};
-
-use super::door::Holder;
 
 /// A person's connection.
 #[derive(Debug, Default)]
@@ -98,7 +95,7 @@ impl Console {
 pub(super) fn answer(
     line: &str,
     switch: &Line,
-    holders: &HashMap<Number, Holder>,
+    roster: &Mutex<Roster>,
     config: &VdeConfig,
 ) -> Said {
     let line = line.trim();
@@ -111,7 +108,7 @@ pub(super) fn answer(
     }
     let did = Asked {
         switch,
-        holders,
+        roster,
         config,
     }
     .answer(command, argument.trim());
@@ -128,7 +125,7 @@ type Failure = (u32, &'static str);
 
 struct Asked<'a> {
     switch: &'a Line,
-    holders: &'a HashMap<Number, Holder>,
+    roster: &'a Mutex<Roster>,
     config: &'a VdeConfig,
 }
 
@@ -215,23 +212,29 @@ impl Asked<'_> {
             if only.is_some_and(|only| only != *number) {
                 continue;
             }
-            let holder = self.holders.get(number);
-            let user = holder.map_or("NONE".to_owned(), |it| user_name(it.uid));
-            let description = holder.map_or("", |it| it.description.as_str());
+            // Not there: its client has gone just now.
+            let Some(holder) = locked(self.roster).holder(*number).cloned() else {
+                continue;
+            };
+            let Holder {
+                owner,
+                way,
+                description,
+                ..
+            } = holder;
             // Writing to a string cannot fail.
             let _ = write!(
                 text,
                 "Port {number:04} untagged_vlan=0000 ACTIVE - Unnamed Allocatable\n \
-                 Current User: {user} Access Control: (User: NONE - Group: NONE)\n \
+                 Current User: {owner} Access Control: (User: NONE - Group: NONE)\n \
                  IN:  pkts {:>10}          bytes {:>20}\n \
                  OUT: pkts {:>10}          bytes {:>20}\n  \
-                 -- endpoint ID {number:04} module {:<12}: {description}\n              \
+                 -- endpoint ID {number:04} module {way:<12}: {description}\n              \
                  unsent packets: {}\n",
                 counters.in_frames,
                 counters.in_bytes,
                 counters.out_frames,
                 counters.out_bytes,
-                "unix prog",
                 counters.out_dropped,
             );
         }

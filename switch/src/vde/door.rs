@@ -10,9 +10,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use rustix::net::{
     send, socket_with, sockopt,
 };
 use vnplug_os::closer::{Closers, PeerFd};
+use vnplug_os::privileges::user_name;
 use vnplug_os::socket::{self, Heard};
 use vnplug_os::{event, peer_log};
 
@@ -31,14 +32,15 @@ use super::console::{self, Console, Said};
 use super::link::Link;
 use super::request::{self, MAX_REQUEST, Request};
 use crate::control::{Change, Line};
-use crate::forward::{MAX_PORTS, Number};
+use crate::forward::Number;
 use crate::queue::VdeConfig;
+use crate::roster::{Holder, Roster, locked};
 
 /// An entrance that is made and not served yet.
 pub(crate) struct Open {
     name: String,
     config: VdeConfig,
-    ports: (usize, usize),
+    roster: Arc<Mutex<Roster>>,
     ctl: OwnedFd,
     mgmt: Option<OwnedFd>,
     /// Held while the directory is ours.
@@ -64,7 +66,11 @@ impl Open {
     ///
     /// # Errors
     /// The system's, or who has the directory.
-    pub(crate) fn new(name: &str, config: VdeConfig, ports: (usize, usize)) -> io::Result<Self> {
+    pub(crate) fn new(
+        name: &str,
+        config: VdeConfig,
+        roster: &Arc<Mutex<Roster>>,
+    ) -> io::Result<Self> {
         let dir = &config.dir;
         let at = |path: &Path, error: io::Error| {
             io::Error::new(error.kind(), format!("{}: {error}", path.display()))
@@ -119,7 +125,7 @@ impl Open {
         Ok(Self {
             name: name.to_owned(),
             config,
-            ports,
+            roster: Arc::clone(roster),
             ctl,
             mgmt,
             _lock: lock,
@@ -234,15 +240,6 @@ enum State {
     Talks(Console),
 }
 
-/// What the console says of a port.
-#[derive(Debug, Clone)]
-pub(super) struct Holder {
-    /// The user whose program has it.
-    pub(super) uid: u32,
-    /// What the program says of itself.
-    pub(super) description: String,
-}
-
 /// Who lets programs in.
 struct Porter {
     open: Open,
@@ -252,7 +249,7 @@ struct Porter {
     epoll: OwnedFd,
     sessions: HashMap<u64, Session>,
     next: u64,
-    ports: HashMap<Number, (u64, Holder)>,
+    ports: HashMap<Number, u64>,
     closers: Closers<u32>,
 }
 
@@ -308,7 +305,7 @@ impl Porter {
                 }
             }
             while let Ok(port) = self.losses.try_recv() {
-                if let Some((id, _)) = self.ports.get(&port) {
+                if let Some(id) = self.ports.get(&port) {
                     self.close(*id);
                 }
             }
@@ -407,7 +404,7 @@ impl Porter {
                 let lines = console.lines(bytes);
                 for line in lines {
                     let said =
-                        console::answer(&line, &self.line, &self.holders(), &self.open.config);
+                        console::answer(&line, &self.line, &self.open.roster, &self.open.config);
                     match said {
                         Said::Text(text) => self.say(id, &text),
                         Said::Bye(text) => {
@@ -434,16 +431,17 @@ impl Porter {
         }
     }
 
-    fn holders(&self) -> HashMap<Number, Holder> {
-        let holders = self.ports.iter();
-        holders
-            .map(|(port, (_, holder))| (*port, holder.clone()))
-            .collect()
-    }
-
     /// Gives a client its port.
     fn admit(&mut self, id: u64, uid: u32, request: &Request) -> Result<(), String> {
-        let port = self.number(uid, request.port)?;
+        let port = self.take(uid, request)?;
+        let joined = self.join(id, uid, port, request);
+        if joined.is_err() {
+            locked(&self.open.roster).free(port);
+        }
+        joined
+    }
+
+    fn join(&mut self, id: u64, uid: u32, port: Number, request: &Request) -> Result<(), String> {
         let theirs = self.find(&request.socket, uid)?;
         let ours = connected(&theirs).map_err(|error| {
             let advice = match error.kind() {
@@ -466,13 +464,13 @@ impl Porter {
             return Err("it is gone".into());
         };
         session.state = State::Has { port, path };
-        let description = request.description.clone();
+        let description = &request.description;
         log::info!(
             target: "switch",
             "{}: port {port}: a VDE client of user {uid} ({description:?})",
             self.open.name
         );
-        self.ports.insert(port, (id, Holder { uid, description }));
+        self.ports.insert(port, id);
         // Before the answer: what the client sends then is forwarded.
         self.line.send(Change::Add(port, link));
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -482,28 +480,17 @@ impl Porter {
         }
     }
 
-    /// The number of a client's port.
-    fn number(&self, uid: u32, wanted: Option<Number>) -> Result<Number, String> {
-        let (all, each) = self.open.ports;
-        if self.ports.len() >= all {
-            return Err(format!("all {all} ports are taken (option ports)"));
-        }
+    /// Takes a port for a client.
+    fn take(&self, uid: u32, request: &Request) -> Result<Number, String> {
         let us = rustix::process::geteuid().as_raw();
-        let own = self.ports.values().filter(|(_, it)| it.uid == uid).count();
-        if uid != 0 && uid != us && own >= each {
-            return Err(format!(
-                "it has {own} ports, the most for one user (option ports_each)"
-            ));
-        }
-        let is_free = |port: &Number| !self.ports.contains_key(port);
-        match wanted {
-            Some(port) if is_free(&port) => Ok(port),
-            Some(port) => Err(format!("port {port} is taken")),
-            None => {
-                let free = (1..=MAX_PORTS as Number).find(is_free);
-                free.ok_or_else(|| "no port is free".to_owned())
-            }
-        }
+        let holder = Holder {
+            owner: user_name(uid),
+            is_trusted: uid == 0 || uid == us,
+            way: "unix prog",
+            description: request.description.clone(),
+        };
+        let port = locked(&self.open.roster).take(holder, request.port)?;
+        Ok(port.get())
     }
 
     /// A client's data socket, which must be a socket of its own.
@@ -569,7 +556,9 @@ impl Porter {
         let _ = epoll::delete(&self.epoll, &session.socket);
         if let State::Has { port, path } = &session.state {
             self.ports.remove(port);
+            // First: who takes the number again must not be removed.
             self.line.send(Change::Remove(*port));
+            locked(&self.open.roster).free(*port);
             let _ = std::fs::remove_file(path);
             log::info!(target: "switch", "{}: port {port} is free", self.open.name);
         }

@@ -74,6 +74,7 @@ fn with_a_hanging_source(hub: &mut Hub) -> (Arc<Hangs>, Arc<OwnedFd>) {
         description: String::new(),
         link_type: 1,
         interface: None,
+        board: None,
         transmits: false,
         early: Early::new(Err(None), &workers),
         lent: None,

@@ -204,6 +204,7 @@ fn frame(record: &mut [u8], snaplen: usize, has_headers: bool) -> Option<Frame<'
         flags: bits,
         vlan_tci,
         offload,
+        due: &[],
     })
 }
 

@@ -129,6 +129,7 @@ fn as_sent<'a>(frame: &'a [u8], offload: &Offload, ts_ns: u64, snaplen: u32) -> 
         flags: flags::OUTBOUND | tag | left,
         vlan_tci,
         offload: *offload,
+        due: &[],
     }
 }
 
