@@ -98,6 +98,8 @@ pub struct Switch {
     door: Door,
     /// Ports that may have frames.
     ready: VecDeque<Number>,
+    /// Ports to be closed when their last frames are forwarded, and why.
+    lost: Vec<(Number, String)>,
     /// Turns since the last look at all of them.
     unlooked: u32,
     inbox: Inbox,
@@ -198,6 +200,7 @@ impl Switch {
             },
             inlet,
             ready: VecDeque::new(),
+            lost: Vec::new(),
             unlooked: 0,
             inbox: Inbox::new(BATCH, config.longest),
             origins: Vec::with_capacity(BATCH),
@@ -215,14 +218,18 @@ impl Switch {
         self.started.elapsed().as_secs() as u32
     }
 
-    /// Does what other threads ask, and finds out which ports have frames or read again.
-    fn look(&mut self) {
-        self.door.begin();
+    /// Does what other threads ask.
+    #[inline]
+    fn obey(&mut self) {
         if self.inlet.has_news() {
             while let Some(change) = self.inlet.take() {
                 self.change(change);
             }
         }
+    }
+
+    /// Finds out which ports have frames or read again.
+    fn look(&mut self) {
         if !self.ready.is_empty() && self.unlooked < UNLOOKED {
             self.unlooked += 1;
             return;
@@ -338,28 +345,32 @@ impl Switch {
             match rest {
                 Ok(Rest::More) => self.ready.push_back(number),
                 Ok(Rest::Nothing) => port.is_ready = false,
-                Ok(Rest::Rights) => self.lose(number, "it sent descriptors"),
-                Err(error) => self.lose(number, &error.to_string()),
+                Ok(Rest::Rights) => self.lost.push((number, "it sent descriptors".into())),
+                Err(error) => self.lost.push((number, error.to_string())),
             }
         }
     }
 
-    /// A port that cannot be served any more.
-    #[cold]
-    fn lose(&mut self, number: Number, why: &str) {
-        peer_log!(
-            log::Level::Warn,
-            "switch",
-            "{}: port {number} is closed: {why}",
-            self.name
-        );
-        self.remove(number);
-        self.door.lose(number);
+    /// Closes ports that cannot be served any more. NB: not before their frames are forwarded, from which
+    /// the switch learns where stations are: nobody is to be found at a port that is gone.
+    fn close_lost(&mut self) {
+        while let Some((number, why)) = self.lost.pop() {
+            peer_log!(
+                log::Level::Warn,
+                "switch",
+                "{}: port {number} is closed: {why}",
+                self.name
+            );
+            self.remove(number);
+            self.door.lose(number);
+        }
     }
 }
 
 impl Queue for Switch {
     fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        self.door.begin();
+        self.obey();
         self.look();
         if self.ready.is_empty() {
             return Ok(Received::Nothing);
@@ -367,6 +378,7 @@ impl Queue for Switch {
         self.take();
         let count = self.inbox.len();
         if count == 0 {
+            self.close_lost();
             return Ok(Received::Nothing);
         }
         let now_s = self.now_s();
@@ -389,6 +401,7 @@ impl Queue for Switch {
             sink(&frames);
         }
         self.frames = recycle(frames);
+        self.close_lost();
         Ok(Received::Frames(count))
     }
 
@@ -450,6 +463,8 @@ impl Transmitter for Switch {
         if count == 0 {
             return Flushed::default();
         }
+        // The port that they come from may be there since just now.
+        self.obey();
         let now_s = self.now_s();
         let sent = &self.sent;
         if let Some(port) = self.exits.port(sent.from) {

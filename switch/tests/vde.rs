@@ -469,16 +469,30 @@ fn what_a_killed_switch_left_is_taken_over() {
     drop(UnixListener::bind(dir.join("ctl")).unwrap());
     drop(UnixDatagram::bind(dir.join("001.17")).unwrap());
     std::fs::write(dir.join("mine"), "").unwrap();
+    std::fs::write(dir.join("1.2"), "").unwrap();
     let switch = Served::new(config(&dir));
     let mut names: Vec<_> = std::fs::read_dir(&dir)
         .unwrap()
         .map(|it| it.unwrap().file_name())
         .collect();
     names.sort();
-    assert_eq!(names, ["ctl", "mine"]);
+    assert_eq!(names, ["1.2", "ctl", "mine"]);
     Client::join(&dir);
     drop(switch);
     // It is not the switch's to remove.
     assert!(dir.join("mine").exists() && !dir.join("ctl").exists());
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn a_directory_of_others_is_left_as_it_is() {
+    let dir = fresh_dir();
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(dir.join("001.2"), "").unwrap();
+    let error = Switch::open(config(&dir)).err().unwrap().to_string();
+    assert!(error.contains("has other files"), "{error}");
+    let mode = std::fs::metadata(&dir).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o755);
     std::fs::remove_dir_all(dir).unwrap();
 }

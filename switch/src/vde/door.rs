@@ -5,10 +5,12 @@
 //! file system of the client's is asked.
 
 use std::collections::HashMap;
-use std::fs::{DirBuilder, File, Permissions};
+use std::fs::{DirBuilder, DirEntry, File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{
+    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
+};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -102,6 +104,13 @@ impl Open {
             let what = format!("another switch serves {}", dir.display());
             io::Error::new(io::ErrorKind::AddrInUse, what)
         })?;
+        if !made && !is_for_switches(dir).map_err(in_dir)? {
+            let what = format!(
+                "{} has other files: name an empty directory, or one that is not there yet",
+                dir.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+        }
         lock.set_permissions(Permissions::from_mode(dir_mode))
             .map_err(in_dir)?;
         let real = std::fs::canonicalize(dir).map_err(in_dir)?;
@@ -140,7 +149,23 @@ fn dir_mode(mode: u32) -> u32 {
     mode | (mode & 0o444) >> 2 | (mode & 0o222) >> 1
 }
 
-/// Removes what a switch left that was killed: `NNN.FD`.
+/// Whether a directory has been a switch's, or has nothing but sockets: the permissions of no other are
+/// changed.
+fn is_for_switches(dir: &Path) -> io::Result<bool> {
+    let is_socket = |entry: &DirEntry| entry.file_type().map(|it| it.is_socket());
+    let mut all = true;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let socket = is_socket(&entry)?;
+        if socket && entry.file_name() == "ctl" {
+            return Ok(true);
+        }
+        all &= socket;
+    }
+    Ok(all)
+}
+
+/// Removes what a switch left that was killed: sockets named `NNN.FD`.
 fn clear(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
@@ -151,7 +176,7 @@ fn clear(dir: &Path) -> io::Result<()> {
                 |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
             (is_number(port) && is_number(socket)).then_some(())
         };
-        if name.to_str().and_then(is_data).is_some() {
+        if name.to_str().and_then(is_data).is_some() && entry.file_type()?.is_socket() {
             std::fs::remove_file(entry.path())?;
         }
     }
@@ -435,7 +460,8 @@ impl Porter {
     fn admit(&mut self, id: u64, uid: u32, request: &Request) -> Result<(), String> {
         let port = self.take(uid, request)?;
         let joined = self.join(id, uid, port, request);
-        if joined.is_err() {
+        // One that got as far as to have it is closed with its session, which frees it.
+        if joined.is_err() && !self.ports.contains_key(&port) {
             locked(&self.open.roster).free(port);
         }
         joined
