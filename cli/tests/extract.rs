@@ -10,21 +10,22 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
-use support::{Scratch, run, vnplug};
+use support::{run, vnplug};
 use vnplug_store::extract::{Format, Output, Packet};
 use vnplug_store::index::{Sidecar, rebuild};
 use vnplug_store::read::{Interface, Reader};
+use vnplug_testing::TestDir;
 
 /// A recording of one segment in a directory of its own, with its index and a state.
 struct Recording {
-    scratch: Scratch,
+    scratch: TestDir,
     dir: PathBuf,
     segment: PathBuf,
 }
 
 impl Recording {
     fn new() -> Self {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("cli");
         let dir = scratch.path("rec");
         fs::create_dir(&dir).unwrap();
         let segment = dir.join("r-0000000001-20261121T134501.000000000Z.pcapng");

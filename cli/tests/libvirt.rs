@@ -12,7 +12,8 @@ use std::process::Command;
 use std::thread;
 
 use serde_json::{Value, json};
-use support::{Daemon, Qemu, Scratch, q35, run, vnplug};
+use support::{Daemon, Qemu, q35, run, vnplug};
+use vnplug_testing::TestDir;
 
 /// Two FIFOs lead to the thread that holds QEMU's monitor.
 const VIRSH: &str = r#"#!/bin/sh
@@ -36,13 +37,13 @@ cat "$dir/answer"
 struct Lab {
     daemon: Daemon,
     qemu: Qemu,
-    scratch: Scratch,
+    scratch: TestDir,
 }
 
 #[expect(clippy::unwrap_used, reason = "a helper of tests")]
 impl Lab {
     fn new(arguments: &[String]) -> Self {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("cli");
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let qemu = Qemu::start(&scratch, &arguments);
         let fifos = ["request", "answer"].map(|name| scratch.path(name));
@@ -207,7 +208,7 @@ fn each_way_not_to_get_a_domain_says_what_to_do() {
 
 #[test]
 fn one_monitor_is_named_not_none_and_not_two() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let socket = scratch.path("nobody");
     for words in [
         &[][..],

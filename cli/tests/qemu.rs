@@ -8,20 +8,20 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
-use support::{Daemon, Qemu, Scratch, finish, q35, run, vnplug};
+use support::{Daemon, Qemu, finish, q35, run, vnplug};
 use vnplug_ring::control::{Message, code};
-use vnplug_testing::{Deadline, until};
+use vnplug_testing::{Deadline, TestDir, until};
 
 struct Lab {
     daemon: Daemon,
     qemu: Qemu,
-    scratch: Scratch,
+    scratch: TestDir,
 }
 
 #[expect(clippy::unwrap_used, reason = "a helper of tests")]
 impl Lab {
     fn new(arguments: &[impl AsRef<str>]) -> Self {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("cli");
         let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
         Self {
             daemon: Daemon::start(&scratch),

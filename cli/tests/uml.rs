@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use vnplug_testing::eventually;
+use vnplug_testing::{TestDir, eventually};
 
-use support::{Daemon, Scratch, finish, read_some, run, vnplug};
+use support::{Daemon, finish, read_some, run, vnplug};
 
 /// Finds N in `ssl0=fd:N` among its arguments.
 const FIND_FD: &str = "#!/bin/sh
@@ -20,7 +20,7 @@ for word; do case $word in ssl0=fd:*) fd=${word#ssl0=fd:};; esac; done
 ";
 
 #[expect(clippy::unwrap_used, reason = "a helper of tests")]
-fn script(scratch: &Scratch, body: &str) -> PathBuf {
+fn script(scratch: &TestDir, body: &str) -> PathBuf {
     let path = scratch.path("linux");
     fs::write(&path, format!("{FIND_FD}{body}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -36,7 +36,7 @@ fn attach(daemon: &Daemon, more: &[&str], linux: &Path) -> Command {
 
 #[test]
 fn the_guest_inherits_the_channel_and_its_exit_code_is_ours() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let daemon = Daemon::start(&scratch);
     let linux = script(&scratch, "echo \"$@\"; echo hello >&$fd; exit 7");
     let (code, out, err) = run(attach(&daemon, &["--pool", "4M"], &linux));
@@ -55,7 +55,7 @@ fn the_guest_inherits_the_channel_and_its_exit_code_is_ours() {
 
 #[test]
 fn printing_starts_nothing_and_leaves_nothing() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let daemon = Daemon::start(&scratch);
     let (code, out, err) = run(attach(&daemon, &["--print"], &scratch.path("absent")));
     assert_eq!(code, 0, "{err}");
@@ -65,7 +65,7 @@ fn printing_starts_nothing_and_leaves_nothing() {
 
 #[test]
 fn a_command_that_cannot_start_is_an_error_and_leaves_nothing() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let daemon = Daemon::start(&scratch);
     let (code, _, err) = run(attach(&daemon, &[], &scratch.path("absent")));
     assert!(code == 1 && err.contains("No such file"), "{err}");
@@ -74,7 +74,7 @@ fn a_command_that_cannot_start_is_an_error_and_leaves_nothing() {
 
 #[test]
 fn what_is_to_be_preloaded_must_exist_and_comes_before_the_rest() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let daemon = Daemon::start(&scratch);
     let linux = script(&scratch, "echo \"$LD_PRELOAD\"");
     let library = scratch.path("extra.so");
@@ -100,7 +100,7 @@ fn what_is_to_be_preloaded_must_exist_and_comes_before_the_rest() {
 
 #[test]
 fn a_restarted_daemon_gets_the_same_channel_again() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let daemon = Daemon::start(&scratch);
     let linux = script(&scratch, "read line <&$fd; echo \"$line\" >&$fd");
     let mut command = attach(&daemon, &[], &linux);
@@ -130,7 +130,7 @@ fn a_restarted_daemon_gets_the_same_channel_again() {
 
 #[test]
 fn signals_are_passed_on() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let daemon = Daemon::start(&scratch);
     let linux = script(
         &scratch,

@@ -2,12 +2,13 @@
 
 mod support;
 
-use support::{Daemon, Scratch, run, vnplug};
+use support::{Daemon, run, vnplug};
 use vnplug_ring::control::{Counted, Device, Message};
+use vnplug_testing::TestDir;
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let socket = scratch.path("nobody");
     for command in [
         "count",
@@ -41,7 +42,7 @@ fn every_command_has_help_with_an_example() {
 
 #[test]
 fn a_recording_is_not_begun_by_mistake() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let socket = scratch.path("nobody");
     let to = scratch.path("rec");
     let words = [
@@ -69,7 +70,7 @@ fn a_recording_is_not_begun_by_mistake() {
 
 #[test]
 fn wrong_usage_is_exit_code_2() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let socket = scratch.path("nobody");
     for words in [
         &["count"][..],
@@ -89,7 +90,7 @@ fn wrong_usage_is_exit_code_2() {
 
 #[test]
 fn a_closed_standard_output_is_an_error_and_a_discarded_one_is_not() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let daemon = Daemon::start(&scratch);
     daemon.answer(4, Message::Devices(Vec::new()));
     daemon.answer(10, Message::Counters(Vec::new()));
@@ -120,7 +121,7 @@ fn a_closed_standard_output_is_an_error_and_a_discarded_one_is_not() {
 
 #[test]
 fn an_absent_daemon_is_exit_code_1_with_advice() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let socket = scratch.path("nobody");
     for words in [
         &["list"][..],
@@ -140,7 +141,7 @@ fn an_absent_daemon_is_exit_code_1_with_advice() {
 
 #[test]
 fn devices_are_listed_as_text_and_json() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let daemon = Daemon::start(&scratch);
     let device = Device {
         name: "host:eth1".into(),
@@ -188,7 +189,7 @@ fn devices_are_listed_as_text_and_json() {
 
 #[test]
 fn a_directory_that_is_named_twice_is_told_so() {
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cli");
     let (dir, link) = (scratch.path("rec"), scratch.path("link"));
     std::fs::create_dir(&dir).unwrap();
     std::os::unix::fs::symlink(&dir, &link).unwrap();

@@ -1,25 +1,5 @@
 //! Frames for the tests of this crate, always the same for a seed.
 
-use std::fs;
-use std::path::PathBuf;
-
-/// A directory of its own, removed at the end.
-pub(crate) struct TestDir(pub(crate) PathBuf);
-
-impl TestDir {
-    pub(crate) fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("vnplug-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for TestDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A source of numbers.
 pub(crate) struct Random(pub(crate) u64);
 

@@ -17,22 +17,16 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use vnplug_path::source::{Queue, Received, wait};
 use vnplug_switch::table::Limits;
 use vnplug_switch::{Switch, SwitchConfig, VdeConfig};
-use vnplug_testing::eventually;
+use vnplug_testing::{TestDir, eventually};
 
 /// A switch that is served until this is dropped, and what was captured on it.
 struct Served {
+    _home: Option<TestDir>,
     dir: PathBuf,
     stop: Arc<AtomicBool>,
     seen: Arc<Mutex<Vec<Vec<u8>>>>,
     counters: Arc<Mutex<Vec<(String, u64)>>>,
     thread: Option<JoinHandle<()>>,
-}
-
-fn fresh_dir() -> PathBuf {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("vnplug-vde-{}-{number}", std::process::id());
-    std::env::temp_dir().canonicalize().unwrap().join(name)
 }
 
 fn config(dir: &Path) -> SwitchConfig {
@@ -49,6 +43,16 @@ fn config(dir: &Path) -> SwitchConfig {
 }
 
 impl Served {
+    /// One whose directory is made with it.
+    fn here(adjust: impl FnOnce(&mut SwitchConfig)) -> Self {
+        let home = TestDir::new("vde");
+        let mut config = config(&home.path("lan0"));
+        adjust(&mut config);
+        let mut served = Self::new(config);
+        served._home = Some(home);
+        served
+    }
+
     fn new(config: SwitchConfig) -> Self {
         let dir = config.vde.as_ref().unwrap().dir.clone();
         let (mut queue, _) = Switch::open(config).unwrap();
@@ -57,6 +61,7 @@ impl Served {
         let (stopped, all, told) = (Arc::clone(&stop), Arc::clone(&seen), Arc::clone(&counters));
         let thread = std::thread::spawn(move || serve(&mut *queue, &stopped, &all, &told));
         Self {
+            _home: None,
             dir,
             stop,
             seen,
@@ -195,7 +200,7 @@ const ALL: u8 = 0xfe;
 
 #[test]
 fn clients_hear_what_is_for_them_and_a_capture_hears_all_once() {
-    let switch = Served::new(config(&fresh_dir()));
+    let switch = Served::here(|_| {});
     let clients: Vec<Client> = (0..3).map(|_| Client::join(&switch.dir)).collect();
     let names = std::fs::read_dir(&switch.dir).unwrap();
     assert_eq!(names.count(), 4, "ctl and one for each client");
@@ -232,7 +237,7 @@ fn clients_hear_what_is_for_them_and_a_capture_hears_all_once() {
 
 #[test]
 fn who_never_reads_costs_itself_only_and_finds_what_fits_in_order() {
-    let switch = Served::new(config(&fresh_dir()));
+    let switch = Served::here(|_| {});
     let [sender, reader, sleeper] = [0; 3].map(|_| Client::join(&switch.dir));
     eventually("all have joined", || switch.count("switch_ports") == 3);
     let count = 20_000;
@@ -273,7 +278,7 @@ fn who_never_reads_costs_itself_only_and_finds_what_fits_in_order() {
 
 #[test]
 fn what_is_no_frame_is_counted_and_the_port_lives() {
-    let switch = Served::new(config(&fresh_dir()));
+    let switch = Served::here(|_| {});
     let [one, other] = [0; 2].map(|_| Client::join(&switch.dir));
     eventually("both have joined", || switch.count("switch_ports") == 2);
     one.send(b"");
@@ -293,13 +298,13 @@ fn what_is_no_frame_is_counted_and_the_port_lives() {
 
 #[test]
 fn made_up_addresses_make_nobody_forgotten() {
-    let mut wanted = config(&fresh_dir());
-    wanted.limits = Limits {
-        all: 2000,
-        each: 100,
-        ..Limits::default()
-    };
-    let switch = Served::new(wanted);
+    let switch = Served::here(|config| {
+        config.limits = Limits {
+            all: 2000,
+            each: 100,
+            ..Limits::default()
+        };
+    });
     let [one, other, liar] = [0; 3].map(|_| Client::join(&switch.dir));
     eventually("all have joined", || switch.count("switch_ports") == 3);
     one.send(&frame(ALL, 1, 0, 60));
@@ -323,7 +328,7 @@ fn made_up_addresses_make_nobody_forgotten() {
 
 #[test]
 fn who_sends_descriptors_loses_its_port_and_nobody_else_does() {
-    let switch = Served::new(config(&fresh_dir()));
+    let switch = Served::here(|_| {});
     let [one, other, liar] = [0; 3].map(|_| Client::join(&switch.dir));
     eventually("all have joined", || switch.count("switch_ports") == 3);
     let null = std::fs::File::open("/dev/null").unwrap();
@@ -349,19 +354,18 @@ fn who_sends_descriptors_loses_its_port_and_nobody_else_does() {
 
 #[test]
 fn paths_that_are_not_the_clients_are_refused() {
-    let switch = Served::new(config(&fresh_dir()));
+    let switch = Served::here(|_| {});
     let dir = switch.dir.clone();
-    let aside = fresh_dir();
-    std::fs::create_dir(&aside).unwrap();
-    let elsewhere = bound(&aside.join("sock"));
+    let aside = TestDir::new("vde-aside");
+    let elsewhere = bound(&aside.path("sock"));
     let file = dir.join(".file");
     std::fs::write(&file, "").unwrap();
     let link = dir.join(".link");
-    symlink(aside.join("sock"), &link).unwrap();
+    symlink(aside.path("sock"), &link).unwrap();
     let stream = dir.join(".stream");
     let _listener = UnixListener::bind(&stream).unwrap();
     for path in [
-        aside.join("sock"),
+        aside.path("sock"),
         file,
         link,
         stream,
@@ -373,7 +377,6 @@ fn paths_that_are_not_the_clients_are_refused() {
         assert!(ask(&dir, &path).is_none(), "{}", path.display());
     }
     drop(elsewhere);
-    std::fs::remove_dir_all(aside).unwrap();
     let mut garbage = UnixStream::connect(dir.join("ctl")).unwrap();
     garbage.write_all(&[0x55; 300]).unwrap();
     let mut answer = Vec::new();
@@ -388,8 +391,8 @@ fn another_users_socket_is_refused_and_its_own_is_not() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("SKIPPED: becomes other users, which takes root");
     }
-    let dir = fresh_dir();
-    let switch = Served::new(config(&dir));
+    let switch = Served::here(|_| {});
+    let dir = switch.dir.clone();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
     let path = |name: &str| dir.join(name);
     let victim = bound(&path(".victim"));
@@ -419,7 +422,7 @@ fn another_users_socket_is_refused_and_its_own_is_not() {
 
 #[test]
 fn ten_thousand_connections_keep_nobody_out() {
-    let switch = Served::new(config(&fresh_dir()));
+    let switch = Served::here(|_| {});
     let ctl = switch.dir.join("ctl");
     let begun = Instant::now();
     // As many as may wait; all others are hung up, one after the other.
@@ -447,9 +450,7 @@ fn ten_thousand_connections_keep_nobody_out() {
 
 #[test]
 fn ports_are_limited_and_one_directory_has_one_switch() {
-    let mut wanted = config(&fresh_dir());
-    wanted.ports = (3, 3);
-    let switch = Served::new(wanted);
+    let switch = Served::here(|config| config.ports = (3, 3));
     let clients: Vec<Client> = (0..3).map(|_| Client::join(&switch.dir)).collect();
     let path = switch.dir.join(".more");
     let data = bound(&path);
@@ -464,8 +465,8 @@ fn ports_are_limited_and_one_directory_has_one_switch() {
 
 #[test]
 fn what_a_killed_switch_left_is_taken_over() {
-    let dir = fresh_dir();
-    std::fs::create_dir(&dir).unwrap();
+    let home = TestDir::new("vde");
+    let dir = home.0.clone();
     drop(UnixListener::bind(dir.join("ctl")).unwrap());
     drop(UnixDatagram::bind(dir.join("001.17")).unwrap());
     std::fs::write(dir.join("mine"), "").unwrap();
@@ -481,18 +482,16 @@ fn what_a_killed_switch_left_is_taken_over() {
     drop(switch);
     // It is not the switch's to remove.
     assert!(dir.join("mine").exists() && !dir.join("ctl").exists());
-    std::fs::remove_dir_all(dir).unwrap();
 }
 
 #[test]
 fn a_directory_of_others_is_left_as_it_is() {
-    let dir = fresh_dir();
-    std::fs::create_dir(&dir).unwrap();
+    let home = TestDir::new("vde");
+    let dir = home.0.clone();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::write(dir.join("001.2"), "").unwrap();
     let error = Switch::open(config(&dir)).err().unwrap().to_string();
     assert!(error.contains("has other files"), "{error}");
     let mode = std::fs::metadata(&dir).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o755);
-    std::fs::remove_dir_all(dir).unwrap();
 }

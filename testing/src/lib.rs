@@ -4,8 +4,12 @@
 //! does something of its own until it is done, and gives up at a [`Deadline`]. All have the same
 //! [`PATIENCE`]. That something takes *long* says nothing on a machine that is busy with other tests, so
 //! nobody measures with these: a test that promises a time keeps its own.
+//!
+//! And where they write: a [`TestDir`].
 
 use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -112,6 +116,51 @@ impl Deadline {
     }
 }
 
+/// A directory of its own for one test, removed at the end with all that is in it.
+///
+/// ```
+/// let dir = vnplug_testing::TestDir::new("doc");
+/// std::fs::write(dir.path("file"), "text")?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct TestDir(pub PathBuf);
+
+impl TestDir {
+    /// An empty one. Its name says `what` for and who made it, and has no links in it.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    #[must_use]
+    #[track_caller]
+    #[expect(clippy::expect_used, reason = "a test fails by panicking")]
+    pub fn new(what: &str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("vnplug-{what}-{}-{number}", std::process::id());
+        let base = std::env::temp_dir().canonicalize();
+        let path = base
+            .expect("there is a directory for temporary files")
+            .join(name);
+        // What a killed process left that had the same number: only one with that number lives.
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).expect("temporary files can be made");
+        Self(path)
+    }
+
+    /// The path of a file in it.
+    #[must_use]
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for TestDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 /// Sleeps, and the next time longer: what comes soon is seen soon, and who waits long disturbs nobody.
 fn longer(pause: &mut Duration) {
     sleep(*pause);
@@ -141,6 +190,23 @@ mod tests {
             looks += 1;
             looks == 5
         });
+    }
+
+    #[test]
+    fn a_directory_is_empty_whatever_a_killed_process_left_and_goes_with_all_in_it() {
+        let first = TestDir::new("dir");
+        let name = first.0.to_str().unwrap();
+        let (base, number) = name.rsplit_once('-').unwrap();
+        let next = number.parse::<u32>().unwrap() + 1;
+        let left = PathBuf::from(format!("{base}-{next}"));
+        std::fs::create_dir(&left).unwrap();
+        std::fs::write(left.join("old"), "").unwrap();
+        let second = TestDir::new("dir");
+        assert_eq!(second.0, left);
+        assert_eq!(std::fs::read_dir(&left).unwrap().count(), 0);
+        std::fs::write(second.path("new"), "").unwrap();
+        drop(second);
+        assert!(first.0.exists() && !left.exists());
     }
 
     #[test]

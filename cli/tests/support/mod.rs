@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -20,31 +19,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use serde_json::{Value, json};
 use vnplug_ring::control::wire::{Framer, MAX_REQUEST};
 use vnplug_ring::control::{Message, VERSION, VmReady, VmSpec, code};
-use vnplug_testing::{Deadline, until};
-
-/// A directory of its own for one test, removed at the end.
-pub(crate) struct Scratch(pub(crate) PathBuf);
-
-impl Scratch {
-    pub(crate) fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("vnplug-cli-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+use vnplug_testing::{Deadline, TestDir, until};
 
 /// Answers on a socket until the test ends.
 #[derive(Clone)]
@@ -63,7 +38,7 @@ struct State {
 }
 
 impl Daemon {
-    pub(crate) fn start(scratch: &Scratch) -> Self {
+    pub(crate) fn start(scratch: &TestDir) -> Self {
         let daemon = Self {
             socket: scratch.path("vnplug.sock"),
             dir: scratch.0.clone(),
@@ -274,7 +249,7 @@ pub(crate) struct Qemu {
 }
 
 impl Qemu {
-    pub(crate) fn start(scratch: &Scratch, arguments: &[&str]) -> Self {
+    pub(crate) fn start(scratch: &TestDir, arguments: &[&str]) -> Self {
         let qmp = scratch.path("qmp");
         let own = scratch.path("qmp-of-the-test");
         let monitor = |path: &Path| format!("unix:{},server=on,wait=off", path.display());

@@ -20,7 +20,9 @@ use crate::name::{Format, SegmentName, flows_file};
 use crate::read::Reader;
 use crate::read::tests::Maker;
 use crate::record::{Ledger, Quota};
-use crate::testing::{TestDir, Traffic};
+use vnplug_testing::TestDir;
+
+use crate::testing::Traffic;
 
 type Answer = Vec<(u64, Vec<u8>)>;
 

@@ -238,7 +238,7 @@ mod tests {
     use crate::filter::Filter;
     use crate::index::rebuild;
     use crate::read::tests::Maker;
-    use crate::testing::TestDir;
+    use vnplug_testing::TestDir;
 
     const NAME: &str = "r-0000000001-20261121T134501.000000000Z.pcapng";
 

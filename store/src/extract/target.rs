@@ -84,7 +84,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::testing::TestDir;
+    use vnplug_testing::TestDir;
 
     const STEM: &str = "r-0000000001-20261121T134501.000000000Z";
 

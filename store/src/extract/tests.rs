@@ -7,7 +7,9 @@ use crate::filter::tests::expression;
 use crate::index::{Sidecar, rebuild};
 use crate::read::tests::Maker;
 use crate::read::{Cause, Reader};
-use crate::testing::{Random, TestDir, Traffic};
+use vnplug_testing::TestDir;
+
+use crate::testing::{Random, Traffic};
 
 type Found = Vec<(u64, Vec<u8>)>;
 

@@ -6,7 +6,9 @@ use crate::disk::Real;
 use crate::name::Format;
 use crate::read::Reader;
 use crate::read::tests::Maker;
-use crate::testing::{Random, TestDir, Traffic};
+use vnplug_testing::TestDir;
+
+use crate::testing::{Random, Traffic};
 
 /// All blocks of the index of a segment.
 fn blocks(segment: &std::path::Path) -> (Vec<Block>, Sidecar) {

@@ -2,7 +2,7 @@ use std::fs;
 
 use super::*;
 use crate::disk::Real;
-use crate::testing::TestDir;
+use vnplug_testing::TestDir;
 
 fn name(sequence: u64) -> String {
     format!("r-{sequence:010}-20261121T13450{sequence}.000000000Z.pcapng")

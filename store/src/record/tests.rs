@@ -24,7 +24,7 @@ use super::{Chunk, Ledger, Quota, Recorder, Settings, Status, Tally};
 use crate::disk::{BLOCK, Buffer, Disk, Fault, Image, Real, Sim};
 use crate::name::{Format, SegmentName};
 use crate::read::Reader;
-use crate::testing::TestDir;
+use vnplug_testing::TestDir;
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;

@@ -27,7 +27,7 @@ pub(crate) struct Browser {
 impl Browser {
     /// A window of this size, in light or dark colours.
     pub(crate) fn open(width: u32, height: u32, dark: bool) -> Self {
-        let (profile, downloads) = (TestDir::new(), TestDir::new());
+        let (profile, downloads) = (TestDir::new("web"), TestDir::new("web"));
         let mut command = Command::new("chromedriver");
         command.arg("--port=0").stdout(Stdio::piped());
         command.stderr(Stdio::null());

@@ -8,7 +8,7 @@ use crate::support::*;
 
 #[test]
 fn silent_and_slow_clients_do_not_shut_the_page() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     segment(&place.0, 0, [(START, &udp(1, 60)[..])]);
     let server = Server::start(&[&place.0]);
     let host = server.address.to_string();

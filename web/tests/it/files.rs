@@ -67,7 +67,7 @@ fn downloaded(server: &Server, scratch: &TestDir) -> u64 {
 
 #[test]
 fn a_segment_that_is_missing_in_the_middle_is_told() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let frame = udp(9, 100);
     let segments: Vec<_> = (0..3)
         .map(|n| segment(&place.0, n, [(START + n * SECOND, &frame[..])]))
@@ -84,7 +84,7 @@ fn a_segment_that_is_missing_in_the_middle_is_told() {
 
 #[test]
 fn what_is_shown_is_what_is_downloaded_and_each_file_once() {
-    let (place, scratch) = (TestDir::new(), TestDir::new());
+    let (place, scratch) = (TestDir::new("web"), TestDir::new("web"));
     // A packed file of somebody else.
     let other = write(&place.0, 7, 20);
     fs::rename(compress(&place.0, &other), place.0.join("old.pcapng.zst")).unwrap();
@@ -101,7 +101,7 @@ fn what_is_shown_is_what_is_downloaded_and_each_file_once() {
 
 #[test]
 fn a_file_that_the_recorder_packs_stays_where_it_was() {
-    let (place, scratch) = (TestDir::new(), TestDir::new());
+    let (place, scratch) = (TestDir::new("web"), TestDir::new("web"));
     let file = write(&place.0, 0, 100);
     let server = Server::start(&[&file]);
     assert_eq!(shown(&server), 100);
@@ -118,7 +118,7 @@ fn a_file_that_the_recorder_packs_stays_where_it_was() {
 
 #[test]
 fn what_is_known_of_a_place_that_cannot_be_read_stays() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let dir = place.0.join("disk");
     fs::create_dir(&dir).unwrap();
     write(&dir, 0, 100);
@@ -143,7 +143,7 @@ fn what_is_known_of_a_place_that_cannot_be_read_stays() {
 
 #[test]
 fn what_a_download_found_damaged_is_told() {
-    let (place, scratch) = (TestDir::new(), TestDir::new());
+    let (place, scratch) = (TestDir::new("web"), TestDir::new("web"));
     let file = write(&place.0, 0, 3000);
     write(&place.0, 1, 10);
     fs::write(place.0.join("x.pcapng.zst"), "not compressed").unwrap();
@@ -172,7 +172,7 @@ fn what_a_download_found_damaged_is_told() {
 
 #[test]
 fn the_page_tells_damage_without_a_filter_too() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let file = write(&place.0, 0, 3000);
     damage(&file);
     let server = Server::start(&[&place.0]);
@@ -197,7 +197,7 @@ fn the_page_tells_damage_without_a_filter_too() {
 
 #[test]
 fn more_files_than_may_be_open_at_first_are_downloaded() {
-    let (place, scratch) = (TestDir::new(), TestDir::new());
+    let (place, scratch) = (TestDir::new("web"), TestDir::new("web"));
     (0..40).for_each(|n| drop(write(&place.0, n, 10)));
     let mut shell = Command::new("sh");
     shell.args(["-c", "ulimit -Sn 40; exec \"$@\"", "sh"]);

@@ -20,7 +20,7 @@ pub(crate) fn recording(place: &TestDir) {
 
 #[test]
 fn the_timeline_has_every_packet_in_its_place() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     recording(&place);
     let server = Server::start(&[&place.0]);
     let all = server.timeline("bins=71");
@@ -45,7 +45,7 @@ fn the_timeline_has_every_packet_in_its_place() {
 
 #[test]
 fn a_gap_within_a_chunk_is_one() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let frame = udp(53, 100);
     // Ten packets a second, and 2.2 seconds without: all in one chunk.
     let at = |n: u64| START + n * SECOND / 10 + n / 50 * 21 * SECOND / 10;
@@ -67,7 +67,7 @@ fn a_gap_within_a_chunk_is_one() {
 
 #[test]
 fn without_an_index_it_is_the_same() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     recording(&place);
     let with = Server::start(&[&place.0]).timeline("bins=71");
     for entry in fs::read_dir(&place.0).unwrap() {
@@ -82,7 +82,7 @@ fn without_an_index_it_is_the_same() {
 
 #[test]
 fn nothing_and_one_packet_are_timelines_too() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let server = Server::start(&[&place.0]);
     let empty = server.timeline("");
     assert_eq!((&empty["all"], &empty["files"]), (&json!(null), &json!(0)));
@@ -105,7 +105,7 @@ fn nothing_and_one_packet_are_timelines_too() {
 
 #[test]
 fn a_recording_grows_while_it_is_looked_at() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let server = Server::start(&[&place.0]);
     let mut recorder = recorder(&place.0);
     let frame = udp(9, 1400);
@@ -146,7 +146,7 @@ fn a_recording_grows_while_it_is_looked_at() {
 
 #[test]
 fn filters_are_checked_by_libpcap() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     recording(&place);
     let server = Server::start(&[&place.0]);
     let check = |filter: &str| server.json(&format!("/api/check?filter={}", encoded(filter)));
@@ -170,7 +170,7 @@ fn filters_are_checked_by_libpcap() {
 
 #[test]
 fn a_download_is_what_extract_writes() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     recording(&place);
     let server = Server::start(&[&place.0]);
     let (from, to) = (START + SECOND, START + 3 * SECOND);
@@ -199,7 +199,7 @@ fn a_download_is_what_extract_writes() {
 
 #[test]
 fn what_makes_no_sense_is_refused_with_a_reason() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     recording(&place);
     let server = Server::start(&[&place.0]);
     let long = "a".repeat(2001);
@@ -236,7 +236,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
 
 #[test]
 fn pages_of_other_sites_get_nothing() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     recording(&place);
     let server = Server::start(&[&place.0]);
     for host in ["evil.example", "127.0.0.1.evil.example:80", "10.0.0.1", ""] {
@@ -276,7 +276,7 @@ fn pages_of_other_sites_get_nothing() {
 
 #[test]
 fn downloads_are_few_and_end_with_their_clients() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let frame = vec![7; 50_000];
     let packets = (0..1500_u64).map(|n| (START + n, &frame[..]));
     segment(&place.0, 0, packets);
@@ -319,7 +319,7 @@ fn downloads_are_few_and_end_with_their_clients() {
 
 #[test]
 fn a_damaged_file_is_told_and_the_others_are_shown() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     recording(&place);
     fs::write(place.0.join("bad.pcapng"), [0xff; 4096]).unwrap();
     fs::write(place.0.join("odd.state"), "{\"recording\": 7}").unwrap();
@@ -332,7 +332,7 @@ fn a_damaged_file_is_told_and_the_others_are_shown() {
 
 #[test]
 fn other_machines_are_not_served_unless_it_is_said() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnplug-web"));
         let output = command.arg(&place.0).args(arguments).output().unwrap();
@@ -355,7 +355,7 @@ fn other_machines_are_not_served_unless_it_is_said() {
 
 #[test]
 fn a_user_without_rights_can_serve() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     recording(&place);
     fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).unwrap();
     // The build directory may be out of reach for others.
@@ -406,7 +406,7 @@ fn twenty_gigabytes() {
     const PER_CHUNK: u64 = 256;
     const CHUNKS: u64 = 4096;
     const FILES: u64 = 20;
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let interface = Interface {
         name: "lab".into(),
         link_type: 1,

@@ -22,7 +22,7 @@ fn counted(status: &Status) -> Value {
 
 #[test]
 fn a_download_carries_what_its_range_lost() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let mut recorder = recorder(&place.0);
     for n in 0..100 {
         let lost = u32::from(n == 50) * 7;
@@ -61,7 +61,7 @@ fn a_download_carries_what_its_range_lost() {
 
 #[test]
 fn losses_behind_the_last_packet_are_counted_and_told_ones_once() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let mut recorder = recorder(&place.0);
     for n in 0..100 {
         let lost = u32::from(n == 50) * 7;
@@ -86,7 +86,7 @@ fn losses_behind_the_last_packet_are_counted_and_told_ones_once() {
     let end = end["lost"][0].as_u64().unwrap();
     assert!((40_600..40_700).contains(&end), "{end}");
     // However the directory is called.
-    let scratch = TestDir::new();
+    let scratch = TestDir::new("web");
     let again = scratch.0.join("again");
     symlink(&place.0, &again).unwrap();
     assert_eq!(lost(&Server::start(&[&place.0, &again])), 66_299);
@@ -99,7 +99,7 @@ fn losses_behind_the_last_packet_are_counted_and_told_ones_once() {
 
 #[test]
 fn losses_that_the_state_has_no_times_of_any_more_are_counted() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let mut recorder = recorder(&place.0);
     for n in 0..450 {
         let ts_ns = START + n * 10 * SECOND;
@@ -132,7 +132,7 @@ fn losses_that_the_state_has_no_times_of_any_more_are_counted() {
 
 #[test]
 fn what_was_lost_before_segments_that_are_gone_is_gone_too() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let loss = |from_s: i64, packets| Loss {
         run: 1,
         from_ns: START.saturating_add_signed(from_s * SECOND as i64),
@@ -185,7 +185,7 @@ fn what_was_lost_before_segments_that_are_gone_is_gone_too() {
 
 #[test]
 fn recordings_of_one_name_have_their_own_losses() {
-    let places = [TestDir::new(), TestDir::new()];
+    let places = [TestDir::new("web"), TestDir::new("web")];
     for (place, told) in places.iter().zip([0, 9]) {
         let mut recorder = recorder(&place.0);
         take(&mut recorder, START, &udp(9, 100), 0);

@@ -62,7 +62,7 @@ fn columns(browser: &Browser) -> u64 {
 
 #[test]
 fn a_range_is_brushed_filtered_and_downloaded() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let last = recording(&place);
     let server = Server::start(&[&place.0]);
     let browser = open(&server, 1200, 1000, false);
@@ -148,7 +148,7 @@ fn a_range_is_brushed_filtered_and_downloaded() {
 
 #[test]
 fn a_wrong_filter_says_what_is_wrong_and_offers_nothing() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     recording(&place);
     let server = Server::start(&[&place.0]);
     let browser = open(&server, 1200, 1000, true);
@@ -170,7 +170,7 @@ fn a_wrong_filter_says_what_is_wrong_and_offers_nothing() {
 
 #[test]
 fn keys_move_and_zoom() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let last = recording(&place);
     let server = Server::start(&[&place.0]);
     let browser = open(&server, 480, 900, false);
@@ -207,7 +207,7 @@ fn keys_move_and_zoom() {
 
 #[test]
 fn a_live_recording_grows_in_the_page() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let server = Server::start(&[&place.0]);
     let browser = open(&server, 1200, 1000, false);
     assert!(
@@ -239,7 +239,7 @@ fn a_live_recording_grows_in_the_page() {
 
 #[test]
 fn one_packet_and_a_huge_gap_can_be_looked_at() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let server = Server::start(&[&place.0]);
     let frame = udp(443, 400);
     segment(&place.0, 0, [(START, &frame[..])]);
@@ -263,7 +263,7 @@ fn one_packet_and_a_huge_gap_can_be_looked_at() {
 
 #[test]
 fn names_and_reasons_are_text() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let bad = "<img src=x onerror=\"document.title='bad'\">";
     let frame = udp(443, 400);
     let file = segment(&place.0, 0, [(START, &frame[..])]);
@@ -299,7 +299,7 @@ fn names_and_reasons_are_text() {
 
 #[test]
 fn a_narrow_window_scrolls_its_tables_and_nothing_else() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     recording(&place);
     let server = Server::start(&[&place.0]);
     // The least that Chromium opens is 500.
@@ -318,7 +318,7 @@ fn a_narrow_window_scrolls_its_tables_and_nothing_else() {
 
 #[test]
 fn where_nothing_is_recorded_nothing_is_offered() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let server = Server::start(&[&place.0]);
     let browser = open(&server, 1200, 900, false);
     let offered = "return document.getElementById('pcapng').hasAttribute('href')";

@@ -10,7 +10,7 @@ use crate::support::*;
 
 #[test]
 fn the_picture_is_drawn_without_a_browser() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     recording(&place);
     let file = place.0.join("timeline.svg");
     let mut command = Command::new(env!("CARGO_BIN_EXE_vnplug-web"));
@@ -31,13 +31,13 @@ fn the_picture_is_drawn_without_a_browser() {
 
 #[test]
 fn a_picture_takes_the_place_of_no_file_of_the_recording() {
-    let place = TestDir::new();
+    let place = TestDir::new("web");
     let mut recorder = recorder(&place.0);
     take(&mut recorder, START, &udp(9, 100), 0);
     recorder.finish();
     let packed = place.0.join("other.pcapng.zst");
     fs::write(&packed, "packed").unwrap();
-    let scratch = TestDir::new();
+    let scratch = TestDir::new("web");
     let draw = |file: &Path, of: &Path| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnplug-web"));
         let output = command.arg("--svg").arg(file).arg(of).output().unwrap();
@@ -77,7 +77,7 @@ fn a_picture_takes_the_place_of_no_file_of_the_recording() {
 
 #[test]
 fn a_picture_that_cannot_be_written_leaves_the_old_one() {
-    let (place, scratch) = (TestDir::new(), TestDir::new());
+    let (place, scratch) = (TestDir::new("web"), TestDir::new("web"));
     recording(&place);
     let (file, link) = (scratch.0.join("a.svg"), scratch.0.join("b.svg"));
     fs::write(&file, "before").unwrap();

@@ -1,11 +1,10 @@
 //! Recordings for the tests, the server, and an HTTP client of the simplest kind.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -16,33 +15,12 @@ use vnplug_store::extract::{Format, Output, Packet};
 use vnplug_store::index::rebuild;
 use vnplug_store::read::Interface;
 use vnplug_store::record::{Recorder, Settings};
+pub(crate) use vnplug_testing::TestDir;
 use vnplug_testing::{PATIENCE, eventually};
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 /// 2026-11-21T13:45:00Z.
 pub(crate) const START: u64 = 1_795_268_700 * SECOND;
-
-/// A directory of its own, removed at the end.
-pub(crate) struct TestDir(pub(crate) PathBuf);
-
-impl TestDir {
-    pub(crate) fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("vnplug-web-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        // What a killed run of the same number left.
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for TestDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A UDP frame of `len` bytes to this port.
 pub(crate) fn udp(port: u16, len: usize) -> Vec<u8> {

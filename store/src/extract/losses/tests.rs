@@ -10,7 +10,9 @@ use crate::filter::Filter;
 use crate::index::{Sidecar, rebuild};
 use crate::read::{Interface, Reader};
 use crate::record::{Recorder, Settings};
-use crate::testing::{TestDir, Traffic};
+use vnplug_testing::TestDir;
+
+use crate::testing::Traffic;
 
 /// What an extract writes, and what it says of losses.
 fn extract(place: &TestDir, range: (u64, u64), filter: &str) -> (PathBuf, Losses) {
