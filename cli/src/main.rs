@@ -11,7 +11,9 @@ mod external;
 mod extract;
 mod failure;
 mod flows;
+mod interface;
 mod list;
+mod nic;
 mod out;
 mod qemu;
 mod record;
@@ -60,6 +62,8 @@ enum Action {
     Extcap(extcap::Extcap),
     /// Feed a device into a network interface (TAP), for programs that want one
     Tap(tap::TapArgs),
+    /// Make a network interface that is a port of a switch
+    Nic(nic::NicArgs),
     /// List the devices
     List(list::List),
     /// Show every counter and check that the accounts close
@@ -106,6 +110,7 @@ fn main() -> ExitCode {
         Action::Echo(echo) => echo.run(&socket),
         Action::Extcap(extcap) => extcap.run(&socket),
         Action::Tap(tap) => tap.run(&socket),
+        Action::Nic(nic) => nic.run(&socket),
         Action::List(list) => list.run(connect),
         Action::Stats(stats) => stats.run(connect),
         Action::Extract(extract) => extract.run(),

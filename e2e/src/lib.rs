@@ -17,9 +17,9 @@
 //! child dies with it, also when it is killed with SIGKILL.
 //!
 //! The lab knows nothing of vNPlug but [`daemon`], [`wire`], [`recorder`], [`groups`], [`raw`],
-//! [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that end with
-//! their test, what groups in guests are looked at with, a client that says what it likes, other people's
-//! programs, and what shows it all.
+//! [`station`], [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that
+//! end with their test, what groups in guests are looked at with, a client that says what it likes,
+//! machines on a switch, other people's programs, and what shows it all.
 //! Everything else under test comes in as files and programs.
 
 mod accel;
@@ -49,6 +49,7 @@ mod qmp;
 pub mod raw;
 pub mod recorder;
 pub mod silent_file;
+pub mod station;
 mod sys;
 pub mod traffic;
 mod uml;

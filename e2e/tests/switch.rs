@@ -1,111 +1,14 @@
 //! A switch of the daemon with programs of VDE that nobody here wrote.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use vnplug::offload::{self, Offload};
 use vnplug::{Next, Port, PortOptions, Segments};
 use vnplug_e2e::daemon::{Daemon, counted, value};
-use vnplug_e2e::{Guest, Image, Lab, Netns, Qemu, QemuConfig, Uml, UmlConfig};
+use vnplug_e2e::station::{Running, Station, content};
+use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
-
-/// A program; killed when dropped.
-struct Running(Child);
-
-impl Running {
-    fn start(mut command: Command, lab: &Lab, name: &str) -> Self {
-        let errors = File::create(lab.dir().join(name)).unwrap();
-        // The switch of VDE ends with its input.
-        command.stdin(Stdio::piped()).stdout(Stdio::null());
-        Self(command.stderr(errors).spawn().unwrap())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A namespace with a TAP that `vde_plug2tap` joins to a switch.
-struct Station {
-    netns: Netns,
-    address: String,
-    _plug: Running,
-}
-
-impl Station {
-    fn new(lab: &Lab, switch: &Path, address: &str) -> Self {
-        let netns = Netns::new().unwrap();
-        let mut plug = netns.command("vde_plug2tap");
-        plug.arg("-s").arg(switch).arg("tap0");
-        let plug = Running::start(plug, lab, &format!("plug2tap-{address}"));
-        eventually("the TAP is there", || {
-            netns.ip(&["link", "show", "tap0"]).is_ok()
-        });
-        let with_prefix = format!("{address}/24");
-        netns
-            .ip(&["addr", "add", &with_prefix, "dev", "tap0"])
-            .unwrap();
-        netns
-            .ip(&["link", "set", "tap0", "up", "arp", "on"])
-            .unwrap();
-        Self {
-            netns,
-            address: address.to_owned(),
-            _plug: plug,
-        }
-    }
-
-    /// Frames that its TAP received.
-    fn received(&self) -> u64 {
-        let file = "/sys/class/net/tap0/statistics/rx_packets";
-        let text = self.netns.exec(&["cat", file]).unwrap();
-        text.trim().parse().unwrap()
-    }
-
-    fn pings(&self, address: &str) -> bool {
-        let args = ["ping", "-q", "-c", "3", "-i", "0.2", "-W", "5", address];
-        self.netns.exec(&args).is_ok()
-    }
-
-    /// Sends this to another one, by TCP; what that one has received.
-    fn sends(&self, other: &Self, bytes: &[u8]) -> Vec<u8> {
-        let address = format!("{}:7000", other.address);
-        let listener = other
-            .netns
-            .enter(|| TcpListener::bind(&address))
-            .unwrap()
-            .unwrap();
-        std::thread::scope(|scope| {
-            let received = scope.spawn(move || {
-                let mut all = Vec::new();
-                listener.accept().unwrap().0.read_to_end(&mut all).unwrap();
-                all
-            });
-            let connect = || TcpStream::connect(&address);
-            let mut stream = self.netns.enter(connect).unwrap().unwrap();
-            stream.write_all(bytes).unwrap();
-            drop(stream);
-            received.join().unwrap()
-        })
-    }
-}
-
-/// Bytes that differ everywhere.
-fn content(len: usize) -> Vec<u8> {
-    let mut state = 1_u32;
-    let next = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 24) as u8
-    };
-    std::iter::repeat_with(next).take(len).collect()
-}
 
 #[test]
 fn programs_of_vde_are_on_one_wire_which_captures_like_any_other() {
@@ -120,7 +23,7 @@ fn programs_of_vde_are_on_one_wire_which_captures_like_any_other() {
     // A switch of VDE, and wires from ours to it and to our other one.
     let mut real = Command::new("vde_switch");
     real.arg("-s").arg(&theirs).arg("-x");
-    let _real = Running::start(real, &lab, "vde_switch");
+    let _real = Running::start(real, &lab, "vde_switch").unwrap();
     eventually("the other switch is there", || theirs.join("ctl").exists());
     let mut wire = Command::new("dpipe");
     wire.arg("vde_plug")
@@ -128,21 +31,21 @@ fn programs_of_vde_are_on_one_wire_which_captures_like_any_other() {
         .arg("=")
         .arg("vde_plug")
         .arg(&theirs);
-    let _wire = Running::start(wire, &lab, "dpipe");
+    let _wire = Running::start(wire, &lab, "dpipe").unwrap();
     let mut filter = Command::new("wirefilter");
     let between = format!("{}:{}", ours.display(), second.display());
     filter.args(["--nofifo", "-v", &between, "-d", "5"]);
-    let _filter = Running::start(filter, &lab, "wirefilter");
+    let _filter = Running::start(filter, &lab, "wirefilter").unwrap();
     let mut slirp = Command::new("vde_plug");
     slirp
         .arg("slirp://")
         .arg(format!("vde://{}", ours.display()));
-    let _slirp = Running::start(slirp, &lab, "slirp");
+    let _slirp = Running::start(slirp, &lab, "slirp").unwrap();
 
-    let one = Station::new(&lab, &ours, "10.0.2.21");
-    let two = Station::new(&lab, &ours, "10.0.2.22");
-    let three = Station::new(&lab, &theirs, "10.0.2.23");
-    let four = Station::new(&lab, &second, "10.0.2.24");
+    let one = Station::by_vde(&lab, &ours, "10.0.2.21").unwrap();
+    let two = Station::by_vde(&lab, &ours, "10.0.2.22").unwrap();
+    let three = Station::by_vde(&lab, &theirs, "10.0.2.23").unwrap();
+    let four = Station::by_vde(&lab, &second, "10.0.2.24").unwrap();
     let joined = |name: &str| {
         let counters = daemon.counters();
         let of = counters
@@ -179,7 +82,7 @@ fn programs_of_vde_are_on_one_wire_which_captures_like_any_other() {
     let bytes = content(10 << 20);
     for (from, to) in [(&one, &two), (&two, &three), (&three, &one), (&four, &one)] {
         assert!(
-            from.sends(to, &bytes) == bytes,
+            from.sends(to, &bytes).unwrap() == bytes,
             "{} {}",
             from.address,
             to.address
@@ -196,7 +99,7 @@ fn guests_join_by_their_own_vde_drivers() {
     let dir = lab.dir().join("lan0.ctl");
     let spec = format!("lan0,vde={}", dir.display());
     let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
-    let station = Station::new(&lab, &dir, "10.77.1.1");
+    let station = Station::by_vde(&lab, &dir, "10.77.1.1").unwrap();
     let uml = Uml::boot(
         &lab,
         UmlConfig {
@@ -279,7 +182,7 @@ fn rings_take_part_and_each_port_has_frames_as_it_can_take_them() {
     let dir = lab.dir().join("lan0.ctl");
     let spec = format!("lan0,vde={}", dir.display());
     let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
-    let station = Station::new(&lab, &dir, "10.0.3.9");
+    let station = Station::by_vde(&lab, &dir, "10.0.3.9").unwrap();
     let join = || daemon.port("host:lan0").join();
     let mut wire = join().open().unwrap();
     let mut merged = [0; 2].map(|_| join().segments(Segments::Merged).open().unwrap());
@@ -330,13 +233,15 @@ fn rings_take_part_and_each_port_has_frames_as_it_can_take_them() {
     let payload: Vec<u8> = cut.iter().flat_map(|frame| &frame[54..]).copied().collect();
     assert_eq!(payload, content(3000));
     // To a VDE client, which is a stranger yet: flooded.
-    let before = station.received();
+    let before = station.statistic("rx_packets");
     let (frame, offload) = super_frame(0x77, 2, 3000);
     let outbox = one.outbox().unwrap();
     assert!(outbox.push_offloaded(&frame, &offload).unwrap());
     outbox.flush();
-    eventually("the TAP has all three", || station.received() - before >= 3);
-    assert_eq!(station.received() - before, 3);
+    eventually("the TAP has all three", || {
+        station.statistic("rx_packets") - before >= 3
+    });
+    assert_eq!(station.statistic("rx_packets") - before, 3);
 
     let counters = daemon.audit();
     let lan0 = counted(&counters, "source");

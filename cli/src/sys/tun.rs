@@ -40,6 +40,43 @@ pub(crate) fn open_queue(
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }
 
+/// Says what may be left to whoever reads the TAP: bits of `TUN_F_*`. Of one queue it is said for all.
+///
+/// # Errors
+/// The driver's: `EINVAL` if it does not know one of them.
+pub(crate) fn set_offload(queue: BorrowedFd<'_>, features: u32) -> io::Result<()> {
+    // SAFETY: TUNSETOFFLOAD takes a number and touches no memory of ours.
+    match unsafe {
+        libc::ioctl(
+            queue.as_raw_fd(),
+            libc::TUNSETOFFLOAD as _,
+            c_ulong::from(features),
+        )
+    } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Plugs the cable in or out, as programs see it. Linux ≥ 5.0.
+///
+/// # Errors
+/// The driver's: `EINVAL` if it cannot.
+pub(crate) fn set_carrier(queue: BorrowedFd<'_>, is_in: bool) -> io::Result<()> {
+    let is_in = libc::c_int::from(is_in);
+    // SAFETY: TUNSETCARRIER reads one `int`.
+    match unsafe {
+        libc::ioctl(
+            queue.as_raw_fd(),
+            libc::TUNSETCARRIER as _,
+            &raw const is_in,
+        )
+    } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// An interface of the calling thread's network namespace.
 #[derive(Debug)]
 pub(crate) struct Interface {
@@ -86,16 +123,18 @@ impl Interface {
         self.ask(libc::SIOCSIFHWADDR, &mut request)
     }
 
-    /// No ARP and no group membership; and up, if so wished.
+    /// Sets it up, or silences it (no ARP and no group membership), or both.
     ///
     /// # Errors
     /// The kernel's.
-    pub(crate) fn set_silent(&self, up: bool) -> io::Result<()> {
+    pub(crate) fn set_flags(&self, up: bool, silent: bool) -> io::Result<()> {
         let mut request = request(&self.name)?;
         self.ask(libc::SIOCGIFFLAGS, &mut request)?;
         // SAFETY: the kernel has just filled in the flags.
         let mut flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
-        flags = (flags | libc::IFF_NOARP) & !libc::IFF_MULTICAST;
+        if silent {
+            flags = (flags | libc::IFF_NOARP) & !libc::IFF_MULTICAST;
+        }
         if up {
             flags |= libc::IFF_UP;
         }

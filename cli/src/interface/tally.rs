@@ -8,7 +8,7 @@ use crate::text::grouped;
 /// Why a packet is not in the TAP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
-pub(super) enum Reason {
+pub(crate) enum Reason {
     /// The interface is not up.
     LinkDown,
     /// The kernel had no room for it: its memory, or the queue's share of it.
@@ -23,20 +23,20 @@ pub(super) enum Reason {
 
 /// Counters since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) received: u64,
-    pub(super) injected: u64,
+pub(crate) struct Tally {
+    pub(crate) received: u64,
+    pub(crate) injected: u64,
     /// Of those injected, how many are longer than the interface's MTU allows (super-frames of
     /// segmentation offload; readers get them whole).
-    pub(super) above_mtu: u64,
+    pub(crate) above_mtu: u64,
     /// Of those injected, how many were cut by the snaplen before.
-    pub(super) cut: u64,
+    pub(crate) cut: u64,
     dropped: [u64; REASONS.len()],
 }
 
 impl Reason {
     /// What the driver means by an error; `None` if the interface is gone.
-    pub(super) fn of(errno: Errno) -> Option<Self> {
+    pub(crate) fn of(errno: Errno) -> Option<Self> {
         match errno {
             Errno::IO | Errno::NETDOWN => Some(Self::LinkDown),
             Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM => Some(Self::NoRoom),
@@ -50,17 +50,17 @@ impl Reason {
 impl Tally {
     /// Counts a packet that the TAP did not take.
     #[inline]
-    pub(super) fn drop(&mut self, reason: Reason) {
+    pub(crate) fn drop(&mut self, reason: Reason) {
         self.dropped[reason as usize] += 1;
     }
 
     /// All drops by the TAP.
-    pub(super) fn dropped(&self) -> u64 {
+    pub(crate) fn dropped(&self) -> u64 {
         self.dropped.iter().sum()
     }
 
     /// ` (3 link_down, 1 no_room)`, or nothing.
-    pub(super) fn reasons(&self) -> String {
+    pub(crate) fn reasons(&self) -> String {
         let words: Vec<String> = REASONS
             .iter()
             .zip(self.dropped)
@@ -74,7 +74,7 @@ impl Tally {
     }
 
     /// The drops by reason, zeros included.
-    pub(super) fn dropped_json(&self) -> Value {
+    pub(crate) fn dropped_json(&self) -> Value {
         let map: Map<String, Value> = REASONS
             .iter()
             .zip(self.dropped)

@@ -1,12 +1,17 @@
-//! The TAP itself: made, kept silent, written to; gone with its last descriptor.
+//! A TAP: made, kept silent or not, written to and read; gone with its last descriptor.
+
+pub(crate) mod header;
+pub(crate) mod tally;
+pub(crate) mod words;
 
 use std::fs;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::failure::Failure;
 use crate::out;
@@ -14,34 +19,38 @@ use crate::sys::tun::{self, Interface};
 
 /// What the interface is to be like.
 #[derive(Debug)]
-pub(super) struct TapPlan<'a> {
+pub(crate) struct TapPlan<'a> {
     /// Its name; with `%d`, the kernel puts a number there.
-    pub(super) name: &'a str,
+    pub(crate) name: &'a str,
     /// Receive queues.
-    pub(super) queues: usize,
+    pub(crate) queues: usize,
     /// Largest frame without its Ethernet header.
-    pub(super) mtu: u16,
+    pub(crate) mtu: u16,
     /// Hardware address; else the kernel makes one up.
-    pub(super) mac: Option<[u8; 6]>,
+    pub(crate) mac: Option<[u8; 6]>,
     /// Ready to receive at once.
-    pub(super) up: bool,
+    pub(crate) up: bool,
+    /// The kernel makes nothing of what it receives, and says nothing on it.
+    pub(crate) silent: bool,
+    /// What programs send may be left to us to be cut and summed, as a NIC would.
+    pub(crate) merged: bool,
 }
 
-/// An interface whose received frames we write. Dropping it removes it, as does our death.
+/// An interface whose received frames we write, and whose sent frames we may read. Dropping it removes it, as does our death.
 #[derive(Debug)]
-pub(super) struct Tap {
+pub(crate) struct Tap {
     name: String,
     queues: Vec<OwnedFd>,
 }
 
 /// What the interface has counted, as `ip -s link` shows it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct LinkCounters {
+pub(crate) struct LinkCounters {
     /// Frames received, which is to say injected.
-    pub(super) received: u64,
+    pub(crate) received: u64,
     /// Frames that the kernel threw away on receipt. Those of an Ethernet type that nobody listens
     /// to are among them, so it is no measure of what readers missed.
-    pub(super) dropped: u64,
+    pub(crate) dropped: u64,
 }
 
 impl Tap {
@@ -49,7 +58,7 @@ impl Tap {
     ///
     /// # Errors
     /// What is missing, and what to do about it.
-    pub(super) fn new(plan: &TapPlan<'_>) -> Result<Self, Failure> {
+    pub(crate) fn new(plan: &TapPlan<'_>) -> Result<Self, Failure> {
         let mut name = plan.name.to_owned();
         let mut queues = Vec::with_capacity(plan.queues);
         for index in 0..plan.queues {
@@ -63,31 +72,36 @@ impl Tap {
         let tap = Self { name, queues };
         let about = |what: String| move |error| Failure::about(format!("cannot set {what}"), error);
         let interface = Interface::new(&tap.name)?;
-        silence(&tap.name);
+        if plan.silent {
+            silence(&tap.name);
+        }
+        if plan.merged {
+            tap.take_super_frames()?;
+        }
         if let Some(mac) = plan.mac {
             let set = interface.set_mac(mac);
             set.map_err(about(format!("the address of {}", tap.name)))?;
         }
         let set = interface.set_mtu(plan.mtu);
         set.map_err(about(format!("an MTU of {} on {}", plan.mtu, tap.name)))?;
-        let set = interface.set_silent(plan.up);
+        let set = interface.set_flags(plan.up, plan.silent);
         set.map_err(about(format!("{} up", tap.name)))?;
         Ok(tap)
     }
 
     /// The interface's name.
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// How many queues it has.
-    pub(super) fn queues(&self) -> usize {
+    pub(crate) fn queues(&self) -> usize {
         self.queues.len()
     }
 
     /// Lets the interface receive a frame in this queue: one system call, no copy on our side.
     #[inline]
-    pub(super) fn inject(&self, queue: usize, header: &[u8], frame: &[u8]) -> Result<(), Errno> {
+    pub(crate) fn inject(&self, queue: usize, header: &[u8], frame: &[u8]) -> Result<(), Errno> {
         let parts = [IoSlice::new(header), IoSlice::new(frame)];
         loop {
             match rustix::io::writev(&self.queues[queue], &parts) {
@@ -98,8 +112,50 @@ impl Tap {
         }
     }
 
+    /// Takes the next frame that a program sent, with its vnet header before it; its bytes with the
+    /// header, or nothing if there is none now.
+    #[inline]
+    pub(crate) fn take(&self, queue: usize, into: &mut [u8]) -> Result<Option<usize>, Errno> {
+        loop {
+            match rustix::io::read(&self.queues[queue], &mut *into) {
+                Ok(count) => return Ok(Some(count)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// What to wait for until a program sends.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.queues.iter().map(AsFd::as_fd)
+    }
+
+    /// Plugs the cable in or out; a driver that cannot shows it in all the time.
+    pub(crate) fn set_carrier(&self, is_in: bool) {
+        let set = tun::set_carrier(self.queues[0].as_fd(), is_in);
+        if let Err(error) = set {
+            log::debug!("the carrier of {} cannot be set: {error}", self.name);
+        }
+    }
+
+    /// Offers what the kernel knows: UDP super-frames since Linux 6.2.
+    fn take_super_frames(&self) -> Result<(), Failure> {
+        let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+        let udp = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+        let queue = self.queues[0].as_fd();
+        let set = tun::set_offload(queue, tcp | udp).or_else(|_| tun::set_offload(queue, tcp));
+        let what = || {
+            format!(
+                "cannot have super-frames of {}; try --segments wire",
+                self.name
+            )
+        };
+        set.map_err(|error| Failure::about(what(), error))
+    }
+
     /// The interface's own counters; `None` if it is gone.
-    pub(super) fn counters(&self) -> Option<LinkCounters> {
+    pub(crate) fn counters(&self) -> Option<LinkCounters> {
         // Of the caller's namespace, unlike /sys, which stays where it was mounted.
         let table = fs::read_to_string("/proc/thread-self/net/dev").ok()?;
         counters(&table, &self.name)
@@ -119,6 +175,35 @@ fn counters(table: &str, name: &str) -> Option<LinkCounters> {
     Some(LinkCounters {
         received: *values.get(1)?,
         dropped: *values.get(3)?,
+    })
+}
+
+/// Does this in another network namespace: one that `ip netns` knows by this name, or that of a path,
+/// as `/proc/PID/ns/net`.
+pub(crate) fn in_netns<T: Send>(
+    name: &str,
+    work: impl FnOnce() -> Result<T, Failure> + Send,
+) -> Result<T, Failure> {
+    let path = match name.contains('/') {
+        true => Path::new(name).to_owned(),
+        false => Path::new("/run/netns").join(name),
+    };
+    let what = || format!("network namespace {}", path.display());
+    let file = fs::File::open(&path).map_err(|error| Failure::about(what(), error))?;
+    std::thread::scope(|scope| {
+        let entered = scope.spawn(move || {
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(file.as_fd(), kind).map_err(|errno| match errno {
+                Errno::PERM => {
+                    Failure::about(what(), "entering it needs CAP_SYS_ADMIN: run as root")
+                }
+                Errno::INVAL => Failure::about(what(), "it is no network namespace"),
+                _ => Failure::about(what(), errno),
+            })?;
+            work()
+        });
+        let done = entered.join();
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
