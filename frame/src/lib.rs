@@ -50,8 +50,8 @@ pub fn vlan_of(bytes: &[u8]) -> (u16, u16) {
 }
 
 /// The same empty vector for frames of another lifetime; keeps its memory, as the standard library
-/// collects in place.
-pub fn recycle<'a>(mut batch: Vec<Frame<'_>>) -> Vec<Frame<'a>> {
+/// collects in place where both take equally many bytes.
+pub fn recycle<T, U>(mut batch: Vec<T>) -> Vec<U> {
     batch.clear();
     batch
         .into_iter()

@@ -15,14 +15,25 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
 
-/// Memory for datagrams that are received together.
+/// Memory for frames that are received together: datagrams, and what is copied from elsewhere.
 #[derive(Debug)]
 pub struct Inbox {
     memory: Box<[u8]>,
+    /// Bytes of it that are taken.
+    used: usize,
     stride: usize,
     longest: usize,
-    /// What came: bytes, and whether there were more than fit.
-    came: Vec<(u32, bool)>,
+    most: usize,
+    came: Vec<Place>,
+}
+
+/// Where a frame lies.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    begin: u32,
+    len: u32,
+    /// There were more bytes than fit.
+    is_cut: bool,
 }
 
 /// The end of a batch of datagrams.
@@ -37,14 +48,17 @@ pub enum Rest {
 }
 
 impl Inbox {
-    /// For `count` datagrams of `longest` bytes each.
+    /// For at most `count` frames in all, of which as many as that may be datagrams of up to `longest`
+    /// bytes.
     pub fn new(count: usize, longest: usize) -> Self {
         // Not a power of two: equal places in all datagrams would share a set of the cache.
-        let stride = longest.next_multiple_of(64) + 192;
+        let stride = longest.next_multiple_of(LINE) + 3 * LINE;
         Self {
             memory: vec![0; stride * count].into_boxed_slice(),
+            used: 0,
             stride,
             longest,
+            most: count,
             came: Vec::with_capacity(count),
         }
     }
@@ -52,6 +66,7 @@ impl Inbox {
     /// Forgets what came.
     pub fn clear(&mut self) {
         self.came.clear();
+        self.used = 0;
     }
 
     /// How many are there.
@@ -64,17 +79,40 @@ impl Inbox {
         self.came.is_empty()
     }
 
-    /// How many more there is room for.
+    /// How many more datagrams there is room for.
     pub fn room(&self) -> usize {
-        self.came.capacity().min(self.memory.len() / self.stride) - self.came.len()
+        let places = (self.memory.len() - self.used) / self.stride;
+        places.min(self.most - self.came.len())
     }
 
-    /// The bytes of one, and whether the datagram was longer than there was room for.
+    /// Whether there is room for one more frame of so many bytes.
+    #[inline]
+    pub fn has_room(&self, len: usize) -> bool {
+        self.came.len() < self.most && len <= self.memory.len() - self.used
+    }
+
+    /// The bytes of one, and whether there were more than there was room for.
     #[inline]
     pub fn get(&self, at: usize) -> (&[u8], bool) {
-        let (len, is_cut) = self.came[at];
-        let begin = at * self.stride;
+        let Place { begin, len, is_cut } = self.came[at];
+        let begin = begin as usize;
         (&self.memory[begin..begin + len as usize], is_cut)
+    }
+
+    /// Appends a frame of `len` bytes, all of which `fill` writes; says whether it is there. It is not if
+    /// there is [no room](Self::has_room), or if `fill` says that there is none.
+    #[inline]
+    pub fn push(&mut self, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
+        if !self.has_room(len) || !fill(&mut self.memory[self.used..self.used + len]) {
+            return false;
+        }
+        self.came.push(Place {
+            begin: self.used as u32,
+            len: len as u32,
+            is_cut: false,
+        });
+        self.used = (self.used + len.next_multiple_of(LINE)).min(self.memory.len());
+        true
     }
 
     /// Takes at most `most` datagrams from a socket, as far as there is room, without blocking.
@@ -103,12 +141,11 @@ impl Inbox {
 
     /// At most [`AT_ONCE`].
     fn take(&mut self, from: &impl AsFd, count: usize) -> io::Result<usize> {
-        let first = self.came.len();
         let count = count.min(self.room());
         let mut places: [libc::iovec; AT_ONCE] = EMPTY;
         // SAFETY: plain integers and pointers, of which zero is a value.
         let mut headers: [libc::mmsghdr; AT_ONCE] = unsafe { zeroed() };
-        let memory = self.memory[first * self.stride..].chunks_exact_mut(self.stride);
+        let memory = self.memory[self.used..].chunks_exact_mut(self.stride);
         let slots = places.iter_mut().zip(&mut headers).zip(memory).take(count);
         for ((place, header), memory) in slots {
             place.iov_base = memory.as_mut_ptr().cast();
@@ -134,9 +171,12 @@ impl Inbox {
             };
         }
         for header in &headers[..came as usize] {
-            let is_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
-            self.came
-                .push((header.msg_len.min(self.longest as u32), is_cut));
+            self.came.push(Place {
+                begin: self.used as u32,
+                len: header.msg_len.min(self.longest as u32),
+                is_cut: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
+            });
+            self.used += self.stride;
         }
         Ok(came as usize)
     }
@@ -198,6 +238,8 @@ pub fn send_many<'a>(
 
 /// Datagrams that one system call takes.
 pub const AT_ONCE: usize = 64;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 const EMPTY: [libc::iovec; AT_ONCE] = [libc::iovec {
     iov_base: std::ptr::null_mut(),
@@ -256,6 +298,34 @@ mod tests {
             assert_eq!(inbox.receive(&ours, 9, refuses).unwrap(), Rest::Nothing);
         }
         assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn datagrams_and_copies_lie_side_by_side() {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        let mut inbox = Inbox::new(4, 100);
+        theirs.send(b"one").unwrap();
+        assert!(inbox.push(5, |place| {
+            place.copy_from_slice(b"first");
+            true
+        }));
+        assert!(!inbox.push(5, |_| false));
+        assert_eq!(inbox.receive(&ours, 9, true).unwrap(), Rest::Nothing);
+        let room = inbox.memory.len() - inbox.used;
+        assert!(inbox.has_room(room) && !inbox.has_room(room + 1));
+        assert!(inbox.push(room, |place| {
+            place.fill(7);
+            true
+        }));
+        assert_eq!((inbox.len(), inbox.room()), (3, 0));
+        assert!(!inbox.push(1, |_| true));
+        assert_eq!(
+            (inbox.get(0).0, inbox.get(1).0),
+            (&b"first"[..], &b"one"[..])
+        );
+        assert!(inbox.get(2).0.iter().all(|byte| *byte == 7));
+        inbox.clear();
+        assert!((0..4).all(|_| inbox.push(0, |_| true)) && !inbox.push(0, |_| true));
     }
 
     #[test]

@@ -340,6 +340,11 @@ pub const SWITCH: &[Counter] = &[
     ),
     part(
         "entered",
+        "in_dropped_offload",
+        "dropped: what its sender says is left to do with it (a virtio-net header) does not fit it",
+    ),
+    part(
+        "entered",
         "in_dropped_source",
         "dropped: a group's address as the source",
     ),

@@ -9,15 +9,20 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use vnplug_os::event;
 
+use crate::exits::PortCounters;
 use crate::forward::{Counters, Number};
-use crate::queue::PortCounters;
+use crate::link::{Link, Losses};
 use crate::table::{Entry, Limits};
-use crate::vde::link::Link;
 
 /// What is asked of the thread that forwards.
 pub(crate) enum Change {
     /// A port is there.
-    Add(Number, Link),
+    Add {
+        port: Number,
+        link: Box<dyn Link>,
+        /// Told when the thread that forwards closes it.
+        losses: Losses,
+    },
     /// One is there whose frames go through rings.
     AddRing(Number),
     /// It is gone.

@@ -18,6 +18,15 @@ pub const HOST: Number = 0;
 /// The most ports that a switch may have.
 pub const MAX_PORTS: usize = 4096;
 
+/// Why a frame that enters is dropped before anybody reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It is longer than the switch takes.
+    Long,
+    /// What is said to be left to do with it does not fit it.
+    Lie,
+}
+
 /// What became of the frames that entered, and of the copies that were due.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -33,6 +42,8 @@ pub struct Counters {
     pub dropped_short: u64,
     /// Dropped: longer than the switch takes.
     pub dropped_long: u64,
+    /// Dropped: what is said to be left to do with it (a virtio-net header) does not fit it.
+    pub dropped_offload: u64,
     /// Dropped: a group's address as the source.
     pub dropped_source: u64,
     /// Copies that were due to ports.
@@ -63,6 +74,7 @@ impl Counters {
             + self.consumed
             + self.dropped_short
             + self.dropped_long
+            + self.dropped_offload
             + self.dropped_source
     }
 
@@ -80,6 +92,7 @@ impl Counters {
             consumed,
             dropped_short,
             dropped_long,
+            dropped_offload,
             dropped_source,
             due,
             cut,
@@ -98,6 +111,7 @@ impl Counters {
             ("consumed", consumed),
             ("in_dropped_short", dropped_short),
             ("in_dropped_long", dropped_long),
+            ("in_dropped_offload", dropped_offload),
             ("in_dropped_source", dropped_source),
             ("due", due),
             ("out_cut", cut),
@@ -177,28 +191,34 @@ impl Forwarder {
         &self.dues[to]
     }
 
-    /// Decides where a frame goes that came from a port; [`due`](Self::due) has the ports. `is_long`:
-    /// it is longer than what is here.
+    /// Decides where a frame goes that came from a port; [`due`](Self::due) has the ports.
     #[inline]
     pub fn decide(
         &mut self,
         from: Number,
         frame: &[u8],
-        is_long: bool,
+        fault: Option<Fault>,
         now_s: u32,
     ) -> Range<usize> {
         let begin = self.dues.len();
         let counters = &mut self.counters;
         counters.entered += 1;
+        match fault {
+            None => {}
+            Some(Fault::Long) => {
+                counters.dropped_long += 1;
+                return begin..begin;
+            }
+            Some(Fault::Lie) => {
+                counters.dropped_offload += 1;
+                return begin..begin;
+            }
+        }
         // IEEE 802.3-2018, 3.2: destination, source, EtherType.
         let Some((&[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5], _)) = header(frame) else {
             counters.dropped_short += 1;
             return begin..begin;
         };
-        if is_long {
-            counters.dropped_long += 1;
-            return begin..begin;
-        }
         if s0 & GROUP != 0 {
             counters.dropped_source += 1;
             return begin..begin;
@@ -278,7 +298,7 @@ mod tests {
     }
 
     fn due(switch: &mut Forwarder, from: Number, frame: &[u8]) -> Vec<Number> {
-        let to = switch.decide(from, frame, false, 1);
+        let to = switch.decide(from, frame, None, 1);
         switch.due(to).to_vec()
     }
 
@@ -337,15 +357,19 @@ mod tests {
         let mut group = frame(9, 8);
         group[6] |= 1;
         assert_eq!(due(&mut it, 1, &group), []);
-        assert!(it.decide(1, &frame(9, 8), true, 1).is_empty());
+        assert!(
+            it.decide(1, &frame(9, 8), Some(Fault::Long), 1).is_empty()
+                && it.decide(1, &[], Some(Fault::Lie), 1).is_empty()
+        );
         let counters = it.counters;
         assert_eq!(
             (
                 counters.dropped_short,
                 counters.dropped_source,
-                counters.dropped_long
+                counters.dropped_long,
+                counters.dropped_offload
             ),
-            (14, 1, 1)
+            (14, 1, 1, 1)
         );
         assert_eq!(counters.accounted(), counters.entered);
         assert!(it.table.is_empty());

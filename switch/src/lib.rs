@@ -13,12 +13,18 @@
 //! | `forward.rs` | which ports a frame is due to, and what became of all frames |
 //! | `table.rs` | where stations are |
 //! | `queue.rs` | the source: a turn takes frames of the ports that have some, and forwards them |
+//! | `batch.rs` | the frames of a turn |
+//! | `link.rs` | how frames come from the far end of a port and go there, and who lets it join |
+//! | `exits.rs` | the ports: what a batch has for each, given to it at once |
 //! | `roster.rs` | which ports are taken, and by whom |
 //! | `control.rs` | how other threads speak to the one that forwards |
 //! | `vde/` | the entrance for programs of VDE: `link.rs` has the frames, `door.rs` everything else |
 
+mod batch;
 mod control;
+mod exits;
 pub mod forward;
+mod link;
 mod queue;
 mod roster;
 pub mod table;

@@ -2,15 +2,14 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use vnplug_frame::offload::{self, Pieces};
 use vnplug_frame::{Frame, MAX_BATCH, recycle, vlan_of};
-use vnplug_os::datagrams::{Inbox, Rest};
+use vnplug_os::datagrams::Rest;
 use vnplug_os::peer_log;
 use vnplug_path::source::{
     Flushed, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
@@ -19,12 +18,14 @@ use vnplug_path::source::{
 use vnplug_ring::layout::flags;
 use vnplug_ring::offload::{Offload, gso};
 
+use crate::batch::{Batch, Entered, MAX_SUPER};
 use crate::control::{self, Change, Inlet, Told};
-use crate::forward::{Counters, Forwarder, Number};
+use crate::exits::Exits;
+use crate::forward::{Forwarder, Number};
+use crate::link::{Entrance, Losses};
 use crate::roster::{Roster, Switchboard};
 use crate::table::Limits;
 use crate::vde::door::{Door, Open};
-use crate::vde::link::Link;
 
 /// What a switch is to be like.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,92 +75,37 @@ impl SwitchConfig {
     }
 }
 
-/// What went through one port.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct PortCounters {
-    /// Frames that it sent.
-    pub(crate) in_frames: u64,
-    /// Their bytes.
-    pub(crate) in_bytes: u64,
-    /// Frames that it was given.
-    pub(crate) out_frames: u64,
-    /// Their bytes.
-    pub(crate) out_bytes: u64,
-    /// Frames that it could not be given.
-    pub(crate) out_dropped: u64,
-}
-
 /// A switch, forwarding.
 pub struct Switch {
     name: String,
     forwarder: Forwarder,
     exits: Exits,
     inlet: Inlet,
-    door: Door,
+    entrances: Vec<Box<dyn Entrance>>,
+    /// The entrances are open.
+    is_open: bool,
     /// Ports that may have frames.
     ready: VecDeque<Number>,
     /// Ports to be closed when their last frames are forwarded, and why.
     lost: Vec<(Number, String)>,
     /// Turns since the last look at all of them.
     unlooked: u32,
-    inbox: Inbox,
-    /// Whose the frames in the inbox are.
-    origins: Vec<Number>,
-    /// What the frames of a batch are due to.
-    ranges: Vec<Range<usize>>,
-    frames: Vec<Frame<'static>>,
-    sent: Sent,
-    longest: usize,
+    /// What came through links.
+    came: Batch,
+    /// What came through rings.
+    sent: Batch,
+    spare: Spare,
     started: Instant,
     counters: QueueCounters,
 }
 
-/// The ports that are not rings.
-struct Exits {
-    epoll: OwnedFd,
-    ports: Vec<Option<Port>>,
-    /// Those that have something to be sent.
-    touched: Vec<Number>,
-    /// What super-frames of the batch became.
-    pieces: Pieces,
-}
-
-struct Port {
-    /// None: its frames go through rings, which the fanout fills.
-    link: Option<Link>,
-    is_ready: bool,
-    /// It is told when the client reads.
-    is_watched: bool,
-    counters: PortCounters,
-    /// What it is to be given of the batch.
-    todo: Vec<Item>,
-}
-
-/// A frame of the batch, or a packet that one became.
-#[derive(Clone, Copy)]
-struct Item {
-    place: u32,
-    piece: Option<u32>,
-}
-
-/// A frame that enters.
-struct Entered<'a> {
-    from: Number,
-    bytes: &'a [u8],
-    /// There were more bytes.
-    is_long: bool,
-    /// What is left to be done with it.
-    offload: Option<&'a Offload>,
-}
-
-/// Frames that come through a ring.
+/// Always empty between calls; keeps its memory.
 #[derive(Default)]
-struct Sent {
-    /// Whose they are.
-    from: Number,
-    bytes: Vec<u8>,
-    ends: Vec<usize>,
-    offloads: Vec<Offload>,
+struct Spare {
+    entered: Vec<Entered<'static>>,
+    /// What each frame is due to.
+    ranges: Vec<Range<usize>>,
+    frames: Vec<Frame<'static>>,
 }
 
 impl Switch {
@@ -188,30 +134,34 @@ impl Switch {
             roster,
             line: line.clone(),
         };
+        let mut entrances: Vec<Box<dyn Entrance>> = Vec::new();
+        if let Some(open) = vde {
+            entrances.push(Box::new(Door::new(open, line)));
+        }
         let switch = Self {
-            door: Door::new(vde, line),
             name,
             forwarder,
-            exits: Exits {
-                epoll,
-                ports: Vec::new(),
-                touched: Vec::new(),
-                pieces: Pieces::default(),
-            },
+            exits: Exits::new(epoll),
             inlet,
+            entrances,
+            is_open: false,
             ready: VecDeque::new(),
             lost: Vec::new(),
             unlooked: 0,
-            inbox: Inbox::new(BATCH, config.longest),
-            origins: Vec::with_capacity(BATCH),
-            ranges: Vec::with_capacity(MAX_BATCH),
-            frames: Vec::with_capacity(MAX_BATCH),
-            sent: Sent::default(),
-            longest: config.longest,
+            came: Batch::new(BATCH, config.longest),
+            sent: Batch::new(MAX_BATCH, SENT_EACH.max(config.longest)),
+            spare: Spare::default(),
             started: Instant::now(),
             counters: QueueCounters::default(),
         };
         Ok((Box::new(switch), board))
+    }
+
+    /// Lets clients join. By now the daemon has given up its privileges.
+    #[cold]
+    fn begin(&mut self) {
+        self.is_open = true;
+        self.entrances.iter_mut().for_each(|it| it.open());
     }
 
     fn now_s(&self) -> u32 {
@@ -244,26 +194,15 @@ impl Switch {
             tv_nsec: 0,
         };
         // The only error that is possible is a signal.
-        let found = epoll::wait(&self.exits.epoll, &mut events, Some(&now)).unwrap_or(0);
+        let found = epoll::wait(self.exits.epoll(), &mut events, Some(&now)).unwrap_or(0);
         for event in &events[..found] {
             let (number, flags) = (event.data.u64(), event.flags);
             if number == WAKER {
                 continue;
             }
             let number = number as Number;
-            let Some(port) = self.exits.port(number) else {
-                continue;
-            };
-            if flags.contains(EventFlags::OUT)
-                && port.is_watched
-                && let Some(link) = &mut port.link
-            {
-                let dropped = link.go_on();
-                port.counters.out_dropped += dropped;
-                port.counters.out_frames -= dropped;
-                self.forwarder.counters.enqueued -= dropped;
-                self.forwarder.counters.dropped_gone += dropped;
-                self.exits.watch(number);
+            if flags.contains(EventFlags::OUT) {
+                self.exits.go_on(number, &mut self.forwarder.counters);
             }
             // The other end is gone, if it is not for reading: its next read says so.
             let has_frames = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);
@@ -280,28 +219,26 @@ impl Switch {
     fn change(&mut self, change: Change) {
         match change {
             Change::AddRing(number) => {
-                self.exits.put(number, None);
+                self.exits.add_ring(number);
                 self.forwarder.add(number);
             }
-            Change::Add(number, link) => {
-                if let Err(error) = self.exits.add(number, link) {
-                    log::error!(target: "switch", "{}: port {number}: {error}", self.name);
-                    self.door.lose(number);
-                    return;
+            Change::Add { port, link, losses } => match self.exits.add(port, link, losses) {
+                Ok(()) => self.forwarder.add(port),
+                Err(error) => {
+                    log::error!(target: "switch", "{}: port {port}: {error}", self.name);
                 }
-                self.forwarder.add(number);
+            },
+            Change::Remove(number) => {
+                self.remove(number);
             }
-            Change::Remove(number) => self.remove(number),
             Change::Hub(is_hub) => self.forwarder.is_hub = is_hub,
             Change::Age(age_s) => self.forwarder.table.set_age(age_s),
             Change::Hold(hold_s) => self.forwarder.table.set_hold(hold_s),
             Change::Tell(reply) => {
                 let table = &self.forwarder.table;
-                let ports = (0..).zip(&self.exits.ports);
-                let ports = ports.filter_map(|(at, port)| Some((at, port.as_ref()?.counters)));
                 let told = Told {
                     counters: self.forwarder.counters,
-                    ports: ports.collect(),
+                    ports: self.exits.counters(),
                     stations: table.entries(self.now_s()).take(MAX_TOLD).collect(),
                     limits: table.limits(),
                     is_hub: self.forwarder.is_hub,
@@ -312,18 +249,19 @@ impl Switch {
         }
     }
 
-    fn remove(&mut self, number: Number) {
+    /// Says who is to be told, if nobody knows it yet.
+    fn remove(&mut self, number: Number) -> Option<Losses> {
         self.forwarder.remove(number);
-        self.exits.remove(number);
         self.ready.retain(|ready| *ready != number);
+        self.exits.remove(number)
     }
 
     /// Takes frames of the ports that have some, each a part of the batch.
     fn take(&mut self) {
-        self.inbox.clear();
-        self.origins.clear();
+        let batch = &mut self.came;
+        batch.clear();
         for _ in 0..self.ready.len() {
-            if self.inbox.room() == 0 {
+            if batch.room() == 0 {
                 break;
             }
             let Some(number) = self.ready.pop_front() else {
@@ -335,13 +273,13 @@ impl Switch {
             let Some(link) = &mut port.link else {
                 continue;
             };
-            let first = self.inbox.len();
-            let rest = link.receive(&mut self.inbox, EACH);
-            for place in first..self.inbox.len() {
+            let first = batch.len();
+            batch.sends(number);
+            let rest = link.receive(batch, EACH);
+            for place in first..batch.len() {
                 port.counters.in_frames += 1;
-                port.counters.in_bytes += self.inbox.get(place).0.len() as u64;
+                port.counters.in_bytes += batch.get(place).bytes.len() as u64;
             }
-            self.origins.resize(self.inbox.len(), number);
             match rest {
                 Ok(Rest::More) => self.ready.push_back(number),
                 Ok(Rest::Nothing) => port.is_ready = false,
@@ -361,46 +299,39 @@ impl Switch {
                 "{}: port {number} is closed: {why}",
                 self.name
             );
-            self.remove(number);
-            self.door.lose(number);
+            if let Some(losses) = self.remove(number) {
+                losses.tell(number);
+            }
         }
     }
 }
 
 impl Queue for Switch {
     fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
-        self.door.begin();
+        if !self.is_open {
+            self.begin();
+        }
         self.obey();
         self.look();
         if self.ready.is_empty() {
             return Ok(Received::Nothing);
         }
         self.take();
-        let count = self.inbox.len();
+        let count = self.came.len();
         if count == 0 {
             self.close_lost();
             return Ok(Received::Nothing);
         }
         let now_s = self.now_s();
-        let (inbox, origins) = (&self.inbox, &self.origins);
-        let entered = |place: usize| {
-            let (bytes, is_long) = inbox.get(place);
-            Entered {
-                from: origins[place],
-                bytes,
-                is_long,
-                offload: None,
-            }
-        };
         let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
-        forward(forwarder, exits, &mut self.ranges, count, entered, now_s);
-        let mut frames = recycle(std::mem::take(&mut self.frames));
-        show(&mut frames, &self.forwarder, &self.ranges, entered);
-        self.counters.seen += frames.len() as u64;
-        if !frames.is_empty() {
-            sink(&frames);
-        }
-        self.frames = recycle(frames);
+        let shown = self
+            .spare
+            .forward(forwarder, exits, &self.came, now_s, &mut |frames| {
+                if !frames.is_empty() {
+                    sink(frames);
+                }
+            });
+        self.counters.seen += shown;
         self.close_lost();
         Ok(Received::Frames(count))
     }
@@ -408,7 +339,7 @@ impl Queue for Switch {
     fn arm(&mut self) -> Wake<'_> {
         match self.ready.is_empty() {
             true => Wake {
-                fds: [Some(self.exits.epoll.as_fd()), None],
+                fds: [Some(self.exits.epoll().as_fd()), None],
                 within: None,
             },
             false => Wake::NOW,
@@ -439,11 +370,11 @@ impl Queue for Switch {
 
 impl Transmitter for Switch {
     fn sends(&mut self, member: u16) {
-        self.sent.from = member;
+        self.sent.sends(member);
     }
 
     fn transmit(&mut self, bytes: &[u8]) -> Transmit {
-        self.take_sent(bytes, &Offload::default(), self.longest)
+        self.transmit_offloaded(bytes, &Offload::default())
     }
 
     fn takes_offload(&self) -> bool {
@@ -452,269 +383,104 @@ impl Transmitter for Switch {
 
     fn transmit_offloaded(&mut self, bytes: &[u8], offload: &Offload) -> Transmit {
         let longest = match offload.gso_type {
-            gso::NONE => self.longest,
+            gso::NONE => self.came.longest(),
             _ => MAX_SUPER,
         };
-        self.take_sent(bytes, offload, longest)
+        if bytes.len() < HEADER || bytes.len() > longest {
+            return Transmit::BadLength;
+        }
+        let fill = |place: &mut [u8]| {
+            place.copy_from_slice(bytes);
+            true
+        };
+        match self.sent.push(bytes.len(), *offload, fill) {
+            true => Transmit::Taken,
+            false => Transmit::Full,
+        }
     }
 
     fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
-        let count = self.sent.ends.len();
-        if count == 0 {
+        if self.sent.is_empty() {
             return Flushed::default();
         }
+        let count = self.sent.len() as u64;
         // The port that they come from may be there since just now.
         self.obey();
         let now_s = self.now_s();
-        let sent = &self.sent;
-        if let Some(port) = self.exits.port(sent.from) {
-            port.counters.in_frames += count as u64;
-            port.counters.in_bytes += sent.bytes.len() as u64;
+        if let Some(port) = self.exits.port(self.sent.get(0).from) {
+            port.counters.in_frames += count;
+            let bytes = self.sent.iter().map(|it| it.bytes.len() as u64);
+            port.counters.in_bytes += bytes.sum::<u64>();
         }
-        let entered = |place: usize| Entered {
-            from: sent.from,
-            bytes: sent.get(place),
-            is_long: false,
-            offload: Some(&sent.offloads[place]).filter(|it| it.is_due()),
-        };
         let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
-        forward(forwarder, exits, &mut self.ranges, count, entered, now_s);
-        let mut frames = recycle(std::mem::take(&mut self.frames));
-        show(&mut frames, &self.forwarder, &self.ranges, entered);
-        self.counters.seen += count as u64;
-        self.counters.shown += count as u64;
-        shown(&frames);
-        self.frames = recycle(frames);
-        self.sent.bytes.clear();
-        self.sent.ends.clear();
-        self.sent.offloads.clear();
+        self.spare
+            .forward(forwarder, exits, &self.sent, now_s, shown);
+        self.counters.seen += count;
+        self.counters.shown += count;
+        self.sent.clear();
         Flushed {
-            sent: count as u64,
+            sent: count,
             ..Flushed::default()
         }
     }
 }
 
-impl Switch {
-    fn take_sent(&mut self, bytes: &[u8], offload: &Offload, longest: usize) -> Transmit {
-        if bytes.len() < HEADER || bytes.len() > longest {
-            return Transmit::BadLength;
-        }
-        let sent = &mut self.sent;
-        if sent.ends.len() == MAX_BATCH || sent.bytes.len() + bytes.len() > MAX_SENT {
-            return Transmit::Full;
-        }
-        sent.bytes.extend_from_slice(bytes);
-        sent.ends.push(sent.bytes.len());
-        sent.offloads.push(*offload);
-        Transmit::Taken
-    }
-}
-
-impl Sent {
-    fn get(&self, place: usize) -> &[u8] {
-        let begin = place.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.bytes[begin..self.ends[place]]
-    }
-}
-
-/// Decides for each frame of a batch where it goes, and gives it to those of these ports that have no
-/// rings.
-fn forward<'a>(
-    forwarder: &mut Forwarder,
-    exits: &mut Exits,
-    ranges: &mut Vec<Range<usize>>,
-    count: usize,
-    entered: impl Fn(usize) -> Entered<'a> + Copy,
-    now_s: u32,
-) {
-    forwarder.begin(now_s);
-    exits.pieces.clear();
-    ranges.clear();
-    for place in 0..count {
-        let it = entered(place);
-        let to = forwarder.decide(it.from, it.bytes, it.is_long, now_s);
-        ranges.push(to.clone());
-        let noted = exits.note(place as u32, &it, forwarder.due(to));
-        forwarder.counters.rings += noted.rings;
-        forwarder.counters.cut += noted.cut;
-        forwarder.counters.due += noted.cut;
-    }
-    while let Some(number) = exits.touched.pop() {
-        exits.send(number, entered, &mut forwarder.counters);
-    }
-}
-
-/// Frames of a batch as captures and ports with rings see them, received just now; none that is no frame.
-fn show<'a>(
-    frames: &mut Vec<Frame<'a>>,
-    forwarder: &'a Forwarder,
-    ranges: &[Range<usize>],
-    entered: impl Fn(usize) -> Entered<'a>,
-) {
-    let ts_ns = now_ns();
-    for (place, to) in ranges.iter().enumerate() {
-        let it = entered(place);
-        if it.is_long || it.bytes.len() < HEADER {
-            continue;
-        }
-        let (tag, vlan_tci) = vlan_of(it.bytes);
-        let left = match it.offload {
-            Some(_) => flags::OFFLOAD | flags::CSUM_NOT_READY,
-            None => 0,
-        };
-        frames.push(Frame {
-            bytes: it.bytes,
-            wire_len: it.bytes.len() as u32,
-            ts_ns,
-            flags: tag | left,
-            vlan_tci,
-            offload: it.offload.copied().unwrap_or_default(),
-            due: forwarder.due(to.clone()),
-        });
-    }
-}
-
-/// What was noted of a frame.
-#[derive(Default)]
-struct Noted {
-    /// Ports with rings that it is due to.
-    rings: u64,
-    /// Packets that it became for the other ports, beyond one for each.
-    cut: u64,
-}
-
-impl Exits {
-    fn port(&mut self, number: Number) -> Option<&mut Port> {
-        self.ports.get_mut(usize::from(number))?.as_mut()
-    }
-
-    fn add(&mut self, number: Number, link: Link) -> std::io::Result<()> {
-        self.remove(number);
-        let data = EventData::new_u64(u64::from(number));
-        epoll::add(&self.epoll, &link, data, EventFlags::IN)?;
-        self.put(number, Some(link));
-        Ok(())
-    }
-
-    fn put(&mut self, number: Number, link: Option<Link>) {
-        let at = usize::from(number);
-        if self.ports.len() <= at {
-            self.ports.resize_with(at + 1, || None);
-        }
-        self.ports[at] = Some(Port {
-            link,
-            is_ready: false,
-            is_watched: false,
-            counters: PortCounters::default(),
-            todo: Vec::new(),
-        });
-    }
-
-    fn remove(&mut self, number: Number) {
-        let place = self.ports.get_mut(usize::from(number));
-        if let Some(link) = place.and_then(Option::take).and_then(|port| port.link) {
-            // NB: before it is closed, which happens aside.
-            let _ = epoll::delete(&self.epoll, &link);
-        }
-    }
-
-    /// A frame of the batch is due to these ports.
-    #[inline]
-    fn note(&mut self, place: u32, it: &Entered<'_>, due: &[Number]) -> Noted {
-        let mut noted = Noted::default();
-        // What it becomes for ports that want the packets of the wire.
-        let mut made = None;
-        for &number in due {
-            let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
-                continue;
-            };
-            if port.link.is_none() {
-                port.counters.out_frames += 1;
-                port.counters.out_bytes += it.bytes.len() as u64;
-                noted.rings += 1;
-                continue;
-            }
-            if port.todo.is_empty() {
-                self.touched.push(number);
-            }
-            let Some(offload) = it.offload else {
-                port.todo.push(Item { place, piece: None });
-                continue;
-            };
-            let pieces = &mut self.pieces;
-            let made = made.get_or_insert_with(|| pieces_of(pieces, it.bytes, offload));
-            noted.cut += made.len() as u64 - 1;
-            let items = made.clone().map(|piece| Item {
-                place,
-                piece: Some(piece as u32),
-            });
-            port.todo.extend(items);
-        }
-        noted
-    }
-
-    /// Gives a port what was noted for it.
-    fn send<'a>(
+impl Spare {
+    /// Decides for each frame of a batch where it goes, gives it to those of these ports that have links,
+    /// and shows all that are frames, as captures and ports with rings see them, received just now. How
+    /// many are shown.
+    fn forward(
         &mut self,
-        number: Number,
-        entered: impl Fn(usize) -> Entered<'a> + Copy,
-        counters: &mut Counters,
-    ) {
-        let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
-            return;
-        };
-        let Some(link) = &mut port.link else {
-            return;
-        };
-        let pieces = &self.pieces;
-        let parts = |item: &Item| {
-            let bytes = entered(item.place as usize).bytes;
-            match item.piece {
-                None => (bytes, &[][..]),
-                Some(piece) => {
-                    let piece = pieces.get(piece as usize, bytes);
-                    (piece.head, piece.body)
-                }
-            }
-        };
-        let given = link.send(port.todo.iter().map(parts));
-        port.todo.clear();
-        counters.enqueued += given.enqueued;
-        counters.dropped_full += given.full;
-        counters.dropped_gone += given.gone;
-        port.counters.out_frames += given.enqueued;
-        port.counters.out_bytes += given.bytes;
-        port.counters.out_dropped += given.full + given.gone;
-        self.watch(number);
-    }
-
-    /// Waits for a client to read if frames wait for it, and else does not.
-    #[inline]
-    fn watch(&mut self, number: Number) {
-        let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
-            return;
-        };
-        let Some(link) = &port.link else {
-            return;
-        };
-        if link.is_waiting() != port.is_watched {
-            port.is_watched = !port.is_watched;
-            let mut flags = EventFlags::IN;
-            flags.set(EventFlags::OUT, port.is_watched);
-            let data = EventData::new_u64(u64::from(number));
-            // It is in there, so the only error is a lack of memory: then it waits for the next frame.
-            let _ = epoll::modify(&self.epoll, link, data, flags);
+        forwarder: &mut Forwarder,
+        exits: &mut Exits,
+        batch: &Batch,
+        now_s: u32,
+        sink: &mut dyn FnMut(&[Frame<'_>]),
+    ) -> u64 {
+        forwarder.begin(now_s);
+        exits.begin();
+        let mut entered = recycle(std::mem::take(&mut self.entered));
+        entered.extend(batch.iter());
+        self.ranges.clear();
+        for (place, it) in entered.iter().enumerate() {
+            let to = forwarder.decide(it.from, it.bytes, it.fault, now_s);
+            self.ranges.push(to.clone());
+            let noted = exits.note(place as u32, it, forwarder.due(to));
+            forwarder.counters.rings += noted.rings;
+            forwarder.counters.cut += noted.cut;
+            forwarder.counters.due += noted.cut;
         }
+        exits.send(&entered, &mut forwarder.counters);
+        let mut frames = recycle(std::mem::take(&mut self.frames));
+        let ts_ns = now_ns();
+        let whole = |it: &Entered<'_>| it.fault.is_none() && it.bytes.len() >= HEADER;
+        let all = entered.iter().zip(&self.ranges);
+        let all = all.filter(|(it, _)| whole(it));
+        frames.extend(all.map(|(it, to)| shown(it, forwarder.due(to.clone()), ts_ns)));
+        let count = frames.len() as u64;
+        sink(&frames);
+        self.frames = recycle(frames);
+        self.entered = recycle(entered);
+        count
     }
 }
 
-/// What a frame becomes that was left to a NIC. A lie, which is not expected here, leaves it as it is.
-fn pieces_of(pieces: &mut Pieces, frame: &[u8], offload: &Offload) -> Range<usize> {
-    let len = frame.len() as u32;
-    match offload::work(frame, len, offload) {
-        Ok(Some(work)) => pieces.make(frame, len, &work),
-        _ => pieces.keep(frame, len),
+/// A frame as a reader of the wire sees it.
+#[inline]
+fn shown<'a>(it: &Entered<'a>, due: &'a [Number], ts_ns: u64) -> Frame<'a> {
+    let (tag, vlan_tci) = vlan_of(it.bytes);
+    let left = match it.offload {
+        Some(_) => flags::OFFLOAD | flags::CSUM_NOT_READY,
+        None => 0,
+    };
+    Frame {
+        bytes: it.bytes,
+        wire_len: it.bytes.len() as u32,
+        ts_ns,
+        flags: tag | left,
+        vlan_tci,
+        offload: it.offload.copied().unwrap_or_default(),
+        due,
     }
 }
 
@@ -736,10 +502,8 @@ const EVENTS: usize = 64;
 const UNLOOKED: u32 = 4;
 /// Stations that are told at once.
 const MAX_TOLD: usize = 16_384;
-/// Bytes that the host's programs send in one turn.
-const MAX_SENT: usize = 1 << 20;
-/// Bytes of the longest super-frame: 64 KiB, Ethernet header and tags.
-const MAX_SUPER: usize = 66 << 10;
+/// Bytes of a frame that rings send, on average of a full turn: 1 MiB in all.
+const SENT_EACH: usize = 4096;
 /// Bytes of an Ethernet header.
 const HEADER: usize = 14;
 /// Bytes of a frame with an MTU of 9,216, with two tags.

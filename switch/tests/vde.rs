@@ -87,6 +87,7 @@ impl Served {
             "consumed",
             "in_dropped_short",
             "in_dropped_long",
+            "in_dropped_offload",
             "in_dropped_source",
         ];
         assert_eq!(count(&["entered"]), count(&fates));

@@ -13,7 +13,7 @@ use std::os::unix::fs::{
 };
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,10 +31,11 @@ use vnplug_os::socket::{self, Heard};
 use vnplug_os::{event, peer_log};
 
 use super::console::{self, Console, Said};
-use super::link::Link;
+use super::link::Datagrams;
 use super::request::{self, MAX_REQUEST, Request};
 use crate::control::{Change, Line};
 use crate::forward::Number;
+use crate::link::{Entrance, Losses};
 use crate::queue::VdeConfig;
 use crate::roster::{Holder, Roster, locked};
 
@@ -57,7 +58,6 @@ pub(crate) struct Open {
 pub(crate) struct Door {
     open: Option<Open>,
     line: Line,
-    lost: Option<Sender<Number>>,
     stop: Arc<AtomicBool>,
     waker: Option<Arc<OwnedFd>>,
     thread: Option<JoinHandle<()>>,
@@ -184,53 +184,37 @@ fn clear(dir: &Path) -> io::Result<()> {
 }
 
 impl Door {
-    /// Of a switch that is spoken to by `line`; it opens with [`begin`](Self::begin).
-    pub(crate) fn new(open: Option<Open>, line: Line) -> Self {
+    /// Of a switch that is spoken to by `line`.
+    pub(crate) fn new(open: Open, line: Line) -> Self {
         Self {
-            open,
+            open: Some(open),
             line,
-            lost: None,
             stop: Arc::default(),
             waker: None,
             thread: None,
         }
     }
 
-    /// Opens, if it is not open. By then the daemon has given up its privileges.
-    #[inline]
-    pub(crate) fn begin(&mut self) {
-        if let Some(open) = self.open.take() {
-            self.serve(open);
-        }
+    fn serve(&mut self, open: Open) -> io::Result<()> {
+        let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (line, stop) = (self.line.clone(), Arc::clone(&self.stop));
+        let mut porter = Porter::new(open, line, Arc::clone(&waker))?;
+        let thread = std::thread::Builder::new()
+            .name("vnplug-vde".into())
+            .spawn(move || porter.run(&stop))?;
+        (self.waker, self.thread) = (Some(waker), Some(thread));
+        Ok(())
     }
+}
 
-    #[cold]
-    fn serve(&mut self, open: Open) {
+impl Entrance for Door {
+    fn open(&mut self) {
+        let Some(open) = self.open.take() else {
+            return;
+        };
         let name = open.name.clone();
-        let served = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(io::Error::from)
-            .and_then(|waker| {
-                let waker = Arc::new(waker);
-                let (lost, losses) = channel();
-                let (line, stop) = (self.line.clone(), Arc::clone(&self.stop));
-                let mut porter = Porter::new(open, line, losses, Arc::clone(&waker))?;
-                let thread = std::thread::Builder::new()
-                    .name("vnplug-vde".into())
-                    .spawn(move || porter.run(&stop))?;
-                (self.waker, self.lost, self.thread) = (Some(waker), Some(lost), Some(thread));
-                Ok(())
-            });
-        if let Err(error) = served {
+        if let Err(error) = self.serve(open) {
             log::error!(target: "switch", "{name}: no VDE client can join: {error}");
-        }
-    }
-
-    /// A port is closed by the thread that forwards.
-    #[cold]
-    pub(crate) fn lose(&self, port: Number) {
-        if let (Some(lost), Some(waker)) = (&self.lost, &self.waker) {
-            let _ = lost.send(port);
-            event::ring(waker);
         }
     }
 }
@@ -269,6 +253,8 @@ enum State {
 struct Porter {
     open: Open,
     line: Line,
+    /// For the thread that forwards, and what it says.
+    told: Losses,
     losses: Receiver<Number>,
     waker: Arc<OwnedFd>,
     epoll: OwnedFd,
@@ -279,12 +265,7 @@ struct Porter {
 }
 
 impl Porter {
-    fn new(
-        open: Open,
-        line: Line,
-        losses: Receiver<Number>,
-        waker: Arc<OwnedFd>,
-    ) -> io::Result<Self> {
+    fn new(open: Open, line: Line, waker: Arc<OwnedFd>) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let watch = |fd: &OwnedFd, number| {
             epoll::add(&epoll, fd, EventData::new_u64(number), EventFlags::IN)
@@ -294,9 +275,11 @@ impl Porter {
         open.mgmt
             .as_ref()
             .map_or(Ok(()), |mgmt| watch(mgmt, MGMT))?;
+        let (told, losses) = Losses::new(Arc::clone(&waker));
         Ok(Self {
             open,
             line,
+            told,
             losses,
             waker,
             epoll,
@@ -485,7 +468,7 @@ impl Porter {
         self.name(&ours, &path, uid)
             .map_err(|error| format!("{}: {error}", path.display()))?;
         let answer = request::answer(&path)?;
-        let link = Link::new(PeerFd::new(ours, self.closers.of(&uid)));
+        let link = Datagrams::new(PeerFd::new(ours, self.closers.of(&uid)));
         let Some(session) = self.sessions.get_mut(&id) else {
             return Err("it is gone".into());
         };
@@ -498,7 +481,11 @@ impl Porter {
         );
         self.ports.insert(port, id);
         // Before the answer: what the client sends then is forwarded.
-        self.line.send(Change::Add(port, link));
+        self.line.send(Change::Add {
+            port,
+            link: Box::new(link),
+            losses: self.told.clone(),
+        });
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(&session.socket, &answer, flags) {
             Ok(count) if count == answer.len() => Ok(()),

@@ -10,24 +10,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use vnplug_os::closer::PeerFd;
-use vnplug_os::datagrams::{self, Inbox, Rest};
+use vnplug_os::datagrams::{self, Rest};
 
-/// What became of frames that were given to a link.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Given {
-    /// In the client's socket, or on the way there.
-    pub(crate) enqueued: u64,
-    /// Dropped: the client does not read.
-    pub(crate) full: u64,
-    /// Dropped: the client is gone.
-    pub(crate) gone: u64,
-    /// Bytes of those that were not dropped.
-    pub(crate) bytes: u64,
-}
+use crate::batch::Batch;
+use crate::exits::Due;
+use crate::link::{Given, Link};
 
 /// One client's data socket.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct Datagrams {
     socket: PeerFd,
     /// The kernel refuses descriptors there.
     refuses: bool,
@@ -37,8 +28,8 @@ pub(crate) struct Link {
     is_gone: bool,
 }
 
-impl Link {
-    /// A link by this socket, which is connected to the client's and does not block.
+impl Datagrams {
+    /// By this socket, which is connected to the client's and does not block.
     pub(crate) fn new(socket: PeerFd) -> Self {
         let refuses = vnplug_os::socket::pass_rights(&socket, false);
         Self {
@@ -50,27 +41,20 @@ impl Link {
         }
     }
 
-    /// Takes at most `most` frames that the client sent.
-    ///
-    /// # Errors
-    /// The system's.
-    pub(crate) fn receive(&mut self, inbox: &mut Inbox, most: usize) -> io::Result<Rest> {
-        inbox.receive(&self.socket, most, self.refuses)
+    fn forget(&mut self, frames: usize) {
+        let bytes: usize = self.backlog.drain(..frames).map(|frame| frame.len()).sum();
+        self.backlog_bytes -= bytes;
+    }
+}
+
+impl Link for Datagrams {
+    fn receive(&mut self, batch: &mut Batch, most: usize) -> io::Result<Rest> {
+        batch.receive(&self.socket, most, self.refuses)
     }
 
-    /// Whether frames wait for the client to read.
-    pub(crate) fn is_waiting(&self) -> bool {
-        !self.backlog.is_empty()
-    }
-
-    /// Gives the client frames, each in two parts, in order.
-    #[inline]
-    pub(crate) fn send<'a>(
-        &mut self,
-        frames: impl Iterator<Item = (&'a [u8], &'a [u8])> + Clone,
-    ) -> Given {
+    fn send(&mut self, due: Due<'_>) -> Given {
         let mut given = Given::default();
-        let mut rest = frames;
+        let mut rest = due.iter().map(|out| (out.head, out.body));
         while !self.is_waiting() && !self.is_gone {
             match datagrams::send_many(&self.socket, rest.clone()) {
                 Ok(0) => break,
@@ -106,9 +90,11 @@ impl Link {
         given
     }
 
-    /// The client may have read: gives it what waits. How many frames are dropped after all, which were
-    /// counted as enqueued.
-    pub(crate) fn go_on(&mut self) -> u64 {
+    fn is_waiting(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    fn go_on(&mut self) -> u64 {
         let mut dropped = 0;
         while self.is_waiting() && !self.is_gone {
             let waiting = self.backlog.iter().map(|frame| (&frame[..], &[][..]));
@@ -128,11 +114,6 @@ impl Link {
         }
         dropped as u64
     }
-
-    fn forget(&mut self, frames: usize) {
-        let bytes: usize = self.backlog.drain(..frames).map(|frame| frame.len()).sum();
-        self.backlog_bytes -= bytes;
-    }
 }
 
 /// Whether an error says something of one frame only: it is too long, or memory is short now.
@@ -141,7 +122,7 @@ fn is_of_one(error: &io::Error) -> bool {
     matches!(what, Some(Errno::MSGSIZE | Errno::NOBUFS | Errno::NOMEM))
 }
 
-impl AsFd for Link {
+impl AsFd for Datagrams {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -1,0 +1,218 @@
+//! Frames that entered together, in memory of our own, and what else is known of each.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use vnplug_frame::offload;
+use vnplug_os::datagrams::{Inbox, Rest};
+use vnplug_ring::offload::Offload;
+
+use crate::forward::{Fault, Number};
+
+/// A frame that enters.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entered<'a> {
+    pub(crate) from: Number,
+    pub(crate) bytes: &'a [u8],
+    /// What is left to be done with it; it fits the frame.
+    pub(crate) offload: Option<&'a Offload>,
+    /// It is not for anybody.
+    pub(crate) fault: Option<Fault>,
+}
+
+/// The frames of one turn.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    inbox: Inbox,
+    notes: Vec<Note>,
+    /// Bytes of the longest frame that is not cut.
+    longest: usize,
+    /// Whose frames come now.
+    from: Number,
+}
+
+/// What is known of a frame beside its bytes.
+#[derive(Debug, Clone, Copy)]
+struct Note {
+    from: Number,
+    offload: Offload,
+    fault: Option<Fault>,
+}
+
+impl Batch {
+    /// For at most so many frames, and as many bytes as `count` frames of `longest` bytes have.
+    pub(crate) fn new(count: usize, longest: usize) -> Self {
+        Self {
+            inbox: Inbox::new(count, longest),
+            notes: Vec::with_capacity(count),
+            longest,
+            from: 0,
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.inbox.clear();
+        self.notes.clear();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.notes.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.notes.is_empty()
+    }
+
+    /// What comes next is this port's.
+    pub(crate) fn sends(&mut self, from: Number) {
+        self.from = from;
+    }
+
+    /// Bytes of the longest frame that is not cut, Ethernet header included, FCS excluded.
+    pub(crate) fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// How many more frames of the longest kind there is room for.
+    pub(crate) fn room(&self) -> usize {
+        self.inbox.room()
+    }
+
+    /// Whether there is room for one more frame of so many bytes.
+    #[inline]
+    #[expect(dead_code, reason = "for links that copy frames themselves")]
+    pub(crate) fn has_room(&self, len: usize) -> bool {
+        self.inbox.has_room(len)
+    }
+
+    /// Takes at most `most` datagrams from a socket, each a frame; see [`Inbox::receive`].
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn receive(
+        &mut self,
+        from: impl AsFd,
+        most: usize,
+        refuses: bool,
+    ) -> io::Result<Rest> {
+        let rest = self.inbox.receive(from, most, refuses);
+        for at in self.notes.len()..self.inbox.len() {
+            self.notes.push(Note {
+                from: self.from,
+                offload: Offload::default(),
+                fault: self.inbox.get(at).1.then_some(Fault::Long),
+            });
+        }
+        rest
+    }
+
+    /// Appends a frame of `len` bytes, all of which `fill` writes, with what its sender says is left to
+    /// do with it; says whether it is there. It is not if there is [no room](Self::has_room), or if
+    /// `fill` says that there is none. One that is too long, or that its offload does not fit, is there to
+    /// be counted only.
+    #[inline]
+    pub(crate) fn push(
+        &mut self,
+        len: usize,
+        offload: Offload,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> bool {
+        let most = match offload.is_super_frame() {
+            true => MAX_SUPER,
+            false => self.longest,
+        };
+        if len > most {
+            return self.push_fault(Fault::Long);
+        }
+        if !self.inbox.push(len, fill) {
+            return false;
+        }
+        let is_lie = offload.is_due() && {
+            let bytes = self.inbox.get(self.notes.len()).0;
+            offload::work(bytes, bytes.len() as u32, &offload).is_err()
+        };
+        self.notes.push(Note {
+            from: self.from,
+            offload,
+            fault: is_lie.then_some(Fault::Lie),
+        });
+        true
+    }
+
+    /// Appends a frame that is to be counted only; says whether there was room.
+    #[cold]
+    pub(crate) fn push_fault(&mut self, fault: Fault) -> bool {
+        let fits = self.inbox.push(0, |_| true);
+        if fits {
+            self.notes.push(Note {
+                from: self.from,
+                offload: Offload::default(),
+                fault: Some(fault),
+            });
+        }
+        fits
+    }
+
+    /// One of them.
+    #[inline]
+    pub(crate) fn get(&self, at: usize) -> Entered<'_> {
+        let Note {
+            from,
+            ref offload,
+            fault,
+        } = self.notes[at];
+        Entered {
+            from,
+            bytes: self.inbox.get(at).0,
+            offload: offload.is_due().then_some(offload),
+            fault,
+        }
+    }
+
+    /// All of them, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Entered<'_>> {
+        (0..self.len()).map(|at| self.get(at))
+    }
+}
+
+/// Bytes of the longest super-frame: 64 KiB, Ethernet header and tags.
+pub(crate) const MAX_SUPER: usize = 66 << 10;
+
+#[cfg(test)]
+mod tests {
+    use vnplug_ring::offload::{flags, gso};
+
+    use super::*;
+
+    #[test]
+    fn what_is_too_long_or_lied_about_is_there_to_be_counted_only() {
+        let mut batch = Batch::new(4, 1514);
+        batch.sends(3);
+        let lie = Offload {
+            flags: flags::NEEDS_CSUM,
+            csum_start: 60,
+            ..Offload::default()
+        };
+        let bulk = Offload {
+            gso_type: gso::TCPV4,
+            gso_size: 1448,
+            ..lie
+        };
+        assert!(batch.push(60, Offload::default(), |place| {
+            place.fill(1);
+            true
+        }));
+        assert!(batch.push(60, lie, |_| true));
+        assert!(batch.push(1515, Offload::default(), |_| unreachable!()));
+        assert!(batch.push(MAX_SUPER + 1, bulk, |_| unreachable!()));
+        assert!(!batch.push(60, Offload::default(), |_| true));
+        assert!(!batch.push_fault(Fault::Long));
+        let faults: Vec<_> = batch.iter().map(|it| it.fault).collect();
+        let long = Some(Fault::Long);
+        assert_eq!(faults, [None, Some(Fault::Lie), long, long]);
+        assert!(batch.iter().all(|it| it.from == 3));
+        assert_eq!(batch.get(0).bytes, [1; 60]);
+        batch.clear();
+        assert!(batch.is_empty() && batch.room() == 4);
+    }
+}

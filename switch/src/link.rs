@@ -1,0 +1,87 @@
+//! How frames come from the far end of a port, and go there: one kind a file, the same trait.
+//!
+//! A link is used by the thread that forwards, and no call of it blocks. An entrance ([`Entrance`])
+//! makes links for those who join, and is told of links that can serve no longer ([`Losses`]).
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use vnplug_os::datagrams::Rest;
+use vnplug_os::event;
+use vnplug_ring::offload::Offload;
+
+use crate::batch::Batch;
+use crate::exits::Due;
+use crate::forward::Number;
+
+/// The way between a port and its far end. Its descriptor is readable when frames may be there (one
+/// with several descriptors has an epoll of its own), and writable when frames that wait may go on.
+pub(crate) trait Link: AsFd + Send {
+    /// Takes at most `most` frames that the far end sent, as far as the batch has room.
+    ///
+    /// # Errors
+    /// The port is to be closed, and why.
+    fn receive(&mut self, batch: &mut Batch, most: usize) -> io::Result<Rest>;
+
+    /// Gives the far end frames, in order.
+    fn send(&mut self, due: Due<'_>) -> Given;
+
+    /// Whether frames wait for the far end to read.
+    fn is_waiting(&self) -> bool {
+        false
+    }
+
+    /// The far end may have read: gives it what waits. How many frames are dropped after all, which were
+    /// counted as enqueued.
+    fn go_on(&mut self) -> u64 {
+        0
+    }
+
+    /// Whether the far end does what is left to do with such a frame.
+    fn takes(&self, _offload: &Offload) -> bool {
+        false
+    }
+}
+
+/// What became of frames that were given to a link.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Given {
+    /// At the far end, or on the way there.
+    pub(crate) enqueued: u64,
+    /// Dropped: the far end does not read.
+    pub(crate) full: u64,
+    /// Dropped: the far end is gone.
+    pub(crate) gone: u64,
+    /// Bytes of those that were not dropped.
+    pub(crate) bytes: u64,
+}
+
+/// Lets programs and machines of one kind join.
+pub(crate) trait Entrance: Send {
+    /// Opens, once. By then the daemon has given up its privileges.
+    fn open(&mut self);
+}
+
+/// Tells an entrance of ports that the thread that forwards has closed.
+#[derive(Debug, Clone)]
+pub(crate) struct Losses {
+    sender: Sender<Number>,
+    waker: Arc<OwnedFd>,
+}
+
+impl Losses {
+    /// Wakes the entrance's thread by this eventfd, which looks into the channel then.
+    pub(crate) fn new(waker: Arc<OwnedFd>) -> (Self, Receiver<Number>) {
+        let (sender, losses) = channel();
+        (Self { sender, waker }, losses)
+    }
+
+    #[cold]
+    pub(crate) fn tell(&self, port: Number) {
+        // If its thread is gone, so is the entrance.
+        let _ = self.sender.send(port);
+        event::ring(&self.waker);
+    }
+}
