@@ -1,6 +1,7 @@
 # The commands a user and CI know. Everything they need, they install (setup.sh).
 #
 #   make demo    boots two guests and shows both ways of capture side by side
+#   make demo-switch   guests, a container and an old program on one switch, beside vde_switch
 #   make demo-record   records a busy wire, kills the recorder, and finds a conversation again
 #   make test    all tests, real guests included
 #   make bench   ours and the peers, in one table (ROWS="handoff fanout …" selects)
@@ -26,7 +27,7 @@ PRODUCTS := -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-we
 # What the demo runs, and nothing else: it is the first that a user builds.
 DEMO := -p vnplugd -p vnplug-pcap -p vnplug-e2e
 
-.PHONY: all setup-build setup-demo setup build guest query demo demo-record test test-python bench \
+.PHONY: all setup-build setup-demo setup-switch setup build guest query demo demo-switch demo-record test test-python bench \
 	install clean
 
 all: build
@@ -36,6 +37,9 @@ setup-build:
 
 setup-demo:
 	./setup.sh demo
+
+setup-switch:
+	./setup.sh switch
 
 setup:
 	./setup.sh test
@@ -61,6 +65,11 @@ demo: setup-demo guest
 	./e2e/setup-guest-kernel.sh
 	cargo build --locked --release $(DEMO)
 	$(AS_ROOT) $(TARGET)/release/demo
+
+demo-switch: setup-switch guest
+	./e2e/setup-guest-kernel.sh
+	cargo build --locked --release $(DEMO)
+	$(AS_ROOT) $(TARGET)/release/demo-switch
 
 demo-record: setup-demo guest
 	cargo build --locked --release $(DEMO) -p vnplug-web

@@ -4,6 +4,7 @@
 #
 #   ./setup.sh build   what compiles the programs, and what they load when they run
 #   ./setup.sh demo    and what boots the demo's guests and shows their packets
+#   ./setup.sh switch  and the programs of VDE, for the demo of the switch
 #   ./setup.sh test    and the whole laboratory of tests and measurements
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -20,16 +21,20 @@ demo=(
     qemu-system-x86_64:qemu-system-x86 linux.uml:user-mode-linux
     /usr/bin/busybox:busybox-static cpio:cpio modinfo:kmod setpriv:util-linux
 )
+switch=(
+    "${demo[@]}"
+    vde_switch:vde-switch vde_plug:vdeplug vde_plug2tap:vde2 ping:iputils-ping
+)
 # what runs the tests of the page; Ubuntu has other names for it
 browser=chromium driver=chromium-driver
 if grep -qs '^ID=ubuntu' /etc/os-release; then
     browser=chromium-browser driver=chromium-chromedriver
 fi
 test=(
-    "${demo[@]}"
+    "${switch[@]}"
     # the tests of the drop-in compile programs
     /usr/include/pcap/pcap.h:libpcap-dev g++:g++
-    dpdk-testpmd:dpdk-dev curl:curl python3:python3 ping:iputils-ping dnsmasq:dnsmasq-base
+    dpdk-testpmd:dpdk-dev curl:curl python3:python3 dnsmasq:dnsmasq-base
     dig:bind9-dnsutils ethtool:ethtool
     tcpreplay:tcpreplay fio:fio netsniff-ng:netsniff-ng dmsetup:dmsetup mkfs.ext4:e2fsprogs
     # the page of recordings is tested in a browser
@@ -37,7 +42,7 @@ test=(
     # README's first commands are typed on a fresh machine
     debootstrap:debootstrap
     # programs of VDE, on a switch
-    vde_switch:vde-switch wirefilter:vde-wirefilter vde_plug:vdeplug vde_plug2tap:vde2 vdens:vdens
+    wirefilter:vde-wirefilter vdens:vdens
     /var/lib/dpkg/info/libvdeplug-slirp.list:libvdeplug-slirp
     zstd:zstd age:age openssl:openssl valgrind:valgrind
     # programs that capture with libpcap, for the tests of the drop-in; none starts a service
@@ -51,9 +56,9 @@ test=(
 
 job=${1:-test}
 case $job in
-build | demo | test) declare -n needs=$job ;;
+build | demo | switch | test) declare -n needs=$job ;;
 *)
-    echo "setup: '$job' is none of build, demo, test" >&2
+    echo "setup: '$job' is none of build, demo, switch, test" >&2
     exit 2
     ;;
 esac

@@ -1,7 +1,7 @@
 //! DPDK's side of the peers: two `dpdk-testpmd`, one that sends and one that receives.
 
 use std::fmt;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -22,8 +22,27 @@ pub(crate) enum WorkerCpu {
 pub(crate) struct Testpmd(Child);
 
 impl Testpmd {
-    /// Starts one with these devices and further arguments.
+    /// Starts one with these devices and further arguments, which forwards at once.
     pub(crate) fn start(place: WorkerCpu, devices: &[String], extra: &[&str]) -> Result<Self> {
+        Self::spawn(place, devices, extra)
+    }
+
+    /// As [`start`](Self::start), but it does only what these lines tell it.
+    pub(crate) fn told(
+        place: WorkerCpu,
+        devices: &[String],
+        extra: &[&str],
+        lines: &str,
+    ) -> Result<Self> {
+        let extra = [&["--interactive"], extra].concat();
+        let mut told = Self::spawn(place, devices, &extra)?;
+        // It ends with its input, which stays open here.
+        let input = told.0.stdin.as_mut().ok_or("testpmd has no input")?;
+        input.write_all(lines.as_bytes())?;
+        Ok(told)
+    }
+
+    fn spawn(place: WorkerCpu, devices: &[String], extra: &[&str]) -> Result<Self> {
         let (role, main, worker) = match place {
             WorkerCpu::First => ("first", sys::cpu(1), sys::cpu(0)),
             WorkerCpu::Second => ("second", sys::cpu(0), sys::cpu(1)),
@@ -44,7 +63,7 @@ impl Testpmd {
             ))
             .args(["--stats-period=1", "--no-lsc-interrupt"])
             .args(extra)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()

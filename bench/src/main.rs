@@ -34,6 +34,7 @@ mod rows;
 mod scale;
 mod stage;
 mod supervise;
+mod switch;
 mod sys;
 mod uml;
 mod usage;

@@ -4,7 +4,7 @@ use crate::handoff::{self, Reading, Sizes};
 use crate::row::{Plan, Result, Row};
 use crate::{
     attached, capture, fanout, filter, group, latency, limit, pcap, record, scale, stage,
-    supervise, uml,
+    supervise, switch, uml,
 };
 
 /// Every row.
@@ -31,6 +31,7 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
 const GROUPS: &[&[Row]] = &[
     CAPTURE,
     HANDOFF,
+    SWITCH,
     readers!("60", Sizes::One(60); 1, 2, 8, 64),
     readers!("1514", Sizes::One(1514); 1, 2, 8, 64),
     readers!("imix", Sizes::Imix; 1, 2, 8, 64),
@@ -150,6 +151,19 @@ const HANDOFF: &[Row] = &[
         "uml-reader-1514",
         "one binary reads 1514-byte frames in User-mode Linux and on the host",
         |plan| uml::against_host(plan, 1514),
+    ),
+];
+
+const SWITCH: &[Row] = &[
+    row(
+        "switch-ring-60",
+        "a switch from ring to ring, 60-byte frames, against testpmd between two memif",
+        |plan| switch::rings(plan, 60),
+    ),
+    row(
+        "switch-ring-1514",
+        "a switch from ring to ring, 1514-byte frames, against testpmd between two memif",
+        |plan| switch::rings(plan, 1514),
     ),
 ];
 

@@ -150,35 +150,9 @@ impl Tethered {
         dismiss(&mut self.watchdog);
     }
 
-    /// Processor time of the leader and all its descendants, user and system, since their start;
-    /// includes ended ones that were waited for.
+    /// Processor time of the leader and all its descendants; see [`cpu_time`].
     pub(crate) fn cpu_time(&self) -> Duration {
-        let mut total = 0;
-        let mut pending = vec![self.process.id()];
-        while let Some(pid) = pending.pop() {
-            // proc(5): utime, stime, cutime, cstime are fields 14 to 17.
-            let fields = stat_fields(pid).unwrap_or_default();
-            total += fields
-                .iter()
-                .skip(11)
-                .take(4)
-                .filter_map(|field| field.parse::<u64>().ok())
-                .sum::<u64>();
-            for task in fs::read_dir(format!("/proc/{pid}/task"))
-                .into_iter()
-                .flatten()
-                .flatten()
-            {
-                let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-                pending.extend(
-                    children
-                        .split_whitespace()
-                        .filter_map(|child| child.parse::<u32>().ok()),
-                );
-            }
-        }
-        let ticks_per_second = rustix::param::clock_ticks_per_second();
-        Duration::from_millis(total * 1000 / ticks_per_second)
+        cpu_time(self.process.id())
     }
 }
 
@@ -186,6 +160,37 @@ impl Drop for Tethered {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Processor time of a process and all its descendants, user and system, since their start; includes
+/// ended ones that were waited for.
+pub(crate) fn cpu_time(pid: u32) -> Duration {
+    let mut total = 0;
+    let mut pending = vec![pid];
+    while let Some(pid) = pending.pop() {
+        // proc(5): utime, stime, cutime, cstime are fields 14 to 17.
+        let fields = stat_fields(pid).unwrap_or_default();
+        total += fields
+            .iter()
+            .skip(11)
+            .take(4)
+            .filter_map(|field| field.parse::<u64>().ok())
+            .sum::<u64>();
+        for task in fs::read_dir(format!("/proc/{pid}/task"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            pending.extend(
+                children
+                    .split_whitespace()
+                    .filter_map(|child| child.parse::<u32>().ok()),
+            );
+        }
+    }
+    let ticks_per_second = rustix::param::clock_ticks_per_second();
+    Duration::from_millis(total * 1000 / ticks_per_second)
 }
 
 /// Whether a process of this group runs. Zombies do not; they are the business of their parents.

@@ -36,6 +36,18 @@ impl Running {
         Ok(Self { child, out, errors })
     }
 
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it printed so far.
+    #[must_use]
+    pub fn output(&self) -> String {
+        std::fs::read_to_string(&self.out).unwrap_or_default()
+    }
+
     /// What it said on its standard error so far.
     #[must_use]
     pub fn errors(&self) -> String {
@@ -45,7 +57,7 @@ impl Running {
     /// The last line that it printed, of JSON.
     #[must_use]
     pub fn last(&self) -> Value {
-        let text = std::fs::read_to_string(&self.out).unwrap_or_default();
+        let text = self.output();
         let line = text.lines().next_back().unwrap_or_default();
         serde_json::from_str(line).unwrap_or_default()
     }

@@ -8,7 +8,6 @@
 //! is missing, 1 when something is, 2 when the demo could not be carried through.
 
 use std::error::Error;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use vnplug_e2e::daemon::{guest_program, program};
@@ -32,16 +31,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<Vec<String>, Box<dyn Error>> {
-    let (mut vnplug, mut out) = (None, PathBuf::from("target/demo-record"));
-    let mut args = std::env::args().skip(1);
-    while let Some(flag) = args.next() {
-        let value = PathBuf::from(args.next().ok_or(format!("{flag} needs a value"))?);
-        match flag.as_str() {
-            "--vnplug" => vnplug = Some(value),
-            "--out" => out = value,
-            _ => return Err(format!("unknown argument {flag}").into()),
-        }
-    }
+    let (vnplug, out) = demo::arguments("target/demo-record")?;
     // What `make install` installs.
     let vnplug = vnplug.map_or_else(guest_program, Ok)?;
     let faults = demo::record(&vnplug, &program("vnplug-web")?, &out)?;

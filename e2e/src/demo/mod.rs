@@ -21,15 +21,18 @@ mod record;
 mod recorder;
 mod reference;
 mod report;
+mod switch;
 mod talk;
 mod unchanged;
 mod wire;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 pub use picture::svg;
 pub use record::record;
 pub use report::{Run, Traffic, Via, beaten, sentences, table, to_json};
+pub use switch::switch;
 
 use self::capture::{Finding, Subject};
 use self::talk::Talkers;
@@ -80,6 +83,24 @@ pub fn run() -> Result<Findings> {
     guests::qemu(&stage, &mut findings)?;
     findings.faults.extend(beaten(&findings.runs));
     Ok(findings)
+}
+
+/// What a demo was told: `--vnplug PROGRAM`, and `--out DIR` or this.
+///
+/// # Errors
+/// An argument that is not known, or has no value.
+pub fn arguments(out: &str) -> std::result::Result<(Option<PathBuf>, PathBuf), String> {
+    let (mut vnplug, mut out) = (None, PathBuf::from(out));
+    let mut args = std::env::args().skip(1);
+    while let Some(flag) = args.next() {
+        let value = PathBuf::from(args.next().ok_or(format!("{flag} needs a value"))?);
+        match flag.as_str() {
+            "--vnplug" => vnplug = Some(value),
+            "--out" => out = value,
+            _ => return Err(format!("unknown argument {flag}")),
+        }
+    }
+    Ok((vnplug, out))
 }
 
 impl Stage {
