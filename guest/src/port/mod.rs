@@ -63,6 +63,8 @@ pub struct Port {
     round_ps: u64,
     /// The descriptor is readable because [`Port::settle`] made it so.
     flagged: bool,
+    /// The doorbell rings for the first packet, or has rung: it was not emptied since it was armed.
+    will_ring: bool,
     /// When the descriptor is to be readable though no packet is there.
     alarm: Option<Instant>,
     link: Option<Link>,
@@ -157,6 +159,7 @@ impl Port {
             empty_polls: 0,
             round_ps: 0,
             flagged: false,
+            will_ring: false,
             alarm: None,
             link: None,
             leaving: None,

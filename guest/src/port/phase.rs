@@ -99,7 +99,7 @@ impl Port {
         if let Some((wake, control)) = link.own_fds() {
             self.watch.attach(wake, control)?;
         }
-        self.flagged = false;
+        (self.flagged, self.will_ring) = (false, false);
         let opened = &link.opened;
         self.number = opened.port;
         self.device.clone_from(&opened.device);
@@ -133,18 +133,24 @@ impl Port {
         timeout: Option<Duration>,
     ) -> Result<super::watch::Seen, Error> {
         let seen = self.watch.look(timeout)?;
-        if seen.wake
-            && let Some(Err(error)) = self.link.as_ref().map(Link::hush)
-        {
-            // The control socket tells more, if it has anything to tell.
-            self.hear();
-            self.leave(error);
+        if seen.wake {
+            self.hush();
         }
         // In a bundle another port may have read what this one is to hear.
         if seen.control || self.watch.shared().is_some() {
             self.hear();
         }
         Ok(seen)
+    }
+
+    /// Empties the doorbell.
+    pub(super) fn hush(&mut self) {
+        self.will_ring = false;
+        if let Some(Err(error)) = self.link.as_ref().map(Link::hush) {
+            // The control socket tells more, if it has anything to tell.
+            self.hear();
+            self.leave(error);
+        }
     }
 
     pub(super) fn arm_all(&mut self) -> Armed {
@@ -156,11 +162,17 @@ impl Port {
     pub(super) fn arm_all_lent(&mut self) -> Armed {
         let mut armed = Armed::default();
         let (watermark, delay) = (self.options.watermark, self.options.max_delay_us());
+        // In a bundle others empty the doorbell.
+        self.will_ring = watermark <= 1 && self.watch.shared().is_none();
         for ring in &mut self.rings {
             match ring.arm_lent(watermark, delay) {
                 // Or its life is over, of which `advance` knows more.
-                Wait::Ready => armed.ready |= !ring.is_drained(),
+                Wait::Ready => {
+                    self.will_ring = false;
+                    armed.ready |= !ring.is_drained();
+                }
                 Wait::SleepAtMost(us) => {
+                    self.will_ring = false;
                     let delay = Duration::from_micros(us.into());
                     armed.at_most = Some(armed.at_most.map_or(delay, |other| other.min(delay)));
                 }
@@ -233,6 +245,7 @@ impl Port {
 
     /// The connection is of no more use; what was published stays readable.
     fn leave(&mut self, why: Error) {
+        self.will_ring = false;
         if let Some(link) = self.link.take() {
             if let Some((wake, control)) = link.own_fds() {
                 self.watch.detach(wake, control);

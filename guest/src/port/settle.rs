@@ -14,13 +14,17 @@ impl Port {
     /// Makes [`fd`](Self::fd) readable if packets are unread, and otherwise not before there are:
     /// true in the first case. What [`next`](Self::next) lent last stays lent.
     ///
-    /// Costs a few loads, and system calls only where the answer differs from the last one.
+    /// Costs a few loads, and system calls only where the answer differs from the last one: one at the
+    /// end of the packets that one ring of the doorbell told of. With a watermark of 1 packets may be
+    /// unread for a moment before the host's ring makes the descriptor readable.
     ///
     /// # Errors
     /// Only of the system. A port that is over or has news is readable.
     pub fn settle(&mut self) -> Result<bool, Error> {
         if self.has_unread() {
-            self.flag();
+            if !self.will_ring {
+                self.flag();
+            }
             return Ok(true);
         }
         if !matches!(self.phase, Phase::Live) {
@@ -28,7 +32,11 @@ impl Port {
             return Ok(false);
         }
         self.unflag();
-        self.attend(Some(Duration::ZERO))?;
+        match self.watch.shared() {
+            // What else there is to hear keeps the descriptor readable, for `next`.
+            None => self.hush(),
+            Some(_) => drop(self.attend(Some(Duration::ZERO))?),
+        }
         self.arm_all_lent();
         // Asked after arming, so that a packet is either seen here or rings. A ring whose life is
         // over does not ring again, and `attend` may have heard news: both are for `next` to tell.
