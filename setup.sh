@@ -44,6 +44,8 @@ test=(
     # programs of VDE, on a switch
     wirefilter:vde-wirefilter vdens:vdens
     /var/lib/dpkg/info/libvdeplug-slirp.list:libvdeplug-slirp
+    # a C program calls libvdeplug
+    /usr/include/libvdeplug.h:libvdeplug-dev
     zstd:zstd age:age openssl:openssl valgrind:valgrind
     # programs that capture with libpcap, for the tests of the drop-in; none starts a service
     ngrep:ngrep p0f:p0f tcpflow:tcpflow ssldump:ssldump dhcpdump:dhcpdump sngrep:sngrep

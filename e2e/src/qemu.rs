@@ -60,6 +60,8 @@ pub struct QemuConfig {
     pub inherit: Vec<OwnedFd>,
     /// Accelerator; `None` probes.
     pub accel: Option<Accel>,
+    /// What QEMU finds in its environment besides the test's own.
+    pub env: Vec<(String, String)>,
     /// Time allowed from start to the first command.
     pub boot_limit: Duration,
 }
@@ -77,6 +79,7 @@ impl Default for QemuConfig {
             kernel_args: Vec::new(),
             qemu_args: Vec::new(),
             inherit: Vec::new(),
+            env: Vec::new(),
             accel: None,
             boot_limit: Duration::from_secs(300),
         }
@@ -118,6 +121,7 @@ impl Qemu {
         let (commands, their_commands) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
         let (data, their_data) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
         let mut command = Command::new("qemu-system-x86_64");
+        command.envs(config.env.iter().cloned());
         command.args(machine_args(config, accel));
         command
             .args(["-display", "none", "-nodefaults", "-no-reboot"])

@@ -1,5 +1,6 @@
 //! Machines on a switch, as far as a network namespace with one interface is one.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -105,9 +106,24 @@ impl Station {
     /// # Errors
     /// The lab's.
     pub fn by_vde(lab: &Lab, switch: &Path, address: &str) -> Result<Self> {
+        Self::by_plug(lab, switch, &[], address)
+    }
+
+    /// As [`by_vde`](Self::by_vde), by any address that libvdeplug knows, and with this in the program's
+    /// environment.
+    ///
+    /// # Errors
+    /// The lab's.
+    pub fn by_plug(
+        lab: &Lab,
+        url: impl AsRef<OsStr>,
+        env: &[(String, String)],
+        address: &str,
+    ) -> Result<Self> {
         let netns = Netns::new()?;
         let mut plug = netns.command("vde_plug2tap");
-        plug.arg("-s").arg(switch).arg("tap0");
+        plug.arg("-s").arg(url).arg("tap0");
+        plug.envs(env.iter().cloned());
         Self::new(netns, lab, plug, "tap0", address)
     }
 

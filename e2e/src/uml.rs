@@ -41,6 +41,8 @@ pub struct UmlConfig {
     pub kernel_args: Vec<String>,
     /// Descriptors the guest's process inherits under their numbers, for use in `kernel_args`.
     pub inherit: Vec<OwnedFd>,
+    /// What the guest's process finds in its environment besides the test's own.
+    pub env: Vec<(String, String)>,
     /// Time allowed from start to the first command.
     pub boot_limit: Duration,
 }
@@ -56,6 +58,7 @@ impl Default for UmlConfig {
             image: Image::default(),
             kernel_args: Vec::new(),
             inherit: Vec::new(),
+            env: Vec::new(),
             boot_limit: Duration::from_secs(180),
         }
     }
@@ -94,6 +97,7 @@ impl Uml {
         let (ours, theirs) = UnixStream::pair().map_err(LabError::io("socket pair"))?;
         let mut inherit = inherit.to_vec();
         let mut command = Command::new("linux.uml");
+        command.envs(config.env.iter().cloned());
         command
             .arg(format!("mem={}M", config.memory_mib))
             .arg(format!("initrd={}", initrd.display()))
