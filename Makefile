@@ -22,7 +22,7 @@ VENV := target/venv
 
 # What is installed; the bench builds its own programs with it, in one go, so that nothing is compiled
 # twice for other features.
-PRODUCTS := -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-web
+PRODUCTS := -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-vdeplug -p vnplug-web
 
 # What the demo runs, and nothing else: it is the first that a user builds.
 DEMO := -p vnplugd -p vnplug-pcap -p vnplug-e2e
@@ -112,6 +112,8 @@ install:
 	ln -sf libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/vnplug/libpcap.so.1
 	ln -sf libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/vnplug/libpcap.so
 	install -D -m 644 $(UML_PRELOAD) $(DESTDIR)$(PREFIX)/lib/vnplug/$(notdir $(UML_PRELOAD))
+	install -D -m 644 $(TARGET)/release/libvdeplug_vnplug.so \
+		$(DESTDIR)$(PREFIX)/lib/libvdeplug_vnplug.so
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|/usr/local/|$(PREFIX)/|' dist/vnplugd.service \
 		>$(DESTDIR)$(PREFIX)/lib/systemd/system/vnplugd.service
