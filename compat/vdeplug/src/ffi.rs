@@ -75,6 +75,9 @@ fn joined(url: &[u8], descr: &[u8], port: c_int) -> Result<Plug, (Errno, String)
 /// `conn` is open, and `buf` has room for `len` bytes.
 unsafe extern "C" fn recv(conn: *mut Conn, buf: *mut c_void, len: usize, flags: c_int) -> isize {
     guarded(-1, || {
+        if buf.is_null() {
+            return Err(Errno::FAULT);
+        }
         // SAFETY: the caller's promise; a buffer is not larger than `isize::MAX`.
         let (plug, into) = unsafe {
             let into = slice::from_raw_parts_mut(buf.cast::<MaybeUninit<u8>>(), len);
@@ -88,6 +91,9 @@ unsafe extern "C" fn recv(conn: *mut Conn, buf: *mut c_void, len: usize, flags: 
 /// `conn` is open, and `buf` has `len` bytes.
 unsafe extern "C" fn send(conn: *mut Conn, buf: *const c_void, len: usize, flags: c_int) -> isize {
     guarded(-1, || {
+        if buf.is_null() {
+            return Err(Errno::FAULT);
+        }
         // SAFETY: the caller's promise; a buffer is not larger than `isize::MAX`.
         let (plug, frame) = unsafe { (plug(conn), slice::from_raw_parts(buf.cast::<u8>(), len)) };
         Ok(plug.send(frame, waits(flags))? as isize)

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! libvdeplug loads `libvdeplug_vnplug.so` for a `vnplug://` address and calls the six functions of
-//! its symbol `vdeplug_ops` ([`ffi`]). A frame is copied from the ring into the program's buffer, or
+//! its symbol `vdeplug_ops` (`ffi`). A frame is copied from the ring into the program's buffer, or
 //! from there into the ring, in the program's own thread: the module has no thread, for programs
 //! fork, and `vdens` enters a user namespace, after they opened their connection.
 //!
