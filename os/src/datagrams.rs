@@ -69,6 +69,11 @@ impl Inbox {
         self.used = 0;
     }
 
+    /// Forgets those from this one on; their room is free again with [`clear`](Self::clear).
+    pub fn truncate(&mut self, len: usize) {
+        self.came.truncate(len);
+    }
+
     /// How many are there.
     pub fn len(&self) -> usize {
         self.came.len()

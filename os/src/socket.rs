@@ -5,12 +5,14 @@
 use std::io;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recv, recvmsg};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SocketAddrUnix, SocketFlags,
+    SocketType, bind, recv, recvmsg, socket_with,
+};
 
 /// What a stranger's socket had.
 #[derive(Debug, PartialEq, Eq)]
@@ -73,14 +75,24 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Heard> {
     }
 }
 
+/// Connections that wait to be accepted, as the standard library has it.
+const WAITING: i32 = 4096;
 /// `asm-generic/socket.h` of Linux 6.16.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Listens at a path, taking over a socket that nobody serves.
+/// Listens at a path for streams, taking over a socket that nobody serves.
 ///
 /// # Errors
 /// Another daemon serves it, something else lies there, or the system's.
 pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
+    listen_for(path, mode, SocketType::STREAM)
+}
+
+/// The same, for connections of another type.
+///
+/// # Errors
+/// As [`listen`].
+pub fn listen_for(path: &Path, mode: u32, kind: SocketType) -> io::Result<OwnedFd> {
     use std::os::unix::fs::PermissionsExt;
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
         use std::os::unix::fs::FileTypeExt;
@@ -106,20 +118,24 @@ pub fn listen(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     }
     // Nobody may connect before the mode is set, so it is made with that mode. The mask is the whole
     // process's; what other threads make in this moment becomes no laxer by it.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let in_path =
+        |error: Errno| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    let listener = socket_with(AddressFamily::UNIX, kind, flags, None).map_err(in_path)?;
+    let address = SocketAddrUnix::new(path).map_err(in_path)?;
     let mask = rustix::process::umask(rustix::fs::Mode::from_bits_truncate(!mode & 0o777));
-    let bound = UnixListener::bind(path);
+    let bound = bind(&listener, &address);
     rustix::process::umask(mask);
-    let listener = bound
-        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+    bound.map_err(in_path)?;
+    rustix::net::listen(&listener, WAITING).map_err(in_path)?;
     // A directory's default access list goes before the mask.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).inspect_err(|_| {
         // A socket that nobody serves only misleads.
         let _ = std::fs::remove_file(path);
     })?;
-    listener.set_nonblocking(true)?;
     // If the kernel can, it refuses descriptors from every client, unless one is allowed to later.
     pass_rights(&listener, false);
-    Ok(listener.into())
+    Ok(listener)
 }
 
 #[cfg(test)]

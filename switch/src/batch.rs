@@ -106,6 +106,12 @@ impl Batch {
         rest
     }
 
+    /// Forgets the frames from this one on.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.inbox.truncate(len);
+        self.notes.truncate(len);
+    }
+
     /// Appends a frame of `len` bytes, all of which `fill` writes, with what its sender says is left to
     /// do with it; says whether it is there. It is not if there is [no room](Self::has_room), or if
     /// `fill` says that there is none. One that is too long, or that its offload does not fit, is there to

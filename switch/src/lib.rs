@@ -18,17 +18,25 @@
 //! | `exits.rs` | the ports: what a batch has for each, given to it at once |
 //! | `roster.rs` | which ports are taken, and by whom |
 //! | `control.rs` | how other threads speak to the one that forwards |
-//! | `vde/` | the entrance for programs of VDE: `link.rs` has the frames, `door.rs` everything else |
+//! | `porter.rs` | what entrances have in common: threads, files, strangers |
+//! | `backlog.rs` | frames that wait for a reader |
+//! | `vde/` | the entrance for programs of VDE |
+//! | `sockets/` | the entrances for plain sockets: `stream`, `bess`, `dgram` |
 
+mod backlog;
 mod batch;
 mod control;
 mod exits;
 pub mod forward;
 mod link;
+mod porter;
 mod queue;
 mod roster;
+mod sockets;
 pub mod table;
 mod vde;
 
+pub use porter::Access;
 pub use queue::{Switch, SwitchConfig, VdeConfig};
 pub use roster::{Holder, Switchboard};
+pub use sockets::door::SocketsConfig;

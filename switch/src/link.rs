@@ -58,6 +58,11 @@ pub(crate) struct Given {
     pub(crate) bytes: u64,
 }
 
+/// The far end ended the connection, as it may.
+pub(crate) fn hung_up() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the far end hung up")
+}
+
 /// Lets programs and machines of one kind join.
 pub(crate) trait Entrance: Send {
     /// Opens, once. By then the daemon has given up its privileges.

@@ -24,8 +24,9 @@ use crate::exits::Exits;
 use crate::forward::{Forwarder, Number};
 use crate::link::{Entrance, Losses};
 use crate::roster::{Roster, Switchboard};
+use crate::sockets::door::{self as sockets, SocketsConfig};
 use crate::table::Limits;
-use crate::vde::door::{Door, Open};
+use crate::vde::door as vde;
 
 /// What a switch is to be like.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +43,8 @@ pub struct SwitchConfig {
     pub ports: (usize, usize),
     /// Where programs of VDE come in.
     pub vde: Option<VdeConfig>,
+    /// Where machines come in by plain sockets.
+    pub sockets: SocketsConfig,
 }
 
 /// Where programs of VDE come in: the options of `vde_switch`.
@@ -71,7 +74,25 @@ impl SwitchConfig {
             longest: LONGEST,
             ports: (1024, 256),
             vde: None,
+            sockets: SocketsConfig::default(),
         }
+    }
+
+    /// The entrances that it has, each by the name of its option, and where they are.
+    pub fn entrances(&self) -> Vec<(&'static str, PathBuf)> {
+        let sockets = &self.sockets;
+        let all = [
+            ("vde", self.vde.as_ref().map(|vde| &vde.dir)),
+            ("stream", sockets.stream.as_ref()),
+            ("bess", sockets.bess.as_ref()),
+            ("dgram", sockets.dgram.as_ref()),
+        ];
+        let given = |(name, path): (&'static str, Option<&PathBuf>)| {
+            // A directory that is gone cannot be named.
+            let path = std::path::absolute(path?);
+            path.ok().map(|path| (name, path))
+        };
+        all.into_iter().filter_map(given).collect()
     }
 }
 
@@ -87,7 +108,7 @@ pub struct Switch {
     /// Ports that may have frames.
     ready: VecDeque<Number>,
     /// Ports to be closed when their last frames are forwarded, and why.
-    lost: Vec<(Number, String)>,
+    lost: Vec<(Number, std::io::Error)>,
     /// Turns since the last look at all of them.
     unlooked: u32,
     /// What came through links.
@@ -114,6 +135,7 @@ impl Switch {
     /// # Errors
     /// [`SourceError`] if an entrance cannot be made.
     pub fn open(config: SwitchConfig) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
+        let entrances = config.entrances();
         let name = config.name;
         let failed = |what: &str| {
             let what = format!("switch {name:?}: {what}");
@@ -126,17 +148,27 @@ impl Switch {
         let watched = epoll::add(&epoll, &inlet.waker, waker, EventFlags::IN);
         watched.map_err(|error| failed("no descriptors")(error.into()))?;
         let roster = Roster::new(config.ports);
-        let vde = config.vde.map(|vde| Open::new(&name, vde, &roster));
+        let vde = config.vde.map(|vde| vde::Open::new(&name, vde, &roster));
         let vde = vde.transpose().map_err(failed("its VDE entrance"))?;
+        let sockets = Some(config.sockets).filter(|sockets| !sockets.is_empty());
+        let sockets =
+            sockets.map(|sockets| sockets::Open::new(&name, sockets, config.longest, &roster));
+        let sockets = sockets
+            .transpose()
+            .map_err(failed("its entrance by sockets"))?;
         let mut forwarder = Forwarder::new(config.limits);
         forwarder.is_hub = config.is_hub;
         let board = Switchboard {
             roster,
             line: line.clone(),
+            entrances: entrances.into(),
         };
         let mut entrances: Vec<Box<dyn Entrance>> = Vec::new();
         if let Some(open) = vde {
-            entrances.push(Box::new(Door::new(open, line)));
+            entrances.push(Box::new(vde::Door::new(open, line.clone())));
+        }
+        if let Some(open) = sockets {
+            entrances.push(Box::new(sockets::Door::new(open, line)));
         }
         let switch = Self {
             name,
@@ -283,8 +315,11 @@ impl Switch {
             match rest {
                 Ok(Rest::More) => self.ready.push_back(number),
                 Ok(Rest::Nothing) => port.is_ready = false,
-                Ok(Rest::Rights) => self.lost.push((number, "it sent descriptors".into())),
-                Err(error) => self.lost.push((number, error.to_string())),
+                Ok(Rest::Rights) => {
+                    let why = std::io::Error::other("it sent descriptors");
+                    self.lost.push((number, why));
+                }
+                Err(error) => self.lost.push((number, error)),
             }
         }
     }
@@ -293,8 +328,12 @@ impl Switch {
     /// the switch learns where stations are: nobody is to be found at a port that is gone.
     fn close_lost(&mut self) {
         while let Some((number, why)) = self.lost.pop() {
+            let level = match why.kind() {
+                std::io::ErrorKind::UnexpectedEof => log::Level::Info,
+                _ => log::Level::Warn,
+            };
             peer_log!(
-                log::Level::Warn,
+                level,
                 "switch",
                 "{}: port {number} is closed: {why}",
                 self.name

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::control::{Change, Line};
@@ -84,9 +85,15 @@ pub(crate) fn locked(roster: &Mutex<Roster>) -> MutexGuard<'_, Roster> {
 pub struct Switchboard {
     pub(crate) roster: Arc<Mutex<Roster>>,
     pub(crate) line: Line,
+    pub(crate) entrances: Arc<[(&'static str, PathBuf)]>,
 }
 
 impl Switchboard {
+    /// The switch's entrances, each by the name of its option, and where they are.
+    pub fn entrances(&self) -> &[(&'static str, PathBuf)] {
+        &self.entrances
+    }
+
     /// Takes a port whose frames go through rings.
     ///
     /// # Errors

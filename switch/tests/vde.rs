@@ -4,29 +4,29 @@
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use vnplug_path::source::{Queue, Received, wait};
 use vnplug_switch::table::Limits;
 use vnplug_switch::{Switch, SwitchConfig, VdeConfig};
 use vnplug_testing::{TestDir, eventually};
 
-/// A switch that is served until this is dropped, and what was captured on it.
-struct Served {
-    _home: Option<TestDir>,
+use self::served::{ALL, Served, frame};
+
+mod served;
+
+/// A switch with programs of VDE.
+struct Vde {
+    // First: it is gone before its directory is.
+    served: Served,
     dir: PathBuf,
-    stop: Arc<AtomicBool>,
-    seen: Arc<Mutex<Vec<Vec<u8>>>>,
-    counters: Arc<Mutex<Vec<(String, u64)>>>,
-    thread: Option<JoinHandle<()>>,
+    _home: Option<TestDir>,
 }
 
 fn config(dir: &Path) -> SwitchConfig {
@@ -42,84 +42,32 @@ fn config(dir: &Path) -> SwitchConfig {
     config
 }
 
-impl Served {
+impl Vde {
     /// One whose directory is made with it.
     fn here(adjust: impl FnOnce(&mut SwitchConfig)) -> Self {
         let home = TestDir::new("vde");
         let mut config = config(&home.path("lan0"));
         adjust(&mut config);
-        let mut served = Self::new(config);
-        served._home = Some(home);
-        served
+        let mut switch = Self::new(config);
+        switch._home = Some(home);
+        switch
     }
 
     fn new(config: SwitchConfig) -> Self {
         let dir = config.vde.as_ref().unwrap().dir.clone();
-        let (mut queue, _) = Switch::open(config).unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let (seen, counters) = (Arc::default(), Arc::default());
-        let (stopped, all, told) = (Arc::clone(&stop), Arc::clone(&seen), Arc::clone(&counters));
-        let thread = std::thread::spawn(move || serve(&mut *queue, &stopped, &all, &told));
         Self {
             _home: None,
             dir,
-            stop,
-            seen,
-            counters,
-            thread: Some(thread),
-        }
-    }
-
-    /// A counter, now.
-    fn count(&self, name: &str) -> u64 {
-        let counters = self.counters.lock().unwrap();
-        counters
-            .iter()
-            .find(|(key, _)| key == name)
-            .map_or(0, |it| it.1)
-    }
-
-    fn check_sums(&self) {
-        let count = |names: &[&str]| names.iter().map(|name| self.count(name)).sum::<u64>();
-        let fates = [
-            "unicast",
-            "flooded",
-            "consumed",
-            "in_dropped_short",
-            "in_dropped_long",
-            "in_dropped_offload",
-            "in_dropped_source",
-        ];
-        assert_eq!(count(&["entered"]), count(&fates));
-        let copies = ["out_enqueued", "out_dropped_full", "out_dropped_gone"];
-        assert_eq!(count(&["due"]), count(&copies));
-    }
-}
-
-fn serve(
-    queue: &mut dyn Queue,
-    stop: &AtomicBool,
-    seen: &Mutex<Vec<Vec<u8>>>,
-    counters: &Mutex<Vec<(String, u64)>>,
-) {
-    let waker = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
-    while !stop.load(Ordering::Relaxed) {
-        let mut seen = seen.lock().unwrap();
-        let received = queue.receive(&mut |frames| {
-            seen.extend(frames.iter().map(|frame| frame.bytes.to_vec()));
-        });
-        drop(seen);
-        *counters.lock().unwrap() = queue.own_counters();
-        if received.unwrap() == Received::Nothing {
-            wait(queue, waker.as_fd(), Some(Duration::from_millis(20)));
+            served: Served::new(config),
         }
     }
 }
 
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap();
+impl Deref for Vde {
+    type Target = Served;
+
+    fn deref(&self) -> &Served {
+        &self.served
     }
 }
 
@@ -189,19 +137,9 @@ impl Client {
     }
 }
 
-/// A frame of `len` bytes that says which it is.
-fn frame(to: u8, from: u8, number: u32, len: usize) -> Vec<u8> {
-    let mut frame = vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5];
-    frame.extend(number.to_be_bytes());
-    frame.resize(len, 0xa5);
-    frame
-}
-
-const ALL: u8 = 0xfe;
-
 #[test]
 fn clients_hear_what_is_for_them_and_a_capture_hears_all_once() {
-    let switch = Served::here(|_| {});
+    let switch = Vde::here(|_| {});
     let clients: Vec<Client> = (0..3).map(|_| Client::join(&switch.dir)).collect();
     let names = std::fs::read_dir(&switch.dir).unwrap();
     assert_eq!(names.count(), 4, "ctl and one for each client");
@@ -238,7 +176,7 @@ fn clients_hear_what_is_for_them_and_a_capture_hears_all_once() {
 
 #[test]
 fn who_never_reads_costs_itself_only_and_finds_what_fits_in_order() {
-    let switch = Served::here(|_| {});
+    let switch = Vde::here(|_| {});
     let [sender, reader, sleeper] = [0; 3].map(|_| Client::join(&switch.dir));
     eventually("all have joined", || switch.count("switch_ports") == 3);
     let count = 20_000;
@@ -279,7 +217,7 @@ fn who_never_reads_costs_itself_only_and_finds_what_fits_in_order() {
 
 #[test]
 fn what_is_no_frame_is_counted_and_the_port_lives() {
-    let switch = Served::here(|_| {});
+    let switch = Vde::here(|_| {});
     let [one, other] = [0; 2].map(|_| Client::join(&switch.dir));
     eventually("both have joined", || switch.count("switch_ports") == 2);
     one.send(b"");
@@ -299,7 +237,7 @@ fn what_is_no_frame_is_counted_and_the_port_lives() {
 
 #[test]
 fn made_up_addresses_make_nobody_forgotten() {
-    let switch = Served::here(|config| {
+    let switch = Vde::here(|config| {
         config.limits = Limits {
             all: 2000,
             each: 100,
@@ -329,7 +267,7 @@ fn made_up_addresses_make_nobody_forgotten() {
 
 #[test]
 fn who_sends_descriptors_loses_its_port_and_nobody_else_does() {
-    let switch = Served::here(|_| {});
+    let switch = Vde::here(|_| {});
     let [one, other, liar] = [0; 3].map(|_| Client::join(&switch.dir));
     eventually("all have joined", || switch.count("switch_ports") == 3);
     let null = std::fs::File::open("/dev/null").unwrap();
@@ -355,7 +293,7 @@ fn who_sends_descriptors_loses_its_port_and_nobody_else_does() {
 
 #[test]
 fn paths_that_are_not_the_clients_are_refused() {
-    let switch = Served::here(|_| {});
+    let switch = Vde::here(|_| {});
     let dir = switch.dir.clone();
     let aside = TestDir::new("vde-aside");
     let elsewhere = bound(&aside.path("sock"));
@@ -392,7 +330,7 @@ fn another_users_socket_is_refused_and_its_own_is_not() {
     if !rustix::process::geteuid().is_root() {
         return eprintln!("SKIPPED: becomes other users, which takes root");
     }
-    let switch = Served::here(|_| {});
+    let switch = Vde::here(|_| {});
     let dir = switch.dir.clone();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
     let path = |name: &str| dir.join(name);
@@ -423,7 +361,7 @@ fn another_users_socket_is_refused_and_its_own_is_not() {
 
 #[test]
 fn ten_thousand_connections_keep_nobody_out() {
-    let switch = Served::here(|_| {});
+    let switch = Vde::here(|_| {});
     let ctl = switch.dir.join("ctl");
     let begun = Instant::now();
     // As many as may wait; all others are hung up, one after the other.
@@ -451,7 +389,7 @@ fn ten_thousand_connections_keep_nobody_out() {
 
 #[test]
 fn ports_are_limited_and_one_directory_has_one_switch() {
-    let switch = Served::here(|config| config.ports = (3, 3));
+    let switch = Vde::here(|config| config.ports = (3, 3));
     let clients: Vec<Client> = (0..3).map(|_| Client::join(&switch.dir)).collect();
     let path = switch.dir.join(".more");
     let data = bound(&path);
@@ -472,7 +410,7 @@ fn what_a_killed_switch_left_is_taken_over() {
     drop(UnixDatagram::bind(dir.join("001.17")).unwrap());
     std::fs::write(dir.join("mine"), "").unwrap();
     std::fs::write(dir.join("1.2"), "").unwrap();
-    let switch = Served::new(config(&dir));
+    let switch = Vde::new(config(&dir));
     let mut names: Vec<_> = std::fs::read_dir(&dir)
         .unwrap()
         .map(|it| it.unwrap().file_name())

@@ -5,39 +5,29 @@
 //! file system of the client's is asked.
 
 use std::collections::HashMap;
-use std::fs::{DirBuilder, DirEntry, File, Permissions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{
-    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
-};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags, flock, open, statx};
-use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    send, socket_with, sockopt,
-};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::net::{SendFlags, SocketType, send};
 use vnplug_os::closer::{Closers, PeerFd};
-use vnplug_os::privileges::user_name;
 use vnplug_os::socket::{self, Heard};
 use vnplug_os::{event, peer_log};
 
 use super::console::{self, Console, Said};
-use super::link::Datagrams;
 use super::request::{self, MAX_REQUEST, Request};
 use crate::control::{Change, Line};
 use crate::forward::Number;
 use crate::link::{Entrance, Losses};
+use crate::porter::{self, Access, Directory, Shift};
 use crate::queue::VdeConfig;
-use crate::roster::{Holder, Roster, locked};
+use crate::roster::{Roster, locked};
+use crate::sockets::datagrams::Datagrams;
 
 /// An entrance that is made and not served yet.
 pub(crate) struct Open {
@@ -46,21 +36,14 @@ pub(crate) struct Open {
     roster: Arc<Mutex<Roster>>,
     ctl: OwnedFd,
     mgmt: Option<OwnedFd>,
-    /// Held while the directory is ours.
-    _lock: File,
-    /// The directory is removed with it.
-    made: bool,
-    /// Its name without links.
-    real: PathBuf,
+    dir: Directory,
 }
 
 /// The entrance of a switch.
 pub(crate) struct Door {
     open: Option<Open>,
     line: Line,
-    stop: Arc<AtomicBool>,
-    waker: Option<Arc<OwnedFd>>,
-    thread: Option<JoinHandle<()>>,
+    shift: Option<Shift>,
 }
 
 impl Open {
@@ -73,114 +56,47 @@ impl Open {
         config: VdeConfig,
         roster: &Arc<Mutex<Roster>>,
     ) -> io::Result<Self> {
-        let dir = &config.dir;
-        let at = |path: &Path, error: io::Error| {
-            io::Error::new(error.kind(), format!("{}: {error}", path.display()))
-        };
-        let in_dir = |error| at(dir, error);
-        let dir_mode = config.dir_mode.unwrap_or_else(|| dir_mode(config.mode));
-        let made = match DirBuilder::new().mode(0o700).create(dir) {
-            Ok(()) => true,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
-            Err(error) => return Err(in_dir(error)),
-        };
-        let lock = File::options()
-            .read(true)
-            .custom_flags((OFlags::DIRECTORY | OFlags::NOFOLLOW).bits() as i32)
-            .open(dir)
-            .map_err(in_dir)?;
-        let found = lock.metadata().map_err(in_dir)?;
-        let us = rustix::process::geteuid().as_raw();
-        let user = config.user.map_or(us, |(uid, _)| uid);
-        if found.uid() != us && found.uid() != user {
-            let what = format!(
-                "{} belongs to user {}; name another directory",
-                dir.display(),
-                found.uid()
-            );
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
-        }
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            let what = format!("another switch serves {}", dir.display());
-            io::Error::new(io::ErrorKind::AddrInUse, what)
-        })?;
-        if !made && !is_for_switches(dir).map_err(in_dir)? {
-            let what = format!(
-                "{} has other files: name an empty directory, or one that is not there yet",
-                dir.display()
-            );
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
-        }
-        lock.set_permissions(Permissions::from_mode(dir_mode))
-            .map_err(in_dir)?;
-        let real = std::fs::canonicalize(dir).map_err(in_dir)?;
+        let access = config.access();
+        let dir = Directory::open(&config.dir, &access)?;
         // Room for the names of data sockets.
-        request::answer(&real.join("0000.0000000")).map_err(io::Error::other)?;
-        let ctl_path = real.join("ctl");
-        let ctl = socket::listen(&ctl_path, config.mode)?;
-        clear(&real).map_err(in_dir)?;
+        request::answer(&dir.real.join("0000.0000000")).map_err(io::Error::other)?;
+        let ctl = access.listen(&dir.real.join("ctl"), SocketType::STREAM)?;
+        dir.clear(is_data)?;
         let mgmt = match &config.mgmt {
-            Some((path, mode)) => Some(socket::listen(path, *mode)?),
+            Some((path, mode)) => {
+                let mode = *mode;
+                let access = Access { mode, ..access };
+                Some(access.listen(path, SocketType::STREAM)?)
+            }
             None => None,
         };
-        let uid = config.user.map(|(uid, _)| uid);
-        let gid = config.group.or(config.user.map(|(_, gid)| gid));
-        let mgmt_path = config.mgmt.as_ref().map(|(path, _)| path.clone());
-        for path in [real.clone(), ctl_path].into_iter().chain(mgmt_path) {
-            if uid.is_some() || gid.is_some() {
-                chown(&path, uid, gid).map_err(|error| at(&path, error))?;
-            }
-        }
         Ok(Self {
             name: name.to_owned(),
             config,
             roster: Arc::clone(roster),
             ctl,
             mgmt,
-            _lock: lock,
-            made,
-            real,
+            dir,
         })
     }
 }
 
-/// Permission bits of a directory whose sockets have these: who may use one may look for it.
-fn dir_mode(mode: u32) -> u32 {
-    mode | (mode & 0o444) >> 2 | (mode & 0o222) >> 1
-}
-
-/// Whether a directory has been a switch's, or has nothing but sockets: the permissions of no other are
-/// changed.
-fn is_for_switches(dir: &Path) -> io::Result<bool> {
-    let is_socket = |entry: &DirEntry| entry.file_type().map(|it| it.is_socket());
-    let mut all = true;
-    for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        let socket = is_socket(&entry)?;
-        if socket && entry.file_name() == "ctl" {
-            return Ok(true);
-        }
-        all &= socket;
-    }
-    Ok(all)
-}
-
-/// Removes what a switch left that was killed: sockets named `NNN.FD`.
-fn clear(dir: &Path) -> io::Result<()> {
-    for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let is_data = |name: &str| {
-            let (port, socket) = name.split_once('.')?;
-            let is_number =
-                |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
-            (is_number(port) && is_number(socket)).then_some(())
-        };
-        if name.to_str().and_then(is_data).is_some() && entry.file_type()?.is_socket() {
-            std::fs::remove_file(entry.path())?;
+impl VdeConfig {
+    fn access(&self) -> Access {
+        Access {
+            mode: self.mode,
+            dir_mode: self.dir_mode,
+            group: self.group,
+            user: self.user,
         }
     }
-    Ok(())
+}
+
+/// Whether a data socket of ours has such a name: `NNN.FD`.
+fn is_data(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+    let parts = name.split_once('.');
+    parts.is_some_and(|(port, socket)| is_number(port) && is_number(socket))
 }
 
 impl Door {
@@ -189,21 +105,8 @@ impl Door {
         Self {
             open: Some(open),
             line,
-            stop: Arc::default(),
-            waker: None,
-            thread: None,
+            shift: None,
         }
-    }
-
-    fn serve(&mut self, open: Open) -> io::Result<()> {
-        let waker = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (line, stop) = (self.line.clone(), Arc::clone(&self.stop));
-        let mut porter = Porter::new(open, line, Arc::clone(&waker))?;
-        let thread = std::thread::Builder::new()
-            .name("vnplug-vde".into())
-            .spawn(move || porter.run(&stop))?;
-        (self.waker, self.thread) = (Some(waker), Some(thread));
-        Ok(())
     }
 }
 
@@ -212,23 +115,16 @@ impl Entrance for Door {
         let Some(open) = self.open.take() else {
             return;
         };
-        let name = open.name.clone();
-        if let Err(error) = self.serve(open) {
-            log::error!(target: "switch", "{name}: no VDE client can join: {error}");
-        }
-    }
-}
-
-impl Drop for Door {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(waker) = &self.waker {
-            event::ring(waker);
-        }
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!(target: "switch", "the thread of a VDE entrance panicked");
+        let (name, line) = (open.name.clone(), self.line.clone());
+        let shift = Shift::start("vnplug-vde", |waker| {
+            let mut porter = Porter::new(open, line, waker)?;
+            Ok(move |stop: &AtomicBool| porter.run(stop))
+        });
+        match shift {
+            Ok(shift) => self.shift = Some(shift),
+            Err(error) => {
+                log::error!(target: "switch", "{name}: no VDE client can join: {error}");
+            }
         }
     }
 }
@@ -294,18 +190,10 @@ impl Porter {
         let dir = self.open.config.dir.display().to_string();
         log::info!(target: "switch", "{}: VDE clients join at {dir}", self.open.name);
         while !stop.load(Ordering::Acquire) {
-            let mut events = [Event {
-                flags: EventFlags::empty(),
-                data: EventData::new_u64(0),
-            }; 32];
-            let second = Timespec {
-                tv_sec: 1,
-                tv_nsec: 0,
-            };
-            // A signal ends the wait early.
-            let found = epoll::wait(&self.epoll, &mut events, Some(&second)).unwrap_or(0);
-            for event in &events[..found] {
-                match event.data.u64() {
+            let mut news = Vec::new();
+            porter::wait(&self.epoll, Duration::from_secs(1), |id| news.push(id));
+            for id in news {
+                match id {
                     WAKER => event::clear(&self.waker),
                     CTL => self.accept(false),
                     MGMT => self.accept(true),
@@ -337,29 +225,10 @@ impl Porter {
             (Some(mgmt), true) => mgmt,
             _ => &self.open.ctl,
         };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = match accept_with(listener, flags) {
-            Ok(socket) => socket,
-            Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
-                peer_log!(
-                    log::Level::Warn,
-                    "switch",
-                    "{}: out of descriptors",
-                    self.open.name
-                );
-                std::thread::sleep(PAUSE);
-                return;
-            }
-            // It is gone again.
-            Err(_) => return,
-        };
-        let Ok(peer) = sockopt::socket_peercred(&socket) else {
+        let accepted = porter::accept(listener, &self.open.name, &mut self.closers);
+        let Some((socket, uid)) = accepted else {
             return;
         };
-        let uid = peer.uid.as_raw();
-        // Where the kernel cannot refuse descriptors, what is read stops before them.
-        socket::pass_rights(&socket, false);
-        let socket = PeerFd::new(socket, self.closers.of(&uid));
         let waiting = self.sessions.values().filter(|it| it.uid == uid);
         let waiting = waiting
             .filter(|it| !matches!(it.state, State::Has { .. }))
@@ -452,7 +321,7 @@ impl Porter {
 
     fn join(&mut self, id: u64, uid: u32, port: Number, request: &Request) -> Result<(), String> {
         let theirs = self.find(&request.socket, uid)?;
-        let ours = connected(&theirs).map_err(|error| {
+        let ours = porter::connected(&theirs).map_err(|error| {
             let advice = match error.kind() {
                 io::ErrorKind::PermissionDenied => {
                     "; it is open to nobody but its user: run the daemon with --user"
@@ -463,9 +332,10 @@ impl Porter {
         })?;
         let path = self
             .open
+            .dir
             .real
             .join(format!("{port:03}.{}", ours.as_raw_fd()));
-        self.name(&ours, &path, uid)
+        porter::name_for(&ours, &path, uid, &self.open.config.access())
             .map_err(|error| format!("{}: {error}", path.display()))?;
         let answer = request::answer(&path)?;
         let link = Datagrams::new(PeerFd::new(ours, self.closers.of(&uid)));
@@ -495,13 +365,7 @@ impl Porter {
 
     /// Takes a port for a client.
     fn take(&self, uid: u32, request: &Request) -> Result<Number, String> {
-        let us = rustix::process::geteuid().as_raw();
-        let holder = Holder {
-            owner: user_name(uid),
-            is_trusted: uid == 0 || uid == us,
-            way: "unix prog",
-            description: request.description.clone(),
-        };
+        let holder = porter::holder(uid, "unix prog", request.description.clone());
         let port = locked(&self.open.roster).take(holder, request.port)?;
         Ok(port.get())
     }
@@ -510,41 +374,18 @@ impl Porter {
     fn find(&self, path: &Path, uid: u32) -> Result<OwnedFd, String> {
         let named = path.display();
         let dir = path.parent().unwrap_or(Path::new("/"));
-        if dir != self.open.real && !PLACES.iter().any(|place| dir == Path::new(place)) {
+        if dir != self.open.dir.real && !PLACES.iter().any(|place| dir == Path::new(place)) {
             return Err(format!(
                 "its data socket {named} must be in the switch's directory, or in one of {PLACES:?}"
             ));
         }
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = open(path, flags, Mode::empty()).map_err(|error| format!("{named}: {error}"))?;
-        // Asks no file system that a client may serve.
-        let flags = AtFlags::EMPTY_PATH | AtFlags::from_bits_retain(AT_STATX_DONT_SYNC);
-        let found = statx(&file, "", flags, StatxFlags::BASIC_STATS)
-            .map_err(|error| format!("{named}: {error}"))?;
-        if FileType::from_raw_mode(u32::from(found.stx_mode)) != FileType::Socket {
-            return Err(format!("{named} is no socket"));
-        }
-        if uid != 0 && found.stx_uid != uid {
-            let owner = found.stx_uid;
+        let (file, owner) = porter::find_socket(path)?;
+        if uid != 0 && owner != uid {
             return Err(format!(
                 "{named} belongs to user {owner}, not to the client's"
             ));
         }
         Ok(file)
-    }
-
-    /// Gives our socket its name, for the client alone.
-    fn name(&self, ours: &OwnedFd, path: &Path, uid: u32) -> io::Result<()> {
-        bind(ours, &SocketAddrUnix::new(path)?)?;
-        let mode = self.open.config.mode;
-        // Without the right to give files away, who may connect to `ctl` may connect to it. Nobody
-        // but the client can send to a socket that is connected to the client's.
-        let given = chown(path, Some(uid), self.open.config.group).is_ok();
-        let mode = if given { mode & 0o700 } else { mode };
-        let named = std::fs::set_permissions(path, Permissions::from_mode(mode));
-        named.inspect_err(|_| {
-            let _ = std::fs::remove_file(path);
-        })
     }
 
     /// Writes to a console; one that does not read is closed.
@@ -582,26 +423,12 @@ impl Porter {
         all.into_iter().for_each(|id| self.close(id));
         let open = &self.open;
         let mgmt = open.config.mgmt.as_ref().map(|(path, _)| path.clone());
-        for path in std::iter::once(open.real.join("ctl")).chain(mgmt) {
+        for path in std::iter::once(open.dir.real.join("ctl")).chain(mgmt) {
             if let Err(error) = std::fs::remove_file(&path) {
                 log::warn!(target: "switch", "{}: {error}", path.display());
             }
         }
-        if open.made {
-            // Clients may have left something.
-            let _ = std::fs::remove_dir(&open.real);
-        }
     }
-}
-
-/// A socket that is connected to a client's, and bound to no name.
-fn connected(theirs: &OwnedFd) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let ours = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-    // The file that was looked at, whatever its name names now.
-    let path = format!("/proc/self/fd/{}", theirs.as_fd().as_raw_fd());
-    connect(&ours, &SocketAddrUnix::new(path)?)?;
-    Ok(ours)
 }
 
 /// Where libvdeplug makes data sockets if it may not do so in the switch's directory.
@@ -610,10 +437,6 @@ const PLACES: [&str; 4] = ["/run", "/var/run", "/var/tmp", "/tmp"];
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Connections of one user that have no port.
 const MAX_WAITING: usize = 32;
-/// How long to wait for descriptors.
-const PAUSE: Duration = Duration::from_millis(50);
-/// `linux/fcntl.h`.
-const AT_STATX_DONT_SYNC: u32 = 0x4000;
 
 const WAKER: u64 = 0;
 const CTL: u64 = 1;

@@ -1,10 +1,9 @@
-//! The data socket of one VDE client: a datagram each way is a frame.
+//! A socket that keeps the bounds of frames: a datagram or a packet each way is a frame.
 //!
-//! The socket is connected to the client's, so that nobody else can send to it. What the client
-//! does not read stays in its socket, then in a bounded backlog here, then it is dropped: a client
-//! that never reads costs itself only (R5).
+//! The socket is connected, so that nobody else can send to it. What the far end does not read stays
+//! in its socket, then in a bounded backlog here, then it is dropped: a client that never reads costs
+//! itself only (R5).
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -12,9 +11,10 @@ use rustix::io::Errno;
 use vnplug_os::closer::PeerFd;
 use vnplug_os::datagrams::{self, Rest};
 
+use crate::backlog::Backlog;
 use crate::batch::Batch;
 use crate::exits::Due;
-use crate::link::{Given, Link};
+use crate::link::{Given, Link, hung_up};
 
 /// One client's data socket.
 #[derive(Debug)]
@@ -22,34 +22,46 @@ pub(crate) struct Datagrams {
     socket: PeerFd,
     /// The kernel refuses descriptors there.
     refuses: bool,
-    /// Frames that the socket did not take yet.
-    backlog: VecDeque<Box<[u8]>>,
-    backlog_bytes: usize,
+    /// It has an end, which reads as empty packets; no frame is empty.
+    ends: bool,
+    backlog: Backlog,
     is_gone: bool,
 }
 
 impl Datagrams {
-    /// By this socket, which is connected to the client's and does not block.
+    /// By this datagram socket, which is connected to the client's and does not block.
     pub(crate) fn new(socket: PeerFd) -> Self {
+        Self::with(socket, false)
+    }
+
+    /// By this connection of packets (`SOCK_SEQPACKET`), which does not block.
+    pub(crate) fn of_connection(socket: PeerFd) -> Self {
+        Self::with(socket, true)
+    }
+
+    fn with(socket: PeerFd, ends: bool) -> Self {
         let refuses = vnplug_os::socket::pass_rights(&socket, false);
         Self {
             socket,
             refuses,
-            backlog: VecDeque::new(),
-            backlog_bytes: 0,
+            ends,
+            backlog: Backlog::default(),
             is_gone: false,
         }
-    }
-
-    fn forget(&mut self, frames: usize) {
-        let bytes: usize = self.backlog.drain(..frames).map(|frame| frame.len()).sum();
-        self.backlog_bytes -= bytes;
     }
 }
 
 impl Link for Datagrams {
     fn receive(&mut self, batch: &mut Batch, most: usize) -> io::Result<Rest> {
-        batch.receive(&self.socket, most, self.refuses)
+        let first = batch.len();
+        let rest = batch.receive(&self.socket, most, self.refuses);
+        if self.ends
+            && let Some(end) = (first..batch.len()).find(|at| batch.get(*at).bytes.is_empty())
+        {
+            batch.truncate(end);
+            return Err(hung_up());
+        }
+        rest
     }
 
     fn send(&mut self, due: Due<'_>) -> Given {
@@ -74,17 +86,13 @@ impl Link for Datagrams {
             }
         }
         for (head, body) in rest {
-            let len = head.len() + body.len();
             if self.is_gone {
                 given.gone += 1;
-            } else if self.backlog.len() >= MAX_FRAMES || self.backlog_bytes + len > MAX_BYTES {
-                given.full += 1;
-            } else {
-                self.backlog
-                    .push_back([head, body].concat().into_boxed_slice());
-                self.backlog_bytes += len;
+            } else if self.backlog.push(&[head, body]) {
                 given.enqueued += 1;
-                given.bytes += len as u64;
+                given.bytes += (head.len() + body.len()) as u64;
+            } else {
+                given.full += 1;
             }
         }
         given
@@ -97,12 +105,12 @@ impl Link for Datagrams {
     fn go_on(&mut self) -> u64 {
         let mut dropped = 0;
         while self.is_waiting() && !self.is_gone {
-            let waiting = self.backlog.iter().map(|frame| (&frame[..], &[][..]));
+            let waiting = self.backlog.iter().map(|frame| (frame, &[][..]));
             match datagrams::send_many(&self.socket, waiting) {
                 Ok(0) => break,
-                Ok(count) => self.forget(count),
+                Ok(count) => self.backlog.forget(count),
                 Err(error) if is_of_one(&error) => {
-                    self.forget(1);
+                    self.backlog.forget(1);
                     dropped += 1;
                 }
                 Err(_) => self.is_gone = true,
@@ -110,7 +118,7 @@ impl Link for Datagrams {
         }
         if self.is_gone {
             dropped += self.backlog.len();
-            self.forget(self.backlog.len());
+            self.backlog.forget(self.backlog.len());
         }
         dropped as u64
     }
@@ -127,7 +135,3 @@ impl AsFd for Datagrams {
         self.socket.as_fd()
     }
 }
-
-/// What waits for a client at most: frames, and their bytes.
-const MAX_FRAMES: usize = 512;
-const MAX_BYTES: usize = 1 << 20;

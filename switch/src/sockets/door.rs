@@ -1,0 +1,356 @@
+//! The thread that lets clients of plain sockets in. It never touches a frame, and nothing that it does
+//! waits for a client.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::net::{SocketType, sockopt};
+use vnplug_os::closer::{Closers, PeerFd};
+use vnplug_os::{event, peer_log};
+
+use super::datagrams::Datagrams;
+use super::pairs::{Pair, Pairs, STICKY};
+use super::stream::Stream;
+use crate::control::{Change, Line};
+use crate::forward::Number;
+use crate::link::{Entrance, Link, Losses};
+use crate::porter::{self, Access, Directory, Shift};
+use crate::roster::{Roster, locked};
+
+/// Where clients of plain sockets come in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SocketsConfig {
+    /// The socket for streams of frames with lengths.
+    pub stream: Option<PathBuf>,
+    /// The socket for connections of packets.
+    pub bess: Option<PathBuf>,
+    /// The directory for pairs of datagram sockets.
+    pub dgram: Option<PathBuf>,
+    /// Who may use them.
+    pub access: Access,
+}
+
+/// How frames of a connection are told from each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Stream,
+    Packets,
+}
+
+/// A socket that is listened at.
+struct Listening {
+    kind: Kind,
+    path: PathBuf,
+    socket: OwnedFd,
+}
+
+/// Entrances that are made and not served yet.
+pub(crate) struct Open {
+    name: String,
+    roster: Arc<Mutex<Roster>>,
+    /// Bytes of the longest frame.
+    longest: usize,
+    listening: Vec<Listening>,
+    pairs: Option<Pairs>,
+}
+
+/// The entrances of a switch.
+pub(crate) struct Door {
+    open: Option<Open>,
+    line: Line,
+    shift: Option<Shift>,
+}
+
+impl SocketsConfig {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.stream.is_none() && self.bess.is_none() && self.dgram.is_none()
+    }
+}
+
+impl Open {
+    /// Makes the sockets and the directory, or takes over what a switch left that is gone.
+    ///
+    /// # Errors
+    /// The system's, or who has them.
+    pub(crate) fn new(
+        name: &str,
+        config: SocketsConfig,
+        longest: usize,
+        roster: &Arc<Mutex<Roster>>,
+    ) -> io::Result<Self> {
+        let access = config.access;
+        let mut listening = Vec::new();
+        for (kind, path) in [(Kind::Stream, config.stream), (Kind::Packets, config.bess)] {
+            let Some(path) = path else {
+                continue;
+            };
+            let socket = access.listen(&path, kind.socket_type())?;
+            listening.push(Listening { kind, path, socket });
+        }
+        let pairs = config.dgram.map(|dir| {
+            let dir_mode = access
+                .dir_mode
+                .unwrap_or_else(|| porter::dir_mode(access.mode) | STICKY);
+            let access = Access {
+                dir_mode: Some(dir_mode),
+                ..access
+            };
+            Pairs::new(Directory::open(&dir, &access)?, access)
+        });
+        Ok(Self {
+            name: name.to_owned(),
+            roster: Arc::clone(roster),
+            longest,
+            listening,
+            pairs: pairs.transpose()?,
+        })
+    }
+}
+
+impl Kind {
+    fn socket_type(self) -> SocketType {
+        match self {
+            Self::Stream => SocketType::STREAM,
+            Self::Packets => SocketType::SEQPACKET,
+        }
+    }
+
+    /// The word for it, as the option is called.
+    fn way(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Packets => "bess",
+        }
+    }
+}
+
+impl Door {
+    /// Of a switch that is spoken to by `line`.
+    pub(crate) fn new(open: Open, line: Line) -> Self {
+        Self {
+            open: Some(open),
+            line,
+            shift: None,
+        }
+    }
+}
+
+impl Entrance for Door {
+    fn open(&mut self) {
+        let Some(open) = self.open.take() else {
+            return;
+        };
+        let (name, line) = (open.name.clone(), self.line.clone());
+        let shift = Shift::start("vnplug-sockets", |waker| {
+            let mut porter = Porter::new(open, line, waker)?;
+            Ok(move |stop: &AtomicBool| porter.run(stop))
+        });
+        match shift {
+            Ok(shift) => self.shift = Some(shift),
+            Err(error) => {
+                log::error!(target: "switch", "{name}: nobody can join by a socket: {error}");
+            }
+        }
+    }
+}
+
+/// Who lets clients in.
+struct Porter {
+    open: Open,
+    line: Line,
+    /// For the thread that forwards, and what it says.
+    told: Losses,
+    losses: Receiver<Number>,
+    waker: Arc<OwnedFd>,
+    epoll: OwnedFd,
+    /// The ports that are taken, with the names of those that are pairs.
+    ports: HashMap<Number, Option<Pair>>,
+    closers: Closers<u32>,
+}
+
+impl Porter {
+    fn new(open: Open, line: Line, waker: Arc<OwnedFd>) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &waker, EventData::new_u64(WAKER), EventFlags::IN)?;
+        for (at, listening) in (0..).zip(&open.listening) {
+            let data = EventData::new_u64(at);
+            epoll::add(&epoll, &listening.socket, data, EventFlags::IN)?;
+        }
+        let (told, losses) = Losses::new(Arc::clone(&waker));
+        Ok(Self {
+            open,
+            line,
+            told,
+            losses,
+            waker,
+            epoll,
+            ports: HashMap::new(),
+            closers: Closers::default(),
+        })
+    }
+
+    fn run(&mut self, stop: &AtomicBool) {
+        for Listening { kind, path, .. } in &self.open.listening {
+            let (name, way) = (&self.open.name, kind.way());
+            log::info!(target: "switch", "{name}: {way} clients join at {}", path.display());
+        }
+        let mut looked = Instant::now();
+        self.look();
+        while !stop.load(Ordering::Acquire) {
+            let mut news = Vec::new();
+            porter::wait(&self.epoll, LOOK, |id| news.push(id));
+            for id in news {
+                match id {
+                    WAKER => event::clear(&self.waker),
+                    at => self.accept(at as usize),
+                }
+            }
+            while let Ok(port) = self.losses.try_recv() {
+                self.free(port);
+            }
+            if looked.elapsed() >= LOOK {
+                self.look();
+                looked = Instant::now();
+            }
+        }
+        self.end();
+    }
+
+    fn accept(&mut self, at: usize) {
+        let Listening { kind, socket, .. } = &self.open.listening[at];
+        let kind = *kind;
+        let accepted = porter::accept(socket, &self.open.name, &mut self.closers);
+        let Some((socket, uid)) = accepted else {
+            return;
+        };
+        let pid = sockopt::socket_peercred(&socket).map_or(0, |it| it.pid.as_raw_nonzero().get());
+        let holder = porter::holder(uid, kind.way(), format!("process {pid}"));
+        let port = match locked(&self.open.roster).take(holder, None) {
+            Ok(port) => port.get(),
+            Err(why) => {
+                let name = &self.open.name;
+                peer_log!(
+                    log::Level::Warn,
+                    "switch",
+                    "{name}: a {} client of user {uid} cannot join: {why}",
+                    kind.way()
+                );
+                return;
+            }
+        };
+        let link: Box<dyn Link> = match kind {
+            Kind::Stream => Box::new(Stream::new(socket, self.open.longest)),
+            Kind::Packets => Box::new(Datagrams::of_connection(socket)),
+        };
+        let what = format!("a {} client of user {uid}, process {pid}", kind.way());
+        self.add(port, link, None, &what);
+    }
+
+    /// A port is there.
+    fn add(&mut self, port: Number, link: Box<dyn Link>, pair: Option<Pair>, what: &str) {
+        peer_log!(
+            log::Level::Info,
+            "switch",
+            "{}: port {port}: {what}",
+            self.open.name
+        );
+        self.ports.insert(port, pair);
+        self.line.send(Change::Add {
+            port,
+            link,
+            losses: self.told.clone(),
+        });
+    }
+
+    /// Looks which names there are in the directory of pairs.
+    fn look(&mut self) {
+        let Some(pairs) = &mut self.open.pairs else {
+            return;
+        };
+        let held = self.ports.iter();
+        let held = held.filter_map(|(port, pair)| Some((*port, pair.as_ref()?)));
+        let gone: Vec<Number> = held
+            .filter(|(_, pair)| !pair.is_alive())
+            .map(|(port, _)| port)
+            .collect();
+        let found = pairs.found(|name| {
+            let mut all = self.ports.values().flatten();
+            all.any(|pair| pair.is_of(name))
+        });
+        for port in gone {
+            // First: who takes the number again must not be removed.
+            self.line.send(Change::Remove(port));
+            self.free(port);
+        }
+        for found in found {
+            let Some(pairs) = &mut self.open.pairs else {
+                return;
+            };
+            let uid = found.uid;
+            let holder = porter::holder(uid, "dgram", found.name.clone());
+            let port = locked(&self.open.roster).take(holder, None);
+            let joined = port.and_then(|port| {
+                let joined = pairs.join(&found);
+                joined
+                    .inspect_err(|_| locked(&self.open.roster).free(port.get()))
+                    .map(|(socket, pair)| (port.get(), socket, pair))
+            });
+            match joined {
+                Ok((port, socket, pair)) => {
+                    let socket = PeerFd::new(socket, self.closers.of(&uid));
+                    let what = format!("a dgram client of user {uid} ({:?})", found.name);
+                    self.add(port, Box::new(Datagrams::new(socket)), Some(pair), &what);
+                }
+                Err(why) => {
+                    let is_news = pairs.refuse(&found);
+                    if is_news {
+                        peer_log!(
+                            log::Level::Warn,
+                            "switch",
+                            "{}: a dgram client of user {uid} cannot join: {why}",
+                            self.open.name
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// The thread that forwards does not know the port any more.
+    fn free(&mut self, port: Number) {
+        if self.ports.remove(&port).is_some() {
+            locked(&self.open.roster).free(port);
+            peer_log!(
+                log::Level::Info,
+                "switch",
+                "{}: port {port} is free",
+                self.open.name
+            );
+        }
+    }
+
+    fn end(&mut self) {
+        let all: Vec<Number> = self.ports.keys().copied().collect();
+        for port in all {
+            self.line.send(Change::Remove(port));
+            self.free(port);
+        }
+        for Listening { path, .. } in &self.open.listening {
+            if let Err(error) = std::fs::remove_file(path) {
+                // The next one takes it over.
+                log::info!(target: "switch", "{}: {error}", path.display());
+            }
+        }
+    }
+}
+
+/// How often the directory of pairs is looked at.
+const LOOK: Duration = Duration::from_millis(500);
+const WAKER: u64 = u64::MAX;

@@ -1,0 +1,130 @@
+//! Pairs of datagram sockets, as QEMU's `-netdev dgram` wants them: each end has a name, and sends to the
+//! other's.
+//!
+//! A client binds a socket in the directory, `NAME`; the switch finds it there, makes `NAME.port`, which is
+//! connected to it, and the pair is a port. Both ends find each other again by name, so a client does not
+//! notice that the daemon was restarted but by the frames that it sent meanwhile, which are lost.
+//!
+//! Whose port it is, is said by the owner of the client's file. Nobody but that socket can send to ours,
+//! for ours is connected to it, and not to a name.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use crate::porter::{self, Access, Directory};
+
+/// The directory, and what is there.
+pub(super) struct Pairs {
+    dir: Directory,
+    access: Access,
+    /// Clients that cannot join, as those that are gone: the reason is said once.
+    refused: HashSet<String>,
+}
+
+/// A client's socket that has no port.
+pub(super) struct Found {
+    pub(super) name: String,
+    pub(super) uid: u32,
+    file: OwnedFd,
+}
+
+/// A pair; our name goes with it.
+#[derive(Debug)]
+pub(super) struct Pair {
+    name: String,
+    theirs: OwnedFd,
+    ours: PathBuf,
+}
+
+impl Pairs {
+    pub(super) fn new(dir: Directory, access: Access) -> io::Result<Self> {
+        dir.clear(|name| name.ends_with(OURS))?;
+        Ok(Self {
+            dir,
+            access,
+            refused: HashSet::new(),
+        })
+    }
+
+    /// The clients that are there and have no port; `is_held`: one of this name has.
+    pub(super) fn found(&mut self, is_held: impl Fn(&str) -> bool) -> Vec<Found> {
+        let entries = std::fs::read_dir(&self.dir.real).into_iter().flatten();
+        let mut all = Vec::new();
+        for entry in entries.flatten().take(MAX_FILES) {
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            if name.ends_with(OURS) || name.chars().any(char::is_control) || is_held(&name) {
+                continue;
+            }
+            if let Ok((file, uid)) = porter::find_socket(&self.dir.real.join(&name)) {
+                all.push(Found { name, uid, file });
+            }
+        }
+        self.refused
+            .retain(|name| all.iter().any(|found| found.name == *name));
+        all
+    }
+
+    /// It cannot join now; whether that is news.
+    pub(super) fn refuse(&mut self, found: &Found) -> bool {
+        self.refused.len() < MAX_FILES && self.refused.insert(found.name.clone())
+    }
+
+    /// Makes our end.
+    ///
+    /// # Errors
+    /// Why that is not possible.
+    pub(super) fn join(&self, found: &Found) -> Result<(OwnedFd, Pair), String> {
+        let name = &found.name;
+        let socket = porter::connected(&found.file).map_err(|error| {
+            let advice = match error.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    "; it is open to nobody but its user: let the daemon's user write it"
+                }
+                _ => "",
+            };
+            format!("{name}: {error}{advice}")
+        })?;
+        let theirs =
+            rustix::io::fcntl_dupfd_cloexec(&found.file, 0).map_err(|it| it.to_string())?;
+        let mut file = OsString::from(name);
+        file.push(OURS);
+        let ours = self.dir.real.join(file);
+        let named = porter::name_for(&socket, &ours, found.uid, &self.access);
+        named.map_err(|error| format!("{}: {error}", ours.display()))?;
+        let name = name.clone();
+        Ok((socket, Pair { name, theirs, ours }))
+    }
+}
+
+impl Pair {
+    pub(super) fn is_of(&self, name: &str) -> bool {
+        self.name == name
+    }
+
+    /// Whether somebody has the client's socket.
+    pub(super) fn is_alive(&self) -> bool {
+        // It is asked by a socket of no name, which the client's refuses if it is connected itself.
+        match porter::connected(&self.theirs) {
+            Ok(_) => true,
+            Err(error) => error.kind() != io::ErrorKind::ConnectionRefused,
+        }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.ours);
+    }
+}
+
+/// Who may make files there may not take others' away, nor their names.
+pub(super) const STICKY: u32 = 0o1000;
+/// What our names end with.
+const OURS: &str = ".port";
+/// Files of the directory that are looked at.
+const MAX_FILES: usize = 8192;
