@@ -6,6 +6,7 @@
 mod agent;
 mod attach;
 mod capture;
+mod entrances;
 mod extcap;
 mod external;
 mod extract;

@@ -18,6 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use vnplug::Client;
 use vnplug_ring::control::{VmKind, VmReady, VmSpec};
 
+use crate::entrances::{Entrances, NicSpec, Via};
 use crate::failure::{Failure, OK, Outcome};
 use crate::{attach, out, sys};
 
@@ -30,14 +31,20 @@ Examples:
   vnplug attach uml --name probe --allow eth1 -- linux.uml mem=256M initrd=probe.img \\
       con=null con0=fd:0,fd:1
   vnplug attach uml --name probe --print -- linux.uml mem=256M
+  vnplug attach uml --name web --nic lan0 -- linux.uml mem=256M initrd=web.img
 
 Appends `iomem=mmapper,POOL ssl0=fd:N vnplug=ttyS0`; line ttyS0 is taken. Signals are passed on; the
 exit code is that of the UML (128 + N if signal N killed it). In the guest, run `vnplug agent`.
 Debian's linux.uml needs libvnplug-uml-xstate.so on processors with AMX; it is preloaded if installed,
-and VNPLUG_UML_PRELOAD names another.")]
+and VNPLUG_UML_PRELOAD names another. --nic appends `virtio_uml.device=`, `vecN:transport=bess` or `ethN=vde`,
+which of them is said. After a restart of the daemon vecN has no cable until it is set down and up.")]
 pub(crate) struct Attach {
     #[command(flatten)]
     vm: attach::VmArgs,
+    /// A network interface whose cable ends in a switch of the daemon: by vhost, bess or vde, whatever is
+    /// best; may be repeated
+    #[arg(long = "nic", value_name = "SWITCH[,mac=ADDRESS][,via=WAY]")]
+    nics: Vec<NicSpec>,
     /// Print the command that would run and exit; N is the descriptor of the control channel
     #[arg(long)]
     print: bool,
@@ -62,6 +69,7 @@ pub(crate) struct Detach {
 impl Attach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         let mut client = connect()?;
+        let nics = self.nic_arguments(&mut client)?;
         let spec = VmSpec {
             name: self.vm.name.clone(),
             kind: VmKind::Uml,
@@ -76,10 +84,11 @@ impl Attach {
             let command = self.command.iter().map(|word| word.to_string_lossy());
             let words: Vec<_> = command
                 .chain(arguments(&ready, "N").map(Into::into))
+                .chain(nics.into_iter().map(Into::into))
                 .collect();
             out::line(&words.join(" ")).map(|()| OK)
         } else {
-            self.supervise(&connect, &mut client, spec.clone(), &ready)
+            self.supervise(&connect, &mut client, spec.clone(), &ready, &nics)
         };
         let forgotten = attach::forget(&mut client, &self.vm.name, spec.owner)
             .or_else(|_| attach::forget(&mut connect()?, &self.vm.name, spec.owner));
@@ -93,6 +102,41 @@ impl Attach {
         ended
     }
 
+    /// What gives the UML its interfaces; says which way each takes, and why.
+    fn nic_arguments(&self, client: &mut Client) -> Result<Vec<String>, Failure> {
+        let given = self.command.iter().map(|word| word.to_string_lossy());
+        let given: Vec<_> = given.collect();
+        let mut arguments = Vec::new();
+        for spec in &self.nics {
+            if spec.model.is_some() {
+                return Err(Failure::about(
+                    &spec.switch,
+                    "a User-mode Linux has no choice of models; leave model= out",
+                ));
+            }
+            let entrances = Entrances::of(client, &spec.switch)?;
+            let mac = spec.mac_for(&self.vm.name);
+            let taken = |stem: &str, number: &u32| {
+                let mut all = given.iter().map(AsRef::as_ref);
+                let mut ours = arguments.iter().map(String::as_str);
+                let is_it = |word: &str| {
+                    let rest = word.strip_prefix(stem);
+                    let rest = rest.and_then(|rest| rest.strip_prefix(&number.to_string()));
+                    rest.is_some_and(|rest| rest.starts_with([':', '=']))
+                };
+                all.any(is_it) || ours.any(is_it)
+            };
+            let free = |stem: &str| (0..).find(|number| !taken(stem, number)).unwrap_or(0);
+            let (argument, why) = nic_argument(&entrances, spec.via, &mac, free)?;
+            out::note(&format!(
+                "{}: on {} by {argument}: {why}",
+                self.vm.name, spec.switch
+            ));
+            arguments.push(argument);
+        }
+        Ok(arguments)
+    }
+
     /// Starts the UML and keeps daemon and guest together until it ends.
     fn supervise(
         &self,
@@ -100,6 +144,7 @@ impl Attach {
         client: &mut Client,
         spec: VmSpec,
         ready: &VmReady,
+        nics: &[String],
     ) -> Outcome {
         let cannot = |errno| Failure::about("cannot make the control channel", errno);
         let pair = |flags| socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
@@ -116,6 +161,7 @@ impl Attach {
         let mut uml = command
             .args(&self.command[1..])
             .args(arguments(ready, &theirs.as_raw_fd().to_string()))
+            .args(nics)
             .spawn()
             .map_err(|error| Failure::about(program.display(), error))?;
         drop(theirs);
@@ -231,6 +277,44 @@ fn arguments(ready: &VmReady, fd: &str) -> impl Iterator<Item = String> {
     .into_iter()
 }
 
+/// The argument of one interface, and why it is this one; `free` finds the number of one that is free.
+fn nic_argument(
+    entrances: &Entrances,
+    via: Option<Via>,
+    mac: &str,
+    free: impl Fn(&str) -> u32,
+) -> Result<(String, &'static str), Failure> {
+    let ways = [Via::Vhost, Via::Bess, Via::Vde];
+    if let Some(via) = via.filter(|via| !ways.contains(via)) {
+        let text = format!(
+            "a User-mode Linux joins by vhost, bess or vde, not by {}",
+            via.word()
+        );
+        return Err(Failure::about(&entrances.switch, text));
+    }
+    let mut asked = ways
+        .into_iter()
+        .filter(|way| via.is_none_or(|it| it == *way));
+    let Some((way, path)) = asked.find_map(|way| Some((way, entrances.path(way)?))) else {
+        let what = via.map_or("bess", Via::word);
+        return Err(entrances.lacks(&format!("give it {what}=PATH")));
+    };
+    Ok(match way {
+        Via::Vhost => (
+            format!("virtio_uml.device={path}:1"),
+            "the switch reads and writes the guest's memory",
+        ),
+        Via::Vde => (
+            format!("eth{}=vde,{path},{mac}", free("eth")),
+            "the switch has neither vhost nor bess",
+        ),
+        _ => (
+            format!("vec{}:transport=bess,dst={path},mac={mac}", free("vec")),
+            "the switch has no vhost; a packet of a socket is a frame",
+        ),
+    })
+}
+
 /// A number by which the daemon knows this run again: nobody else may have the VM while it runs.
 fn fresh_owner() -> Result<u64, Failure> {
     let mut bytes = [0; 8];
@@ -250,3 +334,35 @@ const TICK: Timespec = Timespec {
 };
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_takes_the_best_way_that_the_switch_has() {
+        let mac = "02:00:00:00:00:01";
+        let argument = |has: &[Via], asked| {
+            let has: Vec<_> = has.iter().map(|via| (*via, "/p")).collect();
+            let made = nic_argument(&Entrances::made(&has), asked, mac, |_| 1);
+            made.map(|(argument, _)| argument).map_err(|it| it.line())
+        };
+        let all = [Via::Vhost, Via::Stream, Via::Bess, Via::Vde];
+        let bess = "vec1:transport=bess,dst=/p,mac=02:00:00:00:00:01";
+        for (has, asked, expected) in [
+            (&all[..], None, "virtio_uml.device=/p:1"),
+            (&all[1..], None, bess),
+            (&all, Some(Via::Bess), bess),
+            (&all[3..], None, "eth1=vde,/p,02:00:00:00:00:01"),
+        ] {
+            assert_eq!(argument(has, asked).unwrap(), expected);
+        }
+        let lacks = argument(&[Via::Stream], None).unwrap_err();
+        assert!(
+            lacks.contains("it has stream): give it bess=PATH"),
+            "{lacks}"
+        );
+        let wrong = argument(&all, Some(Via::Stream)).unwrap_err();
+        assert!(wrong.contains("not by stream"), "{wrong}");
+    }
+}

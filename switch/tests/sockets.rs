@@ -202,6 +202,7 @@ fn all_kinds_hear_each_other_and_leave_nothing_behind() {
         switch.seen.lock().unwrap().len() == sent.len()
     });
     assert_eq!(*switch.seen.lock().unwrap(), sent);
+    eventually("all is counted", || switch.count("entered") == 126);
     assert_eq!((switch.count("unicast"), switch.count("flooded")), (120, 6));
     switch.check_sums();
     drop(clients);

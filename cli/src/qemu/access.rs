@@ -134,6 +134,53 @@ fn let_read(path: &str, uid: u32) -> Result<(), Failure> {
     setxattr(path, ACL_ATTRIBUTE, &list, XattrFlags::empty()).map_err(|errno| about(errno.into()))
 }
 
+/// Lets `uid` use a socket that others use, too, beside everybody who may already.
+pub(super) fn let_in(path: &str, uid: u32) -> std::io::Result<()> {
+    let metadata = std::fs::metadata(path)?;
+    if uid == 0 || metadata.uid() == uid {
+        return Ok(());
+    }
+    let mut list = vec![0; 1 << 16];
+    let old = match getxattr(path, ACL_ATTRIBUTE, &mut list) {
+        Ok(len) => &list[..len],
+        Err(Errno::NODATA) => &[],
+        Err(errno) => return Err(errno.into()),
+    };
+    let list = list_with(old, metadata.mode(), uid);
+    Ok(setxattr(path, ACL_ATTRIBUTE, &list, XattrFlags::empty())?)
+}
+
+/// An access list, or what a file of this mode has instead, and that `uid` may read and write.
+fn list_with(old: &[u8], mode: u32, uid: u32) -> Vec<u8> {
+    const ANY: u32 = u32::MAX;
+    let entries = old.get(4..).unwrap_or_default().as_chunks::<8>().0;
+    let mut entries: Vec<(u16, u32, u16)> = entries
+        .iter()
+        .map(|&[t, u, p, q, a, b, c, d]| {
+            let id = u32::from_le_bytes([a, b, c, d]);
+            (u16::from_le_bytes([t, u]), id, u16::from_le_bytes([p, q]))
+        })
+        .collect();
+    if entries.is_empty() {
+        let of = |shift: u32| (mode >> shift) as u16 & 7;
+        entries = vec![(1, ANY, of(6)), (4, ANY, of(3)), (0x20, ANY, of(0))];
+    }
+    entries.retain(|(tag, id, _)| *tag != 0x10 && (*tag, *id) != (2, uid));
+    entries.push((2, uid, 6));
+    // What named users and groups have at most.
+    let named = entries.iter().filter(|(tag, ..)| [2, 4, 8].contains(tag));
+    let mask = named.fold(0, |mask, (.., permissions)| mask | permissions);
+    entries.push((0x10, ANY, mask));
+    entries.sort_unstable();
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, id, permissions) in entries {
+        list.extend(tag.to_le_bytes());
+        list.extend(permissions.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    }
+    list
+}
+
 /// The users that an access list names.
 fn users_of(list: &[u8]) -> Vec<u32> {
     let entries = list.get(4..).unwrap_or_default().as_chunks::<8>().0;
@@ -218,6 +265,18 @@ mod tests {
         assert_eq!(list.len(), 4 + 5 * 8);
         assert_eq!(list[12..20], [2, 0, 6, 0, 0x37, 0xfa, 0, 0]);
         assert_eq!(users_of(&access_list(4, &[7, 64055])), [7, 64055]);
+    }
+
+    #[test]
+    fn who_is_let_in_takes_nobodys_place() {
+        let first = list_with(&[], 0o660, 64055);
+        let users: Vec<_> = access_list(6, &[64055]);
+        // The group keeps what the mode said.
+        assert_eq!(first[20..28], [4, 0, 6, 0, 255, 255, 255, 255]);
+        assert_eq!((first.len(), &first[12..20]), (users.len(), &users[12..20]));
+        let second = list_with(&first, 0o660, 7);
+        assert_eq!(users_of(&second), [7, 64055]);
+        assert_eq!(list_with(&second, 0o660, 7), second);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod access;
 mod blocks;
 mod monitor;
+mod nic;
 mod parts;
 mod qmp;
 mod slots;
@@ -26,6 +27,7 @@ use self::parts::{Kind, Left, Part};
 use self::qmp::Qmp;
 use self::slots::DeviceAddress;
 use self::virsh::Virsh;
+use crate::entrances::{Entrances, NicSpec};
 use crate::failure::{Failure, OK, Outcome, PENDING};
 use crate::{attach, out, text};
 
@@ -58,6 +60,7 @@ Examples:
   vnplug attach qemu --name probe --libvirt probe --allow eth1
   vnplug attach qemu --name ids1 --qmp /run/ids1.qmp --allow eth1 --group ids=eth1,64M
   vnplug attach qemu --name ids2 --qmp /run/ids2.qmp --allow eth1 --group ids=eth1
+  vnplug attach qemu --name web --qmp /run/web.qmp --nic lan0
 
 QEMU needs a monitor socket of its own for --qmp: -qmp unix:/run/probe.qmp,server=on,wait=off
 A q35 machine needs two free pcie-root-ports (one more with --doorbell, and for each --group).
@@ -70,7 +73,10 @@ A doorbell serves until the daemon is restarted; then readers are woken over the
 until the VM is detached and attached again. Without KVM keep it plugged: QEMU (7.2 at least) does
 not forget its descriptors when it is unplugged and may crash later.
 If QEMU runs as another user, that user gets access to the pool file and the sockets (an ACL).
-In the guest, run `vnplug agent`.")]
+In the guest, run `vnplug agent`.
+--nic alone plugs interfaces and nothing else, and needs no agent. Of the ways into the switch that this
+QEMU can take it takes the best, and says which and why. The guest needs a driver (virtio_net), the machine
+a free place for each (on q35: a pcie-root-port).")]
 pub(crate) struct Attach {
     #[command(flatten)]
     monitor: MonitorArgs,
@@ -83,6 +89,13 @@ pub(crate) struct Attach {
     /// SOURCE, and all that any of them asks for; may be repeated
     #[arg(long = "group", value_name = "NAME=SOURCE[,SIZE]", value_parser = host_group)]
     groups: Vec<HostGroup>,
+    /// Plug a network interface whose cable ends in a switch of the daemon: by vhost, stream, dgram or vde,
+    /// whatever is best; may be repeated
+    #[arg(
+        long = "nic",
+        value_name = "SWITCH[,mac=ADDRESS][,model=DRIVER][,via=WAY]"
+    )]
+    nics: Vec<NicSpec>,
     /// PCI bus or free PCIe port to plug into; once per device, in order. Default: found automatically
     #[arg(long = "bus", value_name = "ID")]
     buses: Vec<String>,
@@ -97,8 +110,9 @@ pub(crate) struct Attach {
 Examples:
   vnplug detach qemu --name probe --qmp /run/probe.qmp
   vnplug detach qemu --name probe --libvirt probe
+  vnplug detach qemu --name web --qmp /run/web.qmp --nic lan0
 
-The guest's system must let go of the PCI devices; while it does not (no system runs yet, or one
+Without --nic everything goes that was plugged under this name, network interfaces, too. The guest's system must let go of the PCI devices; while it does not (no system runs yet, or one
 without PCI hot-plug), the devices stay and the exit code is 4. Run the command again later.")]
 pub(crate) struct Detach {
     #[command(flatten)]
@@ -106,6 +120,9 @@ pub(crate) struct Detach {
     /// The name it was attached under
     #[arg(long, value_parser = attach::vm_name)]
     name: String,
+    /// Unplug the network interface on this switch only, or all of them, and nothing else
+    #[arg(long, value_name = "SWITCH", num_args = 0..=1, default_missing_value = "")]
+    nic: Option<String>,
     /// How long to wait for the guest to let go of the devices
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = text::duration)]
     timeout: Duration,
@@ -125,13 +142,78 @@ impl MonitorArgs {
 
 impl Attach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
-        let name = &self.vm.name;
         let mut monitor = self.monitor.open()?;
+        let asks_for_pool = self.doorbell > 0
+            || self.vm.pool > 0
+            || !self.vm.allow.is_empty()
+            || !self.groups.is_empty();
+        let mut buses = &self.buses[..];
+        if self.nics.is_empty() || asks_for_pool {
+            // A conventional bus holds everything; ports are used up.
+            let own = match (self.nics.is_empty(), buses) {
+                (true, _) | (_, [] | [_]) => buses,
+                (false, _) => {
+                    buses
+                        .split_at(buses.len().saturating_sub(self.nics.len()))
+                        .0
+                }
+            };
+            self.attach_pool(monitor.as_mut(), own, &connect)?;
+            if own.len() < buses.len() {
+                buses = &buses[own.len()..];
+            }
+        }
+        if !self.nics.is_empty() {
+            self.attach_nics(monitor.as_mut(), buses, &mut connect()?)?;
+        }
+        Ok(OK)
+    }
+
+    /// Plugs the interfaces that are not there yet.
+    fn attach_nics(
+        &self,
+        monitor: &mut dyn Monitor,
+        buses: &[String],
+        client: &mut Client,
+    ) -> Result<(), Failure> {
+        let name = &self.vm.name;
+        let there = nic::plugged(monitor, name)?;
+        let (done, missing): (Vec<_>, Vec<_>) = self
+            .nics
+            .iter()
+            .partition(|spec| there.contains(&spec.switch));
+        for spec in done {
+            out::line(&format!(
+                "{name}: has an interface on {} already, nothing to do",
+                spec.switch
+            ))?;
+        }
+        let places = slots::choose(monitor, buses, missing.len())?
+            .map_err(|no_room| Failure::about(name, no_room))?;
+        let owner = match self.qemu_user {
+            Some(owner) => Some(owner),
+            None => monitor.qemu_user()?,
+        };
+        for (spec, place) in missing.into_iter().zip(places) {
+            let entrances = Entrances::of(client, &spec.switch)?;
+            let choice = nic::choose(monitor, &entrances, spec.via, owner)?;
+            out::line(&nic::plug(monitor, name, spec, &choice, owner, &place)?)?;
+        }
+        Ok(())
+    }
+
+    fn attach_pool(
+        &self,
+        monitor: &mut dyn Monitor,
+        buses: &[String],
+        connect: impl Fn() -> Result<Client, Failure>,
+    ) -> Result<(), Failure> {
+        let name = &self.vm.name;
         let parts = parts::parts(name, self.doorbell > 0, self.groups.len());
-        let mut present = parts::present(monitor.as_mut())?;
+        let mut present = parts::present(monitor)?;
         if !is_prefix(&parts, &present) {
             out::note(&format!("{name}: finishing an earlier detach first"));
-            let left = parts::remove(monitor.as_mut(), &parts::all_parts(name), QMP_LIMIT)?;
+            let left = parts::remove(monitor, &parts::all_parts(name), QMP_LIMIT)?;
             if !left.is_empty() {
                 return Err(Failure::about(name, pending(&left)));
             }
@@ -139,9 +221,9 @@ impl Attach {
         }
         let missing: Vec<&Part> = parts.iter().filter(|p| !present.contains(&p.id)).collect();
         let pci = missing.iter().filter(|part| part.kind == Kind::Pci).count();
-        let places = slots::choose(monitor.as_mut(), &self.buses, pci)?
-            .map_err(|no_room| Failure::about(name, no_room))?;
-        let stale = blocks::wait_until_gone(monitor.as_mut(), &missing, QMP_LIMIT)?;
+        let places =
+            slots::choose(monitor, buses, pci)?.map_err(|no_room| Failure::about(name, no_room))?;
+        let stale = blocks::wait_until_gone(monitor, &missing, QMP_LIMIT)?;
         if !stale.is_empty() {
             let text = format!(
                 "QEMU has memory by these names: {}; it is of devices that were unplugged a moment ago, or \
@@ -152,7 +234,7 @@ impl Attach {
             return Err(Failure::about(name, text));
         }
 
-        let owner = access::identity(monitor.as_mut())?;
+        let owner = access::identity(monitor)?;
         let mut client = connect()?;
         let ready = client.attach_vm(VmSpec {
             name: name.clone(),
@@ -172,14 +254,14 @@ impl Attach {
         let objects = parts.iter().filter(|part| part.kind == Kind::Object);
         for (part, file) in objects.zip(memory) {
             if present.contains(&part.id) {
-                same_memory(monitor.as_mut(), part, file)?;
+                same_memory(monitor, part, file)?;
             }
         }
         if missing.is_empty() {
             out::line(&format!("{name}: is attached already, nothing to do"))?;
-            return Ok(OK);
+            return Ok(());
         }
-        if let Err(failure) = self.plug(monitor.as_mut(), &missing, &ready, places) {
+        if let Err(failure) = self.plug(monitor, &missing, &ready, places) {
             if missing.len() == parts.len() {
                 // Nothing of this VM was here before, so the daemon need not know it either.
                 client.detach_own_vm(name, owner).unwrap_or_else(|error| {
@@ -191,12 +273,12 @@ impl Attach {
         out::line(&self.summary(&ready, missing.len() < parts.len()))?;
         // NB: hw/misc/ivshmem.c closes the vectors' eventfds and leaves its handlers on their
         // numbers; with KVM's irqfd it has none. Two crashes seen after detach and attach.
-        if self.doorbell > 0 && !has_kvm(monitor.as_mut()) {
+        if self.doorbell > 0 && !has_kvm(monitor) {
             out::note(&format!(
                 "{name}: this QEMU runs without KVM and may crash after the doorbell is unplugged"
             ));
         }
-        Ok(OK)
+        Ok(())
     }
 
     /// Adds the missing parts, or none of them.
@@ -275,6 +357,17 @@ impl Detach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         let name = &self.name;
         let mut monitor = self.monitor.open()?;
+        let nics = nic::plugged(monitor.as_mut(), name)?;
+        if let Some(switch) = &self.nic {
+            let of_it = |nic: &String| switch.is_empty() || nic == switch;
+            let nics: Vec<String> = nics.into_iter().filter(of_it).collect();
+            if nics.is_empty() {
+                let text = "has no such interface in this QEMU";
+                return Err(Failure::about(name, text));
+            }
+            self.unplug(monitor.as_mut(), &nics)?;
+            return Ok(OK);
+        }
         // The daemon first: it closes the ports, so the guest's applications let go of the memory
         // before it disappears under them.
         let told = connect().and_then(|mut client| attach::forget(&mut client, name, 0));
@@ -291,7 +384,13 @@ impl Detach {
             .into_iter()
             .filter(|p| present.contains(&p.id))
             .collect();
+        if !nics.is_empty() {
+            self.unplug(monitor.as_mut(), &nics)?;
+        }
         if here.is_empty() {
+            if !nics.is_empty() {
+                return Ok(OK);
+            }
             if !known {
                 return Err(Failure::about(name, "is not attached to this QEMU"));
             }
@@ -305,6 +404,24 @@ impl Detach {
         }
         out::line(&format!("{name}: detached"))?;
         Ok(OK)
+    }
+
+    /// Unplugs the interfaces on these switches.
+    fn unplug(&self, monitor: &mut dyn Monitor, nics: &[String]) -> Result<(), Failure> {
+        let name = &self.name;
+        let devices = nic::unplug(monitor, name, nics, self.timeout)?;
+        if !devices.is_empty() {
+            let left = Left {
+                devices,
+                ..Left::default()
+            };
+            let text = format!("{name}: {}", pending(&left));
+            return Err(Failure::with_code(PENDING, text));
+        }
+        out::line(&format!(
+            "{name}: unplugged the interface on {}",
+            nics.join(", ")
+        ))
     }
 }
 

@@ -134,8 +134,8 @@ impl Part {
             Role::ArenasShm(at) => {
                 json!({"driver": "ivshmem-plain", "memdev": other(&format!("mem{at}"))})
             }
-            Role::Channel => return self.connect(monitor, &ready.control_path, true),
-            Role::BellChannel => return self.connect(monitor, &ready.doorbell_path, false),
+            Role::Channel => return connect(monitor, &self.id, &ready.control_path, true),
+            Role::BellChannel => return connect(monitor, &self.id, &ready.doorbell_path, false),
             Role::Shm => json!({"driver": "ivshmem-plain", "memdev": other("mem")}),
             Role::Serial => json!({"driver": "virtio-serial-pci"}),
             Role::Port => json!({
@@ -148,43 +148,38 @@ impl Part {
         };
         arguments["id"] = json!(self.id);
         if self.kind == Kind::Pci {
-            if let Some(bus) = &place.bus {
-                arguments["bus"] = json!(bus);
-            }
-            if let Some(slot) = place.slot {
-                arguments["addr"] = json!(format!("{slot:x}"));
-            }
+            place.tell(&mut arguments);
         }
         monitor.execute("device_add", arguments).map(drop)
     }
+}
 
-    /// Makes a socket chardev. The control channel's connects again by itself when the daemon
-    /// restarts; an ivshmem client cannot (QEMU, ivshmem-spec).
-    fn connect(
-        &self,
-        monitor: &mut dyn Monitor,
-        path: &str,
-        reconnect: bool,
-    ) -> Result<(), MonitorError> {
-        let backend = |option: Option<(&str, u32)>| {
-            let mut data = json!({
-                "addr": {"type": "unix", "data": {"path": path}}, "server": false,
-            });
-            if let Some((name, value)) = option {
-                data[name] = json!(value);
-            }
-            json!({"id": self.id, "backend": {"type": "socket", "data": data}})
-        };
-        if !reconnect {
-            return insist(monitor, &backend(None));
+/// Makes a socket chardev. One that is to `reconnect` does so by itself when the daemon restarts; an
+/// ivshmem client cannot (QEMU, ivshmem-spec).
+pub(super) fn connect(
+    monitor: &mut dyn Monitor,
+    id: &str,
+    path: &str,
+    reconnect: bool,
+) -> Result<(), MonitorError> {
+    let backend = |option: Option<(&str, u32)>| {
+        let mut data = json!({
+            "addr": {"type": "unix", "data": {"path": path}}, "server": false,
+        });
+        if let Some((name, value)) = option {
+            data[name] = json!(value);
         }
-        match insist(monitor, &backend(Some(("reconnect", 1)))) {
-            // NB: deprecated in QEMU 9.2 in favour of reconnect-ms.
-            Err(MonitorError::Refused { text, .. }) if text.contains("is unexpected") => {
-                insist(monitor, &backend(Some(("reconnect-ms", 1000))))
-            }
-            other => other,
+        json!({"id": id, "backend": {"type": "socket", "data": data}})
+    };
+    if !reconnect {
+        return insist(monitor, &backend(None));
+    }
+    match insist(monitor, &backend(Some(("reconnect", 1)))) {
+        // NB: deprecated in QEMU 9.2 in favour of reconnect-ms.
+        Err(MonitorError::Refused { text, .. }) if text.contains("is unexpected") => {
+            insist(monitor, &backend(Some(("reconnect-ms", 1000))))
         }
+        other => other,
     }
 }
 
@@ -230,12 +225,44 @@ pub(crate) fn remove(
     parts: &[Part],
     limit: Duration,
 ) -> Result<Left, MonitorError> {
-    let devices = || parts.iter().rev().filter(|part| part.is_device());
+    let devices = parts.iter().rev().filter(|part| part.is_device());
+    let devices: Vec<String> = devices.map(|part| part.id.clone()).collect();
+    let mut left = Left {
+        devices: unplug(monitor, &devices, limit)?,
+        held: Vec::new(),
+    };
+    for part in parts.iter().rev().filter(|part| !part.is_device()) {
+        let command = match part.kind {
+            Kind::Object => "object-del",
+            _ => "chardev-remove",
+        };
+        match monitor.execute(command, json!({"id": part.id})) {
+            Ok(_) => {}
+            Err(error) if error.is_not_found() => {}
+            Err(MonitorError::Refused { .. }) if !left.devices.is_empty() => {
+                left.held.push(part.id.clone());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(left)
+}
+
+/// Asks the guest for devices, all at once, and waits up to `limit` for it to let go; those that it did
+/// not let go of. Devices that are not there are fine.
+///
+/// # Errors
+/// [`MonitorError`] for anything but "not there" and "the guest has not answered".
+pub(super) fn unplug(
+    monitor: &mut dyn Monitor,
+    devices: &[String],
+    limit: Duration,
+) -> Result<Vec<String>, MonitorError> {
     let mut waiting = Vec::new();
-    for part in devices() {
-        match monitor.execute("device_del", json!({"id": part.id})) {
-            Ok(_) => waiting.push(part.id.clone()),
-            Err(error) if error.is_pending() => waiting.push(part.id.clone()),
+    for id in devices {
+        match monitor.execute("device_del", json!({"id": id})) {
+            Ok(_) => waiting.push(id.clone()),
+            Err(error) if error.is_pending() => waiting.push(id.clone()),
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
@@ -259,28 +286,10 @@ pub(crate) fn remove(
             _ => {}
         }
     }
-    let mut left = Left::default();
     // An event may have been lost, and the serial port goes with its controller: look, not guess.
     let present = present(monitor)?;
-    left.devices = devices()
-        .map(|part| part.id.clone())
-        .filter(|id| present.contains(id))
-        .collect();
-    for part in parts.iter().rev().filter(|part| !part.is_device()) {
-        let command = match part.kind {
-            Kind::Object => "object-del",
-            _ => "chardev-remove",
-        };
-        match monitor.execute(command, json!({"id": part.id})) {
-            Ok(_) => {}
-            Err(error) if error.is_not_found() => {}
-            Err(MonitorError::Refused { .. }) if !left.devices.is_empty() => {
-                left.held.push(part.id.clone());
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(left)
+    let left = devices.iter().filter(|id| present.contains(id));
+    Ok(left.cloned().collect())
 }
 
 impl Part {

@@ -20,6 +20,18 @@ pub(crate) struct DeviceAddress {
     pub(crate) slot: Option<u8>,
 }
 
+impl DeviceAddress {
+    /// Says it in the arguments of `device_add`.
+    pub(crate) fn tell(&self, arguments: &mut Value) {
+        if let Some(bus) = &self.bus {
+            arguments["bus"] = json!(bus);
+        }
+        if let Some(slot) = self.slot {
+            arguments["addr"] = json!(format!("{slot:x}"));
+        }
+    }
+}
+
 /// Not enough places for the devices.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom {

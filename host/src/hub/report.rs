@@ -19,7 +19,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use vnplug_ring::control::{Counted, Device, Direction, HOST_PREFIX, Message, Tuning};
+use vnplug_ring::control::{
+    Counted, Device, Direction, ENTRANCE_PREFIX, HOST_PREFIX, Message, Tuning,
+};
 
 use super::asking::Heard;
 use super::policy::{Policy, Sight};
@@ -285,6 +287,11 @@ impl Hub {
             ),
             ("description".into(), source.description.clone()),
         ];
+        let entrances = source.board.iter().flat_map(|board| board.entrances());
+        labels.extend(entrances.map(|(name, path)| {
+            let path = path.display().to_string();
+            (format!("{ENTRANCE_PREFIX}{name}"), path)
+        }));
         let early = source.early.standing();
         if !early.is_empty() {
             labels.push(("early_drop".into(), early));

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use vnplug_os::privileges;
 use vnplug_path::source::SourceError;
 use vnplug_switch::forward::MAX_PORTS;
-use vnplug_switch::{Switch, SwitchConfig, Switchboard, VdeConfig};
+use vnplug_switch::{Access, SocketsConfig, Switch, SwitchConfig, Switchboard, VdeConfig};
 
 use super::{Opened, Options};
 
@@ -45,53 +45,69 @@ pub(super) fn open(
         );
         return Err(options.bad("longest", &longest.to_string(), want));
     }
-    config.vde = vde(options, user)?;
+    entrances(options, user, &mut config)?;
     options.done()?;
     let hub = if config.is_hub { "hub" } else { "switch" };
-    let description = match &config.vde {
-        Some(vde) => format!("{hub}, VDE at {}", vde.dir.display()),
-        None => hub.to_owned(),
-    };
+    let mut description = hub.to_owned();
+    for (name, path) in config.entrances() {
+        description += &format!(", {name} at {}", path.display());
+    }
     let (queue, opened) = Switch::open(config)?;
     *board = Some(opened);
     Ok((super::SWITCH, description, vec![queue], false))
 }
 
-fn vde(
+/// Where others come in, and who may.
+fn entrances(
     options: &mut Options<'_>,
     user: Option<(u32, u32)>,
-) -> Result<Option<VdeConfig>, SourceError> {
-    let dir = options.take("vde");
+    config: &mut SwitchConfig,
+) -> Result<(), SourceError> {
+    let mut path = |key| options.take(key).map(PathBuf::from);
+    let [vde, stream, bess, dgram] = ["vde", "stream", "bess", "dgram"].map(&mut path);
     let mode = options.mode("mode")?;
     let dir_mode = options.mode("dirmode")?;
     let group_name = options.take("group");
     let mgmt = options.take("mgmt");
     let mgmt_mode = options.mode("mgmtmode")?;
-    let Some(dir) = dir else {
-        let given = [
-            mode.is_some(),
-            dir_mode.is_some(),
-            group_name.is_some(),
-            mgmt.is_some(),
-        ];
-        if given.contains(&true) || mgmt_mode.is_some() {
-            return Err(SourceError::new(format!(
-                "switch {:?}: mode, dirmode, group, mgmt and mgmtmode are for VDE: say where, with vde=DIR",
-                options.name
-            )));
-        }
-        return Ok(None);
-    };
+    let wrong = |what: &str| SourceError::new(format!("switch {:?}: {what}", options.name));
+    if vde.is_none() && (mgmt.is_some() || mgmt_mode.is_some()) {
+        return Err(wrong(
+            "mgmt and mgmtmode are for VDE: say where, with vde=DIR",
+        ));
+    }
+    let shared = mode.is_some() || dir_mode.is_some() || group_name.is_some();
+    let none = [&vde, &stream, &bess, &dgram].iter().all(|it| it.is_none());
+    if none && shared {
+        return Err(wrong(
+            "mode, dirmode and group are for entrances: say which, with vde=DIR, stream=PATH, bess=PATH or \
+             dgram=DIR",
+        ));
+    }
     let group = group_name.map(|name| privileges::group(&name));
     let no_group = |error| SourceError::io(format!("switch {:?}", options.name), error);
-    Ok(Some(VdeConfig {
-        dir: PathBuf::from(dir),
-        mode: mode.unwrap_or(0o600),
+    let group = group.transpose().map_err(no_group)?;
+    let mode = mode.unwrap_or(0o600);
+    config.vde = vde.map(|dir| VdeConfig {
+        dir,
+        mode,
         dir_mode,
-        group: group.transpose().map_err(no_group)?,
+        group,
         mgmt: mgmt.map(|path| (PathBuf::from(path), mgmt_mode.unwrap_or(0o600))),
         user,
-    }))
+    });
+    config.sockets = SocketsConfig {
+        stream,
+        bess,
+        dgram,
+        access: Access {
+            mode,
+            dir_mode,
+            group,
+            user,
+        },
+    };
+    Ok(())
 }
 
 const MAX_STATIONS: usize = 1 << 20;

@@ -63,6 +63,9 @@ pub const TTY_WINDOW: usize = 2048;
 
 /// Prefix of the names of the host's devices; required in guests, allowed on the host.
 pub const HOST_PREFIX: &str = "host:";
+/// What the labels of a switch's counters begin with that say where its entrances are: then comes the name
+/// of the entrance's option, and the value is an absolute path.
+pub const ENTRANCE_PREFIX: &str = "entrance_";
 
 /// Where the daemon (on a host) or the agent (in a guest) listens, unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vnplug/vnplug.sock";

@@ -68,6 +68,15 @@ pub(crate) struct Door {
     shift: Option<Shift>,
 }
 
+impl Drop for Listening {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            // The next switch takes it over.
+            log::info!(target: "switch", "{}: {error}", self.path.display());
+        }
+    }
+}
+
 impl SocketsConfig {
     pub(crate) fn is_empty(&self) -> bool {
         self.stream.is_none() && self.bess.is_none() && self.dgram.is_none()
@@ -206,15 +215,15 @@ impl Porter {
         while !stop.load(Ordering::Acquire) {
             let mut news = Vec::new();
             porter::wait(&self.epoll, LOOK, |id| news.push(id));
-            for id in news {
-                match id {
-                    WAKER => event::clear(&self.waker),
-                    at => self.accept(at as usize),
-                }
+            if news.contains(&WAKER) {
+                event::clear(&self.waker);
             }
+            // Before others come, who may need the ports.
             while let Ok(port) = self.losses.try_recv() {
                 self.free(port);
             }
+            let clients = news.into_iter().filter(|id| *id != WAKER);
+            clients.for_each(|at| self.accept(at as usize));
             if looked.elapsed() >= LOOK {
                 self.look();
                 looked = Instant::now();
@@ -341,12 +350,6 @@ impl Porter {
         for port in all {
             self.line.send(Change::Remove(port));
             self.free(port);
-        }
-        for Listening { path, .. } in &self.open.listening {
-            if let Err(error) = std::fs::remove_file(path) {
-                // The next one takes it over.
-                log::info!(target: "switch", "{}: {error}", path.display());
-            }
         }
     }
 }

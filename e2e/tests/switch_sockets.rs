@@ -1,0 +1,194 @@
+//! Machines without shared memory on a switch: a QEMU that gets its card while it runs, and a User-mode
+//! Linux, beside an interface of the kernel.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+use vnplug_e2e::daemon::{Daemon, counted, value};
+use vnplug_e2e::station::{Station, content};
+use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, Uml, UmlConfig};
+use vnplug_testing::{PATIENCE, eventually};
+
+fn ok(guest: &Guest, command: &str) {
+    let done = guest.run(command, PATIENCE).unwrap();
+    assert!(done.success(), "{command}: {}", done.text());
+}
+
+/// The switch with all entrances of this kind.
+fn daemon(lab: &Lab) -> Daemon {
+    let path = |name: &str| lab.dir().join(name).display().to_string();
+    let [stream, bess, dgram] = ["lan0.stream", "lan0.bess", "lan0.dgram"].map(path);
+    let spec = format!("lan0,stream={stream},bess={bess},dgram={dgram}");
+    Daemon::start(lab, None, &["--switch", &spec]).unwrap()
+}
+
+fn vnplug(daemon: &Daemon, args: &[&str]) -> String {
+    let (code, text) = daemon.vnplug(args);
+    assert_eq!(code, Some(0), "{args:?}: {text}");
+    text
+}
+
+fn ports(daemon: &Daemon, count: u64) {
+    eventually("the ports are right", || {
+        value(counted(&daemon.counters(), "source"), "switch_ports") == count
+    });
+}
+
+/// Bytes go to the guest and come back, and are what they were.
+fn bulk(guest: &Guest, station: &Station, bytes: &[u8]) {
+    let address = format!("{}:7000", station.address);
+    let listener = station.netns.enter(|| TcpListener::bind(&address));
+    let listener = listener.unwrap().unwrap();
+    std::thread::scope(|scope| {
+        let far = scope.spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+            stream.write_all(bytes).unwrap();
+            drop(stream);
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut back = Vec::new();
+            stream.read_to_end(&mut back).unwrap();
+            back
+        });
+        ok(
+            guest,
+            &format!("nc {} 7000 </dev/null >/tmp/bulk", station.address),
+        );
+        ok(guest, &format!("nc {} 7000 </tmp/bulk", station.address));
+        assert!(far.join().unwrap() == bytes, "what came back differs");
+    });
+}
+
+#[test]
+fn a_running_qemu_gets_a_card_on_a_switch_and_loses_it_again() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = daemon(&lab);
+    let station = Station::by_nic(&lab, &daemon, "lan0", "10.77.2.1", &[]).unwrap();
+    let config = QemuConfig {
+        image: Image::default().module("virtio_net"),
+        ..QemuConfig::default()
+    };
+    let guest = Qemu::boot(&lab, config).unwrap();
+    let qmp = guest.qmp_path().unwrap().display().to_string();
+    let attach = ["attach", "qemu", "--name", "q", "--qmp", &qmp, "--nic"];
+    let detach = ["detach", "qemu", "--name", "q", "--qmp", &qmp];
+    let up = "ip addr add 10.77.2.2/24 dev eth0 && ip link set eth0 up";
+    let card_is_there = |is_there: bool| {
+        eventually("the card is right", || {
+            let seen = guest.run("test -e /sys/class/net/eth0", PATIENCE).unwrap();
+            seen.success() == is_there
+        });
+    };
+    // What is not possible is said before anything is done.
+    let refused = daemon.vnplug(&[&attach[..], &["lan7"]].concat());
+    assert!(
+        refused.0 == Some(1) && refused.1.contains("there are lan0"),
+        "{refused:?}"
+    );
+    let refused = daemon.vnplug(&[&attach[..], &["lan0,via=vhost"]].concat());
+    assert!(
+        refused.0 == Some(1) && refused.1.contains("give it vhost=PATH"),
+        "{refused:?}"
+    );
+
+    let said = vnplug(&daemon, &[&attach[..], &["lan0,via=dgram"]].concat());
+    assert!(
+        said.contains("virtio-net-pci 02:") && said.contains("by dgram"),
+        "{said}"
+    );
+    let again = vnplug(&daemon, &[&attach[..], &["lan0"]].concat());
+    assert!(again.contains("nothing to do"), "{again}");
+    card_is_there(true);
+    ok(&guest, up);
+    ports(&daemon, 2);
+    assert!(station.pings("10.77.2.2"));
+    ok(&guest, "ping -c 3 10.77.2.1");
+    let bytes = content(2 << 20);
+    bulk(&guest, &station, &bytes);
+    daemon.audit();
+    // Datagrams find the next daemon by themselves.
+    daemon.kill();
+    daemon.launch().unwrap();
+    ports(&daemon, 2);
+    assert!(station.pings("10.77.2.2"));
+    bulk(&guest, &station, &bytes);
+
+    let said = vnplug(&daemon, &[&detach[..], &["--nic", "lan0"]].concat());
+    assert!(said.contains("unplugged the interface on lan0"), "{said}");
+    card_is_there(false);
+    ports(&daemon, 1);
+    let (code, said) = daemon.vnplug(&[&detach[..], &["--nic"]].concat());
+    assert!(
+        code == Some(1) && said.contains("no such interface"),
+        "{said}"
+    );
+
+    let said = vnplug(
+        &daemon,
+        &[&attach[..], &["lan0,via=stream,mac=52:54:00:77:02:02"]].concat(),
+    );
+    assert!(
+        said.contains("52:54:00:77:02:02 on lan0 by stream"),
+        "{said}"
+    );
+    card_is_there(true);
+    ok(&guest, up);
+    assert!(station.pings("10.77.2.2"));
+    bulk(&guest, &station, &bytes);
+    daemon.audit();
+    daemon.kill();
+    daemon.launch().unwrap();
+    if !said.contains("by itself") {
+        // Before QEMU 8.0: a new card. Without --nic everything of that name goes.
+        vnplug(&daemon, &detach);
+        card_is_there(false);
+        vnplug(&daemon, &[&attach[..], &["lan0,via=stream"]].concat());
+        card_is_there(true);
+        ok(&guest, up);
+    }
+    ports(&daemon, 2);
+    assert!(station.pings("10.77.2.2"));
+    vnplug(&daemon, &[&detach[..], &["--nic"]].concat());
+    card_is_there(false);
+    ports(&daemon, 1);
+    daemon.audit();
+}
+
+#[test]
+fn a_user_mode_linux_joins_by_packets_of_a_socket() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = daemon(&lab);
+    let station = Station::by_nic(&lab, &daemon, "lan0", "10.77.3.1", &[]).unwrap();
+    // The argument is the one that the command would run it with.
+    let attach = ["attach", "uml", "--name", "u", "--nic", "lan0", "--print"];
+    let said = vnplug(&daemon, &[&attach[..], &["--", "linux.uml"]].concat());
+    let word = said
+        .split_whitespace()
+        .find(|it| it.starts_with("vec0:transport=bess,"));
+    let word = word.unwrap_or_else(|| panic!("{said}")).to_owned();
+    let config = UmlConfig {
+        kernel_args: vec![word],
+        ..UmlConfig::default()
+    };
+    let guest = Uml::boot(&lab, config).unwrap();
+    ok(
+        &guest,
+        "ip addr add 10.77.3.2/24 dev vec0 && ip link set vec0 up",
+    );
+    ports(&daemon, 2);
+    assert!(station.pings("10.77.3.2"));
+    ok(&guest, "ping -c 3 10.77.3.1");
+    let bytes = content(2 << 20);
+    bulk(&guest, &station, &bytes);
+    daemon.audit();
+    daemon.kill();
+    daemon.launch().unwrap();
+    // Its driver connects when it is set up, and only then.
+    ok(&guest, "ip link set vec0 down && ip link set vec0 up");
+    ports(&daemon, 2);
+    assert!(station.pings("10.77.3.2"));
+    bulk(&guest, &station, &bytes);
+    daemon.audit();
+}
