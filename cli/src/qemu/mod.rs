@@ -27,7 +27,7 @@ use self::parts::{Kind, Left, Part};
 use self::qmp::Qmp;
 use self::slots::DeviceAddress;
 use self::virsh::Virsh;
-use crate::entrances::{Entrances, NicSpec};
+use crate::entrances::{Entrances, NicSpec, Via};
 use crate::failure::{Failure, OK, Outcome, PENDING};
 use crate::{attach, out, text};
 
@@ -365,7 +365,7 @@ impl Detach {
                 let text = "has no such interface in this QEMU";
                 return Err(Failure::about(name, text));
             }
-            self.unplug(monitor.as_mut(), &nics)?;
+            self.unplug(monitor.as_mut(), &nics, &connect)?;
             return Ok(OK);
         }
         // The daemon first: it closes the ports, so the guest's applications let go of the memory
@@ -385,7 +385,7 @@ impl Detach {
             .filter(|p| present.contains(&p.id))
             .collect();
         if !nics.is_empty() {
-            self.unplug(monitor.as_mut(), &nics)?;
+            self.unplug(monitor.as_mut(), &nics, &connect)?;
         }
         if here.is_empty() {
             if !nics.is_empty() {
@@ -407,9 +407,19 @@ impl Detach {
     }
 
     /// Unplugs the interfaces on these switches.
-    fn unplug(&self, monitor: &mut dyn Monitor, nics: &[String]) -> Result<(), Failure> {
+    fn unplug(
+        &self,
+        monitor: &mut dyn Monitor,
+        nics: &[String],
+        connect: impl Fn() -> Result<Client, Failure>,
+    ) -> Result<(), Failure> {
         let name = &self.name;
-        let devices = nic::unplug(monitor, name, nics, self.timeout)?;
+        // Without a daemon nothing is left to be tidied up but a file.
+        let pairs_of = |switch: &str| {
+            let entrances = Entrances::of(&mut connect().ok()?, switch).ok()?;
+            entrances.path(Via::Dgram).map(str::to_owned)
+        };
+        let devices = nic::unplug(monitor, name, nics, self.timeout, pairs_of)?;
         if !devices.is_empty() {
             let left = Left {
                 devices,

@@ -9,6 +9,7 @@
 //! Their names in QEMU are the record of what was plugged: nothing else has to be kept, and what an
 //! interrupted command left is found by the next one.
 
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -251,6 +252,9 @@ pub(super) fn plug(
         });
     if let Err(failure) = done {
         let taken_back = forget(monitor, &ids);
+        if choice.via == Via::Dgram {
+            remove_end(&choice.path, &ids);
+        }
         let what = match taken_back {
             Ok(()) => "nothing was changed".to_owned(),
             Err(error) => format!("taking back what was done failed too: {error}"),
@@ -365,7 +369,14 @@ fn forget(monitor: &mut dyn Monitor, ids: &Ids) -> Result<(), MonitorError> {
     Ok(())
 }
 
-/// Unplugs the interfaces of these switches; those whose cards the guest has not let go of.
+/// QEMU leaves its end of a pair where it is.
+fn remove_end(dir: &str, ids: &Ids) {
+    // Most interfaces have none.
+    let _ = std::fs::remove_file(Path::new(dir).join(&ids.netdev));
+}
+
+/// Unplugs the interfaces of these switches; those whose cards the guest has not let go of. `pairs_of` says
+/// where a switch has its pairs of datagram sockets.
 ///
 /// # Errors
 /// The monitor's, or a name that none can have.
@@ -374,6 +385,7 @@ pub(super) fn unplug(
     vm: &str,
     switches: &[String],
     limit: Duration,
+    mut pairs_of: impl FnMut(&str) -> Option<String>,
 ) -> Result<Vec<String>, Failure> {
     let ids: Vec<Ids> = switches
         .iter()
@@ -381,8 +393,14 @@ pub(super) fn unplug(
         .collect::<Result<_, _>>()?;
     let devices: Vec<String> = ids.iter().map(|ids| ids.device.clone()).collect();
     let left = parts::unplug(monitor, &devices, limit)?;
-    for ids in ids.iter().filter(|ids| !left.contains(&ids.device)) {
+    for (ids, switch) in ids.iter().zip(switches) {
+        if left.contains(&ids.device) {
+            continue;
+        }
         forget(monitor, ids)?;
+        if let Some(dir) = pairs_of(switch) {
+            remove_end(&dir, ids);
+        }
     }
     Ok(left)
 }

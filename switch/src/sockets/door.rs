@@ -302,11 +302,11 @@ impl Porter {
             let Some(pairs) = &mut self.open.pairs else {
                 return;
             };
-            let uid = found.uid;
-            let holder = porter::holder(uid, "dgram", found.name.clone());
+            let (uid, name) = (found.uid, found.name.clone());
+            let holder = porter::holder(uid, "dgram", name.clone());
             let port = locked(&self.open.roster).take(holder, None);
             let joined = port.and_then(|port| {
-                let joined = pairs.join(&found);
+                let joined = pairs.join(found);
                 joined
                     .inspect_err(|_| locked(&self.open.roster).free(port.get()))
                     .map(|(socket, pair)| (port.get(), socket, pair))
@@ -314,11 +314,11 @@ impl Porter {
             match joined {
                 Ok((port, socket, pair)) => {
                     let socket = PeerFd::new(socket, self.closers.of(&uid));
-                    let what = format!("a dgram client of user {uid} ({:?})", found.name);
+                    let what = format!("a dgram client of user {uid} ({name:?})");
                     self.add(port, Box::new(Datagrams::new(socket)), Some(pair), &what);
                 }
                 Err(why) => {
-                    let is_news = pairs.refuse(&found);
+                    let is_news = pairs.refuse(&name);
                     if is_news {
                         peer_log!(
                             log::Level::Warn,

@@ -20,7 +20,7 @@ use crate::porter::{self, Access, Directory};
 pub(super) struct Pairs {
     dir: Directory,
     access: Access,
-    /// Clients that cannot join, as those that are gone: the reason is said once.
+    /// Clients that cannot join: the reason is said once.
     refused: HashSet<String>,
 }
 
@@ -29,6 +29,8 @@ pub(super) struct Found {
     pub(super) name: String,
     pub(super) uid: u32,
     file: OwnedFd,
+    /// Connected to it, or why that is not possible.
+    ours: io::Result<OwnedFd>,
 }
 
 /// A pair; our name goes with it.
@@ -60,8 +62,19 @@ impl Pairs {
             if name.ends_with(OURS) || name.chars().any(char::is_control) || is_held(&name) {
                 continue;
             }
-            if let Ok((file, uid)) = porter::find_socket(&self.dir.real.join(&name)) {
-                all.push(Found { name, uid, file });
+            let Ok((file, uid)) = porter::find_socket(&self.dir.real.join(&name)) else {
+                continue;
+            };
+            let ours = porter::connected(&file);
+            // Nobody has it any more.
+            let is_left = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+            if !ours.as_ref().is_err_and(is_left) {
+                all.push(Found {
+                    name,
+                    uid,
+                    file,
+                    ours,
+                });
             }
         }
         self.refused
@@ -69,18 +82,23 @@ impl Pairs {
         all
     }
 
-    /// It cannot join now; whether that is news.
-    pub(super) fn refuse(&mut self, found: &Found) -> bool {
-        self.refused.len() < MAX_FILES && self.refused.insert(found.name.clone())
+    /// The one of this name cannot join now; whether that is news.
+    pub(super) fn refuse(&mut self, name: &str) -> bool {
+        self.refused.len() < MAX_FILES && self.refused.insert(name.to_owned())
     }
 
     /// Makes our end.
     ///
     /// # Errors
     /// Why that is not possible.
-    pub(super) fn join(&self, found: &Found) -> Result<(OwnedFd, Pair), String> {
-        let name = &found.name;
-        let socket = porter::connected(&found.file).map_err(|error| {
+    pub(super) fn join(&self, found: Found) -> Result<(OwnedFd, Pair), String> {
+        let Found {
+            name,
+            uid,
+            file,
+            ours,
+        } = found;
+        let socket = ours.map_err(|error| {
             let advice = match error.kind() {
                 io::ErrorKind::PermissionDenied => {
                     "; it is open to nobody but its user: let the daemon's user write it"
@@ -89,15 +107,17 @@ impl Pairs {
             };
             format!("{name}: {error}{advice}")
         })?;
-        let theirs =
-            rustix::io::fcntl_dupfd_cloexec(&found.file, 0).map_err(|it| it.to_string())?;
-        let mut file = OsString::from(name);
-        file.push(OURS);
-        let ours = self.dir.real.join(file);
-        let named = porter::name_for(&socket, &ours, found.uid, &self.access);
+        let mut ours = OsString::from(&name);
+        ours.push(OURS);
+        let ours = self.dir.real.join(ours);
+        let named = porter::name_for(&socket, &ours, uid, &self.access);
         named.map_err(|error| format!("{}: {error}", ours.display()))?;
-        let name = name.clone();
-        Ok((socket, Pair { name, theirs, ours }))
+        let pair = Pair {
+            name,
+            theirs: file,
+            ours,
+        };
+        Ok((socket, pair))
     }
 }
 
