@@ -40,6 +40,9 @@ enum End {
     Station(Station),
 }
 
+/// One quantity of what moved.
+type Value = fn(&Bulk) -> f64;
+
 /// What moved over one way.
 struct Bulk {
     way: &'static str,
@@ -360,7 +363,7 @@ fn svg(bulks: &[Bulk]) -> String {
         "A TCP stream from one namespace to another, by switch",
         title,
     );
-    let panels: [(&str, f64, fn(&Bulk) -> f64); 2] = [
+    let panels: [(&str, f64, Value); 2] = [
         ("Megabits a second", 260.0, |bulk| bulk.mbps),
         (
             "Seconds of the switch's processor time for a gigabyte",
