@@ -1,7 +1,7 @@
 //! Private eventfds by which the daemon's threads wake each other, and random numbers.
 
 use std::io::IoSliceMut;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::io::ReadWriteFlags;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -29,10 +29,47 @@ pub fn drain(eventfd: impl AsFd) {
     let _ = rustix::io::preadv2(eventfd, &mut into, u64::MAX, flags);
 }
 
+/// Whether a descriptor that a peer sent is an eventfd, of which no operation asks a file system that
+/// the peer may serve.
+pub fn is_eventfd(fd: impl AsFd) -> bool {
+    name_of(fd).is_some_and(|name| name.starts_with(b"anon_inode:[eventfd"))
+}
+
+/// Whether one is a socket.
+pub fn is_socket(fd: impl AsFd) -> bool {
+    name_of(fd).is_some_and(|name| name.starts_with(b"socket:["))
+}
+
+/// What the kernel calls a file. Of one on a file system that begins with a slash.
+fn name_of(fd: impl AsFd) -> Option<Vec<u8>> {
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    let name = rustix::fs::readlink(path, Vec::new()).ok()?;
+    Some(name.into_bytes())
+}
+
 /// A random number that nobody can guess.
 pub fn random() -> u64 {
     let mut bytes = [0; 8];
     // Eight bytes come whole once the system's pool is seeded, long before we run.
     let _ = getrandom(&mut bytes, GetRandomFlags::empty());
     u64::from_ne_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    #[test]
+    fn eventfds_and_sockets_are_told_from_files() {
+        let one = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let (two, _) = UnixStream::pair().unwrap();
+        let three = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!((is_eventfd(&one), is_socket(&one)), (true, false));
+        assert_eq!((is_eventfd(&two), is_socket(&two)), (false, true));
+        assert_eq!((is_eventfd(&three), is_socket(&three)), (false, false));
+    }
 }

@@ -29,7 +29,7 @@ use vnplug_ring::Region;
 use vnplug_ring::control::apart::{Piece, Shape};
 
 use mapping::{Part, lay_out, map};
-pub use mapping::{Watch, leave_to_readers, mapped};
+pub use mapping::{Watch, leave_to_readers, mapped, of_peer};
 pub use pool::{Pool, again, anew, pool_file};
 
 /// Bytes of the huge pages we ask for.
@@ -99,7 +99,14 @@ pub fn rings(shape: Shape, go_on: GoOn<'_>) -> io::Result<Rings> {
         })
         .collect();
     let watch = Arc::new(Watch::default());
-    let region = lay_out(&parts, shape.map_len(), shape.align(), &watch, true, go_on)?;
+    let region = lay_out(
+        &parts,
+        shape.map_len(),
+        shape.align(),
+        &watch,
+        true,
+        Some(go_on),
+    )?;
     Ok(Rings {
         region,
         shape,
@@ -131,7 +138,7 @@ pub fn readable(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<SharedMemor
         fd: fd.as_fd(),
     };
     let align = if may_be_huge { HUGE } else { 4096 };
-    let region = lay_out(&[part], len, align, &Arc::default(), true, go_on)?;
+    let region = lay_out(&[part], len, align, &Arc::default(), true, Some(go_on))?;
     Ok(SharedMemory {
         region,
         fd: reader,

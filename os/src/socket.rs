@@ -55,13 +55,7 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Heard> {
         Err(Errno::AGAIN | Errno::INTR) => return Ok(Heard::Nothing),
         Err(error) => return Err(error.into()),
     };
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    let mut urgent = [PollFd::new(&socket, PollFlags::PRI)];
-    poll(&mut urgent, Some(&now))?;
-    let urgent = urgent[0].revents().contains(PollFlags::PRI);
+    let urgent = has_urgent(&socket)?;
     if urgent || seen.flags.contains(ReturnFlags::CTRUNC) {
         return Ok(Heard::Rights);
     }
@@ -77,6 +71,20 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Heard> {
 
 /// Connections that wait to be accepted, as the standard library has it.
 const WAITING: i32 = 4096;
+/// Whether an out-of-band byte is there, which may bring descriptors that no reader gets to see.
+///
+/// # Errors
+/// The system's.
+pub fn has_urgent(socket: impl AsFd) -> io::Result<bool> {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut urgent = [PollFd::new(&socket, PollFlags::PRI)];
+    poll(&mut urgent, Some(&now))?;
+    Ok(urgent[0].revents().contains(PollFlags::PRI))
+}
+
 /// `asm-generic/socket.h` of Linux 6.16.
 const SO_PASSRIGHTS: libc::c_int = 83;
 

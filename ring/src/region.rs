@@ -12,7 +12,7 @@
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::layout::RECORD_HEADER;
 
@@ -103,6 +103,31 @@ impl Region {
         assert!(offset.is_multiple_of(4));
         // SAFETY: in bounds and aligned; an atomic may be read while the peer writes it.
         u32::from_le(unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }.load(order))
+    }
+
+    /// Reads a half word once.
+    #[inline]
+    pub fn load_u16(&self, offset: u64, order: Ordering) -> u16 {
+        assert!(offset.is_multiple_of(2));
+        // SAFETY: in bounds and aligned; an atomic may be read while the peer writes it.
+        u16::from_le(unsafe { AtomicU16::from_ptr(self.at(offset, 2).cast()) }.load(order))
+    }
+
+    /// Writes a half word.
+    #[inline]
+    pub fn store_u16(&self, offset: u64, value: u16, order: Ordering) {
+        assert!(offset.is_multiple_of(2));
+        // SAFETY: in bounds and aligned; an atomic may be written while the peer reads it.
+        unsafe { AtomicU16::from_ptr(self.at(offset, 2).cast()) }.store(value.to_le(), order);
+    }
+
+    /// Sets bits of a byte, which others may set, too.
+    #[inline]
+    pub fn set_bits(&self, offset: u64, bits: u8) {
+        // SAFETY: in bounds; an atomic may be changed while the peer changes it.
+        let byte = unsafe { AtomicU8::from_ptr(self.at(offset, 1)) };
+        // Release: who finds the bit finds what was stored before.
+        byte.fetch_or(bits, Ordering::Release);
     }
 
     /// Writes a word.
@@ -290,6 +315,11 @@ mod tests {
         let mut out = [0; 5];
         region.read(20, &mut out);
         assert_eq!(&out, b"hello");
+        region.store_u16(30, 0x1234, Ordering::Relaxed);
+        assert_eq!(region.load_u16(30, Ordering::Relaxed), 0x1234);
+        region.set_bits(30, 3);
+        region.set_bits(30, 0x80);
+        assert_eq!(region.load_u16(30, Ordering::Relaxed), 0x12b7);
     }
 
     #[test]

@@ -61,7 +61,54 @@ pub(super) fn map(
         true => HUGE,
         false => 4096,
     };
-    lay_out(&[part], len, align, watch, false, go_on)
+    lay_out(&[part], len, align, watch, false, Some(go_on))
+}
+
+/// Maps `len` bytes from `offset` on of memory that a peer shares with us, for as long as the region
+/// lives. No page is allocated or brought in before it is touched.
+///
+/// The file must be a memfd or lie on a tmpfs or a hugetlbfs: elsewhere a page fault could take as long as
+/// the peer likes (FUSE). It may shrink later: [`Watch::lost`].
+///
+/// # Errors
+/// `InvalidInput` if the file is another one, or does not have these bytes; else the system's.
+pub fn of_peer(fd: &impl AsFd, offset: u64, len: u64, watch: &Arc<Watch>) -> io::Result<Region> {
+    let bad = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+    // Only these have seals, or lack them; nobody is asked but the kernel's memory.
+    if rustix::fs::fcntl_get_seals(fd).is_err() {
+        let what = "its memory is no memfd, and on no tmpfs or hugetlbfs";
+        return Err(bad(what.into()));
+    }
+    let stat = fstat(fd)?;
+    let end = offset.checked_add(len).filter(|_| len > 0);
+    if end.is_none_or(|end| end > stat.st_size as u64) {
+        return Err(bad(format!(
+            "{len} bytes at {offset} of a file of {}",
+            stat.st_size
+        )));
+    }
+    let page = match stat.st_blksize as u64 {
+        block if block.is_power_of_two() => block.clamp(4096, 1 << 30),
+        _ => 4096,
+    };
+    let before = offset % page;
+    let span = (before + len)
+        .checked_next_multiple_of(page)
+        .ok_or(io::ErrorKind::InvalidInput)?;
+    let piece = Piece {
+        at: 0,
+        is_records: false,
+        from: offset - before,
+        len: span,
+    };
+    let part = Part {
+        piece,
+        fd: fd.as_fd(),
+    };
+    let align = if len >= HUGE { page.max(HUGE) } else { page };
+    let whole = lay_out(&[part], span, align, watch, false, None)?;
+    let part = whole.part(before, len);
+    part.ok_or_else(|| bad(format!("memory at offset {offset} is not aligned")))
 }
 
 /// A piece of a mapping, and of what.
@@ -71,14 +118,15 @@ pub(super) struct Part<'a> {
 }
 
 /// Maps parts, in order and without an overlap, into `len` bytes that begin at a multiple of `align`,
-/// for as long as the region lives. With `own`, their pages are freed with it.
+/// for as long as the region lives. With `own`, their pages are freed with it. With `populate`, all pages
+/// are there at once.
 pub(super) fn lay_out(
     parts: &[Part<'_>],
     len: u64,
     align: u64,
     watch: &Arc<Watch>,
     own: bool,
-    go_on: GoOn<'_>,
+    populate: Option<GoOn<'_>>,
 ) -> io::Result<Region> {
     let (bytes, align) = size(len).and_then(|len| Ok((len, size(align)?)))?;
     let span = bytes
@@ -107,6 +155,7 @@ pub(super) fn lay_out(
         base,
         bytes,
         guard: None,
+        chunk: align.max(CHUNK as usize),
         own,
         pieces: parts.iter().map(|part| part.piece).collect(),
         watch: Arc::clone(watch),
@@ -129,10 +178,12 @@ pub(super) fn lay_out(
         }
     }
     mapping.guard = Some(sigbus::guard(base.as_ptr().addr(), bytes, watch));
-    for Part { piece, .. } in parts {
-        in_chunks(piece.len, go_on, |offset, bytes| {
-            mapping.populate(piece.at + offset, bytes)
-        })?;
+    if let Some(go_on) = populate {
+        for Part { piece, .. } in parts {
+            in_chunks(piece.len, go_on, |offset, bytes| {
+                mapping.populate(piece.at + offset, bytes)
+            })?;
+        }
     }
     // SAFETY: mapped for `len` bytes until `mapping`, the owner, is dropped; page-aligned. Nobody
     // takes a part of the region that has a gap.
@@ -146,6 +197,8 @@ fn size(bytes: u64) -> io::Result<usize> {
 struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
+    /// Bytes that are unmapped at a time: no part of a huge page.
+    chunk: usize,
     guard: Option<Guard>,
     /// Its pages are freed with it, unless they are left to readers.
     own: bool,
@@ -207,7 +260,7 @@ impl Drop for Mapping {
         if is_own || is_over {
             self.free();
         }
-        let (mut offset, chunk) = (0, CHUNK as usize);
+        let (mut offset, chunk) = (0, self.chunk);
         while offset < self.bytes {
             let bytes = chunk.min(self.bytes - offset);
             // SAFETY: the mapping is ours and every region into it is gone (they own us).
