@@ -345,6 +345,11 @@ pub const SWITCH: &[Counter] = &[
     ),
     part(
         "entered",
+        "in_dropped_chain",
+        "dropped: the descriptors of a guest's ring (vhost-user) that should have it make no sense",
+    ),
+    part(
+        "entered",
         "in_dropped_source",
         "dropped: a group's address as the source",
     ),

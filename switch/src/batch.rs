@@ -80,7 +80,6 @@ impl Batch {
 
     /// Whether there is room for one more frame of so many bytes.
     #[inline]
-    #[expect(dead_code, reason = "for links that copy frames themselves")]
     pub(crate) fn has_room(&self, len: usize) -> bool {
         self.inbox.has_room(len)
     }

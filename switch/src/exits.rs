@@ -73,7 +73,6 @@ pub(crate) struct Out<'a> {
     pub(crate) head: &'a [u8],
     pub(crate) body: &'a [u8],
     /// What is left to do with it, if the link [takes](Link::takes) that.
-    #[expect(dead_code, reason = "for links that take super-frames")]
     pub(crate) offload: Option<&'a Offload>,
 }
 

@@ -25,6 +25,8 @@ pub enum Fault {
     Long,
     /// What is said to be left to do with it does not fit it.
     Lie,
+    /// The descriptors of a guest's ring that should have it make no sense.
+    Chain,
 }
 
 /// What became of the frames that entered, and of the copies that were due.
@@ -44,6 +46,8 @@ pub struct Counters {
     pub dropped_long: u64,
     /// Dropped: what is said to be left to do with it (a virtio-net header) does not fit it.
     pub dropped_offload: u64,
+    /// Dropped: the descriptors of a guest's ring that should have it make no sense.
+    pub dropped_chain: u64,
     /// Dropped: a group's address as the source.
     pub dropped_source: u64,
     /// Copies that were due to ports.
@@ -75,6 +79,7 @@ impl Counters {
             + self.dropped_short
             + self.dropped_long
             + self.dropped_offload
+            + self.dropped_chain
             + self.dropped_source
     }
 
@@ -93,6 +98,7 @@ impl Counters {
             dropped_short,
             dropped_long,
             dropped_offload,
+            dropped_chain,
             dropped_source,
             due,
             cut,
@@ -112,6 +118,7 @@ impl Counters {
             ("in_dropped_short", dropped_short),
             ("in_dropped_long", dropped_long),
             ("in_dropped_offload", dropped_offload),
+            ("in_dropped_chain", dropped_chain),
             ("in_dropped_source", dropped_source),
             ("due", due),
             ("out_cut", cut),
@@ -211,6 +218,10 @@ impl Forwarder {
             }
             Some(Fault::Lie) => {
                 counters.dropped_offload += 1;
+                return begin..begin;
+            }
+            Some(Fault::Chain) => {
+                counters.dropped_chain += 1;
                 return begin..begin;
             }
         }

@@ -20,6 +20,7 @@
 //! | `control.rs` | how other threads speak to the one that forwards |
 //! | `porter.rs` | what entrances have in common: threads, files, strangers |
 //! | `backlog.rs` | frames that wait for a reader |
+//! | `vhost/` | the entrance for virtual machines |
 //! | `vde/` | the entrance for programs of VDE |
 //! | `sockets/` | the entrances for plain sockets: `stream`, `bess`, `dgram` |
 
@@ -35,8 +36,10 @@ mod roster;
 mod sockets;
 pub mod table;
 mod vde;
+mod vhost;
 
 pub use porter::Access;
 pub use queue::{Switch, SwitchConfig, VdeConfig};
 pub use roster::{Holder, Switchboard};
 pub use sockets::door::SocketsConfig;
+pub use vhost::door::VhostConfig;

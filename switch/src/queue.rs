@@ -27,6 +27,7 @@ use crate::roster::{Roster, Switchboard};
 use crate::sockets::door::{self as sockets, SocketsConfig};
 use crate::table::Limits;
 use crate::vde::door as vde;
+use crate::vhost::door::{self as vhost, VhostConfig};
 
 /// What a switch is to be like.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +46,8 @@ pub struct SwitchConfig {
     pub vde: Option<VdeConfig>,
     /// Where machines come in by plain sockets.
     pub sockets: SocketsConfig,
+    /// Where virtual machines come in.
+    pub vhost: VhostConfig,
 }
 
 /// Where programs of VDE come in: the options of `vde_switch`.
@@ -75,6 +78,7 @@ impl SwitchConfig {
             ports: (1024, 256),
             vde: None,
             sockets: SocketsConfig::default(),
+            vhost: VhostConfig::default(),
         }
     }
 
@@ -83,6 +87,7 @@ impl SwitchConfig {
         let sockets = &self.sockets;
         let all = [
             ("vde", self.vde.as_ref().map(|vde| &vde.dir)),
+            ("vhost", self.vhost.path.as_ref()),
             ("stream", sockets.stream.as_ref()),
             ("bess", sockets.bess.as_ref()),
             ("dgram", sockets.dgram.as_ref()),
@@ -156,6 +161,11 @@ impl Switch {
         let sockets = sockets
             .transpose()
             .map_err(failed("its entrance by sockets"))?;
+        let vhost = Some(config.vhost).filter(|vhost| !vhost.is_empty());
+        let vhost = vhost.map(|vhost| vhost::Open::new(&name, vhost, config.longest, &roster));
+        let vhost = vhost
+            .transpose()
+            .map_err(failed("its vhost-user entrance"))?;
         let mut forwarder = Forwarder::new(config.limits);
         forwarder.is_hub = config.is_hub;
         let board = Switchboard {
@@ -168,7 +178,10 @@ impl Switch {
             entrances.push(Box::new(vde::Door::new(open, line.clone())));
         }
         if let Some(open) = sockets {
-            entrances.push(Box::new(sockets::Door::new(open, line)));
+            entrances.push(Box::new(sockets::Door::new(open, line.clone())));
+        }
+        if let Some(open) = vhost {
+            entrances.push(Box::new(vhost::Door::new(open, line)));
         }
         let switch = Self {
             name,

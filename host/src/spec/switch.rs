@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use vnplug_os::privileges;
 use vnplug_path::source::SourceError;
 use vnplug_switch::forward::MAX_PORTS;
-use vnplug_switch::{Access, SocketsConfig, Switch, SwitchConfig, Switchboard, VdeConfig};
+use vnplug_switch::{
+    Access, SocketsConfig, Switch, SwitchConfig, Switchboard, VdeConfig, VhostConfig,
+};
 
 use super::{Opened, Options};
 
@@ -65,6 +67,8 @@ fn entrances(
 ) -> Result<(), SourceError> {
     let mut path = |key| options.take(key).map(PathBuf::from);
     let [vde, stream, bess, dgram] = ["vde", "stream", "bess", "dgram"].map(&mut path);
+    let vhost = path("vhost");
+    let connect = options.take("vhostconnect").unwrap_or_default();
     let mode = options.mode("mode")?;
     let dir_mode = options.mode("dirmode")?;
     let group_name = options.take("group");
@@ -77,11 +81,12 @@ fn entrances(
         ));
     }
     let shared = mode.is_some() || dir_mode.is_some() || group_name.is_some();
-    let none = [&vde, &stream, &bess, &dgram].iter().all(|it| it.is_none());
+    let all = [&vde, &vhost, &stream, &bess, &dgram];
+    let none = all.iter().all(|it| it.is_none());
     if none && shared {
         return Err(wrong(
-            "mode, dirmode and group are for entrances: say which, with vde=DIR, stream=PATH, bess=PATH or \
-             dgram=DIR",
+            "mode, dirmode and group are for entrances: say which, with vde=DIR, vhost=PATH, stream=PATH, \
+             bess=PATH or dgram=DIR",
         ));
     }
     let group = group_name.map(|name| privileges::group(&name));
@@ -96,16 +101,26 @@ fn entrances(
         mgmt: mgmt.map(|path| (PathBuf::from(path), mgmt_mode.unwrap_or(0o600))),
         user,
     });
+    let access = Access {
+        mode,
+        dir_mode,
+        group,
+        user,
+    };
+    config.vhost = VhostConfig {
+        path: vhost,
+        connect: connect
+            .split(':')
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from)
+            .collect(),
+        access: access.clone(),
+    };
     config.sockets = SocketsConfig {
         stream,
         bess,
         dgram,
-        access: Access {
-            mode,
-            dir_mode,
-            group,
-            user,
-        },
+        access,
     };
     Ok(())
 }

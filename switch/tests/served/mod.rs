@@ -51,6 +51,7 @@ impl Served {
             "in_dropped_short",
             "in_dropped_long",
             "in_dropped_offload",
+            "in_dropped_chain",
             "in_dropped_source",
         ];
         assert_eq!(count(&["entered"]), count(&fates));

@@ -1,0 +1,552 @@
+//! The socket that front-ends connect to, sockets of front-ends that we connect to, and the thread that
+//! hears them. Each connection is a port.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, socket_with,
+    sockopt,
+};
+use vnplug_os::closer::{Closers, PeerFd};
+use vnplug_os::{event, peer_log, socket};
+
+use super::call::Calls;
+use super::link;
+use super::payload::Card;
+use super::session::{Heard, Remains, Session};
+use crate::control::{Change, Line};
+use crate::forward::Number;
+use crate::link::{Entrance, Losses};
+use crate::porter::{self, Access, Shift};
+use crate::roster::{Roster, locked};
+
+/// Where the front-ends of vhost-user come in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VhostConfig {
+    /// The socket that they connect to.
+    pub path: Option<PathBuf>,
+    /// Sockets of front-ends that listen, which we connect to.
+    pub connect: Vec<PathBuf>,
+    /// Who may use ours.
+    pub access: Access,
+}
+
+impl VhostConfig {
+    /// Whether nobody comes in.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.path.is_none() && self.connect.is_empty()
+    }
+}
+
+/// An entrance that is made and not served yet.
+pub(crate) struct Open {
+    name: String,
+    config: VhostConfig,
+    longest: usize,
+    roster: Arc<Mutex<Roster>>,
+    listener: Option<OwnedFd>,
+}
+
+/// The entrance of a switch.
+pub(crate) struct Door {
+    open: Option<Open>,
+    line: Line,
+    shift: Option<Shift>,
+}
+
+impl Open {
+    /// Makes the socket.
+    ///
+    /// # Errors
+    /// The system's, or who has it.
+    pub(crate) fn new(
+        name: &str,
+        config: VhostConfig,
+        longest: usize,
+        roster: &Arc<Mutex<Roster>>,
+    ) -> io::Result<Self> {
+        let listen = |path: &PathBuf| {
+            let listener = config.access.listen(path, SocketType::STREAM)?;
+            // Front-ends send descriptors from their first messages on.
+            socket::pass_rights(&listener, true);
+            Ok::<_, io::Error>(listener)
+        };
+        let listener = config.path.as_ref().map(listen).transpose()?;
+        Ok(Self {
+            name: name.to_owned(),
+            config,
+            longest,
+            roster: Arc::clone(roster),
+            listener,
+        })
+    }
+}
+
+impl Door {
+    /// Of a switch that is spoken to by `line`.
+    pub(crate) fn new(open: Open, line: Line) -> Self {
+        Self {
+            open: Some(open),
+            line,
+            shift: None,
+        }
+    }
+}
+
+impl Entrance for Door {
+    fn open(&mut self) {
+        let Some(open) = self.open.take() else {
+            return;
+        };
+        let (name, line) = (open.name.clone(), self.line.clone());
+        let shift = Shift::start("vnplug-vhost", |waker| {
+            let mut porter = Porter::new(open, line, waker)?;
+            Ok(move |stop: &AtomicBool| porter.run(stop))
+        });
+        match shift {
+            Ok(shift) => self.shift = Some(shift),
+            Err(error) => {
+                log::error!(target: "switch", "{name}: no vhost-user front-end can join: {error}");
+            }
+        }
+    }
+}
+
+/// Who a front-end is: it gets the port again that it had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Peer {
+    uid: u32,
+    pid: i32,
+}
+
+/// A connection.
+struct Guest {
+    peer: Peer,
+    state: State,
+}
+
+enum State {
+    /// Its first message is still to come; if it came to us, by then.
+    Silent {
+        socket: PeerFd,
+        until: Option<Instant>,
+    },
+    Has {
+        port: Number,
+        session: Box<Session>,
+    },
+}
+
+impl Guest {
+    /// Whether there was an event, but no word.
+    fn is_mute(&self) -> bool {
+        match &self.state {
+            State::Silent { socket, .. } => {
+                rustix::io::ioctl_fionread(socket).is_ok_and(|bytes| bytes == 0)
+            }
+            State::Has { .. } => false,
+        }
+    }
+}
+
+/// A front-end that listens, and that we connect to.
+struct Dial {
+    path: PathBuf,
+    /// The connection, while there is one.
+    guest: Option<u64>,
+    /// When to try again.
+    next: Instant,
+}
+
+/// Who lets front-ends in.
+struct Porter {
+    open: Open,
+    line: Line,
+    /// For the thread that forwards, and what it says.
+    told: Losses,
+    losses: Receiver<Number>,
+    waker: Arc<OwnedFd>,
+    epoll: OwnedFd,
+    dials: Vec<Dial>,
+    guests: HashMap<u64, Guest>,
+    next: u64,
+    ports: HashMap<Number, u64>,
+    /// The ports that front-ends had.
+    homes: HashMap<Peer, Number>,
+    closers: Closers<u32>,
+    calls: Arc<Calls>,
+    /// What the thread that forwards may still have.
+    remains: Vec<Remains>,
+    /// Those who may have said more than was heard.
+    unheard: HashSet<u64>,
+}
+
+impl Porter {
+    fn new(open: Open, line: Line, waker: Arc<OwnedFd>) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let listener = open.listener.as_ref().map(|it| (it.as_fd(), LISTENER));
+        for (fd, number) in listener.into_iter().chain([(waker.as_fd(), WAKER)]) {
+            epoll::add(&epoll, fd, EventData::new_u64(number), EventFlags::IN)?;
+        }
+        let dial = |path: &PathBuf| Dial {
+            path: path.clone(),
+            guest: None,
+            next: Instant::now(),
+        };
+        let dials = open.config.connect.iter().map(dial).collect();
+        let (told, losses) = Losses::new(Arc::clone(&waker));
+        Ok(Self {
+            open,
+            line,
+            told,
+            losses,
+            waker,
+            epoll,
+            dials,
+            guests: HashMap::new(),
+            next: FIRST,
+            ports: HashMap::new(),
+            homes: HashMap::new(),
+            closers: Closers::default(),
+            calls: Arc::default(),
+            remains: Vec::new(),
+            unheard: HashSet::new(),
+        })
+    }
+
+    fn run(&mut self, stop: &AtomicBool) {
+        if let Some(path) = &self.open.config.path {
+            let (name, path) = (&self.open.name, path.display());
+            log::info!(target: "switch", "{name}: vhost-user front-ends join at {path}");
+        }
+        while !stop.load(Ordering::Acquire) {
+            let (mut comes, mut news) = (false, HashSet::new());
+            porter::wait(&self.epoll, self.within(), |number| match number {
+                WAKER => event::clear(&self.waker),
+                LISTENER => comes = true,
+                id => {
+                    news.insert(id);
+                }
+            });
+            self.unheard.extend(news);
+            if comes {
+                self.accept();
+            }
+            for id in std::mem::take(&mut self.unheard) {
+                self.hear(id);
+            }
+            while let Ok(port) = self.losses.try_recv() {
+                if let Some(id) = self.ports.get(&port) {
+                    self.close(*id);
+                }
+            }
+            self.tidy();
+            self.dial();
+        }
+        let all: Vec<u64> = self.guests.keys().copied().collect();
+        all.into_iter().for_each(|id| self.close(id));
+        if let Some(path) = &self.open.config.path
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            log::warn!(target: "switch", "{}: {error}", path.display());
+        }
+    }
+
+    /// Connects to front-ends that listen, again and again.
+    fn dial(&mut self) {
+        let now = Instant::now();
+        for at in 0..self.dials.len() {
+            let dial = &mut self.dials[at];
+            if dial.guest.is_some() || dial.next > now {
+                continue;
+            }
+            dial.next = now + AGAIN;
+            let Ok(socket) = connected(&dial.path) else {
+                continue;
+            };
+            self.dials[at].guest = self.meet(socket, true);
+        }
+    }
+
+    /// How long to wait for events.
+    fn within(&self) -> Duration {
+        let us = rustix::process::geteuid().as_raw();
+        let is_stranger = |guest: &Guest| guest.peer.uid != 0 && guest.peer.uid != us;
+        if !self.unheard.is_empty() {
+            Duration::ZERO
+        } else if !self.remains.is_empty() {
+            SOON
+        } else if self.guests.values().any(is_stranger) {
+            WATCHFUL
+        } else if self.dials.iter().any(|dial| dial.guest.is_none()) {
+            AGAIN
+        } else {
+            Duration::from_secs(1)
+        }
+    }
+
+    /// Sends those away who say nothing, ends calls that block, unmaps what nobody has.
+    fn tidy(&mut self) {
+        self.calls.unblock();
+        let now = Instant::now();
+        let (mut late, mut unused) = (Vec::new(), Vec::new());
+        for (id, guest) in &mut self.guests {
+            match &mut guest.state {
+                State::Silent { until, .. } => {
+                    if until.is_some_and(|until| until <= now) {
+                        late.push(*id);
+                    }
+                }
+                State::Has { session, .. } => {
+                    if session.has_blocked() {
+                        late.push(*id);
+                    }
+                    unused.extend(session.unused());
+                }
+            }
+        }
+        late.into_iter().for_each(|id| self.close(id));
+        let gone: Vec<_> = self.remains.extract_if(.., |it| it.is_unused()).collect();
+        if !unused.is_empty() || !gone.is_empty() {
+            // To unmap much takes long. Without a thread it is done here.
+            let aside = std::thread::Builder::new().name("vnplug-unmap".into());
+            if let Err(error) = aside.spawn(move || drop((unused, gone))) {
+                log::debug!(target: "switch", "no thread to unmap with: {error}");
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Some(listener) = &self.open.listener else {
+            return;
+        };
+        let socket = match accept_with(listener, flags) {
+            Ok(socket) => socket,
+            Err(Errno::MFILE | Errno::NFILE) => {
+                let name = &self.open.name;
+                peer_log!(log::Level::Warn, "switch", "{name}: out of descriptors");
+                std::thread::sleep(PAUSE);
+                return;
+            }
+            // It is gone again.
+            Err(_) => return,
+        };
+        self.meet(socket, false);
+    }
+
+    /// Takes a connection.
+    fn meet(&mut self, socket: OwnedFd, is_ours: bool) -> Option<u64> {
+        let credentials = sockopt::socket_peercred(&socket).ok()?;
+        let peer = Peer {
+            uid: credentials.uid.as_raw(),
+            pid: credentials.pid.as_raw_nonzero().get(),
+        };
+        let socket = PeerFd::new(socket, self.closers.of(&peer.uid));
+        let silent = self.guests.values().filter(|it| it.peer.uid == peer.uid);
+        let silent = silent.filter(|it| matches!(it.state, State::Silent { .. }));
+        if silent.count() >= MAX_SILENT {
+            let (name, uid) = (&self.open.name, peer.uid);
+            peer_log!(
+                log::Level::Warn,
+                "switch",
+                "{name}: user {uid} has {MAX_SILENT} silent connections; one more is refused"
+            );
+            return None;
+        }
+        let id = self.next;
+        self.next += 1;
+        let data = EventData::new_u64(id);
+        if let Err(error) = epoll::add(&self.epoll, &socket, data, EventFlags::IN) {
+            log::warn!(target: "switch", "{}: {error}", self.open.name);
+            return None;
+        }
+        // Who listens may have its guest still to start.
+        let until = (!is_ours).then(|| Instant::now() + PATIENCE);
+        let state = State::Silent { socket, until };
+        self.guests.insert(id, Guest { peer, state });
+        Some(id)
+    }
+
+    /// Something came from a connection, or its end.
+    fn hear(&mut self, id: u64) {
+        // Who goes without a word never had a port.
+        let is_mute = self.guests.get(&id).is_some_and(Guest::is_mute);
+        if is_mute {
+            return self.close(id);
+        }
+        if let Err(why) = self.admit(id) {
+            let name = &self.open.name;
+            peer_log!(
+                log::Level::Warn,
+                "switch",
+                "{name}: no port for a guest: {why}"
+            );
+            return self.close(id);
+        }
+        let Some(guest) = self.guests.get_mut(&id) else {
+            return;
+        };
+        let State::Has { port, session, .. } = &mut guest.state else {
+            return;
+        };
+        let (name, port) = (&self.open.name, *port);
+        let mut complain = |what: &str| {
+            peer_log!(log::Level::Warn, "switch", "{name}: port {port}: {what}");
+        };
+        for _ in 0..AT_ONCE {
+            match session.hear(&mut complain) {
+                Ok(Heard::More) => {}
+                Ok(Heard::Nothing) => return,
+                Ok(Heard::End) => return self.close(id),
+                Err(error) => {
+                    complain(&error.to_string());
+                    return self.close(id);
+                }
+            }
+        }
+        // The others first.
+        self.unheard.insert(id);
+    }
+
+    /// Gives a front-end its port, when it says something for the first time.
+    fn admit(&mut self, id: u64) -> Result<(), String> {
+        let Some(guest) = self.guests.get_mut(&id) else {
+            return Ok(());
+        };
+        let State::Silent { .. } = &guest.state else {
+            return Ok(());
+        };
+        let peer = guest.peer;
+        let description = format!("process {}", peer.pid);
+        let holder = || porter::holder(peer.uid, "vhost-user", description.clone());
+        let is_trusted = holder().is_trusted;
+        let mut roster = locked(&self.open.roster);
+        let home = self.homes.get(&peer).copied();
+        let again = home.and_then(|home| roster.take(holder(), Some(home)).ok());
+        let port = match again {
+            Some(port) => port,
+            None => roster.take(holder(), None)?,
+        };
+        drop(roster);
+        let port = port.get();
+        let name = &self.open.name;
+        let made = link::pair(format!("{name}: port {port}"), Arc::clone(&self.calls));
+        let (wire, rings) = made.map_err(|error| {
+            locked(&self.open.roster).free(port);
+            error.to_string()
+        })?;
+        log::info!(
+            target: "switch",
+            "{name}: port {port}: a vhost-user front-end of user {}, process {}",
+            peer.uid,
+            peer.pid
+        );
+        self.line.send(Change::Add {
+            port,
+            link: Box::new(rings),
+            losses: self.told.clone(),
+        });
+        if self.homes.len() >= MAX_HOMES {
+            self.homes.clear();
+        }
+        self.homes.insert(peer, port);
+        self.ports.insert(port, id);
+        let card = Card {
+            mac: mac(name, port),
+            longest: self.open.longest,
+            memory: if is_trusted { MEMORY } else { MEMORY_OF_OTHERS },
+        };
+        // Taken out to be put into the session.
+        let Some(guest) = self.guests.remove(&id) else {
+            return Ok(());
+        };
+        if let State::Silent { socket, .. } = guest.state {
+            let state = State::Has {
+                port,
+                session: Box::new(Session::new(socket, wire, card)),
+            };
+            self.guests.insert(id, Guest { peer, state });
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, id: u64) {
+        let Some(guest) = self.guests.remove(&id) else {
+            return;
+        };
+        let dial = self.dials.iter_mut().find(|it| it.guest == Some(id));
+        if let Some(dial) = dial {
+            dial.guest = None;
+        }
+        match guest.state {
+            State::Silent { socket, .. } => {
+                let _ = epoll::delete(&self.epoll, &socket);
+            }
+            State::Has { port, session, .. } => {
+                let _ = epoll::delete(&self.epoll, session.socket());
+                self.ports.remove(&port);
+                // First: who takes the number again must not be removed.
+                self.line.send(Change::Remove(port));
+                self.remains.push(session.end());
+                locked(&self.open.roster).free(port);
+                log::info!(target: "switch", "{}: port {port} is free", self.open.name);
+            }
+        }
+    }
+}
+
+/// A connection to a front-end that listens. Never blocks.
+fn connected(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// The address of a guest's card at this port, if the guest asks for one: the same each time.
+fn mac(switch: &str, port: Number) -> [u8; 6] {
+    // FNV-1a: it is only to differ.
+    let hash = switch.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    let ([a, b, c, _], [d, e]) = (hash.to_be_bytes(), port.to_be_bytes());
+    // Of those that everybody may give (IEEE 802-2014, 8.4).
+    [0x02, a, b, c, d, e]
+}
+
+/// How long a front-end may be silent.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Pieces of a guest's memory, as many as QEMU's own library takes, for which front-ends are made; and
+/// their bytes.
+const MEMORY: (usize, u64) = (509, 1 << 46);
+/// Of a user that is neither root nor the daemon's, who may have 256 ports: mappings and addresses are the
+/// whole daemon's.
+const MEMORY_OF_OTHERS: (usize, u64) = (64, 1 << 38);
+/// When to try again to connect.
+const AGAIN: Duration = Duration::from_millis(500);
+/// Silent connections of one user.
+const MAX_SILENT: usize = 32;
+/// Messages of one front-end before the others'.
+const AT_ONCE: usize = 16;
+/// Front-ends whose ports are remembered.
+const MAX_HOMES: usize = 4096;
+/// How long to wait for descriptors.
+const PAUSE: Duration = Duration::from_millis(50);
+/// When to look again whether memory is used.
+const SOON: Duration = Duration::from_millis(5);
+/// How often to look whether a call blocks, while there are front-ends that might do that.
+const WATCHFUL: Duration = Duration::from_millis(100);
+
+const WAKER: u64 = 0;
+const LISTENER: u64 = 1;
+const FIRST: u64 = 16;

@@ -1,0 +1,267 @@
+//! Frames out of a guest's rings and into them: chains of descriptors, a virtio-net header before each
+//! frame (virtio 1.2, 5.1.6). Each byte is copied once.
+
+use vnplug_ring::offload::{HEADER, Offload, SHORT_HEADER, flags};
+
+use super::memory::Memory;
+use super::ring::{Broken, Part, Ring};
+use crate::batch::{Batch, MAX_SUPER};
+use crate::forward::Fault;
+
+/// Empty between two frames.
+#[derive(Default)]
+pub(super) struct Scratch {
+    pub(super) parts: Vec<Part>,
+    /// Heads of chains, and the bytes that fit there.
+    chains: Vec<(u16, u64)>,
+}
+
+/// What became of a frame for a guest.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Put {
+    Done,
+    /// No buffers are there.
+    Full,
+    /// The guest's buffers make no sense, or are too small.
+    Never,
+}
+
+/// Takes at most `most` frames that the guest sent. Whether there may be more.
+///
+/// # Errors
+/// [`Broken`] if the ring makes no sense.
+pub(super) fn take(
+    ring: &mut Ring,
+    parts: &mut Vec<Part>,
+    header_len: usize,
+    batch: &mut Batch,
+    most: usize,
+) -> Result<bool, Broken> {
+    let (mut left, mut read) = (most, 0);
+    while left > 0 && read < MAX_PARTS {
+        let there = usize::from(ring.available()?);
+        if there == 0 {
+            return Ok(false);
+        }
+        let count = there.min(left).min(GROUP);
+        let mut chains = [Chain::default(); GROUP];
+        parts.clear();
+        // Their bytes are on the way while the descriptors of the next ones are read.
+        for (chain, ahead) in chains[..count].iter_mut().zip(0..) {
+            let begin = parts.len();
+            chain.head = ring.head(ahead)?;
+            let is_sound = ring.chain(chain.head, parts).is_ok();
+            let of_it = &parts[begin..];
+            chain.is_sound = is_sound && !of_it.iter().any(|part| part.is_for_guest);
+            chain.end = parts.len();
+            if let Some(first) = of_it.first() {
+                ring.memory().prefetch(first.at);
+            }
+        }
+        let mut begin = 0;
+        for chain in &chains[..count] {
+            if !push(
+                ring.memory(),
+                &parts[begin..chain.end],
+                chain,
+                header_len,
+                batch,
+            ) {
+                // There is no room.
+                return Ok(true);
+            }
+            ring.give_back(chain.head, 0);
+            begin = chain.end;
+        }
+        left -= count;
+        read += parts.len();
+    }
+    Ok(true)
+}
+
+/// A chain of a group.
+#[derive(Clone, Copy, Default)]
+struct Chain {
+    head: u16,
+    is_sound: bool,
+    /// Where its parts end.
+    end: usize,
+}
+
+/// Copies a frame out of the guest, header and bytes each once, or notes why that cannot be. False: there
+/// is no room.
+#[inline]
+fn push(
+    memory: &Memory,
+    parts: &[Part],
+    chain: &Chain,
+    header_len: usize,
+    batch: &mut Batch,
+) -> bool {
+    let total: u64 = parts.iter().map(|part| u64::from(part.len)).sum();
+    let len = total.saturating_sub(header_len as u64);
+    if !chain.is_sound || len == 0 {
+        return batch.push_fault(Fault::Chain);
+    }
+    if len > MAX_SUPER as u64 {
+        return batch.push_fault(Fault::Long);
+    }
+    let len = len as usize;
+    if !batch.has_room(len) {
+        return false;
+    }
+    let mut header = [0; SHORT_HEADER];
+    if !gather(memory, parts, 0, &mut header) {
+        return batch.push_fault(Fault::Chain);
+    }
+    let mut offload = Offload::from_header(&header);
+    // What a guest says of sums that it has found right is its own affair.
+    offload.flags &= flags::NEEDS_CSUM;
+    batch.push(len, offload, |place| {
+        gather(memory, parts, header_len, place)
+    }) || batch.push_fault(Fault::Chain)
+}
+
+/// Copies bytes out of a chain, without its first `skip`.
+#[inline]
+fn gather(memory: &Memory, parts: &[Part], skip: usize, into: &mut [u8]) -> bool {
+    let (mut skip, mut done) = (skip as u64, 0);
+    for part in parts {
+        let len = u64::from(part.len);
+        if skip >= len {
+            skip -= len;
+            continue;
+        }
+        let now = (len - skip).min((into.len() - done) as u64) as usize;
+        let Some(at) = part.at.checked_add(skip) else {
+            return false;
+        };
+        if !memory.read(at, &mut into[done..done + now]) {
+            return false;
+        }
+        (skip, done) = (0, done + now);
+        if done == into.len() {
+            return true;
+        }
+    }
+    false
+}
+
+/// The header of a frame for a guest.
+pub(super) struct Head {
+    pub(super) bytes: [u8; HEADER],
+    pub(super) len: usize,
+    /// A frame may take several chains, and the header says how many.
+    pub(super) is_mergeable: bool,
+}
+
+/// Copies a frame into the guest's buffers.
+///
+/// # Errors
+/// [`Broken`] if the ring makes no sense.
+pub(super) fn put(
+    ring: &mut Ring,
+    scratch: &mut Scratch,
+    mut header: Head,
+    head: &[u8],
+    body: &[u8],
+) -> Result<Put, Broken> {
+    let Scratch { parts, chains } = scratch;
+    parts.clear();
+    chains.clear();
+    let need = (header.len + head.len() + body.len()) as u64;
+    let (mut room, mut there) = (0, ring.available()?);
+    ring.prefetch(PREFETCHED);
+    while room < need {
+        let count = chains.len() as u16;
+        if count >= there {
+            there = ring.refresh()?;
+            if count >= there {
+                return Ok(Put::Full);
+            }
+        }
+        let first = ring.head(count)?;
+        let before = parts.len();
+        let is_sound = ring.chain(first, parts).is_ok()
+            && parts[before..].iter().all(|part| part.is_for_guest);
+        let fits: u64 = parts[before..].iter().map(|it| u64::from(it.len)).sum();
+        chains.push((first, fits));
+        room += fits;
+        let is_enough = header.is_mergeable || room >= need;
+        if !is_sound || fits == 0 || !is_enough || parts.len() > MAX_PARTS {
+            return Ok(refuse(ring, chains));
+        }
+    }
+    if header.len == HEADER {
+        header.bytes[HEADER - 2..].copy_from_slice(&(chains.len() as u16).to_le_bytes());
+    }
+    let mut scatter = Scatter {
+        memory: ring.memory(),
+        parts,
+        written: 0,
+    };
+    let pieces = [&header.bytes[..header.len], head, body];
+    if !pieces.into_iter().all(|bytes| scatter.write(bytes)) {
+        return Ok(refuse(ring, chains));
+    }
+    let mut left = need;
+    for &(first, fits) in chains.iter() {
+        let len = fits.min(left);
+        ring.give_back(first, len as u32);
+        left -= len;
+    }
+    Ok(Put::Done)
+}
+
+/// Gives chains back that make no sense, and those before them.
+#[cold]
+fn refuse(ring: &mut Ring, chains: &[(u16, u64)]) -> Put {
+    for &(first, _) in chains {
+        ring.give_back(first, 0);
+    }
+    Put::Never
+}
+
+/// Writes into the parts of chains, one piece after the other.
+struct Scatter<'a> {
+    memory: &'a Memory,
+    parts: &'a [Part],
+    /// Bytes of the first part that are written.
+    written: u32,
+}
+
+impl Scatter<'_> {
+    #[inline]
+    fn write(&mut self, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            let Some(part) = self.parts.first() else {
+                return false;
+            };
+            let room = (part.len - self.written) as usize;
+            let (now, rest) = bytes.split_at(room.min(bytes.len()));
+            let Some(at) = part.at.checked_add(u64::from(self.written)) else {
+                return false;
+            };
+            if !self.memory.write(at, now) {
+                return false;
+            }
+            self.written += now.len() as u32;
+            if self.written == part.len {
+                (self.parts, self.written) = (&self.parts[1..], 0);
+            }
+            bytes = rest;
+        }
+        true
+    }
+}
+
+/// How many buffers ahead a descriptor is fetched.
+const PREFETCHED: u16 = 4;
+/// Descriptors that are read of one ring in one turn, and for one frame, or a few more: more cost their
+/// guest its frame, and nobody else his time.
+const MAX_PARTS: usize = 4096;
+/// Chains whose bytes are on the way together.
+const GROUP: usize = 8;
+
+#[cfg(test)]
+mod tests;

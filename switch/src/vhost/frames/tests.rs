@@ -1,0 +1,132 @@
+use super::super::ring::Agreed;
+use super::super::ring::tests::Driver;
+use super::*;
+
+fn head(len: usize, is_mergeable: bool) -> Head {
+    let mut bytes = Offload::default().to_header(&[]);
+    bytes[0] = 0x5a;
+    Head {
+        bytes,
+        len,
+        is_mergeable,
+    }
+}
+
+/// Buffers of these lengths, each a chain, 256 bytes apart.
+fn buffers(driver: &Driver, lens: &[u32]) {
+    for (at, len) in (0..).zip(lens) {
+        driver.desc(at, (0x8000 + 256 * u64::from(at), *len, 2, 0));
+        driver.offer(at);
+    }
+}
+
+fn bytes_at<const N: usize>(driver: &Driver, at: u64) -> [u8; N] {
+    let mut bytes = [0; N];
+    driver.region.read(at, &mut bytes);
+    bytes
+}
+
+#[test]
+fn a_frame_takes_as_many_buffers_as_it_needs_and_its_header_says_so() {
+    let driver = Driver::new(8);
+    let mut ring = driver.ring(Agreed::default());
+    // The header itself is spread over two.
+    buffers(&driver, &[5, 20, 100, 100]);
+    let mut scratch = Scratch::default();
+    let put = put(&mut ring, &mut scratch, head(12, true), &[1; 40], &[2; 30]);
+    assert_eq!(put, Ok(Put::Done));
+    ring.publish();
+    assert_eq!(driver.used(), 3);
+    let lens: Vec<u32> = (0..3).map(|at| driver.element(at).1).collect();
+    assert_eq!(lens, [5, 20, 57]);
+    assert_eq!(bytes_at(&driver, 0x8000), [0x5a, 0, 0, 0, 0]);
+    let second: [u8; 20] = bytes_at(&driver, 0x8100);
+    assert_eq!(second[..8], [0, 0, 0, 0, 0, 3, 0, 1]);
+    let third: [u8; 57] = bytes_at(&driver, 0x8200);
+    assert_eq!((third[26], third[27]), (1, 2));
+    assert_eq!(bytes_at(&driver, 0x8200 + 57), [0]);
+}
+
+#[test]
+fn without_buffers_a_frame_waits_and_nothing_is_taken() {
+    let driver = Driver::new(8);
+    let mut ring = driver.ring(Agreed::default());
+    let mut scratch = Scratch::default();
+    for lens in [&[][..], &[50, 50]] {
+        buffers(&driver, lens);
+        let full = put(&mut ring, &mut scratch, head(12, true), &[1; 200], &[]);
+        assert_eq!(full, Ok(Put::Full));
+        ring.publish();
+        assert_eq!(driver.used(), 0);
+    }
+    driver.desc(2, (0x9000, 150, 2, 0));
+    driver.offer(2);
+    let done = put(&mut ring, &mut scratch, head(12, true), &[1; 200], &[]);
+    assert_eq!(done, Ok(Put::Done));
+}
+
+#[test]
+fn a_guest_without_mergeable_buffers_has_a_frame_in_one_or_not_at_all() {
+    let driver = Driver::new(8);
+    let mut ring = driver.ring(Agreed::default());
+    let mut scratch = Scratch::default();
+    buffers(&driver, &[40, 200]);
+    let small = put(&mut ring, &mut scratch, head(10, false), &[1; 100], &[]);
+    assert_eq!(small, Ok(Put::Never));
+    let fits = put(&mut ring, &mut scratch, head(10, false), &[1; 100], &[]);
+    assert_eq!(fits, Ok(Put::Done));
+    ring.publish();
+    assert_eq!((driver.element(0), driver.element(1)), ((0, 0), (1, 110)));
+    // The header has no word of buffers.
+    let bytes: [u8; 12] = bytes_at(&driver, 0x8100);
+    assert_eq!(bytes[8..], [0, 0, 1, 1]);
+}
+
+#[test]
+fn frames_are_taken_behind_short_and_long_headers() {
+    for header in [10, 12] {
+        let driver = Driver::new(8);
+        let mut ring = driver.ring(Agreed::default());
+        driver.region.write(0x8000, &[0; 12]);
+        driver.region.write(0x8000 + header, &[7; 60]);
+        driver.desc(0, (0x8000, header as u32 + 60, 0, 0));
+        driver.offer(0);
+        let (mut batch, mut parts) = (Batch::new(4, 1514), Vec::new());
+        let more = take(&mut ring, &mut parts, header as usize, &mut batch, 4);
+        assert_eq!(more, Ok(false));
+        assert_eq!((batch.len(), batch.get(0).bytes), (1, &[7; 60][..]));
+    }
+}
+
+#[test]
+fn what_finds_no_room_stays_with_the_guest() {
+    let driver = Driver::new(8);
+    let mut ring = driver.ring(Agreed::default());
+    driver.desc(0, (0x8000, 72, 0, 0));
+    (0..4).for_each(|_| driver.offer(0));
+    let (mut batch, mut parts) = (Batch::new(3, 1514), Vec::new());
+    assert_eq!(take(&mut ring, &mut parts, 12, &mut batch, 64), Ok(true));
+    assert_eq!(batch.len(), 3);
+    ring.publish();
+    assert_eq!(driver.used(), 3);
+    batch.clear();
+    assert_eq!(take(&mut ring, &mut parts, 12, &mut batch, 64), Ok(false));
+    assert_eq!(batch.len(), 1);
+}
+
+#[test]
+fn buffers_of_single_bytes_without_end_are_given_back() {
+    let driver = Driver::new(128);
+    let mut ring = driver.ring(Agreed::default());
+    // 127 bytes in as many descriptors, again and again.
+    for at in 0..127 {
+        let next = if at < 126 { 3 } else { 2 };
+        driver.desc(at, (0x8000, 1, next, at + 1));
+    }
+    (0..128).for_each(|_| driver.offer(0));
+    let mut scratch = Scratch::default();
+    let put = put(&mut ring, &mut scratch, head(12, true), &[1; 9000], &[]);
+    assert_eq!(put, Ok(Put::Never));
+    ring.publish();
+    assert_eq!(u64::from(driver.used()), MAX_PARTS as u64 / 127 + 1);
+}

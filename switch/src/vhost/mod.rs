@@ -1,0 +1,38 @@
+//! The entrance for virtual machines: vhost-user, of which this is the back-end, ours whole.
+//!
+//! A guest's virtio network card is two rings in the guest's memory. A front-end (QEMU, User-mode Linux,
+//! Cloud Hypervisor, DPDK's virtio-user) connects to a socket of ours, hands over that memory, and says
+//! where the rings are. From then on frames go between guest and switch without a system call each.
+//!
+//! ```text
+//! messages → session → setup → the thread that forwards: link → ring → memory
+//! ```
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `door.rs` | the socket, the thread that hears all front-ends, their ports |
+//! | `session.rs` | one front-end: what it says, and the setup that this makes |
+//! | `message.rs`, `payload.rs` | messages with their descriptors, and what they carry |
+//! | `link.rs` | one guest's rings, as the thread that forwards uses them |
+//! | `frames.rs` | frames out of rings and into them, with their headers |
+//! | `ring.rs` | a split virtqueue |
+//! | `control.rs` | the control queue |
+//! | `memory.rs` | the one door to the guest's memory |
+//! | `call.rs` | interrupts |
+//! | `spec.rs` | numbers of the standards |
+//!
+//! The thread of the door hears and answers; it never waits for a front-end. The thread that forwards
+//! never waits at all. The front-end is a stranger, and so is the guest behind it: see `memory.rs` and
+//! `ring.rs` for what they can try.
+
+mod call;
+mod control;
+pub(crate) mod door;
+mod frames;
+mod link;
+mod memory;
+mod message;
+mod payload;
+mod ring;
+mod session;
+mod spec;

@@ -1,0 +1,91 @@
+//! What messages carry: pieces of memory, rings with descriptors; and what a card says of itself.
+
+use vnplug_os::closer::PeerFd;
+
+use super::link::ANNOUNCEMENT;
+use super::memory::Described;
+use super::message::Message;
+use super::spec::MAX_RINGS;
+
+/// What a device says of itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Card {
+    pub(crate) mac: [u8; 6],
+    /// Bytes of the longest frame, Ethernet header included, FCS excluded.
+    pub(crate) longest: usize,
+    /// Pieces of memory that it takes, and their bytes in all.
+    pub(crate) memory: (usize, u64),
+}
+
+impl Card {
+    /// The largest MTU, without tags.
+    pub(super) fn mtu(&self) -> usize {
+        self.longest - 22
+    }
+
+    /// `struct virtio_net_config` (virtio 1.2, 5.1.4): MAC, status, pairs, MTU.
+    pub(super) fn config(&self) -> [u8; 12] {
+        let mut config = [0; 12];
+        config[..6].copy_from_slice(&self.mac);
+        // The link is up.
+        config[6] = 1;
+        // One pair for who leaves the control queue to us; others have their own configuration.
+        config[8] = 1;
+        config[10..].copy_from_slice(&(self.mtu().min(65_535) as u16).to_le_bytes());
+        config
+    }
+}
+
+/// The ring of a message that brings a descriptor, or says that it brings none.
+pub(super) fn ring_of(message: &mut Message) -> Result<(usize, Option<PeerFd>), String> {
+    let number = message.number().ok_or("no number")?;
+    let at = (number & 0xff) as usize;
+    if at >= MAX_RINGS {
+        return Err(format!("there is no ring {at}"));
+    }
+    match (number & NO_FD != 0, message.fds.len()) {
+        (true, 0) => Ok((at, None)),
+        (false, 1) => Ok((at, message.only_fd())),
+        (_, count) => Err(format!("{count} descriptors")),
+    }
+}
+
+/// The piece that a message describes, behind a number that says nothing.
+pub(super) fn one_piece(message: &Message) -> Option<([u8; 8], Described)> {
+    let (head, rest) = message.payload.split_first_chunk::<8>()?;
+    let piece: &[u8; DESCRIBED] = rest.try_into().ok()?;
+    Some((*head, describe(piece)))
+}
+
+/// A piece of memory as a message describes it.
+pub(super) fn describe(bytes: &[u8; DESCRIBED]) -> Described {
+    let [guest, len, user, offset] = words(bytes);
+    Described {
+        guest,
+        len,
+        user,
+        offset,
+    }
+}
+
+/// Numbers of 64 bits.
+pub(super) fn words<const BYTES: usize, const WORDS: usize>(bytes: &[u8; BYTES]) -> [u64; WORDS] {
+    let (words, _) = bytes.as_chunks::<8>();
+    std::array::from_fn(|at| words.get(at).map_or(0, |it| u64::from_le_bytes(*it)))
+}
+
+/// What tells switches where a guest is: a reverse ARP request (RFC 903), as QEMU's.
+pub(super) fn announcement(mac: [u8; 6]) -> [u8; ANNOUNCEMENT] {
+    let mut frame = [0; ANNOUNCEMENT];
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&mac);
+    frame[12..22].copy_from_slice(&[0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
+    frame[22..28].copy_from_slice(&mac);
+    frame[32..38].copy_from_slice(&mac);
+    frame
+}
+
+/// Bytes of a piece of memory in a message.
+pub(super) const DESCRIBED: usize = 32;
+/// In SET_VRING_KICK and SET_VRING_CALL: there is no descriptor.
+const NO_FD: u64 = 1 << 8;
