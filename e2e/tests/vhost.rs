@@ -1,0 +1,169 @@
+//! Guests on a switch by vhost-user, with front-ends that nobody here wrote.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::process::Command;
+
+use vnplug_e2e::daemon::{Daemon, counted, value};
+use vnplug_e2e::station::{Running, Station};
+use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, Uml, UmlConfig};
+use vnplug_testing::{PATIENCE, eventually};
+
+fn ran(guest: &Guest, command: &str) -> String {
+    let done = guest.run(command, PATIENCE).unwrap();
+    assert!(done.success(), "{command}: {}", done.text());
+    done.text().to_owned()
+}
+
+fn uml(lab: &Lab, socket: &Path) -> Guest {
+    let config = UmlConfig {
+        kernel_args: vec![format!("virtio_uml.device={}:1", socket.display())],
+        image: Image::default()
+            .program("/usr/sbin/ethtool")
+            .module("virtio_net"),
+        ..UmlConfig::default()
+    };
+    Uml::boot(lab, config).unwrap()
+}
+
+fn qemu(lab: &Lab, socket: &Path, mac: u8) -> Guest {
+    let args = [
+        "-object".into(),
+        "memory-backend-memfd,id=ram,size=256M,share=on".into(),
+        "-numa".into(),
+        "node,memdev=ram".into(),
+        "-chardev".into(),
+        format!("socket,id=lan,path={},reconnect=1", socket.display()),
+        "-netdev".into(),
+        "vhost-user,id=lan,chardev=lan".into(),
+        "-device".into(),
+        // TCG has no way to inject what an eventfd says into MSI-X.
+        format!("virtio-net-pci,netdev=lan,vectors=0,mac=52:54:00:77:02:{mac:02x}"),
+    ];
+    let config = QemuConfig {
+        image: Image::default()
+            .program("/usr/sbin/ethtool")
+            .module("virtio_net"),
+        qemu_args: args.to_vec(),
+        ..QemuConfig::default()
+    };
+    Qemu::boot(lab, config).unwrap()
+}
+
+fn bring_up(guest: &Guest, address: &str) {
+    let up = format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up");
+    ran(guest, &up);
+}
+
+/// Moves bytes from one guest, which has this address, to another, in large pieces as `sendfile(2)` has
+/// them; all of them must come.
+fn moves(from: &Guest, to: &Guest, address: &str, mib: u32) {
+    let fill = format!(
+        "mkdir -p /tmp/www && head -c {} /dev/urandom >/tmp/www/bulk && sha256sum </tmp/www/bulk",
+        mib << 20
+    );
+    let sent = ran(from, &fill);
+    // It stays there, for the next time.
+    ran(from, "pidof httpd || httpd -p 7000 -h /tmp/www");
+    let get = format!("wget -q -O - http://{address}:7000/bulk | sha256sum");
+    assert_eq!(ran(to, &get).trim(), sent.trim());
+}
+
+#[test]
+fn guests_of_user_mode_linux_have_offloads_and_move_super_frames_whole() {
+    let lab = Lab::new().unwrap();
+    let socket = lab.dir().join("lan0.sock");
+    let spec = format!("lan0,vhost={}", socket.display());
+    let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let guests = [(); 2].map(|()| uml(&lab, &socket));
+    let addresses = ["10.77.2.1", "10.77.2.2"];
+    for (guest, address) in guests.iter().zip(addresses) {
+        let features = ran(guest, "ethtool -k eth0");
+        for on in [
+            "scatter-gather: on",
+            "tcp-segmentation-offload: on",
+            "tx-checksumming: on",
+            "rx-checksumming: on",
+        ] {
+            assert!(features.contains(on), "{features}");
+        }
+        bring_up(guest, address);
+    }
+    let [one, two] = &guests;
+    ran(one, "ping -c 3 10.77.2.2");
+    ran(two, "ping -c 3 10.77.2.1");
+    let before = daemon.counters();
+    let of = |name: &str| {
+        let now = value(counted(&daemon.counters(), "source"), name);
+        now - value(counted(&before, "source"), name)
+    };
+    moves(one, two, addresses[0], 16);
+    // A frame of the wire has 1,448 bytes; acknowledgements are counted, too.
+    let frames = of("entered");
+    assert!(frames < (16 << 20) / 8_000, "{frames} frames");
+    assert_eq!(of("out_cut"), 0);
+
+    // Offloads change live, and the switch cuts for who wants that.
+    ran(two, "ethtool -K eth0 rx-gro-hw off");
+    let features = ran(two, "ethtool -k eth0");
+    assert!(features.contains("rx-gro-hw: off"), "{features}");
+    moves(one, two, addresses[0], 4);
+    // One less for each super-frame than it became.
+    assert!(of("out_cut") > (2 << 20) / 1448);
+    daemon.audit();
+    guests.iter().for_each(Guest::kill);
+    eventually("their ports are free", || {
+        value(counted(&daemon.counters(), "source"), "switch_ports") == 0
+    });
+}
+
+#[test]
+fn a_guest_of_qemu_is_on_the_wire_and_survives_the_daemon() {
+    let lab = Lab::new().unwrap();
+    let (socket, dir) = (lab.dir().join("lan0.sock"), lab.dir().join("lan0.ctl"));
+    let spec = format!("lan0,vhost={},vde={}", socket.display(), dir.display());
+    let mut daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let guest = qemu(&lab, &socket, 1);
+    bring_up(&guest, "10.77.3.1");
+    {
+        let station = Station::by_vde(&lab, &dir, "10.77.3.9").unwrap();
+        assert!(station.pings("10.77.3.1"));
+        ran(&guest, "ping -c 3 10.77.3.9");
+    }
+    daemon.audit();
+    daemon.kill();
+    daemon.launch().unwrap();
+    let station = Station::by_vde(&lab, &dir, "10.77.3.9").unwrap();
+    eventually("it is back", || {
+        value(counted(&daemon.counters(), "source"), "switch_ports") == 2
+    });
+    assert!(station.pings("10.77.3.1"));
+    daemon.audit();
+}
+
+/// A testpmd whose only port is a front-end of ours.
+fn testpmd(lab: &Lab, name: &str, socket: &Path, more: &[&str]) -> Running {
+    let mut command = Command::new("dpdk-testpmd");
+    let device = format!("net_virtio_user0,path={},queues=1", socket.display());
+    command.args(["--no-huge", "--no-pci", "-m", "512", "-l", "0,1"]);
+    command.args(["--file-prefix", name, "--vdev", &device, "--"]);
+    command.args(["--total-num-mbufs=8192", "--no-lsc-interrupt"]);
+    command.args(more);
+    Running::start(command, lab, name).unwrap()
+}
+
+#[test]
+fn virtio_user_of_dpdk_sends_and_receives() {
+    let lab = Lab::new().unwrap();
+    let socket = lab.dir().join("lan0.sock");
+    let spec = format!("lan0,vhost={}", socket.display());
+    let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let count = |name: &str| value(counted(&daemon.counters(), "source"), name);
+    let receiver = testpmd(&lab, "vnplug-rx", &socket, &["--forward-mode=rxonly"]);
+    eventually("it is there", || count("switch_ports") == 1);
+    let sender = testpmd(&lab, "vnplug-tx", &socket, &["--forward-mode=txonly"]);
+    eventually("frames go", || count("out_enqueued") > 10_000);
+    drop((sender, receiver));
+    eventually("both are gone", || count("switch_ports") == 0);
+    daemon.audit();
+}
