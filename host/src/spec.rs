@@ -7,7 +7,7 @@
 //! | `af_xdp` | interface (default: the name) | `mode=auto\|zerocopy\|native\|generic`, `queues=all\|0+2`, `take=FILTER`, `fallback=yes\|no`, `promiscuous=yes\|no`, `frames=N`, `frame_size=2048\|4096`, `multi_buffer=yes\|no`, `timestamps=frame\|batch`, `coalesce=MICROSECONDS`, `busy_poll=MICROSECONDS`, `early=yes\|no`, `arena=copy\|umem\|vm` |
 //! | `pcap` | path of a pcap or pcapng file | `pace=recorded\|top\|2.5x`, `repeat=once\|forever\|N` |
 //! | `gen` | – | `size=60\|60-1514\|imix`, `pps=N\|max`, `count=N`, `flows=N`, `protocols=udp4+tcp4+icmp4+udp6+tcp6+icmp6`, `vlan=TCI`, `run=N`, `queues=N` |
-//! | `switch` | directory for programs of VDE | `hub=yes\|no`, `ports=N`, `ports_each=N`, `stations=N`, `stations_each=N`, `age=SECONDS`, `hold=SECONDS`, `longest=SIZE`, `vhost=PATH`, `vhostconnect=PATH:PATH…`, `stream=PATH`, `bess=PATH`, `dgram=DIR`, `mode=OCTAL`, `dirmode=OCTAL`, `group=NAME`, `mgmt=PATH`, `mgmtmode=OCTAL` |
+//! | `switch` | directory for programs of VDE | `hub=yes\|no`, `ports=N`, `ports_each=N`, `stations=N`, `stations_each=N`, `age=SECONDS`, `hold=SECONDS`, `longest=SIZE`, `uplink=INTERFACE[/KIND][/OPTION=VALUE…][+…]`, `vhost=PATH`, `vhostconnect=PATH:PATH…`, `stream=PATH`, `bess=PATH`, `dgram=DIR`, `mode=OCTAL`, `dirmode=OCTAL`, `group=NAME`, `mgmt=PATH`, `mgmtmode=OCTAL` |
 //!
 //! For every kind: `threads=N` (that serve the queues, in turn; the default is one for each queue),
 //! `cpus=2+3` (one per thread, in order), `busy=yes` (never sleep), `start=now` or `start=attach` (do not begin before the first port is attached that is not paused; the default
@@ -15,6 +15,7 @@
 
 mod af_xdp;
 mod switch;
+mod uplink;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -50,6 +51,8 @@ pub struct OpenSource {
     interface: Option<Interface>,
     /// By which rings take part in a switch.
     board: Option<Switchboard>,
+    /// It must be able to lock memory once more, when an interface comes back.
+    locks_memory: bool,
     queues: Vec<Box<dyn Queue>>,
     cpus: Vec<usize>,
     /// How many threads serve the queues; `None`: one each.
@@ -125,12 +128,13 @@ impl SourceSpec {
         };
         let mut interface = None;
         let mut board = None;
+        let mut locks_memory = false;
         let (kind, description, queues, ends) = match self.kind.as_str() {
             "af_packet" => af_packet(&mut options, &mut interface)?,
             "af_xdp" => af_xdp::open(&mut options, &mut interface, files)?,
             "pcap" => pcap(&mut options)?,
             "gen" => generator(&mut options)?,
-            SWITCH => switch::open(&mut options, &mut board, user)?,
+            SWITCH => switch::open(&mut options, &mut board, &mut locks_memory, user)?,
             kind => {
                 return Err(SourceError::new(format!(
                     "source {:?}: no kind {kind:?}; there are af_packet, af_xdp, pcap, gen and switch",
@@ -144,6 +148,7 @@ impl SourceSpec {
             description,
             interface,
             board,
+            locks_memory: locks_memory || kind == "af_xdp",
             queues,
             cpus,
             threads,
@@ -195,7 +200,7 @@ impl FromStr for SourceSpec {
 impl OpenSource {
     /// Whether it must be able to lock memory once more, when its interface comes back.
     pub(crate) fn locks_memory(&self) -> bool {
-        self.kind == "af_xdp"
+        self.locks_memory
     }
 
     /// Whether the kernel can drop frames before its queues.
@@ -286,7 +291,18 @@ fn af_packet(
     let interface = options
         .take("interface")
         .unwrap_or_else(|| options.name.to_owned());
-    let mut config = AfPacketConfig::new(interface);
+    let config = af_packet_config(options, AfPacketConfig::new(interface))?;
+    options.done()?;
+    let description = format!("interface {}", config.interface);
+    *asked = Some(Interface::new(config.interface.clone())?);
+    Ok(("af_packet", description, AfPacket::open(config)?, false))
+}
+
+/// A configuration with what the options say.
+fn af_packet_config(
+    options: &mut Options<'_>,
+    mut config: AfPacketConfig,
+) -> Result<AfPacketConfig, SourceError> {
     match options.take("direction").as_deref() {
         None | Some("both") => {}
         Some("rx") => config.direction = Direction::Rx,
@@ -303,10 +319,7 @@ fn af_packet(
     options.switch("hardware_timestamps", &mut config.hardware_timestamps)?;
     options.switch("offload", &mut config.offload)?;
     options.switch("early", &mut config.early)?;
-    options.done()?;
-    let description = format!("interface {}", config.interface);
-    *asked = Some(Interface::new(config.interface.clone())?);
-    Ok(("af_packet", description, AfPacket::open(config)?, false))
+    Ok(config)
 }
 
 fn pcap(options: &mut Options<'_>) -> Result<Opened, SourceError> {

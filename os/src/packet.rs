@@ -64,6 +64,13 @@ impl Socket {
         }
     }
 
+    /// How many bytes of frames may be on their way out, headers of the kernel's included. More than the
+    /// system gives everybody (`net.core.wmem_max`) needs `CAP_NET_ADMIN`: without it, as many as that.
+    pub fn set_send_buffer(&self, bytes: c_int) -> io::Result<()> {
+        set_option(&self.0, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes)
+            .or_else(|_| set_option(&self.0, libc::SOL_SOCKET, libc::SO_SNDBUF, &bytes))
+    }
+
     /// Replaces the classic BPF program that decides what enters the ring, and how much of it.
     pub fn set_filter(&self, program: &[libc::sock_filter]) -> io::Result<()> {
         let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;

@@ -383,6 +383,11 @@ pub const SWITCH: &[Counter] = &[
         "out_dropped_gone",
         "copies that were dropped: the client is gone, and its port not closed yet",
     ),
+    part(
+        "due",
+        "out_dropped_long",
+        "copies that were dropped: longer than the uplink's interface can carry",
+    ),
     own(
         "unlearned",
         Times,
@@ -396,6 +401,28 @@ pub const SWITCH: &[Counter] = &[
     ),
     own("stations", Things, "addresses that are known"),
     own("switch_ports", Things, "ports that clients have"),
+    own("uplinks_up", Things, "uplinks whose interface is up"),
+    own("uplink_seen", Frames, "frames that arrived at uplinks"),
+    part(
+        "uplink_seen",
+        "uplink_entered",
+        "those that entered the switch",
+    ),
+    part(
+        "uplink_seen",
+        "uplink_kernel_dropped",
+        "those that the kernel dropped because the receive ring was full",
+    ),
+    part(
+        "uplink_seen",
+        "uplink_in_kernel",
+        "those that wait in the receive ring",
+    ),
+    own(
+        "uplink_rebinds",
+        Times,
+        "an uplink's interface went down or vanished and came back",
+    ),
 ];
 
 /// Counters of the daemon.
@@ -500,6 +527,7 @@ pub fn accounts(all: &[Counted]) -> Vec<Account> {
                 found.extend(departed(counted));
                 found.extend(sum(counted, "entered", SWITCH));
                 found.extend(sum(counted, "due", SWITCH));
+                found.extend(sum(counted, "uplink_seen", SWITCH));
             }
             "port" => found.extend(sum(counted, "offered", PORT)),
             _ => {}

@@ -160,6 +160,11 @@ impl Exits {
         Ok(())
     }
 
+    /// Adds a port whose link nobody has to watch here.
+    pub(crate) fn add_unwatched(&mut self, number: Number, link: Box<dyn Link>) {
+        self.put(number, Some(link), None);
+    }
+
     /// Adds a port whose frames go through rings.
     pub(crate) fn add_ring(&mut self, number: Number) {
         self.put(number, None, None);
@@ -248,9 +253,10 @@ impl Exits {
             counters.enqueued += given.enqueued;
             counters.dropped_full += given.full;
             counters.dropped_gone += given.gone;
+            counters.dropped_too_long += given.long;
             port.counters.out_frames += given.enqueued;
             port.counters.out_bytes += given.bytes;
-            port.counters.out_dropped += given.full + given.gone;
+            port.counters.out_dropped += given.full + given.gone + given.long;
             self.watch(number);
         }
     }

@@ -62,6 +62,8 @@ pub struct Counters {
     pub dropped_full: u64,
     /// Of these, copies that were dropped because nobody was at the port's other end.
     pub dropped_gone: u64,
+    /// Of these, copies that were dropped because they are longer than the far end can carry.
+    pub dropped_too_long: u64,
     /// Addresses that were not learned because the port, or the table, has as many as it may.
     pub unlearned: u64,
     /// Times a station moved from one port to another.
@@ -85,7 +87,7 @@ impl Counters {
 
     /// Copies whose fate is counted: `due`, or we have a bug.
     pub fn accounted_copies(&self) -> u64 {
-        self.rings + self.enqueued + self.dropped_full + self.dropped_gone
+        self.rings + self.enqueued + self.dropped_full + self.dropped_gone + self.dropped_too_long
     }
 
     /// The counters with their public names.
@@ -106,6 +108,7 @@ impl Counters {
             enqueued,
             dropped_full,
             dropped_gone,
+            dropped_too_long,
             unlearned,
             moves,
             moves_held,
@@ -126,6 +129,7 @@ impl Counters {
             ("out_enqueued", enqueued),
             ("out_dropped_full", dropped_full),
             ("out_dropped_gone", dropped_gone),
+            ("out_dropped_long", dropped_too_long),
             ("unlearned", unlearned),
             ("moves", moves),
             ("moves_held", moves_held),

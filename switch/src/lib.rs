@@ -15,6 +15,7 @@
 //! | `queue.rs` | the source: a turn takes frames of the ports that have some, and forwards them |
 //! | `batch.rs` | the frames of a turn |
 //! | `link.rs` | how frames come from the far end of a port and go there, and who lets it join |
+//! | `uplink.rs` | the port whose far end is an interface of the host: a source of the path and its way out |
 //! | `exits.rs` | the ports: what a batch has for each, given to it at once |
 //! | `roster.rs` | which ports are taken, and by whom |
 //! | `control.rs` | how other threads speak to the one that forwards |
@@ -35,6 +36,7 @@ mod queue;
 mod roster;
 mod sockets;
 pub mod table;
+mod uplink;
 mod vde;
 mod vhost;
 
@@ -42,4 +44,5 @@ pub use porter::Access;
 pub use queue::{Switch, SwitchConfig, VdeConfig};
 pub use roster::{Holder, Switchboard};
 pub use sockets::door::SocketsConfig;
+pub use uplink::{OpenUplink, Uplink};
 pub use vhost::door::VhostConfig;

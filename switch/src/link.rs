@@ -54,6 +54,8 @@ pub(crate) struct Given {
     pub(crate) full: u64,
     /// Dropped: the far end is gone.
     pub(crate) gone: u64,
+    /// Dropped: the far end cannot carry frames of this length.
+    pub(crate) long: u64,
     /// Bytes of those that were not dropped.
     pub(crate) bytes: u64,
 }

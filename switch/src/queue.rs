@@ -23,9 +23,10 @@ use crate::control::{self, Change, Inlet, Told};
 use crate::exits::Exits;
 use crate::forward::{Forwarder, Number};
 use crate::link::{Entrance, Losses};
-use crate::roster::{Roster, Switchboard};
+use crate::roster::{Holder, Roster, Switchboard, locked};
 use crate::sockets::door::{self as sockets, SocketsConfig};
 use crate::table::Limits;
+use crate::uplink::{self, Uplink, Uplinks};
 use crate::vde::door as vde;
 use crate::vhost::door::{self as vhost, VhostConfig};
 
@@ -108,6 +109,7 @@ pub struct Switch {
     exits: Exits,
     inlet: Inlet,
     entrances: Vec<Box<dyn Entrance>>,
+    uplinks: Uplinks,
     /// The entrances are open.
     is_open: bool,
     /// Ports that may have frames.
@@ -140,6 +142,17 @@ impl Switch {
     /// # Errors
     /// [`SourceError`] if an entrance cannot be made.
     pub fn open(config: SwitchConfig) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
+        Self::open_with(config, Vec::new())
+    }
+
+    /// As [`open`](Self::open), with uplinks, which are its first ports in this order.
+    ///
+    /// # Errors
+    /// [`SourceError`] if an entrance or an uplink cannot be made.
+    pub fn open_with(
+        config: SwitchConfig,
+        uplinks: Vec<Uplink>,
+    ) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
         let entrances = config.entrances();
         let name = config.name;
         let failed = |what: &str| {
@@ -183,8 +196,9 @@ impl Switch {
         if let Some(open) = vhost {
             entrances.push(Box::new(vhost::Door::new(open, line)));
         }
-        let switch = Self {
-            name,
+        let mut switch = Self {
+            uplinks: Uplinks::new(&name).map_err(failed("no descriptors"))?,
+            name: name.clone(),
             forwarder,
             exits: Exits::new(epoll),
             inlet,
@@ -199,7 +213,31 @@ impl Switch {
             started: Instant::now(),
             counters: QueueCounters::default(),
         };
+        for uplink in uplinks {
+            let interface = uplink.interface.clone();
+            let cannot = |error: SourceError| SourceError {
+                what: format!("switch {name:?}: uplink {interface}: {}", error.what),
+                cause: error.cause,
+            };
+            switch.connect(uplink, &board).map_err(cannot)?;
+        }
         Ok((Box::new(switch), board))
+    }
+
+    /// Makes an interface a port.
+    fn connect(&mut self, uplink: Uplink, board: &Switchboard) -> Result<(), SourceError> {
+        let holder = Holder {
+            owner: "uplink".into(),
+            is_trusted: true,
+            way: "uplink",
+            description: format!("interface {} ({})", uplink.interface, uplink.how),
+        };
+        let port = locked(&board.roster).take(holder, None);
+        let port = port.map_err(SourceError::new)?.get();
+        let link = self.uplinks.add(uplink, port)?;
+        self.exits.add_unwatched(port, link);
+        self.forwarder.add(port);
+        Ok(())
     }
 
     /// Lets clients join. By now the daemon has given up its privileges.
@@ -358,54 +396,105 @@ impl Switch {
     }
 }
 
-impl Queue for Switch {
-    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
-        if !self.is_open {
-            self.begin();
-        }
-        self.obey();
+impl Switch {
+    /// Forwards what came through links.
+    fn receive_links(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Received {
         self.look();
         if self.ready.is_empty() {
-            return Ok(Received::Nothing);
+            return Received::Nothing;
         }
         self.take();
         let count = self.came.len();
         if count == 0 {
             self.close_lost();
-            return Ok(Received::Nothing);
+            return Received::Nothing;
         }
         let now_s = self.now_s();
         let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
+        let came = self.came.iter();
         let shown = self
             .spare
-            .forward(forwarder, exits, &self.came, now_s, &mut |frames| {
+            .forward(forwarder, exits, came, now_s, &mut |frames| {
                 if !frames.is_empty() {
                     sink(frames);
                 }
             });
         self.counters.seen += shown;
         self.close_lost();
-        Ok(Received::Frames(count))
+        Received::Frames(count)
+    }
+
+    /// Forwards what came to the next queue of an uplink; `None` when all had their turn.
+    fn receive_uplink(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Option<Received> {
+        let now_s = self.now_s();
+        let longest = self.came.longest();
+        let (forwarder, exits, spare) = (&mut self.forwarder, &mut self.exits, &mut self.spare);
+        let counters = &mut self.counters;
+        self.uplinks.receive(&mut |number, frames| {
+            if let Some(port) = exits.port(number) {
+                port.counters.in_frames += frames.len() as u64;
+                port.counters.in_bytes += frames.iter().map(|it| it.bytes.len() as u64).sum::<u64>();
+            }
+            let entered = frames.iter().map(|it| uplink::entered(number, it, longest));
+            counters.seen += spare.forward(forwarder, exits, entered, now_s, &mut |frames| {
+                if !frames.is_empty() {
+                    sink(frames);
+                }
+            });
+        })
+    }
+}
+
+impl Queue for Switch {
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        if !self.is_open {
+            self.begin();
+        }
+        self.obey();
+        // One call has the frames of one: those of links are one, those of each uplink's queue are another.
+        if !self.uplinks.is_empty() {
+            let sink = &mut |frames: &[Frame<'_>]| sink(frames);
+            while let Some(received) = self.receive_uplink(sink) {
+                if let Received::Frames(_) = received {
+                    return Ok(received);
+                }
+            }
+        }
+        Ok(self.receive_links(sink))
     }
 
     fn arm(&mut self) -> Wake<'_> {
-        match self.ready.is_empty() {
-            true => Wake {
-                fds: [Some(self.exits.epoll().as_fd()), None],
+        if !self.ready.is_empty() {
+            return Wake::NOW;
+        }
+        let links = Some(self.exits.epoll().as_fd());
+        if self.uplinks.is_empty() {
+            return Wake {
+                fds: [links, None],
                 within: None,
-            },
-            false => Wake::NOW,
+            };
+        }
+        let uplinks = self.uplinks.arm();
+        Wake {
+            fds: [links, uplinks.fds[0]],
+            ..uplinks
         }
     }
 
-    fn woke(&mut self, _: Seen) {}
+    fn woke(&mut self, _: Seen) {
+        if !self.uplinks.is_empty() {
+            self.uplinks.woke();
+        }
+    }
 
     fn counters(&mut self) -> QueueCounters {
+        self.uplinks.count();
         self.counters
     }
 
     fn own_counters(&self) -> Vec<(String, u64)> {
         let mut named = self.forwarder.counters.named();
+        named.extend(self.uplinks.named());
         named.push(("stations".into(), self.forwarder.table.len() as u64));
         named.push(("switch_ports".into(), self.forwarder.ports().len() as u64));
         named
@@ -466,7 +555,7 @@ impl Transmitter for Switch {
         }
         let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
         self.spare
-            .forward(forwarder, exits, &self.sent, now_s, shown);
+            .forward(forwarder, exits, self.sent.iter(), now_s, shown);
         self.counters.seen += count;
         self.counters.shown += count;
         self.sent.clear();
@@ -481,18 +570,18 @@ impl Spare {
     /// Decides for each frame of a batch where it goes, gives it to those of these ports that have links,
     /// and shows all that are frames, as captures and ports with rings see them, received just now. How
     /// many are shown.
-    fn forward(
+    fn forward<'a>(
         &mut self,
         forwarder: &mut Forwarder,
         exits: &mut Exits,
-        batch: &Batch,
+        batch: impl Iterator<Item = Entered<'a>>,
         now_s: u32,
         sink: &mut dyn FnMut(&[Frame<'_>]),
     ) -> u64 {
         forwarder.begin(now_s);
         exits.begin();
         let mut entered = recycle(std::mem::take(&mut self.entered));
-        entered.extend(batch.iter());
+        entered.extend(batch);
         self.ranges.clear();
         for (place, it) in entered.iter().enumerate() {
             let to = forwarder.decide(it.from, it.bytes, it.fault, now_s);

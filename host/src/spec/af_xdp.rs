@@ -17,7 +17,10 @@ pub(super) fn open(
     asked: &mut Option<Interface>,
     files: Option<&PacketDir>,
 ) -> Result<Opened, SourceError> {
-    let (config, fallback) = config(options, files)?;
+    let interface = options
+        .take("interface")
+        .unwrap_or_else(|| options.name.to_owned());
+    let (config, fallback) = config(options, AfXdpConfig::new(interface), files)?;
     options.done()?;
     *asked = Some(Interface::new(config.interface.clone())?);
     let unfit = match AfXdp::open(config.clone()) {
@@ -36,14 +39,12 @@ pub(super) fn open(
     Ok(("af_packet", description, instead(config)?, false))
 }
 
-fn config(
+/// A configuration with what the options say, and whether a packet socket may do instead.
+pub(super) fn config(
     options: &mut Options<'_>,
+    mut config: AfXdpConfig,
     files: Option<&PacketDir>,
 ) -> Result<(AfXdpConfig, bool), SourceError> {
-    let interface = options
-        .take("interface")
-        .unwrap_or_else(|| options.name.to_owned());
-    let mut config = AfXdpConfig::new(interface);
     config.mode = match options.take("mode").as_deref() {
         None | Some("auto") => Mode::Auto,
         Some("zerocopy") => Mode::ZeroCopy,

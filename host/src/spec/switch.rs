@@ -7,15 +7,16 @@ use vnplug_os::privileges;
 use vnplug_path::source::SourceError;
 use vnplug_switch::forward::MAX_PORTS;
 use vnplug_switch::{
-    Access, SocketsConfig, Switch, SwitchConfig, Switchboard, VdeConfig, VhostConfig,
+    Access, SocketsConfig, Switch, SwitchConfig, Switchboard, Uplink, VdeConfig, VhostConfig,
 };
 
-use super::{Opened, Options};
+use super::{Opened, Options, uplink};
 
 /// Opens a switch, of a daemon that will be this user (uid, gid).
 pub(super) fn open(
     options: &mut Options<'_>,
     board: &mut Option<Switchboard>,
+    locks_memory: &mut bool,
     user: Option<(u32, u32)>,
 ) -> Result<Opened, SourceError> {
     let mut config = SwitchConfig::new(options.name);
@@ -48,13 +49,22 @@ pub(super) fn open(
         return Err(options.bad("longest", &longest.to_string(), want));
     }
     entrances(options, user, &mut config)?;
+    let mut uplinks = Vec::new();
+    for text in options.list("uplink", |text| Some(text.to_owned()))? {
+        let uplink = uplink::of(options, &text)?;
+        *locks_memory |= uplink.how == uplink::AF_XDP;
+        uplinks.push(uplink);
+    }
     options.done()?;
     let hub = if config.is_hub { "hub" } else { "switch" };
     let mut description = hub.to_owned();
     for (name, path) in config.entrances() {
         description += &format!(", {name} at {}", path.display());
     }
-    let (queue, opened) = Switch::open(config)?;
+    for Uplink { interface, how, .. } in &uplinks {
+        description += &format!(", uplink {interface} ({how})");
+    }
+    let (queue, opened) = Switch::open_with(config, uplinks)?;
     *board = Some(opened);
     Ok((super::SWITCH, description, vec![queue], false))
 }

@@ -55,7 +55,12 @@ impl Served {
             "in_dropped_source",
         ];
         assert_eq!(count(&["entered"]), count(&fates));
-        let copies = ["out_enqueued", "out_dropped_full", "out_dropped_gone"];
+        let copies = [
+            "out_enqueued",
+            "out_dropped_full",
+            "out_dropped_gone",
+            "out_dropped_long",
+        ];
         assert_eq!(count(&["due"]), count(&copies));
     }
 }

@@ -87,6 +87,11 @@ impl Interface {
         &self.name
     }
 
+    /// Whether there is one of that name now.
+    pub fn is_there(&self) -> bool {
+        interface::link(&self.socket, &self.name).is_ok()
+    }
+
     /// What is known now; nothing while there is no interface of that name.
     pub fn facts(&self) -> Facts {
         let Ok(link) = interface::link(&self.socket, &self.name) else {

@@ -94,6 +94,10 @@ pub struct AfPacketConfig {
     pub offload: bool,
     /// Let the kernel drop what no port wants ([`early`](super::early)).
     pub early: bool,
+    /// Bytes of frames that may be on their way out; `None`: what the system gives everybody
+    /// (`net.core.wmem_default`), which three super-frames fill. More than `net.core.wmem_max` only while
+    /// the process has `CAP_NET_ADMIN`.
+    pub send_bytes: Option<u32>,
 }
 
 impl AfPacketConfig {
@@ -112,6 +116,7 @@ impl AfPacketConfig {
             hardware_timestamps: false,
             offload: tells_of_super_frames(),
             early: true,
+            send_bytes: None,
         }
     }
 
@@ -150,8 +155,9 @@ impl AfPacketConfig {
     }
 }
 
-/// Whether the kernel can say of super-frames of TCP and UDP what they are.
-fn tells_of_super_frames() -> bool {
+/// Whether the kernel can say of super-frames of TCP and UDP what they are, and takes both; older ones
+/// (before Linux 6.2) know those of TCP.
+pub fn tells_of_super_frames() -> bool {
     let system = rustix::system::uname();
     let release = system.release().to_string_lossy();
     let mut numbers = release.split(['.', '-']).map_while(|it| it.parse().ok());

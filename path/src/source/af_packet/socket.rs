@@ -259,6 +259,10 @@ impl Opener {
         if self.config.offload {
             socket.set(PACKET_VNET_HDR, 1)?;
         }
+        if let Some(bytes) = self.config.send_bytes {
+            // The kernel halves it again.
+            socket.set_send_buffer(bytes as c_int / 2)?;
+        }
         if self.direction(link) == Direction::Rx {
             // Saves the kernel the work; the filter alone would do.
             socket.set(libc::PACKET_IGNORE_OUTGOING, 1)?;

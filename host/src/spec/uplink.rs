@@ -1,0 +1,102 @@
+//! An uplink of a switch as the operator writes it: `INTERFACE[/KIND][/OPTION=VALUE…]`, with the options
+//! of that kind of source that make sense for a switch.
+
+use std::collections::BTreeMap;
+
+use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
+use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig};
+use vnplug_path::source::{Queue, SourceError};
+use vnplug_switch::{OpenUplink, Uplink};
+
+use super::{Options, af_packet_config, af_xdp};
+
+/// An uplink, which is not opened yet.
+pub(super) fn of(options: &Options<'_>, text: &str) -> Result<Uplink, SourceError> {
+    let mut words = text.split('/');
+    let interface = words.next().unwrap_or_default();
+    let mut kind = AF_PACKET;
+    let mut left = BTreeMap::new();
+    for word in words {
+        match word.split_once('=') {
+            Some((key, value)) => {
+                left.insert(key.to_owned(), value.to_owned());
+            }
+            None if word == AF_PACKET => {}
+            None if word == AF_XDP => kind = AF_XDP,
+            None => {
+                let want = "INTERFACE, then /af_packet or /af_xdp, then its options, as /OPTION=VALUE";
+                return Err(options.bad("uplink", text, want));
+            }
+        }
+    }
+    if interface.is_empty() {
+        return Err(options.bad("uplink", text, "the name of an interface"));
+    }
+    if let Some(key) = left.keys().find(|key| FIXED.contains(&key.as_str())) {
+        return Err(SourceError::new(format!(
+            "source {:?}: an uplink has no option {key:?}: it takes all that the interface receives, super-frames whole",
+            options.name
+        )));
+    }
+    let mut own = Options {
+        name: options.name,
+        left,
+    };
+    let there = Interface::new(interface)?;
+    let open: OpenUplink = match kind {
+        AF_XDP => {
+            let (config, _) = af_xdp::config(&mut own, AfXdpConfig::new(interface), None)?;
+            Box::new(move || xdp(&config))
+        }
+        _ => {
+            let config = af_packet_config(&mut own, packets(interface))?;
+            Box::new(move || match there.is_there() {
+                true => AfPacket::open(config.clone()).map(Some),
+                false => Ok(None),
+            })
+        }
+    };
+    own.done()?;
+    Ok(Uplink {
+        interface: interface.to_owned(),
+        how: kind,
+        open,
+    })
+}
+
+/// NB: it must be there at the start. What loads a program the daemon cannot do later.
+fn xdp(config: &AfXdpConfig) -> Result<Option<Vec<Box<dyn Queue>>>, SourceError> {
+    let opened = AfXdp::open(config.clone()).map_err(|unfit| unfit.error)?;
+    Ok(Some(opened.queues))
+}
+
+/// What an uplink by packet sockets is, if nothing else is said: the kernel holds little back, and much may
+/// be on its way out.
+fn packets(interface: &str) -> AfPacketConfig {
+    AfPacketConfig {
+        direction: Direction::Rx,
+        block_size: 128 << 10,
+        blocks: 256,
+        block_timeout_ms: 1,
+        reserve: false,
+        offload: true,
+        send_bytes: Some(SEND_BYTES),
+        ..AfPacketConfig::new(interface)
+    }
+}
+
+/// The kinds of sources that can be uplinks.
+const AF_PACKET: &str = "af_packet";
+pub(super) const AF_XDP: &str = "af_xdp";
+/// Options that an uplink decides.
+const FIXED: [&str; 7] = [
+    "interface",
+    "direction",
+    "offload",
+    "snaplen",
+    "take",
+    "arena",
+    "early",
+];
+/// Frames that may wait in the queue of the interface: 8 MiB, which is 6 ms at 10 Gbit/s.
+const SEND_BYTES: u32 = 8 << 20;
