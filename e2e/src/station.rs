@@ -186,8 +186,7 @@ impl Station {
     /// Whether another address answers three times.
     #[must_use]
     pub fn pings(&self, address: &str) -> bool {
-        let args = ["ping", "-q", "-c", "3", "-i", "0.2", "-W", "5", address];
-        self.netns.exec(&args).is_ok()
+        pings(&self.netns, address, &[])
     }
 
     /// Sends this to another one, by TCP; what that one has received.
@@ -195,31 +194,45 @@ impl Station {
     /// # Errors
     /// The lab's.
     pub fn sends(&self, other: &Self, bytes: &[u8]) -> Result<Vec<u8>> {
-        let what = || LabError::io(format!("TCP from {} to {}", self.address, other.address));
-        let address = format!("{}:7000", other.address);
-        let bind = || TcpListener::bind(&address);
-        let listener = other.netns.enter(bind)?.map_err(what())?;
-        std::thread::scope(|scope| {
-            let received = scope.spawn(move || -> io::Result<Vec<u8>> {
-                let mut all = Vec::new();
-                let (mut stream, _) = listener.accept()?;
-                stream.set_read_timeout(Some(PATIENCE))?;
-                stream.read_to_end(&mut all)?;
-                Ok(all)
-            });
-            let mut stream = self
-                .netns
-                .enter(|| TcpStream::connect(&address))?
-                .map_err(what())?;
-            stream.set_write_timeout(Some(PATIENCE)).map_err(what())?;
-            stream.write_all(bytes).map_err(what())?;
-            drop(stream);
-            let received = received.join();
-            received
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                .map_err(what())
-        })
+        transfer(&self.netns, &other.netns, &other.address, bytes)
     }
+}
+
+/// Whether an address answers three times in a namespace; `more` are further arguments of ping.
+#[must_use]
+pub fn pings(netns: &Netns, address: &str, more: &[&str]) -> bool {
+    let args = ["ping", "-q", "-c", "3", "-i", "0.2", "-W", "5"];
+    netns.exec(&[&args, more, &[address]].concat()).is_ok()
+}
+
+/// Sends this from one namespace to an address of another, by TCP; what arrived there.
+///
+/// # Errors
+/// The lab's.
+pub fn transfer(from: &Netns, to: &Netns, address: &str, bytes: &[u8]) -> Result<Vec<u8>> {
+    let what = || LabError::io(format!("TCP to {address}"));
+    let address = format!("{address}:7000");
+    let bind = || TcpListener::bind(&address);
+    let listener = to.enter(bind)?.map_err(what())?;
+    std::thread::scope(|scope| {
+        let received = scope.spawn(move || -> io::Result<Vec<u8>> {
+            let mut all = Vec::new();
+            let (mut stream, _) = listener.accept()?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.read_to_end(&mut all)?;
+            Ok(all)
+        });
+        let mut stream = from
+            .enter(|| TcpStream::connect(&address))?
+            .map_err(what())?;
+        stream.set_write_timeout(Some(PATIENCE)).map_err(what())?;
+        stream.write_all(bytes).map_err(what())?;
+        drop(stream);
+        let received = received.join();
+        received
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            .map_err(what())
+    })
 }
 
 /// Bytes that differ everywhere.

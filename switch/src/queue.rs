@@ -433,7 +433,8 @@ impl Switch {
         self.uplinks.receive(&mut |number, frames| {
             if let Some(port) = exits.port(number) {
                 port.counters.in_frames += frames.len() as u64;
-                port.counters.in_bytes += frames.iter().map(|it| it.bytes.len() as u64).sum::<u64>();
+                port.counters.in_bytes +=
+                    frames.iter().map(|it| it.bytes.len() as u64).sum::<u64>();
             }
             let entered = frames.iter().map(|it| uplink::entered(number, it, longest));
             counters.seen += spare.forward(forwarder, exits, entered, now_s, &mut |frames| {

@@ -35,8 +35,7 @@ use crate::forward::{Fault, Number};
 use crate::link::{Given, Link};
 
 /// Opens the queues of an interface; `None`: there is no such interface now.
-pub type OpenUplink =
-    Box<dyn FnMut() -> Result<Option<Vec<Box<dyn Queue>>>, SourceError> + Send>;
+pub type OpenUplink = Box<dyn FnMut() -> Result<Option<Vec<Box<dyn Queue>>>, SourceError> + Send>;
 
 /// An interface of the host that is to be a port.
 pub struct Uplink {
@@ -185,7 +184,10 @@ impl Uplinks {
             let mut far = locked(far);
             if far.queues.is_empty() {
                 let left = far.again.saturating_duration_since(Instant::now());
-                within = [within, Some(left.max(MIN_PAUSE))].into_iter().flatten().min();
+                within = [within, Some(left.max(MIN_PAUSE))]
+                    .into_iter()
+                    .flatten()
+                    .min();
             }
             for (nth, queue) in (0..).zip(&mut far.queues) {
                 let wake = queue.arm();
@@ -420,7 +422,10 @@ pub(crate) fn entered<'a>(from: Number, frame: &'a Frame<'a>, longest: usize) ->
 
 /// Asks to be told once of what happens at a descriptor.
 fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {
-    let (data, flags) = (EventData::new_u64(token), EventFlags::IN | EventFlags::ONESHOT);
+    let (data, flags) = (
+        EventData::new_u64(token),
+        EventFlags::IN | EventFlags::ONESHOT,
+    );
     match epoll::modify(epoll, fd, data, flags) {
         // The queue has another socket since its interface was made again.
         Err(Errno::NOENT) => epoll::add(epoll, fd, data, flags),

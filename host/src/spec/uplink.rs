@@ -24,7 +24,8 @@ pub(super) fn of(options: &Options<'_>, text: &str) -> Result<Uplink, SourceErro
             None if word == AF_PACKET => {}
             None if word == AF_XDP => kind = AF_XDP,
             None => {
-                let want = "INTERFACE, then /af_packet or /af_xdp, then its options, as /OPTION=VALUE";
+                let want =
+                    "INTERFACE, then /af_packet or /af_xdp, then its options, as /OPTION=VALUE";
                 return Err(options.bad("uplink", text, want));
             }
         }
