@@ -149,6 +149,15 @@ const GOALS: &[(&str, Goal)] = &[
     ("replay-top-60", Goal::TimesPeer(1.0)),
     ("query-20g-cold", Goal::AtMost(1.0)),
     ("query-20g-warm", Goal::AtMost(1.0)),
+    // The wire gives 95.6 to a stream of TCP.
+    ("uplink-puzzle-gso-gro-tcp-in", Goal::AtLeast(90.0)),
+    ("uplink-puzzle-gso-gro-tcp-out", Goal::AtLeast(90.0)),
+    ("uplink-puzzle-gso-nogro-tcp-in", Goal::AtLeast(90.0)),
+    ("uplink-puzzle-gso-nogro-tcp-out", Goal::AtLeast(90.0)),
+    ("uplink-puzzle-cut-gro-tcp-in", Goal::AtLeast(90.0)),
+    ("uplink-puzzle-cut-gro-tcp-out", Goal::AtLeast(90.0)),
+    ("uplink-puzzle-cut-nogro-tcp-in", Goal::AtLeast(90.0)),
+    ("uplink-puzzle-cut-nogro-tcp-out", Goal::AtLeast(90.0)),
 ];
 
 #[cfg(test)]

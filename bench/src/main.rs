@@ -37,6 +37,7 @@ mod supervise;
 mod switch;
 mod sys;
 mod uml;
+mod uplink;
 mod usage;
 mod vhost;
 mod wire;

@@ -4,7 +4,7 @@ use crate::handoff::{self, Reading, Sizes};
 use crate::row::{Plan, Result, Row};
 use crate::{
     attached, capture, fanout, filter, group, latency, limit, pcap, record, scale, stage,
-    supervise, switch, uml,
+    supervise, switch, uml, uplink,
 };
 
 /// Every row.
@@ -43,6 +43,7 @@ const GROUPS: &[&[Row]] = &[
     applications!(60, 1514),
     PCAP_GUESTS,
     RECORD,
+    UPLINK,
 ];
 
 const fn row(
@@ -364,6 +365,19 @@ const RECORD: &[Row] = &[
         "query-20g",
         "one host in one hour of a recording of 20 GB, against tcpdump -r; needs 25 GB of disk",
         record::in_20g,
+    ),
+];
+
+const UPLINK: &[Row] = &[
+    row(
+        "uplink-puzzle",
+        "a switch's uplink of 100 Mbit/s by what its kernel merges, against vde_switch and vde_pcapplug",
+        uplink::puzzle,
+    ),
+    row(
+        "uplink-speed",
+        "the same without a limit, and for an interface by rings, against vde_pcapplug and a bridge",
+        uplink::speed,
     ),
 ];
 

@@ -562,4 +562,32 @@ pub(super) const PLOTS: &[Plot] = &[
             &[D(dots("Idle CPU", &["interface-"], "% idle"))],
         ],
     },
+    Plot {
+        name: "uplink",
+        title: "A switch's uplink of 100 Mbit/s: vNPlug beside vde_pcapplug",
+        panels: &[
+            &[D(dots(
+                "TCP, in one direction and in both at once",
+                &["uplink-puzzle-"],
+                "Mb/s",
+            ))],
+            &[D(dots(
+                "UDP at 95 Mb/s: lost",
+                &["uplink-puzzle-"],
+                "% of packets",
+            ))],
+        ],
+    },
+    Plot {
+        name: "uplink-speed",
+        title: "A switch's uplink without a limit",
+        panels: &[
+            &[D(dots("TCP", &["uplink-speed-"], "Gb/s").by_magnitude())],
+            &[D(dots(
+                "Processor time",
+                &["uplink-speed-"],
+                "CPU s per GB",
+            ))],
+        ],
+    },
 ];
