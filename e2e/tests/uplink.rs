@@ -1,6 +1,7 @@
 //! A switch of the daemon whose uplink is an end of a wire, the other end of which is another machine's.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use vnplug::{Next, Port};
 use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::station::{Station, content, pings, transfer};
 use vnplug_e2e::{Lab, Netns};
@@ -168,51 +169,89 @@ fn super_frames_of_an_interface_leave_and_come_uncut() {
     assert_eq!(value(counted(&daemon.audit(), "source"), "out_cut"), 0);
 }
 
+/// The kinds of uplinks, each with an MTU that it can carry.
+const KINDS: [(&str, &str); 2] = [("", "9000"), ("/af_xdp/frame_size=4096", "3500")];
+
 #[test]
-fn tags_and_jumbo_frames_pass_and_what_the_interface_cannot_carry_is_counted() {
-    for kind in ["", "/af_xdp/frame_size=4096"] {
+fn jumbo_frames_pass_and_what_the_interface_cannot_carry_is_counted() {
+    for (kind, mtu) in KINDS {
         let site = Site::new();
         site.wire();
         if !kind.is_empty() {
             // What XDP sees is what a wire carries.
-            offloads(&site.far, "far0", "tx off gso off rxvlan off txvlan off");
-            offloads(&site.here, "up0", "rxvlan off");
+            offloads(&site.far, "far0", "tx off gso off");
         }
         let daemon = site.daemon(&format!("lan0,uplink=up0{kind}"));
         let nic = Station::by_nic(&site.lab, &daemon, "lan0", "10.9.0.4", &[]).unwrap();
-        let mtu = if kind.is_empty() { "9000" } else { "3500" };
-        let tag = |netns: &Netns, interface: &str, address: &str| {
-            netns.ip(&["link", "set", interface, "mtu", mtu]).unwrap();
-            let vlan = ["name", "tag7", "type", "vlan", "id", "7"];
-            let link = ["link", "add", "link", interface];
-            netns.ip(&[&link[..], &vlan].concat()).unwrap();
-            netns.ip(&["addr", "add", address, "dev", "tag7"]).unwrap();
-            netns.ip(&["link", "set", "tag7", "up"]).unwrap();
-        };
-        tag(&nic.netns, "vn0", "10.9.7.4/24");
-        tag(&site.far, "far0", "10.9.7.2/24");
-        let (large, far) = (["-M", "do", "-s", "3400"], "10.9.7.2");
-        assert!(pings(&nic.netns, far, &[]), "{kind}: tagged");
+        assert!(nic.pings(FAR));
+        nic.netns.ip(&["link", "set", "vn0", "mtu", mtu]).unwrap();
+        site.far.ip(&["link", "set", "far0", "mtu", mtu]).unwrap();
         // The uplink itself still carries 1500.
-        let few = ["-c", "1", "-W", "1", "-M", "do", "-s", "3400"];
-        assert!(!pings(&nic.netns, far, &few), "{kind}");
+        let large = ["-M", "do", "-s", "3400"];
+        let few = [&["-c", "1", "-W", "1"], &large[..]].concat();
+        assert!(!pings(&nic.netns, FAR, &few), "{kind}");
         eventually("it is counted", || {
             of_switch(&daemon, "out_dropped_long") > 0
         });
         site.here.ip(&["link", "set", "up0", "mtu", mtu]).unwrap();
-        eventually("tagged jumbo frames pass", || {
-            pings(&nic.netns, far, &large)
-        });
+        eventually("jumbo frames pass", || pings(&nic.netns, FAR, &large));
         let bytes = content(4 << 20);
         for (from, to, address) in [
-            (&nic.netns, &site.far, far),
-            (&site.far, &nic.netns, "10.9.7.4"),
+            (&nic.netns, &site.far, FAR),
+            (&site.far, &nic.netns, nic.address.as_str()),
         ] {
             let came = transfer(from, to, address, &bytes).unwrap();
             assert!(came == bytes, "{kind}: to {address}");
         }
         assert_eq!(bad_checksums(&nic.netns) + bad_checksums(&site.far), 0);
         daemon.audit();
+    }
+}
+
+/// A frame with a tag of VLAN 7, priority 5.
+fn tagged(to: u8, from: u8, len: usize) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x81, 0, 0xa0, 7];
+    frame.extend([0x88, 0xb5]);
+    frame.extend(content(len - frame.len()));
+    frame
+}
+
+/// The next packet of a port, within the patience of a test.
+fn next(port: &mut Port) -> Vec<u8> {
+    let mut found = None;
+    eventually("a packet is there", || {
+        if let Next::Packet(packet) = port.next().unwrap() {
+            found = Some(packet.bytes.to_vec());
+        }
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+#[test]
+fn tags_stay_and_nothing_that_left_comes_back() {
+    for (kind, _) in KINDS {
+        let site = Site::new();
+        site.wire();
+        let daemon = site.daemon(&format!("lan0,uplink=up0{kind}"));
+        // The far machine sends and hears raw frames.
+        let there = Daemon::start(&site.lab, Some(&site.far), &["--source", "far0"]).unwrap();
+        let options = there.port("far0").filter("vlan");
+        let mut far = options.transmit(1 << 20).open().unwrap();
+        let mut here = daemon.port("host:lan0").join().open().unwrap();
+        for (len, number) in [(60, 1), (1518, 2)] {
+            let frame = tagged(0xee, number, len);
+            assert!(far.send(&frame).unwrap());
+            assert_eq!(next(&mut here), frame, "{kind}: in");
+            let frame = tagged(0xef, number + 10, len);
+            assert!(here.send(&frame).unwrap());
+            assert_eq!(next(&mut far), frame, "{kind}: out");
+        }
+        // Each entered once: two by the uplink, two by the ring.
+        let counters = daemon.audit();
+        let lan0 = counted(&counters, "source");
+        let counts = ["uplink_entered", "entered", "flooded", "moves"].map(|it| value(lan0, it));
+        assert_eq!(counts, [2, 4, 4, 0], "{kind}");
     }
 }
 
