@@ -400,7 +400,11 @@ pub const SWITCH: &[Counter] = &[
         "a station was heard at another port too soon to move",
     ),
     own("stations", Things, "addresses that are known"),
-    own("switch_ports", Things, "ports that clients have, and uplinks"),
+    own(
+        "switch_ports",
+        Things,
+        "ports that clients have, and uplinks",
+    ),
     own("uplinks_up", Things, "uplinks whose interface is up"),
     own("uplink_seen", Frames, "frames that arrived at uplinks"),
     part(
