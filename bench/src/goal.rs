@@ -149,6 +149,8 @@ const GOALS: &[(&str, Goal)] = &[
     ("replay-top-60", Goal::TimesPeer(1.0)),
     ("query-20g-cold", Goal::AtMost(1.0)),
     ("query-20g-warm", Goal::AtMost(1.0)),
+    ("uplink-speed-vde-in-cpu", Goal::ShareOfPeer(0.5)),
+    ("uplink-speed-vde-out-cpu", Goal::ShareOfPeer(0.5)),
     // The wire gives 95.6 to a stream of TCP.
     ("uplink-puzzle-gso-gro-tcp-in", Goal::AtLeast(90.0)),
     ("uplink-puzzle-gso-gro-tcp-out", Goal::AtLeast(90.0)),
