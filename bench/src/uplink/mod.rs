@@ -115,10 +115,10 @@ fn measure(
 ) -> Result<()> {
     let (guest, far) = (&station.netns, &site.far);
     let [here, there] = [&station.address, &site::far_address(wire)];
-    let before = site.told(station, wire)?;
+    let before = site.told(station)?;
     let long = site.watch_long(wire)?;
     let into = traffic::tcp(far, guest, here, time)?;
-    let counted = site.told(station, wire)?.since(&before);
+    let counted = site.told(station)?.since(&before);
     cell.told.add(&counted, site::long_frames(long));
     let out = traffic::tcp(guest, far, there, time)?;
     let both = traffic::both(
@@ -140,6 +140,9 @@ fn measure(
     Ok(())
 }
 
+/// A guest, its wire, and the processor time that moving its frames has taken.
+type Arm<'a> = (&'a Station, usize, &'a dyn Fn() -> Result<Duration>);
+
 /// Without a limit: as fast as the machine can.
 pub(crate) fn speed(plan: &Plan) -> Result<Vec<Figure>> {
     let site = Site::new()?;
@@ -151,7 +154,7 @@ pub(crate) fn speed(plan: &Plan) -> Result<Vec<Figure>> {
     let mut of = [(); 3].map(|()| [(); 2].map(|()| [(); 2].map(|()| Samples::default())));
     let mut bridge = [(); 2].map(|()| Samples::default());
     for round in 1..=plan.rounds {
-        let arms: [(&Station, usize, &dyn Fn() -> Result<Duration>); 3] = [
+        let arms: [Arm<'_>; 3] = [
             (&ours.station, 0, &|| Ok(daemon_time(&ours.daemon))),
             (&peer.station, 1, &|| peer.cpu_time()),
             (&rings, 0, &|| {

@@ -148,7 +148,7 @@ impl Site {
     }
 
     /// What is counted so far.
-    pub(super) fn told(&self, station: &Station, _wire: usize) -> Result<Told> {
+    pub(super) fn told(&self, station: &Station) -> Result<Told> {
         Ok(Told {
             truncated: counter(&station.netns, "IpExtInTruncatedPkts")?,
             again: counter(&self.far, "TcpRetransSegs")?,
