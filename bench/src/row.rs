@@ -165,7 +165,7 @@ impl Figure {
     /// at twice its cost.
     pub(crate) fn reached(&self) -> Option<f64> {
         let (ours, limit) = (self.ours.median(), self.limit.as_ref()?.samples.median());
-        let is_rate = ["Mpps", "MB/s"]
+        let is_rate = ["Mpps", "MB/s", "Gb/s"]
             .iter()
             .any(|unit| self.unit.starts_with(unit));
         let (part, whole) = match is_rate {
