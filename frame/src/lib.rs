@@ -34,6 +34,9 @@ pub struct Frame<'a> {
     pub offload: Offload,
     /// The ports of a switch that it is due to.
     pub due: &'a [u16],
+    /// It is a frame that was there before, in another form (with another VLAN tag), for these ports. Nobody
+    /// else has it, and it does not count as one more.
+    pub is_form: bool,
 }
 
 /// The outermost VLAN tag in a frame's bytes: the flag that says so, and the TCI. As the kernel has it,

@@ -62,6 +62,8 @@ pub struct Fanout {
     alone: u64,
     clusters: HashMap<u32, u64>,
     totals: Totals,
+    /// Frames that were there before in another form.
+    forms: u64,
     counters: FanoutCounters,
 }
 
@@ -117,6 +119,9 @@ impl Fanout {
 
     #[inline]
     fn deliver_batch(&mut self, frames: &[Frame<'_>], now_us: u64, sender: Option<&Handle>) {
+        if frames.first().is_some_and(|frame| frame.is_form) {
+            return self.deliver_forms(frames, now_us, sender);
+        }
         let mut outbound = FrameSet::default();
         for (place, frame) in frames.iter().enumerate() {
             if frame.flags & flags::OUTBOUND != 0 {
@@ -186,6 +191,43 @@ impl Fanout {
             .map(|frame| frame.bytes.len() as u64)
             .sum::<u64>();
         self.counters.duties += frames.len() as u64 * self.subscribers();
+        while let Some(at) = self.due.take_turned() {
+            self.look_at(at, now_us);
+        }
+        while let Some(at) = self.moved.pop() {
+            self.leave(at);
+            self.place(at);
+        }
+    }
+
+    /// Gives ports of a switch frames that all were told of before in another form.
+    #[cold]
+    fn deliver_forms(&mut self, frames: &[Frame<'_>], now_us: u64, sender: Option<&Handle>) {
+        self.hashes.clear();
+        self.hashes.resize(frames.len(), 0);
+        self.cuts.get_mut().begin();
+        let batch = BatchInfo {
+            frames,
+            hashes: &self.hashes,
+            // No batch of frames that are read has such a number, nor has another of these.
+            first: FIRST_FORM + self.forms,
+            source: self.source,
+            queue: self.queue,
+            now_us,
+            sender,
+            cuts: &self.cuts,
+        };
+        self.forms += frames.len() as u64;
+        let is_tight = self.budget.is_tight();
+        self.members.sort(frames);
+        while let Some((at, wanted)) = self.members.next() {
+            if let Some(seat) = &mut self.seats[at as usize] {
+                let within = is_tight.then_some(&mut self.budget);
+                seat.give(&batch, &wanted, within);
+                seat.note(at, &mut self.due, &mut self.moved);
+                self.counters.duties += wanted.len();
+            }
+        }
         while let Some(at) = self.due.take_turned() {
             self.look_at(at, now_us);
         }
@@ -479,6 +521,9 @@ fn flow_hash(bytes: &[u8]) -> u32 {
     assert!(!bytes.starts_with(BREAKS), "on purpose");
     flow::flow_hash(bytes)
 }
+
+/// Above the number of any frame that is read.
+const FIRST_FORM: u64 = 1 << 63;
 
 #[cfg(test)]
 const BREAKS: &[u8] = b"the flow hash has a bug";

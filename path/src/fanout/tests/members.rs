@@ -64,6 +64,34 @@ fn each_member_gets_what_is_due_to_it_and_a_capture_gets_all() {
 }
 
 #[test]
+fn another_form_of_a_frame_is_for_members_alone_and_counts_for_them() {
+    let mut fanout = Fanout::new(0, 0);
+    let (one, mut ones) = member(1, 7);
+    let (two, mut twos) = member(2, 8);
+    let (capture, region) = port_and_region(3);
+    let mut captured = Consumer::attach(region).unwrap();
+    for port in [one, two, capture] {
+        fanout.attach(port);
+    }
+    deliver(&mut fanout, &[&[7], &[]]);
+    let bytes = [5; 64];
+    let form = Frame {
+        bytes: &bytes,
+        wire_len: 64,
+        due: &[8, 7],
+        is_form: true,
+        ..Frame::default()
+    };
+    fanout.deliver(&[form], 0);
+    deliver(&mut fanout, &[&[7, 8]]);
+    assert_eq!(lengths(&mut ones), [60, 64, 60]);
+    assert_eq!(lengths(&mut twos), [64, 60]);
+    assert_eq!(lengths(&mut captured), [60, 61, 60]);
+    assert_eq!(fanout.counters().read, 3);
+    assert_eq!(offered(&fanout), fanout.counters().duties);
+}
+
+#[test]
 fn a_members_own_wishes_hold_and_one_in_quarantine_is_counted() {
     let mut fanout = Fanout::new(0, 0);
     let (mut one, mut ones) = member(1, 1);

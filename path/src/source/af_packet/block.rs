@@ -205,6 +205,7 @@ fn frame(record: &mut [u8], snaplen: usize, has_headers: bool) -> Option<Frame<'
         vlan_tci,
         offload,
         due: &[],
+        is_form: false,
     })
 }
 

@@ -130,6 +130,7 @@ fn as_sent<'a>(frame: &'a [u8], offload: &Offload, ts_ns: u64, snaplen: u32) -> 
         vlan_tci,
         offload: *offload,
         due: &[],
+        is_form: false,
     }
 }
 
