@@ -227,7 +227,7 @@ impl Config {
                     table.insert(key.into(), format!("{bits:o}").into());
                 }
             }
-            sources.push(source(table)?);
+            sources.push(source(flat(table))?);
         }
         for text in &arguments.switch {
             let (name, options) = text.split_once(',').unwrap_or((text, ""));
@@ -345,6 +345,24 @@ fn source(mut table: BTreeMap<String, toml::Value>) -> Result<SourceSpec, String
         .map(|(key, value)| Ok((key, option(value)?)))
         .collect::<Result<_, String>>()?;
     SourceSpec::new(&name, &kind, options).map_err(|error| error.to_string())
+}
+
+/// Tables in a switch's table, as the command line has them: `port.3.vlan`.
+fn flat(table: BTreeMap<String, toml::Value>) -> BTreeMap<String, toml::Value> {
+    let mut flat = BTreeMap::new();
+    let mut left: Vec<_> = table.into_iter().collect();
+    while let Some((key, value)) = left.pop() {
+        match value {
+            toml::Value::Table(inner) => {
+                let inner = inner.into_iter();
+                left.extend(inner.map(|(name, value)| (format!("{key}.{name}"), value)));
+            }
+            value => {
+                flat.insert(key, value);
+            }
+        }
+    }
+    flat
 }
 
 /// A source's option as the command line has it; a list is joined by `+`.
@@ -470,10 +488,17 @@ mod tests {
             name = 'lan0'
             vde = '/tmp/lan0.ctl'
             hub = true
+            static = ['02:00:00:00:00:01@3/10', '02:00:00:00:00:02@3']
+            default = { isolated = true }
+            port.3 = { vlan = 10, lock = 'first' }
+            [switch.port.4]
+            trunk = '1-9'
         ";
         let config = load(text, &["--switch", "lan1", "--switch", "lan2,hub=yes"]).unwrap();
+        let statics = "static=02:00:00:00:00:01@3/10+02:00:00:00:00:02@3,default.isolated=yes";
+        let ports = "port.3.vlan=10,port.3.lock=first,port.4.trunk=1-9";
         let specs = [
-            "lan0=switch:/tmp/lan0.ctl,hub=yes",
+            &format!("lan0=switch:/tmp/lan0.ctl,hub=yes,{statics},{ports}"),
             "lan1=switch",
             "lan2=switch,hub=yes",
         ];

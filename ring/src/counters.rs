@@ -353,6 +353,31 @@ pub const SWITCH: &[Counter] = &[
         "in_dropped_source",
         "dropped: a group's address as the source",
     ),
+    part(
+        "entered",
+        "in_dropped_vlan",
+        "dropped: of no VLAN that the port is in, or for a port that is not in its VLAN",
+    ),
+    part(
+        "entered",
+        "in_dropped_lock",
+        "dropped: the port is locked to other stations, or the sender is another port's for good",
+    ),
+    part(
+        "entered",
+        "in_dropped_storm",
+        "dropped: for many, and more of them than the port may send in a second",
+    ),
+    part(
+        "entered",
+        "in_dropped_isolated",
+        "dropped: from one isolated port to another",
+    ),
+    part(
+        "entered",
+        "in_dropped_down",
+        "dropped: the link is down by its settings, or shut because of a loop",
+    ),
     own(
         "due",
         Frames,
@@ -388,6 +413,11 @@ pub const SWITCH: &[Counter] = &[
         "out_dropped_long",
         "copies that were dropped: longer than the uplink's interface can carry",
     ),
+    part(
+        "due",
+        "out_dropped_loss",
+        "copies that were lost on purpose: the port's setting `loss`",
+    ),
     own(
         "unlearned",
         Times,
@@ -398,6 +428,11 @@ pub const SWITCH: &[Counter] = &[
         "moves_held",
         Times,
         "a station was heard at another port too soon to move",
+    ),
+    own(
+        "loops",
+        Times,
+        "a port sent 100 frames in a second of stations that are at another port",
     ),
     own("stations", Things, "addresses that are known"),
     own(
@@ -473,6 +508,17 @@ pub const VM: &[Counter] = &[
         Times,
         "a ring of the guest was heard",
     ),
+];
+
+/// Parts of a sum that daemons did not count at first.
+const NEWER: [&str; 7] = [
+    "send_dropped_offload",
+    "in_dropped_vlan",
+    "in_dropped_lock",
+    "in_dropped_storm",
+    "in_dropped_isolated",
+    "in_dropped_down",
+    "out_dropped_loss",
 ];
 
 /// What begins so is said by a port's reader of itself.
@@ -558,7 +604,7 @@ fn sum(of: &Counted, total: &'static str, table: &[Counter]) -> Option<Account> 
         match value(of, part.name) {
             Some(value) => found.push((part.name.to_owned(), value)),
             // Older daemons do not count them.
-            None if part.name == "send_dropped_offload" => {}
+            None if NEWER.contains(&part.name) => {}
             None => return None,
         }
     }

@@ -9,9 +9,11 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use vnplug_os::event;
 
+use crate::counts::{Counters, Refused};
 use crate::exits::PortCounters;
-use crate::forward::{Counters, Number};
+use crate::forward::Number;
 use crate::link::{Link, Losses};
+use crate::settings::{PortSettings, Settings};
 use crate::table::{Entry, Limits};
 
 /// What is asked of the thread that forwards.
@@ -27,12 +29,12 @@ pub(crate) enum Change {
     AddRing(Number),
     /// It is gone.
     Remove(Number),
-    /// From now on it is a hub, or none.
-    Hub(bool),
-    /// From now on addresses are remembered this long.
-    Age(u32),
-    /// From now on they stay this long.
-    Hold(u32),
+    /// From now on these are a port's settings, whether it is there or not; `None`: as others'.
+    Settings(Number, Option<Box<PortSettings>>),
+    /// From now on these are the switch's, with those of ports.
+    Whole(Box<Settings>),
+    /// A port is to be closed by who let it in.
+    Close(Number),
     /// How is it?
     Tell(Sender<Told>),
 }
@@ -41,10 +43,21 @@ pub(crate) enum Change {
 #[derive(Debug, Clone)]
 pub(crate) struct Told {
     pub(crate) counters: Counters,
-    pub(crate) ports: Vec<(Number, PortCounters)>,
+    pub(crate) ports: Vec<PortTold>,
     pub(crate) stations: Vec<Entry>,
     pub(crate) limits: Limits,
     pub(crate) is_hub: bool,
+}
+
+/// How a port is.
+#[derive(Debug, Clone)]
+pub(crate) struct PortTold {
+    pub(crate) number: Number,
+    pub(crate) counters: PortCounters,
+    /// What was dropped of what it sent.
+    pub(crate) refused: Refused,
+    /// up, down, or shut for a loop.
+    pub(crate) state: &'static str,
 }
 
 /// Speaks to the thread that forwards.

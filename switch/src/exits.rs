@@ -8,8 +8,13 @@ use vnplug_frame::offload::{self, Pieces};
 use vnplug_ring::offload::Offload;
 
 use crate::batch::Entered;
-use crate::forward::{Counters, Number};
-use crate::link::{Link, Losses};
+use crate::counts::Counters;
+use crate::edits::{Edits, Forms};
+use crate::emulation::Emulation;
+use crate::forward::{Number, Way};
+use crate::link::{Given, Link, Losses};
+use crate::rules::Edit;
+use crate::settings::Wire;
 
 /// What went through one port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -22,8 +27,38 @@ pub(crate) struct PortCounters {
     pub(crate) out_frames: u64,
     /// Their bytes.
     pub(crate) out_bytes: u64,
-    /// Frames that it could not be given.
-    pub(crate) out_dropped: u64,
+    /// Frames that it was not given: it does not read as fast.
+    pub(crate) out_full: u64,
+    /// Frames that it was not given: nobody is there.
+    pub(crate) out_gone: u64,
+    /// Frames that it was not given: the far end cannot carry so long ones.
+    pub(crate) out_long: u64,
+    /// Frames that were lost on purpose.
+    pub(crate) out_lost: u64,
+}
+
+impl PortCounters {
+    fn gave(&mut self, given: Given, counters: &mut Counters) {
+        counters.enqueued += given.enqueued;
+        counters.dropped_full += given.full;
+        counters.dropped_gone += given.gone;
+        counters.dropped_too_long += given.long;
+        self.out_frames += given.enqueued;
+        self.out_bytes += given.bytes;
+        self.out_full += given.full;
+        self.out_gone += given.gone;
+        self.out_long += given.long;
+    }
+
+    /// The last of them are dropped after all.
+    fn took_back(&mut self, full: u64, gone: u64, counters: &mut Counters) {
+        counters.enqueued -= full + gone;
+        counters.dropped_full += full;
+        counters.dropped_gone += gone;
+        self.out_frames -= full + gone;
+        self.out_full += full;
+        self.out_gone += gone;
+    }
 }
 
 /// The ports of a switch.
@@ -35,6 +70,10 @@ pub(crate) struct Exits {
     touched: Vec<Number>,
     /// What super-frames of the batch became.
     pieces: Pieces,
+    /// What became of frames' tags.
+    edits: Edits,
+    /// Frames on slow wires.
+    emulation: Emulation,
 }
 
 /// One port.
@@ -50,6 +89,8 @@ pub(crate) struct Port {
     pub(crate) counters: PortCounters,
     /// What it is to be given of the batch.
     todo: Vec<Item>,
+    /// Its frames take their time.
+    is_slow: bool,
 }
 
 /// A frame of the batch, or a packet that one became.
@@ -57,6 +98,8 @@ pub(crate) struct Port {
 struct Item {
     place: u32,
     piece: Option<u32>,
+    /// Its other beginning.
+    edit: Option<u32>,
 }
 
 /// What a batch has for one port, in order.
@@ -65,6 +108,7 @@ pub(crate) struct Due<'a> {
     todo: &'a [Item],
     entered: &'a [Entered<'a>],
     pieces: &'a Pieces,
+    edits: &'a Edits,
 }
 
 /// A frame that leaves: its bytes in two parts.
@@ -82,10 +126,11 @@ impl<'a> Due<'a> {
             todo,
             entered,
             pieces,
+            edits,
         } = *self;
         todo.iter().map(move |item| {
             let it = &entered[item.place as usize];
-            match item.piece {
+            let out = match item.piece {
                 None => Out {
                     head: it.bytes,
                     body: &[],
@@ -99,6 +144,10 @@ impl<'a> Due<'a> {
                         offload: None,
                     }
                 }
+            };
+            match item.edit {
+                None => out,
+                Some(edit) => edits.apply(edit, out),
             }
         })
     }
@@ -121,6 +170,8 @@ impl Exits {
             ports: Vec::new(),
             touched: Vec::new(),
             pieces: Pieces::default(),
+            edits: Edits::default(),
+            emulation: Emulation::default(),
         }
     }
 
@@ -182,12 +233,76 @@ impl Exits {
             is_watched: false,
             counters: PortCounters::default(),
             todo: Vec::new(),
+            is_slow: false,
         });
+    }
+
+    /// What the wire to a port's far end is like from now on. It is none that goes through rings.
+    pub(crate) fn set_wire(&mut self, number: Number, wire: &Wire) {
+        let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
+            return;
+        };
+        if port.link.is_some() {
+            // What is on its way stays there, so that no frame overtakes it.
+            port.is_slow = self.emulation.set(number, wire);
+        }
+    }
+
+    /// Whether a port's frames go through rings; `None` if there is no such port.
+    pub(crate) fn is_ring(&self, number: Number) -> Option<bool> {
+        let port = self.ports.get(usize::from(number))?.as_ref()?;
+        Some(port.link.is_none())
+    }
+
+    /// Frames are on slow wires.
+    #[inline]
+    pub(crate) fn is_late(&self) -> bool {
+        self.emulation.next_us().is_some()
+    }
+
+    /// When the next of them arrives.
+    pub(crate) fn next_us(&self) -> Option<u64> {
+        self.emulation.next_us()
+    }
+
+    /// Gives ports what has arrived.
+    pub(crate) fn arrive(&mut self, now_us: u64, counters: &mut Counters) {
+        for _ in 0..ARRIVALS {
+            let Some(number) = self.emulation.take(now_us) else {
+                return;
+            };
+            let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
+                continue;
+            };
+            let Some(link) = &mut port.link else {
+                continue;
+            };
+            let arrived = self.emulation.arrived();
+            let entered: Vec<Entered<'_>> = arrived.iter().map(|it| it.entered()).collect();
+            let items = (0..entered.len() as u32).map(|place| Item {
+                place,
+                piece: None,
+                edit: None,
+            });
+            port.todo.extend(items);
+            let given = link.send(Due {
+                todo: &port.todo,
+                entered: &entered,
+                pieces: &self.pieces,
+                edits: &self.edits,
+            });
+            port.todo.clear();
+            port.counters.took_back(given.full, given.gone, counters);
+            // A wire that is none any more, and is empty.
+            port.is_slow = self.emulation.is_slow(number);
+            self.watch(number);
+        }
     }
 
     /// Removes a port, and says who is to be told if nobody knows it yet.
     pub(crate) fn remove(&mut self, number: Number) -> Option<Losses> {
         let port = self.ports.get_mut(usize::from(number))?.take()?;
+        self.emulation.remove(number);
         if let Some(link) = port.link {
             // NB: before it is closed, which happens aside.
             let _ = epoll::delete(&self.epoll, &link);
@@ -198,14 +313,47 @@ impl Exits {
     /// Forgets what the batch before became.
     pub(crate) fn begin(&mut self) {
         self.pieces.clear();
+        self.edits.clear();
     }
 
-    /// A frame of the batch is due to these ports.
+    /// A frame of the batch goes this way. Forms of it that are for rings, and are not as it entered, are made.
     #[inline]
-    pub(crate) fn note(&mut self, place: u32, it: &Entered<'_>, due: &[Number]) -> Noted {
+    pub(crate) fn note(
+        &mut self,
+        place: u32,
+        it: &Entered<'_>,
+        way: &Way,
+        dues: &[Number],
+        forms: &mut Forms,
+    ) -> Noted {
         let mut noted = Noted::default();
         // What it becomes for ports that want the packets of the wire.
         let mut made = None;
+        for (edit, due) in way.forms() {
+            if due.is_empty() {
+                continue;
+            }
+            let rings = noted.rings;
+            self.note_form(place, it, &dues[due.clone()], edit, &mut made, &mut noted);
+            if noted.rings > rings && edit != Edit::Keep {
+                forms.add(it, edit, due);
+            }
+        }
+        noted
+    }
+
+    #[inline]
+    fn note_form(
+        &mut self,
+        place: u32,
+        it: &Entered<'_>,
+        due: &[Number],
+        edit: Edit,
+        made: &mut Option<Range<usize>>,
+        noted: &mut Noted,
+    ) {
+        // The frame's other beginning, and those of what it became.
+        let (mut whole, mut parts) = (None, None);
         for &number in due {
             let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
                 continue;
@@ -220,23 +368,37 @@ impl Exits {
                 self.touched.push(number);
             }
             let Some(offload) = it.offload.filter(|offload| !link.takes(offload)) else {
-                port.todo.push(Item { place, piece: None });
+                if edit != Edit::Keep && whole.is_none() {
+                    whole = Some(self.edits.add(edit, it.bytes, &[], it.offload));
+                }
+                port.todo.push(Item {
+                    place,
+                    piece: None,
+                    edit: whole,
+                });
                 continue;
             };
             let pieces = &mut self.pieces;
             let made = made.get_or_insert_with(|| pieces_of(pieces, it.bytes, offload));
             noted.cut += made.len() as u64 - 1;
-            let items = made.clone().map(|piece| Item {
+            if edit != Edit::Keep && parts.is_none() {
+                for piece in made.clone() {
+                    let piece = self.pieces.get(piece, it.bytes);
+                    let part = self.edits.add(edit, piece.head, piece.body, None);
+                    parts.get_or_insert(part);
+                }
+            }
+            let items = (0..).zip(made.clone()).map(|(at, piece)| Item {
                 place,
                 piece: Some(piece as u32),
+                edit: parts.map(|first| first + at),
             });
             port.todo.extend(items);
         }
-        noted
     }
 
-    /// Gives each port what was noted for it of these frames.
-    pub(crate) fn send(&mut self, entered: &[Entered<'_>], counters: &mut Counters) {
+    /// Gives each port what was noted for it of these frames, now.
+    pub(crate) fn send(&mut self, entered: &[Entered<'_>], counters: &mut Counters, now_us: u64) {
         while let Some(number) = self.touched.pop() {
             let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
                 continue;
@@ -244,19 +406,23 @@ impl Exits {
             let Some(link) = &mut port.link else {
                 continue;
             };
-            let given = link.send(Due {
+            let due = Due {
                 todo: &port.todo,
                 entered,
                 pieces: &self.pieces,
-            });
+                edits: &self.edits,
+            };
+            if port.is_slow {
+                let (given, lost) = self.emulation.put(number, due, now_us);
+                port.todo.clear();
+                port.counters.gave(given, counters);
+                counters.dropped_loss += lost;
+                port.counters.out_lost += lost;
+                continue;
+            }
+            let given = link.send(due);
             port.todo.clear();
-            counters.enqueued += given.enqueued;
-            counters.dropped_full += given.full;
-            counters.dropped_gone += given.gone;
-            counters.dropped_too_long += given.long;
-            port.counters.out_frames += given.enqueued;
-            port.counters.out_bytes += given.bytes;
-            port.counters.out_dropped += given.full + given.gone + given.long;
+            port.counters.gave(given, counters);
             self.watch(number);
         }
     }
@@ -270,10 +436,7 @@ impl Exits {
             return;
         };
         let dropped = link.go_on();
-        port.counters.out_dropped += dropped;
-        port.counters.out_frames -= dropped;
-        counters.enqueued -= dropped;
-        counters.dropped_gone += dropped;
+        port.counters.took_back(0, dropped, counters);
         self.watch(number);
     }
 
@@ -305,3 +468,6 @@ fn pieces_of(pieces: &mut Pieces, frame: &[u8], offload: &Offload) -> Range<usiz
         _ => pieces.keep(frame, len),
     }
 }
+
+/// Ports of slow wires that are given frames in one turn.
+const ARRIVALS: usize = 64;

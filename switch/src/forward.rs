@@ -1,13 +1,21 @@
 //! Which ports a frame is due to.
 //!
 //! Every frame that enters is exactly one of unicast, flooded, consumed or dropped
-//! ([`Counters::accounted`]). Of the frame only the two addresses and the EtherType are read. A
-//! switch without VLANs is transparent: tagged frames, and the groups that IEEE 802.1D reserves for
-//! bridges, pass like any other, and the switch sends no frame of its own.
+//! ([`Counters::accounted`]). Of the frame only the two addresses, the EtherType and VLAN tags are read. A
+//! switch without settings is transparent: tagged frames, and the groups that IEEE 802.1D reserves for
+//! bridges, pass like any other. The switch sends no frame of its own, whatever its settings.
+//!
+//! While no port has rules (`rules.rs`) a frame takes the short way, which knows nothing of them.
+
+mod ruled;
 
 use std::ops::Range;
 
+use crate::counts::{Counters, Reason, Refused};
+use crate::rules::{Edit, Rule};
+use crate::settings::{Address, Loops, PortSettings, Settings};
 use crate::table::{Key, Learned, Limits, Table};
+use ruled::Lists;
 
 /// A port's number. 1 is the first.
 pub type Number = u16;
@@ -29,114 +37,50 @@ pub enum Fault {
     Chain,
 }
 
-/// What became of the frames that entered, and of the copies that were due.
+/// Where a frame goes: places among the batch's [`dues`](Forwarder::dues).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Frames that entered.
-    pub entered: u64,
-    /// For one port, where the station is known to be.
-    pub unicast: u64,
-    /// For all other ports: a group's address, or a station that is not known.
-    pub flooded: u64,
-    /// For nobody: the station is where the frame came from, or there is no other port.
-    pub consumed: u64,
-    /// Dropped: shorter than an Ethernet header.
-    pub dropped_short: u64,
-    /// Dropped: longer than the switch takes.
-    pub dropped_long: u64,
-    /// Dropped: what is said to be left to do with it (a virtio-net header) does not fit it.
-    pub dropped_offload: u64,
-    /// Dropped: the descriptors of a guest's ring that should have it make no sense.
-    pub dropped_chain: u64,
-    /// Dropped: a group's address as the source.
-    pub dropped_source: u64,
-    /// Copies that were due to ports.
-    pub due: u64,
-    /// Of these, what super-frames became beyond one packet for each port.
-    pub cut: u64,
-    /// Of these, copies that were due to ports with rings, which count what became of them.
-    pub rings: u64,
-    /// Of these, copies that went into the port's way out.
-    pub enqueued: u64,
-    /// Of these, copies that were dropped because the port's way out was full.
-    pub dropped_full: u64,
-    /// Of these, copies that were dropped because nobody was at the port's other end.
-    pub dropped_gone: u64,
-    /// Of these, copies that were dropped because they are longer than the far end can carry.
-    pub dropped_too_long: u64,
-    /// Addresses that were not learned because the port, or the table, has as many as it may.
-    pub unlearned: u64,
-    /// Times a station moved from one port to another.
-    pub moves: u64,
-    /// Times one was heard at another port too soon to move.
-    pub moves_held: u64,
+pub(crate) struct Way {
+    begin: u32,
+    /// From here on are ports that have it with a tag.
+    split: u32,
+    end: u32,
+    /// What is done with its tag, for the ports before and after that.
+    edits: [Edit; 2],
 }
 
-impl Counters {
-    /// Frames whose fate is counted: `entered`, or we have a bug.
-    pub fn accounted(&self) -> u64 {
-        self.unicast
-            + self.flooded
-            + self.consumed
-            + self.dropped_short
-            + self.dropped_long
-            + self.dropped_offload
-            + self.dropped_chain
-            + self.dropped_source
+impl Way {
+    /// The ports that have it as it entered.
+    #[inline]
+    pub(crate) fn kept(&self) -> Range<usize> {
+        match self.edits {
+            [Edit::Keep, _] => self.begin as usize..self.split as usize,
+            [_, Edit::Keep] => self.split as usize..self.end as usize,
+            _ => 0..0,
+        }
     }
 
-    /// Copies whose fate is counted: `due`, or we have a bug.
-    pub fn accounted_copies(&self) -> u64 {
-        self.rings + self.enqueued + self.dropped_full + self.dropped_gone + self.dropped_too_long
+    /// Its forms: what is done with it, for which ports.
+    #[inline]
+    pub(crate) fn forms(&self) -> [(Edit, Range<usize>); 2] {
+        let [plain, tagged] = self.edits;
+        let [begin, split, end] = [self.begin, self.split, self.end].map(|at| at as usize);
+        [(plain, begin..split), (tagged, split..end)]
     }
 
-    /// The counters with their public names.
-    pub fn named(&self) -> Vec<(String, u64)> {
-        let Self {
-            entered,
-            unicast,
-            flooded,
-            consumed,
-            dropped_short,
-            dropped_long,
-            dropped_offload,
-            dropped_chain,
-            dropped_source,
-            due,
-            cut,
-            rings,
-            enqueued,
-            dropped_full,
-            dropped_gone,
-            dropped_too_long,
-            unlearned,
-            moves,
-            moves_held,
-        } = *self;
-        [
-            ("entered", entered),
-            ("unicast", unicast),
-            ("flooded", flooded),
-            ("consumed", consumed),
-            ("in_dropped_short", dropped_short),
-            ("in_dropped_long", dropped_long),
-            ("in_dropped_offload", dropped_offload),
-            ("in_dropped_chain", dropped_chain),
-            ("in_dropped_source", dropped_source),
-            ("due", due),
-            ("out_cut", cut),
-            ("out_rings", rings),
-            ("out_enqueued", enqueued),
-            ("out_dropped_full", dropped_full),
-            ("out_dropped_gone", dropped_gone),
-            ("out_dropped_long", dropped_too_long),
-            ("unlearned", unlearned),
-            ("moves", moves),
-            ("moves_held", moves_held),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .to_vec()
+    #[inline]
+    fn count(&self) -> u32 {
+        self.end - self.begin
     }
+}
+
+/// A loop, or what looks like one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Loop {
+    /// Where a station is heard that is at another port.
+    pub(crate) port: Number,
+    pub(crate) station: Address,
+    /// The port is shut for it.
+    pub(crate) is_shut: bool,
 }
 
 /// Decides for each frame.
@@ -148,12 +92,42 @@ pub struct Forwarder {
     pub is_hub: bool,
     /// What became of the frames.
     pub counters: Counters,
+    /// What becomes of loops.
+    pub loops: Loops,
     /// The ports that there are, in order.
     ports: Vec<Number>,
     /// The ports that the frames of this batch are due to, one frame's after another's.
     dues: Vec<Number>,
     /// The last source that was learned, and when.
     last: Option<(Key, Number, u32)>,
+    /// The time of the batch.
+    now_us: u64,
+    now_s: u32,
+    /// By port.
+    states: Vec<State>,
+    /// Ports that have rules, and whether there are any, or stations that never move.
+    ruled: usize,
+    has_rules: bool,
+    /// Stations that never move, and their ports.
+    statics: Vec<(Key, Number)>,
+    lists: Lists,
+    /// Ports that are shut for a loop.
+    shut: Vec<Number>,
+    /// Loops that were found.
+    found: Vec<Loop>,
+}
+
+/// What is known of a port.
+#[derive(Debug, Default)]
+struct State {
+    /// `None`: it is transparent, and everything passes.
+    rule: Option<Box<Rule>>,
+    /// What was dropped of what it sent.
+    refused: Refused,
+    /// How many of its frames had a station's address that is at another port, in this second.
+    strays: (u32, u32),
+    /// It has joined.
+    is_there: bool,
 }
 
 impl Forwarder {
@@ -163,9 +137,19 @@ impl Forwarder {
             table: Table::new(limits),
             is_hub: false,
             counters: Counters::default(),
+            loops: Loops::default(),
             ports: Vec::new(),
             dues: Vec::new(),
             last: None,
+            now_us: 0,
+            now_s: 0,
+            states: Vec::new(),
+            ruled: 0,
+            has_rules: false,
+            statics: Vec::new(),
+            lists: Lists::default(),
+            shut: Vec::new(),
+            found: Vec::new(),
         }
     }
 
@@ -174,15 +158,59 @@ impl Forwarder {
         if let Err(at) = self.ports.binary_search(&port) {
             self.ports.insert(at, port);
         }
+        let state = self.state(port);
+        (state.refused, state.is_there) = (Refused::default(), true);
+        self.lists.clear();
+        self.pin(port);
     }
 
-    /// A port is gone, and its stations are forgotten.
+    /// A port is gone, and its stations are forgotten. What was [set](Self::set) of it is, too.
     pub fn remove(&mut self, port: Number) {
         if let Ok(at) = self.ports.binary_search(&port) {
             self.ports.remove(at);
         }
+        self.put(port, None);
+        self.state(port).is_there = false;
+        self.table.set_most(port, None);
         self.table.forget(port);
         self.last = None;
+        self.lists.clear();
+    }
+
+    /// From now on these settings are a port's. Its stations are forgotten if it is in other VLANs than before,
+    /// or nothing is to be learned at it.
+    pub fn set(&mut self, port: Number, settings: &PortSettings, storm: u32) {
+        let mut rule = Rule::new(settings, storm, self.now_us);
+        let old = self.rule(port);
+        rule.shut_s = old.shut_s;
+        let is_elsewhere = !old.is_like(&rule) || rule.is_deaf || rule.is_shut();
+        let is_idle = rule.is_idle();
+        self.put(port, (!is_idle).then_some(Box::new(rule)));
+        self.table.set_most(port, settings.stations);
+        if is_elsewhere {
+            self.table.forget(port);
+        }
+        self.last = None;
+        self.lists.clear();
+        if self.ports.binary_search(&port).is_ok() {
+            self.pin(port);
+        }
+    }
+
+    /// These stations never move from now on.
+    pub fn set_statics(&mut self, settings: &Settings) {
+        for (key, port) in std::mem::take(&mut self.statics) {
+            self.table.unpin(key, port);
+        }
+        let statics = settings.statics.iter();
+        let statics = statics.map(|((address, vlan), port)| (Key::new(*address, *vlan), *port));
+        self.statics = statics.collect();
+        self.count(0, 0);
+        self.last = None;
+        // Also whom a port is locked to, and was static before.
+        for at in 0..self.ports.len() {
+            self.pin(self.ports[at]);
+        }
     }
 
     /// The ports that there are, in order.
@@ -190,10 +218,31 @@ impl Forwarder {
         &self.ports
     }
 
-    /// Forgets what the frames of the batch before were due to.
-    pub fn begin(&mut self, now_s: u32) {
+    /// What was dropped of what a port sent.
+    pub fn refused(&self, port: Number) -> Refused {
+        let state = self.states.get(usize::from(port));
+        state.map(|state| state.refused).unwrap_or_default()
+    }
+
+    /// A loop that was found, and nobody was told of.
+    pub(crate) fn next_loop(&mut self) -> Option<Loop> {
+        self.found.pop()
+    }
+
+    /// Forgets what the frames of the batch before were due to. The time is the batch's.
+    pub fn begin(&mut self, now_us: u64) {
+        (self.now_us, self.now_s) = (now_us, (now_us / 1_000_000) as u32);
         self.dues.clear();
-        self.table.sweep(now_s, STEP);
+        self.table.sweep(self.now_s, STEP);
+        if !self.shut.is_empty() {
+            self.reopen();
+        }
+    }
+
+    /// The ports that the frames of the batch are due to so far.
+    #[inline]
+    pub(crate) fn dues(&self) -> &[Number] {
+        &self.dues
     }
 
     /// The ports that a frame is due to.
@@ -204,50 +253,37 @@ impl Forwarder {
 
     /// Decides where a frame goes that came from a port; [`due`](Self::due) has the ports.
     #[inline]
-    pub fn decide(
-        &mut self,
-        from: Number,
-        frame: &[u8],
-        fault: Option<Fault>,
-        now_s: u32,
-    ) -> Range<usize> {
-        let begin = self.dues.len();
-        let counters = &mut self.counters;
-        counters.entered += 1;
-        match fault {
-            None => {}
-            Some(Fault::Long) => {
-                counters.dropped_long += 1;
-                return begin..begin;
-            }
-            Some(Fault::Lie) => {
-                counters.dropped_offload += 1;
-                return begin..begin;
-            }
-            Some(Fault::Chain) => {
-                counters.dropped_chain += 1;
-                return begin..begin;
-            }
+    pub(crate) fn decide(&mut self, from: Number, frame: &[u8], fault: Option<Fault>) -> Way {
+        self.counters.entered += 1;
+        let reason = match fault {
+            None => None,
+            Some(Fault::Long) => Some(Reason::Long),
+            Some(Fault::Lie) => Some(Reason::Offload),
+            Some(Fault::Chain) => Some(Reason::Chain),
+        };
+        if let Some(reason) = reason {
+            return self.refuse(from, reason);
         }
         // IEEE 802.3-2018, 3.2: destination, source, EtherType.
         let Some((&[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5], _)) = header(frame) else {
-            counters.dropped_short += 1;
-            return begin..begin;
+            return self.refuse(from, Reason::Short);
         };
         if s0 & GROUP != 0 {
-            counters.dropped_source += 1;
-            return begin..begin;
+            return self.refuse(from, Reason::Source);
+        }
+        let to = [d0, d1, d2, d3, d4, d5];
+        let source = [s0, s1, s2, s3, s4, s5];
+        if self.has_rules {
+            return self.decide_by_rules(from, frame, to, source);
         }
         if from != HOST {
-            self.learn(Key::new([s0, s1, s2, s3, s4, s5], 0), from, now_s);
+            self.learn(Key::new(source, 0), from);
         }
         let known = match d0 & GROUP != 0 || self.is_hub {
             true => None,
-            false => {
-                let key = Key::new([d0, d1, d2, d3, d4, d5], 0);
-                self.table.find(key, now_s)
-            }
+            false => self.table.find(Key::new(to, 0), self.now_s),
         };
+        let begin = self.dues.len();
         match known {
             Some(to) if to == from => self.counters.consumed += 1,
             Some(to) => {
@@ -263,22 +299,86 @@ impl Forwarder {
                 }
             }
         }
-        let to = begin..self.dues.len();
-        self.counters.due += to.len() as u64;
-        to
+        let (begin, end) = (begin as u32, self.dues.len() as u32);
+        self.counters.due += u64::from(end - begin);
+        Way {
+            begin,
+            split: end,
+            end,
+            edits: [Edit::Keep; 2],
+        }
     }
 
+    /// A frame of a port goes to nobody.
+    #[cold]
+    fn refuse(&mut self, from: Number, reason: Reason) -> Way {
+        self.counters.refused.add(reason);
+        self.state(from).refused.add(reason);
+        Way::default()
+    }
+
+    /// A station was heard at a port. Not there, if it is another's for good.
     #[inline]
-    fn learn(&mut self, source: Key, from: Number, now_s: u32) {
-        if self.last == Some((source, from, now_s)) {
+    fn learn(&mut self, source: Key, from: Number) -> bool {
+        if self.last == Some((source, from, self.now_s)) {
+            return true;
+        }
+        match self.table.learn(source, from, self.now_s) {
+            Learned::Known | Learned::New => self.last = Some((source, from, self.now_s)),
+            Learned::Moved { stray } => {
+                self.counters.moves += 1;
+                self.last = None;
+                self.strayed(stray, source);
+            }
+            Learned::Held { stray } => {
+                self.counters.moves_held += 1;
+                self.strayed(stray, source);
+            }
+            Learned::Full => self.counters.unlearned += 1,
+            Learned::Pinned => return false,
+        }
+        true
+    }
+
+    /// A station was heard at a port that does not seem to be its own. Nothing is sent to find loops: in one,
+    /// what a station sends comes back by another port, over and over.
+    #[cold]
+    fn strayed(&mut self, port: Number, station: Key) {
+        if self.loops == Loops::No {
             return;
         }
-        match self.table.learn(source, from, now_s) {
-            Learned::Known | Learned::New => self.last = Some((source, from, now_s)),
-            Learned::Moved => self.counters.moves += 1,
-            Learned::Held => self.counters.moves_held += 1,
-            Learned::Full => self.counters.unlearned += 1,
+        let now_s = self.now_s;
+        let (second, count) = &mut self.state(port).strays;
+        if *second != now_s {
+            (*second, *count) = (now_s, 0);
         }
+        *count += 1;
+        if *count != STRAYS {
+            return;
+        }
+        self.counters.loops += 1;
+        let is_shut = self.loops == Loops::Shut && self.shut(port);
+        if self.found.len() < MAX_FOUND {
+            self.found.push(Loop {
+                port,
+                station: station.address(),
+                is_shut,
+            });
+        }
+    }
+
+    /// So many ports more, or fewer, have rules.
+    fn count(&mut self, more: usize, fewer: usize) {
+        self.ruled = self.ruled + more - fewer;
+        self.has_rules = self.ruled > 0 || !self.statics.is_empty();
+    }
+
+    fn state(&mut self, port: Number) -> &mut State {
+        let at = usize::from(port);
+        if self.states.len() <= at {
+            self.states.resize_with(at + 1, State::default);
+        }
+        &mut self.states[at]
     }
 }
 
@@ -294,107 +394,13 @@ const HEADER: usize = 14;
 const GROUP: u8 = 1;
 /// Slots of the table that are looked at in each batch.
 const STEP: usize = 16;
+/// Frames in a second of stations that are at another port, which make a loop. A station that moves, or that
+/// has two links, has fewer.
+const STRAYS: u32 = 100;
+/// Loops that wait to be told.
+const MAX_FOUND: usize = 16;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn frame(to: u8, from: u8) -> [u8; 60] {
-        let mut frame = [0; 60];
-        frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from]);
-        frame
-    }
-
-    fn switch(ports: &[Number]) -> Forwarder {
-        let mut switch = Forwarder::new(Limits::default());
-        ports.iter().for_each(|port| switch.add(*port));
-        switch.begin(0);
-        switch
-    }
-
-    fn due(switch: &mut Forwarder, from: Number, frame: &[u8]) -> Vec<Number> {
-        let to = switch.decide(from, frame, None, 1);
-        switch.due(to).to_vec()
-    }
-
-    #[test]
-    fn strangers_are_flooded_and_who_was_heard_is_found() {
-        let mut it = switch(&[1, 2, 3]);
-        assert_eq!(due(&mut it, 1, &frame(9, 8)), [2, 3]);
-        assert_eq!(due(&mut it, 2, &frame(8, 9)), [1]);
-        assert_eq!(due(&mut it, 1, &frame(9, 8)), [2]);
-        // A station behind the port that the frame came from.
-        assert_eq!(due(&mut it, 1, &frame(8, 7)), []);
-        it.remove(2);
-        assert_eq!(due(&mut it, 1, &frame(9, 8)), [3]);
-        let counters = it.counters;
-        assert_eq!(
-            (counters.unicast, counters.flooded, counters.consumed),
-            (2, 2, 1)
-        );
-        assert_eq!((counters.entered, counters.accounted()), (5, 5));
-        assert_eq!(counters.due, 5);
-    }
-
-    #[test]
-    fn groups_and_what_bridges_keep_for_themselves_pass_and_a_hub_floods_all() {
-        let mut it = switch(&[1, 2, 3]);
-        for group in [
-            [0xff; 6],
-            [1, 0x80, 0xc2, 0, 0, 0],
-            [0x33, 0x33, 0, 0, 0, 1],
-        ] {
-            let mut frame = frame(0, 8);
-            frame[..6].copy_from_slice(&group);
-            assert_eq!(due(&mut it, 3, &frame), [1, 2]);
-        }
-        assert_eq!(due(&mut it, 1, &frame(9, 7)), [2, 3]);
-        it.is_hub = true;
-        assert_eq!(due(&mut it, 1, &frame(8, 7)), [2, 3]);
-    }
-
-    #[test]
-    fn the_hosts_own_frames_go_where_they_belong_and_teach_nothing() {
-        let mut it = switch(&[1, 2]);
-        assert_eq!(due(&mut it, 2, &frame(9, 8)), [1]);
-        assert_eq!(due(&mut it, HOST, &frame(8, 7)), [2]);
-        assert_eq!(due(&mut it, HOST, &frame(5, 8)), [1, 2]);
-        assert_eq!(due(&mut it, 1, &frame(8, 6)), [2]);
-        assert_eq!(it.table.len(), 2);
-    }
-
-    #[test]
-    fn what_is_no_frame_is_dropped_and_teaches_nothing() {
-        let mut it = switch(&[1, 2]);
-        for len in 0..14 {
-            assert_eq!(due(&mut it, 1, &frame(9, 8)[..len]), []);
-        }
-        let mut group = frame(9, 8);
-        group[6] |= 1;
-        assert_eq!(due(&mut it, 1, &group), []);
-        assert!(
-            it.decide(1, &frame(9, 8), Some(Fault::Long), 1).is_empty()
-                && it.decide(1, &[], Some(Fault::Lie), 1).is_empty()
-        );
-        let counters = it.counters;
-        assert_eq!(
-            (
-                counters.dropped_short,
-                counters.dropped_source,
-                counters.dropped_long,
-                counters.dropped_offload
-            ),
-            (14, 1, 1, 1)
-        );
-        assert_eq!(counters.accounted(), counters.entered);
-        assert!(it.table.is_empty());
-        assert_eq!(due(&mut it, 1, &frame(9, 8)[..14]), [2]);
-    }
-
-    #[test]
-    fn who_is_alone_speaks_to_nobody() {
-        let mut it = switch(&[1]);
-        assert_eq!(due(&mut it, 1, &frame(9, 8)), []);
-        assert_eq!((it.counters.consumed, it.counters.due), (1, 0));
-    }
-}
+mod cost;
+#[cfg(test)]
+mod tests;

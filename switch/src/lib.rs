@@ -10,13 +10,19 @@
 //!
 //! | file | what it has |
 //! |---|---|
-//! | `forward.rs` | which ports a frame is due to, and what became of all frames |
+//! | `forward.rs` | which ports a frame is due to |
+//! | `rules.rs` | what a port's settings mean for a frame: its VLAN, and in which form it leaves |
 //! | `table.rs` | where stations are |
+//! | `counts.rs` | what became of all frames |
 //! | `queue.rs` | the source: a turn takes frames of the ports that have some, and forwards them |
 //! | `batch.rs` | the frames of a turn |
 //! | `link.rs` | how frames come from the far end of a port and go there, and who lets it join |
 //! | `uplink.rs` | the port whose far end is an interface of the host: a source of the path and its way out |
 //! | `exits.rs` | the ports: what a batch has for each, given to it at once |
+//! | `edits.rs` | frames that leave with another VLAN tag than they came with |
+//! | `emulation.rs` | wires that are slow or bad on purpose |
+//! | `settings.rs` | what an operator may say of a switch and of its ports |
+//! | `show.rs` | what an operator sees of it, and changes at run time |
 //! | `roster.rs` | which ports are taken, and by whom |
 //! | `control.rs` | how other threads speak to the one that forwards |
 //! | `porter.rs` | what entrances have in common: threads, files, strangers |
@@ -28,12 +34,18 @@
 mod backlog;
 mod batch;
 mod control;
+pub mod counts;
+mod edits;
+mod emulation;
 mod exits;
 pub mod forward;
 mod link;
 mod porter;
 mod queue;
 mod roster;
+mod rules;
+pub mod settings;
+mod show;
 mod sockets;
 pub mod table;
 mod uplink;
@@ -43,6 +55,7 @@ mod vhost;
 pub use porter::Access;
 pub use queue::{Switch, SwitchConfig, VdeConfig};
 pub use roster::{Holder, Switchboard};
+pub use show::{Shown, ShownPort, Station};
 pub use sockets::door::SocketsConfig;
 pub use uplink::{OpenUplink, Uplink};
 pub use vhost::door::VhostConfig;

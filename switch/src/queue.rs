@@ -1,10 +1,9 @@
 //! The switch as a source: a turn takes frames of the ports that have some, and forwards them.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -19,14 +18,16 @@ use vnplug_ring::layout::flags;
 use vnplug_ring::offload::{Offload, gso};
 
 use crate::batch::{Batch, Entered, MAX_SUPER};
-use crate::control::{self, Change, Inlet, Told};
+use crate::control::{self, Change, Inlet, PortTold, Told};
+use crate::edits::Forms;
 use crate::exits::Exits;
-use crate::forward::{Forwarder, Number};
+use crate::forward::{Forwarder, HOST, Loop, Number, Way};
 use crate::link::{Entrance, Losses};
 use crate::roster::{Holder, Roster, Switchboard, locked};
+use crate::settings::Settings;
 use crate::sockets::door::{self as sockets, SocketsConfig};
 use crate::table::Limits;
-use crate::uplink::{self, Uplink, Uplinks};
+use crate::uplink::{self, UPLINK, Uplink, Uplinks};
 use crate::vde::door as vde;
 use crate::vhost::door::{self as vhost, VhostConfig};
 
@@ -35,10 +36,10 @@ use crate::vhost::door::{self as vhost, VhostConfig};
 pub struct SwitchConfig {
     /// Its name.
     pub name: String,
-    /// How many stations it knows, and for how long.
-    pub limits: Limits,
-    /// Every frame is for all.
-    pub is_hub: bool,
+    /// Stations that it knows, in all and at one port.
+    pub stations: (usize, usize),
+    /// What can be changed while it runs.
+    pub settings: Settings,
     /// Bytes of the longest frame, Ethernet header included, FCS excluded.
     pub longest: usize,
     /// Ports in all, and of one user that is neither root nor the daemon's.
@@ -71,10 +72,11 @@ pub struct VdeConfig {
 impl SwitchConfig {
     /// A switch of this name, without entrances.
     pub fn new(name: impl Into<String>) -> Self {
+        let limits = Limits::default();
         Self {
             name: name.into(),
-            limits: Limits::default(),
-            is_hub: false,
+            stations: (limits.all, limits.each),
+            settings: Settings::default(),
             longest: LONGEST,
             ports: (1024, 256),
             vde: None,
@@ -114,6 +116,8 @@ pub struct Switch {
     is_open: bool,
     /// Ports that may have frames.
     ready: VecDeque<Number>,
+    /// What the operator says of it.
+    settings: Settings,
     /// Ports to be closed when their last frames are forwarded, and why.
     lost: Vec<(Number, std::io::Error)>,
     /// Turns since the last look at all of them.
@@ -131,9 +135,11 @@ pub struct Switch {
 #[derive(Default)]
 struct Spare {
     entered: Vec<Entered<'static>>,
-    /// What each frame is due to.
-    ranges: Vec<Range<usize>>,
+    /// Where each frame goes.
+    ways: Vec<Way>,
     frames: Vec<Frame<'static>>,
+    /// Frames with other tags, for rings.
+    forms: Forms,
 }
 
 impl Switch {
@@ -165,7 +171,8 @@ impl Switch {
         let waker = EventData::new_u64(WAKER);
         let watched = epoll::add(&epoll, &inlet.waker, waker, EventFlags::IN);
         watched.map_err(|error| failed("no descriptors")(error.into()))?;
-        let roster = Roster::new(config.ports);
+        let settings = config.settings;
+        let roster = Roster::new(config.ports, settings.clone());
         let vde = config.vde.map(|vde| vde::Open::new(&name, vde, &roster));
         let vde = vde.transpose().map_err(failed("its VDE entrance"))?;
         let sockets = Some(config.sockets).filter(|sockets| !sockets.is_empty());
@@ -179,8 +186,13 @@ impl Switch {
         let vhost = vhost
             .transpose()
             .map_err(failed("its vhost-user entrance"))?;
-        let mut forwarder = Forwarder::new(config.limits);
-        forwarder.is_hub = config.is_hub;
+        let (all, each) = config.stations;
+        let forwarder = Forwarder::new(Limits {
+            all,
+            each,
+            age_s: settings.age_s,
+            hold_s: settings.hold_s,
+        });
         let board = Switchboard {
             roster,
             line: line.clone(),
@@ -205,6 +217,7 @@ impl Switch {
             entrances,
             is_open: false,
             ready: VecDeque::new(),
+            settings: Settings::default(),
             lost: Vec::new(),
             unlooked: 0,
             came: Batch::new(BATCH, config.longest),
@@ -213,6 +226,7 @@ impl Switch {
             started: Instant::now(),
             counters: QueueCounters::default(),
         };
+        switch.set_all(settings);
         for uplink in uplinks {
             let interface = uplink.interface.clone();
             let cannot = |error: SourceError| SourceError {
@@ -227,16 +241,16 @@ impl Switch {
     /// Makes an interface a port.
     fn connect(&mut self, uplink: Uplink, board: &Switchboard) -> Result<(), SourceError> {
         let holder = Holder {
-            owner: "uplink".into(),
+            owner: UPLINK.into(),
             is_trusted: true,
-            way: "uplink",
+            way: UPLINK,
             description: format!("interface {} ({})", uplink.interface, uplink.how),
         };
         let port = locked(&board.roster).take(holder, None);
         let port = port.map_err(SourceError::new)?.get();
         let link = self.uplinks.add(uplink, port)?;
         self.exits.add_unwatched(port, link);
-        self.forwarder.add(port);
+        self.join(port);
         Ok(())
     }
 
@@ -247,8 +261,8 @@ impl Switch {
         self.entrances.iter_mut().for_each(|it| it.open());
     }
 
-    fn now_s(&self) -> u32 {
-        self.started.elapsed().as_secs() as u32
+    fn now_us(&self) -> u64 {
+        self.started.elapsed().as_micros() as u64
     }
 
     /// Does what other threads ask.
@@ -303,10 +317,10 @@ impl Switch {
         match change {
             Change::AddRing(number) => {
                 self.exits.add_ring(number);
-                self.forwarder.add(number);
+                self.join(number);
             }
             Change::Add { port, link, losses } => match self.exits.add(port, link, losses) {
-                Ok(()) => self.forwarder.add(port),
+                Ok(()) => self.join(port),
                 Err(error) => {
                     log::error!(target: "switch", "{}: port {port}: {error}", self.name);
                 }
@@ -314,20 +328,89 @@ impl Switch {
             Change::Remove(number) => {
                 self.remove(number);
             }
-            Change::Hub(is_hub) => self.forwarder.is_hub = is_hub,
-            Change::Age(age_s) => self.forwarder.table.set_age(age_s),
-            Change::Hold(hold_s) => self.forwarder.table.set_hold(hold_s),
-            Change::Tell(reply) => {
-                let table = &self.forwarder.table;
-                let told = Told {
-                    counters: self.forwarder.counters,
-                    ports: self.exits.counters(),
-                    stations: table.entries(self.now_s()).take(MAX_TOLD).collect(),
-                    limits: table.limits(),
-                    is_hub: self.forwarder.is_hub,
+            Change::Close(number) => {
+                if let Some(losses) = self.remove(number) {
+                    losses.tell(number);
+                }
+            }
+            Change::Settings(number, settings) => {
+                match settings {
+                    Some(settings) => self.settings.ports.insert(number, *settings),
+                    None => self.settings.ports.remove(&number),
                 };
-                // Nobody waits any more.
-                let _ = reply.send(told);
+                self.set(number);
+            }
+            Change::Whole(settings) => self.set_all(*settings),
+            Change::Tell(reply) => {
+                // Nobody waits any more, if it fails.
+                let _ = reply.send(self.told());
+            }
+        }
+    }
+
+    fn told(&self) -> Told {
+        let table = &self.forwarder.table;
+        let now_s = (self.now_us() / MILLION) as u32;
+        let port = |(number, counters)| PortTold {
+            number,
+            counters,
+            refused: self.forwarder.refused(number),
+            state: match self.forwarder.is_shut(number) {
+                (_, true) => "shut",
+                (true, _) => "down",
+                _ => "up",
+            },
+        };
+        Told {
+            counters: self.forwarder.counters,
+            ports: self.exits.counters().into_iter().map(port).collect(),
+            stations: table.entries(now_s).take(MAX_TOLD).collect(),
+            limits: table.limits(),
+            is_hub: self.forwarder.is_hub,
+        }
+    }
+
+    /// A port is there.
+    fn join(&mut self, number: Number) {
+        self.forwarder.add(number);
+        self.set(number);
+    }
+
+    /// A port is from now on as its settings say.
+    fn set(&mut self, number: Number) {
+        let is_ring = self.exits.is_ring(number);
+        if is_ring.is_none() && number != HOST {
+            return;
+        }
+        let settings = self.settings.of(number);
+        self.forwarder.set(number, settings, self.settings.storm);
+        self.exits.set_wire(number, &settings.wire);
+        if is_ring == Some(true) && !settings.wire.is_plain() {
+            log::warn!(
+                target: "switch",
+                "{}: port {number} has rings, which delay and lose nothing",
+                self.name
+            );
+        }
+    }
+
+    /// The switch and all its ports are from now on as the settings say.
+    fn set_all(&mut self, settings: Settings) {
+        let before = std::mem::replace(&mut self.settings, settings);
+        let settings = &self.settings;
+        self.forwarder.is_hub = settings.is_hub;
+        self.forwarder.loops = settings.loops;
+        self.forwarder.table.set_age(settings.age_s);
+        self.forwarder.table.set_hold(settings.hold_s);
+        if before.statics != settings.statics {
+            self.forwarder.set_statics(settings);
+        }
+        let has_new_storm = before.storm != settings.storm;
+        let mut ports = self.forwarder.ports().to_vec();
+        ports.push(HOST);
+        for number in ports {
+            if has_new_storm || before.of(number) != self.settings.of(number) {
+                self.set(number);
             }
         }
     }
@@ -335,7 +418,9 @@ impl Switch {
     /// Says who is to be told, if nobody knows it yet.
     fn remove(&mut self, number: Number) -> Option<Losses> {
         self.forwarder.remove(number);
-        self.ready.retain(|ready| *ready != number);
+        if self.exits.port(number).is_some_and(|port| port.is_ready) {
+            self.ready.retain(|ready| *ready != number);
+        }
         self.exits.remove(number)
     }
 
@@ -375,6 +460,30 @@ impl Switch {
         }
     }
 
+    /// Says which loops were found.
+    #[cold]
+    fn tell_loops(&mut self) {
+        while let Some(found) = self.forwarder.next_loop() {
+            let Loop {
+                port,
+                station,
+                is_shut,
+            } = found;
+            let station = station.map(|byte| format!("{byte:02x}")).join(":");
+            let what = match is_shut {
+                true => "it is shut for a minute",
+                false => "to shut such ports, say loops=shut",
+            };
+            peer_log!(
+                log::Level::Warn,
+                "switch",
+                "{}: a loop, or two of one address: port {port} sends as {station}, which is at another \
+                 port; {what}",
+                self.name
+            );
+        }
+    }
+
     /// Closes ports that cannot be served any more. NB: not before their frames are forwarded, from which
     /// the switch learns where stations are: nobody is to be found at a port that is gone.
     fn close_lost(&mut self) {
@@ -400,6 +509,10 @@ impl Switch {
     /// Forwards what came through links.
     fn receive_links(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Received {
         self.look();
+        if self.exits.is_late() {
+            let now_us = self.now_us();
+            self.exits.arrive(now_us, &mut self.forwarder.counters);
+        }
         if self.ready.is_empty() {
             return Received::Nothing;
         }
@@ -409,24 +522,25 @@ impl Switch {
             self.close_lost();
             return Received::Nothing;
         }
-        let now_s = self.now_s();
+        let now_us = self.now_us();
         let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
         let came = self.came.iter();
         let shown = self
             .spare
-            .forward(forwarder, exits, came, now_s, &mut |frames| {
+            .forward(forwarder, exits, came, now_us, &mut |frames| {
                 if !frames.is_empty() {
                     sink(frames);
                 }
             });
         self.counters.seen += shown;
+        self.tell_loops();
         self.close_lost();
         Received::Frames(count)
     }
 
     /// Forwards what came to the next queue of an uplink; `None` when all had their turn.
     fn receive_uplink(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Option<Received> {
-        let now_s = self.now_s();
+        let now_us = self.now_us();
         let longest = self.came.longest();
         let (forwarder, exits, spare) = (&mut self.forwarder, &mut self.exits, &mut self.spare);
         let counters = &mut self.counters;
@@ -437,7 +551,7 @@ impl Switch {
                     frames.iter().map(|it| it.bytes.len() as u64).sum::<u64>();
             }
             let entered = frames.iter().map(|it| uplink::entered(number, it, longest));
-            counters.seen += spare.forward(forwarder, exits, entered, now_s, &mut |frames| {
+            counters.seen += spare.forward(forwarder, exits, entered, now_us, &mut |frames| {
                 if !frames.is_empty() {
                     sink(frames);
                 }
@@ -457,6 +571,7 @@ impl Queue for Switch {
             let sink = &mut |frames: &[Frame<'_>]| sink(frames);
             while let Some(received) = self.receive_uplink(sink) {
                 if let Received::Frames(_) = received {
+                    self.tell_loops();
                     return Ok(received);
                 }
             }
@@ -468,17 +583,20 @@ impl Queue for Switch {
         if !self.ready.is_empty() {
             return Wake::NOW;
         }
+        let arrives = self.exits.next_us();
+        let arrives =
+            arrives.map(|at_us| Duration::from_micros(at_us.saturating_sub(self.now_us())));
         let links = Some(self.exits.epoll().as_fd());
         if self.uplinks.is_empty() {
             return Wake {
                 fds: [links, None],
-                within: None,
+                within: arrives,
             };
         }
         let uplinks = self.uplinks.arm();
         Wake {
             fds: [links, uplinks.fds[0]],
-            ..uplinks
+            within: [arrives, uplinks.within].into_iter().flatten().min(),
         }
     }
 
@@ -548,7 +666,7 @@ impl Transmitter for Switch {
         let count = self.sent.len() as u64;
         // The port that they come from may be there since just now.
         self.obey();
-        let now_s = self.now_s();
+        let now_us = self.now_us();
         if let Some(port) = self.exits.port(self.sent.get(0).from) {
             port.counters.in_frames += count;
             let bytes = self.sent.iter().map(|it| it.bytes.len() as u64);
@@ -556,7 +674,8 @@ impl Transmitter for Switch {
         }
         let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
         self.spare
-            .forward(forwarder, exits, self.sent.iter(), now_s, shown);
+            .forward(forwarder, exits, self.sent.iter(), now_us, shown);
+        self.tell_loops();
         self.counters.seen += count;
         self.counters.shown += count;
         self.sent.clear();
@@ -576,31 +695,48 @@ impl Spare {
         forwarder: &mut Forwarder,
         exits: &mut Exits,
         batch: impl Iterator<Item = Entered<'a>>,
-        now_s: u32,
+        now_us: u64,
         sink: &mut dyn FnMut(&[Frame<'_>]),
     ) -> u64 {
-        forwarder.begin(now_s);
+        forwarder.begin(now_us);
         exits.begin();
+        self.forms.clear();
         let mut entered = recycle(std::mem::take(&mut self.entered));
         entered.extend(batch);
-        self.ranges.clear();
+        self.ways.clear();
         for (place, it) in entered.iter().enumerate() {
-            let to = forwarder.decide(it.from, it.bytes, it.fault, now_s);
-            self.ranges.push(to.clone());
-            let noted = exits.note(place as u32, it, forwarder.due(to));
+            let way = forwarder.decide(it.from, it.bytes, it.fault);
+            let dues = forwarder.dues();
+            let noted = exits.note(place as u32, it, &way, dues, &mut self.forms);
+            self.ways.push(way);
             forwarder.counters.rings += noted.rings;
             forwarder.counters.cut += noted.cut;
             forwarder.counters.due += noted.cut;
         }
-        exits.send(&entered, &mut forwarder.counters);
+        exits.send(&entered, &mut forwarder.counters, now_us);
         let mut frames = recycle(std::mem::take(&mut self.frames));
         let ts_ns = now_ns();
         let whole = |it: &Entered<'_>| it.fault.is_none() && it.bytes.len() >= HEADER;
-        let all = entered.iter().zip(&self.ranges);
+        let all = entered.iter().zip(&self.ways);
         let all = all.filter(|(it, _)| whole(it));
-        frames.extend(all.map(|(it, to)| shown(it, forwarder.due(to.clone()), ts_ns)));
+        frames.extend(
+            all.map(|(it, way)| shown(it.bytes, it.offload, forwarder.due(way.kept()), ts_ns)),
+        );
         let count = frames.len() as u64;
         sink(&frames);
+        if !self.forms.is_empty() {
+            frames.clear();
+            frames.extend(self.forms.iter().map(|(bytes, form)| Frame {
+                is_form: true,
+                ..shown(
+                    bytes,
+                    form.offload.as_ref(),
+                    forwarder.due(form.due.clone()),
+                    ts_ns,
+                )
+            }));
+            sink(&frames);
+        }
         self.frames = recycle(frames);
         self.entered = recycle(entered);
         count
@@ -609,20 +745,26 @@ impl Spare {
 
 /// A frame as a reader of the wire sees it.
 #[inline]
-fn shown<'a>(it: &Entered<'a>, due: &'a [Number], ts_ns: u64) -> Frame<'a> {
-    let (tag, vlan_tci) = vlan_of(it.bytes);
-    let left = match it.offload {
+fn shown<'a>(
+    bytes: &'a [u8],
+    offload: Option<&Offload>,
+    due: &'a [Number],
+    ts_ns: u64,
+) -> Frame<'a> {
+    let (tag, vlan_tci) = vlan_of(bytes);
+    let left = match offload {
         Some(_) => flags::OFFLOAD | flags::CSUM_NOT_READY,
         None => 0,
     };
     Frame {
-        bytes: it.bytes,
-        wire_len: it.bytes.len() as u32,
+        bytes,
+        wire_len: bytes.len() as u32,
         ts_ns,
         flags: tag | left,
         vlan_tci,
-        offload: it.offload.copied().unwrap_or_default(),
+        offload: offload.copied().unwrap_or_default(),
         due,
+        is_form: false,
     }
 }
 
@@ -646,6 +788,8 @@ const UNLOOKED: u32 = 4;
 const MAX_TOLD: usize = 16_384;
 /// Bytes of a frame that rings send, on average of a full turn: 1 MiB in all.
 const SENT_EACH: usize = 4096;
+/// Microseconds of a second.
+const MILLION: u64 = 1_000_000;
 /// Bytes of an Ethernet header.
 const HEADER: usize = 14;
 /// Bytes of a frame with an MTU of 9,216, with two tags.

@@ -1,12 +1,13 @@
 //! Which ports are taken, and by whom: for the threads that let clients in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::control::{Change, Line};
 use crate::forward::{MAX_PORTS, Number};
+use crate::settings::Settings;
 
 /// Who has a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,17 +26,27 @@ pub struct Holder {
 #[derive(Debug)]
 pub(crate) struct Roster {
     ports: BTreeMap<Number, Holder>,
+    /// Those whose frames go through rings.
+    rings: BTreeSet<Number>,
     /// Ports in all, and of one owner.
     limits: (usize, usize),
+    /// What the operator says of the switch. The thread that forwards is told of changes in their order, for
+    /// they are made and sent with the lock held.
+    pub(crate) settings: Settings,
 }
 
 impl Roster {
-    pub(crate) fn new(limits: (usize, usize)) -> Arc<Mutex<Self>> {
+    pub(crate) fn new(limits: (usize, usize), settings: Settings) -> Arc<Mutex<Self>> {
         let ports = BTreeMap::new();
-        Arc::new(Mutex::new(Self { ports, limits }))
+        Arc::new(Mutex::new(Self {
+            ports,
+            rings: BTreeSet::new(),
+            limits,
+            settings,
+        }))
     }
 
-    /// Takes a port: the wanted one, or the first that is free.
+    /// Takes a port: the wanted one, or the first that is free and of which nothing is said.
     ///
     /// # Errors
     /// Why there is none.
@@ -59,7 +70,9 @@ impl Roster {
         let free = match wanted {
             Some(port) if !is_free(&port) => return Err(format!("port {port} is taken")),
             Some(port) => Some(port),
-            None => (1..=MAX_PORTS as Number).find(is_free),
+            // What is said of a number is meant for who asks for it.
+            None => (1..=MAX_PORTS as Number)
+                .find(|port| is_free(port) && !self.settings.ports.contains_key(port)),
         };
         let port = free.and_then(NonZeroU16::new).ok_or("no port is free")?;
         self.ports.insert(port.get(), holder);
@@ -68,6 +81,17 @@ impl Roster {
 
     pub(crate) fn free(&mut self, port: Number) {
         self.ports.remove(&port);
+        self.rings.remove(&port);
+    }
+
+    /// The ports that are taken, in order.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = Number> {
+        self.ports.keys().copied()
+    }
+
+    /// Whether a port's frames go through rings.
+    pub(crate) fn is_ring(&self, port: Number) -> bool {
+        self.rings.contains(&port)
     }
 
     pub(crate) fn holder(&self, port: Number) -> Option<&Holder> {
@@ -80,7 +104,7 @@ pub(crate) fn locked(roster: &Mutex<Roster>) -> MutexGuard<'_, Roster> {
     roster.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets rings take part in a switch.
+/// Lets rings take part in a switch, and an operator see and change it.
 #[derive(Debug, Clone)]
 pub struct Switchboard {
     pub(crate) roster: Arc<Mutex<Roster>>,
@@ -99,7 +123,10 @@ impl Switchboard {
     /// # Errors
     /// Why there is none.
     pub fn join(&self, holder: Holder) -> Result<NonZeroU16, String> {
-        let port = locked(&self.roster).take(holder, None)?;
+        let mut roster = locked(&self.roster);
+        let port = roster.take(holder, None)?;
+        roster.rings.insert(port.get());
+        drop(roster);
         self.line.send(Change::AddRing(port.get()));
         Ok(port)
     }

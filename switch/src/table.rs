@@ -44,6 +44,8 @@ pub struct Entry {
     pub port: u16,
     /// Seconds since it was heard last.
     pub age_s: u32,
+    /// It never moves.
+    pub is_pinned: bool,
 }
 
 /// What became of a source address.
@@ -54,9 +56,17 @@ pub enum Learned {
     /// It is there now.
     New,
     /// It was at another port.
-    Moved,
+    Moved {
+        /// The port that does not seem to be its own.
+        stray: u16,
+    },
     /// It is at another port, and has come there too lately to move again.
-    Held,
+    Held {
+        /// The port that does not seem to be its own.
+        stray: u16,
+    },
+    /// It is at another port, and never moves.
+    Pinned,
     /// The port, or the table, has as many as it may have.
     Full,
 }
@@ -92,7 +102,15 @@ struct Slot {
     key: u64,
     heard_s: u32,
     came_s: u32,
+    /// The slots before and after in the list of the port's, each by its place plus 1; 0: none. A port that
+    /// leaves costs what it has, not what the table has.
+    before: u32,
+    after: u32,
     port: u16,
+    /// Where it was for long, or first.
+    home: u16,
+    /// It never moves, and is not forgotten for its age.
+    is_pinned: bool,
 }
 
 /// The addresses that a switch knows. Times are seconds of a clock of the caller's.
@@ -102,10 +120,20 @@ pub struct Table {
     limits: Limits,
     len: usize,
     /// By port.
-    counts: Vec<u32>,
+    ports: Vec<Places>,
     secret: (u64, u64),
     /// Where aging goes on.
     hand: usize,
+}
+
+/// What a port has of the table.
+#[derive(Debug, Clone, Copy, Default)]
+struct Places {
+    count: u32,
+    /// The first of its slots, plus 1; 0: none.
+    first: u32,
+    /// The most that it may have, if not as many as others.
+    most: Option<u32>,
 }
 
 impl Table {
@@ -116,7 +144,7 @@ impl Table {
             slots: vec![Slot::default(); places].into_boxed_slice(),
             limits,
             len: 0,
-            counts: Vec::new(),
+            ports: Vec::new(),
             secret: (event::random(), event::random() | 1),
             hand: 0,
         }
@@ -144,41 +172,103 @@ impl Table {
         (!self.is_old(slot, now_s)).then_some(slot.port)
     }
 
+    /// This port may have so many addresses, if not as many as others.
+    pub fn set_most(&mut self, port: u16, most: Option<u32>) {
+        self.places(port).most = most;
+    }
+
     /// A station was heard at a port.
     #[inline]
     pub fn learn(&mut self, key: Key, port: u16, now_s: u32) -> Learned {
         let Some(at) = self.place(key) else {
             return self.add(key, port, now_s);
         };
-        let is_old = self.is_old(&self.slots[at], now_s);
         let slot = &mut self.slots[at];
         if slot.port == port {
             slot.heard_s = now_s;
             return Learned::Known;
         }
-        if !is_old && now_s.saturating_sub(slot.came_s) < self.limits.hold_s {
-            return Learned::Held;
+        self.stray(at, port, now_s)
+    }
+
+    /// A station was heard at a port that it was not at.
+    #[cold]
+    fn stray(&mut self, at: usize, port: u16, now_s: u32) -> Learned {
+        let is_old = self.is_old(&self.slots[at], now_s);
+        let slot = &mut self.slots[at];
+        if slot.is_pinned {
+            return Learned::Pinned;
         }
-        if self.count(port) >= self.limits.each {
+        let was_s = now_s.saturating_sub(slot.came_s);
+        if was_s >= SETTLED_S {
+            slot.home = slot.port;
+        }
+        let stray = match port == slot.home {
+            true => slot.port,
+            false => port,
+        };
+        if !is_old && was_s < self.limits.hold_s {
+            return Learned::Held { stray };
+        }
+        if self.is_full(port) {
             return Learned::Full;
         }
+        self.unlink(at);
         let slot = &mut self.slots[at];
-        let before = std::mem::replace(&mut slot.port, port);
+        slot.port = port;
         (slot.heard_s, slot.came_s) = (now_s, now_s);
-        self.counts[usize::from(before)] -= 1;
-        self.counts[usize::from(port)] += 1;
-        Learned::Moved
+        self.link(at);
+        Learned::Moved { stray }
     }
 
     #[cold]
     fn add(&mut self, key: Key, port: u16, now_s: u32) -> Learned {
-        let is_full = |it: &mut Self| it.len >= it.limits.all || it.count(port) >= it.limits.each;
+        let is_full = |it: &mut Self| it.len >= it.limits.all || it.is_full(port);
         if is_full(self) {
             self.sweep(now_s, SWEEP);
             if is_full(self) {
                 return Learned::Full;
             }
         }
+        self.insert(key, port, now_s, false);
+        Learned::New
+    }
+
+    /// A station is at a port, whoever else sends as it, until it is [forgotten](Self::unpin). Says whether
+    /// there was room.
+    pub fn pin(&mut self, key: Key, port: u16, now_s: u32) -> bool {
+        if let Some(at) = self.place(key) {
+            if (self.slots[at].port, self.slots[at].is_pinned) == (port, true) {
+                return true;
+            }
+            self.remove(at);
+        }
+        if self.len >= self.limits.all {
+            return false;
+        }
+        self.insert(key, port, now_s, true);
+        true
+    }
+
+    /// Forgets a station that never moves, if it is at this port.
+    pub fn unpin(&mut self, key: Key, port: u16) {
+        if let Some(at) = self.place(key)
+            && self.slots[at].is_pinned
+            && self.slots[at].port == port
+        {
+            self.remove(at);
+        }
+    }
+
+    /// The port that a station never leaves.
+    #[inline]
+    pub fn pinned(&self, key: Key) -> Option<u16> {
+        let slot = &self.slots[self.place(key)?];
+        slot.is_pinned.then_some(slot.port)
+    }
+
+    /// There is room, and nobody of that key.
+    fn insert(&mut self, key: Key, port: u16, now_s: u32, is_pinned: bool) {
         let mut at = self.home(key);
         while self.slots[at].key != 0 {
             at = (at + 1) & (self.slots.len() - 1);
@@ -188,19 +278,62 @@ impl Table {
             heard_s: now_s,
             came_s: now_s,
             port,
+            home: port,
+            is_pinned,
+            ..Slot::default()
         };
-        self.counts[usize::from(port)] += 1;
+        self.link(at);
         self.len += 1;
-        Learned::New
     }
 
-    /// How many addresses are at a port.
-    fn count(&mut self, port: u16) -> usize {
+    fn places(&mut self, port: u16) -> &mut Places {
         let port = usize::from(port);
-        if self.counts.len() <= port {
-            self.counts.resize(port + 1, 0);
+        if self.ports.len() <= port {
+            self.ports.resize(port + 1, Places::default());
         }
-        self.counts[port] as usize
+        &mut self.ports[port]
+    }
+
+    /// Whether a port has as many addresses as it may have.
+    fn is_full(&mut self, port: u16) -> bool {
+        let each = self.limits.each;
+        let places = self.places(port);
+        places.count as usize >= places.most.map_or(each, |most| most as usize)
+    }
+
+    /// Puts a slot at the begin of its port's list.
+    fn link(&mut self, at: usize) {
+        let place = at as u32 + 1;
+        let places = self.places(self.slots[at].port);
+        let first = std::mem::replace(&mut places.first, place);
+        places.count += 1;
+        (self.slots[at].before, self.slots[at].after) = (0, first);
+        if first != 0 {
+            self.slots[first as usize - 1].before = place;
+        }
+    }
+
+    /// Takes a slot out of its port's list.
+    fn unlink(&mut self, at: usize) {
+        let Slot {
+            before,
+            after,
+            port,
+            ..
+        } = self.slots[at];
+        self.places(port).count -= 1;
+        self.join(before, after, port);
+    }
+
+    /// Makes two neighbours in a port's list, of which one may be its end.
+    fn join(&mut self, before: u32, after: u32, port: u16) {
+        match before {
+            0 => self.places(port).first = after,
+            before => self.slots[before as usize - 1].after = after,
+        }
+        if after != 0 {
+            self.slots[after as usize - 1].before = before;
+        }
     }
 
     /// Forgets what was not heard for long, in a part of the table: all of it, if it is called often
@@ -217,22 +350,15 @@ impl Table {
         }
     }
 
-    /// Forgets all stations of a port that is gone.
+    /// Forgets all stations of a port that is gone; it costs what they are.
     pub fn forget(&mut self, port: u16) {
-        if self.count(port) == 0 {
-            return;
-        }
-        let mut at = 0;
-        while at < self.slots.len() {
-            let slot = self.slots[at];
-            if slot.key != 0 && slot.port == port {
-                self.remove(at);
-            } else {
-                at += 1;
+        loop {
+            let first = self.places(port).first;
+            if first == 0 {
+                return;
             }
+            self.remove(first as usize - 1);
         }
-        // What was moved from the table's end to its begin was looked at before.
-        debug_assert_eq!(self.count(port), 0);
     }
 
     /// How many addresses it has, old ones that are not swept yet among them.
@@ -254,12 +380,13 @@ impl Table {
                 slot: at,
                 port: slot.port,
                 age_s: now_s.saturating_sub(slot.heard_s),
+                is_pinned: slot.is_pinned,
             })
     }
 
     #[inline]
     fn is_old(&self, slot: &Slot, now_s: u32) -> bool {
-        now_s.saturating_sub(slot.heard_s) > self.limits.age_s
+        now_s.saturating_sub(slot.heard_s) > self.limits.age_s && !slot.is_pinned
     }
 
     /// Where a key would be if nobody else were there.
@@ -287,7 +414,7 @@ impl Table {
     /// Frees a slot, and moves those up that are not where they would be but for it.
     fn remove(&mut self, mut hole: usize) {
         let mask = self.slots.len() - 1;
-        self.counts[usize::from(self.slots[hole].port)] -= 1;
+        self.unlink(hole);
         self.len -= 1;
         let mut at = hole;
         loop {
@@ -300,6 +427,10 @@ impl Table {
             // Whether `home` is not between the hole and here.
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
                 self.slots[hole] = slot;
+                // Its neighbours in the list find it there.
+                let (place, port) = (hole as u32 + 1, slot.port);
+                self.join(slot.before, place, port);
+                self.join(place, slot.after, port);
                 hole = at;
             }
         }
@@ -307,6 +438,8 @@ impl Table {
     }
 }
 
+/// Seconds after which a station is at home where it is.
+const SETTLED_S: u32 = 30;
 /// Slots that are looked at when there seems to be no room.
 const SWEEP: usize = 1024;
 
@@ -342,12 +475,14 @@ mod tests {
         assert_eq!(table.find(key(1), 0), None);
         assert_eq!(table.learn(key(1), 3, 10), Learned::New);
         assert_eq!(table.learn(key(1), 3, 11), Learned::Known);
-        assert_eq!(table.learn(key(1), 4, 11), Learned::Held);
+        assert_eq!(table.learn(key(1), 4, 11), Learned::Held { stray: 4 });
         assert_eq!(table.find(key(1), 11), Some(3));
-        assert_eq!(table.learn(key(1), 4, 12), Learned::Moved);
+        assert_eq!(table.learn(key(1), 4, 12), Learned::Moved { stray: 4 });
+        // It is not at home there yet.
+        assert_eq!(table.learn(key(1), 3, 13), Learned::Held { stray: 4 });
         assert_eq!(table.find(key(1), 312), Some(4));
         assert_eq!(table.find(key(1), 313), None);
-        assert_eq!(table.learn(key(1), 5, 313), Learned::Moved);
+        assert_eq!(table.learn(key(1), 5, 313), Learned::Moved { stray: 5 });
         table.forget(5);
         assert!(table.is_empty() && table.find(key(1), 313).is_none());
     }
@@ -368,6 +503,34 @@ mod tests {
         assert_eq!(table.learn(key(1), 2, 100), Learned::Full);
         // In time there is room again.
         assert_eq!(table.learn(key(7_000_000), 2, 302), Learned::New);
+    }
+
+    #[test]
+    fn who_is_pinned_never_moves_and_is_not_forgotten_for_its_age() {
+        let mut table = Table::new(limits(4, 4));
+        assert_eq!(table.learn(key(1), 5, 0), Learned::New);
+        assert!(table.pin(key(1), 3, 0) && table.pin(key(1), 3, 0));
+        assert_eq!(table.learn(key(1), 5, 1000), Learned::Pinned);
+        assert_eq!(table.find(key(1), 10_000), Some(3));
+        table.unpin(key(1), 5);
+        assert_eq!(table.pinned(key(1)), Some(3));
+        assert!((2..5).all(|station| table.pin(key(station), 3, 0)) && !table.pin(key(5), 3, 0));
+        table.unpin(key(1), 3);
+        assert_eq!((table.find(key(1), 0), table.len()), (None, 3));
+        table.forget(3);
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn a_port_may_have_fewer_than_others() {
+        let mut table = Table::new(limits(100, 50));
+        table.set_most(1, Some(2));
+        let learned = |table: &mut Table, port| {
+            let base = u32::from(port) * 1000;
+            let new = (0..60).filter(|n| table.learn(key(base + n), port, 0) == Learned::New);
+            new.count()
+        };
+        assert_eq!((learned(&mut table, 1), learned(&mut table, 2)), (2, 50));
     }
 
     #[test]
@@ -402,6 +565,11 @@ mod tests {
         // A step frees a slot or goes on to the next.
         (0..2).for_each(|_| table.sweep(1001, usize::MAX));
         assert!(table.is_empty() && table.slots.iter().all(|slot| slot.key == 0));
-        assert!(table.counts.iter().all(|count| *count == 0));
+        assert!(
+            table
+                .ports
+                .iter()
+                .all(|port| (port.count, port.first) == (0, 0))
+        );
     }
 }

@@ -420,6 +420,9 @@ pub(crate) fn entered<'a>(from: Number, frame: &'a Frame<'a>, longest: usize) ->
     }
 }
 
+/// The way of ports that are uplinks.
+pub(crate) const UPLINK: &str = "uplink";
+
 /// Asks to be told once of what happens at a descriptor.
 fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {
     let (data, flags) = (

@@ -4,138 +4,21 @@
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use vnplug_switch::table::Limits;
-use vnplug_switch::{Switch, SwitchConfig, VdeConfig};
+use vnplug_switch::Switch;
 use vnplug_testing::{TestDir, eventually};
 
-use self::served::{ALL, Served, frame};
+use self::clients::{Client, Vde, ask, bound, config};
+use self::served::{ALL, frame};
 
+#[expect(dead_code, reason = "for tests that change settings")]
+mod clients;
 mod served;
-
-/// A switch with programs of VDE.
-struct Vde {
-    // First: it is gone before its directory is.
-    served: Served,
-    dir: PathBuf,
-    _home: Option<TestDir>,
-}
-
-fn config(dir: &Path) -> SwitchConfig {
-    let mut config = SwitchConfig::new("lan0");
-    config.vde = Some(VdeConfig {
-        dir: dir.to_owned(),
-        mode: 0o777,
-        dir_mode: None,
-        group: None,
-        mgmt: None,
-        user: None,
-    });
-    config
-}
-
-impl Vde {
-    /// One whose directory is made with it.
-    fn here(adjust: impl FnOnce(&mut SwitchConfig)) -> Self {
-        let home = TestDir::new("vde");
-        let mut config = config(&home.path("lan0"));
-        adjust(&mut config);
-        let mut switch = Self::new(config);
-        switch._home = Some(home);
-        switch
-    }
-
-    fn new(config: SwitchConfig) -> Self {
-        let dir = config.vde.as_ref().unwrap().dir.clone();
-        Self {
-            _home: None,
-            dir,
-            served: Served::new(config),
-        }
-    }
-}
-
-impl Deref for Vde {
-    type Target = Served;
-
-    fn deref(&self) -> &Served {
-        &self.served
-    }
-}
-
-/// What libvdeplug does, in a few lines.
-struct Client {
-    _ctl: UnixStream,
-    data: UnixDatagram,
-}
-
-fn request(path: &Path) -> Vec<u8> {
-    let mut bytes = [0xfeed_face_u32, 3, 0].map(u32::to_ne_bytes).concat();
-    bytes.extend(1_u16.to_ne_bytes());
-    bytes.extend(path.as_os_str().as_encoded_bytes());
-    bytes.resize(12 + 110, 0);
-    bytes.extend(b"a test");
-    bytes
-}
-
-/// Asks with this path; the answer's path, or nothing if the switch hangs up.
-fn ask(dir: &Path, path: &Path) -> Option<(UnixStream, PathBuf)> {
-    let mut ctl = UnixStream::connect(dir.join("ctl")).unwrap();
-    ctl.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    ctl.write_all(&request(path)).unwrap();
-    let mut answer = [0; 110];
-    ctl.read_exact(&mut answer).ok()?;
-    let name = answer[2..].split(|byte| *byte == 0).next().unwrap();
-    let name = std::str::from_utf8(name).unwrap().into();
-    Some((ctl, name))
-}
-
-fn bound(path: &Path) -> UnixDatagram {
-    let _ = std::fs::remove_file(path);
-    let data = UnixDatagram::bind(path).unwrap();
-    data.set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
-    data
-}
-
-impl Client {
-    fn join(dir: &Path) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = dir.join(format!(".{}-{number:05}", std::process::id()));
-        let data = bound(&path);
-        let (ctl, theirs) = ask(dir, &path).expect("the switch lets it in");
-        data.connect(theirs).unwrap();
-        std::fs::remove_file(path).unwrap();
-        Self { _ctl: ctl, data }
-    }
-
-    fn send(&self, frame: &[u8]) {
-        self.data.send(frame).unwrap();
-    }
-
-    fn next(&self) -> Vec<u8> {
-        let mut bytes = vec![0; 70_000];
-        let len = self.data.recv(&mut bytes).unwrap();
-        bytes.truncate(len);
-        bytes
-    }
-
-    fn has_nothing(&self) -> bool {
-        self.data.set_nonblocking(true).unwrap();
-        let nothing = self.data.recv(&mut [0; 1]);
-        self.data.set_nonblocking(false).unwrap();
-        nothing.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
-    }
-}
 
 #[test]
 fn clients_hear_what_is_for_them_and_a_capture_hears_all_once() {
@@ -238,11 +121,7 @@ fn what_is_no_frame_is_counted_and_the_port_lives() {
 #[test]
 fn made_up_addresses_make_nobody_forgotten() {
     let switch = Vde::here(|config| {
-        config.limits = Limits {
-            all: 2000,
-            each: 100,
-            ..Limits::default()
-        };
+        config.stations = (2000, 100);
     });
     let [one, other, liar] = [0; 3].map(|_| Client::join(&switch.dir));
     eventually("all have joined", || switch.count("switch_ports") == 3);

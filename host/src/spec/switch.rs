@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use vnplug_os::privileges;
 use vnplug_path::source::SourceError;
 use vnplug_switch::forward::MAX_PORTS;
+use vnplug_switch::settings::Settings;
 use vnplug_switch::{
     Access, SocketsConfig, Switch, SwitchConfig, Switchboard, Uplink, VdeConfig, VhostConfig,
 };
@@ -20,7 +21,6 @@ pub(super) fn open(
     user: Option<(u32, u32)>,
 ) -> Result<Opened, SourceError> {
     let mut config = SwitchConfig::new(options.name);
-    options.switch("hub", &mut config.is_hub)?;
     options.set("ports", &mut config.ports.0)?;
     options.set("ports_each", &mut config.ports.1)?;
     if config.ports.0 > MAX_PORTS {
@@ -28,15 +28,13 @@ pub(super) fn open(
         let want = format!("a number of ports up to {MAX_PORTS}");
         return Err(options.bad("ports", &ports, want));
     }
-    options.set("stations", &mut config.limits.all)?;
-    options.set("stations_each", &mut config.limits.each)?;
-    if config.limits.all > MAX_STATIONS {
-        let stations = config.limits.all.to_string();
+    options.set("stations", &mut config.stations.0)?;
+    options.set("stations_each", &mut config.stations.1)?;
+    if config.stations.0 > MAX_STATIONS {
+        let stations = config.stations.0.to_string();
         let want = format!("a number of addresses up to {MAX_STATIONS}");
         return Err(options.bad("stations", &stations, want));
     }
-    options.set("age", &mut config.limits.age_s)?;
-    options.set("hold", &mut config.limits.hold_s)?;
     let mut longest = config.longest as u32;
     options.size("longest", &mut longest)?;
     config.longest = longest as usize;
@@ -55,8 +53,13 @@ pub(super) fn open(
         *locks_memory |= uplink.how == uplink::AF_XDP;
         uplinks.push(uplink);
     }
+    settings(options, &mut config.settings)?;
     options.done()?;
-    let hub = if config.is_hub { "hub" } else { "switch" };
+    let hub = if config.settings.is_hub {
+        "hub"
+    } else {
+        "switch"
+    };
     let mut description = hub.to_owned();
     for (name, path) in config.entrances() {
         description += &format!(", {name} at {}", path.display());
@@ -67,6 +70,27 @@ pub(super) fn open(
     let (queue, opened) = Switch::open_with(config, uplinks)?;
     *board = Some(opened);
     Ok((super::SWITCH, description, vec![queue], false))
+}
+
+/// What can be said at run time, too.
+fn settings(options: &mut Options<'_>, settings: &mut Settings) -> Result<(), SourceError> {
+    let is_setting = |key: &String| {
+        let of_port = ["default.", "port."];
+        SETTINGS.contains(&key.as_str()) || of_port.iter().any(|it| key.starts_with(it))
+    };
+    let keys: Vec<String> = options
+        .left
+        .keys()
+        .filter(|key| is_setting(key))
+        .cloned()
+        .collect();
+    for key in keys {
+        let value = options.take(&key).unwrap_or_default();
+        settings.set(&key, &value).map_err(|error| {
+            SourceError::new(format!("switch {:?}: {key}: {error}", options.name))
+        })?;
+    }
+    Ok(())
 }
 
 /// Where others come in, and who may.
@@ -135,6 +159,8 @@ fn entrances(
     Ok(())
 }
 
+/// Settings of a switch, beside those of its ports.
+const SETTINGS: [&str; 6] = ["hub", "age", "hold", "storm", "loops", "static"];
 const MAX_STATIONS: usize = 1 << 20;
 /// Bytes of the longest frame: of Ethernet's MTU, and more than a super-frame has.
 const LONGEST: std::ops::RangeInclusive<usize> = 1514..=(66 << 10);

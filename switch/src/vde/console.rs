@@ -4,13 +4,15 @@
 //! number of Linux; lines of data come before it, after `0000 DATA END WITH '.'` and up to a line
 //! with a dot. Then comes a prompt.
 
-use std::fmt::Write;
-use std::sync::Mutex;
+mod vlans;
 
-use crate::control::{Change, Line, Told};
-use crate::forward::Number;
+use std::fmt::Write;
+
+use crate::control::{PortTold, Told};
+use crate::forward::{MAX_PORTS, Number};
 use crate::queue::VdeConfig;
-use crate::roster::{Holder, Roster, locked};
+use crate::roster::{Holder, Switchboard, locked};
+use crate::settings::PortSettings;
 use crate::table::{Entry, Key};
 
 /// A person's connection.
@@ -29,7 +31,7 @@ pub(super) enum Said {
 }
 
 /// What can be asked: the command, what follows it, what it does.
-const COMMANDS: [(&str, &str, &str); 19] = [
+const COMMANDS: [(&str, &str, &str); 36] = [
     ("ds", "============", "DATA SOCKET MENU"),
     ("ds/showinfo", "", "show ds info"),
     ("help", "[arg]", "Help (limited to arg when specified)"),
@@ -38,8 +40,43 @@ const COMMANDS: [(&str, &str, &str); 19] = [
     ("port", "============", "PORT STATUS MENU"),
     ("port/showinfo", "", "show port info"),
     ("port/sethub", "0/1", "1=HUB 0=switch"),
+    ("port/setvlan", "N VLAN", "set port VLAN (untagged)"),
+    ("port/create", "N", "keep the port N for who asks for it"),
+    ("port/remove", "N", "forget what was said of the port N"),
+    ("port/epclose", "N ID", "remove the endpoint of port N"),
+    (
+        "port/set",
+        "N KEY=VALUE",
+        "settings of vnplug: vlan, trunk, lock, storm, delay, ...",
+    ),
     ("port/print", "[N]", "print the port/endpoint table"),
-    ("port/allprint", "[N]", "print the port/endpoint table"),
+    (
+        "port/allprint",
+        "[N]",
+        "print the port/endpoint table, and ports without endpoint",
+    ),
+    ("vlan", "============", "VLAN MANAGEMENT MENU"),
+    ("vlan/create", "N", "create the VLAN with tag N"),
+    ("vlan/remove", "N", "remove the VLAN with tag N"),
+    ("vlan/addport", "N PORT", "add port to the vlan N (tagged)"),
+    (
+        "vlan/delport",
+        "N PORT",
+        "remove port from the vlan N (tagged)",
+    ),
+    ("vlan/print", "[N]", "print the VLANs and their ports"),
+    (
+        "vlan/allprint",
+        "[N]",
+        "print the VLANs, and ports without endpoint",
+    ),
+    ("switch", "============", "THE SWITCH OF VNPLUG"),
+    (
+        "switch/set",
+        "KEY=VALUE",
+        "settings: storm, loops, static, default.KEY, ...",
+    ),
+    ("switch/print", "", "print the settings"),
     ("hash", "============", "HASH TABLE MENU"),
     ("hash/showinfo", "", "show hash info"),
     ("hash/setexpire", "N", "change hash entries expire time"),
@@ -48,14 +85,27 @@ const COMMANDS: [(&str, &str, &str); 19] = [
     ("hash/find", "MAC [VLAN]", "MAC lookup"),
     ("counter", "============", "COUNTERS OF VNPLUG"),
     ("counter/print", "", "print what became of all frames"),
+    ("fstp", "============", "FAST SPANNING TREE MENU: NOT THERE"),
+    (
+        "fstp/setfstp",
+        "0/1",
+        "1 is refused; switch/set loops=shut shuts ports that loop",
+    ),
     ("shutdown", "", "refused: the daemon ends its switches"),
 ];
 
 /// Errors of Linux, by number, as their texts are.
 const ENXIO: (u32, &str) = (6, "No such device or address");
 const EPERM: (u32, &str) = (1, "Operation not permitted");
+const EEXIST: (u32, &str) = (17, "File exists");
 const ENODEV: (u32, &str) = (19, "No such device");
 const EINVAL: (u32, &str) = (22, "Invalid argument");
+/// In place of a spanning tree.
+const NO_FSTP: (u32, &str) = (
+    38,
+    "Function not implemented: no spanning tree; switch/set loops=shut shuts ports that loop",
+);
+const EADDRINUSE: (u32, &str) = (98, "Address already in use");
 const ENOSYS: (u32, &str) = (38, "Function not implemented");
 const ETIMEDOUT: (u32, &str) = (110, "Connection timed out");
 
@@ -92,12 +142,7 @@ impl Console {
 }
 
 /// Answers a command.
-pub(super) fn answer(
-    line: &str,
-    switch: &Line,
-    roster: &Mutex<Roster>,
-    config: &VdeConfig,
-) -> Said {
+pub(super) fn answer(line: &str, board: &Switchboard, config: &VdeConfig) -> Said {
     let line = line.trim();
     if line.is_empty() || line.starts_with('#') {
         return Said::Text(PROMPT.to_owned());
@@ -106,32 +151,51 @@ pub(super) fn answer(
     if command == "logout" {
         return Said::Bye("9999 END OF SESSION".to_owned());
     }
-    let did = Asked {
-        switch,
-        roster,
-        config,
-    }
-    .answer(command, argument.trim());
+    let did = Asked { board, config }.answer(command, argument.trim());
     let mut text = match did {
         Ok(data) => data.map(|data| format!("0000 DATA END WITH '.'\n{data}.\n")),
-        Err((number, text)) => return Said::Text(format!("1{number:03} {text}\n{PROMPT}")),
+        Err(Failure { number, text }) => {
+            return Said::Text(format!("1{number:03} {text}\n{PROMPT}"));
+        }
     }
     .unwrap_or_default();
     text.push_str("1000 Success\n");
     Said::Text(text + PROMPT)
 }
 
-type Failure = (u32, &'static str);
+/// An error's number of Linux, and its text.
+#[derive(Debug, PartialEq, Eq)]
+struct Failure {
+    number: u32,
+    text: String,
+}
+
+impl From<(u32, &str)> for Failure {
+    fn from((number, text): (u32, &str)) -> Self {
+        let text = text.to_owned();
+        Self { number, text }
+    }
+}
+
+impl From<String> for Failure {
+    /// What was written is wrong.
+    fn from(text: String) -> Self {
+        Self {
+            number: EINVAL.0,
+            text: format!("{}: {text}", EINVAL.1),
+        }
+    }
+}
 
 struct Asked<'a> {
-    switch: &'a Line,
-    roster: &'a Mutex<Roster>,
+    board: &'a Switchboard,
     config: &'a VdeConfig,
 }
 
 impl Asked<'_> {
     /// The lines of data, if the command has some.
     fn answer(&self, command: &str, argument: &str) -> Result<Option<String>, Failure> {
+        let board = self.board;
         let number = || argument.parse::<u32>().map_err(|_| EINVAL);
         let data = match command {
             "help" => help(argument),
@@ -149,11 +213,35 @@ impl Asked<'_> {
                     told.is_hub
                 )
             }
-            "port/print" | "port/allprint" => self.ports(argument)?,
+            "port/print" => self.ports(argument, false)?,
+            "port/allprint" => self.ports(argument, true)?,
             "port/sethub" => {
-                let on = number()?;
-                self.switch.send(Change::Hub(on != 0));
+                let hub = if number()? == 0 { "no" } else { "yes" };
+                board.set(None, &format!("hub={hub}"))?;
                 return Ok(None);
+            }
+            "port/set" => {
+                let (port, text) = argument.split_once(char::is_whitespace).ok_or(EINVAL)?;
+                board.set(Some(port_number(port)?), text)?;
+                return Ok(None);
+            }
+            "port/setvlan" | "port/create" | "port/remove" | "port/epclose" => {
+                self.change_port(command, argument)?;
+                return Ok(None);
+            }
+            "vlan/create" | "vlan/remove" | "vlan/addport" | "vlan/delport" => {
+                self.change_vlan(command, argument)?;
+                return Ok(None);
+            }
+            "vlan/print" => self.vlans(argument, false)?,
+            "vlan/allprint" => self.vlans(argument, true)?,
+            "switch/set" => {
+                board.set(None, argument)?;
+                return Ok(None);
+            }
+            "switch/print" => {
+                let text = locked(&board.roster).settings.to_string();
+                text.split(' ').map(|pair| format!("{pair}\n")).collect()
             }
             "hash/showinfo" => {
                 let told = self.told()?;
@@ -163,11 +251,11 @@ impl Asked<'_> {
                 )
             }
             "hash/setexpire" => {
-                self.switch.send(Change::Age(number()?));
+                board.set(None, &format!("age={}", number()?))?;
                 return Ok(None);
             }
             "hash/setminper" => {
-                self.switch.send(Change::Hold(number()?));
+                board.set(None, &format!("hold={}", number()?))?;
                 return Ok(None);
             }
             "hash/print" => self.told()?.stations.iter().map(station).collect(),
@@ -182,14 +270,16 @@ impl Asked<'_> {
                 let line = |(name, value): &(String, u64)| format!("{name}={value}\n");
                 named.iter().map(line).collect()
             }
-            "shutdown" => return Err(EPERM),
-            _ => return Err(ENOSYS),
+            "fstp/setfstp" if argument == "0" => return Ok(None),
+            fstp if fstp == "fstp" || fstp.starts_with("fstp/") => return Err(NO_FSTP.into()),
+            "shutdown" => return Err(EPERM.into()),
+            _ => return Err(ENOSYS.into()),
         };
         Ok(Some(data))
     }
 
     fn told(&self) -> Result<Told, Failure> {
-        self.switch.ask().ok_or(ETIMEDOUT)
+        Ok(self.board.line.ask().ok_or(ETIMEDOUT)?)
     }
 
     fn about(&self) -> String {
@@ -201,48 +291,98 @@ impl Asked<'_> {
         text
     }
 
-    fn ports(&self, argument: &str) -> Result<String, Failure> {
+    /// The ports that have a client, or that something was said of, too.
+    fn ports(&self, argument: &str, has_idle: bool) -> Result<String, Failure> {
         let only: Option<Number> = match argument {
             "" => None,
-            text => Some(text.parse().map_err(|_| EINVAL)?),
+            text => Some(port_number(text)?),
         };
         let told = self.told()?;
+        let roster = locked(&self.board.roster);
+        let settings = &roster.settings;
+        let mut all: Vec<Number> = told.ports.iter().map(|it| it.number).collect();
+        if has_idle {
+            all.extend(settings.ports.keys());
+            all.sort_unstable();
+            all.dedup();
+        }
         let mut text = String::new();
-        for (number, counters) in &told.ports {
-            if only.is_some_and(|only| only != *number) {
+        for number in all {
+            if only.is_some_and(|only| only != number) {
                 continue;
             }
-            // Not there: its client has gone just now.
-            let Some(holder) = locked(self.roster).holder(*number).cloned() else {
-                continue;
-            };
-            let Holder {
-                owner,
-                way,
-                description,
-                ..
-            } = holder;
-            // Writing to a string cannot fail.
-            let _ = write!(
-                text,
-                "Port {number:04} untagged_vlan=0000 ACTIVE - Unnamed Allocatable\n \
-                 Current User: {owner} Access Control: (User: NONE - Group: NONE)\n \
-                 IN:  pkts {:>10}          bytes {:>20}\n \
-                 OUT: pkts {:>10}          bytes {:>20}\n  \
-                 -- endpoint ID {number:04} module {way:<12}: {description}\n              \
-                 unsent packets: {}\n",
-                counters.in_frames,
-                counters.in_bytes,
-                counters.out_frames,
-                counters.out_bytes,
-                counters.out_dropped,
-            );
+            let holder = roster.holder(number);
+            let told = told.ports.iter().find(|it| it.number == number);
+            // One that is not there, and is told, has gone just now.
+            if holder.is_some() == told.is_some() {
+                let free = if settings.ports.contains_key(&number) {
+                    "NOT "
+                } else {
+                    ""
+                };
+                let active = if told.is_some() { "" } else { "IN" };
+                // Writing to a string cannot fail.
+                let _ = writeln!(
+                    text,
+                    "Port {number:04} untagged_vlan={:04} {active}ACTIVE - {free}Unnamed Allocatable",
+                    vlans::untagged(settings.of(number)),
+                );
+                self.port(&mut text, settings.of(number), holder, told);
+            }
         }
         match only {
-            Some(_) if text.is_empty() => Err(ENXIO),
+            Some(_) if text.is_empty() => Err(ENXIO.into()),
             _ => Ok(text),
         }
     }
+
+    fn port(
+        &self,
+        text: &mut String,
+        settings: &PortSettings,
+        holder: Option<&Holder>,
+        told: Option<&PortTold>,
+    ) {
+        let owner = holder.map_or("NONE", |holder| &holder.owner);
+        let counters = told.map(|told| told.counters).unwrap_or_default();
+        let _ = write!(
+            text,
+            " Current User: {owner} Access Control: (User: NONE - Group: NONE)\n \
+             IN:  pkts {:>10}          bytes {:>20}\n \
+             OUT: pkts {:>10}          bytes {:>20}\n",
+            counters.in_frames, counters.in_bytes, counters.out_frames, counters.out_bytes,
+        );
+        if let (Some(told), Some(holder)) = (told, holder) {
+            let Holder {
+                way, description, ..
+            } = holder;
+            let _ = write!(
+                text,
+                "  -- endpoint ID {:04} module {way:<12}: {description}\n              \
+                 unsent packets: {}\n",
+                told.number,
+                counters.out_full + counters.out_gone + counters.out_long,
+            );
+            let dropped = told.refused.named().filter(|(_, count)| *count > 0);
+            for (name, count) in dropped {
+                let _ = writeln!(text, "  -- {name}={count}");
+            }
+            if told.state != "up" {
+                let _ = writeln!(text, "  -- link {}", told.state);
+            }
+        }
+        let pairs = settings.to_string();
+        if !pairs.is_empty() {
+            let _ = writeln!(text, "  -- {pairs}");
+        }
+    }
+}
+
+/// A port's number; 0 is the host's.
+fn port_number(text: &str) -> Result<Number, Failure> {
+    let number = text.parse().ok();
+    let number = number.filter(|number| usize::from(*number) <= MAX_PORTS);
+    Ok(number.ok_or(EINVAL)?)
 }
 
 fn help(begin: &str) -> String {
@@ -282,33 +422,4 @@ fn key(text: &str) -> Option<Key> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_come_in_parts_and_an_endless_one_is_forgotten() {
-        let mut console = Console::default();
-        assert!(console.lines(b"port/pr").is_empty());
-        assert_eq!(console.lines(b"int\r\nhelp\n"), ["port/print", "help"]);
-        for _ in 0..100 {
-            console.lines(&[b'x'; 100]);
-        }
-        assert!(console.line.len() <= MAX_LINE);
-    }
-
-    #[test]
-    fn addresses_are_read_as_people_type_them() {
-        let at = |vlan| Key::new([2, 0, 0, 0, 0, 0xaf], vlan);
-        assert_eq!(key("02:0:0:0:0:af"), Some(at(0)));
-        assert_eq!(key("02.00.00.00.00.AF 7"), Some(at(7)));
-        for wrong in [
-            "",
-            "02:00",
-            "02:0:0:0:0:af:1",
-            "02:0:0:0:0:x",
-            "02:0:0:0:0:af 4096",
-        ] {
-            assert_eq!(key(wrong), None, "{wrong}");
-        }
-    }
-}
+mod tests;

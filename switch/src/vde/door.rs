@@ -26,7 +26,7 @@ use crate::forward::Number;
 use crate::link::{Entrance, Losses};
 use crate::porter::{self, Access, Directory, Shift};
 use crate::queue::VdeConfig;
-use crate::roster::{Roster, locked};
+use crate::roster::{Roster, Switchboard, locked};
 use crate::sockets::datagrams::Datagrams;
 
 /// An entrance that is made and not served yet.
@@ -279,9 +279,13 @@ impl Porter {
             State::Has { .. } => {}
             State::Talks(console) => {
                 let lines = console.lines(bytes);
+                let board = Switchboard {
+                    roster: Arc::clone(&self.open.roster),
+                    line: self.line.clone(),
+                    entrances: Arc::default(),
+                };
                 for line in lines {
-                    let said =
-                        console::answer(&line, &self.line, &self.open.roster, &self.open.config);
+                    let said = console::answer(&line, &board, &self.open.config);
                     match said {
                         Said::Text(text) => self.say(id, &text),
                         Said::Bye(text) => {

@@ -1,0 +1,183 @@
+//! What an operator sees of a switch, and changes at run time.
+
+use crate::control::{Change, PortTold};
+use crate::forward::{MAX_PORTS, Number};
+use crate::roster::{Holder, Switchboard, locked};
+use crate::settings::{Address, PortSettings, Settings};
+use crate::table::Limits;
+use crate::uplink::UPLINK;
+
+/// A switch, as an operator sees it.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    /// What was said of it.
+    pub settings: Settings,
+    /// How many stations it knows at most, and for how long.
+    pub limits: Limits,
+    /// What became of all frames, by the counters' public names.
+    pub counters: Vec<(String, u64)>,
+    /// Its ports, in order.
+    pub ports: Vec<ShownPort>,
+    /// The stations that it knows, or a part of very many.
+    pub stations: Vec<Station>,
+}
+
+/// A port.
+#[derive(Debug, Clone)]
+pub struct ShownPort {
+    /// Its number.
+    pub number: Number,
+    /// Whose it is; `None` if that has changed just now.
+    pub holder: Option<Holder>,
+    /// What was said of it.
+    pub settings: PortSettings,
+    /// `up`; `down` by its settings; `shut` for a loop.
+    pub state: &'static str,
+    /// What went through it.
+    pub counters: Vec<(&'static str, u64)>,
+}
+
+/// A station.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Station {
+    /// Its address.
+    pub address: Address,
+    /// Its VLAN.
+    pub vlan: u16,
+    /// Where it is.
+    pub port: Number,
+    /// Seconds since it was heard.
+    pub age_s: u32,
+    /// It never moves: it is static, or its port is locked to it.
+    pub is_static: bool,
+}
+
+impl Switchboard {
+    /// Sets something of a port, or of the whole switch (`None`), now and for clients to come: `key=value`,
+    /// several with blanks between them; `default` first for what a port was without any. Nothing is lost of
+    /// what goes through other ports, and nothing is changed if one of them is wrong.
+    ///
+    /// # Errors
+    /// What is possible.
+    pub fn set(&self, port: Option<Number>, text: &str) -> Result<(), String> {
+        let mut roster = locked(&self.roster);
+        let Some(port) = port else {
+            roster.settings.apply(text)?;
+            let whole = Box::new(roster.settings.clone());
+            self.line.send(Change::Whole(whole));
+            return Ok(());
+        };
+        if usize::from(port) > MAX_PORTS {
+            return Err(format!(
+                "a port is a number from 0 (the host) to {MAX_PORTS}"
+            ));
+        }
+        let mut new = roster.settings.of(port).clone();
+        new.apply(text)?;
+        if roster.is_ring(port) && !new.wire.is_plain() {
+            return Err(format!(
+                "port {port} has rings, which delay and lose nothing: delay, jitter, loss and rate are for \
+                 ports of programs that have sockets"
+            ));
+        }
+        let new = match new == roster.settings.default {
+            // Nothing is said of it any more, and the number is for anybody.
+            true => {
+                roster.settings.ports.remove(&port);
+                None
+            }
+            false => {
+                roster.settings.ports.insert(port, new.clone());
+                Some(Box::new(new))
+            }
+        };
+        self.line.send(Change::Settings(port, new));
+        Ok(())
+    }
+
+    /// The switch as it is; `None` if it does not answer.
+    pub fn show(&self) -> Option<Shown> {
+        let told = self.line.ask()?;
+        let roster = locked(&self.roster);
+        let ports = told.ports.iter().map(|it| ShownPort {
+            number: it.number,
+            holder: roster.holder(it.number).cloned(),
+            settings: roster.settings.of(it.number).clone(),
+            state: it.state,
+            counters: of_port(it),
+        });
+        let stations = told.stations.iter().map(|it| Station {
+            address: it.key.address(),
+            vlan: it.key.vlan(),
+            port: it.port,
+            age_s: it.age_s,
+            is_static: it.is_pinned,
+        });
+        Some(Shown {
+            ports: ports.collect(),
+            stations: stations.collect(),
+            settings: roster.settings.clone(),
+            limits: told.limits,
+            counters: told.counters.named(),
+        })
+    }
+
+    /// Keeps a port's number for who asks for it.
+    pub(crate) fn keep(&self, port: Number) {
+        let mut roster = locked(&self.roster);
+        let settings = roster.settings.of(port).clone();
+        roster.settings.ports.insert(port, settings.clone());
+        let change = Change::Settings(port, Some(Box::new(settings)));
+        self.line.send(change);
+    }
+
+    /// Forgets what was said of a port: it is as others are.
+    pub(crate) fn forget(&self, port: Number) {
+        let mut roster = locked(&self.roster);
+        roster.settings.ports.remove(&port);
+        self.line.send(Change::Settings(port, None));
+    }
+
+    /// Asks who let a port in to close it.
+    ///
+    /// # Errors
+    /// There is no such port, or it is closed where it was opened.
+    pub fn close(&self, port: Number) -> Result<(), String> {
+        let roster = locked(&self.roster);
+        match roster.holder(port) {
+            None => return Err(format!("there is no port {port}")),
+            Some(holder) if holder.way == UPLINK => {
+                return Err(format!(
+                    "port {port} is an uplink: take it out of the configuration, or set link=down"
+                ));
+            }
+            Some(_) if roster.is_ring(port) => {
+                return Err(format!(
+                    "port {port} has rings of a program: end that program, or set link=down"
+                ));
+            }
+            Some(_) => {}
+        }
+        drop(roster);
+        self.line.send(Change::Close(port));
+        Ok(())
+    }
+}
+
+fn of_port(it: &PortTold) -> Vec<(&'static str, u64)> {
+    let counters = it.counters;
+    let mut named = vec![
+        ("in_frames", counters.in_frames),
+        ("in_bytes", counters.in_bytes),
+    ];
+    named.extend(it.refused.named());
+    named.extend([
+        ("out_frames", counters.out_frames),
+        ("out_bytes", counters.out_bytes),
+        ("out_dropped_full", counters.out_full),
+        ("out_dropped_gone", counters.out_gone),
+        ("out_dropped_long", counters.out_long),
+        ("out_dropped_loss", counters.out_lost),
+    ]);
+    named
+}
