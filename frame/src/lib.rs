@@ -37,6 +37,8 @@ pub struct Frame<'a> {
     /// It is a frame that was there before, in another form (with another VLAN tag), for these ports. Nobody
     /// else has it, and it does not count as one more.
     pub is_form: bool,
+    /// The port of a switch that sent it; 0 = none.
+    pub from: u16,
 }
 
 /// The outermost VLAN tag in a frame's bytes: the flag that says so, and the TCI. As the kernel has it,

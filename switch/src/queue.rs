@@ -719,9 +719,10 @@ impl Spare {
         let whole = |it: &Entered<'_>| it.fault.is_none() && it.bytes.len() >= HEADER;
         let all = entered.iter().zip(&self.ways);
         let all = all.filter(|(it, _)| whole(it));
-        frames.extend(
-            all.map(|(it, way)| shown(it.bytes, it.offload, forwarder.due(way.kept()), ts_ns)),
-        );
+        frames.extend(all.map(|(it, way)| {
+            let ways = (it.from, forwarder.due(way.kept()));
+            shown(it.bytes, it.offload, ways, ts_ns)
+        }));
         let count = frames.len() as u64;
         sink(&frames);
         if !self.forms.is_empty() {
@@ -731,7 +732,8 @@ impl Spare {
                 ..shown(
                     bytes,
                     form.offload.as_ref(),
-                    forwarder.due(form.due.clone()),
+                    // Who sent it has been told.
+                    (HOST, forwarder.due(form.due.clone())),
                     ts_ns,
                 )
             }));
@@ -748,7 +750,7 @@ impl Spare {
 fn shown<'a>(
     bytes: &'a [u8],
     offload: Option<&Offload>,
-    due: &'a [Number],
+    (from, due): (Number, &'a [Number]),
     ts_ns: u64,
 ) -> Frame<'a> {
     let (tag, vlan_tci) = vlan_of(bytes);
@@ -765,6 +767,7 @@ fn shown<'a>(
         offload: offload.copied().unwrap_or_default(),
         due,
         is_form: false,
+        from,
     }
 }
 

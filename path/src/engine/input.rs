@@ -426,7 +426,7 @@ impl Input {
         Snapshot {
             queue,
             own: self.queue.own_counters(),
-            fanout: *self.fanout.counters(),
+            fanout: self.fanout.counters(),
             ports: match asked {
                 Asked::All => self.fanout.accounts().map(told).collect(),
                 Asked::These(ids) => {

@@ -14,6 +14,7 @@
 
 mod budget;
 mod due;
+mod ends;
 mod members;
 mod seat;
 
@@ -30,6 +31,7 @@ use crate::cuts::Cuts;
 use crate::port::{Port, PortCounters, Share};
 use budget::Budget;
 use due::Due;
+use ends::Ends;
 use members::Members;
 use seat::{Delivery, Seat};
 use vnplug_filter::{FrameSet, Index, Program, Totals};
@@ -49,6 +51,8 @@ pub struct Fanout {
     index: Index,
     /// Ports that are given what a switch has for them.
     members: Members,
+    /// Those that are shown the frames of one port of a switch.
+    ends: Ends,
     /// When to ring which seat's reader.
     due: Due,
     /// What each owner may cost.
@@ -103,24 +107,38 @@ impl Fanout {
     /// Gives a batch to every port that wants some of it.
     #[inline]
     pub fn deliver(&mut self, frames: &[Frame<'_>], now_us: u64) {
-        for batch in frames.chunks(MAX_BATCH) {
-            self.deliver_batch(batch, now_us, None);
-        }
+        self.deliver_within(frames, now_us, None);
     }
 
     /// Gives frames that a port sent to every other one that wants some of them. They count as read,
     /// and every port is offered them; those of the sender's program leave them as of the wrong
     /// direction.
     pub fn show(&mut self, frames: &[Frame<'_>], now_us: u64, sender: &Handle) {
-        for batch in frames.chunks(MAX_BATCH) {
-            self.deliver_batch(batch, now_us, Some(sender));
-        }
+        self.deliver_within(frames, now_us, Some(sender));
     }
 
     #[inline]
-    fn deliver_batch(&mut self, frames: &[Frame<'_>], now_us: u64, sender: Option<&Handle>) {
+    fn deliver_within(&mut self, frames: &[Frame<'_>], now_us: u64, sender: Option<&Handle>) {
+        let mut budget = std::mem::take(&mut self.budget);
+        for batch in frames.chunks(MAX_BATCH) {
+            self.deliver_batch(batch, now_us, sender, &mut budget);
+            if !self.ends.is_empty() {
+                self.ends.deliver(batch, now_us, sender, &mut budget);
+            }
+        }
+        self.budget = budget;
+    }
+
+    #[inline]
+    fn deliver_batch(
+        &mut self,
+        frames: &[Frame<'_>],
+        now_us: u64,
+        sender: Option<&Handle>,
+        budget: &mut Budget,
+    ) {
         if frames.first().is_some_and(|frame| frame.is_form) {
-            return self.deliver_forms(frames, now_us, sender);
+            return self.deliver_forms(frames, now_us, sender, budget);
         }
         let mut outbound = FrameSet::default();
         for (place, frame) in frames.iter().enumerate() {
@@ -143,7 +161,6 @@ impl Fanout {
             cuts: &self.cuts,
         };
         let (seats, due, moved) = (&mut self.seats, &mut self.due, &mut self.moved);
-        let budget = &mut self.budget;
         let is_tight = budget.is_tight();
         let first = match is_tight {
             true => budget.turn(self.whole.len()),
@@ -202,7 +219,13 @@ impl Fanout {
 
     /// Gives ports of a switch frames that all were told of before in another form.
     #[cold]
-    fn deliver_forms(&mut self, frames: &[Frame<'_>], now_us: u64, sender: Option<&Handle>) {
+    fn deliver_forms(
+        &mut self,
+        frames: &[Frame<'_>],
+        now_us: u64,
+        sender: Option<&Handle>,
+        budget: &mut Budget,
+    ) {
         self.hashes.clear();
         self.hashes.resize(frames.len(), 0);
         self.cuts.get_mut().begin();
@@ -218,11 +241,11 @@ impl Fanout {
             cuts: &self.cuts,
         };
         self.forms += frames.len() as u64;
-        let is_tight = self.budget.is_tight();
+        let is_tight = budget.is_tight();
         self.members.sort(frames);
         while let Some((at, wanted)) = self.members.next() {
             if let Some(seat) = &mut self.seats[at as usize] {
-                let within = is_tight.then_some(&mut self.budget);
+                let within = is_tight.then_some(&mut *budget);
                 seat.give(&batch, &wanted, within);
                 seat.note(at, &mut self.due, &mut self.moved);
                 self.counters.duties += wanted.len();
@@ -319,7 +342,8 @@ impl Fanout {
 
     /// The next time [`tick`](Self::tick) has something to do.
     pub fn due_us(&self) -> Option<u64> {
-        self.due.first_us()
+        let own = self.due.first_us();
+        own.into_iter().chain(self.ends.due_us()).min()
     }
 
     /// Rings readers whose maximum delay has passed.
@@ -327,6 +351,7 @@ impl Fanout {
         while let Some(at) = self.due.take(now_us) {
             self.look_at(at, now_us);
         }
+        self.ends.tick(now_us);
     }
 
     /// Rings a reader that was due, if it still is.
@@ -340,12 +365,19 @@ impl Fanout {
 
     /// Adds a port; it is offered the next batch.
     pub fn attach(&mut self, port: Box<Port>) {
+        self.budget.count(port.owner, true);
+        match port.only {
+            None => self.seat(port),
+            Some(only) => self.ends.attach(only, port, (self.source, self.queue)),
+        }
+    }
+
+    fn seat(&mut self, port: Box<Port>) {
         let at = self.free.pop().unwrap_or(self.seats.len() as u32);
         self.by_id.insert(port.id, at);
         if port.member.is_none() {
             self.count(port.judge.share(), true);
         }
-        self.budget.count(port.owner, true);
         let seat = Some(Seat::new(port));
         match self.seats.get_mut(at as usize) {
             Some(place) => *place = seat,
@@ -356,6 +388,15 @@ impl Fanout {
 
     /// Removes a port; its counters are final.
     pub fn detach(&mut self, id: u32) -> Option<Box<Port>> {
+        let port = match self.ends.has(id) {
+            false => self.unseat(id),
+            true => self.ends.detach(id, &mut self.counters),
+        }?;
+        self.budget.count(port.owner, false);
+        Some(port)
+    }
+
+    fn unseat(&mut self, id: u32) -> Option<Box<Port>> {
         let at = self.by_id.remove(&id)?;
         self.leave(at);
         let mut seat = self.seats[at as usize].take()?;
@@ -364,7 +405,6 @@ impl Fanout {
         if seat.port.member.is_none() {
             self.count(seat.port.judge.share(), false);
         }
-        self.budget.count(seat.port.owner, false);
         self.counters.departed.add(&seat.port.counters);
         Some(seat.port)
     }
@@ -372,6 +412,9 @@ impl Fanout {
     /// One port, for what does not decide which frames it is given: pause, direction, share, guard
     /// and filter have methods of their own here.
     pub fn port_mut(&mut self, id: u32) -> Option<&mut Port> {
+        if self.ends.has(id) {
+            return self.ends.of(id)?.port_mut(id);
+        }
         let at = *self.by_id.get(&id)?;
         self.seats[at as usize].as_mut().map(|seat| &mut *seat.port)
     }
@@ -402,6 +445,10 @@ impl Fanout {
     /// Gives cluster members their new shares.
     pub fn reshare(&mut self, shares: &[(u32, Share)]) {
         for &(id, share) in shares {
+            if let Some(end) = self.ends.of(id) {
+                end.reshare(&[(id, share)]);
+                continue;
+            }
             let Some(before) = self.port_mut(id).map(|port| port.judge.share()) else {
                 continue;
             };
@@ -413,6 +460,7 @@ impl Fanout {
 
     /// Ends all rings with this life.
     pub fn finish(&mut self, life: Life) {
+        self.ends.finish(life);
         for (at, seat) in (0..).zip(&mut self.seats) {
             if let Some(seat) = seat {
                 seat.port.finish(life);
@@ -424,11 +472,15 @@ impl Fanout {
     /// All ports. Their own counters may lack frames that they were not shown; see
     /// [`accounts`](Self::accounts).
     pub fn ports(&self) -> impl Iterator<Item = &Port> {
-        self.seats.iter().flatten().map(|seat| &*seat.port)
+        self.accounts().map(|(port, _)| port)
     }
 
     /// All ports, with the fates of all frames that they were offered.
     pub fn accounts(&self) -> impl Iterator<Item = (&Port, PortCounters)> {
+        self.own_accounts().chain(self.ends.accounts())
+    }
+
+    fn own_accounts(&self) -> impl Iterator<Item = (&Port, PortCounters)> {
         self.seats
             .iter()
             .flatten()
@@ -437,6 +489,9 @@ impl Fanout {
 
     /// One port, with the fates of all frames that it was offered.
     pub fn account(&self, id: u32) -> Option<(&Port, PortCounters)> {
+        if self.ends.has(id) {
+            return self.ends.accounts().find(|(port, _)| port.id == id);
+        }
         let at = *self.by_id.get(&id)?;
         self.seats[at as usize]
             .as_ref()
@@ -444,8 +499,10 @@ impl Fanout {
     }
 
     /// The counters, consistent between two batches.
-    pub fn counters(&self) -> &FanoutCounters {
-        &self.counters
+    pub fn counters(&self) -> FanoutCounters {
+        let mut counters = self.counters;
+        self.ends.add_to(&mut counters);
+        counters
     }
 
     /// The programs of ports that are looked up.
@@ -459,6 +516,13 @@ impl Fanout {
 
     /// Changes something that decides which frames a port is given.
     fn change(&mut self, id: u32, change: impl FnOnce(&mut Port)) {
+        match self.ends.of(id) {
+            Some(end) => end.change_own(id, change),
+            None => self.change_own(id, change),
+        }
+    }
+
+    fn change_own(&mut self, id: u32, change: impl FnOnce(&mut Port)) {
         let Some(&at) = self.by_id.get(&id) else {
             return;
         };

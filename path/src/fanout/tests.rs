@@ -1,5 +1,6 @@
 //! The sums close whatever comes and goes.
 
+mod ends;
 mod members;
 mod panics;
 

@@ -31,6 +31,8 @@ pub struct Port {
     pub id: u32,
     /// Its number on the switch, if it takes part in one: then it is given what is due to it.
     pub member: Option<NonZeroU16>,
+    /// The port of a switch of which alone it is shown the frames.
+    pub only: Option<NonZeroU16>,
     /// The number of its owner in the daemon: what ports of one owner cost is counted together.
     pub owner: u32,
     /// Its ring; of packets or, in a group, of descriptors.
@@ -138,6 +140,7 @@ impl Port {
         Self {
             id,
             member: None,
+            only: None,
             owner: 0,
             producer,
             commons: None,

@@ -206,6 +206,7 @@ fn frame(record: &mut [u8], snaplen: usize, has_headers: bool) -> Option<Frame<'
         offload,
         due: &[],
         is_form: false,
+        from: 0,
     })
 }
 

@@ -131,6 +131,7 @@ fn as_sent<'a>(frame: &'a [u8], offload: &Offload, ts_ns: u64, snaplen: u32) -> 
         offload: *offload,
         due: &[],
         is_form: false,
+        from: 0,
     }
 }
 
