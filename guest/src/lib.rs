@@ -50,7 +50,7 @@ mod ffi;
 pub use client::Client;
 pub use error::Error;
 pub use map::{map as map_memory, map_apart};
-pub use options::PortOptions;
+pub use options::{PortOptions, split_group};
 pub use port::{
     Asker, Batch, Bundle, Counts, Next, NextView, Outbox, Port, PortStats, Ready, RuleStats, View,
     Waiting,

@@ -269,3 +269,42 @@ fn default_label() -> String {
 }
 
 const DEFAULT_MAX_DELAY: Duration = Duration::from_millis(10);
+
+/// A name like `eth1/ids` as a device and the group that its reader joins, as the libraries for programs of
+/// others write it; empty = none. A port of a switch belongs to the device: `lan0/port3`,
+/// `lan0/port3/ids`.
+pub fn split_group(name: &str) -> (&str, &str) {
+    let Some((device, rest)) = name.split_once('/') else {
+        return (name, "");
+    };
+    let (first, group) = rest.split_once('/').unwrap_or((rest, ""));
+    let number = first.strip_prefix("port").unwrap_or_default();
+    let is_port = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    match is_port {
+        true => (&name[..device.len() + 1 + first.len()], group),
+        false if rest.is_empty() => (name, ""),
+        false => (device, rest),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_of_a_switch_is_no_group() {
+        for (name, parts) in [
+            ("eth1", ("eth1", "")),
+            ("eth1/", ("eth1/", "")),
+            ("eth1@2/ids", ("eth1@2", "ids")),
+            ("a,host:b@0-3/ids", ("a,host:b@0-3", "ids")),
+            ("lan0/port3", ("lan0/port3", "")),
+            ("host:lan0/port3/ids", ("host:lan0/port3", "ids")),
+            ("lan0/3", ("lan0", "3")),
+            ("lan0/portable", ("lan0", "portable")),
+            ("lan0/port", ("lan0", "port")),
+        ] {
+            assert_eq!(split_group(name), parts);
+        }
+    }
+}

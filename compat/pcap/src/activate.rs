@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
-use vnplug::{Direction, Error, Port, PortOptions, code};
+use vnplug::{Direction, Error, Port, PortOptions, code, split_group};
 use vnplug_ring::layout::record_size;
 
 use crate::abi::{
@@ -11,7 +11,7 @@ use crate::abi::{
     ERROR_TSTAMP_PRECISION_NOTSUP, PRECISION_MICRO, PRECISION_NANO, TSTAMP_HOST,
     WARNING_TSTAMP_TYPE_NOTSUP,
 };
-use crate::devices::{describe, device_of, split_group};
+use crate::devices::{describe, device_of};
 use crate::filter::{INTERRUPTED, fail};
 use crate::handle::{Handle, HandleState};
 use crate::read::Live;

@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::Once;
 use std::time::Duration;
 
-use vnplug::{Client, Device, Error};
+use vnplug::{Client, Device, Error, split_group};
 
 use crate::abi::{
     ERRBUF_SIZE, ERROR, IF_CONNECTED, IF_DISCONNECTED, IF_NOT_APPLICABLE, IF_RUNNING, IF_UP,
@@ -28,15 +28,6 @@ pub(crate) fn device_of(name: &str) -> Option<&str> {
         .iter()
         .find_map(|prefix| name.strip_prefix(prefix))
         .filter(|rest| !rest.is_empty())
-}
-
-/// A device of ours as the daemon names it, and the group that a handle on it joins; empty = none.
-/// The names of sources have no `/`.
-pub(crate) fn split_group(device: &str) -> (&str, &str) {
-    match device.split_once('/') {
-        Some((device, group)) if !group.is_empty() => (device, group),
-        _ => (device, ""),
-    }
 }
 
 /// `pcap_findalldevs`.

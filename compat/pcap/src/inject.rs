@@ -9,9 +9,9 @@
 
 use std::time::{Duration, Instant};
 
-use vnplug::{Asker, Device, Error, Port, PortOptions};
+use vnplug::{Asker, Device, Error, Port, PortOptions, split_group};
 
-use crate::devices::{describe, device_of, split_group};
+use crate::devices::{describe, device_of};
 use crate::handle::{Handle, lock};
 
 /// The port that sends, and what is known of its device.

@@ -1,16 +1,10 @@
 //! Device names as PF_RING writes them: `eth1`, `eth1@2`, `eth1,eth2`, `eth1@0,2-4`; and after all
 //! of it the group that the ring joins: `eth1/ids`.
 
+use vnplug::split_group;
+
 /// One port to be: a device as the daemon names it, with `@QUEUE` if it is a single queue.
 pub(crate) type Target = String;
-
-/// A name without its group, and the group; empty = none. The names of sources have no `/`.
-pub(crate) fn split_group(name: &str) -> (&str, &str) {
-    match name.split_once('/') {
-        Some((devices, group)) if !group.is_empty() => (devices, group),
-        _ => (name, ""),
-    }
-}
 
 /// The ports that a PF_RING device name asks for; `None` if it is no such name, or one with a group.
 ///
@@ -23,7 +17,7 @@ pub(crate) fn targets(name: &str) -> Option<Vec<Target>> {
     };
     let mut targets = Vec::new();
     for device in devices.split([',', ';']).map(plain) {
-        if device.is_empty() || device == "host:" || device.contains('/') {
+        if device.is_empty() || device == "host:" || is_grouped(device) {
             return None;
         }
         match &queues {
@@ -48,6 +42,12 @@ pub(crate) fn with_mask(name: &str, mask: u64, queue_count: u32) -> Option<Vec<T
         return None;
     }
     targets(&format!("{devices}@{}", list.join(",")))
+}
+
+/// Whether a device's name is one with a group, or none at all.
+fn is_grouped(device: &str) -> bool {
+    let (plain, group) = split_group(device);
+    !group.is_empty() || plain.ends_with('/')
 }
 
 /// The device of a target, without its queue and without `host:`.
@@ -113,9 +113,8 @@ mod tests {
 
     #[test]
     fn the_group_stands_behind_all_devices_and_queues() {
-        assert_eq!(split_group("a,host:b@0-3/ids"), ("a,host:b@0-3", "ids"));
-        assert_eq!(split_group("eth1"), ("eth1", ""));
-        assert_eq!(split_group("eth1/"), ("eth1/", ""));
+        let both = targets("eth1,lan0/port3").unwrap();
+        assert_eq!(both, ["eth1", "lan0/port3"]);
         assert_eq!(with_mask("eth1@7/ids", 0b10, 4).unwrap(), ["eth1@1"]);
     }
 

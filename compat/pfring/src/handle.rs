@@ -93,7 +93,7 @@ impl Handle {
     pub(crate) fn open(name: CString, ring: Ring) -> Result<Self, Failure> {
         let no_device = Failure::new(error::BAD_IFNAME, libc::ENODEV);
         let text = name.to_str().map_err(|_| no_device)?;
-        let (devices, group) = device::split_group(text);
+        let (devices, group) = vnplug::split_group(text);
         let targets = match devices {
             "none" => Vec::new(),
             devices => device::targets(devices).ok_or(no_device)?,

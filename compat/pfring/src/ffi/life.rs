@@ -6,9 +6,11 @@ use std::ffi::{CStr, c_char, c_int, c_ushort};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use vnplug::split_group;
+
 use super::{attempt, calls, leave, set_errno, with};
 use crate::abi::ring::Ring;
-use crate::device::{MAX_QUEUES, split_group, targets};
+use crate::device::{MAX_QUEUES, targets};
 use crate::error::{self, INVALID_ARGUMENT};
 use crate::handle::{Failure, Handle};
 
