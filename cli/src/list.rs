@@ -104,7 +104,7 @@ fn to_text(devices: &[Device]) -> String {
             text::escape(&device.addresses.join(", ")),
         ]
     };
-    table(&head, devices.iter().map(row))
+    text::table(&head, devices.iter().map(row))
 }
 
 fn mac(device: &Device) -> Option<String> {
@@ -128,7 +128,7 @@ fn ports_to_text(ports: &[&Counted]) -> String {
         let dropped = kinds.iter().map(|kind| value(port, kind)).sum();
         vec![
             text::escape(&port.name),
-            text::escape(label(port, "device")),
+            text::escape(&device(port)),
             text::escape(label(port, "owner")),
             text::escape(label(port, "state")),
             text::grouped(value(port, "delivered")),
@@ -137,7 +137,16 @@ fn ports_to_text(ports: &[&Counted]) -> String {
             text::escape(label(port, "filter")),
         ]
     };
-    table(&head, ports.iter().map(row))
+    text::table(&head, ports.iter().map(row))
+}
+
+/// What it reads; of one that takes part in a switch, its port there.
+fn device(port: &Counted) -> String {
+    let device = label(port, "device");
+    match label(port, "switch_port") {
+        "" => device.to_owned(),
+        number => format!("{device}/port{number}"),
+    }
 }
 
 fn vms_to_text(vms: &[&Counted]) -> String {
@@ -151,20 +160,15 @@ fn vms_to_text(vms: &[&Counted]) -> String {
             text::grouped(value(vm, "pool_free")),
         ]
     };
-    table(&head, vms.iter().map(row))
+    text::table(&head, vms.iter().map(row))
 }
 
-fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let head = head.iter().map(|&word| word.to_owned()).collect();
-    text::columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
-}
-
-fn label<'a>(counted: &'a Counted, name: &str) -> &'a str {
+pub(crate) fn label<'a>(counted: &'a Counted, name: &str) -> &'a str {
     let found = counted.labels.iter().find(|(key, _)| key == name);
     found.map_or("", |(_, value)| value)
 }
 
-fn value(counted: &Counted, name: &str) -> u64 {
+pub(crate) fn value(counted: &Counted, name: &str) -> u64 {
     let found = counted.values.iter().find(|(key, _)| key == name);
     found.map_or(0, |(_, value)| *value)
 }

@@ -20,6 +20,7 @@ mod qemu;
 mod record;
 mod replay;
 mod stats;
+mod switch;
 mod sys;
 mod tap;
 mod text;
@@ -65,6 +66,9 @@ enum Action {
     Tap(tap::TapArgs),
     /// Make a network interface that is a port of a switch
     Nic(nic::NicArgs),
+    /// Show switches, change their settings, close their ports
+    #[command(subcommand)]
+    Switch(switch::Switch),
     /// List the devices
     List(list::List),
     /// Show every counter and check that the accounts close
@@ -112,6 +116,7 @@ fn main() -> ExitCode {
         Action::Extcap(extcap) => extcap.run(&socket),
         Action::Tap(tap) => tap.run(&socket),
         Action::Nic(nic) => nic.run(&socket),
+        Action::Switch(switch) => switch.run(connect),
         Action::List(list) => list.run(connect),
         Action::Stats(stats) => stats.run(connect),
         Action::Extract(extract) => extract.run(),

@@ -85,6 +85,12 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     out
 }
 
+/// As [`columns`], with a head.
+pub(crate) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let head = head.iter().map(|&word| word.to_owned()).collect();
+    columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

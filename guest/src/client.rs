@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vnplug_ring::control::{Counted, Device, Message, VmReady, VmSpec};
+use vnplug_ring::control::{Counted, Device, Message, SwitchAsk, SwitchRequest, VmReady, VmSpec};
 
 use crate::connection::{Connection, socket_path, unexpected};
 use crate::error::Error;
@@ -85,6 +85,50 @@ impl Client {
         }
     }
 
+    /// How switches are: each, its ports and, if asked for, its stations, as things of the kinds `switch`,
+    /// `switch_port` and `station`. An empty name asks about all switches, port 0 about all ports.
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn show_switch(
+        &mut self,
+        name: &str,
+        port: u16,
+        stations: bool,
+    ) -> Result<Vec<Counted>, Error> {
+        let ask = SwitchAsk::Show { stations };
+        match self.connection.exchange(&switch(name, port, ask), None)? {
+            Message::Counters(counters) => Ok(counters),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Sets something of a switch (port 0) or of one port: `key=value`, several with blanks between them. If
+    /// it is to be kept, a daemon that starts sets it, too.
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn set_switch(
+        &mut self,
+        name: &str,
+        port: u16,
+        text: &str,
+        keep: bool,
+    ) -> Result<(), Error> {
+        let text = text.to_owned();
+        let request = switch(name, port, SwitchAsk::Set { text, keep });
+        done(&self.connection.exchange(&request, None)?)
+    }
+
+    /// Closes a port of a switch. Its program may come again.
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn kick(&mut self, name: &str, port: u16) -> Result<(), Error> {
+        let request = switch(name, port, SwitchAsk::Kick);
+        done(&self.connection.exchange(&request, None)?)
+    }
+
     /// Makes a virtual machine known to the daemon and returns what to plug into it.
     ///
     /// # Errors
@@ -139,6 +183,14 @@ impl AsFd for Client {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
+}
+
+fn switch(name: &str, port: u16, ask: SwitchAsk) -> Message {
+    Message::Switch(SwitchRequest {
+        name: name.to_owned(),
+        port,
+        ask,
+    })
 }
 
 /// Expects Done.

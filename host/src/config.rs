@@ -16,6 +16,12 @@
 //! source = "eth1"
 //! filter = "not port 22"               # obligatory, before the reader's own
 //! send = true                          # and may send any frame through it; default: false
+//!
+//! [[join]]                             # who may join a switch, and settings of its port
+//! vm = "probe"                         # or: uid = 1000
+//! switch = "lan0"
+//! vlan = 10
+//! mac = "02:00:00:00:00:01"
 //! ```
 
 use std::collections::BTreeMap;
@@ -26,7 +32,7 @@ use serde::Deserialize;
 use vnplug_ring::control::{DEFAULT_SOCKET, Grant};
 use vnplug_ring::units;
 
-use crate::hub::Peer;
+use crate::hub::{Join, Peer};
 use crate::spec::{SWITCH, SourceSpec};
 use vnplug_filter::DEFAULT_LIMIT_BYTES;
 
@@ -67,6 +73,14 @@ pub struct Arguments {
         help = "Permission to send frames onto a wire: vm:NAME=SOURCE or uid:N=SOURCE"
     )]
     pub allow_send: Vec<String>,
+    /// Permissions to join a switch
+    #[arg(
+        long,
+        value_name = "GRANT",
+        help = "Permission to join a switch: vm:NAME=SWITCH or uid:N=SWITCH, and settings of the port: \
+                ,vlan=10,mac=02:00:00:00:00:01"
+    )]
+    pub allow_join: Vec<String>,
     /// Switch to this user after start
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
@@ -142,6 +156,8 @@ pub struct Config {
     pub vms: Vec<(String, Grant)>,
     /// Who may send through which source.
     pub senders: Vec<(Peer, String)>,
+    /// Who may join which switch.
+    pub joiners: Vec<Join>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -168,6 +184,17 @@ struct File {
     switch: Vec<BTreeMap<String, toml::Value>>,
     #[serde(default)]
     allow: Vec<AllowTable>,
+    #[serde(default)]
+    join: Vec<JoinTable>,
+}
+
+#[derive(Debug, Deserialize)]
+struct JoinTable {
+    vm: Option<String>,
+    uid: Option<u32>,
+    switch: String,
+    #[serde(flatten)]
+    settings: BTreeMap<String, toml::Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -279,6 +306,19 @@ impl Config {
                 (Whom::User(uid), grant) => (Peer::User(uid), grant.source),
             });
         }
+        let mut joiners = Vec::new();
+        for table in file.join {
+            joiners.push(joiner(table)?);
+        }
+        for text in &arguments.allow_join {
+            let (grant, settings) = text.split_once(',').unwrap_or((text, ""));
+            let (whom, grant) = allow(grant)?;
+            joiners.push(Join {
+                whom: whom.peer(),
+                switch: grant.source,
+                settings: of_grant(settings),
+            });
+        }
         let max_ring_bytes = size("max_ring_bytes", file.max_ring_bytes, 1 << 30)?;
         let config = Self {
             socket,
@@ -303,6 +343,7 @@ impl Config {
             users,
             vms,
             senders,
+            joiners,
         };
         config.check()?;
         Ok(config)
@@ -380,9 +421,45 @@ fn option(value: toml::Value) -> Result<String, String> {
     }
 }
 
+/// A grant to join, of the file.
+fn joiner(table: JoinTable) -> Result<Join, String> {
+    let whom = match (table.vm, table.uid) {
+        (Some(vm), None) => Peer::Vm(vm),
+        (None, Some(uid)) => Peer::User(uid),
+        _ => return Err("a [[join]] names either a vm or a uid".into()),
+    };
+    let settings = table.settings.into_iter();
+    let settings = settings.map(|(key, value)| Ok(format!("{key}={}", option(value)?)));
+    let settings: Vec<String> = settings.collect::<Result<_, String>>()?;
+    Ok(Join {
+        whom,
+        switch: table.switch,
+        settings: of_grant(&settings.join(",")),
+    })
+}
+
+/// Settings of a port, of a grant: its `mac` is that of the only station that may send there.
+fn of_grant(settings: &str) -> String {
+    let word = |word: &str| match word.strip_prefix("mac=") {
+        Some(address) => format!("lock={address}"),
+        None => word.to_owned(),
+    };
+    let words: Vec<String> = settings.split(',').map(word).collect();
+    words.join(",")
+}
+
 enum Whom {
     Vm(String),
     User(u32),
+}
+
+impl Whom {
+    fn peer(self) -> Peer {
+        match self {
+            Self::Vm(name) => Peer::Vm(name),
+            Self::User(uid) => Peer::User(uid),
+        }
+    }
 }
 
 fn allow(text: &str) -> Result<(Whom, Grant), String> {
@@ -464,6 +541,36 @@ mod tests {
             (config.users[0].0, config.users[0].1.filter.as_str()),
             (1000, "port 53")
         );
+    }
+
+    #[test]
+    fn who_may_join_is_said_with_settings_of_the_port() {
+        let text = "
+            [[join]]
+            vm = 'probe'
+            switch = 'lan0'
+            vlan = 10
+            mac = ['02:00:00:00:00:01', '02:00:00:00:00:02']
+        ";
+        let flags = ["--allow-join", "uid:1000=lan0,vlan=7,mac=02:00:00:00:00:03"];
+        let flags = [&flags[..], &["--allow-join", "vm:b=lan1"]].concat();
+        let config = load(text, &flags).unwrap();
+        let join = |whom, switch: &str, settings: &str| Join {
+            whom,
+            switch: switch.into(),
+            settings: settings.into(),
+        };
+        let macs = "lock=02:00:00:00:00:01+02:00:00:00:00:02,vlan=10";
+        assert_eq!(
+            config.joiners,
+            [
+                join(Peer::Vm("probe".into()), "lan0", macs),
+                join(Peer::User(1000), "lan0", "vlan=7,lock=02:00:00:00:00:03"),
+                join(Peer::Vm("b".into()), "lan1", ""),
+            ]
+        );
+        let error = load("[[join]]\nswitch = 'a'", &[]).unwrap_err();
+        assert!(error.contains("either a vm or a uid"), "{error}");
     }
 
     #[test]

@@ -18,9 +18,9 @@ use vnplug_ring::layout::MAX_SNAPLEN;
 
 use crate::awake::Awake;
 use crate::config::{Config, OnOff};
-use crate::control::{Control, Setup};
+use crate::control::{Control, Setup, Switches};
 use crate::hub::policy::Policy;
-use crate::hub::{Hub, Limits};
+use crate::hub::{Hub, Join, Limits, Peer};
 use crate::spec::{LINKTYPE_ETHERNET, OpenSource};
 use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
@@ -167,6 +167,20 @@ fn serve(
         max_ring_bytes: config.max_ring_bytes,
     });
     hub.jit = jit.clone();
+    for join in &config.joiners {
+        vnplug_switch::check_grant(&join.settings)
+            .map_err(|error| format!("a grant to join {:?}: {error}", join.switch))?;
+    }
+    let mut switches = Switches::new(&config.state_dir);
+    for source in &open {
+        if let Some(board) = source.board() {
+            let joiners: Vec<_> = policy.joiners(source.name()).collect();
+            if !joiners.is_empty() {
+                board.grant(joiners.into_iter().filter_map(user_grant).collect());
+            }
+            switches.restore(source.name(), board);
+        }
+    }
     for (source, number) in open.into_iter().zip(0_u16..) {
         hub.add_source(source.start(number).map_err(|error| error.to_string())?);
     }
@@ -176,7 +190,8 @@ fn serve(
     let users = config.users.iter().map(|(_, grant)| &grant.source);
     let vms = config.vms.iter().map(|(_, grant)| &grant.source);
     let senders = config.senders.iter().map(|(_, source)| source);
-    let named = users.chain(vms).chain(senders);
+    let switches_named = config.joiners.iter().map(|join| &join.switch);
+    let named = users.chain(vms).chain(senders).chain(switches_named);
     named.for_each(|it| warn_unknown(&hub, it));
     let workers = hub.sources().iter().flat_map(|source| &source.workers);
     let lines = workers.map(Worker::line).collect();
@@ -190,6 +205,7 @@ fn serve(
         compiler,
         jit,
         awake,
+        switches,
         listener,
         termination,
     };
@@ -222,7 +238,21 @@ fn policy(config: &Config, us: u32) -> Policy {
     for (viewer, source) in &config.senders {
         policy.grant_sending(viewer.clone(), source);
     }
+    for join in &config.joiners {
+        policy.grant_joining(join.clone());
+    }
     policy
+}
+
+/// A user's grant to join, as the entrances of a switch have it.
+fn user_grant(join: &Join) -> Option<vnplug_switch::Grant> {
+    match join.whom {
+        Peer::User(uid) => Some(vnplug_switch::Grant {
+            uid,
+            settings: join.settings.clone(),
+        }),
+        Peer::Vm(_) => None,
+    }
 }
 
 /// Keeps what is needed from now on, and starts the thread that has the kernel verify filters, if
@@ -295,7 +325,8 @@ fn of_source(name: &str, error: &str) -> String {
 
 fn warn_unknown(hub: &Hub, name: &str) {
     let known = hub.sources().iter().any(|source| source.name == name);
-    if name != "*" && !known {
+    let is_port = || hub.find(name).is_ok_and(|named| named.port.is_some());
+    if name != "*" && !known && !is_port() {
         log::warn!(target: "control", "a grant names {name:?}, which is no source");
     }
 }

@@ -198,6 +198,16 @@ impl FromStr for SourceSpec {
 }
 
 impl OpenSource {
+    /// The name that readers use.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What speaks to it, if it is a switch.
+    pub(crate) fn board(&self) -> Option<&Switchboard> {
+        self.board.as_ref()
+    }
+
     /// Whether it must be able to lock memory once more, when its interface comes back.
     pub(crate) fn locks_memory(&self) -> bool {
         self.locks_memory

@@ -622,7 +622,10 @@ fn duties(source: &Counted, all: &[Counted]) -> Option<Account> {
         let device = port.labels.iter().find(|(key, _)| key == "device");
         port.kind == "port"
             && device.is_some_and(|(_, name)| {
-                name.strip_prefix(HOST_PREFIX).unwrap_or(name) == source.name
+                let name = name.strip_prefix(HOST_PREFIX).unwrap_or(name);
+                // Of a reader of one port of a switch: `lan0/port3`.
+                let (whole, _) = name.split_once('/').unwrap_or((name, ""));
+                whole == source.name
             })
     };
     let ports = all.iter().filter(is_of);

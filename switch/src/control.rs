@@ -35,6 +35,8 @@ pub(crate) enum Change {
     Whole(Box<Settings>),
     /// A port is to be closed by who let it in.
     Close(Number),
+    /// Somebody reads this port by itself, or does not any more.
+    Read(Number, bool),
     /// How is it?
     Tell(Sender<Told>),
 }
@@ -45,6 +47,8 @@ pub(crate) struct Told {
     pub(crate) counters: Counters,
     pub(crate) ports: Vec<PortTold>,
     pub(crate) stations: Vec<Entry>,
+    /// How many stations there are in all.
+    pub(crate) station_count: u64,
     pub(crate) limits: Limits,
     pub(crate) is_hub: bool,
 }
@@ -135,4 +139,4 @@ impl Inlet {
 }
 
 /// How long a thread that forwards may take to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);

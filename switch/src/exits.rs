@@ -66,6 +66,8 @@ pub(crate) struct Exits {
     /// Watches the links.
     epoll: OwnedFd,
     ports: Vec<Option<Port>>,
+    /// Those that are read by themselves, each as often as it is.
+    read: Vec<Number>,
     /// Those that have something to be sent.
     touched: Vec<Number>,
     /// What super-frames of the batch became.
@@ -168,6 +170,7 @@ impl Exits {
         Self {
             epoll,
             ports: Vec::new(),
+            read: Vec::new(),
             touched: Vec::new(),
             pieces: Pieces::default(),
             edits: Edits::default(),
@@ -310,6 +313,21 @@ impl Exits {
         port.losses
     }
 
+    /// Somebody reads this port by itself, in the form in which it is given frames, or does not any more.
+    pub(crate) fn read(&mut self, number: Number, comes: bool) {
+        match (self.read.iter().position(|it| *it == number), comes) {
+            (_, true) => self.read.push(number),
+            (Some(at), false) => drop(self.read.swap_remove(at)),
+            (None, false) => {}
+        }
+    }
+
+    /// Whether one of these ports is read by itself.
+    #[inline]
+    fn is_read(&self, due: &[Number]) -> bool {
+        self.read.iter().any(|number| due.contains(number))
+    }
+
     /// Forgets what the batch before became.
     pub(crate) fn begin(&mut self) {
         self.pieces.clear();
@@ -335,7 +353,8 @@ impl Exits {
             }
             let rings = noted.rings;
             self.note_form(place, it, &dues[due.clone()], edit, &mut made, &mut noted);
-            if noted.rings > rings && edit != Edit::Keep {
+            let is_shown = noted.rings > rings || self.is_read(&dues[due.clone()]);
+            if is_shown && edit != Edit::Keep {
                 forms.add(it, edit, due);
             }
         }

@@ -22,6 +22,7 @@
 //! | `edits.rs` | frames that leave with another VLAN tag than they came with |
 //! | `emulation.rs` | wires that are slow or bad on purpose |
 //! | `settings.rs` | what an operator may say of a switch and of its ports |
+//! | `board.rs` | what the daemon asks of it: rings that take part, grants, how it is |
 //! | `show.rs` | what an operator sees of it, and changes at run time |
 //! | `roster.rs` | which ports are taken, and by whom |
 //! | `control.rs` | how other threads speak to the one that forwards |
@@ -33,6 +34,7 @@
 
 mod backlog;
 mod batch;
+mod board;
 mod control;
 pub mod counts;
 mod edits;
@@ -52,9 +54,10 @@ mod uplink;
 mod vde;
 mod vhost;
 
+pub use board::{Asked, Switchboard, check_grant};
 pub use porter::Access;
 pub use queue::{Switch, SwitchConfig, VdeConfig};
-pub use roster::{Holder, Switchboard};
+pub use roster::{Grant, Holder};
 pub use show::{Shown, ShownPort, Station};
 pub use sockets::door::SocketsConfig;
 pub use uplink::{OpenUplink, Uplink};

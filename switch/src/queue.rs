@@ -18,12 +18,13 @@ use vnplug_ring::layout::flags;
 use vnplug_ring::offload::{Offload, gso};
 
 use crate::batch::{Batch, Entered, MAX_SUPER};
+use crate::board::Switchboard;
 use crate::control::{self, Change, Inlet, PortTold, Told};
 use crate::edits::Forms;
 use crate::exits::Exits;
 use crate::forward::{Forwarder, HOST, Loop, Number, Way};
 use crate::link::{Entrance, Losses};
-use crate::roster::{Holder, Roster, Switchboard, locked};
+use crate::roster::{Holder, Roster, locked};
 use crate::settings::Settings;
 use crate::sockets::door::{self as sockets, SocketsConfig};
 use crate::table::Limits;
@@ -340,6 +341,7 @@ impl Switch {
                 };
                 self.set(number);
             }
+            Change::Read(number, comes) => self.exits.read(number, comes),
             Change::Whole(settings) => self.set_all(*settings),
             Change::Tell(reply) => {
                 // Nobody waits any more, if it fails.
@@ -365,6 +367,7 @@ impl Switch {
             counters: self.forwarder.counters,
             ports: self.exits.counters().into_iter().map(port).collect(),
             stations: table.entries(now_s).take(MAX_TOLD).collect(),
+            station_count: table.len() as u64,
             limits: table.limits(),
             is_hub: self.forwarder.is_hub,
         }

@@ -2,12 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::control::{Change, Line};
 use crate::forward::{MAX_PORTS, Number};
-use crate::settings::Settings;
+use crate::settings::{PortSettings, Settings};
 
 /// Who has a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,10 +20,32 @@ pub struct Holder {
     pub description: String,
 }
 
+/// Who of the host's users may join, and what a port of theirs may and may not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// The user.
+    pub uid: u32,
+    /// Settings of the port, `key=value` with commas between them.
+    pub settings: String,
+}
+
+/// A port that joined under a grant.
+#[derive(Debug)]
+pub(crate) struct Granted {
+    /// What the grant says of it.
+    pub(crate) text: String,
+    /// What was said of its number before, and is again when it is free.
+    pub(crate) before: Option<PortSettings>,
+}
+
 /// The ports that are taken.
 #[derive(Debug)]
 pub(crate) struct Roster {
     ports: BTreeMap<Number, Holder>,
+    /// Those that joined under a grant.
+    pub(crate) granted: BTreeMap<Number, Granted>,
+    /// Who may join; `None`: whom the entrances let in.
+    grants: Option<Vec<Grant>>,
     /// Those whose frames go through rings.
     rings: BTreeSet<Number>,
     /// Ports in all, and of one owner.
@@ -33,15 +53,19 @@ pub(crate) struct Roster {
     /// What the operator says of the switch. The thread that forwards is told of changes in their order, for
     /// they are made and sent with the lock held.
     pub(crate) settings: Settings,
+    /// What its configuration says of it.
+    pub(crate) first: Settings,
 }
 
 impl Roster {
     pub(crate) fn new(limits: (usize, usize), settings: Settings) -> Arc<Mutex<Self>> {
-        let ports = BTreeMap::new();
         Arc::new(Mutex::new(Self {
-            ports,
+            ports: BTreeMap::new(),
+            granted: BTreeMap::new(),
+            grants: None,
             rings: BTreeSet::new(),
             limits,
+            first: settings.clone(),
             settings,
         }))
     }
@@ -89,6 +113,36 @@ impl Roster {
         self.ports.keys().copied()
     }
 
+    /// The ports that are taken, in order, and who has them.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = (Number, &Holder)> {
+        self.ports.iter().map(|(number, holder)| (*number, holder))
+    }
+
+    /// Says who may join.
+    pub(crate) fn grant(&mut self, grants: Vec<Grant>) {
+        self.grants = Some(grants);
+    }
+
+    /// The grant under which a user joins; `None`: nothing is said of its ports.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub(crate) fn admit(&self, uid: u32, is_trusted: bool) -> Result<Option<String>, String> {
+        let Some(grants) = self.grants.as_ref().filter(|_| !is_trusted) else {
+            return Ok(None);
+        };
+        let own = grants.iter().find(|grant| grant.uid == uid);
+        let own = own.ok_or_else(|| {
+            format!("user {uid} has no grant to join this switch (--allow-join), and others have")
+        })?;
+        Ok(Some(own.settings.clone()))
+    }
+
+    /// A port's frames go through rings.
+    pub(crate) fn add_ring(&mut self, port: Number) {
+        self.rings.insert(port);
+    }
+
     /// Whether a port's frames go through rings.
     pub(crate) fn is_ring(&self, port: Number) -> bool {
         self.rings.contains(&port)
@@ -102,39 +156,4 @@ impl Roster {
 /// The lock on a roster.
 pub(crate) fn locked(roster: &Mutex<Roster>) -> MutexGuard<'_, Roster> {
     roster.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Lets rings take part in a switch, and an operator see and change it.
-#[derive(Debug, Clone)]
-pub struct Switchboard {
-    pub(crate) roster: Arc<Mutex<Roster>>,
-    pub(crate) line: Line,
-    pub(crate) entrances: Arc<[(&'static str, PathBuf)]>,
-}
-
-impl Switchboard {
-    /// The switch's entrances, each by the name of its option, and where they are.
-    pub fn entrances(&self) -> &[(&'static str, PathBuf)] {
-        &self.entrances
-    }
-
-    /// Takes a port whose frames go through rings.
-    ///
-    /// # Errors
-    /// Why there is none.
-    pub fn join(&self, holder: Holder) -> Result<NonZeroU16, String> {
-        let mut roster = locked(&self.roster);
-        let port = roster.take(holder, None)?;
-        roster.rings.insert(port.get());
-        drop(roster);
-        self.line.send(Change::AddRing(port.get()));
-        Ok(port)
-    }
-
-    /// Frees it, when nothing goes through its rings any more.
-    pub fn leave(&self, port: NonZeroU16) {
-        // First: who takes the number again must not be removed.
-        self.line.send(Change::Remove(port.get()));
-        locked(&self.roster).free(port.get());
-    }
 }

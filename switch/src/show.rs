@@ -1,8 +1,9 @@
 //! What an operator sees of a switch, and changes at run time.
 
-use crate::control::{Change, PortTold};
+use crate::board::Switchboard;
+use crate::control::{Change, PortTold, Told};
 use crate::forward::{MAX_PORTS, Number};
-use crate::roster::{Holder, Switchboard, locked};
+use crate::roster::{Holder, locked};
 use crate::settings::{Address, PortSettings, Settings};
 use crate::table::Limits;
 use crate::uplink::UPLINK;
@@ -12,6 +13,8 @@ use crate::uplink::UPLINK;
 pub struct Shown {
     /// What was said of it.
     pub settings: Settings,
+    /// What its configuration says of it.
+    pub first: Settings,
     /// How many stations it knows at most, and for how long.
     pub limits: Limits,
     /// What became of all frames, by the counters' public names.
@@ -20,6 +23,8 @@ pub struct Shown {
     pub ports: Vec<ShownPort>,
     /// The stations that it knows, or a part of very many.
     pub stations: Vec<Station>,
+    /// How many it knows in all.
+    pub station_count: u64,
 }
 
 /// A port.
@@ -31,6 +36,8 @@ pub struct ShownPort {
     pub holder: Option<Holder>,
     /// What was said of it.
     pub settings: PortSettings,
+    /// The part of it that the grant says under which it joined; empty: it joined without one.
+    pub granted: String,
     /// `up`; `down` by its settings; `shut` for a loop.
     pub state: &'static str,
     /// What went through it.
@@ -75,10 +82,12 @@ impl Switchboard {
         let mut new = roster.settings.of(port).clone();
         new.apply(text)?;
         if roster.is_ring(port) && !new.wire.is_plain() {
-            return Err(format!(
-                "port {port} has rings, which delay and lose nothing: delay, jitter, loss and rate are for \
-                 ports of programs that have sockets"
-            ));
+            return Err(format!("port {port} {NOT_OF_RINGS}"));
+        }
+        // When who has it under a grant is gone, this still holds.
+        let default = roster.settings.default.clone();
+        if let Some(granted) = roster.granted.get_mut(&port) {
+            granted.before.get_or_insert(default).apply(text)?;
         }
         let new = match new == roster.settings.default {
             // Nothing is said of it any more, and the number is for anybody.
@@ -97,12 +106,19 @@ impl Switchboard {
 
     /// The switch as it is; `None` if it does not answer.
     pub fn show(&self) -> Option<Shown> {
-        let told = self.line.ask()?;
+        Some(self.shown(&self.line.ask()?))
+    }
+
+    pub(crate) fn shown(&self, told: &Told) -> Shown {
         let roster = locked(&self.roster);
         let ports = told.ports.iter().map(|it| ShownPort {
             number: it.number,
             holder: roster.holder(it.number).cloned(),
             settings: roster.settings.of(it.number).clone(),
+            granted: match roster.granted.get(&it.number) {
+                Some(granted) => granted.text.clone(),
+                None => String::new(),
+            },
             state: it.state,
             counters: of_port(it),
         });
@@ -113,13 +129,15 @@ impl Switchboard {
             age_s: it.age_s,
             is_static: it.is_pinned,
         });
-        Some(Shown {
+        Shown {
             ports: ports.collect(),
             stations: stations.collect(),
+            station_count: told.station_count,
             settings: roster.settings.clone(),
+            first: roster.first.clone(),
             limits: told.limits,
             counters: told.counters.named(),
-        })
+        }
     }
 
     /// Keeps a port's number for who asks for it.
@@ -163,6 +181,10 @@ impl Switchboard {
         Ok(())
     }
 }
+
+/// What is not possible of a port with rings.
+pub(crate) const NOT_OF_RINGS: &str = "has rings, which delay and lose nothing: delay, jitter, loss and \
+                                       rate are for ports of programs that have sockets";
 
 fn of_port(it: &PortTold) -> Vec<(&'static str, u64)> {
     let counters = it.counters;

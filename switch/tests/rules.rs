@@ -178,12 +178,13 @@ fn a_slow_wire_takes_its_time_and_loses_what_is_said() {
     }
     eventually("it is full", || switch.count("out_dropped_full") > 10_000);
     switch.check_sums();
-    let ring = switch.board.join(vnplug_switch::Holder {
+    let holder = vnplug_switch::Holder {
         owner: "a test".into(),
         is_trusted: true,
         way: "ring",
         description: String::new(),
-    });
+    };
+    let ring = switch.board.join(holder, None, None);
     let error = switch
         .board
         .set(Some(ring.unwrap().get()), "delay=1ms")

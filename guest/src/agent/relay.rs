@@ -99,6 +99,10 @@ impl Agent {
                 let text = "only on the host: a guest may not attach virtual machines";
                 self.refuse(app, id, code::DENIED, text)
             }
+            Message::Switch(_) if greeted => {
+                let text = "only on the host: a guest may not manage its switches";
+                self.refuse(app, id, code::DENIED, text)
+            }
             _ => {
                 self.refuse(app, id, code::PROTOCOL, "this message does not belong here")?;
                 Err(Hangup(format!("a message of kind {}", request.kind())))

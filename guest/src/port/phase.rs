@@ -275,6 +275,10 @@ impl Port {
             return;
         };
         let why = why.clone();
+        if self.options.request.joins {
+            // The port of the switch that it had.
+            self.options.request.device.clone_from(&self.device);
+        }
         let common = self.watch.shared();
         let opened = Link::open(&self.options, &self.rules, true, REOPEN_LIMIT, common)
             .and_then(|(link, rings)| self.install(link, rings));

@@ -255,6 +255,7 @@ fn compile(compiler: &mut Compiler, job: &Job) -> Result<Programs, Refusal> {
         sight: job.guard.clone(),
         filter,
         text,
+        grant: None,
     })
 }
 

@@ -24,6 +24,7 @@ mod request;
 mod rules;
 mod session;
 mod sessions;
+mod switches;
 mod vms;
 mod waiting;
 
@@ -44,6 +45,7 @@ use accept::Door;
 use closing::Leaving;
 use session::Over;
 use sessions::{Next, Sessions, Turn};
+pub(crate) use switches::Switches;
 use vms::Vms;
 use vnplug_filter::{Compiler, Jit};
 use vnplug_os::memory::leave_to_readers;
@@ -63,6 +65,7 @@ pub(crate) struct Setup {
     pub(crate) compiler: Compiler,
     pub(crate) jit: Jit,
     pub(crate) awake: Option<Awake>,
+    pub(crate) switches: Switches,
     pub(crate) listener: OwnedFd,
     /// Becomes readable when the daemon is to end.
     pub(crate) termination: Arc<OwnedFd>,
@@ -77,6 +80,8 @@ pub(crate) struct Control {
     sessions: Sessions,
     door: Door,
     vms: Vms,
+    /// What was set of switches at run time.
+    switches: Switches,
     /// What is done elsewhere.
     jobs: Jobs,
     /// Ports on their way out.
@@ -104,6 +109,7 @@ impl Control {
             compiler,
             jit,
             awake,
+            switches,
             listener,
             termination,
         } = setup;
@@ -124,6 +130,7 @@ impl Control {
             sessions,
             door: Door::new(listener),
             vms: Vms::new(dirs, broken),
+            switches,
             jobs,
             leaving: Leaving::default(),
             awake,

@@ -8,7 +8,9 @@ use super::request::quoted;
 use super::session::Over;
 use super::waiting::{Then, Whom};
 use crate::hub::policy::Sight;
-use crate::hub::{Memory, Need, Opening, OwnMemory, Peer, Programs, Refusal, Step, no_memory};
+use crate::hub::{
+    Memory, Named, Need, Opening, OwnMemory, Peer, Programs, Refusal, Step, no_memory,
+};
 
 /// The longest name of a cluster or a group in bytes.
 const MAX_CLUSTER: usize = 64;
@@ -34,9 +36,14 @@ impl Control {
                 .sessions
                 .answer(whom, Err(Refusal::new(code::INVALID, what)));
         }
-        let guard = self
-            .guard(viewer, &open.device)
-            .and_then(|guard| self.may_send(viewer, &open).map(|()| guard));
+        let guard = match self.joins(viewer, &open) {
+            // It is given what is due to it, and no more.
+            Ok(Some(_)) => Ok(String::new()),
+            Ok(None) => self
+                .guard(viewer, &open.device)
+                .and_then(|guard| self.may_send(viewer, &open).map(|()| guard)),
+            Err(refusal) => Err(refusal),
+        };
         let guard = match guard {
             Ok(guard) => self.guard_in_group(viewer, &open, guard),
             Err(refusal) => return self.sessions.answer(whom, Err(refusal)),
@@ -159,9 +166,10 @@ impl Control {
         whom: Whom,
         viewer: &Peer,
         open: &Open,
-        programs: Programs,
+        mut programs: Programs,
         memory: Option<OwnMemory>,
     ) -> Result<Opening, Refusal> {
+        programs.grant = self.joins(viewer, open)?;
         // Others of its owner may have been opened while its rings were made.
         self.bears(viewer, &open.device, None, &programs)?;
         let opening = match viewer {
@@ -217,15 +225,41 @@ impl Control {
             let what = format!("no source {device}; `vnplug list` shows the sources");
             Refusal::new(code::NOT_FOUND, what)
         };
-        let (source, _) = self.hub.find(device).map_err(|refusal| match viewer {
+        let Named { source, port, .. } = self.hub.find(device).map_err(|refusal| match viewer {
             _ if self.policy.is_operator(viewer) => refusal,
             _ => unseen(),
         })?;
         let name = &self.hub.sources()[source].name;
-        match self.policy.sight(viewer, name, &self.vms.grants(viewer)) {
+        let grants = self.vms.grants(viewer);
+        match self.policy.sight_of(viewer, (name, port), &grants) {
             Sight::Through(filter) => Ok(filter),
             Sight::Nothing => Err(unseen()),
         }
+    }
+
+    /// What the grant says under which somebody takes part in a switch. `None`: it does not, or by the right
+    /// to see the switch and to send through it.
+    fn joins(&self, viewer: &Peer, open: &Open) -> Result<Option<String>, Refusal> {
+        if !open.joins || self.policy.is_operator(viewer) {
+            return Ok(None);
+        }
+        let Ok(named) = self.hub.find(&open.device) else {
+            return Ok(None);
+        };
+        let name = &self.hub.sources()[named.source].name;
+        if let Some(join) = self.policy.may_join(viewer, name) {
+            return Ok(Some(join.settings.clone()));
+        }
+        // To whom it does not exist, this does not tell that it does.
+        self.guard(viewer, &open.device)?;
+        if self.policy.joiners(name).next().is_none() {
+            return Ok(None);
+        }
+        let what = format!(
+            "taking part in {name:?} needs a grant of its own: the operator gives it with --allow-join or \
+             a [[join]]"
+        );
+        Err(Refusal::new(code::DENIED, what))
     }
 
     /// Whether a port may have the transmit ring that it asks for, if it asks for one.
@@ -233,8 +267,8 @@ impl Control {
         if open.transmit_bytes == 0 {
             return Ok(());
         }
-        let (source, _) = self.hub.find(&open.device)?;
-        let name = &self.hub.sources()[source].name;
+        let named = self.hub.find(&open.device)?;
+        let name = &self.hub.sources()[named.source].name;
         if self.policy.may_send(viewer, name) {
             return Ok(());
         }
@@ -248,6 +282,6 @@ impl Control {
     fn link_type(&self, device: &str) -> u32 {
         self.hub
             .find(device)
-            .map_or(1, |(source, _)| self.hub.sources()[source].link_type)
+            .map_or(1, |named| self.hub.sources()[named.source].link_type)
     }
 }

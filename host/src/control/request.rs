@@ -9,6 +9,7 @@ use super::Control;
 use super::channel::Attaching;
 use super::session::Over;
 use super::waiting::{Then, Whom};
+use crate::hub::policy::Sight;
 use crate::hub::{Peer, Refusal, Step};
 
 /// What a request costs beyond its own token if the queues' threads have to answer it too.
@@ -65,6 +66,7 @@ impl Control {
             Message::AttachVm(_) | Message::DetachVm { .. } | Message::Adopt { .. } => {
                 self.of_operator(whom, &viewer, message)
             }
+            Message::Switch(request) => self.of_switch(whom, &viewer, &request),
             message => self.of_reader(whom, &viewer, message),
         }
     }
@@ -75,7 +77,15 @@ impl Control {
             Message::List => {
                 self.sessions.charge(whom.token, ASKS_QUEUES);
                 let grants = self.vms.grants(viewer);
-                let sight = |source: &str| self.policy.sight(viewer, source, &grants);
+                let sight = |source: &str, port| {
+                    let sight = self.policy.sight_of(viewer, (source, port), &grants);
+                    match self.policy.may_join(viewer, source) {
+                        Some(_) if sight == Sight::Nothing && port.is_none() => {
+                            Sight::Through(String::new())
+                        }
+                        _ => sight,
+                    }
+                };
                 let devices = self.hub.devices(viewer, sight, &self.policy);
                 let devices = Message::Devices(devices);
                 self.sessions.answer(whom, Ok((devices, Vec::new())))

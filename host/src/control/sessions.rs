@@ -336,6 +336,15 @@ impl Sessions {
         own.map(|(_, port)| *port).collect()
     }
 
+    /// The connection, and the application there, that has this port.
+    pub(super) fn opener(&self, port: u32) -> Option<(u64, u32)> {
+        self.all.iter().find_map(|(token, session)| {
+            let mut ports = session.ports.iter();
+            let (app, _) = ports.find(|(_, own)| *own == port)?;
+            Some((*token, *app))
+        })
+    }
+
     /// Forgets the ports of a connection that `which` (application, port) names.
     pub(super) fn forget_ports(
         &mut self,

@@ -51,6 +51,7 @@ impl Hub {
     pub(crate) fn begin_close(&mut self, id: u32) -> Option<Closing> {
         let record = self.ports.remove(&id)?;
         self.own(id, &record, false);
+        self.reads(&record, false);
         self.closed += 1;
         let mut charge = Charge::new(self.owed_by(&record.owner));
         if matches!(record.owner, Peer::User(_)) {

@@ -2,13 +2,13 @@
 
 use vnplug_ring::control::Balance;
 
-use super::{Hub, Peer};
+use super::{Hub, Named, Peer};
 use vnplug_path::port::Share;
 
-/// Source, queue if one was named, owner, name. A cluster belongs to who made it: nobody can join
+/// What was named, owner, name. A cluster belongs to who made it: nobody can join
 /// another's and take a share of its frames. Its members read the same queues, or frames of a queue
 /// that one of them does not read would be nobody's.
-pub(super) type ClusterKey = (usize, Option<usize>, Peer, String);
+pub(super) type ClusterKey = (Named, Peer, String);
 
 pub(super) struct Cluster {
     number: u32,

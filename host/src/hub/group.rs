@@ -5,6 +5,7 @@
 //! how large the arena is; with the last one it goes. A group of the host ([`super::host_group`])
 //! has several owners, and memory that is there before its first member.
 
+use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use vnplug_ring::{Arena, Region};
 use super::ground::Ground;
 use super::open::{fresh_epoch, no_memory};
 use super::plan::PortPlan;
-use super::{Hub, Peer, Programs, Refusal};
+use super::{Hub, Named, Peer, Programs, Refusal};
 use vnplug_filter::Program;
 use vnplug_path::commons::Commons;
 use vnplug_path::source::Lent;
@@ -27,6 +28,8 @@ pub(super) struct GroupKey {
     pub(super) source: usize,
     /// Of one that has only this queue.
     pub(super) queue: Option<usize>,
+    /// Of one that has only what passes this port of a switch.
+    pub(super) port: Option<NonZeroU16>,
     pub(super) whose: Whose,
     pub(super) name: String,
 }
@@ -140,13 +143,20 @@ impl Hub {
         if request.group.is_empty() {
             return Ok(None);
         }
-        let (source, queue) = self.find(&request.device)?;
-        if let Some(plan) = self.plan_host_group(source, request, owner, programs)? {
+        let Named {
+            source,
+            queue,
+            port,
+        } = self.find(&request.device)?;
+        if port.is_none()
+            && let Some(plan) = self.plan_host_group(source, request, owner, programs)?
+        {
             return Ok(Some(plan));
         }
         let key = GroupKey {
             source,
             queue,
+            port,
             whose: Whose::Owner(owner.clone()),
             name: request.group.clone(),
         };

@@ -18,7 +18,7 @@ use vnplug_ring::Region;
 use vnplug_ring::control::{HostGroup as Wanted, Open, Segments, code};
 
 use super::group::{GroupKey, GroupPlan, LentPlan, Whose, arena_bytes, same_segments};
-use super::{Hub, Peer, Programs, Refusal};
+use super::{Hub, Named, Peer, Programs, Refusal};
 use vnplug_os::memory::Pool;
 use vnplug_os::packet_file::PacketFile;
 use vnplug_path::source::Lent;
@@ -179,8 +179,12 @@ impl Hub {
     /// A source of which a group can be: with all its queues.
     fn whole_source(&self, name: &str) -> Result<usize, Refusal> {
         match self.find(name)? {
-            (source, None) => Ok(source),
-            (source, Some(_)) => {
+            Named {
+                source,
+                queue: None,
+                port: None,
+            } => Ok(source),
+            Named { source, .. } => {
                 let source = &self.sources[source].name;
                 let what = format!("a group has all queues of its source: write {source:?}");
                 Err(Refusal::new(code::INVALID, what))
@@ -277,7 +281,8 @@ impl Hub {
 
     /// The obligatory filter of a port that wants to join a group of the host, if it does.
     pub(crate) fn host_sight(&self, request: &Open, owner: &Peer) -> Option<&str> {
-        let (source, _) = self.find(&request.device).ok()?;
+        let named = self.find(&request.device).ok()?;
+        let source = Some(named.source).filter(|_| named.port.is_none())?;
         let (_, group) = self.host_groups.of(source, &request.group, owner)?;
         Some(&group.sight)
     }
@@ -307,6 +312,7 @@ impl Hub {
         let key = GroupKey {
             source,
             queue: None,
+            port: None,
             whose: Whose::Host(group.number),
             name: name.clone(),
         };

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use vnplug_ring::control::{Open, code};
 
 use super::load::{MAX_FIELDS_EACH, MAX_KEYS_EACH};
-use super::{Hub, Peer, PortRecord, Programs, Refusal};
+use super::{Hub, Named, Peer, PortRecord, Programs, Refusal};
 use vnplug_os::mappings;
 
 /// Limits that the operator sets.
@@ -93,7 +93,7 @@ impl Hub {
         let (source, queues) = match port.and_then(|port| self.ports.get(&port)) {
             Some(record) => (record.source, record.queues.len()),
             None => {
-                let (source, queue) = self.find(device)?;
+                let Named { source, queue, .. } = self.find(device)?;
                 (
                     source,
                     queue.map_or(self.sources[source].workers.len(), |_| 1),

@@ -22,7 +22,7 @@ pub mod policy;
 pub mod report;
 pub mod rules;
 mod send;
-mod switch;
+pub(crate) mod switch;
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU16;
@@ -56,7 +56,7 @@ pub use limits::{Limits, MAX_FILTER_WORK};
 use load::Owned;
 pub(crate) use open::{NO_DESCRIPTORS, Opening, no_memory};
 pub(crate) use plan::Need;
-pub use policy::Peer;
+pub use policy::{Join, Peer};
 pub use rules::RuleBook;
 
 /// A request was refused, with the code and text of the answer.
@@ -76,6 +76,17 @@ impl Refusal {
             text: text.into(),
         }
     }
+}
+
+/// What a client names: a source, one of its queues, or one port of a switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Named {
+    /// The source's place among all.
+    pub source: usize,
+    /// Only this queue.
+    pub queue: Option<usize>,
+    /// Only what passes this port.
+    pub port: Option<NonZeroU16>,
 }
 
 /// A started source.
@@ -108,6 +119,8 @@ pub struct PortRecord {
     queues: Vec<usize>,
     /// Its number on a switch.
     member: Option<NonZeroU16>,
+    /// The port of a switch of which alone it reads the frames.
+    only: Option<NonZeroU16>,
     cluster: Option<ClusterKey>,
     group: Option<GroupKey>,
     places: Vec<RingPlace>,
@@ -218,6 +231,8 @@ pub struct Programs {
     pub filter: Option<Arc<Program>>,
     /// What to show for it.
     pub text: String,
+    /// What a port of a switch may and may not by the grant under which it joins.
+    pub grant: Option<String>,
 }
 
 /// Sources and ports.
@@ -288,22 +303,38 @@ impl Hub {
         &self.ports
     }
 
-    /// Finds a source by the name a client gave: `[host:]NAME[@QUEUE]`.
+    /// Finds a source by the name a client gave: `[host:]NAME[@QUEUE]`, or of a switch `NAME/portN` and
+    /// `NAME/N`, whoever has that port or will have it.
     ///
     /// # Errors
     /// [`Refusal`] that lists what there is.
-    pub fn find(&self, device: &str) -> Result<(usize, Option<usize>), Refusal> {
+    pub fn find(&self, device: &str) -> Result<Named, Refusal> {
         let name = device.strip_prefix(HOST_PREFIX).unwrap_or(device);
         let by_name = |name: &str| self.sources.iter().position(|source| source.name == name);
+        let named = |source, queue, port| Named {
+            source,
+            queue,
+            port,
+        };
         if let Some(source) = by_name(name) {
-            return Ok((source, None));
+            return Ok(named(source, None, None));
+        }
+        if let Some((source, port)) = name
+            .rsplit_once('/')
+            .and_then(|(name, port)| Some((by_name(name)?, port)))
+        {
+            let port = self.switch_port(source, port);
+            let wrong = |what| Refusal::new(code::NOT_FOUND, format!("{device}: {what}"));
+            return port
+                .map(|port| named(source, None, Some(port)))
+                .map_err(wrong);
         }
         let queue = name
             .rsplit_once('@')
             .and_then(|(name, queue)| Some((by_name(name)?, queue.parse::<usize>().ok()?)));
         match queue {
             Some((source, queue)) if queue < self.sources[source].workers.len() => {
-                Ok((source, Some(queue)))
+                Ok(named(source, Some(queue), None))
             }
             Some((source, _)) => {
                 let last = self.sources[source].workers.len() - 1;
@@ -317,6 +348,11 @@ impl Hub {
                 Err(Refusal::new(code::NOT_FOUND, what))
             }
         }
+    }
+
+    /// The places of a port in its VM's pool.
+    pub(crate) fn places_of(&self, id: u32) -> &[RingPlace] {
+        self.ports.get(&id).map_or(&[], |record| &record.places)
     }
 
     /// Tunes a port; the next batch is judged so.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use vnplug_ring::control::{Balance, HOST_PREFIX, Open, Opened, RingPlace, code};
+use vnplug_ring::control::{Balance, Open, Opened, RingPlace, code};
 
 use super::ground::{Ground, Memory, Taken};
 use super::pace::Pace;
@@ -77,14 +77,14 @@ impl Hub {
         )?;
         // The last two that may fail; the first undoes itself, and who takes part in a switch is in no group.
         let joined = self.enter_group(&plan, programs.guard.as_ref(), &mut ground)?;
-        let member = self.take_part(&plan, request, &owner)?;
+        let member = self.take_part(&plan, request, &owner, programs.grant.as_deref())?;
         let opened = Opened {
             port: id,
             map_len: ground.map_len,
             rings: ground.rings,
             snaplen: plan.snaplen - plan.prefix,
             link_type,
-            device: format!("{HOST_PREFIX}{}", self.sources[plan.source].name),
+            device: self.device_name(plan.source, member.or(plan.port)),
             vector: u32::MAX,
             transmit: ground.transmit,
             arenas: joined.arenas,
@@ -93,11 +93,14 @@ impl Hub {
         let mut fds = ground.fds;
         fds.extend(joined.fd.filter(|_| is_own));
         let prefix = plan.prefix;
+        // Who takes part in a switch may have named the port that it wants.
+        let only = plan.port.filter(|_| !request.joins);
         let ports = producers.into_iter().enumerate().map(|(at, producer)| {
             let mut port = Port::new(id, producer, doorbell.clone());
             port.snaplen -= prefix;
             port.segments = request.segments;
             port.member = member;
+            port.only = only;
             port.owner = number;
             port.handle = handle;
             port.commons = joined.commons.get(at).cloned();
@@ -114,6 +117,8 @@ impl Hub {
         }
         let mut record = record(plan, request, programs, (owner, number), place);
         record.member = member;
+        record.only = only;
+        self.reads(&record, true);
         let widening = self.commit(id, record, request.balance, ports, sender);
         Ok(Opening {
             opened,
@@ -201,6 +206,7 @@ fn record(
         source: plan.source,
         queues: plan.queues,
         member: None,
+        only: None,
         cluster: plan.cluster,
         group: plan.group.map(|group| group.key),
         places: place.into_iter().collect(),

@@ -1,5 +1,7 @@
 //! What a port would be, without memory: where it reads, how large its rings are, and what it shares.
 
+use std::num::NonZeroU16;
+
 use vnplug_ring::control::apart::Shape;
 use vnplug_ring::control::{Open, Segments, code};
 use vnplug_ring::layout::{MAX_CAPACITY, MAX_SNAPLEN, MIN_CAPACITY, record_size, ring_size};
@@ -29,6 +31,8 @@ impl Need {
 pub(super) struct PortPlan {
     pub(super) source: usize,
     pub(super) queues: Vec<usize>,
+    /// The port of a switch that was named.
+    pub(super) port: Option<NonZeroU16>,
     pub(super) cluster: Option<ClusterKey>,
     /// Bytes of a record at most.
     pub(super) snaplen: u32,
@@ -81,7 +85,8 @@ impl Hub {
         owner: &Peer,
         programs: &Programs,
     ) -> Result<PortPlan, Refusal> {
-        let (source, queue) = self.find(&request.device)?;
+        let named = self.find(&request.device)?;
+        let (source, queue) = (named.source, named.queue);
         if self.ports.len() >= self.limits.ports {
             let most = self.limits.ports;
             let what = format!("{most} ports are open, the limit; close some or raise max_ports");
@@ -103,8 +108,8 @@ impl Hub {
             Some(group) => (self.descriptor_capacity(request, group)?, group.snaplen()),
         };
         let snaplen = (snaplen + prefix).min(longest);
-        let cluster = (!request.cluster.is_empty())
-            .then(|| (source, queue, owner.clone(), request.cluster.clone()));
+        let cluster =
+            (!request.cluster.is_empty()).then(|| (named, owner.clone(), request.cluster.clone()));
         if let Some(existing) = cluster.as_ref().and_then(|key| self.clusters.get(key))
             && existing.balance != request.balance
         {
@@ -123,6 +128,7 @@ impl Hub {
             each: ring_size(capacity).next_multiple_of(4096),
             source,
             queues,
+            port: named.port,
             cluster,
             snaplen,
             prefix,

@@ -17,6 +17,7 @@
 //! lost before any port, and so in none of the sums.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU16;
 use std::time::Instant;
 
 use vnplug_ring::control::{
@@ -25,7 +26,7 @@ use vnplug_ring::control::{
 
 use super::asking::Heard;
 use super::policy::{Policy, Sight};
-use super::{Hub, Owed, Peer, Step};
+use super::{Hub, Owed, Peer, Source, Step};
 use vnplug_filter::IndexSize;
 use vnplug_os::interface;
 use vnplug_path::engine::sender::SendCounters;
@@ -39,7 +40,7 @@ impl Hub {
     pub fn devices(
         &self,
         viewer: &Peer,
-        sight: impl Fn(&str) -> Sight,
+        sight: impl Fn(&str, Option<NonZeroU16>) -> Sight,
         policy: &Policy,
     ) -> Vec<Device> {
         let operator = policy.is_operator(viewer);
@@ -53,32 +54,38 @@ impl Hub {
             }
             _ => BTreeMap::new(),
         };
+        let device = |number: usize, source: &Source| {
+            let ports = self
+                .ports
+                .values()
+                .filter(|port| port.source == number)
+                .count();
+            let asked = source.interface.as_ref();
+            let facts = asked.map(Interface::facts).unwrap_or_default();
+            let addresses = asked.and_then(|it| addresses.get(it.name()));
+            Device {
+                name: format!("{HOST_PREFIX}{}", source.name),
+                kind: source.kind.to_owned(),
+                state: words(source.workers.iter().map(|it| it.pulse().state())),
+                description: source.description.clone(),
+                queues: source.workers.len() as u32,
+                ports: if operator { ports as u32 } else { 0 },
+                link_type: source.link_type,
+                mtu: facts.mtu,
+                speed_mbps: facts.speed_mbps,
+                mac: facts.mac,
+                addresses: addresses.cloned().unwrap_or_default(),
+            }
+        };
         self.sources
             .iter()
             .enumerate()
-            .filter(|(_, source)| sight(&source.name) != Sight::Nothing)
-            .map(|(number, source)| {
-                let ports = self
-                    .ports
-                    .values()
-                    .filter(|port| port.source == number)
-                    .count();
-                let asked = source.interface.as_ref();
-                let facts = asked.map(Interface::facts).unwrap_or_default();
-                let addresses = asked.and_then(|it| addresses.get(it.name()));
-                Device {
-                    name: format!("{HOST_PREFIX}{}", source.name),
-                    kind: source.kind.to_owned(),
-                    state: words(source.workers.iter().map(|it| it.pulse().state())),
-                    description: source.description.clone(),
-                    queues: source.workers.len() as u32,
-                    ports: if operator { ports as u32 } else { 0 },
-                    link_type: source.link_type,
-                    mtu: facts.mtu,
-                    speed_mbps: facts.speed_mbps,
-                    mac: facts.mac,
-                    addresses: addresses.cloned().unwrap_or_default(),
-                }
+            .flat_map(|(number, source)| {
+                let ports = |port| sight(&source.name, Some(port));
+                let ports = self.port_devices(number, ports, operator);
+                let whole = sight(&source.name, None) != Sight::Nothing;
+                let whole = whole.then(|| device(number, source));
+                whole.into_iter().chain(ports)
             })
             .collect()
     }
@@ -180,9 +187,10 @@ impl Hub {
                 let mut counted = port_counted(part, false);
                 tell_sends(&mut counted, snapshots, *id);
                 tell_stall(&mut counted.labels, snapshots);
-                let device = format!("{HOST_PREFIX}{}", self.sources[number].name);
-                counted.labels.push(("device".into(), device));
                 // One that was closed meanwhile was there when it was counted.
+                let only = self.ports.get(id).and_then(|record| record.only);
+                let device = self.device_name(number, only);
+                counted.labels.push(("device".into(), device));
                 if let Some(record) = self.ports.get(id) {
                     let owner = match &record.owner {
                         Peer::User(uid) => format!("uid {uid}"),
@@ -251,7 +259,7 @@ impl Hub {
                     let mut counted = port_counted(part, true);
                     tell_sends(&mut counted, snapshots, *id);
                     tell_stall(&mut counted.labels, snapshots);
-                    let device = format!("{HOST_PREFIX}{}", self.sources[record.source].name);
+                    let device = self.device_name(record.source, record.only);
                     counted.labels.push(("device".into(), device));
                     counted
                         .labels

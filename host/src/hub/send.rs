@@ -32,7 +32,7 @@ impl Hub {
         if wanted == 0 {
             return Ok(0);
         }
-        let source = &self.sources[self.find(&request.device)?.0];
+        let source = &self.sources[self.find(&request.device)?.source];
         if !source.transmits {
             let what = format!(
                 "source {:?} ({}) cannot send; open the port without a transmit ring",

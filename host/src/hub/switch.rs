@@ -1,13 +1,17 @@
-//! Ports that take part in a switch.
+//! Ports that take part in a switch, and what operators ask of it.
 
 use std::num::NonZeroU16;
+use std::time::Instant;
 
 use vnplug_os::privileges::user_name;
-use vnplug_ring::control::{Open, code};
-use vnplug_switch::Holder;
+use vnplug_ring::control::{Counted, Device, HOST_PREFIX, Message, Open, code};
+use vnplug_switch::forward::MAX_PORTS;
+use vnplug_switch::{Asked, Holder, Shown, Switchboard};
 
+use super::asking::Asks;
 use super::plan::PortPlan;
-use super::{Hub, Peer, PortRecord, Refusal};
+use super::policy::{Sight, port_number};
+use super::{Hub, Peer, PortRecord, Refusal, Source, Step};
 
 impl Hub {
     /// Refuses to take part where that makes no sense.
@@ -45,6 +49,7 @@ impl Hub {
         plan: &PortPlan,
         request: &Open,
         owner: &Peer,
+        grant: Option<&str>,
     ) -> Result<Option<NonZeroU16>, Refusal> {
         let board = self.sources[plan.source].board.as_ref();
         let Some(board) = board.filter(|_| request.joins) else {
@@ -60,7 +65,10 @@ impl Hub {
             way: "ring",
             description: request.label.chars().take(64).collect(),
         };
-        let taken = board.join(holder);
+        // Who comes again after a restart has its number again, unless somebody was faster.
+        let is_free = |port: &NonZeroU16| !request.reopened || !board.is_taken(*port);
+        let wanted = plan.port.filter(is_free);
+        let taken = board.join(holder, wanted, grant);
         taken
             .map(Some)
             .map_err(|what| Refusal::new(code::LIMIT, what))
@@ -73,4 +81,158 @@ impl Hub {
             board.leave(member);
         }
     }
+
+    /// Tells a switch that a port of it is read by itself, or is not any more.
+    pub(super) fn reads(&self, record: &PortRecord, comes: bool) {
+        let board = self.sources[record.source].board.as_ref();
+        if let (Some(board), Some(only)) = (board, record.only) {
+            board.read(only, comes);
+        }
+    }
+
+    /// The port of a switch that a client names: `port3` or `3`.
+    pub(super) fn switch_port(&self, source: usize, port: &str) -> Result<NonZeroU16, String> {
+        let source = &self.sources[source];
+        let name = &source.name;
+        if source.board.is_none() {
+            let kind = source.kind;
+            return Err(format!("{name:?} ({kind}) is no switch, and has no ports"));
+        }
+        let number = port_number(port).filter(|it| usize::from(it.get()) <= MAX_PORTS);
+        number.ok_or_else(|| format!("write {name}/port1 to {name}/port{MAX_PORTS}"))
+    }
+
+    /// What clients call a source, or one port of it.
+    pub(super) fn device_name(&self, source: usize, port: Option<NonZeroU16>) -> String {
+        let name = &self.sources[source].name;
+        match port {
+            None => format!("{HOST_PREFIX}{name}"),
+            Some(port) => format!("{HOST_PREFIX}{name}/port{port}"),
+        }
+    }
+
+    /// The ports of a switch that a viewer may see: those that are taken, and those that are read.
+    pub(super) fn port_devices(
+        &self,
+        number: usize,
+        sight: impl Fn(NonZeroU16) -> Sight,
+        is_operator: bool,
+    ) -> Vec<Device> {
+        let source = &self.sources[number];
+        let Some(board) = &source.board else {
+            return Vec::new();
+        };
+        let taken = board.holders().into_iter();
+        let mut all: Vec<_> = taken.map(|(port, holder)| (port, Some(holder))).collect();
+        let readers = |port| {
+            let ports = self.ports.values();
+            let own = ports.filter(move |it| it.source == number && it.only == Some(port));
+            own.count() as u32
+        };
+        let read = self.ports.values().filter(|it| it.source == number);
+        for port in read.filter_map(|it| it.only) {
+            if !all.iter().any(|(other, _)| *other == port) {
+                all.push((port, None));
+            }
+        }
+        all.retain(|(port, _)| sight(*port) != Sight::Nothing);
+        all.sort_by_key(|(port, _)| *port);
+        all.truncate(MAX_PORT_DEVICES);
+        let device = |(port, holder): (NonZeroU16, Option<Holder>)| Device {
+            name: self.device_name(number, Some(port)),
+            kind: "switch port".into(),
+            state: if holder.is_some() { "up" } else { "waiting" }.into(),
+            description: match holder {
+                None => String::new(),
+                Some(it) if is_operator => about(&it),
+                Some(it) => it.way.to_owned(),
+            },
+            queues: source.workers.len() as u32,
+            ports: if is_operator { readers(port) } else { 0 },
+            link_type: source.link_type,
+            ..Device::default()
+        };
+        all.into_iter().map(device).collect()
+    }
+
+    /// The switch of this name, with or without `host:`.
+    pub(crate) fn switch(&self, name: &str) -> Result<(&Source, &Switchboard), Refusal> {
+        let name = name.strip_prefix(HOST_PREFIX).unwrap_or(name);
+        let found = self.sources.iter().find(|source| source.name == name);
+        let found = found.and_then(|source| Some((source, source.board.as_ref()?)));
+        found.ok_or_else(|| {
+            let what = format!("no switch {name:?}; `vnplug switch list` shows the switches");
+            Refusal::new(code::NOT_FOUND, what)
+        })
+    }
+
+    /// All switches.
+    pub(crate) fn switches(&self) -> impl Iterator<Item = (&Source, &Switchboard)> {
+        let sources = self.sources.iter();
+        sources.filter_map(|source| Some((source, source.board.as_ref()?)))
+    }
+
+    /// The port of a program that takes part in a switch as this port, and whose it is.
+    pub(crate) fn member(&self, switch: &str, port: NonZeroU16) -> Option<(u32, Peer)> {
+        let is_it = |record: &&PortRecord| {
+            record.member == Some(port) && self.sources[record.source].name == switch
+        };
+        let mut ports = self.ports.iter();
+        let (id, record) = ports.find(|(_, record)| is_it(record))?;
+        Some((*id, record.owner.clone()))
+    }
 }
+
+/// Asks switches how they are; `tell` says it of each.
+pub(crate) fn show(
+    boards: Vec<(String, Switchboard)>,
+    tell: impl Fn(&str, Shown) -> Vec<Counted> + 'static,
+) -> Step {
+    let ask = |(name, board): (String, Switchboard)| (name, board.ask());
+    Step::Asks(Box::new(Showing {
+        asked: boards.into_iter().map(ask).collect(),
+        tell,
+    }))
+}
+
+/// Switches that were asked how they are.
+struct Showing<F> {
+    asked: Vec<(String, Asked)>,
+    tell: F,
+}
+
+impl<F: Fn(&str, Shown) -> Vec<Counted>> Asks for Showing<F> {
+    fn is_over(&mut self, until: Instant) -> bool {
+        let over = self.asked.iter_mut().map(|(_, asked)| asked.is_over(until));
+        over.fold(true, |all, over| all & over)
+    }
+
+    fn go_on(self: Box<Self>, _: &mut Hub) -> Step {
+        let mut all = Vec::new();
+        for (name, asked) in self.asked {
+            let Some(shown) = asked.take() else {
+                let what = format!("switch {name:?} does not answer");
+                return Step::Done(Err(Refusal::new(code::UNAVAILABLE, what)));
+            };
+            all.extend((self.tell)(&name, shown));
+        }
+        Step::Done(Ok(Message::Counters(all)))
+    }
+}
+
+/// Who has a port, for people.
+fn about(holder: &Holder) -> String {
+    let Holder {
+        owner,
+        way,
+        description,
+        ..
+    } = holder;
+    match description.is_empty() {
+        true => format!("{way}, {owner}"),
+        false => format!("{way}, {owner}: {description}"),
+    }
+}
+
+/// The most ports of one switch that are listed as devices; all can be opened.
+const MAX_PORT_DEVICES: usize = 64;

@@ -10,7 +10,7 @@ pub(crate) mod arenas;
 mod dirs;
 pub(crate) mod doorbell;
 mod plan;
-mod record;
+pub(crate) mod record;
 
 use std::collections::{HashMap, HashSet};
 use std::io;

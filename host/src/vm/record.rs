@@ -45,26 +45,30 @@ impl Record {
     /// Writes it down.
     pub(super) fn save(&self, state: &Path) -> io::Result<()> {
         let text = toml::to_string(self).map_err(io::Error::other)?;
-        let path = record_path(state, &self.name);
-        let draft = path.with_extension("new");
-        // It tells who may see what, which is nobody else's business.
-        let mut file = std::fs::File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(&draft)?;
-        // One of an earlier daemon may have had another mode.
-        file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-        file.write_all(text.as_bytes())?;
-        drop(file);
-        std::fs::rename(&draft, &path)
+        write(&record_path(state, &self.name), &text)
     }
 }
 
+/// Writes something down in place of what was there.
+pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
+    let draft = path.with_extension("new");
+    // It tells who may see what, which is nobody else's business.
+    let mut file = std::fs::File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(&draft)?;
+    // One of an earlier daemon may have had another mode.
+    file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+    file.write_all(text.as_bytes())?;
+    drop(file);
+    std::fs::rename(&draft, path)
+}
+
 /// Reads a record, if it is a regular file of ours or of the directory's owner, and no link.
-pub(super) fn read(path: &Path) -> io::Result<String> {
+pub(crate) fn read(path: &Path) -> io::Result<String> {
     let file = std::fs::File::options()
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)

@@ -4,6 +4,7 @@ use super::VERSION;
 use super::device::{Counted, Device};
 use super::open::{FilterSpec, Open, Opened, RingPlace, Tuning};
 use super::rule::{self, Rule, RuleKey, RuleKind};
+use super::switch::SwitchRequest;
 use super::vm::{VmReady, VmSpec};
 use super::wire::{Header, Malformed, Reader, Writer};
 
@@ -175,6 +176,8 @@ pub enum Message {
         /// The VM.
         name: String,
     },
+    /// Operators: something about a switch.
+    Switch(SwitchRequest),
     /// Agents on a tty, unasked and unanswered: this many bytes arrived since the last one. The daemon
     /// has at most [`super::TTY_WINDOW`] unacknowledged bytes on their way.
     Ack {
@@ -218,6 +221,7 @@ impl Message {
             Self::RuleCounters { .. } => 29,
             Self::Kick(_) => 30,
             Self::Note { .. } => 31,
+            Self::Switch(_) => 32,
         }
     }
 
@@ -328,6 +332,7 @@ impl Message {
             }
             Self::Adopt { name } => w.text(name),
             Self::Ack { bytes } => w.u32(*bytes),
+            Self::Switch(request) => request.write(w),
         }
     }
 
@@ -429,6 +434,7 @@ impl Message {
                 port: r.u32("port")?,
                 values: r.list("values", |r| Ok((r.text("key")?, r.u64("value")?)))?,
             },
+            32 => Self::Switch(SwitchRequest::read(r)?),
             kind => return Err(Malformed::Kind(kind)),
         })
     }

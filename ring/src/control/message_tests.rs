@@ -3,7 +3,7 @@
 use super::*;
 use crate::control::{
     ArenaHome, Arenas, Balance, Direction, ExactRule, Flow, Grant, HostGroup, NO_VLAN, Network,
-    Pattern, RuleAction, Segments, VmKind, WildcardRule, wire,
+    Pattern, RuleAction, Segments, SwitchAsk, SwitchRequest, VmKind, WildcardRule, wire,
 };
 
 fn every_message() -> Vec<Message> {
@@ -211,6 +211,17 @@ fn every_message() -> Vec<Message> {
         Message::Adopt {
             name: "probe".into(),
         },
+        switch(SwitchAsk::Show { stations: false }),
+        switch(SwitchAsk::Show { stations: true }),
+        switch(SwitchAsk::Kick),
+        switch(SwitchAsk::Set {
+            text: "hub=yes".into(),
+            keep: true,
+        }),
+        switch(SwitchAsk::Set {
+            text: "age=5".into(),
+            keep: false,
+        }),
     ]
 }
 
@@ -300,4 +311,12 @@ fn an_unknown_version_is_refused_but_a_hello_may_have_any() {
         let refused = Message::decode(&header, &payload) == Err(Malformed::Version(9));
         assert_eq!(refused, header.kind != 1);
     }
+}
+
+fn switch(ask: SwitchAsk) -> Message {
+    Message::Switch(SwitchRequest {
+        name: "lan0".into(),
+        port: 3,
+        ask,
+    })
 }

@@ -14,6 +14,7 @@
 //! Note    → Done             what the reader says of its work; told with the port's counters
 //! Stats   → Counters
 //! Close   → Done
+//! Switch  → Counters or Done  operators: how a switch is, its settings, closing a port of it
 //! any     → Error              the request had no effect
 //! ```
 //!
@@ -36,6 +37,7 @@ mod device;
 mod message;
 mod open;
 mod rule;
+mod switch;
 mod vm;
 
 pub use device::{Counted, Device};
@@ -47,6 +49,7 @@ pub use rule::{
     ExactRule, Flow, MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern, Rule,
     RuleAction, RuleKey, RuleKind, WildcardRule,
 };
+pub use switch::{SwitchAsk, SwitchRequest};
 pub use vm::{Grant, HostGroup, VmKind, VmReady, VmSpec};
 pub use wire::{Header, Malformed};
 

@@ -18,11 +18,12 @@ use vnplug_os::{event, peer_log};
 use super::datagrams::Datagrams;
 use super::pairs::{Pair, Pairs, STICKY};
 use super::stream::Stream;
+use crate::board;
 use crate::control::{Change, Line};
 use crate::forward::Number;
 use crate::link::{Entrance, Link, Losses};
 use crate::porter::{self, Access, Directory, Shift};
-use crate::roster::{Roster, locked};
+use crate::roster::Roster;
 
 /// Where clients of plain sockets come in.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -241,7 +242,8 @@ impl Porter {
         };
         let pid = sockopt::socket_peercred(&socket).map_or(0, |it| it.pid.as_raw_nonzero().get());
         let holder = porter::holder(uid, kind.way(), format!("process {pid}"));
-        let port = match locked(&self.open.roster).take(holder, None) {
+        let port = board::admit(&self.open.roster, &self.line, uid, holder, None);
+        let port = match port {
             Ok(port) => port.get(),
             Err(why) => {
                 let name = &self.open.name;
@@ -304,11 +306,12 @@ impl Porter {
             };
             let (uid, name) = (found.uid, found.name.clone());
             let holder = porter::holder(uid, "dgram", name.clone());
-            let port = locked(&self.open.roster).take(holder, None);
+            let (roster, line) = (&self.open.roster, &self.line);
+            let port = board::admit(roster, line, uid, holder, None);
             let joined = port.and_then(|port| {
                 let joined = pairs.join(found);
                 joined
-                    .inspect_err(|_| locked(&self.open.roster).free(port.get()))
+                    .inspect_err(|_| board::free(roster, line, port.get()))
                     .map(|(socket, pair)| (port.get(), socket, pair))
             });
             match joined {
@@ -335,7 +338,7 @@ impl Porter {
     /// The thread that forwards does not know the port any more.
     fn free(&mut self, port: Number) {
         if self.ports.remove(&port).is_some() {
-            locked(&self.open.roster).free(port);
+            board::free(&self.open.roster, &self.line, port);
             peer_log!(
                 log::Level::Info,
                 "switch",

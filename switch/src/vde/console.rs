@@ -8,10 +8,11 @@ mod vlans;
 
 use std::fmt::Write;
 
+use crate::board::Switchboard;
 use crate::control::{PortTold, Told};
 use crate::forward::{MAX_PORTS, Number};
 use crate::queue::VdeConfig;
-use crate::roster::{Holder, Switchboard, locked};
+use crate::roster::{Holder, locked};
 use crate::settings::PortSettings;
 use crate::table::{Entry, Key};
 

@@ -21,12 +21,13 @@ use vnplug_os::{event, peer_log};
 
 use super::console::{self, Console, Said};
 use super::request::{self, MAX_REQUEST, Request};
+use crate::board::{self, Switchboard};
 use crate::control::{Change, Line};
 use crate::forward::Number;
 use crate::link::{Entrance, Losses};
 use crate::porter::{self, Access, Directory, Shift};
 use crate::queue::VdeConfig;
-use crate::roster::{Roster, Switchboard, locked};
+use crate::roster::Roster;
 use crate::sockets::datagrams::Datagrams;
 
 /// An entrance that is made and not served yet.
@@ -318,7 +319,7 @@ impl Porter {
         let joined = self.join(id, uid, port, request);
         // One that got as far as to have it is closed with its session, which frees it.
         if joined.is_err() && !self.ports.contains_key(&port) {
-            locked(&self.open.roster).free(port);
+            board::free(&self.open.roster, &self.line, port);
         }
         joined
     }
@@ -370,7 +371,7 @@ impl Porter {
     /// Takes a port for a client.
     fn take(&self, uid: u32, request: &Request) -> Result<Number, String> {
         let holder = porter::holder(uid, "unix prog", request.description.clone());
-        let port = locked(&self.open.roster).take(holder, request.port)?;
+        let port = board::admit(&self.open.roster, &self.line, uid, holder, request.port)?;
         Ok(port.get())
     }
 
@@ -416,7 +417,7 @@ impl Porter {
             self.ports.remove(port);
             // First: who takes the number again must not be removed.
             self.line.send(Change::Remove(*port));
-            locked(&self.open.roster).free(*port);
+            board::free(&self.open.roster, &self.line, *port);
             let _ = std::fs::remove_file(path);
             log::info!(target: "switch", "{}: port {port} is free", self.open.name);
         }

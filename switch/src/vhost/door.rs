@@ -23,11 +23,12 @@ use super::call::Calls;
 use super::link;
 use super::payload::Card;
 use super::session::{Heard, Remains, Session};
+use crate::board;
 use crate::control::{Change, Line};
 use crate::forward::Number;
 use crate::link::{Entrance, Losses};
 use crate::porter::{self, Access, Shift};
-use crate::roster::{Roster, locked};
+use crate::roster::Roster;
 
 /// Where the front-ends of vhost-user come in.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -430,19 +431,19 @@ impl Porter {
         let description = format!("process {}", peer.pid);
         let holder = || porter::holder(peer.uid, "vhost-user", description.clone());
         let is_trusted = holder().is_trusted;
-        let mut roster = locked(&self.open.roster);
+        let (roster, line) = (&self.open.roster, &self.line);
+        let take = |wanted| board::admit(roster, line, peer.uid, holder(), wanted);
         let home = self.homes.get(&peer).copied();
-        let again = home.and_then(|home| roster.take(holder(), Some(home)).ok());
+        let again = home.and_then(|home| take(Some(home)).ok());
         let port = match again {
             Some(port) => port,
-            None => roster.take(holder(), None)?,
+            None => take(None)?,
         };
-        drop(roster);
         let port = port.get();
         let name = &self.open.name;
         let made = link::pair(format!("{name}: port {port}"), Arc::clone(&self.calls));
         let (wire, rings) = made.map_err(|error| {
-            locked(&self.open.roster).free(port);
+            board::free(&self.open.roster, &self.line, port);
             error.to_string()
         })?;
         log::info!(
@@ -498,7 +499,7 @@ impl Porter {
                 // First: who takes the number again must not be removed.
                 self.line.send(Change::Remove(port));
                 self.remains.push(session.end());
-                locked(&self.open.roster).free(port);
+                board::free(&self.open.roster, &self.line, port);
                 log::info!(target: "switch", "{}: port {port} is free", self.open.name);
             }
         }

@@ -128,7 +128,7 @@ fn a_thread_that_hangs_is_waited_for_by_nobody_and_its_figures_are_the_last_know
 
     // Others are served meanwhile, in no time to speak of.
     let (viewer, policy) = (policy::Peer::User(0), policy::Policy::new(0));
-    let sight = |_: &str| policy::Sight::Through(String::new());
+    let sight = |_: &str, _| policy::Sight::Through(String::new());
     let mut took: Vec<Duration> = (0..50)
         .map(|_| {
             let begun = Instant::now();

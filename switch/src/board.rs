@@ -1,0 +1,274 @@
+//! What the daemon asks of a switch: rings that take part, grants, how it is.
+//!
+//! Nothing here waits for the thread that forwards; who asks how it is looks for the answer later.
+
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use crate::control::{Change, Line, PATIENCE, Told};
+use crate::forward::Number;
+use crate::roster::{Grant, Granted, Holder, Roster, locked};
+use crate::settings::PortSettings;
+use crate::show::{NOT_OF_RINGS, Shown};
+
+/// Lets rings take part in a switch, and an operator see and change it.
+#[derive(Debug, Clone)]
+pub struct Switchboard {
+    pub(crate) roster: Arc<Mutex<Roster>>,
+    pub(crate) line: Line,
+    pub(crate) entrances: Arc<[(&'static str, PathBuf)]>,
+}
+
+/// A switch that was asked how it is.
+#[derive(Debug)]
+pub struct Asked {
+    board: Switchboard,
+    from: Receiver<Told>,
+    until: Instant,
+    told: Option<Told>,
+}
+
+impl Switchboard {
+    /// The switch's entrances, each by the name of its option, and where they are.
+    pub fn entrances(&self) -> &[(&'static str, PathBuf)] {
+        &self.entrances
+    }
+
+    /// Takes a port whose frames go through rings: the wanted one, or the first that is free. A
+    /// `grant` says what it may and may not, before its first frame comes or goes.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn join(
+        &self,
+        holder: Holder,
+        wanted: Option<NonZeroU16>,
+        grant: Option<&str>,
+    ) -> Result<NonZeroU16, String> {
+        let wanted = wanted.map(NonZeroU16::get);
+        let port = take(&self.roster, &self.line, holder, (wanted, grant), true)?;
+        self.line.send(Change::AddRing(port.get()));
+        Ok(port)
+    }
+
+    /// Frees it, when nothing goes through its rings any more.
+    pub fn leave(&self, port: NonZeroU16) {
+        // First: who takes the number again must not be removed.
+        self.line.send(Change::Remove(port.get()));
+        free(&self.roster, &self.line, port.get());
+    }
+
+    /// Whether somebody has this port.
+    pub fn is_taken(&self, port: NonZeroU16) -> bool {
+        locked(&self.roster).holder(port.get()).is_some()
+    }
+
+    /// The ports that are taken, and who has them.
+    pub fn holders(&self) -> Vec<(NonZeroU16, Holder)> {
+        let roster = locked(&self.roster);
+        let ports = roster.holders();
+        ports
+            .filter_map(|(number, holder)| Some((NonZeroU16::new(number)?, holder.clone())))
+            .collect()
+    }
+
+    /// Somebody reads one port by itself, or does not any more.
+    pub fn read(&self, port: NonZeroU16, comes: bool) {
+        self.line.send(Change::Read(port.get(), comes));
+    }
+
+    /// Says who may join by which grants. As soon as there is one, nobody else may, but for those who are
+    /// trusted.
+    pub fn grant(&self, grants: Vec<Grant>) {
+        locked(&self.roster).grant(grants);
+    }
+
+    /// Asks it how it is.
+    pub fn ask(&self) -> Asked {
+        let (reply, from) = channel();
+        self.line.send(Change::Tell(reply));
+        Asked {
+            board: self.clone(),
+            from,
+            until: Instant::now() + PATIENCE,
+            told: None,
+        }
+    }
+}
+
+impl Asked {
+    /// True when it has answered, or is not to be waited for any longer; looks at most until `until`.
+    pub fn is_over(&mut self, until: Instant) -> bool {
+        if self.told.is_some() {
+            return true;
+        }
+        let patience = until.saturating_duration_since(Instant::now());
+        match self.from.recv_timeout(patience) {
+            Ok(told) => self.told = Some(told),
+            Err(RecvTimeoutError::Disconnected) => return true,
+            Err(RecvTimeoutError::Timeout) => return Instant::now() >= self.until,
+        }
+        true
+    }
+
+    /// The answer; `None` if there is none.
+    pub fn take(self) -> Option<Shown> {
+        Some(self.board.shown(&self.told?))
+    }
+}
+
+/// Whether such settings of a port are possible, as a grant has them.
+///
+/// # Errors
+/// What is wrong with them, and what is possible.
+pub fn check_grant(settings: &str) -> Result<(), String> {
+    PortSettings::default().apply(settings)
+}
+
+/// Takes a port for a user that comes by an entrance: the wanted one, or the first that is free.
+///
+/// # Errors
+/// Why there is none, or why the user may not join.
+pub(crate) fn admit(
+    roster: &Mutex<Roster>,
+    line: &Line,
+    uid: u32,
+    holder: Holder,
+    wanted: Option<Number>,
+) -> Result<NonZeroU16, String> {
+    let grant = locked(roster).admit(uid, holder.is_trusted)?;
+    take(roster, line, holder, (wanted, grant.as_deref()), false)
+}
+
+/// Takes a port: the wanted one, or the first that is free, with what a grant says of it.
+pub(crate) fn take(
+    roster: &Mutex<Roster>,
+    line: &Line,
+    holder: Holder,
+    (wanted, grant): (Option<Number>, Option<&str>),
+    is_ring: bool,
+) -> Result<NonZeroU16, String> {
+    let mut roster = locked(roster);
+    let port = roster.take(holder, wanted)?;
+    let number = port.get();
+    if let Some(text) = grant.filter(|grant| !grant.is_empty()) {
+        let mut settings = roster.settings.of(number).clone();
+        let applied = settings.apply(text).and_then(|()| {
+            let is_possible = !is_ring || settings.wire.is_plain();
+            is_possible.then_some(()).ok_or(NOT_OF_RINGS.to_owned())
+        });
+        if let Err(error) = applied {
+            roster.free(number);
+            return Err(format!("what the grant says of it ({text}): {error}"));
+        }
+        let change = Change::Settings(number, Some(Box::new(settings.clone())));
+        let granted = Granted {
+            text: text.to_owned(),
+            before: roster.settings.ports.insert(number, settings),
+        };
+        roster.granted.insert(number, granted);
+        line.send(change);
+    }
+    if is_ring {
+        roster.add_ring(number);
+    }
+    Ok(port)
+}
+
+/// Frees a port that is removed; what a grant said of it goes with it.
+pub(crate) fn free(roster: &Mutex<Roster>, line: &Line, port: Number) {
+    let mut roster = locked(roster);
+    if let Some(Granted { before, .. }) = roster.granted.remove(&port) {
+        match &before {
+            Some(before) => roster.settings.ports.insert(port, before.clone()),
+            None => roster.settings.ports.remove(&port),
+        };
+        line.send(Change::Settings(port, before.map(Box::new)));
+    }
+    roster.free(port);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::line;
+    use crate::settings::Settings;
+
+    fn holder(owner: &str) -> Holder {
+        Holder {
+            owner: owner.into(),
+            is_trusted: false,
+            way: "ring",
+            description: String::new(),
+        }
+    }
+
+    fn board() -> (Switchboard, crate::control::Inlet) {
+        let (line, inlet) = line().unwrap();
+        let board = Switchboard {
+            roster: Roster::new((3, 2), Settings::default()),
+            line,
+            entrances: Arc::new([]),
+        };
+        (board, inlet)
+    }
+
+    #[test]
+    fn what_a_grant_says_holds_while_the_port_is_taken() {
+        let (board, inlet) = board();
+        let port = NonZeroU16::new(2).unwrap();
+        board.set(Some(2), "vlan=5,isolated=yes").unwrap();
+        assert!(matches!(inlet.take(), Some(Change::Settings(2, Some(_)))));
+        let granted = board.join(holder("a"), Some(port), Some("vlan=10"));
+        assert_eq!(granted, Ok(port));
+        // Before the port is there, and besides what is said of its number.
+        match inlet.take() {
+            Some(Change::Settings(2, Some(it))) => {
+                assert_eq!((it.untagged, it.is_isolated), (Some(10), true));
+            }
+            _ => panic!("no settings"),
+        }
+        assert!(matches!(inlet.take(), Some(Change::AddRing(2))));
+        board.leave(port);
+        assert!(matches!(inlet.take(), Some(Change::Remove(2))));
+        match inlet.take() {
+            Some(Change::Settings(2, Some(it))) => assert_eq!(it.untagged, Some(5)),
+            _ => panic!("no settings"),
+        }
+        assert!(inlet.take().is_none() && !board.is_taken(port));
+    }
+
+    #[test]
+    fn whose_grant_cannot_be_kept_does_not_join_and_takes_no_port() {
+        let (board, inlet) = board();
+        let wanted = NonZeroU16::new(2);
+        let error = board.join(holder("a"), wanted, Some("color=blue"));
+        assert!(error.unwrap_err().contains("grant"));
+        assert!(!board.is_taken(wanted.unwrap()));
+        assert!(inlet.take().is_none());
+        assert_eq!(board.join(holder("a"), wanted, None).ok(), wanted);
+        let taken = board.join(holder("b"), wanted, None).unwrap_err();
+        assert!(taken.contains("port 2 is taken"), "{taken}");
+        let first = board.join(holder("b"), None, Some("")).unwrap();
+        assert_eq!(first.get(), 1);
+        let numbers = board.holders().into_iter().map(|(it, _)| it.get());
+        assert_eq!(numbers.collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn where_some_are_granted_to_join_others_are_not_let_in() {
+        let (board, _inlet) = board();
+        let admit = |uid, trusted| locked(&board.roster).admit(uid, trusted);
+        assert_eq!(admit(1000, false), Ok(None));
+        board.grant(vec![Grant {
+            uid: 1000,
+            settings: "vlan=7".into(),
+        }]);
+        assert_eq!(admit(1000, false), Ok(Some("vlan=7".into())));
+        assert!(admit(1001, false).unwrap_err().contains("--allow-join"));
+        assert_eq!(admit(1001, true), Ok(None));
+    }
+}
