@@ -31,7 +31,7 @@ fn all_are_on_one_wire_and_it_is_captured_recorded_and_measured() {
     let rows = said
         .lines()
         .filter(|line| line.ends_with(" yes") || line.ends_with(" - "));
-    assert_eq!(rows.count(), 5, "{said}");
+    assert_eq!(rows.count(), 6, "{said}");
     let picture = fs::read_to_string(out.join("switch.svg")).unwrap();
     assert!(picture.contains("vnplug nic") && picture.ends_with("</svg>\n"));
     assert!(out.join("found.pcapng").is_file());

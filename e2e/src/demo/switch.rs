@@ -1,11 +1,12 @@
-//! The demo of the switch: machines of five kinds on one wire, which captures like any other.
+//! The demo of the switch: machines of six kinds on one wire, which captures like any other.
 //!
 //! ```text
-//!   User-mode Linux ─┐                                ┌─ tcpdump, unchanged
-//!   User-mode Linux ─┤                                │
-//!   QEMU ────────────┼── vnplugd --switch lan0 ──ring─┼─ vnplug record ──▶ files
-//!   a container ─────┤                                │
-//!   vde_plug2tap ────┘
+//!   User-mode Linux, vhost-user ─┐                                ┌─ tcpdump on one port, unchanged
+//!   User-mode Linux, VDE ────────┤                                │
+//!   QEMU, vhost-user ────────────┼── vnplugd --switch lan0 ──ring─┴─ vnplug record ──▶ files
+//!   a container, vnplug nic ─────┤
+//!   vde_plug2tap ────────────────┤
+//!   a machine beyond the uplink ─┘
 //! ```
 //!
 //! Then the same two programs of VDE move the same bytes over Debian's `vde_switch` and over ours.
@@ -24,8 +25,9 @@ use crate::error::{LabError, Result};
 use crate::guest::Guest;
 use crate::image::Image;
 use crate::lab::Lab;
+use crate::netns::Netns;
 use crate::plot::svg::{Anchor, COLORS, GRID, LABEL, Svg, Text};
-use crate::station::{Running, Station, content};
+use crate::station::{Running, Station, content, pings};
 use crate::{Qemu, QemuConfig, Uml, UmlConfig};
 
 /// A machine on the switch.
@@ -38,6 +40,8 @@ struct Machine {
 enum End {
     Guest(Guest),
     Station(Station),
+    /// Beyond the uplink.
+    Far(Netns),
 }
 
 /// One quantity of what moved.
@@ -66,11 +70,27 @@ pub fn switch(vnplug: &Path, out: &Path) -> Result<Vec<String>> {
     };
     fs::create_dir_all(out).map_err(LabError::io(format!("make {}", out.display())))?;
     let dir = stage.lab.dir().join("lan0.ctl");
-    let spec = format!("lan0,vde={}", dir.display());
-    let daemon = Daemon::start(&stage.lab, None, &["--switch", &spec])?;
-    stage.say("$ vnplugd --switch lan0,vde=/run/lan0.ctl");
+    let vhost = stage.lab.dir().join("lan0.sock");
+    let (here, far) = (Netns::new()?, Netns::new()?);
+    let peer = ["peer", "name", "far0", "netns", far.name()];
+    here.ip(&[&["link", "add", "eth1", "type", "veth"][..], &peer].concat())?;
+    far.ip(&["addr", "add", "10.77.2.6/24", "dev", "far0"])?;
+    far.ip(&["link", "set", "far0", "up"])?;
+    here.ip(&["link", "set", "eth1", "up"])?;
+    let spec = format!(
+        "lan0,vde={},vhost={},uplink=eth1",
+        dir.display(),
+        vhost.display()
+    );
+    let daemon = Daemon::start(&stage.lab, Some(&here), &["--switch", &spec])?;
+    stage.say("$ vnplugd --switch lan0,vde=/run/lan0.ctl,vhost=/run/lan0.sock,uplink=eth1");
     let mut faults = Vec::new();
-    let machines = stage.machines(&daemon, &dir)?;
+    let mut machines = stage.machines(&daemon, &dir, &vhost)?;
+    machines.push(Machine {
+        what: "beyond the uplink",
+        address: "10.77.2.6".to_owned(),
+        end: End::Far(far),
+    });
     let recording = out.join("recording");
     let _ = fs::remove_dir_all(&recording);
     let mut recorder = stage.record(&daemon, &recording)?;
@@ -100,32 +120,50 @@ impl Stage {
         println!("[{:5.1} s] {text}", self.start.elapsed().as_secs_f64());
     }
 
-    /// Brings all machines onto the switch.
-    fn machines(&self, daemon: &Daemon, dir: &Path) -> Result<Vec<Machine>> {
+    /// Brings all machines of this host onto the switch.
+    fn machines(&self, daemon: &Daemon, dir: &Path, vhost: &Path) -> Result<Vec<Machine>> {
         let lab = &self.lab;
-        let uml = || {
+        let uml = |image: Image, arg: String| {
             let config = UmlConfig {
-                kernel_args: vec![format!("eth0=vde,{}", dir.display())],
+                image,
+                kernel_args: vec![arg],
                 ..UmlConfig::default()
             };
             Uml::boot(lab, config)
         };
-        let net = format!("vde,id=lan,sock={}", dir.display());
-        let card = "virtio-net-pci,netdev=lan,mac=52:54:00:77:02:03";
-        let qemu = || {
-            let config = QemuConfig {
-                image: Image::default().module("virtio_net"),
-                qemu_args: ["-netdev", &net, "-device", card]
-                    .map(str::to_owned)
-                    .to_vec(),
-                ..QemuConfig::default()
-            };
-            Qemu::boot(lab, config)
+        let card = |image: Image| image.module("virtio_net");
+        let chardev = format!("socket,id=lan,path={},reconnect=1", vhost.display());
+        let qemu_args = [
+            "-object",
+            "memory-backend-memfd,id=ram,size=256M,share=on",
+            "-numa",
+            "node,memdev=ram",
+            "-chardev",
+            &chardev,
+            "-netdev",
+            "vhost-user,id=lan,chardev=lan",
+            "-device",
+            "virtio-net-pci,netdev=lan,vectors=0,mac=52:54:00:77:02:03",
+        ];
+        let qemu = QemuConfig {
+            image: card(Image::default()),
+            qemu_args: qemu_args.map(str::to_owned).to_vec(),
+            ..QemuConfig::default()
         };
+        let by_vhost = format!("virtio_uml.device={}:1", vhost.display());
+        let by_vde = format!("eth0=vde,{}", dir.display());
         let guests = [
-            ("User-mode Linux", "10.77.2.1", uml()?),
-            ("User-mode Linux", "10.77.2.2", uml()?),
-            ("QEMU", "10.77.2.3", qemu()?),
+            (
+                "User-mode Linux, vhost",
+                "10.77.2.1",
+                uml(card(Image::default()), by_vhost)?,
+            ),
+            (
+                "User-mode Linux, VDE",
+                "10.77.2.2",
+                uml(Image::default(), by_vde)?,
+            ),
+            ("QEMU, vhost-user", "10.77.2.3", Qemu::boot(lab, qemu)?),
         ];
         let mut machines = Vec::new();
         for (what, address, guest) in guests {
@@ -145,14 +183,14 @@ impl Stage {
         }
         let container = Station::by_nic(lab, daemon, "lan0", "10.77.2.4", &[])?;
         let old = Station::by_vde(lab, dir, "10.77.2.5")?;
-        for (what, station) in [("container", container), ("vde_plug2tap", old)] {
+        for (what, station) in [("container, vnplug nic", container), ("vde_plug2tap", old)] {
             machines.push(Machine {
                 what,
                 address: station.address.clone(),
                 end: End::Station(station),
             });
         }
-        self.say("on it: two User-mode Linux, QEMU, a container (vnplug nic), and vde_plug2tap");
+        self.say("on it: two User-mode Linux, QEMU, a container, vde_plug2tap, and a machine beyond eth1");
         Ok(machines)
     }
 
@@ -199,7 +237,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Unchanged tcpdump on the switch.
+    /// Unchanged tcpdump on one port of the switch: that of QEMU, with what others say not to it.
     fn tcpdump(&self, daemon: &Daemon, machines: &[Machine]) -> Result<()> {
         let library = self.lab.dir().join("lib");
         let place = library.join("libpcap.so.0.8");
@@ -211,30 +249,35 @@ impl Stage {
             )
         };
         put().map_err(LabError::io("place the library"))?;
-        self.say("$ tcpdump -ni vnplug:lan0 -c 4 icmp      (unchanged, by vNPlug's libpcap)");
+        self.say("$ vnplug switch show lan0");
+        let mut show = Command::new(&self.vnplug);
+        show.arg("--socket").arg(daemon.socket());
+        show.args(["switch", "show", "lan0"]);
+        output(show)?
+            .lines()
+            .skip_while(|line| !line.starts_with("PORT"))
+            .for_each(|line| println!("            {line}"));
+        self.say(&format!(
+            "$ tcpdump -ni {PORT} -c 4 icmp      (unchanged, by vNPlug's libpcap, on QEMU's port)"
+        ));
         let mut tcpdump = Command::new("tcpdump");
         tcpdump
             .env("LD_LIBRARY_PATH", &library)
             .env("VNPLUG_SOCKET", daemon.socket());
-        tcpdump.args([
-            "-Z",
-            "root",
-            "-l",
-            "-n",
-            "-i",
-            "vnplug:lan0",
-            "-c",
-            "4",
-            "icmp",
-        ]);
+        tcpdump.args(["-Z", "root", "-l", "-n", "-i", PORT, "-c", "4", "icmp"]);
         let mut running = Running::start(tcpdump, &self.lab, "tcpdump")?;
         until("tcpdump listens", || {
             Ok(running.errors().contains("listening on") || running.status().is_some())
         })?;
+        // Not on that port, and then on it.
+        machines[0].pings(&machines[1].address)?;
         machines[0].pings(&machines[2].address)?;
         until("tcpdump has them", || Ok(running.status().is_some()))?;
         let printed = running.output();
-        if printed.lines().count() != 4 {
+        let of_port = printed
+            .lines()
+            .filter(|line| line.contains(&machines[2].address));
+        if of_port.count() != 4 {
             return Err(LabError::Command {
                 command: "tcpdump".to_owned(),
                 text: format!("{printed}{}", running.errors()),
@@ -268,10 +311,10 @@ impl Stage {
             "$ vnplug extract recording 'host {address} and icmp' -w found.pcapng: {} packets",
             grouped(packets.unwrap_or(0))
         ));
-        // Three pings and answers to and from four others, and tcpdump's.
-        if packets.unwrap_or(0) < 48 {
+        // Three pings and answers to and from five others, and tcpdump's.
+        if packets.unwrap_or(0) < 60 {
             faults.push(format!(
-                "the recording has {packets:?} packets of {address}, not 48"
+                "the recording has {packets:?} packets of {address}, not 60"
             ));
         }
         Ok(())
@@ -342,6 +385,7 @@ impl Machine {
     fn pings(&self, address: &str) -> Result<bool> {
         match &self.end {
             End::Station(station) => Ok(station.pings(address)),
+            End::Far(netns) => Ok(pings(netns, address, &[])),
             End::Guest(guest) => Ok(guest
                 .run(&format!("ping -q -c 3 -W 5 {address}"), LIMIT)?
                 .success()),
@@ -399,6 +443,8 @@ fn svg(bulks: &[Bulk]) -> String {
     svg.finish()
 }
 
+/// The fourth port is QEMU's: the first is the uplink's, and two guests came before.
+const PORT: &str = "vnplug:lan0/port4";
 const OTHER: &str = "vde_switch (Debian)";
 const BYTES: usize = 128 << 20;
 const ROUNDS: usize = 3;
