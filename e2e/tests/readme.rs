@@ -78,6 +78,18 @@ fn a_wire_is_received_sent_on_dropped_early_shared_and_timed() {
 }
 
 #[test]
+fn two_containers_are_on_a_switch_and_one_port_of_it_is_read() {
+    program("vnplug").unwrap();
+    let output = run_apart(&script("## A switch between machines"));
+    let told = String::from_utf8_lossy(&output.stdout);
+    let said = format!("{told}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    assert!(told.contains("1 packets transmitted, 1 received"), "{said}");
+    assert_eq!(told.matches("ICMP echo").count(), 2, "{said}");
+    assert!(told.contains("lan0/port2"), "{said}");
+}
+
+#[test]
 fn user_mode_linux_starts_counts_ends_and_is_forgotten() {
     let lab = Lab::new().unwrap();
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=20000,flows=10"]).unwrap();
