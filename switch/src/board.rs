@@ -152,10 +152,13 @@ pub(crate) fn take(
     is_ring: bool,
 ) -> Result<NonZeroU16, String> {
     let mut roster = locked(roster);
+    // What is said of a number is not for who has a grant: it says more, or less, than the grant.
+    let is_free_of = |number: &Number| grant.is_none() || !roster.settings.says_of(*number);
+    let wanted = wanted.filter(is_free_of);
     let port = roster.take(holder, wanted)?;
     let number = port.get();
     if let Some(text) = grant.filter(|grant| !grant.is_empty()) {
-        let mut settings = roster.settings.of(number).clone();
+        let mut settings = roster.settings.default.clone();
         let applied = settings.apply(text).and_then(|()| {
             let is_possible = !is_ring || settings.wire.is_plain();
             is_possible.then_some(()).ok_or(NOT_OF_RINGS.to_owned())
@@ -220,11 +223,11 @@ mod tests {
     fn what_a_grant_says_holds_while_the_port_is_taken() {
         let (board, inlet) = board();
         let port = NonZeroU16::new(2).unwrap();
-        board.set(Some(2), "vlan=5,isolated=yes").unwrap();
-        assert!(matches!(inlet.take(), Some(Change::Settings(2, Some(_)))));
+        board.set(None, "default.isolated=yes").unwrap();
+        assert!(matches!(inlet.take(), Some(Change::Whole(_))));
         let granted = board.join(holder("a"), Some(port), Some("vlan=10"));
         assert_eq!(granted, Ok(port));
-        // Before the port is there, and besides what is said of its number.
+        // Before the port is there, and besides what is said of all.
         match inlet.take() {
             Some(Change::Settings(2, Some(it))) => {
                 assert_eq!((it.untagged, it.is_isolated), (Some(10), true));
@@ -234,11 +237,32 @@ mod tests {
         assert!(matches!(inlet.take(), Some(Change::AddRing(2))));
         board.leave(port);
         assert!(matches!(inlet.take(), Some(Change::Remove(2))));
-        match inlet.take() {
-            Some(Change::Settings(2, Some(it))) => assert_eq!(it.untagged, Some(5)),
-            _ => panic!("no settings"),
-        }
+        assert!(matches!(inlet.take(), Some(Change::Settings(2, None))));
         assert!(inlet.take().is_none() && !board.is_taken(port));
+    }
+
+    #[test]
+    fn who_has_a_grant_cannot_choose_a_number_of_which_something_is_said() {
+        let (board, inlet) = board();
+        board.set(Some(2), "trunk=10+20").unwrap();
+        board.set(None, "static=02:00:00:00:00:09@3").unwrap();
+        for number in [2, 3] {
+            let wanted = NonZeroU16::new(number);
+            let granted = board.join(holder("a"), wanted, Some("vlan=30")).unwrap();
+            assert_eq!(granted.get(), 1);
+            let mut settings = None;
+            while let Some(change) = inlet.take() {
+                if let Change::Settings(1, it) = change {
+                    settings = it;
+                }
+            }
+            let settings = settings.unwrap();
+            assert!(settings.tagged.is_empty() && settings.untagged == Some(30));
+            board.leave(granted);
+        }
+        // Without a grant it may.
+        let wanted = NonZeroU16::new(2);
+        assert_eq!(board.join(holder("a"), wanted, None).ok(), wanted);
     }
 
     #[test]

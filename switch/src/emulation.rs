@@ -58,7 +58,7 @@ struct Line {
 
 impl Emulation {
     /// What a port's wire is like from now on; says whether frames must take it.
-    pub(crate) fn set(&mut self, port: Number, wire: &Wire) -> bool {
+    pub(crate) fn set(&mut self, port: Number, wire: &Wire, now_us: u64) -> bool {
         let is_busy = self.is_busy(port);
         if wire.is_plain() && !is_busy {
             self.lines.remove(&port);
@@ -67,15 +67,20 @@ impl Emulation {
         let seed = wire.seed.unwrap_or_else(event::random);
         let line = self.lines.entry(port).or_insert_with(|| Line {
             wire: *wire,
-            random: 0,
+            random: seed,
             sent_us: 0.0,
             last_us: 0,
             held: BTreeMap::new(),
             bytes: 0,
             number: 0,
         });
-        line.wire = *wire;
-        line.random = seed;
+        if line.wire != *wire {
+            let before = line.first_us();
+            (line.wire, line.random) = (*wire, seed);
+            line.start_again(now_us);
+            let after = line.first_us();
+            self.promise(port, before, after);
+        }
         true
     }
 
@@ -179,6 +184,14 @@ impl Line {
         self.held.first_key_value().map(|((at_us, _), _)| *at_us)
     }
 
+    /// What is on it takes from now on as long as the wire says now, in order.
+    fn start_again(&mut self, now_us: u64) {
+        (self.sent_us, self.last_us) = (0.0, 0);
+        let held = std::mem::take(&mut self.held);
+        self.bytes = 0;
+        held.into_values().for_each(|held| self.put(held, now_us));
+    }
+
     /// Whether the next frame gets lost.
     fn loses(&mut self) -> bool {
         let loss = self.wire.loss.0;
@@ -240,7 +253,7 @@ mod tests {
         let mut settings = crate::settings::PortSettings::default();
         settings.apply(text).unwrap();
         let mut emulation = Emulation::default();
-        emulation.set(1, &settings.wire);
+        emulation.set(1, &settings.wire, 0);
         emulation.lines.remove(&1).unwrap()
     }
 
@@ -289,6 +302,30 @@ mod tests {
             &mut line("jitter=5ms reorder=yes"),
             10
         )));
+    }
+
+    #[test]
+    fn a_wire_that_is_faster_now_is_so_for_what_is_on_it_too() {
+        let wire = |text: &str| {
+            let mut settings = crate::settings::PortSettings::default();
+            settings.apply(text).unwrap();
+            settings.wire
+        };
+        let mut emulation = Emulation::default();
+        emulation.set(1, &wire("rate=1K"), 0);
+        let line = emulation.lines.get_mut(&1).unwrap();
+        arrivals(line, 0);
+        let first = line.first_us();
+        emulation.promise(1, None, first);
+        // A second for each.
+        assert_eq!(emulation.next_us(), Some(1_000_000));
+        emulation.set(1, &wire("rate=1M"), 10);
+        assert_eq!(emulation.next_us(), Some(1_010));
+        let line = &emulation.lines[&1];
+        let last = line.held.last_key_value().unwrap();
+        assert_eq!((last.0.0, last.1.bytes[0]), (100_010, 99));
+        assert_eq!((line.held.len(), line.bytes), (100, 12_500));
+        assert!(emulation.set(1, &wire(""), 20) && emulation.next_us() == Some(20));
     }
 
     #[test]

@@ -51,13 +51,27 @@ impl PortCounters {
     }
 
     /// The last of them are dropped after all.
-    fn took_back(&mut self, full: u64, gone: u64, counters: &mut Counters) {
-        counters.enqueued -= full + gone;
+    fn took_back(&mut self, dropped: Given, counters: &mut Counters) {
+        let Given {
+            full, gone, long, ..
+        } = dropped;
+        let all = full + gone + long;
+        counters.enqueued -= all;
         counters.dropped_full += full;
         counters.dropped_gone += gone;
-        self.out_frames -= full + gone;
+        counters.dropped_too_long += long;
+        self.out_frames -= all;
         self.out_full += full;
         self.out_gone += gone;
+        self.out_long += long;
+    }
+
+    /// One of them became so many packets more after all.
+    fn was_cut(&mut self, more: u64, counters: &mut Counters) {
+        counters.due += more;
+        counters.cut += more;
+        counters.enqueued += more;
+        self.out_frames += more;
     }
 }
 
@@ -241,13 +255,13 @@ impl Exits {
     }
 
     /// What the wire to a port's far end is like from now on. It is none that goes through rings.
-    pub(crate) fn set_wire(&mut self, number: Number, wire: &Wire) {
+    pub(crate) fn set_wire(&mut self, number: Number, wire: &Wire, now_us: u64) {
         let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
             return;
         };
         if port.link.is_some() {
             // What is on its way stays there, so that no frame overtakes it.
-            port.is_slow = self.emulation.set(number, wire);
+            port.is_slow = self.emulation.set(number, wire, now_us);
         }
     }
 
@@ -282,12 +296,25 @@ impl Exits {
             };
             let arrived = self.emulation.arrived();
             let entered: Vec<Entered<'_>> = arrived.iter().map(|it| it.entered()).collect();
-            let items = (0..entered.len() as u32).map(|place| Item {
-                place,
-                piece: None,
-                edit: None,
-            });
-            port.todo.extend(items);
+            self.pieces.clear();
+            for (place, it) in (0..).zip(&entered) {
+                let whole = Item {
+                    place,
+                    piece: None,
+                    edit: None,
+                };
+                // The far end may take less than when the frame was sent.
+                let Some(offload) = it.offload.filter(|offload| !link.takes(offload)) else {
+                    port.todo.push(whole);
+                    continue;
+                };
+                let made = pieces_of(&mut self.pieces, it.bytes, offload);
+                port.counters.was_cut(made.len() as u64 - 1, counters);
+                port.todo.extend(made.map(|piece| Item {
+                    piece: Some(piece as u32),
+                    ..whole
+                }));
+            }
             let given = link.send(Due {
                 todo: &port.todo,
                 entered: &entered,
@@ -295,7 +322,7 @@ impl Exits {
                 edits: &self.edits,
             });
             port.todo.clear();
-            port.counters.took_back(given.full, given.gone, counters);
+            port.counters.took_back(given, counters);
             // A wire that is none any more, and is empty.
             port.is_slow = self.emulation.is_slow(number);
             self.watch(number);
@@ -455,7 +482,11 @@ impl Exits {
             return;
         };
         let dropped = link.go_on();
-        port.counters.took_back(0, dropped, counters);
+        let dropped = Given {
+            gone: dropped,
+            ..Given::default()
+        };
+        port.counters.took_back(dropped, counters);
         self.watch(number);
     }
 

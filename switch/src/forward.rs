@@ -182,7 +182,7 @@ impl Forwarder {
     pub fn set(&mut self, port: Number, settings: &PortSettings, storm: u32) {
         let mut rule = Rule::new(settings, storm, self.now_us);
         let old = self.rule(port);
-        rule.shut_s = old.shut_s;
+        rule.follow(old);
         let is_elsewhere = !old.is_like(&rule) || rule.is_deaf || rule.is_shut();
         let is_idle = rule.is_idle();
         self.put(port, (!is_idle).then_some(Box::new(rule)));

@@ -74,21 +74,45 @@ pub(crate) trait Entrance: Send {
 /// Tells an entrance of ports that the thread that forwards has closed.
 #[derive(Debug, Clone)]
 pub(crate) struct Losses {
-    sender: Sender<Number>,
+    sender: Sender<Loss>,
     waker: Arc<OwnedFd>,
+    client: u64,
+}
+
+/// A port that the thread that forwards has closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Loss {
+    pub(crate) port: Number,
+    /// Whose it was, as its entrance counts clients: another one may have the number by now.
+    pub(crate) client: u64,
 }
 
 impl Losses {
     /// Wakes the entrance's thread by this eventfd, which looks into the channel then.
-    pub(crate) fn new(waker: Arc<OwnedFd>) -> (Self, Receiver<Number>) {
+    pub(crate) fn new(waker: Arc<OwnedFd>) -> (Self, Receiver<Loss>) {
         let (sender, losses) = channel();
-        (Self { sender, waker }, losses)
+        let client = 0;
+        let told = Self {
+            sender,
+            waker,
+            client,
+        };
+        (told, losses)
+    }
+
+    /// Tells of a port of this client.
+    pub(crate) fn of(&self, client: u64) -> Self {
+        Self {
+            client,
+            ..self.clone()
+        }
     }
 
     #[cold]
     pub(crate) fn tell(&self, port: Number) {
         // If its thread is gone, so is the entrance.
-        let _ = self.sender.send(port);
+        let client = self.client;
+        let _ = self.sender.send(Loss { port, client });
         event::ring(&self.waker);
     }
 }

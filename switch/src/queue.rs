@@ -228,26 +228,31 @@ impl Switch {
             counters: QueueCounters::default(),
         };
         switch.set_all(settings);
-        for uplink in uplinks {
+        for (number, uplink) in (1..).zip(uplinks) {
             let interface = uplink.interface.clone();
             let cannot = |error: SourceError| SourceError {
                 what: format!("switch {name:?}: uplink {interface}: {}", error.what),
                 cause: error.cause,
             };
-            switch.connect(uplink, &board).map_err(cannot)?;
+            switch.connect(uplink, number, &board).map_err(cannot)?;
         }
         Ok((Box::new(switch), board))
     }
 
     /// Makes an interface a port.
-    fn connect(&mut self, uplink: Uplink, board: &Switchboard) -> Result<(), SourceError> {
+    fn connect(
+        &mut self,
+        uplink: Uplink,
+        number: Number,
+        board: &Switchboard,
+    ) -> Result<(), SourceError> {
         let holder = Holder {
             owner: UPLINK.into(),
             is_trusted: true,
             way: UPLINK,
             description: format!("interface {} ({})", uplink.interface, uplink.how),
         };
-        let port = locked(&board.roster).take(holder, None);
+        let port = locked(&board.roster).take(holder, Some(number));
         let port = port.map_err(SourceError::new)?.get();
         let link = self.uplinks.add(uplink, port)?;
         self.exits.add_unwatched(port, link);
@@ -387,7 +392,11 @@ impl Switch {
         }
         let settings = self.settings.of(number);
         self.forwarder.set(number, settings, self.settings.storm);
-        self.exits.set_wire(number, &settings.wire);
+        self.exits.set_wire(
+            number,
+            &settings.wire,
+            self.started.elapsed().as_micros() as u64,
+        );
         if is_ring == Some(true) && !settings.wire.is_plain() {
             log::warn!(
                 target: "switch",

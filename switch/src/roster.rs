@@ -96,7 +96,7 @@ impl Roster {
             Some(port) => Some(port),
             // What is said of a number is meant for who asks for it.
             None => (1..=MAX_PORTS as Number)
-                .find(|port| is_free(port) && !self.settings.ports.contains_key(port)),
+                .find(|port| is_free(port) && !self.settings.says_of(*port)),
         };
         let port = free.and_then(NonZeroU16::new).ok_or("no port is free")?;
         self.ports.insert(port.get(), holder);

@@ -97,6 +97,8 @@ pub(crate) struct Rule {
     /// It is shut for a loop until this second.
     pub(crate) shut_s: Option<u32>,
     pub(crate) lock: Lock,
+    /// It is locked to the first that is heard.
+    takes_first: bool,
     pub(crate) storm: Option<Bucket>,
 }
 
@@ -112,6 +114,7 @@ impl Rule {
             is_down: settings.is_down,
             shut_s: None,
             lock: settings.lock.clone(),
+            takes_first: settings.lock == Lock::First,
             storm: (storm > 0).then(|| Bucket::new(storm, now_us)),
         }
     }
@@ -128,6 +131,14 @@ impl Rule {
             && !(is_isolated || is_deaf || is_spared || self.is_shut())
             && self.lock == Lock::No
             && self.storm.is_none()
+    }
+
+    /// Goes on from what the port was until now: a loop, and whom it is locked to.
+    pub(crate) fn follow(&mut self, old: &Self) {
+        self.shut_s = old.shut_s;
+        if self.takes_first && old.takes_first {
+            self.lock = old.lock.clone();
+        }
     }
 
     /// Whether the port is in the same VLANs by both.
@@ -231,6 +242,7 @@ pub(crate) static TRANSPARENT: Rule = Rule {
     is_down: false,
     shut_s: None,
     lock: Lock::No,
+    takes_first: false,
     storm: None,
 };
 

@@ -151,10 +151,15 @@ impl PortSettings {
     /// # Errors
     /// What is possible.
     pub fn apply(&mut self, text: &str) -> Result<(), String> {
+        self.apply_over(text, &Self::default())
+    }
+
+    /// As [`apply`](Self::apply); without any it was like `default`.
+    pub(crate) fn apply_over(&mut self, text: &str, default: &Self) -> Result<(), String> {
         let mut new = self.clone();
         for word in words(text) {
             match word.split_once('=') {
-                None if word == "default" => new = Self::default(),
+                None if word == "default" => new = default.clone(),
                 None => return Err(format!("{word:?} is not KEY=VALUE: there are {PORT_KEYS}")),
                 Some((key, value)) => new.set(key, value)?,
             }
@@ -379,6 +384,11 @@ impl Settings {
         Ok(())
     }
 
+    /// Whether something is said of this port alone.
+    pub(crate) fn says_of(&self, port: Number) -> bool {
+        self.ports.contains_key(&port) || self.statics.values().any(|at| *at == port)
+    }
+
     /// What is said of a port that joins.
     pub fn of(&self, port: Number) -> &PortSettings {
         self.ports.get(&port).unwrap_or(&self.default)
@@ -449,7 +459,8 @@ fn storm_text(storm: Option<u32>) -> String {
     }
 }
 
-fn words(text: &str) -> impl Iterator<Item = &str> {
+/// What is said one by one: with blanks or commas between them.
+pub fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| c.is_whitespace() || c == ',')
         .filter(|word| !word.is_empty())
 }

@@ -4,7 +4,7 @@ use crate::board::Switchboard;
 use crate::control::{Change, PortTold, Told};
 use crate::forward::{MAX_PORTS, Number};
 use crate::roster::{Holder, locked};
-use crate::settings::{Address, PortSettings, Settings};
+use crate::settings::{self, Address, PortSettings, Settings};
 use crate::table::Limits;
 use crate::uplink::UPLINK;
 
@@ -69,6 +69,9 @@ impl Switchboard {
     pub fn set(&self, port: Option<Number>, text: &str) -> Result<(), String> {
         let mut roster = locked(&self.roster);
         let Some(port) = port else {
+            if settings::words(text).any(|word| word.starts_with("port.")) {
+                return Err("what is for a port is set of that port".to_owned());
+            }
             roster.settings.apply(text)?;
             let whole = Box::new(roster.settings.clone());
             self.line.send(Change::Whole(whole));
@@ -79,15 +82,21 @@ impl Switchboard {
                 "a port is a number from 0 (the host) to {MAX_PORTS}"
             ));
         }
+        // What it is by the configuration.
+        let first = roster.first.ports.get(&port);
+        let first = first.unwrap_or(&roster.settings.default).clone();
         let mut new = roster.settings.of(port).clone();
-        new.apply(text)?;
+        new.apply_over(text, &first)?;
         if roster.is_ring(port) && !new.wire.is_plain() {
             return Err(format!("port {port} {NOT_OF_RINGS}"));
         }
         // When who has it under a grant is gone, this still holds.
         let default = roster.settings.default.clone();
         if let Some(granted) = roster.granted.get_mut(&port) {
-            granted.before.get_or_insert(default).apply(text)?;
+            granted
+                .before
+                .get_or_insert(default)
+                .apply_over(text, &first)?;
         }
         let new = match new == roster.settings.default {
             // Nothing is said of it any more, and the number is for anybody.
@@ -176,7 +185,7 @@ impl Switchboard {
             }
             Some(_) => {}
         }
-        drop(roster);
+        // With the lock: who takes the number again must not be closed.
         self.line.send(Change::Close(port));
         Ok(())
     }

@@ -295,7 +295,7 @@ impl Table {
     }
 
     /// Whether a port has as many addresses as it may have.
-    fn is_full(&mut self, port: u16) -> bool {
+    pub(crate) fn is_full(&mut self, port: u16) -> bool {
         let each = self.limits.each;
         let places = self.places(port);
         places.count as usize >= places.most.map_or(each, |most| most as usize)

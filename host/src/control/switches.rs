@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vnplug_ring::control::{Counted, Message, SwitchAsk, SwitchRequest, code};
-use vnplug_switch::settings::Settings;
+use vnplug_switch::settings::{self, Settings};
 use vnplug_switch::{Shown, ShownPort, Station, Switchboard};
 
 use super::Control;
@@ -106,7 +106,9 @@ impl Switches {
             );
             Kept::default()
         });
-        for Setting { port, text } in &kept.set {
+        // What is said of the whole switch first: ports begin with it.
+        let (whole, of_ports): (Vec<_>, Vec<_>) = kept.set.iter().partition(|it| it.port.is_none());
+        for Setting { port, text } in whole.into_iter().chain(of_ports) {
             if let Err(error) = board.set(*port, text) {
                 log::error!(target: "control", "{}: {text:?}: {error}", path.display());
             }
@@ -202,7 +204,7 @@ impl Control {
         let (source, board) = self.hub.switch(name)?;
         let name = source.name.clone();
         let port = port.map(NonZeroU16::get);
-        let texts: Vec<&str> = text.split_whitespace().collect();
+        let texts: Vec<&str> = settings::words(text).collect();
         if texts.is_empty() {
             let what = "nothing to set: write key=value";
             return Err(Refusal::new(code::INVALID, what));

@@ -99,12 +99,30 @@ impl Forwarder {
         }
         let pinned = self.table.pinned(key);
         let is_named = matches!(&rule.lock, Lock::To(stations) if stations.contains(&source));
-        // First: who is another port's for good cannot become the one that this port is locked to.
-        if (!is_named && pinned.is_some_and(|port| port != from)) || !rule.admits(source) {
+        // First: who is at another port cannot become the one that this port is locked to.
+        let is_others = match rule.lock {
+            Lock::First => self
+                .table
+                .find(key, self.now_s)
+                .is_some_and(|port| port != from),
+            _ => !is_named && pinned.is_some_and(|port| port != from),
+        };
+        if is_others {
             return Err(Reason::Lock);
         }
-        if pinned != Some(from) && !self.table.pin(key, from, self.now_s) {
-            self.counters.unlearned += 1;
+        if from == HOST {
+            // Its programs are many, and nobody is found there.
+            return match rule.lock == Lock::First || is_named {
+                true => Ok(class),
+                false => Err(Reason::Lock),
+            };
+        }
+        if !rule.admits(source) {
+            return Err(Reason::Lock);
+        }
+        if pinned != Some(from) {
+            let fits = !self.table.is_full(from) && self.table.pin(key, from, self.now_s);
+            self.counters.unlearned += u64::from(!fits);
         }
         Ok(class)
     }

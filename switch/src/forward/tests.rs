@@ -247,6 +247,41 @@ fn isolated_ports_reach_only_others() {
 }
 
 #[test]
+fn the_first_that_a_port_is_locked_to_is_nobody_elses_station_and_stays_the_first() {
+    let mut it = ruled(&[(1, ""), (2, "lock=first"), (3, "")]);
+    assert_eq!(due(&mut it, 1, &frame(9, 7)), [2, 3]);
+    // A station that was heard elsewhere, though nothing is said of that port.
+    assert_eq!(due(&mut it, 2, &frame(9, 7)), []);
+    assert_eq!(refused(&it, Reason::Lock), 1);
+    assert_eq!(due(&mut it, 2, &frame(9, 8)), [1, 3]);
+    assert_eq!(due(&mut it, 3, &frame(7, 6)), [1]);
+    // Another setting is no reason to begin again; this one is.
+    let mut settings = PortSettings::default();
+    settings.apply("lock=first flood=no").unwrap();
+    it.set(2, &settings, 0);
+    assert_eq!(due(&mut it, 2, &frame(7, 5)), []);
+    assert_eq!(due(&mut it, 3, &frame(8, 6)), [2]);
+    it.set(2, &PortSettings::default(), 0);
+    it.set(2, &settings, 0);
+    assert_eq!(due(&mut it, 2, &frame(7, 5)), [1]);
+}
+
+#[test]
+fn the_hosts_programs_are_many_whatever_is_said_of_ports() {
+    let mut it = ruled(&[(1, "lock=first"), (2, "")]);
+    let mut settings = PortSettings::default();
+    settings.apply("lock=first").unwrap();
+    it.set(HOST, &settings, 0);
+    assert_eq!(due(&mut it, HOST, &frame(9, 8)), [1, 2]);
+    assert_eq!(due(&mut it, HOST, &frame(9, 7)), [1, 2]);
+    // Nobody is to be found there, and others may be who it was.
+    assert_eq!(due(&mut it, 1, &frame(7, 8)), [2]);
+    assert_eq!(due(&mut it, 2, &frame(8, 6)), [1]);
+    assert_eq!(due(&mut it, HOST, &frame(9, 8)), []);
+    assert_eq!(it.counters.accounted(), it.counters.entered);
+}
+
+#[test]
 fn a_locked_port_sends_as_nobody_else_and_nobody_else_as_its_station() {
     let mut it = ruled(&[(1, "lock=02:00:00:00:00:08"), (2, ""), (3, "lock=first")]);
     // Before the victim has said a word.

@@ -21,7 +21,7 @@ use super::stream::Stream;
 use crate::board;
 use crate::control::{Change, Line};
 use crate::forward::Number;
-use crate::link::{Entrance, Link, Losses};
+use crate::link::{Entrance, Link, Loss, Losses};
 use crate::porter::{self, Access, Directory, Shift};
 use crate::roster::Roster;
 
@@ -171,17 +171,25 @@ impl Entrance for Door {
     }
 }
 
+/// A client that has a port.
+struct Client {
+    id: u64,
+    pair: Option<Pair>,
+}
+
 /// Who lets clients in.
 struct Porter {
     open: Open,
     line: Line,
     /// For the thread that forwards, and what it says.
     told: Losses,
-    losses: Receiver<Number>,
+    losses: Receiver<Loss>,
     waker: Arc<OwnedFd>,
     epoll: OwnedFd,
-    /// The ports that are taken, with the names of those that are pairs.
-    ports: HashMap<Number, Option<Pair>>,
+    /// The ports that are taken.
+    ports: HashMap<Number, Client>,
+    /// The number of the next client.
+    next: u64,
     closers: Closers<u32>,
 }
 
@@ -202,6 +210,7 @@ impl Porter {
             waker,
             epoll,
             ports: HashMap::new(),
+            next: 0,
             closers: Closers::default(),
         })
     }
@@ -220,8 +229,10 @@ impl Porter {
                 event::clear(&self.waker);
             }
             // Before others come, who may need the ports.
-            while let Ok(port) = self.losses.try_recv() {
-                self.free(port);
+            while let Ok(Loss { port, client }) = self.losses.try_recv() {
+                if self.ports.get(&port).is_some_and(|it| it.id == client) {
+                    self.free(port);
+                }
             }
             let clients = news.into_iter().filter(|id| *id != WAKER);
             clients.for_each(|at| self.accept(at as usize));
@@ -272,11 +283,13 @@ impl Porter {
             "{}: port {port}: {what}",
             self.open.name
         );
-        self.ports.insert(port, pair);
+        let id = self.next;
+        self.next += 1;
+        self.ports.insert(port, Client { id, pair });
         self.line.send(Change::Add {
             port,
             link,
-            losses: self.told.clone(),
+            losses: self.told.of(id),
         });
     }
 
@@ -286,13 +299,13 @@ impl Porter {
             return;
         };
         let held = self.ports.iter();
-        let held = held.filter_map(|(port, pair)| Some((*port, pair.as_ref()?)));
+        let held = held.filter_map(|(port, it)| Some((*port, it.pair.as_ref()?)));
         let gone: Vec<Number> = held
             .filter(|(_, pair)| !pair.is_alive())
             .map(|(port, _)| port)
             .collect();
         let found = pairs.found(|name| {
-            let mut all = self.ports.values().flatten();
+            let mut all = self.ports.values().filter_map(|it| it.pair.as_ref());
             all.any(|pair| pair.is_of(name))
         });
         for port in gone {

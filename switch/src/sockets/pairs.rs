@@ -66,6 +66,10 @@ impl Pairs {
                 continue;
             };
             let ours = porter::connected(&file);
+            if all.len() == MAX_FOUND {
+                // The rest is found next time: each has two descriptors here.
+                break;
+            }
             // Nobody has it any more.
             let is_left = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
             if !ours.as_ref().is_err_and(is_left) {
@@ -146,5 +150,7 @@ impl Drop for Pair {
 pub(super) const STICKY: u32 = 0o1000;
 /// What our names end with.
 const OURS: &str = ".port";
+/// Clients that are found at once.
+const MAX_FOUND: usize = 64;
 /// Files of the directory that are looked at.
 const MAX_FILES: usize = 8192;

@@ -24,7 +24,7 @@ use super::request::{self, MAX_REQUEST, Request};
 use crate::board::{self, Switchboard};
 use crate::control::{Change, Line};
 use crate::forward::Number;
-use crate::link::{Entrance, Losses};
+use crate::link::{Entrance, Loss, Losses};
 use crate::porter::{self, Access, Directory, Shift};
 use crate::queue::VdeConfig;
 use crate::roster::Roster;
@@ -152,7 +152,7 @@ struct Porter {
     line: Line,
     /// For the thread that forwards, and what it says.
     told: Losses,
-    losses: Receiver<Number>,
+    losses: Receiver<Loss>,
     waker: Arc<OwnedFd>,
     epoll: OwnedFd,
     sessions: HashMap<u64, Session>,
@@ -201,9 +201,9 @@ impl Porter {
                     id => self.hear(id),
                 }
             }
-            while let Ok(port) = self.losses.try_recv() {
-                if let Some(id) = self.ports.get(&port) {
-                    self.close(*id);
+            while let Ok(Loss { port, client }) = self.losses.try_recv() {
+                if self.ports.get(&port) == Some(&client) {
+                    self.close(client);
                 }
             }
             self.tidy();
@@ -359,7 +359,7 @@ impl Porter {
         self.line.send(Change::Add {
             port,
             link: Box::new(link),
-            losses: self.told.clone(),
+            losses: self.told.of(id),
         });
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(&session.socket, &answer, flags) {

@@ -26,7 +26,7 @@ use super::session::{Heard, Remains, Session};
 use crate::board;
 use crate::control::{Change, Line};
 use crate::forward::Number;
-use crate::link::{Entrance, Losses};
+use crate::link::{Entrance, Loss, Losses};
 use crate::porter::{self, Access, Shift};
 use crate::roster::Roster;
 
@@ -174,7 +174,7 @@ struct Porter {
     line: Line,
     /// For the thread that forwards, and what it says.
     told: Losses,
-    losses: Receiver<Number>,
+    losses: Receiver<Loss>,
     waker: Arc<OwnedFd>,
     epoll: OwnedFd,
     dials: Vec<Dial>,
@@ -245,9 +245,9 @@ impl Porter {
             for id in std::mem::take(&mut self.unheard) {
                 self.hear(id);
             }
-            while let Ok(port) = self.losses.try_recv() {
-                if let Some(id) = self.ports.get(&port) {
-                    self.close(*id);
+            while let Ok(Loss { port, client }) = self.losses.try_recv() {
+                if self.ports.get(&port) == Some(&client) {
+                    self.close(client);
                 }
             }
             self.tidy();
@@ -455,7 +455,7 @@ impl Porter {
         self.line.send(Change::Add {
             port,
             link: Box::new(rings),
-            losses: self.told.clone(),
+            losses: self.told.of(id),
         });
         if self.homes.len() >= MAX_HOMES {
             self.homes.clear();
