@@ -29,6 +29,8 @@ pub(crate) struct Batch {
     longest: usize,
     /// Whose frames come now.
     from: Number,
+    /// Packets that super-frames may become: what cuts them has work for each, at each port.
+    packets: usize,
 }
 
 /// What is known of a frame beside its bytes.
@@ -47,12 +49,14 @@ impl Batch {
             notes: Vec::with_capacity(count),
             longest,
             from: 0,
+            packets: 0,
         }
     }
 
     pub(crate) fn clear(&mut self) {
         self.inbox.clear();
         self.notes.clear();
+        self.packets = 0;
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -75,13 +79,16 @@ impl Batch {
 
     /// How many more frames of the longest kind there is room for.
     pub(crate) fn room(&self) -> usize {
-        self.inbox.room()
+        match self.packets < MAX_PACKETS {
+            true => self.inbox.room(),
+            false => 0,
+        }
     }
 
     /// Whether there is room for one more frame of so many bytes.
     #[inline]
     pub(crate) fn has_room(&self, len: usize) -> bool {
-        self.inbox.has_room(len)
+        self.packets < MAX_PACKETS && self.inbox.has_room(len)
     }
 
     /// Takes at most `most` datagrams from a socket, each a frame; see [`Inbox::receive`].
@@ -129,13 +136,17 @@ impl Batch {
         if len > most {
             return self.push_fault(Fault::Long);
         }
-        if !self.inbox.push(len, fill) {
+        if !self.has_room(len) || !self.inbox.push(len, fill) {
             return false;
         }
-        let is_lie = offload.is_due() && {
+        let mut is_lie = false;
+        if offload.is_due() {
             let bytes = self.inbox.get(self.notes.len()).0;
-            offload::work(bytes, bytes.len() as u32, &offload).is_err()
-        };
+            match offload::work(bytes, bytes.len() as u32, &offload) {
+                Ok(work) => self.packets += work.map_or(0, |work| work.packets()),
+                Err(_) => is_lie = true,
+            }
+        }
         self.notes.push(Note {
             from: self.from,
             offload,
@@ -180,6 +191,9 @@ impl Batch {
     }
 }
 
+/// Packets that the super-frames of one turn become, or those of one more: a full turn of 64 KiB frames has
+/// less, at the usual sizes.
+const MAX_PACKETS: usize = 1024;
 /// Bytes of the longest super-frame: 64 KiB, Ethernet header and tags.
 pub(crate) const MAX_SUPER: usize = 66 << 10;
 
@@ -188,6 +202,43 @@ mod tests {
     use vnplug_ring::offload::{flags, gso};
 
     use super::*;
+
+    /// A super-frame whose packets have a byte of payload each.
+    fn crumbs() -> (Vec<u8>, Offload) {
+        let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+        frame.extend([
+            0x45, 0, 3, 0xe8, 0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2,
+        ]);
+        frame.extend([0; 12]);
+        frame.extend([0x50, 0x18, 4, 0, 0, 0, 0, 0]);
+        frame.resize(14 + 1000, 7);
+        let offload = Offload {
+            flags: flags::NEEDS_CSUM,
+            gso_type: gso::TCPV4,
+            gso_size: 1,
+            csum_start: 34,
+            csum_offset: 16,
+        };
+        (frame, offload)
+    }
+
+    #[test]
+    fn a_turn_is_bounded_by_the_packets_that_its_frames_become() {
+        let (frame, offload) = crumbs();
+        let mut batch = Batch::new(64, 1514);
+        let mut taken = 0;
+        while batch.push(frame.len(), offload, |place| {
+            place.copy_from_slice(&frame);
+            true
+        }) {
+            taken += 1;
+        }
+        // 960 packets each: the one that goes beyond is the last.
+        assert_eq!((taken, batch.room()), (2, 0));
+        assert!(!batch.has_room(60) && batch.iter().all(|it| it.fault.is_none()));
+        batch.clear();
+        assert!(batch.has_room(60) && batch.room() == 64);
+    }
 
     #[test]
     fn what_is_too_long_or_lied_about_is_there_to_be_counted_only() {

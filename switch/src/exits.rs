@@ -109,6 +109,17 @@ pub(crate) struct Port {
     is_slow: bool,
 }
 
+impl Port {
+    /// What there was for it is given to it.
+    #[inline]
+    fn done(&mut self) {
+        self.todo.clear();
+        if self.todo.capacity() > KEPT {
+            self.todo.shrink_to(KEPT);
+        }
+    }
+}
+
 /// A frame of the batch, or a packet that one became.
 #[derive(Clone, Copy)]
 struct Item {
@@ -321,7 +332,7 @@ impl Exits {
                 pieces: &self.pieces,
                 edits: &self.edits,
             });
-            port.todo.clear();
+            port.done();
             port.counters.took_back(given, counters);
             // A wire that is none any more, and is empty.
             port.is_slow = self.emulation.is_slow(number);
@@ -460,14 +471,14 @@ impl Exits {
             };
             if port.is_slow {
                 let (given, lost) = self.emulation.put(number, due, now_us);
-                port.todo.clear();
+                port.done();
                 port.counters.gave(given, counters);
                 counters.dropped_loss += lost;
                 port.counters.out_lost += lost;
                 continue;
             }
             let given = link.send(due);
-            port.todo.clear();
+            port.done();
             port.counters.gave(given, counters);
             self.watch(number);
         }
@@ -521,3 +532,6 @@ fn pieces_of(pieces: &mut Pieces, frame: &[u8], offload: &Offload) -> Range<usiz
 
 /// Ports of slow wires that are given frames in one turn.
 const ARRIVALS: usize = 64;
+
+/// Frames of a batch for one port for which memory is kept.
+const KEPT: usize = 4096;

@@ -34,6 +34,14 @@ pub enum Work {
 }
 
 impl Work {
+    /// Packets that the frame becomes.
+    pub fn packets(&self) -> usize {
+        match self {
+            Self::Sum(_) => 1,
+            Self::Cut(plan) => plan.count,
+        }
+    }
+
     /// Whether Linux does it: it takes at most 64 datagrams as one (`UDP_MAX_SEGMENTS`, 128 since 6.8).
     pub fn is_for_linux(&self) -> bool {
         !matches!(self, Self::Cut(plan) if plan.is_udp && plan.count > 64)

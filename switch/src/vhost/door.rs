@@ -19,7 +19,7 @@ use rustix::net::{
 use vnplug_os::closer::{Closers, PeerFd};
 use vnplug_os::{event, peer_log, socket};
 
-use super::call::Calls;
+use super::call::{Caller, Calls};
 use super::link;
 use super::payload::Card;
 use super::session::{Heard, Remains, Session};
@@ -185,6 +185,8 @@ struct Porter {
     homes: HashMap<Peer, Number>,
     closers: Closers<u32>,
     calls: Arc<Calls>,
+    /// Who calls the guests of each user that is not trusted.
+    callers: HashMap<u32, Caller>,
     /// What the thread that forwards may still have.
     remains: Vec<Remains>,
     /// Those who may have said more than was heard.
@@ -219,6 +221,7 @@ impl Porter {
             homes: HashMap::new(),
             closers: Closers::default(),
             calls: Arc::default(),
+            callers: HashMap::new(),
             remains: Vec::new(),
             unheard: HashSet::new(),
         })
@@ -308,7 +311,10 @@ impl Porter {
                     }
                 }
                 State::Has { session, .. } => {
-                    if session.has_blocked() {
+                    let uid = guest.peer.uid;
+                    let is_stuck = self.callers.get(&uid).is_some_and(Caller::is_stuck);
+                    if session.has_blocked() || is_stuck || self.closers.of(&uid).open() > MAX_OPEN
+                    {
                         late.push(*id);
                     }
                     unused.extend(session.unused());
@@ -352,7 +358,19 @@ impl Porter {
             uid: credentials.uid.as_raw(),
             pid: credentials.pid.as_raw_nonzero().get(),
         };
-        let socket = PeerFd::new(socket, self.closers.of(&peer.uid));
+        let is_stuck = self.callers.get(&peer.uid).is_some_and(Caller::is_stuck);
+        let closer = self.closers.of(&peer.uid);
+        let is_hanging = is_stuck || closer.open() > MAX_OPEN;
+        let socket = PeerFd::new(socket, closer);
+        if is_hanging {
+            let (name, uid) = (&self.open.name, peer.uid);
+            peer_log!(
+                log::Level::Warn,
+                "switch",
+                "{name}: what user {uid} sent before hangs; one more connection is refused"
+            );
+            return None;
+        }
         let silent = self.guests.values().filter(|it| it.peer.uid == peer.uid);
         let silent = silent.filter(|it| matches!(it.state, State::Silent { .. }));
         if silent.count() >= MAX_SILENT {
@@ -383,6 +401,11 @@ impl Porter {
         // Who goes without a word never had a port.
         let is_mute = self.guests.get(&id).is_some_and(Guest::is_mute);
         if is_mute {
+            return self.close(id);
+        }
+        // Each request may bring descriptors, which are closed as slowly as they let themselves.
+        let uid = self.guests.get(&id).map(|guest| guest.peer.uid);
+        if uid.is_some_and(|uid| self.closers.of(&uid).open() > MAX_OPEN) {
             return self.close(id);
         }
         if let Err(why) = self.admit(id) {
@@ -441,7 +464,9 @@ impl Porter {
         };
         let port = port.get();
         let name = &self.open.name;
-        let made = link::pair(format!("{name}: port {port}"), Arc::clone(&self.calls));
+        let caller = (!is_trusted).then(|| self.callers.entry(peer.uid).or_default().clone());
+        let calls = Arc::clone(&self.calls);
+        let made = link::pair(format!("{name}: port {port}"), calls, caller);
         let (wire, rings) = made.map_err(|error| {
             board::free(&self.open.roster, &self.line, port);
             error.to_string()
@@ -539,6 +564,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 const MAX_SILENT: usize = 32;
 /// Messages of one front-end before the others'.
 const AT_ONCE: usize = 16;
+/// Descriptors of a user that wait to be closed, before nothing more is taken of it.
+const MAX_OPEN: usize = 256;
 /// Front-ends whose ports are remembered.
 const MAX_HOMES: usize = 4096;
 /// How long to wait for descriptors.

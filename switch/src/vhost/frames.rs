@@ -26,7 +26,8 @@ pub(super) enum Put {
     Never,
 }
 
-/// Takes at most `most` frames that the guest sent. Whether there may be more.
+/// Takes at most `most` frames that the guest sent, of `budget` descriptors or a few more. Whether there may
+/// be more.
 ///
 /// # Errors
 /// [`Broken`] if the ring makes no sense.
@@ -36,9 +37,10 @@ pub(super) fn take(
     header_len: usize,
     batch: &mut Batch,
     most: usize,
+    budget: &mut usize,
 ) -> Result<bool, Broken> {
-    let (mut left, mut read) = (most, 0);
-    while left > 0 && read < MAX_PARTS {
+    let mut left = most;
+    while left > 0 && *budget > 0 {
         let there = usize::from(ring.available()?);
         if there == 0 {
             return Ok(false);
@@ -74,7 +76,7 @@ pub(super) fn take(
             begin = chain.end;
         }
         left -= count;
-        read += parts.len();
+        *budget = budget.saturating_sub(parts.len());
     }
     Ok(true)
 }
@@ -188,7 +190,7 @@ pub(super) fn put(
         chains.push((first, fits));
         room += fits;
         let is_enough = header.is_mergeable || room >= need;
-        if !is_sound || fits == 0 || !is_enough || parts.len() > MAX_PARTS {
+        if !is_sound || fits == 0 || !is_enough || parts.len() > MAX_OF_FRAME {
             return Ok(refuse(ring, chains));
         }
     }
@@ -257,9 +259,10 @@ impl Scatter<'_> {
 
 /// How many buffers ahead a descriptor is fetched.
 const PREFETCHED: u16 = 4;
-/// Descriptors that are read of one ring in one turn, and for one frame, or a few more: more cost their
-/// guest its frame, and nobody else his time.
-const MAX_PARTS: usize = 4096;
+/// Descriptors that are read for one guest in one turn, each way, or a few more.
+pub(super) const MAX_PARTS: usize = 4096;
+/// Those of one frame for a guest, or a few more.
+const MAX_OF_FRAME: usize = 1024;
 /// Chains whose bytes are on the way together.
 const GROUP: usize = 8;
 

@@ -18,13 +18,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use vnplug_frame::flow::flow_hash;
+use vnplug_os::closer::PeerFd;
 use vnplug_os::datagrams::Rest;
 use vnplug_os::{event, peer_log};
 use vnplug_ring::offload::{HEADER, Offload, SHORT_HEADER, flags, gso};
 
-use super::call::{Call, Calls};
+use super::call::{Call, Caller, Calls};
 use super::control::{self, Command};
-use super::frames::{Head, Put, Scratch, put, take};
+use super::frames::{Head, MAX_PARTS, Put, Scratch, put, take};
 use super::memory::Memory;
 use super::ring::{Agreed, Broken, Place, Ring};
 use super::spec::feature;
@@ -82,6 +83,8 @@ struct Shared {
     news: OwnedFd,
     pending: AtomicBool,
     calls: Arc<Calls>,
+    /// Who calls the guest, if that is not the thread that forwards.
+    caller: Option<Caller>,
 }
 
 /// The rings of a guest.
@@ -107,6 +110,9 @@ pub(crate) struct Rings {
     waiting: VecDeque<Waiting>,
     waiting_bytes: usize,
     scratch: Scratch,
+    /// Descriptors that may still be read in this turn: more cost the guest its frames, and nobody else
+    /// his time.
+    budget: usize,
 }
 
 /// A frame that waits for buffers, with its header before it.
@@ -119,7 +125,11 @@ struct Waiting {
 ///
 /// # Errors
 /// The system's, when descriptors are short.
-pub(crate) fn pair(name: String, calls: Arc<Calls>) -> io::Result<(Wire, Rings)> {
+pub(crate) fn pair(
+    name: String,
+    calls: Arc<Calls>,
+    caller: Option<Caller>,
+) -> io::Result<(Wire, Rings)> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let news = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     watch(&epoll, &news)?;
@@ -128,6 +138,7 @@ pub(crate) fn pair(name: String, calls: Arc<Calls>) -> io::Result<(Wire, Rings)>
         news,
         pending: AtomicBool::new(false),
         calls,
+        caller,
     });
     let (sender, orders) = channel();
     let wire = Wire {
@@ -150,6 +161,7 @@ pub(crate) fn pair(name: String, calls: Arc<Calls>) -> io::Result<(Wire, Rings)>
         waiting: VecDeque::new(),
         waiting_bytes: 0,
         scratch: Scratch::default(),
+        budget: 0,
     };
     Ok((wire, rings))
 }
@@ -187,6 +199,11 @@ impl Wire {
     pub(crate) fn calls(&self) -> &Calls {
         &self.shared.calls
     }
+
+    /// How a ring's guest is called by this descriptor; `None` if it is of another kind.
+    pub(crate) fn call(&self, fd: PeerFd) -> Option<Arc<Call>> {
+        self.shared.calls.add(fd, self.shared.caller.clone())
+    }
 }
 
 impl Rings {
@@ -208,7 +225,11 @@ impl Rings {
                     // Who asked is gone, or the answer is there.
                     let _ = done.send(Done { indices, _old: old });
                 }
-                Order::Announce(frame) => self.announcements.push(frame),
+                Order::Announce(frame) => {
+                    // One says it all.
+                    self.announcements.clear();
+                    self.announcements.push(frame);
+                }
             }
         }
         true
@@ -231,11 +252,13 @@ impl Rings {
         self.rings = setup.rings.iter().map(ring).collect();
         // A driver that begins anew has forgotten what it said.
         let is_anew = setup.control.is_some() && !had_control;
-        if is_anew || old.features != setup.features {
+        // Whether what is written is logged is no matter of the driver's.
+        let is_other = (old.features ^ setup.features) & !feature::LOG_ALL != 0;
+        if is_anew || is_other {
             self.offloads = setup.features & feature::GUEST_OFFLOADS;
             self.pairs = usize::MAX;
         }
-        if old.features != setup.features {
+        if is_other {
             // They may be what the guest does not take any more.
             self.waiting.clear();
             self.waiting_bytes = 0;
@@ -280,13 +303,16 @@ impl Rings {
         self.is_armed = true;
         let mut nothing = true;
         let waits = !self.waiting.is_empty();
-        let receiving: &[usize] = if waits { &self.receiving } else { &[] };
-        let control = self.setup.control;
-        let all = self.sending.iter().chain(receiving).chain(&control);
-        for &at in all {
-            if let Some(Some(ring)) = self.rings.get_mut(at) {
-                // What is broken is found out when it is used.
-                nothing &= ring.arm().unwrap_or(false);
+        for at in 0..self.rings.len() {
+            let is_asked = self.sending.contains(&at)
+                || (waits && self.receiving.contains(&at))
+                || self.setup.control == Some(at);
+            let Some(Some(ring)) = self.rings.get_mut(at).filter(|_| is_asked) else {
+                continue;
+            };
+            match ring.arm() {
+                Ok(has_nothing) => nothing &= has_nothing,
+                Err(broken) => self.stop(at, broken),
             }
         }
         nothing
@@ -336,7 +362,8 @@ impl Rings {
         let Some(Some(ring)) = self.rings.get_mut(at) else {
             return false;
         };
-        let taken = take(ring, &mut self.scratch.parts, header_len, batch, most);
+        let Scratch { parts, .. } = &mut self.scratch;
+        let taken = take(ring, parts, header_len, batch, most, &mut self.budget);
         self.publish(at);
         taken.unwrap_or_else(|broken| {
             self.stop(at, broken);
@@ -355,7 +382,10 @@ impl Rings {
             len: header_len,
             is_mergeable,
         };
-        match put(ring, &mut self.scratch, header, head, body) {
+        let put = put(ring, &mut self.scratch, header, head, body);
+        // One at least: a chain of none costs, too.
+        self.budget = self.budget.saturating_sub(self.scratch.parts.len().max(1));
+        match put {
             Ok(put) => Some(put),
             Err(broken) => {
                 self.stop(at, broken);
@@ -383,7 +413,9 @@ impl Rings {
 
     /// Gives what waits, as far as there are buffers.
     fn flush(&mut self) {
-        while let Some(first) = self.waiting.pop_front() {
+        while self.budget > 0
+            && let Some(first) = self.waiting.pop_front()
+        {
             let (header, frame) = first.bytes.split_at(HEADER);
             let header: &[u8; HEADER] = header.first_chunk().unwrap_or(&[0; HEADER]);
             // Its ring may be gone since.
@@ -429,17 +461,21 @@ impl Rings {
         true
     }
 
-    /// Answers what the driver asks by the control queue.
-    fn serve_control(&mut self) {
+    /// Answers what the driver asks by the control queue. Whether there may be more.
+    fn serve_control(&mut self) -> bool {
         let Some(at) = self.setup.control else {
-            return;
+            return false;
         };
+        let mut more = true;
         for _ in 0..COMMANDS {
             let Some(Some(ring)) = self.rings.get_mut(at) else {
-                return;
+                return false;
             };
             match control::next(ring, &mut self.scratch.parts) {
-                Ok(None) => break,
+                Ok(None) => {
+                    more = false;
+                    break;
+                }
                 Ok(Some(Command::Offloads(bits))) => {
                     self.offloads = bits & self.setup.features & feature::GUEST_OFFLOADS;
                 }
@@ -448,10 +484,14 @@ impl Rings {
                     self.count_rings();
                 }
                 Ok(Some(Command::Nothing)) => {}
-                Err(broken) => return self.stop(at, broken),
+                Err(broken) => {
+                    self.stop(at, broken);
+                    return false;
+                }
             }
         }
         self.publish(at);
+        more
     }
 }
 
@@ -466,7 +506,8 @@ impl Link for Rings {
             let what = "its memory was truncated";
             return Err(io::Error::other(what));
         }
-        self.serve_control();
+        self.budget = MAX_PARTS;
+        more |= self.serve_control();
         if !self.waiting.is_empty() {
             self.flush();
             self.publish_received();
@@ -502,6 +543,7 @@ impl Link for Rings {
             given.gone = due.iter().count() as u64;
             return given;
         }
+        self.budget = MAX_PARTS;
         if !self.waiting.is_empty() {
             self.flush();
         }
@@ -514,7 +556,7 @@ impl Link for Rings {
             let header = out
                 .offload
                 .map_or(plain, |offload| offload.to_header(out.head));
-            let put = match self.waiting.is_empty() {
+            let put = match self.waiting.is_empty() && self.budget > 0 {
                 true => self.put(at, &header, out.head, out.body),
                 false => Some(Put::Full),
             };
@@ -597,6 +639,6 @@ impl AsFd for Rings {
 pub(crate) const ANNOUNCEMENT: usize = 60;
 /// What waits for a guest at most: frames, and their bytes.
 const MAX_FRAMES: usize = 512;
-const MAX_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 1 << 20;
 /// Commands of a control queue that are answered in one turn.
 const COMMANDS: usize = 8;

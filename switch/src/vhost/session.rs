@@ -387,9 +387,11 @@ impl Session {
             Ok(found) => found,
             Err(why) => return Ok(Done::No(why)),
         };
-        let call = fd.map(|fd| self.wire.calls().add(fd));
+        let call = fd.map(|fd| self.wire.call(fd));
         if let Some(None) = call {
-            return Ok(Done::No("the call is no eventfd and no socket".into()));
+            return Ok(Done::No(
+                "the call is no eventfd and no stream socket of the host".into(),
+            ));
         }
         self.rings[at].call = call.flatten();
         self.publish().map(|_| Done::Yes)

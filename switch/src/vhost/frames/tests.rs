@@ -92,7 +92,14 @@ fn frames_are_taken_behind_short_and_long_headers() {
         driver.desc(0, (0x8000, header as u32 + 60, 0, 0));
         driver.offer(0);
         let (mut batch, mut parts) = (Batch::new(4, 1514), Vec::new());
-        let more = take(&mut ring, &mut parts, header as usize, &mut batch, 4);
+        let more = take(
+            &mut ring,
+            &mut parts,
+            header as usize,
+            &mut batch,
+            4,
+            &mut 4096,
+        );
         assert_eq!(more, Ok(false));
         assert_eq!((batch.len(), batch.get(0).bytes), (1, &[7; 60][..]));
     }
@@ -105,12 +112,18 @@ fn what_finds_no_room_stays_with_the_guest() {
     driver.desc(0, (0x8000, 72, 0, 0));
     (0..4).for_each(|_| driver.offer(0));
     let (mut batch, mut parts) = (Batch::new(3, 1514), Vec::new());
-    assert_eq!(take(&mut ring, &mut parts, 12, &mut batch, 64), Ok(true));
+    assert_eq!(
+        take(&mut ring, &mut parts, 12, &mut batch, 64, &mut 4096),
+        Ok(true)
+    );
     assert_eq!(batch.len(), 3);
     ring.publish();
     assert_eq!(driver.used(), 3);
     batch.clear();
-    assert_eq!(take(&mut ring, &mut parts, 12, &mut batch, 64), Ok(false));
+    assert_eq!(
+        take(&mut ring, &mut parts, 12, &mut batch, 64, &mut 4096),
+        Ok(false)
+    );
     assert_eq!(batch.len(), 1);
 }
 
@@ -128,5 +141,5 @@ fn buffers_of_single_bytes_without_end_are_given_back() {
     let put = put(&mut ring, &mut scratch, head(12, true), &[1; 9000], &[]);
     assert_eq!(put, Ok(Put::Never));
     ring.publish();
-    assert_eq!(u64::from(driver.used()), MAX_PARTS as u64 / 127 + 1);
+    assert_eq!(u64::from(driver.used()), MAX_OF_FRAME as u64 / 127 + 1);
 }
