@@ -9,8 +9,8 @@ mod shared;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::layout::{
-    ALIGN, DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_DELAY_US, Meta, PAD,
-    PUBLISHED, READ, RECORD_HEADER, TAIL, VERSION_MAJOR, WAKE_AT, WAKE_SEQ, flags, reached,
+    ALIGN, ATTACHED, DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_DELAY_US, Meta,
+    PAD, PUBLISHED, READ, RECORD_HEADER, TAIL, VERSION_MAJOR, WAKE_AT, WAKE_SEQ, flags, reached,
     record_size,
 };
 use crate::offload::{HEADER, Offload, PREFIX, SHORT_HEADER};
@@ -23,12 +23,18 @@ pub use shared::Look;
 #[derive(Debug)]
 pub struct Consumer {
     region: Region,
+    /// What this reader writes: in the ring, or in memory of its own.
+    words: Region,
     geometry: Geometry,
     head: u64,
     tail: u64,
     released: u64,
     read: u64,
     wake_seq: u32,
+    /// Its words lie beside it: another member of a trust group writes it.
+    is_beside: bool,
+    /// Such a writer wrote what cannot be: nothing is read any more.
+    is_broken: bool,
     /// The ring holds descriptors of packets that lie elsewhere.
     shared: Option<Box<GroupSide>>,
 }
@@ -86,6 +92,43 @@ impl Consumer {
         Self::attach_kind(region, MAGIC)
     }
 
+    /// Attaches to the ring of packets with this `epoch` at the start of `region`, of which nothing is ever
+    /// written; this reader's words lie in `words`, at the same offsets, and start anew. `Ok(None)`: it is not
+    /// laid yet.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn attach_beside(
+        region: Region,
+        words: Region,
+        epoch: u64,
+    ) -> Result<Option<Self>, AttachError> {
+        if words.len() < DATA_OFFSET {
+            return Err(AttachError::Geometry("words", words.len()));
+        }
+        let geometry = match crate::header::look(&region, MAGIC) {
+            Ok(geometry) if geometry.epoch == epoch => geometry,
+            Ok(_) | Err(AttachError::Magic(0)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        words.clear(TAIL, ATTACHED - TAIL);
+        // Release: pairs with the Acquire in Producer::is_attached.
+        words.store_u64(ATTACHED, epoch, Ordering::Release);
+        Ok(Some(Self {
+            region,
+            words,
+            geometry,
+            head: 0,
+            tail: 0,
+            released: 0,
+            read: 0,
+            wake_seq: 0,
+            is_beside: true,
+            is_broken: false,
+            shared: None,
+        }))
+    }
+
     fn attach_kind(region: Region, kind: u64) -> Result<Self, AttachError> {
         let geometry = crate::header::look(&region, kind)?;
         let word = |offset| region.load_u64(offset, Ordering::Relaxed);
@@ -96,6 +139,7 @@ impl Consumer {
         let read = word(READ);
         let wake_seq = region.load_u32(WAKE_SEQ, Ordering::Relaxed);
         Ok(Self {
+            words: region.clone(),
             region,
             geometry,
             head: tail,
@@ -103,8 +147,17 @@ impl Consumer {
             released: tail,
             read,
             wake_seq,
+            is_beside: false,
+            is_broken: false,
             shared: None,
         })
+    }
+
+    /// Whether another member of a trust group writes the ring, and not the host
+    /// ([`attach_beside`](Self::attach_beside)). After a [`Corrupt`] such a ring is drained for good.
+    #[inline]
+    pub fn is_beside(&self) -> bool {
+        self.is_beside
     }
 
     /// The geometry copied at attach.
@@ -161,10 +214,10 @@ impl Consumer {
     pub fn release(&mut self) {
         if self.released != self.tail {
             // Release: pairs with the Acquire in Producer::refresh_tail.
-            self.region.store_u64(TAIL, self.tail, Ordering::Release);
+            self.words.store_u64(TAIL, self.tail, Ordering::Release);
             // Release: after `tail`, so that a reader that dies in between leaves a count that is
             // too low, which `arm` corrects; never one too high, which would sleep too long.
-            self.region.store_u64(READ, self.read, Ordering::Release);
+            self.words.store_u64(READ, self.read, Ordering::Release);
             self.released = self.tail;
         }
     }
@@ -186,12 +239,12 @@ impl Consumer {
         let is_first = self.is_first_arming();
         loop {
             let wake_at = self.read.wrapping_add(u64::from(watermark.max(1)));
-            self.region.store_u64(WAKE_AT, wake_at, Ordering::Relaxed);
-            self.region
+            self.words.store_u64(WAKE_AT, wake_at, Ordering::Relaxed);
+            self.words
                 .store_u32(MAX_DELAY_US, max_delay_us, Ordering::Relaxed);
             self.wake_seq = self.wake_seq.wrapping_add(1);
             // Release: pairs with the Acquire in Producer::bell; it sees the words before.
-            self.region
+            self.words
                 .store_u32(WAKE_SEQ, self.wake_seq, Ordering::Release);
             // Pairs with the fence in Producer::bell: either it sees our arming or we its head.
             fence(Ordering::SeqCst);
@@ -274,7 +327,7 @@ impl Consumer {
         // Acquire: pairs with the Release in Producer::publish; the records are visible.
         let head = self.region.load_u64(HEAD, Ordering::Acquire);
         // A head that is behind or too far ahead belongs to another ring in the same memory.
-        if head.wrapping_sub(self.tail) <= self.geometry.capacity {
+        if head.wrapping_sub(self.tail) <= self.geometry.capacity && !self.is_broken {
             self.head = head;
         }
     }
@@ -402,12 +455,16 @@ impl Consumer {
     }
 
     #[cold]
-    fn corrupt(&self, cap_len: u32) -> Corrupt {
-        Corrupt {
+    fn corrupt(&mut self, cap_len: u32) -> Corrupt {
+        let corrupt = Corrupt {
             at: self.tail,
             cap_len,
             available: self.head.wrapping_sub(self.tail),
+        };
+        if self.is_beside {
+            (self.is_broken, self.head) = (true, self.tail);
         }
+        corrupt
     }
 }
 

@@ -158,6 +158,10 @@ pub const MAX_DELAY_US: u64 = 0x18c;
 /// `u64`, host: as [`LIFE`], of a transmit ring, where the line of `LIFE` is the sender's.
 pub const SEND_LIFE: u64 = 0x190;
 
+/// `u64`, reader, of a ring whose reader has its words in memory of its own ([`direct`](crate::direct)): the
+/// epoch of the ring that they belong to, stored when they start anew.
+pub const ATTACHED: u64 = 0x1a0;
+
 /// Bits of a record's `flags`.
 pub mod flags {
     /// The frame was sent by the host's interface (else received).
@@ -271,7 +275,7 @@ const _: () = {
     assert!(HEAD / 128 != TAIL / 128 && TAIL / 128 != WAKE_AT / 128);
     assert!(HEAD.is_multiple_of(128) && TAIL.is_multiple_of(128) && WAKE_AT.is_multiple_of(128));
     assert!(LIFE + 8 <= TAIL && READ + 8 <= WAKE_AT && MAX_DELAY_US + 4 <= SEND_LIFE);
-    assert!(SEND_LIFE / 128 == WAKE_AT / 128);
+    assert!(SEND_LIFE / 128 == WAKE_AT / 128 && SEND_LIFE < ATTACHED && ATTACHED < DATA_OFFSET);
     assert!(DATA_OFFSET.is_multiple_of(4096) && RECORD_HEADER.is_multiple_of(ALIGN));
     assert!(MIN_CAPACITY.is_power_of_two() && MAX_CAPACITY.is_power_of_two());
     // A pad record needs its first four bytes; ALIGN leaves at least eight.

@@ -21,6 +21,7 @@
 //! | packets: [`Producer`] → [`Consumer`] | host | header and frame | |
 //! | descriptors: [`Producer`] → [`Consumer`], with an [`ArenaReader`] | host | 16 bytes: which record of an [`arena`] | several readers share one copy, or read the NIC's own memory |
 //! | frames to send: [`Producer`] → [`Intake`] | application | header and frame | its writer is not trusted: the host copies, then looks |
+//! | packets, [`direct`]: [`Producer`] → [`Consumer`] | application | header and frame | each side writes memory of its own only |
 //!
 //! An [`arena`] is not a ring: nobody gives room back, and readers find out what they were too slow for.
 //! Its records are placed in turn ([`Arena`]), or lie in whole buffers that a kernel fills ([`Buffers`]).
@@ -36,6 +37,7 @@
 //! that transmits ([`Intake`]) it copies each frame once before anything looks at it.
 
 pub mod arena;
+pub mod direct;
 pub mod layout;
 pub mod offload;
 

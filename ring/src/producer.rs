@@ -12,8 +12,9 @@ use std::sync::atomic::Ordering;
 
 use crate::consumer::AttachError;
 use crate::layout::{
-    ALIGN, DATA_OFFSET, Geometry, HEAD, LIFE, Life, MAGIC, MAX_CAPACITY, MIN_CAPACITY, Meta, PAD,
-    PUBLISHED, RECORD_HEADER, SEND_LIFE, SEND_MAGIC, TAIL, WAKE_SEQ, flags, header, record_size,
+    ALIGN, ATTACHED, DATA_OFFSET, Geometry, HEAD, LIFE, Life, MAGIC, MAX_CAPACITY, MIN_CAPACITY,
+    Meta, PAD, PUBLISHED, RECORD_HEADER, SEND_LIFE, SEND_MAGIC, TAIL, WAKE_SEQ, flags, header,
+    record_size,
 };
 use crate::offload::{self, PREFIX};
 use crate::region::Region;
@@ -24,6 +25,8 @@ pub use publish::{Bell, Ground};
 #[derive(Debug)]
 pub struct Producer {
     region: Region,
+    /// What the reader writes: in the ring, or in memory of the reader's own.
+    words: Region,
     geometry: Geometry,
     head: u64,
     tail: u64,
@@ -118,8 +121,41 @@ impl Producer {
         Ok(producer)
     }
 
+    /// Lays an empty ring of packets into `region`, whose reader writes its words into `words`, at the same
+    /// offsets: neither side can write what the other does.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_beside(
+        region: Region,
+        words: Region,
+        geometry: Geometry,
+    ) -> Result<Self, CreateError> {
+        if words.len() < DATA_OFFSET {
+            let (need, have) = (DATA_OFFSET, words.len());
+            return Err(CreateError::Region { need, have });
+        }
+        let producer = Self::create(region, geometry)?;
+        Ok(Self { words, ..producer })
+    }
+
+    /// The reader writes nonsense: it counts as not attached from now on.
+    pub fn disown(&mut self) {
+        self.words = self.region.clone();
+    }
+
+    /// Whether the reader attached to this very ring; see [`Consumer::attach_beside`].
+    ///
+    /// [`Consumer::attach_beside`]: crate::Consumer::attach_beside
+    #[inline]
+    pub fn is_attached(&self) -> bool {
+        // Acquire: pairs with the Release in Consumer::attach_beside; its words are this ring's.
+        self.words.load_u64(ATTACHED, Ordering::Acquire) == self.geometry.epoch
+    }
+
     fn at(region: Region, geometry: Geometry, start: u64, written: u64) -> Self {
         Self {
+            words: region.clone(),
             region,
             geometry,
             head: start,
@@ -162,7 +198,7 @@ impl Producer {
         for offset in [at, at + 64, HEAD] {
             self.region.prefetch_write(offset);
         }
-        self.region.prefetch(WAKE_SEQ);
+        self.words.prefetch(WAKE_SEQ);
     }
 
     /// Makes room for a record of `cap_len` bytes. `None`: the ring is full and the loss is counted.
@@ -348,7 +384,7 @@ impl Producer {
 
     /// Bytes published and not yet released, as far as the reader tells.
     pub fn used(&self) -> u64 {
-        let tail = self.region.load_u64(TAIL, Ordering::Relaxed);
+        let tail = self.words.load_u64(TAIL, Ordering::Relaxed);
         self.announced
             .wrapping_sub(tail)
             .min(self.geometry.capacity)
@@ -370,7 +406,7 @@ impl Producer {
     #[cold]
     fn refresh_tail(&mut self) -> Result<(), PeerLied> {
         // Acquire: pairs with the Release in Consumer::release; the reader is done with the bytes.
-        let tail = self.region.load_u64(TAIL, Ordering::Acquire);
+        let tail = self.words.load_u64(TAIL, Ordering::Acquire);
         // A true tail lies between the last one we took and what we announced.
         let distance = self.announced.wrapping_sub(tail);
         if distance > self.announced.wrapping_sub(self.tail) {

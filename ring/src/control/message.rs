@@ -2,6 +2,7 @@
 
 use super::VERSION;
 use super::device::{Counted, Device};
+use super::direct::{Direct, Members};
 use super::open::{FilterSpec, Open, Opened, RingPlace, Tuning};
 use super::rule::{self, Rule, RuleKey, RuleKind};
 use super::switch::SwitchRequest;
@@ -178,6 +179,10 @@ pub enum Message {
     },
     /// Operators: something about a switch.
     Switch(SwitchRequest),
+    /// Asks for the members of a port's trust group.
+    Direct(Direct),
+    /// The answer to Direct.
+    Members(Members),
     /// Agents on a tty, unasked and unanswered: this many bytes arrived since the last one. The daemon
     /// has at most [`super::TTY_WINDOW`] unacknowledged bytes on their way.
     Ack {
@@ -222,6 +227,8 @@ impl Message {
             Self::Kick(_) => 30,
             Self::Note { .. } => 31,
             Self::Switch(_) => 32,
+            Self::Direct(_) => 33,
+            Self::Members(_) => 34,
         }
     }
 
@@ -333,6 +340,8 @@ impl Message {
             Self::Adopt { name } => w.text(name),
             Self::Ack { bytes } => w.u32(*bytes),
             Self::Switch(request) => request.write(w),
+            Self::Direct(direct) => direct.write(w),
+            Self::Members(members) => members.write(w),
         }
     }
 
@@ -435,6 +444,8 @@ impl Message {
                 values: r.list("values", |r| Ok((r.text("key")?, r.u64("value")?)))?,
             },
             32 => Self::Switch(SwitchRequest::read(r)?),
+            33 => Self::Direct(Direct::read(r)?),
+            34 => Self::Members(Members::read(r)?),
             kind => return Err(Malformed::Kind(kind)),
         })
     }

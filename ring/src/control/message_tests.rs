@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::control::{
-    ArenaHome, Arenas, Balance, Direction, ExactRule, Flow, Grant, HostGroup, NO_VLAN, Network,
-    Pattern, RuleAction, Segments, SwitchAsk, SwitchRequest, VmKind, WildcardRule, wire,
+    ArenaHome, Arenas, Balance, DirectMember, Direction, ExactRule, Flow, Grant, HostGroup,
+    NO_VLAN, Network, Pattern, RuleAction, Segments, SwitchAsk, SwitchRequest, VmKind,
+    WildcardRule, wire,
 };
 
 fn every_message() -> Vec<Message> {
@@ -221,6 +222,22 @@ fn every_message() -> Vec<Message> {
         switch(SwitchAsk::Set {
             text: "age=5".into(),
             keep: false,
+        }),
+        Message::Direct(Direct {
+            port: 4,
+            capacity: 1 << 18,
+            merged: true,
+            known: vec![(0, 7), (3, 9)],
+        }),
+        Message::Members(Members {
+            slot: 2,
+            generation: 8,
+            is_first: true,
+            others: vec![DirectMember {
+                slot: 0,
+                generation: 7,
+                capacity: 1 << 19,
+            }],
         }),
     ]
 }

@@ -15,6 +15,7 @@
 //! Stats   → Counters
 //! Close   → Done
 //! Switch  → Counters or Done  operators: how a switch is, its settings, closing a port of it
+//! Direct  → Members + file descriptors: who is in a port's trust group; see `direct`
 //! any     → Error              the request had no effect
 //! ```
 //!
@@ -34,6 +35,7 @@ pub mod apart;
 pub mod wire;
 
 mod device;
+mod direct;
 mod message;
 mod open;
 mod rule;
@@ -41,6 +43,7 @@ mod switch;
 mod vm;
 
 pub use device::{Counted, Device};
+pub use direct::{Direct, DirectMember, Members};
 pub use message::{Message, Role};
 pub use open::{
     ArenaHome, Arenas, Balance, Direction, FilterSpec, Open, Opened, RingPlace, Segments, Tuning,

@@ -58,7 +58,7 @@ impl Producer {
         // Pairs with the fence in Consumer::arm: either we see its arming or it sees our head.
         fence(Ordering::SeqCst);
         // Acquire: pairs with the Release in Consumer::arm; the words before it are visible.
-        let seq = self.region.load_u32(WAKE_SEQ, Ordering::Acquire);
+        let seq = self.words.load_u32(WAKE_SEQ, Ordering::Acquire);
         if seq == self.rung {
             Bell::Quiet
         } else {
@@ -75,15 +75,15 @@ impl Producer {
 
     fn armed(&mut self, seq: u32, now_us: u64, ground: Option<Ground>) -> Bell {
         // Acquire: pairs with the Release in Consumer::release.
-        let tail = self.region.load_u64(TAIL, Ordering::Acquire);
+        let tail = self.words.load_u64(TAIL, Ordering::Acquire);
         let unread = self.announced.wrapping_sub(tail);
         if unread == 0 {
             // Nothing unread: the delay starts with the next record.
             self.waiting = None;
             return Bell::Quiet;
         }
-        let wake_at = self.region.load_u64(WAKE_AT, Ordering::Relaxed);
-        let delay_us = self.region.load_u32(MAX_DELAY_US, Ordering::Relaxed);
+        let wake_at = self.words.load_u64(WAKE_AT, Ordering::Relaxed);
+        let delay_us = self.words.load_u32(MAX_DELAY_US, Ordering::Relaxed);
         let waiting = match self.waiting {
             Some(waiting) if waiting.seq == seq => waiting,
             _ => Waiting {
