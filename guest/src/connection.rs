@@ -20,6 +20,7 @@ use rustix::net::{
 };
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{DEFAULT_SOCKET, Message, Role, VERSION};
+use vnplug_ring::direct::SLOTS;
 
 use crate::error::Error;
 
@@ -135,8 +136,8 @@ impl Connection {
     /// An answer to a request: an Error message is an `Err`.
     fn judged(&mut self, answer: Message) -> Result<Message, Error> {
         match answer {
-            // Only an Opened brings descriptors; see `take_fds`.
-            Message::Opened(opened) => Ok(Message::Opened(opened)),
+            // No other brings descriptors; see `take_fds` and `take_all_fds`.
+            answer @ (Message::Opened(_) | Message::Members(_)) => Ok(answer),
             _ if !self.fds.is_empty() => {
                 self.fds.clear();
                 let error = Error::Protocol("descriptors nobody asked for".into());
@@ -190,6 +191,11 @@ impl Connection {
         let error = Error::Protocol(what.into());
         self.dead = Some(error.clone());
         Err(error)
+    }
+
+    /// Takes the descriptors that came with a Members.
+    pub(crate) fn take_all_fds(&mut self) -> Vec<OwnedFd> {
+        self.fds.drain(..).collect()
     }
 
     /// The next unasked message, without waiting. `Ok(None)`: none now.
@@ -499,8 +505,8 @@ pub(crate) fn timespec(duration: Duration) -> Timespec {
     }
 }
 
-/// No message comes with more descriptors than an Opened.
-const MAX_FDS: usize = 5;
+/// No message comes with more descriptors than a Members: the table, a bell, and two for each other member.
+const MAX_FDS: usize = 2 * SLOTS;
 
 #[cfg(test)]
 mod tests {

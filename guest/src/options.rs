@@ -30,6 +30,7 @@ pub struct PortOptions {
     pub(crate) waiting: Waiting,
     pub(crate) socket: Option<PathBuf>,
     pub(crate) reconnect: bool,
+    pub(crate) direct: bool,
 }
 
 impl PortOptions {
@@ -63,6 +64,7 @@ impl PortOptions {
             waiting: Waiting::Sleep,
             socket: None,
             reconnect: true,
+            direct: false,
         }
     }
 
@@ -104,6 +106,16 @@ impl PortOptions {
             self.request.transmit_bytes = 1 << 20;
         }
         self
+    }
+
+    /// As [`join`](Self::join), and in direct mode: ports of one user that all say so hand frames to each
+    /// other, and the switch has no work with them; it carries what is for many, for others, or tagged, and
+    /// everything while somebody captures on it. They trust each other as programs of one user do: one can
+    /// change a frame while its receiver reads it. Such frames have no time ([`Meta`](crate::Meta)), and
+    /// are not in the switch's counters. Not in guests, and not in a [`Bundle`](crate::Bundle).
+    pub fn direct(mut self) -> Self {
+        self.direct = true;
+        self.join()
     }
 
     /// Received packets, sent packets, or both.

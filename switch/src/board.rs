@@ -8,6 +8,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use vnplug_ring::direct::Table;
+
 use crate::control::{Change, Line, PATIENCE, Told};
 use crate::forward::Number;
 use crate::roster::{Grant, Granted, Holder, Roster, locked};
@@ -78,6 +80,12 @@ impl Switchboard {
     /// Somebody reads one port by itself, or does not any more.
     pub fn read(&self, port: NonZeroU16, comes: bool) {
         self.line.send(Change::Read(port.get(), comes));
+    }
+
+    /// A port is a member of a trust group, whose table it reads, or none any more; `place` has the number of
+    /// the group, and the port's slot there.
+    pub fn direct(&self, port: NonZeroU16, place: Option<(u64, Table, usize)>) {
+        self.line.send(Change::Direct(port.get(), place));
     }
 
     /// Says who may join by which grants. As soon as there is one, nobody else may, but for those who are

@@ -10,6 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use vnplug_os::event;
 
 use crate::counts::{Counters, Refused};
+use crate::direct::Place;
 use crate::exits::PortCounters;
 use crate::forward::Number;
 use crate::link::{Link, Losses};
@@ -37,6 +38,8 @@ pub(crate) enum Change {
     Close(Number),
     /// Somebody reads this port by itself, or does not any more.
     Read(Number, bool),
+    /// This port is a member of a trust group, or none any more.
+    Direct(Number, Option<Place>),
     /// How is it?
     Tell(Sender<Told>),
 }

@@ -19,6 +19,7 @@
 //! | `link.rs` | how frames come from the far end of a port and go there, and who lets it join |
 //! | `uplink.rs` | the port whose far end is an interface of the host: a source of the path and its way out |
 //! | `exits.rs` | the ports: what a batch has for each, given to it at once |
+//! | `direct.rs` | stations that members of trust groups reach without the switch |
 //! | `edits.rs` | frames that leave with another VLAN tag than they came with |
 //! | `emulation.rs` | wires that are slow or bad on purpose |
 //! | `settings.rs` | what an operator may say of a switch and of its ports |
@@ -37,6 +38,7 @@ mod batch;
 mod board;
 mod control;
 pub mod counts;
+mod direct;
 mod edits;
 mod emulation;
 mod exits;

@@ -20,6 +20,7 @@ use vnplug_ring::offload::{Offload, gso};
 use crate::batch::{Batch, Entered, MAX_SUPER};
 use crate::board::Switchboard;
 use crate::control::{self, Change, Inlet, PortTold, Told};
+use crate::direct::Directs;
 use crate::edits::Forms;
 use crate::exits::Exits;
 use crate::forward::{Forwarder, HOST, Loop, Number, Way};
@@ -110,6 +111,7 @@ pub struct Switch {
     name: String,
     forwarder: Forwarder,
     exits: Exits,
+    directs: Directs,
     inlet: Inlet,
     entrances: Vec<Box<dyn Entrance>>,
     uplinks: Uplinks,
@@ -214,6 +216,7 @@ impl Switch {
             name: name.clone(),
             forwarder,
             exits: Exits::new(epoll),
+            directs: Directs::default(),
             inlet,
             entrances,
             is_open: false,
@@ -278,6 +281,11 @@ impl Switch {
             while let Some(change) = self.inlet.take() {
                 self.change(change);
             }
+        }
+        // The clock is looked at only where something is to be told.
+        if self.directs.next_us(&self.forwarder).is_some() {
+            let now_us = self.now_us();
+            self.directs.tell(&self.forwarder, &self.settings, now_us);
         }
     }
 
@@ -346,6 +354,7 @@ impl Switch {
                 };
                 self.set(number);
             }
+            Change::Direct(number, place) => self.directs.set(number, place),
             Change::Read(number, comes) => self.exits.read(number, comes),
             Change::Whole(settings) => self.set_all(*settings),
             Change::Tell(reply) => {
@@ -386,6 +395,7 @@ impl Switch {
 
     /// A port is from now on as its settings say.
     fn set(&mut self, number: Number) {
+        self.directs.settings_changed();
         let is_ring = self.exits.is_ring(number);
         if is_ring.is_none() && number != HOST {
             return;
@@ -409,6 +419,7 @@ impl Switch {
     /// The switch and all its ports are from now on as the settings say.
     fn set_all(&mut self, settings: Settings) {
         let before = std::mem::replace(&mut self.settings, settings);
+        self.directs.settings_changed();
         let settings = &self.settings;
         self.forwarder.is_hub = settings.is_hub;
         self.forwarder.loops = settings.loops;
@@ -430,6 +441,7 @@ impl Switch {
     /// Says who is to be told, if nobody knows it yet.
     fn remove(&mut self, number: Number) -> Option<Losses> {
         self.forwarder.remove(number);
+        self.directs.set(number, None);
         if self.exits.port(number).is_some_and(|port| port.is_ready) {
             self.ready.retain(|ready| *ready != number);
         }
@@ -595,7 +607,8 @@ impl Queue for Switch {
         if !self.ready.is_empty() {
             return Wake::NOW;
         }
-        let arrives = self.exits.next_us();
+        let due = [self.exits.next_us(), self.directs.next_us(&self.forwarder)];
+        let arrives = due.into_iter().flatten().min();
         let arrives =
             arrives.map(|at_us| Duration::from_micros(at_us.saturating_sub(self.now_us())));
         let links = Some(self.exits.epoll().as_fd());

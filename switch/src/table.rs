@@ -124,6 +124,7 @@ pub struct Table {
     secret: (u64, u64),
     /// Where aging goes on.
     hand: usize,
+    changes: u64,
 }
 
 /// What a port has of the table.
@@ -147,6 +148,7 @@ impl Table {
             ports: Vec::new(),
             secret: (event::random(), event::random() | 1),
             hand: 0,
+            changes: 0,
         }
     }
 
@@ -301,8 +303,22 @@ impl Table {
         places.count as usize >= places.most.map_or(each, |most| most as usize)
     }
 
+    /// The stations of a port, old ones that are not swept yet among them.
+    pub(crate) fn of_port(&self, port: u16) -> impl Iterator<Item = Key> {
+        let first = self.ports.get(usize::from(port)).map_or(0, |it| it.first);
+        let slot = |place: u32| self.slots.get((place as usize).wrapping_sub(1));
+        std::iter::successors(slot(first), move |it| slot(it.after)).map(|it| Key(it.key))
+    }
+
+    /// Another number when a station came, went or moved.
+    #[inline]
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// Puts a slot at the begin of its port's list.
     fn link(&mut self, at: usize) {
+        self.changes += 1;
         let place = at as u32 + 1;
         let places = self.places(self.slots[at].port);
         let first = std::mem::replace(&mut places.first, place);
@@ -315,6 +331,7 @@ impl Table {
 
     /// Takes a slot out of its port's list.
     fn unlink(&mut self, at: usize) {
+        self.changes += 1;
         let Slot {
             before,
             after,

@@ -15,6 +15,8 @@ use crate::error::Error;
 pub struct Batch<'a> {
     rings: Chain<IterMut<'a, Consumer>, IterMut<'a, Consumer>>,
     now: Option<vnplug_ring::Batch<'a>>,
+    /// Another member writes the present ring.
+    is_beside: bool,
     left: usize,
     counts: &'a Tally,
     phase: &'a mut Phase,
@@ -32,6 +34,7 @@ impl<'a> Batch<'a> {
         Self {
             rings,
             now: None,
+            is_beside: false,
             left: max,
             counts,
             phase,
@@ -45,9 +48,11 @@ impl<'a> Batch<'a> {
         counts: &'a Tally,
         phase: &'a mut Phase,
     ) -> Self {
+        let is_beside = ring.as_ref().is_some_and(|ring| ring.is_beside());
         let now = ring.map(|ring| ring.span(max));
         Self {
             now,
+            is_beside,
             ..Self::new(&mut [], &mut [], max, counts, phase)
         }
     }
@@ -65,12 +70,18 @@ impl<'a> Iterator for Batch<'a> {
                     self.counts.add(&packet.meta, packet.bytes.len());
                     return Some(Ok(packet));
                 }
+                // That member's ring is over, and not the port.
+                Some(Err(_)) if self.is_beside => self.now = None,
                 Some(Err(corrupt)) => {
                     self.left = 0;
                     *self.phase = Phase::Failed(corrupt.into());
                     return Some(Err(corrupt.into()));
                 }
-                None => self.now = Some(self.rings.next()?.batch(self.left)),
+                None => {
+                    let ring = self.rings.next()?;
+                    self.is_beside = ring.is_beside();
+                    self.now = Some(ring.batch(self.left));
+                }
             }
         }
         None

@@ -159,6 +159,18 @@ impl Link {
         self.line.exchange(request)
     }
 
+    /// Asks the other side, with a descriptor, for an answer with descriptors.
+    pub(super) fn exchange_fds(
+        &mut self,
+        request: &Message,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(Message, Vec<OwnedFd>), Error> {
+        self.line.with(|connection| {
+            let answer = connection.exchange(request, fd)?;
+            Ok((answer, connection.take_all_fds()))
+        })
+    }
+
     /// For those that ask about the port from other threads.
     pub(super) fn connection(&self) -> Weak<Mutex<Connection>> {
         Arc::downgrade(self.line.connection())

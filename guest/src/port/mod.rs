@@ -14,6 +14,7 @@
 mod asker;
 mod batch;
 mod bundle;
+mod direct;
 mod link;
 mod phase;
 mod rules;
@@ -22,6 +23,7 @@ mod settle;
 mod view;
 mod waiting;
 mod watch;
+mod ways;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -38,6 +40,7 @@ use asker::Answers;
 pub use asker::Asker;
 pub use batch::Batch;
 pub use bundle::Bundle;
+use direct::Direct;
 use link::Link;
 use phase::{Phase, Standing};
 pub(crate) use rules::Kept;
@@ -56,6 +59,7 @@ pub struct Port {
     watch: Watch,
     rings: Vec<Consumer>,
     outbox: Option<Outbox>,
+    direct: Option<Box<Direct>>,
     current: usize,
     turn: u32,
     empty_polls: u32,
@@ -154,6 +158,7 @@ impl Port {
             watch,
             rings: Vec::new(),
             outbox: None,
+            direct: None,
             current: 0,
             turn: 0,
             empty_polls: 0,
@@ -176,6 +181,9 @@ impl Port {
             snaplen: 0,
         };
         port.install(link, rings)?;
+        if port.options.direct {
+            port.enter_group()?;
+        }
         Ok(port)
     }
 
@@ -269,6 +277,9 @@ impl Port {
     /// [`batch`](Self::batch) do it now and then by themselves; a reader that pauses does it first.
     #[inline]
     pub fn release(&mut self) {
+        if self.direct.as_ref().is_some_and(|direct| direct.is_stale()) {
+            self.look_after_members();
+        }
         for ring in &mut self.rings {
             ring.release();
         }
@@ -362,7 +373,7 @@ impl Port {
     /// Packets this port lost since it was opened, as its rings say now: those too that no packet
     /// has told of yet ([`Counts::lost`]). No request is made.
     pub fn dropped(&self) -> u64 {
-        let rings: u64 = self.rings.iter().map(Consumer::dropped).sum();
+        let rings: u64 = self.hosted().iter().map(Consumer::dropped).sum();
         self.counts().lost.max(self.lost_before + rings)
     }
 
@@ -393,7 +404,7 @@ impl Port {
 
     /// Rings, one per receive queue of the device.
     pub fn ring_count(&self) -> usize {
-        self.rings.len()
+        self.hosted().len()
     }
 
     /// True while the daemon is gone and the port tries to reopen.
@@ -437,12 +448,19 @@ impl Port {
     #[inline]
     fn lend(&mut self) -> Result<Next<'_>, Error> {
         self.turn -= 1;
-        match self.rings[self.current].next() {
+        let ring = &mut self.rings[self.current];
+        let is_beside = ring.is_beside();
+        match ring.next() {
             Ok(Some(packet)) => {
                 self.shared.tally.add(&packet.meta, packet.bytes.len());
                 Ok(Next::Packet(packet))
             }
             Ok(None) => Ok(Next::Nothing),
+            // That member's ring is over, and not the port.
+            Err(_) if is_beside => {
+                self.turn = 0;
+                Ok(Next::Nothing)
+            }
             Err(corrupt) => {
                 self.turn = 0;
                 self.phase = Phase::Failed(corrupt.into());

@@ -91,7 +91,7 @@ impl Port {
 
     /// True while no ring's life is over.
     pub(super) fn all_open(&self) -> bool {
-        self.rings.iter().all(|ring| ring.life() == Life::Open)
+        self.hosted().iter().all(|ring| ring.life() == Life::Open)
     }
 
     /// Takes a fresh attachment into use.
@@ -146,6 +146,9 @@ impl Port {
     /// Empties the doorbell.
     pub(super) fn hush(&mut self) {
         self.will_ring = false;
+        if let Some(direct) = &mut self.direct {
+            direct.hush();
+        }
         if let Some(Err(error)) = self.link.as_ref().map(Link::hush) {
             // The control socket tells more, if it has anything to tell.
             self.hear();
@@ -165,6 +168,11 @@ impl Port {
         // In a bundle others empty the doorbell.
         self.will_ring = watermark <= 1 && self.watch.shared().is_none();
         for ring in &mut self.rings {
+            let (watermark, delay) = match ring.is_beside() {
+                // A member has no timer.
+                true => (1, 0),
+                false => (watermark, delay),
+            };
             match ring.arm_lent(watermark, delay) {
                 // Or its life is over, of which `advance` knows more.
                 Wait::Ready => {
@@ -282,6 +290,13 @@ impl Port {
         let common = self.watch.shared();
         let opened = Link::open(&self.options, &self.rules, true, REOPEN_LIMIT, common)
             .and_then(|(link, rings)| self.install(link, rings));
+        if opened.is_ok()
+            && self.options.direct
+            && let Err(error) = self.enter_group()
+        {
+            log::warn!("direct mode is over, all frames go through the switch: {error}");
+            self.leave_group();
+        }
         let refused = matches!(opened, Err(Error::Permission { .. }));
         let since = refused.then(|| self.refused_since.unwrap_or_else(Instant::now));
         self.refused_since = since;
@@ -318,6 +333,7 @@ impl Port {
     /// Unmaps the rings; what they say of losses stays, for no packet may have told of the last ones.
     fn forget_rings(&mut self) {
         self.lost_before = self.dropped();
+        self.leave_group();
         self.looked = None;
         self.rings.clear();
         self.outbox = None;
@@ -336,7 +352,8 @@ impl Port {
 
     /// The rings' life as one.
     fn life(&self) -> Life {
-        let any = |life| self.rings.iter().any(|ring| ring.life() == life);
+        let rings = self.hosted();
+        let any = |life| rings.iter().any(|ring| ring.life() == life);
         if any(Life::Quarantined) {
             Life::Quarantined
         } else if any(Life::Failed) {
@@ -344,7 +361,7 @@ impl Port {
             Life::Failed
         } else if any(Life::Closed) {
             Life::Closed
-        } else if any(Life::Open) || self.rings.is_empty() {
+        } else if any(Life::Open) || rings.is_empty() {
             Life::Open
         } else {
             Life::Ended

@@ -15,6 +15,7 @@ use vnplug_ring::offload::{Offload, PREFIX, record_prefix};
 use vnplug_ring::{Bell, PeerLied, Producer};
 
 use super::phase::{Phase, Standing};
+use super::ways::{Handed, Ways};
 use super::{Batch, Port};
 use crate::error::Error;
 
@@ -26,6 +27,8 @@ pub struct Outbox {
     pushed: u64,
     /// Frames may be left to be cut or summed.
     merged: bool,
+    /// To the other members of a trust group.
+    pub(super) ways: Option<Box<Ways>>,
 }
 
 impl Outbox {
@@ -35,6 +38,7 @@ impl Outbox {
             ring,
             kick,
             pushed: 0,
+            ways: None,
         }
     }
 
@@ -66,15 +70,25 @@ impl Outbox {
             return Err(Error::Invalid("a frame longer than the port can send"));
         }
         let len = frame.len() as u32;
-        if !self.ring.has_room(before as u32 + len).map_err(nonsense)? {
-            return Ok(false);
-        }
         let meta = Meta {
             wire_len: len,
             flags,
             offload: *offload,
             ..Meta::default()
         };
+        if let Some(ways) = &mut self.ways {
+            match ways.hand(&meta, frame) {
+                Handed::Over => {
+                    self.pushed += 1;
+                    return Ok(true);
+                }
+                Handed::Full => return Ok(false),
+                Handed::ToTheSwitch => {}
+            }
+        }
+        if !self.ring.has_room(before as u32 + len).map_err(nonsense)? {
+            return Ok(false);
+        }
         let pushed = self.ring.push(&meta, frame).map_err(nonsense)?;
         self.pushed += u64::from(pushed);
         Ok(pushed)
@@ -83,6 +97,9 @@ impl Outbox {
     /// Hands what was written to the host: once per batch. A system call only if the host sleeps.
     #[inline]
     pub fn flush(&mut self) {
+        if let Some(ways) = &mut self.ways {
+            ways.flush();
+        }
         self.ring.publish();
         if self.ring.bell(0) == Bell::Ring {
             self.kick();
@@ -192,6 +209,11 @@ impl Port {
         loop {
             let outbox = self.outbox()?;
             outbox.flush();
+            // A member's ring: whether it has room the next push says.
+            if outbox.ways.as_ref().is_some_and(|ways| ways.is_full()) {
+                std::thread::sleep(FIRST_PAUSE);
+                return Ok(true);
+            }
             let needed = u32::try_from(len).unwrap_or(u32::MAX - RECORD_HEADER as u32 - 8);
             if outbox.ring.has_room(needed).map_err(nonsense)? {
                 return Ok(true);

@@ -66,7 +66,7 @@ impl Port {
     /// For each ring, the number of its queue and how many of its packets were published and not
     /// taken.
     pub fn unread(&self) -> impl Iterator<Item = (u16, u64)> {
-        self.rings
+        self.hosted()
             .iter()
             .map(|ring| (ring.geometry().queue as u16, ring.unread()))
     }

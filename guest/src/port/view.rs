@@ -69,7 +69,6 @@ impl Port {
         if matches!(self.phase, super::Phase::Failed(_)) {
             return Ok(None);
         }
-        let count = self.rings.len();
         let first = if self.turn == 0 {
             // What was looked at is judged, and its room goes back.
             self.release();
@@ -78,6 +77,7 @@ impl Port {
         } else {
             0
         };
+        let count = self.rings.len();
         for step in first..first + count {
             let index = (self.current + step) % count;
             match self.rings[index].look() {
@@ -87,6 +87,7 @@ impl Port {
                     return Ok(Some(look));
                 }
                 Ok(None) => {}
+                Err(_) if self.rings[index].is_beside() => {}
                 Err(corrupt) => {
                     self.phase = super::Phase::Failed(corrupt.into());
                     return Err(corrupt.into());

@@ -91,6 +91,22 @@ impl Watch {
         Ok(())
     }
 
+    /// Adds another doorbell.
+    pub(super) fn add_wake(&self, wake: BorrowedFd<'_>) -> Result<(), Error> {
+        match self {
+            Self::Own(own) => own.add(wake, WAKE),
+            Self::Common(..) => Err(Error::Invalid("direct mode is not for ports of a bundle")),
+        }
+    }
+
+    /// Takes it out.
+    pub(super) fn remove_wake(&self, wake: BorrowedFd<'_>) {
+        if let Self::Own(own) = self {
+            // It is in there, so there is no error.
+            let _ = epoll::delete(&own.epoll, wake);
+        }
+    }
+
     /// Takes the doorbell and the control socket out, before they are closed: a copy of them in a
     /// forked child would keep them in.
     pub(crate) fn detach(&self, wake: BorrowedFd<'_>, control: BorrowedFd<'_>) {

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use vnplug_ring::control::{Message, code};
 
-use super::session::Session;
+use super::session::{Gifts, Session};
 use super::{Control, LISTENER};
 use crate::hub::{NO_DESCRIPTORS, Peer};
 use vnplug_os::closer::PeerFd;
@@ -135,7 +135,7 @@ impl Control {
         let bucket = self.sessions.bucket_of(&viewer, operator);
         let mut session = Session::new(fd, viewer, false, bucket, Instant::now());
         if operator {
-            session.take_gifts();
+            session.take_gifts(Gifts::OfOperator);
         }
         self.sessions.add(session);
     }

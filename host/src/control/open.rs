@@ -5,7 +5,7 @@ use vnplug_ring::control::{FilterSpec, Message, Open, code};
 use super::Control;
 use super::memory::{LARGE, Want, rings};
 use super::request::quoted;
-use super::session::Over;
+use super::session::{Gifts, Over};
 use super::waiting::{Then, Whom};
 use crate::hub::policy::Sight;
 use crate::hub::{
@@ -214,6 +214,10 @@ impl Control {
         };
         if let Some(session) = self.sessions.get_mut(whom.token) {
             session.ports.push((whom.app, opening.opened.port));
+            if open.joins && matches!(viewer, Peer::User(_)) {
+                // The memory of its home, if it becomes a member of a trust group.
+                session.take_gifts(Gifts::OfMember);
+            }
         }
         Ok(opening)
     }

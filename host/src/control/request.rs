@@ -49,7 +49,8 @@ impl Control {
         let Some(session) = self.sessions.get(token) else {
             return Ok(());
         };
-        if session.gift.is_some() && !matches!(message, Message::Adopt { .. }) {
+        let takes_one = matches!(message, Message::Adopt { .. } | Message::Direct(_));
+        if session.gift.is_some() && !takes_one {
             return Err(Over::Misbehaved("a descriptor that no message takes"));
         }
         let viewer = session.viewer.clone();
@@ -97,6 +98,13 @@ impl Control {
                 let owned = self.sessions.owned(whom, port);
                 let step = owned.map(|()| self.hub.tune(port, tuning));
                 self.carry_on(whom, step)
+            }
+            Message::Direct(request) => {
+                let session = self.sessions.get_mut(whom.token);
+                let home = session.and_then(|session| session.gift.take());
+                let owned = self.sessions.owned(whom, request.port);
+                let answer = owned.and_then(|()| self.hub.direct(&request, home));
+                self.sessions.answer(whom, answer)
             }
             Message::AddRules { .. }
             | Message::RemoveRule { .. }

@@ -5,9 +5,10 @@
 //! on flags that another process shares (R8). What a peer does not read is queued up to
 //! [`MAX_QUEUED`] bytes, then the connection is closed (R5); long before that its requests wait.
 //!
-//! Only an operator's connection takes a descriptor, one with `Adopt`. From all others none is ever
-//! received, nor dropped by this thread: reading stops before it, the connection is over, and another
-//! thread closes the socket with what is in it (R7; `closer`).
+//! Only an operator's connection takes a descriptor, one with `Adopt`, and that of who takes part in a
+//! switch, one with `Direct`. From all others none is ever received: reading stops before it, the connection
+//! is over. This thread drops none: another closes what came, and the socket with what is in it (R7;
+//! `closer`).
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -21,6 +22,7 @@ use rustix::net::{
 };
 use vnplug_ring::control::wire::{Framer, HEADER, Header, MAX_PAYLOAD, MAX_REQUEST, Malformed};
 use vnplug_ring::control::{Message, Role, TTY_WINDOW};
+use vnplug_ring::direct::SLOTS;
 
 use super::limit;
 use crate::hub::Peer;
@@ -29,6 +31,8 @@ use vnplug_os::socket;
 use vnplug_os::socket::Heard;
 use vnplug_path::port::doorbell::Doorbell;
 
+/// No answer has more descriptors than a Members.
+const MAX_FDS: usize = 2 * SLOTS;
 /// No request is served while more bytes of answers wait for the peer to read them.
 const CLOGGED: usize = 64 << 10;
 /// So much of what a peer asks is held that acknowledges late.
@@ -36,12 +40,21 @@ const MAX_HELD: usize = (256 << 10) - CLOGGED;
 /// With what is said unasked, and one long answer, so many bytes may wait.
 pub(crate) const MAX_QUEUED: usize = CLOGGED + 2 * MAX_PAYLOAD;
 
+/// Whether a descriptor may come with a message, and from whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gifts {
+    No,
+    OfOperator,
+    /// Of who takes part in a switch.
+    OfMember,
+}
+
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Session {
     fd: PeerFd,
-    /// A descriptor may come with a message.
-    takes_gifts: bool,
+    /// Whether a descriptor may come with a message.
+    gifts: Gifts,
     /// Who is at the other end.
     pub(crate) viewer: Peer,
     /// Messages come and go for several applications.
@@ -110,7 +123,7 @@ impl Session {
         };
         Self {
             fd,
-            takes_gifts: false,
+            gifts: Gifts::No,
             viewer,
             channel,
             greeted: false,
@@ -131,9 +144,11 @@ impl Session {
         }
     }
 
-    /// From now on a descriptor may come with a message: the peer is trusted.
-    pub(crate) fn take_gifts(&mut self) {
-        self.takes_gifts = true;
+    /// From now on a descriptor may come with a message.
+    pub(crate) fn take_gifts(&mut self, from: Gifts) {
+        if self.gifts == Gifts::No {
+            self.gifts = from;
+        }
         socket::pass_rights(&self.fd, true);
     }
 
@@ -164,7 +179,7 @@ impl Session {
                 Ok(())
             }
             Ok(Heard::Nothing) => Ok(()),
-            Ok(Heard::Rights) if self.takes_gifts => self.read_gift(&mut bytes),
+            Ok(Heard::Rights) if self.gifts != Gifts::No => self.read_gift(&mut bytes),
             Ok(Heard::Rights) => Err(Over::Misbehaved("a descriptor that no message takes")),
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Err(Over::Closed),
             Err(error) => Err(Over::Failed(error)),
@@ -173,7 +188,8 @@ impl Session {
 
     /// Reads bytes with a descriptor.
     fn read_gift(&mut self, bytes: &mut [u8]) -> Result<(), Over> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        // NB: as many as the kernel lets anybody send (SCM_MAX_FD): those without room it would drop here.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received = recvmsg(
@@ -187,9 +203,12 @@ impl Session {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(()),
             Err(error) => return Err(Over::Failed(error.into())),
         };
-        // An operator may have been given it by somebody else: it is closed aside, too, and what else
-        // is the operator's does not wait for that.
-        let closer = Closer::default();
+        // Its sender may have been given it by somebody else: it is closed aside, too. What else is an
+        // operator's does not wait for that; others have one thread for all that is theirs.
+        let closer = match self.gifts {
+            Gifts::OfOperator => Closer::default(),
+            _ => self.fd.closer().clone(),
+        };
         let mut fds: Vec<PeerFd> = ancillary
             .drain()
             .filter_map(|message| match message {
@@ -249,7 +268,7 @@ impl Session {
             let end = next.bytes.len().min(next.sent.saturating_add(room));
             let slice = [IoSlice::new(&next.bytes[next.sent..end])];
             let borrowed: Vec<BorrowedFd<'_>> = next.fds.iter().map(AsFd::as_fd).collect();
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
             if !borrowed.is_empty() {
                 ancillary.push(SendAncillaryMessage::ScmRights(&borrowed));

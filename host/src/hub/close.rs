@@ -52,6 +52,8 @@ impl Hub {
         let record = self.ports.remove(&id)?;
         self.own(id, &record, false);
         self.reads(&record, false);
+        self.leave_direct(id, &record);
+        self.watch_direct(record.source);
         self.closed += 1;
         let mut charge = Charge::new(self.owed_by(&record.owner));
         if matches!(record.owner, Peer::User(_)) {

@@ -7,6 +7,7 @@
 mod asking;
 mod close;
 mod cluster;
+mod direct;
 mod early;
 mod ground;
 mod group;
@@ -46,6 +47,7 @@ use vnplug_switch::Switchboard;
 pub(crate) use asking::{Owed, Step};
 pub(crate) use close::Closing;
 use cluster::{Cluster, ClusterKey};
+use direct::DirectGroups;
 pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS, MAX_EARLY_LOADS};
 pub(crate) use ground::{Memory, OwnMemory};
 pub(crate) use group::arena_bytes;
@@ -247,6 +249,9 @@ pub struct Hub {
     host_groups: HostGroups,
     limits: Limits,
     next_port: u32,
+    /// Trust groups of ports on switches.
+    direct: DirectGroups,
+    next_direct: u64,
     next_cluster: u32,
     /// Ports opened since start.
     pub opened: u64,
@@ -277,6 +282,8 @@ impl Hub {
             host_groups: HostGroups::default(),
             limits,
             next_port: 1,
+            direct: DirectGroups::default(),
+            next_direct: 1,
             next_cluster: 1,
             opened: 0,
             closed: 0,

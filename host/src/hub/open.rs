@@ -119,7 +119,9 @@ impl Hub {
         record.member = member;
         record.only = only;
         self.reads(&record, true);
+        let source = record.source;
         let widening = self.commit(id, record, request.balance, ports, sender);
+        self.watch_direct(source);
         Ok(Opening {
             opened,
             fds,
