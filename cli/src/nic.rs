@@ -61,6 +61,9 @@ pub(crate) struct NicArgs {
     /// Size of each of the two rings, for example 4M [default: the daemon's; 1M for sending]
     #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true, value_parser = text::size)]
     ring: u64,
+    /// Hand frames to other ports of this user that say so, too, without the switch's work
+    #[arg(long)]
+    direct: bool,
     /// Print the counters each second
     #[arg(long)]
     stats: bool,
@@ -119,7 +122,11 @@ impl NicArgs {
         if self.ring > 0 {
             options = options.transmit(self.ring);
         }
-        let port = options.join().open();
+        let options = match self.direct {
+            true => options.direct(),
+            false => options.join(),
+        };
+        let port = options.open();
         let mut port =
             port.map_err(|error| Failure::about(&device, Failure::from(error).line()))?;
         let mtu = self.mtu.unwrap_or_else(|| mtu_of(socket, port.device()));

@@ -1,6 +1,6 @@
 //! What follows `vnplug://`: the switch, and options as other modules of libvdeplug write them.
 //!
-//! `lan0`, `lan0[ring=4M]`, `lan0[socket='/run/my.sock'/ring=4M]`. Options stand in brackets and are
+//! `lan0`, `lan0[ring=4M]`, `lan0[direct=yes]`, `lan0[socket='/run/my.sock'/ring=4M]`. Options stand in brackets and are
 //! separated by slashes; a value with slashes is put in quotes, or each has a backslash before it.
 
 use std::ffi::OsString;
@@ -18,6 +18,8 @@ pub(crate) struct Address {
     pub(crate) socket: Option<PathBuf>,
     /// Bytes of each of the two rings; 0 = the usual ones.
     pub(crate) ring_bytes: u64,
+    /// Other ports of this user that say so, too, are handed frames without the switch.
+    pub(crate) direct: bool,
 }
 
 impl Address {
@@ -54,6 +56,9 @@ impl Address {
                     let size = text_of(size.to_vec())?;
                     address.ring_bytes = units::size(&size).map_err(|bad| bad.to_string())?;
                 }
+                (b"direct", b"yes") => address.direct = true,
+                (b"direct", b"no") => address.direct = false,
+                (b"direct", _) => return Err("direct is yes or no".into()),
                 (key, _) => {
                     let key = String::from_utf8_lossy(key);
                     return Err(format!("no option '{key}'; {KNOWN}"));
@@ -105,7 +110,7 @@ fn text_of(bytes: Vec<u8>) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_| "a name or number that is no UTF-8".into())
 }
 
-const KNOWN: &str = "there are socket='PATH' and ring=SIZE, with a slash between: \
+const KNOWN: &str = "there are socket='PATH', ring=SIZE and direct=yes, with slashes between: \
                      vnplug://lan0[socket='/run/my.sock'/ring=4M]";
 
 #[cfg(test)]
@@ -133,6 +138,7 @@ mod tests {
             device: "host:lan0".into(),
             socket: Some(path.into()),
             ring_bytes,
+            direct: false,
         };
         for (text, address) in [
             ("lan0[socket='/run/x'/ring=4M]", with("/run/x", 4 << 20)),
@@ -142,6 +148,8 @@ mod tests {
         ] {
             assert_eq!(parse(text).unwrap(), address, "{text}");
         }
+        assert!(parse("lan0[direct=yes]").unwrap().direct);
+        assert!(!parse("lan0[direct=yes/direct=no]").unwrap().direct);
     }
 
     #[test]
@@ -154,6 +162,7 @@ mod tests {
             ("lan0[3]", "KEY=VALUE"),
             ("lan0[port=3]", "no option 'port'"),
             ("lan0[ring=much]", "much"),
+            ("lan0[direct=1]", "yes or no"),
             ("lan0[ring=1M", "not closed"),
             ("lan0[socket='/run]", "not closed"),
             ("lan0[ring=1M]x", "after"),

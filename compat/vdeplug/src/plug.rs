@@ -62,6 +62,9 @@ impl Plug {
             .ring_bytes(address.ring_bytes)
             .transmit(address.ring_bytes)
             .join();
+        if address.direct {
+            options = options.direct();
+        }
         if let Some(socket) = &address.socket {
             options = options.socket(socket);
         }

@@ -1,0 +1,263 @@
+//! Direct mode: ports of one user hand frames to each other, and the switch has no work with them.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::{Duration, Instant};
+
+use vnplug::{Offload, Port, Segments};
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::station::{Station, content};
+use vnplug_ring::direct::SLOTS;
+use vnplug_testing::eventually;
+
+#[path = "direct/members.rs"]
+mod members;
+use members::{become_direct, entered, frame, open, take};
+
+#[test]
+fn members_hand_over_frames_and_the_switch_has_no_work() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let [mut one, mut two] = [(); 2].map(|()| open(&daemon));
+    let mut other = daemon.port("lan0").join().open().unwrap();
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+    become_direct(&daemon, (2, &mut two), (1, &mut one));
+
+    let before = entered(&daemon);
+    let (mut sent, mut came) = (0, Vec::new());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while came.len() < 100_000 {
+        assert!(
+            Instant::now() < deadline,
+            "{sent} sent, {} came",
+            came.len()
+        );
+        while sent < 100_000 && one.outbox().unwrap().push(&frame(2, 1, sent)).unwrap() {
+            sent += 1;
+        }
+        one.outbox().unwrap().flush();
+        came.extend(take(&mut two));
+    }
+    assert!(came.iter().copied().eq(0..100_000), "in order, each once");
+    assert_eq!(entered(&daemon), before, "the switch saw none");
+
+    // Everybody else is reached through it, and many are.
+    assert!(other.send(&frame(0xff, 3, 0)).unwrap());
+    assert!(one.send(&frame(3, 1, 7)).unwrap());
+    let mut at_other = Vec::new();
+    eventually("a port that is no member gets its frame", || {
+        at_other.extend(take(&mut other));
+        at_other.contains(&7)
+    });
+    let mut broadcast = frame(2, 1, 8);
+    broadcast[..6].fill(0xff);
+    assert!(one.send(&broadcast).unwrap());
+    for port in [&mut two, &mut other] {
+        let mut got = Vec::new();
+        eventually("a frame for all", || {
+            got.extend(take(port));
+            got.contains(&8)
+        });
+        assert_eq!(got.iter().filter(|it| **it == 8).count(), 1);
+    }
+    daemon.audit();
+}
+
+#[test]
+fn who_sleeps_is_woken_by_the_sender() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let [mut one, mut two] = [(); 2].map(|()| open(&daemon));
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+    let before = entered(&daemon);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            let mut came = Vec::new();
+            while came.len() < 300 {
+                let ready = two.wait(Some(Duration::from_secs(10))).unwrap();
+                assert_eq!(ready, vnplug::Ready::Now, "after {}", came.len());
+                came.extend(take(&mut two));
+            }
+            came
+        });
+        for number in 0..300 {
+            assert!(one.send(&frame(2, 1, number)).unwrap());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(reader.join().unwrap().into_iter().eq(0..300));
+    });
+    assert_eq!(entered(&daemon), before);
+}
+
+#[test]
+fn who_captures_sees_all_and_settings_hold() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let [mut one, mut two] = [(); 2].map(|()| open(&daemon));
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+    let mut capture = daemon.port("host:lan0").open().unwrap();
+    for number in 1..=1000 {
+        assert!(one.send(&frame(2, 1, number)).unwrap());
+    }
+    let (mut seen, mut came) = (Vec::new(), Vec::new());
+    eventually("all is captured", || {
+        seen.extend(take(&mut capture));
+        came.extend(take(&mut two));
+        seen.len() == 1000 && came.len() == 1000
+    });
+    assert!(seen.iter().copied().eq(1..=1000));
+    drop(capture);
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+
+    // An isolated port reaches no isolated one.
+    let number = |port: &Port| port.device().strip_prefix("host:").unwrap().to_owned();
+    for port in [&one, &two] {
+        let set = daemon.vnplug(&["switch", "set", &number(port), "isolated=yes"]);
+        assert_eq!(set.0, Some(0), "{}", set.1);
+    }
+    eventually("frames go through the switch", || {
+        let before = entered(&daemon);
+        assert!(one.send(&frame(2, 1, 5)).unwrap());
+        std::thread::sleep(Duration::from_millis(10));
+        entered(&daemon) > before
+    });
+    take(&mut two);
+    for _ in 0..100 {
+        assert!(one.send(&frame(2, 1, 6)).unwrap());
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(take(&mut two).is_empty(), "it is isolated");
+    for port in [&one, &two] {
+        let set = daemon.vnplug(&["switch", "set", &number(port), "isolated=no"]);
+        assert_eq!(set.0, Some(0), "{}", set.1);
+    }
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+}
+
+#[test]
+fn members_come_and_go_and_a_slot_is_taken_again() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let mut one = open(&daemon);
+    for round in 0..20 {
+        let mut two = open(&daemon);
+        become_direct(&daemon, (1, &mut one), (2 + round, &mut two));
+        become_direct(&daemon, (2 + round, &mut two), (1, &mut one));
+    }
+    // There is room for so many, and the next one is told.
+    let mut all: Vec<_> = (1..SLOTS).map(|_| open(&daemon)).collect();
+    let refused = daemon.port("lan0").direct().open().unwrap_err();
+    assert!(refused.to_string().contains("room for 16"), "{refused}");
+    become_direct(&daemon, (1, &mut one), (99, all.last_mut().unwrap()));
+    drop(all);
+    // With another daemon it begins anew.
+    daemon.kill();
+    daemon.launch().unwrap();
+    let mut two = open(&daemon);
+    eventually("the port is there again", || {
+        let _ = one.next().unwrap();
+        !one.is_away()
+    });
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+    become_direct(&daemon, (2, &mut two), (1, &mut one));
+}
+
+#[test]
+fn who_does_not_read_holds_up_nobody() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let [mut one, mut two, mut deaf] = [(); 3].map(|()| open(&daemon));
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+    become_direct(&daemon, (1, &mut one), (3, &mut deaf));
+    let begin = Instant::now();
+    take(&mut two);
+    let mut came = Vec::new();
+    for number in 0..50_000 {
+        while !one.send(&frame(3, 1, 0)).unwrap() {}
+        while !one.send(&frame(2, 1, number)).unwrap() {
+            came.extend(take(&mut two));
+        }
+        if number % 64 == 0 {
+            came.extend(take(&mut two));
+        }
+    }
+    came.extend(take(&mut two));
+    assert!(came.into_iter().eq(0..50_000));
+    assert!(
+        begin.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        begin.elapsed()
+    );
+    // What waited for it is there, and what comes now comes again.
+    assert!(!take(&mut deaf).is_empty());
+    assert!(one.send(&frame(3, 1, 77)).unwrap());
+    eventually("it reads again", || take(&mut deaf).contains(&77));
+}
+
+#[test]
+fn super_frames_go_whole_to_whom_takes_them() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let nic = |address: &str, more: &[&str]| {
+        Station::by_nic(&lab, &daemon, "lan0", address, more).unwrap()
+    };
+    let one = nic("10.0.6.1", &["--direct"]);
+    let two = nic("10.0.6.2", &["--direct"]);
+    let plain = nic("10.0.6.3", &["--direct", "--segments", "wire"]);
+    let all = [&one, &two, &plain];
+    for from in all {
+        for to in all {
+            assert!(from.pings(&to.address));
+        }
+    }
+    let bytes = content(8 << 20);
+    for from in all {
+        for to in all.into_iter().filter(|to| to.address != from.address) {
+            assert!(from.sends(to, &bytes).unwrap() == bytes);
+        }
+    }
+    let before = entered(&daemon);
+    assert!(one.sends(&two, &bytes).unwrap() == bytes);
+    let through = entered(&daemon) - before;
+    assert!(
+        through < 20,
+        "{through} frames of a bulk stream entered the switch"
+    );
+    // One is killed; the others go on, and one that comes in its place is reached.
+    // Its process is killed.
+    drop(two);
+    let two = nic("10.0.6.4", &["--direct"]);
+    assert!(one.sends(&two, &bytes).unwrap() == bytes);
+    assert!(plain.sends(&one, &bytes).unwrap() == bytes);
+    daemon.audit();
+}
+
+#[test]
+fn frames_to_be_cut_or_summed_are_the_switchs_for_whom_they_must_be() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let merged = daemon.port("lan0").segments(Segments::Merged);
+    let mut one = merged.direct().open().unwrap();
+    let mut two = open(&daemon);
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+    let before = entered(&daemon);
+    let due = Offload {
+        flags: 1,
+        csum_start: 34,
+        csum_offset: 16,
+        ..Offload::default()
+    };
+    let mut tcp = frame(2, 1, 0);
+    tcp[12..14].copy_from_slice(&[8, 0]);
+    assert!(one.outbox().unwrap().push_offloaded(&tcp, &due).unwrap());
+    one.outbox().unwrap().flush();
+    eventually("the switch has it", || entered(&daemon) > before);
+}
+
+#[test]
+fn what_takes_no_part_in_a_switch_is_no_member() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=10"]).unwrap();
+    let refused = daemon.port("lab").direct().open().unwrap_err();
+    assert!(refused.to_string().contains("no switch"), "{refused}");
+}
