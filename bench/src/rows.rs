@@ -166,6 +166,16 @@ const SWITCH: &[Row] = &[
         "a switch from ring to ring, 1514-byte frames, against testpmd between two memif",
         |plan| switch::rings(plan, 1514),
     ),
+    row(
+        "switch-direct-60",
+        "direct mode on a switch, 60-byte frames, against testpmd between two memif",
+        |plan| switch::direct(plan, 60),
+    ),
+    row(
+        "switch-direct-1514",
+        "direct mode on a switch, 1514-byte frames, against testpmd between two memif",
+        |plan| switch::direct(plan, 1514),
+    ),
 ];
 
 /// Rows of one source and several readers, with private rings and as a group.

@@ -21,11 +21,11 @@ const SWITCH_CPU: usize = 0;
 /// CPU of the thread that sends and receives.
 const ENDS_CPU: usize = 1;
 /// Bytes of each ring.
-const RING: u64 = 1 << 19;
+pub(super) const RING: u64 = 1 << 19;
 /// Frames between two looks at the clock.
-const BURST: usize = 64;
+pub(super) const BURST: usize = 64;
 /// The peer's name in the table.
-const PEER: &str = "DPDK memif (testpmd io)";
+pub(super) const PEER: &str = "DPDK memif (testpmd io)";
 /// Frames that go round in the peer, in bursts of 64 per interface: more are dropped by full rings.
 const PEER_BURSTS: usize = 8;
 
@@ -96,7 +96,7 @@ fn carry(from: &mut Port, to: &mut Port, frame: &[u8], time: Duration) -> Result
     Ok(came)
 }
 
-fn memif(plan: &Plan, len: usize) -> Result<f64> {
+pub(super) fn memif(plan: &Plan, len: usize) -> Result<f64> {
     let socket = Socket::new("memif-io");
     let devices = |role| -> Vec<String> {
         let device = |id| {
@@ -115,12 +115,12 @@ fn memif(plan: &Plan, len: usize) -> Result<f64> {
     forwarder.received(plan, 2)
 }
 
-fn frame(len: usize, to: u8, from: u8) -> Vec<u8> {
+pub(super) fn frame(len: usize, to: u8, from: u8) -> Vec<u8> {
     let mut frame = vec![0x5a; len];
     frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, to, 2, 0, 0, 0, 0, from, 0x88, 0xb5]);
     frame
 }
 
 /// The last byte of two addresses.
-const FROM: u8 = 1;
-const TO: u8 = 2;
+pub(super) const FROM: u8 = 1;
+pub(super) const TO: u8 = 2;
