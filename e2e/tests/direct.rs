@@ -1,13 +1,17 @@
 //! Direct mode: ports of one user hand frames to each other, and the switch has no work with them.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vnplug::{Offload, Port, Segments};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::daemon::{Daemon, refusal};
+use vnplug_e2e::raw::{self, Raw};
 use vnplug_e2e::station::{Station, content};
-use vnplug_ring::direct::SLOTS;
+use vnplug_ring::control::{Direct, Message, Open, code};
+use vnplug_ring::direct::{SLOTS, home_size};
 use vnplug_testing::eventually;
 
 #[path = "direct/members.rs"]
@@ -260,4 +264,116 @@ fn what_takes_no_part_in_a_switch_is_no_member() {
     let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=10"]).unwrap();
     let refused = daemon.port("lab").direct().open().unwrap_err();
     assert!(refused.to_string().contains("no switch"), "{refused}");
+}
+
+/// A memfd of this many bytes with these seals.
+fn memory(len: u64, seals: SealFlags) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = memfd_create("home", flags).unwrap();
+    ftruncate(&memory, len).unwrap();
+    fcntl_add_seals(&memory, seals).unwrap();
+    memory
+}
+
+#[test]
+fn what_is_no_home_is_refused() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let _other = open(&daemon);
+    let mut raw = Raw::greeted(&daemon.socket());
+    let request = raw::open("lan0", 0);
+    let joins = Open {
+        joins: true,
+        transmit_bytes: 1 << 16,
+        ..request.clone()
+    };
+    let mut port = |open: Open| match raw.ask(&Message::Open(open), 0) {
+        Message::Opened(opened) => opened.port,
+        other => panic!("{other:?}"),
+    };
+    let (member, capture) = (port(joins), port(request));
+    raw.take_fds();
+    let capacity = 1 << 16;
+    let ask = |port, capacity| {
+        let known = Vec::new();
+        let merged = false;
+        let direct = Direct {
+            port,
+            capacity,
+            merged,
+            known,
+        };
+        Message::Direct(direct).encode(9, 0)
+    };
+    let tight = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let home = |seals| memory(home_size(capacity), seals);
+    let (pipe, _write) = rustix::pipe::pipe().unwrap();
+    let device = OwnedFd::from(std::fs::File::open("/dev/zero").unwrap());
+    let writable = home(tight - SealFlags::FUTURE_WRITE);
+    let loose = home(tight - SealFlags::SHRINK);
+    let short = memory(home_size(capacity) - 4096, tight);
+    let good = home(tight);
+    let cases: [(u32, u64, Option<&OwnedFd>, u16, &str); 10] = [
+        (member, capacity, None, code::INVALID, "none came"),
+        (member, capacity, Some(&pipe), code::INVALID, "sealed memfd"),
+        (
+            member,
+            capacity,
+            Some(&device),
+            code::INVALID,
+            "sealed memfd",
+        ),
+        (
+            member,
+            capacity,
+            Some(&writable),
+            code::INVALID,
+            "sealed memfd",
+        ),
+        (
+            member,
+            capacity,
+            Some(&loose),
+            code::INVALID,
+            "sealed memfd",
+        ),
+        (member, capacity, Some(&short), code::INVALID, "which needs"),
+        (member, 5000, Some(&good), code::INVALID, "power of two"),
+        (member, 8 << 20, Some(&good), code::INVALID, "to 4194304"),
+        (capture, capacity, Some(&good), code::INVALID, "take part"),
+        (
+            member + 999,
+            capacity,
+            Some(&good),
+            code::NOT_FOUND,
+            "not open",
+        ),
+    ];
+    for (port, capacity, gift, code, part) in cases {
+        let bytes = ask(port, capacity);
+        let fds: Vec<_> = gift.iter().map(|fd| fd.as_fd()).collect();
+        match fds.is_empty() {
+            true => raw.send(&bytes).unwrap(),
+            false => drop(raw.send_with(&bytes, &fds).unwrap()),
+        }
+        let (code_said, text) = refusal(raw.next().unwrap().1);
+        assert!(
+            code_said == code && text.contains(part),
+            "{code_said} {text}"
+        );
+        assert!(raw.take_fds().is_empty());
+    }
+    // The same connection with the memory of a home becomes a member.
+    raw.send_with(&ask(member, capacity), &[good.as_fd()])
+        .unwrap();
+    let Some((9, Message::Members(members))) = raw.next() else {
+        panic!("no member");
+    };
+    assert!(members.is_first && members.others.len() == 1, "{members:?}");
+    assert_eq!(raw.take_fds().len(), 4);
+    // Who says nonsense with a descriptor has none of it, and no connection.
+    raw.send_with(&Message::List.encode(9, 0), &[good.as_fd()])
+        .unwrap();
+    assert_eq!(raw.next(), None);
+    daemon.audit();
 }

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vnplug_os::closer::PeerFd;
-use vnplug_os::memory;
+use vnplug_os::{memory, socket};
 use vnplug_ring::control::{Direct, DirectMember, Members, Message, code};
 use vnplug_ring::direct::{GENERATION_BITS, Member, SLOTS, TABLE_SIZE, Table, home_size};
 use vnplug_ring::layout::MIN_CAPACITY;
@@ -185,6 +185,8 @@ impl DirectGroup {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
         let (theirs, bell) = pair.map_err(|errno| no_memory(0, &errno.into()))?;
+        // Where the kernel can see to that (Linux 6.16), no member sends another descriptors.
+        socket::pass_rights(&theirs, false);
         self.generation = self.generation % MAX_GENERATION + 1;
         let generation = self.generation;
         self.slots[slot] = Some(Place {
