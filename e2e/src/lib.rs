@@ -53,6 +53,7 @@ pub mod station;
 mod sys;
 pub mod traffic;
 mod uml;
+pub mod user;
 pub mod wire;
 mod write_log;
 

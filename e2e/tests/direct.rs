@@ -5,12 +5,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use vnplug::{Offload, Port, Segments};
+use vnplug::{Offload, Port, PortOptions, Segments};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::{Daemon, refusal};
+use vnplug_e2e::daemon::{Daemon, refusal, value};
 use vnplug_e2e::raw::{self, Raw};
 use vnplug_e2e::station::{Station, content};
-use vnplug_ring::control::{Direct, Message, Open, code};
+use vnplug_e2e::user::{USER, as_user, open_to_all};
+use vnplug_ring::control::{Counted, Direct, Message, Open, code};
 use vnplug_ring::direct::{SLOTS, home_size};
 use vnplug_testing::eventually;
 
@@ -376,4 +377,62 @@ fn what_is_no_home_is_refused() {
         .unwrap();
     assert_eq!(raw.next(), None);
     daemon.audit();
+}
+
+#[test]
+fn a_group_is_one_users_and_a_grant_that_says_more_is_kept_by_the_switch() {
+    let lab = Lab::new().unwrap();
+    let config = open_to_all(&lab, "");
+    let [plain, locked] = ["", ",mac=02:00:00:00:00:01"].map(|more| {
+        let lan = if more.is_empty() { "lan0" } else { "lan1" };
+        format!("uid:{USER}={lan}{more}")
+    });
+    let mut args = vec!["--config", &config];
+    args.extend(["--switch", "lan0", "--allow-join", &plain]);
+    args.extend(["--switch", "lan1", "--allow-join", &locked]);
+    let daemon = Daemon::start(&lab, None, &args).unwrap();
+    let entered = |name: &str| {
+        let counters = daemon.counters();
+        let is_it = |it: &&Counted| it.kind == "source" && it.name == name;
+        counters
+            .iter()
+            .find(is_it)
+            .map_or(0, |it| value(it, "entered"))
+    };
+    let theirs = |name: &'static str| {
+        let socket = daemon.socket();
+        as_user(move || {
+            PortOptions::new(name)
+                .socket(socket)
+                .direct()
+                .open()
+                .unwrap()
+        })
+    };
+    // Without a privilege, and beside a group of root's.
+    let mut root = open(&daemon);
+    let [mut one, mut two] = ["lan0"; 2].map(theirs);
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+    assert!(root.send(&frame(0xff, 3, 0)).unwrap());
+    eventually("root's port is heard", || take(&mut one).contains(&0));
+    let before = entered("lan0");
+    for _ in 0..100 {
+        assert!(one.send(&frame(3, 1, 9)).unwrap());
+    }
+    let mut came = 0;
+    eventually("they come", || {
+        came += take(&mut root).iter().filter(|it| **it == 9).count();
+        came == 100
+    });
+    assert_eq!(entered("lan0") - before, 100, "another user's");
+
+    // Whose address a port may send from, only the switch knows.
+    let [mut one, mut two] = ["lan1"; 2].map(theirs);
+    for number in 0..200 {
+        assert!(two.send(&frame(0xff, 1, 0)).unwrap());
+        assert!(one.send(&frame(1, 1, number)).unwrap());
+        std::thread::sleep(Duration::from_millis(1));
+        let _ = (take(&mut one), take(&mut two));
+    }
+    eventually("all went through the switch", || entered("lan1") == 400);
 }

@@ -1,23 +1,17 @@
 //! One port of a switch: who sees what of it, what is set at run time, and who may join.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
 
-use rustix::process::Uid;
 use serde_json::Value;
 use vnplug::{Client, Direction, Error, Next, Port, PortOptions};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::station::{Running, Station};
+use vnplug_e2e::user::{USER, as_user, open_to_all};
 use vnplug_ring::layout::flags;
 use vnplug_testing::{eventually, until};
-
-/// An ordinary user.
-const USER: u32 = 54_321;
 
 /// A numbered frame between two stations.
 fn frame(to: u8, from: u8, number: u32) -> Vec<u8> {
@@ -58,23 +52,6 @@ fn shown(daemon: &Daemon, name: &str) -> Value {
     let (code, text) = daemon.vnplug(&["switch", "show", name, "--stations", "--json"]);
     assert_eq!(code, Some(0), "{text}");
     serde_json::from_str(&text).unwrap()
-}
-
-/// Does something as an ordinary user.
-fn as_user<T: Send + 'static>(does: impl FnOnce() -> T + Send + 'static) -> T {
-    let user = thread::spawn(|| {
-        rustix::thread::set_thread_uid(Uid::from_raw(USER)).unwrap();
-        does()
-    });
-    user.join().unwrap()
-}
-
-/// A configuration with which everybody may connect.
-fn open_to_all(lab: &Lab, more: &str) -> String {
-    fs::set_permissions(lab.dir(), fs::Permissions::from_mode(0o755)).unwrap();
-    let config = lab.dir().join("config.toml");
-    fs::write(&config, format!("socket_mode = 0o666\n{more}")).unwrap();
-    config.to_str().unwrap().to_owned()
 }
 
 fn options(socket: &Path, device: &str) -> PortOptions {

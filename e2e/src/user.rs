@@ -1,0 +1,37 @@
+//! An ordinary user, as whom a test does something.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::thread;
+
+use rustix::process::Uid;
+
+use crate::lab::Lab;
+
+/// Its number; it has no name.
+pub const USER: u32 = 54_321;
+
+/// Does something as the ordinary user.
+///
+/// # Panics
+/// If `does` does, or this is not root.
+pub fn as_user<T: Send + 'static>(does: impl FnOnce() -> T + Send + 'static) -> T {
+    let user = thread::spawn(|| {
+        rustix::thread::set_thread_uid(Uid::from_raw(USER)).expect("root may be anybody");
+        does()
+    });
+    user.join().expect("what the user did")
+}
+
+/// A daemon's configuration with which everybody may connect, and what more it says.
+///
+/// # Panics
+/// If it cannot be written.
+#[must_use]
+pub fn open_to_all(lab: &Lab, more: &str) -> String {
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(lab.dir(), mode).expect("the directory's mode");
+    let config = lab.dir().join("config.toml");
+    fs::write(&config, format!("socket_mode = 0o666\n{more}")).expect("a configuration");
+    config.display().to_string()
+}
