@@ -114,8 +114,23 @@ fn who_captures_sees_all_and_settings_hold() {
     drop(capture);
     become_direct(&daemon, (1, &mut one), (2, &mut two));
 
-    // An isolated port reaches no isolated one.
+    // What is set of the sender's port alone holds: the switch has to see its frames.
     let number = |port: &Port| port.device().strip_prefix("host:").unwrap().to_owned();
+    let set = daemon.vnplug(&["switch", "set", &number(&one), "link=down"]);
+    assert_eq!(set.0, Some(0), "{}", set.1);
+    eventually("nothing of it goes anywhere", || {
+        take(&mut two);
+        for _ in 0..10 {
+            assert!(one.send(&frame(2, 1, 5)).unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        take(&mut two).is_empty()
+    });
+    let set = daemon.vnplug(&["switch", "set", &number(&one), "link=up"]);
+    assert_eq!(set.0, Some(0), "{}", set.1);
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+
+    // An isolated port reaches no isolated one.
     for port in [&one, &two] {
         let set = daemon.vnplug(&["switch", "set", &number(port), "isolated=yes"]);
         assert_eq!(set.0, Some(0), "{}", set.1);
@@ -296,13 +311,11 @@ fn what_is_no_home_is_refused() {
     raw.take_fds();
     let capacity = 1 << 16;
     let ask = |port, capacity| {
-        let known = Vec::new();
         let merged = false;
         let direct = Direct {
             port,
             capacity,
             merged,
-            known,
         };
         Message::Direct(direct).encode(9, 0)
     };

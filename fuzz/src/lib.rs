@@ -4,12 +4,14 @@
 //! programs in `src/bin` hand them to libFuzzer.
 
 pub mod control;
+pub mod direct;
 pub mod filter;
 pub mod intake;
 mod libpcap;
 pub mod pcap;
 pub mod pcapng;
 pub mod segment;
+pub mod settings;
 
 /// Takes decisions from the bytes; zeros when they are used up, so that every input is a whole one.
 struct Dice<'a>(&'a [u8]);

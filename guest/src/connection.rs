@@ -338,6 +338,8 @@ impl Connection {
         let late = self.late == Some(id);
         if late {
             self.late = None;
+            // They came with it.
+            self.fds.clear();
         }
         late
     }

@@ -10,8 +10,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use crate::layout::{
     ALIGN, ATTACHED, DATA_OFFSET, DROPPED, Geometry, HEAD, LIFE, Life, MAGIC, MAX_DELAY_US, Meta,
-    PAD, PUBLISHED, READ, RECORD_HEADER, TAIL, VERSION_MAJOR, WAKE_AT, WAKE_SEQ, flags, reached,
-    record_size,
+    PAD, PUBLISHED, READ, RECORD_HEADER, TAIL, VERSION_MAJOR, WAKE_AT, WAKE_SEQ, flags, header,
+    reached, record_size,
 };
 use crate::offload::{HEADER, Offload, PREFIX, SHORT_HEADER};
 use crate::region::Region;
@@ -31,10 +31,15 @@ pub struct Consumer {
     released: u64,
     read: u64,
     wake_seq: u32,
+    /// Captured bytes that a record has at least, and how many more at most.
+    least: u32,
+    span: u32,
     /// Its words lie beside it: another member of a trust group writes it.
     is_beside: bool,
-    /// Such a writer wrote what cannot be: nothing is read any more.
-    is_broken: bool,
+    /// Such a writer is gone, or wrote what cannot be: nothing is looked for any more.
+    is_over: bool,
+    /// Bits of `flags` that a record of such a writer may have.
+    flags: u16,
     /// The ring holds descriptors of packets that lie elsewhere.
     shared: Option<Box<GroupSide>>,
 }
@@ -93,8 +98,8 @@ impl Consumer {
     }
 
     /// Attaches to the ring of packets with this `epoch` at the start of `region`, of which nothing is ever
-    /// written; this reader's words lie in `words`, at the same offsets, and start anew. `Ok(None)`: it is not
-    /// laid yet.
+    /// written; this reader's words lie in `words`, at the same offsets, and start anew. No record of it has
+    /// more captured bytes than `most`, nor [`flags::OFFLOAD`] unless `merged`. `Ok(None)`: it is not laid yet.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -102,15 +107,28 @@ impl Consumer {
         region: Region,
         words: Region,
         epoch: u64,
+        (most, merged): (u32, bool),
     ) -> Result<Option<Self>, AttachError> {
         if words.len() < DATA_OFFSET {
             return Err(AttachError::Geometry("words", words.len()));
         }
-        let geometry = match crate::header::look(&region, MAGIC) {
+        if region.len() < DATA_OFFSET {
+            return Err(AttachError::Geometry("region", region.len()));
+        }
+        // Acquire: pairs with the Release in `lay`. First, for until it is this one the rest may be that of
+        // a ring before, half overwritten.
+        if region.load_u64(header::EPOCH, Ordering::Acquire) != epoch {
+            return Ok(None);
+        }
+        let mut geometry = match crate::header::look(&region, MAGIC) {
             Ok(geometry) if geometry.epoch == epoch => geometry,
             Ok(_) | Err(AttachError::Magic(0)) => return Ok(None),
             Err(error) => return Err(error),
         };
+        geometry.snaplen = geometry.snaplen.min(most);
+        if geometry.snaplen < SHORTEST {
+            return Err(AttachError::Geometry("snaplen", geometry.snaplen.into()));
+        }
         words.clear(TAIL, ATTACHED - TAIL);
         // Release: pairs with the Acquire in Producer::is_attached.
         words.store_u64(ATTACHED, epoch, Ordering::Release);
@@ -123,8 +141,11 @@ impl Consumer {
             released: 0,
             read: 0,
             wake_seq: 0,
+            least: SHORTEST,
+            span: geometry.snaplen - SHORTEST,
             is_beside: true,
-            is_broken: false,
+            is_over: false,
+            flags: if merged { flags::OFFLOAD } else { 0 },
             shared: None,
         }))
     }
@@ -147,8 +168,11 @@ impl Consumer {
             released: tail,
             read,
             wake_seq,
+            least: 1,
+            span: geometry.snaplen.saturating_sub(1),
             is_beside: false,
-            is_broken: false,
+            is_over: false,
+            flags: u16::MAX,
             shared: None,
         })
     }
@@ -158,6 +182,12 @@ impl Consumer {
     #[inline]
     pub fn is_beside(&self) -> bool {
         self.is_beside
+    }
+
+    /// The writer of such a ring is gone: what it published until now is read, and nothing more.
+    pub fn see_off(&mut self) {
+        self.refresh();
+        self.is_over = true;
     }
 
     /// The geometry copied at attach.
@@ -251,6 +281,13 @@ impl Consumer {
             // Acquire: pairs with the Release in Producer::publish; `head` is at least as new.
             let published = self.region.load_u64(PUBLISHED, Ordering::Acquire);
             self.refresh();
+            if self.is_beside {
+                // A member may say of counts and lives what it likes.
+                return match self.tail == self.head {
+                    true => Wait::Sleep,
+                    false => Wait::Ready,
+                };
+            }
             if self.life() != Life::Open {
                 return Wait::Ready;
             }
@@ -327,7 +364,7 @@ impl Consumer {
         // Acquire: pairs with the Release in Producer::publish; the records are visible.
         let head = self.region.load_u64(HEAD, Ordering::Acquire);
         // A head that is behind or too far ahead belongs to another ring in the same memory.
-        if head.wrapping_sub(self.tail) <= self.geometry.capacity && !self.is_broken {
+        if head.wrapping_sub(self.tail) <= self.geometry.capacity && !self.is_over {
             self.head = head;
         }
     }
@@ -364,7 +401,7 @@ impl Consumer {
             .region
             .load_u32(DATA_OFFSET + offset, Ordering::Relaxed);
         // One comparison for all that is rare: no bytes, a pad, more than a record may have.
-        if cap_len.wrapping_sub(1) >= self.geometry.snaplen {
+        if cap_len.wrapping_sub(self.least) > self.span {
             return self.take_rare(offset, cap_len);
         }
         self.take_record(offset, cap_len)
@@ -390,11 +427,12 @@ impl Consumer {
         }
         // The host frees the memory of a closed ring, which reads as zeroes then: its life says so
         // before.
-        if cap_len == 0 && self.life() == Life::Closed {
+        if cap_len == 0 && !self.is_beside && self.life() == Life::Closed {
             self.head = self.tail;
             return Ok(None);
         }
-        if cap_len > self.geometry.snaplen {
+        let is_short = self.is_beside && cap_len < SHORTEST;
+        if cap_len > self.geometry.snaplen || is_short {
             return Err(self.corrupt(cap_len));
         }
         self.take_record(offset, cap_len)
@@ -445,7 +483,13 @@ impl Consumer {
             Some(shared) => &shared.copies,
         };
         let (_, mut meta) = read_meta(region, at);
+        if self.is_beside {
+            meta.flags &= self.flags;
+            meta.lost = 0;
+        }
         let skip = read_offload(region, at, cap_len, &mut meta);
+        // NB: a member of a trust group can change what it sent while it is lent; the members trust each other
+        // with that (see `direct`), and nobody decides by such bytes what memory to touch.
         // SAFETY: the host reuses a record only after `tail` passed it (ring contract, trusted
         // host). `release` and `arm`, which give `tail` away, take `&mut self` and so end every loan:
         // the two callers tie 'a to a borrow of the consumer. The copies of a group are private
@@ -462,7 +506,7 @@ impl Consumer {
             available: self.head.wrapping_sub(self.tail),
         };
         if self.is_beside {
-            (self.is_broken, self.head) = (true, self.tail);
+            (self.is_over, self.head) = (true, self.tail);
         }
         corrupt
     }
@@ -588,5 +632,7 @@ impl std::fmt::Display for Corrupt {
 
 impl std::error::Error for Corrupt {}
 
+/// Bytes of the shortest frame of a member of a trust group: an Ethernet header.
+const SHORTEST: u32 = 14;
 /// How many records ahead of the one just taken lines are fetched.
 const AHEAD: u64 = 8;

@@ -12,7 +12,7 @@
 //! it to the daemon, which gives it to the others. For each other member it has a page of words, those that
 //! the reader of a ring writes, and a ring of packets ([`layout`](crate::layout)), of which the member is the
 //! producer. So no member can write what another one reads from a third, or what another has to say of its
-//! own progress. A member that changes a frame after it was sent changes what its own receivers see.
+//! own progress; it can read both. A member that changes a frame after it was sent changes what its own receivers see.
 //!
 //! ```text
 //! home    0x0000 + 0x1000 × S          words: this member's, as the reader of what slot S sends
@@ -22,14 +22,18 @@
 //!         0x000   daemon, once         magic · version
 //!         0x080   daemon               u32 roster: another number when somebody came or went
 //!         0x084   daemon               u32 watched: not 0 = all frames go through the switch
+//!         0x090   daemon, once         u64 key: an odd random number
 //!         0x100   daemon               u64 per slot: generation << 1 | merged; 0 = free
-//!         0x1000  forwarding thread    stations: 256 buckets of 8 words, 0 = none
+//!         0x1000  forwarding thread    stations: 256 buckets of 8 words, 0 = none; the bucket of an address is
+//!                                      the upper 8 bits of its product with the key
 //!                                      address (bits 0–47, its first byte lowest) · slot + 1 (bits 48–55)
 //! ```
 //!
 //! A word of a station is whole by itself: who reads it sees one that is, or was. A station that has no room
 //! in its bucket is not there, and frames for it go through the switch, as do all that are for many, that are
-//! tagged, or for a station that is not known to be at a member.
+//! tagged, for a station that is not known to be at a member, or from one that is not known to be at the
+//! sender: so the switch hears of stations that it does not know yet, or has forgotten, and what is set of the
+//! sender's port holds.
 //!
 //! A pair of members agrees on a ring by an epoch that has the generations of both in it ([`epoch`]): the
 //! sender lays the ring with it, and sends nothing before the reader's words have it too. So neither takes
@@ -52,6 +56,7 @@ pub const GENERATION_BITS: u32 = 28;
 const MAJOR: u64 = 0x08;
 const ROSTER: u64 = 0x80;
 const WATCHED: u64 = 0x84;
+const KEY: u64 = 0x90;
 const MEMBERS: u64 = 0x100;
 const STATIONS: u64 = 0x1000;
 const BUCKETS: usize = 256;
@@ -92,30 +97,37 @@ pub struct Member {
 #[derive(Debug, Clone)]
 pub struct Table {
     region: Region,
+    key: u64,
 }
 
 /// A table, as members read it.
 #[derive(Debug, Clone)]
 pub struct TableReader {
     region: Region,
+    key: u64,
 }
 
 /// Where stations are, to be written into a table.
 #[derive(Debug)]
 pub struct Stations {
+    /// Of the table that they are for.
+    key: u64,
     words: Box<[u64; BUCKETS * BUCKET]>,
 }
 
 impl Table {
-    /// Lays an empty table into `region`. `None` if that is too short.
-    pub fn create(region: Region) -> Option<Self> {
+    /// Lays an empty table into `region`, with a random number by which nobody outside can tell which stations
+    /// share a bucket. `None` if the region is too short.
+    pub fn create(region: Region, random: u64) -> Option<Self> {
+        let key = random | 1;
         let region = region.part(0, TABLE_SIZE)?;
         region.clear(0, TABLE_SIZE);
         let version = u64::from(VERSION_MAJOR) | u64::from(VERSION_MINOR) << 16;
         region.store_u64(MAJOR, version, Ordering::Relaxed);
+        region.store_u64(KEY, key, Ordering::Relaxed);
         // Release: who sees the magic sees the rest.
         region.store_u64(0, TABLE_MAGIC, Ordering::Release);
-        Some(Self { region })
+        Some(Self { region, key })
     }
 
     /// Somebody takes a slot, or frees it.
@@ -139,6 +151,7 @@ impl Table {
 
     /// From now on stations are there. How many words changed.
     pub fn set_stations(&self, stations: &Stations) -> usize {
+        debug_assert_eq!(stations.key, self.key, "of this table");
         let mut changed = 0;
         for (at, word) in (STATIONS..).step_by(8).zip(stations.words.iter()) {
             if self.region.load_u64(at, Ordering::Relaxed) != *word {
@@ -153,21 +166,23 @@ impl Table {
 impl Default for Stations {
     fn default() -> Self {
         Self {
+            key: 1,
             words: Box::new([0; BUCKETS * BUCKET]),
         }
     }
 }
 
 impl Stations {
-    /// Forgets all.
-    pub fn clear(&mut self) {
+    /// Forgets all, and is for this table from now on.
+    pub fn begin(&mut self, table: &Table) {
+        self.key = table.key;
         self.words.fill(0);
     }
 
     /// Adds one; false: there is no room for it.
     pub fn add(&mut self, address: [u8; 6], slot: usize) -> bool {
         let address = packed(&address);
-        let first = bucket(address) * BUCKET;
+        let first = bucket(address, self.key) * BUCKET;
         let free = self.words[first..first + BUCKET]
             .iter_mut()
             .find(|word| **word == 0);
@@ -186,7 +201,8 @@ impl TableReader {
         // Acquire: pairs with the Release in Table::create.
         let is_one = region.load_u64(0, Ordering::Acquire) == TABLE_MAGIC
             && region.load_u64(MAJOR, Ordering::Relaxed) as u16 == VERSION_MAJOR;
-        is_one.then_some(Self { region })
+        let key = region.load_u64(KEY, Ordering::Relaxed);
+        is_one.then_some(Self { region, key })
     }
 
     /// Another number when somebody came or went.
@@ -217,7 +233,7 @@ impl TableReader {
     #[inline]
     pub fn find(&self, address: &[u8; 6]) -> Option<usize> {
         let address = packed(address);
-        let first = STATIONS + (bucket(address) * BUCKET * 8) as u64;
+        let first = STATIONS + (bucket(address, self.key) * BUCKET * 8) as u64;
         for at in 0..BUCKET as u64 {
             let word = self.region.load_u64(first + at * 8, Ordering::Relaxed);
             if word & ADDRESS == address {
@@ -235,8 +251,8 @@ fn packed(address: &[u8; 6]) -> u64 {
 }
 
 #[inline]
-fn bucket(address: u64) -> usize {
-    (address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize
+fn bucket(address: u64, key: u64) -> usize {
+    (address.wrapping_mul(key) >> 56) as usize
 }
 
 const ADDRESS: u64 = (1 << 48) - 1;
@@ -253,6 +269,8 @@ mod tests {
     use crate::layout::{Geometry, Meta};
     use crate::{Bell, Consumer, Producer, Wait};
 
+    const RANDOM: u64 = 0x9e37_79b9_7f4a_7c15;
+
     fn geometry(epoch: u64) -> Geometry {
         Geometry {
             capacity: 4096,
@@ -268,7 +286,7 @@ mod tests {
     fn a_table_says_who_is_there_and_where_stations_are() {
         let region = Region::heap(TABLE_SIZE);
         assert!(TableReader::attach(region.clone()).is_none());
-        let table = Table::create(region.clone()).unwrap();
+        let table = Table::create(region.clone(), RANDOM).unwrap();
         let reader = TableReader::attach(region).unwrap();
         let roster = reader.roster();
         let member = Member {
@@ -279,6 +297,7 @@ mod tests {
         assert_ne!(reader.roster(), roster);
         assert_eq!((reader.member(3), reader.member(4)), (Some(member), None));
         let mut stations = Stations::default();
+        stations.begin(&table);
         for last in 0..200 {
             assert!(stations.add([2, 0, 0, 0, 0, last], usize::from(last) % SLOTS));
         }
@@ -290,7 +309,7 @@ mod tests {
         assert_eq!(reader.find(&[2, 0, 0, 0, 1, 0]), None);
         // An address of zeroes is no free word.
         assert_eq!(reader.find(&[0; 6]), None);
-        stations.clear();
+        stations.begin(&table);
         assert!(stations.add([2, 0, 0, 0, 0, 9], 1));
         assert_eq!(table.set_stations(&stations), 200);
         assert_eq!(reader.find(&[2, 0, 0, 0, 0, 9]), Some(1));
@@ -302,7 +321,10 @@ mod tests {
 
     #[test]
     fn a_full_bucket_has_no_more_room_and_loses_nobody() {
+        let region = Region::heap(TABLE_SIZE);
+        let table = Table::create(region.clone(), RANDOM).unwrap();
         let mut stations = Stations::default();
+        stations.begin(&table);
         let mut there = Vec::new();
         for n in 0..4000_u16 {
             let [high, low] = n.to_be_bytes();
@@ -312,8 +334,6 @@ mod tests {
             }
         }
         assert!(there.len() > 1000 && there.len() <= BUCKETS * BUCKET);
-        let region = Region::heap(TABLE_SIZE);
-        let table = Table::create(region.clone()).unwrap();
         table.set_stations(&stations);
         let reader = TableReader::attach(region).unwrap();
         assert!(there.iter().all(|it| reader.find(it) == Some(1)));
@@ -325,7 +345,8 @@ mod tests {
         let epoch = epoch(5, 9);
         let theirs = ring(&homes[0], 1, 4096).unwrap();
         let mine = words(&homes[1], 0).unwrap();
-        let attach = || Consumer::attach_beside(theirs.clone(), mine.clone(), epoch).unwrap();
+        let attach =
+            || Consumer::attach_beside(theirs.clone(), mine.clone(), epoch, (1514, false)).unwrap();
         assert!(attach().is_none());
         let mut sender =
             Producer::create_beside(theirs.clone(), mine.clone(), geometry(epoch)).unwrap();
@@ -377,9 +398,12 @@ mod tests {
             // Words of the one before are not taken for this one's.
             assert!(!sender.is_attached());
             let before = super::epoch(1, generation - 1);
-            let late = Consumer::attach_beside(theirs.clone(), mine.clone(), before).unwrap();
+            let late = Consumer::attach_beside(theirs.clone(), mine.clone(), before, (1514, false))
+                .unwrap();
             assert!(late.is_none());
-            let reader = Consumer::attach_beside(theirs.clone(), mine.clone(), epoch).unwrap();
+            let reader =
+                Consumer::attach_beside(theirs.clone(), mine.clone(), epoch, (1514, false))
+                    .unwrap();
             let mut reader = reader.unwrap();
             assert!(sender.is_attached());
             assert!(sender.push(&Meta::default(), &[1; 60]).unwrap());
@@ -397,17 +421,62 @@ mod tests {
         let epoch = epoch(1, 1);
         let mut sender =
             Producer::create_beside(theirs.clone(), mine.clone(), geometry(epoch)).unwrap();
-        let mut reader = Consumer::attach_beside(theirs.clone(), mine.clone(), epoch)
-            .unwrap()
-            .unwrap();
+        let mut reader =
+            Consumer::attach_beside(theirs.clone(), mine.clone(), epoch, (1514, false))
+                .unwrap()
+                .unwrap();
         assert!(sender.push(&Meta::default(), &[1; 60]).unwrap());
         sender.publish();
+        // A life that is over and counts that run on are only the sender's word.
+        theirs.store_u64(crate::layout::LIFE, 2, Ordering::Relaxed);
+        theirs.store_u64(crate::layout::PUBLISHED, 1 << 40, Ordering::Relaxed);
+        assert_eq!(reader.arm(1, 0), Wait::Ready);
         theirs.store_u32(DATA_OFFSET, 4000, Ordering::Relaxed);
         assert!(reader.next().is_err());
         // It is over, and wakes nobody again.
         assert!(reader.is_drained() && reader.next().unwrap().is_none());
+        assert_eq!(reader.arm(1, 0), Wait::Sleep);
         mine.store_u64(crate::layout::TAIL, 1 << 40, Ordering::Relaxed);
         let lied = (0..100).find_map(|_| sender.push(&Meta::default(), &[1; 60]).err());
         assert!(lied.is_some());
+    }
+
+    #[test]
+    fn a_record_without_a_frame_is_the_end_and_what_a_leaver_sent_is_read() {
+        let homes = [0, 1].map(|_| Region::heap(home_size(4096)));
+        let theirs = ring(&homes[0], 1, 4096).unwrap();
+        let mine = words(&homes[1], 0).unwrap();
+        let attached = |generation| {
+            let epoch = epoch(1, generation);
+            let sender = Producer::create_beside(theirs.clone(), mine.clone(), geometry(epoch));
+            let reader =
+                Consumer::attach_beside(theirs.clone(), mine.clone(), epoch, (1514, false));
+            (sender.unwrap(), reader.unwrap().unwrap())
+        };
+        for (generation, cap_len) in [(1, 0), (2, 13), (3, 1515)] {
+            let (mut sender, mut reader) = attached(generation);
+            assert!(sender.push(&Meta::default(), &[1; 60]).unwrap());
+            sender.publish();
+            theirs.store_u64(crate::layout::LIFE, 2, Ordering::Relaxed);
+            theirs.store_u32(DATA_OFFSET, cap_len, Ordering::Relaxed);
+            assert!(!reader.is_drained());
+            assert!(reader.next().is_err(), "{cap_len}");
+            assert!(reader.is_drained());
+        }
+        let (mut sender, mut reader) = attached(9);
+        let meta = Meta {
+            flags: crate::layout::flags::GAP | crate::layout::flags::OFFLOAD,
+            lost: 7,
+            ..Meta::default()
+        };
+        assert!(sender.push_parts(&meta, &[], &[1; 60]).unwrap());
+        sender.publish();
+        reader.see_off();
+        assert!(sender.push(&Meta::default(), &[2; 60]).unwrap());
+        sender.publish();
+        let packet = reader.next().unwrap().unwrap();
+        let Meta { flags, lost, .. } = packet.meta;
+        assert_eq!((packet.bytes, flags, lost), (&[1; 60][..], 0, 0));
+        assert!(reader.next().unwrap().is_none() && reader.is_drained());
     }
 }

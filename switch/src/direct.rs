@@ -31,7 +31,8 @@ impl Directs {
         if let Some(at) = self.members.iter().position(|(it, _)| *it == port) {
             let (_, (group, table, _)) = self.members.swap_remove(at);
             if !self.members.iter().any(|(_, (it, ..))| *it == group) {
-                table.set_stations(&Stations::default());
+                self.stations.begin(&table);
+                table.set_stations(&self.stations);
             }
         }
         self.members.extend(place.map(|place| (port, place)));
@@ -68,7 +69,7 @@ impl Directs {
                 continue;
             }
             done.push(*group);
-            self.stations.clear();
+            self.stations.begin(table);
             let of_group = self.members.iter().filter(|(_, (it, ..))| it == group);
             let plain = PortSettings::default();
             let is_plain = |port| !settings.is_hub && *settings.of(port) == plain;
@@ -111,7 +112,7 @@ mod tests {
         let mut settings = Settings::default();
         let mut directs = Directs::default();
         let region = Region::heap(TABLE_SIZE);
-        let table = Table::create(region.clone()).unwrap();
+        let table = Table::create(region.clone(), 12_345).unwrap();
         let reader = TableReader::attach(region).unwrap();
         for port in 1..=4 {
             forwarder.add(port);

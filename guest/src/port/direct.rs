@@ -2,17 +2,21 @@
 //!
 //! The port's own rings stay what they are, the way to the switch and from it. Beside them it reads a ring
 //! of each other member, as one of [`Port::rings`](super::Port), and writes one to each ([`Ways`]). Who is a
-//! member the daemon tells; the table's roster says when to ask. Whatever goes wrong here ends direct mode
-//! and not the port: all frames go through the switch then.
+//! member the daemon tells; the table's roster says when to ask. A member that is gone is read to its end.
+//! Whatever goes wrong here later ends direct mode and not the port: all frames go through the switch then.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
-use vnplug_ring::control::{Direct as Request, DirectMember, Members, Message, Segments};
+use vnplug_ring::control::{
+    Direct as Request, DirectMember, FilterSpec, Members, Message, Segments, Tuning,
+};
 use vnplug_ring::direct::{SLOTS, TABLE_SIZE, TableReader, epoch, home_size, ring, words};
-use vnplug_ring::layout::{DATA_OFFSET, Geometry, MAX_SNAPLEN, RECORD_HEADER};
+use vnplug_ring::layout::{ATTACHED, DATA_OFFSET, Geometry, MAX_SNAPLEN, RECORD_HEADER};
 use vnplug_ring::offload::PREFIX;
 use vnplug_ring::{Consumer, Producer, Region};
 
@@ -32,10 +36,14 @@ pub(super) struct Direct {
     generation: u32,
     home: Region,
     bell: OwnedFd,
+    /// Members that it was told of: slot and generation. Their descriptors came, once.
+    told: Vec<(u8, u32)>,
     /// Members whose rings are not laid yet.
     pending: Vec<Pending>,
-    /// Whose rings the port's last ones are: slot and generation.
-    read: Vec<(usize, u32)>,
+    /// Whose rings the port's last ones are: slot and generation; `None`: it is gone.
+    read: Vec<Option<(u8, u32)>>,
+    /// Calls until the pending ones are looked at again.
+    calls: u32,
     is_over: bool,
 }
 
@@ -49,8 +57,13 @@ struct Pending {
 impl Direct {
     /// Something is to be done about the members.
     #[inline]
-    pub(super) fn is_stale(&self) -> bool {
-        self.roster != self.table.roster() || !self.pending.is_empty() || self.is_over
+    pub(super) fn is_stale(&mut self) -> bool {
+        if self.roster != self.table.roster() || self.is_over {
+            return true;
+        }
+        self.calls = self.calls.wrapping_sub(1);
+        let is_waited_for = !self.pending.is_empty() || self.read.contains(&None);
+        is_waited_for && self.calls.is_multiple_of(CALLS)
     }
 
     /// Empties the bell.
@@ -59,35 +72,55 @@ impl Direct {
         match recv(&self.bell, &mut bytes[..], RecvFlags::DONTWAIT) {
             // A member has shut it; the daemon never does.
             Ok((_, 0)) => self.is_over = true,
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+            // Who has laid a ring rings.
+            Ok(_) => self.calls = 1,
+            Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => self.is_over = true,
         }
     }
 
-    pub(super) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    /// Bytes of the record area of each ring at home.
+    fn capacity(&self) -> u64 {
+        self.home.len() / SLOTS as u64 - 2 * DATA_OFFSET
     }
 
-    /// The rings of the members of which something is known.
-    fn known(&self) -> Vec<(u8, u32)> {
-        let pending = self.pending.iter().map(|it| it.member);
-        let pending = pending.map(|it| (it.slot, it.generation));
-        let read = self.read.iter();
-        let read = read.map(|(slot, generation)| (*slot as u8, *generation));
-        read.chain(pending).collect()
+    /// Nothing is read any more of what others send here: they notice, and send through the switch.
+    fn leave(&self) {
+        for slot in 0..SLOTS {
+            if let Some(words) = words(&self.home, slot) {
+                words.store_u64(ATTACHED, 0, Ordering::Release);
+            }
+        }
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
 impl Port {
     /// Becomes a member.
     pub(super) fn enter_group(&mut self) -> Result<(), Error> {
+        let request = &self.options.request;
+        let chooses = request.filter != FilterSpec::All
+            || request.snaplen != 0
+            || request.tuning != Tuning::default();
+        if chooses {
+            return Err(Error::Invalid(
+                "direct mode takes no filter, snaplen, direction or sampling: the host applies them",
+            ));
+        }
         let capacity = self.options.request.transmit_bytes.next_power_of_two();
         let capacity = capacity.clamp(MIN_RING, MAX_RING);
         let memory = home(home_size(capacity))?;
         let home = map(memory.as_fd(), home_size(capacity))?;
         seal(&memory)?;
-        let request = self.request(capacity, Vec::new());
-        let (members, mut fds) = self.ask_members(&request, Some(memory.as_fd()))?;
+        let request = self.request(capacity);
+        let link = self.link.as_mut().ok_or(Error::Disconnected)?;
+        let (answer, mut fds) = link.exchange_fds(&request, Some(memory.as_fd()))?;
+        let members = members(answer)?;
         let nonsense = |what: &str| Error::Protocol(what.into());
         if !members.is_first || fds.len() < 2 || usize::from(members.slot) >= SLOTS {
             return Err(nonsense("no table of a trust group"));
@@ -98,7 +131,7 @@ impl Port {
             .ok_or_else(|| nonsense("not the table of a trust group, or of another version"))?;
         self.watch.add_wake(bell.as_fd())?;
         let outbox = self.outbox.as_mut().ok_or(Error::Disconnected)?;
-        outbox.ways = Some(Box::new(Ways::new(table.clone())));
+        outbox.ways = Some(Box::new(Ways::new(table.clone(), members.slot.into())));
         self.direct = Some(Box::new(Direct {
             // Whoever came meanwhile is asked for once more.
             roster: table.roster().wrapping_sub(1),
@@ -107,8 +140,10 @@ impl Port {
             generation: members.generation,
             home,
             bell,
+            told: Vec::new(),
             pending: Vec::new(),
             read: Vec::new(),
+            calls: 0,
             is_over: false,
         }));
         self.meet(&members, fds)
@@ -117,6 +152,7 @@ impl Port {
     /// Looks after the members: who came, who went, whose ring is laid by now.
     #[cold]
     pub(super) fn look_after_members(&mut self) {
+        self.forget_gone();
         let Some(direct) = &mut self.direct else {
             return;
         };
@@ -127,10 +163,10 @@ impl Port {
         let roster = direct.table.roster();
         if done.is_ok() && direct.roster != roster {
             direct.roster = roster;
-            let (capacity, known) = (0, direct.known());
-            let request = self.request(capacity, known);
-            let asked = self.ask_members(&request, None);
-            done = asked.and_then(|(members, fds)| self.meet(&members, fds));
+            let request = self.request(0);
+            let link = self.link.as_mut().ok_or(Error::Disconnected);
+            let asked = link.and_then(|link| link.ask_fds(&request, PATIENCE));
+            done = asked.and_then(|(answer, fds)| self.meet(&members(answer)?, fds));
         }
         if let Err(error) = done.and_then(|()| self.attach_pending()) {
             log::warn!("direct mode is over, all frames go through the switch: {error}");
@@ -141,12 +177,27 @@ impl Port {
     /// All frames go through the switch from now on.
     pub(super) fn leave_group(&mut self) {
         if let Some(direct) = self.direct.take() {
-            self.watch.remove_wake(direct.bell());
+            self.watch.remove_wake(direct.bell.as_fd());
             self.rings.truncate(self.rings.len() - direct.read.len());
             (self.current, self.turn, self.looked) = (0, 0, None);
         }
         if let Some(outbox) = &mut self.outbox {
             outbox.ways = None;
+        }
+    }
+
+    /// Forgets the rings of members that are gone, when all is read.
+    fn forget_gone(&mut self) {
+        let Some(direct) = &mut self.direct else {
+            return;
+        };
+        let first = self.rings.len() - direct.read.len();
+        for at in (0..direct.read.len()).rev() {
+            if direct.read[at].is_none() && self.rings[first + at].is_drained() {
+                direct.read.remove(at);
+                self.rings.remove(first + at);
+                (self.current, self.turn, self.looked) = (0, 0, None);
+            }
         }
     }
 
@@ -157,29 +208,19 @@ impl Port {
         &self.rings[..self.rings.len() - beside]
     }
 
-    fn request(&self, capacity: u64, known: Vec<(u8, u32)>) -> Message {
+    fn request(&self, capacity: u64) -> Message {
         Message::Direct(Request {
             port: self.number,
             capacity,
-            merged: self.options.request.segments == Segments::Merged,
-            known,
+            merged: self.takes_merged(),
         })
     }
 
-    fn ask_members(
-        &mut self,
-        request: &Message,
-        memory: Option<BorrowedFd<'_>>,
-    ) -> Result<(Members, Vec<OwnedFd>), Error> {
-        let link = self.link.as_mut().ok_or(Error::Disconnected)?;
-        let (answer, fds) = link.exchange_fds(request, memory)?;
-        match answer {
-            Message::Members(members) => Ok((members, fds)),
-            other => Err(unexpected(&other)),
-        }
+    fn takes_merged(&self) -> bool {
+        self.options.request.segments == Segments::Merged
     }
 
-    /// Forgets members that went, and takes those that came.
+    /// Sees off members that went, and takes those that came.
     fn meet(&mut self, members: &Members, fds: Vec<OwnedFd>) -> Result<(), Error> {
         let (Some(direct), Some(outbox)) = (&mut self.direct, &mut self.outbox) else {
             return Ok(());
@@ -188,31 +229,33 @@ impl Port {
             return Ok(());
         };
         let others = &members.others;
-        let is_there = |slot: usize, generation: u32| {
-            let is_it =
-                |it: &DirectMember| usize::from(it.slot) == slot && it.generation == generation;
+        let is_there = |(slot, generation): (u8, u32)| {
+            let is_it = |it: &DirectMember| it.slot == slot && it.generation == generation;
             others.iter().any(is_it)
         };
         let first = self.rings.len() - direct.read.len();
-        for at in (0..direct.read.len()).rev() {
-            let (slot, generation) = direct.read[at];
-            if !is_there(slot, generation) {
-                direct.read.remove(at);
-                self.rings.remove(first + at);
-                (self.current, self.turn, self.looked) = (0, 0, None);
+        for (ring, read) in self.rings[first..].iter_mut().zip(&mut direct.read) {
+            if read.is_some_and(|member| !is_there(member)) {
+                ring.see_off();
+                *read = None;
             }
         }
-        let still = |it: &Pending| is_there(it.member.slot.into(), it.member.generation);
+        let still = |it: &Pending| is_there((it.member.slot, it.member.generation));
         direct.pending.retain(still);
-        for slot in 0..SLOTS {
-            if ways.generation(slot).is_some_and(|it| !is_there(slot, it)) {
-                ways.set(slot, None);
+        direct.told.retain(|member| is_there(*member));
+        for slot in 0..SLOTS as u8 {
+            let generation = ways.generation(slot.into());
+            if generation.is_some_and(|generation| !is_there((slot, generation))) {
+                ways.set(slot.into(), None);
             }
         }
-        let known = direct.known();
-        let is_new = |it: &&DirectMember| !known.contains(&(it.slot, it.generation));
         let mut fds = fds.into_iter();
-        for member in others.iter().filter(is_new) {
+        for member in others {
+            let told = (member.slot, member.generation);
+            if direct.told.contains(&told) {
+                continue;
+            }
+            direct.told.push(told);
             let (Some(memory), Some(bell)) = (fds.next(), fds.next()) else {
                 return Err(Error::Protocol("a member without its memory".into()));
             };
@@ -236,8 +279,7 @@ impl Port {
             };
             let laid = Producer::create_beside(mine, their_words, geometry);
             let laid = laid.map_err(|error| Error::Protocol(error.to_string()))?;
-            let merged = direct.table.member(slot).is_some_and(|it| it.merged);
-            ways.set(slot, Some(Way::new(laid, bell, member.generation, merged)));
+            ways.set(slot, Some(Way::new(laid, bell, member.generation)));
             direct.pending.push(Pending {
                 member: *member,
                 ring: part(ring(&theirs, direct.slot, member.capacity))?,
@@ -248,19 +290,21 @@ impl Port {
 
     /// Reads the rings of members that have laid them by now.
     fn attach_pending(&mut self) -> Result<(), Error> {
+        let allowed = (longest(MAX_RING), self.takes_merged());
         let Some(direct) = &mut self.direct else {
             return Ok(());
         };
+        direct.calls = 0;
         let (own, home) = (direct.generation, &direct.home);
         let mut at = 0;
         while let Some(Pending { member, ring }) = direct.pending.get(at) {
             let slot = usize::from(member.slot);
             let epoch = epoch(member.generation, own);
             let mine = words(home, slot).ok_or(Error::Disconnected)?;
-            match Consumer::attach_beside(ring.clone(), mine, epoch) {
+            match Consumer::attach_beside(ring.clone(), mine, epoch, allowed) {
                 Ok(None) => at += 1,
                 Ok(Some(consumer)) => {
-                    direct.read.push((slot, member.generation));
+                    direct.read.push(Some((member.slot, member.generation)));
                     direct.pending.remove(at);
                     self.rings.push(consumer);
                 }
@@ -275,10 +319,11 @@ impl Port {
     }
 }
 
-impl Direct {
-    /// Bytes of the record area of each ring at home.
-    fn capacity(&self) -> u64 {
-        self.home.len() / SLOTS as u64 - 2 * DATA_OFFSET
+/// The answer to the question who is a member.
+fn members(answer: Message) -> Result<Members, Error> {
+    match answer {
+        Message::Members(members) => Ok(members),
+        other => Err(unexpected(&other)),
     }
 }
 
@@ -304,6 +349,10 @@ fn longest(capacity: u64) -> u32 {
     fits.min(MAX_SNAPLEN).min(SUPER_FRAME + PREFIX as u32)
 }
 
+/// How long the daemon may take to say who is a member; frames wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Calls between two looks at members that are waited for, where nobody rings.
+const CALLS: u32 = 64;
 /// Bytes of each ring to another member, at least and at most.
 const MIN_RING: u64 = 256 << 10;
 const MAX_RING: u64 = 4 << 20;

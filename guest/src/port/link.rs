@@ -171,6 +171,19 @@ impl Link {
         })
     }
 
+    /// As [`exchange_fds`](Self::exchange_fds), without one; the connection outlives an answer that comes
+    /// late.
+    pub(super) fn ask_fds(
+        &mut self,
+        request: &Message,
+        limit: Duration,
+    ) -> Result<(Message, Vec<OwnedFd>), Error> {
+        self.line.with(|connection| {
+            let answer = connection.ask(request, limit)?;
+            Ok((answer, connection.take_all_fds()))
+        })
+    }
+
     /// For those that ask about the port from other threads.
     pub(super) fn connection(&self) -> Weak<Mutex<Connection>> {
         Arc::downgrade(self.line.connection())

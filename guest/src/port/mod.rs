@@ -277,7 +277,7 @@ impl Port {
     /// [`batch`](Self::batch) do it now and then by themselves; a reader that pauses does it first.
     #[inline]
     pub fn release(&mut self) {
-        if self.direct.as_ref().is_some_and(|direct| direct.is_stale()) {
+        if self.direct.as_mut().is_some_and(|direct| direct.is_stale()) {
             self.look_after_members();
         }
         for ring in &mut self.rings {
@@ -317,6 +317,8 @@ impl Port {
         };
         done(&self.ask(&request)?)?;
         self.options.request.filter = filter;
+        // What other members hand over passes no filter of the host.
+        self.leave_group();
         Ok(())
     }
 
@@ -329,6 +331,7 @@ impl Port {
         let port = self.number;
         done(&self.ask(&Message::Tune { port, tuning })?)?;
         self.options.request.tuning = tuning;
+        self.leave_group();
         Ok(())
     }
 
@@ -456,9 +459,13 @@ impl Port {
                 Ok(Next::Packet(packet))
             }
             Ok(None) => Ok(Next::Nothing),
-            // That member's ring is over, and not the port.
+            // That member's ring is over, and not the port. Other rings were not asked: who waits comes again.
             Err(_) if is_beside => {
                 self.turn = 0;
+                if !self.flagged {
+                    self.flagged = true;
+                    self.watch.set_timer(Some(Duration::ZERO));
+                }
                 Ok(Next::Nothing)
             }
             Err(corrupt) => {

@@ -165,6 +165,9 @@ impl Port {
     /// As [`send`](Self::send).
     #[inline]
     pub fn outbox(&mut self) -> Result<&mut Outbox, Error> {
+        if self.direct.as_mut().is_some_and(|direct| direct.is_stale()) {
+            self.look_after_members();
+        }
         let open = matches!(self.phase, Phase::Live)
             && matches!(&self.outbox, Some(outbox) if outbox.life() == Life::Open);
         if !open {
@@ -211,7 +214,8 @@ impl Port {
             outbox.flush();
             // A member's ring: whether it has room the next push says.
             if outbox.ways.as_ref().is_some_and(|ways| ways.is_full()) {
-                std::thread::sleep(FIRST_PAUSE);
+                std::thread::sleep(FIRST_PAUSE.min(timeout));
+                self.attend(Some(Duration::ZERO))?;
                 return Ok(true);
             }
             let needed = u32::try_from(len).unwrap_or(u32::MAX - RECORD_HEADER as u32 - 8);

@@ -14,6 +14,8 @@ use vnplug_ring::{Bell, Producer};
 #[derive(Debug)]
 pub(super) struct Ways {
     table: TableReader,
+    /// This member's slot.
+    own: usize,
     to: [Option<Way>; SLOTS],
     /// Slots whose rings have frames that are not published, a bit each.
     touched: u32,
@@ -27,9 +29,6 @@ pub(super) struct Way {
     pub(super) generation: u32,
     ring: Producer,
     bell: OwnedFd,
-    merged: bool,
-    /// It has read its words for this ring; until then its frames go through the switch.
-    is_attached: bool,
     /// Since when it has no room.
     full_since: Option<Instant>,
 }
@@ -46,34 +45,55 @@ pub(super) enum Handed {
 }
 
 impl Ways {
-    pub(super) fn new(table: TableReader) -> Self {
+    pub(super) fn new(table: TableReader, own: usize) -> Self {
         Self {
             table,
+            own,
             to: Default::default(),
             touched: 0,
             is_full: false,
         }
     }
 
-    /// Hands a frame over, if it is for one station, at a member that can take it.
+    /// Hands a frame over, if it is for one station, at a member that can take it, from a station that is
+    /// known to be here. A station that is not, the switch has to hear; and of a port with settings it
+    /// knows none.
     #[inline]
     pub(super) fn hand(&mut self, meta: &Meta, frame: &[u8]) -> Handed {
+        self.is_full = false;
         // IEEE 802.3-2018, 3.2: destination, source, EtherType. Frames with a tag are the switch's.
-        let Some(&[a, b, c, d, e, f, .., high, low]) = frame.first_chunk::<14>() else {
+        let Some((to, rest)) = frame.split_first_chunk::<6>() else {
             return Handed::ToTheSwitch;
         };
-        if a & 1 != 0 || is_tag(u16::from_be_bytes([high, low])) || self.table.is_watched() {
+        let Some((from, rest)) = rest.split_first_chunk::<6>() else {
+            return Handed::ToTheSwitch;
+        };
+        let is_tagged = rest
+            .first_chunk()
+            .is_none_or(|it| is_tag(u16::from_be_bytes(*it)));
+        if to[0] & 1 != 0 || is_tagged || self.table.is_watched() {
             return Handed::ToTheSwitch;
         }
-        let Some(slot) = self.table.find(&[a, b, c, d, e, f]) else {
+        let (Some(slot), Some(own)) = (self.table.find(to), self.table.find(from)) else {
             return Handed::ToTheSwitch;
         };
-        let Some(way) = self.to.get_mut(slot).and_then(Option::as_mut) else {
+        let member = self.table.member(slot);
+        let way = self.to.get_mut(slot).and_then(Option::as_mut);
+        let (Some(member), Some(way)) = (member, way) else {
             return Handed::ToTheSwitch;
         };
-        self.touched |= 1 << slot;
-        let handed = way.push(meta, frame);
-        self.is_full = handed == Handed::Full;
+        if own != self.own || member.generation != way.generation {
+            return Handed::ToTheSwitch;
+        }
+        let handed = way.push(meta, frame, member.merged);
+        match handed {
+            Handed::Over => self.touched |= 1 << slot,
+            Handed::Full => {
+                self.touched |= 1 << slot;
+                self.is_full = true;
+            }
+            Handed::ToTheSwitch => {}
+        }
         handed
     }
 
@@ -108,13 +128,11 @@ impl Ways {
 
 impl Way {
     /// To a member of this generation, which is told that the ring is laid.
-    pub(super) fn new(ring: Producer, bell: OwnedFd, generation: u32, merged: bool) -> Self {
+    pub(super) fn new(ring: Producer, bell: OwnedFd, generation: u32) -> Self {
         let way = Self {
             generation,
             ring,
             bell,
-            merged,
-            is_attached: false,
             full_since: None,
         };
         way.ring_bell();
@@ -122,17 +140,15 @@ impl Way {
     }
 
     #[inline]
-    fn push(&mut self, meta: &Meta, frame: &[u8]) -> Handed {
-        if !self.is_attached {
-            self.is_attached = self.ring.is_attached();
-            if !self.is_attached {
-                return Handed::ToTheSwitch;
-            }
+    fn push(&mut self, meta: &Meta, frame: &[u8], merged: bool) -> Handed {
+        // Until it has made its words those of this ring, and again when it reads no more.
+        if !self.ring.is_attached() {
+            return Handed::ToTheSwitch;
         }
         let is_due = meta.flags & flags::OFFLOAD != 0;
         let before = if is_due { PREFIX } else { 0 };
         let len = (before + frame.len()) as u32;
-        if is_due && !self.merged || len > self.ring.geometry().snaplen {
+        if is_due && !merged || len > self.ring.geometry().snaplen {
             return Handed::ToTheSwitch;
         }
         match self.ring.has_room(len) {
@@ -140,7 +156,10 @@ impl Way {
             Ok(false) => return self.is_full(),
             Err(_) => return self.lied(),
         }
-        self.full_since = None;
+        // One that frees room frame by frame makes nobody wait for each of them.
+        if self.full_since.is_some() && self.ring.used() < self.ring.geometry().capacity / 2 {
+            self.full_since = None;
+        }
         match self.ring.push(meta, frame) {
             Ok(_) => Handed::Over,
             Err(_) => self.lied(),
@@ -162,9 +181,6 @@ impl Way {
     #[cold]
     fn lied(&mut self) -> Handed {
         log::warn!("a member of the trust group writes nonsense; its frames go through the switch");
-        // No epoch of a ring is 0: this ring is attached to by nobody.
-        self.is_attached = false;
-        self.merged = false;
         self.ring.disown();
         Handed::ToTheSwitch
     }

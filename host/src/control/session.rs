@@ -31,6 +31,8 @@ use vnplug_os::socket;
 use vnplug_os::socket::Heard;
 use vnplug_path::port::doorbell::Doorbell;
 
+/// Descriptors of one owner that wait to be closed, while it may send others.
+const MAX_OPEN_GIFTS: usize = 64;
 /// No answer has more descriptors than a Members.
 const MAX_FDS: usize = 2 * SLOTS;
 /// No request is served while more bytes of answers wait for the peer to read them.
@@ -179,6 +181,14 @@ impl Session {
                 Ok(())
             }
             Ok(Heard::Nothing) => Ok(()),
+            // Who has many to be closed, which may take as long as it likes, sends none.
+            Ok(Heard::Rights)
+                if self.gifts == Gifts::OfMember && self.fd.closer().open() > MAX_OPEN_GIFTS =>
+            {
+                Err(Over::Misbehaved(
+                    "descriptors that it sent before are not closed yet",
+                ))
+            }
             Ok(Heard::Rights) if self.gifts != Gifts::No => self.read_gift(&mut bytes),
             Ok(Heard::Rights) => Err(Over::Misbehaved("a descriptor that no message takes")),
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Err(Over::Closed),

@@ -52,7 +52,7 @@ impl Hub {
         let record = self.ports.remove(&id)?;
         self.own(id, &record, false);
         self.reads(&record, false);
-        self.leave_direct(id, &record);
+        self.leave_direct(id);
         self.watch_direct(record.source);
         self.closed += 1;
         let mut charge = Charge::new(self.owed_by(&record.owner));

@@ -5,17 +5,18 @@
 //! stations are. It never maps a member's memory.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vnplug_os::closer::PeerFd;
-use vnplug_os::{memory, socket};
+use vnplug_os::{event, memory, socket};
 use vnplug_ring::control::{Direct, DirectMember, Members, Message, code};
 use vnplug_ring::direct::{GENERATION_BITS, Member, SLOTS, TABLE_SIZE, Table, home_size};
 use vnplug_ring::layout::MIN_CAPACITY;
 
-use super::{Hub, NO_DESCRIPTORS, Peer, PortRecord, Refusal, no_memory};
+use super::{Hub, NO_DESCRIPTORS, Peer, Refusal, no_memory};
 
 /// The trust groups: of which source, and whose.
 pub(super) type DirectGroups = BTreeMap<(usize, Peer), DirectGroup>;
@@ -33,20 +34,23 @@ pub(super) struct DirectGroup {
 /// A member.
 struct Place {
     port: u32,
+    /// Its port of the switch.
+    number: NonZeroU16,
     generation: u32,
     capacity: u64,
     /// Its home.
-    home: OwnedFd,
+    home: PeerFd,
     /// What rings its bell.
     bell: OwnedFd,
+    /// The others whose descriptors it was given: slot and generation. It is given none twice.
+    told: Vec<(u8, u32)>,
 }
 
 impl Hub {
-    /// Tells a port who is in its trust group; the first time, with the memory of its home, makes it a
-    /// member.
+    /// Tells a port who is in its trust group; with the memory of a home, makes it a member first.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing was changed.
+    /// [`Refusal`]; the port is no member then.
     pub(crate) fn direct(
         &mut self,
         request: &Direct,
@@ -60,13 +64,12 @@ impl Hub {
             return Err(not_here());
         };
         let key = (record.source, record.owner.clone());
-        let is_member = |group: &DirectGroup| group.place_of(request.port).is_some();
-        let is_first = !self.direct.get(&key).is_some_and(is_member);
+        let is_first = home.is_some();
         let mut fds = Vec::new();
-        if is_first {
-            let home =
-                home.ok_or_else(|| invalid("direct mode takes one descriptor, none came"))?;
+        if let Some(home) = home {
             check(&home, request.capacity)?;
+            // In place of what it was.
+            self.leave_direct(request.port);
             let watched = self.is_watched(key.0);
             if !self.direct.contains_key(&key) {
                 let group = DirectGroup::new(self.next_direct)?;
@@ -75,7 +78,7 @@ impl Hub {
                 self.direct.insert(key.clone(), group);
             }
             let group = self.direct.get_mut(&key).ok_or_else(not_here)?;
-            let joined = group.join(request, home.into_owned());
+            let joined = group.join(request, number, home);
             let (slot, bell) = match joined {
                 Ok(joined) => joined,
                 Err(refusal) => {
@@ -83,63 +86,70 @@ impl Hub {
                     return Err(refusal);
                 }
             };
-            fds.extend([copy(&group.memory)?, bell]);
             if let Some(board) = &self.sources[key.0].board {
                 board.direct(number, Some((group.id, group.table.clone(), slot)));
             }
-        }
-        let group = self.direct.get(&key).ok_or_else(not_here)?;
-        let (slot, own) = group.place_of(request.port).ok_or_else(not_here)?;
-        let mut others = Vec::new();
-        for (at, place) in group.slots.iter().enumerate() {
-            let Some(place) = place.as_ref().filter(|_| at != slot) else {
-                continue;
-            };
-            let member = DirectMember {
-                slot: at as u8,
-                generation: place.generation,
-                capacity: place.capacity,
-            };
-            if !request.known.contains(&(member.slot, member.generation)) {
-                fds.extend([copy(&place.home)?, copy(&place.bell)?]);
+            match copy(&group.memory) {
+                Ok(table) => fds.extend([table, bell]),
+                Err(refusal) => {
+                    self.leave_direct(request.port);
+                    return Err(refusal);
+                }
             }
-            others.push(member);
         }
-        let members = Members {
-            slot: slot as u8,
-            generation: own.generation,
-            is_first,
-            others,
-        };
-        Ok((Message::Members(members), fds))
+        let no_home = || invalid("direct mode takes one descriptor, none came");
+        let told = self.direct.get_mut(&key);
+        let told = told
+            .ok_or_else(no_home)
+            .and_then(|group| group.tell(request.port, &mut fds));
+        match told {
+            Ok((slot, generation, others)) => {
+                let members = Members {
+                    slot,
+                    generation,
+                    is_first,
+                    others,
+                };
+                Ok((Message::Members(members), fds))
+            }
+            Err(refusal) => {
+                self.leave_direct(request.port);
+                Err(refusal)
+            }
+        }
     }
 
-    /// A port is closed: it is no member any more.
-    pub(super) fn leave_direct(&mut self, id: u32, record: &PortRecord) {
-        let key = (record.source, record.owner.clone());
-        let Some(group) = self.direct.get_mut(&key) else {
-            return;
-        };
-        let Some((slot, _)) = group.place_of(id) else {
+    /// A port is no member any more.
+    pub(super) fn leave_direct(&mut self, port: u32) {
+        let has_it = |group: &DirectGroup| group.place_of(port);
+        let mut groups = self.direct.iter_mut();
+        let Some((key, group, slot)) =
+            groups.find_map(|(key, group)| has_it(group).map(|slot| (key.clone(), group, slot)))
+        else {
             return;
         };
         group.table.set_member(slot, None);
-        if let Some(Place { home, bell, .. }) = group.slots[slot].take() {
-            let closer = self.closers.of(&record.owner);
-            closer.let_go(home);
-            closer.let_go(bell);
-        }
+        let place = group.slots[slot].take();
         if group.is_empty() {
             self.direct.remove(&key);
         }
-        let board = self.sources[record.source].board.as_ref();
-        if let (Some(board), Some(member)) = (board, record.member) {
-            board.direct(member, None);
+        let Some(place) = place else {
+            return;
+        };
+        // NB: pages are freed with the last descriptor, which takes its time.
+        let closer = self.closers.of(&key.1);
+        closer.let_go(place.home.into_owned());
+        closer.let_go(place.bell);
+        if let Some(board) = &self.sources[key.0].board {
+            board.direct(place.number, None);
         }
     }
 
     /// Somebody began to look at a source, or ended: while one looks at a switch, all frames go through it.
     pub(super) fn watch_direct(&self, source: usize) {
+        if !self.direct.keys().any(|(of, _)| *of == source) {
+            return;
+        }
         let watched = self.is_watched(source);
         let groups = self.direct.iter();
         for (_, group) in groups.filter(|((of, _), _)| *of == source) {
@@ -157,7 +167,7 @@ impl DirectGroup {
     fn new(id: u64) -> Result<Self, Refusal> {
         let memory = memory::write_sealed("vnplug-table", TABLE_SIZE, &|| true);
         let memory = memory.map_err(|error| no_memory(TABLE_SIZE, &error))?;
-        let table = Table::create(memory.region);
+        let table = Table::create(memory.region, event::random());
         Ok(Self {
             id,
             table: table.ok_or_else(|| Refusal::new(code::INTERNAL, "a table too small"))?,
@@ -171,13 +181,51 @@ impl DirectGroup {
         self.slots.iter().all(Option::is_none)
     }
 
-    fn place_of(&self, port: u32) -> Option<(usize, &Place)> {
-        let mut slots = self.slots.iter().enumerate();
-        slots.find_map(|(at, place)| Some((at, place.as_ref().filter(|it| it.port == port)?)))
+    fn place_of(&self, port: u32) -> Option<usize> {
+        let is_its = |place: &Option<Place>| place.as_ref().is_some_and(|it| it.port == port);
+        self.slots.iter().position(is_its)
+    }
+
+    /// Who the others are, and the descriptors of those that this member was not told of before.
+    fn tell(
+        &mut self,
+        port: u32,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<(u8, u32, Vec<DirectMember>), Refusal> {
+        let no_member =
+            || Refusal::new(code::INVALID, "direct mode takes one descriptor, none came");
+        let slot = self.place_of(port).ok_or_else(no_member)?;
+        let mut others = Vec::new();
+        for (at, place) in (0..).zip(&self.slots) {
+            let Some(place) = place.as_ref().filter(|_| usize::from(at) != slot) else {
+                continue;
+            };
+            others.push(DirectMember {
+                slot: at,
+                generation: place.generation,
+                capacity: place.capacity,
+            });
+        }
+        let names = others.iter().map(|it| (it.slot, it.generation));
+        let names: Vec<(u8, u32)> = names.collect();
+        let own = self.slots[slot].as_mut().ok_or_else(no_member)?;
+        let told = std::mem::replace(&mut own.told, names.clone());
+        let generation = own.generation;
+        for name in names.into_iter().filter(|name| !told.contains(name)) {
+            if let Some(place) = &self.slots[usize::from(name.0)] {
+                fds.extend([copy(&place.home)?, copy(&place.bell)?]);
+            }
+        }
+        Ok((slot as u8, generation, others))
     }
 
     /// Takes a slot; the reading end of its bell.
-    fn join(&mut self, request: &Direct, home: OwnedFd) -> Result<(usize, OwnedFd), Refusal> {
+    fn join(
+        &mut self,
+        request: &Direct,
+        number: NonZeroU16,
+        home: PeerFd,
+    ) -> Result<(usize, OwnedFd), Refusal> {
         let Some(slot) = self.slots.iter().position(Option::is_none) else {
             let what = format!("direct mode has room for {SLOTS} ports of one user on a switch");
             return Err(Refusal::new(code::LIMIT, what));
@@ -191,10 +239,12 @@ impl DirectGroup {
         let generation = self.generation;
         self.slots[slot] = Some(Place {
             port: request.port,
+            number,
             generation,
             capacity: request.capacity,
             home,
             bell,
+            told: Vec::new(),
         });
         let member = Member {
             generation,
@@ -233,8 +283,8 @@ fn check(home: &PeerFd, capacity: u64) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn copy(fd: &OwnedFd) -> Result<OwnedFd, Refusal> {
-    let copied = fd.try_clone();
+fn copy(fd: impl AsFd) -> Result<OwnedFd, Refusal> {
+    let copied = fd.as_fd().try_clone_to_owned();
     copied.map_err(|_| Refusal::new(code::NO_MEMORY, NO_DESCRIPTORS))
 }
 

@@ -2,8 +2,8 @@
 
 use super::wire::{Malformed, Reader, Writer};
 
-/// Asks who is in a port's trust group. The first time it brings the memory of the port's own home as a
-/// descriptor, and makes the port a member.
+/// Asks who is in a port's trust group. With the memory of the port's own home as a descriptor it makes the
+/// port a member, or a new one in place of what it was.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Direct {
     /// A port that takes part in a switch.
@@ -12,8 +12,6 @@ pub struct Direct {
     pub capacity: u64,
     /// It takes frames that are still to be cut or summed.
     pub merged: bool,
-    /// Members whose descriptors it has: slot and generation.
-    pub known: Vec<(u8, u32)>,
 }
 
 /// Who is in a trust group.
@@ -25,8 +23,8 @@ pub struct Members {
     pub generation: u32,
     /// The first two descriptors are the group's table, readable only, and the end of the asker's bell.
     pub is_first: bool,
-    /// The others. Of those that were not known two descriptors come, in this order: the home's memory and
-    /// what rings the bell.
+    /// The others. Of those that this member was not told of before two descriptors come, in this order: the
+    /// home's memory and what rings the bell.
     pub others: Vec<DirectMember>,
 }
 
@@ -46,10 +44,6 @@ impl Direct {
         w.u32(self.port);
         w.u64(self.capacity);
         w.u8(u8::from(self.merged));
-        w.list(&self.known, |w, (slot, generation)| {
-            w.u8(*slot);
-            w.u32(*generation);
-        });
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -57,7 +51,6 @@ impl Direct {
             port: r.u32("port")?,
             capacity: r.u64("capacity")?,
             merged: r.flag("merged")?,
-            known: r.list("known", |r| Ok((r.u8("slot")?, r.u32("generation")?)))?,
         })
     }
 }

@@ -227,7 +227,6 @@ fn every_message() -> Vec<Message> {
             port: 4,
             capacity: 1 << 18,
             merged: true,
-            known: vec![(0, 7), (3, 9)],
         }),
         Message::Members(Members {
             slot: 2,
