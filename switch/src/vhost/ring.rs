@@ -112,15 +112,18 @@ impl Place {
             log: at.log,
         })
     }
+
+    /// Where a ring goes on that was left here.
+    pub(crate) fn index(&self) -> u16 {
+        let used = &self.used;
+        used.region.load_u16(used.at + 2, Ordering::Acquire)
+    }
 }
 
 impl Ring {
     /// A ring that goes on where it was left.
     pub(crate) fn new(place: Place, agreed: Agreed, memory: Arc<Memory>) -> Self {
-        let used = place
-            .used
-            .region
-            .load_u16(place.used.at + 2, Ordering::Acquire);
+        let used = place.index();
         Self {
             place,
             agreed,

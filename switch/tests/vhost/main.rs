@@ -1013,6 +1013,20 @@ fn a_stopped_guest_says_where_it_is_and_what_is_written_is_logged() {
 }
 
 #[test]
+fn a_ring_that_is_not_enabled_says_where_it_is() {
+    let served = Served::here();
+    let mut guest = served.guest(PLAIN);
+    (0..5).for_each(|number| guest.send(&frame(0xee, 1, number)));
+    eventually("all came back", || guest.has_sent());
+    let disable = halves(1, 0);
+    assert!(guest.front.does(SET_VRING_ENABLE, &disable, &[]));
+    assert_eq!(guest.front.stop(1), 5);
+    // It has no addresses any more.
+    assert_eq!(guest.front.stop(1), 0);
+    served.check_alive();
+}
+
+#[test]
 fn a_switch_that_ends_under_traffic_leaves_nothing_and_crashes_nobody_v16() {
     for _ in 0..5 {
         let served = Served::here();
