@@ -5,7 +5,8 @@
 //! lost. Indices that make no sense stop the ring until it is started again ([`Broken`]): whoever
 //! writes them has lost count.
 //!
-//! All chains are given back in order, and none is held between two turns of the forwarding thread.
+//! All chains are given back in order, and none is held between two turns of the forwarding thread; within
+//! one, those of long frames are until these are sent (`tail.rs`).
 //! So `used.idx` in the guest's memory says everything: a ring that is started again, also by the next
 //! daemon after a crash, goes on there. Frames may be lost by that, places never.
 //!
@@ -141,7 +142,7 @@ impl Ring {
     }
 
     /// The guest's memory.
-    pub(crate) fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 

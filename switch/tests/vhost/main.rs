@@ -3,7 +3,9 @@
 //! tested beside the code (V1, V5, V11).
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod cost;
 mod front;
+mod left;
 
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vnplug_path::source::{Queue, Received, wait};
+use vnplug_ring::Region;
 use vnplug_ring::offload::{Offload, flags, gso};
 use vnplug_switch::{Access, Switch, SwitchConfig, VhostConfig};
 use vnplug_testing::{TestDir, eventually};
@@ -119,6 +122,8 @@ fn serve(
 ) {
     let waker = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
     while !stop.load(Ordering::Relaxed) {
+        // Both ways to take frames, in turns: as if a reader came and went.
+        queue.may_pass(!turns.load(Ordering::Relaxed).is_multiple_of(4));
         let received = queue.receive(&mut |_| {});
         *counters.lock().unwrap() = queue.own_counters();
         turns.fetch_add(1, Ordering::Release);
@@ -706,6 +711,31 @@ fn a_guest_that_never_reads_costs_itself_only() {
         number += 1;
     }
     served.check_alive();
+}
+
+#[test]
+fn what_waited_for_a_guest_and_never_came_is_counted_as_dropped() {
+    let served = Served::here();
+    let (mut sender, mut other) = (served.guest(PLAIN), served.guest(PLAIN));
+    other.send(&frame(0xee, 2, 0));
+    eventually("it is known", || other.has_sent());
+    let before = served.count("out_enqueued");
+    for number in 0..u32::from(SIZE) + 10 {
+        sender.send(&frame(2, 1, number));
+        eventually("it is taken", || sender.has_sent());
+    }
+    assert_eq!(served.count("out_enqueued"), before + u64::from(SIZE) + 10);
+    let came = std::iter::from_fn(|| other.receiving.back(&other.region));
+    assert_eq!(came.count(), usize::from(SIZE));
+    // Buffers that are nowhere.
+    other
+        .receiving
+        .desc(&other.region, 0, (1 << 40, 2048, 2, 0));
+    (0..10).for_each(|_| other.receiving.offer(&other.region, 0));
+    other.receiving.kick();
+    eventually("they are lost", || served.count("out_dropped_gone") == 10);
+    assert_eq!(served.count("out_enqueued"), before + u64::from(SIZE));
+    served.check_sums();
 }
 
 #[test]
