@@ -166,6 +166,16 @@ const SWITCH: &[Row] = &[
         "a switch from ring to ring, 1514-byte frames, against testpmd between two memif",
         |plan| switch::rings(plan, 1514),
     ),
+    row(
+        "switch-vhost-64",
+        "a switch from guest to guest by vhost-user, 64-byte frames, against testpmd between both",
+        |plan| switch::guests(plan, 64),
+    ),
+    row(
+        "switch-vhost-1514",
+        "a switch from guest to guest by vhost-user, 1514-byte frames, against testpmd between both",
+        |plan| switch::guests(plan, 1514),
+    ),
 ];
 
 /// Rows of one source and several readers, with private rings and as a group.
