@@ -176,6 +176,16 @@ const SWITCH: &[Row] = &[
         "direct mode on a switch, 1514-byte frames, against testpmd between two memif",
         |plan| switch::direct(plan, 1514),
     ),
+    row(
+        "switch-vhost-64",
+        "a switch from guest to guest by vhost-user, 64-byte frames, against testpmd between both",
+        |plan| switch::vhost(plan, 64),
+    ),
+    row(
+        "switch-vhost-1514",
+        "a switch from guest to guest by vhost-user, 1514-byte frames, against testpmd between both",
+        |plan| switch::vhost(plan, 1514),
+    ),
 ];
 
 /// Rows of one source and several readers, with private rings and as a group.

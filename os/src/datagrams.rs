@@ -104,6 +104,14 @@ impl Inbox {
         (&self.memory[begin..begin + len as usize], is_cut)
     }
 
+    /// As [`get`](Self::get), to be written again.
+    #[inline]
+    pub fn get_mut(&mut self, at: usize) -> &mut [u8] {
+        let Place { begin, len, .. } = self.came[at];
+        let begin = begin as usize;
+        &mut self.memory[begin..begin + len as usize]
+    }
+
     /// Appends a frame of `len` bytes, all of which `fill` writes; says whether it is there. It is not if
     /// there is [no room](Self::has_room), or if `fill` says that there is none.
     #[inline]

@@ -194,6 +194,15 @@ impl Region {
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
     }
 
+    /// Copies `len` bytes of another region from `from` on, once. Both may change meanwhile.
+    #[inline]
+    pub fn copy(&self, offset: u64, other: &Self, from: u64, len: u64) {
+        let to = self.at(offset, len);
+        let from = other.at(from, len);
+        // SAFETY: both in bounds; as in memmove(3) they may overlap, if both are of one mapping.
+        unsafe { std::ptr::copy(from, to, len as usize) }
+    }
+
     /// Copies a record of which another region has the bytes: `header`, then `len` bytes of `other`
     /// from `from` on, which may change meanwhile. This region is private memory.
     #[inline]

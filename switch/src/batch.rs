@@ -8,16 +8,28 @@ use vnplug_os::datagrams::{Inbox, Rest};
 use vnplug_ring::offload::Offload;
 
 use crate::forward::{Fault, Number};
+use crate::vhost::tail::{BEGIN, LEAST, Place, Tail, Tails};
 
 /// A frame that enters.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entered<'a> {
     pub(crate) from: Number,
+    /// All of it, or its first [`BEGIN`].
     pub(crate) bytes: &'a [u8],
+    /// The rest, which is still where it came from.
+    pub(crate) tail: Option<Tail<'a>>,
     /// What is left to be done with it; it fits the frame.
     pub(crate) offload: Option<&'a Offload>,
     /// It is not for anybody.
     pub(crate) fault: Option<Fault>,
+}
+
+impl Entered<'_> {
+    /// Bytes of the whole frame.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len() + self.tail.map_or(0, |tail| tail.len())
+    }
 }
 
 /// The frames of one turn.
@@ -25,6 +37,10 @@ pub(crate) struct Entered<'a> {
 pub(crate) struct Batch {
     inbox: Inbox,
     notes: Vec<Note>,
+    /// Rests that are still where frames came from. There is room for each.
+    tails: Tails,
+    /// Rests may stay there.
+    pub(crate) leaves: bool,
     /// Bytes of the longest frame that is not cut.
     longest: usize,
     /// Whose frames come now.
@@ -39,6 +55,7 @@ struct Note {
     from: Number,
     offload: Offload,
     fault: Option<Fault>,
+    tail: Option<Place>,
 }
 
 impl Batch {
@@ -47,6 +64,8 @@ impl Batch {
         Self {
             inbox: Inbox::new(count, longest),
             notes: Vec::with_capacity(count),
+            tails: Tails::default(),
+            leaves: false,
             longest,
             from: 0,
             packets: 0,
@@ -56,6 +75,7 @@ impl Batch {
     pub(crate) fn clear(&mut self) {
         self.inbox.clear();
         self.notes.clear();
+        self.tails.clear();
         self.packets = 0;
     }
 
@@ -107,6 +127,7 @@ impl Batch {
                 from: self.from,
                 offload: Offload::default(),
                 fault: self.inbox.get(at).1.then_some(Fault::Long),
+                tail: None,
             });
         }
         rest
@@ -129,6 +150,37 @@ impl Batch {
         offload: Offload,
         fill: impl FnOnce(&mut [u8]) -> bool,
     ) -> bool {
+        self.push_all_or_begin(len, offload, None, fill)
+    }
+
+    /// As [`push`](Self::push), of a frame of which all but [`BEGIN`] stays where it is if it is long; false
+    /// also if the rest is not there. `fill` writes as much of it as it is given.
+    #[inline]
+    pub(crate) fn push_leaving(
+        &mut self,
+        len: usize,
+        offload: Offload,
+        rest: impl FnOnce(&mut Tails) -> Option<Place>,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> bool {
+        let mut tail = None;
+        if self.leaves && len >= LEAST {
+            tail = rest(&mut self.tails);
+            if tail.is_none() {
+                return false;
+            }
+        }
+        self.push_all_or_begin(len, offload, tail, fill)
+    }
+
+    #[inline]
+    fn push_all_or_begin(
+        &mut self,
+        len: usize,
+        offload: Offload,
+        tail: Option<Place>,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> bool {
         let most = match offload.is_super_frame() {
             true => MAX_SUPER,
             false => self.longest,
@@ -136,23 +188,51 @@ impl Batch {
         if len > most {
             return self.push_fault(Fault::Long);
         }
-        if !self.has_room(len) || !self.inbox.push(len, fill) {
+        let copied = match tail {
+            None => len,
+            Some(_) => BEGIN,
+        };
+        if !self.has_room(len) || !self.inbox.push(len, |place| fill(&mut place[..copied])) {
             return false;
-        }
-        let mut is_lie = false;
-        if offload.is_due() {
-            let bytes = self.inbox.get(self.notes.len()).0;
-            match offload::work(bytes, bytes.len() as u32, &offload) {
-                Ok(work) => self.packets += work.map_or(0, |work| work.packets()),
-                Err(_) => is_lie = true,
-            }
         }
         self.notes.push(Note {
             from: self.from,
             offload,
-            fault: is_lie.then_some(Fault::Lie),
+            fault: None,
+            tail,
         });
+        if offload.is_due() {
+            self.check(self.notes.len() - 1, len, &offload);
+        }
         true
+    }
+
+    /// Whether what is left to do with a frame fits it.
+    fn check(&mut self, at: usize, len: usize, offload: &Offload) {
+        let mut work = offload::work(self.get(at).bytes, len as u32, offload);
+        if work.is_err() && self.notes[at].tail.is_some() {
+            // Perhaps its headers are longer.
+            self.fetch(at);
+            work = offload::work(self.get(at).bytes, len as u32, offload);
+        }
+        match work {
+            Ok(work) => self.packets += work.map_or(0, |work| work.packets()),
+            Err(_) => self.notes[at].fault = Some(Fault::Lie),
+        }
+    }
+
+    /// How many frames there are, or were, whose rest is still where they came from.
+    #[inline]
+    pub(crate) fn left(&self) -> usize {
+        self.tails.len()
+    }
+
+    /// Copies the rest of a frame, if it is still where it came from.
+    pub(crate) fn fetch(&mut self, at: usize) {
+        if let Some(tail) = self.notes[at].tail.take() {
+            let bytes = &mut self.inbox.get_mut(at)[BEGIN..];
+            self.tails.get(&tail).read(bytes);
+        }
     }
 
     /// Appends a frame that is to be counted only; says whether there was room.
@@ -164,6 +244,7 @@ impl Batch {
                 from: self.from,
                 offload: Offload::default(),
                 fault: Some(fault),
+                tail: None,
             });
         }
         fits
@@ -176,17 +257,22 @@ impl Batch {
             from,
             ref offload,
             fault,
+            ref tail,
         } = self.notes[at];
+        let all = self.inbox.get(at).0;
+        let tail = tail.as_ref().map(|tail| self.tails.get(tail));
         Entered {
             from,
-            bytes: self.inbox.get(at).0,
+            // NB: what is behind it was another frame's.
+            bytes: if tail.is_some() { &all[..BEGIN] } else { all },
+            tail,
             offload: offload.is_due().then_some(offload),
             fault,
         }
     }
 
     /// All of them, in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Entered<'_>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Entered<'_>> + Clone {
         (0..self.len()).map(|at| self.get(at))
     }
 }

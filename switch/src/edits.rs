@@ -65,6 +65,7 @@ impl Edits {
                 true => out.head.get(edited.rest..).unwrap_or_default(),
                 false => out.body,
             },
+            tail: out.tail,
             offload: out.offload.map(|_| &edited.offload),
         }
     }
@@ -183,6 +184,7 @@ mod tests {
                 let out = Out {
                     head,
                     body,
+                    tail: None,
                     offload: Some(&offload),
                 };
                 let out = edits.apply(at, out);
@@ -194,6 +196,7 @@ mod tests {
             let entered = Entered {
                 from: 1,
                 bytes: from,
+                tail: None,
                 offload: Some(&offload),
                 fault: None,
             };

@@ -37,6 +37,7 @@ impl Held {
         Entered {
             from: 0,
             bytes: &self.bytes,
+            tail: None,
             offload: self.offload.as_ref(),
             fault: None,
         }

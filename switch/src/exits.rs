@@ -15,6 +15,7 @@ use crate::forward::{Number, Way};
 use crate::link::{Given, Link, Losses};
 use crate::rules::Edit;
 use crate::settings::Wire;
+use crate::vhost::tail::Tail;
 
 /// What went through one port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -98,6 +99,8 @@ pub(crate) struct Port {
     pub(crate) link: Option<Box<dyn Link>>,
     /// Told when the link cannot serve any longer.
     losses: Option<Losses>,
+    /// The link copies the rests of frames from where they are.
+    takes_tails: bool,
     /// It may have sent frames.
     pub(crate) is_ready: bool,
     /// It is told when the far end reads.
@@ -110,6 +113,20 @@ pub(crate) struct Port {
 }
 
 impl Port {
+    /// Counts what waited and never arrived.
+    #[inline]
+    pub(crate) fn count_lost(&mut self, counters: &mut Counters) {
+        if let Some(gone) = self.link.as_mut().map(|link| link.lost())
+            && gone > 0
+        {
+            let lost = Given {
+                gone,
+                ..Given::default()
+            };
+            self.counters.took_back(lost, counters);
+        }
+    }
+
     /// What there was for it is given to it.
     #[inline]
     fn done(&mut self) {
@@ -138,13 +155,23 @@ pub(crate) struct Due<'a> {
     edits: &'a Edits,
 }
 
-/// A frame that leaves: its bytes in two parts.
+/// A frame that leaves: its bytes in two parts, or three.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Out<'a> {
     pub(crate) head: &'a [u8],
     pub(crate) body: &'a [u8],
+    /// The rest, for a link that [takes](Link::takes_tails) such.
+    pub(crate) tail: Option<Tail<'a>>,
     /// What is left to do with it, if the link [takes](Link::takes) that.
     pub(crate) offload: Option<&'a Offload>,
+}
+
+impl Out<'_> {
+    /// Bytes of the whole frame.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.head.len() + self.body.len() + self.tail.map_or(0, |tail| tail.len())
+    }
 }
 
 impl<'a> Due<'a> {
@@ -161,6 +188,7 @@ impl<'a> Due<'a> {
                 None => Out {
                     head: it.bytes,
                     body: &[],
+                    tail: it.tail,
                     offload: it.offload,
                 },
                 Some(piece) => {
@@ -168,6 +196,7 @@ impl<'a> Due<'a> {
                     Out {
                         head: piece.head,
                         body: piece.body,
+                        tail: None,
                         offload: None,
                     }
                 }
@@ -255,6 +284,7 @@ impl Exits {
             self.ports.resize_with(at + 1, || None);
         }
         self.ports[at] = Some(Port {
+            takes_tails: link.as_ref().is_some_and(|link| link.takes_tails()),
             link,
             losses,
             is_ready: false,
@@ -334,6 +364,7 @@ impl Exits {
             });
             port.done();
             port.counters.took_back(given, counters);
+            port.count_lost(counters);
             // A wire that is none any more, and is empty.
             port.is_slow = self.emulation.is_slow(number);
             self.watch(number);
@@ -364,6 +395,31 @@ impl Exits {
     #[inline]
     fn is_read(&self, due: &[Number]) -> bool {
         self.read.iter().any(|number| due.contains(number))
+    }
+
+    /// Whether a frame can go to all of these ports as it is, with its rest where it came from.
+    #[inline]
+    pub(crate) fn take_tails(&self, due: &[Number], offload: Option<&Offload>) -> bool {
+        let takes = |number: &Number| match self.ports.get(usize::from(*number)) {
+            Some(Some(port)) => {
+                let takes = |link: &dyn Link| offload.is_none_or(|it| link.takes(it));
+                port.takes_tails && !port.is_slow && port.link.as_deref().is_some_and(takes)
+            }
+            // Nobody has it.
+            _ => true,
+        };
+        self.read.is_empty() && due.iter().all(takes)
+    }
+
+    /// The frames of the batch that these ports sent are done with.
+    pub(crate) fn release(&mut self, taken: &mut Vec<Number>) {
+        for number in taken.drain(..) {
+            if let Some(Some(port)) = self.ports.get_mut(usize::from(number))
+                && let Some(link) = &mut port.link
+            {
+                link.release();
+            }
+        }
     }
 
     /// Forgets what the batch before became.
@@ -480,6 +536,7 @@ impl Exits {
             let given = link.send(due);
             port.done();
             port.counters.gave(given, counters);
+            port.count_lost(counters);
             self.watch(number);
         }
     }

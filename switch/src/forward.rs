@@ -49,6 +49,12 @@ pub(crate) struct Way {
 }
 
 impl Way {
+    /// The ports that have it.
+    #[inline]
+    pub(crate) fn all(&self) -> Range<usize> {
+        self.begin as usize..self.end as usize
+    }
+
     /// The ports that have it as it entered.
     #[inline]
     pub(crate) fn kept(&self) -> Range<usize> {

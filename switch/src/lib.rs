@@ -15,6 +15,7 @@
 //! | `table.rs` | where stations are |
 //! | `counts.rs` | what became of all frames |
 //! | `queue.rs` | the source: a turn takes frames of the ports that have some, and forwards them |
+//! | `turn.rs` | what happens to the frames of a turn |
 //! | `batch.rs` | the frames of a turn |
 //! | `link.rs` | how frames come from the far end of a port and go there, and who lets it join |
 //! | `uplink.rs` | the port whose far end is an interface of the host: a source of the path and its way out |
@@ -52,6 +53,7 @@ pub mod settings;
 mod show;
 mod sockets;
 pub mod table;
+mod turn;
 mod uplink;
 mod vde;
 mod vhost;

@@ -25,6 +25,9 @@ pub(crate) trait Link: AsFd + Send {
     /// The port is to be closed, and why.
     fn receive(&mut self, batch: &mut Batch, most: usize) -> io::Result<Rest>;
 
+    /// The frames of the batch that it was [given](Self::receive) are done with. Called in the same turn.
+    fn release(&mut self) {}
+
     /// Gives the far end frames, in order.
     fn send(&mut self, due: Due<'_>) -> Given;
 
@@ -37,6 +40,16 @@ pub(crate) trait Link: AsFd + Send {
     /// counted as enqueued.
     fn go_on(&mut self) -> u64 {
         0
+    }
+
+    /// How many frames that were counted as enqueued, and waited, are dropped since this was asked last.
+    fn lost(&mut self) -> u64 {
+        0
+    }
+
+    /// Whether it copies the rests of frames from where they are ([`Out::tail`](crate::exits::Out)).
+    fn takes_tails(&self) -> bool {
+        false
     }
 
     /// Whether the far end does what is left to do with such a frame.

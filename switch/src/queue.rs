@@ -3,32 +3,31 @@
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use vnplug_frame::{Frame, MAX_BATCH, recycle, vlan_of};
+use vnplug_frame::{Frame, MAX_BATCH};
 use vnplug_os::datagrams::Rest;
 use vnplug_os::peer_log;
 use vnplug_path::source::{
     Flushed, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
 };
 
-use vnplug_ring::layout::flags;
 use vnplug_ring::offload::{Offload, gso};
 
-use crate::batch::{Batch, Entered, MAX_SUPER};
+use crate::batch::{Batch, MAX_SUPER};
 use crate::board::Switchboard;
 use crate::control::{self, Change, Inlet, PortTold, Told};
 use crate::direct::Directs;
-use crate::edits::Forms;
 use crate::exits::Exits;
-use crate::forward::{Forwarder, HOST, Loop, Number, Way};
+use crate::forward::{Forwarder, HOST, Loop, Number};
 use crate::link::{Entrance, Losses};
 use crate::roster::{Holder, Roster, locked};
 use crate::settings::Settings;
 use crate::sockets::door::{self as sockets, SocketsConfig};
 use crate::table::Limits;
+use crate::turn::{Passed, Sink, Spare};
 use crate::uplink::{self, UPLINK, Uplink, Uplinks};
 use crate::vde::door as vde;
 use crate::vhost::door::{self as vhost, VhostConfig};
@@ -129,20 +128,13 @@ pub struct Switch {
     came: Batch,
     /// What came through rings.
     sent: Batch,
+    /// Ports of which frames came this turn.
+    taken: Vec<Number>,
+    /// Nobody reads what passes.
+    is_unread: bool,
     spare: Spare,
     started: Instant,
     counters: QueueCounters,
-}
-
-/// Always empty between calls; keeps its memory.
-#[derive(Default)]
-struct Spare {
-    entered: Vec<Entered<'static>>,
-    /// Where each frame goes.
-    ways: Vec<Way>,
-    frames: Vec<Frame<'static>>,
-    /// Frames with other tags, for rings.
-    forms: Forms,
 }
 
 impl Switch {
@@ -226,6 +218,8 @@ impl Switch {
             unlooked: 0,
             came: Batch::new(BATCH, config.longest),
             sent: Batch::new(MAX_BATCH, SENT_EACH.max(config.longest)),
+            taken: Vec::new(),
+            is_unread: false,
             spare: Spare::default(),
             started: Instant::now(),
             counters: QueueCounters::default(),
@@ -452,6 +446,7 @@ impl Switch {
     fn take(&mut self) {
         let batch = &mut self.came;
         batch.clear();
+        batch.leaves = self.is_unread;
         for _ in 0..self.ready.len() {
             if batch.room() == 0 {
                 break;
@@ -468,9 +463,13 @@ impl Switch {
             let first = batch.len();
             batch.sends(number);
             let rest = link.receive(batch, EACH);
+            port.count_lost(&mut self.forwarder.counters);
             for place in first..batch.len() {
                 port.counters.in_frames += 1;
-                port.counters.in_bytes += batch.get(place).bytes.len() as u64;
+                port.counters.in_bytes += batch.get(place).len() as u64;
+            }
+            if batch.left() > 0 {
+                self.taken.push(number);
             }
             match rest {
                 Ok(Rest::More) => self.ready.push_back(number),
@@ -548,18 +547,20 @@ impl Switch {
         }
         let now_us = self.now_us();
         let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
-        let came = self.came.iter();
-        let shown = self
-            .spare
-            .forward(forwarder, exits, came, now_us, &mut |frames| {
-                if !frames.is_empty() {
-                    sink(frames);
-                }
-            });
-        self.counters.seen += shown;
+        self.spare.decide(forwarder, self.came.iter(), now_us);
+        if self.came.left() > 0 {
+            self.spare.fetch(forwarder, exits, &mut self.came);
+        }
+        let sink = (!self.is_unread).then_some(sink);
+        let (came, spare) = (self.came.iter(), &mut self.spare);
+        let passed = spare.give(forwarder, exits, came, now_us, sink);
+        // Now their senders may have them back.
+        self.exits.release(&mut self.taken);
+        self.came.clear();
+        self.counters.seen += passed.frames;
         self.tell_loops();
         self.close_lost();
-        Received::Frames(count)
+        passed.received(count, self.is_unread)
     }
 
     /// Forwards what came to the next queue of an uplink; `None` when all had their turn.
@@ -567,19 +568,28 @@ impl Switch {
         let now_us = self.now_us();
         let longest = self.came.longest();
         let (forwarder, exits, spare) = (&mut self.forwarder, &mut self.exits, &mut self.spare);
-        let counters = &mut self.counters;
-        self.uplinks.receive(&mut |number, frames| {
+        let (is_unread, mut all) = (self.is_unread, Passed::default());
+        let received = self.uplinks.receive(&mut |number, frames| {
             if let Some(port) = exits.port(number) {
                 port.counters.in_frames += frames.len() as u64;
                 port.counters.in_bytes +=
                     frames.iter().map(|it| it.bytes.len() as u64).sum::<u64>();
             }
             let entered = frames.iter().map(|it| uplink::entered(number, it, longest));
-            counters.seen += spare.forward(forwarder, exits, entered, now_us, &mut |frames| {
-                if !frames.is_empty() {
-                    sink(frames);
-                }
-            });
+            spare.decide(forwarder, entered.clone(), now_us);
+            let mut sink = |frames: &[Frame<'_>]| sink(frames);
+            let sink: Option<&mut Sink<'_>> = match is_unread {
+                true => None,
+                false => Some(&mut sink),
+            };
+            let passed = spare.give(forwarder, exits, entered, now_us, sink);
+            all.frames += passed.frames;
+            all.bytes += passed.bytes;
+        })?;
+        self.counters.seen += all.frames;
+        Some(match received {
+            Received::Frames(count) => all.received(count, is_unread),
+            other => other,
         })
     }
 }
@@ -594,13 +604,17 @@ impl Queue for Switch {
         if !self.uplinks.is_empty() {
             let sink = &mut |frames: &[Frame<'_>]| sink(frames);
             while let Some(received) = self.receive_uplink(sink) {
-                if let Received::Frames(_) = received {
+                if let Received::Frames(_) | Received::Passed { .. } = received {
                     self.tell_loops();
                     return Ok(received);
                 }
             }
         }
         Ok(self.receive_links(sink))
+    }
+
+    fn may_pass(&mut self, is_unread: bool) {
+        self.is_unread = is_unread;
     }
 
     fn arm(&mut self) -> Wake<'_> {
@@ -698,8 +712,9 @@ impl Transmitter for Switch {
             port.counters.in_bytes += bytes.sum::<u64>();
         }
         let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
-        self.spare
-            .forward(forwarder, exits, self.sent.iter(), now_us, shown);
+        self.spare.decide(forwarder, self.sent.iter(), now_us);
+        let sent = self.sent.iter();
+        self.spare.give(forwarder, exits, sent, now_us, Some(shown));
         self.tell_loops();
         self.counters.seen += count;
         self.counters.shown += count;
@@ -709,98 +724,6 @@ impl Transmitter for Switch {
             ..Flushed::default()
         }
     }
-}
-
-impl Spare {
-    /// Decides for each frame of a batch where it goes, gives it to those of these ports that have links,
-    /// and shows all that are frames, as captures and ports with rings see them, received just now. How
-    /// many are shown.
-    fn forward<'a>(
-        &mut self,
-        forwarder: &mut Forwarder,
-        exits: &mut Exits,
-        batch: impl Iterator<Item = Entered<'a>>,
-        now_us: u64,
-        sink: &mut dyn FnMut(&[Frame<'_>]),
-    ) -> u64 {
-        forwarder.begin(now_us);
-        exits.begin();
-        self.forms.clear();
-        let mut entered = recycle(std::mem::take(&mut self.entered));
-        entered.extend(batch);
-        self.ways.clear();
-        for (place, it) in entered.iter().enumerate() {
-            let way = forwarder.decide(it.from, it.bytes, it.fault);
-            let dues = forwarder.dues();
-            let noted = exits.note(place as u32, it, &way, dues, &mut self.forms);
-            self.ways.push(way);
-            forwarder.counters.rings += noted.rings;
-            forwarder.counters.cut += noted.cut;
-            forwarder.counters.due += noted.cut;
-        }
-        exits.send(&entered, &mut forwarder.counters, now_us);
-        let mut frames = recycle(std::mem::take(&mut self.frames));
-        let ts_ns = now_ns();
-        let whole = |it: &Entered<'_>| it.fault.is_none() && it.bytes.len() >= HEADER;
-        let all = entered.iter().zip(&self.ways);
-        let all = all.filter(|(it, _)| whole(it));
-        frames.extend(all.map(|(it, way)| {
-            let ways = (it.from, forwarder.due(way.kept()));
-            shown(it.bytes, it.offload, ways, ts_ns)
-        }));
-        let count = frames.len() as u64;
-        sink(&frames);
-        if !self.forms.is_empty() {
-            frames.clear();
-            frames.extend(self.forms.iter().map(|(bytes, form)| Frame {
-                is_form: true,
-                ..shown(
-                    bytes,
-                    form.offload.as_ref(),
-                    // Who sent it has been told.
-                    (HOST, forwarder.due(form.due.clone())),
-                    ts_ns,
-                )
-            }));
-            sink(&frames);
-        }
-        self.frames = recycle(frames);
-        self.entered = recycle(entered);
-        count
-    }
-}
-
-/// A frame as a reader of the wire sees it.
-#[inline]
-fn shown<'a>(
-    bytes: &'a [u8],
-    offload: Option<&Offload>,
-    (from, due): (Number, &'a [Number]),
-    ts_ns: u64,
-) -> Frame<'a> {
-    let (tag, vlan_tci) = vlan_of(bytes);
-    let left = match offload {
-        Some(_) => flags::OFFLOAD | flags::CSUM_NOT_READY,
-        None => 0,
-    };
-    Frame {
-        bytes,
-        wire_len: bytes.len() as u32,
-        ts_ns,
-        flags: tag | left,
-        vlan_tci,
-        offload: offload.copied().unwrap_or_default(),
-        due,
-        is_form: false,
-        from,
-    }
-}
-
-fn now_ns() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The event of the thread's own waker; no port has this number.
@@ -819,6 +742,6 @@ const SENT_EACH: usize = 4096;
 /// Microseconds of a second.
 const MILLION: u64 = 1_000_000;
 /// Bytes of an Ethernet header.
-const HEADER: usize = 14;
+pub(crate) const HEADER: usize = 14;
 /// Bytes of a frame with an MTU of 9,216, with two tags.
 const LONGEST: usize = 9216 + 14 + 8;

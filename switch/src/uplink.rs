@@ -415,6 +415,7 @@ pub(crate) fn entered<'a>(from: Number, frame: &'a Frame<'a>, longest: usize) ->
     Entered {
         from,
         bytes: frame.bytes,
+        tail: None,
         offload: left.is_due().then_some(left),
         fault,
     }

@@ -57,6 +57,7 @@ fn bare(interface: &str) -> Result<()> {
     count(|| {
         match queue.receive(&mut |_| ())? {
             Received::Frames(frames) => return Ok(frames as u64),
+            Received::Passed { frames, .. } => return Ok(frames),
             Received::Nothing => wait(&mut **queue, nobody.as_fd(), Some(READ_TIMEOUT)),
             Received::End => return Err("the interface's frames came to an end".into()),
         }

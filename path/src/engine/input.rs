@@ -140,6 +140,7 @@ impl Input {
         if self.fanout.has_rivals() {
             self.fanout.press(self.queue.is_pressed());
         }
+        self.queue.may_pass(self.fanout.is_unread());
         let (fanout, now) = (&mut self.fanout, *now_us);
         let received = self
             .queue
@@ -150,6 +151,10 @@ impl Input {
         }
         match received {
             Ok(Received::Frames(_)) => return Turn::Busy,
+            Ok(Received::Passed { frames, bytes }) => {
+                self.fanout.pass(frames, bytes);
+                return Turn::Busy;
+            }
             Ok(Received::Nothing) if sending || self.options.busy => return Turn::Dry,
             Ok(Received::Nothing) => return Turn::Rest,
             Ok(Received::End) => self.end(Over::Ended),

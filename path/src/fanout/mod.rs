@@ -117,6 +117,20 @@ impl Fanout {
         self.deliver_within(frames, now_us, Some(sender));
     }
 
+    /// Whether no port is here: what comes may be [passed](Self::pass) by.
+    #[inline]
+    pub fn is_unread(&self) -> bool {
+        self.by_id.is_empty() && self.ends.is_empty()
+    }
+
+    /// Counts frames as read that nobody here reads. None of them is outbound.
+    #[inline]
+    pub fn pass(&mut self, frames: u64, bytes: u64) {
+        self.totals.frames += frames;
+        self.counters.read += frames;
+        self.counters.bytes += bytes;
+    }
+
     #[inline]
     fn deliver_within(&mut self, frames: &[Frame<'_>], now_us: u64, sender: Option<&Handle>) {
         let mut budget = std::mem::take(&mut self.budget);

@@ -53,6 +53,32 @@ fn offered(fanout: &Fanout) -> u64 {
 }
 
 #[test]
+fn what_passed_by_before_a_port_came_is_read_and_not_offered_to_it() {
+    let mut fanout = Fanout::new(0, 0);
+    assert!(fanout.is_unread());
+    fanout.pass(3, 180);
+    fanout.attach(port(1));
+    assert!(!fanout.is_unread());
+    let bytes = [5; 60];
+    let frame = Frame {
+        bytes: &bytes,
+        wire_len: 60,
+        ..Frame::default()
+    };
+    fanout.deliver(&[frame; 2], 0);
+    let counters = fanout.counters();
+    assert_eq!(
+        (counters.read, counters.bytes, counters.duties),
+        (5, 300, 2)
+    );
+    assert_eq!(offered(&fanout), 2);
+    fanout.detach(1);
+    assert!(fanout.is_unread());
+    fanout.pass(1, 60);
+    assert_eq!((fanout.counters().duties, offered(&fanout)), (2, 2));
+}
+
+#[test]
 fn duties_equal_offers_through_churn_of_ports_and_clusters() {
     let mut fanout = Fanout::new(0, 0);
     let bytes = [5; 60];

@@ -28,6 +28,13 @@ pub use wake::{Seen, Wake, wait};
 pub enum Received {
     /// This many frames went to the sink (more than 0).
     Frames(usize),
+    /// So many frames came, of so many bytes, and were not handed over: [nobody reads](Queue::may_pass).
+    Passed {
+        /// How many.
+        frames: u64,
+        /// Their bytes.
+        bytes: u64,
+    },
     /// Nothing is there now; [wait](Queue::arm) before asking again.
     Nothing,
     /// Nothing will ever come again (a file played once, a generator's count reached).
@@ -41,6 +48,10 @@ pub trait Queue: Send {
     /// # Errors
     /// [`SourceError`] when the source cannot go on; frames before it were handed over.
     fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError>;
+
+    /// Whether nobody reads what comes from now on: then it may be [passed](Received::Passed) by. Said
+    /// before each call of `receive`; while it was never said, somebody reads.
+    fn may_pass(&mut self, _may_pass: bool) {}
 
     /// What to wait for after [`Received::Nothing`].
     fn arm(&mut self) -> Wake<'_>;

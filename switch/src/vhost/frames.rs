@@ -1,11 +1,16 @@
 //! Frames out of a guest's rings and into them: chains of descriptors, a virtio-net header before each
-//! frame (virtio 1.2, 5.1.6). Each byte is copied once.
+//! frame (virtio 1.2, 5.1.6). Each byte is copied once, each way; that of a long frame's rest once from guest
+//! to guest (`tail.rs`).
+
+use std::sync::Arc;
 
 use vnplug_ring::offload::{HEADER, Offload, SHORT_HEADER, flags};
 
 use super::memory::Memory;
 use super::ring::{Broken, Part, Ring};
+use super::tail::{BEGIN, Tail, Tails};
 use crate::batch::{Batch, MAX_SUPER};
+use crate::exits::Out;
 use crate::forward::Fault;
 
 /// Empty between two frames.
@@ -94,7 +99,7 @@ struct Chain {
 /// is no room.
 #[inline]
 fn push(
-    memory: &Memory,
+    memory: &Arc<Memory>,
     parts: &[Part],
     chain: &Chain,
     header_len: usize,
@@ -119,7 +124,8 @@ fn push(
     let mut offload = Offload::from_header(&header);
     // What a guest says of sums that it has found right is its own affair.
     offload.flags &= flags::NEEDS_CSUM;
-    batch.push(len, offload, |place| {
+    let rest = |tails: &mut Tails| tails.find(memory, parts, header_len + BEGIN);
+    batch.push_leaving(len, offload, rest, |place| {
         gather(memory, parts, header_len, place)
     }) || batch.push_fault(Fault::Chain)
 }
@@ -165,13 +171,12 @@ pub(super) fn put(
     ring: &mut Ring,
     scratch: &mut Scratch,
     mut header: Head,
-    head: &[u8],
-    body: &[u8],
+    out: &Out<'_>,
 ) -> Result<Put, Broken> {
     let Scratch { parts, chains } = scratch;
     parts.clear();
     chains.clear();
-    let need = (header.len + head.len() + body.len()) as u64;
+    let need = (header.len + out.len()) as u64;
     let (mut room, mut there) = (0, ring.available()?);
     ring.prefetch(PREFETCHED);
     while room < need {
@@ -202,8 +207,12 @@ pub(super) fn put(
         parts,
         written: 0,
     };
-    let pieces = [&header.bytes[..header.len], head, body];
-    if !pieces.into_iter().all(|bytes| scatter.write(bytes)) {
+    let pieces = [&header.bytes[..header.len], out.head, out.body];
+    let mut is_there = pieces.into_iter().all(|bytes| scatter.write(bytes));
+    if let Some(tail) = out.tail.filter(|_| is_there) {
+        is_there = scatter.copy(&tail);
+    }
+    if !is_there {
         return Ok(refuse(ring, chains));
     }
     let mut left = need;
@@ -233,24 +242,55 @@ struct Scatter<'a> {
 }
 
 impl Scatter<'_> {
+    /// Where to write next, and how many bytes fit there at most.
+    #[inline]
+    fn place(&self) -> Option<(u64, usize)> {
+        let part = self.parts.first()?;
+        let at = part.at.checked_add(u64::from(self.written))?;
+        Some((at, (part.len - self.written) as usize))
+    }
+
+    /// So many were written there.
+    #[inline]
+    fn went(&mut self, len: usize) {
+        self.written += len as u32;
+        if self.parts.first().is_some_and(|it| it.len == self.written) {
+            (self.parts, self.written) = (&self.parts[1..], 0);
+        }
+    }
+
+    /// Writes what is still with who sent it.
+    #[inline]
+    fn copy(&mut self, tail: &Tail<'_>) -> bool {
+        let (memory, pieces) = tail.pieces();
+        for piece in pieces {
+            let (mut done, len) = (0, piece.len as usize);
+            while done < len {
+                let Some((at, room)) = self.place() else {
+                    return false;
+                };
+                let now = room.min(len - done);
+                if !self.memory.copy(at, now, (memory, piece, done)) {
+                    return false;
+                }
+                self.went(now);
+                done += now;
+            }
+        }
+        true
+    }
+
     #[inline]
     fn write(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
-            let Some(part) = self.parts.first() else {
+            let Some((at, room)) = self.place() else {
                 return false;
             };
-            let room = (part.len - self.written) as usize;
             let (now, rest) = bytes.split_at(room.min(bytes.len()));
-            let Some(at) = part.at.checked_add(u64::from(self.written)) else {
-                return false;
-            };
             if !self.memory.write(at, now) {
                 return false;
             }
-            self.written += now.len() as u32;
-            if self.written == part.len {
-                (self.parts, self.written) = (&self.parts[1..], 0);
-            }
+            self.went(now.len());
             bytes = rest;
         }
         true

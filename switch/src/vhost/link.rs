@@ -109,7 +109,11 @@ pub(crate) struct Rings {
     announcements: Vec<[u8; ANNOUNCEMENT]>,
     waiting: VecDeque<Waiting>,
     waiting_bytes: usize,
+    /// Those that waited and are dropped, since somebody asked.
+    lost: u64,
     scratch: Scratch,
+    /// Rings that learn at the end of the turn what they have back.
+    held: Vec<usize>,
     /// Descriptors that may still be read in this turn: more cost the guest its frames, and nobody else
     /// his time.
     budget: usize,
@@ -160,7 +164,9 @@ pub(crate) fn pair(
         announcements: Vec::new(),
         waiting: VecDeque::new(),
         waiting_bytes: 0,
+        lost: 0,
         scratch: Scratch::default(),
+        held: Vec::new(),
         budget: 0,
     };
     Ok((wire, rings))
@@ -260,6 +266,7 @@ impl Rings {
         }
         if is_other {
             // They may be what the guest does not take any more.
+            self.lost += self.waiting.len() as u64;
             self.waiting.clear();
             self.waiting_bytes = 0;
         }
@@ -327,6 +334,8 @@ impl Rings {
             "{}: ring {at} is stopped: {broken}",
             self.name
         );
+        // NB: also what frames of this turn are read from. It is the guest's own that it may change by that.
+        self.publish(at);
         if let Some(ring) = self.rings.get_mut(at) {
             *ring = None;
         }
@@ -363,8 +372,12 @@ impl Rings {
             return false;
         };
         let Scratch { parts, .. } = &mut self.scratch;
+        let left = batch.left();
         let taken = take(ring, parts, header_len, batch, most, &mut self.budget);
-        self.publish(at);
+        match batch.left() > left {
+            true => self.held.push(at),
+            false => self.publish(at),
+        }
         taken.unwrap_or_else(|broken| {
             self.stop(at, broken);
             false
@@ -373,7 +386,7 @@ impl Rings {
 
     /// Gives a frame to the guest, if it has buffers.
     #[inline]
-    fn put(&mut self, at: usize, header: &[u8; HEADER], head: &[u8], body: &[u8]) -> Option<Put> {
+    fn put(&mut self, at: usize, header: &[u8; HEADER], out: &Out<'_>) -> Option<Put> {
         let header_len = self.header_len();
         let is_mergeable = self.setup.features & feature::MRG_RXBUF != 0;
         let ring = self.rings.get_mut(at)?.as_mut()?;
@@ -382,7 +395,7 @@ impl Rings {
             len: header_len,
             is_mergeable,
         };
-        let put = put(ring, &mut self.scratch, header, head, body);
+        let put = put(ring, &mut self.scratch, header, out);
         // One at least: a chain of none costs, too.
         self.budget = self.budget.saturating_sub(self.scratch.parts.len().max(1));
         match put {
@@ -429,9 +442,20 @@ impl Rings {
                     }
                 },
             };
-            if self.put(at, header, frame, &[]) == Some(Put::Full) {
-                self.waiting.push_front(first);
-                break;
+            let out = Out {
+                head: frame,
+                body: &[],
+                tail: None,
+                offload: None,
+            };
+            match self.put(at, header, &out) {
+                Some(Put::Done) => {}
+                Some(Put::Full) => {
+                    self.waiting.push_front(first);
+                    break;
+                }
+                // Its buffers make no sense, or its ring.
+                Some(Put::Never) | None => self.lost += 1,
             }
             self.waiting_bytes -= first.bytes.len();
         }
@@ -447,15 +471,22 @@ impl Rings {
 
     /// Keeps a frame until there are buffers; false if too much waits.
     fn keep(&mut self, at: usize, header: &[u8; HEADER], out: &Out<'_>) -> bool {
-        let len = HEADER + out.head.len() + out.body.len();
+        let len = HEADER + out.len();
         if self.waiting.len() >= MAX_FRAMES || self.waiting_bytes + len > MAX_BYTES {
             return false;
         }
+        let mut bytes = Vec::with_capacity(len);
+        for part in [header, out.head, out.body] {
+            bytes.extend_from_slice(part);
+        }
+        if let Some(tail) = out.tail {
+            let begin = bytes.len();
+            bytes.resize(len, 0);
+            tail.read(&mut bytes[begin..]);
+        }
         self.waiting.push_back(Waiting {
             receiver: at,
-            bytes: [&header[..], out.head, out.body]
-                .concat()
-                .into_boxed_slice(),
+            bytes: bytes.into_boxed_slice(),
         });
         self.waiting_bytes += len;
         true
@@ -537,6 +568,20 @@ impl Link for Rings {
         Ok(Rest::Nothing)
     }
 
+    fn release(&mut self) {
+        while let Some(at) = self.held.pop() {
+            self.publish(at);
+        }
+    }
+
+    fn takes_tails(&self) -> bool {
+        true
+    }
+
+    fn lost(&mut self) -> u64 {
+        std::mem::take(&mut self.lost)
+    }
+
     fn send(&mut self, due: Due<'_>) -> Given {
         let mut given = Given::default();
         if self.is_lost() {
@@ -557,7 +602,7 @@ impl Link for Rings {
                 .offload
                 .map_or(plain, |offload| offload.to_header(out.head));
             let put = match self.waiting.is_empty() && self.budget > 0 {
-                true => self.put(at, &header, out.head, out.body),
+                true => self.put(at, &header, &out),
                 false => Some(Put::Full),
             };
             match put {
@@ -566,7 +611,7 @@ impl Link for Rings {
                 Some(Put::Full) if !self.keep(at, &header, &out) => given.full += 1,
                 Some(Put::Full | Put::Done) => {
                     given.enqueued += 1;
-                    given.bytes += (out.head.len() + out.body.len()) as u64;
+                    given.bytes += out.len() as u64;
                 }
             }
         }

@@ -41,6 +41,16 @@ pub(crate) struct Memory {
     log: Option<Region>,
 }
 
+/// Bytes in one piece of a memory's table, which were looked up there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    slot: u32,
+    /// Bytes.
+    pub(super) len: u32,
+    /// Where they begin in the piece.
+    at: u64,
+}
+
 /// A place in one piece.
 #[derive(Debug, Clone)]
 pub(crate) struct Area {
@@ -121,7 +131,7 @@ impl Memory {
     #[inline]
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> bool {
         let mut done = 0;
-        self.parts(at, into.len(), |slot, offset, len| {
+        self.parts(at, into.len(), |_, slot, offset, len| {
             slot.region.read(offset, &mut into[done..done + len]);
             done += len;
         })
@@ -131,7 +141,7 @@ impl Memory {
     #[inline]
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> bool {
         let mut done = 0;
-        let written = self.parts(at, bytes.len(), |slot, offset, len| {
+        let written = self.parts(at, bytes.len(), |_, slot, offset, len| {
             slot.region.write(offset, &bytes[done..done + len]);
             done += len;
         });
@@ -139,6 +149,49 @@ impl Memory {
             mark(log, at, done as u64);
         }
         written
+    }
+
+    /// Looks up bytes at a guest's address; false if not all of them are there.
+    #[inline]
+    pub(super) fn find(&self, at: u64, len: usize, into: &mut Vec<Found>) -> bool {
+        self.parts(at, len, |number, slot, at, len| {
+            // The processor goes on by itself when it has seen some.
+            for line in 0..AHEAD {
+                slot.region.prefetch(at + 64 * line);
+            }
+            into.push(Found {
+                slot: number as u32,
+                len: len as u32,
+                at,
+            });
+        })
+    }
+
+    /// Copies out bytes that were found.
+    pub(super) fn read_found(&self, found: &Found, into: &mut [u8]) {
+        self.slots[found.slot as usize].region.read(found.at, into);
+    }
+
+    /// Copies bytes to a guest's address that were found in another guest's memory, without the first `skip`
+    /// of them; false if not all of the place is there.
+    #[inline]
+    pub(super) fn copy(
+        &self,
+        at: u64,
+        len: usize,
+        (from, found, skip): (&Self, &Found, usize),
+    ) -> bool {
+        let theirs = &from.slots[found.slot as usize].region;
+        let mut done = skip as u64;
+        let copied = self.parts(at, len, |_, slot, offset, len| {
+            slot.region
+                .copy(offset, theirs, found.at + done, len as u64);
+            done += len as u64;
+        });
+        if let Some(log) = &self.log {
+            mark(log, at, done - skip as u64);
+        }
+        copied
     }
 
     /// Notes that bytes at a guest's address were written.
@@ -171,21 +224,22 @@ impl Memory {
         })
     }
 
-    /// Goes over the parts of a range: piece, offset there, bytes. False if it ends before the range does.
+    /// Goes over the parts of a range: number of the piece, the piece, offset there, bytes. False if it ends before the range does.
     #[inline]
-    fn parts(&self, at: u64, len: usize, mut part: impl FnMut(&Slot, u64, usize)) -> bool {
+    fn parts(&self, at: u64, len: usize, mut part: impl FnMut(usize, &Slot, u64, usize)) -> bool {
         let (mut at, mut left) = (at, len);
         while left > 0 {
             let after = self.slots.partition_point(|it| it.described.guest <= at);
-            let Some(slot) = after.checked_sub(1).map(|it| &self.slots[it]) else {
+            let Some(number) = after.checked_sub(1) else {
                 return false;
             };
+            let slot = &self.slots[number];
             let offset = at - slot.described.guest;
             if offset >= slot.described.len {
                 return false;
             }
             let now = (slot.described.len - offset).min(left as u64) as usize;
-            part(slot, offset, now);
+            part(number, slot, offset, now);
             left -= now;
             // A piece ends at the last address at most.
             at = at.wrapping_add(now as u64);
@@ -209,6 +263,8 @@ fn mark(log: &Region, at: u64, len: u64) {
     }
 }
 
+/// Lines of bytes that were looked up which the processor is asked for.
+const AHEAD: u64 = 4;
 /// Bytes that a bit of the log stands for (`VHOST_LOG_PAGE`).
 const PAGE: u64 = 4096;
 

@@ -15,6 +15,7 @@
 //! | `message.rs`, `payload.rs` | messages with their descriptors, and what they carry |
 //! | `link.rs` | one guest's rings, as the thread that forwards uses them |
 //! | `frames.rs` | frames out of rings and into them, with their headers |
+//! | `tail.rs` | the rest of a long frame, copied from guest to guest |
 //! | `ring.rs` | a split virtqueue |
 //! | `control.rs` | the control queue |
 //! | `memory.rs` | the one door to the guest's memory |
@@ -36,3 +37,4 @@ mod payload;
 mod ring;
 mod session;
 mod spec;
+pub(crate) mod tail;

@@ -5,7 +5,8 @@
 //! lost. Indices that make no sense stop the ring until it is started again ([`Broken`]): whoever
 //! writes them has lost count.
 //!
-//! All chains are given back in order, and none is held between two turns of the forwarding thread.
+//! All chains are given back in order, and none is held between two turns of the forwarding thread; within
+//! one, those of long frames are until these are sent (`tail.rs`).
 //! So `used.idx` in the guest's memory says everything: a ring that is started again, also by the next
 //! daemon after a crash, goes on there. Frames may be lost by that, places never.
 //!
@@ -112,15 +113,18 @@ impl Place {
             log: at.log,
         })
     }
+
+    /// Where a ring goes on that was left here.
+    pub(crate) fn index(&self) -> u16 {
+        let used = &self.used;
+        used.region.load_u16(used.at + 2, Ordering::Acquire)
+    }
 }
 
 impl Ring {
     /// A ring that goes on where it was left.
     pub(crate) fn new(place: Place, agreed: Agreed, memory: Arc<Memory>) -> Self {
-        let used = place
-            .used
-            .region
-            .load_u16(place.used.at + 2, Ordering::Acquire);
+        let used = place.index();
         Self {
             place,
             agreed,
@@ -138,7 +142,7 @@ impl Ring {
     }
 
     /// The guest's memory.
-    pub(crate) fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 

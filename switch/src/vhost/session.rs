@@ -402,9 +402,14 @@ impl Session {
         if at as usize >= self.rings.len() {
             return Ok(no_ring(at));
         }
+        // Of one that is not served the guest's memory says it.
+        let ring = &self.rings[at as usize];
+        let place = self.memory.as_ref().zip(ring.addresses.as_ref());
+        let place = place.and_then(|(memory, at)| Place::find(memory, ring.size, at));
         self.forget(at as usize);
         let indices = self.publish()?;
-        let index = indices.get(at as usize).copied().flatten().unwrap_or(0);
+        let index = indices.get(at as usize).copied().flatten();
+        let index = index.or(place.map(|place| place.index())).unwrap_or(0);
         let mut answer = at.to_le_bytes().to_vec();
         answer.extend(u32::from(index).to_le_bytes());
         Ok(Done::Answer(answer))

@@ -313,8 +313,49 @@ impl Guest {
         self.sending.kick();
     }
 
+    /// Makes buffers available again that have something, so far from where they were first, without
+    /// looking at what they have; how many.
+    pub(crate) fn take_back(&mut self, offset: u64) -> usize {
+        let mut count = 0;
+        while let Some((head, _)) = self.receiving.back(&self.region) {
+            let buffer = 0x10_0000 + offset + BUFFER * u64::from(head);
+            let it = (buffer, BUFFER as u32, 2, 0);
+            self.receiving.desc(&self.region, head as u16, it);
+            self.receiving.offer(&self.region, head as u16);
+            count += 1;
+        }
+        count
+    }
+
     pub(crate) fn send(&mut self, frame: &[u8]) {
         self.send_offloaded(frame, &Offload::default());
+    }
+
+    /// Sends a frame in a table of parts of so many bytes, or of 50; the first one is shorter.
+    pub(crate) fn send_in_parts(&mut self, frame: &[u8], each: u32) {
+        let at = self.sending.next % SIZE;
+        let buffer = 0x20_0000 + 0x8000 * u64::from(at);
+        self.region
+            .write(buffer, &Offload::default().to_header(frame));
+        self.region.write(buffer + 12, frame);
+        let (table, all) = (buffer + 0x4000, 12 + frame.len() as u32);
+        let each = each.max(all / 50);
+        let (mut begin, mut count, mut bytes) = (0, 0_u16, Vec::new());
+        while begin < all {
+            let len = if begin == 0 { 1 + each / 3 } else { each };
+            let len = len.min(all - begin);
+            let is_last = begin + len == all;
+            bytes.extend((buffer + u64::from(begin)).to_le_bytes());
+            bytes.extend(len.to_le_bytes());
+            let halves = [u16::from(!is_last), count + 1];
+            bytes.extend(halves.iter().flat_map(|half| half.to_le_bytes()));
+            (begin, count) = (begin + len, count + 1);
+        }
+        self.region.write(table, &bytes);
+        let it = (table, bytes.len() as u32, 4, 0);
+        self.sending.desc(&self.region, at, it);
+        self.sending.offer(&self.region, at);
+        self.sending.kick();
     }
 
     /// Whether all that was sent came back.

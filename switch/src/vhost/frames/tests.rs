@@ -12,6 +12,15 @@ fn head(len: usize, is_mergeable: bool) -> Head {
     }
 }
 
+fn out<'a>(head: &'a [u8], body: &'a [u8]) -> Out<'a> {
+    Out {
+        head,
+        body,
+        tail: None,
+        offload: None,
+    }
+}
+
 /// Buffers of these lengths, each a chain, 256 bytes apart.
 fn buffers(driver: &Driver, lens: &[u32]) {
     for (at, len) in (0..).zip(lens) {
@@ -33,7 +42,12 @@ fn a_frame_takes_as_many_buffers_as_it_needs_and_its_header_says_so() {
     // The header itself is spread over two.
     buffers(&driver, &[5, 20, 100, 100]);
     let mut scratch = Scratch::default();
-    let put = put(&mut ring, &mut scratch, head(12, true), &[1; 40], &[2; 30]);
+    let put = put(
+        &mut ring,
+        &mut scratch,
+        head(12, true),
+        &out(&[1; 40], &[2; 30]),
+    );
     assert_eq!(put, Ok(Put::Done));
     ring.publish();
     assert_eq!(driver.used(), 3);
@@ -54,14 +68,24 @@ fn without_buffers_a_frame_waits_and_nothing_is_taken() {
     let mut scratch = Scratch::default();
     for lens in [&[][..], &[50, 50]] {
         buffers(&driver, lens);
-        let full = put(&mut ring, &mut scratch, head(12, true), &[1; 200], &[]);
+        let full = put(
+            &mut ring,
+            &mut scratch,
+            head(12, true),
+            &out(&[1; 200], &[]),
+        );
         assert_eq!(full, Ok(Put::Full));
         ring.publish();
         assert_eq!(driver.used(), 0);
     }
     driver.desc(2, (0x9000, 150, 2, 0));
     driver.offer(2);
-    let done = put(&mut ring, &mut scratch, head(12, true), &[1; 200], &[]);
+    let done = put(
+        &mut ring,
+        &mut scratch,
+        head(12, true),
+        &out(&[1; 200], &[]),
+    );
     assert_eq!(done, Ok(Put::Done));
 }
 
@@ -71,9 +95,19 @@ fn a_guest_without_mergeable_buffers_has_a_frame_in_one_or_not_at_all() {
     let mut ring = driver.ring(Agreed::default());
     let mut scratch = Scratch::default();
     buffers(&driver, &[40, 200]);
-    let small = put(&mut ring, &mut scratch, head(10, false), &[1; 100], &[]);
+    let small = put(
+        &mut ring,
+        &mut scratch,
+        head(10, false),
+        &out(&[1; 100], &[]),
+    );
     assert_eq!(small, Ok(Put::Never));
-    let fits = put(&mut ring, &mut scratch, head(10, false), &[1; 100], &[]);
+    let fits = put(
+        &mut ring,
+        &mut scratch,
+        head(10, false),
+        &out(&[1; 100], &[]),
+    );
     assert_eq!(fits, Ok(Put::Done));
     ring.publish();
     assert_eq!((driver.element(0), driver.element(1)), ((0, 0), (1, 110)));
@@ -103,6 +137,83 @@ fn frames_are_taken_behind_short_and_long_headers() {
         assert_eq!(more, Ok(false));
         assert_eq!((batch.len(), batch.get(0).bytes), (1, &[7; 60][..]));
     }
+}
+
+#[test]
+fn a_long_frames_rest_is_copied_when_it_leaves_and_its_begin_when_it_came() {
+    let (sender, receiver) = (Driver::new(8), Driver::new(8));
+    let [mut from, mut to] = [&sender, &receiver].map(|it| it.ring(Agreed::default()));
+    sender.region.write(0x8000, &[0; 12]);
+    sender.region.write(0x800c, &[7; 1500]);
+    // In parts, one of which ends within the begin, and one of which is empty.
+    sender.desc(0, (0x8000, 70, 1, 1));
+    sender.desc(1, (0x8046, 100, 1, 3));
+    sender.desc(3, (0x80aa, 0, 1, 6));
+    sender.desc(6, (0x80aa, 1342, 0, 0));
+    sender.offer(0);
+    let (mut batch, mut parts) = (Batch::new(4, 1514), Vec::new());
+    batch.leaves = true;
+    take(&mut from, &mut parts, 12, &mut batch, 4, &mut 4096).unwrap();
+    let it = batch.get(0);
+    assert_eq!((it.bytes, it.len()), (&[7; BEGIN][..], 1500));
+    assert!(it.fault.is_none());
+    sender.region.write(0x800c, &[8; 1500]);
+    (0..6).for_each(|at| receiver.desc(at, (0x8000 + 300 * u64::from(at), 300, 2, 0)));
+    (0..6).for_each(|at| receiver.offer(at));
+    let out = Out {
+        tail: it.tail,
+        ..out(it.bytes, &[])
+    };
+    let put = put(&mut to, &mut Scratch::default(), head(12, true), &out);
+    assert_eq!(put, Ok(Put::Done));
+    to.publish();
+    assert_eq!(receiver.used(), 6);
+    let came: [u8; 1512] = bytes_at(&receiver, 0x8000);
+    assert!(came[12..12 + BEGIN] == [7; BEGIN] && came[12 + BEGIN..] == [8; 1500 - BEGIN]);
+    // Or whole, for others.
+    batch.fetch(0);
+    let it = batch.get(0);
+    assert!(it.tail.is_none() && it.bytes.len() == 1500);
+    assert!(it.bytes[..BEGIN] == [7; BEGIN] && it.bytes[BEGIN..] == [8; 1500 - BEGIN]);
+}
+
+#[test]
+fn a_rest_that_is_not_in_memory_is_a_bad_chain() {
+    let driver = Driver::new(8);
+    let mut ring = driver.ring(Agreed::default());
+    driver.desc(0, (0x10_0000 - 1000, 1512, 0, 0));
+    driver.offer(0);
+    let (mut batch, mut parts) = (Batch::new(4, 1514), Vec::new());
+    batch.leaves = true;
+    take(&mut ring, &mut parts, 12, &mut batch, 4, &mut 4096).unwrap();
+    let it = batch.get(0);
+    assert_eq!((it.fault, it.len()), (Some(Fault::Chain), 0));
+}
+
+#[test]
+fn headers_beyond_the_begin_are_copied_before_they_are_judged() {
+    let driver = Driver::new(8);
+    let mut ring = driver.ring(Agreed::default());
+    let offload = |csum_start| Offload {
+        flags: flags::NEEDS_CSUM,
+        csum_start,
+        ..Offload::default()
+    };
+    for (at, start) in [(0, 34), (1, 1000), (2, 1499)] {
+        let place = 0x8000 + 0x1000 * u64::from(at);
+        driver.region.write(place, &offload(start).to_header(&[]));
+        driver.desc(at, (place, 1512, 0, 0));
+        driver.offer(at);
+    }
+    let (mut batch, mut parts) = (Batch::new(4, 1514), Vec::new());
+    batch.leaves = true;
+    take(&mut ring, &mut parts, 12, &mut batch, 4, &mut 4096).unwrap();
+    let all: Vec<_> = batch
+        .iter()
+        .map(|it| (it.tail.is_some(), it.fault))
+        .collect();
+    let lie = Some(Fault::Lie);
+    assert_eq!(all, [(true, None), (false, None), (false, lie)]);
 }
 
 #[test]
@@ -138,7 +249,12 @@ fn buffers_of_single_bytes_without_end_are_given_back() {
     }
     (0..128).for_each(|_| driver.offer(0));
     let mut scratch = Scratch::default();
-    let put = put(&mut ring, &mut scratch, head(12, true), &[1; 9000], &[]);
+    let put = put(
+        &mut ring,
+        &mut scratch,
+        head(12, true),
+        &out(&[1; 9000], &[]),
+    );
     assert_eq!(put, Ok(Put::Never));
     ring.publish();
     assert_eq!(u64::from(driver.used()), MAX_OF_FRAME as u64 / 127 + 1);
