@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
-use rustix::process::getpid;
+use rustix::process::{Pid, Resource, Rlimit, getpid, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use vnplug_ring::Region;
@@ -90,10 +90,20 @@ pub(crate) fn beside_sender<T: Send>(work: impl FnOnce() -> Result<T> + Send) ->
     })
 }
 
+/// Keeps a process of one thread on one CPU.
+pub(crate) fn pin_process(pid: u32, cpu: usize) -> Result<()> {
+    let pid = Pid::from_raw(pid.cast_signed()).ok_or("no process")?;
+    Ok(sched_setaffinity(Some(pid), &set_of(&[cpu]))?)
+}
+
 fn pin_to(cpus: &[usize]) -> Result<()> {
+    Ok(sched_setaffinity(None, &set_of(cpus))?)
+}
+
+fn set_of(cpus: &[usize]) -> CpuSet {
     let mut set = CpuSet::new();
     cpus.iter().for_each(|&cpu| set.set(cpu));
-    Ok(sched_setaffinity(None, &set)?)
+    set
 }
 
 /// Gives this thread, and what it starts, the ordinary class and priority, where it was given others.
@@ -118,6 +128,16 @@ fn class(class: i32, priority: i32) -> Result<()> {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error().into()),
     }
+}
+
+/// Lets this process, and what it starts, open as many files as it may.
+pub(crate) fn allow_most_files() -> Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    Ok(setrlimit(Resource::Nofile, most)?)
 }
 
 /// Processor time of all children that were waited for, with theirs.

@@ -1,5 +1,18 @@
-//! A switch between programs.
+//! A switch between programs and guests.
 
+mod arm;
+mod calls;
+mod client;
+mod guests;
+mod many;
+mod pairs;
+mod relay;
 mod ring;
+mod talk;
+mod vde;
 
+pub(crate) use many::many;
+pub(crate) use pairs::pairs;
 pub(crate) use ring::against_memif as rings;
+pub(crate) use talk::{CHILD, child};
+pub(crate) use vde::against_vde_switch;

@@ -1,0 +1,190 @@
+//! What guests say to each other: this program, in the guest.
+//!
+//! All guests begin and end by the clock of the wall, which User-mode Linux has from the host, so that all
+//! streams run at once and rates and processor times are of the same interval.
+
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::row::Result;
+use crate::streams;
+
+/// The name of the program's part that guests run.
+pub(crate) const CHILD: &str = "talk";
+
+/// What one guest does.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Talk {
+    /// Takes one stream; prints the bytes that came between two instants.
+    Take,
+    /// Sends one stream to this address until its end is past.
+    Send(String),
+    /// Sends datagrams to this address and counts what comes from there; prints both numbers,
+    /// and how many more found no room in its socket.
+    Both(String, Pace),
+}
+
+/// How datagrams are sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Pace {
+    /// Mb/s of payload.
+    pub(super) mbps: f64,
+    /// Between two looks at what is due.
+    pub(super) tick: Duration,
+}
+
+/// Milliseconds of the wall's clock from which, and until which, something is counted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Window {
+    pub(super) begin_ms: u64,
+    pub(super) end_ms: u64,
+}
+
+impl Talk {
+    /// The command line of a guest.
+    pub(super) fn command(&self, window: Window) -> String {
+        let Window { begin_ms, end_ms } = window;
+        let what = match self {
+            Self::Take => "take".to_owned(),
+            Self::Send(to) => format!("send {to}"),
+            Self::Both(to, Pace { mbps, tick }) => {
+                format!("both {to} {mbps} {}", tick.as_micros())
+            }
+        };
+        format!("{PROGRAM} child {CHILD} {begin_ms} {end_ms} {what}")
+    }
+}
+
+impl Window {
+    /// From some time after now.
+    pub(super) fn after(wait: Duration, time: Duration) -> Result<Self> {
+        let begin = SystemTime::now().duration_since(UNIX_EPOCH)? + wait;
+        Ok(Self {
+            begin_ms: begin.as_millis() as u64,
+            end_ms: (begin + time).as_millis() as u64,
+        })
+    }
+
+    /// Both by the clock of this process.
+    pub(super) fn instants(self) -> Result<(Instant, Instant)> {
+        let (now, wall) = (
+            Instant::now(),
+            SystemTime::now().duration_since(UNIX_EPOCH)?,
+        );
+        let instant = |ms| now + Duration::from_millis(ms).saturating_sub(wall);
+        Ok((instant(self.begin_ms), instant(self.end_ms)))
+    }
+}
+
+/// The program.
+pub(crate) fn child(words: &[String]) -> Result<()> {
+    let [begin, end, what @ ..] = words else {
+        return Err("BEGIN END WHAT".into());
+    };
+    let window = Window {
+        begin_ms: begin.parse()?,
+        end_ms: end.parse()?,
+    };
+    let (begin, end) = window.instants()?;
+    let what: Vec<&str> = what.iter().map(String::as_str).collect();
+    match what[..] {
+        ["take"] => take(begin, end),
+        ["send", to] => send(to, begin, end),
+        ["both", to, mbps, tick] => {
+            let tick = Duration::from_micros(tick.parse()?);
+            let mbps = mbps.parse()?;
+            both(to, Pace { mbps, tick }, begin, end)
+        }
+        _ => Err("take | send ADDRESS | both ADDRESS MBPS MICROSECONDS".into()),
+    }
+}
+
+fn take(begin: Instant, end: Instant) -> Result<()> {
+    let listener = TcpListener::bind(("0.0.0.0", PORT))?;
+    let patience = end.saturating_duration_since(Instant::now());
+    let bytes = match streams::accept(&listener, patience)? {
+        Some(mut stream) => {
+            streams::drain(&mut stream, begin)?;
+            streams::drain(&mut stream, end)?
+        }
+        None => 0,
+    };
+    println!("{bytes}");
+    Ok(())
+}
+
+/// Begins [`WARM_UP`] before the window.
+fn send(to: &str, begin: Instant, end: Instant) -> Result<()> {
+    sleep((begin - WARM_UP).saturating_duration_since(Instant::now()));
+    let address = format!("{to}:{PORT}").parse()?;
+    let stream = TcpStream::connect_timeout(&address, WARM_UP)?;
+    streams::fill(stream, || Instant::now() > end)
+}
+
+fn both(to: &str, pace: Pace, begin: Instant, end: Instant) -> Result<()> {
+    let socket = UdpSocket::bind(("0.0.0.0", PORT))?;
+    socket.connect((to, PORT))?;
+    let before = refused()?;
+    let over = AtomicBool::new(false);
+    let (sent, came) = scope(|threads| {
+        let counter = threads.spawn(|| {
+            let over = || over.load(Ordering::Relaxed);
+            streams::count(&socket, over).map_err(|error| error.to_string())
+        });
+        sleep(begin.saturating_duration_since(Instant::now()));
+        let time = end.saturating_duration_since(Instant::now());
+        let sent = streams::pace(&socket, pace.mbps, pace.tick, time);
+        sleep(SETTLE);
+        over.store(true, Ordering::Relaxed);
+        (sent, counter.join())
+    });
+    let came = came.map_err(|_| "the receiver panicked")??;
+    println!("{} {came} {}", sent?, refused()? - before);
+    Ok(())
+}
+
+/// Datagrams that arrived at this machine and found no room in the socket (`RcvbufErrors`).
+fn refused() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/net/snmp")?;
+    let mut lines = text.lines().filter(|line| line.starts_with("Udp:"));
+    let (names, values) = lines.next().zip(lines.next()).ok_or("no counters of UDP")?;
+    let mut both = names.split_whitespace().zip(values.split_whitespace());
+    let value = both.find(|(name, _)| *name == "RcvbufErrors");
+    Ok(value.ok_or("no counter RcvbufErrors")?.1.parse()?)
+}
+
+/// How long a stream runs before it is measured.
+pub(super) const WARM_UP: Duration = Duration::from_millis(500);
+/// After the last datagram.
+pub(super) const SETTLE: Duration = Duration::from_millis(300);
+/// Where this program is in a guest.
+pub(super) const PROGRAM: &str = "/bin/bench";
+const PORT: u16 = 7000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_lies_between_two_instants() {
+        let (wait, time) = (Duration::from_secs(2), Duration::from_secs(1));
+        let (begin, end) = Window::after(wait, time).unwrap().instants().unwrap();
+        assert_eq!(end - begin, time);
+        let until = begin.saturating_duration_since(Instant::now());
+        assert!(until <= wait && until > wait / 2);
+    }
+
+    #[test]
+    fn a_talk_is_a_command_of_this_program() {
+        let window = Window {
+            begin_ms: 1,
+            end_ms: 2,
+        };
+        let tick = Duration::from_millis(1);
+        let talk = Talk::Both("10.0.0.1".into(), Pace { mbps: 45.5, tick });
+        let command = talk.command(window);
+        assert_eq!(command, "/bin/bench child talk 1 2 both 10.0.0.1 45.5 1000");
+    }
+}
