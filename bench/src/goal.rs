@@ -180,6 +180,13 @@ const GOALS: &[(&str, Goal)] = &[
     ("switch-pairs-8-sockets-udp", Goal::AtMost(0.0)),
     ("switch-pairs-8-module-udp", Goal::AtMost(0.0)),
     ("switch-pairs-8-vhost-udp", Goal::AtMost(0.0)),
+    ("switch-curve-1", Goal::TimesPeer(1.0)),
+    ("switch-curve-2", Goal::TimesPeer(1.0)),
+    ("switch-curve-3", Goal::TimesPeer(1.0)),
+    ("switch-curve-4", Goal::TimesPeer(1.0)),
+    ("switch-curve-5", Goal::TimesPeer(1.0)),
+    ("switch-curve-6", Goal::TimesPeer(1.0)),
+    ("switch-curve-7", Goal::TimesPeer(1.0)),
     // A port that says nothing costs a frame of others nothing.
     ("switch-many-1000-growth", Goal::ShareOfPeer(1.2)),
     ("switch-many-4096-growth", Goal::ShareOfPeer(1.2)),

@@ -183,6 +183,11 @@ const SWITCH: &[Row] = &[
         "one pair among 10 to 4,096 ports of a switch, and while ports come and go, against vde_switch",
         switch::many,
     ),
+    row(
+        "switch-curve",
+        "one to seven pairs of guests by vhost-user, against TAPs on a Linux bridge",
+        switch::curve,
+    ),
 ];
 
 /// Rows of guests in pairs on a switch.

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -72,6 +72,27 @@ pub(crate) fn cpu(number: usize) -> usize {
 pub(crate) fn thread_ns() -> u64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// The processor's count of time stamps: host, and guests of User-mode Linux, read the same one. 0 on
+/// processors of other kinds.
+pub(crate) fn time_stamp() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: an instruction that every processor of this kind has.
+    return unsafe { std::arch::x86_64::_rdtsc() };
+    #[cfg(not(target_arch = "x86_64"))]
+    0
+}
+
+/// How many of them a millisecond has, measured once.
+pub(crate) fn time_stamps_per_ms() -> u64 {
+    static MEASURED: OnceLock<u64> = OnceLock::new();
+    *MEASURED.get_or_init(|| {
+        let (begin, stamp) = (Instant::now(), time_stamp());
+        std::thread::sleep(Duration::from_millis(100));
+        let stamps = time_stamp() - stamp;
+        u64::try_from(u128::from(stamps) * 1_000_000 / begin.elapsed().as_nanos()).unwrap_or(0)
+    })
 }
 
 /// Works on all CPUs but the first, which the sender gets; what the work starts inherits them.

@@ -3,6 +3,7 @@
 mod arm;
 mod calls;
 mod client;
+mod curve;
 mod guests;
 mod many;
 mod pairs;
@@ -11,6 +12,7 @@ mod ring;
 mod talk;
 mod vde;
 
+pub(crate) use curve::curve;
 pub(crate) use many::many;
 pub(crate) use pairs::pairs;
 pub(crate) use ring::against_memif as rings;
