@@ -188,6 +188,11 @@ const SWITCH: &[Row] = &[
         "one to seven pairs of guests by vhost-user, against TAPs on a Linux bridge",
         switch::curve,
     ),
+    row(
+        "switch-loss",
+        "datagrams lost by rate, bursts and number of flows, against vde_switch",
+        switch::loss,
+    ),
 ];
 
 /// Rows of guests in pairs on a switch.

@@ -5,6 +5,7 @@ mod calls;
 mod client;
 mod curve;
 mod guests;
+mod loss;
 mod many;
 mod pairs;
 mod relay;
@@ -13,6 +14,7 @@ mod talk;
 mod vde;
 
 pub(crate) use curve::curve;
+pub(crate) use loss::loss;
 pub(crate) use many::many;
 pub(crate) use pairs::pairs;
 pub(crate) use ring::against_memif as rings;

@@ -23,7 +23,7 @@ pub(super) enum Talk {
     /// Sends one stream to this address until its end is past.
     Send(String),
     /// Sends datagrams to this address and counts what comes from there; prints both numbers,
-    /// and how many more found no room in its socket.
+    /// how many more found no room here, and how many its driver dropped.
     Both(String, Pace),
 }
 
@@ -91,6 +91,11 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
         per_ms: per_ms.parse()?,
     };
     let (begin, end) = window.instants();
+    // Who is there when others have begun would lose what they sent.
+    if Instant::now() + WARM_UP > begin {
+        println!("{LATE}");
+        return Ok(());
+    }
     let what: Vec<&str> = what.iter().map(String::as_str).collect();
     match what[..] {
         ["take"] => take(begin, end),
@@ -129,7 +134,7 @@ fn send(to: &str, begin: Instant, end: Instant) -> Result<()> {
 fn both(to: &str, pace: Pace, begin: Instant, end: Instant) -> Result<()> {
     let socket = UdpSocket::bind(("0.0.0.0", PORT))?;
     socket.connect((to, PORT))?;
-    let before = refused()?;
+    let before = (refused()?, untaken()?);
     let over = AtomicBool::new(false);
     let (sent, came) = scope(|threads| {
         let counter = threads.spawn(|| {
@@ -144,24 +149,47 @@ fn both(to: &str, pace: Pace, begin: Instant, end: Instant) -> Result<()> {
         (sent, counter.join())
     });
     let came = came.map_err(|_| "the receiver panicked")??;
-    println!("{} {came} {}", sent?, refused()? - before);
+    let (refused, untaken) = (refused()? - before.0, untaken()? - before.1);
+    println!("{} {came} {refused} {untaken}", sent?);
     Ok(())
 }
 
-/// Datagrams that arrived at this machine and found no room in the socket (`RcvbufErrors`).
+/// Datagrams that arrived at this machine and found no room: in the kernel's queue (`softnet_stat`) or in the
+/// socket (`RcvbufErrors`).
 fn refused() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/net/softnet_stat")?;
+    let dropped = text.lines().filter_map(|line| line.split(' ').nth(1));
+    let dropped = dropped.filter_map(|number| u64::from_str_radix(number, 16).ok());
+    Ok(of_udp("RcvbufErrors")? + dropped.sum::<u64>())
+}
+
+/// Datagrams of this machine that were not sent: the queue before an interface had no room (`SndbufErrors`), or
+/// its driver dropped them.
+fn untaken() -> Result<u64> {
+    let mut all = of_udp("SndbufErrors")?;
+    for interface in std::fs::read_dir("/sys/class/net")? {
+        let file = interface?.path().join("statistics/tx_dropped");
+        all += std::fs::read_to_string(file)?.trim().parse::<u64>()?;
+    }
+    Ok(all)
+}
+
+/// One of the kernel's counters of UDP.
+fn of_udp(name: &str) -> Result<u64> {
     let text = std::fs::read_to_string("/proc/net/snmp")?;
     let mut lines = text.lines().filter(|line| line.starts_with("Udp:"));
     let (names, values) = lines.next().zip(lines.next()).ok_or("no counters of UDP")?;
     let mut both = names.split_whitespace().zip(values.split_whitespace());
-    let value = both.find(|(name, _)| *name == "RcvbufErrors");
-    Ok(value.ok_or("no counter RcvbufErrors")?.1.parse()?)
+    let value = both.find(|(it, _)| *it == name);
+    Ok(value.ok_or("a counter of UDP is missing")?.1.parse()?)
 }
 
 /// How long a stream runs before it is measured.
 pub(super) const WARM_UP: Duration = Duration::from_millis(500);
 /// After the last datagram.
 pub(super) const SETTLE: Duration = Duration::from_millis(300);
+/// What a guest says that was not there in time.
+pub(super) const LATE: &str = "late";
 /// Where this program is in a guest.
 pub(super) const PROGRAM: &str = "/bin/bench";
 const PORT: u16 = 7000;
