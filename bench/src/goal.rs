@@ -152,6 +152,8 @@ const GOALS: &[(&str, Goal)] = &[
     // As many system calls of a client's for a frame, but fewer of the switch's.
     ("switch-vde-1514", Goal::TimesPeer(2.0)),
     ("switch-vde-1514-cpu", Goal::ShareOfPeer(0.5)),
+    ("switch-plugs", Goal::TimesPeer(1.5)),
+    ("switch-plugs-cpu", Goal::ShareOfPeer(0.5)),
     ("switch-pairs-2-sockets", Goal::TimesPeer(1.5)),
     ("switch-pairs-2-sockets-cpu", Goal::ShareOfPeer(0.5)),
     ("switch-pairs-2-module", Goal::TimesPeer(1.3)),

@@ -179,6 +179,11 @@ const SWITCH: &[Row] = &[
         |plan| switch::against_vde_switch(plan, 1514),
     ),
     row(
+        "switch-plugs",
+        "TCP between two TAPs of vde_plug2tap on a switch, against vde_switch",
+        switch::programs,
+    ),
+    row(
         "switch-many",
         "one pair among 10 to 4,096 ports of a switch, and while ports come and go, against vde_switch",
         switch::many,

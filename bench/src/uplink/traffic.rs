@@ -12,7 +12,7 @@ use crate::streams;
 
 /// Megabits per second of payload that one stream of TCP brings to an address of `to` within a time from
 /// its beginning; 0 if it never begins.
-pub(super) fn tcp(from: &Netns, to: &Netns, address: &str, time: Duration) -> Result<f64> {
+pub(crate) fn tcp(from: &Netns, to: &Netns, address: &str, time: Duration) -> Result<f64> {
     let listener = to.enter(|| TcpListener::bind((address, 0)))??;
     let target = listener.local_addr()?;
     let over = AtomicBool::new(false);
