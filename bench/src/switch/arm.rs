@@ -26,10 +26,11 @@ enum Process {
 }
 
 impl Arm {
-    /// A daemon's switch `lan0` for so many ports, whose thread has one CPU.
-    pub(super) fn ours(lab: &Lab, ports: usize, cpu: usize) -> Result<Self> {
+    /// A daemon's switch `lan0` for so many ports, whose thread has one CPU if that is given.
+    pub(super) fn ours(lab: &Lab, ports: usize, cpu: Option<usize>) -> Result<Self> {
         let dir = lab.dir().join("lan0.ctl");
-        let spec = format!("lan0,vde={},ports={ports},cpus={cpu}", dir.display());
+        let cpus = cpu.map_or_else(String::new, |cpu| format!(",cpus={cpu}"));
+        let spec = format!("lan0,vde={},ports={ports}{cpus}", dir.display());
         let daemon = Daemon::start(lab, None, &["--switch", &spec])?;
         Ok(Self {
             name: "vNPlug",
@@ -38,13 +39,13 @@ impl Arm {
         })
     }
 
-    /// A `vde_switch` for so many ports, on one CPU.
-    pub(super) fn theirs(lab: &Lab, ports: usize, cpu: usize) -> Result<Self> {
+    /// A `vde_switch` for so many ports, on one CPU if that is given.
+    pub(super) fn theirs(lab: &Lab, ports: usize, cpu: Option<usize>) -> Result<Self> {
         let dir = lab.dir().join("vde.ctl");
         // It gives nobody the number 0.
         let ports = (ports + 1).to_string();
         let switch = Running::vde_switch(lab, None, &dir, &["-n", &ports])?;
-        sys::pin_process(switch.pid(), cpu)?;
+        cpu.map_or(Ok(()), |cpu| sys::pin_process(switch.pid(), cpu))?;
         Ok(Self {
             name: PEER,
             dir,
@@ -53,7 +54,7 @@ impl Arm {
     }
 
     /// Both, ours first.
-    pub(super) fn both(lab: &Lab, ports: usize, cpu: usize) -> Result<[Self; 2]> {
+    pub(super) fn both(lab: &Lab, ports: usize, cpu: Option<usize>) -> Result<[Self; 2]> {
         Ok([Self::ours(lab, ports, cpu)?, Self::theirs(lab, ports, cpu)?])
     }
 

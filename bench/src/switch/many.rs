@@ -118,7 +118,11 @@ pub(crate) fn many(plan: &Plan) -> Result<Vec<Figure>> {
     let mut all: Vec<[Series; 2]> = Vec::new();
     for ports in PORTS {
         let lab = Lab::new()?;
-        let arms = Arm::both(&lab, ports.max(32) + spare(ports), sys::cpu(SWITCH_CPU))?;
+        let arms = Arm::both(
+            &lab,
+            ports.max(32) + spare(ports),
+            Some(sys::cpu(SWITCH_CPU)),
+        )?;
         let crowds = arms.map(|arm| Crowd::new(arm, ports));
         let mut series = [(); 2].map(|()| Series::default());
         sys::pin(sys::cpu(ENDS_CPU))?;

@@ -187,7 +187,7 @@ fn of_udp(name: &str) -> Result<u64> {
 /// How long a stream runs before it is measured.
 pub(super) const WARM_UP: Duration = Duration::from_millis(500);
 /// After the last datagram.
-pub(super) const SETTLE: Duration = Duration::from_millis(300);
+pub(super) const SETTLE: Duration = Duration::from_millis(600);
 /// What a guest says that was not there in time.
 pub(super) const LATE: &str = "late";
 /// Where this program is in a guest.

@@ -37,7 +37,7 @@ struct Series {
 /// Frames of one length through both switches.
 pub(crate) fn against_vde_switch(plan: &Plan, len: usize) -> Result<Vec<Figure>> {
     let lab = Lab::new()?;
-    let arms = Arm::both(&lab, PORTS, sys::cpu(SWITCH_CPU))?;
+    let arms = Arm::both(&lab, PORTS, Some(sys::cpu(SWITCH_CPU)))?;
     let pairs = arms.each_ref().map(|arm| pair(&arm.dir));
     let mut series = [(); 2].map(|()| Series::default());
     let [mut bare, mut bare_cost] = [(); 2].map(|()| Samples::default());
