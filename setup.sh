@@ -25,10 +25,10 @@ switch=(
     "${demo[@]}"
     vde_switch:vde-switch vde_plug:vdeplug vde_plug2tap:vde2 ping:iputils-ping
 )
-# what runs the tests of the page; Ubuntu has other names for it
-browser=chromium driver=chromium-driver
+# what runs the tests of the page, and perf; Ubuntu has other names for them
+browser=chromium driver=chromium-driver perf=linux-perf
 if grep -qs '^ID=ubuntu' /etc/os-release; then
-    browser=chromium-browser driver=chromium-chromedriver
+    browser=chromium-browser driver=chromium-chromedriver perf=linux-tools-generic
 fi
 test=(
     "${switch[@]}"
@@ -47,6 +47,8 @@ test=(
     # a C program calls libvdeplug
     /usr/include/libvdeplug.h:libvdeplug-dev
     zstd:zstd age:age openssl:openssl valgrind:valgrind
+    # counts system calls for the bench
+    "perf:$perf"
     # programs that capture with libpcap, for the tests of the drop-in; none starts a service
     ngrep:ngrep p0f:p0f tcpflow:tcpflow ssldump:ssldump dhcpdump:dhcpdump sngrep:sngrep
     /usr/lib/python3/dist-packages/scapy:python3-scapy

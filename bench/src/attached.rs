@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vnplug::{Next, PortOptions};
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::{Lab, Netns};
 
 use crate::limit;
 use crate::row::{Figure, Limit, Plan, Result, Samples};
+use crate::sys;
 use crate::uml::AttachedUml;
 
 /// Ports that sleep on a silent wire.
@@ -221,14 +221,7 @@ pub(crate) fn client(words: &[String]) -> Result<()> {
     };
     let (socket, first): (PathBuf, usize) = (socket.into(), first.parse()?);
     let many: usize = many.parse()?;
-    let most = getrlimit(Resource::Nofile).maximum;
-    setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: most,
-            maximum: most,
-        },
-    )?;
+    sys::allow_most_files()?;
     let mut line = String::new();
     println!("ready");
     std::io::stdin().read_line(&mut line)?;

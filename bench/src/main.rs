@@ -33,6 +33,7 @@ mod row;
 mod rows;
 mod scale;
 mod stage;
+mod streams;
 mod supervise;
 mod switch;
 mod sys;

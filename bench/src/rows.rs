@@ -24,6 +24,7 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
         Some((name, rest)) if name == "attach" => attached::client(rest),
         Some((name, rest)) if name == "stage-reader" => stage::child(rest),
         Some((name, rest)) if name == "pcap-count" => pcap::child(rest),
+        Some((name, rest)) if name == switch::CHILD => switch::child(rest),
         _ => Err(format!("no such child: {words:?}").into()),
     }
 }
@@ -32,6 +33,7 @@ const GROUPS: &[&[Row]] = &[
     CAPTURE,
     HANDOFF,
     SWITCH,
+    pairs!(2, 4, 6, 8),
     readers!("60", Sizes::One(60); 1, 2, 8, 64),
     readers!("1514", Sizes::One(1514); 1, 2, 8, 64),
     readers!("imix", Sizes::Imix; 1, 2, 8, 64),
@@ -186,7 +188,54 @@ const SWITCH: &[Row] = &[
         "a switch from guest to guest by vhost-user, 1514-byte frames, against testpmd between both",
         |plan| switch::vhost(plan, 1514),
     ),
+    row(
+        "switch-vde-60",
+        "a switch by the sockets of VDE, 60-byte frames, against vde_switch",
+        |plan| switch::against_vde_switch(plan, 60),
+    ),
+    row(
+        "switch-vde-1514",
+        "a switch by the sockets of VDE, 1514-byte frames, against vde_switch",
+        |plan| switch::against_vde_switch(plan, 1514),
+    ),
+    row(
+        "switch-plugs",
+        "TCP between two TAPs of vde_plug2tap on a switch, against vde_switch",
+        switch::programs,
+    ),
+    row(
+        "switch-many",
+        "one pair among 10 to 4,096 ports of a switch, and while ports come and go, against vde_switch",
+        switch::many,
+    ),
+    row(
+        "switch-curve",
+        "one to seven pairs of guests by vhost-user, against TAPs on a Linux bridge",
+        switch::curve,
+    ),
+    row(
+        "switch-loss",
+        "datagrams lost by rate, bursts and number of flows, against vde_switch",
+        switch::loss,
+    ),
 ];
+
+/// Rows of guests in pairs on a switch.
+macro_rules! pairs {
+    ($($guests:literal),*) => {
+        &[$(
+            row(
+                concat!("switch-pairs-", $guests),
+                concat!(
+                    $guests, " guests in pairs, TCP and UDP: sockets, module and vhost-user, \
+                     against vde_switch"
+                ),
+                |plan| switch::pairs(plan, $guests),
+            ),
+        )*]
+    };
+}
+use pairs;
 
 /// Rows of one source and several readers, with private rings and as a group.
 macro_rules! readers {

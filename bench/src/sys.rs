@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
-use rustix::process::getpid;
+use rustix::process::{Pid, Resource, Rlimit, getpid, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use vnplug_ring::Region;
@@ -74,6 +74,27 @@ pub(crate) fn thread_ns() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
+/// The processor's count of time stamps: host, and guests of User-mode Linux, read the same one. 0 on
+/// processors of other kinds.
+pub(crate) fn time_stamp() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: an instruction that every processor of this kind has.
+    return unsafe { std::arch::x86_64::_rdtsc() };
+    #[cfg(not(target_arch = "x86_64"))]
+    0
+}
+
+/// How many of them a millisecond has, measured once.
+pub(crate) fn time_stamps_per_ms() -> u64 {
+    static MEASURED: OnceLock<u64> = OnceLock::new();
+    *MEASURED.get_or_init(|| {
+        let (begin, stamp) = (Instant::now(), time_stamp());
+        std::thread::sleep(Duration::from_millis(100));
+        let stamps = time_stamp() - stamp;
+        u64::try_from(u128::from(stamps) * 1_000_000 / begin.elapsed().as_nanos()).unwrap_or(0)
+    })
+}
+
 /// Works on all CPUs but the first, which the sender gets; what the work starts inherits them.
 pub(crate) fn beside_sender<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let others = match cpus() {
@@ -90,10 +111,20 @@ pub(crate) fn beside_sender<T: Send>(work: impl FnOnce() -> Result<T> + Send) ->
     })
 }
 
+/// Keeps a process of one thread on one CPU.
+pub(crate) fn pin_process(pid: u32, cpu: usize) -> Result<()> {
+    let pid = Pid::from_raw(pid.cast_signed()).ok_or("no process")?;
+    Ok(sched_setaffinity(Some(pid), &set_of(&[cpu]))?)
+}
+
 fn pin_to(cpus: &[usize]) -> Result<()> {
+    Ok(sched_setaffinity(None, &set_of(cpus))?)
+}
+
+fn set_of(cpus: &[usize]) -> CpuSet {
     let mut set = CpuSet::new();
     cpus.iter().for_each(|&cpu| set.set(cpu));
-    Ok(sched_setaffinity(None, &set)?)
+    set
 }
 
 /// Gives this thread, and what it starts, the ordinary class and priority, where it was given others.
@@ -118,6 +149,16 @@ fn class(class: i32, priority: i32) -> Result<()> {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error().into()),
     }
+}
+
+/// Lets this process, and what it starts, open as many files as it may.
+pub(crate) fn allow_most_files() -> Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    Ok(setrlimit(Resource::Nofile, most)?)
 }
 
 /// Processor time of all children that were waited for, with theirs.

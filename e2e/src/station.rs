@@ -37,6 +37,28 @@ impl Running {
         Ok(Self { child, out, errors })
     }
 
+    /// Debian's `vde_switch` of this directory, in `netns` if given, once programs can join; `more` are
+    /// further arguments.
+    ///
+    /// # Errors
+    /// The lab's, and what it says if it ends.
+    pub fn vde_switch(lab: &Lab, netns: Option<&Netns>, dir: &Path, more: &[&str]) -> Result<Self> {
+        let program = "vde_switch";
+        let mut command = match netns {
+            Some(netns) => netns.command(program),
+            None => Command::new(program),
+        };
+        command.arg("-s").arg(dir).args(more);
+        let mut switch = Self::start(command, lab, program)?;
+        eventually("vde_switch is there", || {
+            if let Some(status) = switch.status() {
+                panic!("vde_switch: {status}: {}", switch.errors());
+            }
+            dir.join("ctl").exists()
+        });
+        Ok(switch)
+    }
+
     /// Its process.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -198,6 +220,27 @@ impl Station {
     }
 }
 
+/// What programs of libvdeplug need in their environment to find our module, of which the lab gets a
+/// copy, and the daemon.
+///
+/// # Errors
+/// [`LabError::Missing`] if the module was not built; the system's.
+pub fn module_environment(lab: &Lab, daemon: &Daemon) -> Result<Vec<(String, String)>> {
+    let name = "libvdeplug_vnplug.so";
+    let dir = lab.dir().join("modules");
+    if !dir.exists() {
+        let what = || LabError::io(format!("copy {name}"));
+        std::fs::create_dir(&dir).map_err(what())?;
+        std::fs::copy(program(name)?, dir.join(name)).map_err(what())?;
+    }
+    let path = format!("{}:{DEBIAN_MODULES}", dir.display());
+    let socket = daemon.socket().display().to_string();
+    Ok(vec![
+        ("VDEPLUGIN_PATH".into(), path),
+        ("VNPLUG_SOCKET".into(), socket),
+    ])
+}
+
 /// Whether an address answers three times in a namespace; `more` are further arguments of ping.
 #[must_use]
 pub fn pings(netns: &Netns, address: &str, more: &[&str]) -> bool {
@@ -245,3 +288,6 @@ pub fn content(len: usize) -> Vec<u8> {
     };
     std::iter::repeat_with(next).take(len).collect()
 }
+
+/// Where Debian has libvdeplug's own modules.
+const DEBIAN_MODULES: &str = "/usr/lib/x86_64-linux-gnu/vdeplug";

@@ -3,10 +3,12 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
+use serde_json::Value;
 use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::station::{Running, Station};
-use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, Uml, UmlConfig};
+use vnplug_e2e::{Guest, Image, Job, Lab, Qemu, QemuConfig, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
 
 fn ran(guest: &Guest, command: &str) -> String {
@@ -115,6 +117,140 @@ fn guests_of_user_mode_linux_have_offloads_and_move_super_frames_whole() {
     eventually("their ports are free", || {
         value(counted(&daemon.counters(), "source"), "switch_ports") == 0
     });
+}
+
+/// What `vnplug switch show` counts of a port.
+fn counts(daemon: &Daemon, port: usize) -> impl Fn(&str) -> f64 {
+    let (code, text) = daemon.vnplug(&["switch", "show", "lan0", "--json"]);
+    assert_eq!(code, Some(0), "{text}");
+    let shown: Value = serde_json::from_str(&text).unwrap();
+    let ports = shown["ports"].as_array().unwrap().clone();
+    let mut ports = ports.into_iter();
+    let it = ports.find(|it| it["number"] == port).unwrap();
+    move |name| it["counters"][name].as_f64().unwrap()
+}
+
+/// Streams from one guest, which has this address, to another, one after the other until the guests end, in
+/// large pieces as `sendfile(2)` has them.
+fn streams(from: &Guest, to: &Guest, address: &str) -> Job {
+    let serve = format!(
+        "mkdir -p /tmp/www && head -c {} /dev/zero >/tmp/www/bulk && httpd -p 7000 -h /tmp/www",
+        32 << 20
+    );
+    ran(from, &serve);
+    let take = "while :; do wget -q -O /dev/null http://ADDRESS:7000/bulk || sleep 0.1; done";
+    to.spawn(&take.replace("ADDRESS", address)).unwrap()
+}
+
+/// What a stream moves in a while, by the ports of its ends.
+#[derive(Debug)]
+struct Moved {
+    /// Bytes that the receiver's port was given.
+    bytes: f64,
+    /// Mean bytes of a frame from the sender, and of a frame to the receiver.
+    sent: f64,
+    given: f64,
+}
+
+/// What streams between these ports move at once, the middle one of three whiles by its bytes.
+fn moved<const N: usize>(daemon: &Daemon, ends: [(usize, usize); N]) -> [Moved; N] {
+    let read = || {
+        ends.map(|(from, to)| {
+            let (from, to) = (counts(daemon, from), counts(daemon, to));
+            [
+                from("in_bytes"),
+                from("in_frames"),
+                to("out_bytes"),
+                to("out_frames"),
+            ]
+        })
+    };
+    let mut all: [Vec<Moved>; N] = [(); N].map(|()| Vec::new());
+    for _ in 0..3 {
+        let before = read();
+        std::thread::sleep(Duration::from_millis(700));
+        for ((all, before), after) in all.iter_mut().zip(before).zip(read()) {
+            let of = |at: usize| after[at] - before[at];
+            all.push(Moved {
+                bytes: of(2),
+                sent: of(0) / of(1),
+                given: of(2) / of(3),
+            });
+        }
+    }
+    all.map(|mut all| {
+        all.sort_by(|one, other| one.bytes.total_cmp(&other.bytes));
+        all.swap_remove(1)
+    })
+}
+
+#[test]
+fn a_guest_without_segmentation_offload_slows_nobody_and_others_frames_stay_large() {
+    let lab = Lab::new().unwrap();
+    let socket = lab.dir().join("lan0.sock");
+    let spec = format!("lan0,vhost={}", socket.display());
+    let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    // Each is the port of its number: 1 sends to 2, and 3 to 4.
+    let guests = [1, 2, 3, 4].map(|number| {
+        let guest = uml(&lab, &socket);
+        bring_up(&guest, &format!("10.77.2.{number}"));
+        guest
+    });
+    let [one, two, three, four] = &guests;
+    let _streams = [
+        streams(one, two, "10.77.2.1"),
+        streams(three, four, "10.77.2.3"),
+    ];
+    eventually("both streams run", || {
+        [2, 4].map(|port| counts(&daemon, port)("out_bytes") > 1e6) == [true; 2]
+    });
+    let set = |guest: &Guest, word: &str| {
+        // What merges what comes goes with it.
+        ran(
+            guest,
+            &format!("ethtool -K eth0 tso {word} gso {word} rx-gro-hw {word}"),
+        );
+    };
+    let ends = [(1, 2), (3, 4)];
+    let [first, second] = moved(&daemon, ends);
+    for stream in [&first, &second] {
+        // A frame of the wire has 1,514 bytes at most; both hops have the same ones.
+        assert!(stream.sent > 8_000.0, "{stream:?}");
+        assert!(
+            (stream.given - stream.sent).abs() < 0.2 * stream.sent,
+            "{stream:?}"
+        );
+    }
+
+    // One pair without on both sides, beside one with: what its slower end can.
+    set(one, "off");
+    set(two, "off");
+    let [slow, beside_slow] = moved(&daemon, ends);
+    assert!(slow.sent <= 1514.0 && slow.given <= 1514.0, "{slow:?}");
+    assert!(beside_slow.sent > 8_000.0, "{beside_slow:?}");
+    for (sender, receiver) in [("off", "on"), ("on", "off")] {
+        set(one, sender);
+        set(two, receiver);
+        let [mixed, beside] = moved(&daemon, ends);
+        println!("{sender} to {receiver}: {mixed:?} beside {beside:?}");
+        // Two CPUs are shared with whatever else runs.
+        assert!(
+            mixed.bytes > 0.6 * slow.bytes,
+            "{sender} to {receiver}: {mixed:?} {slow:?}"
+        );
+        assert!(
+            beside.bytes > 0.6 * beside_slow.bytes,
+            "{beside:?} {beside_slow:?}"
+        );
+        assert!(beside.sent > 8_000.0, "{beside:?}");
+        let cut = if sender == "off" {
+            mixed.sent
+        } else {
+            mixed.given
+        };
+        assert!(cut <= 1514.0, "{mixed:?}");
+    }
+    daemon.audit();
 }
 
 #[test]

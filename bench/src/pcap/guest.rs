@@ -208,7 +208,7 @@ pub(crate) fn image(lab: &Lab) -> Result<Image> {
 }
 
 /// A file without its debug information, made once.
-fn stripped(lab: &Lab, file: &Path, name: &str) -> Result<PathBuf> {
+pub(crate) fn stripped(lab: &Lab, file: &Path, name: &str) -> Result<PathBuf> {
     let to = lab.dir().join(name);
     if !to.exists() {
         let mut strip = Command::new("strip");

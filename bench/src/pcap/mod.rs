@@ -20,7 +20,7 @@ use crate::row::{Figure, Limit, Plan, Result, Samples};
 use crate::wire::{Load, Wire};
 
 pub(crate) use counter::{BARE, IN_PLACE, Listener, NAME as COUNTER, READY, Told, child};
-pub(crate) use guest::{filtered, image, in_uml};
+pub(crate) use guest::{filtered, image, in_uml, stripped};
 pub(crate) use host::{dispatch, tcpdump};
 
 /// One turn of one side.

@@ -563,6 +563,54 @@ pub(super) const PLOTS: &[Plot] = &[
         ],
     },
     Plot {
+        name: "switch-pairs",
+        title: "Guests in pairs on a switch, by number of guests",
+        panels: &[
+            &[
+                L(Lines {
+                    title: "TCP, all pairs together",
+                    over: "guests",
+                    unit: "Gb/s",
+                    log: false,
+                    reach: 0.0,
+                    curves: &[
+                        curve("vhost-user", "switch-pairs-{}-vhost", Ours),
+                        curve("vnplug://", "switch-pairs-{}-module", Ours),
+                        curve("sockets", "switch-pairs-{}-sockets", Ours),
+                        curve("vde_switch", "switch-pairs-{}-sockets", Peer),
+                    ],
+                    levels: &[],
+                }),
+                L(Lines {
+                    title: "Processor time of the switch",
+                    over: "guests",
+                    unit: "CPU s per GB",
+                    log: false,
+                    reach: 0.0,
+                    curves: &[
+                        curve("vhost-user", "switch-pairs-{}-vhost-cpu", Ours),
+                        curve("vnplug://", "switch-pairs-{}-module-cpu", Ours),
+                        curve("sockets", "switch-pairs-{}-sockets-cpu", Ours),
+                        curve("vde_switch", "switch-pairs-{}-sockets-cpu", Peer),
+                    ],
+                    levels: &[],
+                }),
+            ],
+            &[L(Lines {
+                title: "More pairs: vhost-user beside a Linux bridge",
+                over: "pairs",
+                unit: "Gb/s",
+                log: false,
+                reach: 0.0,
+                curves: &[
+                    curve("vNPlug", "switch-curve-{}", Ours),
+                    curve("bridge, TAPs", "switch-curve-{}", Peer),
+                ],
+                levels: &[],
+            })],
+        ],
+    },
+    Plot {
         name: "uplink",
         title: "A switch's uplink of 100 Mbit/s: vNPlug beside vde_pcapplug",
         panels: &[

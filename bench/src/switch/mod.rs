@@ -1,9 +1,28 @@
-//! A switch between programs, and between virtual machines.
+//! A switch between programs and guests.
 
+mod arm;
+mod calls;
+mod client;
+mod curve;
 mod direct;
+mod guests;
+mod loss;
+mod many;
+mod pairs;
+mod plugs;
+mod relay;
 mod ring;
+mod talk;
+mod vde;
 mod vhost;
 
+pub(crate) use curve::curve;
 pub(crate) use direct::against_memif as direct;
+pub(crate) use loss::loss;
+pub(crate) use many::many;
+pub(crate) use pairs::pairs;
+pub(crate) use plugs::programs;
 pub(crate) use ring::against_memif as rings;
+pub(crate) use talk::{CHILD, child};
+pub(crate) use vde::against_vde_switch;
 pub(crate) use vhost::against_testpmd as vhost;

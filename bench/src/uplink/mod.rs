@@ -4,7 +4,7 @@
 //! with the TAP of `vde_plug2tap`. They are measured in turns.
 
 mod site;
-mod traffic;
+pub(crate) mod traffic;
 
 use std::time::Duration;
 

@@ -106,13 +106,7 @@ impl Site {
             return Err("cc cannot compile what vde_pcapplug is preloaded with".into());
         }
         let dir = self.lab.dir().join("vde.ctl");
-        let mut switch = self.here.command("vde_switch");
-        switch.arg("-s").arg(&dir);
-        let switch = Running::start(switch, &self.lab, "vde_switch")?;
-        let ctl = dir.join("ctl");
-        while !ctl.exists() {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
+        let switch = Running::vde_switch(&self.lab, Some(&self.here), &dir, &[])?;
         let mut plug = self.here.command("vde_pcapplug");
         plug.arg("-s").arg(&dir).arg("up1");
         plug.env("LD_PRELOAD", &shim);

@@ -323,10 +323,7 @@ impl Stage {
     /// The same two programs on Debian's switch and on ours, in turns; then two interfaces on ours.
     fn bulk(&self, daemon: &Daemon, dir: &Path) -> Result<Vec<Bulk>> {
         let theirs = self.lab.dir().join("vde.ctl");
-        let mut switch = Command::new("vde_switch");
-        switch.arg("-s").arg(&theirs);
-        let real = Running::start(switch, &self.lab, "vde_switch")?;
-        until("vde_switch is there", || Ok(theirs.join("ctl").exists()))?;
+        let real = Running::vde_switch(&self.lab, None, &theirs, &[])?;
         let lab = &self.lab;
         let vde = |dir: &Path, net: u8| -> Result<[Station; 2]> {
             let station = |host| Station::by_vde(lab, dir, &format!("10.77.{net}.{host}"));

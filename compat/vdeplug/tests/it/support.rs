@@ -1,6 +1,5 @@
 //! The module as a user has it, in a directory of his own.
 
-use std::path::Path;
 use std::process::{Command, Output};
 
 use vnplug_e2e::Lab;
@@ -8,25 +7,7 @@ use vnplug_e2e::daemon::{Daemon, value};
 
 /// What programs need in their environment to find the module and the daemon.
 pub(crate) fn environment(lab: &Lab, daemon: &Daemon) -> Vec<(String, String)> {
-    let test = std::env::current_exe().unwrap();
-    let name = "libvdeplug_vnplug.so";
-    let dir = lab.dir().join("modules");
-    if !dir.exists() {
-        std::fs::create_dir(&dir).unwrap();
-        std::fs::copy(test.parent().unwrap().join(name), dir.join(name)).unwrap();
-    }
-    let debian = "/usr/lib/x86_64-linux-gnu/vdeplug";
-    assert!(Path::new(debian).exists(), "vdeplug is needed");
-    vec![
-        (
-            "VDEPLUGIN_PATH".into(),
-            format!("{}:{debian}", dir.display()),
-        ),
-        (
-            "VNPLUG_SOCKET".into(),
-            daemon.socket().display().to_string(),
-        ),
-    ]
+    vnplug_e2e::station::module_environment(lab, daemon).unwrap()
 }
 
 /// Ports of the switch.

@@ -1,0 +1,101 @@
+//! What the ends of streams of TCP and UDP do, on the host and in guests.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::row::Result;
+
+/// Bytes of payload of a datagram that fills a frame of Ethernet but for two bytes.
+pub(crate) const DATAGRAM: usize = 1470;
+/// How often who waits looks whether it is over.
+const STEP: Duration = Duration::from_millis(100);
+
+/// Writes into a stream as fast as it takes it, until it is over or the other end has closed.
+pub(crate) fn fill(mut stream: TcpStream, over: impl Fn() -> bool) -> Result<()> {
+    stream.set_write_timeout(Some(STEP))?;
+    let block = vec![0x5a; 128 << 10];
+    while !over() {
+        match stream.write(&block) {
+            Ok(_) => {}
+            Err(error) if is_time_out(error.kind()) => {}
+            Err(error) if is_closed(error.kind()) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Reads a stream until this instant, or its end; how many bytes came.
+pub(crate) fn drain(stream: &mut TcpStream, end: Instant) -> Result<u64> {
+    let (mut bytes, mut block) = (0, vec![0; 1 << 20]);
+    while let left = end.saturating_duration_since(Instant::now())
+        && !left.is_zero()
+    {
+        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        match stream.read(&mut block) {
+            Ok(0) => break,
+            Ok(len) => bytes += len as u64,
+            Err(error) if is_time_out(error.kind()) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(bytes)
+}
+
+/// The first connection to a listener within this time, if one comes.
+pub(crate) fn accept(listener: &TcpListener, patience: Duration) -> Result<Option<TcpStream>> {
+    listener.set_nonblocking(true)?;
+    let asked = Instant::now();
+    while asked.elapsed() < patience {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok(Some(stream));
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+        sleep(Duration::from_millis(1));
+    }
+    Ok(None)
+}
+
+/// Sends datagrams to whom a socket is connected to, at so many Mb/s of payload: each `tick` those
+/// that are due. How many.
+pub(crate) fn pace(socket: &UdpSocket, mbps: f64, tick: Duration, time: Duration) -> Result<u64> {
+    let (begin, datagram) = (Instant::now(), [0x5a; DATAGRAM]);
+    let mut count = 0;
+    while begin.elapsed() < time {
+        let due = begin.elapsed().as_secs_f64() * mbps * 1e6 / (8.0 * DATAGRAM as f64);
+        while (count as f64) < due {
+            // What the sender's own kernel refuses is lost as well.
+            let _ = socket.send(&datagram);
+            count += 1;
+        }
+        sleep(tick);
+    }
+    Ok(count)
+}
+
+/// Counts the datagrams that come, until it is over and none is there any more.
+pub(crate) fn count(socket: &UdpSocket, over: impl Fn() -> bool) -> Result<u64> {
+    socket.set_read_timeout(Some(STEP))?;
+    let (mut count, mut block) = (0, [0; 2048]);
+    loop {
+        match socket.recv(&mut block) {
+            Ok(_) => count += 1,
+            Err(_) if over() => return Ok(count),
+            Err(_) => {}
+        }
+    }
+}
+
+fn is_time_out(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+fn is_closed(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
+}

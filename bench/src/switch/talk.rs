@@ -1,0 +1,224 @@
+//! What guests say to each other: this program, in the guest.
+//!
+//! All guests begin and end at once, so that rates and processor times are of the same interval. What they
+//! agree on is the processor's time stamp counter, which host and guests have in common: the clock of User-mode
+//! Linux is late by up to two seconds where fourteen guests boot on two CPUs.
+
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use crate::row::Result;
+use crate::{streams, sys};
+
+/// The name of the program's part that guests run.
+pub(crate) const CHILD: &str = "talk";
+
+/// What one guest does.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Talk {
+    /// Takes one stream; prints the bytes that came between two instants.
+    Take,
+    /// Sends one stream to this address until its end is past.
+    Send(String),
+    /// Sends datagrams to this address and counts what comes from there; prints both numbers,
+    /// how many more found no room here, and how many its driver dropped.
+    Both(String, Pace),
+}
+
+/// How datagrams are sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Pace {
+    /// Mb/s of payload.
+    pub(super) mbps: f64,
+    /// Between two looks at what is due.
+    pub(super) tick: Duration,
+}
+
+/// From which, and until which, count of the processor's time stamps something is measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Window {
+    begin: u64,
+    end: u64,
+    /// Time stamps of a millisecond.
+    per_ms: u64,
+}
+
+impl Talk {
+    /// The command line of a guest.
+    pub(super) fn command(&self, window: Window) -> String {
+        let Window { begin, end, per_ms } = window;
+        let what = match self {
+            Self::Take => "take".to_owned(),
+            Self::Send(to) => format!("send {to}"),
+            Self::Both(to, Pace { mbps, tick }) => {
+                format!("both {to} {mbps} {}", tick.as_micros())
+            }
+        };
+        format!("{PROGRAM} child {CHILD} {begin} {end} {per_ms} {what}")
+    }
+}
+
+impl Window {
+    /// From some time after now.
+    pub(super) fn after(wait: Duration, time: Duration) -> Self {
+        let per_ms = sys::time_stamps_per_ms();
+        let begin = sys::time_stamp() + wait.as_millis() as u64 * per_ms;
+        let end = begin + time.as_millis() as u64 * per_ms;
+        Self { begin, end, per_ms }
+    }
+
+    /// Both by the clock of this process.
+    pub(super) fn instants(self) -> (Instant, Instant) {
+        let (now, stamp) = (Instant::now(), sys::time_stamp());
+        let instant = |at: u64| {
+            let micros = at.saturating_sub(stamp) * 1000 / self.per_ms.max(1);
+            now + Duration::from_micros(micros)
+        };
+        (instant(self.begin), instant(self.end))
+    }
+}
+
+/// The program.
+pub(crate) fn child(words: &[String]) -> Result<()> {
+    let [begin, end, per_ms, what @ ..] = words else {
+        return Err("BEGIN END PER_MS WHAT".into());
+    };
+    let window = Window {
+        begin: begin.parse()?,
+        end: end.parse()?,
+        per_ms: per_ms.parse()?,
+    };
+    let (begin, end) = window.instants();
+    // Who is there when others have begun would lose what they sent.
+    if Instant::now() + WARM_UP > begin {
+        println!("{LATE}");
+        return Ok(());
+    }
+    let what: Vec<&str> = what.iter().map(String::as_str).collect();
+    match what[..] {
+        ["take"] => take(begin, end),
+        ["send", to] => send(to, begin, end),
+        ["both", to, mbps, tick] => {
+            let tick = Duration::from_micros(tick.parse()?);
+            let mbps = mbps.parse()?;
+            both(to, Pace { mbps, tick }, begin, end)
+        }
+        _ => Err("take | send ADDRESS | both ADDRESS MBPS MICROSECONDS".into()),
+    }
+}
+
+fn take(begin: Instant, end: Instant) -> Result<()> {
+    let listener = TcpListener::bind(("0.0.0.0", PORT))?;
+    let patience = end.saturating_duration_since(Instant::now());
+    let bytes = match streams::accept(&listener, patience)? {
+        Some(mut stream) => {
+            streams::drain(&mut stream, begin)?;
+            streams::drain(&mut stream, end)?
+        }
+        None => 0,
+    };
+    println!("{bytes}");
+    Ok(())
+}
+
+/// Begins [`WARM_UP`] before the window.
+fn send(to: &str, begin: Instant, end: Instant) -> Result<()> {
+    sleep((begin - WARM_UP).saturating_duration_since(Instant::now()));
+    let address = format!("{to}:{PORT}").parse()?;
+    let stream = TcpStream::connect_timeout(&address, WARM_UP)?;
+    streams::fill(stream, || Instant::now() > end)
+}
+
+fn both(to: &str, pace: Pace, begin: Instant, end: Instant) -> Result<()> {
+    let socket = UdpSocket::bind(("0.0.0.0", PORT))?;
+    socket.connect((to, PORT))?;
+    let before = (refused()?, untaken()?);
+    let over = AtomicBool::new(false);
+    let (sent, came) = scope(|threads| {
+        let counter = threads.spawn(|| {
+            let over = || over.load(Ordering::Relaxed);
+            streams::count(&socket, over).map_err(|error| error.to_string())
+        });
+        sleep(begin.saturating_duration_since(Instant::now()));
+        let time = end.saturating_duration_since(Instant::now());
+        let sent = streams::pace(&socket, pace.mbps, pace.tick, time);
+        sleep(SETTLE);
+        over.store(true, Ordering::Relaxed);
+        (sent, counter.join())
+    });
+    let came = came.map_err(|_| "the receiver panicked")??;
+    let (refused, untaken) = (refused()? - before.0, untaken()? - before.1);
+    println!("{} {came} {refused} {untaken}", sent?);
+    Ok(())
+}
+
+/// Datagrams that arrived at this machine and found no room: in the kernel's queue (`softnet_stat`) or in the
+/// socket (`RcvbufErrors`).
+fn refused() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/net/softnet_stat")?;
+    let dropped = text.lines().filter_map(|line| line.split(' ').nth(1));
+    let dropped = dropped.filter_map(|number| u64::from_str_radix(number, 16).ok());
+    Ok(of_udp("RcvbufErrors")? + dropped.sum::<u64>())
+}
+
+/// Datagrams of this machine that were not sent: the queue before an interface had no room (`SndbufErrors`), or
+/// its driver dropped them.
+fn untaken() -> Result<u64> {
+    let mut all = of_udp("SndbufErrors")?;
+    for interface in std::fs::read_dir("/sys/class/net")? {
+        let file = interface?.path().join("statistics/tx_dropped");
+        all += std::fs::read_to_string(file)?.trim().parse::<u64>()?;
+    }
+    Ok(all)
+}
+
+/// One of the kernel's counters of UDP.
+fn of_udp(name: &str) -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/net/snmp")?;
+    let mut lines = text.lines().filter(|line| line.starts_with("Udp:"));
+    let (names, values) = lines.next().zip(lines.next()).ok_or("no counters of UDP")?;
+    let mut both = names.split_whitespace().zip(values.split_whitespace());
+    let value = both.find(|(it, _)| *it == name);
+    Ok(value.ok_or("a counter of UDP is missing")?.1.parse()?)
+}
+
+/// How long a stream runs before it is measured.
+pub(super) const WARM_UP: Duration = Duration::from_millis(500);
+/// After the last datagram.
+pub(super) const SETTLE: Duration = Duration::from_millis(600);
+/// What a guest says that was not there in time.
+pub(super) const LATE: &str = "late";
+/// Where this program is in a guest.
+pub(super) const PROGRAM: &str = "/bin/bench";
+const PORT: u16 = 7000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_lies_between_two_instants() {
+        let (wait, time) = (Duration::from_secs(2), Duration::from_secs(1));
+        let (begin, end) = Window::after(wait, time).instants();
+        let short = Duration::from_micros(10);
+        assert!((end - begin).abs_diff(time) < short, "{:?}", end - begin);
+        let until = begin.saturating_duration_since(Instant::now());
+        assert!(until <= wait + short && until > wait / 2, "{until:?}");
+    }
+
+    #[test]
+    fn a_talk_is_a_command_of_this_program() {
+        let window = Window {
+            begin: 1,
+            end: 2,
+            per_ms: 3,
+        };
+        let tick = Duration::from_millis(1);
+        let talk = Talk::Both("10.0.0.1".into(), Pace { mbps: 45.5, tick });
+        let command = talk.command(window);
+        let told = "/bin/bench child talk 1 2 3 both 10.0.0.1 45.5 1000";
+        assert_eq!(command, told);
+    }
+}
