@@ -37,6 +37,7 @@ use vnplug_path::engine::loader::Loader;
 /// # Errors
 /// A text that says what could not be done and what to do about it.
 pub fn run(config: Config) -> Result<(), String> {
+    vnplug_os::sigbus::prepare();
     let termination = signals::termination().map_err(|error| format!("signals: {error}"))?;
     raise_descriptor_limit(config.max_ports);
     let vms_dir = config.state_dir.join("vms");

@@ -62,10 +62,15 @@ unsafe impl Send for Guard {}
 // SAFETY: as above.
 unsafe impl Sync for Guard {}
 
-/// Guards `len` bytes at `start`.
-pub fn guard(start: usize, len: usize, watch: &Arc<Watch>) -> Guard {
+/// Prepares what the handler needs, one descriptor. Else the first guard does.
+pub fn prepare() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(install);
+}
+
+/// Guards `len` bytes at `start`.
+pub fn guard(start: usize, len: usize, watch: &Arc<Watch>) -> Guard {
+    prepare();
     let watch = Arc::into_raw(Arc::clone(watch));
     let slot = free_slot();
     slot.set(start, len, watch.cast_mut());
