@@ -37,7 +37,7 @@ impl Region {
     /// `base..base + len` must stay mapped readable and writable until `owner` is dropped, `base`
     /// must be aligned to 8 bytes, and nobody may hold a Rust reference into it. Memory that is
     /// readable only will do where nothing is ever stored
-    /// ([`ArenaReader`](crate::arena::ArenaReader)).
+    /// ([`ArenaReader`](crate::arena::ArenaReader), [`Consumer::attach_beside`](crate::Consumer::attach_beside)).
     pub unsafe fn from_raw(base: NonNull<u8>, len: u64, owner: Arc<dyn Any + Send + Sync>) -> Self {
         assert!(
             base.as_ptr().addr().is_multiple_of(8),
