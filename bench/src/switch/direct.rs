@@ -11,7 +11,7 @@ use vnplug::Port;
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, counted, value};
 
-use super::ring::{self, BURST, FROM, PEER, RING, TO, frame};
+use super::ring::{self, FROM, PEER, RING, TO, burst, frame, take};
 use crate::dpdk::patiently;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::sys;
@@ -70,7 +70,7 @@ fn measure(time: Duration, len: usize) -> Result<(f64, f64)> {
         let mut sending = || -> Result<()> {
             sys::pin(sys::cpu(SENDER_CPU))?;
             while !is_over.load(Ordering::Relaxed) {
-                send(&mut from, &sent)?;
+                burst(&mut from, &sent)?;
             }
             Ok(())
         };
@@ -96,10 +96,7 @@ fn become_direct(daemon: &Daemon, from: &mut Port, to: &mut Port, sent: &[u8]) -
         from.send(sent)?;
         std::thread::sleep(Duration::from_millis(20));
         for port in [&mut *from, &mut *to] {
-            for packet in port.batch(usize::MAX) {
-                packet?;
-            }
-            port.release();
+            take(port)?;
         }
         if entered() == before {
             return Ok(());
@@ -110,29 +107,12 @@ fn become_direct(daemon: &Daemon, from: &mut Port, to: &mut Port, sent: &[u8]) -
     }
 }
 
-fn send(from: &mut Port, frame: &[u8]) -> Result<()> {
-    for _ in 0..16 {
-        let outbox = from.outbox()?;
-        for _ in 0..BURST {
-            if !outbox.push(frame)? {
-                break;
-            }
-        }
-        outbox.flush();
-    }
-    Ok(())
-}
-
 /// How many frames come in some time.
 fn receive(to: &mut Port, time: Duration) -> Result<u64> {
     let (begin, mut came) = (Instant::now(), 0);
     while begin.elapsed() < time {
         for _ in 0..16 {
-            for packet in to.batch(usize::MAX) {
-                std::hint::black_box(packet?.bytes.first());
-                came += 1;
-            }
-            to.release();
+            came += take(to)?;
         }
     }
     Ok(came)

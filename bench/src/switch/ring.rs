@@ -23,7 +23,7 @@ const ENDS_CPU: usize = 1;
 /// Bytes of each ring.
 pub(super) const RING: u64 = 1 << 19;
 /// Frames between two looks at the clock.
-pub(super) const BURST: usize = 64;
+const BURST: usize = 64;
 /// The peer's name in the table.
 pub(super) const PEER: &str = "DPDK memif (testpmd io)";
 /// Frames that go round in the peer, in bursts of 64 per interface: more are dropped by full rings.
@@ -79,20 +79,33 @@ fn carry(from: &mut Port, to: &mut Port, frame: &[u8], time: Duration) -> Result
     let (begin, mut came) = (Instant::now(), 0);
     while begin.elapsed() < time {
         for _ in 0..16 {
-            let outbox = from.outbox()?;
-            for _ in 0..BURST {
-                if !outbox.push(frame)? {
-                    break;
-                }
-            }
-            outbox.flush();
-            for packet in to.batch(usize::MAX) {
-                std::hint::black_box(packet?.bytes.first());
-                came += 1;
-            }
-            to.release();
+            burst(from, frame)?;
+            came += take(to)?;
         }
     }
+    Ok(came)
+}
+
+/// Sends as many frames as come between two looks at the clock, or as there is room for.
+pub(super) fn burst(from: &mut Port, frame: &[u8]) -> Result<()> {
+    let outbox = from.outbox()?;
+    for _ in 0..BURST {
+        if !outbox.push(frame)? {
+            break;
+        }
+    }
+    outbox.flush();
+    Ok(())
+}
+
+/// Takes all frames that are there, and looks at the first byte of each; how many.
+pub(super) fn take(to: &mut Port) -> Result<u64> {
+    let mut came = 0;
+    for packet in to.batch(usize::MAX) {
+        std::hint::black_box(packet?.bytes.first());
+        came += 1;
+    }
+    to.release();
     Ok(came)
 }
 
