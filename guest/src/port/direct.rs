@@ -62,8 +62,8 @@ impl Direct {
             return true;
         }
         self.calls = self.calls.wrapping_sub(1);
-        let is_waited_for = !self.pending.is_empty() || self.read.contains(&None);
-        is_waited_for && self.calls.is_multiple_of(CALLS)
+        let is_time = self.calls.is_multiple_of(CALLS);
+        is_time && (!self.pending.is_empty() || self.read.contains(&None))
     }
 
     /// Empties the bell.
