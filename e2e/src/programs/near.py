@@ -13,11 +13,19 @@ def run(*words):
     return done.stdout
 
 
+def hang_up(web):
+    """Waits for the server's end: none of its packets comes behind the last one."""
+    web.sock.shutdown(socket.SHUT_WR)
+    while web.sock.recv(4000):
+        pass
+    web.close()
+
+
 def page(host):
     web = http.client.HTTPConnection(host, 80, timeout=20)
     web.request("GET", "/" + host, headers={"User-Agent": "near/1"})
     assert host.encode() in web.getresponse().read()
-    web.close()
+    hang_up(web)
 
 
 def secret():
@@ -25,7 +33,7 @@ def secret():
     web = http.client.HTTPSConnection(V4, 443, timeout=20, context=anyone)
     web.request("GET", "/secret")
     assert b"/secret" in web.getresponse().read()
-    web.close()
+    hang_up(web)
 
 
 def call():
