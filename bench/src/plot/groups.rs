@@ -575,6 +575,7 @@ pub(super) const PLOTS: &[Plot] = &[
                     reach: 0.0,
                     curves: &[
                         curve("vhost-user", "switch-pairs-{}-vhost", Ours),
+                        curve("direct mode", "switch-pairs-{}-direct", Ours),
                         curve("vnplug://", "switch-pairs-{}-module", Ours),
                         curve("sockets", "switch-pairs-{}-sockets", Ours),
                         curve("vde_switch", "switch-pairs-{}-sockets", Peer),
@@ -589,6 +590,7 @@ pub(super) const PLOTS: &[Plot] = &[
                     reach: 0.0,
                     curves: &[
                         curve("vhost-user", "switch-pairs-{}-vhost-cpu", Ours),
+                        curve("direct mode", "switch-pairs-{}-direct-cpu", Ours),
                         curve("vnplug://", "switch-pairs-{}-module-cpu", Ours),
                         curve("sockets", "switch-pairs-{}-sockets-cpu", Ours),
                         curve("vde_switch", "switch-pairs-{}-sockets-cpu", Peer),

@@ -22,7 +22,7 @@ const PACES: [(&str, Duration); 2] = [
     ("even", Duration::from_millis(1)),
     ("bursts", Duration::from_millis(20)),
 ];
-/// The ways into a switch by which there may be loss: its sockets, ours, our module, and vhost-user.
+/// The ways into a switch by which there may be loss: as [`WAYS`] has them.
 const SIDES: usize = WAYS.len();
 
 #[derive(Default)]

@@ -5,10 +5,11 @@
 //!   each guest of User-mode Linux   eth0 ── sockets ── vde_switch            the peer
 //!                                   eth1 ── sockets ───────────── lan0 ┐
 //!                                   eth2 ── vde_plug ── rings ─── lan1 ├ one daemon
-//!                                   eth3 ── vhost-user ────────── lan2 ┘
+//!                                   eth3 ── vde_plug ── direct ── lan3 │
+//!                                   eth4 ── vhost-user ────────── lan2 ┘
 //! ```
 //!
-//! All guests have all four interfaces, and speak over one kind of them at a time, in turns. Nothing has
+//! All guests have all five interfaces, and speak over one kind of them at a time, in turns. Nothing has
 //! a CPU of its own: guests and switches share what there is, so that ratios count and not the rates.
 
 use std::time::Duration;
@@ -40,11 +41,17 @@ pub(super) struct Way {
 }
 
 /// The peer's first.
-pub(super) const WAYS: [Way; 4] = [
+pub(super) const WAYS: [Way; 5] = [
     way("vde_switch", "its sockets", "eth0", 1),
     way("sockets", "our sockets of VDE", "eth1", 2),
     way("module", "vnplug:// by a vde_plug of each guest", "eth2", 3),
-    way("vhost", "vhost-user", "eth3", 4),
+    way(
+        "direct",
+        "vnplug:// in direct mode by a vde_plug of each guest",
+        "eth3",
+        5,
+    ),
+    way("vhost", "vhost-user", "eth4", 4),
 ];
 
 const fn way(name: &'static str, what: &'static str, interface: &'static str, net: u8) -> Way {
@@ -62,7 +69,7 @@ impl Site {
         let sockets = format!("lan0,vde={}", ours.display());
         let by_vhost = format!("lan2,vhost={}", vhost.display());
         let args = [
-            "--switch", &sockets, "--switch", "lan1", "--switch", &by_vhost,
+            "--switch", &sockets, "--switch", "lan1", "--switch", &by_vhost, "--switch", "lan3",
         ];
         let daemon = Daemon::start(&lab, None, &args)?;
         let env = module_environment(&lab, &daemon)?;
@@ -71,6 +78,7 @@ impl Site {
                 format!("eth0=vde,{}", theirs.display()),
                 format!("eth1=vde,{}", ours.display()),
                 "eth2=vde,vnplug://lan1".to_owned(),
+                "eth3=vde,vnplug://lan3[direct=yes]".to_owned(),
                 format!("virtio_uml.device={}:1", vhost.display()),
             ],
             env: env.clone(),
