@@ -6,7 +6,7 @@
 //! exactly once by what became of it.
 
 use vnplug_ring::control::Segments;
-use vnplug_ring::layout::Life;
+use vnplug_ring::layout::{Life, RECORD_HEADER};
 use vnplug_ring::offload::Offload;
 use vnplug_ring::{Intake, SenderLied, Sent};
 
@@ -32,8 +32,9 @@ pub struct Sender {
     /// descriptors, and another thread closes it (R7, R8).
     pub(crate) kick: Option<PeerFd>,
     intake: Intake,
-    /// Whether a process freed pages of it.
+    /// Whether a process freed pages of it, and the bytes read when that was looked at.
     holes: Option<Holes>,
+    looked: u64,
     /// The daemon's copy of one frame.
     frame: Box<[u8]>,
     /// Whether its frames may be left to be cut or summed.
@@ -131,6 +132,7 @@ impl Sender {
             kick,
             intake,
             holes,
+            looked: 0,
             frame,
             segments: Segments::Wire,
             pieces: Pieces::default(),
@@ -166,9 +168,13 @@ impl Sender {
         let went = self.take(out, budget, shown);
         self.counters.flushed(out.flush(shown));
         self.intake.release();
-        // Once in a turn: a peer that frees pages while they are read makes the reader wait.
-        if self.holes.as_ref().is_some_and(Holes::are_there) {
-            return Err(SenderLied::Holes);
+        let read = self.counters.bytes + self.counters.taken * RECORD_HEADER;
+        if read - self.looked >= UNLOOKED {
+            self.looked = read;
+            // A peer that frees pages while they are read makes the reader wait.
+            if self.holes.as_ref().is_some_and(Holes::are_there) {
+                return Err(SenderLied::Holes);
+            }
         }
         went.map(|()| (self.counters.taken - before) as usize)
     }
@@ -295,3 +301,7 @@ impl Way<'_> {
         }
     }
 }
+
+/// Bytes of a ring between two looks for freed pages: some 30 pages, of which each costs a reader a microsecond or two,
+/// and the look is a system call.
+const UNLOOKED: u64 = 128 << 10;

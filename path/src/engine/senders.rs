@@ -85,8 +85,9 @@ impl Senders {
         Some(sender)
     }
 
-    /// Sends what waits: at most [`MAX_BATCH`] frames in all and [`EACH`] of one sender. What other
-    /// readers of the wire are to see goes to `shown`, with the ports that are of its sender.
+    /// Sends what waits: at most [`MAX_BATCH`] frames in all and [`EACH`] of one sender, or its equal part if
+    /// that is more. What other readers of the wire are to see goes to `shown`, with the ports that are
+    /// of its sender.
     pub(super) fn serve(
         &mut self,
         out: &mut dyn Transmitter,
@@ -94,6 +95,7 @@ impl Senders {
     ) -> Served {
         let mut served = Served::default();
         let count = self.all.len();
+        let each = EACH.max(MAX_BATCH / count.max(1));
         for step in 0..count {
             let left = MAX_BATCH - served.frames;
             if left == 0 {
@@ -103,7 +105,7 @@ impl Senders {
             let sender = &mut self.all[at];
             // A panic here would be a bug of ours that a sender triggers: it costs that port, and
             // nobody else anything (R10).
-            let serve = || sender.serve(out, EACH.min(left), shown);
+            let serve = || sender.serve(out, each.min(left), shown);
             let went = catch_unwind(AssertUnwindSafe(serve));
             let why = match went {
                 Ok(Ok(frames)) => {
@@ -256,7 +258,7 @@ fn number_of(kick: BorrowedFd<'_>) -> u64 {
 const OWN: u64 = u64::MAX;
 /// Frames that are still sent for a port that closes: more than a usual ring holds.
 const LAST: u64 = 8_192;
-/// Frames of one sender in a turn.
+/// Frames of one sender in a turn, of many.
 const EACH: usize = 64;
 
 #[cfg(test)]
@@ -366,7 +368,7 @@ mod tests {
         let mut link = Link::default();
         let last = senders.last_of(1);
         while !senders.is_done(1, last) {
-            assert!(senders.serve(&mut link, &mut |_, _| {}).frames <= EACH);
+            assert!(senders.serve(&mut link, &mut |_, _| {}).frames <= MAX_BATCH);
         }
         let gone = senders.detach(1, Life::Closed).unwrap();
         assert!(gone.is_over() && producer.life() == Life::Closed);
@@ -385,10 +387,10 @@ mod tests {
         let mut turns = 0;
         write(&mut rings[0].1, 1, 60);
         while !senders.is_done(1, last) {
-            write(&mut rings[0].1, EACH, 60);
+            write(&mut rings[0].1, MAX_BATCH, 60);
             senders.serve(&mut link, &mut |_, _| {});
             turns += 1;
-            assert!(turns <= LAST as usize / EACH);
+            assert!(turns <= LAST as usize / MAX_BATCH);
         }
         assert_eq!(senders.total().taken, LAST);
     }
