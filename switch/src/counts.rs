@@ -1,5 +1,7 @@
 //! What became of the frames that entered a switch, and of the copies that were due.
 
+use crate::exits::Noted;
+
 /// Why a frame that entered went to nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
@@ -120,6 +122,13 @@ impl Counters {
         let dropped =
             self.dropped_full + self.dropped_gone + self.dropped_too_long + self.dropped_loss;
         self.rings + self.enqueued + dropped
+    }
+
+    /// What was noted of a batch.
+    pub(crate) fn noted(&mut self, noted: &Noted) {
+        self.rings += noted.rings;
+        self.cut += noted.cut;
+        self.due += noted.cut;
     }
 
     /// The counters with their public names.

@@ -209,12 +209,12 @@ impl<'a> Due<'a> {
     }
 }
 
-/// What was noted of a frame.
+/// What was noted of the frames of a batch.
 #[derive(Default)]
 pub(crate) struct Noted {
-    /// Ports with rings that it is due to.
+    /// Ports with rings that they are due to.
     pub(crate) rings: u64,
-    /// Packets that it became for the other ports, beyond one for each.
+    /// Packets that they became for the other ports, beyond one for each.
     pub(crate) cut: u64,
 }
 
@@ -437,8 +437,8 @@ impl Exits {
         way: &Way,
         dues: &[Number],
         forms: &mut Forms,
-    ) -> Noted {
-        let mut noted = Noted::default();
+        noted: &mut Noted,
+    ) {
         // What it becomes for ports that want the packets of the wire.
         let mut made = None;
         for (edit, due) in way.forms() {
@@ -446,13 +446,17 @@ impl Exits {
                 continue;
             }
             let rings = noted.rings;
-            self.note_form(place, it, &dues[due.clone()], edit, &mut made, &mut noted);
+            self.note_form(place, it, &dues[due.clone()], edit, &mut made, noted);
             let is_shown = noted.rings > rings || self.is_read(&dues[due.clone()]);
             if is_shown && edit != Edit::Keep {
                 forms.add(it, edit, due);
             }
         }
-        noted
+    }
+
+    /// Whether something was noted for a port.
+    pub(crate) fn has_some(&self) -> bool {
+        !self.touched.is_empty()
     }
 
     #[inline]

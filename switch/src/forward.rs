@@ -245,10 +245,10 @@ impl Forwarder {
         }
     }
 
-    /// The ports that the frames of the batch are due to so far.
+    /// The ports that the frames of the batch are due to so far, and the counters.
     #[inline]
-    pub(crate) fn dues(&self) -> &[Number] {
-        &self.dues
+    pub(crate) fn dues(&mut self) -> (&[Number], &mut Counters) {
+        (&self.dues, &mut self.counters)
     }
 
     /// The ports that a frame is due to.

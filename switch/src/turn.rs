@@ -15,7 +15,7 @@ use vnplug_ring::offload::Offload;
 
 use crate::batch::{Batch, Entered};
 use crate::edits::Forms;
-use crate::exits::Exits;
+use crate::exits::{Exits, Noted};
 use crate::forward::{Forwarder, HOST, Number, Way};
 use crate::queue::HEADER;
 
@@ -63,75 +63,92 @@ impl Spare {
         &mut self,
         forwarder: &mut Forwarder,
         exits: &mut Exits,
-        batch: impl Iterator<Item = Entered<'a>>,
+        batch: impl Iterator<Item = Entered<'a>> + Clone,
         now_us: u64,
         sink: Option<&mut Sink<'_>>,
     ) -> Passed {
         exits.begin();
         self.forms.clear();
+        match sink {
+            Some(sink) => self.give_and_show(forwarder, exits, batch, now_us, sink),
+            None => self.only_give(forwarder, exits, batch, now_us),
+        }
+    }
+
+    /// Nobody is shown anything: all go to links.
+    fn only_give<'a>(
+        &mut self,
+        forwarder: &mut Forwarder,
+        exits: &mut Exits,
+        batch: impl Iterator<Item = Entered<'a>>,
+        now_us: u64,
+    ) -> Passed {
+        let (mut noted, mut passed) = (Noted::default(), Passed::default());
+        let (dues, counters) = forwarder.dues();
         let mut entered = recycle(std::mem::take(&mut self.entered));
         entered.extend(batch);
         for ((place, it), way) in (0..).zip(&entered).zip(&self.ways) {
-            let dues = forwarder.dues();
-            let noted = exits.note(place, it, way, dues, &mut self.forms);
-            forwarder.counters.rings += noted.rings;
-            forwarder.counters.cut += noted.cut;
-            forwarder.counters.due += noted.cut;
+            exits.note(place, it, way, dues, &mut self.forms, &mut noted);
+            passed.count(it);
         }
-        exits.send(&entered, &mut forwarder.counters, now_us);
-        let passed = match sink {
-            Some(sink) => self.show(forwarder, &entered, sink),
-            None => {
-                let mut passed = Passed::default();
-                for it in entered.iter().filter(|it| is_whole(it)) {
-                    passed.frames += 1;
-                    passed.bytes += it.len() as u64;
-                }
-                passed
-            }
-        };
+        counters.noted(&noted);
+        exits.send(&entered, counters, now_us);
         self.entered = recycle(entered);
         passed
     }
 
-    /// Shows frames to readers, and their forms.
-    fn show(
+    /// NB: one loop for all of it: most of what a short frame costs here is to be looked at again.
+    fn give_and_show<'a>(
         &mut self,
-        forwarder: &Forwarder,
-        entered: &[Entered<'_>],
+        forwarder: &mut Forwarder,
+        exits: &mut Exits,
+        batch: impl Iterator<Item = Entered<'a>> + Clone,
+        now_us: u64,
         sink: &mut Sink<'_>,
     ) -> Passed {
+        let (mut noted, mut passed) = (Noted::default(), Passed::default());
         let mut frames = recycle(std::mem::take(&mut self.frames));
         let ts_ns = now_ns();
-        let all = entered.iter().zip(&self.ways);
-        let all = all.filter(|(it, _)| is_whole(it));
-        frames.extend(all.map(|(it, way)| {
-            let ways = (it.from, forwarder.due(way.kept()));
-            shown(it.bytes, it.offload, ways, ts_ns)
-        }));
-        let passed = Passed {
-            frames: frames.len() as u64,
-            bytes: 0,
-        };
+        let (dues, counters) = forwarder.dues();
+        for ((place, it), way) in (0..).zip(batch.clone()).zip(&self.ways) {
+            exits.note(place, &it, way, dues, &mut self.forms, &mut noted);
+            if passed.count(&it) {
+                let due = &dues[way.kept()];
+                frames.push(shown(it.bytes, it.offload, (it.from, due), ts_ns));
+            }
+        }
+        counters.noted(&noted);
+        if exits.has_some() {
+            let mut entered = recycle(std::mem::take(&mut self.entered));
+            entered.extend(batch);
+            exits.send(&entered, counters, now_us);
+            self.entered = recycle(entered);
+        }
         if !frames.is_empty() {
             sink(&frames);
         }
-        if !self.forms.is_empty() {
-            frames.clear();
-            frames.extend(self.forms.iter().map(|(bytes, form)| Frame {
-                is_form: true,
-                ..shown(
-                    bytes,
-                    form.offload.as_ref(),
-                    // Who sent it has been told.
-                    (HOST, forwarder.due(form.due.clone())),
-                    ts_ns,
-                )
-            }));
-            sink(&frames);
-        }
         self.frames = recycle(frames);
+        if !self.forms.is_empty() {
+            self.show_forms(forwarder, ts_ns, sink);
+        }
         passed
+    }
+
+    /// Shows other forms of frames that were shown.
+    fn show_forms(&mut self, forwarder: &Forwarder, ts_ns: u64, sink: &mut Sink<'_>) {
+        let mut frames = recycle(std::mem::take(&mut self.frames));
+        frames.extend(self.forms.iter().map(|(bytes, form)| Frame {
+            is_form: true,
+            ..shown(
+                bytes,
+                form.offload.as_ref(),
+                // Who sent it has been told.
+                (HOST, forwarder.due(form.due.clone())),
+                ts_ns,
+            )
+        }));
+        sink(&frames);
+        self.frames = recycle(frames);
     }
 }
 
@@ -139,11 +156,22 @@ impl Spare {
 #[derive(Default)]
 pub(crate) struct Passed {
     pub(crate) frames: u64,
-    /// Their bytes; of those that were shown nobody asks.
+    /// Their bytes.
     pub(crate) bytes: u64,
 }
 
 impl Passed {
+    /// Counts what entered, if it is a frame; whether it is.
+    #[inline]
+    fn count(&mut self, it: &Entered<'_>) -> bool {
+        let is_whole = it.fault.is_none() && it.bytes.len() >= HEADER;
+        if is_whole {
+            self.frames += 1;
+            self.bytes += it.len() as u64;
+        }
+        is_whole
+    }
+
     /// What is said of them, of so many with those that are none.
     pub(crate) fn received(self, count: usize, is_unread: bool) -> Received {
         let Self { frames, bytes } = self;
@@ -152,12 +180,6 @@ impl Passed {
             false => Received::Frames(count),
         }
     }
-}
-
-/// Whether it is a frame.
-#[inline]
-fn is_whole(it: &Entered<'_>) -> bool {
-    it.fault.is_none() && it.bytes.len() >= HEADER
 }
 
 /// A frame as a reader of the wire sees it.
