@@ -25,6 +25,7 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
         Some((name, rest)) if name == "stage-reader" => stage::child(rest),
         Some((name, rest)) if name == "pcap-count" => pcap::child(rest),
         Some((name, rest)) if name == switch::CHILD => switch::child(rest),
+        Some((name, rest)) if name == switch::IDLE => switch::idle(rest),
         _ => Err(format!("no such child: {words:?}").into()),
     }
 }
@@ -180,12 +181,12 @@ const SWITCH: &[Row] = &[
     ),
     row(
         "switch-vhost-64",
-        "a switch from guest to guest by vhost-user, 64-byte frames, against testpmd between both",
+        "a switch from guest to guest by vhost-user, 64-byte frames, against testpmd, OVS and a bridge",
         |plan| switch::vhost(plan, 64),
     ),
     row(
         "switch-vhost-1514",
-        "a switch from guest to guest by vhost-user, 1514-byte frames, against testpmd between both",
+        "a switch from guest to guest by vhost-user, 1514-byte frames, against testpmd, OVS and a bridge",
         |plan| switch::vhost(plan, 1514),
     ),
     row(
@@ -205,7 +206,7 @@ const SWITCH: &[Row] = &[
     ),
     row(
         "switch-many",
-        "one pair among 10 to 4,096 ports of a switch, and while ports come and go, against vde_switch",
+        "one pair among 10 to 9,000 ports of a switch, and while ports come and go, against vde_switch",
         switch::many,
     ),
     row(

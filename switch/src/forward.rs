@@ -24,7 +24,7 @@ pub type Number = u16;
 pub const HOST: Number = 0;
 
 /// The most ports that a switch may have.
-pub const MAX_PORTS: usize = 4096;
+pub const MAX_PORTS: usize = 16_384;
 
 /// Why a frame that enters is dropped before anybody reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

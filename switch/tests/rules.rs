@@ -77,7 +77,7 @@ fn ports_of_a_vlan_hear_one_another_and_a_trunk_hears_tags() {
     assert_eq!(switch.board.show().unwrap().ports[3].state, "down");
     for (port, text, part) in [
         (Some(1), "colour=red", "there are"),
-        (Some(5000), "vlan=1", "to 4096"),
+        (Some(20_000), "vlan=1", "to 16384"),
         (None, "hub=maybe", "yes or no"),
     ] {
         let error = switch.board.set(port, text).unwrap_err();

@@ -4,6 +4,9 @@
 //! its sockets for every frame (`poll`), ours is told which have something (`epoll`), so that the one
 //! costs more with each port and the other does not.
 
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
@@ -19,8 +22,8 @@ use crate::sys;
 const SWITCH_CPU: usize = 0;
 /// CPU of all clients.
 const ENDS_CPU: usize = 1;
-/// Ports in all: few, many, and as many as a switch of ours has.
-const PORTS: [usize; 3] = [10, 1000, 4096];
+/// Ports in all: few, many, and about as many as 20,000 open files allow, two for each.
+const PORTS: [usize; 3] = [10, 1000, 9000];
 /// Of these, ports that come and go are added.
 const CHURNED: usize = 1000;
 /// Ports that come in a second, and as many that go.
@@ -45,15 +48,14 @@ struct Series {
 struct Crowd {
     arm: Arm,
     pair: [Client; 2],
-    _idle: Vec<Client>,
+    _idle: Idle,
 }
 
 impl Crowd {
     fn new(arm: Arm, ports: usize) -> Result<Self> {
         let begin = Instant::now();
         let pair = pair(&arm.dir)?;
-        let idle = (2..ports).map(|_| Client::join(&arm.dir));
-        let idle = idle.collect::<Result<_>>()?;
+        let idle = Idle::join(&arm.dir, ports - 2)?;
         let (name, seconds) = (arm.name, begin.elapsed().as_secs_f64());
         eprintln!("  {ports} ports have joined {name} in {seconds:.2} s");
         Ok(Self {
@@ -111,6 +113,56 @@ impl Crowd {
         Ok(joined)
     }
 }
+
+/// Ports that say nothing, of a process of their own: a process has as many open files as a switch.
+struct Idle(std::process::Child);
+
+impl Idle {
+    /// Comes back when all have joined.
+    fn join(dir: &Path, ports: usize) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["child", IDLE])
+            .arg(dir)
+            .arg(ports.to_string());
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut idle = Self(child.spawn()?);
+        let mut said = String::new();
+        if let Some(output) = idle.0.stdout.take() {
+            BufReader::new(output).read_line(&mut said)?;
+        }
+        match said.trim() == JOINED {
+            true => Ok(idle),
+            false => Err(format!("{ports} ports did not join {}", dir.display()).into()),
+        }
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        // An error means that it is gone already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The process of [`Idle`]: joins so many times, and stays until its input ends.
+pub(crate) fn idle(args: &[String]) -> Result<()> {
+    let [dir, ports] = args else {
+        return Err("child idle DIRECTORY PORTS".into());
+    };
+    sys::allow_most_files()?;
+    let ports: usize = ports.parse()?;
+    let joined = (0..ports).map(|_| Client::join(Path::new(dir)));
+    let _joined: Vec<Client> = joined.collect::<Result<_>>()?;
+    println!("{JOINED}");
+    std::io::stdin().read_line(&mut String::new())?;
+    Ok(())
+}
+
+/// The name of the program's part that holds ports.
+pub(crate) const IDLE: &str = "idle";
+const JOINED: &str = "joined";
 
 /// With each number of ports, both switches in turns.
 pub(crate) fn many(plan: &Plan) -> Result<Vec<Figure>> {

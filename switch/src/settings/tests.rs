@@ -82,7 +82,7 @@ fn a_switch_has_defaults_ports_and_stations() {
     assert_eq!(all.statics.len(), 1);
     for (text, part) in [
         ("colour=red", "there are hub=yes"),
-        ("port.5000.vlan=3", "to 4096"),
+        ("port.20000.vlan=3", "to 16384"),
         ("static=2:0:0:0:0:1", "MAC@PORT"),
         ("static=2:0:0:0:0:1@0", "MAC@PORT"),
         ("loops=maybe", "no or log or shut"),
