@@ -2,14 +2,19 @@
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use vnplug_e2e::Netns;
+
 use crate::row::{Plan, Result};
 use crate::sys;
+
+/// The program.
+const PROGRAM: &str = "dpdk-testpmd";
 
 /// Which CPU a testpmd works on; its main thread, which only prints, has the other's.
 #[derive(Clone, Copy)]
@@ -24,7 +29,7 @@ pub(crate) struct Testpmd(Child);
 impl Testpmd {
     /// Starts one with these devices and further arguments, which forwards at once.
     pub(crate) fn start(place: WorkerCpu, devices: &[String], extra: &[&str]) -> Result<Self> {
-        Self::spawn(place, devices, extra)
+        Self::spawn(Command::new(PROGRAM), place, devices, extra)
     }
 
     /// As [`start`](Self::start), but it does only what these lines tell it.
@@ -35,19 +40,41 @@ impl Testpmd {
         lines: &str,
     ) -> Result<Self> {
         let extra = [&["--interactive"], extra].concat();
-        let mut told = Self::spawn(place, devices, &extra)?;
-        // It ends with its input, which stays open here.
-        let input = told.0.stdin.as_mut().ok_or("testpmd has no input")?;
-        input.write_all(lines.as_bytes())?;
+        let mut told = Self::spawn(Command::new(PROGRAM), place, devices, &extra)?;
+        told.tell(lines)?;
         Ok(told)
     }
 
-    fn spawn(place: WorkerCpu, devices: &[String], extra: &[&str]) -> Result<Self> {
+    /// Starts one in a network namespace, which does only what it is told.
+    pub(crate) fn within(
+        netns: &Netns,
+        place: WorkerCpu,
+        devices: &[String],
+        extra: &[&str],
+    ) -> Result<Self> {
+        let extra = [&["--interactive"], extra].concat();
+        Self::spawn(netns.command(PROGRAM), place, devices, &extra)
+    }
+
+    /// Tells it these lines.
+    pub(crate) fn tell(&mut self, lines: &str) -> Result<()> {
+        // It ends with its input, which stays open here.
+        let input = self.0.stdin.as_mut().ok_or("testpmd has no input")?;
+        input.write_all(lines.as_bytes())?;
+        Ok(())
+    }
+
+    fn spawn(
+        mut command: Command,
+        place: WorkerCpu,
+        devices: &[String],
+        extra: &[&str],
+    ) -> Result<Self> {
         let (role, main, worker) = match place {
             WorkerCpu::First => ("first", sys::cpu(1), sys::cpu(0)),
             WorkerCpu::Second => ("second", sys::cpu(0), sys::cpu(1)),
         };
-        let child = Command::new("dpdk-testpmd")
+        let child = command
             .args(["--main-lcore=0", "--no-pci", "--no-huge", "-m", "512"])
             .args(["--lcores", &format!("0@{main},1@{worker}")])
             .arg(format!(
@@ -142,17 +169,21 @@ impl Socket {
 
     /// Waits until the side that listens has made it.
     pub(crate) fn awaited(&self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        while !self.0.exists() {
-            if Instant::now() > deadline {
-                return Err(format!("testpmd makes no {self}").into());
-            }
-            sleep(Duration::from_millis(50));
-        }
-        // It listens soon after.
-        sleep(Duration::from_millis(500));
-        Ok(())
+        awaited(&self.0)
     }
+}
+
+/// Waits until a program has made this, and a moment longer: it listens soon after.
+pub(crate) fn awaited(path: &Path) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !path.exists() {
+        if Instant::now() > deadline {
+            return Err(format!("nobody makes {}", path.display()).into());
+        }
+        sleep(Duration::from_millis(50));
+    }
+    sleep(Duration::from_millis(500));
+    Ok(())
 }
 
 impl fmt::Display for Socket {

@@ -150,6 +150,17 @@ const GOALS: &[(&str, Goal)] = &[
     ("query-20g-cold", Goal::AtMost(1.0)),
     ("query-20g-warm", Goal::AtMost(1.0)),
     // As many system calls of a client's for a frame, but fewer of the switch's.
+    ("switch-ring-60", Goal::AtLeast(20.0)),
+    // 70 Gb/s.
+    ("switch-ring-1514", Goal::AtLeast(5.78)),
+    ("switch-direct-60", Goal::AtLeast(20.0)),
+    ("switch-direct-1514", Goal::AtLeast(5.78)),
+    ("switch-vhost-64", Goal::TimesPeer(1.0)),
+    ("switch-vhost-64-ovs", Goal::TimesPeer(2.0)),
+    ("switch-vhost-64-bridge", Goal::TimesPeer(10.0)),
+    ("switch-vhost-1514", Goal::TimesPeer(1.0)),
+    ("switch-vhost-1514-ovs", Goal::TimesPeer(2.0)),
+    ("switch-vhost-1514-bridge", Goal::TimesPeer(10.0)),
     ("switch-vde-1514", Goal::TimesPeer(2.0)),
     ("switch-vde-1514-cpu", Goal::ShareOfPeer(0.5)),
     ("switch-plugs", Goal::TimesPeer(1.5)),
@@ -199,7 +210,7 @@ const GOALS: &[(&str, Goal)] = &[
     ("switch-curve-7", Goal::TimesPeer(1.0)),
     // A port that says nothing costs a frame of others nothing.
     ("switch-many-1000-growth", Goal::ShareOfPeer(1.2)),
-    ("switch-many-4096-growth", Goal::ShareOfPeer(1.2)),
+    ("switch-many-9000-growth", Goal::ShareOfPeer(2.0)),
     ("switch-many-1000-churn", Goal::AtMost(0.0)),
     ("uplink-speed-vde-in-cpu", Goal::ShareOfPeer(0.5)),
     ("uplink-speed-vde-out-cpu", Goal::ShareOfPeer(0.5)),

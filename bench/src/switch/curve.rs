@@ -83,7 +83,9 @@ pub(crate) fn curve(plan: &Plan) -> Result<Vec<Figure>> {
         for pairs in 1..=MOST {
             let mut told = Vec::new();
             for (at, lan) in LANS.into_iter().enumerate() {
-                let bulk = site.tcp(pairs, lan, plan.time)?;
+                let bulk = site.tcp(pairs, lan, plan.time);
+                let bulk =
+                    bulk.map_err(|why| format!("{pairs} pairs on {}: {why}", lan.interface))?;
                 rates[pairs - 1][at].push(bulk.gbps);
                 costs[pairs - 1][at].push(bulk.cpu_s);
                 told.push(format!(
