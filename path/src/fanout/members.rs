@@ -42,15 +42,21 @@ impl Members {
     /// Finds out what is due to whom.
     #[inline]
     pub(super) fn sort(&mut self, frames: &[Frame<'_>]) {
+        // Frames that follow each other mostly go to one member.
+        let mut last = usize::MAX;
         for (place, frame) in frames.iter().enumerate() {
             for &number in frame.due {
                 let at = usize::from(number);
-                if let Some(Some(_)) = self.seats.get(at) {
+                if at != last {
+                    let Some(Some(_)) = self.seats.get(at) else {
+                        continue;
+                    };
                     if self.due[at].is_empty() {
                         self.touched.push(number);
                     }
-                    self.due[at].insert(place);
+                    last = at;
                 }
+                self.due[at].insert(place);
             }
         }
     }
