@@ -141,8 +141,8 @@ impl Sender {
         }
     }
 
-    /// Sends at most `budget` frames of those that wait, and says how many it took. What other readers
-    /// of the wire are to see of them goes to `shown`.
+    /// Sends at most `budget` frames of those that wait, and no more after 256 KiB of them; says how many
+    /// it took. What other readers of the wire are to see of them goes to `shown`.
     ///
     /// # Errors
     /// [`SenderLied`]; what was taken before is sent and counted. Quarantine the port.
@@ -185,7 +185,11 @@ impl Sender {
         budget: usize,
         shown: &mut dyn FnMut(&[Frame<'_>]),
     ) -> Result<(), SenderLied> {
+        let most = self.counters.bytes + TURN;
         for _ in 0..budget {
+            if self.counters.bytes >= most {
+                break;
+            }
             let Some(sent) = self.next()? else {
                 break;
             };
@@ -302,6 +306,8 @@ impl Way<'_> {
     }
 }
 
+/// Bytes that are taken in a turn: a copy of some ten microseconds.
+const TURN: u64 = 256 << 10;
 /// Bytes of a ring between two looks for freed pages: some 30 pages, of which each costs a reader a microsecond or two,
 /// and the look is a system call.
 const UNLOOKED: u64 = 128 << 10;

@@ -302,9 +302,13 @@ mod tests {
     }
 
     fn sender(id: u32) -> (Sender, Producer, Region) {
+        sender_of(id, 1 << 17, 200)
+    }
+
+    fn sender_of(id: u32, capacity: u64, snaplen: u32) -> (Sender, Producer, Region) {
         let geometry = Geometry {
-            capacity: 1 << 17,
-            snaplen: 200,
+            capacity,
+            snaplen,
             link_type: 1,
             epoch: 256,
             port: id,
@@ -318,7 +322,7 @@ mod tests {
 
     fn write(producer: &mut Producer, frames: usize, len: usize) {
         for _ in 0..frames {
-            assert_eq!(producer.push(&Meta::default(), &[7; 200][..len]), Ok(true));
+            assert_eq!(producer.push(&Meta::default(), &vec![7; len]), Ok(true));
         }
         producer.publish();
     }
@@ -355,6 +359,16 @@ mod tests {
         let total = senders.total();
         assert_eq!((total.taken, total.accounted()), (1200, 1200));
         assert!(total.sent > 1000 && total.dropped_full > 100, "{total:?}");
+    }
+
+    #[test]
+    fn long_frames_end_a_turn_sooner() {
+        let mut rings = [sender_of(1, 1 << 20, 9000)];
+        let mut senders = attached(&mut rings);
+        write(&mut rings[0].1, 100, 9000);
+        let turn = || senders.serve(&mut Link::default(), &mut |_, _| {}).frames;
+        let turns: Vec<usize> = std::iter::repeat_with(turn).take(5).collect();
+        assert_eq!(turns, [30, 30, 30, 10, 0]);
     }
 
     #[test]
