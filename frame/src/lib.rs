@@ -1,17 +1,21 @@
 //! What a frame is, to everything between wire and ring.
 //!
+//! - [`aggregate`]: TCP segments merged into super-frames; the inverse of `offload`.
 //! - [`Frame`]: bytes borrowed from the queue that received them, and their metadata.
 //! - [`capfile`]: capture files, read and written.
 //! - [`flow`]: the hash that assigns flows to the members of a cluster.
 //! - [`headers`]: where the headers of a frame lie; what is understood of VLAN tags and IP.
 //! - [`offload`]: super-frames cut and checksums filled, as a NIC would have done it.
+//! - [`segment`]: where the headers of a TCP segment lie.
 //! - [`witness`]: what generated frames carry, so that a receiver can prove loss, duplication,
 //!   reordering and corruption.
 
+pub mod aggregate;
 pub mod capfile;
 pub mod flow;
 pub mod headers;
 pub mod offload;
+pub mod segment;
 pub mod witness;
 
 use vnplug_ring::layout::flags;

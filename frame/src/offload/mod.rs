@@ -219,6 +219,6 @@ impl std::fmt::Display for Lie {
 const SCTP_CHECKSUM: u16 = 8;
 
 #[cfg(test)]
-mod samples;
+pub(crate) mod samples;
 #[cfg(test)]
 mod tests;
