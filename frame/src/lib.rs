@@ -1,5 +1,6 @@
 //! What a frame is, to everything between wire and ring.
 //!
+//! - [`acks`]: one ACK for a super-frame made those of its segments.
 //! - [`aggregate`]: TCP segments merged into super-frames; the inverse of `offload`.
 //! - [`Frame`]: bytes borrowed from the queue that received them, and their metadata.
 //! - [`capfile`]: capture files, read and written.
@@ -10,6 +11,7 @@
 //! - [`witness`]: what generated frames carry, so that a receiver can prove loss, duplication,
 //!   reordering and corruption.
 
+pub mod acks;
 pub mod aggregate;
 pub mod capfile;
 pub mod flow;
