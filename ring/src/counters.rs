@@ -395,6 +395,16 @@ pub const SWITCH: &[Counter] = &[
     ),
     part(
         "due",
+        "out_merged",
+        "copies that left within a super-frame made of several, beyond one for each",
+    ),
+    own(
+        "out_super_frames",
+        Frames,
+        "super-frames that were made of several copies: the port's setting `gro`",
+    ),
+    part(
+        "due",
         "out_enqueued",
         "copies on their way to a port's client",
     ),
@@ -511,7 +521,7 @@ pub const VM: &[Counter] = &[
 ];
 
 /// Parts of a sum that daemons did not count at first.
-const NEWER: [&str; 7] = [
+const NEWER: [&str; 8] = [
     "send_dropped_offload",
     "in_dropped_vlan",
     "in_dropped_lock",
@@ -519,6 +529,7 @@ const NEWER: [&str; 7] = [
     "in_dropped_isolated",
     "in_dropped_down",
     "out_dropped_loss",
+    "out_merged",
 ];
 
 /// What begins so is said by a port's reader of itself.

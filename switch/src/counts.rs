@@ -91,7 +91,11 @@ pub struct Counters {
     pub cut: u64,
     /// Of these, copies that were due to ports with rings, which count what became of them.
     pub rings: u64,
-    /// Of these, copies that went into the port's way out.
+    /// Of these, copies that left within a super-frame that was made of several, beyond one for each.
+    pub merged: u64,
+    /// Super-frames that were made.
+    pub super_frames: u64,
+    /// Of the copies that were due, those that went into the port's way out.
     pub enqueued: u64,
     /// Of these, copies that were dropped because the port's way out was full.
     pub dropped_full: u64,
@@ -121,7 +125,7 @@ impl Counters {
     pub fn accounted_copies(&self) -> u64 {
         let dropped =
             self.dropped_full + self.dropped_gone + self.dropped_too_long + self.dropped_loss;
-        self.rings + self.enqueued + dropped
+        self.rings + self.merged + self.enqueued + dropped
     }
 
     /// What was noted of a batch.
@@ -142,6 +146,8 @@ impl Counters {
             due,
             cut,
             rings,
+            merged,
+            super_frames,
             enqueued,
             dropped_full,
             dropped_gone,
@@ -162,6 +168,8 @@ impl Counters {
             ("due", due),
             ("out_cut", cut),
             ("out_rings", rings),
+            ("out_merged", merged),
+            ("out_super_frames", super_frames),
             ("out_enqueued", enqueued),
             ("out_dropped_full", dropped_full),
             ("out_dropped_gone", dropped_gone),

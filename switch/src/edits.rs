@@ -67,6 +67,7 @@ impl Edits {
             },
             tail: out.tail,
             offload: out.offload.map(|_| &edited.offload),
+            merged: out.merged,
         }
     }
 }
@@ -186,6 +187,7 @@ mod tests {
                     body,
                     tail: None,
                     offload: Some(&offload),
+                    merged: None,
                 };
                 let out = edits.apply(at, out);
                 assert_eq!([out.head, out.body].concat(), *to);

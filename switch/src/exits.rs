@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
+use vnplug_frame::aggregate::{Aggregator, Limits, Made, Outcome, Single};
 use vnplug_frame::offload::{self, Pieces};
-use vnplug_ring::offload::Offload;
+use vnplug_ring::offload::{Offload, flags, gso};
 
 use crate::batch::Entered;
 use crate::counts::Counters;
@@ -14,7 +15,7 @@ use crate::emulation::Emulation;
 use crate::forward::{Number, Way};
 use crate::link::{Given, Link, Losses};
 use crate::rules::Edit;
-use crate::settings::Wire;
+use crate::settings::PortSettings;
 use crate::vhost::tail::Tail;
 
 /// What went through one port.
@@ -28,6 +29,10 @@ pub(crate) struct PortCounters {
     pub(crate) out_frames: u64,
     /// Their bytes.
     pub(crate) out_bytes: u64,
+    /// Frames that it was given within others, beyond one for each of those.
+    pub(crate) out_merged: u64,
+    /// Those others, which were made for it.
+    pub(crate) out_super_frames: u64,
     /// Frames that it was not given: it does not read as fast.
     pub(crate) out_full: u64,
     /// Frames that it was not given: nobody is there.
@@ -67,6 +72,14 @@ impl PortCounters {
         self.out_long += long;
     }
 
+    /// So many frames less leave, in super-frames.
+    fn were_merged(&mut self, gone: u64, made: u64, counters: &mut Counters) {
+        counters.merged += gone;
+        counters.super_frames += made;
+        self.out_merged += gone;
+        self.out_super_frames += made;
+    }
+
     /// One of them became so many packets more after all.
     fn was_cut(&mut self, more: u64, counters: &mut Counters) {
         counters.due += more;
@@ -91,6 +104,10 @@ pub(crate) struct Exits {
     edits: Edits,
     /// Frames on slow wires.
     emulation: Emulation,
+    /// Super-frames that were made for a port.
+    aggregator: Aggregator,
+    /// What a port is given with them; empty between two ports.
+    merged: Vec<Item>,
 }
 
 /// One port.
@@ -110,9 +127,33 @@ pub(crate) struct Port {
     todo: Vec<Item>,
     /// Its frames take their time.
     is_slow: bool,
+    /// Segments that are merged for it at most; 0: none are.
+    gro: u8,
 }
 
 impl Port {
+    /// What is merged for it, if anything: what its far end takes, and a slow wire carries single frames.
+    #[inline]
+    fn limits(&self) -> Option<Limits> {
+        if self.gro == 0 || self.is_slow {
+            return None;
+        }
+        let link = self.link.as_ref()?;
+        let takes = |gso_type| {
+            link.takes(&Offload {
+                flags: flags::NEEDS_CSUM,
+                gso_type,
+                ..Offload::default()
+            })
+        };
+        let limits = Limits {
+            segments: self.gro.into(),
+            ipv4: takes(gso::TCPV4),
+            ipv6: takes(gso::TCPV6),
+        };
+        (limits.ipv4 || limits.ipv6).then_some(limits)
+    }
+
     /// Counts what waited and never arrived.
     #[inline]
     pub(crate) fn count_lost(&mut self, counters: &mut Counters) {
@@ -137,13 +178,23 @@ impl Port {
     }
 }
 
-/// A frame of the batch, or a packet that one became.
+/// A frame of the batch, or what became of it.
 #[derive(Clone, Copy)]
 struct Item {
     place: u32,
-    piece: Option<u32>,
+    form: Form,
     /// Its other beginning.
     edit: Option<u32>,
+}
+
+#[derive(Clone, Copy)]
+enum Form {
+    /// The frame.
+    Whole,
+    /// A packet that it became.
+    Piece(u32),
+    /// A super-frame of several.
+    Made(Made),
 }
 
 /// What a batch has for one port, in order.
@@ -153,6 +204,8 @@ pub(crate) struct Due<'a> {
     entered: &'a [Entered<'a>],
     pieces: &'a Pieces,
     edits: &'a Edits,
+    /// Has the super-frames that were made; `None` before.
+    aggregator: Option<&'a Aggregator>,
 }
 
 /// A frame that leaves: its bytes in two parts, or three.
@@ -164,6 +217,8 @@ pub(crate) struct Out<'a> {
     pub(crate) tail: Option<Tail<'a>>,
     /// What is left to do with it, if the link [takes](Link::takes) that.
     pub(crate) offload: Option<&'a Offload>,
+    /// It was made of segments that have so many bytes of payload.
+    pub(crate) merged: Option<u16>,
 }
 
 impl Out<'_> {
@@ -176,36 +231,47 @@ impl Out<'_> {
 
 impl<'a> Due<'a> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = Out<'a>> + Clone + use<'a> {
-        let Self {
-            todo,
-            entered,
-            pieces,
-            edits,
-        } = *self;
-        todo.iter().map(move |item| {
-            let it = &entered[item.place as usize];
-            let out = match item.piece {
-                None => Out {
-                    head: it.bytes,
+        let due = *self;
+        due.todo.iter().map(move |item| due.out(item))
+    }
+
+    /// What an item is.
+    #[inline]
+    fn out(&self, item: &Item) -> Out<'a> {
+        let it = &self.entered[item.place as usize];
+        let out = match (item.form, self.aggregator) {
+            (Form::Made(made), Some(aggregator)) => {
+                let (bytes, offload) = aggregator.get(made);
+                return Out {
+                    head: bytes,
                     body: &[],
-                    tail: it.tail,
-                    offload: it.offload,
-                },
-                Some(piece) => {
-                    let piece = pieces.get(piece as usize, it.bytes);
-                    Out {
-                        head: piece.head,
-                        body: piece.body,
-                        tail: None,
-                        offload: None,
-                    }
-                }
-            };
-            match item.edit {
-                None => out,
-                Some(edit) => edits.apply(edit, out),
+                    tail: None,
+                    offload: Some(offload),
+                    merged: Some(offload.gso_size),
+                };
             }
-        })
+            (Form::Whole | Form::Made(_), _) => Out {
+                head: it.bytes,
+                body: &[],
+                tail: it.tail,
+                offload: it.offload,
+                merged: None,
+            },
+            (Form::Piece(piece), _) => {
+                let piece = self.pieces.get(piece as usize, it.bytes);
+                Out {
+                    head: piece.head,
+                    body: piece.body,
+                    tail: None,
+                    offload: None,
+                    merged: None,
+                }
+            }
+        };
+        match item.edit {
+            None => out,
+            Some(edit) => self.edits.apply(edit, out),
+        }
     }
 }
 
@@ -229,6 +295,8 @@ impl Exits {
             pieces: Pieces::default(),
             edits: Edits::default(),
             emulation: Emulation::default(),
+            aggregator: Aggregator::default(),
+            merged: Vec::new(),
         }
     }
 
@@ -292,17 +360,19 @@ impl Exits {
             counters: PortCounters::default(),
             todo: Vec::new(),
             is_slow: false,
+            gro: 0,
         });
     }
 
-    /// What the wire to a port's far end is like from now on. It is none that goes through rings.
-    pub(crate) fn set_wire(&mut self, number: Number, wire: &Wire, now_us: u64) {
+    /// How a port is given frames from now on. Of one that goes through rings nothing of it is true.
+    pub(crate) fn set(&mut self, number: Number, settings: &PortSettings, now_us: u64) {
         let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
             return;
         };
+        port.gro = settings.gro;
         if port.link.is_some() {
             // What is on its way stays there, so that no frame overtakes it.
-            port.is_slow = self.emulation.set(number, wire, now_us);
+            port.is_slow = self.emulation.set(number, &settings.wire, now_us);
         }
     }
 
@@ -341,7 +411,7 @@ impl Exits {
             for (place, it) in (0..).zip(&entered) {
                 let whole = Item {
                     place,
-                    piece: None,
+                    form: Form::Whole,
                     edit: None,
                 };
                 // The far end may take less than when the frame was sent.
@@ -352,7 +422,7 @@ impl Exits {
                 let made = pieces_of(&mut self.pieces, it.bytes, offload);
                 port.counters.was_cut(made.len() as u64 - 1, counters);
                 port.todo.extend(made.map(|piece| Item {
-                    piece: Some(piece as u32),
+                    form: Form::Piece(piece as u32),
                     ..whole
                 }));
             }
@@ -361,6 +431,7 @@ impl Exits {
                 entered: &entered,
                 pieces: &self.pieces,
                 edits: &self.edits,
+                aggregator: None,
             });
             port.done();
             port.counters.took_back(given, counters);
@@ -403,7 +474,10 @@ impl Exits {
         let takes = |number: &Number| match self.ports.get(usize::from(*number)) {
             Some(Some(port)) => {
                 let takes = |link: &dyn Link| offload.is_none_or(|it| link.takes(it));
-                port.takes_tails && !port.is_slow && port.link.as_deref().is_some_and(takes)
+                // What is merged must be here.
+                let is_super = offload.is_some_and(Offload::is_super_frame);
+                let is_copied = port.is_slow || (port.gro > 0 && !is_super);
+                port.takes_tails && !is_copied && port.link.as_deref().is_some_and(takes)
             }
             // Nobody has it.
             _ => true,
@@ -490,7 +564,7 @@ impl Exits {
                 }
                 port.todo.push(Item {
                     place,
-                    piece: None,
+                    form: Form::Whole,
                     edit: whole,
                 });
                 continue;
@@ -507,7 +581,7 @@ impl Exits {
             }
             let items = (0..).zip(made.clone()).map(|(at, piece)| Item {
                 place,
-                piece: Some(piece as u32),
+                form: Form::Piece(piece as u32),
                 edit: parts.map(|first| first + at),
             });
             port.todo.extend(items);
@@ -520,6 +594,7 @@ impl Exits {
             let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
                 continue;
             };
+            let limits = port.limits().filter(|_| port.todo.len() > 1);
             let Some(link) = &mut port.link else {
                 continue;
             };
@@ -528,6 +603,7 @@ impl Exits {
                 entered,
                 pieces: &self.pieces,
                 edits: &self.edits,
+                aggregator: None,
             };
             if port.is_slow {
                 let (given, lost) = self.emulation.put(number, due, now_us);
@@ -537,7 +613,22 @@ impl Exits {
                 port.counters.out_lost += lost;
                 continue;
             }
-            let given = link.send(due);
+            let given = match limits {
+                None => link.send(due),
+                Some(limits) => {
+                    let all = (&mut self.aggregator, &mut self.merged);
+                    let (gone, made) = merge(all, &limits, due);
+                    port.counters.were_merged(gone, made, counters);
+                    link.send(Due {
+                        todo: &self.merged,
+                        entered,
+                        pieces: &self.pieces,
+                        edits: &self.edits,
+                        aggregator: Some(&self.aggregator),
+                    })
+                }
+            };
+            self.merged.clear();
             port.done();
             port.counters.gave(given, counters);
             port.count_lost(counters);
@@ -580,6 +671,36 @@ impl Exits {
             let _ = epoll::modify(&self.epoll, link, data, flags);
         }
     }
+}
+
+/// Merges what can be of what is due to a port. How many frames are gone, and how many super-frames are there.
+fn merge(
+    (aggregator, merged): (&mut Aggregator, &mut Vec<Item>),
+    limits: &Limits,
+    due: Due<'_>,
+) -> (u64, u64) {
+    let gone = aggregator.run(limits, due.todo.len(), |at| {
+        let out = due.out(&due.todo[at]);
+        Single {
+            head: out.head,
+            body: out.body,
+            missing: out.tail.map_or(0, |tail| tail.len()),
+            offload: out.offload,
+        }
+    });
+    let mut made = 0;
+    merged.extend(aggregator.outcomes().map(|outcome| match outcome {
+        Outcome::Frame(at) => due.todo[at as usize],
+        Outcome::Made(it, first) => {
+            made += 1;
+            Item {
+                place: due.todo[first as usize].place,
+                form: Form::Made(it),
+                edit: None,
+            }
+        }
+    }));
+    (gone as u64, made)
 }
 
 /// What a frame becomes that was left to a NIC. A lie, which is not expected here, leaves it as it is.

@@ -396,11 +396,8 @@ impl Switch {
         }
         let settings = self.settings.of(number);
         self.forwarder.set(number, settings, self.settings.storm);
-        self.exits.set_wire(
-            number,
-            &settings.wire,
-            self.started.elapsed().as_micros() as u64,
-        );
+        self.exits
+            .set(number, settings, self.started.elapsed().as_micros() as u64);
         if is_ring == Some(true) && !settings.wire.is_plain() {
             log::warn!(
                 target: "switch",

@@ -10,7 +10,7 @@ use std::fmt::{self, Display};
 
 use crate::forward::{MAX_PORTS, Number};
 pub use values::{Loss, VlanSet};
-use values::{choice, duration, mac, mac_text, parts, per_second, rate, yes};
+use values::{choice, duration, mac, mac_text, parts, per_second, rate, segments, yes};
 
 /// An address of a station.
 pub type Address = [u8; 6];
@@ -38,6 +38,8 @@ pub struct PortSettings {
     pub is_down: bool,
     /// What the wire to its far end is like.
     pub wire: Wire,
+    /// TCP segments for it that are merged into one frame at most; 0: none are.
+    pub gro: u8,
 }
 
 /// Whose frames a port may send.
@@ -86,7 +88,7 @@ impl Wire {
 /// What is possible of a port.
 const PORT_KEYS: &str = "vlan=ID, trunk=IDs, native=ID, isolated=yes, lock=MAC or first, stations=N, \
                          storm=N/s, learn=no, flood=no, delay=TIME, jitter=TIME, reorder=yes, loss=PERCENT, \
-                         rate=BITS, seed=N, link=down";
+                         rate=BITS, seed=N, link=down, gro=SEGMENTS";
 
 impl PortSettings {
     /// Sets one thing.
@@ -126,6 +128,7 @@ impl PortSettings {
             "learn" => self.is_deaf = !yes(key, value)?,
             "flood" => self.is_spared = !yes(key, value)?,
             "link" => self.is_down = choice(key, value, ["up", "down"])? == "down",
+            "gro" => self.gro = segments(key, value)?,
             "delay" => self.wire.delay_us = duration(key, value)?,
             "jitter" => self.wire.jitter_us = duration(key, value)?,
             "reorder" => self.wire.reorders = yes(key, value)?,
@@ -192,6 +195,7 @@ impl PortSettings {
             is_spared,
             is_down,
             wire,
+            gro,
         } = self;
         let key = if tagged.is_empty() { "vlan" } else { "native" };
         say(!tagged.is_empty(), "trunk", tagged.to_string());
@@ -232,6 +236,7 @@ impl PortSettings {
         let begin = seed.unwrap_or_default();
         say(seed.is_some(), "seed", begin.to_string());
         say(*is_down, "link", "down".into());
+        say(*gro > 0, "gro", gro.to_string());
         pairs
     }
 }

@@ -90,6 +90,11 @@ impl Switchboard {
         if roster.is_ring(port) && !new.wire.is_plain() {
             return Err(format!("port {port} {NOT_OF_RINGS}"));
         }
+        if roster.is_ring(port) && new.gro > 0 && new.gro != roster.settings.of(port).gro {
+            return Err(format!(
+                "port {port} has rings, whose frames are not merged: gro is for virtual machines and uplinks"
+            ));
+        }
         // When who has it under a grant is gone, this still holds.
         let default = roster.settings.default.clone();
         if let Some(granted) = roster.granted.get_mut(&port) {
@@ -205,6 +210,8 @@ fn of_port(it: &PortTold) -> Vec<(&'static str, u64)> {
     named.extend([
         ("out_frames", counters.out_frames),
         ("out_bytes", counters.out_bytes),
+        ("out_merged", counters.out_merged),
+        ("out_super_frames", counters.out_super_frames),
         ("out_dropped_full", counters.out_full),
         ("out_dropped_gone", counters.out_gone),
         ("out_dropped_long", counters.out_long),

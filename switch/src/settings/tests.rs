@@ -13,6 +13,7 @@ fn what_is_set_is_said_again() {
         "storm=no",
         "delay=20000us jitter=500us reorder=yes loss=0.5% rate=10000000 seed=7",
         "link=down",
+        "gro=20",
         "",
     ] {
         let mut port = PortSettings::default();
@@ -37,7 +38,7 @@ fn people_may_write_as_they_like() {
     );
     port.apply("default trunk=all vlan=7").unwrap();
     assert_eq!(port.to_string(), "trunk=1-4094 native=7");
-    port.apply("trunk=no vlan=0").unwrap();
+    port.apply("trunk=no vlan=0 gro=off").unwrap();
     assert!(port.is_transparent());
 }
 
@@ -58,6 +59,9 @@ fn what_is_wrong_is_named_and_sets_nothing() {
         ("rate=5", "at least 1K"),
         ("link=left", "up or down"),
         ("isolated=maybe", "yes or no"),
+        ("gro=1", "from 2 to 44"),
+        ("gro=45", "from 2 to 44"),
+        ("gro=yes", "or off"),
     ] {
         let mut port = PortSettings::default();
         let error = port.apply(&format!("vlan=3 {text}")).unwrap_err();

@@ -3,6 +3,8 @@
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
+use vnplug_frame::aggregate::MAX_SEGMENTS;
+
 /// A set of VLANs.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct VlanSet(
@@ -195,6 +197,20 @@ pub(super) fn rate(key: &str, value: &str) -> Result<u64, String> {
     match (1000.0..=1e12).contains(&bits) {
         true => Ok(bits.round() as u64),
         false => Err(bad() + "; at least 1K"),
+    }
+}
+
+/// `20`, `off`: 0.
+pub(super) fn segments(key: &str, value: &str) -> Result<u8, String> {
+    let bad =
+        || format!("{key} is a number of segments from 2 to {MAX_SEGMENTS}, or off, not {value:?}");
+    match value {
+        "off" | "no" | "none" | "0" => Ok(0),
+        _ => {
+            let count = value.parse().ok();
+            let count = count.filter(|it| (2..=MAX_SEGMENTS).contains(&usize::from(*it)));
+            count.ok_or_else(bad)
+        }
     }
 }
 

@@ -447,6 +447,7 @@ impl Rings {
                 body: &[],
                 tail: None,
                 offload: None,
+                merged: None,
             };
             match self.put(at, header, &out) {
                 Some(Put::Done) => {}

@@ -6,6 +6,7 @@
 mod cost;
 mod front;
 mod left;
+mod merged;
 
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -37,14 +38,24 @@ struct Served {
 
 impl Served {
     fn here() -> Self {
-        Self::with(|_| Vec::new())
+        Self::set("")
+    }
+
+    /// One with these settings.
+    fn set(settings: &str) -> Self {
+        Self::open(settings, |_| Vec::new())
     }
 
     /// One that connects to these sockets, in its directory.
     fn with(connect: impl FnOnce(&TestDir) -> Vec<PathBuf>) -> Self {
+        Self::open("", connect)
+    }
+
+    fn open(settings: &str, connect: impl FnOnce(&TestDir) -> Vec<PathBuf>) -> Self {
         let home = TestDir::new("vhost");
         let path = home.path("lan0.sock");
         let mut config = SwitchConfig::new("lan0");
+        config.settings.apply(settings).unwrap();
         config.vhost = VhostConfig {
             path: Some(path.clone()),
             connect: connect(&home),
@@ -91,7 +102,9 @@ impl Served {
         let fates = |name: &str| {
             ["unicast", "flooded", "consumed"].contains(&name) || name.starts_with("in_dropped_")
         };
-        let copies = |name: &str| name == "out_enqueued" || name.starts_with("out_dropped_");
+        let copies = |name: &str| {
+            ["out_enqueued", "out_merged"].contains(&name) || name.starts_with("out_dropped_")
+        };
         assert_eq!(sum(&|name| name == "entered"), sum(&fates), "{counters:?}");
         assert_eq!(sum(&|name| name == "due"), sum(&copies), "{counters:?}");
     }

@@ -18,6 +18,7 @@ fn out<'a>(head: &'a [u8], body: &'a [u8]) -> Out<'a> {
         body,
         tail: None,
         offload: None,
+        merged: None,
     }
 }
 

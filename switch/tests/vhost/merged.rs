@@ -1,0 +1,81 @@
+//! Segments that are merged for a guest that takes super-frames: the setting `gro`.
+
+use vnplug_frame::offload::{Pieces, checksum::Sum, work};
+
+use super::*;
+
+/// TCP segments of a stream from station 1 to station 2, with right checksums, from this one on.
+fn segments(first: u32, count: u32, len: usize) -> Vec<Vec<u8>> {
+    let segment = |nth: u32| {
+        let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0];
+        frame.extend((40 + len as u16).to_be_bytes());
+        frame.extend((nth as u16).to_be_bytes());
+        frame.extend([0x40, 0, 64, 6, 0, 0, 10, 0, 3, 1, 10, 0, 3, 2]);
+        frame.extend([0x1b, 0x58, 0x1b, 0x59]);
+        frame.extend((nth * len as u32).to_be_bytes());
+        frame.extend([0, 0, 0, 1, 0x50, 0x10, 4, 0, 0, 0, 0, 0]);
+        frame.extend((0..len).map(|at| (at as u32 ^ nth) as u8));
+        let sum = Sum::default().bytes(&frame[14..34]).finish();
+        frame[24..26].copy_from_slice(&sum);
+        let sum = Sum::default()
+            .bytes(&frame[26..34])
+            .number(6 + 20 + len as u32)
+            .bytes(&frame[34..])
+            .finish();
+        frame[50..52].copy_from_slice(&sum);
+        frame
+    };
+    (first..first + count).map(segment).collect()
+}
+
+/// The frames of the wire that a guest was given, and how many it was given.
+fn given(guest: &mut Guest, count: usize) -> (Vec<Vec<u8>>, usize) {
+    let (mut wire, mut frames) = (Vec::new(), 0);
+    let mut pieces = Pieces::default();
+    while wire.len() < count {
+        let (header, frame) = guest.next();
+        frames += 1;
+        let offload = Offload::from_header(header.first_chunk().unwrap());
+        let len = frame.len() as u32;
+        match work(&frame, len, &offload).unwrap() {
+            None => wire.push(frame),
+            Some(work) => {
+                pieces.clear();
+                for at in pieces.make(&frame, len, &work) {
+                    let piece = pieces.get(at, &frame);
+                    wire.push([piece.head, piece.body].concat());
+                }
+            }
+        }
+    }
+    (wire, frames)
+}
+
+#[test]
+fn segments_are_merged_for_a_guest_that_takes_super_frames_and_for_no_other() {
+    let served = Served::set("default.gro=20");
+    let mut sender = served.guest(PLAIN);
+    let mut takes = served.guest(PLAIN | GUEST_CSUM | GUEST_TSO4);
+    let mut plain = served.guest(PLAIN);
+    let (mut all, mut fewer) = (0, 0);
+    for (round, len) in (0..).zip([1000, 1400, 100, 1448, 536].repeat(10)) {
+        // Of a flow that goes on, and to both: station 2 is at neither.
+        let frames = segments(round * 40, 40, len);
+        for frame in &frames {
+            sender.send(frame);
+        }
+        let (wire, count) = given(&mut takes, 40);
+        assert!(wire == frames, "{round}");
+        (all, fewer) = (all + 40, fewer + 40 - count);
+        let (wire, count) = given(&mut plain, 40);
+        assert!(wire == frames && count == 40, "{round}");
+        eventually("all came back", || sender.has_sent());
+    }
+    // How many meet in a turn is the machine's affair.
+    assert!(fewer > 0, "{all}");
+    assert_eq!(served.count("out_merged"), fewer as u64);
+    let made = served.count("out_super_frames");
+    assert!((1..=fewer as u64).contains(&made));
+    served.check_sums();
+    served.check_alive();
+}
