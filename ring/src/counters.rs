@@ -313,6 +313,11 @@ pub const SWITCH: &[Counter] = &[
         Frames,
         "frames that its ports, and programs of the host, sent",
     ),
+    own(
+        "acks_expanded",
+        Frames,
+        "of those that entered, ACKs that one of a guest's became: the port's setting `acks`",
+    ),
     part(
         "entered",
         "unicast",

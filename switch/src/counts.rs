@@ -91,7 +91,9 @@ pub struct Counters {
     pub cut: u64,
     /// Of these, copies that were due to ports with rings, which count what became of them.
     pub rings: u64,
-    /// Of these, copies that left within a super-frame that was made of several, beyond one for each.
+    /// Of the frames that entered, ACKs that one of a guest's became.
+    pub acks_expanded: u64,
+    /// Of the copies that were due, those that left within a super-frame that was made of several, beyond one for each.
     pub merged: u64,
     /// Super-frames that were made.
     pub super_frames: u64,
@@ -146,6 +148,7 @@ impl Counters {
             due,
             cut,
             rings,
+            acks_expanded,
             merged,
             super_frames,
             enqueued,
@@ -160,6 +163,7 @@ impl Counters {
         } = *self;
         let fates = [
             ("entered", entered),
+            ("acks_expanded", acks_expanded),
             ("unicast", unicast),
             ("flooded", flooded),
             ("consumed", consumed),

@@ -25,6 +25,8 @@ pub(crate) struct PortCounters {
     pub(crate) in_frames: u64,
     /// Their bytes.
     pub(crate) in_bytes: u64,
+    /// Of those frames, ACKs that one of its own became.
+    pub(crate) acks_expanded: u64,
     /// Frames that it was given.
     pub(crate) out_frames: u64,
     /// Their bytes.
@@ -129,6 +131,8 @@ pub(crate) struct Port {
     is_slow: bool,
     /// Segments that are merged for it at most; 0: none are.
     gro: u8,
+    /// What it sends has ACKs of ours in it.
+    expands_acks: bool,
 }
 
 impl Port {
@@ -154,9 +158,16 @@ impl Port {
         (limits.ipv4 || limits.ipv6).then_some(limits)
     }
 
-    /// Counts what waited and never arrived.
+    /// Counts what waited and never arrived, and ACKs that came with what it sent.
     #[inline]
     pub(crate) fn count_lost(&mut self, counters: &mut Counters) {
+        if self.expands_acks
+            && let Some(link) = &mut self.link
+        {
+            let added = link.added_acks();
+            counters.acks_expanded += added;
+            self.counters.acks_expanded += added;
+        }
         if let Some(gone) = self.link.as_mut().map(|link| link.lost())
             && gone > 0
         {
@@ -361,6 +372,7 @@ impl Exits {
             todo: Vec::new(),
             is_slow: false,
             gro: 0,
+            expands_acks: false,
         });
     }
 
@@ -370,7 +382,9 @@ impl Exits {
             return;
         };
         port.gro = settings.gro;
-        if port.link.is_some() {
+        port.expands_acks = settings.expands_acks && settings.gro > 0;
+        if let Some(link) = &mut port.link {
+            link.expand_acks(port.expands_acks);
             // What is on its way stays there, so that no frame overtakes it.
             port.is_slow = self.emulation.set(number, &settings.wire, now_us);
         }

@@ -47,6 +47,14 @@ pub(crate) trait Link: AsFd + Send {
         0
     }
 
+    /// Whether ACKs of the far end for what was merged are expanded from now on.
+    fn expand_acks(&mut self, _is: bool) {}
+
+    /// How many ACKs were added so to what the far end sent, since this was asked last.
+    fn added_acks(&mut self) -> u64 {
+        0
+    }
+
     /// Whether it copies the rests of frames from where they are ([`Out::tail`](crate::exits::Out)).
     fn takes_tails(&self) -> bool {
         false

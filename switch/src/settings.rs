@@ -40,6 +40,8 @@ pub struct PortSettings {
     pub wire: Wire,
     /// TCP segments for it that are merged into one frame at most; 0: none are.
     pub gro: u8,
+    /// One ACK for them becomes as many as single segments would have had.
+    pub expands_acks: bool,
 }
 
 /// Whose frames a port may send.
@@ -88,7 +90,7 @@ impl Wire {
 /// What is possible of a port.
 const PORT_KEYS: &str = "vlan=ID, trunk=IDs, native=ID, isolated=yes, lock=MAC or first, stations=N, \
                          storm=N/s, learn=no, flood=no, delay=TIME, jitter=TIME, reorder=yes, loss=PERCENT, \
-                         rate=BITS, seed=N, link=down, gro=SEGMENTS";
+                         rate=BITS, seed=N, link=down, gro=SEGMENTS, acks=expand";
 
 impl PortSettings {
     /// Sets one thing.
@@ -129,6 +131,7 @@ impl PortSettings {
             "flood" => self.is_spared = !yes(key, value)?,
             "link" => self.is_down = choice(key, value, ["up", "down"])? == "down",
             "gro" => self.gro = segments(key, value)?,
+            "acks" => self.expands_acks = choice(key, value, ["as-is", "expand"])? == "expand",
             "delay" => self.wire.delay_us = duration(key, value)?,
             "jitter" => self.wire.jitter_us = duration(key, value)?,
             "reorder" => self.wire.reorders = yes(key, value)?,
@@ -196,6 +199,7 @@ impl PortSettings {
             is_down,
             wire,
             gro,
+            expands_acks,
         } = self;
         let key = if tagged.is_empty() { "vlan" } else { "native" };
         say(!tagged.is_empty(), "trunk", tagged.to_string());
@@ -237,6 +241,7 @@ impl PortSettings {
         say(seed.is_some(), "seed", begin.to_string());
         say(*is_down, "link", "down".into());
         say(*gro > 0, "gro", gro.to_string());
+        say(*expands_acks, "acks", "expand".into());
         pairs
     }
 }

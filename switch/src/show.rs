@@ -205,6 +205,7 @@ fn of_port(it: &PortTold) -> Vec<(&'static str, u64)> {
     let mut named = vec![
         ("in_frames", counters.in_frames),
         ("in_bytes", counters.in_bytes),
+        ("acks_expanded", counters.acks_expanded),
     ];
     named.extend(it.refused.named());
     named.extend([

@@ -13,7 +13,7 @@ fn what_is_set_is_said_again() {
         "storm=no",
         "delay=20000us jitter=500us reorder=yes loss=0.5% rate=10000000 seed=7",
         "link=down",
-        "gro=20",
+        "gro=20 acks=expand",
         "",
     ] {
         let mut port = PortSettings::default();
@@ -62,6 +62,7 @@ fn what_is_wrong_is_named_and_sets_nothing() {
         ("gro=1", "from 2 to 44"),
         ("gro=45", "from 2 to 44"),
         ("gro=yes", "or off"),
+        ("acks=all", "as-is or expand"),
     ] {
         let mut port = PortSettings::default();
         let error = port.apply(&format!("vlan=3 {text}")).unwrap_err();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use vnplug_ring::offload::{HEADER, Offload, SHORT_HEADER, flags};
 
+use super::acks::Expansion;
 use super::memory::Memory;
 use super::ring::{Broken, Part, Ring};
 use super::tail::{BEGIN, Tail, Tails};
@@ -43,6 +44,7 @@ pub(super) fn take(
     batch: &mut Batch,
     most: usize,
     budget: &mut usize,
+    mut acks: Option<&mut Expansion>,
 ) -> Result<bool, Broken> {
     let mut left = most;
     while left > 0 && *budget > 0 {
@@ -73,6 +75,7 @@ pub(super) fn take(
                 chain,
                 header_len,
                 batch,
+                acks.as_deref_mut(),
             ) {
                 // There is no room.
                 return Ok(true);
@@ -104,6 +107,7 @@ fn push(
     chain: &Chain,
     header_len: usize,
     batch: &mut Batch,
+    acks: Option<&mut Expansion>,
 ) -> bool {
     let total: u64 = parts.iter().map(|part| u64::from(part.len)).sum();
     let len = total.saturating_sub(header_len as u64);
@@ -124,10 +128,54 @@ fn push(
     let mut offload = Offload::from_header(&header);
     // What a guest says of sums that it has found right is its own affair.
     offload.flags &= flags::NEEDS_CSUM;
+    if let Some(acks) = acks {
+        return push_with_acks(memory, parts, header_len, (len, offload), batch, acks);
+    }
+    push_one(memory, parts, header_len, (len, offload), batch)
+}
+
+#[inline]
+fn push_one(
+    memory: &Arc<Memory>,
+    parts: &[Part],
+    header_len: usize,
+    (len, offload): (usize, Offload),
+    batch: &mut Batch,
+) -> bool {
     let rest = |tails: &mut Tails| tails.find(memory, parts, header_len + BEGIN);
     batch.push_leaving(len, offload, rest, |place| {
         gather(memory, parts, header_len, place)
     }) || batch.push_fault(Fault::Chain)
+}
+
+/// Copies a frame out of the guest, after the ACKs that it stands for.
+fn push_with_acks(
+    memory: &Arc<Memory>,
+    parts: &[Part],
+    header_len: usize,
+    (len, offload): (usize, Offload),
+    batch: &mut Batch,
+    acks: &mut Expansion,
+) -> bool {
+    if len > BEGIN {
+        let is_there = push_one(memory, parts, header_len, (len, offload), batch);
+        if is_there {
+            acks.saw(&batch.get(batch.len() - 1));
+        }
+        return is_there;
+    }
+    // Once: what is decided by is what leaves.
+    let mut frame = [0; BEGIN];
+    let frame = &mut frame[..len];
+    if !gather(memory, parts, header_len, frame) {
+        return batch.push_fault(Fault::Chain);
+    }
+    acks.expand(frame, &offload, batch);
+    // If there is no room, it comes in the next turn, and stands for itself alone.
+    batch.push(len, offload, |place| {
+        place.copy_from_slice(frame);
+        true
+    })
 }
 
 /// Copies bytes out of a chain, without its first `skip`.

@@ -23,6 +23,7 @@ use vnplug_os::datagrams::Rest;
 use vnplug_os::{event, peer_log};
 use vnplug_ring::offload::{HEADER, Offload, SHORT_HEADER, flags, gso};
 
+use super::acks::Expansion;
 use super::call::{Call, Caller, Calls};
 use super::control::{self, Command};
 use super::frames::{Head, MAX_PARTS, Put, Scratch, put, take};
@@ -111,6 +112,8 @@ pub(crate) struct Rings {
     waiting_bytes: usize,
     /// Those that waited and are dropped, since somebody asked.
     lost: u64,
+    /// ACKs for what was merged, if they are expanded.
+    acks: Option<Box<Expansion>>,
     scratch: Scratch,
     /// Rings that learn at the end of the turn what they have back.
     held: Vec<usize>,
@@ -123,6 +126,8 @@ pub(crate) struct Rings {
 struct Waiting {
     receiver: usize,
     bytes: Box<[u8]>,
+    /// As [`Out::merged`].
+    merged: Option<u16>,
 }
 
 /// A link, and what speaks to it.
@@ -165,6 +170,7 @@ pub(crate) fn pair(
         waiting: VecDeque::new(),
         waiting_bytes: 0,
         lost: 0,
+        acks: None,
         scratch: Scratch::default(),
         held: Vec::new(),
         budget: 0,
@@ -263,6 +269,10 @@ impl Rings {
         if is_anew || is_other {
             self.offloads = setup.features & feature::GUEST_OFFLOADS;
             self.pairs = usize::MAX;
+        }
+        if let Some(acks) = self.acks.as_mut().filter(|_| is_anew || is_other) {
+            // It has other flows.
+            **acks = Expansion::default();
         }
         if is_other {
             // They may be what the guest does not take any more.
@@ -373,7 +383,8 @@ impl Rings {
         };
         let Scratch { parts, .. } = &mut self.scratch;
         let left = batch.left();
-        let taken = take(ring, parts, header_len, batch, most, &mut self.budget);
+        let (budget, acks) = (&mut self.budget, self.acks.as_deref_mut());
+        let taken = take(ring, parts, header_len, batch, most, budget, acks);
         match batch.left() > left {
             true => self.held.push(at),
             false => self.publish(at),
@@ -447,10 +458,10 @@ impl Rings {
                 body: &[],
                 tail: None,
                 offload: None,
-                merged: None,
+                merged: first.merged,
             };
             match self.put(at, header, &out) {
-                Some(Put::Done) => {}
+                Some(Put::Done) => self.gave(&out),
                 Some(Put::Full) => {
                     self.waiting.push_front(first);
                     break;
@@ -459,6 +470,14 @@ impl Rings {
                 Some(Put::Never) | None => self.lost += 1,
             }
             self.waiting_bytes -= first.bytes.len();
+        }
+    }
+
+    /// The guest has this frame.
+    #[inline]
+    fn gave(&mut self, out: &Out<'_>) {
+        if let Some(acks) = &mut self.acks {
+            acks.given(out.head, out.body, out.len(), out.merged);
         }
     }
 
@@ -488,6 +507,7 @@ impl Rings {
         self.waiting.push_back(Waiting {
             receiver: at,
             bytes: bytes.into_boxed_slice(),
+            merged: out.merged,
         });
         self.waiting_bytes += len;
         true
@@ -579,6 +599,19 @@ impl Link for Rings {
         true
     }
 
+    fn expand_acks(&mut self, is: bool) {
+        if !is {
+            self.acks = None;
+        } else if self.acks.is_none() {
+            self.acks = Some(Box::default());
+        }
+    }
+
+    fn added_acks(&mut self) -> u64 {
+        let added = self.acks.as_mut().map(|acks| &mut acks.added);
+        added.map_or(0, std::mem::take)
+    }
+
     fn lost(&mut self) -> u64 {
         std::mem::take(&mut self.lost)
     }
@@ -610,7 +643,10 @@ impl Link for Rings {
                 None => given.gone += 1,
                 Some(Put::Never) => given.full += 1,
                 Some(Put::Full) if !self.keep(at, &header, &out) => given.full += 1,
-                Some(Put::Full | Put::Done) => {
+                Some(put @ (Put::Full | Put::Done)) => {
+                    if put == Put::Done {
+                        self.gave(&out);
+                    }
                     given.enqueued += 1;
                     given.bytes += out.len() as u64;
                 }

@@ -15,6 +15,7 @@
 //! | `message.rs`, `payload.rs` | messages with their descriptors, and what they carry |
 //! | `link.rs` | one guest's rings, as the thread that forwards uses them |
 //! | `frames.rs` | frames out of rings and into them, with their headers |
+//! | `acks.rs` | ACKs that stand for several |
 //! | `tail.rs` | the rest of a long frame, copied from guest to guest |
 //! | `ring.rs` | a split virtqueue |
 //! | `control.rs` | the control queue |
@@ -26,6 +27,7 @@
 //! never waits at all. The front-end is a stranger, and so is the guest behind it: see `memory.rs` and
 //! `ring.rs` for what they can try.
 
+mod acks;
 mod call;
 mod control;
 pub(crate) mod door;

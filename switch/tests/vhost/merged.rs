@@ -79,3 +79,76 @@ fn segments_are_merged_for_a_guest_that_takes_super_frames_and_for_no_other() {
     served.check_sums();
     served.check_alive();
 }
+
+/// A pure ACK of station 2, with a right checksum or with that of the pseudo header.
+fn ack(number: u32, is_left: bool) -> (Vec<u8>, Offload) {
+    let mut frame = vec![
+        2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0, 0, 40, 0, 9,
+    ];
+    frame.extend([0x40, 0, 64, 6, 0, 0, 10, 0, 3, 2, 10, 0, 3, 1]);
+    frame.extend([0x1b, 0x59, 0x1b, 0x58, 0, 0, 0, 1]);
+    frame.extend(number.to_be_bytes());
+    frame.extend([0x50, 0x10, 4, 0, 0, 0, 0, 0]);
+    let sum = Sum::default().bytes(&frame[14..34]).finish();
+    frame[24..26].copy_from_slice(&sum);
+    let pseudo = Sum::default().bytes(&frame[26..34]).number(6 + 20);
+    let sum = match is_left {
+        true => pseudo.finish().map(|byte| !byte),
+        false => pseudo.bytes(&frame[34..]).finish(),
+    };
+    frame[50..52].copy_from_slice(&sum);
+    let offload = Offload {
+        flags: flags::NEEDS_CSUM,
+        csum_start: 34,
+        csum_offset: 16,
+        ..Offload::default()
+    };
+    let left = is_left.then_some(offload);
+    (frame, left.unwrap_or_default())
+}
+
+#[test]
+fn an_ack_for_what_was_merged_becomes_those_of_single_segments() {
+    let served = Served::set("default.gro=20 default.acks=expand");
+    let mut sender = served.guest(PLAIN);
+    let mut takes = served.guest(PLAIN | GUEST_CSUM | GUEST_TSO4);
+    let (mut at, mut segments_sent, mut acks, mut own) = (0, 0, 0, 0);
+    for round in 0..40 {
+        // The guest acknowledges all of it at once, whatever it was given it in.
+        let sent = segments(at, 40, 1000);
+        for frame in &sent {
+            sender.send(frame);
+        }
+        let (wire, _) = given(&mut takes, 40);
+        assert!(wire == sent, "{round}");
+        at += 40;
+        let is_left = round % 2 == 0;
+        let (mine, offload) = ack(at * 1000, is_left);
+        takes.send_offloaded(&mine, &offload);
+        let mut last = (at - 40) * 1000;
+        own += 1;
+        while last != at * 1000 {
+            // All but the number and the sum of it are the guest's own, and right.
+            let (_, came) = sender.next();
+            let number = u32::from_be_bytes(came[42..46].try_into().unwrap());
+            assert!(last < number && number.is_multiple_of(1000), "{number}");
+            assert_eq!(came, ack(number, false).0);
+            (last, acks) = (number, acks + 1);
+        }
+        segments_sent += 40;
+        eventually("all came back", || sender.has_sent() && takes.has_sent());
+        sender.drain();
+    }
+    let added = served.count("acks_expanded");
+    assert_eq!(added, acks - own);
+    assert!(added > 0 && added * 2 <= segments_sent);
+    // It says the same again, and lies: nothing is added.
+    for number in [at * 1000, at * 1000 - 500, at * 1000 + 70_000, 5] {
+        let (mine, offload) = ack(number, true);
+        takes.send_offloaded(&mine, &offload);
+        assert_eq!(sender.next().1, ack(number, false).0);
+    }
+    assert_eq!(served.count("acks_expanded"), added);
+    served.check_sums();
+    served.check_alive();
+}

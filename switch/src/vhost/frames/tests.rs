@@ -134,6 +134,7 @@ fn frames_are_taken_behind_short_and_long_headers() {
             &mut batch,
             4,
             &mut 4096,
+            None,
         );
         assert_eq!(more, Ok(false));
         assert_eq!((batch.len(), batch.get(0).bytes), (1, &[7; 60][..]));
@@ -154,7 +155,7 @@ fn a_long_frames_rest_is_copied_when_it_leaves_and_its_begin_when_it_came() {
     sender.offer(0);
     let (mut batch, mut parts) = (Batch::new(4, 1514), Vec::new());
     batch.leaves = true;
-    take(&mut from, &mut parts, 12, &mut batch, 4, &mut 4096).unwrap();
+    take(&mut from, &mut parts, 12, &mut batch, 4, &mut 4096, None).unwrap();
     let it = batch.get(0);
     assert_eq!((it.bytes, it.len()), (&[7; BEGIN][..], 1500));
     assert!(it.fault.is_none());
@@ -186,7 +187,7 @@ fn a_rest_that_is_not_in_memory_is_a_bad_chain() {
     driver.offer(0);
     let (mut batch, mut parts) = (Batch::new(4, 1514), Vec::new());
     batch.leaves = true;
-    take(&mut ring, &mut parts, 12, &mut batch, 4, &mut 4096).unwrap();
+    take(&mut ring, &mut parts, 12, &mut batch, 4, &mut 4096, None).unwrap();
     let it = batch.get(0);
     assert_eq!((it.fault, it.len()), (Some(Fault::Chain), 0));
 }
@@ -208,7 +209,7 @@ fn headers_beyond_the_begin_are_copied_before_they_are_judged() {
     }
     let (mut batch, mut parts) = (Batch::new(4, 1514), Vec::new());
     batch.leaves = true;
-    take(&mut ring, &mut parts, 12, &mut batch, 4, &mut 4096).unwrap();
+    take(&mut ring, &mut parts, 12, &mut batch, 4, &mut 4096, None).unwrap();
     let all: Vec<_> = batch
         .iter()
         .map(|it| (it.tail.is_some(), it.fault))
@@ -225,7 +226,7 @@ fn what_finds_no_room_stays_with_the_guest() {
     (0..4).for_each(|_| driver.offer(0));
     let (mut batch, mut parts) = (Batch::new(3, 1514), Vec::new());
     assert_eq!(
-        take(&mut ring, &mut parts, 12, &mut batch, 64, &mut 4096),
+        take(&mut ring, &mut parts, 12, &mut batch, 64, &mut 4096, None),
         Ok(true)
     );
     assert_eq!(batch.len(), 3);
@@ -233,7 +234,7 @@ fn what_finds_no_room_stays_with_the_guest() {
     assert_eq!(driver.used(), 3);
     batch.clear();
     assert_eq!(
-        take(&mut ring, &mut parts, 12, &mut batch, 64, &mut 4096),
+        take(&mut ring, &mut parts, 12, &mut batch, 64, &mut 4096, None),
         Ok(false)
     );
     assert_eq!(batch.len(), 1);
