@@ -5,6 +5,7 @@ use crate::offload::{Pieces, samples, work};
 use crate::witness::seed;
 use vnplug_ring::offload::{flags, gso};
 
+mod cost;
 mod kernel;
 mod model;
 mod table;
