@@ -490,7 +490,7 @@ impl Exits {
                 let takes = |link: &dyn Link| offload.is_none_or(|it| link.takes(it));
                 // What is merged must be here.
                 let is_super = offload.is_some_and(Offload::is_super_frame);
-                let is_copied = port.is_slow || (port.gro > 0 && !is_super);
+                let is_copied = port.is_slow || (!is_super && port.limits().is_some());
                 port.takes_tails && !is_copied && port.link.as_deref().is_some_and(takes)
             }
             // Nobody has it.

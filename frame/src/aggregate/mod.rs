@@ -315,8 +315,8 @@ const NONE: u32 = u32::MAX;
 const LONGEST: usize = 65_535;
 /// The flags that end a super-frame, and only its last segment has.
 const ENDS: u8 = flag::PSH | flag::FIN;
-/// Bytes that are kept from batch to batch.
-const KEPT: usize = 1 << 20;
+/// Bytes that are kept from batch to batch: 128 frames of 9 KiB have less.
+const KEPT: usize = 2 << 20;
 
 #[cfg(test)]
 mod tests;
