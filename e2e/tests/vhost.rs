@@ -233,13 +233,13 @@ fn a_guest_without_segmentation_offload_slows_nobody_and_others_frames_stay_larg
         set(two, receiver);
         let [mixed, beside] = moved(&daemon, ends);
         println!("{sender} to {receiver}: {mixed:?} beside {beside:?}");
-        // Two CPUs are shared with whatever else runs.
+        // Two CPUs are shared with whatever else runs; a switch that is slowed is 25 times slower.
         assert!(
-            mixed.bytes > 0.6 * slow.bytes,
+            mixed.bytes > 0.3 * slow.bytes,
             "{sender} to {receiver}: {mixed:?} {slow:?}"
         );
         assert!(
-            beside.bytes > 0.6 * beside_slow.bytes,
+            beside.bytes > 0.3 * beside_slow.bytes,
             "{beside:?} {beside_slow:?}"
         );
         assert!(beside.sent > 8_000.0, "{beside:?}");

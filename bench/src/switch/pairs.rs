@@ -121,11 +121,15 @@ impl Site {
         })
     }
 
-    /// Frames that our switches had no room for.
+    /// Frames for which a port of our switches, or its ring, had no room.
     fn dropped(&self) -> u64 {
         let counters = self.daemon.counters();
-        let switches = counters.iter().filter(|it| it.kind == "source");
-        switches.map(|it| value(it, "out_dropped_full")).sum()
+        let full = counters.iter().map(|it| match it.kind.as_str() {
+            "source" => value(it, "out_dropped_full"),
+            "port" => value(it, "dropped_full"),
+            _ => 0,
+        });
+        full.sum()
     }
 }
 

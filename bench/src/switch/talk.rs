@@ -154,21 +154,26 @@ fn both(to: &str, pace: Pace, begin: Instant, end: Instant) -> Result<()> {
     Ok(())
 }
 
-/// Datagrams that arrived at this machine and found no room: in the kernel's queue (`softnet_stat`) or in the
-/// socket (`RcvbufErrors`).
+/// Datagrams that arrived at this machine and found no room: in its driver (`rx_dropped`), in the kernel's
+/// queue (`softnet_stat`) or in the socket (`RcvbufErrors`).
 fn refused() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/net/softnet_stat")?;
     let dropped = text.lines().filter_map(|line| line.split(' ').nth(1));
     let dropped = dropped.filter_map(|number| u64::from_str_radix(number, 16).ok());
-    Ok(of_udp("RcvbufErrors")? + dropped.sum::<u64>())
+    Ok(of_udp("RcvbufErrors")? + of_interfaces("rx_dropped")? + dropped.sum::<u64>())
 }
 
 /// Datagrams of this machine that were not sent: the queue before an interface had no room (`SndbufErrors`), or
 /// its driver dropped them.
 fn untaken() -> Result<u64> {
-    let mut all = of_udp("SndbufErrors")?;
+    Ok(of_udp("SndbufErrors")? + of_interfaces("tx_dropped")?)
+}
+
+/// One of the kernel's counters of all interfaces.
+fn of_interfaces(name: &str) -> Result<u64> {
+    let mut all = 0;
     for interface in std::fs::read_dir("/sys/class/net")? {
-        let file = interface?.path().join("statistics/tx_dropped");
+        let file = interface?.path().join("statistics").join(name);
         all += std::fs::read_to_string(file)?.trim().parse::<u64>()?;
     }
     Ok(all)
