@@ -169,26 +169,6 @@ fn super_frames_of_an_interface_leave_and_come_uncut() {
     assert_eq!(value(counted(&daemon.audit(), "source"), "out_cut"), 0);
 }
 
-#[test]
-fn segments_are_merged_for_an_interface_that_takes_super_frames() {
-    let site = Site::new();
-    site.wire();
-    let dir = site.lab.dir().join("lan0.ctl");
-    let spec = format!("lan0,vde={},uplink=up0,port.1.gro=44", dir.display());
-    let daemon = site.daemon(&spec);
-    // A TAP whose kernel cuts and sums itself.
-    let tap = Station::by_vde(&site.lab, &dir, "10.9.0.5").unwrap();
-    assert!(tap.pings(FAR));
-    let bytes = content(32 << 20);
-    let before = site.traffic("up0", "tx");
-    assert!(transfer(&tap.netns, &site.far, FAR, &bytes).unwrap() == bytes);
-    let out = site.mean("up0", "tx", before);
-    assert!(out > 1800, "{out}");
-    assert_eq!(bad_checksums(&tap.netns) + bad_checksums(&site.far), 0);
-    let made = value(counted(&daemon.audit(), "source"), "out_super_frames");
-    assert!(made > 100, "{made}");
-}
-
 /// The kinds of uplinks, each with an MTU that it can carry.
 const KINDS: [(&str, &str); 2] = [("", "9000"), ("/af_xdp/frame_size=4096", "3500")];
 

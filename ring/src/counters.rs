@@ -401,7 +401,7 @@ pub const SWITCH: &[Counter] = &[
     part(
         "due",
         "out_merged",
-        "copies that left within a super-frame made of several, beyond one for each",
+        "copies that were merged into a super-frame, beyond one for each, delivered or not",
     ),
     own(
         "out_super_frames",

@@ -42,11 +42,14 @@ impl Edits {
     ) -> u32 {
         let begin = self.heads.len();
         let rest = put(&mut self.heads, edit, head);
-        // What comes in two parts has little more than headers in the first.
-        if !body.is_empty() {
-            self.heads
-                .extend_from_slice(head.get(rest..).unwrap_or_default());
-        }
+        // All headers, by which a flow is told; what comes in two parts has little more in the first.
+        let more = head.get(rest..).unwrap_or_default();
+        let more = match body.is_empty() {
+            true => &more[..more.len().min(HEADERS)],
+            false => more,
+        };
+        self.heads.extend_from_slice(more);
+        let rest = rest + more.len();
         self.all.push(Edited {
             head: begin..self.heads.len(),
             rest,
@@ -152,6 +155,8 @@ fn shifted(edit: Edit, mut offload: Offload) -> Offload {
 /// Bytes of both addresses, and of a tag.
 const ADDRESSES: usize = 12;
 const TAG: usize = 4;
+/// Bytes of the longest headers: IPv6 and TCP, both with options.
+const HEADERS: usize = 128;
 /// Bytes that are kept from batch to batch.
 const KEPT: usize = 1 << 16;
 

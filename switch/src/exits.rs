@@ -142,7 +142,7 @@ impl Port {
         if self.gro == 0 || self.is_slow {
             return None;
         }
-        let link = self.link.as_ref()?;
+        let link = self.link.as_ref().filter(|link| link.merges())?;
         let takes = |gso_type| {
             link.takes(&Offload {
                 flags: flags::NEEDS_CSUM,

@@ -60,6 +60,11 @@ pub(crate) trait Link: AsFd + Send {
         false
     }
 
+    /// Whether segments may be merged for it: only where what is merged cannot be too long.
+    fn merges(&self) -> bool {
+        false
+    }
+
     /// Whether the far end does what is left to do with such a frame.
     fn takes(&self, _offload: &Offload) -> bool {
         false

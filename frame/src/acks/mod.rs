@@ -59,7 +59,8 @@ impl Acks {
         let (at, room) = self.find(&key);
         if let Some(flow) = at.and_then(|at| self.flows[at].as_mut()) {
             flow.used = self.now;
-            flow.given(start, end, size);
+            // No ACK is for the data of a segment without its FIN.
+            flow.given(start, end, size.filter(|_| fin == 0));
         } else if size.is_some() {
             self.flows[room] = Some(Flow::new(key, self.now, (start, end)));
         }
@@ -82,6 +83,10 @@ impl Acks {
         {
             self.now += 1;
             flow.used = self.now;
+            if !segment.has_timestamps_only() {
+                // It misses something (SACK), which it may have been given.
+                flow.forget_given();
+            }
             let (ack, window) = (segment.ack(), segment.window());
             flow.acknowledged(ack, window, is_pure(segment), &mut self.numbers);
         }
@@ -265,6 +270,11 @@ impl Flow {
         self.edge = Some(edge);
     }
 
+    /// The receiver lacks something of what it was given, or it would not say what it says.
+    fn forget_given(&mut self) {
+        (self.count, self.edge) = (0, None);
+    }
+
     fn push(&mut self, run: Run) {
         if self.count == RUNS {
             self.runs.rotate_left(1);
@@ -284,6 +294,10 @@ impl Flow {
         };
         if !is_after(number, last) {
             if number == last {
+                if is_pure && window == last_window {
+                    // A duplicate (RFC 5681, 2).
+                    self.forget_given();
+                }
                 self.acked = Some((number, window));
             }
             return;

@@ -84,6 +84,63 @@ fn what_came_behind_a_hole_is_not_expanded() {
 }
 
 #[test]
+fn what_the_receiver_lost_itself_is_not_expanded() {
+    let mut flow = flow();
+    flow.given(1000, 3000, Some(100));
+    flow.given(3000, 5000, Some(100));
+    // It says that it lacks the first part, and gets it again.
+    assert_eq!(sent(&mut flow, 1000, 50, true), []);
+    flow.given(1000, 3000, Some(100));
+    assert_eq!(sent(&mut flow, 5000, 50, true), []);
+    flow.given(5000, 5400, Some(100));
+    assert_eq!(sent(&mut flow, 5400, 50, true), [5300]);
+}
+
+#[test]
+fn data_without_its_fin_is_not_acknowledged() {
+    let frame = |len: u16, flags: u8| {
+        let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0];
+        frame.extend((40 + len).to_be_bytes());
+        frame.extend([0, 9, 0x40, 0, 64, 6, 0, 0, 10, 0, 3, 1, 10, 0, 3, 2]);
+        frame.extend([0, 80, 0, 81, 0, 0, 3, 0xe8, 0, 0, 0, 1, 0x50, flags]);
+        frame.extend([4, 0, 0, 0, 0, 0]);
+        frame.resize(frame.len() + usize::from(len), 0);
+        frame
+    };
+    let ack = |number: u32| {
+        let mut frame = frame(0, flag::ACK);
+        frame[26..34].rotate_left(4);
+        frame[34..38].rotate_left(2);
+        frame[42..46].copy_from_slice(&number.to_be_bytes());
+        frame
+    };
+    for (end, copies) in [(0, 1), (flag::FIN, 0)] {
+        let mut acks = Acks::default();
+        // What the switch sees first of it: the segment before, then its ACK.
+        let mut first = frame(100, flag::ACK);
+        first[38..42].copy_from_slice(&900_u32.to_be_bytes());
+        for (bytes, size) in [(first, 100), (frame(400, flag::ACK | end), 100)] {
+            let Look::Tcp(segment) = look(&bytes, bytes.len()) else {
+                panic!("no segment");
+            };
+            acks.given(&segment, Some(size));
+            if segment.seq() == 900 {
+                let bytes = ack(1000);
+                let Look::Tcp(segment) = look(&bytes, bytes.len()) else {
+                    panic!("no segment");
+                };
+                assert_eq!(acks.sent(&segment), [0; 0]);
+            }
+        }
+        let bytes = ack(1400 + u32::from(end != 0));
+        let Look::Tcp(segment) = look(&bytes, bytes.len()) else {
+            panic!("no segment");
+        };
+        assert_eq!(acks.sent(&segment).len(), copies, "{end}");
+    }
+}
+
+#[test]
 fn numbers_wrap() {
     let start = u32::MAX - 149;
     let mut flow = Flow::new(key(), 0, (start, start));

@@ -51,7 +51,7 @@ impl Group {
         ) == (network, transport, payload, self.is_ipv6);
         let has_room = self.count < limits.segments
             && segment.len() <= self.size
-            && payload - network + self.len + segment.len() <= LONGEST;
+            && payload + self.len + segment.len() <= LONGEST;
         if !is_like || !has_room {
             return false;
         }

@@ -311,7 +311,7 @@ pub const FLOWS: usize = 64;
 const WAYS: usize = 4;
 /// No group, no frame.
 const NONE: u32 = u32::MAX;
-/// Bytes of the longest IP packet that is made.
+/// Bytes of the longest frame that is made: neither a packet socket nor a buffer for 64 KiB takes a longer one.
 const LONGEST: usize = 65_535;
 /// The flags that end a super-frame, and only its last segment has.
 const ENDS: u8 = flag::PSH | flag::FIN;

@@ -232,7 +232,11 @@ pub(super) fn put(
         if count >= there {
             there = ring.refresh()?;
             if count >= there {
-                return Ok(Put::Full);
+                // More than all of them the guest will never have.
+                return Ok(match there < ring.size() {
+                    true => Put::Full,
+                    false => refuse(ring, chains),
+                });
             }
         }
         let first = ring.head(count)?;

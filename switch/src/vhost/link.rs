@@ -112,6 +112,8 @@ pub(crate) struct Rings {
     waiting_bytes: usize,
     /// Those that waited and are dropped, since somebody asked.
     lost: u64,
+    /// A merged frame did not fit into the guest's buffers, all of them together.
+    is_narrow: bool,
     /// ACKs for what was merged, if they are expanded.
     acks: Option<Box<Expansion>>,
     scratch: Scratch,
@@ -170,6 +172,7 @@ pub(crate) fn pair(
         waiting: VecDeque::new(),
         waiting_bytes: 0,
         lost: 0,
+        is_narrow: false,
         acks: None,
         scratch: Scratch::default(),
         held: Vec::new(),
@@ -280,6 +283,7 @@ impl Rings {
             self.waiting.clear();
             self.waiting_bytes = 0;
         }
+        self.is_narrow = false;
         self.count_rings();
         self.disarm();
         for started in self.setup.rings.iter().flatten() {
@@ -410,7 +414,10 @@ impl Rings {
         // One at least: a chain of none costs, too.
         self.budget = self.budget.saturating_sub(self.scratch.parts.len().max(1));
         match put {
-            Ok(put) => Some(put),
+            Ok(put) => {
+                self.is_narrow |= put == Put::Never && out.merged.is_some();
+                Some(put)
+            }
             Err(broken) => {
                 self.stop(at, broken);
                 None
@@ -460,7 +467,14 @@ impl Rings {
                 offload: None,
                 merged: first.merged,
             };
-            match self.put(at, header, &out) {
+            // The guest may have changed its offloads since.
+            let offload = header.first_chunk().map(Offload::from_header);
+            let offload = offload.unwrap_or_default();
+            let put = match offload.is_due() && !self.takes(&offload) {
+                true => Some(Put::Never),
+                false => self.put(at, header, &out),
+            };
+            match put {
                 Some(Put::Done) => self.gave(&out),
                 Some(Put::Full) => {
                     self.waiting.push_front(first);
@@ -657,6 +671,10 @@ impl Link for Rings {
             self.await_buffers();
         }
         given
+    }
+
+    fn merges(&self) -> bool {
+        !self.is_narrow
     }
 
     fn takes(&self, offload: &Offload) -> bool {

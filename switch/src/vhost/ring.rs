@@ -136,6 +136,11 @@ impl Ring {
         }
     }
 
+    /// Entries.
+    pub(crate) fn size(&self) -> u16 {
+        self.place.size
+    }
+
     /// Where it is: the value of GET_VRING_BASE.
     pub(crate) fn index(&self) -> u16 {
         self.next

@@ -27,7 +27,7 @@ use vnplug_path::source::{Queue, Received, wait};
 use vnplug_ring::Region;
 use vnplug_ring::offload::{Offload, flags, gso};
 use vnplug_switch::{Access, Switch, SwitchConfig, VhostConfig};
-use vnplug_testing::{TestDir, eventually};
+use vnplug_testing::{TestDir, eventually, until};
 
 use front::*;
 

@@ -58,6 +58,33 @@ fn what_waited_for_a_guest_and_never_came_is_counted_as_dropped() {
 }
 
 #[test]
+fn what_is_longer_than_all_buffers_of_a_guest_is_dropped_and_what_follows_comes() {
+    let served = Served::here();
+    let mut sender = served.guest(PLAIN);
+    let mut narrow = served.guest(PLAIN | GUEST_CSUM | GUEST_TSO4);
+    for at in 0..SIZE {
+        let buffer = (0x30_0000 + u64::from(at) * 256, 256, 2, 0);
+        narrow.receiving.desc(&narrow.region, at, buffer);
+    }
+    let (bytes, offload) = super_frame(0xee, 1, 20_000);
+    sender.send_offloaded(&bytes, &offload);
+    eventually("it is dropped", || served.count("out_dropped_full") == 1);
+    let came = || narrow.receiving.back(&narrow.region);
+    let came: Vec<_> = std::iter::from_fn(came).collect();
+    assert!(came.len() == usize::from(SIZE) && came.iter().all(|it| it.1 == 0));
+    (0..SIZE).for_each(|at| narrow.receiving.offer(&narrow.region, at));
+    narrow.receiving.kick();
+    sender.send(&frame(0xee, 1, 7));
+    let back = until(
+        "the next one comes",
+        || narrow.receiving.back(&narrow.region),
+        Option::is_some,
+    );
+    assert_eq!(back.map(|it| it.1), Some(12 + 60));
+    served.check_sums();
+}
+
+#[test]
 fn a_guest_that_kicks_without_end_stops_nobody() {
     let served = Served::here();
     let noisy = served.guest(PLAIN);

@@ -170,7 +170,7 @@ fn what_is_merged_is_cut_into_the_same_frames() {
                 Outcome::Made(at, _) => {
                     made += 1;
                     let (bytes, offload) = aggregator.get(at);
-                    assert!(bytes.len() <= LONGEST + 14 + 8);
+                    assert!(bytes.len() <= LONGEST);
                     (bytes, Some(offload))
                 }
             };

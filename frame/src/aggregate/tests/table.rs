@@ -236,11 +236,18 @@ fn the_limit_is_kept_and_64_kib_too() {
         assert_eq!(shape.iter().sum::<usize>(), 90);
         assert!(shape[..shape.len() - 1].iter().all(|it| *it == limit));
     }
-    // As many as fit into 65,535 bytes with both headers: 52 bytes.
-    for (len, fits) in [(1448, 44), (8948, 7), (32_741, 2), (32_742, 1)] {
+    // As many as fit into 65,535 bytes with all headers: 66 bytes.
+    for (len, fits) in [(1448, 44), (8948, 7), (32_734, 2), (32_735, 1)] {
         let (aggregator, _) = merged(44, &stream(44, len));
         assert_eq!(shape(&aggregator)[0], fits, "{len}");
     }
+}
+
+#[test]
+fn what_is_for_many_is_not_merged() {
+    let mut frames = stream(4, 100);
+    frames.iter_mut().for_each(|(frame, _)| frame[0] |= 1);
+    assert_eq!(shape(&merged(44, &frames).0), [1; 4]);
 }
 
 #[test]
