@@ -85,7 +85,8 @@ impl Talk {
 }
 
 /// Sets an end up. Nothing is sent but what the programs send: no merged segments, no discovery,
-/// no probes.
+/// no probes. What says which groups it is in (MLD, RFC 3810, 6.1) is said again after a millisecond and
+/// not after a second, which is in the midst of a test.
 fn end(netns: &Netns, interface: &str, number: u8) -> Result<()> {
     let other = 3 - number;
     let offloads = ["tx", "off", "tso", "off", "gso", "off", "gro", "off"];
@@ -111,7 +112,10 @@ fn end(netns: &Netns, interface: &str, number: u8) -> Result<()> {
         "up",
     ])?;
     let quiet = format!(
-        "echo 0 >/proc/sys/net/ipv6/conf/{interface}/disable_ipv6
+        "for version in 1 2; do
+             echo 1 >/proc/sys/net/ipv6/conf/{interface}/mldv${{version}}_unsolicited_report_interval
+         done
+         echo 0 >/proc/sys/net/ipv6/conf/{interface}/disable_ipv6
          echo 0 >/proc/sys/net/ipv6/conf/{interface}/router_solicitations
          for ip in ipv4 ipv6; do
              echo 3600 >/proc/sys/net/$ip/neigh/{interface}/delay_first_probe_time
