@@ -215,6 +215,11 @@ const SWITCH: &[Row] = &[
         switch::curve,
     ),
     row(
+        "merge",
+        "segments of a wire merged for a guest, against none merged and against the kernel's GRO",
+        switch::merge,
+    ),
+    row(
         "switch-loss",
         "datagrams lost by rate, bursts and number of flows, against vde_switch",
         switch::loss,

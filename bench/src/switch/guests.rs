@@ -4,9 +4,9 @@ use std::fmt;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use vnplug_e2e::{Guest, Image, Job, Lab, Uml, UmlConfig};
+use vnplug_e2e::{Guest, Image, Job, Lab, Netns, Uml, UmlConfig};
 
-use super::talk::{LATE, PROGRAM, Pace, SETTLE, Talk, WARM_UP, Window};
+use super::talk::{LATE, PROGRAM, Pace, SETTLE, Talk, WARM_UP, Window, send};
 use crate::pcap::stripped;
 use crate::row::Result;
 
@@ -42,6 +42,16 @@ pub(super) struct Datagrams {
     pub(super) untaken: u64,
     /// Dropped by the switch, where it counts them.
     pub(super) dropped: u64,
+}
+
+impl Bulk {
+    fn of(bytes: u64, time: Duration, spent: Duration) -> Self {
+        let bytes = bytes as f64;
+        Self {
+            gbps: bytes * 8e-9 / time.as_secs_f64(),
+            cpu_s: spent.as_secs_f64() * 1e9 / bytes.max(1.0),
+        }
+    }
 }
 
 impl Guests {
@@ -150,11 +160,35 @@ impl Guests {
         if !all_in_time {
             return Ok(None);
         }
-        let bytes = bytes as f64;
-        Ok(Some(Bulk {
-            gbps: bytes * 8e-9 / time.as_secs_f64(),
-            cpu_s: spent.as_secs_f64() * 1e9 / bytes.max(1.0),
-        }))
+        Ok(Some(Bulk::of(bytes, time, spent)))
+    }
+
+    /// One stream of TCP from a namespace to the first of them; `spent` is the processor time that counts.
+    pub(super) fn takes(
+        &self,
+        from: &Netns,
+        lan: Lan,
+        time: Duration,
+        spent: impl Fn() -> Result<Duration>,
+    ) -> Result<Bulk> {
+        in_time(|lead| {
+            let window = Window::after(lead + WARM_UP, time);
+            let taker = self.starts(0, &Talk::Take, window)?;
+            let (begin, end) = window.instants();
+            let to = lan.address(0);
+            let send = || send(&to, begin, end).map_err(|error| error.to_string());
+            let spent = scope(|threads| {
+                let sender = threads.spawn(|| from.enter(send));
+                until(begin)?;
+                let before = spent()?;
+                until(end)?;
+                let spent = spent()? - before;
+                sender.join().map_err(|_| "the sender panicked")???;
+                Ok::<_, Box<dyn std::error::Error>>(spent)
+            })?;
+            let came = numbers(&taker)?;
+            Ok(came.map(|[bytes]| Bulk::of(bytes, time, spent)))
+        })
     }
 
     /// Datagrams both ways in each of the first pairs, all at once, at this pace of each flow.

@@ -124,7 +124,7 @@ fn take(begin: Instant, end: Instant) -> Result<()> {
 }
 
 /// Begins [`WARM_UP`] before the window.
-fn send(to: &str, begin: Instant, end: Instant) -> Result<()> {
+pub(super) fn send(to: &str, begin: Instant, end: Instant) -> Result<()> {
     sleep((begin - WARM_UP).saturating_duration_since(Instant::now()));
     let address = format!("{to}:{PORT}").parse()?;
     let stream = TcpStream::connect_timeout(&address, WARM_UP)?;
