@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use vnplug_frame::segment::HEADERS;
 use vnplug_ring::offload::{Offload, flags};
 
 use crate::batch::Entered;
@@ -155,8 +156,6 @@ fn shifted(edit: Edit, mut offload: Offload) -> Offload {
 /// Bytes of both addresses, and of a tag.
 const ADDRESSES: usize = 12;
 const TAG: usize = 4;
-/// Bytes of the longest headers: IPv6 and TCP, both with options.
-const HEADERS: usize = 128;
 /// Bytes that are kept from batch to batch.
 const KEPT: usize = 1 << 16;
 

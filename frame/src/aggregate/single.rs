@@ -98,7 +98,7 @@ pub(super) fn is_candidate(segment: &Segment<'_>, single: &Single<'_>, limits: &
     });
     // The bit before DF is reserved, and 0.
     let is_odd = !segment.is_ipv6 && segment.ip()[6] & 0x80 != 0;
-    // What is for many is given to each: once for all of them would be cheaper, if it were merged.
+    // A frame for a group goes to many ports, each of which would have it merged anew.
     let is_for_one = single.head.first().is_some_and(|byte| byte & 1 == 0);
     is_wanted
         && is_for_one

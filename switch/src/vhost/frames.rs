@@ -46,6 +46,7 @@ pub(super) fn take(
     budget: &mut usize,
     mut acks: Option<&mut Expansion>,
 ) -> Result<bool, Broken> {
+    let end = batch.len() + most;
     let mut left = most;
     while left > 0 && *budget > 0 {
         let there = usize::from(ring.available()?);
@@ -83,7 +84,8 @@ pub(super) fn take(
             ring.give_back(chain.head, 0);
             begin = chain.end;
         }
-        left -= count;
+        // With the ACKs that were added.
+        left = end.saturating_sub(batch.len());
         *budget = budget.saturating_sub(parts.len());
     }
     Ok(true)
