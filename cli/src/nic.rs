@@ -6,18 +6,25 @@
 //!
 //! A ring without room holds one frame here and the others in the interface's own queue, as a slow
 //! NIC does. While the daemon is away the cable is out, and what is sent is dropped.
+//!
+//! Segments of a batch that follow each other are merged before the TAP has them, as a NIC's driver does
+//! (the kernel does it for no TAP).
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use vnplug::{Error, Next, Offload, Packet, Port, PortOptions};
 
+use vnplug_frame::acks::Acks;
+use vnplug_frame::segment::{Look, look};
+
 use crate::capture::Segments;
 use crate::failure::{Failure, OK, Outcome};
+use crate::interface::merge::{Given, Merge, gro};
 use crate::interface::tally::{Reason, Tally};
 use crate::interface::words::{MTUS, interface_name, mac, mtu_of};
 use crate::interface::{Tap, TapPlan, header, in_netns};
@@ -35,8 +42,9 @@ Examples:
 The interface is there until the command ends (Ctrl-C, SIGTERM, also kill -9). Give it an address as
 any other (ip address add 10.0.0.1/24 dev eth1). While the daemon is away its cable is out.
 
-received = injected + dropped by the interface, by reason: link_down, no_room, too_long, too_short,
-refused; taken = sent + dropped by reason: away, too_long, no_room. More: docs/switch.md.")]
+received = injected + merged (segments that became a part of another) + dropped by the interface, by
+reason: link_down, no_room, too_long, too_short, refused; taken = sent + dropped by reason: away, too_long, no_room; ACKs that --acks expand
+adds are counted beside. More: docs/switch.md.")]
 pub(crate) struct NicArgs {
     /// The switch, as the daemon's --switch names it, or the device of `vnplug list`
     switch: String,
@@ -58,6 +66,12 @@ pub(crate) struct NicArgs {
     /// Super-frames and checksums left to the switch (merged), or frames as a wire has them
     #[arg(long, value_enum, default_value_t = Segments::Merged)]
     segments: Segments,
+    /// So many TCP segments become one super-frame for the interface at most, 2 to 44; off: none do
+    #[arg(long, value_name = "SEGMENTS", default_value = "44", value_parser = gro)]
+    gro: u8,
+    /// ACKs for what was merged: as they are, or as many as single segments would have had
+    #[arg(long, value_enum, default_value_t = AckMode::AsIs)]
+    acks: AckMode,
     /// Size of each of the two rings, for example 4M [default: the daemon's; 1M for sending]
     #[arg(long, value_name = "SIZE", default_value = "0", hide_default_value = true, value_parser = text::size)]
     ring: u64,
@@ -72,6 +86,13 @@ pub(crate) struct NicArgs {
     json: bool,
 }
 
+/// What becomes of ACKs for what was merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum AckMode {
+    AsIs,
+    Expand,
+}
+
 /// Both ends, and what moved between them.
 struct Nic {
     tap: Tap,
@@ -80,6 +101,10 @@ struct Nic {
     /// Bytes of a frame in there that the ring had no room for.
     held: Option<usize>,
     is_away: bool,
+    /// None: segments stay single.
+    merge: Option<Merge>,
+    /// None: ACKs leave as they are.
+    acks: Option<Box<Acks>>,
     received: Tally,
     taken: Taken,
     start: Instant,
@@ -92,6 +117,8 @@ struct Taken {
     all: u64,
     /// Written into the ring.
     sent: u64,
+    /// ACKs that were added to those.
+    acks: u64,
     /// Dropped: the daemon was away.
     away: u64,
     /// Dropped: longer than a record of the ring.
@@ -153,6 +180,9 @@ impl NicArgs {
             frame: vec![0; LONGEST].into_boxed_slice(),
             held: None,
             is_away: false,
+            merge: (self.gro > 0 && self.segments == Segments::Merged)
+                .then(|| Merge::new(self.gro)),
+            acks: (self.acks == AckMode::Expand).then(Box::default),
             received: Tally::default(),
             taken: Taken::default(),
             start: Instant::now(),
@@ -194,23 +224,69 @@ impl NicArgs {
 impl Nic {
     /// Lets the interface receive what is in the port's rings, a batch of it.
     fn receive(&mut self, port: &mut Port) -> Result<usize, Failure> {
-        let mut count = 0;
+        let Some(mut merge) = self.merge.take() else {
+            let mut count = 0;
+            for packet in port.batch(BATCH) {
+                self.inject(&packet?)?;
+                count += 1;
+            }
+            return Ok(count);
+        };
+        let mut packets = Vec::new();
+        let mut ended = Ok(());
         for packet in port.batch(BATCH) {
-            self.inject(&packet?)?;
-            count += 1;
+            match packet {
+                Ok(packet) => packets.push(packet),
+                Err(error) => ended = Err(error.into()),
+            }
         }
-        Ok(count)
+        let injected = self.inject_all(&mut merge, &packets);
+        self.merge = Some(merge);
+        injected.and(ended).map(|()| packets.len())
+    }
+
+    /// Lets the interface receive these, of which segments are merged.
+    fn inject_all(&mut self, merge: &mut Merge, packets: &[Packet<'_>]) -> Result<(), Failure> {
+        if let [packet] = packets {
+            return self.inject(packet);
+        }
+        let merged = merge.run(packets);
+        self.received.merged += merged;
+        self.received.received += merged;
+        for given in merge.given(packets) {
+            match given {
+                Given::Packet(packet) => self.inject(packet)?,
+                Given::Made(bytes, offload) => {
+                    self.received.received += 1;
+                    let merged = Some(offload.gso_size);
+                    self.put(&offload.to_native_header(bytes), bytes, merged)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     #[inline]
     fn inject(&mut self, packet: &Packet<'_>) -> Result<(), Failure> {
         self.received.received += 1;
-        if packet.bytes.len() < ETHERNET_HEADER {
+        self.put(&header::of(packet), packet.bytes, None)
+    }
+
+    #[inline]
+    fn put(&mut self, header: &[u8], frame: &[u8], merged: Option<u16>) -> Result<(), Failure> {
+        if frame.len() < ETHERNET_HEADER {
             self.received.drop(Reason::TooShort);
             return Ok(());
         }
-        match self.tap.inject(0, &header::of(packet), packet.bytes) {
-            Ok(()) => self.received.injected += 1,
+        match self.tap.inject(0, header, frame) {
+            Ok(()) => {
+                self.received.injected += 1;
+                if let Some(acks) = &mut self.acks
+                    && let Look::Tcp(segment) = look(frame, frame.len())
+                {
+                    acks.given(&segment, merged);
+                }
+            }
             Err(errno) => match Reason::of(errno) {
                 Some(reason) => self.received.drop(reason),
                 None => return Err(self.removed()),
@@ -239,6 +315,9 @@ impl Nic {
                 Err(errno) => return Err(Failure::about(self.tap.name(), errno)),
             };
             self.taken.all += 1;
+            if self.acks.is_some() {
+                self.expand(port, len)?;
+            }
             match self.push(port, len)? {
                 Pushed::Full => {
                     self.held = Some(len);
@@ -253,6 +332,29 @@ impl Nic {
             outbox.flush();
         }
         Ok(count)
+    }
+
+    /// Writes what goes before the frame that was read, of `len` bytes with its header, into the ring.
+    fn expand(&mut self, port: &mut Port, len: usize) -> Result<(), Failure> {
+        let (Some(acks), Some((header, frame))) =
+            (&mut self.acks, self.frame[..len].split_first_chunk())
+        else {
+            return Ok(());
+        };
+        let Ok(outbox) = port.outbox() else {
+            return Ok(());
+        };
+        let offload = Offload::from_native_header(header);
+        let mut failed = Ok(());
+        // NB: where there is no room, fewer ACKs are right, too.
+        self.taken.acks += acks.expand(frame, &offload, |ack| {
+            let pushed = outbox.push_offloaded(ack, &offload);
+            pushed.unwrap_or_else(|error| {
+                failed = Err(error.into());
+                false
+            })
+        });
+        failed
     }
 
     /// Writes the frame that was read, of `len` bytes with its header, into the ring.
@@ -333,13 +435,14 @@ impl Nic {
         out::raw(&format!("{line}\n"))
     }
 
-    /// `10 received = 9 injected + 1 dropped (1 no_room); 5 taken = 4 sent + 1 dropped (1 away); …`
+    /// `10 received = 6 injected + 3 merged + 1 dropped (1 no_room); 5 taken = 4 sent + 1 dropped (1 away); …`
     fn words(&self, port: &Port) -> String {
         let (received, taken) = (&self.received, &self.taken);
         format!(
-            "{} received = {} injected + {} dropped{}, {} lost in the ring; {} taken = {} sent + {} dropped{}{}",
+            "{} received = {} injected + {} merged + {} dropped{}, {} lost in the ring; {} taken = {} sent + {} dropped{}{}{}",
             grouped(received.received),
             grouped(received.injected),
+            grouped(received.merged),
             grouped(received.dropped()),
             received.reasons(),
             grouped(port.dropped()),
@@ -347,6 +450,10 @@ impl Nic {
             grouped(taken.sent),
             grouped(taken.dropped()),
             taken.reasons(),
+            match taken.acks {
+                0 => String::new(),
+                acks => format!("; {} ACKs added", grouped(acks)),
+            },
             if self.is_away {
                 "; waiting for the daemon"
             } else {
@@ -362,9 +469,11 @@ impl Nic {
             "seconds": (seconds * 1000.0).round() / 1000.0,
             "interface": self.tap.name(), "device": port.device(), "away": self.is_away,
             "received": received.received, "injected": received.injected,
+            "merged": received.merged,
             "dropped": received.dropped(), "dropped_by_reason": received.dropped_json(),
             "lost": port.dropped(), "reopened": port.counts().reopened,
-            "taken": taken.all, "sent": taken.sent, "held": u64::from(self.held.is_some()),
+            "taken": taken.all, "sent": taken.sent, "acks_added": taken.acks,
+            "held": u64::from(self.held.is_some()),
             "send_dropped": taken.dropped(),
             "send_dropped_by_reason": {
                 "away": taken.away, "too_long": taken.too_long, "no_room": taken.no_room,

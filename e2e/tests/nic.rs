@@ -18,7 +18,7 @@ fn finish(mut station: Station) {
     let told = station.cable.last();
     let number = |name: &str| told[name].as_u64().unwrap();
     assert_eq!(told["summary"], true);
-    let received = number("injected") + number("dropped");
+    let received = number("injected") + number("merged") + number("dropped");
     assert_eq!(number("received"), received, "{told}");
     assert_eq!(
         number("taken"),
@@ -96,6 +96,59 @@ fn interfaces_of_namespaces_speak_and_their_super_frames_are_cut_for_whom_they_m
         finish(station);
     }
     eventually("their ports are free", || switch_ports() == 1);
+}
+
+#[test]
+fn segments_of_senders_that_cut_themselves_are_merged_and_acks_for_them_come_back() {
+    let lab = Lab::new().unwrap();
+    let dir = lab.dir().join("lan0.ctl");
+    let spec = format!("lan0,vde={}", dir.display());
+    let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let old = Station::by_vde(&lab, &dir, "10.0.7.1").unwrap();
+    let bytes = content(32 << 20);
+    // What one of these segments more cost: frames to the receiver, and ACKs of it.
+    let seen = [
+        ("10.0.7.2", &["--gro", "off"][..]),
+        ("10.0.7.3", &[]),
+        ("10.0.7.4", &["--acks", "expand"]),
+    ]
+    .map(|(address, more)| {
+        let nic = Station::by_nic(&lab, &daemon, "lan0", address, more).unwrap();
+        assert!(nic.pings(&old.address));
+        assert!(old.sends(&nic, &bytes).unwrap() == bytes, "{more:?}");
+        let (frames, mut cable) = (nic.statistic("rx_packets"), nic.cable);
+        assert!(cable.finish().success());
+        let told = cable.last();
+        let number = |name: &str| told[name].as_u64().unwrap();
+        let received = number("injected") + number("merged") + number("dropped");
+        assert_eq!(number("received"), received, "{told}");
+        assert!(number("received") > 23_000, "{told}");
+        println!("{more:?}: {told}");
+        (
+            frames,
+            number("merged"),
+            number("acks_added"),
+            number("sent"),
+        )
+    });
+    let [single, merged, expanded] = seen;
+    assert_eq!((single.1, single.2), (0, 0));
+    assert!(
+        merged.1 > 0 && merged.0 < single.0 && merged.2 == 0,
+        "{seen:?}"
+    );
+    // One for two segments at most.
+    assert!(
+        expanded.2 > 0 && 2 * expanded.2 <= expanded.1 + expanded.0,
+        "{seen:?}"
+    );
+    daemon.audit();
+
+    let (code, said) = daemon.vnplug(&["nic", "lan0", "--gro", "45"]);
+    assert!(
+        code == Some(2) && said.contains("2 to 44, or off"),
+        "{said}"
+    );
 }
 
 #[test]

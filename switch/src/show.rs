@@ -92,7 +92,7 @@ impl Switchboard {
         }
         if roster.is_ring(port) && new.gro > 0 && new.gro != roster.settings.of(port).gro {
             return Err(format!(
-                "port {port} has rings, whose frames are not merged: gro is for virtual machines by vhost-user"
+                "port {port} has rings, and its program merges what it wants: `vnplug nic --gro`"
             ));
         }
         // When who has it under a grant is gone, this still holds.

@@ -1,6 +1,7 @@
 //! A TAP: made, kept silent or not, written to and read; gone with its last descriptor.
 
 pub(crate) mod header;
+pub(crate) mod merge;
 pub(crate) mod tally;
 pub(crate) mod words;
 

@@ -1,4 +1,4 @@
-//! What became of the packets: `received = injected + Σ dropped by reason`, to the packet.
+//! What became of the packets: `received = injected + merged + Σ dropped by reason`, to the packet.
 
 use rustix::io::Errno;
 use serde_json::{Map, Value, json};
@@ -26,6 +26,8 @@ pub(crate) enum Reason {
 pub(crate) struct Tally {
     pub(crate) received: u64,
     pub(crate) injected: u64,
+    /// Packets that became a part of another, which was injected or dropped.
+    pub(crate) merged: u64,
     /// Of those injected, how many are longer than the interface's MTU allows (super-frames of
     /// segmentation offload; readers get them whole).
     pub(crate) above_mtu: u64,

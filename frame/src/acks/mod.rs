@@ -17,7 +17,9 @@
 //! A receiver that lies gains nothing. A number is used once, if it was given, if it is beyond the last ACK,
 //! and below the one that is expanded; so there are at most half as many copies as segments given.
 
-use crate::segment::{Segment, flag};
+use vnplug_ring::offload::{Offload, flags};
+
+use crate::segment::{HEADERS, Look, Segment, flag, look};
 
 /// What is known of the flows of one receiver.
 #[derive(Debug)]
@@ -93,6 +95,39 @@ impl Acks {
         &self.numbers
     }
 
+    /// The receiver sends this whole frame: calls `put` with each ACK that goes before it, in order, until that
+    /// has no room. How many there were.
+    pub fn expand(
+        &mut self,
+        frame: &[u8],
+        offload: &Offload,
+        mut put: impl FnMut(&[u8]) -> bool,
+    ) -> u64 {
+        let Look::Tcp(segment) = look(frame, frame.len()) else {
+            return 0;
+        };
+        let transport = segment.transport;
+        let is_left = offload.flags & flags::NEEDS_CSUM != 0;
+        let place = (usize::from(offload.csum_start), offload.csum_offset);
+        let may_be_copied = !offload.is_super_frame() && (!is_left || place == (transport, 16));
+        let numbers = self.sent(&segment);
+        let mut copy = [0; HEADERS];
+        let copy = match copy.get_mut(..frame.len()) {
+            Some(copy) if may_be_copied && !numbers.is_empty() => copy,
+            _ => return 0,
+        };
+        let mut added = 0;
+        for &number in numbers {
+            copy.copy_from_slice(frame);
+            renumber(copy, transport, number, is_left);
+            if !put(copy) {
+                break;
+            }
+            added += 1;
+        }
+        added
+    }
+
     /// Where a flow is, and where it could be.
     fn find(&self, key: &Key) -> (Option<usize>, usize) {
         let first = key.hash() as usize % (FLOWS / WAYS) * WAYS;
@@ -112,7 +147,7 @@ impl Acks {
 
 /// Makes an ACK that of another number. Its checksum is as right as before; `is_left`: it is left to be made,
 /// and does not cover the number yet.
-pub fn renumber(frame: &mut [u8], transport: usize, number: u32, is_left: bool) {
+fn renumber(frame: &mut [u8], transport: usize, number: u32, is_left: bool) {
     let tcp = &mut frame[transport..];
     let half = |tcp: &[u8], at: usize| u32::from(u16::from_be_bytes([tcp[at], tcp[at + 1]]));
     let old = [half(tcp, 8), half(tcp, 10)];

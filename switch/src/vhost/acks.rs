@@ -3,11 +3,10 @@
 //! The link knows both ends of it: what the guest was really given, and what it sends. Which ACK becomes
 //! which is decided by [`vnplug_frame::acks`].
 
-use vnplug_frame::acks::{Acks, renumber};
+use vnplug_frame::acks::Acks;
 use vnplug_frame::segment::{HEADERS, Look, look};
-use vnplug_ring::offload::{Offload, flags};
+use vnplug_ring::offload::Offload;
 
-use super::tail::BEGIN;
 use crate::batch::{Batch, Entered};
 
 /// The ACKs of one guest.
@@ -48,27 +47,13 @@ impl Expansion {
 
     /// The guest sends this frame: appends what goes before it to a batch, where one place at least is left.
     pub(super) fn expand(&mut self, frame: &[u8], offload: &Offload, batch: &mut Batch) {
-        let Look::Tcp(segment) = look(frame, frame.len()) else {
-            return;
-        };
-        let transport = segment.transport;
-        let is_left = offload.flags & flags::NEEDS_CSUM != 0;
-        let place = (usize::from(offload.csum_start), offload.csum_offset);
-        let may_be_copied = !offload.is_super_frame() && (!is_left || place == (transport, 16));
-        let mut copy = [0; BEGIN];
-        for &number in self.acks.sent(&segment) {
+        self.added += self.acks.expand(frame, offload, |copy| {
             // NB: fewer ACKs are right, too.
-            if !may_be_copied || batch.room() < 2 {
-                return;
-            }
-            let copy = &mut copy[..frame.len()];
-            copy.copy_from_slice(frame);
-            renumber(copy, transport, number, is_left);
-            let is_there = batch.push(copy.len(), *offload, |place| {
-                place.copy_from_slice(copy);
-                true
-            });
-            self.added += u64::from(is_there);
-        }
+            batch.room() > 1
+                && batch.push(copy.len(), *offload, |place| {
+                    place.copy_from_slice(copy);
+                    true
+                })
+        });
     }
 }
