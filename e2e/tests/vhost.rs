@@ -185,6 +185,57 @@ fn moved<const N: usize>(daemon: &Daemon, ends: [(usize, usize); N]) -> [Moved; 
 }
 
 #[test]
+fn offloads_of_a_port_are_the_operators_live_for_what_it_is_given_and_for_its_card_from_its_next_start()
+ {
+    let lab = Lab::new().unwrap();
+    let socket = lab.dir().join("lan0.sock");
+    let spec = format!("lan0,vhost={}", socket.display());
+    let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let one = uml(&lab, &socket);
+    let two = uml(&lab, &socket);
+    bring_up(&one, "10.77.6.1");
+    bring_up(&two, "10.77.6.2");
+    let set = |what: &str, text: &str| {
+        let (code, said) = daemon.vnplug(&["switch", "set", what, text]);
+        assert_eq!(code, Some(0), "{said}");
+    };
+    let cut = || value(counted(&daemon.counters(), "source"), "out_cut");
+    moves(&one, &two, "10.77.6.1", 4);
+    assert_eq!(cut(), 0);
+    set("lan0/port2", "tso=off");
+    moves(&one, &two, "10.77.6.1", 4);
+    assert!(cut() > (2 << 20) / 1448);
+    let shown = daemon.vnplug(&["switch", "show", "lan0/port2"]).1;
+    assert!(shown.contains("tso=off"), "{shown}");
+    set("lan0/port2", "default");
+    let before = cut();
+    moves(&one, &two, "10.77.6.1", 4);
+    assert_eq!(cut(), before);
+
+    for (text, sums) in [("default.tso=off", "on"), ("default.csum=off", "off")] {
+        set("lan0", text);
+        let three = uml(&lab, &socket);
+        let features = ran(&three, "ethtool -k eth0");
+        let has = |what: &str| features.contains(what);
+        assert!(has("tcp-segmentation-offload: off"), "{features}");
+        assert!(has(&format!("tx-checksumming: {sums}")), "{features}");
+        bring_up(&three, "10.77.6.3");
+        // Both ways: what it sends is single and summed, and what it is given, too.
+        moves(&three, &one, "10.77.6.3", 4);
+        moves(&one, &three, "10.77.6.1", 4);
+        let of = counts(&daemon, 3);
+        let means = [("in_bytes", "in_frames"), ("out_bytes", "out_frames")];
+        let means = means.map(|(bytes, frames)| of(bytes) / of(frames));
+        assert!(means.iter().all(|mean| *mean <= 1514.0), "{means:?}");
+        three.kill();
+        eventually("its port is free", || {
+            value(counted(&daemon.counters(), "source"), "switch_ports") == 2
+        });
+    }
+    daemon.audit();
+}
+
+#[test]
 fn a_guest_without_segmentation_offload_slows_nobody_and_others_frames_stay_large() {
     let lab = Lab::new().unwrap();
     let socket = lab.dir().join("lan0.sock");

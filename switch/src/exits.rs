@@ -129,10 +129,29 @@ pub(crate) struct Port {
     todo: Vec<Item>,
     /// Its frames take their time.
     is_slow: bool,
+    kept: Kept,
     /// Segments that are merged for it at most; 0: none are.
     gro: u8,
     /// What it sends has ACKs of ours in it.
     expands_acks: bool,
+}
+
+/// Work that is done for a port here, whatever its far end could do.
+#[derive(Debug, Clone, Copy, Default)]
+struct Kept {
+    /// Super-frames are cut.
+    cuts: bool,
+    /// So they are, and checksums are made.
+    sums: bool,
+}
+
+impl Kept {
+    /// Whether the far end is left what is left to do with such a frame.
+    #[inline]
+    fn leaves(self, link: &dyn Link, offload: &Offload) -> bool {
+        let is_kept = self.sums || (self.cuts && offload.is_super_frame());
+        !is_kept && link.takes(offload)
+    }
 }
 
 impl Port {
@@ -144,11 +163,14 @@ impl Port {
         }
         let link = self.link.as_ref().filter(|link| link.merges())?;
         let takes = |gso_type| {
-            link.takes(&Offload {
-                flags: flags::NEEDS_CSUM,
-                gso_type,
-                ..Offload::default()
-            })
+            self.kept.leaves(
+                &**link,
+                &Offload {
+                    flags: flags::NEEDS_CSUM,
+                    gso_type,
+                    ..Offload::default()
+                },
+            )
         };
         let limits = Limits {
             segments: self.gro.into(),
@@ -371,6 +393,7 @@ impl Exits {
             counters: PortCounters::default(),
             todo: Vec::new(),
             is_slow: false,
+            kept: Kept::default(),
             gro: 0,
             expands_acks: false,
         });
@@ -380,6 +403,10 @@ impl Exits {
     pub(crate) fn set(&mut self, number: Number, settings: &PortSettings, now_us: u64) {
         let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
             return;
+        };
+        port.kept = Kept {
+            cuts: settings.cuts,
+            sums: settings.sums,
         };
         port.gro = settings.gro;
         port.expands_acks = settings.expands_acks && settings.gro > 0;
@@ -429,7 +456,10 @@ impl Exits {
                     edit: None,
                 };
                 // The far end may take less than when the frame was sent.
-                let Some(offload) = it.offload.filter(|offload| !link.takes(offload)) else {
+                let Some(offload) = it
+                    .offload
+                    .filter(|offload| !port.kept.leaves(&**link, offload))
+                else {
                     port.todo.push(whole);
                     continue;
                 };
@@ -487,7 +517,7 @@ impl Exits {
     pub(crate) fn take_tails(&self, due: &[Number], offload: Option<&Offload>) -> bool {
         let takes = |number: &Number| match self.ports.get(usize::from(*number)) {
             Some(Some(port)) => {
-                let takes = |link: &dyn Link| offload.is_none_or(|it| link.takes(it));
+                let takes = |link: &dyn Link| offload.is_none_or(|it| port.kept.leaves(link, it));
                 // What is merged must be here.
                 let is_super = offload.is_some_and(Offload::is_super_frame);
                 let is_copied = port.is_slow || (!is_super && port.limits().is_some());
@@ -572,7 +602,10 @@ impl Exits {
             if port.todo.is_empty() {
                 self.touched.push(number);
             }
-            let Some(offload) = it.offload.filter(|offload| !link.takes(offload)) else {
+            let Some(offload) = it
+                .offload
+                .filter(|offload| !port.kept.leaves(&**link, offload))
+            else {
                 if edit != Edit::Keep && whole.is_none() {
                     whole = Some(self.edits.add(edit, it.bytes, &[], it.offload));
                 }

@@ -38,6 +38,10 @@ pub struct PortSettings {
     pub is_down: bool,
     /// What the wire to its far end is like.
     pub wire: Wire,
+    /// Super-frames are cut for it, and its card offers to take none.
+    pub cuts: bool,
+    /// The same of frames without their checksums, and so of super-frames.
+    pub sums: bool,
     /// TCP segments for it that are merged into one frame at most; 0: none are.
     pub gro: u8,
     /// One ACK for them becomes as many as single segments would have had.
@@ -90,7 +94,7 @@ impl Wire {
 /// What is possible of a port.
 const PORT_KEYS: &str = "vlan=ID, trunk=IDs, native=ID, isolated=yes, lock=MAC or first, stations=N, \
                          storm=N/s, learn=no, flood=no, delay=TIME, jitter=TIME, reorder=yes, loss=PERCENT, \
-                         rate=BITS, seed=N, link=down, gro=SEGMENTS, acks=expand";
+                         rate=BITS, seed=N, link=down, tso=off, csum=off, gro=SEGMENTS, acks=expand";
 
 impl PortSettings {
     /// Sets one thing.
@@ -130,6 +134,8 @@ impl PortSettings {
             "learn" => self.is_deaf = !yes(key, value)?,
             "flood" => self.is_spared = !yes(key, value)?,
             "link" => self.is_down = choice(key, value, ["up", "down"])? == "down",
+            "tso" => self.cuts = choice(key, value, ["on", "off"])? == "off",
+            "csum" => self.sums = choice(key, value, ["on", "off"])? == "off",
             "gro" => self.gro = segments(key, value)?,
             "acks" => self.expands_acks = choice(key, value, ["as-is", "expand"])? == "expand",
             "delay" => self.wire.delay_us = duration(key, value)?,
@@ -198,6 +204,8 @@ impl PortSettings {
             is_spared,
             is_down,
             wire,
+            cuts,
+            sums,
             gro,
             expands_acks,
         } = self;
@@ -240,6 +248,8 @@ impl PortSettings {
         let begin = seed.unwrap_or_default();
         say(seed.is_some(), "seed", begin.to_string());
         say(*is_down, "link", "down".into());
+        say(*cuts, "tso", "off".into());
+        say(*sums, "csum", "off".into());
         say(*gro > 0, "gro", gro.to_string());
         say(*expands_acks, "acks", "expand".into());
         pairs

@@ -95,6 +95,12 @@ impl Switchboard {
                 "port {port} has rings, and its program merges what it wants: `vnplug nic --gro`"
             ));
         }
+        let now = roster.settings.of(port);
+        if roster.is_ring(port) && (new.cuts, new.sums) != (now.cuts, now.sums) {
+            return Err(format!(
+                "port {port} has rings, and its program says what it takes: `vnplug nic --segments wire`"
+            ));
+        }
         // When who has it under a grant is gone, this still holds.
         let default = roster.settings.default.clone();
         if let Some(granted) = roster.granted.get_mut(&port) {

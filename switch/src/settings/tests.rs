@@ -14,6 +14,7 @@ fn what_is_set_is_said_again() {
         "delay=20000us jitter=500us reorder=yes loss=0.5% rate=10000000 seed=7",
         "link=down",
         "gro=20 acks=expand",
+        "tso=off csum=off",
         "",
     ] {
         let mut port = PortSettings::default();
@@ -59,6 +60,7 @@ fn what_is_wrong_is_named_and_sets_nothing() {
         ("rate=5", "at least 1K"),
         ("link=left", "up or down"),
         ("isolated=maybe", "yes or no"),
+        ("tso=no", "on or off"),
         ("gro=1", "from 2 to 44"),
         ("gro=45", "from 2 to 44"),
         ("gro=yes", "or off"),

@@ -23,12 +23,14 @@ use super::call::{Caller, Calls};
 use super::link;
 use super::payload::Card;
 use super::session::{Heard, Remains, Session};
+use super::spec::feature;
 use crate::board;
 use crate::control::{Change, Line};
 use crate::forward::Number;
 use crate::link::{Entrance, Loss, Losses};
 use crate::porter::{self, Access, Shift};
-use crate::roster::Roster;
+use crate::roster::{Roster, locked};
+use crate::settings::PortSettings;
 
 /// Where the front-ends of vhost-user come in.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -487,8 +489,14 @@ impl Porter {
         }
         self.homes.insert(peer, port);
         self.ports.insert(port, id);
+        let settings = locked(&self.open.roster).settings.of(port).clone();
         let card = Card {
             mac: mac(name, port),
+            lacks: match settings {
+                PortSettings { sums: true, .. } => feature::CSUM | feature::HOST_TSO,
+                PortSettings { cuts: true, .. } => feature::HOST_TSO,
+                _ => 0,
+            },
             longest: self.open.longest,
             memory: if is_trusted { MEMORY } else { MEMORY_OF_OTHERS },
         };

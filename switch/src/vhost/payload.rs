@@ -13,6 +13,8 @@ pub(crate) struct Card {
     pub(crate) mac: [u8; 6],
     /// Bytes of the longest frame, Ethernet header included, FCS excluded.
     pub(crate) longest: usize,
+    /// Bits of [`feature`](super::spec::feature) that it does not have.
+    pub(crate) lacks: u64,
     /// Pieces of memory that it takes, and their bytes in all.
     pub(crate) memory: (usize, u64),
 }

@@ -136,7 +136,7 @@ impl Session {
             )))
         };
         match message.request {
-            request::GET_FEATURES => Ok(Done::number(feature::OFFERED)),
+            request::GET_FEATURES => Ok(Done::number(feature::OFFERED & !self.card.lacks)),
             request::GET_PROTOCOL_FEATURES => Ok(Done::number(protocol::OFFERED)),
             request::GET_QUEUE_NUM => Ok(Done::number(2 * MAX_PAIRS as u64)),
             request::GET_MAX_MEM_SLOTS => Ok(Done::number(self.card.memory.0 as u64)),

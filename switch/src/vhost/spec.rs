@@ -35,13 +35,13 @@ pub(crate) mod feature {
     pub(crate) const GUEST_OFFLOADS: u64 =
         GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN | GUEST_USO4 | GUEST_USO6;
 
+    /// What the device lets a guest leave to it.
+    pub(crate) const HOST_TSO: u64 = HOST_TSO4 | HOST_TSO6 | HOST_ECN | HOST_USO;
+
     /// All that we offer.
     pub(crate) const OFFERED: u64 = CSUM
         | GUEST_OFFLOADS
-        | HOST_TSO4
-        | HOST_TSO6
-        | HOST_ECN
-        | HOST_USO
+        | HOST_TSO
         | CTRL_GUEST_OFFLOADS
         | MAC
         | MRG_RXBUF
