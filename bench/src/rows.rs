@@ -215,9 +215,14 @@ const SWITCH: &[Row] = &[
         switch::curve,
     ),
     row(
-        "merge",
-        "segments of a wire merged for a guest, against none merged and against the kernel's GRO",
-        switch::merge,
+        "aggregate",
+        "segments of a wire merged for a guest and a container, and ACKs expanded, against neither and the kernel's GRO",
+        switch::aggregate,
+    ),
+    row(
+        "tcp-rr",
+        "requests by TCP to a guest, alone and beside a stream, with segments merged, against without",
+        switch::requests,
     ),
     row(
         "switch-loss",

@@ -44,6 +44,17 @@ pub(crate) fn drain(stream: &mut TcpStream, end: Instant) -> Result<u64> {
     Ok(bytes)
 }
 
+/// Sends back what comes, until the other end closes.
+pub(crate) fn answer(mut stream: TcpStream) -> Result<()> {
+    let mut block = [0; 1024];
+    loop {
+        match stream.read(&mut block)? {
+            0 => return Ok(()),
+            len => stream.write_all(&block[..len])?,
+        }
+    }
+}
+
 /// The first connection to a listener within this time, if one comes.
 pub(crate) fn accept(listener: &TcpListener, patience: Duration) -> Result<Option<TcpStream>> {
     listener.set_nonblocking(true)?;

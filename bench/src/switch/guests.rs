@@ -45,7 +45,7 @@ pub(super) struct Datagrams {
 }
 
 impl Bulk {
-    fn of(bytes: u64, time: Duration, spent: Duration) -> Self {
+    pub(super) fn of(bytes: u64, time: Duration, spent: Duration) -> Self {
         let bytes = bytes as f64;
         Self {
             gbps: bytes * 8e-9 / time.as_secs_f64(),
@@ -189,6 +189,36 @@ impl Guests {
             let came = numbers(&taker)?;
             Ok(came.map(|[bytes]| Bulk::of(bytes, time, spent)))
         })
+    }
+
+    /// The first of them answers requests on [`ECHO_PORT`](super::talk::ECHO_PORT), and takes a stream beside them if
+    /// asked; `ask` is done from this instant on until that one.
+    pub(super) fn answers<T>(
+        &self,
+        time: Duration,
+        takes: bool,
+        ask: impl Fn(Instant, Instant) -> Result<T>,
+    ) -> Result<T> {
+        in_time(|lead| {
+            let window = Window::after(lead + WARM_UP, time);
+            let answerer = self.starts(0, &Talk::Answer, window)?;
+            let taker = takes.then(|| self.starts(0, &Talk::Take, window));
+            let (begin, end) = window.instants();
+            let asked = ask(begin, end);
+            let mut in_time = said(&answerer)? != LATE;
+            if let Some(taker) = taker {
+                in_time &= said(&taker?)? != LATE;
+            }
+            if in_time { asked.map(Some) } else { Ok(None) }
+        })
+    }
+
+    /// Runs a command in one of them, which must succeed.
+    pub(super) fn ran(&self, at: usize, command: &str) -> Result<String> {
+        ran(
+            self.0.get(at).ok_or("so many guests there are not")?,
+            command,
+        )
     }
 
     /// Datagrams both ways in each of the first pairs, all at once, at this pace of each flow.

@@ -1,5 +1,6 @@
 //! A switch between programs and guests.
 
+mod aggregate;
 mod arm;
 mod calls;
 mod client;
@@ -8,7 +9,6 @@ mod direct;
 mod guests;
 mod loss;
 mod many;
-mod merge;
 mod ovs;
 mod pairs;
 mod plugs;
@@ -18,11 +18,11 @@ mod talk;
 mod vde;
 mod vhost;
 
+pub(crate) use aggregate::{aggregate, requests};
 pub(crate) use curve::curve;
 pub(crate) use direct::against_memif as direct;
 pub(crate) use loss::loss;
 pub(crate) use many::{IDLE, idle, many};
-pub(crate) use merge::merge;
 pub(crate) use pairs::pairs;
 pub(crate) use plugs::programs;
 pub(crate) use ring::against_memif as rings;

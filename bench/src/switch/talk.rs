@@ -20,6 +20,8 @@ pub(crate) const CHILD: &str = "talk";
 pub(super) enum Talk {
     /// Takes one stream; prints the bytes that came between two instants.
     Take,
+    /// Answers requests of one connection with the same bytes until its end is past.
+    Answer,
     /// Sends one stream to this address until its end is past.
     Send(String),
     /// Sends datagrams to this address and counts what comes from there; prints both numbers,
@@ -51,6 +53,7 @@ impl Talk {
         let Window { begin, end, per_ms } = window;
         let what = match self {
             Self::Take => "take".to_owned(),
+            Self::Answer => "answer".to_owned(),
             Self::Send(to) => format!("send {to}"),
             Self::Both(to, Pace { mbps, tick }) => {
                 format!("both {to} {mbps} {}", tick.as_micros())
@@ -99,27 +102,42 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
     let what: Vec<&str> = what.iter().map(String::as_str).collect();
     match what[..] {
         ["take"] => take(begin, end),
+        ["answer"] => answer(end),
         ["send", to] => send(to, begin, end),
         ["both", to, mbps, tick] => {
             let tick = Duration::from_micros(tick.parse()?);
             let mbps = mbps.parse()?;
             both(to, Pace { mbps, tick }, begin, end)
         }
-        _ => Err("take | send ADDRESS | both ADDRESS MBPS MICROSECONDS".into()),
+        _ => Err("take | answer | send ADDRESS | both ADDRESS MBPS MICROSECONDS".into()),
     }
 }
 
 fn take(begin: Instant, end: Instant) -> Result<()> {
+    println!("{}", taken(begin, end)?);
+    Ok(())
+}
+
+/// Takes one stream; the bytes that came between two instants.
+pub(super) fn taken(begin: Instant, end: Instant) -> Result<u64> {
     let listener = TcpListener::bind(("0.0.0.0", PORT))?;
     let patience = end.saturating_duration_since(Instant::now());
-    let bytes = match streams::accept(&listener, patience)? {
+    Ok(match streams::accept(&listener, patience)? {
         Some(mut stream) => {
             streams::drain(&mut stream, begin)?;
             streams::drain(&mut stream, end)?
         }
         None => 0,
-    };
-    println!("{bytes}");
+    })
+}
+
+fn answer(end: Instant) -> Result<()> {
+    let listener = TcpListener::bind(("0.0.0.0", ECHO_PORT))?;
+    let patience = end.saturating_duration_since(Instant::now());
+    if let Some(stream) = streams::accept(&listener, patience)? {
+        stream.set_nodelay(true)?;
+        streams::answer(stream)?;
+    }
     Ok(())
 }
 
@@ -198,6 +216,8 @@ pub(super) const LATE: &str = "late";
 /// Where this program is in a guest.
 pub(super) const PROGRAM: &str = "/bin/bench";
 const PORT: u16 = 7000;
+/// Where requests are answered.
+pub(super) const ECHO_PORT: u16 = 7001;
 
 #[cfg(test)]
 mod tests {
