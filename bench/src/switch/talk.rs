@@ -110,17 +110,21 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
 }
 
 fn take(begin: Instant, end: Instant) -> Result<()> {
+    println!("{}", taken(begin, end)?);
+    Ok(())
+}
+
+/// Takes one stream; the bytes that came between two instants.
+pub(super) fn taken(begin: Instant, end: Instant) -> Result<u64> {
     let listener = TcpListener::bind(("0.0.0.0", PORT))?;
     let patience = end.saturating_duration_since(Instant::now());
-    let bytes = match streams::accept(&listener, patience)? {
+    Ok(match streams::accept(&listener, patience)? {
         Some(mut stream) => {
             streams::drain(&mut stream, begin)?;
             streams::drain(&mut stream, end)?
         }
         None => 0,
-    };
-    println!("{bytes}");
-    Ok(())
+    })
 }
 
 /// Begins [`WARM_UP`] before the window.
