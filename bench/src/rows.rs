@@ -225,6 +225,11 @@ const SWITCH: &[Row] = &[
         switch::requests,
     ),
     row(
+        "tcp-stage",
+        "where the time of a stream of TCP goes, by stage, with and without each mechanism, against a bridge and vde_switch",
+        switch::stages,
+    ),
+    row(
         "switch-loss",
         "datagrams lost by rate, bursts and number of flows, against vde_switch",
         switch::loss,

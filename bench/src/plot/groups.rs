@@ -1,10 +1,11 @@
 //! Which figures stand together, as the papers group them.
 
-use super::Panel::{Dots as D, Lines as L};
+use super::Panel::{Dots as D, Lines as L, Stacks as S};
 use super::REACHED;
 use super::dots::Dots;
 use super::lines::Side::{Ours, Peer};
 use super::lines::{Curve, Lines};
+use super::stacks::Stacks;
 use super::{Panel, Plot};
 
 const fn curve(label: &'static str, pattern: &'static str, side: super::lines::Side) -> Curve {
@@ -162,6 +163,29 @@ macro_rules! recorders {
             levels: &[],
         })
     };
+}
+
+/// Where the time of one stream goes, in one direction.
+const fn by_group(title: &'static str, begins: &'static str) -> Stacks {
+    Stacks {
+        title,
+        begins,
+        parts: &[
+            ("per-byte", "#0072b2"),
+            ("non-proto", "#d55e00"),
+            ("netback", "#009e73"),
+            ("netfront", "#8fd9b6"),
+            ("tcp-rx", "#f0e442"),
+            ("tcp-tx", "#e69f00"),
+            ("buffer", "#cc79a7"),
+            ("driver", "#56b4e9"),
+            ("hypervisor", "#999999"),
+            ("misc", "#cccccc"),
+            ("other", "#222222"),
+        ],
+        unit: "% of the time",
+        whole: ("-cpu", "CPU s per GB"),
+    }
 }
 
 /// Names that end so only compare with another peer, or say the same in another unit.
@@ -610,6 +634,20 @@ pub(super) const PLOTS: &[Plot] = &[
                 ],
                 levels: &[],
             })],
+        ],
+    },
+    Plot {
+        name: "tcp-stage",
+        title: "Where the time of one stream of TCP goes: guest, switch and host kernel",
+        panels: &[
+            &[S(by_group(
+                "From the guest to the wire (as Menon's figure 2.7)",
+                "tcp-stage-tx-",
+            ))],
+            &[S(by_group(
+                "From the wire to the guest (as Menon's figure 2.8)",
+                "tcp-stage-rx-",
+            ))],
         ],
     },
     Plot {

@@ -3,12 +3,14 @@
 mod dots;
 mod groups;
 mod lines;
+mod stacks;
 
 use std::fmt::Write;
 use std::path::Path;
 
 use dots::Dots;
 use lines::Lines;
+use stacks::Stacks;
 use vnplug_e2e::plot::svg::{LABEL, Svg, Text, escape, width_of};
 
 use crate::report;
@@ -26,6 +28,7 @@ struct Plot {
 enum Panel {
     Lines(Lines),
     Dots(Dots),
+    Stacks(Stacks),
 }
 
 /// Draws every plot that has figures into a folder, and a page of them all.
@@ -131,6 +134,7 @@ impl Plot {
             match panel {
                 Panel::Lines(lines) => lines.draw(&mut svg, figures, place),
                 Panel::Dots(dots) => dots.draw(&mut svg, figures, place),
+                Panel::Stacks(stacks) => stacks.draw(&mut svg, figures, place),
             }
         }
         Some(svg.finish())
@@ -142,6 +146,7 @@ impl Panel {
         match self {
             Self::Lines(lines) => lines.has_any(figures),
             Self::Dots(dots) => dots.has_any(figures),
+            Self::Stacks(stacks) => stacks.has_any(figures),
         }
     }
 
@@ -149,6 +154,7 @@ impl Panel {
         match self {
             Self::Lines(_) => (lines::WIDTH, lines::HEIGHT),
             Self::Dots(dots) => (dots::WIDTH, dots.height(figures)),
+            Self::Stacks(stacks) => (dots::WIDTH, stacks.height(figures)),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vnplug_e2e::{Guest, Image, Job, Lab, Netns, Uml, UmlConfig};
 
-use super::talk::{LATE, PROGRAM, Pace, SETTLE, Talk, WARM_UP, Window, send};
+use super::talk::{LATE, PROGRAM, Pace, SETTLE, Talk, WARM_UP, Window, send, taken};
 use crate::pcap::stripped;
 use crate::row::Result;
 
@@ -213,12 +213,37 @@ impl Guests {
         })
     }
 
-    /// Runs a command in one of them, which must succeed.
-    pub(super) fn ran(&self, at: usize, command: &str) -> Result<String> {
-        ran(
-            self.0.get(at).ok_or("so many guests there are not")?,
-            command,
-        )
+    /// One stream of TCP from the first of them to this address in a namespace; `spent` as in
+    /// [`takes`](Self::takes).
+    pub(super) fn gives(
+        &self,
+        to: &Netns,
+        address: &str,
+        time: Duration,
+        spent: impl Fn() -> Result<Duration>,
+    ) -> Result<Bulk> {
+        in_time(|lead| {
+            let window = Window::after(lead + WARM_UP, time);
+            let sender = self.starts(0, &Talk::Send(address.to_owned()), window)?;
+            let (begin, end) = window.instants();
+            let take = || taken(begin, end).map_err(|error| error.to_string());
+            let (bytes, spent) = scope(|threads| {
+                let taker = threads.spawn(|| to.enter(take));
+                until(begin)?;
+                let before = spent()?;
+                until(end)?;
+                let spent = spent()? - before;
+                let bytes = taker.join().map_err(|_| "the taker panicked")???;
+                Ok::<_, Box<dyn std::error::Error>>((bytes, spent))
+            })?;
+            let in_time = said(&sender)? != LATE;
+            Ok(in_time.then(|| Bulk::of(bytes, time, spent)))
+        })
+    }
+
+    /// The first of them.
+    pub(super) fn first(&self) -> Result<&Guest> {
+        Ok(self.0.first().ok_or("there is no guest")?)
     }
 
     /// Datagrams both ways in each of the first pairs, all at once, at this pace of each flow.
@@ -262,6 +287,14 @@ impl Guests {
             }
         }
         Ok(all_in_time.then_some(all))
+    }
+
+    /// Runs a command in one of them, which must succeed.
+    pub(super) fn ran(&self, at: usize, command: &str) -> Result<String> {
+        ran(
+            self.0.get(at).ok_or("so many guests there are not")?,
+            command,
+        )
     }
 
     /// Processor time of all of them on the host, to 10 ms each.

@@ -1,0 +1,183 @@
+//! One guest, one machine far away, and three ways between them.
+//!
+//! ```text
+//!   far0 ── up0 ── switch (uplink=) ───────────── eth1 ┐
+//!   far1 ── up1 ── bridge ── tap0 ─────────────── vec0 │ one guest of
+//!   far2 ── up2 ── bridge ── tap1 ── vde_switch ─ eth0 ┘ User-mode Linux
+//! ```
+//!
+//! The wire is a veth. It takes super-frames as a card with TSO does; what comes from it are single
+//! segments with checksums, since the far machine leaves nothing to a card.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::getpid;
+use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::station::Running;
+use vnplug_e2e::{Lab, Netns, UmlConfig};
+
+use super::super::guests::{Guests, Lan, ran};
+use super::perf::Pids;
+use super::symbols::Symbols;
+use crate::row::Result;
+
+/// A way from the guest to the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Our switch, by vhost-user.
+    Ours,
+    /// A TAP on a Linux bridge.
+    Bridge,
+    /// `vde_switch`, with a TAP of its own on a bridge.
+    Vde,
+}
+
+impl Way {
+    pub(super) fn lan(self) -> Lan {
+        let (interface, net) = match self {
+            Self::Ours => ("eth1", 1),
+            Self::Bridge => ("vec0", 2),
+            Self::Vde => ("eth0", 3),
+        };
+        Lan { interface, net }
+    }
+
+    pub(super) fn far_address(self) -> String {
+        self.lan().address(FAR)
+    }
+}
+
+/// All machines.
+pub(super) struct Site {
+    pub(super) guests: Guests,
+    /// The kernel's symbols of the guest.
+    pub(super) symbols: Symbols,
+    daemon: Daemon,
+    vde_switch: Running,
+    here: Netns,
+    pub(super) far: Netns,
+    pub(super) lab: Lab,
+}
+
+impl Site {
+    pub(super) fn new() -> Result<Self> {
+        let (lab, here, far) = (Lab::new()?, Netns::new()?, Netns::new()?);
+        for (wire, way) in [Way::Ours, Way::Bridge, Way::Vde].into_iter().enumerate() {
+            let [up, there] = ["up", "far"].map(|it| format!("{it}{wire}"));
+            let peer = ["peer", "name", &there, "netns", far.name()];
+            let veth = ["link", "add", &up, "type", "veth"];
+            here.ip(&[&veth[..], &peer].concat())?;
+            let address = format!("{}/24", way.far_address());
+            far.ip(&["addr", "add", &address, "dev", &there])?;
+            far.ip(&["link", "set", &there, "up"])?;
+            here.ip(&["link", "set", &up, "up"])?;
+            let whole = ["tx", "off", "tso", "off", "gso", "off"];
+            far.exec(&[&["ethtool", "-K", &there], &whole[..]].concat())?;
+            // The bridge's wire alone merges, as a kernel does by default.
+            let gro = if way == Way::Bridge { "on" } else { "off" };
+            here.exec(&["ethtool", "-K", &up, "gro", gro])?;
+        }
+        let [vde, vhost] = ["vde.ctl", "lan0.sock"].map(|name| lab.dir().join(name));
+        let vde_switch = Running::vde_switch(&lab, Some(&here), &vde, &["-t", "tap1"])?;
+        here.tap("tap0")?;
+        here.bridge("br0", &["up1", "tap0"])?;
+        here.ip(&["link", "set", "tap1", "up"])?;
+        here.bridge("br1", &["up2", "tap1"])?;
+        let spec = format!("lan0,vhost={},uplink=up0", vhost.display());
+        let daemon = Daemon::start(&lab, Some(&here), &["--switch", &spec])?;
+        let guests = Guests::boot(&lab, 1, |_| UmlConfig {
+            kernel_args: vec![
+                format!("eth0=vde,{}", vde.display()),
+                format!("virtio_uml.device={}:1", vhost.display()),
+                "vec0:transport=tap,ifname=tap0,depth=128,gro=1".to_owned(),
+            ],
+            netns: Some(here.name().to_owned()),
+            ..UmlConfig::default()
+        })?;
+        for way in [Way::Ours, Way::Bridge, Way::Vde] {
+            guests.join(way.lan())?;
+            let ping = format!("ping -q -c 2 -i 0.2 -W 5 {}", way.far_address());
+            ran(guests.first()?, &ping)?;
+        }
+        let file = lab.dir().join("kallsyms");
+        ran(guests.first()?, "cat /proc/kallsyms >/kallsyms")?;
+        guests.first()?.pull("/kallsyms", &file, LIMIT)?;
+        let symbols = Symbols::parse(&std::fs::read_to_string(file)?)?;
+        Ok(Self {
+            guests,
+            symbols,
+            daemon,
+            vde_switch,
+            here,
+            far,
+            lab,
+        })
+    }
+
+    /// What a port of ours merges for the guest, which is behind the uplink's.
+    pub(super) fn merge(&self, gro: &str) -> Result<()> {
+        match self.daemon.vnplug(&["switch", "set", "lan0/port2", gro]) {
+            (Some(0), _) => Ok(()),
+            (_, said) => Err(said.into()),
+        }
+    }
+
+    /// Whether the guest's stack makes super-frames for our port.
+    pub(super) fn super_frames(&self, on: bool) -> Result<()> {
+        let word = if on { "on" } else { "off" };
+        let card = Way::Ours.lan().interface;
+        let command = format!("ethtool -K {card} tso {word} gso {word}");
+        ran(self.guests.first()?, &command).map(drop)
+    }
+
+    /// Lets frames on bridges pass the hooks of IP, which have nothing to do.
+    pub(super) fn filters_bridge(&self, on: bool) -> Result<()> {
+        let digit = if on { "1" } else { "0" };
+        for hooks in ["iptables", "ip6tables", "arptables"] {
+            let file = format!("{BRIDGE_NETFILTER}/bridge-nf-call-{hooks}");
+            self.here.enter(|| std::fs::write(&file, digit))??;
+        }
+        Ok(())
+    }
+
+    /// Who is who.
+    pub(super) fn pids(&self) -> Result<Pids> {
+        let group = self.guests.first()?.pid();
+        Ok(Pids {
+            guest: of_group(group)?,
+            switches: [self.daemon.pid(), self.vde_switch.pid()],
+            far: getpid().as_raw_nonzero().get().cast_unsigned(),
+        })
+    }
+}
+
+/// Whether the host has br_netfilter.
+pub(super) fn has_bridge_netfilter() -> bool {
+    Path::new(BRIDGE_NETFILTER).exists()
+}
+
+/// The processes of a group: those of User-mode Linux are one for each address space of the guest.
+fn of_group(group: u32) -> Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|it| it.parse().ok()) else {
+            continue;
+        };
+        // Who ended meanwhile is not asked for.
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+        let is_of_group = fields.split_whitespace().nth(2) == Some(&group.to_string());
+        if is_of_group {
+            pids.push(pid);
+        }
+    }
+    Ok(pids)
+}
+
+/// The number of the far machine's address.
+const FAR: usize = 98;
+/// Longest time for the guest's symbols to come.
+const LIMIT: Duration = Duration::from_secs(60);
+const BRIDGE_NETFILTER: &str = "/proc/sys/net/bridge";
