@@ -203,6 +203,15 @@ const GOALS: &[(&str, Goal)] = &[
     ("switch-pairs-8-vhost-udp", Goal::AtMost(0.0)),
     // Menon's receive aggregation alone.
     ("merge-20", Goal::TimesPeer(1.45)),
+    // No pair is slower than its slower end is among its like.
+    ("switch-mixed-to-without", Goal::TimesPeer(1.0)),
+    ("switch-mixed-from-without", Goal::TimesPeer(1.0)),
+    ("switch-mixed-without-bridge", Goal::TimesPeer(1.0)),
+    ("switch-mixed-to-without-bridge", Goal::TimesPeer(1.0)),
+    ("switch-mixed-from-without-bridge", Goal::TimesPeer(1.0)),
+    // Who keeps super-frames keeps its rate, but for processors that all share: those without need more of them.
+    ("switch-mixed-change", Goal::TimesPeer(0.7)),
+    ("switch-mixed-beside", Goal::TimesPeer(0.7)),
     ("switch-curve-1", Goal::TimesPeer(1.0)),
     ("switch-curve-2", Goal::TimesPeer(1.0)),
     ("switch-curve-3", Goal::TimesPeer(1.0)),

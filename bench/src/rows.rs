@@ -215,6 +215,11 @@ const SWITCH: &[Row] = &[
         switch::curve,
     ),
     row(
+        "switch-mixed",
+        "guests with and without super-frames, changed live, against their like and a Linux bridge",
+        switch::mixed,
+    ),
+    row(
         "merge",
         "segments of a wire merged for a guest, against none merged and against the kernel's GRO",
         switch::merge,
