@@ -148,7 +148,7 @@ pub(crate) fn mixed(plan: &Plan) -> Result<Vec<Figure>> {
             all.push(rates);
         }
     }
-    let samples = |all: &[Rates], of: fn(&Rates) -> f64| all.iter().map(of).collect::<Samples>();
+    let samples = |all: &[Rates], of: Of| all.iter().map(of).collect::<Samples>();
     let mut figures = Vec::new();
     for Measure {
         name,
@@ -184,10 +184,13 @@ pub(crate) fn mixed(plan: &Plan) -> Result<Vec<Figure>> {
 struct Measure {
     name: &'static str,
     what: &'static str,
-    of: fn(&Rates) -> f64,
+    of: Of,
     /// What else of ours it should reach.
-    beside: Option<(&'static str, fn(&Rates) -> f64)>,
+    beside: Option<(&'static str, Of)>,
 }
+
+/// One rate of a round.
+type Of = fn(&Rates) -> f64;
 
 const MEASURES: [Measure; 6] = [
     Measure {
