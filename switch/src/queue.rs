@@ -336,6 +336,7 @@ impl Switch {
             Change::Remove(number) => {
                 self.remove(number);
             }
+            Change::Anew(number) => self.forwarder.pardon(number),
             Change::Close(number) => {
                 if let Some(losses) = self.remove(number) {
                     losses.tell(number);
