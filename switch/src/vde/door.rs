@@ -227,7 +227,7 @@ impl Porter {
             _ => &self.open.ctl,
         };
         let accepted = porter::accept(listener, &self.open.name, &mut self.closers);
-        let Some((socket, uid)) = accepted else {
+        let Some((socket, socket::Peer { uid, .. })) = accepted else {
             return;
         };
         let waiting = self.sessions.values().filter(|it| it.uid == uid);
