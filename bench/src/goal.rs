@@ -219,6 +219,13 @@ const GOALS: &[(&str, Goal)] = &[
     ("switch-curve-5", Goal::TimesPeer(1.0)),
     ("switch-curve-6", Goal::TimesPeer(1.0)),
     ("switch-curve-7", Goal::TimesPeer(1.0)),
+    ("switch-curve-1-ovs", Goal::TimesPeer(1.0)),
+    ("switch-curve-2-ovs", Goal::TimesPeer(1.0)),
+    ("switch-curve-3-ovs", Goal::TimesPeer(1.0)),
+    ("switch-curve-4-ovs", Goal::TimesPeer(1.0)),
+    ("switch-curve-5-ovs", Goal::TimesPeer(1.0)),
+    ("switch-curve-6-ovs", Goal::TimesPeer(1.0)),
+    ("switch-curve-7-ovs", Goal::TimesPeer(1.0)),
     // A port that says nothing costs a frame of others nothing.
     ("switch-many-1000-growth", Goal::ShareOfPeer(1.2)),
     ("switch-many-9000-growth", Goal::ShareOfPeer(2.0)),

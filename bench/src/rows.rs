@@ -211,7 +211,7 @@ const SWITCH: &[Row] = &[
     ),
     row(
         "switch-curve",
-        "one to seven pairs of guests by vhost-user, against TAPs on a Linux bridge",
+        "one to seven pairs of guests by vhost-user, against TAPs on a Linux bridge and on Open vSwitch",
         switch::curve,
     ),
     row(
