@@ -211,7 +211,7 @@ const SWITCH: &[Row] = &[
     ),
     row(
         "switch-curve",
-        "one to seven pairs of guests by vhost-user, against TAPs on a Linux bridge",
+        "one to seven pairs of guests by vhost-user, against TAPs on a Linux bridge and on Open vSwitch",
         switch::curve,
     ),
     row(
@@ -228,6 +228,11 @@ const SWITCH: &[Row] = &[
         "tcp-stage",
         "where the time of a stream of TCP goes, by stage, with and without each mechanism, against a bridge and vde_switch",
         switch::stages,
+    ),
+    row(
+        "switch-mixed",
+        "guests with and without super-frames, changed live, against their like and a Linux bridge",
+        switch::mixed,
     ),
     row(
         "switch-loss",

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::{Shutdown, shutdown};
 use vnplug::{Offload, Port, PortOptions, Segments};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, refusal, value};
@@ -389,6 +390,55 @@ fn what_is_no_home_is_refused() {
     raw.send_with(&Message::List.encode(9, 0), &[good.as_fd()])
         .unwrap();
     assert_eq!(raw.next(), None);
+    daemon.audit();
+}
+
+#[test]
+fn a_member_whose_bell_was_shut_is_one_again_soon() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let [mut one, mut two] = [(); 2].map(|()| open(&daemon));
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+
+    // A third member has the others' bells, and shuts the first one's.
+    let mut raw = Raw::greeted(&daemon.socket());
+    let joins = Open {
+        joins: true,
+        transmit_bytes: 1 << 16,
+        ..raw::open("lan0", 0)
+    };
+    let Message::Opened(opened) = raw.ask(&Message::Open(joins), 0) else {
+        panic!("no port");
+    };
+    raw.take_fds();
+    let capacity = 1 << 16;
+    let tight = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let request = Direct {
+        port: opened.port,
+        capacity,
+        merged: false,
+    };
+    let home = memory(home_size(capacity), tight);
+    let bytes = Message::Direct(request).encode(9, 0);
+    raw.send_with(&bytes, &[home.as_fd()]).unwrap();
+    assert!(matches!(raw.next(), Some((9, Message::Members(_)))));
+    // The table and its own bell, then memory and bell of each other.
+    let fds = raw.take_fds();
+    assert_eq!(fds.len(), 6);
+    shutdown(&fds[3], Shutdown::Both).unwrap();
+
+    let begin = Instant::now();
+    one.wait(Some(Duration::from_millis(50))).unwrap();
+    let before = entered(&daemon);
+    assert!(one.send(&frame(2, 1, 7)).unwrap());
+    let mut came = Vec::new();
+    eventually("it comes, through the switch", || {
+        came.extend(take(&mut two));
+        came.contains(&7) && entered(&daemon) > before
+    });
+    become_direct(&daemon, (1, &mut one), (2, &mut two));
+    become_direct(&daemon, (2, &mut two), (1, &mut one));
+    assert!(begin.elapsed() > Duration::from_millis(900));
     daemon.audit();
 }
 

@@ -4,9 +4,11 @@
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
 
-use vnplug_e2e::daemon::{Daemon, counted, value};
-use vnplug_e2e::station::{Station, content};
+use vnplug_e2e::daemon::{Daemon, counted, program, value};
+use vnplug_e2e::station::{Running, Station, content};
 use vnplug_e2e::{Guest, Image, Lab, Qemu, QemuConfig, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
 
@@ -201,4 +203,53 @@ fn a_user_mode_linux_joins_by_packets_of_a_socket() {
     assert!(station.pings("10.77.3.2"));
     bulk(&guest, &station, &bytes);
     daemon.audit();
+}
+
+#[test]
+fn clients_of_another_pid_namespace_join_and_are_not_taken_for_each_other() {
+    let lab = Lab::new().unwrap();
+    let path = |name: &str| lab.dir().join(name);
+    let [control, dir, stream, vhost] =
+        ["socket", "lan0.ctl", "lan0.stream", "lan0.vhost"].map(path);
+    let [dir_text, stream_text, vhost_text] = [&dir, &stream, &vhost].map(|it| it.display());
+    let spec = format!("lan0,vde={dir_text},stream={stream_text},vhost={vhost_text}");
+    // The daemon sees no number of a process out here.
+    let mut command = Command::new("unshare");
+    command
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(program("vnplugd").unwrap())
+        .arg("--socket")
+        .arg(&control)
+        .arg("--pool-dir")
+        .arg(lab.dir())
+        .args(["--switch", &spec]);
+    let _daemon = Running::start(command, &lab, "vnplugd").unwrap();
+    let vnplug = |args: &[&str]| {
+        let mut command = Command::new(program("vnplug").unwrap());
+        let output = command.arg("--socket").arg(&control).args(args).output();
+        String::from_utf8_lossy(&output.unwrap().stdout).into_owned()
+    };
+    let has = |count: usize, way: &str| {
+        eventually("the ports are there", || {
+            let shown = vnplug(&["switch", "show", "lan0"]);
+            shown.matches("another PID namespace").count() == count && shown.contains(way)
+        });
+    };
+    eventually("the switch is there", || vnplug(&["list"]).contains("lan0"));
+    let _stream = UnixStream::connect(&stream).unwrap();
+    has(1, "stream");
+    // Get the features (vhost-user: request 1, version 1, no payload): who speaks has a port.
+    let guests = [(); 2].map(|()| {
+        let mut socket = UnixStream::connect(&vhost).unwrap();
+        socket
+            .write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0])
+            .unwrap();
+        socket
+    });
+    has(3, "vhost-user");
+    drop(guests);
+    has(1, "stream");
+    let _station = Station::by_vde(&lab, &dir, "10.77.9.1").unwrap();
+    let shown = vnplug(&["switch", "show", "lan0"]);
+    assert!(shown.contains("vde_plug2tap"), "{shown}");
 }

@@ -285,6 +285,16 @@ impl Connection {
     /// # Errors
     /// [`Error::TimedOut`], and those of [`exchange`](Self::exchange).
     pub(crate) fn ask(&mut self, request: &Message, limit: Duration) -> Result<Message, Error> {
+        self.ask_with(request, None, limit)
+    }
+
+    /// As [`ask`](Self::ask), with a descriptor if given.
+    pub(crate) fn ask_with(
+        &mut self,
+        request: &Message,
+        fd: Option<BorrowedFd<'_>>,
+        limit: Duration,
+    ) -> Result<Message, Error> {
         let deadline = Instant::now() + limit;
         while self.late.is_some() {
             self.gather()?;
@@ -296,7 +306,7 @@ impl Connection {
             return Err(error.clone());
         }
         self.take_id();
-        let sent = self.send(&request.encode(self.last_id, 0), None, deadline);
+        let sent = self.send(&request.encode(self.last_id, 0), fd, deadline);
         let answer = match sent {
             Ok(()) | Err(Error::Disconnected) => self.answer(deadline),
             Err(error) => {

@@ -2,8 +2,10 @@
 //! dropping one here, because that may block as long as the stranger likes (R8).
 #![expect(unsafe_code, reason = "an option that rustix does not know")]
 
+use std::fmt;
 use std::io;
 use std::io::IoSliceMut;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
@@ -23,6 +25,58 @@ pub enum Heard {
     Nothing,
     /// Descriptors (or out-of-band bytes, which may bring some), which are still there.
     Rights,
+}
+
+/// Who was at the other end of a connection when it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Peer {
+    /// Its user.
+    pub uid: u32,
+    /// Its process; `None`: one that has no number here, in another namespace of processes.
+    pub pid: Option<NonZeroU32>,
+}
+
+impl fmt::Display for Peer {
+    /// Its process, for people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "process {pid}"),
+            None => f.write_str("a process of another PID namespace"),
+        }
+    }
+}
+
+/// Who is at the other end (`SO_PEERCRED`).
+///
+/// NB: not rustix's `socket_peercred`, whose process is never 0: here it is where the peer is in a namespace that
+/// ours does not see, and an answer with it is taken for an error.
+///
+/// # Errors
+/// The system's.
+pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
+    let mut found = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    let mut len = size_of_val(&found) as libc::socklen_t;
+    // SAFETY: the option's value is a live ucred, and its length is given; any bytes are one.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut len,
+        )
+    };
+    match result {
+        0 => Ok(Peer {
+            uid: found.uid,
+            pid: u32::try_from(found.pid).ok().and_then(NonZeroU32::new),
+        }),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Makes the kernel refuse descriptors sent to a socket (the sender gets `EPERM`), or to those that

@@ -183,6 +183,9 @@ pub(crate) fn take(
         roster.granted.insert(number, granted);
         line.send(change);
     }
+    if roster.is_new_to(number) {
+        line.send(Change::Anew(number));
+    }
     if is_ring {
         roster.add_ring(number);
     }
@@ -288,6 +291,23 @@ mod tests {
         assert_eq!(first.get(), 1);
         let numbers = board.holders().into_iter().map(|(it, _)| it.get());
         assert_eq!(numbers.collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn who_takes_a_number_that_was_another_owners_has_nothing_of_its_past() {
+        let (board, inlet) = board();
+        let wanted = NonZeroU16::new(2);
+        let mut joins = |owner: &str| {
+            let port = board.join(holder(owner), wanted, None).unwrap();
+            board.leave(port);
+            let mut is_anew = false;
+            while let Some(change) = inlet.take() {
+                is_anew |= matches!(change, Change::Anew(2));
+            }
+            is_anew
+        };
+        let seen = ["a", "a", "b", "b", "a"].map(&mut joins);
+        assert_eq!(seen, [false, false, true, false, true]);
     }
 
     #[test]

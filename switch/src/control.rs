@@ -30,6 +30,8 @@ pub(crate) enum Change {
     AddRing(Number),
     /// It is gone.
     Remove(Number),
+    /// Whoever has this number next is not who had it before.
+    Anew(Number),
     /// From now on these are a port's settings, whether it is there or not; `None`: as others'.
     Settings(Number, Option<Box<PortSettings>>),
     /// From now on these are the switch's, with those of ports.

@@ -134,6 +134,8 @@ struct State {
     strays: (u32, u32),
     /// It has joined.
     is_there: bool,
+    /// It is gone, and was shut for a loop until this second.
+    shut_s: Option<u32>,
 }
 
 impl Forwarder {
@@ -166,17 +168,29 @@ impl Forwarder {
         }
         let state = self.state(port);
         (state.refused, state.is_there) = (Refused::default(), true);
+        let shut_s = state.shut_s.take();
         self.lists.clear();
         self.pin(port);
+        if let Some(until) = shut_s.filter(|until| *until > self.now_s) {
+            self.shut_until(port, until);
+        }
     }
 
-    /// A port is gone, and its stations are forgotten. What was [set](Self::set) of it is, too.
+    /// Whoever has this number next is not who had it before, and not shut for what that one did.
+    pub(crate) fn pardon(&mut self, port: Number) {
+        self.state(port).shut_s = None;
+    }
+
+    /// A port is gone, and its stations are forgotten. What was [set](Self::set) of it is, too. One that is shut
+    /// for a loop is shut when it comes again, until its time is over.
     pub fn remove(&mut self, port: Number) {
         if let Ok(at) = self.ports.binary_search(&port) {
             self.ports.remove(at);
         }
+        let shut_s = self.rule(port).shut_s;
         self.put(port, None);
-        self.state(port).is_there = false;
+        let state = self.state(port);
+        (state.is_there, state.shut_s) = (false, shut_s.or(state.shut_s));
         self.table.set_most(port, None);
         self.table.forget(port);
         self.last = None;

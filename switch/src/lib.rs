@@ -14,7 +14,8 @@
 //! | `rules.rs` | what a port's settings mean for a frame: its VLAN, and in which form it leaves |
 //! | `table.rs` | where stations are |
 //! | `counts.rs` | what became of all frames |
-//! | `queue.rs` | the source: a turn takes frames of the ports that have some, and forwards them |
+//! | `config.rs` | what a switch is to be like |
+//! | `queue.rs`, `queue/` | the source: a turn takes frames of the ports that have some, and forwards them |
 //! | `turn.rs` | what happens to the frames of a turn |
 //! | `batch.rs` | the frames of a turn |
 //! | `link.rs` | how frames come from the far end of a port and go there, and who lets it join |
@@ -37,6 +38,7 @@
 mod backlog;
 mod batch;
 mod board;
+mod config;
 mod control;
 pub mod counts;
 mod direct;
@@ -59,8 +61,9 @@ mod vde;
 mod vhost;
 
 pub use board::{Asked, Switchboard, check_grant};
+pub use config::{SwitchConfig, VdeConfig};
 pub use porter::Access;
-pub use queue::{Switch, SwitchConfig, VdeConfig};
+pub use queue::Switch;
 pub use roster::{Grant, Holder};
 pub use show::{Shown, ShownPort, Station};
 pub use sockets::door::SocketsConfig;

@@ -17,12 +17,12 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags, flock, open, statx};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    socket_with, sockopt,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, socket_with,
 };
 use vnplug_os::closer::{Closers, PeerFd};
 use vnplug_os::privileges::user_name;
-use vnplug_os::{event, peer_log, socket};
+use vnplug_os::socket::{self, Peer};
+use vnplug_os::{event, peer_log};
 
 use crate::roster::Holder;
 
@@ -132,7 +132,7 @@ pub(crate) fn accept(
     listener: &OwnedFd,
     switch: &str,
     closers: &mut Closers<u32>,
-) -> Option<(PeerFd, u32)> {
+) -> Option<(PeerFd, Peer)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = match accept_with(listener, flags) {
         Ok(socket) => socket,
@@ -143,10 +143,10 @@ pub(crate) fn accept(
         }
         Err(_) => return None,
     };
-    let uid = sockopt::socket_peercred(&socket).ok()?.uid.as_raw();
+    let peer = socket::peer(&socket).ok()?;
     // Where the kernel cannot refuse descriptors, what is read stops before them.
     socket::pass_rights(&socket, false);
-    Some((PeerFd::new(socket, closers.of(&uid)), uid))
+    Some((PeerFd::new(socket, closers.of(&peer.uid)), peer))
 }
 
 /// Who has a port that a user of the host asks for.

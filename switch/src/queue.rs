@@ -1,109 +1,27 @@
 //! The switch as a source: a turn takes frames of the ports that have some, and forwards them.
 
+mod open;
+mod source;
+
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use vnplug_frame::{Frame, MAX_BATCH};
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use vnplug_frame::Frame;
 use vnplug_os::datagrams::Rest;
 use vnplug_os::peer_log;
-use vnplug_path::source::{
-    Flushed, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
-};
+use vnplug_path::source::{QueueCounters, Received};
 
-use vnplug_ring::offload::{Offload, gso};
-
-use crate::batch::{Batch, MAX_SUPER};
-use crate::board::Switchboard;
-use crate::control::{self, Change, Inlet, PortTold, Told};
+use crate::batch::Batch;
+use crate::control::{Change, Inlet, PortTold, Told};
 use crate::direct::Directs;
 use crate::exits::Exits;
 use crate::forward::{Forwarder, HOST, Loop, Number};
 use crate::link::{Entrance, Losses};
-use crate::roster::{Holder, Roster, locked};
 use crate::settings::Settings;
-use crate::sockets::door::{self as sockets, SocketsConfig};
-use crate::table::Limits;
 use crate::turn::{Passed, Sink, Spare};
-use crate::uplink::{self, UPLINK, Uplink, Uplinks};
-use crate::vde::door as vde;
-use crate::vhost::door::{self as vhost, VhostConfig};
-
-/// What a switch is to be like.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SwitchConfig {
-    /// Its name.
-    pub name: String,
-    /// Stations that it knows, in all and at one port.
-    pub stations: (usize, usize),
-    /// What can be changed while it runs.
-    pub settings: Settings,
-    /// Bytes of the longest frame, Ethernet header included, FCS excluded.
-    pub longest: usize,
-    /// Ports in all, and of one user that is neither root nor the daemon's.
-    pub ports: (usize, usize),
-    /// Where programs of VDE come in.
-    pub vde: Option<VdeConfig>,
-    /// Where machines come in by plain sockets.
-    pub sockets: SocketsConfig,
-    /// Where virtual machines come in.
-    pub vhost: VhostConfig,
-}
-
-/// Where programs of VDE come in: the options of `vde_switch`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VdeConfig {
-    /// The directory of its sockets (`-s`).
-    pub dir: PathBuf,
-    /// Permission bits of the sockets (`-m`).
-    pub mode: u32,
-    /// Permission bits of the directory (`--dirmode`); by default what `mode` says.
-    pub dir_mode: Option<u32>,
-    /// Their group (`-g`).
-    pub group: Option<u32>,
-    /// The socket of the management console (`--mgmt`), and its permission bits.
-    pub mgmt: Option<(PathBuf, u32)>,
-    /// The user that the daemon will be, if it is not to stay what it is.
-    pub user: Option<(u32, u32)>,
-}
-
-impl SwitchConfig {
-    /// A switch of this name, without entrances.
-    pub fn new(name: impl Into<String>) -> Self {
-        let limits = Limits::default();
-        Self {
-            name: name.into(),
-            stations: (limits.all, limits.each),
-            settings: Settings::default(),
-            longest: LONGEST,
-            ports: (1024, 256),
-            vde: None,
-            sockets: SocketsConfig::default(),
-            vhost: VhostConfig::default(),
-        }
-    }
-
-    /// The entrances that it has, each by the name of its option, and where they are.
-    pub fn entrances(&self) -> Vec<(&'static str, PathBuf)> {
-        let sockets = &self.sockets;
-        let all = [
-            ("vde", self.vde.as_ref().map(|vde| &vde.dir)),
-            ("vhost", self.vhost.path.as_ref()),
-            ("stream", sockets.stream.as_ref()),
-            ("bess", sockets.bess.as_ref()),
-            ("dgram", sockets.dgram.as_ref()),
-        ];
-        let given = |(name, path): (&'static str, Option<&PathBuf>)| {
-            // A directory that is gone cannot be named.
-            let path = std::path::absolute(path?);
-            path.ok().map(|path| (name, path))
-        };
-        all.into_iter().filter_map(given).collect()
-    }
-}
+use crate::uplink::{self, Uplinks};
 
 /// A switch, forwarding.
 pub struct Switch {
@@ -138,125 +56,6 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Makes the switch and its entrances; they are served when the source is.
-    ///
-    /// # Errors
-    /// [`SourceError`] if an entrance cannot be made.
-    pub fn open(config: SwitchConfig) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
-        Self::open_with(config, Vec::new())
-    }
-
-    /// As [`open`](Self::open), with uplinks, which are its first ports in this order.
-    ///
-    /// # Errors
-    /// [`SourceError`] if an entrance or an uplink cannot be made.
-    pub fn open_with(
-        config: SwitchConfig,
-        uplinks: Vec<Uplink>,
-    ) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
-        let entrances = config.entrances();
-        let name = config.name;
-        let failed = |what: &str| {
-            let what = format!("switch {name:?}: {what}");
-            move |error: std::io::Error| SourceError::io(what, error)
-        };
-        let (line, inlet) = control::line().map_err(failed("no descriptors"))?;
-        let epoll = epoll::create(CreateFlags::CLOEXEC);
-        let epoll = epoll.map_err(|error| failed("no descriptors")(error.into()))?;
-        let waker = EventData::new_u64(WAKER);
-        let watched = epoll::add(&epoll, &inlet.waker, waker, EventFlags::IN);
-        watched.map_err(|error| failed("no descriptors")(error.into()))?;
-        let settings = config.settings;
-        let roster = Roster::new(config.ports, settings.clone());
-        let vde = config.vde.map(|vde| vde::Open::new(&name, vde, &roster));
-        let vde = vde.transpose().map_err(failed("its VDE entrance"))?;
-        let sockets = Some(config.sockets).filter(|sockets| !sockets.is_empty());
-        let sockets =
-            sockets.map(|sockets| sockets::Open::new(&name, sockets, config.longest, &roster));
-        let sockets = sockets
-            .transpose()
-            .map_err(failed("its entrance by sockets"))?;
-        let vhost = Some(config.vhost).filter(|vhost| !vhost.is_empty());
-        let vhost = vhost.map(|vhost| vhost::Open::new(&name, vhost, config.longest, &roster));
-        let vhost = vhost
-            .transpose()
-            .map_err(failed("its vhost-user entrance"))?;
-        let (all, each) = config.stations;
-        let forwarder = Forwarder::new(Limits {
-            all,
-            each,
-            age_s: settings.age_s,
-            hold_s: settings.hold_s,
-        });
-        let board = Switchboard {
-            roster,
-            line: line.clone(),
-            entrances: entrances.into(),
-        };
-        let mut entrances: Vec<Box<dyn Entrance>> = Vec::new();
-        if let Some(open) = vde {
-            entrances.push(Box::new(vde::Door::new(open, line.clone())));
-        }
-        if let Some(open) = sockets {
-            entrances.push(Box::new(sockets::Door::new(open, line.clone())));
-        }
-        if let Some(open) = vhost {
-            entrances.push(Box::new(vhost::Door::new(open, line)));
-        }
-        let mut switch = Self {
-            uplinks: Uplinks::new(&name).map_err(failed("no descriptors"))?,
-            name: name.clone(),
-            forwarder,
-            exits: Exits::new(epoll),
-            directs: Directs::default(),
-            inlet,
-            entrances,
-            is_open: false,
-            ready: VecDeque::new(),
-            settings: Settings::default(),
-            lost: Vec::new(),
-            unlooked: 0,
-            came: Batch::new(BATCH, config.longest),
-            sent: Batch::new(MAX_BATCH, SENT_EACH.max(config.longest)),
-            taken: Vec::new(),
-            is_unread: false,
-            spare: Spare::default(),
-            started: Instant::now(),
-            counters: QueueCounters::default(),
-        };
-        switch.set_all(settings);
-        for (number, uplink) in (1..).zip(uplinks) {
-            let interface = uplink.interface.clone();
-            let cannot = |error: SourceError| SourceError {
-                what: format!("switch {name:?}: uplink {interface}: {}", error.what),
-                cause: error.cause,
-            };
-            switch.connect(uplink, number, &board).map_err(cannot)?;
-        }
-        Ok((Box::new(switch), board))
-    }
-
-    /// Makes an interface a port.
-    fn connect(
-        &mut self,
-        uplink: Uplink,
-        number: Number,
-        board: &Switchboard,
-    ) -> Result<(), SourceError> {
-        let holder = Holder {
-            owner: UPLINK.into(),
-            is_trusted: true,
-            way: UPLINK,
-            description: format!("interface {} ({})", uplink.interface, uplink.how),
-        };
-        let port = locked(&board.roster).take(holder, Some(number));
-        let port = port.map_err(SourceError::new)?.get();
-        let link = self.uplinks.add(uplink, port)?;
-        self.exits.add_unwatched(port, link);
-        self.join(port);
-        Ok(())
-    }
-
     /// Lets clients join. By now the daemon has given up its privileges.
     #[cold]
     fn begin(&mut self) {
@@ -336,6 +135,7 @@ impl Switch {
             Change::Remove(number) => {
                 self.remove(number);
             }
+            Change::Anew(number) => self.forwarder.pardon(number),
             Change::Close(number) => {
                 if let Some(losses) = self.remove(number) {
                     losses.tell(number);
@@ -591,138 +391,6 @@ impl Switch {
     }
 }
 
-impl Queue for Switch {
-    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
-        if !self.is_open {
-            self.begin();
-        }
-        self.obey();
-        // One call has the frames of one: those of links are one, those of each uplink's queue are another.
-        if !self.uplinks.is_empty() {
-            let sink = &mut |frames: &[Frame<'_>]| sink(frames);
-            while let Some(received) = self.receive_uplink(sink) {
-                if let Received::Frames(_) | Received::Passed { .. } = received {
-                    self.tell_loops();
-                    return Ok(received);
-                }
-            }
-        }
-        Ok(self.receive_links(sink))
-    }
-
-    fn may_pass(&mut self, is_unread: bool) {
-        self.is_unread = is_unread;
-    }
-
-    fn arm(&mut self) -> Wake<'_> {
-        if !self.ready.is_empty() {
-            return Wake::NOW;
-        }
-        let due = [self.exits.next_us(), self.directs.next_us(&self.forwarder)];
-        let arrives = due.into_iter().flatten().min();
-        let arrives =
-            arrives.map(|at_us| Duration::from_micros(at_us.saturating_sub(self.now_us())));
-        let links = Some(self.exits.epoll().as_fd());
-        if self.uplinks.is_empty() {
-            return Wake {
-                fds: [links, None],
-                within: arrives,
-            };
-        }
-        let uplinks = self.uplinks.arm();
-        Wake {
-            fds: [links, uplinks.fds[0]],
-            within: [arrives, uplinks.within].into_iter().flatten().min(),
-        }
-    }
-
-    fn woke(&mut self, _: Seen) {
-        if !self.uplinks.is_empty() {
-            self.uplinks.woke();
-        }
-    }
-
-    fn counters(&mut self) -> QueueCounters {
-        self.uplinks.count();
-        self.counters
-    }
-
-    fn own_counters(&self) -> Vec<(String, u64)> {
-        let mut named = self.forwarder.counters.named();
-        named.extend(self.uplinks.named());
-        named.push(("stations".into(), self.forwarder.table.len() as u64));
-        named.push(("switch_ports".into(), self.forwarder.ports().len() as u64));
-        named
-    }
-
-    fn state(&self) -> &'static str {
-        "up"
-    }
-
-    fn transmitter(&mut self) -> Option<&mut dyn Transmitter> {
-        Some(self)
-    }
-}
-
-impl Transmitter for Switch {
-    fn sends(&mut self, member: u16) {
-        self.sent.sends(member);
-    }
-
-    fn transmit(&mut self, bytes: &[u8]) -> Transmit {
-        self.transmit_offloaded(bytes, &Offload::default())
-    }
-
-    fn takes_offload(&self) -> bool {
-        true
-    }
-
-    fn transmit_offloaded(&mut self, bytes: &[u8], offload: &Offload) -> Transmit {
-        let longest = match offload.gso_type {
-            gso::NONE => self.came.longest(),
-            _ => MAX_SUPER,
-        };
-        if bytes.len() < HEADER || bytes.len() > longest {
-            return Transmit::BadLength;
-        }
-        let fill = |place: &mut [u8]| {
-            place.copy_from_slice(bytes);
-            true
-        };
-        match self.sent.push(bytes.len(), *offload, fill) {
-            true => Transmit::Taken,
-            false => Transmit::Full,
-        }
-    }
-
-    fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
-        if self.sent.is_empty() {
-            return Flushed::default();
-        }
-        let count = self.sent.len() as u64;
-        // The port that they come from may be there since just now.
-        self.obey();
-        let now_us = self.now_us();
-        if let Some(port) = self.exits.port(self.sent.get(0).from) {
-            port.counters.in_frames += count;
-            let bytes = self.sent.iter().map(|it| it.bytes.len() as u64);
-            port.counters.in_bytes += bytes.sum::<u64>();
-        }
-        let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
-        self.spare.decide(forwarder, self.sent.iter(), now_us);
-        let sent = self.sent.iter();
-        self.spare.give(forwarder, exits, sent, now_us, Some(shown));
-        self.tell_loops();
-        self.counters.seen += count;
-        self.counters.shown += count;
-        self.sent.clear();
-        Flushed {
-            sent: count,
-            ..Flushed::default()
-        }
-    }
-}
-
 /// The event of the thread's own waker; no port has this number.
 const WAKER: u64 = u64::MAX;
 /// Frames that are taken in one turn, of all ports and of one.
@@ -740,5 +408,3 @@ const SENT_EACH: usize = 4096;
 const MILLION: u64 = 1_000_000;
 /// Bytes of an Ethernet header.
 pub(crate) const HEADER: usize = 14;
-/// Bytes of a frame with an MTU of 9,216, with two tags.
-const LONGEST: usize = 9216 + 14 + 8;

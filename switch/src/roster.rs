@@ -42,6 +42,8 @@ pub(crate) struct Granted {
 #[derive(Debug)]
 pub(crate) struct Roster {
     ports: BTreeMap<Number, Holder>,
+    /// Who had a number last that is free, or taken again.
+    last: BTreeMap<Number, String>,
     /// Those that joined under a grant.
     pub(crate) granted: BTreeMap<Number, Granted>,
     /// Who may join; `None`: whom the entrances let in.
@@ -61,6 +63,7 @@ impl Roster {
     pub(crate) fn new(limits: (usize, usize), settings: Settings) -> Arc<Mutex<Self>> {
         Arc::new(Mutex::new(Self {
             ports: BTreeMap::new(),
+            last: BTreeMap::new(),
             granted: BTreeMap::new(),
             grants: None,
             rings: BTreeSet::new(),
@@ -110,7 +113,9 @@ impl Roster {
     }
 
     pub(crate) fn free(&mut self, port: Number) {
-        self.ports.remove(&port);
+        if let Some(holder) = self.ports.remove(&port) {
+            self.last.insert(port, holder.owner);
+        }
         self.rings.remove(&port);
     }
 
@@ -152,6 +157,12 @@ impl Roster {
     /// Whether a port's frames go through rings.
     pub(crate) fn is_ring(&self, port: Number) -> bool {
         self.rings.contains(&port)
+    }
+
+    /// Whether somebody else had this number before who has it now.
+    pub(crate) fn is_new_to(&self, port: Number) -> bool {
+        let both = self.last.get(&port).zip(self.ports.get(&port));
+        both.is_some_and(|(last, holder)| *last != holder.owner)
     }
 
     pub(crate) fn holder(&self, port: Number) -> Option<&Holder> {

@@ -97,7 +97,7 @@ const PORT_KEYS: &str = "vlan=ID, trunk=IDs, native=ID, isolated=yes, lock=MAC o
                          rate=BITS, seed=N, link=down, tso=off, csum=off, gro=SEGMENTS, acks=expand";
 
 impl PortSettings {
-    /// Sets one thing.
+    /// Sets one thing; [`settle`](Self::settle) comes after the last one.
     ///
     /// # Errors
     /// What is possible.
@@ -151,10 +151,15 @@ impl PortSettings {
             }
             _ => return Err(format!("a port has no {key:?}: there are {PORT_KEYS}")),
         }
+        Ok(())
+    }
+
+    /// Ends a series of [`set`](Self::set): VLAN 0 of a port without a trunk is what no VLAN is. NB: not
+    /// earlier, for the trunk may be said behind its native VLAN.
+    pub fn settle(&mut self) {
         if self.tagged.is_empty() && self.untagged == Some(0) {
             self.untagged = None;
         }
-        Ok(())
     }
 
     /// Sets several things: `key=value` with blanks or commas between them, and `default` for what it was
@@ -176,6 +181,7 @@ impl PortSettings {
                 Some((key, value)) => new.set(key, value)?,
             }
         }
+        new.settle();
         *self = new;
         Ok(())
     }
@@ -320,7 +326,7 @@ const KEYS: &str = "hub=yes, age=SECONDS, hold=SECONDS, storm=N/s, loops=shut, l
                     static=MAC@no, default.KEY=VALUE and port.N.KEY=VALUE";
 
 impl Settings {
-    /// Sets one thing.
+    /// Sets one thing; [`settle`](Self::settle) comes after the last one.
     ///
     /// # Errors
     /// What is possible.
@@ -400,8 +406,15 @@ impl Settings {
                 .ok_or_else(|| format!("{word:?} is not KEY=VALUE: there are {KEYS}"))?;
             new.set(key, value)?;
         }
+        new.settle();
         *self = new;
         Ok(())
+    }
+
+    /// Ends a series of [`set`](Self::set).
+    pub fn settle(&mut self) {
+        self.default.settle();
+        self.ports.values_mut().for_each(PortSettings::settle);
     }
 
     /// Whether something is said of this port alone.

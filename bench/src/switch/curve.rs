@@ -1,9 +1,10 @@
 //! One to seven pairs of guests: how the total grows, by vhost-user through our switch and by TAPs through
-//! a Linux bridge.
+//! a Linux bridge and through Open vSwitch, where it is unpacked.
 //!
-//! All guests have both interfaces: `eth0` is a virtio card of the switch's, `vec0` the vector driver's on
-//! a TAP of the bridge. Both cut and sum nothing on the way. A bridge forwards in the time of whoever
-//! sends, so that only the processor time of everything together can be compared.
+//! All guests have all interfaces: `eth0` is a virtio card of the switch's, `vec0` and `vec1` the vector driver's
+//! on TAPs of the two others. None cuts or sums on the way. A bridge forwards in the time of whoever
+//! sends, so that only the processor time of everything together can be compared. Open vSwitch forwards in
+//! its process (`datapath_type=netdev`), and takes super-frames (`userspace-tso-enable`).
 
 use std::time::Duration;
 
@@ -11,14 +12,16 @@ use vnplug_e2e::daemon::Daemon;
 use vnplug_e2e::{Lab, Netns, UmlConfig};
 
 use super::guests::{Bulk, Guests, Lan};
+use super::ovs::Ovs;
 use crate::attached::cpu_time;
 use crate::row::{Figure, Plan, Result, Samples};
 
 /// The most pairs.
 const MOST: usize = 7;
-const PEER: &str = "Linux bridge, TAPs";
-/// Ours, and the bridge's.
-const LANS: [Lan; 2] = [
+/// What is appended to the row's name, and the peer's name.
+const PEERS: [(&str, &str); 2] = [("", "Linux bridge, TAPs"), ("-ovs", "Open vSwitch, TAPs")];
+/// Ours, the bridge's, and Open vSwitch's.
+const LANS: [Lan; 3] = [
     Lan {
         interface: "eth0",
         net: 1,
@@ -27,11 +30,16 @@ const LANS: [Lan; 2] = [
         interface: "vec0",
         net: 2,
     },
+    Lan {
+        interface: "vec1",
+        net: 3,
+    },
 ];
 
 struct Site {
     guests: Guests,
     daemon: Daemon,
+    ovs: Option<Ovs>,
     _netns: Netns,
     _lab: Lab,
 }
@@ -48,28 +56,56 @@ impl Site {
         }
         let ports: Vec<&str> = taps.iter().map(String::as_str).collect();
         netns.bridge("br0", &ports)?;
+        let ovs = match Ovs::is_here() {
+            true => Some(Ovs::between_taps(&lab, &netns)?),
+            false => {
+                eprintln!("  without Open vSwitch: run bench/get-ovs.sh");
+                None
+            }
+        };
+        if let Some(ovs) = &ovs {
+            for guest in 0..2 * MOST {
+                let tap = format!("otap{guest}");
+                netns.tap(&tap)?;
+                ovs.interface(&tap)?;
+            }
+        }
         let guests = Guests::boot(&lab, 2 * MOST, |guest| UmlConfig {
-            kernel_args: vec![
+            kernel_args: [
                 format!("virtio_uml.device={}:1", socket.display()),
                 format!("vec0:transport=tap,ifname=tap{guest},depth=128,gro=1"),
-            ],
+            ]
+            .into_iter()
+            .chain(
+                ovs.as_ref()
+                    .map(|_| format!("vec1:transport=tap,ifname=otap{guest},depth=128,gro=1")),
+            )
+            .collect(),
             netns: Some(netns.name().to_owned()),
             ..UmlConfig::default()
         })?;
-        for lan in LANS {
-            guests.join(lan)?;
-        }
-        Ok(Self {
+        let site = Self {
             guests,
             daemon,
+            ovs,
             _netns: netns,
             _lab: lab,
-        })
+        };
+        for lan in site.lans() {
+            site.guests.join(*lan)?;
+        }
+        Ok(site)
+    }
+
+    fn lans(&self) -> &'static [Lan] {
+        &LANS[..2 + usize::from(self.ovs.is_some())]
     }
 
     fn tcp(&self, pairs: usize, lan: Lan, time: Duration) -> Result<Bulk> {
         self.guests.tcp(pairs, lan, time, || {
-            Ok(cpu_time(self.daemon.pid())? + self.guests.cpu_time())
+            let ovs = self.ovs.as_ref().map(|ovs| cpu_time(ovs.pid()));
+            let switches = cpu_time(self.daemon.pid())? + ovs.transpose()?.unwrap_or_default();
+            Ok(switches + self.guests.cpu_time())
         })
     }
 }
@@ -77,13 +113,13 @@ impl Site {
 /// Total rate and processor time by the number of pairs.
 pub(crate) fn curve(plan: &Plan) -> Result<Vec<Figure>> {
     let site = Site::new()?;
-    let mut rates: Vec<[Samples; 2]> = vec![Default::default(); MOST];
+    let mut rates: Vec<[Samples; 3]> = vec![Default::default(); MOST];
     let mut costs = rates.clone();
     for round in 1..=plan.rounds {
         for pairs in 1..=MOST {
             let mut told = Vec::new();
-            for (at, lan) in LANS.into_iter().enumerate() {
-                let bulk = site.tcp(pairs, lan, plan.time);
+            for (at, lan) in site.lans().iter().enumerate() {
+                let bulk = site.tcp(pairs, *lan, plan.time);
                 let bulk =
                     bulk.map_err(|why| format!("{pairs} pairs on {}: {why}", lan.interface))?;
                 rates[pairs - 1][at].push(bulk.gbps);
@@ -93,29 +129,34 @@ pub(crate) fn curve(plan: &Plan) -> Result<Vec<Figure>> {
                     bulk.gbps, bulk.cpu_s
                 ));
             }
-            let [ours, bridge] = &told[..] else { continue };
-            eprintln!("  round {round}, {pairs} pairs: vNPlug {ours}; bridge {bridge}");
+            let told = told.join("; ");
+            eprintln!("  round {round}, {pairs} pairs, ours, bridge, Open vSwitch: {told}");
         }
     }
     let mut figures = Vec::new();
     for (at, (rates, costs)) in rates.into_iter().zip(costs).enumerate() {
         let pairs = at + 1;
-        for (suffix, unit, [ours, theirs]) in [("", "Gb/s", rates), ("-cpu", "CPU s per GB", costs)]
-        {
-            figures.push(Figure {
-                name: format!("switch-curve-{pairs}{suffix}"),
+        let of_unit = [("", "Gb/s", rates), ("-cpu", "CPU s per GB", costs)];
+        for (suffix, unit, [ours, bridge, ovs]) in of_unit {
+            for ((whose, peer), theirs) in PEERS.into_iter().zip([bridge, ovs]) {
+                if theirs.all().is_empty() {
+                    continue;
+                }
+                figures.push(Figure {
+                name: format!("switch-curve-{pairs}{suffix}{whose}"),
                 unit,
-                ours,
-                peer: Some((PEER.to_owned(), theirs)),
+                ours: ours.clone(),
+                peer: Some((peer.to_owned(), theirs)),
                 limit: None,
                 note: format!(
                     "{pairs} pairs of User-mode Linux, one stream of TCP in each for {} s, all pairs \
-                     together: ours by vhost-user, the peer by the vector driver's TAPs on a bridge, both \
-                     with super-frames; processor time of all {} guests and the switch",
+                     together: ours by vhost-user, the peer by the vector driver's TAPs, both \
+                     with super-frames; processor time of all {} guests and the switches",
                     plan.time.as_secs_f64(),
                     2 * MOST
                 ),
             });
+            }
         }
     }
     Ok(figures)

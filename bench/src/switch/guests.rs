@@ -134,33 +134,62 @@ impl Guests {
         spent: &impl Fn() -> Result<Duration>,
     ) -> Result<Option<Bulk>> {
         let window = Window::after(lead + WARM_UP, time);
+        let flows: Vec<_> = (0..pairs).map(|pair| (2 * pair, 2 * pair + 1)).collect();
+        let measured = self.flows(&flows, lan, window, |begin, end| {
+            until(begin)?;
+            let before = spent()?;
+            until(end)?;
+            Ok(spent()? - before)
+        })?;
+        Ok(measured.map(|(bytes, spent)| Bulk::of(bytes.iter().sum(), time, spent)))
+    }
+
+    /// One stream of TCP in each of these flows, all at once, from the first guest of each to its second;
+    /// Gb/s of payload of each. `begun` is done as soon as it counts.
+    pub(super) fn streams(
+        &self,
+        flows: &[(usize, usize)],
+        lan: Lan,
+        time: Duration,
+        begun: impl Fn() -> Result<()>,
+    ) -> Result<Vec<f64>> {
+        in_time(|lead| {
+            let window = Window::after(lead + WARM_UP, time);
+            let measured = self.flows(flows, lan, window, |begin, end| {
+                until(begin)?;
+                begun()?;
+                until(end)
+            })?;
+            let gbps = |bytes| Bulk::of(bytes, time, Duration::ZERO).gbps;
+            Ok(measured.map(|(bytes, ())| bytes.into_iter().map(gbps).collect()))
+        })
+    }
+
+    /// Streams in a window, and what is done `within` it; bytes of each, or nothing if a guest was late.
+    fn flows<T>(
+        &self,
+        flows: &[(usize, usize)],
+        lan: Lan,
+        window: Window,
+        within: impl FnOnce(Instant, Instant) -> Result<T>,
+    ) -> Result<Option<(Vec<u64>, T)>> {
         let mut takers = Vec::new();
         let mut senders = Vec::new();
-        for pair in 0..pairs {
-            takers.push(self.starts(2 * pair + 1, &Talk::Take, window)?);
-            let to = lan.address(2 * pair + 1);
-            senders.push(self.starts(2 * pair, &Talk::Send(to), window)?);
+        for &(from, to) in flows {
+            takers.push(self.starts(to, &Talk::Take, window)?);
+            senders.push(self.starts(from, &Talk::Send(lan.address(to)), window)?);
         }
         let (begin, end) = window.instants();
-        until(begin)?;
-        let before = spent()?;
-        until(end)?;
-        let spent = spent()? - before;
-        let mut bytes = 0;
-        let mut all_in_time = true;
+        let done = within(begin, end)?;
+        let mut bytes = Vec::new();
         for taker in takers {
-            match numbers(&taker)? {
-                Some([came]) => bytes += came,
-                None => all_in_time = false,
-            }
+            bytes.extend(numbers(&taker)?.map(|[came]| came));
         }
+        let mut all_in_time = bytes.len() == flows.len();
         for sender in senders {
             all_in_time &= said(&sender)? != LATE;
         }
-        if !all_in_time {
-            return Ok(None);
-        }
-        Ok(Some(Bulk::of(bytes, time, spent)))
+        Ok(all_in_time.then_some((bytes, done)))
     }
 
     /// One stream of TCP from a namespace to the first of them; `spent` is the processor time that counts.

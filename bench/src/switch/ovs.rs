@@ -1,11 +1,11 @@
-//! Open vSwitch with DPDK, which learns like ours (`NORMAL`). It is unpacked, not installed
+//! Open vSwitch, which learns like ours (`NORMAL`), with DPDK or between TAPs. It is unpacked, not installed
 //! (`bench/get-ovs.sh`), and has its database and its sockets in a directory of the lab.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use vnplug_e2e::Lab;
 use vnplug_e2e::station::Running;
+use vnplug_e2e::{Lab, Netns};
 
 use crate::dpdk::awaited;
 use crate::row::Result;
@@ -14,13 +14,40 @@ use crate::sys;
 /// A running switch; its bridge is `br0`.
 pub(super) struct Ovs {
     dir: PathBuf,
-    _switch: Running,
+    switch: Running,
     _database: Running,
 }
 
 impl Ovs {
-    /// Starts one whose thread that forwards has this CPU.
+    /// Starts one with DPDK, whose thread that forwards has this CPU.
     pub(super) fn start(lab: &Lab, cpu: usize) -> Result<Self> {
+        let (first, second) = (1u64 << sys::cpu(cpu), 1u64 << sys::cpu(1 - cpu));
+        let set = [
+            "dpdk-init=true".to_owned(),
+            // Without huge pages there is no room for a pool that all ports share.
+            "per-port-memory=true".to_owned(),
+            format!("pmd-cpu-mask={first:#x}"),
+            format!("dpdk-lcore-mask={second:#x}"),
+            format!(
+                "dpdk-extra=\"--no-huge --no-pci --legacy-mem -m 2048 --file-prefix=vnplug-bench-ovs-{}\"",
+                std::process::id()
+            ),
+        ];
+        Self::launch(lab, None, &set)
+    }
+
+    /// Starts one between interfaces of a namespace, from which it takes super-frames; without DPDK, and so
+    /// without threads that never sleep.
+    pub(super) fn between_taps(lab: &Lab, netns: &Netns) -> Result<Self> {
+        Self::launch(lab, Some(netns), &["userspace-tso-enable=true".to_owned()])
+    }
+
+    /// Whether it is unpacked.
+    pub(super) fn is_here() -> bool {
+        unpacked(SWITCH).is_ok()
+    }
+
+    fn launch(lab: &Lab, netns: Option<&Netns>, set: &[String]) -> Result<Self> {
         let dir = lab.dir().join("ovs");
         std::fs::create_dir(&dir)?;
         let database = dir.join("conf.db");
@@ -35,33 +62,21 @@ impl Ovs {
             .arg(&database);
         let _database = Running::start(command, lab, "ovsdb-server")?;
         awaited(&dir.join("db.sock"))?;
-        let (first, second) = (1u64 << sys::cpu(cpu), 1u64 << sys::cpu(1 - cpu));
-        let set = [
-            "dpdk-init=true".to_owned(),
-            // Without huge pages there is no room for a pool that all ports share.
-            "per-port-memory=true".to_owned(),
-            format!("pmd-cpu-mask={first:#x}"),
-            format!("dpdk-lcore-mask={second:#x}"),
-            format!(
-                "dpdk-extra=\"--no-huge --no-pci --legacy-mem -m 2048 --file-prefix=vnplug-bench-ovs-{}\"",
-                std::process::id()
-            ),
-        ];
-        let set = set.map(|it| format!("other_config:{it}"));
+        let set: Vec<String> = set.iter().map(|it| format!("other_config:{it}")).collect();
         vsctl(&dir, ["--no-wait", "init"])?;
         let words = ["--no-wait", "set", "Open_vSwitch", "."];
         vsctl(
             &dir,
             words.into_iter().chain(set.iter().map(String::as_str)),
         )?;
-        let mut command = program("usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk", &dir)?;
+        let mut command = program_in(netns, SWITCH, &dir)?;
         command
             .arg(format!("--unixctl={}", dir.join("switch.ctl").display()))
             .arg(remote(&dir));
-        let _switch = Running::start(command, lab, "ovs-vswitchd")?;
+        let switch = Running::start(command, lab, "ovs-vswitchd")?;
         let ovs = Self {
             dir,
-            _switch,
+            switch,
             _database,
         };
         let bridge = [
@@ -91,6 +106,16 @@ impl Ovs {
         ];
         vsctl(&self.dir, words.into_iter().chain(["type=dpdkvhostuser"]))?;
         Ok(self.dir.join(name))
+    }
+
+    /// Adds an interface.
+    pub(super) fn interface(&self, name: &str) -> Result<()> {
+        vsctl(&self.dir, ["--timeout=40", "add-port", "br0", name])
+    }
+
+    /// Its process.
+    pub(super) fn pid(&self) -> u32 {
+        self.switch.pid()
     }
 
     /// Frames that its threads took so far.
@@ -131,7 +156,14 @@ fn said(command: &mut Command) -> Result<String> {
 
 /// One of its programs, with all its files in `dir`.
 fn program(name: &str, dir: &Path) -> Result<Command> {
-    let mut command = Command::new(unpacked(name)?);
+    program_in(None, name, dir)
+}
+
+fn program_in(netns: Option<&Netns>, name: &str, dir: &Path) -> Result<Command> {
+    let mut command = match netns {
+        Some(netns) => netns.command(unpacked(name)?),
+        None => Command::new(unpacked(name)?),
+    };
     for variable in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"] {
         command.env(variable, dir);
     }
@@ -146,3 +178,5 @@ fn unpacked(name: &str) -> Result<PathBuf> {
         Err(error) => Err(format!("{}: {error}; run bench/get-ovs.sh", path.display()).into()),
     }
 }
+
+const SWITCH: &str = "usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";

@@ -3,11 +3,12 @@
 //! The port's own rings stay what they are, the way to the switch and from it. Beside them it reads a ring
 //! of each other member, as one of [`Port::rings`](super::Port), and writes one to each ([`Ways`]). Who is a
 //! member the daemon tells; the table's roster says when to ask. A member that is gone is read to its end.
-//! Whatever goes wrong here later ends direct mode and not the port: all frames go through the switch then.
+//! Whatever goes wrong here later ends direct mode and not the port: all frames go through the switch then, and
+//! after a pause the port enters its group again, with a new home.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -21,6 +22,7 @@ use vnplug_ring::offload::PREFIX;
 use vnplug_ring::{Consumer, Producer, Region};
 
 use super::Port;
+use super::phase::Phase;
 use super::ways::{Way, Ways};
 use crate::connection::unexpected;
 use crate::error::Error;
@@ -34,7 +36,7 @@ pub(super) struct Direct {
     roster: u32,
     slot: usize,
     generation: u32,
-    home: Region,
+    home: Home,
     bell: OwnedFd,
     /// Members that it was told of: slot and generation. Their descriptors came, once.
     told: Vec<(u8, u32)>,
@@ -45,6 +47,33 @@ pub(super) struct Direct {
     /// Calls until the pending ones are looked at again.
     calls: u32,
     is_over: bool,
+}
+
+/// A member's own memory.
+#[derive(Debug)]
+struct Home {
+    region: Region,
+    /// Whose it is: a child that was forked has it, too, and is not to end anything.
+    process: u32,
+}
+
+/// When direct mode is tried again that ended for a fault.
+#[derive(Debug, Default)]
+pub(super) struct Again {
+    at: Option<Instant>,
+    /// Longer with each fault: who shuts this port's bell again and again costs it little.
+    pause: Duration,
+}
+
+impl Again {
+    fn later(&mut self) {
+        self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LAST_PAUSE);
+        self.at = Some(Instant::now() + self.pause);
+    }
+
+    fn is_due(&self) -> bool {
+        self.at.is_some_and(|at| Instant::now() >= at)
+    }
 }
 
 /// A member whose ring is not laid yet.
@@ -81,33 +110,45 @@ impl Direct {
 
     /// Bytes of the record area of each ring at home.
     fn capacity(&self) -> u64 {
-        self.home.len() / SLOTS as u64 - 2 * DATA_OFFSET
+        self.home.region.len() / SLOTS as u64 - 2 * DATA_OFFSET
     }
+}
 
+impl Drop for Home {
     /// Nothing is read any more of what others send here: they notice, and send through the switch.
-    fn leave(&self) {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         for slot in 0..SLOTS {
-            if let Some(words) = words(&self.home, slot) {
+            if let Some(words) = words(&self.region, slot) {
                 words.store_u64(ATTACHED, 0, Ordering::Release);
             }
         }
     }
 }
 
-impl Drop for Direct {
-    fn drop(&mut self) {
-        self.leave();
-    }
-}
-
 impl Port {
-    /// Becomes a member.
-    pub(super) fn enter_group(&mut self) -> Result<(), Error> {
+    /// Something is to be done about the members, or about direct mode that is over.
+    #[inline]
+    pub(super) fn has_news_of_members(&mut self) -> bool {
+        match &mut self.direct {
+            Some(direct) => direct.is_stale(),
+            None => self.again.is_due(),
+        }
+    }
+
+    /// Whether the host is to choose what comes.
+    fn chooses(&self) -> bool {
         let request = &self.options.request;
-        let chooses = request.filter != FilterSpec::All
+        request.filter != FilterSpec::All
             || request.snaplen != 0
-            || request.tuning != Tuning::default();
-        if chooses {
+            || request.tuning != Tuning::default()
+    }
+
+    /// Becomes a member, as soon as the host answers, or within a limit.
+    pub(super) fn enter_group(&mut self, limit: Option<Duration>) -> Result<(), Error> {
+        if self.chooses() {
             return Err(Error::Invalid(
                 "direct mode takes no filter, snaplen, direction or sampling: the host applies them",
             ));
@@ -119,7 +160,11 @@ impl Port {
         seal(&memory)?;
         let request = self.request(capacity);
         let link = self.link.as_mut().ok_or(Error::Disconnected)?;
-        let (answer, mut fds) = link.exchange_fds(&request, Some(memory.as_fd()))?;
+        let fd = Some(memory.as_fd());
+        let (answer, mut fds) = match limit {
+            Some(limit) => link.ask_fds(&request, fd, limit)?,
+            None => link.exchange_fds(&request, fd)?,
+        };
         let members = members(answer)?;
         let nonsense = |what: &str| Error::Protocol(what.into());
         if !members.is_first || fds.len() < 2 || usize::from(members.slot) >= SLOTS {
@@ -138,7 +183,10 @@ impl Port {
             table,
             slot: members.slot.into(),
             generation: members.generation,
-            home,
+            home: Home {
+                region: home,
+                process: std::process::id(),
+            },
             bell,
             told: Vec::new(),
             pending: Vec::new(),
@@ -146,6 +194,7 @@ impl Port {
             calls: 0,
             is_over: false,
         }));
+        self.again.at = None;
         self.meet(&members, fds)
     }
 
@@ -154,7 +203,7 @@ impl Port {
     pub(super) fn look_after_members(&mut self) {
         self.forget_gone();
         let Some(direct) = &mut self.direct else {
-            return;
+            return self.enter_again();
         };
         let mut done = match direct.is_over {
             true => Err(Error::Protocol("a member shut this one's bell".into())),
@@ -165,12 +214,34 @@ impl Port {
             direct.roster = roster;
             let request = self.request(0);
             let link = self.link.as_mut().ok_or(Error::Disconnected);
-            let asked = link.and_then(|link| link.ask_fds(&request, PATIENCE));
+            let asked = link.and_then(|link| link.ask_fds(&request, None, PATIENCE));
             done = asked.and_then(|(answer, fds)| self.meet(&members(answer)?, fds));
         }
         if let Err(error) = done.and_then(|()| self.attach_pending()) {
-            log::warn!("direct mode is over, all frames go through the switch: {error}");
-            self.leave_group();
+            self.end_direct(&error);
+        }
+    }
+
+    /// Direct mode is over for a fault, until it is tried again.
+    pub(super) fn end_direct(&mut self, why: &Error) {
+        self.leave_group();
+        self.again.later();
+        let pause = self.again.pause.as_secs();
+        log::warn!(
+            "no direct mode, all frames go through the switch, at least for {pause} s: {why}"
+        );
+    }
+
+    /// Becomes a member again.
+    fn enter_again(&mut self) {
+        self.again.at = None;
+        // Who is away enters when it is back; whose frames the host chooses, never.
+        if !matches!(self.phase, Phase::Live) || self.chooses() {
+            return;
+        }
+        match self.enter_group(Some(PATIENCE)) {
+            Ok(()) => log::info!("direct mode again"),
+            Err(error) => self.end_direct(&error),
         }
     }
 
@@ -267,7 +338,7 @@ impl Port {
             let part = |part: Option<Region>| {
                 part.ok_or_else(|| Error::Protocol("a member's home is too small".into()))
             };
-            let mine = part(ring(&direct.home, slot, direct.capacity()))?;
+            let mine = part(ring(&direct.home.region, slot, direct.capacity()))?;
             let their_words = part(words(&theirs, direct.slot))?;
             let geometry = Geometry {
                 capacity: direct.capacity(),
@@ -295,7 +366,7 @@ impl Port {
             return Ok(());
         };
         direct.calls = 0;
-        let (own, home) = (direct.generation, &direct.home);
+        let (own, home) = (direct.generation, &direct.home.region);
         let mut at = 0;
         while let Some(Pending { member, ring }) = direct.pending.get(at) {
             let slot = usize::from(member.slot);
@@ -351,6 +422,9 @@ fn longest(capacity: u64) -> u32 {
 
 /// How long the daemon may take to say who is a member; frames wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long direct mode is over after its first fault, and at most.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_secs(60);
 /// Calls between two looks at members that are waited for, where nobody rings.
 const CALLS: u32 = 64;
 /// Bytes of each ring to another member, at least and at most.
@@ -360,3 +434,38 @@ const MAX_RING: u64 = 4 << 20;
 const SUPER_FRAME: u32 = 66 << 10;
 /// LINKTYPE_ETHERNET, as registered by tcpdump.org.
 const ETHERNET: u32 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_that_ends_leaves_its_parent_a_member() {
+        let region = Region::heap(home_size(MIN_RING));
+        let own = words(&region, 3).unwrap();
+        own.store_u64(ATTACHED, 1, Ordering::Relaxed);
+        let home = |process| Home {
+            region: region.clone(),
+            process,
+        };
+        drop(home(std::process::id() + 1));
+        assert_eq!(own.load_u64(ATTACHED, Ordering::Relaxed), 1);
+        drop(home(std::process::id()));
+        assert_eq!(own.load_u64(ATTACHED, Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn each_fault_makes_the_pause_before_direct_mode_longer() {
+        let mut again = Again::default();
+        assert!(!again.is_due());
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            again.later();
+            pauses.push(again.pause.as_secs());
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert!(!again.is_due());
+        again.at = Some(Instant::now());
+        assert!(again.is_due());
+    }
+}

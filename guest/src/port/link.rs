@@ -171,15 +171,15 @@ impl Link {
         })
     }
 
-    /// As [`exchange_fds`](Self::exchange_fds), without one; the connection outlives an answer that comes
-    /// late.
+    /// As [`exchange_fds`](Self::exchange_fds); the connection outlives an answer that comes late.
     pub(super) fn ask_fds(
         &mut self,
         request: &Message,
+        fd: Option<BorrowedFd<'_>>,
         limit: Duration,
     ) -> Result<(Message, Vec<OwnedFd>), Error> {
         self.line.with(|connection| {
-            let answer = connection.ask(request, limit)?;
+            let answer = connection.ask_with(request, fd, limit)?;
             Ok((answer, connection.take_all_fds()))
         })
     }

@@ -40,7 +40,7 @@ use asker::Answers;
 pub use asker::Asker;
 pub use batch::Batch;
 pub use bundle::Bundle;
-use direct::Direct;
+use direct::{Again, Direct};
 use link::Link;
 use phase::{Phase, Standing};
 pub(crate) use rules::Kept;
@@ -60,6 +60,7 @@ pub struct Port {
     rings: Vec<Consumer>,
     outbox: Option<Outbox>,
     direct: Option<Box<Direct>>,
+    again: Again,
     current: usize,
     turn: u32,
     empty_polls: u32,
@@ -159,6 +160,7 @@ impl Port {
             rings: Vec::new(),
             outbox: None,
             direct: None,
+            again: Again::default(),
             current: 0,
             turn: 0,
             empty_polls: 0,
@@ -182,7 +184,7 @@ impl Port {
         };
         port.install(link, rings)?;
         if port.options.direct {
-            port.enter_group()?;
+            port.enter_group(None)?;
         }
         Ok(port)
     }
@@ -277,7 +279,7 @@ impl Port {
     /// [`batch`](Self::batch) do it now and then by themselves; a reader that pauses does it first.
     #[inline]
     pub fn release(&mut self) {
-        if self.direct.as_mut().is_some_and(|direct| direct.is_stale()) {
+        if self.has_news_of_members() {
             self.look_after_members();
         }
         for ring in &mut self.rings {

@@ -292,10 +292,9 @@ impl Port {
             .and_then(|(link, rings)| self.install(link, rings));
         if opened.is_ok()
             && self.options.direct
-            && let Err(error) = self.enter_group()
+            && let Err(error) = self.enter_group(None)
         {
-            log::warn!("direct mode is over, all frames go through the switch: {error}");
-            self.leave_group();
+            self.end_direct(&error);
         }
         let refused = matches!(opened, Err(Error::Permission { .. }));
         let since = refused.then(|| self.refused_since.unwrap_or_else(Instant::now));

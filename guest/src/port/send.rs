@@ -165,7 +165,7 @@ impl Port {
     /// As [`send`](Self::send).
     #[inline]
     pub fn outbox(&mut self) -> Result<&mut Outbox, Error> {
-        if self.direct.as_mut().is_some_and(|direct| direct.is_stale()) {
+        if self.has_news_of_members() {
             self.look_after_members();
         }
         let open = matches!(self.phase, Phase::Live)

@@ -4,14 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use vnplug_ring::control::{Message, code};
 
 use super::session::{Gifts, Session};
 use super::{Control, LISTENER};
 use crate::hub::{NO_DESCRIPTORS, Peer};
 use vnplug_os::closer::PeerFd;
-use vnplug_os::peer_log;
+use vnplug_os::{peer_log, socket};
 
 /// Connections of one user that is no operator.
 const MAX_SESSIONS_PER_USER: usize = 1_024;
@@ -79,7 +78,7 @@ impl Control {
             if token == LISTENER {
                 tell_why(&refused);
             }
-            let user = socket_peercred(&refused).map_or(u32::MAX, |peer| peer.uid.as_raw());
+            let user = socket::peer(&refused).map_or(u32::MAX, |peer| peer.uid);
             let owner = Peer::User(user);
             self.hub.closers.of(&owner).close(refused);
         }
@@ -109,8 +108,8 @@ impl Control {
     }
 
     fn welcome_client(&mut self, fd: OwnedFd) {
-        let uid = match socket_peercred(&fd) {
-            Ok(credentials) => credentials.uid.as_raw(),
+        let uid = match socket::peer(&fd) {
+            Ok(peer) => peer.uid,
             Err(error) => {
                 peer_log!(
                     log::Level::Warn,

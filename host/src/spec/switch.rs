@@ -90,6 +90,7 @@ fn settings(options: &mut Options<'_>, settings: &mut Settings) -> Result<(), So
             SourceError::new(format!("switch {:?}: {key}: {error}", options.name))
         })?;
     }
+    settings.settle();
     Ok(())
 }
 

@@ -255,18 +255,24 @@ impl Forwarder {
         if !self.state(port).is_there || self.rule(port).shut_s.is_some() {
             return false;
         }
-        let until = self.now_s + SHUT_S;
+        self.shut_until(port, self.now_s + SHUT_S);
+        true
+    }
+
+    /// Shuts an open port for a loop until this second.
+    pub(super) fn shut_until(&mut self, port: Number, until: u32) {
         let rule = self.state(port).rule.take();
         self.count(usize::from(rule.is_none()), 0);
         let mut rule = rule.unwrap_or_default();
         rule.shut_s = Some(until);
         self.state(port).rule = Some(rule);
-        self.shut.push(port);
+        if !self.shut.contains(&port) {
+            self.shut.push(port);
+        }
         self.lists.clear();
         self.last = None;
         self.table.forget(port);
         self.pin(port);
-        true
     }
 
     /// Opens ports again that were shut for long enough.

@@ -414,6 +414,43 @@ fn a_loop_is_found_and_its_port_shut_if_that_is_wanted() {
 }
 
 #[test]
+fn a_port_that_is_shut_for_a_loop_is_shut_when_its_owner_comes_again() {
+    let mut it = switch(&[1, 2, 3]);
+    it.loops = Loops::Shut;
+    looping(&mut it, 100);
+    for second in [101, 120, 159] {
+        it.begin(second * 1_000_000);
+        it.remove(2);
+        assert_eq!(it.is_shut(2), (false, false));
+        it.begin(second * 1_000_000);
+        it.add(2);
+        it.set(2, &PortSettings::default(), 0);
+        it.begin(second * 1_000_000);
+        assert_eq!(it.is_shut(2), (true, true), "{second}");
+        assert_eq!(due(&mut it, 1, &frame(0xff, 8)), [3]);
+    }
+    it.begin(160_000_000);
+    assert_eq!(due(&mut it, 1, &frame(0xff, 8)), [2, 3]);
+    assert!(!it.has_rules && it.shut.is_empty());
+
+    // Its time may be over while nobody has the number.
+    looping(&mut it, 200);
+    it.remove(2);
+    it.begin(261_000_000);
+    it.add(2);
+    assert_eq!(it.is_shut(2), (false, false));
+
+    // Somebody else's port is not shut for it.
+    looping(&mut it, 300);
+    it.remove(2);
+    it.pardon(2);
+    it.add(2);
+    assert_eq!(it.is_shut(2), (false, false));
+    assert_eq!(due(&mut it, 1, &frame(0xff, 8)), [2, 3]);
+    assert!(!it.has_rules);
+}
+
+#[test]
 fn a_machine_that_moves_and_one_with_two_links_are_no_loops() {
     let mut it = switch(&[1, 2, 3]);
     it.loops = Loops::Shut;

@@ -44,6 +44,23 @@ fn people_may_write_as_they_like() {
 }
 
 #[test]
+fn a_trunk_and_its_native_vlan_are_said_in_any_order() {
+    for text in ["trunk=10 native=0", "native=0 trunk=10", "vlan=0,trunk=10"] {
+        let mut port = PortSettings::default();
+        port.apply(text).unwrap();
+        assert_eq!(port.to_string(), "trunk=10 native=0", "{text}");
+    }
+    let mut all = Settings::default();
+    for key in ["port.4.native", "default.native"] {
+        all.set(key, "0").unwrap();
+    }
+    all.set("port.4.trunk", "10").unwrap();
+    all.settle();
+    assert_eq!(all.ports[&4].to_string(), "trunk=10 native=0");
+    assert_eq!(all.default, PortSettings::default());
+}
+
+#[test]
 fn what_is_wrong_is_named_and_sets_nothing() {
     for (text, part) in [
         ("colour=red", "there are vlan=ID"),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::net::{SocketType, sockopt};
+use rustix::net::SocketType;
 use vnplug_os::closer::{Closers, PeerFd};
 use vnplug_os::{event, peer_log};
 
@@ -248,11 +248,11 @@ impl Porter {
         let Listening { kind, socket, .. } = &self.open.listening[at];
         let kind = *kind;
         let accepted = porter::accept(socket, &self.open.name, &mut self.closers);
-        let Some((socket, uid)) = accepted else {
+        let Some((socket, peer)) = accepted else {
             return;
         };
-        let pid = sockopt::socket_peercred(&socket).map_or(0, |it| it.pid.as_raw_nonzero().get());
-        let holder = porter::holder(uid, kind.way(), format!("process {pid}"));
+        let uid = peer.uid;
+        let holder = porter::holder(uid, kind.way(), peer.to_string());
         let port = board::admit(&self.open.roster, &self.line, uid, holder, None);
         let port = match port {
             Ok(port) => port.get(),
@@ -271,7 +271,7 @@ impl Porter {
             Kind::Stream => Box::new(Stream::new(socket, self.open.longest)),
             Kind::Packets => Box::new(Datagrams::of_connection(socket)),
         };
-        let what = format!("a {} client of user {uid}, process {pid}", kind.way());
+        let what = format!("a {} client of user {uid}, {peer}", kind.way());
         self.add(port, link, None, &what);
     }
 

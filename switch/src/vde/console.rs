@@ -9,9 +9,9 @@ mod vlans;
 use std::fmt::Write;
 
 use crate::board::Switchboard;
+use crate::config::VdeConfig;
 use crate::control::{PortTold, Told};
 use crate::forward::{MAX_PORTS, Number};
-use crate::queue::VdeConfig;
 use crate::roster::{Holder, locked};
 use crate::settings::PortSettings;
 use crate::table::{Entry, Key};

@@ -22,11 +22,11 @@ use vnplug_os::{event, peer_log};
 use super::console::{self, Console, Said};
 use super::request::{self, MAX_REQUEST, Request};
 use crate::board::{self, Switchboard};
+use crate::config::VdeConfig;
 use crate::control::{Change, Line};
 use crate::forward::Number;
 use crate::link::{Entrance, Loss, Losses};
 use crate::porter::{self, Access, Directory, Shift};
-use crate::queue::VdeConfig;
 use crate::roster::Roster;
 use crate::sockets::datagrams::Datagrams;
 
@@ -227,7 +227,7 @@ impl Porter {
             _ => &self.open.ctl,
         };
         let accepted = porter::accept(listener, &self.open.name, &mut self.closers);
-        let Some((socket, uid)) = accepted else {
+        let Some((socket, socket::Peer { uid, .. })) = accepted else {
             return;
         };
         let waiting = self.sessions.values().filter(|it| it.uid == uid);

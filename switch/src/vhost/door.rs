@@ -14,10 +14,10 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, socket_with,
-    sockopt,
 };
 use vnplug_os::closer::{Closers, PeerFd};
-use vnplug_os::{event, peer_log, socket};
+use vnplug_os::socket::{self, Peer};
+use vnplug_os::{event, peer_log};
 
 use super::call::{Caller, Calls};
 use super::link;
@@ -122,13 +122,6 @@ impl Entrance for Door {
             }
         }
     }
-}
-
-/// Who a front-end is: it gets the port again that it had.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Peer {
-    uid: u32,
-    pid: i32,
 }
 
 /// A connection.
@@ -355,11 +348,7 @@ impl Porter {
 
     /// Takes a connection.
     fn meet(&mut self, socket: OwnedFd, is_ours: bool) -> Option<u64> {
-        let credentials = sockopt::socket_peercred(&socket).ok()?;
-        let peer = Peer {
-            uid: credentials.uid.as_raw(),
-            pid: credentials.pid.as_raw_nonzero().get(),
-        };
+        let peer = socket::peer(&socket).ok()?;
         let is_stuck = self.callers.get(&peer.uid).is_some_and(Caller::is_stuck);
         let closer = self.closers.of(&peer.uid);
         let is_hanging = is_stuck || closer.open() > MAX_OPEN;
@@ -453,7 +442,7 @@ impl Porter {
             return Ok(());
         };
         let peer = guest.peer;
-        let description = format!("process {}", peer.pid);
+        let description = peer.to_string();
         let holder = || porter::holder(peer.uid, "vhost-user", description.clone());
         let is_trusted = holder().is_trusted;
         let (roster, line) = (&self.open.roster, &self.line);
@@ -475,9 +464,8 @@ impl Porter {
         })?;
         log::info!(
             target: "switch",
-            "{name}: port {port}: a vhost-user front-end of user {}, process {}",
-            peer.uid,
-            peer.pid
+            "{name}: port {port}: a vhost-user front-end of user {}, {peer}",
+            peer.uid
         );
         self.line.send(Change::Add {
             port,
@@ -487,7 +475,10 @@ impl Porter {
         if self.homes.len() >= MAX_HOMES {
             self.homes.clear();
         }
-        self.homes.insert(peer, port);
+        // Processes of another namespace are not told apart: none of them takes another's number.
+        if peer.pid.is_some() {
+            self.homes.insert(peer, port);
+        }
         self.ports.insert(port, id);
         let settings = locked(&self.open.roster).settings.of(port).clone();
         let card = Card {

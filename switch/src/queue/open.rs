@@ -1,0 +1,147 @@
+//! Making a switch: its entrances, and the uplinks, which are its first ports.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use vnplug_frame::MAX_BATCH;
+use vnplug_path::source::{Queue, QueueCounters, SourceError};
+
+use super::{BATCH, SENT_EACH, Switch, WAKER};
+use crate::batch::Batch;
+use crate::board::Switchboard;
+use crate::config::SwitchConfig;
+use crate::control;
+use crate::direct::Directs;
+use crate::exits::Exits;
+use crate::forward::{Forwarder, Number};
+use crate::link::Entrance;
+use crate::roster::{Holder, Roster, locked};
+use crate::settings::Settings;
+use crate::sockets::door as sockets;
+use crate::table::Limits;
+use crate::turn::Spare;
+use crate::uplink::{UPLINK, Uplink, Uplinks};
+use crate::vde::door as vde;
+use crate::vhost::door as vhost;
+
+impl Switch {
+    /// Makes the switch and its entrances; they are served when the source is.
+    ///
+    /// # Errors
+    /// [`SourceError`] if an entrance cannot be made.
+    pub fn open(config: SwitchConfig) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
+        Self::open_with(config, Vec::new())
+    }
+
+    /// As [`open`](Self::open), with uplinks, which are its first ports in this order.
+    ///
+    /// # Errors
+    /// [`SourceError`] if an entrance or an uplink cannot be made.
+    pub fn open_with(
+        config: SwitchConfig,
+        uplinks: Vec<Uplink>,
+    ) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
+        let entrances = config.entrances();
+        let name = config.name;
+        let failed = |what: &str| {
+            let what = format!("switch {name:?}: {what}");
+            move |error: std::io::Error| SourceError::io(what, error)
+        };
+        let (line, inlet) = control::line().map_err(failed("no descriptors"))?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC);
+        let epoll = epoll.map_err(|error| failed("no descriptors")(error.into()))?;
+        let waker = EventData::new_u64(WAKER);
+        let watched = epoll::add(&epoll, &inlet.waker, waker, EventFlags::IN);
+        watched.map_err(|error| failed("no descriptors")(error.into()))?;
+        let settings = config.settings;
+        let roster = Roster::new(config.ports, settings.clone());
+        let vde = config.vde.map(|vde| vde::Open::new(&name, vde, &roster));
+        let vde = vde.transpose().map_err(failed("its VDE entrance"))?;
+        let sockets = Some(config.sockets).filter(|sockets| !sockets.is_empty());
+        let sockets =
+            sockets.map(|sockets| sockets::Open::new(&name, sockets, config.longest, &roster));
+        let sockets = sockets
+            .transpose()
+            .map_err(failed("its entrance by sockets"))?;
+        let vhost = Some(config.vhost).filter(|vhost| !vhost.is_empty());
+        let vhost = vhost.map(|vhost| vhost::Open::new(&name, vhost, config.longest, &roster));
+        let vhost = vhost
+            .transpose()
+            .map_err(failed("its vhost-user entrance"))?;
+        let (all, each) = config.stations;
+        let forwarder = Forwarder::new(Limits {
+            all,
+            each,
+            age_s: settings.age_s,
+            hold_s: settings.hold_s,
+        });
+        let board = Switchboard {
+            roster,
+            line: line.clone(),
+            entrances: entrances.into(),
+        };
+        let mut entrances: Vec<Box<dyn Entrance>> = Vec::new();
+        if let Some(open) = vde {
+            entrances.push(Box::new(vde::Door::new(open, line.clone())));
+        }
+        if let Some(open) = sockets {
+            entrances.push(Box::new(sockets::Door::new(open, line.clone())));
+        }
+        if let Some(open) = vhost {
+            entrances.push(Box::new(vhost::Door::new(open, line)));
+        }
+        let mut switch = Self {
+            uplinks: Uplinks::new(&name).map_err(failed("no descriptors"))?,
+            name: name.clone(),
+            forwarder,
+            exits: Exits::new(epoll),
+            directs: Directs::default(),
+            inlet,
+            entrances,
+            is_open: false,
+            ready: VecDeque::new(),
+            settings: Settings::default(),
+            lost: Vec::new(),
+            unlooked: 0,
+            came: Batch::new(BATCH, config.longest),
+            sent: Batch::new(MAX_BATCH, SENT_EACH.max(config.longest)),
+            taken: Vec::new(),
+            is_unread: false,
+            spare: Spare::default(),
+            started: Instant::now(),
+            counters: QueueCounters::default(),
+        };
+        switch.set_all(settings);
+        for (number, uplink) in (1..).zip(uplinks) {
+            let interface = uplink.interface.clone();
+            let cannot = |error: SourceError| SourceError {
+                what: format!("switch {name:?}: uplink {interface}: {}", error.what),
+                cause: error.cause,
+            };
+            switch.connect(uplink, number, &board).map_err(cannot)?;
+        }
+        Ok((Box::new(switch), board))
+    }
+
+    /// Makes an interface a port.
+    fn connect(
+        &mut self,
+        uplink: Uplink,
+        number: Number,
+        board: &Switchboard,
+    ) -> Result<(), SourceError> {
+        let holder = Holder {
+            owner: UPLINK.into(),
+            is_trusted: true,
+            way: UPLINK,
+            description: format!("interface {} ({})", uplink.interface, uplink.how),
+        };
+        let port = locked(&board.roster).take(holder, Some(number));
+        let port = port.map_err(SourceError::new)?.get();
+        let link = self.uplinks.add(uplink, port)?;
+        self.exits.add_unwatched(port, link);
+        self.join(port);
+        Ok(())
+    }
+}

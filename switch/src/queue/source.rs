@@ -1,0 +1,145 @@
+//! The switch as the path's queue: its turns, when to wake it, and what rings send.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use vnplug_frame::Frame;
+use vnplug_path::source::{
+    Flushed, Queue, QueueCounters, Received, Seen, SourceError, Transmit, Transmitter, Wake,
+};
+use vnplug_ring::offload::{Offload, gso};
+
+use super::{HEADER, Switch};
+use crate::batch::MAX_SUPER;
+
+impl Queue for Switch {
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        if !self.is_open {
+            self.begin();
+        }
+        self.obey();
+        // One call has the frames of one: those of links are one, those of each uplink's queue are another.
+        if !self.uplinks.is_empty() {
+            let sink = &mut |frames: &[Frame<'_>]| sink(frames);
+            while let Some(received) = self.receive_uplink(sink) {
+                if let Received::Frames(_) | Received::Passed { .. } = received {
+                    self.tell_loops();
+                    return Ok(received);
+                }
+            }
+        }
+        Ok(self.receive_links(sink))
+    }
+
+    fn may_pass(&mut self, is_unread: bool) {
+        self.is_unread = is_unread;
+    }
+
+    fn arm(&mut self) -> Wake<'_> {
+        if !self.ready.is_empty() {
+            return Wake::NOW;
+        }
+        let due = [self.exits.next_us(), self.directs.next_us(&self.forwarder)];
+        let arrives = due.into_iter().flatten().min();
+        let arrives =
+            arrives.map(|at_us| Duration::from_micros(at_us.saturating_sub(self.now_us())));
+        let links = Some(self.exits.epoll().as_fd());
+        if self.uplinks.is_empty() {
+            return Wake {
+                fds: [links, None],
+                within: arrives,
+            };
+        }
+        let uplinks = self.uplinks.arm();
+        Wake {
+            fds: [links, uplinks.fds[0]],
+            within: [arrives, uplinks.within].into_iter().flatten().min(),
+        }
+    }
+
+    fn woke(&mut self, _: Seen) {
+        if !self.uplinks.is_empty() {
+            self.uplinks.woke();
+        }
+    }
+
+    fn counters(&mut self) -> QueueCounters {
+        self.uplinks.count();
+        self.counters
+    }
+
+    fn own_counters(&self) -> Vec<(String, u64)> {
+        let mut named = self.forwarder.counters.named();
+        named.extend(self.uplinks.named());
+        named.push(("stations".into(), self.forwarder.table.len() as u64));
+        named.push(("switch_ports".into(), self.forwarder.ports().len() as u64));
+        named
+    }
+
+    fn state(&self) -> &'static str {
+        "up"
+    }
+
+    fn transmitter(&mut self) -> Option<&mut dyn Transmitter> {
+        Some(self)
+    }
+}
+
+impl Transmitter for Switch {
+    fn sends(&mut self, member: u16) {
+        self.sent.sends(member);
+    }
+
+    fn transmit(&mut self, bytes: &[u8]) -> Transmit {
+        self.transmit_offloaded(bytes, &Offload::default())
+    }
+
+    fn takes_offload(&self) -> bool {
+        true
+    }
+
+    fn transmit_offloaded(&mut self, bytes: &[u8], offload: &Offload) -> Transmit {
+        let longest = match offload.gso_type {
+            gso::NONE => self.came.longest(),
+            _ => MAX_SUPER,
+        };
+        if bytes.len() < HEADER || bytes.len() > longest {
+            return Transmit::BadLength;
+        }
+        let fill = |place: &mut [u8]| {
+            place.copy_from_slice(bytes);
+            true
+        };
+        match self.sent.push(bytes.len(), *offload, fill) {
+            true => Transmit::Taken,
+            false => Transmit::Full,
+        }
+    }
+
+    fn flush(&mut self, shown: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
+        if self.sent.is_empty() {
+            return Flushed::default();
+        }
+        let count = self.sent.len() as u64;
+        // The port that they come from may be there since just now.
+        self.obey();
+        let now_us = self.now_us();
+        if let Some(port) = self.exits.port(self.sent.get(0).from) {
+            port.counters.in_frames += count;
+            let bytes = self.sent.iter().map(|it| it.bytes.len() as u64);
+            port.counters.in_bytes += bytes.sum::<u64>();
+        }
+        let (forwarder, exits) = (&mut self.forwarder, &mut self.exits);
+        self.spare.decide(forwarder, self.sent.iter(), now_us);
+        let sent = self.sent.iter();
+        self.spare.give(forwarder, exits, sent, now_us, Some(shown));
+        self.tell_loops();
+        self.counters.seen += count;
+        self.counters.shown += count;
+        self.sent.clear();
+        Flushed {
+            sent: count,
+            ..Flushed::default()
+        }
+    }
+}
