@@ -201,6 +201,9 @@ const GOALS: &[(&str, Goal)] = &[
     ("switch-pairs-8-module-udp", Goal::AtMost(0.0)),
     ("switch-pairs-8-direct-udp", Goal::AtMost(0.0)),
     ("switch-pairs-8-vhost-udp", Goal::AtMost(0.0)),
+    // Menon's figures 3.3 and 3.5.
+    ("hlvi", Goal::TimesPeer(3.0)),
+    ("hlvi-bare", Goal::TimesPeer(1.9)),
     // Menon's receive aggregation alone, and with ACKs; Mb/s per CPU is what is asked for.
     ("aggregate-guest-20-cpu", Goal::ShareOfPeer(0.69)),
     ("aggregate-container-20-cpu", Goal::ShareOfPeer(0.69)),

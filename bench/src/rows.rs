@@ -220,6 +220,11 @@ const SWITCH: &[Row] = &[
         switch::aggregate,
     ),
     row(
+        "hlvi",
+        "a stream of TCP from a guest whose card cuts and sums nothing, by what the wire's offers, against its own work",
+        switch::hlvi,
+    ),
+    row(
         "tcp-rr",
         "requests by TCP to a guest, alone and beside a stream, with segments merged, against without",
         switch::requests,

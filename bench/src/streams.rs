@@ -1,14 +1,21 @@
 //! What the ends of streams of TCP and UDP do, on the host and in guests.
 
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::FileExt;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, memfd_create, sendfile};
+use rustix::io::Errno;
 
 use crate::row::Result;
 
 /// Bytes of payload of a datagram that fills a frame of Ethernet but for two bytes.
 pub(crate) const DATAGRAM: usize = 1470;
+/// Bytes of a file that is sent over and over.
+const FILE: usize = 1 << 20;
 /// How often who waits looks whether it is over.
 const STEP: Duration = Duration::from_millis(100);
 
@@ -21,6 +28,27 @@ pub(crate) fn fill(mut stream: TcpStream, over: impl Fn() -> bool) -> Result<()>
             Ok(_) => {}
             Err(error) if is_time_out(error.kind()) => {}
             Err(error) if is_closed(error.kind()) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// A file in memory, for [`fill_from`].
+pub(crate) fn file() -> Result<File> {
+    let file = File::from(memfd_create("stream", MemfdFlags::CLOEXEC)?);
+    file.write_all_at(&vec![0x5a; FILE], 0)?;
+    Ok(file)
+}
+
+/// As [`fill`], of a file over and over, whose bytes the kernel sends from where they are.
+pub(crate) fn fill_from(stream: TcpStream, file: &File, over: impl Fn() -> bool) -> Result<()> {
+    stream.set_write_timeout(Some(STEP))?;
+    while !over() {
+        let mut at = 0;
+        match sendfile(&stream, file, Some(&mut at), FILE) {
+            Ok(_) | Err(Errno::AGAIN) => {}
+            Err(Errno::PIPE | Errno::CONNRESET) => break,
             Err(error) => return Err(error.into()),
         }
     }

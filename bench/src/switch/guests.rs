@@ -242,18 +242,18 @@ impl Guests {
         })
     }
 
-    /// One stream of TCP from the first of them to this address in a namespace; `spent` as in
+    /// What the first of them says to this namespace, which is one stream of TCP; `spent` as in
     /// [`takes`](Self::takes).
     pub(super) fn gives(
         &self,
+        talk: &Talk,
         to: &Netns,
-        address: &str,
         time: Duration,
         spent: impl Fn() -> Result<Duration>,
     ) -> Result<Bulk> {
         in_time(|lead| {
             let window = Window::after(lead + WARM_UP, time);
-            let sender = self.starts(0, &Talk::Send(address.to_owned()), window)?;
+            let sender = self.starts(0, talk, window)?;
             let (begin, end) = window.instants();
             let take = || taken(begin, end).map_err(|error| error.to_string());
             let (bytes, spent) = scope(|threads| {

@@ -24,6 +24,8 @@ pub(super) enum Talk {
     Answer,
     /// Sends one stream to this address until its end is past.
     Send(String),
+    /// The same of a file, which nobody copies for it.
+    SendFile(String),
     /// Sends datagrams to this address and counts what comes from there; prints both numbers,
     /// how many more found no room here, and how many its driver dropped.
     Both(String, Pace),
@@ -55,6 +57,7 @@ impl Talk {
             Self::Take => "take".to_owned(),
             Self::Answer => "answer".to_owned(),
             Self::Send(to) => format!("send {to}"),
+            Self::SendFile(to) => format!("send-file {to}"),
             Self::Both(to, Pace { mbps, tick }) => {
                 format!("both {to} {mbps} {}", tick.as_micros())
             }
@@ -104,12 +107,20 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
         ["take"] => take(begin, end),
         ["answer"] => answer(end),
         ["send", to] => send(to, begin, end),
+        ["send-file", to] => {
+            let file = streams::file()?;
+            let over = || Instant::now() > end;
+            streams::fill_from(connected(to, begin)?, &file, over)
+        }
         ["both", to, mbps, tick] => {
             let tick = Duration::from_micros(tick.parse()?);
             let mbps = mbps.parse()?;
             both(to, Pace { mbps, tick }, begin, end)
         }
-        _ => Err("take | answer | send ADDRESS | both ADDRESS MBPS MICROSECONDS".into()),
+        _ => Err(
+            "take | answer | send ADDRESS | send-file ADDRESS | both ADDRESS MBPS MICROSECONDS"
+                .into(),
+        ),
     }
 }
 
@@ -143,10 +154,13 @@ fn answer(end: Instant) -> Result<()> {
 
 /// Begins [`WARM_UP`] before the window.
 pub(super) fn send(to: &str, begin: Instant, end: Instant) -> Result<()> {
+    streams::fill(connected(to, begin)?, || Instant::now() > end)
+}
+
+fn connected(to: &str, begin: Instant) -> Result<TcpStream> {
     sleep((begin - WARM_UP).saturating_duration_since(Instant::now()));
     let address = format!("{to}:{PORT}").parse()?;
-    let stream = TcpStream::connect_timeout(&address, WARM_UP)?;
-    streams::fill(stream, || Instant::now() > end)
+    Ok(TcpStream::connect_timeout(&address, WARM_UP)?)
 }
 
 fn both(to: &str, pace: Pace, begin: Instant, end: Instant) -> Result<()> {

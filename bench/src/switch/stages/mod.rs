@@ -16,12 +16,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
+use super::talk::Talk;
 use crate::attached::cpu_time;
 use crate::row::{Figure, Plan, Result, Samples};
 use crate::sys;
 use owner::{Owner, owner};
 use perf::{HERTZ, Pids, Recording, now_s};
-use site::{Site, Way, has_bridge_netfilter};
+use site::has_bridge_netfilter;
+pub(super) use site::{Site, Way};
 use table::Group;
 
 /// One way of a stream, with and without a mechanism.
@@ -238,7 +240,7 @@ fn measure(site: &Site, arm: &Arm, time: Duration) -> Result<Told> {
     let bulk = match arm.sends {
         true => site
             .guests
-            .gives(&site.far, &arm.way.far_address(), time, spent)?,
+            .gives(&Talk::Send(arm.way.far_address()), &site.far, time, spent)?,
         false => site.guests.takes(&site.far, arm.way.lan(), time, spent)?,
     };
     let samples = recording.end()?;

@@ -170,7 +170,7 @@ fn head(line: &str) -> Option<(u32, f64, &str)> {
     Some((pid.parse().ok()?, time.parse().ok()?, rest))
 }
 
-/// `	ffffffff81d35f77 read_zero ([kernel.kallsyms])`.
+/// `ffffffff81d35f77 read_zero ([kernel.kallsyms])`.
 fn frame(line: &str) -> Option<Frame> {
     let (address, rest) = line.trim().split_once(' ')?;
     // Names of Rust have blanks and parentheses.

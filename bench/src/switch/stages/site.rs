@@ -24,7 +24,7 @@ use crate::row::Result;
 
 /// A way from the guest to the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(in super::super) enum Way {
     /// Our switch, by vhost-user.
     Ours,
     /// A TAP on a Linux bridge.
@@ -43,25 +43,25 @@ impl Way {
         Lan { interface, net }
     }
 
-    pub(super) fn far_address(self) -> String {
+    pub(in super::super) fn far_address(self) -> String {
         self.lan().address(FAR)
     }
 }
 
 /// All machines.
-pub(super) struct Site {
-    pub(super) guests: Guests,
+pub(in super::super) struct Site {
+    pub(in super::super) guests: Guests,
     /// The kernel's symbols of the guest.
     pub(super) symbols: Symbols,
     daemon: Daemon,
     vde_switch: Running,
     here: Netns,
-    pub(super) far: Netns,
+    pub(in super::super) far: Netns,
     pub(super) lab: Lab,
 }
 
 impl Site {
-    pub(super) fn new() -> Result<Self> {
+    pub(in super::super) fn new() -> Result<Self> {
         let (lab, here, far) = (Lab::new()?, Netns::new()?, Netns::new()?);
         for (wire, way) in [Way::Ours, Way::Bridge, Way::Vde].into_iter().enumerate() {
             let [up, there] = ["up", "far"].map(|it| format!("{it}{wire}"));
@@ -123,6 +123,32 @@ impl Site {
         }
     }
 
+    /// What the guest's card on our switch, and the wire's, do not offer senders: features as `ethtool -K` has
+    /// them. All others they do.
+    pub(in super::super) fn offers(&self, guest: &[&str], wire: &[&str]) -> Result<()> {
+        let words = |lacks: &[&str]| {
+            let word =
+                |name: &&'static str| [*name, if lacks.contains(name) { "off" } else { "on" }];
+            FEATURES.iter().flat_map(word).collect::<Vec<_>>()
+        };
+        let card = Way::Ours.lan().interface;
+        let command = format!("ethtool -K {card} {}", words(guest).join(" "));
+        ran(self.guests.first()?, &command)?;
+        let wire = words(wire);
+        self.here
+            .exec(&[&["ethtool", "-K", "up0"], &wire[..]].concat())?;
+        Ok(())
+    }
+
+    /// The process of a way that is not the guest's.
+    pub(in super::super) fn switch(&self, way: Way) -> Option<u32> {
+        match way {
+            Way::Ours => Some(self.daemon.pid()),
+            Way::Bridge => None,
+            Way::Vde => Some(self.vde_switch.pid()),
+        }
+    }
+
     /// Whether the guest's stack makes super-frames for our port.
     pub(super) fn super_frames(&self, on: bool) -> Result<()> {
         let word = if on { "on" } else { "off" };
@@ -176,6 +202,8 @@ fn of_group(group: u32) -> Result<Vec<u32>> {
     Ok(pids)
 }
 
+/// What cards may offer senders: checksums, pieces, segmentation.
+const FEATURES: [&str; 4] = ["tx", "sg", "tso", "gso"];
 /// The number of the far machine's address.
 const FAR: usize = 98;
 /// Longest time for the guest's symbols to come.
