@@ -152,3 +152,47 @@ fn an_ack_for_what_was_merged_becomes_those_of_single_segments() {
     served.check_sums();
     served.check_alive();
 }
+
+#[test]
+fn a_frame_longer_than_all_chains_of_a_guest_holds_up_none_behind_it_for_ever() {
+    let served = Served::here();
+    let mut sender = served.guest(PLAIN);
+    let mut takes = Guest::with(
+        Front::connect(&served.path),
+        PLAIN | GUEST_CSUM | GUEST_TSO4,
+    );
+    assert!(takes.front.table(&takes.memory, LEN));
+    assert!(takes.front.start(&takes.receiving) && takes.front.start(&takes.sending));
+    // Of three descriptors each: the ring has no place for more chains than 21, of 1.5 KiB.
+    for head in (0..SIZE - 2).step_by(3) {
+        for part in 0..3 {
+            let at = 0x10_0000 + 2048 * u64::from(head) + 512 * u64::from(part);
+            let flags = 2 | u16::from(part < 2);
+            let it = (at, 512, flags, head + part + 1);
+            takes.receiving.desc(&takes.region, head + part, it);
+        }
+        takes.receiving.offer(&takes.region, head);
+    }
+    let (longer, offload) = super_frame(0xee, 1, 32_600);
+    sender.send_offloaded(&longer, &offload);
+    let mut all = 0;
+    eventually("what follows comes", || {
+        sender.send(&frame(0xee, 1, all));
+        all += 1;
+        std::thread::sleep(Duration::from_millis(50));
+        takes.received().is_some()
+    });
+    // Another one is not waited for.
+    let lost = served.count("out_dropped_full");
+    sender.send_offloaded(&longer, &offload);
+    sender.send(&frame(0xee, 1, all));
+    all += 1;
+    let mut last = 0;
+    while last + 1 < all {
+        let (_, came) = takes.next();
+        last = u32::from_le_bytes(came[14..18].try_into().unwrap());
+    }
+    assert_eq!(served.count("out_dropped_full"), lost + 1);
+    served.check_sums();
+    served.check_alive();
+}
