@@ -28,6 +28,8 @@ pub(super) enum Put {
     Done,
     /// No buffers are there.
     Full,
+    /// Some are, and the frame is longer than all of them.
+    Short,
     /// The guest's buffers make no sense, or are too small.
     Never,
 }
@@ -234,10 +236,12 @@ pub(super) fn put(
         if count >= there {
             there = ring.refresh()?;
             if count >= there {
-                // More than all of them the guest will never have.
-                return Ok(match there < ring.size() {
-                    true => Put::Full,
-                    false => refuse(ring, chains),
+                // More chains than a ring has entries the guest will never have. How many it will have is
+                // not known else: a chain may take several of them.
+                return Ok(match there {
+                    0 => Put::Full,
+                    _ if there < ring.size() => Put::Short,
+                    _ => refuse(ring, chains),
                 });
             }
         }

@@ -6,7 +6,9 @@
 //! of the old one, because a ring's indices are in the guest's memory ([`super::ring`]).
 //!
 //! What a guest has no buffers for waits here, bounded, then it is dropped: a guest that does not
-//! read costs itself only (R5).
+//! read costs itself only (R5). A frame that is longer than all buffers that are there waits for more of
+//! them, but not for ever, as a driver may have no more to give: after [`STUCK`] without any new one it is
+//! dropped, so that the shorter ones behind it come.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,6 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -114,6 +117,10 @@ pub(crate) struct Rings {
     lost: u64,
     /// A merged frame did not fit into the guest's buffers, all of them together.
     is_narrow: bool,
+    /// Since when the first that waits is longer than all buffers that are there.
+    stuck: Option<Stuck>,
+    /// Bytes from which on a frame was found to be so for good, its header included.
+    hopeless: u64,
     /// ACKs for what was merged, if they are expanded.
     acks: Option<Box<Expansion>>,
     scratch: Scratch,
@@ -130,6 +137,15 @@ struct Waiting {
     bytes: Box<[u8]>,
     /// As [`Out::merged`].
     merged: Option<u16>,
+}
+
+/// A ring to which its guest adds nothing.
+#[derive(Clone, Copy)]
+struct Stuck {
+    ring: usize,
+    /// The guest's index there.
+    seen: u16,
+    since: Instant,
 }
 
 /// A link, and what speaks to it.
@@ -173,6 +189,8 @@ pub(crate) fn pair(
         waiting_bytes: 0,
         lost: 0,
         is_narrow: false,
+        stuck: None,
+        hopeless: u64::MAX,
         acks: None,
         scratch: Scratch::default(),
         held: Vec::new(),
@@ -284,6 +302,7 @@ impl Rings {
             self.waiting_bytes = 0;
         }
         self.is_narrow = false;
+        (self.stuck, self.hopeless) = (None, u64::MAX);
         self.count_rings();
         self.disarm();
         for started in self.setup.rings.iter().flatten() {
@@ -413,9 +432,17 @@ impl Rings {
         let put = put(ring, &mut self.scratch, header, out);
         // One at least: a chain of none costs, too.
         self.budget = self.budget.saturating_sub(self.scratch.parts.len().max(1));
+        let need = (header_len + out.len()) as u64;
         match put {
+            Ok(Put::Short) if self.is_hopeless(at, need) => {
+                self.is_narrow |= out.merged.is_some();
+                Some(Put::Never)
+            }
             Ok(put) => {
                 self.is_narrow |= put == Put::Never && out.merged.is_some();
+                if put == Put::Done && need >= self.hopeless {
+                    self.hopeless = u64::MAX;
+                }
                 Some(put)
             }
             Err(broken) => {
@@ -423,6 +450,31 @@ impl Rings {
                 None
             }
         }
+    }
+
+    /// Whether the guest will have no room for so many bytes, as far as one can know: it has buffers, fewer
+    /// than that, and has not added any for long; or it had no room for so many before.
+    #[cold]
+    fn is_hopeless(&mut self, at: usize, need: u64) -> bool {
+        if need >= self.hopeless {
+            return true;
+        }
+        let Some(Some(ring)) = self.rings.get(at) else {
+            return false;
+        };
+        let (seen, now) = (ring.seen(), Instant::now());
+        let before = self.stuck.filter(|it| (it.ring, it.seen) == (at, seen));
+        let stuck = before.unwrap_or(Stuck {
+            ring: at,
+            seen,
+            since: now,
+        });
+        self.stuck = Some(stuck);
+        let is_hopeless = now.duration_since(stuck.since) >= STUCK;
+        if is_hopeless {
+            self.hopeless = need;
+        }
+        is_hopeless
     }
 
     /// Which ring a frame is received in.
@@ -476,7 +528,7 @@ impl Rings {
             };
             match put {
                 Some(Put::Done) => self.gave(&out),
-                Some(Put::Full) => {
+                Some(Put::Full | Put::Short) => {
                     self.waiting.push_front(first);
                     break;
                 }
@@ -656,8 +708,8 @@ impl Link for Rings {
             match put {
                 None => given.gone += 1,
                 Some(Put::Never) => given.full += 1,
-                Some(Put::Full) if !self.keep(at, &header, &out) => given.full += 1,
-                Some(put @ (Put::Full | Put::Done)) => {
+                Some(Put::Full | Put::Short) if !self.keep(at, &header, &out) => given.full += 1,
+                Some(put @ (Put::Full | Put::Short | Put::Done)) => {
                     if put == Put::Done {
                         self.gave(&out);
                     }
@@ -740,5 +792,7 @@ pub(crate) const ANNOUNCEMENT: usize = 60;
 /// What waits for a guest at most: frames, and their bytes.
 const MAX_FRAMES: usize = 512;
 const MAX_BYTES: usize = 1 << 20;
+/// How long a frame waits for more buffers than are there while the guest adds none.
+const STUCK: Duration = Duration::from_secs(1);
 /// Commands of a control queue that are answered in one turn.
 const COMMANDS: usize = 8;

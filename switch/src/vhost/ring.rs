@@ -146,6 +146,11 @@ impl Ring {
         self.next
     }
 
+    /// The guest's index as it was seen last.
+    pub(crate) fn seen(&self) -> u16 {
+        self.seen
+    }
+
     /// The guest's memory.
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory

@@ -294,7 +294,10 @@ impl Session {
         let (Some((_, piece)), Some(fd)) = (one_piece(&message), message.only_fd()) else {
             return Ok(Done::No("not a piece with one descriptor".into()));
         };
-        self.map(self.slots(), std::iter::once((piece, &fd)))
+        let mut slots = self.slots();
+        // QEMU 7.2 tells of each piece once for each pair of queues.
+        slots.retain(|slot| !slot.is(&piece));
+        self.map(slots, std::iter::once((piece, &fd)))
     }
 
     fn remove_slot(&mut self, message: &Message) -> io::Result<Done> {
@@ -306,7 +309,8 @@ impl Session {
         slots.retain(|slot| !slot.is(&piece));
         match slots.len() < before {
             true => self.remember(slots),
-            false => Ok(Done::No("there is no such piece".into())),
+            // The same for another pair of queues: it has gone with the first one.
+            false => Ok(Done::Yes),
         }
     }
 

@@ -374,6 +374,11 @@ impl Guest {
                 false => self.receiving.back(&self.region).unwrap(),
             };
             let first = bytes.is_empty();
+            if first && len == 0 {
+                // A buffer that was of no use.
+                self.post(head as u16);
+                continue;
+            }
             let mut part = vec![0; len as usize];
             self.region
                 .read(0x10_0000 + BUFFER * u64::from(head), &mut part);

@@ -46,7 +46,15 @@ fn memory_changes_under_traffic_and_nothing_is_lost_and_old_memory_goes() {
         }
         assert_eq!(other.next().1, frame(2, 1, number));
     }
-    assert!(!other.front.does(REM_MEM_REG, &piece, &[]));
+    // Front-ends with several pairs of queues say everything again for each of them.
+    for _ in 0..2 {
+        assert!(other.front.does(ADD_MEM_REG, &piece, &[spare.as_fd()]));
+    }
+    let overlaps = bytes_of(&[0, LEN - 4096, 8192, USER + (2 * LEN), 0]);
+    assert!(!other.front.does(ADD_MEM_REG, &overlaps, &[spare.as_fd()]));
+    for _ in 0..2 {
+        assert!(other.front.does(REM_MEM_REG, &piece, &[]));
+    }
     let now = || [&sender, &other].map(|guest| uses(&guest.name));
     eventually("old memory is unmapped", || {
         now() == [(2, 1); 2] && uses("memfd:spare") == (0, 1)
@@ -163,5 +171,32 @@ fn a_driver_that_scribbles_everywhere_crashes_nobody_v21() {
             });
         }
     }
+    served.check_sums();
+}
+
+#[test]
+fn a_station_that_is_announced_has_its_frames_at_the_new_place_alone() {
+    // It has not been long at the old one.
+    let served = Served::set("hold=0");
+    let (mut sender, mut old) = (served.guest(PLAIN), served.guest(PLAIN));
+    let mut new = served.guest(PLAIN);
+    old.send(&frame(0xee, 9, 0));
+    assert_eq!(sender.next().1, frame(0xee, 9, 0));
+    assert_eq!(new.next().1, frame(0xee, 9, 0));
+    for number in 1..5 {
+        sender.send(&frame(9, 1, number));
+        assert_eq!(old.next().1, frame(9, 1, number));
+    }
+    assert!(new.received().is_none());
+    let mac = u64::from_le_bytes([2, 0, 0, 0, 0, 9, 0, 0]);
+    assert!(new.front.does(SEND_RARP, &bytes_of(&[mac]), &[]));
+    assert_eq!(sender.next().1[12..14], [0x80, 0x35]);
+    // It moved at once, and back when the guest speaks from there again.
+    assert_eq!(old.next().1[12..14], [0x80, 0x35]);
+    for number in 5..9 {
+        sender.send(&frame(9, 1, number));
+        assert_eq!(new.next().1, frame(9, 1, number));
+    }
+    assert!(old.received().is_none());
     served.check_sums();
 }

@@ -152,3 +152,112 @@ fn an_ack_for_what_was_merged_becomes_those_of_single_segments() {
     served.check_sums();
     served.check_alive();
 }
+
+#[test]
+fn a_frame_longer_than_all_chains_of_a_guest_holds_up_none_behind_it_for_ever() {
+    let served = Served::here();
+    let mut sender = served.guest(PLAIN);
+    let mut takes = Guest::with(
+        Front::connect(&served.path),
+        PLAIN | GUEST_CSUM | GUEST_TSO4,
+    );
+    assert!(takes.front.table(&takes.memory, LEN));
+    assert!(takes.front.start(&takes.receiving) && takes.front.start(&takes.sending));
+    // Of three descriptors each: the ring has no place for more chains than 21, of 1.5 KiB.
+    for head in (0..SIZE - 2).step_by(3) {
+        for part in 0..3 {
+            let at = 0x10_0000 + 2048 * u64::from(head) + 512 * u64::from(part);
+            let flags = 2 | u16::from(part < 2);
+            let it = (at, 512, flags, head + part + 1);
+            takes.receiving.desc(&takes.region, head + part, it);
+        }
+        takes.receiving.offer(&takes.region, head);
+    }
+    let (longer, offload) = super_frame(0xee, 1, 32_600);
+    sender.send_offloaded(&longer, &offload);
+    let mut all = 0;
+    eventually("what follows comes", || {
+        sender.send(&frame(0xee, 1, all));
+        all += 1;
+        std::thread::sleep(Duration::from_millis(50));
+        takes.received().is_some()
+    });
+    // Another one is not waited for.
+    let lost = served.count("out_dropped_full");
+    sender.send_offloaded(&longer, &offload);
+    sender.send(&frame(0xee, 1, all));
+    all += 1;
+    let mut last = 0;
+    while last + 1 < all {
+        let (_, came) = takes.next();
+        last = u32::from_le_bytes(came[14..18].try_into().unwrap());
+    }
+    assert_eq!(served.count("out_dropped_full"), lost + 1);
+    served.check_sums();
+    served.check_alive();
+}
+
+#[test]
+fn a_guest_without_mergeable_buffers_loses_what_is_merged_once_and_then_has_all_of_it_in_segments()
+{
+    let served = Served::set("default.gro=20");
+    let mut sender = served.guest(PLAIN);
+    let features = PLAIN & !MRG_RXBUF | GUEST_CSUM | GUEST_TSO4;
+    let mut takes = served.guest(features);
+    let mut at = 0;
+    // How many meet in a turn is the machine's affair.
+    eventually("a frame was too long for a buffer", || {
+        for frame in segments(at, 40, 1400) {
+            sender.send(&frame);
+        }
+        at += 40;
+        eventually("all came back", || sender.has_sent());
+        takes.take_back(0);
+        takes.receiving.kick();
+        served.count("out_dropped_full") > 0
+    });
+    // What is left of that has come before this.
+    sender.send(&frame(0xee, 1, 0));
+    while takes.next().1 != frame(0xee, 1, 0) {}
+    let lost = served.count("out_dropped_full");
+    let merged = served.count("out_merged");
+    for round in 0..20 {
+        let frames = segments(at + round * 40, 40, 1400);
+        for frame in &frames {
+            sender.send(frame);
+        }
+        for frame in frames {
+            assert!(takes.next().1 == frame, "{round}");
+        }
+        eventually("all came back", || sender.has_sent());
+    }
+    assert_eq!(served.count("out_dropped_full"), lost);
+    assert_eq!(served.count("out_merged"), merged);
+    served.check_sums();
+    served.check_alive();
+}
+
+#[test]
+fn merged_frames_that_wait_for_a_guest_which_is_set_up_anew_are_counted_as_dropped() {
+    let served = Served::set("default.gro=20");
+    let mut sender = served.guest(PLAIN);
+    let mut takes = served.guest(PLAIN | GUEST_CSUM | GUEST_TSO4);
+    // More than all its buffers; it takes none of them back.
+    for at in (0..400).step_by(40) {
+        for frame in segments(at, 40, 1448) {
+            sender.send(&frame);
+        }
+        eventually("all came back", || sender.has_sent());
+    }
+    assert!(served.count("out_merged") > 0);
+    served.check_sums();
+    assert_eq!(served.count("out_dropped_gone"), 0);
+    // Its driver begins anew, without the offload.
+    for number in 0..2 {
+        takes.front.stop(number);
+    }
+    assert!(takes.front.does(SET_FEATURES, &bytes_of(&[PLAIN]), &[]));
+    eventually("they are lost", || served.count("out_dropped_gone") > 0);
+    served.check_sums();
+    served.check_alive();
+}
