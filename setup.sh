@@ -47,7 +47,7 @@ test=(
     # a C program calls libvdeplug
     /usr/include/libvdeplug.h:libvdeplug-dev
     zstd:zstd age:age openssl:openssl valgrind:valgrind
-    # counts system calls for the bench
+    # counts system calls for the bench, and shows where the time goes
     "perf:$perf"
     # programs that capture with libpcap, for the tests of the drop-in; none starts a service
     ngrep:ngrep p0f:p0f tcpflow:tcpflow ssldump:ssldump dhcpdump:dhcpdump sngrep:sngrep

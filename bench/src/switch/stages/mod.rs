@@ -199,13 +199,11 @@ fn figures(series: &[(&Arm, Vec<Told>)], plan: &Plan) -> Vec<Figure> {
             add(&format!("-{name}"), COST, &|it| it.costs[at], false);
         }
         add("-cpu", COST, &|it| it.costs[..3].iter().sum(), true);
+        // Means: they add up to 100, as medians would not.
         for (at, group) in Group::ALL.into_iter().enumerate() {
-            add(
-                &format!("-{}", group.name()),
-                SHARE,
-                &|it| it.shares[at],
-                false,
-            );
+            let sum: f64 = told.iter().map(|it| it.shares[at]).sum();
+            let mean = sum / told.len().max(1) as f64;
+            add(&format!("-{}", group.name()), SHARE, &|_| mean, false);
         }
     }
     figures
@@ -220,7 +218,7 @@ fn note(arm: &Arm, time: Duration) -> String {
     format!(
         "one stream of TCP {direction} (a veth) for {} s by {}; processors sampled {HERTZ} times a second; \
          -guest and -switch in user mode, -host the host's kernel for them and in softirqs, -far the other \
-         end; -cpu is the first three together, and the groups are shares of it",
+         end; -cpu is the first three together, and the groups are shares of it, means of the rounds",
         time.as_secs_f64(),
         arm.what
     )
@@ -335,3 +333,25 @@ const SHARE: &str = "% of the time";
 const PEER: &str = "TAP on a Linux bridge";
 /// So many functions of no group are told.
 const LARGEST: usize = 12;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_an_arm_add_up() {
+        // Medians of these would not.
+        let round = |shares: [f64; 3]| {
+            let mut told = Told::default();
+            told.shares[..3].copy_from_slice(&shares);
+            told
+        };
+        let rounds = [[10.0, 20.0, 70.0], [60.0, 30.0, 10.0], [80.0, 15.0, 5.0]];
+        let series = [(&ARMS[0], rounds.map(round).into())];
+        let plan = Plan::from_env().unwrap();
+        let figures = figures(&series, &plan);
+        let shares = figures.iter().filter(|figure| figure.unit == SHARE);
+        let sum: f64 = shares.map(|figure| figure.ours.median()).sum();
+        assert!((sum - 100.0).abs() < 1e-6, "{sum}");
+    }
+}

@@ -236,15 +236,19 @@ pub(super) fn group<'a>(part: Part, mut chain: impl Iterator<Item = &'a str>) ->
         }
         Part::HostKernel => {
             let enters = |name: &str| ENTRANCES.iter().any(|it| name.starts_with(it));
-            let mut is_first = true;
+            let (mut is_first, mut last) = (true, Group::Other);
             for name in chain {
                 match longest(&[LINUX, HOST], name) {
+                    // The only TCP of the host is the far machine's. These are what sockets of other kinds
+                    // have in common with it, and belong to those.
+                    Some(TcpRx | TcpTx) => last = Misc,
                     Some(group) => return group,
                     None if enters(name) && is_first => return Hypervisor,
-                    None => is_first = false,
+                    None => {}
                 }
+                is_first = false;
             }
-            Group::Other
+            last
         }
     }
 }
@@ -305,6 +309,10 @@ mod tests {
         let of = |holder| host(&chain(["_raw_spin_unlock_irq", holder]));
         assert_eq!(of("eventfd_write"), Hypervisor);
         assert_eq!(of("tun_net_xmit"), Netback);
+        assert_eq!(
+            host(&["sock_def_readable", "tpacket_rcv", "net_rx_action"]),
+            Driver
+        );
         // Nobody that is known: an entrance does not make it the hypervisor's.
         assert_eq!(of("nobody_knows"), Group::Other);
     }
