@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use vnplug::{Error, Next, Offload, Packet, Port, PortOptions};
 
 use vnplug_frame::acks::Acks;
+use vnplug_frame::flow::flow_hash;
 use vnplug_frame::segment::{Look, look};
 
 use crate::capture::Segments;
@@ -27,7 +28,7 @@ use crate::failure::{Failure, OK, Outcome};
 use crate::interface::merge::{Given, Merge, gro};
 use crate::interface::tally::{Reason, Tally};
 use crate::interface::words::{MTUS, interface_name, mac, mtu_of};
-use crate::interface::{Tap, TapPlan, header, in_netns};
+use crate::interface::{Tap, TapPlan, header, in_netns, queue_of};
 use crate::text::{self, grouped};
 use crate::{out, sys};
 
@@ -60,6 +61,9 @@ pub(crate) struct NicArgs {
     /// Hardware address [default: random]
     #[arg(long, value_name = "ADDRESS", value_parser = mac)]
     mac: Option<[u8; 6]>,
+    /// Queues in which programs send and receive; a flow stays in one
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    queues: u16,
     /// Leave the interface down
     #[arg(long)]
     down: bool,
@@ -100,6 +104,8 @@ struct Nic {
     frame: Box<[u8]>,
     /// Bytes of a frame in there that the ring had no room for.
     held: Option<usize>,
+    /// The queue that is read next.
+    turn: usize,
     is_away: bool,
     /// None: segments stay single.
     merge: Option<Merge>,
@@ -159,7 +165,7 @@ impl NicArgs {
         let mtu = self.mtu.unwrap_or_else(|| mtu_of(socket, port.device()));
         let plan = TapPlan {
             name: &self.name,
-            queues: 1,
+            queues: self.queues.into(),
             mtu,
             mac: self.mac,
             up: !self.down,
@@ -179,6 +185,7 @@ impl NicArgs {
             tap,
             frame: vec![0; LONGEST].into_boxed_slice(),
             held: None,
+            turn: 0,
             is_away: false,
             merge: (self.gro > 0 && self.segments == Segments::Merged)
                 .then(|| Merge::new(self.gro)),
@@ -278,7 +285,12 @@ impl Nic {
             self.received.drop(Reason::TooShort);
             return Ok(());
         }
-        match self.tap.inject(0, header, frame) {
+        let queue = match self.tap.queues() {
+            1 => 0,
+            // NB: a port of a switch is not told the hash.
+            queues => queue_of(flow_hash(frame), queues),
+        };
+        match self.tap.inject(queue, header, frame) {
             Ok(()) => {
                 self.received.injected += 1;
                 if let Some(acks) = &mut self.acks
@@ -307,12 +319,11 @@ impl Nic {
                 Pushed::Sent | Pushed::Dropped => count += 1,
             }
         }
+        // A queue that is never empty has one batch of them.
+        self.turn = (self.turn + 1) % self.tap.queues();
         for _ in 0..BATCH {
-            let len = match self.tap.take(0, &mut self.frame) {
-                Ok(Some(len)) => len,
-                Ok(None) => break,
-                Err(Errno::BADFD | Errno::NODEV) => return Err(self.removed()),
-                Err(errno) => return Err(Failure::about(self.tap.name(), errno)),
+            let Some(len) = self.take()? else {
+                break;
             };
             self.taken.all += 1;
             if self.acks.is_some() {
@@ -332,6 +343,19 @@ impl Nic {
             outbox.flush();
         }
         Ok(count)
+    }
+
+    /// Takes the next frame that a program sent, of whichever queue has one; its bytes with its header.
+    fn take(&mut self) -> Result<Option<usize>, Failure> {
+        for _ in 0..self.tap.queues() {
+            match self.tap.take(self.turn, &mut self.frame) {
+                Ok(Some(len)) => return Ok(Some(len)),
+                Ok(None) => self.turn = (self.turn + 1) % self.tap.queues(),
+                Err(Errno::BADFD | Errno::NODEV) => return Err(self.removed()),
+                Err(errno) => return Err(Failure::about(self.tap.name(), errno)),
+            }
+        }
+        Ok(None)
     }
 
     /// Writes what goes before the frame that was read, of `len` bytes with its header, into the ring.

@@ -39,7 +39,7 @@ fn interfaces_of_namespaces_speak_and_their_super_frames_are_cut_for_whom_they_m
         Station::by_nic(&lab, &daemon, "lan0", address, more).unwrap()
     };
     let one = nic("10.0.4.1", &[]);
-    let two = nic("10.0.4.2", &["--mac", "02:00:00:00:04:02"]);
+    let two = nic("10.0.4.2", &["--mac", "02:00:00:00:04:02", "--queues", "4"]);
     let plain = nic("10.0.4.3", &["--segments", "wire"]);
     let old = Station::by_vde(&lab, &dir, "10.0.4.4").unwrap();
     let all = [&one, &two, &plain, &old];
@@ -51,11 +51,15 @@ fn interfaces_of_namespaces_speak_and_their_super_frames_are_cut_for_whom_they_m
             assert!(station.pings(to), "{from} {to}");
         }
     }
-    let link = two.netns.ip(&["link", "show", "vn0"]).unwrap();
-    assert!(
-        link.contains("02:00:00:00:04:02") && link.contains("mtu 1500"),
-        "{link}"
-    );
+    let link = two.netns.ip(&["-d", "link", "show", "vn0"]).unwrap();
+    for part in [
+        "02:00:00:00:04:02",
+        "mtu 1500",
+        "multi_queue",
+        "numqueues 4",
+    ] {
+        assert!(link.contains(part), "{part}: {link}");
+    }
 
     // What the wire would have carried, and what went.
     let capture = |segments| {

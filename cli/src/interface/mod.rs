@@ -208,6 +208,16 @@ pub(crate) fn in_netns<T: Send>(
     })
 }
 
+/// The queue of a flow.
+///
+/// NB: the hash is mixed once more, since a cluster shares by it already: the flows of one member
+/// must not all fall into one queue.
+#[inline]
+pub(crate) fn queue_of(flow_hash: u32, queues: usize) -> usize {
+    let mixed = u64::from(flow_hash.wrapping_mul(0x9e37_79b1));
+    ((mixed * queues as u64) >> 32) as usize
+}
+
 /// Tells the kernel to make nothing of the frames, but for those who read the interface itself.
 /// Frames for other machines it ignores anyway; these are the exceptions.
 fn silence(name: &str) {
@@ -264,6 +274,28 @@ const DRIVER: &str = "/dev/net/tun";
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flow_stays_in_its_queue_and_all_queues_are_used() {
+        for queues in [1, 2, 3, 4, 256] {
+            let mut used = vec![0; queues];
+            for hash in 0..65_536_u32 {
+                used[queue_of(hash, queues)] += 1;
+            }
+            let fair = 65_536 / queues;
+            assert!(
+                used.iter().all(|&n| n > fair / 2 && n < fair * 2),
+                "{queues}"
+            );
+            // Also when a cluster gave this member every second hash.
+            let mut used = vec![0; queues];
+            for hash in (0..65_536_u32).step_by(2) {
+                used[queue_of(hash, queues)] += 1;
+            }
+            assert!(used.iter().all(|&n| n > 0), "{queues}");
+        }
+        assert_eq!(queue_of(u32::MAX, 256), queue_of(u32::MAX, 256));
+    }
 
     #[test]
     fn the_row_of_the_interface_is_read_and_no_other() {

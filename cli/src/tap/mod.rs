@@ -17,7 +17,7 @@ use crate::capture::{BeforeDaemon, PortArgs, Sink};
 use crate::failure::{Failure, OK, Outcome};
 use crate::interface::tally::{Reason, Tally};
 use crate::interface::words::{MTUS, interface_name, mac, mtu_of};
-use crate::interface::{LinkCounters, Tap, TapPlan, header};
+use crate::interface::{LinkCounters, Tap, TapPlan, header, queue_of};
 use crate::text::grouped;
 use crate::{out, sys};
 
@@ -135,7 +135,7 @@ impl Sink for TapSink {
             self.now.drop(Reason::TooShort);
             return Ok(());
         }
-        let queue = queue(packet.meta.flow_hash, self.tap.queues());
+        let queue = queue_of(packet.meta.flow_hash, self.tap.queues());
         match self.tap.inject(queue, &header::of(packet), bytes) {
             Ok(()) => {
                 self.now.injected += 1;
@@ -251,43 +251,7 @@ impl TapSink {
     }
 }
 
-/// The queue of a flow.
-///
-/// NB: the hash is mixed once more, since a cluster shares by it already: the flows of one member
-/// must not all fall into one queue.
-#[inline]
-fn queue(flow_hash: u32, queues: usize) -> usize {
-    let mixed = u64::from(flow_hash.wrapping_mul(0x9e37_79b1));
-    ((mixed * queues as u64) >> 32) as usize
-}
-
 /// Link type of Ethernet (LINKTYPE_ETHERNET).
 const ETHERNET: u32 = 1;
 const ETHERNET_HEADER: usize = 14;
 const VLAN_TAG: usize = 4;
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_flow_stays_in_its_queue_and_all_queues_are_used() {
-        for queues in [1, 2, 3, 4, 256] {
-            let mut used = vec![0; queues];
-            for hash in 0..65_536_u32 {
-                used[queue(hash, queues)] += 1;
-            }
-            let fair = 65_536 / queues;
-            assert!(
-                used.iter().all(|&n| n > fair / 2 && n < fair * 2),
-                "{queues}"
-            );
-            // Also when a cluster gave this member every second hash.
-            let mut used = vec![0; queues];
-            for hash in (0..65_536_u32).step_by(2) {
-                used[queue(hash, queues)] += 1;
-            }
-            assert!(used.iter().all(|&n| n > 0), "{queues}");
-        }
-        assert_eq!(queue(u32::MAX, 256), queue(u32::MAX, 256));
-    }
-}

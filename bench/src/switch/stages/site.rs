@@ -93,6 +93,8 @@ impl Site {
                 "vec0:transport=tap,ifname=tap0,depth=128,gro=1".to_owned(),
             ],
             netns: Some(here.name().to_owned()),
+            // A kernel with less has smaller buffers for TCP, which would be what is measured.
+            memory_mib: 512,
             ..UmlConfig::default()
         })?;
         for way in [Way::Ours, Way::Bridge, Way::Vde] {
