@@ -41,6 +41,7 @@ mod map;
 
 mod client;
 mod options;
+mod peer;
 mod port;
 
 pub mod agent;
@@ -51,6 +52,7 @@ pub use client::Client;
 pub use error::Error;
 pub use map::{map as map_memory, map_apart};
 pub use options::{PortOptions, split_group};
+pub use peer::{Peer, peer_of};
 pub use port::{
     Asker, Batch, Bundle, Counts, Next, NextView, Outbox, Port, PortStats, Ready, RuleStats, View,
     Waiting,

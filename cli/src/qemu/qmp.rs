@@ -10,8 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::socket_peercred;
 use serde_json::{Value, json};
+use vnplug::{Peer, peer_of};
 
 use super::access::{self, Owner};
 use super::monitor::{Event, Monitor, MonitorError, News};
@@ -137,16 +137,21 @@ impl Monitor for Qmp {
     }
 
     fn qemu_user(&mut self) -> Result<Option<Owner>, MonitorError> {
-        let Ok(peer) = socket_peercred(&self.stream) else {
+        let Ok(peer) = peer_of(&self.stream) else {
             return Ok(None);
         };
-        // The credentials are those of the time of listen(2); -runas changes them later.
-        let now = access::user_of(&peer.pid.as_raw_nonzero().to_string());
-        Ok(now.or(Some(Owner {
-            uid: peer.uid.as_raw(),
-            gid: peer.gid.as_raw(),
-        })))
+        Ok(Some(user_of_peer(peer)))
     }
+}
+
+/// The user that a peer opens files as, as far as one can see it.
+fn user_of_peer(peer: Peer) -> Owner {
+    // The credentials are those of the time of listen(2); -runas changes them later.
+    let now = peer.pid.and_then(|pid| access::user_of(&pid.to_string()));
+    now.unwrap_or(Owner {
+        uid: peer.uid,
+        gid: peer.gid,
+    })
 }
 
 const MAX_LINE: usize = 16 << 20;
@@ -155,6 +160,7 @@ const MAX_EVENTS: usize = 1024;
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
+    use std::num::NonZeroU32;
     use std::ops::Deref;
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
@@ -239,6 +245,19 @@ mod tests {
             error.to_string(),
             "QEMU refused device_del: Device 'x' not found"
         );
+    }
+
+    #[test]
+    fn a_qemu_whose_process_has_no_number_here_is_the_user_of_its_socket() {
+        let (uid, gid) = (u32::MAX - 2, u32::MAX - 3);
+        let there = Owner { uid, gid };
+        let peer = |pid| user_of_peer(Peer { uid, gid, pid });
+        assert_eq!(peer(None), there);
+        // It has ended.
+        assert_eq!(peer(NonZeroU32::new(i32::MAX as u32)), there);
+        // The control: one that runs is asked.
+        let own = NonZeroU32::new(std::process::id());
+        assert_eq!(Some(peer(own)), access::user_of("self"));
     }
 
     #[test]

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketFlags, accept_with};
 
 use super::app::{App, Hangup};
 use super::closer::{Closer, PeerFd};
 use super::serve::Agent;
 use crate::error::Error;
+use crate::peer::peer_of;
 
 impl Agent {
     pub(super) fn accept(&mut self) {
@@ -33,7 +33,7 @@ impl Agent {
                     return self.rest();
                 }
             };
-            let uid = socket_peercred(&socket).map_or(u32::MAX, |peer| peer.uid.as_raw());
+            let uid = peer_of(&socket).map_or(u32::MAX, |peer| peer.uid);
             let closer = self.closer_of(uid);
             let socket = PeerFd::new(socket, closer.clone());
             let same = self.apps.values().filter(|app| app.uid == uid).count();
