@@ -20,7 +20,7 @@
 //! | `batch.rs` | the frames of a turn |
 //! | `link.rs` | how frames come from the far end of a port and go there, and who lets it join |
 //! | `uplink.rs` | the port whose far end is an interface of the host: a source of the path and its way out |
-//! | `exits.rs` | the ports: what a batch has for each, given to it at once |
+//! | `exits/` | the ports: what a batch has for each, given to it at once |
 //! | `direct.rs` | stations that members of trust groups reach without the switch |
 //! | `edits.rs` | frames that leave with another VLAN tag than they came with |
 //! | `emulation.rs` | wires that are slow or bad on purpose |

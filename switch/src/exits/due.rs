@@ -1,0 +1,117 @@
+//! What a batch has for one port, frame by frame.
+
+use std::ops::Range;
+
+use vnplug_frame::aggregate::{Aggregator, Made};
+use vnplug_frame::offload::{self, Pieces};
+use vnplug_ring::offload::Offload;
+
+use crate::batch::Entered;
+use crate::edits::Edits;
+use crate::vhost::tail::Tail;
+
+/// A frame of the batch, or what became of it.
+#[derive(Clone, Copy)]
+pub(super) struct Item {
+    pub(super) place: u32,
+    pub(super) form: Form,
+    /// Its other beginning.
+    pub(super) edit: Option<u32>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Form {
+    /// The frame.
+    Whole,
+    /// A packet that it became.
+    Piece(u32),
+    /// A super-frame of several.
+    Made(Made),
+}
+
+/// What a batch has for one port, in order.
+#[derive(Clone, Copy)]
+pub(crate) struct Due<'a> {
+    pub(super) todo: &'a [Item],
+    pub(super) entered: &'a [Entered<'a>],
+    pub(super) pieces: &'a Pieces,
+    pub(super) edits: &'a Edits,
+    /// Has the super-frames that were made; `None` before.
+    pub(super) aggregator: Option<&'a Aggregator>,
+}
+
+/// A frame that leaves: its bytes in two parts, or three.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Out<'a> {
+    pub(crate) head: &'a [u8],
+    pub(crate) body: &'a [u8],
+    /// The rest, for a link that [takes](crate::link::Link::takes_tails) such.
+    pub(crate) tail: Option<Tail<'a>>,
+    /// What is left to do with it, if the link [takes](crate::link::Link::takes) that.
+    pub(crate) offload: Option<&'a Offload>,
+    /// It was made of segments that have so many bytes of payload.
+    pub(crate) merged: Option<u16>,
+}
+
+impl Out<'_> {
+    /// Bytes of the whole frame.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.head.len() + self.body.len() + self.tail.map_or(0, |tail| tail.len())
+    }
+}
+
+impl<'a> Due<'a> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Out<'a>> + Clone + use<'a> {
+        let due = *self;
+        due.todo.iter().map(move |item| due.out(item))
+    }
+
+    /// What an item is.
+    #[inline]
+    pub(super) fn out(&self, item: &Item) -> Out<'a> {
+        let it = &self.entered[item.place as usize];
+        let out = match (item.form, self.aggregator) {
+            (Form::Made(made), Some(aggregator)) => {
+                let (bytes, offload) = aggregator.get(made);
+                return Out {
+                    head: bytes,
+                    body: &[],
+                    tail: None,
+                    offload: Some(offload),
+                    merged: Some(offload.gso_size),
+                };
+            }
+            (Form::Whole | Form::Made(_), _) => Out {
+                head: it.bytes,
+                body: &[],
+                tail: it.tail,
+                offload: it.offload,
+                merged: None,
+            },
+            (Form::Piece(piece), _) => {
+                let piece = self.pieces.get(piece as usize, it.bytes);
+                Out {
+                    head: piece.head,
+                    body: piece.body,
+                    tail: None,
+                    offload: None,
+                    merged: None,
+                }
+            }
+        };
+        match item.edit {
+            None => out,
+            Some(edit) => self.edits.apply(edit, out),
+        }
+    }
+}
+
+/// What a frame becomes that was left to a NIC. A lie, which is not expected here, leaves it as it is.
+pub(super) fn pieces_of(pieces: &mut Pieces, frame: &[u8], offload: &Offload) -> Range<usize> {
+    let len = frame.len() as u32;
+    match offload::work(frame, len, offload) {
+        Ok(Some(work)) => pieces.make(frame, len, &work),
+        _ => pieces.keep(frame, len),
+    }
+}

@@ -1,0 +1,219 @@
+//! Where frames leave: each port is noted what a batch has for it, and is given that at once.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `mod.rs` | which ports there are, and what each is like |
+//! | `port.rs` | one of them |
+//! | `note.rs` | which of them a frame leaves by, and as what |
+//! | `due.rs` | what a batch has for one of them |
+//! | `send.rs` | that is given to it, now or later |
+
+mod due;
+mod note;
+mod port;
+mod send;
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use vnplug_frame::aggregate::Aggregator;
+use vnplug_frame::offload::Pieces;
+use vnplug_ring::offload::Offload;
+
+use self::due::Item;
+pub(crate) use self::due::{Due, Out};
+pub(crate) use self::note::Noted;
+pub(crate) use self::port::PortCounters;
+use self::port::{Kept, Port};
+use crate::edits::Edits;
+use crate::emulation::Emulation;
+use crate::forward::Number;
+use crate::link::{Link, Losses};
+use crate::settings::PortSettings;
+
+/// The ports of a switch.
+pub(crate) struct Exits {
+    /// Watches the links.
+    epoll: OwnedFd,
+    ports: Vec<Option<Port>>,
+    /// Those that are read by themselves, each as often as it is.
+    read: Vec<Number>,
+    /// Those that have something to be sent.
+    touched: Vec<Number>,
+    /// What super-frames of the batch became.
+    pieces: Pieces,
+    /// What became of frames' tags.
+    edits: Edits,
+    /// Frames on slow wires.
+    emulation: Emulation,
+    /// Super-frames that were made for a port.
+    aggregator: Aggregator,
+    /// What a port is given with them; empty between two ports.
+    merged: Vec<Item>,
+}
+
+impl Exits {
+    /// Without ports; `epoll` will watch their links.
+    pub(crate) fn new(epoll: OwnedFd) -> Self {
+        Self {
+            epoll,
+            ports: Vec::new(),
+            read: Vec::new(),
+            touched: Vec::new(),
+            pieces: Pieces::default(),
+            edits: Edits::default(),
+            emulation: Emulation::default(),
+            aggregator: Aggregator::default(),
+            merged: Vec::new(),
+        }
+    }
+
+    /// Tells which links have frames or are written to again, each by its port's number.
+    pub(crate) fn epoll(&self) -> &OwnedFd {
+        &self.epoll
+    }
+
+    pub(crate) fn port(&mut self, number: Number) -> Option<&mut Port> {
+        self.ports.get_mut(usize::from(number))?.as_mut()
+    }
+
+    /// What went through each port.
+    pub(crate) fn counters(&self) -> Vec<(Number, PortCounters)> {
+        let ports = (0..).zip(&self.ports);
+        let counters = |(at, port): (Number, &Option<Port>)| Some((at, port.as_ref()?.counters));
+        ports.filter_map(counters).collect()
+    }
+
+    /// Adds a port with a link.
+    ///
+    /// # Errors
+    /// The system's, if the link cannot be watched; the entrance is told.
+    pub(crate) fn add(
+        &mut self,
+        number: Number,
+        link: Box<dyn Link>,
+        losses: Losses,
+    ) -> std::io::Result<()> {
+        self.remove(number);
+        let data = EventData::new_u64(u64::from(number));
+        if let Err(error) = epoll::add(&self.epoll, &link, data, EventFlags::IN) {
+            losses.tell(number);
+            return Err(error.into());
+        }
+        self.put(number, Some(link), Some(losses));
+        Ok(())
+    }
+
+    /// Adds a port whose link nobody has to watch here.
+    pub(crate) fn add_unwatched(&mut self, number: Number, link: Box<dyn Link>) {
+        self.put(number, Some(link), None);
+    }
+
+    /// Adds a port whose frames go through rings.
+    pub(crate) fn add_ring(&mut self, number: Number) {
+        self.put(number, None, None);
+    }
+
+    fn put(&mut self, number: Number, link: Option<Box<dyn Link>>, losses: Option<Losses>) {
+        let at = usize::from(number);
+        if self.ports.len() <= at {
+            self.ports.resize_with(at + 1, || None);
+        }
+        self.ports[at] = Some(Port {
+            takes_tails: link.as_ref().is_some_and(|link| link.takes_tails()),
+            link,
+            losses,
+            is_ready: false,
+            is_watched: false,
+            counters: PortCounters::default(),
+            todo: Vec::new(),
+            is_slow: false,
+            kept: Kept::default(),
+            gro: 0,
+            expands_acks: false,
+        });
+    }
+
+    /// How a port is given frames from now on. Of one that goes through rings nothing of it is true.
+    pub(crate) fn set(&mut self, number: Number, settings: &PortSettings, now_us: u64) {
+        let Some(Some(port)) = self.ports.get_mut(usize::from(number)) else {
+            return;
+        };
+        port.kept = Kept {
+            cuts: settings.cuts,
+            sums: settings.sums,
+        };
+        port.gro = settings.gro;
+        port.expands_acks = settings.expands_acks && settings.gro > 0;
+        if let Some(link) = &mut port.link {
+            link.expand_acks(port.expands_acks);
+            // What is on its way stays there, so that no frame overtakes it.
+            port.is_slow = self.emulation.set(number, &settings.wire, now_us);
+        }
+    }
+
+    /// Whether a port's frames go through rings; `None` if there is no such port.
+    pub(crate) fn is_ring(&self, number: Number) -> Option<bool> {
+        let port = self.ports.get(usize::from(number))?.as_ref()?;
+        Some(port.link.is_none())
+    }
+
+    /// Frames are on slow wires.
+    #[inline]
+    pub(crate) fn is_late(&self) -> bool {
+        self.emulation.next_us().is_some()
+    }
+
+    /// When the next of them arrives.
+    pub(crate) fn next_us(&self) -> Option<u64> {
+        self.emulation.next_us()
+    }
+
+    /// Removes a port, and says who is to be told if nobody knows it yet.
+    pub(crate) fn remove(&mut self, number: Number) -> Option<Losses> {
+        let port = self.ports.get_mut(usize::from(number))?.take()?;
+        self.emulation.remove(number);
+        if let Some(link) = port.link {
+            // NB: before it is closed, which happens aside.
+            let _ = epoll::delete(&self.epoll, &link);
+        }
+        port.losses
+    }
+
+    /// Somebody reads this port by itself, in the form in which it is given frames, or does not any more.
+    pub(crate) fn read(&mut self, number: Number, comes: bool) {
+        match (self.read.iter().position(|it| *it == number), comes) {
+            (_, true) => self.read.push(number),
+            (Some(at), false) => drop(self.read.swap_remove(at)),
+            (None, false) => {}
+        }
+    }
+
+    /// Whether a frame can go to all of these ports as it is, with its rest where it came from.
+    #[inline]
+    pub(crate) fn take_tails(&self, due: &[Number], offload: Option<&Offload>) -> bool {
+        let takes = |number: &Number| match self.ports.get(usize::from(*number)) {
+            Some(Some(port)) => {
+                let takes = |link: &dyn Link| offload.is_none_or(|it| port.kept.leaves(link, it));
+                // What is merged must be here.
+                let is_super = offload.is_some_and(Offload::is_super_frame);
+                let is_copied = port.is_slow || (!is_super && port.limits().is_some());
+                port.takes_tails && !is_copied && port.link.as_deref().is_some_and(takes)
+            }
+            // Nobody has it.
+            _ => true,
+        };
+        self.read.is_empty() && due.iter().all(takes)
+    }
+
+    /// The frames of the batch that these ports sent are done with.
+    pub(crate) fn release(&mut self, taken: &mut Vec<Number>) {
+        for number in taken.drain(..) {
+            if let Some(Some(port)) = self.ports.get_mut(usize::from(number))
+                && let Some(link) = &mut port.link
+            {
+                link.release();
+            }
+        }
+    }
+}
