@@ -13,7 +13,7 @@
 //! | `door.rs` | the socket, the thread that hears all front-ends, their ports |
 //! | `session.rs` | one front-end: what it says, and the setup that this makes |
 //! | `message.rs`, `payload.rs` | messages with their descriptors, and what they carry |
-//! | `link.rs` | one guest's rings, as the thread that forwards uses them |
+//! | `link/` | one guest's rings, as the thread that forwards uses them |
 //! | `frames.rs` | frames out of rings and into them, with their headers |
 //! | `acks.rs` | ACKs that stand for several |
 //! | `tail.rs` | the rest of a long frame, copied from guest to guest |
