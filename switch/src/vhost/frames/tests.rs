@@ -63,19 +63,19 @@ fn a_frame_takes_as_many_buffers_as_it_needs_and_its_header_says_so() {
 }
 
 #[test]
-fn without_buffers_a_frame_waits_and_nothing_is_taken() {
+fn without_buffers_enough_a_frame_waits_and_nothing_is_taken() {
     let driver = Driver::new(8);
     let mut ring = driver.ring(Agreed::default());
     let mut scratch = Scratch::default();
-    for lens in [&[][..], &[50, 50]] {
+    for (lens, what) in [(&[][..], Put::Full), (&[50, 50], Put::Short)] {
         buffers(&driver, lens);
-        let full = put(
+        let waits = put(
             &mut ring,
             &mut scratch,
             head(12, true),
             &out(&[1; 200], &[]),
         );
-        assert_eq!(full, Ok(Put::Full));
+        assert_eq!(waits, Ok(what));
         ring.publish();
         assert_eq!(driver.used(), 0);
     }
