@@ -1,0 +1,133 @@
+//! What other threads ask of the switch: ports that come and go, settings, how it is.
+
+use super::Switch;
+use crate::control::{Change, PortTold, Told};
+use crate::forward::{HOST, Number};
+use crate::link::Losses;
+use crate::settings::Settings;
+
+impl Switch {
+    pub(super) fn change(&mut self, change: Change) {
+        match change {
+            Change::AddRing(number) => {
+                self.exits.add_ring(number);
+                self.join(number);
+            }
+            Change::Add { port, link, losses } => match self.exits.add(port, link, losses) {
+                Ok(()) => self.join(port),
+                Err(error) => {
+                    log::error!(target: "switch", "{}: port {port}: {error}", self.name);
+                }
+            },
+            Change::Remove(number) => {
+                self.remove(number);
+            }
+            Change::Anew(number) => self.forwarder.pardon(number),
+            Change::Close(number) => {
+                if let Some(losses) = self.remove(number) {
+                    losses.tell(number);
+                }
+            }
+            Change::Settings(number, settings) => {
+                match settings {
+                    Some(settings) => self.settings.ports.insert(number, *settings),
+                    None => self.settings.ports.remove(&number),
+                };
+                self.set(number);
+            }
+            Change::Direct(number, place) => self.directs.set(number, place),
+            Change::Read(number, comes) => self.exits.read(number, comes),
+            Change::Whole(settings) => self.set_all(*settings),
+            Change::Tell(reply) => {
+                // Nobody waits any more, if it fails.
+                let _ = reply.send(self.told());
+            }
+        }
+    }
+
+    fn told(&self) -> Told {
+        let table = &self.forwarder.table;
+        let now_s = (self.now_us() / MILLION) as u32;
+        let port = |(number, counters)| PortTold {
+            number,
+            counters,
+            refused: self.forwarder.refused(number),
+            state: match self.forwarder.is_shut(number) {
+                (_, true) => "shut",
+                (true, _) => "down",
+                _ => "up",
+            },
+        };
+        Told {
+            counters: self.forwarder.counters,
+            ports: self.exits.counters().into_iter().map(port).collect(),
+            stations: table.entries(now_s).take(MAX_TOLD).collect(),
+            station_count: table.len() as u64,
+            limits: table.limits(),
+            is_hub: self.forwarder.is_hub,
+        }
+    }
+
+    /// A port is there.
+    pub(super) fn join(&mut self, number: Number) {
+        self.forwarder.add(number);
+        self.set(number);
+    }
+
+    /// A port is from now on as its settings say.
+    fn set(&mut self, number: Number) {
+        self.directs.settings_changed();
+        let is_ring = self.exits.is_ring(number);
+        if is_ring.is_none() && number != HOST {
+            return;
+        }
+        let settings = self.settings.of(number);
+        self.forwarder.set(number, settings, self.settings.storm);
+        self.exits
+            .set(number, settings, self.started.elapsed().as_micros() as u64);
+        if is_ring == Some(true) && !settings.wire.is_plain() {
+            log::warn!(
+                target: "switch",
+                "{}: port {number} has rings, which delay and lose nothing",
+                self.name
+            );
+        }
+    }
+
+    /// The switch and all its ports are from now on as the settings say.
+    pub(super) fn set_all(&mut self, settings: Settings) {
+        let before = std::mem::replace(&mut self.settings, settings);
+        self.directs.settings_changed();
+        let settings = &self.settings;
+        self.forwarder.is_hub = settings.is_hub;
+        self.forwarder.loops = settings.loops;
+        self.forwarder.table.set_age(settings.age_s);
+        self.forwarder.table.set_hold(settings.hold_s);
+        if before.statics != settings.statics {
+            self.forwarder.set_statics(settings);
+        }
+        let has_new_storm = before.storm != settings.storm;
+        let mut ports = self.forwarder.ports().to_vec();
+        ports.push(HOST);
+        for number in ports {
+            if has_new_storm || before.of(number) != self.settings.of(number) {
+                self.set(number);
+            }
+        }
+    }
+
+    /// Says who is to be told, if nobody knows it yet.
+    pub(super) fn remove(&mut self, number: Number) -> Option<Losses> {
+        self.forwarder.remove(number);
+        self.directs.set(number, None);
+        if self.exits.port(number).is_some_and(|port| port.is_ready) {
+            self.ready.retain(|ready| *ready != number);
+        }
+        self.exits.remove(number)
+    }
+}
+
+/// Stations that are told at once.
+const MAX_TOLD: usize = 16_384;
+/// Microseconds of a second.
+const MILLION: u64 = 1_000_000;
