@@ -24,14 +24,15 @@
 //! mac = "02:00:00:00:00:01"
 //! ```
 
-use std::collections::BTreeMap;
+mod file;
+
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use serde::Deserialize;
 use vnplug_ring::control::{DEFAULT_SOCKET, Grant};
-use vnplug_ring::units;
 
+use self::file::{File, bytes, flat, joiner, read, source};
 use crate::hub::{Join, Peer};
 use crate::spec::{SWITCH, SourceSpec};
 use vnplug_filter::DEFAULT_LIMIT_BYTES;
@@ -158,55 +159,6 @@ pub struct Config {
     pub senders: Vec<(Peer, String)>,
     /// Who may join which switch.
     pub joiners: Vec<Join>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    socket: Option<PathBuf>,
-    socket_mode: Option<u32>,
-    socket_group: Option<String>,
-    state_dir: Option<PathBuf>,
-    pool_dir: Option<PathBuf>,
-    user: Option<String>,
-    ring_bytes: Option<toml::Value>,
-    max_ring_bytes: Option<toml::Value>,
-    pool_bytes: Option<toml::Value>,
-    max_ports: Option<usize>,
-    max_ports_each: Option<usize>,
-    max_user_bytes: Option<toml::Value>,
-    wake_us: Option<u32>,
-    jit: Option<OnOff>,
-    jit_bytes: Option<toml::Value>,
-    #[serde(default)]
-    source: Vec<BTreeMap<String, toml::Value>>,
-    #[serde(default)]
-    switch: Vec<BTreeMap<String, toml::Value>>,
-    #[serde(default)]
-    allow: Vec<AllowTable>,
-    #[serde(default)]
-    join: Vec<JoinTable>,
-}
-
-#[derive(Debug, Deserialize)]
-struct JoinTable {
-    vm: Option<String>,
-    uid: Option<u32>,
-    switch: String,
-    #[serde(flatten)]
-    settings: BTreeMap<String, toml::Value>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AllowTable {
-    vm: Option<String>,
-    uid: Option<u32>,
-    source: String,
-    #[serde(default)]
-    filter: String,
-    #[serde(default)]
-    send: bool,
 }
 
 impl Config {
@@ -371,73 +323,6 @@ impl Config {
     }
 }
 
-fn read(path: &Path) -> Result<File, String> {
-    let text =
-        std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-fn source(mut table: BTreeMap<String, toml::Value>) -> Result<SourceSpec, String> {
-    let mut take = |key: &str| table.remove(key).map(option).transpose();
-    let name = take("name")?.ok_or("a [[source]] or [[switch]] needs a name")?;
-    let kind = take("kind")?.unwrap_or_else(|| "af_packet".into());
-    let options = table
-        .into_iter()
-        .map(|(key, value)| Ok((key, option(value)?)))
-        .collect::<Result<_, String>>()?;
-    SourceSpec::new(&name, &kind, options).map_err(|error| error.to_string())
-}
-
-/// Tables in a switch's table, as the command line has them: `port.3.vlan`.
-fn flat(table: BTreeMap<String, toml::Value>) -> BTreeMap<String, toml::Value> {
-    let mut flat = BTreeMap::new();
-    let mut left: Vec<_> = table.into_iter().collect();
-    while let Some((key, value)) = left.pop() {
-        match value {
-            toml::Value::Table(inner) => {
-                let inner = inner.into_iter();
-                left.extend(inner.map(|(name, value)| (format!("{key}.{name}"), value)));
-            }
-            value => {
-                flat.insert(key, value);
-            }
-        }
-    }
-    flat
-}
-
-/// A source's option as the command line has it; a list is joined by `+`.
-fn option(value: toml::Value) -> Result<String, String> {
-    match value {
-        toml::Value::String(text) => Ok(text),
-        toml::Value::Integer(number) => Ok(number.to_string()),
-        toml::Value::Boolean(yes) => Ok(if yes { "yes" } else { "no" }.to_owned()),
-        toml::Value::Float(number) => Ok(number.to_string()),
-        toml::Value::Array(items) => {
-            let items: Result<Vec<_>, _> = items.into_iter().map(option).collect();
-            Ok(items?.join("+"))
-        }
-        other => Err(format!("a source's option cannot be {other}")),
-    }
-}
-
-/// A grant to join, of the file.
-fn joiner(table: JoinTable) -> Result<Join, String> {
-    let whom = match (table.vm, table.uid) {
-        (Some(vm), None) => Peer::Vm(vm),
-        (None, Some(uid)) => Peer::User(uid),
-        _ => return Err("a [[join]] names either a vm or a uid".into()),
-    };
-    let settings = table.settings.into_iter();
-    let settings = settings.map(|(key, value)| Ok(format!("{key}={}", option(value)?)));
-    let settings: Vec<String> = settings.collect::<Result<_, String>>()?;
-    Ok(Join {
-        whom,
-        switch: table.switch,
-        settings: of_grant(&settings.join(",")),
-    })
-}
-
 /// Settings of a port, of a grant: its `mac` is that of the only station that may send there.
 fn of_grant(settings: &str) -> String {
     let word = |word: &str| match word.strip_prefix("mac=") {
@@ -478,167 +363,5 @@ fn allow(text: &str) -> Result<(Whom, Grant), String> {
     }
 }
 
-/// A number of bytes, or a text as [`units::size`] reads it.
-fn bytes(value: &toml::Value) -> Option<u64> {
-    match value {
-        toml::Value::Integer(number) => u64::try_from(*number).ok(),
-        toml::Value::String(text) => units::size(text).ok(),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn load(text: &str, flags: &[&str]) -> Result<Config, String> {
-        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let name = format!("vnplugd-config-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::write(&path, text).unwrap();
-        let path_text = path.to_str().unwrap();
-        let arguments = [&["vnplugd", "--config", path_text], flags].concat();
-        let config = Config::load(Arguments::try_parse_from(arguments).unwrap());
-        std::fs::remove_file(&path).unwrap();
-        config
-    }
-
-    #[test]
-    fn a_file_and_flags_add_up() {
-        let text = "
-            socket = '/tmp/s'
-            ring_bytes = '1MiB'
-            wake_us = 20
-            jit = 'off'
-            jit_bytes = '1MiB'
-            [[source]]
-            name = 'eth1'
-            queues = 2
-            [[allow]]
-            vm = 'probe'
-            source = 'eth1'
-            filter = 'icmp'
-            send = true
-        ";
-        let flags = ["--source", "lab=gen", "--allow", "uid:1000=lab:port 53"];
-        let flags = [&flags[..], &["--allow-send", "uid:1000=lab"]].concat();
-        let config = load(text, &flags).unwrap();
-        let senders = [
-            (Peer::Vm("probe".into()), "eth1".to_owned()),
-            (Peer::User(1000), "lab".to_owned()),
-        ];
-        assert_eq!(config.senders, senders);
-        assert_eq!((config.ring_bytes, config.sources.len()), (1 << 20, 2));
-        assert_eq!((config.jit, config.jit_bytes), (OnOff::Off, 1 << 20));
-        assert_eq!(config.wake_us, Some(20));
-        let config_on = load(text, &["--jit", "on", "--wake-us", "0"]).unwrap();
-        assert_eq!(config_on.wake_us, Some(0));
-        assert_eq!(config_on.jit, OnOff::On);
-        assert_eq!(config.state_dir, Path::new("/tmp"));
-        assert_eq!(config.vms[0].1.filter, "icmp");
-        assert_eq!(
-            (config.users[0].0, config.users[0].1.filter.as_str()),
-            (1000, "port 53")
-        );
-    }
-
-    #[test]
-    fn who_may_join_is_said_with_settings_of_the_port() {
-        let text = "
-            [[join]]
-            vm = 'probe'
-            switch = 'lan0'
-            vlan = 10
-            mac = ['02:00:00:00:00:01', '02:00:00:00:00:02']
-        ";
-        let flags = ["--allow-join", "uid:1000=lan0,vlan=7,mac=02:00:00:00:00:03"];
-        let flags = [&flags[..], &["--allow-join", "vm:b=lan1"]].concat();
-        let config = load(text, &flags).unwrap();
-        let join = |whom, switch: &str, settings: &str| Join {
-            whom,
-            switch: switch.into(),
-            settings: settings.into(),
-        };
-        let macs = "lock=02:00:00:00:00:01+02:00:00:00:00:02,vlan=10";
-        assert_eq!(
-            config.joiners,
-            [
-                join(Peer::Vm("probe".into()), "lan0", macs),
-                join(Peer::User(1000), "lan0", "vlan=7,lock=02:00:00:00:00:03"),
-                join(Peer::Vm("b".into()), "lan1", ""),
-            ]
-        );
-        let error = load("[[join]]\nswitch = 'a'", &[]).unwrap_err();
-        assert!(error.contains("either a vm or a uid"), "{error}");
-    }
-
-    #[test]
-    fn lists_are_what_the_command_line_joins_by_plus() {
-        let text = "
-            [[source]]
-            name = 'lab'
-            kind = 'gen'
-            protocols = ['udp4', 'tcp4']
-            cpus = [0, 1]
-        ";
-        let config = load(text, &[]).unwrap();
-        let flag = "lab=gen,protocols=udp4+tcp4,cpus=0+1";
-        assert_eq!(config.sources[0], flag.parse().unwrap());
-        assert!(config.sources[0].open().is_ok());
-    }
-
-    #[test]
-    fn a_switch_is_a_source_of_its_kind() {
-        let text = "
-            [[switch]]
-            name = 'lan0'
-            vde = '/tmp/lan0.ctl'
-            hub = true
-            static = ['02:00:00:00:00:01@3/10', '02:00:00:00:00:02@3']
-            default = { isolated = true }
-            port.3 = { vlan = 10, lock = 'first' }
-            [switch.port.4]
-            trunk = '1-9'
-        ";
-        let config = load(text, &["--switch", "lan1", "--switch", "lan2,hub=yes"]).unwrap();
-        let statics = "static=02:00:00:00:00:01@3/10+02:00:00:00:00:02@3,default.isolated=yes";
-        let ports = "port.3.vlan=10,port.3.lock=first,port.4.trunk=1-9";
-        let specs = [
-            &format!("lan0=switch:/tmp/lan0.ctl,hub=yes,{statics},{ports}"),
-            "lan1=switch",
-            "lan2=switch,hub=yes",
-        ];
-        let specs = specs.map(|text| text.parse::<SourceSpec>().unwrap());
-        assert_eq!(config.sources, specs);
-        for (flag, part) in [("lan0=gen", "NAME,OPTION"), ("lan0,hub", "OPTION=VALUE")] {
-            let error = load("", &["--switch", flag]).unwrap_err();
-            assert!(error.contains(part), "{error}");
-        }
-    }
-
-    #[test]
-    fn what_is_wrong_is_named() {
-        for (text, part) in [
-            ("sokket = 'x'", "sokket"),
-            ("jit = 'maybe'", "jit"),
-            ("ring_bytes = 'big'", "ring_bytes"),
-            ("[[source]]\nkind = 'gen'", "needs a name"),
-            ("[[switch]]\nhub = true", "needs a name"),
-            ("[[switch]]\nname = 'a'\nkind = 'gen'", "no kind"),
-            ("[[allow]]\nsource = 'x'", "either a vm or a uid"),
-            ("[[source]]\nname='a'\n[[source]]\nname='a'", "two sources"),
-            ("socket_mode = 660", "0o660"),
-            ("max_ports = 0", "at least 1"),
-            ("ring_bytes = '2GiB'", "max_ring_bytes"),
-        ] {
-            let error = load(text, &[]).unwrap_err();
-            assert!(error.contains(part), "{error}");
-        }
-        assert!(
-            load("", &["--allow", "probe"])
-                .unwrap_err()
-                .contains("no grant")
-        );
-    }
-}
+mod tests;
