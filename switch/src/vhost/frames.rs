@@ -28,8 +28,8 @@ pub(super) enum Put {
     Done,
     /// No buffers are there.
     Full,
-    /// Some are, and the frame is longer than all of them.
-    Short,
+    /// Some are, of so many bytes in all, and the frame is longer.
+    Short(u64),
     /// The guest's buffers make no sense, or are too small.
     Never,
 }
@@ -240,7 +240,7 @@ pub(super) fn put(
                 // not known else: a chain may take several of them.
                 return Ok(match there {
                     0 => Put::Full,
-                    _ if there < ring.size() => Put::Short,
+                    _ if there < ring.size() => Put::Short(room),
                     _ => refuse(ring, chains),
                 });
             }

@@ -151,6 +151,12 @@ impl Ring {
         self.seen
     }
 
+    /// How many chains are left of those that were there then.
+    #[inline]
+    pub(crate) fn left(&self) -> u16 {
+        self.seen.wrapping_sub(self.next)
+    }
+
     /// The guest's memory.
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
@@ -162,7 +168,7 @@ impl Ring {
     /// [`Broken`] if that are more than the ring has entries.
     #[inline]
     pub(crate) fn available(&mut self) -> Result<u16, Broken> {
-        let known = self.seen.wrapping_sub(self.next);
+        let known = self.left();
         if known > 0 {
             return Ok(known);
         }
@@ -209,7 +215,7 @@ impl Ring {
     /// Asks the processor for the descriptor of a chain further ahead. A hint.
     #[inline]
     pub(crate) fn prefetch(&self, ahead: u16) {
-        if self.seen.wrapping_sub(self.next) > ahead {
+        if self.left() > ahead {
             let (avail, table) = (&self.place.avail, &self.place.desc);
             let entry = u64::from(self.next.wrapping_add(ahead) & (self.place.size - 1));
             let head = avail

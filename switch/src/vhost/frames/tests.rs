@@ -67,7 +67,7 @@ fn without_buffers_enough_a_frame_waits_and_nothing_is_taken() {
     let driver = Driver::new(8);
     let mut ring = driver.ring(Agreed::default());
     let mut scratch = Scratch::default();
-    for (lens, what) in [(&[][..], Put::Full), (&[50, 50], Put::Short)] {
+    for (lens, what) in [(&[][..], Put::Full), (&[50, 50], Put::Short(100))] {
         buffers(&driver, lens);
         let waits = put(
             &mut ring,

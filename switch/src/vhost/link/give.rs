@@ -20,6 +20,18 @@ pub(super) struct Waiting {
     merged: Option<u16>,
 }
 
+/// A guest had no room for a frame, and added none for long.
+#[derive(Clone, Copy)]
+pub(super) struct Hopeless {
+    /// Bytes from which on a frame is too long, its header included.
+    from: u64,
+    ring: usize,
+    /// Buffers that the guest had there then.
+    left: u16,
+    /// Such a frame was merged.
+    pub(super) is_merged: bool,
+}
+
 /// A ring to which its guest adds nothing.
 #[derive(Clone, Copy)]
 pub(super) struct Stuck {
@@ -44,16 +56,19 @@ impl Rings {
         let put = put(ring, &mut self.scratch, header, out);
         // One at least: a chain of none costs, too.
         self.budget = self.budget.saturating_sub(self.scratch.parts.len().max(1));
-        let need = (header_len + out.len()) as u64;
+        let (need, left) = ((header_len + out.len()) as u64, ring.left());
         match put {
-            Ok(Put::Short) if self.is_hopeless(at, need) => {
-                self.is_narrow |= out.merged.is_some();
+            Ok(Put::Short(room)) if self.is_hopeless(at, need, room, out.merged.is_some()) => {
                 Some(Put::Never)
             }
             Ok(put) => {
                 self.is_narrow |= put == Put::Never && out.merged.is_some();
-                if put == Put::Done && need >= self.hopeless {
-                    self.hopeless = u64::MAX;
+                if put == Put::Done
+                    && let Some(it) = self.hopeless
+                    && (need >= it.from || (at == it.ring && left > it.left))
+                {
+                    // It has more than then: its machine was stopped, say.
+                    self.hopeless = None;
                 }
                 Some(put)
             }
@@ -64,11 +79,12 @@ impl Rings {
         }
     }
 
-    /// Whether the guest will have no room for so many bytes, as far as one can know: it has buffers, fewer
-    /// than that, and has not added any for long; or it had no room for so many before.
+    /// Whether the guest will have no room for so many bytes, as far as one can know: it has buffers for `room`,
+    /// which is less, and has not added any for long; or it was found to have no more before.
     #[cold]
-    fn is_hopeless(&mut self, at: usize, need: u64) -> bool {
-        if need >= self.hopeless {
+    fn is_hopeless(&mut self, at: usize, need: u64, room: u64, is_merged: bool) -> bool {
+        if let Some(it) = self.hopeless.as_mut().filter(|it| need >= it.from) {
+            it.is_merged |= is_merged;
             return true;
         }
         let Some(Some(ring)) = self.rings.get(at) else {
@@ -84,7 +100,13 @@ impl Rings {
         self.stuck = Some(stuck);
         let is_hopeless = now.duration_since(stuck.since) >= STUCK;
         if is_hopeless {
-            self.hopeless = need;
+            // NB: not what this frame needs, or a sender of ever shorter ones makes each of them wait.
+            self.hopeless = Some(Hopeless {
+                from: room + 1,
+                ring: at,
+                left: ring.left(),
+                is_merged,
+            });
         }
         is_hopeless
     }
@@ -140,7 +162,7 @@ impl Rings {
             };
             match put {
                 Some(Put::Done) => self.gave(&out),
-                Some(Put::Full | Put::Short) => {
+                Some(Put::Full | Put::Short(_)) => {
                     self.waiting.push_front(first);
                     break;
                 }

@@ -33,7 +33,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use vnplug_os::datagrams::Rest;
 use vnplug_ring::offload::{HEADER, Offload, SHORT_HEADER, flags, gso};
 
-use self::give::{Stuck, Waiting};
+use self::give::{Hopeless, Stuck, Waiting};
 pub(super) use self::wire::{ANNOUNCEMENT, Order, Setup, Started, Wire};
 use self::wire::{Shared, watch};
 use super::acks::Expansion;
@@ -73,8 +73,8 @@ pub(crate) struct Rings {
     is_narrow: bool,
     /// Since when the first that waits is longer than all buffers that are there.
     stuck: Option<Stuck>,
-    /// Bytes from which on a frame was found to be so for good, its header included.
-    hopeless: u64,
+    /// What was found to be so for good.
+    hopeless: Option<Hopeless>,
     /// ACKs for what was merged, if they are expanded.
     acks: Option<Box<Expansion>>,
     scratch: Scratch,
@@ -127,7 +127,7 @@ pub(crate) fn pair(
         lost: 0,
         is_narrow: false,
         stuck: None,
-        hopeless: u64::MAX,
+        hopeless: None,
         acks: None,
         scratch: Scratch::default(),
         held: Vec::new(),
@@ -317,8 +317,8 @@ impl Link for Rings {
             match put {
                 None => given.gone += 1,
                 Some(Put::Never) => given.full += 1,
-                Some(Put::Full | Put::Short) if !self.keep(at, &header, &out) => given.full += 1,
-                Some(put @ (Put::Full | Put::Short | Put::Done)) => {
+                Some(Put::Full | Put::Short(_)) if !self.keep(at, &header, &out) => given.full += 1,
+                Some(put @ (Put::Full | Put::Short(_) | Put::Done)) => {
                     if put == Put::Done {
                         self.gave(&out);
                     }
@@ -335,7 +335,7 @@ impl Link for Rings {
     }
 
     fn merges(&self) -> bool {
-        !self.is_narrow
+        !self.is_narrow && !self.hopeless.is_some_and(|it| it.is_merged)
     }
 
     fn takes(&self, offload: &Offload) -> bool {

@@ -75,7 +75,7 @@ impl Rings {
             self.waiting_bytes = 0;
         }
         self.is_narrow = false;
-        (self.stuck, self.hopeless) = (None, u64::MAX);
+        (self.stuck, self.hopeless) = (None, None);
         self.count_rings();
         self.disarm();
         for started in self.setup.rings.iter().flatten() {
