@@ -286,12 +286,15 @@ impl Aggregator {
             .extend_from_slice(&self.heads[group.head..][..group.payload]);
         let mut next = group.first;
         for _ in 0..group.count {
-            let part = get(next as usize).payload(group.payload);
             // All of them are as long as the first, but the last.
-            let most = group
+            let mut most = group
                 .size
                 .min(begin + group.payload + group.len - self.bytes.len());
-            self.bytes.extend_from_slice(&part[..most]);
+            for part in get(next as usize).payload(group.payload) {
+                let len = part.len().min(most);
+                self.bytes.extend_from_slice(&part[..len]);
+                most -= len;
+            }
             next = self.next[next as usize];
         }
         group.bytes = (begin, self.bytes.len());

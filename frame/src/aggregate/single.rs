@@ -43,12 +43,12 @@ impl<'a> Single<'a> {
         &space[..len]
     }
 
-    /// What follows its first `from` bytes, of a frame that [`is_candidate`] has seen.
+    /// What follows its first `from` bytes, in two parts, of a frame that [`is_candidate`] has seen.
     #[inline]
-    pub(super) fn payload(&self, from: usize) -> &'a [u8] {
+    pub(super) fn payload(&self, from: usize) -> [&'a [u8]; 2] {
         match from.checked_sub(self.head.len()) {
-            Some(from) => &self.body[from..],
-            None => &self.head[from..],
+            Some(from) => [&[], &self.body[from..]],
+            None => [&self.head[from..], self.body],
         }
     }
 
@@ -68,12 +68,14 @@ impl<'a> Single<'a> {
             // Its sender vouches for the rest.
             return pseudo(segment.addresses(), carries) == tcp[16..18];
         }
+        let [begin, rest] = self.payload(segment.payload);
         let sum = Sum::default()
             .bytes(segment.addresses())
             .number(u32::from(carries) + TCP)
             .bytes(&tcp[..16])
             .bytes(&tcp[18..])
-            .bytes(self.payload(segment.payload))
+            .bytes(begin)
+            .bytes(rest)
             .finish();
         sum == tcp[16..18]
     }
@@ -87,9 +89,11 @@ pub(super) fn is_candidate(segment: &Segment<'_>, single: &Single<'_>, limits: &
     } else {
         limits.ipv4
     };
+    // A sum has an odd number of bytes only at its end.
+    let begun = single.head.len().saturating_sub(segment.payload);
     let is_here = single.missing == 0
         && segment.end == single.len()
-        && (single.head.len() <= segment.payload || single.body.is_empty());
+        && (begun.is_multiple_of(2) || single.body.is_empty());
     // Nothing is left to do with it, or the checksum of TCP is.
     let is_plain = single.offload.is_none_or(|offload| {
         let place = (usize::from(offload.csum_start), offload.csum_offset);

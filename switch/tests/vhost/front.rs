@@ -78,6 +78,8 @@ pub(crate) struct Ring {
     pub(crate) number: u32,
     /// Where it lies.
     pub(crate) at: u64,
+    /// Where its buffers are, of one to receive in.
+    pub(crate) buffers: u64,
     pub(crate) kick: OwnedFd,
     pub(crate) call: OwnedFd,
     /// What the driver made available, and took back.
@@ -207,6 +209,7 @@ impl Ring {
         Self {
             number,
             at,
+            buffers: 0x10_0000,
             kick: event(),
             call: event(),
             next: 0,
@@ -295,8 +298,8 @@ impl Guest {
 
     /// Makes a buffer available to receive in.
     pub(crate) fn post(&mut self, at: u16) {
-        let buffer = 0x10_0000 + BUFFER * u64::from(at);
         let ring = &mut self.receiving;
+        let buffer = ring.buffers + BUFFER * u64::from(at);
         ring.desc(&self.region, at, (buffer, BUFFER as u32, 2, 0));
         ring.offer(&self.region, at);
     }
@@ -318,7 +321,7 @@ impl Guest {
     pub(crate) fn take_back(&mut self, offset: u64) -> usize {
         let mut count = 0;
         while let Some((head, _)) = self.receiving.back(&self.region) {
-            let buffer = 0x10_0000 + offset + BUFFER * u64::from(head);
+            let buffer = self.receiving.buffers + offset + BUFFER * u64::from(head);
             let it = (buffer, BUFFER as u32, 2, 0);
             self.receiving.desc(&self.region, head as u16, it);
             self.receiving.offer(&self.region, head as u16);
@@ -380,8 +383,8 @@ impl Guest {
                 continue;
             }
             let mut part = vec![0; len as usize];
-            self.region
-                .read(0x10_0000 + BUFFER * u64::from(head), &mut part);
+            let buffer = self.receiving.buffers + BUFFER * u64::from(head);
+            self.region.read(buffer, &mut part);
             bytes.extend(part);
             if first {
                 left = u16::from_le_bytes([bytes[10], bytes[11]]);

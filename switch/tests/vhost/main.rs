@@ -3,6 +3,7 @@
 //! tested beside the code (V1, V5, V11).
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod changed;
 mod coming;
 mod cost;
 mod frames;
@@ -26,7 +27,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vnplug_path::source::{Queue, Received, wait};
 use vnplug_ring::Region;
 use vnplug_ring::offload::{Offload, flags, gso};
-use vnplug_switch::{Access, Switch, SwitchConfig, VhostConfig};
+use vnplug_switch::{Access, Switch, SwitchConfig, Switchboard, VhostConfig};
 use vnplug_testing::{TestDir, eventually, until};
 
 use front::*;
@@ -35,6 +36,7 @@ use front::*;
 struct Served {
     _home: TestDir,
     path: PathBuf,
+    board: Switchboard,
     stop: Arc<AtomicBool>,
     turns: Arc<AtomicU64>,
     counters: Arc<Mutex<Vec<(String, u64)>>>,
@@ -66,7 +68,7 @@ impl Served {
             connect: connect(&home),
             access: Access::default(),
         };
-        let (mut queue, _) = Switch::open(config).unwrap();
+        let (mut queue, board) = Switch::open(config).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let (counters, turns) = (Arc::default(), Arc::new(AtomicU64::new(0)));
         let (stopped, told) = (Arc::clone(&stop), Arc::clone(&counters));
@@ -75,6 +77,7 @@ impl Served {
         Self {
             _home: home,
             path,
+            board,
             stop,
             turns,
             counters,

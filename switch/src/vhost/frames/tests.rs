@@ -261,3 +261,84 @@ fn buffers_of_single_bytes_without_end_are_given_back() {
     ring.publish();
     assert_eq!(u64::from(driver.used()), MAX_OF_FRAME as u64 / 127 + 1);
 }
+
+/// A segment of a flow, or the ACK for it, of IPv4 without options or a right checksum of TCP.
+fn tcp(is_ack: bool, number: u32, payload: usize) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0, 0x45, 0];
+    frame.extend((40 + payload as u16).to_be_bytes());
+    frame.extend([0, 9, 0x40, 0, 64, 6, 0, 0]);
+    let ends = [[10, 0, 0, 1], [10, 0, 0, 2]];
+    let ports = [[0x1b, 0x58], [0x1b, 0x59]];
+    let (from, to) = if is_ack { (1, 0) } else { (0, 1) };
+    frame.extend([ends[from], ends[to]].concat());
+    frame.extend([ports[from], ports[to]].concat());
+    let [seq, ack] = if is_ack { [1, number] } else { [number, 1] };
+    frame.extend([seq, ack].iter().flat_map(|it: &u32| it.to_be_bytes()));
+    frame.extend([0x50, 0x10, 4, 0, 0, 0, 0, 0]);
+    frame.resize(54 + payload, 0);
+    frame
+}
+
+#[test]
+fn an_ack_that_a_batch_has_too_little_room_for_has_fewer_before_it_and_is_not_lost() {
+    // The batch's room, and the numbers of the ACKs of each turn.
+    let (first, second) = ([2, 4, 6, 8, 10, 12, 14, 16, 18, 20], [22, 24, 26, 28, 30]);
+    let whole = [&first[..], &second].concat();
+    let cases: [(usize, &[&[u32]]); 6] = [
+        (1, &[&[20], &[30]]),
+        (2, &[&[2, 20], &[22, 30]]),
+        (4, &[&[2, 4, 6, 20], &[22, 24, 26, 30]]),
+        // The second one has what the first one left.
+        (11, &[&[2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 30]]),
+        (13, &[&[2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 30]]),
+        (100, &[&whole]),
+    ];
+    for (room, turns) in cases {
+        let driver = Driver::new(8);
+        let mut ring = driver.ring(Agreed::default());
+        let mut acks = Expansion::default();
+        let given = |acks: &mut Expansion, first: u32, count: u32| {
+            let payload = count as usize * 1000;
+            let frame = tcp(false, first * 1000, payload);
+            acks.given(&frame, &[], frame.len(), Some(1000));
+        };
+        // It has acknowledged all that it was given before.
+        given(&mut acks, 0, 1);
+        let mut batch = Batch::new(1, 1514);
+        acks.expand(&tcp(true, 1000, 0), &Offload::default(), &mut batch);
+        assert!(batch.is_empty());
+        given(&mut acks, 1, 20);
+        given(&mut acks, 21, 10);
+        for (at, number) in [(0, 21_000), (1, 31_000)] {
+            let buffer = 0x8000 + 256 * u64::from(at);
+            driver.region.write(buffer, &[0; 12]);
+            driver.region.write(buffer + 12, &tcp(true, number, 0));
+            driver.desc(at, (buffer, 12 + 54, 0, 0));
+            driver.offer(at);
+        }
+        let (mut parts, mut added) = (Vec::new(), 0);
+        for (turn, expected) in turns.iter().enumerate() {
+            let mut batch = Batch::new(room, 1514);
+            let more = take(
+                &mut ring,
+                &mut parts,
+                12,
+                &mut batch,
+                room,
+                &mut 4096,
+                Some(&mut acks),
+            );
+            assert!(more.is_ok(), "{room}");
+            let numbers: Vec<u32> = (0..batch.len())
+                .map(|at| batch.get(at).bytes)
+                .map(|it| u32::from_be_bytes(it[42..46].try_into().unwrap()) / 1000 - 1)
+                .collect();
+            assert_eq!(numbers, **expected, "{room}: {turn}");
+            added += numbers.len() as u64;
+        }
+        // Each of the guest's own is there once.
+        assert_eq!(acks.added, added - 2, "{room}");
+        ring.publish();
+        assert_eq!(driver.used(), 2, "{room}");
+    }
+}
