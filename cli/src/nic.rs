@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use vnplug::{Error, Next, Offload, Packet, Port, PortOptions};
 
 use vnplug_frame::acks::Acks;
+use vnplug_frame::aggregate::MAX_SEGMENTS;
 use vnplug_frame::flow::flow_hash;
 use vnplug_frame::segment::{Look, look};
 
@@ -70,9 +71,10 @@ pub(crate) struct NicArgs {
     /// Super-frames and checksums left to the switch (merged), or frames as a wire has them
     #[arg(long, value_enum, default_value_t = Segments::Merged)]
     segments: Segments,
-    /// So many TCP segments become one super-frame for the interface at most, 2 to 44; off: none do
-    #[arg(long, value_name = "SEGMENTS", default_value = "44", value_parser = gro)]
-    gro: u8,
+    /// So many TCP segments become one super-frame for the interface at most, 2 to 44; off: none do [default: 44
+    /// with --segments merged]
+    #[arg(long, value_name = "SEGMENTS", value_parser = gro)]
+    gro: Option<u8>,
     /// ACKs for what was merged: as they are, or as many as single segments would have had
     #[arg(long, value_enum, default_value_t = AckMode::AsIs)]
     acks: AckMode,
@@ -143,6 +145,7 @@ enum Pushed {
 
 impl NicArgs {
     pub(crate) fn run(&self, socket: &Path) -> Outcome {
+        let segments = self.merged()?;
         let device = match self.switch.contains(':') {
             true => self.switch.clone(),
             false => format!("host:{}", self.switch),
@@ -187,8 +190,7 @@ impl NicArgs {
             held: None,
             turn: 0,
             is_away: false,
-            merge: (self.gro > 0 && self.segments == Segments::Merged)
-                .then(|| Merge::new(self.gro)),
+            merge: (segments > 0).then(|| Merge::new(segments)),
             acks: (self.acks == AckMode::Expand).then(Box::default),
             received: Tally::default(),
             taken: Taken::default(),
@@ -200,6 +202,27 @@ impl NicArgs {
         nic.taken.no_room += u64::from(nic.held.take().is_some());
         nic.tell(&port, self.json, true)?;
         driven.map(|()| OK)
+    }
+
+    /// How many segments become one; 0: none do.
+    fn merged(&self) -> Result<u8, Failure> {
+        let segments = match (self.segments, self.gro) {
+            (Segments::Merged, asked) => asked.unwrap_or(MAX_SEGMENTS as u8),
+            (Segments::Wire, None | Some(0)) => 0,
+            (Segments::Wire, Some(_)) => {
+                return Err(Failure::about(
+                    "--gro",
+                    "what is merged is a super-frame: it needs --segments merged",
+                ));
+            }
+        };
+        match self.acks {
+            AckMode::Expand if segments == 0 => Err(Failure::about(
+                "--acks expand",
+                "nothing is merged, so that ACKs are as many as they should be: it needs --gro",
+            )),
+            _ => Ok(segments),
+        }
     }
 
     fn drive(&self, nic: &mut Nic, port: &mut Port) -> Result<(), Failure> {

@@ -148,11 +148,14 @@ fn segments_of_senders_that_cut_themselves_are_merged_and_acks_for_them_come_bac
     );
     daemon.audit();
 
-    let (code, said) = daemon.vnplug(&["nic", "lan0", "--gro", "45"]);
-    assert!(
-        code == Some(2) && said.contains("2 to 44, or off"),
-        "{said}"
-    );
+    for (words, status, why) in [
+        (&["--gro", "45"][..], 2, "2 to 44, or off"),
+        (&["--gro", "20", "--segments", "wire"], 1, "needs --segments merged"),
+        (&["--gro", "off", "--acks", "expand"], 1, "needs --gro"),
+    ] {
+        let (code, said) = daemon.vnplug(&[&["nic", "lan0"], words].concat());
+        assert!(code == Some(status) && said.contains(why), "{code:?}: {said}");
+    }
 }
 
 #[test]

@@ -124,6 +124,29 @@ fn a_guest_of_qemu_with_two_pairs_of_queues_uses_both_each_way() {
     }
 }
 
+#[test]
+fn a_guest_of_qemu_whose_port_does_without_offloads_comes_again_after_a_restart() {
+    let lab = Lab::new().unwrap();
+    let (socket, dir) = (lab.dir().join("lan0.sock"), lab.dir().join("lan0.ctl"));
+    let spec = format!("lan0,vhost={},vde={}", socket.display(), dir.display());
+    let mut daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
+    let _guest = boot(&lab, &format!("{},reconnect=1", socket.display()), 1);
+    let pings = || {
+        let station = Station::by_vde(&lab, &dir, "10.77.4.9").unwrap();
+        eventually("it answers", || station.pings("10.77.4.1"));
+    };
+    pings();
+    // Its driver has agreed to what a card of then does not offer.
+    let (code, said) = daemon.vnplug(&["switch", "set", "lan0", "default.csum=off"]);
+    assert_eq!(code, Some(0), "{said}");
+    pings();
+    daemon.kill();
+    daemon.launch().unwrap();
+    let (_, shown) = daemon.vnplug(&["switch", "show", "lan0"]);
+    assert!(shown.contains("default.csum"), "{shown}");
+    pings();
+}
+
 /// The command line of a running QEMU, for another one that waits for its guest at `incoming`: with sockets
 /// of its own, in this directory, and nobody at the ends of its lab's channels.
 fn twin(guest: &Guest, dir: &Path, incoming: &Path) -> Command {

@@ -165,6 +165,10 @@ pub(crate) fn take(
     let wanted = wanted.filter(is_free_of);
     let port = roster.take(holder, wanted)?;
     let number = port.get();
+    // NB: first. If the grant is wrong, who comes next is compared with this one.
+    if roster.is_new_to(number) {
+        line.send(Change::Anew(number));
+    }
     if let Some(text) = grant.filter(|grant| !grant.is_empty()) {
         let mut settings = roster.settings.default.clone();
         let applied = settings.apply(text).and_then(|()| {
@@ -182,9 +186,6 @@ pub(crate) fn take(
         };
         roster.granted.insert(number, granted);
         line.send(change);
-    }
-    if roster.is_new_to(number) {
-        line.send(Change::Anew(number));
     }
     if is_ring {
         roster.add_ring(number);

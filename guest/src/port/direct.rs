@@ -63,12 +63,19 @@ pub(super) struct Again {
     at: Option<Instant>,
     /// Longer with each fault: who shuts this port's bell again and again costs it little.
     pause: Duration,
+    /// The fault before.
+    last: Option<Instant>,
 }
 
 impl Again {
     fn later(&mut self) {
+        let now = Instant::now();
+        let last = self.last.replace(now);
+        if last.is_some_and(|last| now.duration_since(last) > PEACE) {
+            self.pause = Duration::ZERO;
+        }
         self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LAST_PAUSE);
-        self.at = Some(Instant::now() + self.pause);
+        self.at = Some(now + self.pause);
     }
 
     fn is_due(&self) -> bool {
@@ -425,6 +432,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long direct mode is over after its first fault, and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// Without a fault for so long, the pauses begin anew.
+const PEACE: Duration = Duration::from_secs(600);
 /// Calls between two looks at members that are waited for, where nobody rings.
 const CALLS: u32 = 64;
 /// Bytes of each ring to another member, at least and at most.
@@ -464,6 +473,11 @@ mod tests {
             pauses.push(again.pause.as_secs());
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        again.last = Instant::now().checked_sub(PEACE + FIRST_PAUSE);
+        if again.last.is_some() {
+            again.later();
+            assert_eq!(again.pause, FIRST_PAUSE);
+        }
         assert!(!again.is_due());
         again.at = Some(Instant::now());
         assert!(again.is_due());

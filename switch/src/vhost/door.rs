@@ -178,6 +178,9 @@ struct Porter {
     ports: HashMap<Number, u64>,
     /// The ports that front-ends had.
     homes: HashMap<Peer, Number>,
+    /// Front-ends that a card without offloads was not enough for: QEMU goes on with what its guest has once
+    /// agreed to, or hangs up.
+    choosy: HashSet<Peer>,
     closers: Closers<u32>,
     calls: Arc<Calls>,
     /// Who calls the guests of each user that is not trusted.
@@ -214,6 +217,7 @@ impl Porter {
             next: FIRST,
             ports: HashMap::new(),
             homes: HashMap::new(),
+            choosy: HashSet::new(),
             closers: Closers::default(),
             calls: Arc::default(),
             callers: HashMap::new(),
@@ -481,9 +485,12 @@ impl Porter {
         }
         self.ports.insert(port, id);
         let settings = locked(&self.open.roster).settings.of(port).clone();
+        // Who cannot be told from others may be one of these. What it sends is right all the same.
+        let takes_less = peer.pid.is_some() && !self.choosy.contains(&peer);
         let card = Card {
             mac: mac(name, port),
             lacks: match settings {
+                _ if !takes_less => 0,
                 PortSettings { sums: true, .. } => feature::CSUM | feature::HOST_TSO,
                 PortSettings { cuts: true, .. } => feature::HOST_TSO,
                 _ => 0,
@@ -520,6 +527,12 @@ impl Porter {
             State::Has { port, session, .. } => {
                 let _ = epoll::delete(&self.epoll, session.socket());
                 self.ports.remove(&port);
+                if session.was_declined() {
+                    if self.choosy.len() >= MAX_HOMES {
+                        self.choosy.clear();
+                    }
+                    self.choosy.insert(guest.peer);
+                }
                 // First: who takes the number again must not be removed.
                 self.line.send(Change::Remove(port));
                 self.remains.push(session.end());

@@ -31,6 +31,9 @@ pub(crate) struct Session {
     wire: Wire,
     /// What the device says of itself.
     card: Card,
+    /// It was told what the device offers, and said what it takes of it.
+    is_told: bool,
+    has_agreed: bool,
     features: u64,
     watch: Arc<Watch>,
     memory: Option<Arc<Memory>>,
@@ -81,6 +84,8 @@ impl Session {
             reader: Reader::default(),
             wire,
             card,
+            is_told: false,
+            has_agreed: false,
             features: 0,
             watch: Arc::default(),
             memory: None,
@@ -93,6 +98,11 @@ impl Session {
 
     pub(crate) fn socket(&self) -> &PeerFd {
         &self.socket
+    }
+
+    /// Whether it knows what the device offers, and agreed to nothing.
+    pub(crate) fn was_declined(&self) -> bool {
+        self.is_told && !self.has_agreed
     }
 
     /// Hears one message. Never waits for the front-end. `complain` is told of what is not done.
@@ -136,7 +146,10 @@ impl Session {
             )))
         };
         match message.request {
-            request::GET_FEATURES => Ok(Done::number(feature::OFFERED & !self.card.lacks)),
+            request::GET_FEATURES => {
+                self.is_told = true;
+                Ok(Done::number(feature::OFFERED & !self.card.lacks))
+            }
             request::GET_PROTOCOL_FEATURES => Ok(Done::number(protocol::OFFERED)),
             request::GET_QUEUE_NUM => Ok(Done::number(2 * MAX_PAIRS as u64)),
             request::GET_MAX_MEM_SLOTS => Ok(Done::number(self.card.memory.0 as u64)),
@@ -228,6 +241,7 @@ impl Session {
             return Ok(Done::No("rings run".into()));
         }
         self.features = bits;
+        self.has_agreed = true;
         if bits & feature::PROTOCOL == 0 {
             // Nobody will enable them.
             self.rings.iter_mut().for_each(|it| it.is_enabled = true);
