@@ -150,11 +150,18 @@ fn segments_of_senders_that_cut_themselves_are_merged_and_acks_for_them_come_bac
 
     for (words, status, why) in [
         (&["--gro", "45"][..], 2, "2 to 44, or off"),
-        (&["--gro", "20", "--segments", "wire"], 1, "needs --segments merged"),
+        (
+            &["--gro", "20", "--segments", "wire"],
+            1,
+            "needs --segments merged",
+        ),
         (&["--gro", "off", "--acks", "expand"], 1, "needs --gro"),
     ] {
         let (code, said) = daemon.vnplug(&[&["nic", "lan0"], words].concat());
-        assert!(code == Some(status) && said.contains(why), "{code:?}: {said}");
+        assert!(
+            code == Some(status) && said.contains(why),
+            "{code:?}: {said}"
+        );
     }
 }
 

@@ -1,12 +1,18 @@
 //! Which figures stand together, as the papers group them.
 
-use super::Panel::{Dots as D, Lines as L, Stacks as S};
+mod switch;
+
+use super::Panel::{Dots as D, Lines as L};
 use super::REACHED;
 use super::dots::Dots;
 use super::lines::Side::{Ours, Peer};
 use super::lines::{Curve, Lines};
-use super::stacks::Stacks;
 use super::{Panel, Plot};
+
+/// Every plot, in the order of the page.
+pub(super) fn plots() -> impl Iterator<Item = &'static Plot> + Clone {
+    PLOTS.iter().chain(switch::PLOTS)
+}
 
 const fn curve(label: &'static str, pattern: &'static str, side: super::lines::Side) -> Curve {
     Curve {
@@ -165,29 +171,6 @@ macro_rules! recorders {
     };
 }
 
-/// Where the time of one stream goes, in one direction.
-const fn by_group(title: &'static str, begins: &'static str) -> Stacks {
-    Stacks {
-        title,
-        begins,
-        parts: &[
-            ("per-byte", "#0072b2"),
-            ("non-proto", "#d55e00"),
-            ("netback", "#009e73"),
-            ("netfront", "#8fd9b6"),
-            ("tcp-rx", "#f0e442"),
-            ("tcp-tx", "#e69f00"),
-            ("buffer", "#cc79a7"),
-            ("driver", "#56b4e9"),
-            ("hypervisor", "#999999"),
-            ("misc", "#cccccc"),
-            ("other", "#222222"),
-        ],
-        unit: "% of the time",
-        whole: ("-cpu", "CPU s per GB"),
-    }
-}
-
 /// Names that end so only compare with another peer, or say the same in another unit.
 const ONCE: &[&str] = &[
     "-cost:",
@@ -201,7 +184,7 @@ const ONCE: &[&str] = &[
 ];
 
 /// All plots, in the order of the page.
-pub(super) const PLOTS: &[Plot] = &[
+const PLOTS: &[Plot] = &[
     Plot {
         name: "capture",
         title: "Captured rate, loss and idle CPU by frame size",
@@ -584,98 +567,6 @@ pub(super) const PLOTS: &[Plot] = &[
             &[D(dots("Captured", &["interface-"], "Mpps"))],
             &[D(dots("Lost", &["interface-"], "% lost"))],
             &[D(dots("Idle CPU", &["interface-"], "% idle"))],
-        ],
-    },
-    Plot {
-        name: "switch-pairs",
-        title: "Guests in pairs on a switch, by number of guests",
-        panels: &[
-            &[
-                L(Lines {
-                    title: "TCP, all pairs together",
-                    over: "guests",
-                    unit: "Gb/s",
-                    log: false,
-                    reach: 0.0,
-                    curves: &[
-                        curve("vhost-user", "switch-pairs-{}-vhost", Ours),
-                        curve("direct mode", "switch-pairs-{}-direct", Ours),
-                        curve("vnplug://", "switch-pairs-{}-module", Ours),
-                        curve("sockets", "switch-pairs-{}-sockets", Ours),
-                        curve("vde_switch", "switch-pairs-{}-sockets", Peer),
-                    ],
-                    levels: &[],
-                }),
-                L(Lines {
-                    title: "Processor time of the switch",
-                    over: "guests",
-                    unit: "CPU s per GB",
-                    log: false,
-                    reach: 0.0,
-                    curves: &[
-                        curve("vhost-user", "switch-pairs-{}-vhost-cpu", Ours),
-                        curve("direct mode", "switch-pairs-{}-direct-cpu", Ours),
-                        curve("vnplug://", "switch-pairs-{}-module-cpu", Ours),
-                        curve("sockets", "switch-pairs-{}-sockets-cpu", Ours),
-                        curve("vde_switch", "switch-pairs-{}-sockets-cpu", Peer),
-                    ],
-                    levels: &[],
-                }),
-            ],
-            &[L(Lines {
-                title: "More pairs: vhost-user beside a Linux bridge",
-                over: "pairs",
-                unit: "Gb/s",
-                log: false,
-                reach: 0.0,
-                curves: &[
-                    curve("vNPlug", "switch-curve-{}", Ours),
-                    curve("bridge, TAPs", "switch-curve-{}", Peer),
-                ],
-                levels: &[],
-            })],
-        ],
-    },
-    Plot {
-        name: "tcp-stage",
-        title: "Where the time of one stream of TCP goes: guest, switch and host kernel",
-        panels: &[
-            &[S(by_group(
-                "From the guest to the wire (as Menon's figure 2.7)",
-                "tcp-stage-tx-",
-            ))],
-            &[S(by_group(
-                "From the wire to the guest (as Menon's figure 2.8)",
-                "tcp-stage-rx-",
-            ))],
-        ],
-    },
-    Plot {
-        name: "uplink",
-        title: "A switch's uplink of 100 Mbit/s: vNPlug beside vde_pcapplug",
-        panels: &[
-            &[D(dots(
-                "TCP, in one direction and in both at once",
-                &["uplink-puzzle-"],
-                "Mb/s",
-            ))],
-            &[D(dots(
-                "UDP at 95 Mb/s: lost",
-                &["uplink-puzzle-"],
-                "% of packets",
-            ))],
-        ],
-    },
-    Plot {
-        name: "uplink-speed",
-        title: "A switch's uplink without a limit",
-        panels: &[
-            &[D(dots("TCP", &["uplink-speed-"], "Gb/s").by_magnitude())],
-            &[D(dots(
-                "Processor time",
-                &["uplink-speed-"],
-                "CPU s per GB",
-            ))],
         ],
     },
 ];

@@ -4,6 +4,7 @@
 //! agree on is the processor's time stamp counter, which host and guests have in common: the clock of User-mode
 //! Linux is late by up to two seconds where fourteen guests boot on two CPUs.
 
+use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
@@ -103,6 +104,22 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
         return Ok(());
     }
     let what: Vec<&str> = what.iter().map(String::as_str).collect();
+    let done = run(&what, begin, end);
+    // A switch that is too busy for the first frames is asked again, with more time.
+    let is_late = |error: &crate::row::Error| {
+        let error = error.downcast_ref::<std::io::Error>();
+        error.is_some_and(|error| error.kind() == ErrorKind::TimedOut)
+    };
+    match done {
+        Err(error) if is_late(&error) => {
+            println!("{LATE}");
+            Ok(())
+        }
+        done => done,
+    }
+}
+
+fn run(what: &[&str], begin: Instant, end: Instant) -> Result<()> {
     match what[..] {
         ["take"] => take(begin, end),
         ["answer"] => answer(end),
