@@ -2,7 +2,7 @@
 //!
 //! All processors are sampled by their clock (`perf record -e cpu-clock -a`), so that one recording has the
 //! guest's kernel, which is a process, its programs, the switch and the host's kernel. Each sample belongs
-//! to somebody ([`owner`]) and to a group of work ([`table`]), the groups of a thesis on Xen. The far machine
+//! to somebody ([`mod@owner`]) and to a group of work ([`table`]), the groups of a thesis on Xen. The far machine
 //! is a thread of this program; its work, in the kernel too, is kept apart. Idle processors do not count.
 
 mod owner;
