@@ -12,6 +12,7 @@ mod external;
 mod extract;
 mod failure;
 mod flows;
+mod grant;
 mod interface;
 mod list;
 mod nic;
@@ -69,6 +70,11 @@ enum Action {
     /// Show switches, change their settings, close their ports
     #[command(subcommand)]
     Switch(switch::Switch),
+    /// Show grants and change them, also for open ports
+    #[command(subcommand)]
+    Grant(grant::Grant),
+    /// Take open ports from their owners
+    Revoke(grant::RevokeArgs),
     /// List the devices
     List(list::List),
     /// Show every counter and check that the accounts close
@@ -117,6 +123,8 @@ fn main() -> ExitCode {
         Action::Tap(tap) => tap.run(&socket),
         Action::Nic(nic) => nic.run(&socket),
         Action::Switch(switch) => switch.run(connect),
+        Action::Grant(grant) => grant.run(connect),
+        Action::Revoke(revoke) => revoke.run(connect),
         Action::List(list) => list.run(connect),
         Action::Stats(stats) => stats.run(connect),
         Action::Extract(extract) => extract.run(),

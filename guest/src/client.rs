@@ -4,7 +4,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vnplug_ring::control::{Counted, Device, Message, SwitchAsk, SwitchRequest, VmReady, VmSpec};
+use vnplug_ring::control::{
+    Counted, Device, GrantAction, GrantKind, GrantRequest, Message, Revoke, SwitchAsk,
+    SwitchRequest, VmReady, VmSpec,
+};
 
 use crate::connection::{Connection, socket_path, unexpected};
 use crate::error::Error;
@@ -126,6 +129,49 @@ impl Client {
     /// Those of any request; agents refuse it.
     pub fn kick(&mut self, name: &str, port: u16) -> Result<(), Error> {
         let request = switch(name, port, SwitchAsk::Kick);
+        done(&self.connection.exchange(&request, None)?)
+    }
+
+    /// Takes ports, or one direction of them, from their owners. When it is done, nothing more is received or
+    /// sent by them.
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn revoke(&mut self, revoke: Revoke) -> Result<(), Error> {
+        done(&self.connection.exchange(&Message::Revoke(revoke), None)?)
+    }
+
+    /// The grants.
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn grants(&mut self) -> Result<Vec<Counted>, Error> {
+        let request = Message::Grants(GrantRequest::List);
+        match self.connection.exchange(&request, None)? {
+            Message::Counters(all) => Ok(all),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Changes a grant, which is written as on the daemon's command line. When it is done, open ports are
+    /// served by it. If it is to be kept, a daemon that starts has it, too.
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn change_grant(
+        &mut self,
+        action: GrantAction,
+        kind: GrantKind,
+        text: &str,
+        keep: bool,
+    ) -> Result<(), Error> {
+        let text = text.to_owned();
+        let request = Message::Grants(GrantRequest::Change {
+            action,
+            kind,
+            text,
+            keep,
+        });
         done(&self.connection.exchange(&request, None)?)
     }
 

@@ -30,10 +30,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use serde::Deserialize;
-use vnplug_ring::control::{DEFAULT_SOCKET, Grant};
+use vnplug_ring::control::{DEFAULT_SOCKET, Grant, GrantKind};
 
 use self::file::{File, bytes, flat, joiner, read, source};
-use crate::hub::{Join, Peer};
+use crate::hub::grant::Given;
+use crate::hub::{Join, Peer, Sending};
 use crate::spec::{SWITCH, SourceSpec};
 use vnplug_filter::DEFAULT_LIMIT_BYTES;
 
@@ -156,7 +157,7 @@ pub struct Config {
     /// Grants to VMs.
     pub vms: Vec<(String, Grant)>,
     /// Who may send through which source.
-    pub senders: Vec<(Peer, String)>,
+    pub senders: Vec<Sending>,
     /// Who may join which switch.
     pub joiners: Vec<Join>,
 }
@@ -234,7 +235,11 @@ impl Config {
                     (Some(vm), _) => Peer::Vm(vm.clone()),
                     (None, uid) => Peer::User(uid.unwrap_or_default()),
                 };
-                senders.push((whom, table.source.clone()));
+                senders.push(Sending {
+                    whom,
+                    source: table.source.clone(),
+                    terms: String::new(),
+                });
             }
             let grant = Grant {
                 source: table.source,
@@ -247,29 +252,20 @@ impl Config {
             }
         }
         for text in &arguments.allow {
-            match allow(text)? {
-                (Whom::Vm(name), grant) => vms.push((name, grant)),
-                (Whom::User(uid), grant) => users.push((uid, grant)),
+            match Given::read(GrantKind::See, text)?.sight() {
+                (Peer::Vm(name), grant) => vms.push((name, grant)),
+                (Peer::User(uid), grant) => users.push((uid, grant)),
             }
         }
         for text in &arguments.allow_send {
-            senders.push(match allow(text)? {
-                (Whom::Vm(name), grant) => (Peer::Vm(name), grant.source),
-                (Whom::User(uid), grant) => (Peer::User(uid), grant.source),
-            });
+            senders.push(Given::read(GrantKind::Send, text)?.sending());
         }
         let mut joiners = Vec::new();
         for table in file.join {
             joiners.push(joiner(table)?);
         }
         for text in &arguments.allow_join {
-            let (grant, settings) = text.split_once(',').unwrap_or((text, ""));
-            let (whom, grant) = allow(grant)?;
-            joiners.push(Join {
-                whom: whom.peer(),
-                switch: grant.source,
-                settings: of_grant(settings),
-            });
+            joiners.push(Given::read(GrantKind::Join, text)?.join());
         }
         let max_ring_bytes = size("max_ring_bytes", file.max_ring_bytes, 1 << 30)?;
         let config = Self {
@@ -320,46 +316,6 @@ impl Config {
             ));
         }
         Ok(())
-    }
-}
-
-/// Settings of a port, of a grant: its `mac` is that of the only station that may send there.
-fn of_grant(settings: &str) -> String {
-    let word = |word: &str| match word.strip_prefix("mac=") {
-        Some(address) => format!("lock={address}"),
-        None => word.to_owned(),
-    };
-    let words: Vec<String> = settings.split(',').map(word).collect();
-    words.join(",")
-}
-
-enum Whom {
-    Vm(String),
-    User(u32),
-}
-
-impl Whom {
-    fn peer(self) -> Peer {
-        match self {
-            Self::Vm(name) => Peer::Vm(name),
-            Self::User(uid) => Peer::User(uid),
-        }
-    }
-}
-
-fn allow(text: &str) -> Result<(Whom, Grant), String> {
-    let usage =
-        || format!("{text:?} is no grant: write vm:NAME=SOURCE[:FILTER] or uid:N=SOURCE[:FILTER]");
-    let (whom, what) = text.split_once('=').ok_or_else(usage)?;
-    let (source, filter) = what.split_once(':').unwrap_or((what, ""));
-    let grant = Grant {
-        source: source.to_owned(),
-        filter: filter.to_owned(),
-    };
-    match whom.split_once(':') {
-        Some(("vm", name)) => Ok((Whom::Vm(name.to_owned()), grant)),
-        Some(("uid", uid)) => Ok((Whom::User(uid.parse().map_err(|_| usage())?), grant)),
-        _ => Err(usage()),
     }
 }
 

@@ -18,9 +18,9 @@ use vnplug_ring::layout::MAX_SNAPLEN;
 
 use crate::awake::Awake;
 use crate::config::{Config, OnOff};
-use crate::control::{Control, Setup, Switches};
+use crate::control::{Control, KeptGrants, Setup, Switches};
 use crate::hub::policy::Policy;
-use crate::hub::{Hub, Join, Limits, Peer};
+use crate::hub::{Hub, Limits, user_grant};
 use crate::spec::{LINKTYPE_ETHERNET, OpenSource};
 use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
@@ -118,7 +118,8 @@ fn serve(
         pool_bytes: config.pool_bytes,
     };
     let us = user.map_or(rustix::process::geteuid().as_raw(), |(user, _)| user);
-    let policy = policy(&config, us);
+    let mut policy = policy(&config, us);
+    let grants = KeptGrants::restore(&config.state_dir, &mut policy);
     // Before a source opens: frames come into packet memory at once.
     let packets = packet_dir(&dirs, user, &policy);
     // Dropped after the sources: theirs goes, too, and that of a start that failed.
@@ -190,7 +191,7 @@ fn serve(
     }
     let users = config.users.iter().map(|(_, grant)| &grant.source);
     let vms = config.vms.iter().map(|(_, grant)| &grant.source);
-    let senders = config.senders.iter().map(|(_, source)| source);
+    let senders = config.senders.iter().map(|sending| &sending.source);
     let switches_named = config.joiners.iter().map(|join| &join.switch);
     let named = users.chain(vms).chain(senders).chain(switches_named);
     named.for_each(|it| warn_unknown(&hub, it));
@@ -207,6 +208,7 @@ fn serve(
         jit,
         awake,
         switches,
+        grants,
         listener,
         termination,
     };
@@ -236,24 +238,13 @@ fn policy(config: &Config, us: u32) -> Policy {
     for (vm, grant) in &config.vms {
         policy.grant_vm(vm, grant.clone());
     }
-    for (viewer, source) in &config.senders {
-        policy.grant_sending(viewer.clone(), source);
+    for sending in &config.senders {
+        policy.grant_sending(sending.clone());
     }
     for join in &config.joiners {
         policy.grant_joining(join.clone());
     }
     policy
-}
-
-/// A user's grant to join, as the entrances of a switch have it.
-fn user_grant(join: &Join) -> Option<vnplug_switch::Grant> {
-    match join.whom {
-        Peer::User(uid) => Some(vnplug_switch::Grant {
-            uid,
-            settings: join.settings.clone(),
-        }),
-        Peer::Vm(_) => None,
-    }
 }
 
 /// Keeps what is needed from now on, and starts the thread that has the kernel verify filters, if

@@ -290,6 +290,11 @@ pub const SENDER: &[Counter] = &[
         "send_dropped_unsupported",
         "dropped: the source cannot send, or the daemon failed at it",
     ),
+    part(
+        "send_taken",
+        "send_dropped_revoked",
+        "dropped: they waited when an operator revoked sending; counted as the sender counts them, unread",
+    ),
 ];
 
 /// What the generator measures, since its first sender was attached; of several queues the slowest.
@@ -526,7 +531,8 @@ pub const VM: &[Counter] = &[
 ];
 
 /// Parts of a sum that daemons did not count at first.
-const NEWER: [&str; 8] = [
+const NEWER: [&str; 9] = [
+    "send_dropped_revoked",
     "send_dropped_offload",
     "in_dropped_vlan",
     "in_dropped_lock",

@@ -9,8 +9,8 @@
 use std::sync::atomic::{Ordering, fence};
 
 use crate::layout::{
-    ALIGN, DATA_OFFSET, Geometry, HEAD, Life, MAX_DELAY_US, PAD, READ, RECORD_HEADER, SEND_LIFE,
-    SEND_MAGIC, TAIL, WAKE_AT, WAKE_SEQ, flags, record_size,
+    ALIGN, DATA_OFFSET, Geometry, HEAD, Life, MAX_DELAY_US, PAD, PUBLISHED, READ, RECORD_HEADER,
+    SEND_LIFE, SEND_MAGIC, TAIL, WAKE_AT, WAKE_SEQ, flags, record_size,
 };
 use crate::offload::{HEADER, Offload, PREFIX};
 use crate::producer::CreateError;
@@ -223,6 +223,17 @@ impl Intake {
         // Pairs with the fence in Producer::bell: either it sees our arming or we its head.
         fence(Ordering::SeqCst);
         self.has_news()
+    }
+
+    /// Records that were published and not taken, as their sender counts them: no more than there is room
+    /// for in what it published. Nothing of them is read.
+    pub fn pending(&mut self) -> u64 {
+        if self.refresh().is_err() {
+            return 0;
+        }
+        let published = self.region.load_u64(PUBLISHED, Ordering::Relaxed);
+        let possible = self.head.wrapping_sub(self.tail) / record_size(0);
+        published.wrapping_sub(self.taken).min(possible)
     }
 
     /// Ends the ring's life: nothing is taken any more.

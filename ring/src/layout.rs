@@ -197,6 +197,8 @@ pub enum Life {
     Quarantined = 3,
     /// The source failed (a damaged file); what was published stays readable, more was meant to come.
     Failed = 4,
+    /// An operator took it from its owner; what was published stays readable.
+    Revoked = 5,
 }
 
 impl Life {
@@ -207,6 +209,7 @@ impl Life {
             1 => Self::Ended,
             3 => Self::Quarantined,
             4 => Self::Failed,
+            5 => Self::Revoked,
             _ => Self::Closed,
         }
     }
@@ -295,6 +298,7 @@ mod tests {
             Life::Closed,
             Life::Quarantined,
             Life::Failed,
+            Life::Revoked,
         ] {
             assert_eq!(Life::from_word(0xabc00 | life as u64), life);
         }

@@ -99,8 +99,8 @@ impl Agent {
                 let text = "only on the host: a guest may not attach virtual machines";
                 self.refuse(app, id, code::DENIED, text)
             }
-            Message::Switch(_) if greeted => {
-                let text = "only on the host: a guest may not manage its switches";
+            Message::Switch(_) | Message::Revoke(_) | Message::Grants(_) if greeted => {
+                let text = "only on the host: a guest may not manage switches, ports and grants";
                 self.refuse(app, id, code::DENIED, text)
             }
             _ => {

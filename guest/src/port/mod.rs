@@ -80,6 +80,8 @@ pub struct Port {
     backoff: Duration,
     /// Since when the socket refuses this user, while the port is away.
     refused_since: Option<Instant>,
+    /// What an operator took, once that is known.
+    revoked: Option<String>,
     opened_at: Instant,
     shared: Arc<Answers>,
     /// A packet of the current ring that is looked at where it lies.
@@ -173,6 +175,7 @@ impl Port {
             phase: Phase::Live,
             backoff: phase::FIRST_BACKOFF,
             refused_since: None,
+            revoked: None,
             opened_at: Instant::now(),
             shared: Arc::default(),
             looked: None,

@@ -100,6 +100,7 @@ impl Port {
             self.watch.attach(wake, control)?;
         }
         (self.flagged, self.will_ring) = (false, false);
+        self.revoked = None;
         let opened = &link.opened;
         self.number = opened.port;
         self.device.clone_from(&opened.device);
@@ -205,6 +206,17 @@ impl Port {
                 Life::Failed if unsettled => {
                     let why = self.failure();
                     self.fail(Error::SourceFailed(why));
+                }
+                Life::Revoked if unsettled => {
+                    let why = self.revocation();
+                    // What it sends it may still send, if only receiving was revoked.
+                    let sends = self.outbox.as_ref();
+                    if sends.is_some_and(|outbox| outbox.life() == Life::Open) {
+                        // Nobody is to wait for what does not come.
+                        self.watch.set_timer(Some(Duration::ZERO));
+                        return Err(Error::Gone(why));
+                    }
+                    self.fail(Error::Gone(why));
                 }
                 Life::Closed if matches!(self.phase, Phase::Live) => {
                     self.phase = Phase::Closing {
@@ -349,6 +361,33 @@ impl Port {
         )
     }
 
+    /// What an operator took, as the host says.
+    fn revocation(&mut self) -> String {
+        if let Some(why) = &self.revoked {
+            return why.clone();
+        }
+        self.hear();
+        let host = match self.link {
+            Some(_) => self.stats().ok().and_then(|stats| stats.host),
+            None => None,
+        };
+        let mut labels = host.map(|host| host.labels).unwrap_or_default().into_iter();
+        let told = labels.find(|(key, _)| key == "revoked");
+        let why = match (told, &self.phase) {
+            (Some((_, why)), _) => why,
+            // It was closed, before it was asked about or meanwhile.
+            (
+                None,
+                Phase::Away {
+                    why: Error::Gone(why),
+                    ..
+                },
+            ) => why.clone(),
+            _ => "an operator revoked it".to_owned(),
+        };
+        self.revoked.insert(why).clone()
+    }
+
     /// The rings' life as one.
     fn life(&self) -> Life {
         let rings = self.hosted();
@@ -358,6 +397,8 @@ impl Port {
         } else if any(Life::Failed) {
             // Also if other queues go on: a reader is not to take a part for the whole.
             Life::Failed
+        } else if any(Life::Revoked) {
+            Life::Revoked
         } else if any(Life::Closed) {
             Life::Closed
         } else if any(Life::Open) || rings.is_empty() {

@@ -122,7 +122,7 @@ impl Outbox {
         self.ring.used()
     }
 
-    fn life(&self) -> Life {
+    pub(super) fn life(&self) -> Life {
         self.ring.life()
     }
 
@@ -186,6 +186,7 @@ impl Port {
         match (&mut self.outbox, life, &self.phase) {
             (Some(outbox), Some(Life::Open), Phase::Live) => Ok(outbox),
             (_, Some(Life::Quarantined), _) => Err(Error::Quarantined),
+            (_, Some(Life::Revoked), _) => Err(Error::Gone(SENDING.to_owned())),
             _ => Err(Error::Disconnected),
         }
     }
@@ -243,6 +244,9 @@ impl Port {
             Standing::Packets | Standing::Quiet => match &self.outbox {
                 Some(outbox) if self.link.is_some() && outbox.life() == Life::Open => Ok(()),
                 Some(outbox) if outbox.life() == Life::Quarantined => Err(Error::Quarantined),
+                Some(outbox) if outbox.life() == Life::Revoked => {
+                    Err(Error::Gone(SENDING.to_owned()))
+                }
                 _ => Err(Error::Disconnected),
             },
         }
@@ -253,6 +257,8 @@ fn nonsense(lie: PeerLied) -> Error {
     Error::Protocol(format!("the host's position in the transmit ring: {lie}"))
 }
 
+/// Why nothing is sent although the port is open.
+const SENDING: &str = "an operator revoked sending";
 const NO_RING: Error = Error::Invalid("the port was opened without a transmit ring");
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LAST_PAUSE: Duration = Duration::from_millis(1);

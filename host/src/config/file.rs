@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use vnplug_ring::units;
 
-use super::{OnOff, of_grant};
+use super::OnOff;
+use crate::hub::grant::of_join;
 use crate::hub::{Join, Peer};
 use crate::spec::SourceSpec;
 
@@ -122,7 +123,7 @@ pub(super) fn joiner(table: JoinTable) -> Result<Join, String> {
     Ok(Join {
         whom,
         switch: table.switch,
-        settings: of_grant(&settings.join(",")),
+        settings: of_join(&settings.join(",")),
     })
 }
 

@@ -39,7 +39,12 @@ fn a_file_and_flags_add_up() {
         (Peer::Vm("probe".into()), "eth1".to_owned()),
         (Peer::User(1000), "lab".to_owned()),
     ];
-    assert_eq!(config.senders, senders);
+    let sending = |(whom, source)| Sending {
+        whom,
+        source,
+        terms: String::new(),
+    };
+    assert_eq!(config.senders, senders.map(sending));
     assert_eq!((config.ring_bytes, config.sources.len()), (1 << 20, 2));
     assert_eq!((config.jit, config.jit_bytes), (OnOff::Off, 1 << 20));
     assert_eq!(config.wake_us, Some(20));

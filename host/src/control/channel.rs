@@ -69,6 +69,7 @@ impl Control {
                 vm.readopt(&spec, &self.vms.dirs.state)?;
                 let ready = vm.ready(&self.vms.dirs.state);
                 self.claim(token, &spec);
+                self.judge_again(&spec.name);
                 return Ok(Attaching::Done(Message::VmReady(ready)));
             }
             log::info!(target: "vm", "VM {:?} is taken over", spec.name);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use vnplug_ring::control::{FilterSpec, code};
 
 use super::request::quoted;
-use crate::hub::{Peer, Programs, Refusal};
+use crate::hub::{Granted, Peer, Programs, Refusal};
 use vnplug_filter::{Compiler, Jit, Program, Trust};
 use vnplug_os::event;
 use vnplug_os::fair::{self, Fair, Meanwhile, Terms};
@@ -256,6 +256,7 @@ fn compile(compiler: &mut Compiler, job: &Job) -> Result<Programs, Refusal> {
         filter,
         text,
         grant: None,
+        granted: Granted::default(),
     })
 }
 

@@ -267,8 +267,24 @@ impl Control {
 
     /// The obligatory filter of a port: in a group of the host everybody has the group's, operators
     /// too, for the others read what they ask for.
-    pub(super) fn guard_in_group(&self, viewer: &Peer, open: &Open, own: String) -> String {
-        self.hub.host_sight(open, viewer).map_or(own, str::to_owned)
+    pub(super) fn guard_in_group(
+        &self,
+        viewer: &Peer,
+        open: &Open,
+        own: String,
+    ) -> Result<String, Refusal> {
+        match self.hub.host_sight(open, viewer) {
+            None => Ok(own),
+            // What the members see is fixed, and the viewer's grants may have changed since it was admitted.
+            Some(sight) if sight != own && !self.policy.is_operator(viewer) => {
+                let what = format!(
+                    "the members of group {:?} see what its VM may not see any more, or not all of it",
+                    open.group
+                );
+                Err(Refusal::new(code::DENIED, what))
+            }
+            Some(sight) => Ok(sight.to_owned()),
+        }
     }
 
     fn sight_of_group(&self, group: &GroupRecord, vm: &str, spec: &VmSpec) -> String {

@@ -16,7 +16,9 @@ mod accept;
 mod channel;
 mod closing;
 mod compile;
+mod grants;
 mod groups;
+mod kept;
 mod limit;
 mod memory;
 mod open;
@@ -43,6 +45,7 @@ use crate::hub::{Hub, Peer};
 use crate::vm::{Dirs, Vm};
 use accept::Door;
 use closing::Leaving;
+pub(crate) use kept::KeptGrants;
 use session::Over;
 use sessions::{Next, Sessions, Turn};
 pub(crate) use switches::Switches;
@@ -66,6 +69,7 @@ pub(crate) struct Setup {
     pub(crate) jit: Jit,
     pub(crate) awake: Option<Awake>,
     pub(crate) switches: Switches,
+    pub(crate) grants: KeptGrants,
     pub(crate) listener: OwnedFd,
     /// Becomes readable when the daemon is to end.
     pub(crate) termination: Arc<OwnedFd>,
@@ -82,6 +86,8 @@ pub(crate) struct Control {
     vms: Vms,
     /// What was set of switches at run time.
     switches: Switches,
+    /// Which grants were changed at run time.
+    grants: KeptGrants,
     /// What is done elsewhere.
     jobs: Jobs,
     /// Ports on their way out.
@@ -110,6 +116,7 @@ impl Control {
             jit,
             awake,
             switches,
+            grants,
             listener,
             termination,
         } = setup;
@@ -131,6 +138,7 @@ impl Control {
             door: Door::new(listener),
             vms: Vms::new(dirs, broken),
             switches,
+            grants,
             jobs,
             leaving: Leaving::default(),
             awake,

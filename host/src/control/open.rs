@@ -9,7 +9,7 @@ use super::session::{Gifts, Over};
 use super::waiting::{Then, Whom};
 use crate::hub::policy::Sight;
 use crate::hub::{
-    Memory, Named, Need, Opening, OwnMemory, Peer, Programs, Refusal, Step, no_memory,
+    Granted, Memory, Named, Need, Opening, OwnMemory, Peer, Programs, Refusal, Step, no_memory,
 };
 
 /// The longest name of a cluster or a group in bytes.
@@ -36,16 +36,10 @@ impl Control {
                 .sessions
                 .answer(whom, Err(Refusal::new(code::INVALID, what)));
         }
-        let guard = match self.joins(viewer, &open) {
-            // It is given what is due to it, and no more.
-            Ok(Some(_)) => Ok(String::new()),
-            Ok(None) => self
-                .guard(viewer, &open.device)
-                .and_then(|guard| self.may_send(viewer, &open).map(|()| guard)),
-            Err(refusal) => Err(refusal),
-        };
+        let granted = self.granted(viewer, &open);
+        let guard = granted.and_then(|it| self.guard_in_group(viewer, &open, it.sight));
         let guard = match guard {
-            Ok(guard) => self.guard_in_group(viewer, &open, guard),
+            Ok(guard) => guard,
             Err(refusal) => return self.sessions.answer(whom, Err(refusal)),
         };
         if guard.trim().is_empty() && matches!(open.filter, FilterSpec::All) {
@@ -169,7 +163,14 @@ impl Control {
         mut programs: Programs,
         memory: Option<OwnMemory>,
     ) -> Result<Opening, Refusal> {
-        programs.grant = self.joins(viewer, open)?;
+        // The grants may have changed while its filters were compiled and its rings were made.
+        programs.granted = self.granted(viewer, open)?;
+        let sight = programs.granted.sight.clone();
+        if self.guard_in_group(viewer, open, sight)?.trim() != programs.sight.trim() {
+            let what = "the grants changed while the port was opened; open it again";
+            return Err(Refusal::new(code::UNAVAILABLE, what));
+        }
+        programs.grant.clone_from(&programs.granted.join);
         // Others of its owner may have been opened while its rings were made.
         self.bears(viewer, &open.device, None, &programs)?;
         let opening = match viewer {
@@ -222,6 +223,22 @@ impl Control {
         Ok(opening)
     }
 
+    /// By which grants a viewer opens a port.
+    fn granted(&self, viewer: &Peer, open: &Open) -> Result<Granted, Refusal> {
+        if let Some(join) = self.joins(viewer, open)? {
+            // It is given what is due to it, and no more.
+            return Ok(Granted {
+                join: Some(join),
+                ..Granted::default()
+            });
+        }
+        Ok(Granted {
+            sight: self.guard(viewer, &open.device)?,
+            terms: self.may_send(viewer, open)?,
+            join: None,
+        })
+    }
+
     /// The obligatory filter of a viewer for a device; a source that it may not see is not there.
     fn guard(&self, viewer: &Peer, device: &str) -> Result<String, Refusal> {
         let unseen = || {
@@ -266,15 +283,15 @@ impl Control {
         Err(Refusal::new(code::DENIED, what))
     }
 
-    /// Whether a port may have the transmit ring that it asks for, if it asks for one.
-    fn may_send(&self, viewer: &Peer, open: &Open) -> Result<(), Refusal> {
+    /// The terms on which a port may have the transmit ring that it asks for, if it asks for one.
+    fn may_send(&self, viewer: &Peer, open: &Open) -> Result<String, Refusal> {
         if open.transmit_bytes == 0 {
-            return Ok(());
+            return Ok(String::new());
         }
         let named = self.hub.find(&open.device)?;
         let name = &self.hub.sources()[named.source].name;
-        if self.policy.may_send(viewer, name) {
-            return Ok(());
+        if let Some(terms) = self.policy.may_send(viewer, name) {
+            return Ok(terms.to_owned());
         }
         let what = format!(
             "sending through {name:?} needs a grant of its own: the operator gives it with \

@@ -68,6 +68,8 @@ impl Control {
                 self.of_operator(whom, &viewer, message)
             }
             Message::Switch(request) => self.of_switch(whom, &viewer, &request),
+            Message::Revoke(revoke) => self.of_revoke(whom, &viewer, &revoke),
+            Message::Grants(request) => self.of_grants(whom, &viewer, request),
             message => self.of_reader(whom, &viewer, message),
         }
     }

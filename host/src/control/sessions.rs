@@ -336,13 +336,15 @@ impl Sessions {
         own.map(|(_, port)| *port).collect()
     }
 
-    /// The connection, and the application there, that has this port.
-    pub(super) fn opener(&self, port: u32) -> Option<(u64, u32)> {
-        self.all.iter().find_map(|(token, session)| {
-            let mut ports = session.ports.iter();
-            let (app, _) = ports.find(|(_, own)| *own == port)?;
-            Some((*token, *app))
-        })
+    /// The connections, and the applications there, that have these ports: token, application, port.
+    pub(super) fn openers(&self, ports: &HashSet<u32>) -> Vec<(u64, u32, u32)> {
+        let of = |(token, session): (&u64, &Session)| {
+            let own = session.ports.iter();
+            let own = own.filter(|(_, port)| ports.contains(port));
+            let own = own.map(|(app, port)| (*token, *app, *port));
+            own.collect::<Vec<_>>()
+        };
+        self.all.iter().flat_map(of).collect()
     }
 
     /// Forgets the ports of a connection that `which` (application, port) names.

@@ -245,20 +245,8 @@ impl Control {
             closed.map_err(|what| Refusal::new(code::INVALID, what))?;
             return Ok(None);
         };
-        if let Some((token, app)) = self.sessions.opener(id) {
-            self.sessions.forget_ports(token, |_, own| own == id);
-            // What it maps is not given to others before it says that it does not any more.
-            if let Some(vm) = self.vms.of_mut(&owner) {
-                vm.places.linger(self.hub.places_of(id));
-            }
-            let reason = format!("an operator closed port {port} of {name}");
-            let gone = Message::Gone { port: id, reason };
-            let told = Whom { token, id: 0, app };
-            let went = self.sessions.answer(told, Ok((gone, Vec::new())));
-            if token != whom.token {
-                self.went_on(token, went);
-            }
-        }
+        let reason = format!("an operator closed port {port} of {name}");
+        self.tell_gone(whom.token, &[(id, owner.clone())], &reason);
         Ok(Some(self.close_one(whom, &owner, id)))
     }
 }

@@ -63,6 +63,7 @@ fn a_panic_costs_the_connection_that_led_to_it_and_the_others_are_served() {
     let serves = std::thread::spawn(move || {
         let setup = Setup {
             switches: Switches::default(),
+            grants: KeptGrants::default(),
             hub: Hub::new(Limits {
                 ports: 10,
                 ports_each: 10,

@@ -10,6 +10,7 @@ use vnplug_ring::control::{FilterSpec, Open, VmSpec, code};
 use vnplug_ring::layout::MAX_SNAPLEN;
 
 use super::compile::{CHEAP, CompileThread, Compiled, Job, Ticket};
+use super::grants::Regrant;
 use super::memory::{Completed, Made, MemoryThread, Want};
 use super::request::cut;
 use super::session::Over;
@@ -31,6 +32,7 @@ pub(super) enum Then {
     Filter { port: u32 },
     Rings(Open, Programs),
     Attach(VmSpec),
+    Regrant(Box<Regrant>),
 }
 
 /// Who is to be answered.
@@ -235,7 +237,7 @@ impl Control {
             let (device, port) = match &then {
                 Then::Filter { port } => ("", Some(*port)),
                 Then::Open(open) | Then::Rings(open, _) => (open.device.as_str(), None),
-                Then::Attach(_) => return Ok(programs),
+                Then::Attach(_) | Then::Regrant(_) => return Ok(programs),
             };
             self.bears(&viewer, device, port, &programs)?;
             Ok(programs)
@@ -246,6 +248,10 @@ impl Control {
             (Ok(programs), Then::Filter { port }) => {
                 let step = self.hub.set_filter(port, programs.filter, programs.text);
                 self.carry_on(whom, Ok(step))
+            }
+            (Ok(programs), Then::Regrant(mut regrant)) => {
+                regrant.add(programs.filter);
+                self.regrant(whom, &viewer, *regrant)
             }
             (Ok(_), Then::Rings(..) | Then::Attach(_)) => Ok(()),
         };

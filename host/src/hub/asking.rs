@@ -167,6 +167,22 @@ where
     }
 }
 
+/// A step that ends with a refusal.
+struct Finally {
+    asks: Box<dyn Asks>,
+    refusal: Refusal,
+}
+
+impl Asks for Finally {
+    fn is_over(&mut self, until: Instant) -> bool {
+        self.asks.is_over(until)
+    }
+
+    fn go_on(self: Box<Self>, hub: &mut Hub) -> Step {
+        Step::finally(self.asks.go_on(hub), self.refusal)
+    }
+}
+
 impl Step {
     /// Goes on when these are answered.
     pub(crate) fn after<T: 'static>(
@@ -180,6 +196,19 @@ impl Step {
     pub(crate) fn done_if<T>(heard: Vec<Heard<T>>) -> Self {
         let missing = heard.into_iter().find_map(Result::err);
         Self::Done(missing.map_or(Ok(Message::Done), |missing| Err(missing.refusal())))
+    }
+
+    /// As another step, and refused in any case when that is done.
+    pub(crate) fn finally(step: Self, refusal: Refusal) -> Self {
+        match step {
+            Self::Done(_) => Self::Done(Err(refusal)),
+            Self::Asks(asks) => Self::Asks(Box::new(Finally { asks, refusal })),
+        }
+    }
+
+    /// Whether it is done, and was not refused.
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self, Self::Done(Ok(_)))
     }
 
     /// Goes on as far as it gets until `until`.

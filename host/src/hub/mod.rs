@@ -9,6 +9,7 @@ mod close;
 mod cluster;
 mod direct;
 mod early;
+pub mod grant;
 mod ground;
 mod group;
 mod host_group;
@@ -21,6 +22,7 @@ pub(crate) mod places;
 mod plan;
 pub mod policy;
 pub mod report;
+mod revoke;
 pub mod rules;
 mod send;
 pub(crate) mod switch;
@@ -58,7 +60,10 @@ pub use limits::{Limits, MAX_FILTER_WORK};
 use load::Owned;
 pub(crate) use open::{NO_DESCRIPTORS, Opening, no_memory};
 pub(crate) use plan::Need;
-pub use policy::{Join, Peer};
+pub(crate) use policy::user_grant;
+pub use policy::{Join, Peer, Sending};
+pub(crate) use revoke::NewGrant;
+pub use revoke::{Granted, Revoked};
 pub use rules::RuleBook;
 
 /// A request was refused, with the code and text of the answer.
@@ -128,6 +133,10 @@ pub struct PortRecord {
     places: Vec<RingPlace>,
     /// The operator's obligatory filter.
     guard: Option<Arc<Program>>,
+    /// What its owner was granted to see when it was opened, or later.
+    granted: Granted,
+    /// What an operator took from its owner.
+    revoked: Revoked,
     /// What the kernel must let through for it.
     wanted: Wanted,
     /// Its filter.
@@ -235,6 +244,8 @@ pub struct Programs {
     pub text: String,
     /// What a port of a switch may and may not by the grant under which it joins.
     pub grant: Option<String>,
+    /// By which grants it is opened.
+    pub granted: Granted,
 }
 
 /// Sources and ports.

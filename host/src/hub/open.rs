@@ -9,7 +9,7 @@ use vnplug_ring::control::{Balance, Open, Opened, RingPlace, code};
 use super::ground::{Ground, Memory, Taken};
 use super::pace::Pace;
 use super::plan::PortPlan;
-use super::{Hub, Owed, Peer, PortRecord, Programs, Refusal, RuleBook};
+use super::{Hub, Owed, Peer, PortRecord, Programs, Refusal, Revoked, RuleBook};
 use vnplug_filter::ebpf::Wanted;
 use vnplug_os::{event, mappings};
 use vnplug_path::batch::Handle;
@@ -214,6 +214,8 @@ fn record(
         places: place.into_iter().collect(),
         program: programs.filter,
         guard: programs.guard,
+        granted: programs.granted,
+        revoked: Revoked::default(),
         wanted: Wanted::default(),
         owner,
         number,

@@ -13,7 +13,9 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 
-use vnplug_ring::control::Grant;
+use vnplug_ring::control::{Grant, GrantAction, GrantKind};
+
+use super::grant::{Change, Given};
 
 /// Who asks, has ports, and has limits.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,14 +27,24 @@ pub enum Peer {
 }
 
 /// The grants.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Policy {
     operators: Vec<u32>,
     users: BTreeMap<u32, Vec<Grant>>,
     vms: BTreeMap<String, Vec<Grant>>,
-    /// Who may send through which source; `*` = every source.
-    senders: Vec<(Peer, String)>,
+    senders: Vec<Sending>,
     joiners: Vec<Join>,
+}
+
+/// Permission to send through a source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sending {
+    /// Who may.
+    pub whom: Peer,
+    /// Through which source; `*` = every one.
+    pub source: String,
+    /// On which terms: `key=value` with commas between them.
+    pub terms: String,
 }
 
 /// Permission to take part in a switch.
@@ -74,15 +86,21 @@ impl Policy {
         self.vms.entry(name.to_owned()).or_default().push(grant);
     }
 
-    /// Lets somebody send through a source (`*`: every source).
-    pub fn grant_sending(&mut self, viewer: Peer, source: &str) {
-        self.senders.push((viewer, source.to_owned()));
+    /// Lets somebody send through a source.
+    pub fn grant_sending(&mut self, sending: Sending) {
+        self.senders.push(sending);
     }
 
-    /// Whether the viewer may send through a source.
-    pub fn may_send(&self, viewer: &Peer, source: &str) -> bool {
-        let granted = |(to, what): &(Peer, String)| to == viewer && (what == "*" || what == source);
-        self.is_operator(viewer) || self.senders.iter().any(granted)
+    /// Whether the viewer may send through a source, and on which terms.
+    pub fn may_send(&self, viewer: &Peer, source: &str) -> Option<&str> {
+        if self.is_operator(viewer) {
+            return Some("");
+        }
+        let own = self.senders.iter().filter(|it| it.whom == *viewer);
+        // What is said of the source comes before what is said of all.
+        let found = |name: &str| own.clone().find(|it| it.source == name);
+        let sending = found(source).or_else(|| found("*"));
+        sending.map(|it| it.terms.as_str())
     }
 
     /// Lets somebody take part in a switch.
@@ -102,6 +120,87 @@ impl Policy {
         let mut joiners = self.joiners(switch);
         let own = joiners.find(|join| join.whom == *viewer);
         own.filter(|_| !self.is_operator(viewer))
+    }
+
+    /// Changes a grant.
+    pub fn change(&mut self, change: &Change) {
+        let Change {
+            action,
+            kind,
+            given,
+        } = change;
+        let is_gone = |source: &str, rest: &str| {
+            source == given.source
+                && match action {
+                    // The same is not granted twice.
+                    GrantAction::Add => *kind != GrantKind::See || rest == given.rest,
+                    GrantAction::Set => true,
+                    GrantAction::Remove => given.rest.is_empty() || rest == given.rest,
+                }
+        };
+        let comes = *action != GrantAction::Remove;
+        match kind {
+            GrantKind::See => {
+                let grants = match &given.whom {
+                    Peer::User(uid) => self.users.entry(*uid).or_default(),
+                    Peer::Vm(name) => self.vms.entry(name.clone()).or_default(),
+                };
+                grants.retain(|grant| !is_gone(&grant.source, &grant.filter));
+                grants.extend(comes.then(|| given.clone().sight().1));
+            }
+            GrantKind::Send => {
+                self.senders
+                    .retain(|it| it.whom != given.whom || !is_gone(&it.source, &it.terms));
+                self.senders.extend(comes.then(|| given.clone().sending()));
+            }
+            GrantKind::Join => {
+                self.joiners
+                    .retain(|it| it.whom != given.whom || !is_gone(&it.switch, &it.settings));
+                self.joiners.extend(comes.then(|| given.clone().join()));
+            }
+        }
+    }
+
+    /// All grants, by kind and viewer.
+    pub fn grants(&self) -> Vec<(GrantKind, Given)> {
+        let see = |whom: Peer, grant: &Grant| {
+            let given = Given {
+                whom,
+                source: grant.source.clone(),
+                rest: grant.filter.clone(),
+            };
+            (GrantKind::See, given)
+        };
+        let mut all = Vec::new();
+        for (uid, grants) in &self.users {
+            all.extend(grants.iter().map(|grant| see(Peer::User(*uid), grant)));
+        }
+        for (name, grants) in &self.vms {
+            all.extend(
+                grants
+                    .iter()
+                    .map(|grant| see(Peer::Vm(name.clone()), grant)),
+            );
+        }
+        let senders = self.senders.iter().map(|it| {
+            let given = Given {
+                whom: it.whom.clone(),
+                source: it.source.clone(),
+                rest: it.terms.clone(),
+            };
+            (GrantKind::Send, given)
+        });
+        all.extend(senders);
+        let joiners = self.joiners.iter().map(|it| {
+            let given = Given {
+                whom: it.whom.clone(),
+                source: it.switch.clone(),
+                rest: it.settings.clone(),
+            };
+            (GrantKind::Join, given)
+        });
+        all.extend(joiners);
+        all
     }
 
     /// Whether the viewer may attach VMs and see all ports.
@@ -150,6 +249,17 @@ impl Policy {
             .map(|grant| format!("({})", grant.filter))
             .collect();
         Sight::Through(filters.join(" or "))
+    }
+}
+
+/// A user's grant to join, as the entrances of a switch have it.
+pub(crate) fn user_grant(join: &Join) -> Option<vnplug_switch::Grant> {
+    match join.whom {
+        Peer::User(uid) => Some(vnplug_switch::Grant {
+            uid,
+            settings: join.settings.clone(),
+        }),
+        Peer::Vm(_) => None,
     }
 }
 
@@ -232,7 +342,7 @@ mod tests {
         assert_eq!(policy.may_join(&vm, "lan1"), None);
         assert_eq!(policy.may_join(&Peer::User(0), "lan0"), None);
         assert_eq!(policy.joiners("lan0").count(), 1);
-        assert!(!policy.may_send(&vm, "lan0"));
+        assert!(policy.may_send(&vm, "lan0").is_none());
         assert_eq!(policy.sight(&vm, "lan0", &[]), Sight::Nothing);
     }
 
@@ -242,13 +352,71 @@ mod tests {
         let (user, vm) = (Peer::User(1000), Peer::Vm("probe".into()));
         policy.grant_user(1000, grant("*", ""));
         policy.grant_vm("probe", grant("*", ""));
-        assert!(policy.may_send(&Peer::User(0), "eth1"));
-        assert!(!policy.may_send(&user, "eth1") && !policy.may_send(&vm, "eth1"));
-        policy.grant_sending(user.clone(), "eth1");
-        policy.grant_sending(vm.clone(), "*");
-        assert!(policy.may_send(&user, "eth1") && !policy.may_send(&user, "eth2"));
-        assert!(policy.may_send(&vm, "eth2"));
-        assert!(!policy.may_send(&Peer::Vm("other".into()), "eth2"));
+        let sends =
+            |policy: &Policy, viewer: &Peer, source| policy.may_send(viewer, source).is_some();
+        let sending = |whom: &Peer, source: &str| Sending {
+            whom: whom.clone(),
+            source: source.into(),
+            terms: String::new(),
+        };
+        assert!(sends(&policy, &Peer::User(0), "eth1"));
+        assert!(!sends(&policy, &user, "eth1") && !sends(&policy, &vm, "eth1"));
+        policy.grant_sending(sending(&user, "eth1"));
+        policy.grant_sending(sending(&vm, "*"));
+        assert!(sends(&policy, &user, "eth1") && !sends(&policy, &user, "eth2"));
+        assert!(sends(&policy, &vm, "eth2"));
+        assert!(!sends(&policy, &Peer::Vm("other".into()), "eth2"));
+    }
+
+    #[test]
+    fn what_is_said_of_a_source_comes_before_what_is_said_of_all() {
+        let mut policy = Policy::new(77);
+        let vm = Peer::Vm("probe".into());
+        for (source, terms) in [("*", "rate=1Mbit"), ("eth1", "rate=2Mbit")] {
+            policy.grant_sending(Sending {
+                whom: vm.clone(),
+                source: source.into(),
+                terms: terms.into(),
+            });
+        }
+        assert_eq!(policy.may_send(&vm, "eth1"), Some("rate=2Mbit"));
+        assert_eq!(policy.may_send(&vm, "eth2"), Some("rate=1Mbit"));
+    }
+
+    #[test]
+    fn grants_change_and_what_is_taken_is_taken_from_that_viewer_alone() {
+        let mut policy = Policy::new(77);
+        let change = |policy: &mut Policy, action, kind, text: &str| {
+            let given = Given::read(kind, text).unwrap();
+            policy.change(&Change {
+                action,
+                kind,
+                given,
+            });
+        };
+        use GrantAction::{Add, Remove, Set};
+        let see = GrantKind::See;
+        change(&mut policy, Add, see, "uid:1=eth1:ip");
+        change(&mut policy, Add, see, "uid:1=eth1:arp");
+        change(&mut policy, Add, see, "uid:2=eth1:ip");
+        let sight = |policy: &Policy, uid| policy.sight(&Peer::User(uid), "eth1", &[]);
+        let through = |filter: &str| Sight::Through(filter.into());
+        assert_eq!(sight(&policy, 1), through("(ip) or (arp)"));
+        change(&mut policy, Remove, see, "uid:1=eth1:ip");
+        assert_eq!(sight(&policy, 1), through("(arp)"));
+        change(&mut policy, Set, see, "uid:1=eth1:icmp");
+        assert_eq!(sight(&policy, 1), through("(icmp)"));
+        change(&mut policy, Remove, see, "uid:1=eth1");
+        assert_eq!(sight(&policy, 1), Sight::Nothing);
+        assert_eq!(sight(&policy, 2), through("(ip)"));
+        change(&mut policy, Add, GrantKind::Send, "vm:a=eth1");
+        change(&mut policy, Add, GrantKind::Join, "vm:a=lan0,vlan=7");
+        change(&mut policy, Set, GrantKind::Join, "vm:a=lan0,vlan=8");
+        assert_eq!(policy.grants().len(), 3);
+        let vm = Peer::Vm("a".into());
+        assert_eq!(policy.may_join(&vm, "lan0").unwrap().settings, "vlan=8");
+        change(&mut policy, Remove, GrantKind::Send, "vm:a=eth1");
+        assert!(policy.may_send(&vm, "eth1").is_none());
     }
 
     #[test]

@@ -207,6 +207,9 @@ impl Hub {
                         ("tuning".into(), tuning(&record.tuning)),
                         ("cluster".into(), cluster),
                     ]);
+                    if let Some(revoked) = record.revoked.text() {
+                        counted.labels.push(("revoked".into(), revoked.into()));
+                    }
                     if let Some(member) = record.member {
                         counted
                             .labels
@@ -264,6 +267,9 @@ impl Hub {
                     counted
                         .labels
                         .push(("filter".into(), record.filter.clone()));
+                    if let Some(revoked) = record.revoked.text() {
+                        counted.labels.push(("revoked".into(), revoked.into()));
+                    }
                     record.rules.tell(&mut counted);
                     record.tell_notes(&mut counted);
                     // The library tells it when the ring's life is `Failed`.

@@ -4,13 +4,13 @@ use std::num::NonZeroU16;
 use std::time::Instant;
 
 use vnplug_os::privileges::user_name;
-use vnplug_ring::control::{Counted, Device, HOST_PREFIX, Message, Open, code};
+use vnplug_ring::control::{Counted, Device, HOST_PREFIX, Message, Open, Whose, code};
 use vnplug_switch::forward::MAX_PORTS;
 use vnplug_switch::{Asked, Holder, Shown, Switchboard};
 
 use super::asking::Asks;
 use super::plan::PortPlan;
-use super::policy::{Sight, port_number};
+use super::policy::{Policy, Sight, port_number, user_grant};
 use super::{Hub, Peer, PortRecord, Refusal, Source, Step};
 
 impl Hub {
@@ -72,6 +72,55 @@ impl Hub {
         taken
             .map(Some)
             .map_err(|what| Refusal::new(code::LIMIT, what))
+    }
+
+    /// Closes the ports of switches that came by an entrance, and that an operator means.
+    pub(crate) fn close_entered(&self, whose: &Whose) {
+        match whose {
+            Whose::User(uid) => {
+                let owner = user_name(*uid);
+                for (_, board) in self.switches() {
+                    close_entered(board, |_, holder| holder.owner == owner);
+                }
+            }
+            Whose::Source(name) => {
+                let named = self.find(name).ok();
+                let board = named.and_then(|it| self.sources[it.source].board.as_ref());
+                if let (Some(named), Some(board)) = (named, board) {
+                    close_entered(board, |port, _| named.port.is_none_or(|only| port == only));
+                }
+            }
+            Whose::Port(_) | Whose::Vm(_) | Whose::Group(_) => {}
+        }
+    }
+
+    /// Lets users join switches by other grants. Those that are there by an entrance, and would not be let in so
+    /// again, are closed.
+    pub(crate) fn admit_by(&self, before: &Policy, after: &Policy) {
+        for (source, board) in self.switches() {
+            let grants = |policy: &Policy| {
+                let joiners = policy.joiners(&source.name);
+                let grants: Vec<_> = joiners.filter_map(user_grant).collect();
+                let is_open = policy.joiners(&source.name).next().is_none();
+                (!is_open).then_some(grants)
+            };
+            let (before, after) = (grants(before), grants(after));
+            if before == after {
+                continue;
+            }
+            // That nobody may any more is told too: an entrance is not open to all because of that.
+            board.grant(after.clone().unwrap_or_default());
+            let settings = |grants: &Option<Vec<vnplug_switch::Grant>>, owner: &str| {
+                let grants = grants.as_ref()?;
+                let own = grants.iter().find(|it| user_name(it.uid) == owner);
+                Some(own.map(|it| it.settings.clone()))
+            };
+            close_entered(board, |_, holder| {
+                let owner = &holder.owner;
+                let now = settings(&after, owner).unwrap_or_default();
+                !holder.is_trusted && (now.is_none() || Some(now) != settings(&before, owner))
+            });
+        }
     }
 
     /// Frees a port's port of the switch, when nothing goes through its rings any more.
@@ -180,6 +229,16 @@ impl Hub {
         let mut ports = self.ports.iter();
         let (id, record) = ports.find(|(_, record)| is_it(record))?;
         Some((*id, record.owner.clone()))
+    }
+}
+
+/// Closes those ports of a switch that did not come by rings.
+fn close_entered(board: &Switchboard, is_meant: impl Fn(NonZeroU16, &Holder) -> bool) {
+    for (port, holder) in board.holders() {
+        // Uplinks are the configuration's, and rings are ports of the hub.
+        if holder.way != "ring" && is_meant(port, &holder) && board.close(port.get()).is_ok() {
+            log::info!(target: "control", "an operator closes port {port} of {}", holder.owner);
+        }
     }
 }
 

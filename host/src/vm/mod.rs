@@ -186,6 +186,28 @@ impl Vm {
         self.record.grants()
     }
 
+    /// Takes what it was granted when it was attached: of a source, or only what has this filter. True if
+    /// there was any.
+    ///
+    /// # Errors
+    /// It cannot be written down; nothing was changed.
+    pub(crate) fn take_grants(
+        &mut self,
+        (source, filter): (&str, &str),
+        state: &Path,
+    ) -> io::Result<bool> {
+        let mut record = self.record.clone();
+        let is_taken =
+            |own: &(String, String)| own.0 == source && (filter.is_empty() || own.1 == filter);
+        record.allow.retain(|own| !is_taken(own));
+        if record.allow.len() == self.record.allow.len() {
+            return Ok(false);
+        }
+        record.save(state)?;
+        self.record = record;
+        Ok(true)
+    }
+
     /// The groups of the host that it may join.
     pub(crate) fn groups(&self) -> &[GroupRecord] {
         &self.record.groups

@@ -319,6 +319,19 @@ impl Input {
                     let old = self.fanout.set_filter(id, filter);
                     tell(&reply, old);
                 }
+                Command::Guard(id, guard, reply) => {
+                    let old = self.fanout.set_guard(id, guard);
+                    tell(&reply, old);
+                }
+                Command::Revoke(id, nothing, sending, reply) => {
+                    if sending {
+                        self.senders.revoke(id);
+                    }
+                    if let Some(nothing) = nothing {
+                        self.fanout.revoke(id, nothing);
+                    }
+                    tell(&reply, ());
+                }
                 Command::Tune(id, tuning, reply) => {
                     self.fanout.tune(id, tuning);
                     tell(&reply, ());

@@ -52,6 +52,11 @@ pub enum Command {
     /// Judge with this filter from the next batch on. The old one is handed back: the queue's thread
     /// frees as little memory as possible.
     Filter(u32, Option<Arc<Program>>, Sender<Option<Arc<Program>>>),
+    /// Judge with this filter of the operator's from the next batch on. The old one is handed back.
+    Guard(u32, Option<Arc<Program>>, Sender<Option<Arc<Program>>>),
+    /// End a port's rings by an operator's word: the one that it reads, whose frames this program rejects
+    /// from now on, and if asked for the one that it sends by. What waits there is not sent.
+    Revoke(u32, Option<Arc<Program>>, bool, Sender<()>),
     /// Use this tuning of a port from the next batch on.
     Tune(u32, Tuning, Sender<()>),
     /// Pass everything to the daemon, from now on and as long as this generation lasts; if that

@@ -66,6 +66,8 @@ pub struct SendCounters {
     pub dropped_offload: u64,
     /// Dropped: the source cannot send.
     pub dropped_unsupported: u64,
+    /// Dropped: they waited when sending was revoked. Only how many they were was looked at.
+    pub dropped_revoked: u64,
     /// Packets that super-frames became, beyond one for each: they are in the fates, and not in `taken`.
     pub cut: u64,
 }
@@ -81,6 +83,7 @@ impl SendCounters {
         self.dropped_link += other.dropped_link;
         self.dropped_offload += other.dropped_offload;
         self.dropped_unsupported += other.dropped_unsupported;
+        self.dropped_revoked += other.dropped_revoked;
         self.cut += other.cut;
     }
 
@@ -92,7 +95,7 @@ impl SendCounters {
     }
 
     /// The counters with their public names.
-    pub fn named(&self) -> [(String, u64); 9] {
+    pub fn named(&self) -> [(String, u64); 10] {
         [
             ("send_taken".into(), self.taken + self.cut),
             ("send_cut".into(), self.cut),
@@ -103,6 +106,7 @@ impl SendCounters {
             ("send_dropped_link".into(), self.dropped_link),
             ("send_dropped_offload".into(), self.dropped_offload),
             ("send_dropped_unsupported".into(), self.dropped_unsupported),
+            ("send_dropped_revoked".into(), self.dropped_revoked),
         ]
     }
 
@@ -114,6 +118,7 @@ impl SendCounters {
             + self.dropped_link
             + self.dropped_offload
             + self.dropped_unsupported
+            + self.dropped_revoked
     }
 }
 
@@ -270,6 +275,16 @@ impl Sender {
         if !self.over {
             self.over = true;
             self.intake.finish(life);
+        }
+    }
+
+    /// Ends the ring by an operator's word: what waits is counted, and nothing of it is read.
+    pub fn revoke(&mut self) {
+        if !self.over {
+            let waiting = self.intake.pending();
+            self.counters.taken += waiting;
+            self.counters.dropped_revoked += waiting;
+            self.finish(Life::Revoked);
         }
     }
 

@@ -85,6 +85,13 @@ impl Senders {
         Some(sender)
     }
 
+    /// Ends a sender's ring by an operator's word; it stays, for its counters.
+    pub(super) fn revoke(&mut self, id: u32) {
+        if let Some(at) = self.of(id) {
+            self.all[at].revoke();
+        }
+    }
+
     /// Sends what waits: at most [`MAX_BATCH`] frames in all and [`EACH`] of one sender, or its equal part if
     /// that is more. What other readers of the wire are to see goes to `shown`, with the ports that are
     /// of its sender.
@@ -407,6 +414,52 @@ mod tests {
             assert!(turns <= LAST as usize / MAX_BATCH);
         }
         assert_eq!(senders.total().taken, LAST);
+    }
+
+    #[test]
+    fn what_waits_when_sending_is_revoked_is_counted_and_not_read() {
+        let mut rings = [sender(1), sender(2)];
+        let mut senders = attached(&mut rings);
+        write(&mut rings[0].1, 30, 60);
+        write(&mut rings[1].1, 3, 60);
+        // What is read of it would be a lie.
+        rings[0].2.store_u32(
+            vnplug_ring::layout::DATA_OFFSET,
+            u32::MAX - 1,
+            std::sync::atomic::Ordering::Relaxed,
+        );
+        senders.revoke(1);
+        let mut link = Link::default();
+        while senders.serve(&mut link, &mut |_, _| {}).frames > 0 {}
+        let of = |id| senders.counters().find(|(it, _)| *it == id).unwrap().1;
+        assert_eq!(
+            (of(1).taken, of(1).dropped_revoked, of(1).sent),
+            (30, 30, 0)
+        );
+        assert_eq!((of(2).taken, of(2).dropped_revoked), (3, 0));
+        assert_eq!(rings[0].1.life(), Life::Revoked);
+        assert_eq!(rings[1].1.life(), Life::Open);
+        // Whoever writes on writes for nobody, and no second end is put over the first.
+        write(&mut rings[0].1, 3, 60);
+        assert!(!senders.arm().0 && senders.is_done(1, u64::MAX));
+        drop(senders.detach(1, Life::Closed));
+        assert_eq!(rings[0].1.life(), Life::Revoked);
+        assert_eq!(senders.total().accounted(), senders.total().taken);
+    }
+
+    #[test]
+    fn a_sender_that_says_how_many_wait_is_believed_as_far_as_there_is_room() {
+        let (sender, mut producer, region) = sender(1);
+        let mut intake = sender;
+        write(&mut producer, 3, 60);
+        region.store_u64(
+            vnplug_ring::layout::PUBLISHED,
+            u64::MAX / 2,
+            std::sync::atomic::Ordering::Relaxed,
+        );
+        intake.revoke();
+        // Three records of 60 bytes are as long as nine without any.
+        assert_eq!(intake.counters.dropped_revoked, 9);
     }
 
     #[test]

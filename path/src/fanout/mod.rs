@@ -446,6 +446,18 @@ impl Fanout {
         new.unwrap_or(old)
     }
 
+    /// Sets the operator's filter of a port; the old one is for the caller to free.
+    pub fn set_guard(&mut self, id: u32, guard: Option<Arc<Program>>) -> Option<Arc<Program>> {
+        let mut old = None;
+        self.change(id, |port| old = port.set_guard(guard));
+        old
+    }
+
+    /// Ends a port's ring by an operator's word; see [`Port::revoke`].
+    pub fn revoke(&mut self, id: u32, nothing: Arc<Program>) {
+        self.change(id, |port| port.revoke(nothing));
+    }
+
     /// Tunes a port.
     pub fn tune(&mut self, id: u32, tuning: Tuning) {
         self.change(id, |port| port.judge.tune(tuning));

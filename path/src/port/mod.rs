@@ -19,7 +19,7 @@ use crate::batch::{BatchInfo, Handle};
 use crate::commons::{Commons, Turn};
 use doorbell::Doorbell;
 pub use judge::{Judge, Share};
-use vnplug_filter::FrameSet;
+use vnplug_filter::{FrameSet, Program};
 use vnplug_frame::Frame;
 use vnplug_frame::offload::Piece;
 use vnplug_os::peer_log;
@@ -56,6 +56,7 @@ pub struct Port {
     /// What the kernel had dropped of this queue when the port was attached.
     pub dropped_before: u64,
     quarantined: Option<String>,
+    is_revoked: bool,
     due_us: Option<u64>,
     due_at: Option<u64>,
 }
@@ -156,6 +157,7 @@ impl Port {
             counters: PortCounters::default(),
             dropped_before: 0,
             quarantined: None,
+            is_revoked: false,
             due_us: None,
             due_at: None,
         }
@@ -304,9 +306,27 @@ impl Port {
         self.quarantined.as_deref()
     }
 
+    /// Ends the ring by an operator's word. From then on the operator's filter is this one, which rejects
+    /// everything: no counter shows what comes.
+    pub fn revoke(&mut self, nothing: Arc<Program>) {
+        self.finish(Life::Revoked);
+        self.judge.set_guard(Some(nothing));
+        self.is_revoked = true;
+    }
+
+    /// Sets the operator's filter, and returns the old one; of a port that was revoked it stays.
+    pub fn set_guard(&mut self, guard: Option<Arc<Program>>) -> Option<Arc<Program>> {
+        if self.is_revoked {
+            return guard;
+        }
+        let old = self.judge.guard().cloned();
+        self.judge.set_guard(guard);
+        old
+    }
+
     /// Ends the ring (the source ended, the port was closed) and wakes the reader.
     pub fn finish(&mut self, life: Life) {
-        if self.quarantined.is_none() {
+        if self.quarantined.is_none() && !self.is_revoked {
             self.producer.finish(life);
             self.doorbell.ring();
             (self.due_us, self.due_at) = (None, None);

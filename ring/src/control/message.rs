@@ -3,6 +3,7 @@
 use super::VERSION;
 use super::device::{Counted, Device};
 use super::direct::{Direct, Members};
+use super::grant::{GrantRequest, Revoke};
 use super::open::{FilterSpec, Open, Opened, RingPlace, Tuning};
 use super::rule::{self, Rule, RuleKey, RuleKind};
 use super::switch::SwitchRequest;
@@ -179,6 +180,10 @@ pub enum Message {
     },
     /// Operators: something about a switch.
     Switch(SwitchRequest),
+    /// Operators: end ports, or one direction of them.
+    Revoke(Revoke),
+    /// Operators: something about grants.
+    Grants(GrantRequest),
     /// Asks for the members of a port's trust group.
     Direct(Direct),
     /// The answer to Direct.
@@ -229,6 +234,8 @@ impl Message {
             Self::Switch(_) => 32,
             Self::Direct(_) => 33,
             Self::Members(_) => 34,
+            Self::Revoke(_) => 48,
+            Self::Grants(_) => 49,
         }
     }
 
@@ -342,6 +349,8 @@ impl Message {
             Self::Switch(request) => request.write(w),
             Self::Direct(direct) => direct.write(w),
             Self::Members(members) => members.write(w),
+            Self::Revoke(revoke) => revoke.write(w),
+            Self::Grants(request) => request.write(w),
         }
     }
 
@@ -446,6 +455,8 @@ impl Message {
             32 => Self::Switch(SwitchRequest::read(r)?),
             33 => Self::Direct(Direct::read(r)?),
             34 => Self::Members(Members::read(r)?),
+            48 => Self::Revoke(Revoke::read(r)?),
+            49 => Self::Grants(GrantRequest::read(r)?),
             kind => return Err(Malformed::Kind(kind)),
         })
     }

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::control::{
-    ArenaHome, Arenas, Balance, DirectMember, Direction, ExactRule, Flow, Grant, HostGroup,
-    NO_VLAN, Network, Pattern, RuleAction, Segments, SwitchAsk, SwitchRequest, VmKind,
-    WildcardRule, wire,
+    ArenaHome, Arenas, Balance, DirectMember, Direction, ExactRule, Flow, Grant, GrantAction,
+    GrantKind, HostGroup, NO_VLAN, Network, Pattern, RuleAction, Segments, SwitchAsk,
+    SwitchRequest, VmKind, Whose, WildcardRule, wire,
 };
 
 fn every_message() -> Vec<Message> {
@@ -222,6 +222,17 @@ fn every_message() -> Vec<Message> {
         switch(SwitchAsk::Set {
             text: "age=5".into(),
             keep: false,
+        }),
+        Message::Revoke(Revoke {
+            whose: Whose::Vm("probe".into()),
+            receiving: true,
+            sending: false,
+        }),
+        Message::Grants(GrantRequest::Change {
+            action: GrantAction::Set,
+            kind: GrantKind::Send,
+            text: "vm:probe=eth1".into(),
+            keep: true,
         }),
         Message::Direct(Direct {
             port: 4,

@@ -36,6 +36,7 @@ pub mod wire;
 
 mod device;
 mod direct;
+mod grant;
 mod message;
 mod open;
 mod rule;
@@ -44,6 +45,7 @@ mod vm;
 
 pub use device::{Counted, Device};
 pub use direct::{Direct, DirectMember, Members};
+pub use grant::{GrantAction, GrantKind, GrantRequest, Revoke, Whose};
 pub use message::{Message, Role};
 pub use open::{
     ArenaHome, Arenas, Balance, Direction, FilterSpec, Open, Opened, RingPlace, Segments, Tuning,

@@ -1,0 +1,393 @@
+//! What operators take from others: ports, and the grants by which they are open.
+//!
+//! ```text
+//!   grants change ── new policy ── verdict on every open port ── filters compiled ── threads told ── Done
+//!                        ▲                                            │
+//!                        └──────── anew, if one was missing ──────────┘
+//! ```
+//!
+//! Nothing changes before every filter that is needed then is there. So a change has effect as a whole, at an
+//! exact frame of each queue, or not at all.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use vnplug_ring::control::{
+    Counted, FilterSpec, Grant, GrantAction, GrantKind, GrantRequest, Message, Revoke, code,
+};
+
+use super::Control;
+use super::session::Over;
+use super::waiting::{Then, Whom};
+use crate::hub::grant::{Change, Given, kind_name};
+use crate::hub::policy::Policy;
+use crate::hub::{NewGrant, Peer, Refusal, Revoked, Step};
+use vnplug_filter::Program;
+
+/// A change of the grants on its way.
+pub(super) struct Regrant {
+    change: Change,
+    /// The grant as it was given.
+    text: String,
+    keep: bool,
+    /// Filters that were compiled for it, by text and link type.
+    compiled: HashMap<(String, u32), Arc<Program>>,
+    /// The one that is being compiled.
+    awaited: (String, u32),
+}
+
+impl Regrant {
+    /// The filter that it waited for is there.
+    pub(super) fn add(&mut self, program: Option<Arc<Program>>) {
+        let key = std::mem::take(&mut self.awaited);
+        self.compiled.extend(program.map(|program| (key, program)));
+    }
+}
+
+impl Control {
+    /// Takes ports from their owners.
+    pub(super) fn of_revoke(
+        &mut self,
+        whom: Whom,
+        viewer: &Peer,
+        revoke: &Revoke,
+    ) -> Result<(), Over> {
+        let step = self
+            .may_manage(viewer, "take ports from others")
+            .and_then(|()| {
+                let what = Revoked {
+                    receiving: revoke.receiving,
+                    sending: revoke.sending,
+                };
+                if what == Revoked::default() {
+                    let what = "nothing to revoke: receiving, sending, or both";
+                    return Err(Refusal::new(code::INVALID, what));
+                }
+                let ports = self.hub.meant(&revoke.whose)?;
+                log::info!(
+                    target: "control",
+                    "an operator revokes {what:?} of {:?}: {} ports",
+                    revoke.whose,
+                    ports.len()
+                );
+                let mut owed = Vec::new();
+                let all = ports.into_iter().map(|port| (port, what)).collect();
+                self.take_ports(whom.token, all, REVOKED, &mut owed);
+                if what == Revoked::WHOLE {
+                    self.hub.close_entered(&revoke.whose);
+                }
+                Ok(Step::after(owed, |_, heard| Step::done_if(heard)))
+            });
+        self.carry_on(whom, step)
+    }
+
+    /// Which grants there are, or a change of them.
+    pub(super) fn of_grants(
+        &mut self,
+        whom: Whom,
+        viewer: &Peer,
+        request: GrantRequest,
+    ) -> Result<(), Over> {
+        if let Err(refusal) = self.may_manage(viewer, "look at grants or change them") {
+            return self.sessions.answer(whom, Err(refusal));
+        }
+        let GrantRequest::Change {
+            action,
+            kind,
+            text,
+            keep,
+        } = request
+        else {
+            let grants = Message::Counters(self.list_grants());
+            return self.sessions.answer(whom, Ok((grants, Vec::new())));
+        };
+        let given = Given::read(kind, &text).and_then(|given| {
+            if action == GrantAction::Remove {
+                return Ok(given);
+            }
+            match kind {
+                GrantKind::Join => vnplug_switch::check_grant(&given.rest).map(|()| given),
+                _ => Ok(given),
+            }
+        });
+        match given {
+            Err(what) => {
+                let refusal = Refusal::new(code::INVALID, what);
+                self.sessions.answer(whom, Err(refusal))
+            }
+            Ok(given) => {
+                let change = Change {
+                    action,
+                    kind,
+                    given,
+                };
+                let regrant = Regrant {
+                    change,
+                    text,
+                    keep,
+                    compiled: HashMap::new(),
+                    awaited: (String::new(), 0),
+                };
+                self.regrant(whom, viewer, regrant)
+            }
+        }
+    }
+
+    /// Has a change of the grants done, or the next filter compiled that it needs.
+    pub(super) fn regrant(
+        &mut self,
+        whom: Whom,
+        viewer: &Peer,
+        mut regrant: Regrant,
+    ) -> Result<(), Over> {
+        let change = &regrant.change;
+        let mut policy = self.policy.clone();
+        policy.change(change);
+        let takes = takes_from(change);
+        let attached = |owner: &Peer| {
+            let mut grants = self.vms.grants(owner);
+            if let Some((vm, source, filter)) = takes
+                && *owner == Peer::Vm(vm.to_owned())
+            {
+                grants
+                    .retain(|it| it.source != source || !filter.is_empty() && it.filter != filter);
+            }
+            grants
+        };
+        if change.action == GrantAction::Remove && !self.has_grant(change) {
+            let what = format!(
+                "there is no such grant: {:?}; see `vnplug grant list`",
+                regrant.text
+            );
+            return self
+                .sessions
+                .answer(whom, Err(Refusal::new(code::NOT_FOUND, what)));
+        }
+        let verdicts = self.hub.verdicts(&policy, attached);
+        // Also if nobody needs it now: a filter that is wrong is refused when it is given.
+        let own = (change.kind == GrantKind::See && change.action != GrantAction::Remove)
+            .then(|| (change.given.rest.clone(), ETHERNET));
+        let needed = verdicts.iter().filter_map(|(port, (granted, revoked))| {
+            let is_needed = !revoked.receiving && !granted.sight.trim().is_empty();
+            is_needed.then(|| (granted.sight.clone(), self.hub.link_type_of(*port)))
+        });
+        let missing = own
+            .into_iter()
+            .chain(needed)
+            .find(|key| !key.0.trim().is_empty() && !regrant.compiled.contains_key(key));
+        if let Some(key) = missing {
+            regrant.awaited.clone_from(&key);
+            let (text, link_type) = key;
+            let then = Then::Regrant(Box::new(regrant));
+            let filter = FilterSpec::Expression(text);
+            return self.compile(whom, viewer, then, (String::new(), filter, link_type));
+        }
+        if let Some((vm, source, filter)) = takes
+            && let Some(vm) = self.vms.served.get_mut(vm)
+            && let Err(error) = vm.take_grants((source, filter), &self.vms.dirs.state)
+        {
+            let what = format!("what VM {:?} was attached with: {error}", vm.name());
+            return self
+                .sessions
+                .answer(whom, Err(Refusal::new(code::INTERNAL, what)));
+        }
+        log::info!(
+            target: "control",
+            "an operator changes the grants ({:?} {}): {}; {} open ports are concerned",
+            change.action,
+            kind_name(change.kind),
+            regrant.text.escape_debug(),
+            verdicts.len()
+        );
+        self.adopt_policy(policy);
+        let (mut ended, mut owed, mut grants) = (Vec::new(), Vec::new(), Vec::new());
+        for (port, (granted, revoked)) in verdicts {
+            let key = (granted.sight.clone(), self.hub.link_type_of(port));
+            let guard = regrant.compiled.get(&key).cloned();
+            if revoked != Revoked::default() {
+                ended.push((port, revoked));
+            }
+            if !revoked.receiving {
+                grants.push(NewGrant {
+                    port,
+                    granted,
+                    guard,
+                });
+            }
+        }
+        self.take_ports(whom.token, ended, CHANGED, &mut owed);
+        let step = self.hub.regrant(grants, owed);
+        let kept = match regrant.keep {
+            true => self.grants.keep(&regrant.change, &regrant.text),
+            false => Ok(()),
+        };
+        match kept {
+            Ok(()) => self.carry_on(whom, Ok(step)),
+            Err(error) => {
+                let what = format!("it is changed, but not kept for a restart: {error}");
+                // What the threads were told is done in any case.
+                let step = Step::finally(step, Refusal::new(code::INTERNAL, what));
+                self.carry_on(whom, Ok(step))
+            }
+        }
+    }
+
+    /// Ends the ports of a VM that was attached again and may not have them any more as they are.
+    pub(super) fn judge_again(&mut self, name: &str) {
+        let vm = Peer::Vm(name.to_owned());
+        let attached = |owner: &Peer| self.vms.grants(owner);
+        let verdicts = self.hub.verdicts(&self.policy, attached);
+        let ports = self.hub.ports();
+        let own = verdicts.into_keys().filter(|port| {
+            let record = ports.get(port);
+            record.is_some_and(|record| record.owner == vm)
+        });
+        let own = own.map(|port| (port, Revoked::WHOLE)).collect();
+        self.take_ports(0, own, CHANGED, &mut Vec::new());
+    }
+
+    /// Ends what is taken of ports; those of which nothing is left are closed, and their readers told why.
+    fn take_ports(
+        &mut self,
+        asked_by: u64,
+        ports: Vec<(u32, Revoked)>,
+        why: &str,
+        owed: &mut Vec<crate::hub::Owed<()>>,
+    ) {
+        let mut over = Vec::new();
+        for (port, what) in ports {
+            if self.hub.revoke(port, what, owed)
+                && let Some(record) = self.hub.ports().get(&port)
+            {
+                over.push((port, record.owner.clone()));
+            }
+        }
+        self.tell_gone(asked_by, &over, why);
+        let mut by_owner: HashMap<Peer, Vec<u32>> = HashMap::new();
+        for (port, owner) in over {
+            by_owner.entry(owner).or_default().push(port);
+        }
+        for (owner, ports) in by_owner {
+            self.close_soon(&owner, ports);
+        }
+    }
+
+    /// Tells those who opened ports that they are gone, and why. The connection that asked for it goes on in
+    /// any case.
+    pub(super) fn tell_gone(&mut self, asked_by: u64, ports: &[(u32, Peer)], reason: &str) {
+        let all: HashSet<u32> = ports.iter().map(|(port, _)| *port).collect();
+        for (port, owner) in ports {
+            // What it maps is not given to others before it says that it does not any more.
+            if let Some(vm) = self.vms.of_mut(owner) {
+                vm.places.linger(self.hub.places_of(*port));
+            }
+        }
+        let mut tokens = HashSet::new();
+        for (token, app, port) in self.sessions.openers(&all) {
+            if tokens.insert(token) {
+                self.sessions
+                    .forget_ports(token, |_, own| all.contains(&own));
+            }
+            let reason = reason.to_owned();
+            let gone = Message::Gone { port, reason };
+            let told = Whom { token, id: 0, app };
+            let went = self.sessions.answer(told, Ok((gone, Vec::new())));
+            if token != asked_by {
+                self.went_on(token, went);
+            }
+        }
+    }
+
+    fn may_manage(&self, viewer: &Peer, what: &str) -> Result<(), Refusal> {
+        if self.policy.is_operator(viewer) {
+            return Ok(());
+        }
+        let what = format!("only root or the daemon's own user may {what}");
+        Err(Refusal::new(code::DENIED, what))
+    }
+
+    /// Uses other grants from now on.
+    fn adopt_policy(&mut self, policy: Policy) {
+        self.hub.admit_by(&self.policy, &policy);
+        self.policy = policy;
+    }
+
+    /// Whether there is something to take.
+    fn has_grant(&self, change: &Change) -> bool {
+        let Change { kind, given, .. } = change;
+        let is_it = |source: &str, rest: &str| {
+            source == given.source && (given.rest.is_empty() || rest == given.rest)
+        };
+        let all = self.policy.grants();
+        let is_own = |(of, it): &(GrantKind, Given)| {
+            of == kind && it.whom == given.whom && is_it(&it.source, &it.rest)
+        };
+        let attached = self.vms.grants(&given.whom);
+        all.iter().any(is_own)
+            || *kind == GrantKind::See
+                && attached
+                    .iter()
+                    .any(|it: &Grant| is_it(&it.source, &it.filter))
+    }
+
+    fn list_grants(&self) -> Vec<Counted> {
+        let tell = |kind: GrantKind, given: Given, from: &str| {
+            let whom = match given.whom {
+                Peer::User(uid) => format!("uid:{uid}"),
+                Peer::Vm(name) => format!("vm:{name}"),
+            };
+            let of = match kind {
+                GrantKind::See => "filter",
+                GrantKind::Send => "terms",
+                GrantKind::Join => "settings",
+            };
+            Counted {
+                kind: "grant".into(),
+                name: whom,
+                labels: vec![
+                    ("grant".into(), kind_name(kind).into()),
+                    ("source".into(), given.source),
+                    (of.into(), given.rest),
+                    ("from".into(), from.into()),
+                ],
+                values: Vec::new(),
+            }
+        };
+        let mut all: Vec<Counted> = Vec::new();
+        for (kind, given) in self.policy.grants() {
+            let from = self.grants.origin(kind, &given);
+            all.push(tell(kind, given, from));
+        }
+        for vm in self.vms.served.values() {
+            let whom = Peer::Vm(vm.name().to_owned());
+            all.extend(vm.grants().into_iter().map(|grant| {
+                let given = Given {
+                    whom: whom.clone(),
+                    source: grant.source,
+                    rest: grant.filter,
+                };
+                tell(GrantKind::See, given, "attach")
+            }));
+        }
+        all
+    }
+}
+
+/// Whose grants of its attachment are taken, of which source, and with which filter (empty = any).
+fn takes_from(change: &Change) -> Option<(&str, &str, &str)> {
+    let Peer::Vm(vm) = &change.given.whom else {
+        return None;
+    };
+    let given = &change.given;
+    match (change.kind, change.action) {
+        (GrantKind::See, GrantAction::Remove) => Some((vm, &given.source, &given.rest)),
+        (GrantKind::See, GrantAction::Set) => Some((vm, &given.source, "")),
+        _ => None,
+    }
+}
+
+/// Why a port is gone.
+const REVOKED: &str = "an operator revoked the port";
+const CHANGED: &str = "an operator changed the grants, which do not permit the port any more";
+/// DLT of the frames of which a filter is compiled to see whether it is right.
+const ETHERNET: u32 = 1;

@@ -1,0 +1,138 @@
+//! Grants as text: in the configuration, on the command line, and from operators at run time.
+//!
+//! A grant is written in one way everywhere: `vm:NAME=SOURCE…` or `uid:N=SOURCE…`, and what follows depends
+//! on its kind.
+
+use vnplug_ring::control::{Grant, GrantAction, GrantKind, HOST_PREFIX};
+
+use super::{Join, Peer, Sending};
+
+/// What a grant gives, and to whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// To whom.
+    pub whom: Peer,
+    /// The source, a port of a switch, or `*`.
+    pub source: String,
+    /// To see: the filter. To send, to join: `key=value` with commas between them.
+    pub rest: String,
+}
+
+/// A change of the grants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// What is done.
+    pub action: GrantAction,
+    /// With which kind of grant.
+    pub kind: GrantKind,
+    /// With which.
+    pub given: Given,
+}
+
+impl Given {
+    /// Reads a grant of this kind.
+    ///
+    /// # Errors
+    /// How it is written.
+    pub(crate) fn read(kind: GrantKind, text: &str) -> Result<Self, String> {
+        let end = match kind {
+            GrantKind::See => ':',
+            GrantKind::Send | GrantKind::Join => ',',
+        };
+        let usage = || {
+            let rest = match kind {
+                GrantKind::See => "[:FILTER]",
+                GrantKind::Send | GrantKind::Join => "[,KEY=VALUE…]",
+            };
+            format!("{text:?} is no grant: write vm:NAME=SOURCE{rest} or uid:N=SOURCE{rest}")
+        };
+        let (whom, what) = text.split_once('=').ok_or_else(usage)?;
+        // Names have it, or have not.
+        let what = what.strip_prefix(HOST_PREFIX).unwrap_or(what);
+        let (source, rest) = what.split_once(end).unwrap_or((what, ""));
+        let whom = match whom.split_once(':') {
+            Some(("vm", name)) if !name.is_empty() => Peer::Vm(name.to_owned()),
+            Some(("uid", uid)) => Peer::User(uid.parse().map_err(|_| usage())?),
+            _ => return Err(usage()),
+        };
+        if source.is_empty() {
+            return Err(usage());
+        }
+        let rest = match kind {
+            GrantKind::See | GrantKind::Send => rest.to_owned(),
+            GrantKind::Join => of_join(rest),
+        };
+        Ok(Self {
+            whom,
+            source: source.to_owned(),
+            rest,
+        })
+    }
+
+    /// To see.
+    pub(crate) fn sight(self) -> (Peer, Grant) {
+        let grant = Grant {
+            source: self.source,
+            filter: self.rest,
+        };
+        (self.whom, grant)
+    }
+
+    /// To send.
+    pub(crate) fn sending(self) -> Sending {
+        Sending {
+            whom: self.whom,
+            source: self.source,
+            terms: self.rest,
+        }
+    }
+
+    /// To join.
+    pub(crate) fn join(self) -> Join {
+        Join {
+            whom: self.whom,
+            switch: self.source,
+            settings: self.rest,
+        }
+    }
+}
+
+/// Settings of a port, of a grant: its `mac` is that of the only station that may send there.
+pub(crate) fn of_join(settings: &str) -> String {
+    let word = |word: &str| match word.strip_prefix("mac=") {
+        Some(address) => format!("lock={address}"),
+        None => word.to_owned(),
+    };
+    let words: Vec<String> = settings.split(',').map(word).collect();
+    words.join(",")
+}
+
+/// What a kind of grant is called.
+pub(crate) fn kind_name(kind: GrantKind) -> &'static str {
+    match kind {
+        GrantKind::See => "see",
+        GrantKind::Send => "send",
+        GrantKind::Join => "join",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grant_is_read_as_its_kind_is_written() {
+        let see = Given::read(GrantKind::See, "uid:1000=host:eth1:port 53 or port 80").unwrap();
+        assert_eq!(
+            (see.whom, &*see.source, &*see.rest),
+            (Peer::User(1000), "eth1", "port 53 or port 80")
+        );
+        let join = "vm:a=lan0,vlan=7,mac=02:00:00:00:00:01";
+        let join = Given::read(GrantKind::Join, join).unwrap().join();
+        assert_eq!(join.settings, "vlan=7,lock=02:00:00:00:00:01");
+        for bad in ["eth1", "vm:=eth1", "uid:x=eth1", "uid:1=", "gid:1=eth1"] {
+            let error = Given::read(GrantKind::Send, bad).unwrap_err();
+            assert!(error.contains("vm:NAME=SOURCE"), "{error}");
+        }
+    }
+}
