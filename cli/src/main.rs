@@ -6,6 +6,7 @@
 mod agent;
 mod attach;
 mod capture;
+mod channel;
 mod entrances;
 mod extcap;
 mod external;
@@ -75,6 +76,10 @@ enum Action {
     Grant(grant::Grant),
     /// Take open ports from their owners
     Revoke(grant::RevokeArgs),
+    /// List the back-ends of third parties
+    Backends(channel::Backends),
+    /// Speak to a back-end
+    Channel(channel::ChannelArgs),
     /// List the devices
     List(list::List),
     /// Show every counter and check that the accounts close
@@ -125,6 +130,8 @@ fn main() -> ExitCode {
         Action::Switch(switch) => switch.run(connect),
         Action::Grant(grant) => grant.run(connect),
         Action::Revoke(revoke) => revoke.run(connect),
+        Action::Backends(backends) => backends.run(&socket),
+        Action::Channel(channel) => channel.run(&socket),
         Action::List(list) => list.run(connect),
         Action::Stats(stats) => stats.run(connect),
         Action::Extract(extract) => extract.run(),

@@ -19,7 +19,7 @@ use rustix::net::{
     SocketType, connect, recvmsg, sendmsg, shutdown, socket_with,
 };
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
-use vnplug_ring::control::{DEFAULT_SOCKET, Message, Role, VERSION};
+use vnplug_ring::control::{Backend, DEFAULT_SOCKET, Message, Role, VERSION};
 use vnplug_ring::direct::SLOTS;
 
 use crate::error::Error;
@@ -65,6 +65,8 @@ pub(crate) struct Connection {
     framer: Framer,
     fds: VecDeque<OwnedFd>,
     unasked: VecDeque<Message>,
+    /// Of memory that was shared unasked, in the order of the messages about it.
+    shared: VecDeque<OwnedFd>,
     last_id: u32,
     /// A question that was given up; its answer may still come.
     late: Option<u32>,
@@ -82,6 +84,7 @@ impl Connection {
             framer: Framer::strict(MAX_PAYLOAD),
             fds: VecDeque::new(),
             unasked: VecDeque::new(),
+            shared: VecDeque::new(),
             last_id: 0,
             late: None,
             limit,
@@ -137,7 +140,9 @@ impl Connection {
     fn judged(&mut self, answer: Message) -> Result<Message, Error> {
         match answer {
             // No other brings descriptors; see `take_fds` and `take_all_fds`.
-            answer @ (Message::Opened(_) | Message::Members(_)) => Ok(answer),
+            answer @ (Message::Opened(_)
+            | Message::Members(_)
+            | Message::Backend(Backend::Mapped(_))) => Ok(answer),
             _ if !self.fds.is_empty() => {
                 self.fds.clear();
                 let error = Error::Protocol("descriptors nobody asked for".into());
@@ -193,6 +198,35 @@ impl Connection {
         Err(error)
     }
 
+    /// Keeps what was said unasked, with the descriptor that comes with memory.
+    fn keep(&mut self, message: Message) -> Result<(), Error> {
+        if matches!(message, Message::Backend(Backend::Mapped(_))) {
+            let fd = self.fds.pop_front();
+            let fd = fd.ok_or_else(|| Error::Protocol("memory without a descriptor".into()))?;
+            self.shared.push_back(fd);
+        }
+        self.unasked.push_back(message);
+        Ok(())
+    }
+
+    /// Takes the descriptor of memory that was shared unasked, in turn.
+    pub(crate) fn take_shared(&mut self) -> Option<OwnedFd> {
+        self.shared.pop_front()
+    }
+
+    /// Says something that has no answer.
+    pub(crate) fn tell(&mut self, message: &Message) -> Result<(), Error> {
+        if let Some(error) = &self.dead {
+            return Err(error.clone());
+        }
+        let deadline = Instant::now() + self.limit;
+        let told = self.send(&message.encode(0, 0), None, deadline);
+        if let Err(error) = &told {
+            self.die(error);
+        }
+        told
+    }
+
     /// Takes the descriptors that came with a Members.
     pub(crate) fn take_all_fds(&mut self) -> Vec<OwnedFd> {
         self.fds.drain(..).collect()
@@ -218,7 +252,8 @@ impl Connection {
                     if frame.0.id != 0 {
                         return Err(Error::Protocol("an answer that nothing asked for".into()));
                     }
-                    self.unasked.push_back(Message::from_frame(&frame)?);
+                    let message = Message::from_frame(&frame)?;
+                    self.keep(message)?;
                 }
                 Ok(more)
             });
@@ -378,7 +413,7 @@ impl Connection {
                     id if id == self.last_id => return Ok(message),
                     0 => match message {
                         Message::Error { code, text } => return Err(Error::Refused { code, text }),
-                        other => self.unasked.push_back(other),
+                        other => self.keep(other)?,
                     },
                     id if self.is_late(id) => {}
                     _ => return Err(Error::Protocol("an answer that nothing asked for".into())),
@@ -491,7 +526,11 @@ fn dial(path: &Path, deadline: Instant) -> Result<OwnedFd, Error> {
     }
 }
 
-fn await_ready(fd: BorrowedFd<'_>, flags: PollFlags, deadline: Instant) -> Result<(), Error> {
+pub(crate) fn await_ready(
+    fd: BorrowedFd<'_>,
+    flags: PollFlags,
+    deadline: Instant,
+) -> Result<(), Error> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -54,6 +54,8 @@ pub enum Error {
     Ring(AttachError),
     /// The ring's memory was overwritten by somebody.
     Corrupt(Corrupt),
+    /// The other side of a channel has not taken what was said before; nothing was sent.
+    Full,
     /// An argument is out of range.
     Invalid(&'static str),
     /// A system call failed.
@@ -74,7 +76,7 @@ impl Error {
     /// True if trying again later may succeed without anybody changing the request.
     pub fn heals(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Disconnected | Self::TimedOut => true,
+            Self::Unreachable { .. } | Self::Disconnected | Self::TimedOut | Self::Full => true,
             Self::Refused { code, .. } => {
                 matches!(*code, code::UNAVAILABLE | code::NO_MEMORY | code::LIMIT)
             }
@@ -129,6 +131,9 @@ impl std::fmt::Display for Error {
             Self::SourceFailed(reason) => write!(f, "the source failed: {reason}"),
             Self::Ring(_) => f.write_str("the ring cannot be attached"),
             Self::Corrupt(_) => f.write_str("the ring was overwritten"),
+            Self::Full => f.write_str(
+                "the other side has not taken what was said before: wait for it, then say it again",
+            ),
             Self::Invalid(what) => write!(f, "invalid argument: {what}"),
             Self::System { what, errno } => write!(f, "{what}: {errno}"),
         }

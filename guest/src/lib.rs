@@ -39,6 +39,7 @@ mod error;
 mod connection;
 mod map;
 
+mod backend;
 mod client;
 mod options;
 mod peer;
@@ -48,6 +49,7 @@ pub mod agent;
 
 mod ffi;
 
+pub use backend::{BackEnd, BackEndOptions, Channel, ChannelOptions, Heard, SharedMemory, Told};
 pub use client::Client;
 pub use error::Error;
 pub use map::{map as map_memory, map_apart};
@@ -59,6 +61,7 @@ pub use port::{
 };
 
 pub use vnplug_ring::Packet;
+pub use vnplug_ring::control::backend::{BackendInfo, MAX_EVENTS, MAX_SAID};
 pub use vnplug_ring::control::{
     Balance, Counted, DEFAULT_SOCKET, Device, Direction, ExactRule, FilterSpec, Flow, Grant,
     GrantAction, GrantKind, MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern, Revoke,

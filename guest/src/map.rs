@@ -24,12 +24,44 @@ pub(crate) mod vfio;
 /// # Errors
 /// [`Error::Protocol`] if `len` is 0 or the file is shorter; [`Error::System`].
 pub fn map(fd: BorrowedFd<'_>, len: u64) -> Result<Region, Error> {
-    map_as(fd, len, ProtFlags::READ | ProtFlags::WRITE)
+    map_as(fd, 0, len, ProtFlags::READ | ProtFlags::WRITE)
 }
 
 /// As [`map`], but readable only: of the region nothing may be stored.
 pub(crate) fn map_read_only(fd: BorrowedFd<'_>, len: u64) -> Result<Region, Error> {
-    map_as(fd, len, ProtFlags::READ)
+    map_as(fd, 0, len, ProtFlags::READ)
+}
+
+/// Maps `len` bytes of `fd` from `offset` on, a multiple of the page size; readable only, unless it is
+/// `writable`.
+pub(crate) fn map_at(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    len: u64,
+    writable: bool,
+) -> Result<Region, Error> {
+    map_as(fd, offset, len, protection(writable))
+}
+
+/// Puts private pages of zeros in the place of all that a region maps: what it was is not touched any more,
+/// whatever becomes of it. The region is to be one of [`map_at`], whole, and `writable` as there.
+pub(crate) fn blank(region: &Region, writable: bool) -> Result<(), Error> {
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+    let at = region.as_ptr().cast::<c_void>();
+    let len = region.len() as usize;
+    // SAFETY: a whole mapping of ours, page-aligned, which stays ours: other pages lie there from now on,
+    // as readable and writable, and they are unmapped with it. Nobody holds references into a region.
+    let blank = unsafe { mmap_anonymous(at, len, protection(writable), flags) };
+    blank
+        .map(|_| ())
+        .map_err(Error::system("cannot let go of shared memory"))
+}
+
+fn protection(writable: bool) -> ProtFlags {
+    match writable {
+        true => ProtFlags::READ | ProtFlags::WRITE,
+        false => ProtFlags::READ,
+    }
 }
 
 /// Maps a port whose records lie apart (see [`vnplug_ring::control::apart`]): `words` readable and
@@ -91,13 +123,13 @@ fn has(fd: BorrowedFd<'_>, len: u64) -> Result<(), Error> {
     Ok(())
 }
 
-fn map_as(fd: BorrowedFd<'_>, len: u64, prot: ProtFlags) -> Result<Region, Error> {
+fn map_as(fd: BorrowedFd<'_>, offset: u64, len: u64, prot: ProtFlags) -> Result<Region, Error> {
     let bytes = usize::try_from(len).ok().filter(|&bytes| bytes > 0);
     let bytes = bytes.ok_or_else(|| Error::Protocol(format!("{len} bytes of ring memory")))?;
-    has(fd, len)?;
+    has(fd, offset.saturating_add(len))?;
     let flags = MapFlags::SHARED;
     // SAFETY: a fresh mapping at an address of the kernel's choice disturbs no other.
-    let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, fd, 0) }
+    let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, fd, offset) }
         .map_err(Error::system("cannot map the ring's memory"))?;
     let mapping = Mapping { base, bytes };
     let base = NonNull::new(base.cast::<u8>()).ok_or(Error::Invalid("a mapping at address 0"))?;

@@ -22,6 +22,13 @@
 //! switch = "lan0"
 //! vlan = 10
 //! mac = "02:00:00:00:00:01"
+//!
+//! [[backend]]                          # a process of somebody else's that guests may use
+//! id = 85
+//! name = "kv"
+//! uid = 1000                           # whose process may be it
+//! open = ["vm:*", "uid:1001"]          # who may connect
+//! memory = "16MiB"                     # that it may share with them
 //! ```
 
 mod file;
@@ -32,9 +39,9 @@ use clap::Parser;
 use serde::Deserialize;
 use vnplug_ring::control::{DEFAULT_SOCKET, Grant, GrantKind};
 
-use self::file::{File, bytes, flat, joiner, read, source};
+use self::file::{File, backend, bytes, flat, joiner, read, source};
 use crate::hub::grant::Given;
-use crate::hub::{Join, Peer, Sending};
+use crate::hub::{BackendGrant, Join, Peer, Sending};
 use crate::spec::{SWITCH, SourceSpec};
 use vnplug_filter::DEFAULT_LIMIT_BYTES;
 
@@ -83,6 +90,13 @@ pub struct Arguments {
                 ,vlan=10,mac=02:00:00:00:00:01"
     )]
     pub allow_join: Vec<String>,
+    /// Permissions to be a back-end
+    #[arg(
+        long,
+        value_name = "GRANT",
+        help = "Permission to be a back-end, and who may use it: kv,id=85,uid=1000,open=vm:*+uid:1001,memory=16M"
+    )]
+    pub backend: Vec<String>,
     /// Switch to this user after start
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
@@ -160,6 +174,8 @@ pub struct Config {
     pub senders: Vec<Sending>,
     /// Who may join which switch.
     pub joiners: Vec<Join>,
+    /// Who may be a back-end, and who may use it.
+    pub backends: Vec<BackendGrant>,
 }
 
 impl Config {
@@ -267,6 +283,18 @@ impl Config {
         for text in &arguments.allow_join {
             joiners.push(Given::read(GrantKind::Join, text)?.join());
         }
+        let tables = file.backend.into_iter().map(backend);
+        let flags = arguments.backend.iter().map(|text| backend_grant(text));
+        let backends: Vec<BackendGrant> = tables.chain(flags).collect::<Result<_, _>>()?;
+        for (at, grant) in backends.iter().enumerate() {
+            let same = |it: &&BackendGrant| it.id == grant.id || it.name == grant.name;
+            if let Some(other) = backends[..at].iter().find(same) {
+                return Err(format!(
+                    "back-ends {:?} and {:?} have the same id or name",
+                    other.name, grant.name
+                ));
+            }
+        }
         let max_ring_bytes = size("max_ring_bytes", file.max_ring_bytes, 1 << 30)?;
         let config = Self {
             socket,
@@ -292,6 +320,7 @@ impl Config {
             vms,
             senders,
             joiners,
+            backends,
         };
         config.check()?;
         Ok(config)
@@ -317,6 +346,26 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// A grant to be a back-end, of the command line.
+fn backend_grant(text: &str) -> Result<BackendGrant, String> {
+    let mut words = std::collections::BTreeMap::new();
+    for (at, word) in text.split(',').enumerate() {
+        let (key, value) = match word.split_once('=') {
+            Some(pair) => pair,
+            None if at == 0 => ("name", word),
+            None => {
+                return Err(format!(
+                    "--backend {text}: write NAME,id=N,uid=N,…, not {word:?}"
+                ));
+            }
+        };
+        if words.insert(key.to_owned(), value.to_owned()).is_some() {
+            return Err(format!("--backend {text}: {key} is there twice"));
+        }
+    }
+    BackendGrant::of_words(words).map_err(|error| format!("--backend {text}: {error}"))
 }
 
 #[cfg(test)]

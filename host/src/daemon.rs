@@ -209,6 +209,7 @@ fn serve(
         awake,
         switches,
         grants,
+        backends: config.backends.clone(),
         listener,
         termination,
     };

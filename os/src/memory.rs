@@ -147,6 +147,55 @@ pub fn readable(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<SharedMemor
     })
 }
 
+/// Memory that two peers share and the daemon does not map. Its pages are freed with this, even if others
+/// still have a descriptor: it reads as zero then.
+#[derive(Debug)]
+pub struct Exported {
+    /// For who writes it.
+    pub whole: OwnedFd,
+    /// For who only reads it, if it may not be written by both.
+    reading: Option<OwnedFd>,
+    len: u64,
+}
+
+/// Makes memory of at least `len` bytes, in ordinary pages, whose length nobody can change. With `writable`
+/// both sides may write it.
+///
+/// # Errors
+/// As [`sealed`].
+pub fn exported(len: u64, writable: bool, go_on: GoOn<'_>) -> io::Result<Exported> {
+    let len = len.next_multiple_of(4096);
+    let whole = committed("vnplug-region", len, MemfdFlags::empty(), go_on)?;
+    let reading = (!writable).then(|| for_reading(&whole)).transpose()?;
+    fcntl_add_seals(&whole, SEALS)?;
+    Ok(Exported {
+        whole,
+        reading,
+        len,
+    })
+}
+
+impl Exported {
+    /// The descriptor for the side that did not ask for it.
+    pub fn for_program(&self) -> &OwnedFd {
+        self.reading.as_ref().unwrap_or(&self.whole)
+    }
+
+    /// Frees its pages: whoever maps it sees zeros, in pages that are made when they are touched.
+    pub fn empty(&self) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(error) = fallocate(&self.whole, flags, 0, self.len) {
+            log::warn!(target: "backend", "shared memory is not emptied: {error}");
+        }
+    }
+}
+
+impl Drop for Exported {
+    fn drop(&mut self) {
+        self.empty();
+    }
+}
+
 /// Nobody changes the length, and nobody adds to this.
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)

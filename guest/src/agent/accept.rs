@@ -94,10 +94,17 @@ impl Agent {
 
     /// Serves the requests of an application that were read, until it is busy.
     pub(super) fn serve_requests(&mut self, number: u32) {
+        let slow = self.channel.as_ref().is_some_and(|it| it.backlog() > SLOW);
         let served = loop {
             let Some(app) = self.apps.get_mut(&number) else {
                 return;
             };
+            // What it says to back-ends is not to keep others from the host.
+            app.held = slow && app.channels > 0;
+            if app.held {
+                self.held_back.insert(number);
+                break Ok(());
+            }
             let said = match app.next_request() {
                 Ok(Some((id, request))) => self.app_says(number, id, request),
                 Ok(None) => break Ok(()),
@@ -128,7 +135,7 @@ impl Agent {
     pub(super) fn watch_app(&self, number: u32) {
         if let Some(app) = self.apps.get(&number) {
             let mut flags = EventFlags::empty();
-            flags.set(EventFlags::IN, !app.is_busy());
+            flags.set(EventFlags::IN, !app.is_busy() && !app.held);
             flags.set(EventFlags::OUT, app.has_backlog());
             let data = EventData::new_u64(u64::from(number));
             if let Err(errno) = epoll::modify(&self.epoll, app.as_fd(), data, flags) {
@@ -177,3 +184,5 @@ pub(super) fn listen(path: &Path, group: Option<u32>) -> Result<OwnedFd, Error> 
 const MAX_PER_USER: usize = 256;
 /// Connections of all.
 const MAX_APPS: usize = 1024;
+/// While so much waits for the host, nothing more is read of who speaks to back-ends.
+const SLOW: usize = 64 << 10;

@@ -12,6 +12,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recv, recvmsg, sendmsg,
 };
+use vnplug_ring::control::backend::{WINDOW, cost};
 use vnplug_ring::control::wire::{Framer, MAX_REQUEST};
 use vnplug_ring::control::{Message, RingPlace};
 
@@ -31,6 +32,10 @@ pub(super) struct App {
     pub(super) pending: usize,
     /// It asked for a port, so the host is told when it goes.
     pub(super) asked_for_port: bool,
+    /// Nothing of it is read for now: what it says to back-ends waits for the host.
+    pub(super) held: bool,
+    /// Channels to back-ends that it has.
+    pub(super) channels: usize,
     /// Places of its closed ports; it may map them as long as it is connected.
     pub(super) mapped: Vec<RingPlace>,
 }
@@ -44,6 +49,8 @@ struct Outgoing {
     bytes: Vec<u8>,
     sent: usize,
     fds: Vec<OwnedFd>,
+    /// And nothing that was said unasked.
+    is_answer: bool,
 }
 
 impl App {
@@ -57,13 +64,15 @@ impl App {
             greeted: false,
             pending: 0,
             asked_for_port: false,
+            held: false,
+            channels: 0,
             mapped: Vec::new(),
         }
     }
 
     /// Reads once: an application cannot keep the agent from the others.
     pub(super) fn read(&mut self) -> Result<(), Hangup> {
-        let mut bytes = [0; 4096];
+        let mut bytes = [0; 16 << 10];
         match receive(&self.socket, &mut bytes) {
             Ok(Some(0)) => return Err(Hangup("closed".into())),
             Ok(Some(count)) => self.framer.push(&bytes[..count]),
@@ -90,7 +99,8 @@ impl App {
             return Ok(None);
         };
         let message = Message::from_frame(&frame).map_err(malformed)?;
-        if frame.0.id == 0 || frame.0.app != 0 {
+        let is_passed = matches!(&message, Message::Backend(said) if said.is_passed());
+        if (frame.0.id == 0) != is_passed || frame.0.app != 0 {
             return Err(Hangup("a request without a number".into()));
         }
         Ok(Some((frame.0.id, message)))
@@ -99,7 +109,8 @@ impl App {
     /// So many requests are under way that no more are read before one is answered, and the answer
     /// taken: who reads slowly is served slowly, and not cut off.
     pub(super) fn is_busy(&self) -> bool {
-        self.pending + self.out.len() >= MAX_PENDING
+        let answers = self.out.iter().filter(|out| out.is_answer).count();
+        self.pending + answers >= MAX_PENDING
     }
 
     /// Sends a message, with descriptors if any, or queues it.
@@ -115,10 +126,15 @@ impl App {
             bytes,
             sent: 0,
             fds,
+            is_answer: !matches!(message, Message::Backend(_)),
         });
         self.flush()?;
-        // One answer may be longer than the limit, as long as the application reads it.
-        if self.backlog > MAX_BACKLOG && self.out.len() > 1 || self.out.len() > MAX_QUEUED {
+        // One answer may be longer than the limit, as long as the application reads it. What its channels have
+        // on their way is bounded by their windows.
+        let (bytes, messages) = (WINDOW as usize, WINDOW.div_ceil(cost(0)) as usize);
+        let most = MAX_BACKLOG + self.channels * 2 * bytes;
+        let most_messages = MAX_QUEUED + self.channels * 2 * messages;
+        if self.backlog > most && self.out.len() > 1 || self.out.len() > most_messages {
             return Err(Hangup("it does not read its answers".into()));
         }
         Ok(())

@@ -30,6 +30,7 @@
 mod accept;
 mod app;
 mod arena;
+mod backend;
 mod channel;
 mod closer;
 mod doorbell;

@@ -9,10 +9,13 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair,
 };
-use vnplug_ring::control::{ArenaHome, Header, Message, Opened, RingPlace, Role, VERSION, code};
+use vnplug_ring::control::{
+    ArenaHome, Backend, Header, Message, Opened, RingPlace, Role, VERSION, code,
+};
 
 use super::app::{Hangup, receive};
 use super::arena;
+use super::backend::ChannelEntry;
 use super::closer::{Closer, PeerFd};
 use super::doorbell::Line;
 use super::phase::Phase;
@@ -95,6 +98,7 @@ impl Agent {
             {
                 self.relay(app, id, &request)
             }
+            Message::Backend(said) if greeted => self.say_to_back_end(app, id, said),
             Message::AttachVm(_) | Message::DetachVm { .. } | Message::Adopt { .. } if greeted => {
                 let text = "only on the host: a guest may not attach virtual machines";
                 self.refuse(app, id, code::DENIED, text)
@@ -141,6 +145,9 @@ impl Agent {
         }
         let sent = match message {
             Message::Opened(opened) => self.opened(pending, opened),
+            Message::Backend(Backend::Connected(connected)) => {
+                self.connected(pending.app, pending.id, connected)
+            }
             message => {
                 if let (Message::Done, Some(port)) = (&message, pending.closes)
                     && let Some(entry) = self.ports.remove(&port)
@@ -175,6 +182,7 @@ impl Agent {
                 hangups.push((app, hangup));
             }
         }
+        self.lose_channels(reason, &mut hangups);
         for (app, hangup) in hangups {
             self.drop_app(app, &hangup);
         }
@@ -197,6 +205,7 @@ impl Agent {
             entry.app != number
         });
         self.pending.retain(|_, pending| pending.app != number);
+        places.append(&mut self.forget_channels(number));
         // It would come after whatever waits, and there is nothing to close.
         if app.asked_for_port && self.phase == Phase::Up {
             self.say(&Message::AppGone, 0, number);
@@ -223,7 +232,9 @@ impl Agent {
     pub(super) fn live(&self) -> Vec<RingPlace> {
         let of_ports = self.ports.values().flat_map(|entry| &entry.places);
         let of_apps = self.apps.values().flat_map(|app| &app.mapped);
-        coalesce(of_ports.chain(of_apps).copied().collect(), MAX_NAMED)
+        let of_channels = self.channels.values().flat_map(ChannelEntry::places);
+        let all = of_ports.chain(of_apps).chain(of_channels);
+        coalesce(all.copied().collect(), MAX_NAMED)
     }
 
     /// So much waits for the host that nothing is added that can be left out.
@@ -232,7 +243,7 @@ impl Agent {
         backlog > MAX_BACKLOG
     }
 
-    fn relay(&mut self, app: u32, id: u32, request: &Message) -> Result<(), Hangup> {
+    pub(super) fn relay(&mut self, app: u32, id: u32, request: &Message) -> Result<(), Hangup> {
         if self.phase != Phase::Up {
             let text = "the host cannot be reached at this moment";
             return self.refuse(app, id, code::UNAVAILABLE, text);
@@ -244,7 +255,9 @@ impl Agent {
             return Ok(());
         };
         entry.pending += 1;
-        entry.asked_for_port |= matches!(request, Message::Open(_));
+        let keeps =
+            |it: &Message| matches!(it, Message::Open(_) | Message::Backend(Backend::Connect(_)));
+        entry.asked_for_port |= keeps(request);
         let number = self.next_id();
         let closes = match request {
             // Somebody else's port is not ours to forget; the host refuses to close it.
@@ -392,6 +405,7 @@ impl Agent {
                     }
                 }
             }
+            Message::Backend(said) => self.of_back_end(said),
             Message::Gone { port, reason } => {
                 if let Some(entry) = self.ports.remove(&port) {
                     let app = entry.app;
@@ -416,7 +430,7 @@ impl Agent {
     }
 
     /// Tells the host that nobody maps these places any more.
-    fn release(&mut self, mut places: Vec<RingPlace>) {
+    pub(super) fn release(&mut self, mut places: Vec<RingPlace>) {
         // The arenas of a group are mapped until its last reader is gone.
         let mapped: HashSet<(u64, u64)> = self
             .ports
@@ -434,12 +448,18 @@ impl Agent {
         }
     }
 
-    fn refuse(&mut self, app: u32, id: u32, code: u16, text: &str) -> Result<(), Hangup> {
+    pub(super) fn refuse(
+        &mut self,
+        app: u32,
+        id: u32,
+        code: u16,
+        text: &str,
+    ) -> Result<(), Hangup> {
         let text = text.into();
         self.answer(app, id, &Message::Error { code, text }, Vec::new())
     }
 
-    fn answer(
+    pub(super) fn answer(
         &mut self,
         app: u32,
         id: u32,

@@ -13,6 +13,7 @@ use vnplug_ring::control::Message;
 use super::AgentConfig;
 use super::accept::listen;
 use super::app::App;
+use super::backend::ChannelEntry;
 use super::channel::Channel;
 use super::closer::{Closer, PeerFd};
 use super::doorbell::Doorbell;
@@ -43,6 +44,8 @@ pub(super) struct Agent {
     /// By user, who closes what its applications had their hands on.
     pub(super) closers: BTreeMap<u32, Closer>,
     pub(super) ports: BTreeMap<u32, PortEntry>,
+    /// Channels to back-ends.
+    pub(super) channels: BTreeMap<u32, ChannelEntry>,
     pub(super) pending: BTreeMap<u32, Pending>,
     pub(super) last_app: u32,
     last_id: u32,
@@ -82,6 +85,7 @@ impl Agent {
             apps: BTreeMap::new(),
             closers: BTreeMap::new(),
             ports: BTreeMap::new(),
+            channels: BTreeMap::new(),
             pending: BTreeMap::new(),
             last_app: 0,
             last_id: 0,

@@ -90,6 +90,7 @@ pub(super) fn number(error: &Error) -> c_int {
         Error::Unreachable { .. } => -2,
         Error::Permission { .. } => -3,
         Error::Disconnected => -4,
+        Error::Full => -17,
         Error::TimedOut => -5,
         Error::Protocol(_) => -6,
         Error::Version { .. } => -7,

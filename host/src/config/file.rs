@@ -8,7 +8,7 @@ use vnplug_ring::units;
 
 use super::OnOff;
 use crate::hub::grant::of_join;
-use crate::hub::{Join, Peer};
+use crate::hub::{BackendGrant, Join, Peer};
 use crate::spec::SourceSpec;
 
 #[derive(Debug, Default, Deserialize)]
@@ -37,6 +37,8 @@ pub(super) struct File {
     pub(super) allow: Vec<AllowTable>,
     #[serde(default)]
     pub(super) join: Vec<JoinTable>,
+    #[serde(default)]
+    pub(super) backend: Vec<BTreeMap<String, toml::Value>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -125,6 +127,13 @@ pub(super) fn joiner(table: JoinTable) -> Result<Join, String> {
         switch: table.switch,
         settings: of_join(&settings.join(",")),
     })
+}
+
+/// A grant to be a back-end, of the file.
+pub(super) fn backend(table: BTreeMap<String, toml::Value>) -> Result<BackendGrant, String> {
+    let words = table.into_iter();
+    let words = words.map(|(key, value)| Ok((key, option(value)?)));
+    BackendGrant::of_words(words.collect::<Result<_, String>>()?)
 }
 
 /// A number of bytes, or a text as [`units::size`] reads it.

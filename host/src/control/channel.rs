@@ -160,6 +160,7 @@ impl Control {
             self.end(token, &Over::Closed);
         }
         self.close_now(&Peer::Vm(name.to_owned()));
+        self.pool_gone(name);
         if let Some(vm) = self.vms.remove(name, &self.sessions) {
             let bytes = vm.pool_bytes();
             let groups = vm.groups().to_vec();

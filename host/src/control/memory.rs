@@ -21,7 +21,7 @@ use crate::hub::{Need, OwnMemory, Refusal};
 use crate::vm::{Committed, VmPlan};
 use vnplug_os::event;
 use vnplug_os::memory;
-use vnplug_os::memory::GoOn;
+use vnplug_os::memory::{Exported, GoOn};
 
 /// Memory from this size on is these threads' business; less takes half a millisecond at most.
 pub(crate) const LARGE: u64 = 1 << 20;
@@ -34,6 +34,8 @@ pub(crate) enum Want {
     Pool(VmPlan),
     /// A port's rings, and the arenas of the group that it is the first member of.
     Rings(Need),
+    /// What a back-end shares with a program.
+    Shared { len: u64, writable: bool },
 }
 
 impl Want {
@@ -41,6 +43,7 @@ impl Want {
         match self {
             Self::Pool(_) => u64::MAX,
             Self::Rings(need) => need.total(),
+            Self::Shared { len, .. } => *len,
         }
     }
 }
@@ -49,6 +52,7 @@ impl Want {
 pub(crate) enum Made {
     Pool(VmPlan, io::Result<Committed>),
     Rings(Need, io::Result<OwnMemory>),
+    Shared(u64, io::Result<Exported>),
 }
 
 /// The end of a task.
@@ -164,6 +168,7 @@ impl Completed {
         let bytes = match &self.made {
             Made::Pool(..) => u64::MAX,
             Made::Rings(need, _) => need.total(),
+            Made::Shared(len, _) => *len,
         };
         thread.discard(self.made, bytes);
     }
@@ -186,6 +191,10 @@ fn work(inbox: &Receiver<Task>, outbox: &Sender<Completed>, closing: &AtomicBool
                 Made::Pool(plan, pool)
             }
             Want::Rings(need) => Made::Rings(need, guarded(|| rings(need, &go_on))),
+            Want::Shared { len, writable } => {
+                let made = guarded(|| memory::exported(len, writable, &go_on));
+                Made::Shared(len, made)
+            }
         };
         if outbox.send(Completed { session, made }).is_err() {
             return;

@@ -13,6 +13,7 @@
 //! ```
 
 mod accept;
+mod backends;
 mod channel;
 mod closing;
 mod compile;
@@ -41,9 +42,10 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::awake::Awake;
 use crate::hub::policy::Policy;
-use crate::hub::{Hub, Peer};
+use crate::hub::{BackendGrant, Hub, Peer};
 use crate::vm::{Dirs, Vm};
 use accept::Door;
+use backends::Backends;
 use closing::Leaving;
 pub(crate) use kept::KeptGrants;
 use session::Over;
@@ -70,6 +72,7 @@ pub(crate) struct Setup {
     pub(crate) awake: Option<Awake>,
     pub(crate) switches: Switches,
     pub(crate) grants: KeptGrants,
+    pub(crate) backends: Vec<BackendGrant>,
     pub(crate) listener: OwnedFd,
     /// Becomes readable when the daemon is to end.
     pub(crate) termination: Arc<OwnedFd>,
@@ -88,6 +91,8 @@ pub(crate) struct Control {
     switches: Switches,
     /// Which grants were changed at run time.
     grants: KeptGrants,
+    /// Third parties' back-ends, and who uses them.
+    backends: Backends,
     /// What is done elsewhere.
     jobs: Jobs,
     /// Ports on their way out.
@@ -117,6 +122,7 @@ impl Control {
             awake,
             switches,
             grants,
+            backends,
             listener,
             termination,
         } = setup;
@@ -139,6 +145,7 @@ impl Control {
             vms: Vms::new(dirs, broken),
             switches,
             grants,
+            backends: Backends::new(backends),
             jobs,
             leaving: Leaving::default(),
             awake,
@@ -219,6 +226,7 @@ impl Control {
             self.door.look_again(now),
             self.jobs.look_again(),
             self.leaving.look_again(),
+            self.backends.look_again(now),
         ];
         soon.into_iter().flatten().fold(longest, Duration::min)
     }
@@ -257,6 +265,7 @@ impl Control {
         {
             self.wake_readers(&name);
         }
+        self.deliver_to(token);
         self.sessions.rearm(token);
     }
 
@@ -280,6 +289,7 @@ impl Control {
         self.leaving.forget(token);
         let ports = session.ports.iter().map(|(_, port)| *port);
         self.close_soon(&session.viewer, ports.collect());
+        self.backends_gone(token, None);
         if let Peer::Vm(name) = &session.viewer
             && let Some(vm) = self.vms.get_mut(name)
             && vm.channel == Some(token)
@@ -305,6 +315,7 @@ impl Control {
         self.drop_lost_vms();
         self.heard();
         self.close_doomed();
+        self.empty_overdue();
         self.serve_parked();
         if let Some(awake) = &mut self.awake {
             awake.hold(!self.hub.ports().is_empty());

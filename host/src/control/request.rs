@@ -70,6 +70,7 @@ impl Control {
             Message::Switch(request) => self.of_switch(whom, &viewer, &request),
             Message::Revoke(revoke) => self.of_revoke(whom, &viewer, &revoke),
             Message::Grants(request) => self.of_grants(whom, &viewer, request),
+            Message::Backend(said) => self.of_backends(whom, &viewer, said),
             message => self.of_reader(whom, &viewer, message),
         }
     }
@@ -150,6 +151,7 @@ impl Control {
     ) -> Result<(), Over> {
         match message {
             Message::AppGone => {
+                self.backends_gone(whom.token, Some(whom.app));
                 let gone = |opener, _| opener == whom.app;
                 let ports = self.sessions.forget_ports(whom.token, gone);
                 if self.close_first(whom.token, viewer, ports, frame) {
@@ -202,12 +204,12 @@ impl Control {
     }
 
     /// Answers that it is done, or why not.
-    fn done_if(&mut self, whom: Whom, result: Result<(), Refusal>) -> Result<(), Over> {
+    pub(super) fn done_if(&mut self, whom: Whom, result: Result<(), Refusal>) -> Result<(), Over> {
         let answer = result.map(|()| (Message::Done, Vec::new()));
         self.sessions.answer(whom, answer)
     }
 
-    fn is_no_request(&mut self, whom: Whom, message: &Message) -> Result<(), Over> {
+    pub(super) fn is_no_request(&mut self, whom: Whom, message: &Message) -> Result<(), Over> {
         let what = format!("message {} is not a request to a daemon", message.kind());
         self.done_if(whom, Err(Refusal::new(code::PROTOCOL, what)))
     }
@@ -272,6 +274,7 @@ impl Control {
         assert!(name != super::tests::BREAKS, "on purpose");
         // A second Hello on a channel: the agent or the guest was restarted.
         let stale = self.sessions.forget_ports(whom.token, |_, _| true);
+        self.backends_gone(whom.token, None);
         if self.close_first(whom.token, viewer, stale, frame) {
             return Ok(());
         }

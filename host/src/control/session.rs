@@ -37,6 +37,8 @@ const MAX_OPEN_GIFTS: usize = 64;
 const MAX_FDS: usize = 2 * SLOTS;
 /// No request is served while more bytes of answers wait for the peer to read them.
 const CLOGGED: usize = 64 << 10;
+/// What other peers say waits elsewhere while more than this waits here.
+const ROOM: usize = 16 << 10;
 /// So much of what a peer asks is held that acknowledges late.
 const MAX_HELD: usize = (256 << 10) - CLOGGED;
 /// With what is said unasked, and one long answer, so many bytes may wait.
@@ -327,6 +329,11 @@ impl Session {
     /// they come that way: see [`next_message`](Self::next_message).
     pub(crate) fn is_clogged(&self) -> bool {
         self.unacknowledged.is_none() && self.has_too_much()
+    }
+
+    /// Whether it takes more of what other peers say to it: answers of ours are not to wait for that.
+    pub(crate) fn has_room(&self) -> bool {
+        self.queued_bytes < ROOM
     }
 
     fn has_too_much(&self) -> bool {

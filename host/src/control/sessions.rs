@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use vnplug_ring::control::wire::{Header, Malformed};
-use vnplug_ring::control::{Message, code};
+use vnplug_ring::control::{Backend, Message, code};
 
+use super::backends::PASSED;
 use super::limit::{self, Buckets};
 use super::request::cut;
 use super::session::{Over, Session, Unserved};
@@ -230,7 +231,12 @@ impl Sessions {
             Ok(Some(message)) => {
                 // An acknowledgement is part of what it acknowledges; only a flood of them costs.
                 let acknowledges = message.0.kind == Message::Ack { bytes: 0 }.kind();
-                charge(if acknowledges { 0.05 } else { 1.0 });
+                let is_passed = Backend::is_passed_kind(message.0.kind);
+                charge(if acknowledges || is_passed {
+                    PASSED
+                } else {
+                    1.0
+                });
                 Next::Message(message)
             }
             Ok(None) => {

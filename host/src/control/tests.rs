@@ -62,6 +62,7 @@ fn a_panic_costs_the_connection_that_led_to_it_and_the_others_are_served() {
     };
     let serves = std::thread::spawn(move || {
         let setup = Setup {
+            backends: Vec::new(),
             switches: Switches::default(),
             grants: KeptGrants::default(),
             hub: Hub::new(Limits {

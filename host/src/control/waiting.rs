@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use vnplug_ring::control::{FilterSpec, Open, VmSpec, code};
 use vnplug_ring::layout::MAX_SNAPLEN;
 
+use super::backends::RegionWish;
 use super::compile::{CHEAP, CompileThread, Compiled, Job, Ticket};
 use super::grants::Regrant;
 use super::memory::{Completed, Made, MemoryThread, Want};
@@ -33,6 +34,7 @@ pub(super) enum Then {
     Rings(Open, Programs),
     Attach(VmSpec),
     Regrant(Box<Regrant>),
+    Region(RegionWish),
 }
 
 /// Who is to be answered.
@@ -237,7 +239,7 @@ impl Control {
             let (device, port) = match &then {
                 Then::Filter { port } => ("", Some(*port)),
                 Then::Open(open) | Then::Rings(open, _) => (open.device.as_str(), None),
-                Then::Attach(_) | Then::Regrant(_) => return Ok(programs),
+                Then::Attach(_) | Then::Regrant(_) | Then::Region(_) => return Ok(programs),
             };
             self.bears(&viewer, device, port, &programs)?;
             Ok(programs)
@@ -253,7 +255,7 @@ impl Control {
                 regrant.add(programs.filter);
                 self.regrant(whom, &viewer, *regrant)
             }
-            (Ok(_), Then::Rings(..) | Then::Attach(_)) => Ok(()),
+            (Ok(_), Then::Rings(..) | Then::Attach(_) | Then::Region(_)) => Ok(()),
         };
         self.went_on(token, went);
     }
@@ -281,6 +283,7 @@ impl Control {
                 self.sessions
                     .answer(whom, ready.map(|ready| (ready, Vec::new())))
             }
+            (Made::Shared(_, memory), Then::Region(wish)) => self.shared(whom, wish, memory),
             (Made::Rings(need, memory), Then::Rings(open, programs)) => {
                 let opening = memory
                     .map_err(|error| no_memory(need.total(), &error))

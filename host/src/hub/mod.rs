@@ -5,6 +5,7 @@
 //! committed first, then every queue of the source is told.
 
 mod asking;
+mod backend;
 mod close;
 mod cluster;
 mod direct;
@@ -47,6 +48,7 @@ use vnplug_path::source::af_packet::Interface;
 use vnplug_switch::Switchboard;
 
 pub(crate) use asking::{Owed, Step};
+pub use backend::{BackendGrant, OpenTo};
 pub(crate) use close::Closing;
 use cluster::{Cluster, ClusterKey};
 use direct::DirectGroups;

@@ -181,6 +181,13 @@ impl Vm {
         self.record.pool_bytes
     }
 
+    /// The file of its pool, to be read and written.
+    pub(crate) fn pool_file(&self) -> io::Result<OwnedFd> {
+        use rustix::fs::{Mode, OFlags};
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(rustix::fs::open(&self.record.pool, flags, Mode::empty())?)
+    }
+
     /// What it was granted when it was attached.
     pub(crate) fn grants(&self) -> Vec<Grant> {
         self.record.grants()

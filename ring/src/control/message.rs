@@ -1,6 +1,7 @@
 //! The messages.
 
 use super::VERSION;
+use super::backend::Backend;
 use super::device::{Counted, Device};
 use super::direct::{Direct, Members};
 use super::grant::{GrantRequest, Revoke};
@@ -188,6 +189,8 @@ pub enum Message {
     Direct(Direct),
     /// The answer to Direct.
     Members(Members),
+    /// Of third parties' back-ends.
+    Backend(Backend),
     /// Agents on a tty, unasked and unanswered: this many bytes arrived since the last one. The daemon
     /// has at most [`super::TTY_WINDOW`] unacknowledged bytes on their way.
     Ack {
@@ -236,6 +239,7 @@ impl Message {
             Self::Members(_) => 34,
             Self::Revoke(_) => 48,
             Self::Grants(_) => 49,
+            Self::Backend(it) => it.kind(),
         }
     }
 
@@ -351,6 +355,7 @@ impl Message {
             Self::Members(members) => members.write(w),
             Self::Revoke(revoke) => revoke.write(w),
             Self::Grants(request) => request.write(w),
+            Self::Backend(it) => it.write(w),
         }
     }
 
@@ -457,6 +462,7 @@ impl Message {
             34 => Self::Members(Members::read(r)?),
             48 => Self::Revoke(Revoke::read(r)?),
             49 => Self::Grants(GrantRequest::read(r)?),
+            kind if Backend::has(kind) => Self::Backend(Backend::read(kind, r)?),
             kind => return Err(Malformed::Kind(kind)),
         })
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::control::{
     ArenaHome, Arenas, Balance, DirectMember, Direction, ExactRule, Flow, Grant, GrantAction,
     GrantKind, HostGroup, NO_VLAN, Network, Pattern, RuleAction, Segments, SwitchAsk,
-    SwitchRequest, VmKind, Whose, WildcardRule, wire,
+    SwitchRequest, VmKind, Whose, WildcardRule, backend, wire,
 };
 
 fn every_message() -> Vec<Message> {
@@ -249,6 +249,84 @@ fn every_message() -> Vec<Message> {
                 capacity: 1 << 19,
             }],
         }),
+    ]
+    .into_iter()
+    .chain(of_backends().into_iter().map(Message::Backend))
+    .collect()
+}
+
+fn of_backends() -> Vec<Backend> {
+    vec![
+        Backend::Hangup {
+            channel: 1,
+            reason: "enough".into(),
+        },
+        Backend::Register(backend::Register {
+            id: 85,
+            name: "kv".into(),
+            version: 2,
+            events_in: 4,
+            events_out: 5,
+        }),
+        Backend::List,
+        Backend::Listed(vec![backend::BackendInfo {
+            id: 85,
+            name: "kv".into(),
+            is_there: true,
+            version: 2,
+            channels: 3,
+        }]),
+        Backend::Connect(backend::Connect {
+            id: 0,
+            name: "kv".into(),
+            version: 1,
+            label: "probe[7]".into(),
+        }),
+        Backend::Connected(backend::Connected {
+            channel: 9,
+            id: 85,
+            name: "kv".into(),
+            version: 2,
+            events_in: 4,
+            events_out: 5,
+        }),
+        Backend::Joined(backend::Joined {
+            channel: 9,
+            who: "vm:probe".into(),
+            label: "probe[7]".into(),
+            version: 1,
+        }),
+        Backend::Say {
+            channel: 9,
+            bytes: vec![0, 255, 7],
+        },
+        Backend::Took {
+            channel: 9,
+            cost: 259,
+        },
+        Backend::Events {
+            channel: 9,
+            totals: vec![0, 1, u64::MAX],
+        },
+        Backend::Region {
+            channel: 9,
+            bytes: 1 << 20,
+            writable: true,
+        },
+        Backend::Mapped(backend::Mapped {
+            channel: 9,
+            region: 4,
+            memory: 77,
+            offset: 4096,
+            len: 1 << 20,
+            writable: true,
+        }),
+        Backend::Withdraw {
+            channel: 9,
+            region: 4,
+            within_ms: 2000,
+        },
+        Backend::Withdrawn { released: true },
     ]
 }
 

@@ -16,6 +16,7 @@
 //! Close   → Done
 //! Switch  → Counters or Done  operators: how a switch is, its settings, closing a port of it
 //! Direct  → Members + file descriptors: who is in a port's trust group; see `direct`
+//! Backend                     third parties' back-ends, and who uses them; see `backend`
 //! any     → Error              the request had no effect
 //! ```
 //!
@@ -32,6 +33,7 @@
 //! rest is ignored, so that fields can be appended.
 
 pub mod apart;
+pub mod backend;
 pub mod wire;
 
 mod device;
@@ -43,6 +45,7 @@ mod rule;
 mod switch;
 mod vm;
 
+pub use backend::Backend;
 pub use device::{Counted, Device};
 pub use direct::{Direct, DirectMember, Members};
 pub use grant::{GrantAction, GrantKind, GrantRequest, Revoke, Whose};

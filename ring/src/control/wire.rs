@@ -23,8 +23,9 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"VNPC");
 pub const HEADER: usize = 24;
 /// Longest payload in bytes: the counters of more than sixteen thousand ports.
 pub const MAX_PAYLOAD: usize = 16 << 20;
-/// Longest payload a daemon takes from a client, in bytes. Answers may be longer.
-pub const MAX_REQUEST: usize = 64 << 10;
+/// Longest payload a daemon takes from a client, in bytes: the longest message to a back-end, and its fields.
+/// Answers may be longer.
+pub const MAX_REQUEST: usize = (64 << 10) + 64;
 
 const CHECK_SALT: u32 = 0x7650_6c67;
 

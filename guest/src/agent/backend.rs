@@ -1,0 +1,182 @@
+//! Channels between applications of this guest and back-ends on the host.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use vnplug_ring::control::backend::{Connected, Mapped};
+use vnplug_ring::control::{Backend, Message, RingPlace, code};
+
+use super::app::Hangup;
+use super::serve::Agent;
+
+/// A channel of an application.
+#[derive(Debug)]
+pub(super) struct ChannelEntry {
+    app: u32,
+    /// Memory that it maps, by its number; in the pool if it has a place there.
+    regions: BTreeMap<u32, Option<RingPlace>>,
+    /// The back-end hung up. The entry lives on while its application maps memory of it.
+    over: bool,
+}
+
+impl ChannelEntry {
+    /// What its application maps of the pool.
+    pub(super) fn places(&self) -> impl Iterator<Item = &RingPlace> {
+        self.regions.values().flatten()
+    }
+}
+
+impl Agent {
+    /// An application says something of back-ends.
+    pub(super) fn say_to_back_end(
+        &mut self,
+        app: u32,
+        id: u32,
+        said: Backend,
+    ) -> Result<(), Hangup> {
+        let channel = match &said {
+            Backend::List | Backend::Connect(_) => {
+                return self.relay(app, id, &Message::Backend(said));
+            }
+            Backend::Say { channel, .. }
+            | Backend::Took { channel, .. }
+            | Backend::Events { channel, .. }
+            | Backend::Hangup { channel, .. }
+            | Backend::Withdraw { channel, .. } => *channel,
+            _ => {
+                let text = "a back-end is a process on the host, and not in a guest";
+                return self.refuse(app, id, code::DENIED, text);
+            }
+        };
+        // Of a channel that is over, which it may not know yet.
+        let Some(entry) = self.channels.get_mut(&channel).filter(|it| it.app == app) else {
+            return Ok(());
+        };
+        let is_known = match said {
+            Backend::Withdraw { region, .. } => entry.regions.remove(&region).is_some(),
+            Backend::Hangup { .. } => {
+                entry.regions.clear();
+                !std::mem::replace(&mut entry.over, true)
+            }
+            _ => !entry.over,
+        };
+        if !is_known {
+            return Ok(());
+        }
+        self.drop_if_over(channel);
+        self.say(&Message::Backend(said), 0, app);
+        Ok(())
+    }
+
+    /// The host made a channel for an application.
+    pub(super) fn connected(
+        &mut self,
+        app: u32,
+        id: u32,
+        connected: Connected,
+    ) -> Result<(), Hangup> {
+        let entry = ChannelEntry {
+            app,
+            regions: BTreeMap::new(),
+            over: false,
+        };
+        self.channels.insert(connected.channel, entry);
+        if let Some(app) = self.apps.get_mut(&app) {
+            app.channels += 1;
+        }
+        let message = Message::Backend(Backend::Connected(connected));
+        self.answer(app, id, &message, Vec::new())
+    }
+
+    /// A back-end says something.
+    pub(super) fn of_back_end(&mut self, said: Backend) {
+        let channel = match &said {
+            Backend::Say { channel, .. }
+            | Backend::Took { channel, .. }
+            | Backend::Events { channel, .. }
+            | Backend::Hangup { channel, .. }
+            | Backend::Withdraw { channel, .. }
+            | Backend::Mapped(Mapped { channel, .. }) => *channel,
+            other => return log::debug!("the host says {other:?}"),
+        };
+        let Some(entry) = self.channels.get_mut(&channel) else {
+            return;
+        };
+        let app = entry.app;
+        let mut fds = Vec::new();
+        match &said {
+            Backend::Mapped(mapped) => match memory(&self.pools, mapped) {
+                Some(fd) => {
+                    let place = RingPlace {
+                        offset: mapped.offset,
+                        len: mapped.len,
+                    };
+                    let in_pool = (mapped.memory == 0).then_some(place);
+                    entry.regions.insert(mapped.region, in_pool);
+                    fds.push(fd);
+                }
+                None => {
+                    log::warn!("application {app} cannot get memory of a back-end");
+                    let (channel, region) = (mapped.channel, mapped.region);
+                    let within_ms = 0;
+                    let refused = Backend::Withdraw {
+                        channel,
+                        region,
+                        within_ms,
+                    };
+                    return self.say(&Message::Backend(refused), 0, app);
+                }
+            },
+            Backend::Hangup { .. } => entry.over = true,
+            _ => {}
+        }
+        self.drop_if_over(channel);
+        if let Err(hangup) = self.answer(app, 0, &Message::Backend(said), fds) {
+            self.drop_app(app, &hangup);
+        }
+    }
+
+    /// The host knows none of the channels any more.
+    pub(super) fn lose_channels(&mut self, reason: &str, hangups: &mut Vec<(u32, Hangup)>) {
+        for (channel, entry) in std::mem::take(&mut self.channels) {
+            let places: Vec<RingPlace> = entry.places().copied().collect();
+            if let Some(app) = self.apps.get_mut(&entry.app) {
+                // It may map them until it is gone, or connects again.
+                app.mapped.extend(places);
+                app.channels -= 1;
+            }
+            let reason = reason.to_owned();
+            let message = Message::Backend(Backend::Hangup { channel, reason });
+            if !entry.over
+                && let Err(hangup) = self.answer(entry.app, 0, &message, Vec::new())
+            {
+                hangups.push((entry.app, hangup));
+            }
+        }
+    }
+
+    /// An application is gone: the places that it mapped.
+    pub(super) fn forget_channels(&mut self, app: u32) -> Vec<RingPlace> {
+        let gone = self.channels.extract_if(.., |_, entry| entry.app == app);
+        gone.flat_map(|(_, entry)| entry.regions.into_values().flatten())
+            .collect()
+    }
+
+    fn drop_if_over(&mut self, channel: u32) {
+        let entry = self.channels.get(&channel);
+        if let Some(entry) = entry.filter(|it| it.over && it.regions.is_empty()) {
+            if let Some(app) = self.apps.get_mut(&entry.app) {
+                app.channels -= 1;
+            }
+            self.channels.remove(&channel);
+        }
+    }
+}
+
+/// The memory that an application is to map.
+fn memory(pools: &[super::find::Pool], mapped: &Mapped) -> Option<OwnedFd> {
+    match mapped.memory {
+        0 => pools.first()?.memory.try_clone().ok(),
+        _ => None,
+    }
+}

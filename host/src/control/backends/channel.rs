@@ -1,0 +1,290 @@
+//! A channel: its two ends, and what is on its way to each.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use vnplug_ring::control::Backend;
+use vnplug_ring::control::backend::{MAX_SAID, WINDOW, cost};
+
+/// An application of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct End {
+    pub(super) token: u64,
+    pub(super) app: u32,
+}
+
+/// Which end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    BackEnd = 0,
+    Program = 1,
+}
+
+impl Side {
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::BackEnd => Self::Program,
+            Self::Program => Self::BackEnd,
+        }
+    }
+}
+
+/// A channel.
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub(super) number: u32,
+    /// The back-end's number.
+    pub(super) backend: u32,
+    ends: [End; 2],
+    /// What is on its way to each end.
+    flows: [Flow; 2],
+}
+
+/// What is on its way to one end.
+#[derive(Debug)]
+struct Flow {
+    queue: VecDeque<Out>,
+    /// The cost of what was said to this end and that it has not taken.
+    untaken: u64,
+    /// Of the events that the other end sends.
+    totals: Vec<u64>,
+    /// They are in the queue.
+    events_wait: bool,
+    /// What this end may say again, and was not told: if there is any, it is in the queue.
+    credit: u64,
+    /// Nothing more goes there.
+    over: bool,
+}
+
+/// Something that goes to an end.
+#[derive(Debug)]
+enum Out {
+    Said(Vec<u8>),
+    /// The totals as they are when it goes.
+    Events,
+    /// The credit likewise.
+    Took,
+    Other(Backend, Option<OwnedFd>),
+    /// The last.
+    Hangup(String),
+}
+
+impl Channel {
+    /// Between a back-end that takes and sends so many events, and a program.
+    pub(super) fn new(number: u32, backend: u32, ends: [End; 2], events: (u8, u8)) -> Self {
+        let flow = |events: u8| Flow {
+            queue: VecDeque::new(),
+            untaken: 0,
+            totals: vec![0; events.into()],
+            events_wait: false,
+            credit: 0,
+            over: false,
+        };
+        Self {
+            number,
+            backend,
+            ends,
+            flows: [flow(events.0), flow(events.1)],
+        }
+    }
+
+    /// One of its ends.
+    pub(super) fn end(&self, side: Side) -> End {
+        self.ends[side as usize]
+    }
+
+    /// Whose end it is, if it is not over for it.
+    pub(super) fn side_of(&self, end: End) -> Option<Side> {
+        let sides = [Side::BackEnd, Side::Program].into_iter();
+        let mut own = sides.filter(|side| self.end(*side) == end);
+        own.find(|side| !self.flows[*side as usize].over)
+    }
+
+    /// Both ends know that it is over.
+    pub(super) fn is_over(&self) -> bool {
+        self.flows.iter().all(|flow| flow.over)
+    }
+
+    /// Whether something waits for an end.
+    pub(super) fn has_for(&self, side: Side) -> bool {
+        !self.flows[side as usize].queue.is_empty()
+    }
+
+    /// Takes what an end says to the other one.
+    ///
+    /// # Errors
+    /// What it did that no peer may: the channel is to end.
+    pub(super) fn take(&mut self, from: Side, said: Backend) -> Result<(), &'static str> {
+        let there = &mut self.flows[from.other() as usize];
+        match said {
+            _ if there.over => {}
+            Backend::Say { bytes, .. } => {
+                if bytes.len() > MAX_SAID {
+                    return Err("a message of more than 64 KiB");
+                }
+                let cost = cost(bytes.len());
+                if there.untaken + cost > WINDOW {
+                    return Err("more messages than the other side took");
+                }
+                there.untaken += cost;
+                there.queue.push_back(Out::Said(bytes));
+            }
+            Backend::Events { totals, .. } => {
+                if totals.len() != there.totals.len() {
+                    return Err("another number of events than there are");
+                }
+                if totals.iter().zip(&there.totals).any(|(new, old)| new < old) {
+                    return Err("events that happened less often than before");
+                }
+                let is_news = totals != there.totals;
+                there.totals = totals;
+                if is_news && !std::mem::replace(&mut there.events_wait, true) {
+                    there.queue.push_back(Out::Events);
+                }
+            }
+            Backend::Took { cost, .. } => {
+                let here = &mut self.flows[from as usize];
+                let left = here.untaken.checked_sub(cost);
+                here.untaken = left.ok_or("it took more than it was given")?;
+                let there = &mut self.flows[from.other() as usize];
+                if there.credit == 0 && cost > 0 {
+                    there.queue.push_back(Out::Took);
+                }
+                there.credit += cost;
+            }
+            _ => return Err("something that does not go to the other side"),
+        }
+        Ok(())
+    }
+
+    /// Tells an end something, perhaps with a descriptor.
+    pub(super) fn tell(&mut self, side: Side, what: Backend, fd: Option<OwnedFd>) {
+        let flow = &mut self.flows[side as usize];
+        if !flow.over {
+            flow.queue.push_back(Out::Other(what, fd));
+        }
+    }
+
+    /// An end wants no more, or is gone: the other one is told after all that was said to it.
+    pub(super) fn hang_up(&mut self, by: Side, reason: &str) {
+        let here = &mut self.flows[by as usize];
+        here.over = true;
+        here.queue.clear();
+        let there = &mut self.flows[by.other() as usize];
+        let told = there.queue.iter().any(|out| matches!(out, Out::Hangup(_)));
+        if !there.over && !told {
+            there.queue.push_back(Out::Hangup(reason.to_owned()));
+        }
+    }
+
+    /// It ends for both, and both are told.
+    pub(super) fn end_for_both(&mut self, reason: &str) {
+        for flow in self.flows.iter_mut().filter(|flow| !flow.over) {
+            flow.queue.clear();
+            flow.queue.push_back(Out::Hangup(reason.to_owned()));
+        }
+    }
+
+    /// What goes to an end next.
+    pub(super) fn next(&mut self, side: Side) -> Option<(Backend, Option<OwnedFd>)> {
+        let channel = self.number;
+        let flow = &mut self.flows[side as usize];
+        Some(match flow.queue.pop_front()? {
+            Out::Said(bytes) => (Backend::Say { channel, bytes }, None),
+            Out::Events => {
+                flow.events_wait = false;
+                let totals = flow.totals.clone();
+                (Backend::Events { channel, totals }, None)
+            }
+            Out::Took => {
+                let cost = std::mem::take(&mut flow.credit);
+                (Backend::Took { channel, cost }, None)
+            }
+            Out::Other(what, fd) => (what, fd),
+            Out::Hangup(reason) => {
+                flow.over = true;
+                flow.queue.clear();
+                (Backend::Hangup { channel, reason }, None)
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BACK: End = End { token: 1, app: 0 };
+    const PROGRAM: End = End { token: 2, app: 7 };
+
+    fn channel() -> Channel {
+        Channel::new(9, 85, [BACK, PROGRAM], (2, 1))
+    }
+
+    fn say(len: usize) -> Backend {
+        let bytes = vec![7; len];
+        Backend::Say { channel: 9, bytes }
+    }
+
+    fn events(totals: &[u64]) -> Backend {
+        let totals = totals.to_vec();
+        Backend::Events { channel: 9, totals }
+    }
+
+    #[test]
+    fn the_window_bounds_what_waits_and_credit_opens_it_again() {
+        let mut it = channel();
+        let mut said = 0;
+        while it.take(Side::Program, say(MAX_SAID)).is_ok() {
+            said += 1;
+        }
+        assert_eq!(said, WINDOW / cost(MAX_SAID));
+        assert!(
+            it.take(
+                Side::BackEnd,
+                Backend::Took {
+                    channel: 9,
+                    cost: 1 << 40
+                }
+            )
+            .is_err()
+        );
+        let took = Backend::Took {
+            channel: 9,
+            cost: cost(MAX_SAID),
+        };
+        it.take(Side::BackEnd, took.clone()).unwrap();
+        assert_eq!(it.next(Side::Program).unwrap().0, took);
+        it.take(Side::Program, say(MAX_SAID)).unwrap();
+        assert!(it.take(Side::Program, say(MAX_SAID + 1)).is_err());
+    }
+
+    #[test]
+    fn events_are_counted_and_wait_once() {
+        let mut it = channel();
+        for count in 1..=1000 {
+            it.take(Side::Program, events(&[count, 3])).unwrap();
+        }
+        assert_eq!(it.next(Side::BackEnd).unwrap().0, events(&[1000, 3]));
+        assert!(it.next(Side::BackEnd).is_none());
+        // The same again is no news; fewer, or others than there are, is nonsense.
+        it.take(Side::Program, events(&[1000, 3])).unwrap();
+        assert!(!it.has_for(Side::BackEnd));
+        assert!(it.take(Side::Program, events(&[999, 3])).is_err());
+        assert!(it.take(Side::Program, events(&[1000])).is_err());
+        assert!(it.take(Side::BackEnd, events(&[1, 1])).is_err());
+    }
+
+    #[test]
+    fn the_end_comes_after_what_was_said() {
+        let mut it = channel();
+        it.take(Side::Program, say(1)).unwrap();
+        it.hang_up(Side::Program, "closed");
+        assert_eq!(it.side_of(PROGRAM), None);
+        assert!(!it.is_over());
+        assert_eq!(it.next(Side::BackEnd).unwrap().0, say(1));
+        let (last, _) = it.next(Side::BackEnd).unwrap();
+        assert!(matches!(last, Backend::Hangup { channel: 9, .. }));
+        assert!(it.is_over() && it.side_of(BACK).is_none());
+    }
+}

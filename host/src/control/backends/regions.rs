@@ -1,0 +1,127 @@
+//! Memory that a back-end shares with a program.
+//!
+//! The daemon makes all of it: nobody can shorten it, it is counted as the back-end's, and the daemon can
+//! empty it while somebody maps it. It is the back-end's until it asks for it back; the program is told, and
+//! says when it has let go. If it does not in time, the memory is emptied under it: what it maps are zeros.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use vnplug_os::memory::Exported;
+use vnplug_ring::control::RingPlace;
+
+use super::channel::End;
+use crate::control::waiting::Whom;
+
+/// How long a program is waited for whose back-end is gone.
+const AFTERWARDS: Duration = Duration::from_secs(2);
+/// The longest that a back-end may have a program waited for.
+pub(super) const LONGEST: Duration = Duration::from_secs(60);
+
+/// All shared memory.
+#[derive(Default)]
+pub(super) struct Regions {
+    all: BTreeMap<u32, Shared>,
+    last: u32,
+}
+
+/// One piece.
+pub(super) struct Shared {
+    pub(super) channel: u32,
+    /// The back-end's number.
+    pub(super) backend: u32,
+    pub(super) owner: End,
+    pub(super) program: End,
+    pub(super) len: u64,
+    pub(super) home: Home,
+    pub(super) state: State,
+}
+
+/// Where it lies.
+pub(super) enum Home {
+    /// In memory of its own, which a process maps.
+    Own(Exported),
+    /// In a VM's pool.
+    Pool(String, RingPlace),
+}
+
+/// Whose it is.
+pub(super) enum State {
+    /// The back-end's and the program's.
+    Used,
+    /// The program is to let go until then; who waits for that.
+    Asked(Instant, Option<Whom>),
+    /// It was emptied, and the program still maps it.
+    Emptied,
+}
+
+impl Regions {
+    /// Takes a piece up, and gives it a number.
+    pub(super) fn add(&mut self, shared: Shared) -> u32 {
+        loop {
+            self.last = self.last.checked_add(1).unwrap_or(1);
+            if !self.all.contains_key(&self.last) {
+                break;
+            }
+        }
+        self.all.insert(self.last, shared);
+        self.last
+    }
+
+    /// One piece.
+    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Shared> {
+        self.all.get_mut(&number)
+    }
+
+    /// Forgets a piece that its program does not map any more.
+    pub(super) fn remove(&mut self, number: u32) -> Option<Shared> {
+        self.all.remove(&number)
+    }
+
+    /// Bytes that a back-end shares, and pieces of one channel.
+    pub(super) fn use_of(&self, backend: u32, channel: u32) -> (u64, usize) {
+        let own = self.all.values().filter(|it| it.backend == backend);
+        let of_channel = self.all.values().filter(|it| it.channel == channel);
+        (own.map(|it| it.len).sum(), of_channel.count())
+    }
+
+    /// Pieces that these programs had, who are gone.
+    pub(super) fn of_program(&self, gone: impl Fn(End) -> bool) -> Vec<u32> {
+        let own = self.all.iter().filter(|(_, it)| gone(it.program));
+        own.map(|(number, _)| *number).collect()
+    }
+
+    /// Pieces of a VM's pool.
+    pub(super) fn in_pool_of(&self, vm: &str) -> Vec<u32> {
+        let is_own = |it: &Shared| matches!(&it.home, Home::Pool(name, _) if name == vm);
+        let own = self.all.iter().filter(|(_, it)| is_own(it));
+        own.map(|(number, _)| *number).collect()
+    }
+
+    /// The channel of these is over, and not by their program: it has some time to let go.
+    pub(super) fn channel_is_over(&mut self, channel: u32, now: Instant) {
+        for shared in self.all.values_mut().filter(|it| it.channel == channel) {
+            if matches!(shared.state, State::Used) {
+                shared.state = State::Asked(now + AFTERWARDS, None);
+            }
+        }
+    }
+
+    /// Pieces whose programs have not let go in time.
+    pub(super) fn overdue(&self, now: Instant) -> Vec<u32> {
+        let late = self.all.iter().filter(|(_, it)| match it.state {
+            State::Asked(until, _) => until <= now,
+            _ => false,
+        });
+        late.map(|(number, _)| *number).collect()
+    }
+
+    /// How soon one is late.
+    pub(super) fn look_again(&self, now: Instant) -> Option<Duration> {
+        let until = self.all.values().filter_map(|it| match it.state {
+            State::Asked(until, _) => Some(until.saturating_duration_since(now)),
+            _ => None,
+        });
+        until.min()
+    }
+}

@@ -1,0 +1,351 @@
+//! Who is a back-end, who uses it, and what waits for whom.
+//!
+//! Nothing here sends: what is to go to a connection waits here until the connection has room, so that one
+//! that reads slowly holds up nobody and takes no more than its windows.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+
+use vnplug_ring::control::backend::{
+    BackendInfo, Connect, Connected, Joined, MAX_EVENTS, Register,
+};
+use vnplug_ring::control::{Backend, code};
+
+use super::channel::{Channel, End, Side};
+use crate::control::request::{cut, quoted};
+use crate::hub::{BackendGrant, Peer, Refusal};
+
+/// Channels of one application's connection, or of one VM.
+const MAX_CHANNELS: usize = 64;
+/// As many characters of a program's label the back-end is told.
+const MAX_LABEL: usize = 64;
+
+/// The back-ends and their channels.
+#[derive(Default)]
+pub(super) struct Registry {
+    grants: Vec<BackendGrant>,
+    /// Those that are there, by number.
+    there: BTreeMap<u32, There>,
+    channels: BTreeMap<u32, Channel>,
+    /// By connection the channels that it has an end of.
+    of: HashMap<u64, BTreeSet<u32>>,
+    /// By connection the channels with something for it, each once.
+    ready: HashMap<u64, VecDeque<u32>>,
+    /// Connections for which something waits since it was last looked.
+    fresh: Vec<u64>,
+    last: u32,
+}
+
+/// A back-end that is there.
+struct There {
+    token: u64,
+    version: u32,
+    events: (u8, u8),
+    channels: usize,
+}
+
+impl Registry {
+    /// What the operator grants.
+    pub(super) fn new(grants: Vec<BackendGrant>) -> Self {
+        Self {
+            grants,
+            ..Self::default()
+        }
+    }
+
+    /// A grant by its number.
+    pub(super) fn grant(&self, id: u32) -> Option<&BackendGrant> {
+        self.grants.iter().find(|grant| grant.id == id)
+    }
+
+    /// The process behind a connection is this back-end from now on.
+    pub(super) fn register(
+        &mut self,
+        token: u64,
+        viewer: &Peer,
+        is_operator: bool,
+        request: &Register,
+    ) -> Result<(), Refusal> {
+        let Register { id, name, .. } = request;
+        let granted = self.grant(*id).filter(|grant| grant.name == *name);
+        let own = granted.filter(|grant| is_operator || *viewer == Peer::User(grant.uid));
+        if own.is_none() {
+            let what = format!(
+                "no grant to be back-end {id} {}: the operator gives it by a [[backend]] table or --backend",
+                quoted(name)
+            );
+            return Err(Refusal::new(code::DENIED, what));
+        }
+        if request.events_in.max(request.events_out) > MAX_EVENTS {
+            let what = format!("a back-end has at most {MAX_EVENTS} events each way");
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        if self.there.values().any(|it| it.token == token) {
+            let what = "this connection is a back-end already; use one for each";
+            return Err(Refusal::new(code::EXISTS, what));
+        }
+        if self.there.contains_key(id) {
+            let what = format!("another process is back-end {id} {}", quoted(name));
+            return Err(Refusal::new(code::EXISTS, what));
+        }
+        let there = There {
+            token,
+            version: request.version,
+            events: (request.events_in, request.events_out),
+            channels: 0,
+        };
+        self.there.insert(*id, there);
+        Ok(())
+    }
+
+    /// The back-ends that a viewer may connect to.
+    pub(super) fn list(&self, viewer: &Peer, is_operator: bool) -> Vec<BackendInfo> {
+        let open = self.grants.iter();
+        let open = open.filter(|grant| is_operator || grant.is_open_to(viewer));
+        open.map(|grant| {
+            let there = self.there.get(&grant.id);
+            BackendInfo {
+                id: grant.id,
+                name: grant.name.clone(),
+                is_there: there.is_some(),
+                version: there.map_or(0, |it| it.version),
+                channels: there
+                    .filter(|_| is_operator)
+                    .map_or(0, |it| it.channels as u32),
+            }
+        })
+        .collect()
+    }
+
+    /// Makes a channel; the back-end is told of it.
+    pub(super) fn connect(
+        &mut self,
+        program: End,
+        viewer: &Peer,
+        is_operator: bool,
+        request: &Connect,
+    ) -> Result<Connected, Refusal> {
+        let meant = |grant: &&BackendGrant| match request.id {
+            0 => grant.name == request.name,
+            id => grant.id == id,
+        };
+        let grant = self.grants.iter().find(meant);
+        let open = grant.filter(|grant| is_operator || grant.is_open_to(viewer));
+        let Some(BackendGrant {
+            id, name, channels, ..
+        }) = open
+        else {
+            let named = match request.id {
+                0 => quoted(&request.name),
+                id => id.to_string(),
+            };
+            let what = format!("no back-end {named} that may be used from here");
+            return Err(Refusal::new(code::NOT_FOUND, what));
+        };
+        let Some(there) = self.there.get_mut(id) else {
+            let what = format!("no process is back-end {name:?} now; try again when it is started");
+            return Err(Refusal::new(code::UNAVAILABLE, what));
+        };
+        let own = self.of.get(&program.token).map_or(0, BTreeSet::len);
+        if there.channels >= *channels || own >= MAX_CHANNELS {
+            let what = format!(
+                "back-end {name:?} has {} channels of at most {channels}, and here are {own} of at \
+                 most {MAX_CHANNELS}",
+                there.channels
+            );
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        if there.token == program.token {
+            let what = "a back-end cannot connect to itself; use another connection";
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        there.channels += 1;
+        let back = End {
+            token: there.token,
+            app: 0,
+        };
+        let connected = Connected {
+            channel: 0,
+            id: *id,
+            name: name.clone(),
+            version: there.version,
+            events_in: there.events.0,
+            events_out: there.events.1,
+        };
+        let events = there.events;
+        let number = self.next_number();
+        let mut channel = Channel::new(number, connected.id, [back, program], events);
+        let joined = Joined {
+            channel: number,
+            who: match viewer {
+                Peer::Vm(name) => format!("vm:{name}"),
+                Peer::User(uid) => format!("uid:{uid}"),
+            },
+            label: cut(request.label.clone(), MAX_LABEL),
+            version: request.version,
+        };
+        channel.tell(Side::BackEnd, Backend::Joined(joined), None);
+        self.channels.insert(number, channel);
+        for end in [back, program] {
+            self.of.entry(end.token).or_default().insert(number);
+        }
+        self.is_ready(number);
+        Ok(Connected {
+            channel: number,
+            ..connected
+        })
+    }
+
+    /// A channel, and which end of it somebody has; `None` if he has none, or it is over.
+    pub(super) fn channel_of(&mut self, end: End, number: u32) -> Option<(&mut Channel, Side)> {
+        let channel = self.channels.get_mut(&number)?;
+        let side = channel.side_of(end)?;
+        Some((channel, side))
+    }
+
+    /// One end says something to the other. What is said of a channel that is over is nobody's.
+    pub(super) fn pass(&mut self, from: End, number: u32, said: Backend) {
+        let Some((channel, side)) = self.channel_of(from, number) else {
+            return;
+        };
+        if let Backend::Hangup { reason, .. } = said {
+            return self.hang_up(number, side, &reason);
+        }
+        if let Err(what) = channel.take(side, said) {
+            let whose = match side {
+                Side::BackEnd => "the back-end",
+                Side::Program => "the program",
+            };
+            channel.end_for_both(&format!("{whose} sent {what}"));
+        }
+        self.is_ready(number);
+    }
+
+    /// Tells the program, or the back-end, of a channel something.
+    pub(super) fn tell(&mut self, number: u32, side: Side, what: Backend, fd: Option<OwnedFd>) {
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel.tell(side, what, fd);
+            self.is_ready(number);
+        }
+    }
+
+    /// An end wants no more of a channel.
+    fn hang_up(&mut self, number: u32, by: Side, reason: &str) {
+        if let Some(channel) = self.channels.get_mut(&number) {
+            channel.hang_up(by, &cut(reason.to_owned(), 256));
+        }
+        self.is_ready(number);
+        self.forget_if_over(number);
+    }
+
+    /// A connection is gone, or (`app`) an application of it: the channels that end with it.
+    pub(super) fn gone(&mut self, token: u64, app: Option<u32>, reason: &str) -> Vec<u32> {
+        let numbers: Vec<u32> = self.of.get(&token).into_iter().flatten().copied().collect();
+        let mut ended = Vec::new();
+        for number in numbers {
+            let Some(channel) = self.channels.get(&number) else {
+                continue;
+            };
+            for side in [Side::BackEnd, Side::Program] {
+                let end = channel.end(side);
+                if end.token == token && app.is_none_or(|app| app == end.app) {
+                    ended.push(number);
+                    self.hang_up(number, side, reason);
+                    break;
+                }
+            }
+        }
+        if app.is_none() {
+            self.there.retain(|_, there| there.token != token);
+            self.of.remove(&token);
+            self.ready.remove(&token);
+        }
+        ended
+    }
+
+    /// What goes to a connection next, and for which of its applications.
+    pub(super) fn next(&mut self, token: u64) -> Option<(u32, Backend, Option<OwnedFd>)> {
+        loop {
+            let ready = self.ready.get_mut(&token)?;
+            let Some(number) = ready.pop_front() else {
+                self.ready.remove(&token);
+                return None;
+            };
+            let Some(channel) = self.channels.get_mut(&number) else {
+                continue;
+            };
+            let sides = [Side::BackEnd, Side::Program].into_iter();
+            let mut sides = sides.filter(|side| channel.end(*side).token == token);
+            let Some(side) = sides.find(|side| channel.has_for(*side)) else {
+                continue;
+            };
+            let app = channel.end(side).app;
+            let Some((what, fd)) = channel.next(side) else {
+                continue;
+            };
+            if channel.has_for(side) {
+                ready.push_back(number);
+            }
+            self.forget_if_over(number);
+            return Some((app, what, fd));
+        }
+    }
+
+    /// A connection for which something began to wait; each is told once.
+    pub(super) fn next_fresh(&mut self) -> Option<u64> {
+        self.fresh.pop()
+    }
+
+    /// Whether something waits for a connection.
+    pub(super) fn waits_for(&self, token: u64) -> bool {
+        self.ready.contains_key(&token)
+    }
+
+    fn is_ready(&mut self, number: u32) {
+        let Some(channel) = self.channels.get(&number) else {
+            return;
+        };
+        for side in [Side::BackEnd, Side::Program] {
+            if channel.has_for(side) {
+                let token = channel.end(side).token;
+                let ready = self.ready.entry(token).or_insert_with(|| {
+                    self.fresh.push(token);
+                    VecDeque::new()
+                });
+                if !ready.contains(&number) {
+                    ready.push_back(number);
+                }
+            }
+        }
+    }
+
+    fn forget_if_over(&mut self, number: u32) {
+        let over = self.channels.get(&number).is_some_and(Channel::is_over);
+        let Some(channel) = over.then(|| self.channels.remove(&number)).flatten() else {
+            return;
+        };
+        let back = channel.end(Side::BackEnd);
+        if let Some(there) = self.there.get_mut(&channel.backend)
+            && there.token == back.token
+        {
+            there.channels -= 1;
+        }
+        for end in [back, channel.end(Side::Program)] {
+            if let Some(own) = self.of.get_mut(&end.token) {
+                own.remove(&number);
+                if own.is_empty() {
+                    self.of.remove(&end.token);
+                }
+            }
+        }
+    }
+
+    fn next_number(&mut self) -> u32 {
+        loop {
+            self.last = self.last.checked_add(1).unwrap_or(1);
+            if !self.channels.contains_key(&self.last) {
+                return self.last;
+            }
+        }
+    }
+}
