@@ -75,7 +75,7 @@ pub(crate) struct NicArgs {
     /// with --segments merged]
     #[arg(long, value_name = "SEGMENTS", value_parser = gro)]
     gro: Option<u8>,
-    /// ACKs for what was merged: as they are, or as many as single segments would have had
+    /// ACKs for what was merged: as they are, or up to one for every two segments, where a plain one says no more
     #[arg(long, value_enum, default_value_t = AckMode::AsIs)]
     acks: AckMode,
     /// Size of each of the two rings, for example 4M [default: the daemon's; 1M for sending]
@@ -262,7 +262,7 @@ impl Nic {
             }
             return Ok(count);
         };
-        let mut packets = Vec::new();
+        let mut packets = Vec::with_capacity(BATCH);
         let mut ended = Ok(());
         for packet in port.batch(BATCH) {
             match packet {

@@ -86,6 +86,27 @@ impl Default for QemuConfig {
     }
 }
 
+impl QemuConfig {
+    /// Arguments for a card whose back-end speaks vhost-user, with so many pairs of queues, and for memory
+    /// that the back-end can map; `socket` is what a chardev of sockets is told behind `path=`.
+    pub fn vhost_user(socket: &str, pairs: u32, mac: &str) -> Vec<String> {
+        let is_mq = if pairs > 1 { "on" } else { "off" };
+        vec![
+            "-object".to_owned(),
+            "memory-backend-memfd,id=ram,size=256M,share=on".to_owned(),
+            "-numa".to_owned(),
+            "node,memdev=ram".to_owned(),
+            "-chardev".to_owned(),
+            format!("socket,id=lan,path={socket}"),
+            "-netdev".to_owned(),
+            format!("vhost-user,id=lan,chardev=lan,queues={pairs}"),
+            "-device".to_owned(),
+            // TCG has no way to inject what an eventfd says into MSI-X.
+            format!("virtio-net-pci,netdev=lan,vectors=0,mq={is_mq},mac={mac}"),
+        ]
+    }
+}
+
 impl Qemu {
     /// Boots a guest and waits until it serves commands.
     ///

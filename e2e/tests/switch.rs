@@ -255,6 +255,30 @@ fn rings_take_part_and_each_port_has_frames_as_it_can_take_them() {
 }
 
 #[test]
+fn a_port_with_rings_is_given_frames_of_the_wire_where_its_settings_say_so() {
+    let lab = Lab::new().unwrap();
+    let switch = "lan0,default.tso=off,port.7.lock=no";
+    let daemon = Daemon::start(&lab, None, &["--switch", switch]).unwrap();
+    let join = |what: &str| {
+        let port = daemon.port(what).join().segments(Segments::Merged);
+        port.open().unwrap()
+    };
+    let mut sender = join("host:lan0");
+    let mut cut = join("host:lan0");
+    // The control: of this number something is said, and so the default is not for it.
+    let mut whole = join("host:lan0/port7");
+    let (frame, offload) = super_frame(0xff, 1, 3000);
+    let outbox = sender.outbox().unwrap();
+    assert!(outbox.push_offloaded(&frame, &offload).unwrap());
+    outbox.flush();
+    assert_eq!(next(&mut whole), (frame, offload));
+    let lens: Vec<usize> = (0..3).map(|_| next(&mut cut).0.len()).collect();
+    assert_eq!(lens, [1514, 1514, 54 + 3000 - 2 * 1460]);
+    assert!(is_silent(&mut cut));
+    daemon.audit();
+}
+
+#[test]
 fn what_makes_no_sense_on_a_switch_is_refused_by_name() {
     let lab = Lab::new().unwrap();
     let args = [

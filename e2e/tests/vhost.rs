@@ -29,24 +29,13 @@ fn uml(lab: &Lab, socket: &Path) -> Guest {
 }
 
 fn qemu(lab: &Lab, socket: &Path, mac: u8) -> Guest {
-    let args = [
-        "-object".into(),
-        "memory-backend-memfd,id=ram,size=256M,share=on".into(),
-        "-numa".into(),
-        "node,memdev=ram".into(),
-        "-chardev".into(),
-        format!("socket,id=lan,path={},reconnect=1", socket.display()),
-        "-netdev".into(),
-        "vhost-user,id=lan,chardev=lan".into(),
-        "-device".into(),
-        // TCG has no way to inject what an eventfd says into MSI-X.
-        format!("virtio-net-pci,netdev=lan,vectors=0,mac=52:54:00:77:02:{mac:02x}"),
-    ];
+    let chardev = format!("{},reconnect=1", socket.display());
+    let mac = format!("52:54:00:77:02:{mac:02x}");
     let config = QemuConfig {
         image: Image::default()
             .program("/usr/sbin/ethtool")
             .module("virtio_net"),
-        qemu_args: args.to_vec(),
+        qemu_args: QemuConfig::vhost_user(&chardev, 1, &mac),
         ..QemuConfig::default()
     };
     Qemu::boot(lab, config).unwrap()

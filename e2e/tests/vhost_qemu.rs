@@ -19,26 +19,12 @@ fn ran(guest: &Guest, command: &str) -> String {
 
 /// A guest with one card, which has so many pairs of queues; `socket` is what follows its chardev's path.
 fn boot(lab: &Lab, socket: &str, pairs: u32) -> Guest {
-    let is_mq = if pairs > 1 { "on" } else { "off" };
-    let args = [
-        "-object".into(),
-        "memory-backend-memfd,id=ram,size=256M,share=on".into(),
-        "-numa".into(),
-        "node,memdev=ram".into(),
-        "-chardev".into(),
-        format!("socket,id=lan,path={socket}"),
-        "-netdev".into(),
-        format!("vhost-user,id=lan,chardev=lan,queues={pairs}"),
-        "-device".into(),
-        // TCG has no way to inject what an eventfd says into MSI-X.
-        format!("virtio-net-pci,netdev=lan,vectors=0,mq={is_mq},mac={MAC}"),
-    ];
     let config = QemuConfig {
         cpus: pairs,
         image: Image::default()
             .program("/usr/sbin/ethtool")
             .module("virtio_net"),
-        qemu_args: args.to_vec(),
+        qemu_args: QemuConfig::vhost_user(socket, pairs, MAC),
         ..QemuConfig::default()
     };
     let guest = Qemu::boot(lab, config).unwrap();

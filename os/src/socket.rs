@@ -49,7 +49,8 @@ impl fmt::Display for Peer {
 /// Who is at the other end (`SO_PEERCRED`).
 ///
 /// NB: not rustix's `socket_peercred`, whose process is never 0: here it is where the peer is in a namespace that
-/// ours does not see, and an answer with it is taken for an error.
+/// ours does not see, and an answer with it is taken for an error. `guest/src/peer.rs` reads it again: guests have
+/// nothing of this crate, and `ring`, which both have, calls no system.
 ///
 /// # Errors
 /// The system's.

@@ -63,6 +63,13 @@ impl Switchboard {
         free(&self.roster, &self.line, port.get());
     }
 
+    /// Whether a port is given frames of the wire only, by its settings.
+    pub fn is_cut_for(&self, port: NonZeroU16) -> bool {
+        let roster = locked(&self.roster);
+        let settings = roster.settings.of(port.get());
+        settings.cuts || settings.sums
+    }
+
     /// Whether somebody has this port.
     pub fn is_taken(&self, port: NonZeroU16) -> bool {
         locked(&self.roster).holder(port.get()).is_some()

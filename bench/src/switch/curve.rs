@@ -8,10 +8,10 @@
 
 use std::time::Duration;
 
-use vnplug_e2e::daemon::Daemon;
-use vnplug_e2e::{Lab, Netns, UmlConfig};
+use vnplug_e2e::UmlConfig;
 
 use super::guests::{Bulk, Guests, Lan};
+use super::lans::Lans;
 use super::ovs::Ovs;
 use crate::attached::cpu_time;
 use crate::row::{Figure, Plan, Result, Samples};
@@ -38,26 +38,16 @@ const LANS: [Lan; 3] = [
 
 struct Site {
     guests: Guests,
-    daemon: Daemon,
     ovs: Option<Ovs>,
-    _netns: Netns,
-    _lab: Lab,
+    lans: Lans,
 }
 
 impl Site {
     fn new() -> Result<Self> {
-        let (lab, netns) = (Lab::new()?, Netns::new()?);
-        let socket = lab.dir().join("lan0.sock");
-        let spec = format!("lan0,vhost={}", socket.display());
-        let daemon = Daemon::start(&lab, None, &["--switch", &spec])?;
-        let taps: Vec<String> = (0..2 * MOST).map(|guest| format!("tap{guest}")).collect();
-        for tap in &taps {
-            netns.tap(tap)?;
-        }
-        let ports: Vec<&str> = taps.iter().map(String::as_str).collect();
-        netns.bridge("br0", &ports)?;
+        let lans = Lans::new(2 * MOST)?;
+        let (lab, netns) = (&lans.lab, &lans.netns);
         let ovs = match Ovs::is_here() {
-            true => Some(Ovs::between_taps(&lab, &netns)?),
+            true => Some(Ovs::between_taps(lab, netns)?),
             false => {
                 eprintln!("  without Open vSwitch: run bench/get-ovs.sh");
                 None
@@ -70,41 +60,33 @@ impl Site {
                 ovs.interface(&tap)?;
             }
         }
-        let guests = Guests::boot(&lab, 2 * MOST, |guest| UmlConfig {
-            kernel_args: [
-                format!("virtio_uml.device={}:1", socket.display()),
-                format!("vec0:transport=tap,ifname=tap{guest},depth=128,gro=1"),
-            ]
-            .into_iter()
-            .chain(
-                ovs.as_ref()
-                    .map(|_| format!("vec1:transport=tap,ifname=otap{guest},depth=128,gro=1")),
-            )
-            .collect(),
+        let guests = Guests::boot(lab, 2 * MOST, |guest| UmlConfig {
+            kernel_args: lans
+                .cards(guest)
+                .into_iter()
+                .chain(
+                    ovs.as_ref()
+                        .map(|_| format!("vec1:transport=tap,ifname=otap{guest},depth=128,gro=1")),
+                )
+                .collect(),
             netns: Some(netns.name().to_owned()),
             ..UmlConfig::default()
         })?;
-        let site = Self {
-            guests,
-            daemon,
-            ovs,
-            _netns: netns,
-            _lab: lab,
-        };
-        for lan in site.lans() {
+        let site = Self { guests, ovs, lans };
+        for lan in site.networks() {
             site.guests.join(*lan)?;
         }
         Ok(site)
     }
 
-    fn lans(&self) -> &'static [Lan] {
+    fn networks(&self) -> &'static [Lan] {
         &LANS[..2 + usize::from(self.ovs.is_some())]
     }
 
     fn tcp(&self, pairs: usize, lan: Lan, time: Duration) -> Result<Bulk> {
         self.guests.tcp(pairs, lan, time, || {
             let ovs = self.ovs.as_ref().map(|ovs| cpu_time(ovs.pid()));
-            let switches = cpu_time(self.daemon.pid())? + ovs.transpose()?.unwrap_or_default();
+            let switches = cpu_time(self.lans.daemon.pid())? + ovs.transpose()?.unwrap_or_default();
             Ok(switches + self.guests.cpu_time())
         })
     }
@@ -118,7 +100,7 @@ pub(crate) fn curve(plan: &Plan) -> Result<Vec<Figure>> {
     for round in 1..=plan.rounds {
         for pairs in 1..=MOST {
             let mut told = Vec::new();
-            for (at, lan) in site.lans().iter().enumerate() {
+            for (at, lan) in site.networks().iter().enumerate() {
                 let bulk = site.tcp(pairs, *lan, plan.time);
                 let bulk =
                     bulk.map_err(|why| format!("{pairs} pairs on {}: {why}", lan.interface))?;

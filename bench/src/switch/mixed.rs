@@ -12,10 +12,10 @@
 //! The vector driver cannot tell its TAP that it takes none any more: the TAP is told on the host, and
 //! the kernel cuts before it.
 
-use vnplug_e2e::daemon::Daemon;
-use vnplug_e2e::{Lab, Netns, UmlConfig};
+use vnplug_e2e::UmlConfig;
 
 use super::guests::{Guests, Lan};
+use super::lans::{Lans, tap};
 use crate::row::{Figure, Plan, Result, Samples};
 
 const WHOLE: [usize; 2] = [0, 1];
@@ -31,9 +31,7 @@ const BRIDGE: Lan = Lan {
 
 struct Site {
     guests: Guests,
-    _daemon: Daemon,
-    netns: Netns,
-    _lab: Lab,
+    lans: Lans,
 }
 
 /// Gb/s on one network in one round.
@@ -57,34 +55,17 @@ struct Rates {
 
 impl Site {
     fn new() -> Result<Self> {
-        let (lab, netns) = (Lab::new()?, Netns::new()?);
-        let socket = lab.dir().join("lan0.sock");
-        let spec = format!("lan0,vhost={}", socket.display());
-        let daemon = Daemon::start(&lab, None, &["--switch", &spec])?;
         let count = WHOLE.len() + CUT.len();
-        let taps: Vec<String> = (0..count).map(tap).collect();
-        for tap in &taps {
-            netns.tap(tap)?;
-        }
-        let ports: Vec<&str> = taps.iter().map(String::as_str).collect();
-        netns.bridge("br0", &ports)?;
-        let guests = Guests::boot(&lab, count, |guest| UmlConfig {
-            kernel_args: vec![
-                format!("virtio_uml.device={}:1", socket.display()),
-                format!("vec0:transport=tap,ifname={},depth=128,gro=1", tap(guest)),
-            ],
-            netns: Some(netns.name().to_owned()),
+        let lans = Lans::new(count)?;
+        let guests = Guests::boot(&lans.lab, count, |guest| UmlConfig {
+            kernel_args: lans.cards(guest).to_vec(),
+            netns: Some(lans.netns.name().to_owned()),
             ..UmlConfig::default()
         })?;
         for lan in [OURS, BRIDGE] {
             guests.join(lan)?;
         }
-        Ok(Self {
-            guests,
-            _daemon: daemon,
-            netns,
-            _lab: lab,
-        })
+        Ok(Self { guests, lans })
     }
 
     /// Turns the offloads of the cut guests on or off; nothing starts again.
@@ -96,7 +77,8 @@ impl Site {
                 command += &format!(" rx-gro-hw {word}");
             } else {
                 let tap = tap(guest);
-                self.netns
+                self.lans
+                    .netns
                     .exec(&["ethtool", "-K", &tap, "tx", word, "tso", word])?;
             }
             self.guests.ran(guest, &command)?;
@@ -231,7 +213,3 @@ const MEASURES: [Measure; 6] = [
     },
 ];
 const PEER: &str = "Linux bridge, TAPs";
-
-fn tap(guest: usize) -> String {
-    format!("tap{guest}")
-}

@@ -8,6 +8,7 @@ mod curve;
 mod direct;
 mod guests;
 mod hlvi;
+mod lans;
 mod loss;
 mod many;
 mod mixed;

@@ -132,22 +132,10 @@ impl Stage {
             Uml::boot(lab, config)
         };
         let card = |image: Image| image.module("virtio_net");
-        let chardev = format!("socket,id=lan,path={},reconnect=1", vhost.display());
-        let qemu_args = [
-            "-object",
-            "memory-backend-memfd,id=ram,size=256M,share=on",
-            "-numa",
-            "node,memdev=ram",
-            "-chardev",
-            &chardev,
-            "-netdev",
-            "vhost-user,id=lan,chardev=lan",
-            "-device",
-            "virtio-net-pci,netdev=lan,vectors=0,mac=52:54:00:77:02:03",
-        ];
+        let chardev = format!("{},reconnect=1", vhost.display());
         let qemu = QemuConfig {
             image: card(Image::default()),
-            qemu_args: qemu_args.map(str::to_owned).to_vec(),
+            qemu_args: QemuConfig::vhost_user(&chardev, 1, "52:54:00:77:02:03"),
             ..QemuConfig::default()
         };
         let by_vhost = format!("virtio_uml.device={}:1", vhost.display());

@@ -78,6 +78,7 @@ impl Hub {
         // The last two that may fail; the first undoes itself, and who takes part in a switch is in no group.
         let joined = self.enter_group(&plan, programs.guard.as_ref(), &mut ground)?;
         let member = self.take_part(&plan, request, &owner, programs.grant.as_deref())?;
+        let segments = self.segments_of(&plan, request, member);
         let opened = Opened {
             port: id,
             map_len: ground.map_len,
@@ -98,7 +99,7 @@ impl Hub {
         let ports = producers.into_iter().enumerate().map(|(at, producer)| {
             let mut port = Port::new(id, producer, doorbell.clone());
             port.snaplen -= prefix;
-            port.segments = request.segments;
+            port.segments = segments;
             port.member = member;
             port.only = only;
             port.owner = number;

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::time::Instant;
 
 use vnplug_os::privileges::user_name;
-use vnplug_ring::control::{Counted, Device, HOST_PREFIX, Message, Open, Whose, code};
+use vnplug_ring::control::{Counted, Device, HOST_PREFIX, Message, Open, Segments, Whose, code};
 use vnplug_switch::forward::MAX_PORTS;
 use vnplug_switch::{Asked, Holder, Shown, Switchboard};
 
@@ -72,6 +72,21 @@ impl Hub {
         taken
             .map(Some)
             .map_err(|what| Refusal::new(code::LIMIT, what))
+    }
+
+    /// What a port is given super-frames as: what it asked for, unless its settings on the switch
+    /// (`tso=off`, `csum=off`) leave nothing to it.
+    pub(super) fn segments_of(
+        &self,
+        plan: &PortPlan,
+        request: &Open,
+        member: Option<NonZeroU16>,
+    ) -> Segments {
+        let board = self.sources[plan.source].board.as_ref();
+        match board.zip(member) {
+            Some((board, member)) if board.is_cut_for(member) => Segments::Wire,
+            _ => request.segments,
+        }
     }
 
     /// Closes the ports of switches that came by an entrance, and that an operator means.

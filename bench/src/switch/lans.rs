@@ -1,0 +1,51 @@
+//! Two networks in one namespace: our switch, which guests join by vhost-user, and a Linux bridge with TAPs.
+
+use std::path::PathBuf;
+
+use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::{Lab, Netns};
+
+use crate::row::Result;
+
+/// Both, for so many guests.
+pub(super) struct Lans {
+    pub(super) daemon: Daemon,
+    pub(super) netns: Netns,
+    socket: PathBuf,
+    // NB: last, since its directory has all of that.
+    pub(super) lab: Lab,
+}
+
+impl Lans {
+    pub(super) fn new(guests: usize) -> Result<Self> {
+        let (lab, netns) = (Lab::new()?, Netns::new()?);
+        let socket = lab.dir().join("lan0.sock");
+        let spec = format!("lan0,vhost={}", socket.display());
+        let daemon = Daemon::start(&lab, None, &["--switch", &spec])?;
+        let taps: Vec<String> = (0..guests).map(tap).collect();
+        for tap in &taps {
+            netns.tap(tap)?;
+        }
+        let ports: Vec<&str> = taps.iter().map(String::as_str).collect();
+        netns.bridge("br0", &ports)?;
+        Ok(Self {
+            daemon,
+            netns,
+            socket,
+            lab,
+        })
+    }
+
+    /// The cards of a guest of User-mode Linux: `eth0` on the switch, `vec0` on the bridge.
+    pub(super) fn cards(&self, guest: usize) -> [String; 2] {
+        [
+            format!("virtio_uml.device={}:1", self.socket.display()),
+            format!("vec0:transport=tap,ifname={},depth=128,gro=1", tap(guest)),
+        ]
+    }
+}
+
+/// The TAP of a guest on the bridge.
+pub(super) fn tap(guest: usize) -> String {
+    format!("tap{guest}")
+}
