@@ -202,6 +202,7 @@ const GOALS: &[(&str, Goal)] = &[
     ("switch-pairs-8-direct-udp", Goal::AtMost(0.0)),
     ("switch-pairs-8-vhost-udp", Goal::AtMost(0.0)),
     // Menon's figures 3.3 and 3.5.
+    ("cutter", Goal::ShareOfPeer(1.3)),
     ("hlvi", Goal::TimesPeer(3.0)),
     ("hlvi-bare", Goal::TimesPeer(1.9)),
     // Menon's receive aggregation alone, and with ACKs; Mb/s per CPU is what is asked for.

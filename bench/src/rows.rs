@@ -220,6 +220,11 @@ const SWITCH: &[Row] = &[
         switch::aggregate,
     ),
     row(
+        "cutter",
+        "super-frames cut and summed by ours, against the kernel's own segmentation",
+        switch::cutter,
+    ),
+    row(
         "hlvi",
         "a stream of TCP from a guest whose card cuts and sums nothing, by what the wire's offers, against its own work",
         switch::hlvi,

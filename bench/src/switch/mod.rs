@@ -5,6 +5,7 @@ mod arm;
 mod calls;
 mod client;
 mod curve;
+mod cutter;
 mod direct;
 mod guests;
 mod hlvi;
@@ -24,6 +25,7 @@ mod vhost;
 
 pub(crate) use aggregate::{aggregate, requests};
 pub(crate) use curve::curve;
+pub(crate) use cutter::cutter;
 pub(crate) use direct::against_memif as direct;
 pub(crate) use hlvi::hlvi;
 pub(crate) use loss::loss;
