@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{Shutdown, shutdown};
-use vnplug::{Offload, Port, PortOptions, Segments};
+use vnplug::{FilterSpec, Offload, Port, PortOptions, Segments};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, refusal, value};
 use vnplug_e2e::raw::{self, Raw};
@@ -439,6 +439,54 @@ fn a_member_whose_bell_was_shut_is_one_again_soon() {
     become_direct(&daemon, (1, &mut one), (2, &mut two));
     become_direct(&daemon, (2, &mut two), (1, &mut one));
     assert!(begin.elapsed() > Duration::from_millis(900));
+    daemon.audit();
+}
+
+#[test]
+fn what_was_handed_over_is_read_by_a_port_that_leaves_and_that_is_a_member_again_without_a_filter()
+{
+    let lab = Lab::new().unwrap();
+    let mut daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let [mut one, mut two] = [(); 2].map(|()| open(&daemon));
+    let filter = || FilterSpec::Expression("ether proto 0x88b5".into());
+    for round in 0..5 {
+        become_direct(&daemon, (1, &mut one), (2, &mut two));
+        let before = entered(&daemon);
+        for number in 1..=1000 {
+            assert!(one.send(&frame(2, 1, number)).unwrap());
+        }
+        assert_eq!(entered(&daemon), before, "the switch saw none");
+        two.set_filter(filter()).unwrap();
+        // What comes now comes by the switch.
+        for number in 1001..=1010 {
+            assert!(one.send(&frame(2, 1, number)).unwrap());
+        }
+        let mut came = Vec::new();
+        eventually("all came", || {
+            came.extend(take(&mut two));
+            came.len() >= 1010
+        });
+        assert_eq!(entered(&daemon), before + 10, "{round}");
+        let (by_switch, direct): (Vec<_>, Vec<_>) = came.into_iter().partition(|it| *it > 1000);
+        assert!(direct.into_iter().eq(1..=1000), "each once, in order");
+        assert!(by_switch.into_iter().eq(1001..=1010));
+        if round == 2 {
+            // Its filter keeps it out of the next daemon's group, too.
+            daemon.kill();
+            daemon.launch().unwrap();
+            for port in [&mut one, &mut two] {
+                eventually("the port is there again", || {
+                    take(port);
+                    !port.is_away()
+                });
+            }
+            // Longer than until direct mode is tried again after a fault.
+            std::thread::sleep(Duration::from_millis(1500));
+            take(&mut two);
+        }
+        two.set_filter(FilterSpec::All).unwrap();
+    }
+    assert_eq!((one.dropped(), two.dropped()), (0, 0));
     daemon.audit();
 }
 

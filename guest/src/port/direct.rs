@@ -42,8 +42,6 @@ pub(super) struct Direct {
     told: Vec<(u8, u32)>,
     /// Members whose rings are not laid yet.
     pending: Vec<Pending>,
-    /// Whose rings the port's last ones are: slot and generation; `None`: it is gone.
-    read: Vec<Option<(u8, u32)>>,
     /// Calls until the pending ones are looked at again.
     calls: u32,
     is_over: bool,
@@ -55,6 +53,22 @@ struct Home {
     region: Region,
     /// Whose it is: a child that was forked has it, too, and is not to end anything.
     process: u32,
+}
+
+/// The rings of other members that a port reads, which are its last ones.
+#[derive(Debug, Default)]
+pub(super) struct Beside {
+    /// Whose each is: slot and generation; `None`: it is gone, or this port left.
+    of: Vec<Option<(u8, u32)>>,
+    /// When this port left, and was still sent what was on its way.
+    left: Option<Instant>,
+}
+
+impl Beside {
+    /// Of a port whose rings are gone.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
 }
 
 /// When direct mode is tried again that ended for a fault.
@@ -78,6 +92,11 @@ impl Again {
         self.at = Some(now + self.pause);
     }
 
+    /// Nothing is in the way any more.
+    fn now(&mut self) {
+        self.at = Some(Instant::now());
+    }
+
     fn is_due(&self) -> bool {
         self.at.is_some_and(|at| Instant::now() >= at)
     }
@@ -93,13 +112,13 @@ struct Pending {
 impl Direct {
     /// Something is to be done about the members.
     #[inline]
-    pub(super) fn is_stale(&mut self) -> bool {
+    fn is_stale(&mut self, beside: &Beside) -> bool {
         if self.roster != self.table.roster() || self.is_over {
             return true;
         }
         self.calls = self.calls.wrapping_sub(1);
         let is_time = self.calls.is_multiple_of(CALLS);
-        is_time && (!self.pending.is_empty() || self.read.contains(&None))
+        is_time && (!self.pending.is_empty() || beside.of.contains(&None))
     }
 
     /// Empties the bell.
@@ -140,8 +159,8 @@ impl Port {
     #[inline]
     pub(super) fn has_news_of_members(&mut self) -> bool {
         match &mut self.direct {
-            Some(direct) => direct.is_stale(),
-            None => self.again.is_due(),
+            Some(direct) => direct.is_stale(&self.beside),
+            None => !self.beside.of.is_empty() || self.again.is_due(),
         }
     }
 
@@ -197,7 +216,6 @@ impl Port {
             bell,
             told: Vec::new(),
             pending: Vec::new(),
-            read: Vec::new(),
             calls: 0,
             is_over: false,
         }));
@@ -210,7 +228,11 @@ impl Port {
     pub(super) fn look_after_members(&mut self) {
         self.forget_gone();
         let Some(direct) = &mut self.direct else {
-            return self.enter_again();
+            // NB: the others lay their rings to this port anew then, in the same place.
+            if self.beside.of.is_empty() && self.again.is_due() {
+                self.enter_again();
+            }
+            return;
         };
         let mut done = match direct.is_over {
             true => Err(Error::Protocol("a member shut this one's bell".into())),
@@ -242,7 +264,7 @@ impl Port {
     /// Becomes a member again.
     fn enter_again(&mut self) {
         self.again.at = None;
-        // Who is away enters when it is back; whose frames the host chooses, never.
+        // Who is away enters when it is back; whose frames the host chooses, when it does not any more.
         if !matches!(self.phase, Phase::Live) || self.chooses() {
             return;
         }
@@ -252,12 +274,21 @@ impl Port {
         }
     }
 
-    /// All frames go through the switch from now on.
+    /// The host chooses from now on, or does not any more, what comes: nobody else may hand over frames then.
+    pub(super) fn choice_changed(&mut self) {
+        match self.chooses() {
+            true => self.leave_group(),
+            false if self.options.direct && self.direct.is_none() => self.again.now(),
+            false => {}
+        }
+    }
+
+    /// All frames go through the switch from now on; what others have handed over is read to its end.
     pub(super) fn leave_group(&mut self) {
         if let Some(direct) = self.direct.take() {
             self.watch.remove_wake(direct.bell.as_fd());
-            self.rings.truncate(self.rings.len() - direct.read.len());
-            (self.current, self.turn, self.looked) = (0, 0, None);
+            self.beside.of.fill(None);
+            self.beside.left = Some(Instant::now());
         }
         if let Some(outbox) = &mut self.outbox {
             outbox.ways = None;
@@ -266,24 +297,28 @@ impl Port {
 
     /// Forgets the rings of members that are gone, when all is read.
     fn forget_gone(&mut self) {
-        let Some(direct) = &mut self.direct else {
+        // A sender that did not see it yet publishes what it has begun.
+        if self.beside.left.is_some_and(|at| at.elapsed() < ON_ITS_WAY) {
             return;
-        };
-        let first = self.rings.len() - direct.read.len();
-        for at in (0..direct.read.len()).rev() {
-            if direct.read[at].is_none() && self.rings[first + at].is_drained() {
-                direct.read.remove(at);
+        }
+        let of = &mut self.beside.of;
+        let first = self.rings.len() - of.len();
+        for at in (0..of.len()).rev() {
+            if of[at].is_none() && self.rings[first + at].is_drained() {
+                of.remove(at);
                 self.rings.remove(first + at);
                 (self.current, self.turn, self.looked) = (0, 0, None);
             }
+        }
+        if of.is_empty() {
+            self.beside.left = None;
         }
     }
 
     /// Rings that the host writes; those of other members come behind them.
     #[inline]
     pub(super) fn hosted(&self) -> &[Consumer] {
-        let beside = self.direct.as_ref().map_or(0, |direct| direct.read.len());
-        &self.rings[..self.rings.len() - beside]
+        &self.rings[..self.rings.len() - self.beside.of.len()]
     }
 
     fn request(&self, capacity: u64) -> Message {
@@ -311,8 +346,9 @@ impl Port {
             let is_it = |it: &DirectMember| it.slot == slot && it.generation == generation;
             others.iter().any(is_it)
         };
-        let first = self.rings.len() - direct.read.len();
-        for (ring, read) in self.rings[first..].iter_mut().zip(&mut direct.read) {
+        let beside = &mut self.beside.of;
+        let first = self.rings.len() - beside.len();
+        for (ring, read) in self.rings[first..].iter_mut().zip(beside) {
             if read.is_some_and(|member| !is_there(member)) {
                 ring.see_off();
                 *read = None;
@@ -382,7 +418,8 @@ impl Port {
             match Consumer::attach_beside(ring.clone(), mine, epoch, allowed) {
                 Ok(None) => at += 1,
                 Ok(Some(consumer)) => {
-                    direct.read.push(Some((member.slot, member.generation)));
+                    let whose = Some((member.slot, member.generation));
+                    self.beside.of.push(whose);
                     direct.pending.remove(at);
                     self.rings.push(consumer);
                 }
@@ -429,6 +466,8 @@ fn longest(capacity: u64) -> u32 {
 
 /// How long the daemon may take to say who is a member; frames wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long after this port left a member may still publish what it has begun.
+const ON_ITS_WAY: Duration = Duration::from_millis(10);
 /// How long direct mode is over after its first fault, and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(60);

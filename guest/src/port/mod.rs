@@ -40,7 +40,7 @@ use asker::Answers;
 pub use asker::Asker;
 pub use batch::Batch;
 pub use bundle::Bundle;
-use direct::{Again, Direct};
+use direct::{Again, Beside, Direct};
 use link::Link;
 use phase::{Phase, Standing};
 pub(crate) use rules::Kept;
@@ -60,6 +60,7 @@ pub struct Port {
     rings: Vec<Consumer>,
     outbox: Option<Outbox>,
     direct: Option<Box<Direct>>,
+    beside: Beside,
     again: Again,
     current: usize,
     turn: u32,
@@ -162,6 +163,7 @@ impl Port {
             rings: Vec::new(),
             outbox: None,
             direct: None,
+            beside: Beside::default(),
             again: Again::default(),
             current: 0,
             turn: 0,
@@ -323,7 +325,7 @@ impl Port {
         done(&self.ask(&request)?)?;
         self.options.request.filter = filter;
         // What other members hand over passes no filter of the host.
-        self.leave_group();
+        self.choice_changed();
         Ok(())
     }
 
@@ -336,7 +338,7 @@ impl Port {
         let port = self.number;
         done(&self.ask(&Message::Tune { port, tuning })?)?;
         self.options.request.tuning = tuning;
-        self.leave_group();
+        self.choice_changed();
         Ok(())
     }
 

@@ -345,7 +345,8 @@ impl Port {
     fn forget_rings(&mut self) {
         self.lost_before = self.dropped();
         self.leave_group();
-        self.looked = None;
+        self.beside.clear();
+        (self.current, self.turn, self.looked) = (0, 0, None);
         self.rings.clear();
         self.outbox = None;
     }
