@@ -296,6 +296,28 @@ fn the_port_waits_for_its_interface_and_survives_it() {
 }
 
 #[test]
+fn nothing_is_merged_for_an_uplink_and_who_asks_is_told_why() {
+    let site = Site::new();
+    site.wire();
+    let daemon = site.daemon("lan0,uplink=up0");
+    for setting in ["gro=20", "acks=expand"] {
+        let (code, said) = daemon.vnplug(&["switch", "set", "lan0/port1", setting]);
+        assert!(code != Some(0) && said.contains("is an uplink"), "{said}");
+    }
+    // The controls: it takes others, and so does a port that is none.
+    for (port, setting) in [("lan0/port1", "tso=off"), ("lan0/port2", "gro=20")] {
+        let (code, said) = daemon.vnplug(&["switch", "set", port, setting]);
+        assert_eq!(code, Some(0), "{said}");
+    }
+    drop(daemon);
+    let netns = Some(&site.here);
+    let switch = ["--switch", "lan0,uplink=up0,port.1.gro=20"];
+    let refused = Daemon::start(&site.lab, netns, &switch).err();
+    let said = refused.map(|error| error.to_string()).unwrap_or_default();
+    assert!(said.contains("is an uplink"), "{said}");
+}
+
+#[test]
 fn an_uplink_by_xdp_gets_what_it_cannot_take_cut() {
     let site = Site::new();
     site.wire();

@@ -96,6 +96,11 @@ impl Switchboard {
             ));
         }
         let now = roster.settings.of(port);
+        let is_uplink = roster.holder(port).is_some_and(|it| it.way == UPLINK);
+        let merges = |it: &PortSettings| (it.gro > 0, it.expands_acks);
+        if is_uplink && merges(&new) > merges(now) {
+            return Err(format!("port {port} {NOT_OF_UPLINKS}"));
+        }
         if roster.is_ring(port) && (new.cuts, new.sums) != (now.cuts, now.sums) {
             return Err(format!(
                 "port {port} has rings, and its program says what it takes: `vnplug nic --segments wire`"
@@ -202,6 +207,10 @@ impl Switchboard {
     }
 }
 
+/// What is not possible of an uplink.
+pub(crate) const NOT_OF_UPLINKS: &str = "is an uplink, for which nothing is merged: a super-frame of segments longer than \
+     its MTU would be lost behind it, without a count. What comes by it is merged for the ports that it goes to: set gro \
+     there";
 /// What is not possible of a port with rings.
 pub(crate) const NOT_OF_RINGS: &str = "has rings, which delay and lose nothing: delay, jitter, loss and \
                                        rate are for ports of programs that have sockets";

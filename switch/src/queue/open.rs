@@ -18,6 +18,7 @@ use crate::forward::{Forwarder, Number};
 use crate::link::Entrance;
 use crate::roster::{Holder, Roster, locked};
 use crate::settings::Settings;
+use crate::show::NOT_OF_UPLINKS;
 use crate::sockets::door as sockets;
 use crate::table::Limits;
 use crate::turn::Spare;
@@ -137,7 +138,13 @@ impl Switch {
             way: UPLINK,
             description: format!("interface {} ({})", uplink.interface, uplink.how),
         };
-        let port = locked(&board.roster).take(holder, Some(number));
+        let mut roster = locked(&board.roster);
+        let settings = roster.settings.ports.get(&number);
+        if settings.is_some_and(|it| it.gro > 0 || it.expands_acks) {
+            return Err(SourceError::new(format!("port {number} {NOT_OF_UPLINKS}")));
+        }
+        let port = roster.take(holder, Some(number));
+        drop(roster);
         let port = port.map_err(SourceError::new)?.get();
         let link = self.uplinks.add(uplink, port)?;
         self.exits.add_unwatched(port, link);
