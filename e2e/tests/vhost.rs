@@ -2,12 +2,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
 use vnplug_e2e::daemon::{Daemon, counted, value};
-use vnplug_e2e::station::{Running, Station};
+use vnplug_e2e::station::Station;
 use vnplug_e2e::{Guest, Image, Job, Lab, Qemu, QemuConfig, Uml, UmlConfig};
 use vnplug_testing::{PATIENCE, eventually};
 
@@ -314,32 +313,5 @@ fn a_guest_of_qemu_is_on_the_wire_and_survives_the_daemon() {
         value(counted(&daemon.counters(), "source"), "switch_ports") == 2
     });
     assert!(station.pings("10.77.3.1"));
-    daemon.audit();
-}
-
-/// A testpmd whose only port is a front-end of ours.
-fn testpmd(lab: &Lab, name: &str, socket: &Path, more: &[&str]) -> Running {
-    let mut command = Command::new("dpdk-testpmd");
-    let device = format!("net_virtio_user0,path={},queues=1", socket.display());
-    command.args(["--no-huge", "--no-pci", "-m", "512", "-l", "0,1"]);
-    command.args(["--file-prefix", name, "--vdev", &device, "--"]);
-    command.args(["--total-num-mbufs=8192", "--no-lsc-interrupt"]);
-    command.args(more);
-    Running::start(command, lab, name).unwrap()
-}
-
-#[test]
-fn virtio_user_of_dpdk_sends_and_receives() {
-    let lab = Lab::new().unwrap();
-    let socket = lab.dir().join("lan0.sock");
-    let spec = format!("lan0,vhost={}", socket.display());
-    let daemon = Daemon::start(&lab, None, &["--switch", &spec]).unwrap();
-    let count = |name: &str| value(counted(&daemon.counters(), "source"), name);
-    let receiver = testpmd(&lab, "vnplug-rx", &socket, &["--forward-mode=rxonly"]);
-    eventually("it is there", || count("switch_ports") == 1);
-    let sender = testpmd(&lab, "vnplug-tx", &socket, &["--forward-mode=txonly"]);
-    eventually("frames go", || count("out_enqueued") > 10_000);
-    drop((sender, receiver));
-    eventually("both are gone", || count("switch_ports") == 0);
     daemon.audit();
 }
