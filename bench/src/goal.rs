@@ -210,6 +210,7 @@ const GOALS: &[(&str, Goal)] = &[
     ("aggregate-container-20-cpu", Goal::ShareOfPeer(0.69)),
     ("acks-guest-cpu", Goal::ShareOfPeer(0.59)),
     ("acks-container-cpu", Goal::ShareOfPeer(0.59)),
+    ("acks-slow-start-1024", Goal::ShareOfPeer(1.05)),
     ("acks-guest-price", Goal::ShareOfPeer(1.1)),
     ("acks-container-price", Goal::ShareOfPeer(1.1)),
     ("tcp-rr", Goal::TimesPeer(0.99)),

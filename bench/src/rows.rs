@@ -220,6 +220,11 @@ const SWITCH: &[Row] = &[
         switch::aggregate,
     ),
     row(
+        "acks-slow-start",
+        "short transfers from a sender that counts ACKs and from Linux, with segments merged and ACKs expanded, against neither",
+        switch::slow_start,
+    ),
+    row(
         "cutter",
         "super-frames cut and summed by ours, against the kernel's own segmentation",
         switch::cutter,
@@ -228,6 +233,11 @@ const SWITCH: &[Row] = &[
         "hlvi",
         "a stream of TCP from a guest whose card cuts and sums nothing, by what the wire's offers, against its own work",
         switch::hlvi,
+    ),
+    row(
+        "httpd",
+        "pages of a guest for a container, a connection for each, against a bridge and vde_switch",
+        switch::httpd,
     ),
     row(
         "tcp-rr",

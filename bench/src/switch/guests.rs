@@ -242,6 +242,23 @@ impl Guests {
         })
     }
 
+    /// The first of them does this, and `ask` is done from this instant on until that one.
+    pub(super) fn serves<T>(
+        &self,
+        talk: &Talk,
+        time: Duration,
+        ask: impl Fn(Instant, Instant) -> Result<T>,
+    ) -> Result<T> {
+        in_time(|lead| {
+            let window = Window::after(lead + WARM_UP, time);
+            let server = self.starts(0, talk, window)?;
+            let (begin, end) = window.instants();
+            let asked = ask(begin, end);
+            let in_time = said(&server)? != LATE;
+            if in_time { asked.map(Some) } else { Ok(None) }
+        })
+    }
+
     /// What the first of them says to this namespace, which is one stream of TCP; `spent` as in
     /// [`takes`](Self::takes).
     pub(super) fn gives(

@@ -49,3 +49,20 @@ impl Lans {
 pub(super) fn tap(guest: usize) -> String {
     format!("tap{guest}")
 }
+
+/// A veth between two namespaces, both ends up; the second has this address.
+pub(super) fn pair(
+    one: &Netns,
+    name: &str,
+    other: &Netns,
+    there: &str,
+    address: &str,
+) -> Result<()> {
+    let veth = ["link", "add", name, "type", "veth"];
+    let peer = ["peer", "name", there, "netns", other.name()];
+    one.ip(&[&veth[..], &peer].concat())?;
+    other.ip(&["addr", "add", &format!("{address}/24"), "dev", there])?;
+    other.ip(&["link", "set", there, "up"])?;
+    one.ip(&["link", "set", name, "up"])?;
+    Ok(())
+}

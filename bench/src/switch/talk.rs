@@ -4,11 +4,13 @@
 //! agree on is the processor's time stamp counter, which host and guests have in common: the clock of User-mode
 //! Linux is late by up to two seconds where fourteen guests boot on two CPUs.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::row::Result;
 use crate::{streams, sys};
@@ -23,6 +25,8 @@ pub(super) enum Talk {
     Take,
     /// Answers requests of one connection with the same bytes until its end is past.
     Answer,
+    /// Gives whoever asks a page, by a connection for each, until its end is past.
+    Serve,
     /// Sends one stream to this address until its end is past.
     Send(String),
     /// The same of a file, which nobody copies for it.
@@ -57,6 +61,7 @@ impl Talk {
         let what = match self {
             Self::Take => "take".to_owned(),
             Self::Answer => "answer".to_owned(),
+            Self::Serve => "serve".to_owned(),
             Self::Send(to) => format!("send {to}"),
             Self::SendFile(to) => format!("send-file {to}"),
             Self::Both(to, Pace { mbps, tick }) => {
@@ -123,6 +128,8 @@ fn run(what: &[&str], begin: Instant, end: Instant) -> Result<()> {
     match what[..] {
         ["take"] => take(begin, end),
         ["answer"] => answer(end),
+        // Whoever has begun to ask has its page.
+        ["serve"] => serve(end + WARM_UP),
         ["send", to] => send(to, begin, end),
         ["send-file", to] => {
             let file = streams::file()?;
@@ -135,7 +142,7 @@ fn run(what: &[&str], begin: Instant, end: Instant) -> Result<()> {
             both(to, Pace { mbps, tick }, begin, end)
         }
         _ => Err(
-            "take | answer | send ADDRESS | send-file ADDRESS | both ADDRESS MBPS MICROSECONDS"
+            "take | answer | serve | send ADDRESS | send-file ADDRESS | both ADDRESS MBPS MICROSECONDS"
                 .into(),
         ),
     }
@@ -167,6 +174,43 @@ fn answer(end: Instant) -> Result<()> {
         streams::answer(stream)?;
     }
     Ok(())
+}
+
+fn serve(end: Instant) -> Result<()> {
+    let listener = TcpListener::bind(("0.0.0.0", WEB_PORT))?;
+    let page = vec![b'x'; PAGE];
+    let answer = [
+        format!("HTTP/1.0 200 OK\r\nContent-Length: {PAGE}\r\n\r\n").as_bytes(),
+        &page,
+    ]
+    .concat();
+    listener.set_nonblocking(true)?;
+    loop {
+        let patience = end.saturating_duration_since(Instant::now());
+        let mut asked = [PollFd::new(&listener, PollFlags::IN)];
+        poll(&mut asked, Some(&Timespec::try_from(patience)?))?;
+        let mut stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < end => continue,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        stream.set_nonblocking(false)?;
+        // Who asks badly, or is gone, has no page, and the next one has its turn.
+        let _ = serve_one(&mut stream, &answer);
+    }
+}
+
+fn serve_one(stream: &mut TcpStream, answer: &[u8]) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(WARM_UP))?;
+    let (mut request, mut len) = ([0; 1024], 0);
+    while !request[..len].ends_with(b"\r\n\r\n") {
+        match stream.read(&mut request[len..])? {
+            0 => return Ok(()),
+            count => len += count,
+        }
+    }
+    stream.write_all(answer)
 }
 
 /// Begins [`WARM_UP`] before the window.
@@ -247,6 +291,9 @@ pub(super) const LATE: &str = "late";
 /// Where this program is in a guest.
 pub(super) const PROGRAM: &str = "/bin/bench";
 const PORT: u16 = 7000;
+/// Where pages are, and how long each is without its header.
+pub(super) const WEB_PORT: u16 = 7002;
+pub(super) const PAGE: usize = 8192;
 /// Where requests are answered.
 pub(super) const ECHO_PORT: u16 = 7001;
 

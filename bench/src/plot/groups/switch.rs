@@ -116,6 +116,38 @@ pub(super) const PLOTS: &[Plot] = &[
         ]],
     },
     Plot {
+        name: "acks-slow-start",
+        title: "Short transfers to a container: segments merged or not, and ACKs expanded",
+        panels: &[&[
+            L(Lines {
+                title: "From slirp, which counts ACKs",
+                over: "KiB",
+                unit: "ms",
+                log: false,
+                reach: 0.0,
+                curves: &[
+                    curve("--gro off", "acks-slow-start-{}", Peer),
+                    curve("--gro 44", "acks-slow-start-{}-as-is", Ours),
+                    curve("--acks expand", "acks-slow-start-{}", Ours),
+                ],
+                levels: &[],
+            }),
+            L(Lines {
+                title: "From Linux, which counts bytes",
+                over: "KiB",
+                unit: "ms",
+                log: false,
+                reach: 0.0,
+                curves: &[
+                    curve("--gro off", "acks-slow-start-linux-{}", Peer),
+                    curve("--gro 44", "acks-slow-start-linux-{}-as-is", Ours),
+                    curve("--acks expand", "acks-slow-start-linux-{}", Ours),
+                ],
+                levels: &[],
+            }),
+        ]],
+    },
+    Plot {
         name: "hlvi",
         title: "A guest whose card cuts and sums nothing, and others (as Menon's figures 3.3, 3.5 and 3.6)",
         panels: &[

@@ -21,6 +21,7 @@ use super::requests::{self, Requests};
 use crate::attached::cpu_time;
 use crate::row::{Plan, Result};
 use crate::switch::guests::{Bulk, Guests, Lan};
+use crate::switch::lans::pair;
 use crate::switch::talk::{WARM_UP, send, taken};
 
 pub(super) const OURS: Lan = Lan {
@@ -195,17 +196,6 @@ impl Site {
         self.here.exec(&["ethtool", "-K", "up1", "gro", word])?;
         Ok(())
     }
-}
-
-/// A veth between two namespaces, both ends up; the second has this address.
-fn pair(one: &Netns, name: &str, other: &Netns, there: &str, address: &str) -> Result<()> {
-    let veth = ["link", "add", name, "type", "veth"];
-    let peer = ["peer", "name", there, "netns", other.name()];
-    one.ip(&[&veth[..], &peer].concat())?;
-    other.ip(&["addr", "add", &format!("{address}/24"), "dev", there])?;
-    other.ip(&["link", "set", there, "up"])?;
-    one.ip(&["link", "set", name, "up"])?;
-    Ok(())
 }
 
 /// The number of the far machine, and of a container, on a network of guests.

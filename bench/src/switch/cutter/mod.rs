@@ -140,7 +140,6 @@ fn super_frame() -> (Vec<u8>, Offload) {
         gso_size: SIZE as u16,
         csum_start: 34,
         csum_offset: 16,
-        ..Offload::default()
     };
     (frame, offload)
 }
