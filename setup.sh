@@ -35,7 +35,7 @@ test=(
     # the tests of the drop-in compile programs
     /usr/include/pcap/pcap.h:libpcap-dev g++:g++
     dpdk-testpmd:dpdk-dev curl:curl python3:python3 dnsmasq:dnsmasq-base
-    dig:bind9-dnsutils ethtool:ethtool
+    dig:bind9-dnsutils ethtool:ethtool rsync:rsync iperf3:iperf3
     tcpreplay:tcpreplay fio:fio netsniff-ng:netsniff-ng dmsetup:dmsetup mkfs.ext4:e2fsprogs
     # the page of recordings is tested in a browser
     "$browser:$browser" "chromedriver:$driver"
