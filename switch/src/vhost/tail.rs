@@ -123,7 +123,8 @@ impl<'a> Tail<'a> {
 }
 
 /// Bytes of a frame that are always copied: both addresses, tags, and headers to which a checksum or a
-/// super-frame may refer; what refers beyond is copied whole.
+/// super-frame may refer; what refers beyond is copied whole. NB: not 64, one cache line: the checksum of TCP over
+/// IPv6 ends at byte 72, of 80 with two tags, and super-frames of IPv6 would be copied whole.
 pub(crate) const BEGIN: usize = 128;
 /// Bytes of the shortest frame of which the rest stays. NB: below, two copies of it cost less than to keep
 /// track of where it lies.
