@@ -1,6 +1,7 @@
 //! Sums that close, sums that do not, and the tables of the document.
 
 use super::*;
+use crate::control::Counted;
 
 const DOCUMENT: &str = include_str!("../../../docs/vnplugd.md");
 
