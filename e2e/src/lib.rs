@@ -20,6 +20,7 @@
 //! [`station`], [`programs`] and [`demo`]: where the programs under test are, a daemon and a recorder that
 //! end with their test, what groups in guests are looked at with, a client that says what it likes,
 //! machines on a switch, other people's programs, and what shows it all.
+//! [`third_party`] builds programs against the header, as strangers do.
 //! Everything else under test comes in as files and programs.
 
 mod accel;
@@ -51,6 +52,7 @@ pub mod recorder;
 pub mod silent_file;
 pub mod station;
 mod sys;
+pub mod third_party;
 pub mod traffic;
 mod uml;
 pub mod user;

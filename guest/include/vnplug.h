@@ -71,6 +71,10 @@ typedef struct vnplug_port vnplug_port;
 /* Many ports of one reader. */
 typedef struct vnplug_bundle vnplug_bundle;
 
+/* A process that programs in guests and elsewhere use, and a program's end of a channel to one; see BACK-ENDS. */
+typedef struct vnplug_backend vnplug_backend;
+typedef struct vnplug_channel vnplug_channel;
+
 /* Outcomes. */
 enum {
     VNPLUG_OK = 0,
@@ -97,7 +101,8 @@ enum {
     VNPLUG_E_FILTER = -13,      /* the filter does not compile; the text says where */
     VNPLUG_E_NO_MEMORY = -14,   /* no memory for the ring at this moment */
     VNPLUG_E_LIMIT = -15,       /* a limit of the operator is reached */
-    VNPLUG_E_UNAVAILABLE = -16, /* the agent cannot reach the host at this moment */
+    VNPLUG_E_UNAVAILABLE = -16, /* the agent cannot reach the host at this moment; nobody is the back-end */
+    VNPLUG_E_FULL = -17,        /* the other side has not taken what was said before */
     VNPLUG_E_GONE = -20,        /* the host closed the port */
     VNPLUG_E_QUARANTINED = -21, /* this reader's side of the ring was overwritten */
     VNPLUG_E_CORRUPT = -22,     /* the ring was overwritten, or has an unknown layout */
@@ -480,6 +485,238 @@ int vnplug_list(const char *socket, char *errbuf, size_t errlen, struct vnplug_d
 
 /* Frees what vnplug_list returned; NULL is allowed. */
 void vnplug_list_free(struct vnplug_device *devices, size_t count);
+
+/*
+ * BACK-ENDS. A back-end is a process on the host that an operator has granted a number and a name. Programs on
+ * the host, in containers and in guests open channels to it. Both ends are loops around `next`, which says
+ * what happened. docs/backends.md has a tutorial. A back-end that says everything back:
+ *
+ *     struct vnplug_backend_options options;
+ *     struct vnplug_news news;
+ *     vnplug_backend *backend;
+ *
+ *     vnplug_backend_options_init(&options);
+ *     options.id = 85;
+ *     options.name = "echo";
+ *     if (vnplug_backend_register(&options, error, sizeof error, &backend) < 0)
+ *         errx(1, "%s", error);
+ *     vnplug_news_init(&news);
+ *     while (vnplug_backend_next(backend, -1, &news) >= 0)
+ *         if (news.kind == VNPLUG_NEWS_MESSAGE)
+ *             vnplug_backend_send(backend, news.channel, news.bytes, news.len);
+ *     errx(1, "%s", vnplug_backend_last_error(backend));
+ *
+ * and a program that asks it:
+ *
+ *     struct vnplug_channel_options options;
+ *     vnplug_channel *channel;
+ *
+ *     vnplug_channel_options_init(&options);
+ *     options.name = "echo";
+ *     if (vnplug_channel_open(&options, error, sizeof error, &channel) < 0)
+ *         errx(1, "%s", error);
+ *     vnplug_news_init(&news);
+ *     vnplug_channel_send(channel, "hello", 5);
+ *     while (vnplug_channel_next(channel, -1, &news) >= 0)
+ *         if (news.kind == VNPLUG_NEWS_MESSAGE)
+ *             printf("%.*s\n", (int)news.len, (const char *)news.bytes);
+ *
+ * A back-end and a channel serve one thread at a time, for all calls; they may move between threads. Time limits
+ * are in milliseconds: less than 0 is none, 0 does not wait. A signal does not end a wait. What
+ * comes from the other side are a stranger's bytes.
+ *
+ * Both live through restarts: of the daemon, of a guest's agent, of the back-end. `next` says
+ * VNPLUG_NEWS_GONE, tries again by itself while it waits, and then says VNPLUG_NEWS_BACK.
+ */
+
+/* What happened: vnplug_news.kind. */
+enum {
+    VNPLUG_NEWS_NONE = 0,    /* nothing until the time was over */
+    VNPLUG_NEWS_JOINED = 1,  /* to a back-end: a program connected. channel; text: who, "vm:NAME" or
+                                "uid:N", in the daemon's words; label, version: the program's words */
+    VNPLUG_NEWS_MESSAGE = 2, /* the other side says bytes, len. To a back-end: channel */
+    VNPLUG_NEWS_EVENT = 3,   /* event happened count times more. To a back-end: channel */
+    VNPLUG_NEWS_LEFT = 4,    /* to a back-end: channel is over, and its memory. text: why */
+    VNPLUG_NEWS_GONE = 5,    /* to a back-end: the daemon is gone, after VNPLUG_NEWS_LEFT of all channels.
+                                To a program: the channel is over; memory reads as zeros. text: why */
+    VNPLUG_NEWS_BACK = 6,    /* registered again; connected again, by a new channel of which the
+                                back-end knows nothing */
+    VNPLUG_NEWS_SHARED = 7,  /* to a program: there is memory, region */
+    VNPLUG_NEWS_WITHDRAW = 8 /* to a program: let go of region by vnplug_channel_release. After
+                                within_ms it is emptied anyway */
+};
+
+/* Longest message in bytes; how many events there may be each way. */
+enum { VNPLUG_MAX_SAID = 65536, VNPLUG_MAX_EVENTS = 32 };
+
+/* What happened. Fields that `kind` does not name are 0 or "". Initialise once with vnplug_news_init. */
+struct vnplug_news {
+    size_t size;          /* set by vnplug_news_init; fields are only appended */
+    uint32_t kind;        /* VNPLUG_NEWS_* */
+    uint32_t channel;     /* to a back-end: whose; never 0 */
+    uint32_t event;       /* 0 to 31 */
+    uint32_t region;      /* the number of memory */
+    uint64_t count;       /* how often an event happened since it was told last */
+    uint32_t version;     /* what the program says that it speaks */
+    uint32_t within_ms;   /* how long there is to let go */
+    const uint8_t *bytes; /* a message; like the texts valid until the next call of next, or close */
+    size_t len;           /* bytes there */
+    const char *text;     /* who or why; ends with 0. Escape it before printing */
+    const char *label;    /* what a program calls itself: not to be believed */
+};
+
+/*
+ * Memory that both sides map. The other side may change it at any time, also while you look: copy out, check
+ * the copy, and order with atomics (__atomic_load_n with __ATOMIC_ACQUIRE sees what was written before the
+ * other side's __ATOMIC_RELEASE). `data` is valid until the next call of next, send, event, share,
+ * withdraw, release, hang_up or close on the same handle: ask again afterwards. Until then touching it is never a
+ * fault, whatever the other side does, but a store where `writable` is 0.
+ */
+struct vnplug_memory {
+    volatile uint8_t *data;
+    uint64_t len;      /* bytes: whole pages */
+    uint32_t writable; /* not 0: this side may write */
+    uint32_t reserved;
+};
+
+/* Who a back-end is. Initialise with vnplug_backend_options_init. */
+struct vnplug_backend_options {
+    size_t size;         /* set by vnplug_backend_options_init; fields are only appended */
+    const char *name;    /* required: as the operator's grant has it */
+    const char *socket;  /* NULL = $VNPLUG_SOCKET or /run/vnplug/vnplug.sock */
+    uint32_t id;         /* required: as the grant has it */
+    uint32_t version;    /* of what it speaks; programs are told */
+    uint32_t events_in;  /* events that programs may send it: numbers below this; at most 32 */
+    uint32_t events_out; /* events that it sends */
+};
+
+/* Whom to connect to. Initialise with vnplug_channel_options_init. */
+struct vnplug_channel_options {
+    size_t size;        /* set by vnplug_channel_options_init; fields are only appended */
+    const char *name;   /* the back-end's name; or NULL, and its number: */
+    const char *label;  /* told to the back-end, at most 64 characters; NULL = none */
+    const char *socket; /* NULL = $VNPLUG_SOCKET or /run/vnplug/vnplug.sock */
+    uint32_t id;        /* the back-end's number, if name is NULL */
+    uint32_t version;   /* what this program speaks; told to the back-end */
+    uint32_t wait;      /* not 0: if nobody is the back-end yet, open anyway; VNPLUG_NEWS_BACK says when */
+    uint32_t reserved;  /* 0 */
+};
+
+/* A back-end that may be used from here. */
+struct vnplug_backend_info {
+    const char *name;
+    uint32_t id;
+    uint32_t is_there; /* not 0: a process is it now */
+    uint32_t version;  /* its version, if it is there */
+    uint32_t channels; /* that it has; told to operators, else 0 */
+};
+
+static inline void vnplug_backend_options_init(struct vnplug_backend_options *options)
+{
+    memset(options, 0, sizeof *options);
+    options->size = sizeof *options;
+}
+
+static inline void vnplug_channel_options_init(struct vnplug_channel_options *options)
+{
+    memset(options, 0, sizeof *options);
+    options->size = sizeof *options;
+}
+
+static inline void vnplug_news_init(struct vnplug_news *news)
+{
+    memset(news, 0, sizeof *news);
+    news->size = sizeof *news;
+}
+
+/*
+ * Becomes a back-end. On an error *backend is NULL and errbuf (which may be NULL, or errlen 0) gets the
+ * reason. VNPLUG_E_DENIED: no grant for this user, number and name. VNPLUG_E_REFUSED: another process is it.
+ */
+int vnplug_backend_register(const struct vnplug_backend_options *options, char *errbuf, size_t errlen,
+                            vnplug_backend **backend);
+
+/*
+ * What happened next: 1 and *news, 0 if nothing did for timeout_ms (news->kind is VNPLUG_NEWS_NONE), or an
+ * error that time does not heal (the grant is gone).
+ */
+int vnplug_backend_next(vnplug_backend *backend, int timeout_ms, struct vnplug_news *news);
+
+/*
+ * Says something to the program at a channel; `bytes` are copied, and may be those of the last news. 0, or an
+ * error. VNPLUG_E_FULL: it has not taken 256 KiB that were said before; nothing was sent: call next, then try
+ * again, or hang up. VNPLUG_E_INVALID: the channel is over (which next tells), or more than VNPLUG_MAX_SAID.
+ */
+int vnplug_backend_send(vnplug_backend *backend, uint32_t channel, const void *bytes, size_t len);
+
+/* An event happened `count` times: 0, or an error. It is never full. */
+int vnplug_backend_event(vnplug_backend *backend, uint32_t channel, uint32_t event, uint64_t count);
+
+/*
+ * Shares memory with the program at a channel: `bytes` of zeros, rounded up to whole pages, which it may
+ * write if `writable` is not 0. Its number is stored in *region. VNPLUG_E_LIMIT: more than the grant permits.
+ */
+int vnplug_backend_share(vnplug_backend *backend, uint32_t channel, uint64_t bytes, int writable,
+                         uint32_t *region);
+
+/* Where memory is mapped: 0 and *memory, or VNPLUG_E_INVALID: there is none of this number (any more). */
+int vnplug_backend_memory(vnplug_backend *backend, uint32_t region, struct vnplug_memory *memory);
+
+/*
+ * Takes memory back: tells the program, and waits until it lets go, at most within_ms (and a minute). 1: it
+ * did. 0: it did not, what it maps are zeros now. Either way the memory is unmapped here. Or an error.
+ */
+int vnplug_backend_withdraw(vnplug_backend *backend, uint32_t region, uint32_t within_ms);
+
+/* Ends a channel. The program is told the reason (NULL: none). */
+int vnplug_backend_hang_up(vnplug_backend *backend, uint32_t channel, const char *reason);
+
+/*
+ * A descriptor for poll: readable when next has something to say. Call next with timeout 0 until it returns 0
+ * before each wait. Ask for it again after VNPLUG_NEWS_GONE and _BACK, which change it; while the daemon is gone it is
+ * never readable: call next now and then. Do not read or close it.
+ */
+int vnplug_backend_fd(const vnplug_backend *backend);
+
+/* Why the last call that failed on this handle did. Never NULL. */
+const char *vnplug_backend_last_error(const vnplug_backend *backend);
+
+/* Ends all its channels and it; NULL is allowed. */
+void vnplug_backend_close(vnplug_backend *backend);
+
+/*
+ * Opens a channel; errors as of vnplug_backend_register. VNPLUG_E_NOT_FOUND: no such back-end for this program.
+ * VNPLUG_E_UNAVAILABLE: nobody is it now (see `wait`). VNPLUG_E_LIMIT: too many channels.
+ */
+int vnplug_channel_open(const struct vnplug_channel_options *options, char *errbuf, size_t errlen,
+                        vnplug_channel **channel);
+
+/* As the functions of a back-end. VNPLUG_E_DISCONNECTED: the channel is not open now (which next tells). */
+int vnplug_channel_next(vnplug_channel *channel, int timeout_ms, struct vnplug_news *news);
+int vnplug_channel_send(vnplug_channel *channel, const void *bytes, size_t len);
+int vnplug_channel_event(vnplug_channel *channel, uint32_t event, uint64_t count);
+int vnplug_channel_memory(vnplug_channel *channel, uint32_t region, struct vnplug_memory *memory);
+
+/* Lets go of memory, and unmaps it. Also memory of a channel that is over, which reads as zeros, is kept until
+ * then. */
+int vnplug_channel_release(vnplug_channel *channel, uint32_t region);
+
+/* The version that the back-end says that it speaks; 0 while the channel is not open. */
+uint32_t vnplug_channel_version(const vnplug_channel *channel);
+
+int vnplug_channel_fd(const vnplug_channel *channel);
+const char *vnplug_channel_last_error(const vnplug_channel *channel);
+void vnplug_channel_close(vnplug_channel *channel);
+
+/*
+ * The back-ends that may be used from here: *backends is an array of *count, to be freed with
+ * vnplug_backends_free. socket: NULL = the default.
+ */
+int vnplug_backends(const char *socket, char *errbuf, size_t errlen, struct vnplug_backend_info **backends,
+                    size_t *count);
+
+/* Frees what vnplug_backends returned; NULL is allowed. */
+void vnplug_backends_free(struct vnplug_backend_info *backends, size_t count);
 
 #ifdef __cplusplus
 }

@@ -4,7 +4,9 @@
 //! non-null pointers point to what the header says.
 #![expect(unsafe_code, reason = "the C ABI's island")]
 
+mod backend;
 mod bundle;
+mod channel;
 mod error;
 mod list;
 mod options;
@@ -22,7 +24,7 @@ use vnplug_ring::control::{FilterSpec, Tuning, code};
 
 use crate::{Asker, Error, Port};
 use error::{E_INVALID, Text, c_string, describe, guarded, number, tell, text};
-use options::{CInsn, COptions, direction, read_options, read_program};
+use options::{CInsn, COptions, direction, read_options, read_program, write_sized};
 
 /// `vnplug_port`.
 pub(crate) struct CPort {
@@ -203,27 +205,20 @@ pub(crate) unsafe extern "C" fn vnplug_stats(port: *const CPort, stats: *mut CSt
     let Some(handle) = (unsafe { port.as_ref() }) else {
         return E_INVALID;
     };
-    if stats.is_null() {
-        return E_INVALID;
-    }
-    // SAFETY: every version of the struct begins with its size.
-    let size = unsafe { stats.cast::<usize>().read() };
-    if size < size_of::<usize>() {
-        return E_INVALID;
-    }
     let counts = handle.asker.counts();
     let full = CStats {
-        size,
+        size: size_of::<CStats>(),
         received: counts.received,
         bytes: counts.bytes,
         lost: counts.lost,
         gaps: counts.gaps,
         reopened: counts.reopened,
     };
-    let bytes = size.min(size_of::<CStats>());
-    // SAFETY: `bytes` is at most the size of either; the two do not overlap.
-    unsafe { ptr::copy_nonoverlapping(ptr::from_ref(&full).cast::<u8>(), stats.cast(), bytes) };
-    0
+    // SAFETY: the caller's promise; the struct begins with its size.
+    match unsafe { write_sized(stats, &full) } {
+        true => 0,
+        false => E_INVALID,
+    }
 }
 
 /// See `vnplug.h`.

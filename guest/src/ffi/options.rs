@@ -51,20 +51,26 @@ pub(crate) struct COptions {
     pub(super) reserved: u32,
 }
 
+/// Reads a struct that begins with its size, as the program was compiled with it: what it does not have is
+/// zero.
+///
 /// # Safety
-/// As [`vnplug_open`](super::vnplug_open) for `options`.
-pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions, Error> {
+/// `T` is `repr(C)`, begins with a `usize` and may be all zeros. `given` is null or points to as many bytes
+/// as that says.
+pub(super) unsafe fn read_sized<T: Copy>(given: *const T) -> Result<T, Error> {
     if given.is_null() {
         return Err(Error::Invalid("options is NULL"));
     }
     // SAFETY: every version of the struct begins with its size.
     let size = unsafe { given.cast::<usize>().read() };
     if size < size_of::<usize>() || size > 1 << 16 {
-        return Err(Error::Invalid("options.size: use vnplug_options_init"));
+        return Err(Error::Invalid(
+            "options.size: use the function that initialises it",
+        ));
     }
-    let known = size.min(size_of::<COptions>());
-    let mut options = std::mem::MaybeUninit::<COptions>::zeroed();
-    // SAFETY: `known` bytes are readable and fit; all-zero is a valid COptions.
+    let known = size.min(size_of::<T>());
+    let mut options = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: `known` bytes are readable and fit; all-zero is valid by the caller's promise.
     let options = unsafe {
         ptr::copy_nonoverlapping(given.cast::<u8>(), options.as_mut_ptr().cast(), known);
         options.assume_init()
@@ -76,6 +82,39 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
             "options: this library is older than the program",
         ));
     }
+    Ok(options)
+}
+
+/// Writes a struct that begins with its size, as far as the program knows it; false if it has no size.
+///
+/// # Safety
+/// `T` is `repr(C)` and begins with a `usize`, its own size as the program has set it in `out`; `out` is null
+/// or points to so many bytes.
+pub(super) unsafe fn write_sized<T: Copy>(out: *mut T, full: &T) -> bool {
+    if out.is_null() {
+        return false;
+    }
+    // SAFETY: every version of the struct begins with its size.
+    let size = unsafe { out.cast::<usize>().read() };
+    let head = size_of::<usize>();
+    if size < head {
+        return false;
+    }
+    let bytes = size.min(size_of::<T>());
+    // SAFETY: `bytes` is at most the size of either, and at least the head's, which stays; the two do not
+    // overlap.
+    unsafe {
+        let from = ptr::from_ref(full).cast::<u8>().add(head);
+        ptr::copy_nonoverlapping(from, out.cast::<u8>().add(head), bytes - head);
+    }
+    true
+}
+
+/// # Safety
+/// As [`vnplug_open`](super::vnplug_open) for `options`.
+pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions, Error> {
+    // SAFETY: the caller's promise; zeros are numbers and null pointers.
+    let options = unsafe { read_sized(given) }?;
     // SAFETY: the strings end with 0, by the caller's promise.
     let (device, filter, cluster, label, socket, group) = unsafe {
         (

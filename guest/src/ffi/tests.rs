@@ -5,6 +5,8 @@ use std::io::Write as _;
 use std::mem::offset_of;
 use std::process::{Command, Stdio};
 
+use super::backend::*;
+use super::channel::*;
 use super::error::DEFECT;
 use super::list::*;
 use super::packet::*;
@@ -93,6 +95,59 @@ fn layouts() -> String {
         longest_sleep_us,
         group,
         arena_bytes
+    );
+    layout!(
+        out,
+        "vnplug_backend_options",
+        CBackEndOptions,
+        size,
+        name,
+        socket,
+        id,
+        version,
+        events_in,
+        events_out
+    );
+    layout!(
+        out,
+        "vnplug_news",
+        CNews,
+        size,
+        kind,
+        channel,
+        event,
+        region,
+        count,
+        version,
+        within_ms,
+        bytes,
+        len,
+        text,
+        label
+    );
+    layout!(out, "vnplug_memory", CMemory, data, len, writable, reserved);
+    layout!(
+        out,
+        "vnplug_channel_options",
+        CChannelOptions,
+        size,
+        name,
+        label,
+        socket,
+        id,
+        version,
+        wait,
+        reserved
+    );
+    layout!(
+        out,
+        "vnplug_backend_info",
+        CBackendInfo,
+        name,
+        id,
+        is_there,
+        version,
+        channels
     );
     layout!(out, "vnplug_tuning", CTuning, direction, sample, paused);
     layout!(
@@ -185,6 +240,17 @@ fn values() -> String {
         ("VNPLUG_E_NO_MEMORY", number(&refused(code::NO_MEMORY))),
         ("VNPLUG_E_LIMIT", number(&refused(code::LIMIT))),
         ("VNPLUG_E_UNAVAILABLE", number(&refused(code::UNAVAILABLE))),
+        ("VNPLUG_E_FULL", number(&Error::Full)),
+        ("VNPLUG_NEWS_JOINED", JOINED as c_int),
+        ("VNPLUG_NEWS_MESSAGE", MESSAGE as c_int),
+        ("VNPLUG_NEWS_EVENT", EVENT as c_int),
+        ("VNPLUG_NEWS_LEFT", LEFT as c_int),
+        ("VNPLUG_NEWS_GONE", GONE as c_int),
+        ("VNPLUG_NEWS_BACK", BACK as c_int),
+        ("VNPLUG_NEWS_SHARED", SHARED as c_int),
+        ("VNPLUG_NEWS_WITHDRAW", WITHDRAW as c_int),
+        ("VNPLUG_MAX_SAID", crate::MAX_SAID as c_int),
+        ("VNPLUG_MAX_EVENTS", crate::MAX_EVENTS as c_int),
         ("VNPLUG_E_GONE", number(&Error::Gone(String::new()))),
         ("VNPLUG_E_QUARANTINED", number(&Error::Quarantined)),
         ("VNPLUG_FLAG_OUTBOUND", flags::OUTBOUND.into()),
@@ -236,6 +302,15 @@ fn null_pointers_are_refused_everywhere() {
         let spread = send::vnplug_open_spread(ptr::null(), 1, ptr::null_mut(), 0, ports);
         assert_eq!(spread, E_INVALID);
         assert_eq!(vnplug_fd(null), E_INVALID);
+        let (back_end, channel) = (ptr::null_mut(), ptr::null_mut());
+        assert_eq!(vnplug_backend_next(back_end, 0, ptr::null_mut()), E_INVALID);
+        assert_eq!(vnplug_backend_send(back_end, 1, ptr::null(), 0), E_INVALID);
+        assert_eq!(vnplug_backend_withdraw(back_end, 1, 0), E_INVALID);
+        assert_eq!(vnplug_backend_fd(back_end), E_INVALID);
+        assert_eq!(vnplug_channel_next(channel, 0, ptr::null_mut()), E_INVALID);
+        assert_eq!(vnplug_channel_send(channel, ptr::null(), 0), E_INVALID);
+        assert_eq!(vnplug_channel_release(channel, 1), E_INVALID);
+        assert_eq!(vnplug_channel_fd(channel), E_INVALID);
         assert_eq!(vnplug_set_filter(null, ptr::null()), E_INVALID);
         assert_eq!(vnplug_stats(null, ptr::null_mut()), E_INVALID);
         assert_eq!(

@@ -1,0 +1,65 @@
+//! Programs of third parties: built against the header and the library as anybody would.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::error::{LabError, Result};
+
+/// Where cargo put the library: beside a test's program.
+///
+/// # Errors
+/// If it is not there.
+pub fn library_dir() -> Result<PathBuf> {
+    let program = std::env::current_exe().map_err(io("cannot find this program"))?;
+    let beside = program.ancestors().skip(1).take(2);
+    let mut found = beside.filter(|dir| dir.join("libvnplug.so").exists());
+    let missing = || LabError::Missing("libvnplug.so is not beside this program".into());
+    found.next().map(Path::to_owned).ok_or_else(missing)
+}
+
+/// Compiles one file of C to a program in `dir`.
+///
+/// # Errors
+/// If the compiler warns.
+pub fn build_c(source: &Path, dir: &Path) -> Result<PathBuf> {
+    let libraries = library_dir()?;
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/include");
+    let program = dir.join(source.file_stem().unwrap_or_default());
+    let output = Command::new("cc")
+        .args([
+            "-std=c11",
+            "-D_GNU_SOURCE",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-pedantic",
+        ])
+        .arg("-I")
+        .arg(header)
+        .arg(source)
+        .arg("-o")
+        .arg(&program)
+        .arg(format!("-L{}", libraries.display()))
+        // As RPATH, which goes before LD_LIBRARY_PATH: there cargo names the directory above first, whose
+        // library is of the last `cargo build`.
+        .arg(format!(
+            "-Wl,--disable-new-dtags,-rpath,{}",
+            libraries.display()
+        ))
+        .arg("-lvnplug")
+        .output()
+        .map_err(io("cannot start cc"))?;
+    if !output.status.success() {
+        return Err(LabError::Command {
+            command: format!("cc {}", source.display()),
+            text: String::from_utf8_lossy(&output.stderr).into_owned(),
+        });
+    }
+    Ok(program)
+}
+
+fn io(what: &str) -> impl FnOnce(std::io::Error) -> LabError {
+    let what = what.to_owned();
+    |source| LabError::Io { what, source }
+}
