@@ -6,6 +6,7 @@
 //! - [`capfile`]: capture files, read and written.
 //! - [`flow`]: the hash that assigns flows to the members of a cluster.
 //! - [`headers`]: where the headers of a frame lie; what is understood of VLAN tags and IP.
+//! - [`lock`]: whose frames somebody may send.
 //! - [`offload`]: super-frames cut and checksums filled, as a NIC would have done it.
 //! - [`segment`]: where the headers of a TCP segment lie.
 //! - [`witness`]: what generated frames carry, so that a receiver can prove loss, duplication,
@@ -16,6 +17,7 @@ pub mod aggregate;
 pub mod capfile;
 pub mod flow;
 pub mod headers;
+pub mod lock;
 pub mod offload;
 pub mod segment;
 pub mod witness;

@@ -16,6 +16,7 @@
 //! source = "eth1"
 //! filter = "not port 22"               # obligatory, before the reader's own
 //! send = true                          # and may send any frame through it; default: false
+//! send_terms = "ip=10.0.0.5"           # but no other than these
 //!
 //! [[join]]                             # who may join a switch, and settings of its port
 //! vm = "probe"                         # or: uid = 1000
@@ -79,7 +80,8 @@ pub struct Arguments {
     #[arg(
         long,
         value_name = "GRANT",
-        help = "Permission to send frames onto a wire: vm:NAME=SOURCE or uid:N=SOURCE"
+        help = "Permission to send frames onto a wire: vm:NAME=SOURCE or uid:N=SOURCE, and terms: \
+                ,mac=02:00:00:00:00:01,vlan=10,ip=10.0.0.0/8,filter=EXPRESSION"
     )]
     pub allow_send: Vec<String>,
     /// Permissions to join a switch
@@ -246,6 +248,9 @@ impl Config {
         let mut vms = Vec::new();
         let mut senders = Vec::new();
         for table in file.allow {
+            if !table.send_terms.is_empty() && !table.send {
+                return Err("send_terms is for an [[allow]] with send = true".into());
+            }
             if table.send {
                 let whom = match (&table.vm, table.uid) {
                     (Some(vm), _) => Peer::Vm(vm.clone()),
@@ -254,7 +259,7 @@ impl Config {
                 senders.push(Sending {
                     whom,
                     source: table.source.clone(),
-                    terms: String::new(),
+                    terms: table.send_terms.clone(),
                 });
             }
             let grant = Grant {

@@ -20,6 +20,7 @@ use crate::awake::Awake;
 use crate::config::{Config, OnOff};
 use crate::control::{Control, KeptGrants, Setup, Switches};
 use crate::hub::policy::Policy;
+use crate::hub::terms::SendTerms;
 use crate::hub::{Hub, Limits, user_grant};
 use crate::spec::{LINKTYPE_ETHERNET, OpenSource};
 use crate::vm::Dirs;
@@ -169,6 +170,12 @@ fn serve(
         max_ring_bytes: config.max_ring_bytes,
     });
     hub.jit = jit.clone();
+    for sending in &config.senders {
+        sending
+            .terms
+            .parse::<SendTerms>()
+            .map_err(|error| format!("a grant to send through {:?}: {error}", sending.source))?;
+    }
     for join in &config.joiners {
         vnplug_switch::check_grant(&join.settings)
             .map_err(|error| format!("a grant to join {:?}: {error}", join.switch))?;
@@ -286,7 +293,15 @@ fn must_write(dir: &Path, flag: &str) -> Result<(), String> {
 fn check_grants(config: &Config, compiler: &mut Compiler) -> Result<(), String> {
     let users = config.users.iter().map(|(_, grant)| grant);
     let vms = config.vms.iter().map(|(_, grant)| grant);
-    for Grant { source, filter } in users.chain(vms) {
+    let senders = config.senders.iter().map(|sending| Grant {
+        source: sending.source.clone(),
+        filter: sending
+            .terms
+            .parse::<SendTerms>()
+            .unwrap_or_default()
+            .filter,
+    });
+    for Grant { source, filter } in &users.chain(vms).cloned().chain(senders).collect::<Vec<_>>() {
         match compiler.compile(filter, MAX_SNAPLEN, LINKTYPE_ETHERNET) {
             Ok(_) => {}
             Err(

@@ -297,6 +297,26 @@ pub const SENDER: &[Counter] = &[
         "send_dropped_revoked",
         "dropped: they waited when an operator revoked sending; counted as the sender counts them, unread",
     ),
+    part(
+        "send_taken",
+        "send_dropped_station",
+        "dropped: another station's, by the address in the frame, in ARP or in neighbour discovery",
+    ),
+    part(
+        "send_taken",
+        "send_dropped_vlan",
+        "dropped: of a VLAN in which the port may not send",
+    ),
+    part(
+        "send_taken",
+        "send_dropped_network",
+        "dropped: from a network from which the port may not send, or it cannot be said from where",
+    ),
+    part(
+        "send_taken",
+        "send_dropped_filter",
+        "dropped: the operator's filter for what is sent rejects them",
+    ),
 ];
 
 /// What the generator measures, since its first sender was attached; of several queues the slowest.
@@ -533,7 +553,11 @@ pub const VM: &[Counter] = &[
 ];
 
 /// Parts of a sum that daemons did not count at first.
-const NEWER: [&str; 9] = [
+const NEWER: [&str; 13] = [
+    "send_dropped_station",
+    "send_dropped_vlan",
+    "send_dropped_network",
+    "send_dropped_filter",
     "send_dropped_revoked",
     "send_dropped_offload",
     "in_dropped_vlan",

@@ -16,7 +16,9 @@
 //! a form that the same port would take for another VLAN's**: what begins with a tag when ours is off leaves
 //! through a trunk with our tag on, and through any other port not at all.
 
-use crate::settings::{Address, Lock, PortSettings, VlanSet};
+use vnplug_path::bucket::Bucket;
+
+use crate::settings::{Address, Lock, Networks, PortSettings, VlanSet};
 
 /// A frame's VLAN, and how it says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +99,8 @@ pub(crate) struct Rule {
     /// It is shut for a loop until this second.
     pub(crate) shut_s: Option<u32>,
     pub(crate) lock: Lock,
+    /// From which networks its frames may come.
+    pub(crate) networks: Networks,
     /// It is locked to the first that is heard.
     takes_first: bool,
     pub(crate) storm: Option<Bucket>,
@@ -114,8 +118,11 @@ impl Rule {
             is_down: settings.is_down,
             shut_s: None,
             lock: settings.lock.clone(),
+            networks: settings.networks.clone(),
             takes_first: settings.lock == Lock::First,
-            storm: (storm > 0).then(|| Bucket::new(storm, now_us)),
+            // A tenth of a second's at once.
+            storm: (storm > 0)
+                .then(|| Bucket::new(storm.into(), u64::from(storm / 10).max(8), now_us)),
         }
     }
 
@@ -130,6 +137,7 @@ impl Rule {
         self.is_transparent()
             && !(is_isolated || is_deaf || is_spared || self.is_shut())
             && self.lock == Lock::No
+            && self.networks.is_empty()
             && self.storm.is_none()
     }
 
@@ -242,47 +250,10 @@ pub(crate) static TRANSPARENT: Rule = Rule {
     is_down: false,
     shut_s: None,
     lock: Lock::No,
+    networks: Networks::ANY,
     takes_first: false,
     storm: None,
 };
-
-/// So many in a second, and a tenth of that at once.
-#[derive(Debug)]
-pub(crate) struct Bucket {
-    per_s: u32,
-    /// Millionths of a frame that may go.
-    left: u64,
-    filled_us: u64,
-}
-
-impl Bucket {
-    fn new(per_s: u32, now_us: u64) -> Self {
-        Self {
-            per_s,
-            left: Self::most(per_s),
-            filled_us: now_us,
-        }
-    }
-
-    fn most(per_s: u32) -> u64 {
-        u64::from(per_s / 10).max(8) * MILLION
-    }
-
-    /// Whether one more may go.
-    #[inline]
-    pub(crate) fn take(&mut self, now_us: u64) -> bool {
-        // More than some seconds fill it anyway.
-        let passed_us = now_us.saturating_sub(self.filled_us).min(10 * MILLION);
-        self.filled_us = now_us;
-        let left = self.left + passed_us * u64::from(self.per_s);
-        self.left = left.min(Self::most(self.per_s));
-        let may = self.left >= MILLION;
-        if may {
-            self.left -= MILLION;
-        }
-        may
-    }
-}
 
 /// The TCI of a tag of 0x8100 that begins at `at`.
 #[inline]
@@ -298,7 +269,6 @@ fn tci(frame: &[u8], at: usize) -> Option<u16> {
 const TYPE: usize = 12;
 /// The VLAN in a TCI.
 const VID: u16 = 0xfff;
-const MILLION: u64 = 1_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -371,18 +341,5 @@ mod tests {
         ] {
             assert_eq!(rule(port).form(class), form, "{port} {class:?}");
         }
-    }
-
-    #[test]
-    fn a_bucket_lets_so_many_a_second_go() {
-        let mut bucket = Bucket::new(1000, 0);
-        let mut went = 0;
-        for us in 0..1_000_000 {
-            went += u32::from(bucket.take(us));
-        }
-        assert!((1000..=1100).contains(&went), "{went}");
-        // Not more after a pause.
-        let went = (0..1000).filter(|_| bucket.take(100 * MILLION)).count();
-        assert_eq!(went, 100);
     }
 }

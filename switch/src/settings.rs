@@ -9,11 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
 
 use crate::forward::{MAX_PORTS, Number};
-pub use values::{Loss, VlanSet};
-use values::{choice, duration, mac, mac_text, parts, per_second, rate, segments, yes};
-
-/// An address of a station.
-pub type Address = [u8; 6];
+pub use values::{Loss, VlanSet, rate};
+use values::{choice, duration, mac, mac_text, parts, per_second, segments, yes};
+pub use vnplug_frame::lock::{Address, Networks};
 
 /// What is said of one port. `Default` is a port of a transparent switch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,6 +24,8 @@ pub struct PortSettings {
     pub is_isolated: bool,
     /// Whose frames it may send.
     pub lock: Lock,
+    /// From which networks they may say that they come; none: from any.
+    pub networks: Networks,
     /// Addresses that the switch knows at it, if not as many as at others.
     pub stations: Option<u32>,
     /// Frames for many that it may send in a second, if not as many as others; 0: any number.
@@ -92,7 +92,7 @@ impl Wire {
 }
 
 /// What is possible of a port.
-const PORT_KEYS: &str = "vlan=ID, trunk=IDs, native=ID, isolated=yes, lock=MAC or first, stations=N, \
+const PORT_KEYS: &str = "vlan=ID, trunk=IDs, native=ID, isolated=yes, lock=MAC or first, ip=NETWORK, stations=N, \
                          storm=N/s, learn=no, flood=no, delay=TIME, jitter=TIME, reorder=yes, loss=PERCENT, \
                          rate=BITS, seed=N, link=down, tso=off, csum=off, gro=SEGMENTS, acks=expand";
 
@@ -123,6 +123,7 @@ impl PortSettings {
                 }
                 self.lock = Lock::To(all);
             }
+            "ip" => self.networks = value.parse()?,
             "stations" if none => self.stations = None,
             "stations" => {
                 let most = value.parse();
@@ -204,6 +205,7 @@ impl PortSettings {
             tagged,
             is_isolated,
             lock,
+            networks,
             stations,
             storm,
             is_deaf,
@@ -233,6 +235,7 @@ impl PortSettings {
                 say(true, "lock", all.join("+"));
             }
         }
+        say(!networks.is_empty(), "ip", networks.to_string());
         let most = stations.unwrap_or_default();
         say(stations.is_some(), "stations", most.to_string());
         say(storm.is_some(), "storm", storm_text(*storm));

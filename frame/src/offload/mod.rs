@@ -110,12 +110,26 @@ pub fn work(frame: &[u8], wire_len: u32, offload: &Offload) -> Result<Option<Wor
     }
     let start = usize::from(offload.csum_start);
     let at = start + usize::from(offload.csum_offset);
+    // What comes before the header whose checksum it is says where from and where to the frame goes, and was looked
+    // at by others as it stands.
+    if start < first_checked(frame) {
+        return Err(Lie::Checksum);
+    }
     let is_crc = offload.csum_offset == SCTP_CHECKSUM && carries_sctp(frame, start);
     let len = if is_crc { 4 } else { 2 };
     match at + len <= frame.len() {
         true => Ok(Some(Work::Sum(Place { start, at, is_crc }))),
         false => Err(Lie::Checksum),
     }
+}
+
+/// Where the first header may begin that has a checksum which its sender may leave out.
+fn first_checked(frame: &[u8]) -> usize {
+    let link = Link::of(frame, 12);
+    let network = link.at + 2;
+    let packet = link.network(frame);
+    let carried = link.ethertype.and_then(|ethertype| ip(ethertype, packet));
+    network + carried.map_or(0, |carried| carried.at)
 }
 
 /// Whether an SCTP header begins at `start`.

@@ -60,6 +60,9 @@ pub(super) struct AllowTable {
     pub(super) filter: String,
     #[serde(default)]
     pub(super) send: bool,
+    /// On which terms.
+    #[serde(default)]
+    pub(super) send_terms: String,
 }
 
 pub(super) fn read(path: &Path) -> Result<File, String> {

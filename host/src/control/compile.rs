@@ -40,6 +40,8 @@ pub(crate) struct Job {
     pub(crate) trust: Trust,
     /// The operator's obligatory filter; empty = none.
     pub(crate) guard: String,
+    /// The operator's filter for what is sent; empty = none.
+    pub(crate) sends: String,
     /// The reader's filter.
     pub(crate) filter: FilterSpec,
     pub(crate) snaplen: u32,
@@ -202,7 +204,8 @@ fn hand_on(jit: &Jit, owner: &Peer, programs: &Programs) {
         Peer::User(uid) => format!("uid {uid}"),
         Peer::Vm(name) => format!("vm {name}"),
     };
-    for program in programs.guard.iter().chain(&programs.filter) {
+    let sends = programs.sends.1.iter();
+    for program in programs.guard.iter().chain(&programs.filter).chain(sends) {
         jit.submit(&owner, program);
     }
 }
@@ -213,21 +216,26 @@ fn compile(compiler: &mut Compiler, job: &Job) -> Result<Programs, Refusal> {
             .compile(text, job.snaplen, job.link_type)
             .map_err(|error| Refusal::new(code::FILTER, error.to_string()))
     };
-    let guard = match job.guard.trim() {
-        "" => None,
-        guard => Some(Arc::new(expression(guard).map_err(|refusal| {
-            // The text is the operator's business, not the reader's.
-            peer_log!(
-                log::Level::Error,
-                "filter",
-                "the filter {guard:?} of a grant fails: {}",
-                refusal.text
-            );
-            let what =
-                "what the operator allows here cannot be compiled; the daemon's log says why";
-            Refusal::new(code::INTERNAL, what)
-        })?)),
+    // The text is the operator's business, not the reader's.
+    let mut of_operator = |text: &str| match text.trim() {
+        "" => Ok(None),
+        text => match expression(text) {
+            Ok(program) => Ok(Some(Arc::new(program))),
+            Err(refusal) => {
+                peer_log!(
+                    log::Level::Error,
+                    "filter",
+                    "the filter {text:?} of a grant fails: {}",
+                    refusal.text
+                );
+                let what =
+                    "what the operator allows here cannot be compiled; the daemon's log says why";
+                Err(Refusal::new(code::INTERNAL, what))
+            }
+        },
     };
+    let guard = of_operator(&job.guard)?;
+    let sends = of_operator(&job.sends)?;
     let (filter, text) = match &job.filter {
         FilterSpec::All => (None, String::new()),
         FilterSpec::Expression(text) if text.trim().is_empty() => (None, String::new()),
@@ -257,6 +265,7 @@ fn compile(compiler: &mut Compiler, job: &Job) -> Result<Programs, Refusal> {
         text,
         grant: None,
         granted: Granted::default(),
+        sends: (job.sends.clone(), sends),
     })
 }
 
@@ -270,6 +279,7 @@ mod tests {
             owner: Peer::User(owner),
             trust: Trust::Guest,
             guard: String::new(),
+            sends: String::new(),
             filter: FilterSpec::All,
             snaplen: 1,
             link_type: 1,

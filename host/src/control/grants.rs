@@ -21,6 +21,7 @@ use super::session::Over;
 use super::waiting::{Then, Whom};
 use crate::hub::grant::{Change, Given, kind_name};
 use crate::hub::policy::Policy;
+use crate::hub::terms::SendTerms;
 use crate::hub::{NewGrant, Peer, Refusal, Revoked, Step};
 use vnplug_filter::Program;
 
@@ -106,8 +107,9 @@ impl Control {
                 return Ok(given);
             }
             match kind {
+                GrantKind::Send => given.rest.parse::<SendTerms>().map(|_| given),
                 GrantKind::Join => vnplug_switch::check_grant(&given.rest).map(|()| given),
-                _ => Ok(given),
+                GrantKind::See => Ok(given),
             }
         });
         match given {
@@ -165,11 +167,19 @@ impl Control {
         }
         let verdicts = self.hub.verdicts(&policy, attached);
         // Also if nobody needs it now: a filter that is wrong is refused when it is given.
-        let own = (change.kind == GrantKind::See && change.action != GrantAction::Remove)
-            .then(|| (change.given.rest.clone(), ETHERNET));
-        let needed = verdicts.iter().filter_map(|(port, (granted, revoked))| {
-            let is_needed = !revoked.receiving && !granted.sight.trim().is_empty();
-            is_needed.then(|| (granted.sight.clone(), self.hub.link_type_of(*port)))
+        let own = match change.kind {
+            _ if change.action == GrantAction::Remove => String::new(),
+            GrantKind::See => change.given.rest.clone(),
+            GrantKind::Send => terms_of(&change.given.rest).filter,
+            GrantKind::Join => String::new(),
+        };
+        let own = Some((own, ETHERNET));
+        let needed = verdicts.iter().flat_map(|(port, (granted, revoked))| {
+            let link_type = self.hub.link_type_of(*port);
+            let sight = (!revoked.receiving).then(|| granted.sight.clone());
+            let sends = (!revoked.sending).then(|| terms_of(&granted.terms).filter);
+            let both = sight.into_iter().chain(sends);
+            both.map(move |text| (text, link_type))
         });
         let missing = own
             .into_iter()
@@ -180,7 +190,8 @@ impl Control {
             let (text, link_type) = key;
             let then = Then::Regrant(Box::new(regrant));
             let filter = FilterSpec::Expression(text);
-            return self.compile(whom, viewer, then, (String::new(), filter, link_type));
+            let what = (String::new(), String::new(), filter, link_type);
+            return self.compile(whom, viewer, then, what);
         }
         if let Some((vm, source, filter)) = takes
             && let Some(vm) = self.vms.served.get_mut(vm)
@@ -202,8 +213,11 @@ impl Control {
         self.adopt_policy(policy);
         let (mut ended, mut owed, mut grants) = (Vec::new(), Vec::new(), Vec::new());
         for (port, (granted, revoked)) in verdicts {
-            let key = (granted.sight.clone(), self.hub.link_type_of(port));
-            let guard = regrant.compiled.get(&key).cloned();
+            let link_type = self.hub.link_type_of(port);
+            let compiled = |text: &str| regrant.compiled.get(&(text.to_owned(), link_type));
+            let guard = compiled(&granted.sight).cloned();
+            let terms = terms_of(&granted.terms);
+            let sends = compiled(&terms.filter).cloned();
             if revoked != Revoked::default() {
                 ended.push((port, revoked));
             }
@@ -212,6 +226,7 @@ impl Control {
                     port,
                     granted,
                     guard,
+                    terms: terms.with(sends),
                 });
             }
         }
@@ -371,6 +386,11 @@ impl Control {
         }
         all
     }
+}
+
+/// The terms of a grant, which were read when it was given.
+fn terms_of(text: &str) -> SendTerms {
+    text.parse().unwrap_or_default()
 }
 
 /// Whose grants of its attachment are taken, of which source, and with which filter (empty = any).

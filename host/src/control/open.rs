@@ -8,6 +8,7 @@ use super::request::quoted;
 use super::session::{Gifts, Over};
 use super::waiting::{Then, Whom};
 use crate::hub::policy::Sight;
+use crate::hub::terms::SendTerms;
 use crate::hub::{
     Granted, Memory, Named, Need, Opening, OwnMemory, Peer, Programs, Refusal, Step, no_memory,
 };
@@ -36,19 +37,21 @@ impl Control {
                 .sessions
                 .answer(whom, Err(Refusal::new(code::INVALID, what)));
         }
-        let granted = self.granted(viewer, &open);
-        let guard = granted.and_then(|it| self.guard_in_group(viewer, &open, it.sight));
-        let guard = match guard {
-            Ok(guard) => guard,
+        let granted = self.granted(viewer, &open).and_then(|it| {
+            let sends = sent_filter(&it.terms)?;
+            Ok((self.guard_in_group(viewer, &open, it.sight)?, sends))
+        });
+        let (guard, sends) = match granted {
+            Ok(granted) => granted,
             Err(refusal) => return self.sessions.answer(whom, Err(refusal)),
         };
-        if guard.trim().is_empty() && matches!(open.filter, FilterSpec::All) {
+        if guard.trim().is_empty() && sends.is_empty() && matches!(open.filter, FilterSpec::All) {
             return self.open_with(whom, viewer, open, Programs::default());
         }
         let filter = open.filter.clone();
         let link_type = self.link_type(&open.device);
         let then = Then::Open(open);
-        self.compile(whom, viewer, then, (guard, filter, link_type))
+        self.compile(whom, viewer, then, (guard, sends, filter, link_type))
     }
 
     pub(super) fn filter(
@@ -66,7 +69,7 @@ impl Control {
             return self.carry_on(whom, Ok(step));
         }
         let link_type = self.hub.link_type_of(port);
-        let what = (String::new(), filter, link_type);
+        let what = (String::new(), String::new(), filter, link_type);
         self.compile(whom, viewer, Then::Filter { port }, what)
     }
 
@@ -166,7 +169,8 @@ impl Control {
         // The grants may have changed while its filters were compiled and its rings were made.
         programs.granted = self.granted(viewer, open)?;
         let sight = programs.granted.sight.clone();
-        if self.guard_in_group(viewer, open, sight)?.trim() != programs.sight.trim() {
+        let is_like = self.guard_in_group(viewer, open, sight)?.trim() == programs.sight.trim();
+        if !is_like || sent_filter(&programs.granted.terms)? != programs.sends.0 {
             let what = "the grants changed while the port was opened; open it again";
             return Err(Refusal::new(code::UNAVAILABLE, what));
         }
@@ -305,4 +309,13 @@ impl Control {
             .find(device)
             .map_or(1, |named| self.hub.sources()[named.source].link_type)
     }
+}
+
+/// The filter for what is sent, of the terms of a grant.
+fn sent_filter(terms: &str) -> Result<String, Refusal> {
+    let terms = terms.parse::<SendTerms>();
+    // They were read when they were given.
+    terms
+        .map(|it| it.filter)
+        .map_err(|what| Refusal::new(code::INTERNAL, what))
 }

@@ -108,7 +108,7 @@ impl Control {
         whom: Whom,
         viewer: &Peer,
         then: Then,
-        (guard, filter, link_type): (String, FilterSpec, u32),
+        (guard, sends, filter, link_type): (String, String, FilterSpec, u32),
     ) -> Result<(), Over> {
         let trust = if self.policy.is_operator(viewer) {
             Trust::Operator
@@ -120,6 +120,7 @@ impl Control {
             owner: viewer.clone(),
             trust,
             guard,
+            sends,
             filter,
             snaplen: MAX_SNAPLEN,
             link_type,

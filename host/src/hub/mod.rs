@@ -27,6 +27,7 @@ mod revoke;
 pub mod rules;
 mod send;
 pub(crate) mod switch;
+pub mod terms;
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU16;
@@ -248,6 +249,8 @@ pub struct Programs {
     pub grant: Option<String>,
     /// By which grants it is opened.
     pub granted: Granted,
+    /// The operator's filter for what it sends, as text and compiled.
+    pub sends: (String, Option<Arc<Program>>),
 }
 
 /// Sources and ports.

@@ -9,6 +9,7 @@ use vnplug_ring::control::{Balance, Open, Opened, RingPlace, code};
 use super::ground::{Ground, Memory, Taken};
 use super::pace::Pace;
 use super::plan::PortPlan;
+use super::terms::SendTerms;
 use super::{Hub, Owed, Peer, PortRecord, Programs, Refusal, Revoked, RuleBook};
 use vnplug_filter::ebpf::Wanted;
 use vnplug_os::{event, mappings};
@@ -75,6 +76,12 @@ impl Hub {
             (handle, link_type),
             request.segments,
         )?;
+        if let Some(sender) = &mut sender {
+            let terms = programs.granted.terms.parse::<SendTerms>();
+            let terms = terms.map_err(|what| Refusal::new(code::INTERNAL, what))?;
+            // Its bucket is full at the beginning of time.
+            sender.set_terms(terms.with(programs.sends.1.clone()), 0);
+        }
         // The last two that may fail; the first undoes itself, and who takes part in a switch is in no group.
         let joined = self.enter_group(&plan, programs.guard.as_ref(), &mut ground)?;
         let member = self.take_part(&plan, request, &owner, programs.grant.as_deref())?;

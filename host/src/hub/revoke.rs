@@ -14,6 +14,7 @@ use super::{Hub, Owed, Peer, PortRecord, Refusal, Step};
 use vnplug_filter::Program;
 use vnplug_filter::ebpf::Wanted;
 use vnplug_path::engine::Command;
+use vnplug_path::engine::terms::Terms;
 
 /// By which grants a port is open.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -68,6 +69,8 @@ pub(crate) struct NewGrant {
     pub(crate) granted: Granted,
     /// The operator's filter, compiled.
     pub(crate) guard: Option<Arc<Program>>,
+    /// The terms on which it sends.
+    pub(crate) terms: Arc<Terms>,
 }
 
 impl Hub {
@@ -206,12 +209,20 @@ impl Hub {
     /// Has ports judged by other grants. Done means: no frame is judged by the old ones any more.
     pub(crate) fn regrant(&mut self, grants: Vec<NewGrant>, ended: Vec<Owed<()>>) -> Step {
         let (mut owed, mut before, mut widened) = (Vec::new(), Vec::new(), Vec::new());
+        let mut sent = Vec::new();
         for new in grants {
             let Some(record) = self.ports.get_mut(&new.port) else {
                 continue;
             };
             let is_like = record.granted.sight == new.granted.sight;
+            let has_terms = record.granted.terms == new.granted.terms;
             record.granted = new.granted;
+            if record.transmit > 0 && !has_terms {
+                let line = self.sources[record.source].workers[record.queues[0]].line();
+                sent.push(Owed::ask(line, |reply| {
+                    Command::Terms(new.port, new.terms, reply)
+                }));
+            }
             if is_like || record.revoked.receiving {
                 continue;
             }
@@ -235,10 +246,16 @@ impl Hub {
                 hub.wants_no_more(source, &wanted);
             }
             Step::after(ended, |_, told| {
-                Step::after(widened, |_, widened| {
-                    let first = [Step::done_if(heard), Step::done_if(told)];
-                    let refused = first.into_iter().find(|it| !it.is_done());
-                    refused.unwrap_or_else(|| Step::done_if(widened))
+                Step::after(sent, |_, sent| {
+                    Step::after(widened, |_, widened| {
+                        let all = [
+                            Step::done_if(heard),
+                            Step::done_if(told),
+                            Step::done_if(sent),
+                        ];
+                        let refused = all.into_iter().find(|it| !it.is_done());
+                        refused.unwrap_or_else(|| Step::done_if(widened))
+                    })
                 })
             })
         })

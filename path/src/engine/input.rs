@@ -177,7 +177,11 @@ impl Input {
     /// The thread goes to sleep: what to wait for, and the descriptor that ends the wait in any case.
     pub(super) fn doze(&mut self, now_us: u64) -> (BorrowedFd<'_>, Wake<'_>) {
         self.pulse.sleep(self.turns);
-        let due = [self.fanout.due_us(), self.stuck.due_us()];
+        let due = [
+            self.fanout.due_us(),
+            self.stuck.due_us(),
+            self.senders.due_us(),
+        ];
         let due = due.into_iter().flatten().min();
         let due = due.map(|due| Duration::from_micros(due.saturating_sub(now_us)));
         let mut wake = match self.is_idle() {
@@ -257,8 +261,8 @@ impl Input {
             }
         };
         let served = match self.queue.transmitter() {
-            Some(out) => self.senders.serve(out, shown),
-            None => self.senders.serve(&mut NoWay, shown),
+            Some(out) => self.senders.serve(out, now_us, shown),
+            None => self.senders.serve(&mut NoWay, now_us, shown),
         };
         if let Err(panic) = went {
             resume_unwind(panic);
@@ -331,6 +335,11 @@ impl Input {
                         self.fanout.revoke(id, nothing);
                     }
                     tell(&reply, ());
+                }
+                Command::Terms(id, terms, reply) => {
+                    let now_us = self.now_us();
+                    let old = self.senders.set_terms(id, terms, now_us);
+                    tell(&reply, old);
                 }
                 Command::Tune(id, tuning, reply) => {
                     self.fanout.tune(id, tuning);

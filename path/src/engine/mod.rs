@@ -11,7 +11,7 @@
 //! | `input.rs` | one queue with its ports and senders: what a turn is, what commands do |
 //! | `worker.rs` | the control thread's handle |
 //! | `pulse.rs` | whether the thread still turns, as others see it |
-//! | `senders.rs`, `sender.rs` | the transmit rings of a queue |
+//! | `senders.rs`, `sender.rs`, `terms.rs` | the transmit rings of a queue, and what may be sent by them |
 //! | `loader.rs`, `stuck.rs` | filters on their way into the kernel, and one that stays there |
 
 mod input;
@@ -21,6 +21,7 @@ mod run;
 pub mod sender;
 mod senders;
 mod stuck;
+pub mod terms;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -38,6 +39,8 @@ use crate::rules::{Change, Changed};
 use crate::source::early::{Loaded, Standing};
 use crate::source::{Latency, QueueCounters};
 use vnplug_filter::{IndexSize, Program};
+
+use terms::Terms;
 
 pub use pulse::Pulse;
 pub use worker::{Line, ThreadOptions, Worker, WorkerOptions, start};
@@ -57,6 +60,8 @@ pub enum Command {
     /// End a port's rings by an operator's word: the one that it reads, whose frames this program rejects
     /// from now on, and if asked for the one that it sends by. What waits there is not sent.
     Revoke(u32, Option<Arc<Program>>, bool, Sender<()>),
+    /// Send for a port on these terms from now on. The old ones are handed back.
+    Terms(u32, Arc<Terms>, Sender<Arc<Terms>>),
     /// Use this tuning of a port from the next batch on.
     Tune(u32, Tuning, Sender<()>),
     /// Pass everything to the daemon, from now on and as long as this generation lasts; if that

@@ -5,14 +5,19 @@
 //! frames (R4), a lie in the ring ends in quarantine (R2), and every frame that was taken is counted
 //! exactly once by what became of it.
 
+use std::sync::Arc;
+
 use vnplug_ring::control::Segments;
 use vnplug_ring::layout::{Life, RECORD_HEADER};
 use vnplug_ring::offload::Offload;
 use vnplug_ring::{Intake, SenderLied, Sent};
 
+use super::terms::{Refused, Terms};
 use crate::batch::Handle;
+use crate::bucket::Bucket;
 use crate::source::{Flushed, Transmit, Transmitter};
 use vnplug_frame::Frame;
+use vnplug_frame::lock::Against;
 use vnplug_frame::offload::{self, Pieces};
 use vnplug_os::closer::PeerFd;
 use vnplug_os::memory::Holes;
@@ -43,7 +48,26 @@ pub struct Sender {
     pieces: Pieces,
     /// One of those, in one piece.
     packet: Vec<u8>,
+    /// What it may send.
+    terms: Arc<Terms>,
+    /// How much it may send at present, if that is limited.
+    bucket: Option<Bucket>,
+    /// When it may send again, if it may not now.
+    pub(super) held_us: Option<u64>,
+    /// Bytes that it may still take in its turn; less than 0: what it took of its next one.
+    pub(super) deficit: i64,
     over: bool,
+}
+
+/// What a sender did in a visit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Visit {
+    /// Frames that it took.
+    pub frames: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Nothing waits any more, or it may not send more now.
+    pub is_dry: bool,
 }
 
 /// What became of each frame taken from transmit rings, or of the packets that it became: `taken` and
@@ -68,6 +92,14 @@ pub struct SendCounters {
     pub dropped_unsupported: u64,
     /// Dropped: they waited when sending was revoked. Only how many they were was looked at.
     pub dropped_revoked: u64,
+    /// Dropped: another station's, by the addresses that they say.
+    pub dropped_station: u64,
+    /// Dropped: of a VLAN in which the port may not send.
+    pub dropped_vlan: u64,
+    /// Dropped: from a network from which the port may not send.
+    pub dropped_network: u64,
+    /// Dropped: the operator's filter for what is sent rejects them.
+    pub dropped_filter: u64,
     /// Packets that super-frames became, beyond one for each: they are in the fates, and not in `taken`.
     pub cut: u64,
 }
@@ -84,6 +116,10 @@ impl SendCounters {
         self.dropped_offload += other.dropped_offload;
         self.dropped_unsupported += other.dropped_unsupported;
         self.dropped_revoked += other.dropped_revoked;
+        self.dropped_station += other.dropped_station;
+        self.dropped_vlan += other.dropped_vlan;
+        self.dropped_network += other.dropped_network;
+        self.dropped_filter += other.dropped_filter;
         self.cut += other.cut;
     }
 
@@ -95,7 +131,7 @@ impl SendCounters {
     }
 
     /// The counters with their public names.
-    pub fn named(&self) -> [(String, u64); 10] {
+    pub fn named(&self) -> [(String, u64); 14] {
         [
             ("send_taken".into(), self.taken + self.cut),
             ("send_cut".into(), self.cut),
@@ -107,6 +143,10 @@ impl SendCounters {
             ("send_dropped_offload".into(), self.dropped_offload),
             ("send_dropped_unsupported".into(), self.dropped_unsupported),
             ("send_dropped_revoked".into(), self.dropped_revoked),
+            ("send_dropped_station".into(), self.dropped_station),
+            ("send_dropped_vlan".into(), self.dropped_vlan),
+            ("send_dropped_network".into(), self.dropped_network),
+            ("send_dropped_filter".into(), self.dropped_filter),
         ]
     }
 
@@ -119,6 +159,20 @@ impl SendCounters {
             + self.dropped_offload
             + self.dropped_unsupported
             + self.dropped_revoked
+            + self.dropped_station
+            + self.dropped_vlan
+            + self.dropped_network
+            + self.dropped_filter
+    }
+
+    fn refused(&mut self, why: Refused) {
+        let counter = match why {
+            Refused::Lock(Against::Station) => &mut self.dropped_station,
+            Refused::Lock(Against::Vlan) => &mut self.dropped_vlan,
+            Refused::Lock(Against::Network) => &mut self.dropped_network,
+            Refused::Filter => &mut self.dropped_filter,
+        };
+        *counter += 1;
     }
 }
 
@@ -142,37 +196,63 @@ impl Sender {
             segments: Segments::Wire,
             pieces: Pieces::default(),
             packet: Vec::new(),
+            terms: Arc::default(),
+            bucket: None,
+            held_us: None,
+            deficit: 0,
             over: false,
         }
     }
 
-    /// Sends at most `budget` frames of those that wait, and no more after 256 KiB of them; says how many
-    /// it took. What other readers of the wire are to see of them goes to `shown`.
+    /// Sends at most this many frames of those that wait, and stops when it has taken this many bytes. What other
+    /// readers of the wire are to see of them goes to `shown`.
     ///
     /// # Errors
     /// [`SenderLied`]; what was taken before is sent and counted. Quarantine the port.
     pub fn serve(
         &mut self,
         out: &mut dyn Transmitter,
-        budget: usize,
+        (frames, mut bytes): (usize, u64),
+        now_us: u64,
         shown: &mut dyn FnMut(&Handle, &[Frame<'_>]),
-    ) -> Result<usize, SenderLied> {
+    ) -> Result<Visit, SenderLied> {
+        let dry = Visit {
+            is_dry: true,
+            ..Visit::default()
+        };
         if self.over {
-            return Ok(0);
+            return Ok(dry);
         }
         if !self.intake.is_whole() {
             return Err(SenderLied::Words);
         }
         if !self.intake.has_news()? {
-            return Ok(0);
+            return Ok(dry);
         }
-        let before = self.counters.taken;
+        if let Some(bucket) = &mut self.bucket {
+            let room = bucket.room(now_us);
+            if room == 0 {
+                self.held_us = Some(bucket.due_us(HELD, now_us));
+                return Ok(dry);
+            }
+            self.held_us = None;
+            bytes = bytes.min(room);
+        }
+        let before = (self.counters.taken, self.counters.bytes);
         out.sends(self.member);
         let handle = self.handle;
         let shown = &mut |frames: &[Frame<'_>]| shown(&handle, frames);
-        let went = self.take(out, budget, shown);
+        let went = self.take(out, frames, bytes, shown);
         self.counters.flushed(out.flush(shown));
         self.intake.release();
+        let visit = Visit {
+            frames: (self.counters.taken - before.0) as usize,
+            bytes: self.counters.bytes - before.1,
+            is_dry: false,
+        };
+        if let Some(bucket) = &mut self.bucket {
+            bucket.spend(visit.bytes);
+        }
         let read = self.counters.bytes + self.counters.taken * RECORD_HEADER;
         if read - self.looked >= UNLOOKED {
             self.looked = read;
@@ -181,16 +261,18 @@ impl Sender {
                 return Err(SenderLied::Holes);
             }
         }
-        went.map(|()| (self.counters.taken - before) as usize)
+        let is_dry = visit.frames < frames && visit.bytes < bytes;
+        went.map(|()| Visit { is_dry, ..visit })
     }
 
     fn take(
         &mut self,
         out: &mut dyn Transmitter,
         budget: usize,
+        bytes: u64,
         shown: &mut dyn FnMut(&[Frame<'_>]),
     ) -> Result<(), SenderLied> {
-        let most = self.counters.bytes + TURN;
+        let most = self.counters.bytes + bytes;
         for _ in 0..budget {
             if self.counters.bytes >= most {
                 break;
@@ -201,14 +283,20 @@ impl Sender {
             self.counters.taken += 1;
             self.counters.bytes += (sent.end - sent.start) as u64;
             let frame = &self.frame[sent.start..sent.end];
+            let is_judged = !self.terms.are_open();
             let mut way = Way {
                 out: &mut *out,
                 shown: &mut *shown,
                 counters: &mut self.counters,
+                terms: is_judged.then_some(&*self.terms),
             };
             match offload::work(frame, frame.len() as u32, &sent.offload) {
-                Ok(None) => way.give(|out| out.transmit(frame)),
-                Ok(Some(work)) if way.out.takes_offload() && work.is_for_linux() => {
+                Ok(None) => way.send(frame),
+                // NB: what is judged is what is sent. A checksum that somebody else fills in later could be put over
+                // what was judged.
+                Ok(Some(work))
+                    if way.terms.is_none() && way.out.takes_offload() && work.is_for_linux() =>
+                {
                     way.give(|out| out.transmit_offloaded(frame, &sent.offload));
                 }
                 Ok(Some(work)) => {
@@ -220,7 +308,7 @@ impl Sender {
                         self.packet.clear();
                         self.packet.extend_from_slice(piece.head);
                         self.packet.extend_from_slice(piece.body);
-                        way.give(|out| out.transmit(&self.packet));
+                        way.send(&self.packet);
                     }
                 }
                 Err(_) => way.counters.dropped_offload += 1,
@@ -278,6 +366,18 @@ impl Sender {
         }
     }
 
+    /// Sends on these terms from now on; the old ones are for the caller to free.
+    pub fn set_terms(&mut self, terms: Arc<Terms>, now_us: u64) -> Arc<Terms> {
+        self.bucket = terms.bucket(now_us);
+        self.held_us = None;
+        std::mem::replace(&mut self.terms, terms)
+    }
+
+    /// Its part in proportion to those of others.
+    pub(super) fn weight(&self) -> u32 {
+        self.terms.weight
+    }
+
     /// Ends the ring by an operator's word: what waits is counted, and nothing of it is read.
     pub fn revoke(&mut self) {
         if !self.over {
@@ -299,9 +399,20 @@ struct Way<'a> {
     out: &'a mut dyn Transmitter,
     shown: &'a mut dyn FnMut(&[Frame<'_>]),
     counters: &'a mut SendCounters,
+    /// What it may be, if not anything.
+    terms: Option<&'a Terms>,
 }
 
 impl Way<'_> {
+    /// Has a whole packet transmitted, if it may be.
+    #[inline]
+    fn send(&mut self, packet: &[u8]) {
+        match self.terms.map_or(Ok(()), |terms| terms.judge(packet)) {
+            Ok(()) => self.give(|out| out.transmit(packet)),
+            Err(why) => self.counters.refused(why),
+        }
+    }
+
     /// Has a frame transmitted, if need be after a flush, and counts what became of it if that is known.
     #[inline]
     fn give(&mut self, transmit: impl Fn(&mut dyn Transmitter) -> Transmit) {
@@ -321,8 +432,9 @@ impl Way<'_> {
     }
 }
 
-/// Bytes that are taken in a turn: a copy of some ten microseconds.
-const TURN: u64 = 256 << 10;
+/// Bytes for which there is room before a sender that was held is looked at again: some frames, so that the thread does
+/// not wake for each.
+const HELD: u64 = 4 << 10;
 /// Bytes of a ring between two looks for freed pages: some 30 pages, of which each costs a reader a microsecond or two,
 /// and the look is a system call.
 const UNLOOKED: u64 = 128 << 10;

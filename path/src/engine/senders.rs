@@ -7,10 +7,12 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use vnplug_ring::layout::Life;
 
+use super::terms::Terms;
 use crate::batch::Handle;
 use crate::engine::sender::{SendCounters, Sender};
 use crate::source::Transmitter;
@@ -20,11 +22,17 @@ use vnplug_os::socket;
 use vnplug_os::socket::Heard;
 
 /// The senders of one queue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Senders {
     all: Vec<Sender>,
-    /// Whose turn is first.
+    /// Whose turn it is.
     next: usize,
+    /// It has its bytes for this turn already.
+    is_within: bool,
+    /// Bytes that a sender of weight 1 may take in its turn.
+    quantum: u64,
+    /// Those that sent something since all had their turn.
+    active: u64,
     /// The thread's own waker and every kick; made with the first kick.
     epoll: Option<OwnedFd>,
     /// The counters of senders that are gone.
@@ -38,6 +46,20 @@ pub(super) struct Served {
     pub(super) frames: usize,
     /// A port that lied (or, by a fault of ours, cannot be served), and why: to be quarantined.
     pub(super) liar: Option<(u32, String)>,
+}
+
+impl Default for Senders {
+    fn default() -> Self {
+        Self {
+            all: Vec::new(),
+            next: 0,
+            is_within: false,
+            quantum: LEAST_QUANTUM,
+            active: 0,
+            epoll: None,
+            departed: SendCounters::default(),
+        }
+    }
 }
 
 impl Senders {
@@ -65,7 +87,8 @@ impl Senders {
     pub(super) fn is_done(&mut self, id: u32, last: u64) -> bool {
         self.of(id).is_none_or(|at| {
             let sender = &mut self.all[at];
-            sender.counters.taken >= last || !sender.has_frames()
+            // Who closes does not wait for its rate.
+            sender.counters.taken >= last || !sender.has_frames() || sender.held_us.is_some()
         })
     }
 
@@ -75,7 +98,13 @@ impl Senders {
 
     /// Removes a sender, whose ring ends with this life.
     pub(super) fn detach(&mut self, id: u32, life: Life) -> Option<Sender> {
-        let mut sender = self.all.remove(self.of(id)?);
+        let at = self.of(id)?;
+        let mut sender = self.all.remove(at);
+        match at.cmp(&self.next) {
+            std::cmp::Ordering::Less => self.next -= 1,
+            std::cmp::Ordering::Equal => self.is_within = false,
+            std::cmp::Ordering::Greater => {}
+        }
         self.departed.add(&sender.counters);
         sender.finish(life);
         self.unwatch(&sender);
@@ -85,6 +114,14 @@ impl Senders {
         Some(sender)
     }
 
+    /// Has a sender send on other terms from now on; returns the old ones, or those if there is no such sender.
+    pub(super) fn set_terms(&mut self, id: u32, terms: Arc<Terms>, now_us: u64) -> Arc<Terms> {
+        match self.of(id) {
+            Some(at) => self.all[at].set_terms(terms, now_us),
+            None => terms,
+        }
+    }
+
     /// Ends a sender's ring by an operator's word; it stays, for its counters.
     pub(super) fn revoke(&mut self, id: u32) {
         if let Some(at) = self.of(id) {
@@ -92,31 +129,53 @@ impl Senders {
         }
     }
 
-    /// Sends what waits: at most [`MAX_BATCH`] frames in all and [`EACH`] of one sender, or its equal part if
-    /// that is more. What other readers of the wire are to see goes to `shown`, with the ports that are
-    /// of its sender.
+    /// Sends what waits: at most [`MAX_BATCH`] frames in all, and about [`TURN`] bytes. What other readers of the wire
+    /// are to see goes to `shown`, with the ports that are of its sender.
+    ///
+    /// Senders have turns by bytes (deficit round robin): each may take so many, times its weight, and what it takes
+    /// too much is missing in its next turn. A turn goes on where the last one ended.
     pub(super) fn serve(
         &mut self,
         out: &mut dyn Transmitter,
+        now_us: u64,
         shown: &mut dyn FnMut(&Handle, &[Frame<'_>]),
     ) -> Served {
         let mut served = Served::default();
-        let count = self.all.len();
-        let each = EACH.max(MAX_BATCH / count.max(1));
-        for step in 0..count {
-            let left = MAX_BATCH - served.frames;
-            if left == 0 {
-                break;
+        let (mut dry, mut bytes) = (0, 0);
+        while served.frames < MAX_BATCH && bytes < TURN && dry < self.all.len() {
+            if self.next >= self.all.len() {
+                self.next = 0;
+                // Known when all had their turn: few that send have long turns, and few flushes.
+                self.quantum = (TURN / self.active.max(1)).max(LEAST_QUANTUM);
+                self.active = 0;
             }
-            let at = (self.next + step) % count;
-            let sender = &mut self.all[at];
+            let Some(sender) = self.all.get_mut(self.next) else {
+                break;
+            };
+            if !self.is_within {
+                sender.deficit += (self.quantum * u64::from(sender.weight())) as i64;
+                self.is_within = true;
+            }
+            let most = (sender.deficit.max(0) as u64).min(TURN - bytes);
+            let budget = (MAX_BATCH - served.frames, most);
             // A panic here would be a bug of ours that a sender triggers: it costs that port, and
             // nobody else anything (R10).
-            let serve = || sender.serve(out, each.min(left), shown);
+            let serve = || sender.serve(out, budget, now_us, shown);
             let went = catch_unwind(AssertUnwindSafe(serve));
             let why = match went {
-                Ok(Ok(frames)) => {
-                    served.frames += frames;
+                Ok(Ok(visit)) => {
+                    served.frames += visit.frames;
+                    bytes += visit.bytes;
+                    sender.deficit -= visit.bytes as i64;
+                    dry = if visit.frames == 0 { dry + 1 } else { 0 };
+                    if visit.is_dry {
+                        // Who has nothing to send saves nothing up.
+                        sender.deficit = sender.deficit.min(0);
+                    }
+                    if visit.is_dry || sender.deficit <= 0 {
+                        self.active += u64::from(visit.frames > 0);
+                        self.pass_on();
+                    }
                     continue;
                 }
                 Ok(Err(lie)) => lie.to_string(),
@@ -126,20 +185,31 @@ impl Senders {
                 }
             };
             served.liar = Some(quarantine(sender, why));
+            self.pass_on();
             break;
         }
-        self.next = if count == 0 {
-            0
-        } else {
-            (self.next + 1) % count
-        };
         served
+    }
+
+    /// The next sender's turn.
+    fn pass_on(&mut self) {
+        self.next += 1;
+        self.is_within = false;
+    }
+
+    /// When a sender may send again that may not now because of its rate.
+    pub(super) fn due_us(&self) -> Option<u64> {
+        self.all.iter().filter_map(|sender| sender.held_us).min()
     }
 
     /// Asks all to kick. True: one has frames already (or has just been quarantined), do not sleep.
     pub(super) fn arm(&mut self) -> (bool, Option<(u32, String)>) {
         let mut ready = false;
         for sender in &mut self.all {
+            // The time wakes it, and no kick.
+            if sender.held_us.is_some() {
+                continue;
+            }
             match sender.arm() {
                 Ok(waits) => ready |= waits,
                 Err(lie) => return (true, Some(quarantine(sender, lie.to_string()))),
@@ -265,8 +335,10 @@ fn number_of(kick: BorrowedFd<'_>) -> u64 {
 const OWN: u64 = u64::MAX;
 /// Frames that are still sent for a port that closes: more than a usual ring holds.
 const LAST: u64 = 8_192;
-/// Frames of one sender in a turn, of many.
-const EACH: usize = 64;
+/// Bytes that are taken in a turn: a copy of some ten microseconds.
+const TURN: u64 = 256 << 10;
+/// Bytes of one sender's turn, of many.
+const LEAST_QUANTUM: u64 = 8 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -349,23 +421,136 @@ mod tests {
         let mut rings: Vec<_> = (1..=6).map(sender).collect();
         let mut senders = attached(&mut rings);
         for (_, producer, _) in &mut rings {
-            write(producer, 200, 60);
+            write(producer, 500, 60);
         }
         let mut link = Link::default();
-        for _ in 0..3 {
-            let served = senders.serve(&mut link, &mut |_, _| {});
+        for _ in 0..6 {
+            let served = senders.serve(&mut link, 0, &mut |_, _| {});
             assert_eq!(served.frames, MAX_BATCH);
-            assert!(
-                senders
-                    .counters()
-                    .all(|(_, it)| it.taken <= 3 * EACH as u64)
-            );
         }
-        assert!(senders.counters().all(|(_, it)| it.taken >= EACH as u64));
-        while senders.serve(&mut link, &mut |_, _| {}).frames > 0 {}
+        let each = LEAST_QUANTUM / 60;
+        assert!(senders.counters().all(|(_, it)| it.taken >= each));
+        while senders.serve(&mut link, 0, &mut |_, _| {}).frames > 0 {}
         let total = senders.total();
-        assert_eq!((total.taken, total.accounted()), (1200, 1200));
-        assert!(total.sent > 1000 && total.dropped_full > 100, "{total:?}");
+        assert_eq!((total.taken, total.accounted()), (3000, 3000));
+        assert!(total.sent > 2500 && total.dropped_full > 250, "{total:?}");
+    }
+
+    /// A link that takes everything.
+    struct Wire;
+
+    impl Transmitter for Wire {
+        fn transmit(&mut self, _: &[u8]) -> Transmit {
+            Transmit::Taken
+        }
+
+        fn flush(&mut self, _: &mut dyn FnMut(&[Frame<'_>])) -> Flushed {
+            Flushed::default()
+        }
+    }
+
+    /// The bytes of each of these senders after so many turns, all of which always have more: lengths of
+    /// frames and terms.
+    fn shares(senders: &[(usize, Terms)], turns: u64) -> Vec<u64> {
+        let ids = 1..=senders.len() as u32;
+        let mut rings: Vec<_> = ids.map(|id| sender_of(id, 1 << 18, 1514)).collect();
+        let mut all = attached(&mut rings);
+        for (id, (_, terms)) in (1..).zip(senders) {
+            all.set_terms(id, Arc::new(terms.clone()), 0);
+        }
+        for turn in 0..turns {
+            for ((_, producer, _), (len, _)) in rings.iter_mut().zip(senders) {
+                let frame = vec![7; *len];
+                while producer.push(&Meta::default(), &frame) == Ok(true) {}
+                producer.publish();
+            }
+            // A turn of 100 us.
+            let served = all.serve(&mut Wire, turn * 100, &mut |_, _| {});
+            assert!(served.frames <= MAX_BATCH && served.liar.is_none());
+        }
+        all.counters().map(|(_, it)| it.bytes).collect()
+    }
+
+    /// Jain's index of fairness: 1 if all are equal, 1/n if one has all.
+    fn jain(shares: impl IntoIterator<Item = f64>) -> f64 {
+        let shares: Vec<f64> = shares.into_iter().collect();
+        let sum: f64 = shares.iter().sum();
+        let squares: f64 = shares.iter().map(|it| it * it).sum();
+        sum * sum / (shares.len() as f64 * squares)
+    }
+
+    #[test]
+    fn senders_have_equal_parts_by_bytes_whatever_the_length_of_their_frames() {
+        for count in [1, 2, 3, 8, 32] {
+            let equal = vec![(500, Terms::default()); count];
+            let mixed = (0..count).map(|at| ([60, 1514][at % 2], Terms::default()));
+            let bytes = |it: u64| it as f64;
+            let equal = jain(shares(&equal, 2_000).into_iter().map(bytes));
+            let mixed = jain(
+                shares(&mixed.collect::<Vec<_>>(), 4_000)
+                    .into_iter()
+                    .map(bytes),
+            );
+            assert!(equal >= 0.99, "{count} equal: {equal}");
+            assert!(mixed >= 0.98, "{count} mixed: {mixed}");
+        }
+        // The control: by frames, which is what it was, 60 against 1514 bytes is no equal part.
+        assert!(jain([60.0, 1514.0]) < 0.55);
+    }
+
+    #[test]
+    fn weights_are_kept_and_rates_not_exceeded() {
+        let weighed = |weight| Terms {
+            weight,
+            ..Terms::default()
+        };
+        let senders = [(60, weighed(1)), (1514, weighed(2)), (500, weighed(5))];
+        let bytes = shares(&senders, 4_000);
+        let parts = bytes.iter().zip([1.0, 2.0, 5.0]);
+        let index = jain(parts.map(|(bytes, weight)| *bytes as f64 / weight));
+        assert!(index >= 0.98, "{bytes:?}");
+        // 4,000 turns are 0.4 s, in which it may send 400 KB, and 64 KiB at once.
+        let held = Terms {
+            bytes_per_s: 1_000_000,
+            ..Terms::default()
+        };
+        let bytes = shares(&[(1000, held), (1000, Terms::default())], 4_000);
+        let most = 400_000 + (64 << 10) + 1000;
+        assert!((380_000..=most).contains(&bytes[0]), "{bytes:?}");
+        assert!(bytes[1] > 100 * bytes[0], "{bytes:?}");
+    }
+
+    #[test]
+    fn who_is_held_by_its_rate_wakes_the_thread_in_time_and_not_before() {
+        let mut rings = [sender_of(1, 1 << 18, 200)];
+        let mut senders = attached(&mut rings);
+        let terms = Terms {
+            bytes_per_s: 1_000_000,
+            ..Terms::default()
+        };
+        senders.set_terms(1, Arc::new(terms), 0);
+        write(&mut rings[0].1, 1_000, 100);
+        let mut now_us = 0;
+        let mut idle = 0;
+        let mut taken = 0;
+        while taken < 1_000 {
+            let served = senders.serve(&mut Wire, now_us, &mut |_, _| {});
+            taken += served.frames;
+            if served.frames == 0 {
+                // It rests, and nothing but the time ends that.
+                assert_eq!(senders.arm(), (false, None));
+                let due_us = senders.due_us().unwrap();
+                assert!(due_us > now_us);
+                (now_us, idle) = (due_us, idle + 1);
+            }
+        }
+        // 100,000 bytes, of which 64 KiB at once.
+        assert!((33_000..39_000).contains(&now_us), "{now_us}");
+        assert!(idle <= 10, "{idle} times looked in vain");
+        // A port that closes does not wait for its rate.
+        write(&mut rings[0].1, 1_000, 100);
+        while senders.serve(&mut Wire, now_us, &mut |_, _| {}).frames > 0 {}
+        assert!(senders.is_done(1, u64::MAX));
     }
 
     #[test]
@@ -373,7 +558,11 @@ mod tests {
         let mut rings = [sender_of(1, 1 << 20, 9000)];
         let mut senders = attached(&mut rings);
         write(&mut rings[0].1, 100, 9000);
-        let turn = || senders.serve(&mut Link::default(), &mut |_, _| {}).frames;
+        let turn = || {
+            senders
+                .serve(&mut Link::default(), 0, &mut |_, _| {})
+                .frames
+        };
         let turns: Vec<usize> = std::iter::repeat_with(turn).take(5).collect();
         assert_eq!(turns, [30, 30, 30, 10, 0]);
     }
@@ -389,7 +578,7 @@ mod tests {
         let mut link = Link::default();
         let last = senders.last_of(1);
         while !senders.is_done(1, last) {
-            assert!(senders.serve(&mut link, &mut |_, _| {}).frames <= MAX_BATCH);
+            assert!(senders.serve(&mut link, 0, &mut |_, _| {}).frames <= MAX_BATCH);
         }
         let gone = senders.detach(1, Life::Closed).unwrap();
         assert!(gone.is_over() && producer.life() == Life::Closed);
@@ -409,7 +598,7 @@ mod tests {
         write(&mut rings[0].1, 1, 60);
         while !senders.is_done(1, last) {
             write(&mut rings[0].1, MAX_BATCH, 60);
-            senders.serve(&mut link, &mut |_, _| {});
+            senders.serve(&mut link, 0, &mut |_, _| {});
             turns += 1;
             assert!(turns <= LAST as usize / MAX_BATCH);
         }
@@ -430,7 +619,7 @@ mod tests {
         );
         senders.revoke(1);
         let mut link = Link::default();
-        while senders.serve(&mut link, &mut |_, _| {}).frames > 0 {}
+        while senders.serve(&mut link, 0, &mut |_, _| {}).frames > 0 {}
         let of = |id| senders.counters().find(|(it, _)| *it == id).unwrap().1;
         assert_eq!(
             (of(1).taken, of(1).dropped_revoked, of(1).sent),
@@ -476,7 +665,7 @@ mod tests {
         for _ in 0..6 {
             liars.extend(
                 senders
-                    .serve(&mut link, &mut |_, _| {})
+                    .serve(&mut link, 0, &mut |_, _| {})
                     .liar
                     .map(|(id, _)| id),
             );

@@ -89,6 +89,10 @@ impl Forwarder {
             return Err(Reason::Down);
         }
         let class = rule.classify(frame).ok_or(Reason::Vlan)?;
+        // Before it is heard: a station that lies about its network is learned nowhere.
+        if !rule.networks.admit(frame) {
+            return Err(Reason::Lock);
+        }
         let key = Key::new(source, class.vlan);
         if rule.lock == Lock::No {
             let is_deaf = rule.is_deaf;

@@ -4,104 +4,8 @@ use std::fmt::{self, Display};
 use std::str::FromStr;
 
 use vnplug_frame::aggregate::MAX_SEGMENTS;
-
-/// A set of VLANs.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct VlanSet(
-    /// A bit for each; `None`: empty, as most are.
-    Option<Box<[u64; 64]>>,
-);
-
-impl VlanSet {
-    /// Without any.
-    pub const NONE: Self = Self(None);
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_none()
-    }
-
-    /// Whether a VLAN is in it.
-    #[inline]
-    pub fn contains(&self, vlan: u16) -> bool {
-        let bits = |bits: &[u64; 64]| bits[usize::from(vlan & 0xfff) / 64] >> (vlan % 64) & 1 == 1;
-        self.0.as_deref().is_some_and(bits)
-    }
-
-    /// Puts one in, or out.
-    pub fn put(&mut self, vlan: u16, is_in: bool) {
-        let bits = self.0.get_or_insert_with(|| Box::new([0; 64]));
-        let word = &mut bits[usize::from(vlan & 0xfff) / 64];
-        let bit = 1 << (vlan % 64);
-        if is_in {
-            *word |= bit;
-        } else {
-            *word &= !bit;
-        }
-        if bits.iter().all(|word| *word == 0) {
-            self.0 = None;
-        }
-    }
-
-    /// Those in it, in order.
-    pub fn iter(&self) -> impl Iterator<Item = u16> {
-        (0..4096).filter(|vlan| self.contains(*vlan))
-    }
-}
-
-impl fmt::Debug for VlanSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VlanSet({self})")
-    }
-}
-
-impl FromStr for VlanSet {
-    type Err = String;
-
-    /// `1+5-9`, `all`, `no`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut set = Self::default();
-        let text = match text {
-            "no" | "none" | "" => return Ok(set),
-            "all" => "1-4094",
-            text => text,
-        };
-        let bad = || format!("trunk is VLANs from 1 to 4094 as 1+5-9, or all, or no, not {text:?}");
-        for part in parts(text) {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let id = |text: &str| {
-                let id = text.parse::<u16>().ok();
-                id.filter(|id| (1..4095).contains(id)).ok_or_else(bad)
-            };
-            let (first, last) = (id(first)?, id(last)?);
-            if first > last {
-                return Err(bad());
-            }
-            (first..=last).for_each(|vlan| set.put(vlan, true));
-        }
-        Ok(set)
-    }
-}
-
-impl Display for VlanSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut plus = "";
-        let mut next = 0;
-        if self.is_empty() {
-            return f.write_str("no");
-        }
-        while let Some(first) = (next..4096).find(|vlan| self.contains(*vlan)) {
-            let end = (first..4096).find(|vlan| !self.contains(*vlan));
-            next = end.unwrap_or(4096);
-            match next - 1 {
-                last if last == first => write!(f, "{plus}{first}")?,
-                last => write!(f, "{plus}{first}-{last}")?,
-            }
-            plus = "+";
-        }
-        Ok(())
-    }
-}
+pub use vnplug_frame::lock::VlanSet;
+pub(super) use vnplug_frame::lock::{mac, mac_text, parts};
 
 /// How many of a million frames are lost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -129,11 +33,6 @@ impl Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}%", f64::from(self.0) / 10_000.0)
     }
-}
-
-/// A list's parts.
-pub(super) fn parts(text: &str) -> impl Iterator<Item = &str> {
-    text.split('+').filter(|part| !part.is_empty())
 }
 
 pub(super) fn yes(key: &str, value: &str) -> Result<bool, String> {
@@ -181,7 +80,10 @@ pub(super) fn duration(key: &str, value: &str) -> Result<u32, String> {
 }
 
 /// `10M`, `1.5G`, `64Kbit/s`, `no`; in bits a second, 0 for any number.
-pub(super) fn rate(key: &str, value: &str) -> Result<u64, String> {
+///
+/// # Errors
+/// How it is written.
+pub fn rate(key: &str, value: &str) -> Result<u64, String> {
     let bad =
         || format!("{key} is a number of bits a second as 64K, 10M or 1G, or no, not {value:?}");
     if value == "no" {
@@ -212,23 +114,4 @@ pub(super) fn segments(key: &str, value: &str) -> Result<u8, String> {
             count.ok_or_else(bad)
         }
     }
-}
-
-/// An address of one station, with colons, dots or hyphens.
-pub(super) fn mac(text: &str) -> Result<[u8; 6], String> {
-    let bad = || format!("{text:?} is no station's address, as 52:54:00:12:34:56 is");
-    let mut address = [0; 6];
-    let mut parts = text.split([':', '.', '-']);
-    for byte in &mut address {
-        let part = parts.next().filter(|part| (1..=2).contains(&part.len()));
-        *byte = u8::from_str_radix(part.ok_or_else(bad)?, 16).map_err(|_| bad())?;
-    }
-    match parts.next().is_none() && address[0] & 1 == 0 {
-        true => Ok(address),
-        false => Err(bad()),
-    }
-}
-
-pub(super) fn mac_text(address: [u8; 6]) -> String {
-    address.map(|byte| format!("{byte:02x}")).join(":")
 }
