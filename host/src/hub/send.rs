@@ -3,7 +3,7 @@
 //! A port has one transmit ring, however many queues it reads, served by the thread of the first of
 //! them: frames leave in the order in which they were written.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vnplug_ring::Intake;
@@ -104,13 +104,15 @@ impl Hub {
 
     /// Wakes the threads that serve the transmit rings of these ports.
     pub(crate) fn kick(&self, ports: impl Iterator<Item = u32>) {
-        let queues: BTreeSet<(usize, usize)> = ports
-            .filter_map(|port| self.ports.get(&port))
-            .filter(|record| record.transmit > 0)
-            .map(|record| (record.source, record.queues[0]))
-            .collect();
-        for (source, queue) in queues {
-            self.sources[source].workers[queue].send(Command::Kick);
+        let mut queues: BTreeMap<(usize, usize), Vec<u32>> = BTreeMap::new();
+        for port in ports {
+            if let Some(record) = self.ports.get(&port).filter(|it| it.transmit > 0) {
+                let queue = (record.source, record.queues[0]);
+                queues.entry(queue).or_default().push(port);
+            }
+        }
+        for ((source, queue), ports) in queues {
+            self.sources[source].workers[queue].send(Command::Kick(ports));
         }
     }
 }

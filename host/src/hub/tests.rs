@@ -408,7 +408,7 @@ fn a_group_of_the_host_under_a_thread_that_hangs_is_laid_anew_by_nobody() {
     let mut silent = None;
     closing.queues[0] = Owed::ask(line, |reply| {
         silent = Some(reply);
-        Command::Kick
+        Command::Kick(Vec::new())
     });
     assert!(!closing.is_over(Instant::now()));
     drop(silent);

@@ -250,6 +250,8 @@ impl Input {
         if self.senders.is_empty() {
             return false;
         }
+        let liar = self.senders.listen(now_us);
+        self.quarantine(liar);
         let fanout = &mut self.fanout;
         // A panic of the fanout is the source's fault; caught where frames are sent, it would count
         // as the sender's.
@@ -390,7 +392,7 @@ impl Input {
                     self.see_off();
                 }
                 // The turn that follows looks.
-                Command::Kick => {}
+                Command::Kick(ids) => self.senders.wake(&ids),
                 Command::Stop => return false,
             }
         }

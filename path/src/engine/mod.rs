@@ -11,11 +11,12 @@
 //! | `input.rs` | one queue with its ports and senders: what a turn is, what commands do |
 //! | `worker.rs` | the control thread's handle |
 //! | `pulse.rs` | whether the thread still turns, as others see it |
-//! | `senders.rs`, `sender.rs`, `terms.rs` | the transmit rings of a queue, and what may be sent by them |
+//! | `senders.rs`, `sender.rs`, `terms.rs`, `news.rs` | the transmit rings of a queue, what may be sent by them, and which of them are looked at |
 //! | `loader.rs`, `stuck.rs` | filters on their way into the kernel, and one that stays there |
 
 mod input;
 pub mod loader;
+mod news;
 mod pulse;
 mod run;
 pub mod sender;
@@ -77,8 +78,8 @@ pub enum Command {
     AttachSender(Box<sender::Sender>),
     /// Stop sending for a port.
     DetachSender(u32, Sender<Option<Box<sender::Sender>>>),
-    /// Frames wait in transmit rings: look, as every turn does.
-    Kick,
+    /// Frames wait in the transmit rings of these ports: look at them.
+    Kick(Vec<u32>),
     /// End.
     Stop,
 }

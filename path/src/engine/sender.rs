@@ -56,6 +56,8 @@ pub struct Sender {
     pub(super) held_us: Option<u64>,
     /// Bytes that it may still take in its turn; less than 0: what it took of its next one.
     pub(super) deficit: i64,
+    /// How often nothing was found in turn.
+    dry: u32,
     over: bool,
 }
 
@@ -200,6 +202,7 @@ impl Sender {
             bucket: None,
             held_us: None,
             deficit: 0,
+            dry: 0,
             over: false,
         }
     }
@@ -358,6 +361,25 @@ impl Sender {
         self.intake.arm()
     }
 
+    /// Nothing was found: whether it need not be looked at before it kicks, for which it is asked then.
+    ///
+    /// # Errors
+    /// [`SenderLied`]; quarantine the port.
+    pub(super) fn rests(&mut self) -> Result<bool, SenderLied> {
+        self.dry += 1;
+        if self.dry < PATIENCE || self.held_us.is_some() {
+            return Ok(false);
+        }
+        self.dry = 0;
+        Ok(!self.arm()?)
+    }
+
+    /// It is looked at again.
+    pub(super) fn goes_on(&mut self) -> Result<bool, SenderLied> {
+        self.dry = 0;
+        Ok(false)
+    }
+
     /// Ends the ring: nothing is taken any more.
     pub fn finish(&mut self, life: Life) {
         if !self.over {
@@ -432,6 +454,8 @@ impl Way<'_> {
     }
 }
 
+/// So often nothing is found in a ring before it need not be looked at: a kick costs its sender a system call.
+pub(super) const PATIENCE: u32 = 64;
 /// Bytes for which there is room before a sender that was held is looked at again: some frames, so that the thread does
 /// not wake for each.
 const HELD: u64 = 4 << 10;
