@@ -297,6 +297,36 @@ fn memory_is_shared_withdrawn_and_never_a_fault() {
     assert!(back.withdraw(both, Duration::ZERO).is_err());
 }
 
+/// Its message may come together with the answer that opens the channel, and its descriptor with both.
+#[test]
+fn memory_that_is_shared_at_once_may_come_with_the_channel() {
+    const CHANNELS: usize = 300;
+    let lab = Lab::new().unwrap();
+    let daemon = daemon(&lab);
+    let mut back = back_end(&daemon, 85, "kv");
+    let shares = thread::spawn(move || {
+        for _ in 0..CHANNELS {
+            let number = joined(&mut back);
+            for _ in 0..3 {
+                back.share(number, 4096, false).unwrap();
+            }
+            back.send(number, b"all").unwrap();
+            assert!(matches!(heard(&mut back), Heard::Left { .. }));
+        }
+    });
+    for _ in 0..CHANNELS {
+        let mut program = channel(&daemon, "kv");
+        for _ in 0..3 {
+            let Told::Shared { region } = told(&mut program) else {
+                panic!("no memory");
+            };
+            assert_eq!(program.memory(region).unwrap().load(0).unwrap(), 0);
+        }
+        assert_eq!(told(&mut program), Told::Message(b"all".to_vec()));
+    }
+    shares.join().unwrap();
+}
+
 #[test]
 fn what_a_back_end_shares_is_bounded_and_free_again() {
     let lab = Lab::new().unwrap();

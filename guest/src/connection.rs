@@ -139,8 +139,10 @@ impl Connection {
     /// An answer to a request: an Error message is an `Err`.
     fn judged(&mut self, answer: Message) -> Result<Message, Error> {
         match answer {
-            // No other brings descriptors; see `take_fds` and `take_all_fds`.
+            // No other brings descriptors; see `take_fds` and `take_all_fds`. Those that come with a channel
+            // are of memory that was shared at once: the messages about it are behind this one, see `keep`.
             answer @ (Message::Opened(_)
+            | Message::Backend(Backend::Connected(_))
             | Message::Members(_)
             | Message::Backend(Backend::Mapped(_))) => Ok(answer),
             _ if !self.fds.is_empty() => {
