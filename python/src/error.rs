@@ -11,6 +11,7 @@ mod classes {
     pyo3::import_exception!(vnplug._errors, FilterError);
     pyo3::import_exception!(vnplug._errors, InvalidError);
     pyo3::import_exception!(vnplug._errors, LimitError);
+    pyo3::import_exception!(vnplug._errors, FullError);
     pyo3::import_exception!(vnplug._errors, GoneError);
     pyo3::import_exception!(vnplug._errors, ClosedError);
     pyo3::import_exception!(vnplug._errors, EndedError);
@@ -41,6 +42,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
             code::UNAVAILABLE => classes::UnreachableError::new_err(text),
             _ => classes::Error::new_err(text),
         },
+        Error::Full => classes::FullError::new_err(text),
         Error::Invalid(_) => InvalidError::new_err(text),
         Error::Gone(_)
         | Error::Quarantined

@@ -6,6 +6,8 @@
 //!     ├── Packet    owns its bytes
 //!     └── Batch     rows about packets (owned), and their bytes: in the ring (a loan) or copied
 //!           └── View    what memoryview and NumPy see; keeps rows, bytes and loan alive
+//!   BackEnd, Channel ── End ── libvnplug's, one thread at a time
+//!     └── Memory    copies out and in
 //! ```
 //!
 //! The interpreter's lock is released while a port waits, opens or asks. What Python sees of it is
@@ -23,6 +25,9 @@ mod port;
 
 mod bundle;
 
+mod backend;
+mod channel;
+
 mod devices;
 mod open;
 
@@ -31,9 +36,13 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::backend::{BackEnd, Memory, News};
+    #[pymodule_export]
     use crate::batch::Batch;
     #[pymodule_export]
     use crate::bundle::Bundle;
+    #[pymodule_export]
+    use crate::channel::{BackEndInfo, Channel, back_ends};
     #[pymodule_export]
     use crate::devices::{Device, devices};
     #[pymodule_export]

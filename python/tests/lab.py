@@ -21,7 +21,13 @@ LIMIT = 60.0
 class Daemon:
     """A running vnplugd; `kill` and `launch` restart it."""
 
-    def __init__(self, sources: list[str], netns: str | None = None) -> None:
+    def __init__(
+        self,
+        sources: list[str],
+        netns: str | None = None,
+        backends: list[str] | None = None,
+        config: str | None = None,
+    ) -> None:
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="vnplug-python-"))
         self.socket = self.dir / "s"
         prefix = ["ip", "netns", "exec", netns] if netns else []
@@ -30,6 +36,13 @@ class Daemon:
         ]  # fmt: skip
         for source in sources:
             self.command += ["--source", source]
+        for backend in backends or []:
+            self.command += ["--backend", backend]
+        if config is not None:
+            # For other users, too.
+            self.dir.chmod(0o755)
+            (self.dir / "config.toml").write_text(config)
+            self.command += ["--config", str(self.dir / "config.toml")]
         self.process: subprocess.Popen[bytes] | None = None
         self.launch()
 
@@ -60,8 +73,14 @@ class Daemon:
 class Test(unittest.TestCase):
     """A test with a daemon."""
 
-    def daemon(self, *sources: str, netns: str | None = None) -> Daemon:
-        daemon = Daemon(list(sources), netns)
+    def daemon(
+        self,
+        *sources: str,
+        netns: str | None = None,
+        backends: list[str] | None = None,
+        config: str | None = None,
+    ) -> Daemon:
+        daemon = Daemon(list(sources), netns, backends, config)
         self.addCleanup(daemon.close)
         return daemon
 

@@ -9,6 +9,8 @@
 `devices` lists what may be opened, `open` opens a `Port`. A port gives packets one by one, or in
 batches (`Port.batch`) whose columns and bytes NumPy uses without a copy. On a host the daemon
 (`vnplugd`) serves, in a guest the agent (`vnplug agent`); the program is the same.
+
+`BackEnd` offers something to programs in guests, containers and elsewhere; they open a `Channel`.
 """
 
 import enum as _enum
@@ -19,6 +21,7 @@ from ._errors import (
     EndedError,
     Error,
     FilterError,
+    FullError,
     GoneError,
     InvalidError,
     LimitError,
@@ -26,12 +29,31 @@ from ._errors import (
     NotFoundError,
     UnreachableError,
 )
-from ._native import Batch, Batches, Bundle, Device, Packet, Port, Stats, devices, open
+from ._native import (
+    BackEnd,
+    BackEndInfo,
+    Batch,
+    Batches,
+    Bundle,
+    Channel,
+    Device,
+    Memory,
+    News,
+    Packet,
+    Port,
+    Stats,
+    back_ends,
+    devices,
+    open,
+)
 
 __all__ = [
+    "BackEnd",
+    "BackEndInfo",
     "Batch",
     "Batches",
     "Bundle",
+    "Channel",
     "ClosedError",
     "DeniedError",
     "Device",
@@ -39,15 +61,19 @@ __all__ = [
     "Error",
     "FilterError",
     "Flag",
+    "FullError",
     "GoneError",
     "InvalidError",
     "LimitError",
     "LoanError",
+    "Memory",
+    "News",
     "NotFoundError",
     "Packet",
     "Port",
     "Stats",
     "UnreachableError",
+    "back_ends",
     "devices",
     "open",
 ]

@@ -29,6 +29,10 @@ class LimitError(Error):
     """Not enough memory for the ring, or a limit of the daemon is reached."""
 
 
+class FullError(Error, BlockingIOError):
+    """The other side of a channel has not taken what was said before. Call `next`, then try again."""
+
+
 class GoneError(Error):
     """The port is over: the host closed it, its source failed, or its ring was damaged."""
 

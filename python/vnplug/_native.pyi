@@ -5,9 +5,26 @@ from os import PathLike
 from types import TracebackType
 from typing import Literal, final
 
-__all__ = ["Batch", "Batches", "Bundle", "Device", "Packet", "Port", "Stats", "devices", "open"]
+__all__ = [
+    "BackEnd",
+    "BackEndInfo",
+    "Batch",
+    "Batches",
+    "Bundle",
+    "Channel",
+    "Device",
+    "Memory",
+    "News",
+    "Packet",
+    "Port",
+    "Stats",
+    "back_ends",
+    "devices",
+    "open",
+]
 
 _Path = str | PathLike[str]
+_Kind = Literal["joined", "message", "event", "left", "gone", "back", "shared", "withdraw"]
 
 @final
 class Device:
@@ -335,3 +352,198 @@ class Stats:
     @property
     def host(self) -> dict[str, int] | None:
         """The daemon's counters of this port (docs/vnplugd.md); None while it cannot be reached."""
+
+@final
+class News:
+    """What happened to a back-end or a channel; `kind` says which fields count."""
+
+    @property
+    def kind(self) -> _Kind:
+        """`joined`, `message`, `event`, `left`, `gone`, `back`, `shared` or `withdraw`."""
+    @property
+    def channel(self) -> int:
+        """To a back-end: the channel's number."""
+    @property
+    def event(self) -> int:
+        """The event's number."""
+    @property
+    def count(self) -> int:
+        """How often the event happened since it was told last."""
+    @property
+    def region(self) -> int:
+        """The memory's number."""
+    @property
+    def version(self) -> int:
+        """What the program says that it speaks."""
+    @property
+    def within(self) -> float:
+        """Seconds that there are to let go of memory."""
+    @property
+    def text(self) -> str:
+        """Who joined, in the daemon's words; or why something ended."""
+    @property
+    def label(self) -> str:
+        """What a program calls itself: not to be believed."""
+    @property
+    def data(self) -> bytes:
+        """A message."""
+
+@final
+class Memory:
+    """Memory that a back-end and a program share; bytes are copied out and in.
+
+    The other side may change it at any time. What was taken back or is over raises InvalidError, or reads as zeros.
+    """
+
+    def read(self, offset: int, size: int) -> bytes:
+        """A copy of `size` bytes from `offset` on."""
+    def write(self, offset: int, data: bytes) -> None:
+        """Copies bytes there."""
+    def load(self, offset: int) -> int:
+        """The 64-bit word at `offset`, a multiple of 8: reads after it see what was written before it was stored."""
+    def store(self, offset: int, value: int) -> None:
+        """Stores a 64-bit word: who loads it sees what was written before."""
+    @property
+    def region(self) -> int:
+        """Its number."""
+    @property
+    def writable(self) -> bool:
+        """True if this side may write it."""
+    def __len__(self) -> int: ...
+
+@final
+class BackEnd:
+    """A back-end: programs in guests and elsewhere open channels to it. A context manager and an iterator over News.
+
+    `id` and `name` are those of the operator's grant. One thread at a time may use it.
+    """
+
+    def __new__(
+        cls,
+        id: int,
+        name: str,
+        *,
+        version: int = 0,
+        events_in: int = 0,
+        events_out: int = 0,
+        socket: _Path | None = None,
+    ) -> BackEnd: ...
+    def next(self, timeout: float | None = None) -> News | None:
+        """What happened next; None when `timeout` seconds are over."""
+    def send(self, channel: int, data: bytes) -> None:
+        """Says something to the program at a channel, at most 65,536 bytes.
+
+        Raises FullError if it has not taken what was said before: call `next`, then try again.
+        """
+    def event(self, channel: int, event: int, count: int = 1) -> None:
+        """An event happened so many times."""
+    def share(self, channel: int, size: int, writable: bool = False) -> int:
+        """Shares zeros with the program at a channel, rounded up to whole pages. Returns the memory's number."""
+    def memory(self, region: int) -> Memory:
+        """Memory that is shared, by its number."""
+    def withdraw(self, region: int, timeout: float = 10.0) -> bool:
+        """Takes memory back, and waits until the program lets go. False if it did not; it maps zeros then."""
+    def hang_up(self, channel: int, reason: str = "") -> None:
+        """Ends a channel; the program is told the reason."""
+    @property
+    def channels(self) -> list[int]:
+        """The numbers of the channels that are open."""
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+    def fileno(self) -> int:
+        """A descriptor for select: call `next(0)` until it gives None before each wait.
+
+        It changes with News of `gone` and `back`; in between it is never readable.
+        """
+    def close(self) -> None:
+        """Ends all channels, and the back-end."""
+    def __iter__(self) -> BackEnd: ...
+    def __next__(self) -> News: ...
+    def __enter__(self) -> BackEnd: ...
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+
+@final
+class Channel:
+    """A channel to a back-end. A context manager and an iterator over News.
+
+    `backend` is its name or its number. `wait=True` opens also if nobody is the back-end yet; News of `back` says when.
+    One thread at a time may use it. It is opened again by itself.
+    """
+
+    def __new__(
+        cls,
+        backend: str | int,
+        *,
+        label: str = "",
+        version: int = 0,
+        wait: bool = False,
+        socket: _Path | None = None,
+    ) -> Channel: ...
+    def next(self, timeout: float | None = None) -> News | None:
+        """What happened next; None when `timeout` seconds are over."""
+    def send(self, data: bytes) -> None:
+        """Says something to the back-end, at most 65,536 bytes.
+
+        Raises FullError if it has not taken what was said before: call `next`, then try again. Raises
+        UnreachableError while the channel is not open.
+        """
+    def event(self, event: int, count: int = 1) -> None:
+        """An event happened so many times."""
+    def memory(self, region: int) -> Memory:
+        """Memory that is shared, or was and is not released, by its number."""
+    def release(self, region: int) -> None:
+        """Lets go of memory."""
+    @property
+    def regions(self) -> list[int]:
+        """The numbers of the memory that is shared, or was and is not released."""
+    @property
+    def version(self) -> int | None:
+        """The version that the back-end says that it speaks; None while the channel is not open."""
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+    def fileno(self) -> int:
+        """A descriptor for select: call `next(0)` until it gives None before each wait.
+
+        It changes with News of `gone` and `back`; in between it is never readable.
+        """
+    def close(self) -> None:
+        """Ends the channel."""
+    def __iter__(self) -> Channel: ...
+    def __next__(self) -> News: ...
+    def __enter__(self) -> Channel: ...
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+
+@final
+class BackEndInfo:
+    """A back-end that may be used from here."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+    @property
+    def name(self) -> str:
+        """Its name."""
+    @property
+    def is_there(self) -> bool:
+        """True if a process is it now."""
+    @property
+    def version(self) -> int:
+        """Its version, if it is there."""
+    @property
+    def channels(self) -> int:
+        """Channels that it has; told to operators, else 0."""
+
+def back_ends(*, socket: _Path | None = None) -> list[BackEndInfo]:
+    """The back-ends that may be used from here, as `vnplug backends` shows them."""
