@@ -17,11 +17,11 @@ pub fn library_dir() -> Result<PathBuf> {
     found.next().map(Path::to_owned).ok_or_else(missing)
 }
 
-/// Compiles one file of C to a program in `dir`.
+/// Compiles one file of C to a program in `dir`, with more flags.
 ///
 /// # Errors
 /// If the compiler warns.
-pub fn build_c(source: &Path, dir: &Path) -> Result<PathBuf> {
+pub fn build_c(source: &Path, dir: &Path, flags: &[&str]) -> Result<PathBuf> {
     let libraries = library_dir()?;
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/include");
     let program = dir.join(source.file_stem().unwrap_or_default());
@@ -35,6 +35,7 @@ pub fn build_c(source: &Path, dir: &Path) -> Result<PathBuf> {
             "-Werror",
             "-pedantic",
         ])
+        .args(flags)
         .arg("-I")
         .arg(header)
         .arg(source)
