@@ -5,6 +5,8 @@ mod agent;
 #[cfg(test)]
 mod c;
 #[cfg(test)]
+mod channel;
+#[cfg(test)]
 mod guests;
 #[cfg(test)]
 mod port;
