@@ -14,6 +14,7 @@
 
 mod attached;
 mod capture;
+mod context;
 mod dpdk;
 mod fanout;
 mod filter;

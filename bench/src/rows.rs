@@ -3,7 +3,7 @@
 use crate::handoff::{self, Reading, Sizes};
 use crate::row::{Plan, Result, Row};
 use crate::{
-    attached, capture, fanout, filter, group, latency, limit, pcap, record, scale, stage,
+    attached, capture, context, fanout, filter, group, latency, limit, pcap, record, scale, stage,
     supervise, switch, uml, uplink,
 };
 
@@ -41,6 +41,7 @@ const GROUPS: &[&[Row]] = &[
     FILTERS,
     filters!(1, 10, 100, 1000, 10000),
     SCALE,
+    CONTEXT,
     LATENCY,
     PORTS,
     applications!(60, 1514),
@@ -353,6 +354,19 @@ const SCALE: &[Row] = &[
         "stage",
         "instructions per packet by stage of the path, counted by callgrind",
         stage::by_stage,
+    ),
+];
+
+const CONTEXT: &[Row] = &[
+    row(
+        "context-fair",
+        "how equal the parts of 2 to 32 ports are that send through one wire, by bytes",
+        context::fair,
+    ),
+    row(
+        "context-tx",
+        "1 to 32 ports that send through one wire, against one packet socket",
+        context::transmit,
     ),
 ];
 
