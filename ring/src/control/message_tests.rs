@@ -396,7 +396,7 @@ fn random_payloads_never_panic() {
                 (state as u8) >> (state >> 8 & 7)
             })
             .collect();
-        let kind = (round % 32) as u8;
+        let kind = (round % 56) as u8;
         let header = Header {
             version: 1,
             kind,
