@@ -542,8 +542,10 @@ enum {
     VNPLUG_NEWS_BACK = 6,    /* registered again; connected again, by a new channel of which the
                                 back-end knows nothing */
     VNPLUG_NEWS_SHARED = 7,  /* to a program: there is memory, region */
-    VNPLUG_NEWS_WITHDRAW = 8 /* to a program: let go of region by vnplug_channel_release. After
+    VNPLUG_NEWS_WITHDRAW = 8,/* to a program: let go of region by vnplug_channel_release. After
                                 within_ms it is emptied anyway */
+    VNPLUG_NEWS_RELEASED = 9 /* to a back-end: the program let go of region by itself, or could not map
+                                it. channel; it is unmapped now */
 };
 
 /* Longest message in bytes; how many events there may be each way. */

@@ -1,11 +1,11 @@
 //! Everything an application may ask for that is not a port.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vnplug_ring::control::{
-    Counted, Device, GrantAction, GrantKind, GrantRequest, Message, Revoke, SwitchAsk,
+    Counted, Device, GrantAction, GrantKind, GrantRequest, Grow, Message, Revoke, SwitchAsk,
     SwitchRequest, VmReady, VmSpec,
 };
 
@@ -220,6 +220,46 @@ impl Client {
     pub fn adopt(&mut self, name: &str, channel: BorrowedFd<'_>) -> Result<(), Error> {
         let request = Message::Adopt { name: name.into() };
         done(&self.connection.exchange(&request, Some(channel))?)
+    }
+}
+
+/// Memory for a running VM.
+impl Client {
+    /// From now on this process plugs devices for the VM, which it attached over this connection, of at most
+    /// so many bytes in all; [`next_growth`](Self::next_growth) says which.
+    ///
+    /// # Errors
+    /// Those of any request; agents refuse it.
+    pub fn offer_growth(&mut self, name: &str, most_bytes: u64) -> Result<(), Error> {
+        let name = name.to_owned();
+        let offer = Grow::Offer { name, most_bytes };
+        done(&self.connection.exchange(&Message::Grow(offer), None)?)
+    }
+
+    /// What is to be plugged or taken out next, if anything is now; with the memory to be plugged.
+    ///
+    /// # Errors
+    /// The connection is over.
+    pub fn next_growth(&mut self) -> Result<Option<(Grow, Option<OwnedFd>)>, Error> {
+        loop {
+            match self.connection.unasked()? {
+                Some(Message::Grow(what)) => {
+                    let plugs = matches!(what, Grow::Plug { .. });
+                    let fd = plugs.then(|| self.connection.take_shared()).flatten();
+                    return Ok(Some((what, fd)));
+                }
+                Some(_) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Says what became of it.
+    ///
+    /// # Errors
+    /// The connection is over.
+    pub fn tell_growth(&mut self, what: Grow) -> Result<(), Error> {
+        self.connection.tell(&Message::Grow(what))
     }
 }
 

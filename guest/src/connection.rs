@@ -19,7 +19,7 @@ use rustix::net::{
     SocketType, connect, recvmsg, sendmsg, shutdown, socket_with,
 };
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
-use vnplug_ring::control::{Backend, DEFAULT_SOCKET, Message, Role, VERSION};
+use vnplug_ring::control::{Backend, DEFAULT_SOCKET, Grow, Message, Role, VERSION};
 use vnplug_ring::direct::SLOTS;
 
 use crate::error::Error;
@@ -202,7 +202,11 @@ impl Connection {
 
     /// Keeps what was said unasked, with the descriptor that comes with memory.
     fn keep(&mut self, message: Message) -> Result<(), Error> {
-        if matches!(message, Message::Backend(Backend::Mapped(_))) {
+        let brings_memory = matches!(
+            message,
+            Message::Backend(Backend::Mapped(_)) | Message::Grow(Grow::Plug { .. })
+        );
+        if brings_memory {
             let fd = self.fds.pop_front();
             let fd = fd.ok_or_else(|| Error::Protocol("memory without a descriptor".into()))?;
             self.shared.push_back(fd);

@@ -181,6 +181,31 @@ impl Exported {
         self.reading.as_ref().unwrap_or(&self.whole)
     }
 
+    /// Bytes of it.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never: it has a page at least.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Puts these bytes at its beginning, and lets whoever has a descriptor open it again: QEMU does, as
+    /// another user.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open_to_vm(&self, writable: bool, begins: &[u8]) -> io::Result<()> {
+        rustix::io::pwrite(&self.whole, begins, 0)?;
+        let all = Mode::RUSR | Mode::RGRP | Mode::ROTH;
+        let mode = match writable {
+            true => all | Mode::WUSR | Mode::WGRP | Mode::WOTH,
+            false => all,
+        };
+        Ok(fchmod(&self.whole, mode)?)
+    }
+
     /// Frees its pages: whoever maps it sees zeros, in pages that are made when they are touched.
     pub fn empty(&self) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

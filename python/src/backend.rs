@@ -24,7 +24,7 @@ pub(crate) struct End<T>(Mutex<Option<T>>);
 #[pyclass(frozen, get_all, module = "vnplug")]
 #[derive(Debug, Default)]
 pub(crate) struct News {
-    /// `joined`, `message`, `event`, `left`, `gone`, `back`, `shared` or `withdraw`.
+    /// `joined`, `message`, `event`, `left`, `gone`, `back`, `shared`, `withdraw` or `released`.
     pub(crate) kind: &'static str,
     /// To a back-end: the channel's number.
     pub(crate) channel: u32,
@@ -384,6 +384,12 @@ impl From<Heard> for News {
                 kind: "left",
                 channel,
                 text,
+                ..news
+            },
+            Heard::Released { channel, region } => Self {
+                kind: "released",
+                channel,
+                region,
                 ..news
             },
             Heard::Gone(text) => Self {

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _Path = str | PathLike[str]
-_Kind = Literal["joined", "message", "event", "left", "gone", "back", "shared", "withdraw"]
+_Kind = Literal["joined", "message", "event", "left", "gone", "back", "shared", "withdraw", "released"]
 
 @final
 class Device:
@@ -359,7 +359,7 @@ class News:
 
     @property
     def kind(self) -> _Kind:
-        """`joined`, `message`, `event`, `left`, `gone`, `back`, `shared` or `withdraw`."""
+        """`joined`, `message`, `event`, `left`, `gone`, `back`, `shared`, `withdraw` or `released`."""
     @property
     def channel(self) -> int:
         """To a back-end: the channel's number."""

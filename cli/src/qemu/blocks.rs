@@ -83,6 +83,8 @@ fn last(block: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::BorrowedFd;
+
     use super::super::access::Owner;
     use super::super::monitor::News;
     use super::super::parts;
@@ -114,6 +116,10 @@ mod tests {
                 ("qom-list", Some("/machine/peripheral-anon")) => json!([]),
                 other => panic!("{other:?}"),
             })
+        }
+
+        fn add_fd(&mut self, _: BorrowedFd<'_>) -> Result<(i64, i64), MonitorError> {
+            unreachable!("no descriptor is handed over here")
         }
 
         fn news(&mut self, _deadline: Instant) -> Result<News, MonitorError> {

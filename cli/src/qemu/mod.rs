@@ -6,6 +6,7 @@
 
 mod access;
 mod blocks;
+mod grow;
 mod monitor;
 mod nic;
 mod parts;
@@ -29,7 +30,7 @@ use self::slots::DeviceAddress;
 use self::virsh::Virsh;
 use crate::entrances::{Entrances, NicSpec, Via};
 use crate::failure::{Failure, OK, Outcome, PENDING};
-use crate::{attach, out, text};
+use crate::{attach, out, sys, text};
 
 /// Where QEMU's monitor is.
 #[derive(Debug, Args)]
@@ -96,6 +97,10 @@ pub(crate) struct Attach {
         value_name = "SWITCH[,mac=ADDRESS][,model=DRIVER][,via=WAY]"
     )]
     nics: Vec<NicSpec>,
+    /// Stay, and plug more memory of its own into the running VM, for back-ends, up to SIZE in all: until the
+    /// VM is detached or this ends. Holds the monitor (not with --libvirt)
+    #[arg(long, value_name = "SIZE", value_parser = text::size, conflicts_with_all = ["libvirt", "nics"])]
+    grow: Option<u64>,
     /// PCI bus or free PCIe port to plug into; once per device, in order. Default: found automatically
     #[arg(long = "bus", value_name = "ID")]
     buses: Vec<String>,
@@ -143,6 +148,9 @@ impl MonitorArgs {
 impl Attach {
     pub(crate) fn run(&self, connect: impl Fn() -> Result<Client, Failure>) -> Outcome {
         let mut monitor = self.monitor.open()?;
+        if let Some(most) = self.grow {
+            return self.attach_and_grow(monitor.as_mut(), most, &connect);
+        }
         let asks_for_pool = self.doorbell > 0
             || self.vm.pool > 0
             || !self.vm.allow.is_empty()
@@ -158,7 +166,7 @@ impl Attach {
                         .0
                 }
             };
-            self.attach_pool(monitor.as_mut(), own, &connect)?;
+            self.attach_pool(monitor.as_mut(), own, connect()?)?;
             if own.len() < buses.len() {
                 buses = &buses[own.len()..];
             }
@@ -202,12 +210,56 @@ impl Attach {
         Ok(())
     }
 
+    /// Attaches, then plugs what the daemon wants. A daemon that is started again is served again.
+    fn attach_and_grow(
+        &self,
+        monitor: &mut dyn Monitor,
+        most: u64,
+        connect: impl Fn() -> Result<Client, Failure>,
+    ) -> Outcome {
+        let name = &self.vm.name;
+        sys::catch_signals();
+        let mut again = false;
+        loop {
+            let client = match connect() {
+                Ok(client) => client,
+                Err(_) if again => {
+                    if sys::stop().is_some() {
+                        return Ok(OK);
+                    }
+                    std::thread::sleep(RETRY);
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            let mut client = self.attach_pool(monitor, &self.buses, client)?;
+            let stay = grow::remove_left_over(monitor, name, QMP_LIMIT)?;
+            if !stay.is_empty() {
+                out::note(&format!(
+                    "{name}: the guest does not let go of {}",
+                    stay.join(", ")
+                ));
+            }
+            client.offer_growth(name, most)?;
+            out::line(&format!(
+                "{name}: plugs up to {} MiB while this runs",
+                most >> 20
+            ))?;
+            match grow::serve(monitor, &mut client, name, &self.buses) {
+                Ok(Some(ended)) => return Ok(ended),
+                Ok(None) => again = true,
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Attaches; the connection by which that was done.
     fn attach_pool(
         &self,
         monitor: &mut dyn Monitor,
         buses: &[String],
-        connect: impl Fn() -> Result<Client, Failure>,
-    ) -> Result<(), Failure> {
+        mut client: Client,
+    ) -> Result<Client, Failure> {
         let name = &self.vm.name;
         let parts = parts::parts(name, self.doorbell > 0, self.groups.len());
         let mut present = parts::present(monitor)?;
@@ -235,7 +287,6 @@ impl Attach {
         }
 
         let owner = access::identity(monitor)?;
-        let mut client = connect()?;
         let ready = client.attach_vm(VmSpec {
             name: name.clone(),
             kind: VmKind::Qemu,
@@ -259,7 +310,7 @@ impl Attach {
         }
         if missing.is_empty() {
             out::line(&format!("{name}: is attached already, nothing to do"))?;
-            return Ok(());
+            return Ok(client);
         }
         if let Err(failure) = self.plug(monitor, &missing, &ready, places) {
             if missing.len() == parts.len() {
@@ -278,7 +329,7 @@ impl Attach {
                 "{name}: this QEMU runs without KVM and may crash after the doorbell is unplugged"
             ));
         }
-        Ok(())
+        Ok(client)
     }
 
     /// Adds the missing parts, or none of them.
@@ -397,7 +448,9 @@ impl Detach {
             out::line(&format!("{name}: nothing was plugged into this QEMU"))?;
             return Ok(OK);
         }
-        let left = parts::remove(monitor.as_mut(), &here, self.timeout)?;
+        let stay = grow::remove_left_over(monitor.as_mut(), name, self.timeout)?;
+        let mut left = parts::remove(monitor.as_mut(), &here, self.timeout)?;
+        left.devices.extend(stay);
         if !left.is_empty() {
             let text = format!("{name}: {}", pending(&left));
             return Err(Failure::with_code(PENDING, text));
@@ -515,6 +568,8 @@ fn host_group(text: &str) -> Result<HostGroup, String> {
     })
 }
 
+/// Between attempts to reach a daemon that is gone.
+const RETRY: Duration = Duration::from_millis(300);
 const QMP_LIMIT: Duration = Duration::from_secs(5);
 /// More, for virsh may have to wait until libvirt's daemon has started.
 const VIRSH_LIMIT: Duration = Duration::from_secs(15);

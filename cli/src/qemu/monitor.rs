@@ -4,6 +4,7 @@
 //! waits for something is told to look instead.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,12 @@ pub(crate) trait Monitor {
     /// [`MonitorError::Refused`] with QEMU's words. After any other error the command may or may
     /// not have had its effect.
     fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, MonitorError>;
+
+    /// Hands QEMU a descriptor: the number of its set there, and its own number in QEMU.
+    ///
+    /// # Errors
+    /// As [`execute`](Self::execute).
+    fn add_fd(&mut self, fd: BorrowedFd<'_>) -> Result<(i64, i64), MonitorError>;
 
     /// Waits until there may be something new, at most until `deadline`.
     ///

@@ -5,11 +5,14 @@
 //! a greeting, hence every wait here has a limit.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 use vnplug::{Peer, peer_of};
 
@@ -89,16 +92,26 @@ impl Qmp {
     }
 }
 
-impl Monitor for Qmp {
-    fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, MonitorError> {
+impl Qmp {
+    fn run(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Value, MonitorError> {
         let id = self.next_id;
         self.next_id += 1;
         log::debug!("qmp {id}: {command} {arguments}");
         let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
         line.push('\n');
         let closed = || MonitorError::Closed(command.to_owned());
+        let sent = match fd {
+            Some(fd) => send_with(&self.stream, line.as_bytes(), fd),
+            None => Ok(0),
+        };
+        let sent = sent.map_err(|_| closed())?;
         self.stream
-            .write_all(line.as_bytes())
+            .write_all(&line.as_bytes()[sent..])
             .map_err(|_| closed())?;
         let deadline = Instant::now() + self.limit;
         loop {
@@ -116,6 +129,30 @@ impl Monitor for Qmp {
                 return Ok(answer["return"].take());
             }
         }
+    }
+}
+
+/// Sends the beginning of a line, with a descriptor; how much of it.
+fn send_with(stream: &UnixStream, line: &[u8], fd: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [fd];
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    let line = [IoSlice::new(line)];
+    Ok(sendmsg(stream, &line, &mut control, SendFlags::NOSIGNAL)?)
+}
+
+impl Monitor for Qmp {
+    fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, MonitorError> {
+        self.run(command, arguments, None)
+    }
+
+    fn add_fd(&mut self, fd: BorrowedFd<'_>) -> Result<(i64, i64), MonitorError> {
+        let added = self.run("add-fd", json!({}), Some(fd))?;
+        let number = |key: &str| added[key].as_i64();
+        number("fdset-id")
+            .zip(number("fd"))
+            .ok_or_else(|| MonitorError::NotAnswer("add-fd".into()))
     }
 
     /// The next event, from those that came between answers or from the socket.

@@ -5,6 +5,7 @@
 //! way. QEMU's events stay with libvirt: a wait here is a pause, then a look.
 
 use std::io::{ErrorKind, Read};
+use std::os::fd::BorrowedFd;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -75,6 +76,11 @@ impl Monitor for Virsh {
             .get_mut("return")
             .map(Value::take)
             .ok_or_else(not_answer)
+    }
+
+    fn add_fd(&mut self, _: BorrowedFd<'_>) -> Result<(i64, i64), MonitorError> {
+        let what = "descriptors do not go through virsh; give QEMU a monitor socket of its own and use --qmp";
+        Err(MonitorError::Libvirt(what.to_owned()))
     }
 
     fn news(&mut self, deadline: Instant) -> Result<News, MonitorError> {

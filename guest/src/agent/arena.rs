@@ -1,7 +1,7 @@
-//! Finding the arenas of a group of the host: a shared-memory device of its own, which the guest
-//! cannot write.
+//! Finding what lies in a shared-memory device of its own: the arenas of a group of the host, which the
+//! guest cannot write, and memory of a back-end.
 //!
-//! It begins with the header of the group's first arena, whose epoch is new each time the arenas are
+//! A group's begins with the header of the group's first arena, whose epoch is new each time the arenas are
 //! laid, so that it names one group among several. It is looked for when a port is opened: the host
 //! lays the arenas before it answers.
 
@@ -11,7 +11,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{Mode, OFlags, open};
+use vnplug_ring::Region;
 use vnplug_ring::arena::{ARENA_MAGIC, header};
+use vnplug_ring::control::grow::PLUGGED_MAGIC;
 
 use super::find::{entries, is_ivshmem};
 use super::room;
@@ -19,6 +21,22 @@ use crate::map::map_read_only;
 
 /// Opens, for reading only, the device whose first arena has this epoch.
 pub(super) fn find(root: &Path, epoch: u64) -> Option<OwnedFd> {
+    find_device(root, false, |page| {
+        page.load_u64(header::MAGIC, Ordering::Acquire) == ARENA_MAGIC
+            && page.load_u64(header::EPOCH, Ordering::Relaxed) == epoch
+    })
+}
+
+/// Opens the device with memory that was plugged under this number.
+pub(super) fn find_plugged(root: &Path, number: u64, writable: bool) -> Option<OwnedFd> {
+    find_device(root, writable, |page| {
+        page.load_u64(0, Ordering::Acquire) == PLUGGED_MAGIC
+            && page.load_u64(8, Ordering::Relaxed) == number
+    })
+}
+
+/// Opens the shared-memory device whose first page says what `is_it` asks.
+fn find_device(root: &Path, writable: bool, is_it: impl Fn(&Region) -> bool) -> Option<OwnedFd> {
     let bus = root.join("sys/bus/pci");
     let devices = entries(&bus.join("devices")).into_iter();
     let mut devices = devices.filter(|device| is_ivshmem(device));
@@ -27,12 +45,14 @@ pub(super) fn find(root: &Path, epoch: u64) -> Option<OwnedFd> {
         if let Err(error) = fs::write(device.join("enable"), "1") {
             log::debug!("{}: cannot enable: {error}", device.display());
         }
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let access = match writable {
+            true => OFlags::RDWR,
+            false => OFlags::RDONLY,
+        };
+        let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
         let memory = open(device.join("resource2"), flags, Mode::empty()).ok()?;
         let page = map_read_only(memory.as_fd(), PAGE).ok()?;
-        let is_it = page.load_u64(header::MAGIC, Ordering::Acquire) == ARENA_MAGIC
-            && page.load_u64(header::EPOCH, Ordering::Relaxed) == epoch;
-        is_it.then_some(memory)
+        is_it(&page).then_some(memory)
     })
 }
 

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use vnplug_ring::control::backend::{Connected, Mapped};
 use vnplug_ring::control::{Backend, Message, RingPlace, code};
 
 use super::app::Hangup;
+use super::arena;
 use super::serve::Agent;
 
 /// A channel of an application.
@@ -17,6 +20,14 @@ pub(super) struct ChannelEntry {
     regions: BTreeMap<u32, Option<RingPlace>>,
     /// The back-end hung up. The entry lives on while its application maps memory of it.
     over: bool,
+}
+
+/// Memory whose device was plugged, and that the guest's kernel has not found yet.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    mapped: Mapped,
+    next: Instant,
+    until: Instant,
 }
 
 impl ChannelEntry {
@@ -115,19 +126,26 @@ impl Agent {
                     entry.regions.insert(mapped.region, in_pool);
                     fds.push(fd);
                 }
+                None if entry.over => return self.refuse_memory(app, mapped),
                 None => {
-                    log::warn!("application {app} cannot get memory of a back-end");
-                    let (channel, region) = (mapped.channel, mapped.region);
-                    let within_ms = 0;
-                    let refused = Backend::Withdraw {
-                        channel,
-                        region,
-                        within_ms,
-                    };
-                    return self.say(&Message::Backend(refused), 0, app);
+                    let now = Instant::now();
+                    self.awaited.push(Awaited {
+                        mapped: *mapped,
+                        next: now + LOOK,
+                        until: now + PLUGGED,
+                    });
+                    return;
                 }
             },
-            Backend::Hangup { .. } => entry.over = true,
+            Backend::Hangup { .. } => {
+                entry.over = true;
+                self.give_up_awaited(app, |mapped| mapped.channel == channel);
+            }
+            // The application was not told of it, and need not be told to let go.
+            Backend::Withdraw { region, .. } if !entry.regions.contains_key(region) => {
+                let region = *region;
+                return self.give_up_awaited(app, |mapped| mapped.region == region);
+            }
             _ => {}
         }
         self.drop_if_over(channel);
@@ -136,8 +154,50 @@ impl Agent {
         }
     }
 
+    /// Looks for devices that were plugged: the guest's kernel takes its time to find one. When to look again.
+    pub(super) fn look_for_devices(&mut self, now: Instant) -> Option<Instant> {
+        let due = self.awaited.extract_if(.., |it| it.next <= now);
+        let due: Vec<Awaited> = due.collect();
+        for mut awaited in due {
+            let mapped = awaited.mapped;
+            if memory(&self.pools, &mapped).is_some() {
+                self.of_back_end(Backend::Mapped(mapped));
+            } else if now < awaited.until {
+                awaited.next = now + LOOK;
+                self.awaited.push(awaited);
+            } else if let Some(entry) = self.channels.get(&mapped.channel) {
+                let app = entry.app;
+                log::warn!(
+                    "memory for application {app} was plugged, and no device is found: is there room for \
+                     it? (dmesg says why not)"
+                );
+                self.refuse_memory(app, &mapped);
+            }
+        }
+        self.awaited.iter().map(|it| it.next).min()
+    }
+
+    fn give_up_awaited(&mut self, app: u32, which: impl Fn(&Mapped) -> bool) {
+        let gone = self.awaited.extract_if(.., |it| which(&it.mapped));
+        let gone: Vec<Awaited> = gone.collect();
+        for awaited in gone {
+            self.refuse_memory(app, &awaited.mapped);
+        }
+    }
+
+    /// An application does not get memory; the host is told that nobody maps it.
+    fn refuse_memory(&mut self, app: u32, mapped: &Mapped) {
+        let refused = Backend::Withdraw {
+            channel: mapped.channel,
+            region: mapped.region,
+            within_ms: 0,
+        };
+        self.say(&Message::Backend(refused), 0, app);
+    }
+
     /// The host knows none of the channels any more.
     pub(super) fn lose_channels(&mut self, reason: &str, hangups: &mut Vec<(u32, Hangup)>) {
+        self.awaited.clear();
         for (channel, entry) in std::mem::take(&mut self.channels) {
             let places: Vec<RingPlace> = entry.places().copied().collect();
             if let Some(app) = self.apps.get_mut(&entry.app) {
@@ -157,6 +217,12 @@ impl Agent {
 
     /// An application is gone: the places that it mapped.
     pub(super) fn forget_channels(&mut self, app: u32) -> Vec<RingPlace> {
+        let channels = &self.channels;
+        let is_own = |it: &Awaited| {
+            let entry = channels.get(&it.mapped.channel);
+            entry.is_none_or(|entry| entry.app == app)
+        };
+        self.awaited.retain(|it| !is_own(it));
         let gone = self.channels.extract_if(.., |_, entry| entry.app == app);
         gone.flat_map(|(_, entry)| entry.regions.into_values().flatten())
             .collect()
@@ -177,6 +243,11 @@ impl Agent {
 fn memory(pools: &[super::find::Pool], mapped: &Mapped) -> Option<OwnedFd> {
     match mapped.memory {
         0 => pools.first()?.memory.try_clone().ok(),
-        _ => None,
+        number => arena::find_plugged(Path::new("/"), number, mapped.writable),
     }
 }
+
+/// Between looks for a device.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long one is looked for: a PCIe port takes five seconds to show it.
+const PLUGGED: Duration = Duration::from_secs(20);

@@ -13,7 +13,7 @@ use vnplug_ring::control::Message;
 use super::AgentConfig;
 use super::accept::listen;
 use super::app::App;
-use super::backend::ChannelEntry;
+use super::backend::{Awaited, ChannelEntry};
 use super::channel::Channel;
 use super::closer::{Closer, PeerFd};
 use super::doorbell::Doorbell;
@@ -46,6 +46,8 @@ pub(super) struct Agent {
     pub(super) ports: BTreeMap<u32, PortEntry>,
     /// Channels to back-ends.
     pub(super) channels: BTreeMap<u32, ChannelEntry>,
+    /// Memory of back-ends whose device the guest has not found yet.
+    pub(super) awaited: Vec<Awaited>,
     pub(super) pending: BTreeMap<u32, Pending>,
     pub(super) last_app: u32,
     last_id: u32,
@@ -86,6 +88,7 @@ impl Agent {
             closers: BTreeMap::new(),
             ports: BTreeMap::new(),
             channels: BTreeMap::new(),
+            awaited: Vec::new(),
             pending: BTreeMap::new(),
             last_app: 0,
             last_id: 0,
@@ -121,7 +124,8 @@ impl Agent {
             self.relay_kicks();
             self.watch_channel();
             let blind = self.wake_blind(now);
-            let next = [Some(self.tick_at), self.deaf_until, blind];
+            let awaits = self.look_for_devices(now);
+            let next = [Some(self.tick_at), self.deaf_until, blind, awaits];
             let next = next.into_iter().flatten().min().unwrap_or(now);
             let time = timespec(next.saturating_duration_since(Instant::now()));
             let mut events = [Event {

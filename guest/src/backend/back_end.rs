@@ -52,6 +52,13 @@ pub enum Heard {
         /// How often.
         count: u64,
     },
+    /// A program let go of memory by itself, or could not map it: it is this back-end's no more.
+    Released {
+        /// The channel.
+        channel: u32,
+        /// The region.
+        region: u32,
+    },
     /// A channel is over, and all memory that was shared there; it reads as zeros.
     Left {
         /// The channel.
@@ -331,8 +338,18 @@ impl BackEnd {
                     self.news.extend(news);
                 }
             }
+            Backend::Withdraw {
+                channel, region, ..
+            } => {
+                if let Some((_, memory)) = self.memory.get(&region) {
+                    empty(memory);
+                }
+                self.news.push_back(Heard::Released { channel, region });
+            }
             Backend::Hangup { channel, reason } if self.channels.contains_key(&channel) => {
-                self.close(channel);
+                self.channels.remove(&channel);
+                let of_it = self.memory.values().filter(|(of, _)| *of == channel);
+                of_it.for_each(|(_, memory)| empty(memory));
                 self.news.push_back(Heard::Left { channel, reason });
             }
             _ => {}
@@ -340,6 +357,12 @@ impl BackEnd {
     }
 
     fn took(&mut self, heard: &Heard) {
+        match heard {
+            // Mapped until it is told that it is over: zeros.
+            Heard::Left { channel, .. } => self.close(*channel),
+            Heard::Released { region, .. } => drop(self.memory.remove(region)),
+            _ => {}
+        }
         if let Heard::Message { channel, bytes } = heard
             && let Some(open) = self.channels.get_mut(channel)
             && let Some(credit) = open.credit.taken(bytes.len())
@@ -378,7 +401,7 @@ impl BackEnd {
             let reason = reason.to_owned();
             self.news.push_back(Heard::Left { channel, reason });
         }
-        self.memory.clear();
+        self.memory.values().for_each(|(_, memory)| empty(memory));
         self.news.push_back(Heard::Gone(reason.to_owned()));
     }
 
@@ -399,6 +422,13 @@ impl BackEnd {
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+/// What a pointer into it may still look at.
+fn empty(memory: &SharedMemory) {
+    if let Err(error) = memory.let_go() {
+        log::warn!("{error}");
     }
 }
 

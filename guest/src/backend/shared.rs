@@ -15,19 +15,34 @@ use crate::map::{blank, map_at};
 /// to touch it is never a fault.
 #[derive(Debug)]
 pub struct SharedMemory {
+    /// All that is mapped for it.
+    whole: Region,
     region: Region,
     writable: bool,
 }
 
 impl SharedMemory {
     pub(super) fn map(fd: BorrowedFd<'_>, mapped: &Mapped, writable: bool) -> Result<Self, Error> {
-        let region = map_at(fd, mapped.offset, mapped.len, writable)?;
-        Ok(Self { region, writable })
+        let Mapped { offset, len, .. } = *mapped;
+        let (whole, at) = match map_at(fd, offset, len, writable) {
+            // NB: User-mode Linux' /dev/mmapper is mapped from its beginning only.
+            Err(Error::System { .. }) if offset > 0 => {
+                (map_at(fd, 0, offset.saturating_add(len), writable)?, offset)
+            }
+            mapped => (mapped?, 0),
+        };
+        let region = whole.part(at, len);
+        let region = region.ok_or(Error::Invalid("shared memory beyond its end"))?;
+        Ok(Self {
+            whole,
+            region,
+            writable,
+        })
     }
 
     /// Puts zeros in its place.
     pub(super) fn let_go(&self) -> Result<(), Error> {
-        blank(&self.region, self.writable)
+        blank(&self.whole, self.writable)
     }
 
     /// Bytes of it.

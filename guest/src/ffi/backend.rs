@@ -82,6 +82,7 @@ pub(super) const GONE: u32 = 5;
 pub(super) const BACK: u32 = 6;
 pub(super) const SHARED: u32 = 7;
 pub(super) const WITHDRAW: u32 = 8;
+pub(super) const RELEASED: u32 = 9;
 
 /// See `vnplug.h`.
 ///
@@ -443,6 +444,9 @@ fn news_of(heard: Heard) -> (CNews, Words) {
         } => {
             (news.kind, news.channel) = (EVENT, channel);
             (news.event, news.count) = (event.into(), count);
+        }
+        Heard::Released { channel, region } => {
+            (news.kind, news.channel, news.region) = (RELEASED, channel, region);
         }
         Heard::Left { channel, reason } => {
             (news.kind, news.channel, words.text) = (LEFT, channel, reason);

@@ -71,6 +71,7 @@ impl Control {
             Message::Revoke(revoke) => self.of_revoke(whom, &viewer, &revoke),
             Message::Grants(request) => self.of_grants(whom, &viewer, request),
             Message::Backend(said) => self.of_backends(whom, &viewer, said),
+            Message::Grow(said) => self.of_growth(whom, &viewer, said),
             message => self.of_reader(whom, &viewer, message),
         }
     }

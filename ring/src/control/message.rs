@@ -5,6 +5,7 @@ use super::backend::Backend;
 use super::device::{Counted, Device};
 use super::direct::{Direct, Members};
 use super::grant::{GrantRequest, Revoke};
+use super::grow::Grow;
 use super::open::{FilterSpec, Open, Opened, RingPlace, Tuning};
 use super::rule::{self, Rule, RuleKey, RuleKind};
 use super::switch::SwitchRequest;
@@ -191,6 +192,8 @@ pub enum Message {
     Members(Members),
     /// Of third parties' back-ends.
     Backend(Backend),
+    /// Of memory that a VM gets while it runs.
+    Grow(Grow),
     /// Agents on a tty, unasked and unanswered: this many bytes arrived since the last one. The daemon
     /// has at most [`super::TTY_WINDOW`] unacknowledged bytes on their way.
     Ack {
@@ -240,6 +243,7 @@ impl Message {
             Self::Revoke(_) => 48,
             Self::Grants(_) => 49,
             Self::Backend(it) => it.kind(),
+            Self::Grow(it) => it.kind(),
         }
     }
 
@@ -356,6 +360,7 @@ impl Message {
             Self::Revoke(revoke) => revoke.write(w),
             Self::Grants(request) => request.write(w),
             Self::Backend(it) => it.write(w),
+            Self::Grow(it) => it.write(w),
         }
     }
 
@@ -463,6 +468,7 @@ impl Message {
             48 => Self::Revoke(Revoke::read(r)?),
             49 => Self::Grants(GrantRequest::read(r)?),
             kind if Backend::has(kind) => Self::Backend(Backend::read(kind, r)?),
+            kind if Grow::has(kind) => Self::Grow(Grow::read(kind, r)?),
             kind => return Err(Malformed::Kind(kind)),
         })
     }

@@ -252,7 +252,31 @@ fn every_message() -> Vec<Message> {
     ]
     .into_iter()
     .chain(of_backends().into_iter().map(Message::Backend))
+    .chain(of_growth().into_iter().map(Message::Grow))
     .collect()
+}
+
+fn of_growth() -> Vec<Grow> {
+    vec![
+        Grow::Offer {
+            name: "probe".into(),
+            most_bytes: 1 << 30,
+        },
+        Grow::Plug {
+            number: 3,
+            len: 1 << 21,
+            readonly: true,
+        },
+        Grow::Plugged {
+            number: 3,
+            error: String::new(),
+        },
+        Grow::Unplug { number: 3 },
+        Grow::Unplugged {
+            number: 3,
+            error: "the guest does not let go".into(),
+        },
+    ]
 }
 
 fn of_backends() -> Vec<Backend> {
@@ -396,7 +420,7 @@ fn random_payloads_never_panic() {
                 (state as u8) >> (state >> 8 & 7)
             })
             .collect();
-        let kind = (round % 56) as u8;
+        let kind = (round % 64) as u8;
         let header = Header {
             version: 1,
             kind,

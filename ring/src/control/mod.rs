@@ -17,6 +17,7 @@
 //! Switch  → Counters or Done  operators: how a switch is, its settings, closing a port of it
 //! Direct  → Members + file descriptors: who is in a port's trust group; see `direct`
 //! Backend                     third parties' back-ends, and who uses them; see `backend`
+//! Grow                        memory that a VM gets while it runs; see `grow`
 //! any     → Error              the request had no effect
 //! ```
 //!
@@ -34,6 +35,7 @@
 
 pub mod apart;
 pub mod backend;
+pub mod grow;
 pub mod wire;
 
 mod device;
@@ -49,6 +51,7 @@ pub use backend::Backend;
 pub use device::{Counted, Device};
 pub use direct::{Direct, DirectMember, Members};
 pub use grant::{GrantAction, GrantKind, GrantRequest, Revoke, Whose};
+pub use grow::Grow;
 pub use message::{Message, Role};
 pub use open::{
     ArenaHome, Arenas, Balance, Direction, FilterSpec, Open, Opened, RingPlace, Segments, Tuning,

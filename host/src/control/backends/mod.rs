@@ -11,6 +11,8 @@
 //! Messages are passed by this thread; memory is mapped by both and nothing of ours is in its way.
 
 mod channel;
+mod devices;
+mod growth;
 mod regions;
 mod registry;
 
@@ -19,9 +21,11 @@ use std::time::{Duration, Instant};
 
 use vnplug_os::memory::Exported;
 use vnplug_ring::control::backend::{Connect, Mapped, Register};
+use vnplug_ring::control::grow::PLUGGED_OFFSET;
 use vnplug_ring::control::{Backend, Message, RingPlace, code};
 
 use self::channel::{End, Side};
+use self::growth::{Growth, device_len};
 use self::regions::{Home, LONGEST, Regions, Shared, State};
 use self::registry::Registry;
 use super::Control;
@@ -39,6 +43,7 @@ pub(super) const PASSED: f64 = 0.05;
 pub(super) struct Backends {
     registry: Registry,
     regions: Regions,
+    growth: Growth,
 }
 
 /// Memory that is being made for a back-end.
@@ -55,6 +60,7 @@ impl Backends {
         Self {
             registry: Registry::new(grants),
             regions: Regions::default(),
+            growth: Growth::default(),
         }
     }
 
@@ -187,6 +193,7 @@ impl Control {
         for channel in ended {
             self.backends.regions.channel_is_over(channel, now);
         }
+        self.plugger_gone(token);
         let is_gone = |end: End| end.token == token && app.is_none_or(|app| app == end.app);
         for region in self.backends.regions.of_program(is_gone) {
             self.free_region(region, true);
@@ -196,6 +203,7 @@ impl Control {
 
     /// A VM is detached: its pool is no more.
     pub(super) fn pool_gone(&mut self, vm: &str) {
+        self.unplug_all(vm);
         for region in self.backends.regions.in_pool_of(vm) {
             self.free_region(region, true);
         }
@@ -207,6 +215,23 @@ impl Control {
             Ok((len, Peer::User(_))) => {
                 let want = Want::Shared {
                     len,
+                    writable: wish.writable,
+                };
+                self.make(whom, want, Then::Region(wish))
+            }
+            Ok((len, Peer::Vm(name))) if self.backends.growth.is_for(&name) => {
+                let device = device_len(len);
+                let left = self.backends.growth.left(&name);
+                if device > left {
+                    let what = format!(
+                        "a device of {device} bytes for VM {name:?}, which may get {left} more: attach it \
+                         with a larger --grow, or share less"
+                    );
+                    let refusal = Refusal::new(code::NO_MEMORY, what);
+                    return self.sessions.answer(whom, Err(refusal));
+                }
+                let want = Want::Shared {
+                    len: device,
                     writable: wish.writable,
                 };
                 self.make(whom, want, Then::Region(wish))
@@ -273,9 +298,17 @@ impl Control {
             token: whom.token,
             app: whom.app,
         };
-        let shared = made
-            .map_err(|error| no_memory(wish.bytes, &error))
-            .and_then(|made| self.share_own(end, wish, made));
+        let made = made.map_err(|error| no_memory(wish.bytes, &error));
+        let program = match made.as_ref() {
+            Ok(_) => self.may_share(end, wish).ok(),
+            Err(_) => None,
+        };
+        let shared = match (made, program) {
+            (Ok(made), Some((_, Peer::Vm(name)))) => {
+                return self.plug(whom, end, wish, &name, made);
+            }
+            (made, _) => made.and_then(|made| self.share_own(end, wish, made)),
+        };
         let told = self.tell_shared(whom, end, wish, shared);
         self.deliver();
         told
@@ -315,7 +348,8 @@ impl Control {
         {
             let what = format!(
                 "VM {name:?} maps one memory, its pool, and this back-end may not have that: the operator \
-                 permits it by pool = true in its [[backend]], and it can then read and write all rings of the VM"
+                 permits it by pool = true in its [[backend]], and it can then read and write all rings of the VM; \
+                 or attach the VM with --grow, for memory of its own (QEMU)"
             );
             return Err(Refusal::new(code::DENIED, what));
         }
@@ -343,9 +377,10 @@ impl Control {
         home: Home,
     ) -> Result<Mapped, Refusal> {
         let (channel, _) = self.own_channel(end, wish.channel)?;
-        let offset = match &home {
-            Home::Own(_) => 0,
-            Home::Pool(_, place) => place.offset,
+        let (memory, offset) = match &home {
+            Home::Own(_) => (0, 0),
+            Home::Pool(_, place) => (0, place.offset),
+            Home::Device { memory, .. } => (*memory, PLUGGED_OFFSET),
         };
         let shared = Shared {
             channel: wish.channel,
@@ -359,7 +394,7 @@ impl Control {
         Ok(Mapped {
             channel: wish.channel,
             region: self.backends.regions.add(shared),
-            memory: 0,
+            memory,
             offset,
             len,
             writable: wish.writable,
@@ -430,9 +465,21 @@ impl Control {
     /// A program does not map a piece any more.
     fn let_go(&mut self, program: End, region: u32) {
         let shared = self.backends.regions.get_mut(region);
-        if shared.is_some_and(|it| it.program == program) {
-            self.free_region(region, true);
+        let Some(shared) = shared.filter(|it| it.program == program) else {
+            return;
+        };
+        let channel = shared.channel;
+        if matches!(shared.state, State::Used) {
+            // By itself: its back-end is told.
+            let told = Backend::Withdraw {
+                channel,
+                region,
+                within_ms: 0,
+            };
+            let registry = &mut self.backends.registry;
+            registry.tell(channel, Side::BackEnd, told, None);
         }
+        self.free_region(region, true);
     }
 
     /// Forgets a piece that no program maps, and answers who waits for that.
@@ -457,6 +504,10 @@ impl Control {
                     vm.places.give(place);
                 }
             }
+            Home::Device { number, made, .. } => {
+                drop(made);
+                self.unplug(number);
+            }
         }
     }
 
@@ -479,7 +530,7 @@ impl Control {
             };
             let state = std::mem::replace(&mut shared.state, State::Emptied);
             match &shared.home {
-                Home::Own(made) => made.empty(),
+                Home::Own(made) | Home::Device { made, .. } => made.empty(),
                 Home::Pool(name, place) => {
                     if let Some(vm) = self.vms.get_mut(name) {
                         empty(vm, *place);

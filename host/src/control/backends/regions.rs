@@ -43,6 +43,13 @@ pub(super) enum Home {
     Own(Exported),
     /// In a VM's pool.
     Pool(String, RingPlace),
+    /// In a device that was plugged into a VM for it.
+    Device {
+        number: u32,
+        /// The number in its first page.
+        memory: u64,
+        made: Exported,
+    },
 }
 
 /// Whose it is.

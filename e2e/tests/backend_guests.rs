@@ -1,0 +1,347 @@
+//! Programs in guests that use a back-end on the host: by the agent, in User-mode Linux and in QEMU, with memory
+//! in the pool and in devices that are plugged for it.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use vnplug::{BackEnd, BackEndOptions, Error, Heard};
+use vnplug_e2e::attached::{AttachedUml, agent, everything, image};
+use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::groups::boot;
+use vnplug_e2e::{Guest, Job, Lab, Machine};
+use vnplug_ring::control::code;
+use vnplug_testing::{PATIENCE, eventually};
+
+const SOON: Option<Duration> = Some(Duration::from_secs(60));
+
+fn daemon(lab: &Lab, more: &str) -> Daemon {
+    let kv = format!("kv,id=85,uid=0,open=vm:*,memory=8M{more}");
+    let args = [
+        "--source",
+        "lab=gen,pps=100",
+        "--backend",
+        &kv,
+        "--backend",
+        "none,id=9,uid=0",
+    ];
+    Daemon::start(lab, None, &args).unwrap()
+}
+
+fn back_end(daemon: &Daemon) -> BackEnd {
+    let options = BackEndOptions::new(85, "kv").events(4, 4);
+    options.socket(daemon.socket()).register().unwrap()
+}
+
+fn heard(back: &mut BackEnd) -> Heard {
+    back.next(SOON)
+        .unwrap()
+        .expect("the back-end hears something")
+}
+
+fn joined(back: &mut BackEnd, vm: &str) -> u32 {
+    loop {
+        match heard(back) {
+            Heard::Joined { channel, who, .. } => {
+                assert_eq!(who, format!("vm:{vm}"));
+                return channel;
+            }
+            Heard::Left { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Messages both ways, from several programs at once, and events.
+fn speaks(guest: &Guest, back: &mut BackEnd, vm: &str) {
+    // Somewhere to read that says nothing and does not end.
+    guest.run("mkfifo /tmp/quiet", PATIENCE).unwrap();
+    let listed = guest.run("vnplug backends", PATIENCE).unwrap();
+    assert!(
+        listed.text().contains("kv") && !listed.text().contains("none"),
+        "{}",
+        listed.text()
+    );
+    let refused = guest
+        .run("vnplug channel none --say x 2>&1", PATIENCE)
+        .unwrap();
+    assert!(
+        refused.status != 0 && refused.text().contains("no back-end"),
+        "{}",
+        refused.text()
+    );
+    // Three programs; each has its own answers alone.
+    let job = |name: &str| {
+        let says: String = (0..20).map(|at| format!(" --say {name}-{at}")).collect();
+        guest
+            .spawn(&format!("vnplug channel kv -c 20 --event 2=7{says} 2>&1"))
+            .unwrap()
+    };
+    let jobs = ["red", "green", "blue"].map(|name| (name, job(name)));
+    let (mut open, mut left, mut events) = (BTreeSet::new(), 0, 0);
+    while left < 3 {
+        match heard(back) {
+            Heard::Joined { channel, who, .. } => {
+                assert_eq!(who, format!("vm:{vm}"));
+                assert!(open.insert(channel));
+            }
+            Heard::Message { channel, bytes } => {
+                let answer = [b"to ", &bytes[..]].concat();
+                back.send(channel, &answer).unwrap();
+            }
+            Heard::Event { event, count, .. } => {
+                assert_eq!(event, 2);
+                events += count;
+            }
+            Heard::Left { channel, .. } => {
+                assert!(open.remove(&channel));
+                left += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(events, 21);
+    for (name, job) in jobs {
+        let said = job.wait(PATIENCE).unwrap();
+        let expected: String = (0..20).map(|at| format!("to {name}-{at}\n")).collect();
+        assert_eq!(said.text().trim_end(), expected.trim_end());
+    }
+    // The longest message, by whatever the channel is made of.
+    let long = "vnplug channel kv -c 1 --say go | wc -c";
+    let long = guest.spawn(long).unwrap();
+    let channel = joined(back, vm);
+    assert!(matches!(heard(back), Heard::Message { .. }));
+    back.send(channel, &[b'x'; vnplug::MAX_SAID]).unwrap();
+    assert_eq!(
+        long.wait(PATIENCE).unwrap().text().trim(),
+        (vnplug::MAX_SAID + 1).to_string()
+    );
+    assert!(matches!(heard(back), Heard::Left { .. }));
+}
+
+/// Waits until a program in a guest has shown this.
+fn shows(program: &Job, text: &str) {
+    let began = Instant::now();
+    loop {
+        let said = program.peek(8192).unwrap_or_default();
+        if said.contains(text) {
+            return;
+        }
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "no {text:?} in {said:?}"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Memory that a program sees change, and lets go of when it is asked.
+fn shares(guest: &Guest, back: &mut BackEnd, vm: &str) {
+    for (writable, how) in [(false, "to read"), (true, "to write")] {
+        let program = guest
+            .spawn("vnplug channel kv --dump 32 -c 1 <>/tmp/quiet 2>&1")
+            .unwrap();
+        let channel = joined(back, vm);
+        let began = Instant::now();
+        let region = back.share(channel, 1 << 20, writable).unwrap();
+        eprintln!("{vm}: 1 MiB {how} shared in {:?}", began.elapsed());
+        back.memory(region)
+            .unwrap()
+            .write(0, b"metrics: 1")
+            .unwrap();
+        let shown = |text: &str| shows(&program, text);
+        back.event(channel, 0, 1).unwrap();
+        shown("metrics: 1");
+        assert!(
+            program.peek(8192).unwrap().contains(how),
+            "{}",
+            program.peek(8192).unwrap()
+        );
+        back.memory(region).unwrap().write(9, b"2").unwrap();
+        back.event(channel, 0, 1).unwrap();
+        shown("metrics: 2");
+        let began = Instant::now();
+        assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
+        eprintln!("{vm}: withdrawn in {:?}", began.elapsed());
+        shown("is released");
+        back.send(channel, b"bye").unwrap();
+        let said = program.wait(PATIENCE).unwrap();
+        assert!(said.text().trim_end().ends_with("bye"), "{}", said.text());
+        loop {
+            if matches!(heard(back), Heard::Left { .. }) {
+                break;
+            }
+        }
+    }
+}
+
+/// A program that is stopped does not let go: its memory is emptied, and when it goes on it sees zeros.
+fn is_emptied(guest: &Guest, back: &mut BackEnd, vm: &str) {
+    let command = "vnplug channel kv --dump 32 -c 1 <>/tmp/quiet 2>&1";
+    let program = guest.spawn(command).unwrap();
+    let channel = joined(back, vm);
+    let region = back.share(channel, 4096, true).unwrap();
+    back.memory(region).unwrap().write(0, b"secret").unwrap();
+    back.event(channel, 0, 1).unwrap();
+    shows(&program, "secret");
+    let stopped = guest.run(
+        "kill -STOP $(pidof vnplug | tr ' ' '\\n' | sort -n | tail -1)",
+        PATIENCE,
+    );
+    assert_eq!(stopped.unwrap().status, 0);
+    back.event(channel, 1, 1).unwrap();
+    assert!(!back.withdraw(region, Duration::from_millis(500)).unwrap());
+    let goes_on = guest.run(
+        "kill -CONT $(pidof vnplug | tr ' ' '\\n' | sort -n | tail -1)",
+        PATIENCE,
+    );
+    assert_eq!(goes_on.unwrap().status, 0);
+    back.send(channel, b"bye").unwrap();
+    let said = program.wait(PATIENCE).unwrap();
+    // The event that came while it was stopped shows what it maps then.
+    let last = said
+        .text()
+        .lines()
+        .rfind(|line| line.contains("begins"))
+        .unwrap()
+        .to_owned();
+    assert!(last.trim_end().ends_with("begins:"), "{}", said.text());
+    loop {
+        if matches!(heard(back), Heard::Left { .. }) {
+            break;
+        }
+    }
+}
+
+#[test]
+fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
+    let lab = Lab::new().unwrap();
+    let daemon = daemon(&lab, ",pool=yes");
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything(), image().unwrap());
+    let uml = uml.unwrap_or_else(|error| panic!("{error}"));
+    let _agent = agent(&uml.guest).unwrap();
+    let mut back = back_end(&daemon);
+    speaks(&uml.guest, &mut back, "uml");
+    shares(&uml.guest, &mut back, "uml");
+    is_emptied(&uml.guest, &mut back, "uml");
+    // All of it is free again.
+    let free = || {
+        let counters = daemon.counters();
+        let vm = counters.iter().find(|it| it.kind == "vm").unwrap();
+        let value = |name: &str| vm.values.iter().find(|it| it.0 == name).unwrap().1;
+        value("pool_free") + 4096 == value("pool_bytes")
+    };
+    eventually("the pool is free", free);
+    // Death of the guest's agent is told.
+    let program = uml
+        .guest
+        .spawn("vnplug channel kv <>/tmp/quiet 2>&1")
+        .unwrap();
+    joined(&mut back, "uml");
+    let killed = uml.guest.run(
+        "kill -9 $(pidof vnplug | tr ' ' '\\n' | sort -n | head -1)",
+        PATIENCE,
+    );
+    assert_eq!(killed.unwrap().status, 0);
+    drop(program);
+    let _agent = agent(&uml.guest).unwrap();
+    assert!(matches!(heard(&mut back), Heard::Left { .. }));
+}
+
+#[test]
+fn a_pool_is_not_a_back_ends_without_the_operators_word() {
+    let lab = Lab::new().unwrap();
+    let daemon = daemon(&lab, "");
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything(), image().unwrap());
+    let uml = uml.unwrap_or_else(|error| panic!("{error}"));
+    let _agent = agent(&uml.guest).unwrap();
+    let mut back = back_end(&daemon);
+    uml.guest.run("mkfifo /tmp/quiet", PATIENCE).unwrap();
+    let _program = uml
+        .guest
+        .spawn("vnplug channel kv <>/tmp/quiet 2>&1")
+        .unwrap();
+    let channel = joined(&mut back, "uml");
+    let Err(Error::Refused {
+        code: code::DENIED,
+        text,
+    }) = back.share(channel, 4096, false)
+    else {
+        panic!("memory of the pool");
+    };
+    assert!(text.contains("pool = true"), "{text}");
+    // Messages need no memory.
+    back.send(channel, b"hello").unwrap();
+}
+
+/// Shares so much as soon as what was there before is taken out, or who plugs is there again.
+fn shares_again(back: &mut BackEnd, channel: u32, bytes: u64) -> u32 {
+    let began = Instant::now();
+    loop {
+        match back.share(channel, bytes, false) {
+            Ok(region) => return region,
+            Err(Error::Refused { .. }) if began.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
+    let lab = Lab::new().unwrap();
+    let mut daemon = daemon(&lab, "");
+    for (vm, machine) in [("pc", Machine::Pc), ("q35", Machine::Q35 { root_ports: 4 })] {
+        let guest = boot(&lab, machine).unwrap();
+        let qmp = guest.qmp_path().unwrap();
+        let mut command = daemon.command().unwrap();
+        command.args([
+            "attach", "qemu", "--name", vm, "--allow", "*", "--grow", "8M", "--qmp",
+        ]);
+        command.arg(qmp).stdout(Stdio::null());
+        let mut plugger = command.spawn().unwrap();
+        let _agent = agent(&guest).unwrap();
+        let mut back = back_end(&daemon);
+        speaks(&guest, &mut back, vm);
+        shares(&guest, &mut back, vm);
+        is_emptied(&guest, &mut back, vm);
+        // What was plugged is taken out: twice the limit goes, one after the other, and more at once does not.
+        let program = guest.spawn("vnplug channel kv <>/tmp/quiet 2>&1").unwrap();
+        let channel = joined(&mut back, vm);
+        for _ in 0..4 {
+            let region = shares_again(&mut back, channel, 3 << 20);
+            let Err(Error::Refused {
+                code: code::NO_MEMORY,
+                text,
+            }) = back.share(channel, 4 << 20, false)
+            else {
+                panic!("more than --grow");
+            };
+            assert!(text.contains("--grow"), "{text}");
+            assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
+            let began = Instant::now();
+            let region = shares_again(&mut back, channel, 7 << 20);
+            eprintln!(
+                "{vm}: taken out, and more plugged, in {:?}",
+                began.elapsed()
+            );
+            assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
+        }
+        // The daemon is started again: both resume, and so does who plugs.
+        daemon.kill();
+        daemon.launch().unwrap();
+        let channel = loop {
+            if let Heard::Joined { channel, .. } = heard(&mut back) {
+                break channel;
+            }
+        };
+        let region = shares_again(&mut back, channel, 4096);
+        assert!(back.withdraw(region, Duration::from_secs(30)).unwrap());
+        drop(program);
+        plugger.kill().unwrap();
+        plugger.wait().unwrap();
+        drop(back);
+    }
+}
