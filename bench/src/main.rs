@@ -13,6 +13,7 @@
 //! program again as a second process, with `child NAME ARGS…`.
 
 mod attached;
+mod backend;
 mod capture;
 mod context;
 mod dpdk;

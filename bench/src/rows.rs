@@ -3,8 +3,8 @@
 use crate::handoff::{self, Reading, Sizes};
 use crate::row::{Plan, Result, Row};
 use crate::{
-    attached, capture, context, fanout, filter, group, latency, limit, pcap, record, scale, stage,
-    supervise, switch, uml, uplink,
+    attached, backend, capture, context, fanout, filter, group, latency, limit, pcap, record,
+    scale, stage, supervise, switch, uml, uplink,
 };
 
 /// Every row.
@@ -21,6 +21,7 @@ pub(crate) fn child(words: &[String]) -> Result<()> {
         Some((name, rest)) if name == "row" => supervise::child(rest),
         Some((name, rest)) if name == "handoff-producer" => handoff::producer(rest),
         Some((name, _)) if name == "latency-pong" => latency::pong(),
+        Some((name, rest)) if name == backend::RELAY => backend::relay(rest),
         Some((name, rest)) if name == "attach" => attached::client(rest),
         Some((name, rest)) if name == "stage-reader" => stage::child(rest),
         Some((name, rest)) if name == "pcap-count" => pcap::child(rest),
@@ -42,6 +43,7 @@ const GROUPS: &[&[Row]] = &[
     filters!(1, 10, 100, 1000, 10000),
     SCALE,
     CONTEXT,
+    BACKEND,
     LATENCY,
     PORTS,
     applications!(60, 1514),
@@ -367,6 +369,19 @@ const CONTEXT: &[Row] = &[
         "context-tx",
         "1 to 32 ports that send through one wire, against one packet socket",
         context::transmit,
+    ),
+];
+
+const BACKEND: &[Row] = &[
+    row(
+        "backend-message",
+        "a message to a back-end and its answer, against a relay between two sockets",
+        backend::message,
+    ),
+    row(
+        "backend-event",
+        "an event until a back-end has heard it, and how many a second",
+        backend::event,
     ),
 ];
 

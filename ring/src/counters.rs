@@ -1,7 +1,7 @@
 //! Every counter: its name, its unit, what it counts, and the sum that it is part of.
 //!
-//! A daemon tells its counters as names and values ([`Counted`]). This table says what the names mean;
-//! `docs/vnplugd.md` shows it, and [`accounts`] is the only place that knows which of them add up.
+//! A daemon tells its counters as names and values ([`Counted`](crate::control::Counted)). This table says
+//! what the names mean; `docs/vnplugd.md` shows it, and [`accounts`] is the only place that knows which of them add up.
 //! They are taken between two batches of a thread, so each sum holds to the packet in every answer,
 //! also under load.
 //!

@@ -1,6 +1,7 @@
 //! Devices with shared memory: plugged into VMs that run, and taken out again.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use vnplug_os::event;
 use vnplug_os::memory::Exported;
@@ -110,6 +111,13 @@ impl Control {
 
     fn plugged(&mut self, token: u64, number: u32, error: &str) {
         let there = error.is_empty();
+        if self.backends.growth.is_late(token, number) {
+            match there {
+                true => self.unplug(number),
+                false => self.backends.growth.unplugged(token, number),
+            }
+            return;
+        }
         let Some((vm, wanted)) = self.backends.growth.plugged(token, number, there) else {
             return;
         };
@@ -176,8 +184,19 @@ impl Control {
 
     /// A process that plugged is gone: who waits for it is told.
     pub(super) fn plugger_gone(&mut self, token: u64) {
-        for wanted in self.backends.growth.gone(token) {
-            let what = "who plugs devices into the VM is gone (vnplug attach --grow)";
+        let gone = self.backends.growth.gone(token);
+        self.refuse_wanted(gone, "is gone");
+    }
+
+    /// Tells who has waited too long for a device.
+    pub(super) fn give_up_plugging(&mut self) {
+        let late = self.backends.growth.overdue(Instant::now());
+        self.refuse_wanted(late, "does not answer");
+    }
+
+    fn refuse_wanted(&mut self, all: Vec<Wanted>, why: &str) {
+        for wanted in all {
+            let what = format!("who plugs devices into the VM {why} (vnplug attach qemu --grow)");
             let refusal = Refusal::new(code::UNAVAILABLE, what);
             self.sessions.set_busy(wanted.whom.token, false);
             let went = self.sessions.answer(wanted.whom, Err(refusal));

@@ -2,6 +2,7 @@
 //! the daemon as long as its connection lasts: the daemon itself speaks to no QEMU.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
 use vnplug_os::memory::Exported;
 use vnplug_ring::control::grow::PLUGGED_OFFSET;
@@ -10,6 +11,8 @@ use super::RegionWish;
 use super::channel::End;
 use crate::control::waiting::Whom;
 
+/// How long a process may take to plug a device: QEMU answers in milliseconds, unless it is stopped.
+const PLUGS: Duration = Duration::from_secs(15);
 /// Smallest device: QEMU wants a power of two, and the first page is the daemon's.
 const SMALLEST: u64 = 8192;
 
@@ -33,8 +36,10 @@ struct Device {
     vm: String,
     token: u64,
     len: u64,
-    /// Who waits for it.
-    wanted: Option<Wanted>,
+    /// Who waits for it, and until when.
+    wanted: Option<(Wanted, Instant)>,
+    /// Nobody waits for it any more.
+    late: bool,
 }
 
 /// A back-end that waits for its memory.
@@ -88,7 +93,8 @@ impl Growth {
             vm: vm.to_owned(),
             token,
             len,
-            wanted: Some(wanted),
+            wanted: Some((wanted, Instant::now() + PLUGS)),
+            late: false,
         };
         self.devices.insert(self.last, device);
         Some((self.last, token))
@@ -105,7 +111,7 @@ impl Growth {
         if device.token != token {
             return None;
         }
-        let wanted = device.wanted.take()?;
+        let (wanted, _) = device.wanted.take()?;
         let vm = device.vm.clone();
         if !there {
             self.devices.remove(&number);
@@ -133,7 +139,33 @@ impl Growth {
     pub(super) fn gone(&mut self, token: u64) -> Vec<Wanted> {
         self.pluggers.retain(|_, it| it.token != token);
         let gone = self.devices.extract_if(.., |_, it| it.token == token);
-        gone.filter_map(|(_, it)| it.wanted).collect()
+        gone.filter_map(|(_, it)| it.wanted)
+            .map(|(wanted, _)| wanted)
+            .collect()
+    }
+
+    /// Who has waited too long. The device may still come: it is taken out then.
+    pub(super) fn overdue(&mut self, now: Instant) -> Vec<Wanted> {
+        let late = self.devices.values_mut().filter_map(|it| {
+            let late = it.wanted.as_ref().is_some_and(|(_, until)| *until <= now);
+            it.late |= late;
+            late.then(|| it.wanted.take()).flatten()
+        });
+        late.map(|(wanted, _)| wanted).collect()
+    }
+
+    /// How soon one has waited too long.
+    pub(super) fn look_again(&self, now: Instant) -> Option<Duration> {
+        let until = self.devices.values().filter_map(|it| it.wanted.as_ref());
+        until
+            .map(|(_, until)| until.saturating_duration_since(now))
+            .min()
+    }
+
+    /// Whether a device is this process', and nobody waits for it any more.
+    pub(super) fn is_late(&self, token: u64, number: u32) -> bool {
+        let device = self.devices.get(&number);
+        device.is_some_and(|it| it.token == token && it.late)
     }
 
     /// A VM is detached: who plugged for it, to be told to take all back.

@@ -66,7 +66,8 @@ impl Backends {
 
     /// How soon a program has to have let go of memory.
     pub(super) fn look_again(&self, now: Instant) -> Option<Duration> {
-        self.regions.look_again(now)
+        let times = [self.regions.look_again(now), self.growth.look_again(now)];
+        times.into_iter().flatten().min()
     }
 }
 
@@ -524,6 +525,7 @@ impl Control {
 
     /// Empties what programs have not let go in time.
     pub(super) fn empty_overdue(&mut self) {
+        self.give_up_plugging();
         for region in self.backends.regions.overdue(Instant::now()) {
             let Some(shared) = self.backends.regions.get_mut(region) else {
                 continue;
