@@ -120,6 +120,41 @@ fn speaks(guest: &Guest, back: &mut BackEnd, vm: &str) {
     assert!(matches!(heard(back), Heard::Left { .. }));
 }
 
+/// Long messages both ways on several channels at once, more than a guest's line holds: nobody is cut off.
+fn floods(guest: &Guest, back: &mut BackEnd) {
+    const LINES: usize = 20;
+    const LEN: usize = 60_000;
+    let flood = format!(
+        "awk 'BEGIN {{ s = sprintf(\"%{LEN}s\", \"x\"); for (i = 0; i < {LINES}; i++) print s }}' | \
+         vnplug channel kv -c {LINES} | wc -c"
+    );
+    let jobs: Vec<Job> = (0..4).map(|_| guest.spawn(&flood).unwrap()).collect();
+    let mut waits: Vec<(u32, Vec<u8>)> = Vec::new();
+    let mut left = 0;
+    while left < jobs.len() {
+        let limit = match waits.is_empty() {
+            true => SOON,
+            false => Some(Duration::from_millis(1)),
+        };
+        match back.next(limit).unwrap() {
+            Some(Heard::Message { channel, bytes }) => waits.push((channel, bytes)),
+            Some(Heard::Left { .. }) => left += 1,
+            Some(Heard::Joined { .. }) => {}
+            None => assert!(!waits.is_empty(), "nothing comes any more"),
+            Some(other) => panic!("{other:?}"),
+        }
+        waits.retain(|(channel, bytes)| match back.send(*channel, bytes) {
+            Ok(()) => false,
+            Err(Error::Full) => true,
+            Err(error) => panic!("{error}"),
+        });
+    }
+    for job in jobs {
+        let said = job.wait(PATIENCE).unwrap();
+        assert_eq!(said.text().trim(), (LINES * (LEN + 1)).to_string());
+    }
+}
+
 /// Waits until a program in a guest has shown this.
 fn shows(program: &Job, text: &str) {
     let began = Instant::now();
@@ -223,6 +258,7 @@ fn programs_in_a_uml_speak_to_a_back_end_and_share_memory_of_the_pool() {
     let _agent = agent(&uml.guest).unwrap();
     let mut back = back_end(&daemon);
     speaks(&uml.guest, &mut back, "uml");
+    floods(&uml.guest, &mut back);
     shares(&uml.guest, &mut back, "uml");
     is_emptied(&uml.guest, &mut back, "uml");
     // All of it is free again.
@@ -305,6 +341,7 @@ fn a_running_qemu_gets_memory_of_its_own_and_gives_it_back() {
         let _agent = agent(&guest).unwrap();
         let mut back = back_end(&daemon);
         speaks(&guest, &mut back, vm);
+        floods(&guest, &mut back);
         shares(&guest, &mut back, vm);
         is_emptied(&guest, &mut back, vm);
         // What was plugged is taken out: twice the limit goes, one after the other, and more at once does not.

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
-    SocketType, connect, recvmsg, sendmsg, shutdown, socket_with,
+    SocketType, connect, recvmsg, send, sendmsg, shutdown, socket_with,
 };
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{Backend, DEFAULT_SOCKET, Grow, Message, Role, VERSION};
@@ -225,12 +225,30 @@ impl Connection {
         if let Some(error) = &self.dead {
             return Err(error.clone());
         }
-        let deadline = Instant::now() + self.limit;
-        let told = self.send(&message.encode(0, 0), None, deadline);
+        let told = self.send_reading(&message.encode(0, 0));
         if let Err(error) = &told {
             self.die(error);
         }
         told
+    }
+
+    /// Sends, and reads while the other side does not: it may wait for the same.
+    fn send_reading(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        let deadline = Instant::now() + self.limit;
+        while !bytes.is_empty() {
+            match send(&self.socket, bytes, SendFlags::NOSIGNAL) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    self.gather()?;
+                    let either = PollFlags::IN | PollFlags::OUT;
+                    await_ready(self.socket.as_fd(), either, deadline)?;
+                }
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Error::Disconnected),
+                Err(errno) => return Err(Error::system("cannot send a message")(errno)),
+            }
+        }
+        Ok(())
     }
 
     /// Takes the descriptors that came with a Members.

@@ -26,7 +26,7 @@ use crate::{out, sys};
 /// Between looks at what QEMU and signals say.
 const TURN: Duration = Duration::from_millis(200);
 /// How long a guest has to let go of a device before it is said that it does not.
-const LETS_GO: Duration = Duration::from_secs(20);
+const LETS_GO: Duration = Duration::from_secs(3);
 
 /// The memory of one device and the device, as QEMU calls them.
 fn ids(vm: &str, number: u32) -> (String, String) {
@@ -123,6 +123,24 @@ pub(super) fn serve(
         }
         // An event of a QEMU that ended is an error here.
         match monitor.news(Instant::now()) {
+            Ok(News::Event(event)) if event.name == "DEVICE_DELETED" => {
+                // The guest let go of one at last.
+                let device = event.data["device"].as_str().unwrap_or_default();
+                let number = left_over(vm, &[device.to_owned()])
+                    .pop()
+                    .and_then(|(object, _)| {
+                        forget(monitor, &object).ok()?;
+                        object.rsplit_once("grow")?.1.parse().ok()
+                    });
+                if let Some(number) = number {
+                    let error = String::new();
+                    let gone = Grow::Unplugged { number, error };
+                    if client.tell_growth(gone).is_err() {
+                        return Ok(None);
+                    }
+                }
+                continue;
+            }
             Ok(News::Event(_) | News::Look | News::Nothing) => {}
             Err(error) => return Err(Failure::about(vm, error)),
         }

@@ -148,10 +148,10 @@ impl Agent {
             }
             _ => {}
         }
-        self.drop_if_over(channel);
         if let Err(hangup) = self.answer(app, 0, &Message::Backend(said), fds) {
-            self.drop_app(app, &hangup);
+            return self.drop_app(app, &hangup);
         }
+        self.drop_if_over(channel);
     }
 
     /// Looks for devices that were plugged: the guest's kernel takes its time to find one. When to look again.

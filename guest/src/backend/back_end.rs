@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use vnplug_ring::control::backend::Register;
-use vnplug_ring::control::{Backend, Message};
+use vnplug_ring::control::{Backend, Message, code};
 
 use super::credit::Credit;
 use super::shared::SharedMemory;
@@ -329,13 +329,9 @@ impl BackEnd {
             }
             Backend::Events { channel, totals } => {
                 if let Ok(open) = self.open(channel) {
-                    let news = open.credit.happened(&totals).into_iter();
-                    let news = news.map(|(event, count)| Heard::Event {
-                        channel,
-                        event,
-                        count,
-                    });
-                    self.news.extend(news);
+                    for (event, count) in open.credit.happened(&totals) {
+                        self.happened(channel, event, count);
+                    }
                 }
             }
             Backend::Withdraw {
@@ -353,6 +349,26 @@ impl BackEnd {
                 self.news.push_back(Heard::Left { channel, reason });
             }
             _ => {}
+        }
+    }
+
+    /// Adds to what was not told yet, if anything.
+    fn happened(&mut self, channel: u32, event: u8, count: u64) {
+        let waits = self.news.iter_mut().find_map(|heard| match heard {
+            Heard::Event {
+                channel: of,
+                event: same,
+                count,
+            } if (*of, *same) == (channel, event) => Some(count),
+            _ => None,
+        });
+        match waits {
+            Some(waits) => *waits += count,
+            None => self.news.push_back(Heard::Event {
+                channel,
+                event,
+                count,
+            }),
         }
     }
 
@@ -418,10 +434,16 @@ impl BackEnd {
                     self.news.push_back(Heard::Back);
                     return Ok(true);
                 }
-                Err(error) if error.heals() => self.retry_at = Instant::now() + RETRY,
+                // Its own old connection may not have ended yet.
+                Err(Error::Refused { code, .. }) if code == code::EXISTS => self.retry(),
+                Err(error) if error.heals() => self.retry(),
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    fn retry(&mut self) {
+        self.retry_at = Instant::now() + RETRY;
     }
 }
 

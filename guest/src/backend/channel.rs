@@ -60,10 +60,19 @@ pub struct Channel {
     link: Option<Link>,
     /// What happened and was not told.
     news: VecDeque<Told>,
-    memory: BTreeMap<u32, SharedMemory>,
+    memory: BTreeMap<u32, Piece>,
+    /// Of the last memory. This side counts it: the daemon begins anew when it is started again.
+    last_region: u32,
     retry_at: Instant,
     /// Stands in for the connection while there is none, for who polls: it is never ready.
     idle: OwnedFd,
+}
+
+/// Memory, and what the daemon calls it: nothing any more, of a channel that is gone.
+#[derive(Debug)]
+struct Piece {
+    memory: SharedMemory,
+    host: Option<u32>,
 }
 
 /// An open channel.
@@ -202,6 +211,7 @@ impl Channel {
             link,
             news: VecDeque::new(),
             memory: BTreeMap::new(),
+            last_region: 0,
             retry_at: Instant::now() + RETRY,
             idle,
         })
@@ -273,7 +283,7 @@ impl Channel {
     /// Memory that is shared, or was.
     #[must_use]
     pub fn memory(&self, region: u32) -> Option<&SharedMemory> {
-        self.memory.get(&region)
+        self.memory.get(&region).map(|piece| &piece.memory)
     }
 
     /// The memory that is shared, or was and is not released.
@@ -286,10 +296,20 @@ impl Channel {
     /// # Errors
     /// [`Error::Invalid`]: there is none of this number.
     pub fn release(&mut self, region: u32) -> Result<(), Error> {
-        let memory = self.memory.remove(&region);
-        drop(memory.ok_or(Error::Invalid("no shared memory has this number"))?);
+        let piece = self.memory.remove(&region);
+        let piece = piece.ok_or(Error::Invalid("no shared memory has this number"))?;
+        let host = piece.host;
+        drop(piece);
+        if let Some(host) = host {
+            self.let_go(host);
+        }
+        Ok(())
+    }
+
+    /// Tells the daemon that nothing here maps this memory.
+    fn let_go(&mut self, region: u32) {
         let Some(link) = &self.link else {
-            return Ok(());
+            return;
         };
         let channel = link.connected.channel;
         // If the daemon is gone, so is what it would be told.
@@ -298,7 +318,18 @@ impl Channel {
             region,
             within_ms: 0,
         });
-        Ok(())
+    }
+
+    /// Adds to what was not told yet, if anything.
+    fn happened(&mut self, event: u8, count: u64) {
+        let waits = self.news.iter_mut().find_map(|told| match told {
+            Told::Event { event: same, count } if *same == event => Some(count),
+            _ => None,
+        });
+        match waits {
+            Some(waits) => *waits += count,
+            None => self.news.push_back(Told::Event { event, count }),
+        }
     }
 
     /// Reads what came, as far as it is credit.
@@ -327,23 +358,35 @@ impl Channel {
             Backend::Say { bytes, .. } => self.news.push_back(Told::Message(bytes)),
             Backend::Took { cost, .. } => link.credit.may_say_more(cost),
             Backend::Events { totals, .. } => {
-                let news = link.credit.happened(&totals).into_iter();
-                self.news
-                    .extend(news.map(|(event, count)| Told::Event { event, count }));
+                for (event, count) in link.credit.happened(&totals) {
+                    self.happened(event, count);
+                }
             }
             Backend::Mapped(mapped) => {
                 let fd = link.connection.take_shared();
                 let fd = fd.ok_or_else(|| Error::Protocol("memory without a descriptor".into()))?;
-                let memory = SharedMemory::map(fd.as_fd(), &mapped, mapped.writable)?;
-                self.memory.insert(mapped.region, memory);
-                let region = mapped.region;
-                self.news.push_back(Told::Shared { region });
+                match SharedMemory::map(fd.as_fd(), &mapped, mapped.writable) {
+                    Ok(memory) => {
+                        self.last_region += 1;
+                        let host = Some(mapped.region);
+                        self.memory.insert(self.last_region, Piece { memory, host });
+                        let region = self.last_region;
+                        self.news.push_back(Told::Shared { region });
+                    }
+                    Err(error) => {
+                        log::warn!("memory of a back-end is not mapped: {error}");
+                        self.let_go(mapped.region);
+                    }
+                }
             }
             Backend::Withdraw {
                 region, within_ms, ..
             } => {
                 let within = Duration::from_millis(within_ms.into());
-                self.news.push_back(Told::Withdraw { region, within });
+                let mut own = self.memory.iter();
+                if let Some((&region, _)) = own.find(|(_, piece)| piece.host == Some(region)) {
+                    self.news.push_back(Told::Withdraw { region, within });
+                }
             }
             Backend::Hangup { reason, .. } => self.lose(&reason),
             _ => {}
@@ -373,9 +416,15 @@ impl Channel {
     fn lose(&mut self, reason: &str) {
         self.link = None;
         self.retry_at = Instant::now() + RETRY;
-        for memory in self.memory.values() {
-            if let Err(error) = memory.let_go() {
+        for piece in self.memory.values_mut() {
+            piece.host = None;
+            if let Err(error) = piece.memory.let_go() {
                 log::warn!("{error}");
+            }
+        }
+        for told in &self.news {
+            if let Told::Shared { region } = told {
+                self.memory.remove(region);
             }
         }
         // What was said before is told before; events and memory of what is gone are nobody's.

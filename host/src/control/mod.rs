@@ -316,6 +316,7 @@ impl Control {
         self.heard();
         self.close_doomed();
         self.empty_overdue();
+        self.deliver();
         self.serve_parked();
         if let Some(awake) = &mut self.awake {
             awake.hold(!self.hub.ports().is_empty());

@@ -21,7 +21,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use vnplug_ring::control::wire::{Framer, HEADER, Header, MAX_PAYLOAD, MAX_REQUEST, Malformed};
-use vnplug_ring::control::{Message, Role, TTY_WINDOW};
+use vnplug_ring::control::{Backend, Message, Role, TTY_WINDOW};
 use vnplug_ring::direct::SLOTS;
 
 use super::limit;
@@ -407,9 +407,11 @@ fn goes_first(header: &Header) -> bool {
         live: Vec::new(),
         vectors: 0,
     };
-    [Message::Ack { bytes: 0 }, hello]
-        .map(|it| it.kind())
-        .contains(&header.kind)
+    // What is passed on to somebody else has no answer here.
+    Backend::is_passed_kind(header.kind)
+        || [Message::Ack { bytes: 0 }, hello]
+            .map(|it| it.kind())
+            .contains(&header.kind)
 }
 
 impl std::fmt::Display for Over {

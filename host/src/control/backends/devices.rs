@@ -79,7 +79,7 @@ impl Control {
         let page = [PLUGGED_MAGIC.to_le_bytes(), memory.to_le_bytes()].concat();
         let fd = made
             .open_to_vm(wish.writable, &page)
-            .and_then(|()| made.whole.as_fd().try_clone_to_owned());
+            .and_then(|()| made.for_program().as_fd().try_clone_to_owned());
         let fd = match fd {
             Ok(fd) => fd,
             Err(error) => {
@@ -95,7 +95,7 @@ impl Control {
             memory,
         };
         let Some((number, token)) = self.backends.growth.begin(vm, len, wanted) else {
-            let what = "nobody plugs devices into this VM any more (vnplug attach --grow)";
+            let what = "nobody plugs so much into this VM any more (vnplug attach qemu --grow)";
             let refusal = Refusal::new(code::UNAVAILABLE, what);
             return self.sessions.answer(whom, Err(refusal));
         };

@@ -12,7 +12,8 @@ use super::channel::End;
 use crate::control::waiting::Whom;
 
 /// How long a process may take to plug a device: QEMU answers in milliseconds, unless it is stopped.
-const PLUGS: Duration = Duration::from_secs(15);
+/// Shorter than the library waits for an answer.
+const PLUGS: Duration = Duration::from_secs(8);
 /// Smallest device: QEMU wants a power of two, and the first page is the daemon's.
 const SMALLEST: u64 = 8192;
 
@@ -82,7 +83,11 @@ impl Growth {
 
     /// Notes a device that is to be plugged: its number, and whom to tell.
     pub(super) fn begin(&mut self, vm: &str, len: u64, wanted: Wanted) -> Option<(u32, u64)> {
+        // Others may have asked while the memory was made.
         let token = self.pluggers.get(vm)?.token;
+        if len > self.left(vm) {
+            return None;
+        }
         loop {
             self.last = self.last.checked_add(1).unwrap_or(1);
             if !self.devices.contains_key(&self.last) {
@@ -170,6 +175,7 @@ impl Growth {
 
     /// A VM is detached: who plugged for it, to be told to take all back.
     pub(super) fn detached(&mut self, vm: &str) -> Vec<(u64, u32)> {
+        self.pluggers.remove(vm);
         let own = self.devices.iter().filter(|(_, it)| it.vm == vm);
         own.map(|(number, it)| (it.token, *number)).collect()
     }

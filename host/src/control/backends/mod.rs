@@ -34,6 +34,8 @@ use super::session::Over;
 use super::waiting::{Then, Whom};
 use crate::hub::{BackendGrant, NO_DESCRIPTORS, Peer, Refusal, no_memory};
 
+/// Messages for one connection in a turn.
+const TURN: usize = 32;
 /// Pieces of memory of one channel.
 const MAX_REGIONS: usize = 16;
 /// What a message that is passed costs of what its sender may ask, and each 64 KiB of it.
@@ -66,7 +68,12 @@ impl Backends {
 
     /// How soon a program has to have let go of memory.
     pub(super) fn look_again(&self, now: Instant) -> Option<Duration> {
-        let times = [self.regions.look_again(now), self.growth.look_again(now)];
+        let turns = self.registry.has_fresh().then_some(Duration::ZERO);
+        let times = [
+            turns,
+            self.regions.look_again(now),
+            self.growth.look_again(now),
+        ];
         times.into_iter().flatten().min()
     }
 }
@@ -161,13 +168,13 @@ impl Control {
         };
         let share = bytes as f64 / (64 << 10) as f64;
         self.sessions.charge(from.token, PASSED * share);
-        let ends = matches!(said, Backend::Hangup { .. });
-        let is_program = match self.backends.registry.channel_of(from, channel) {
+        let hangs_up = matches!(said, Backend::Hangup { .. });
+        let by_program = match self.backends.registry.channel_of(from, channel) {
             Some((_, side)) => side == Side::Program,
             None => return,
         };
-        self.backends.registry.pass(from, channel, said);
-        if ends && is_program {
+        let is_over = self.backends.registry.pass(from, channel, said);
+        if hangs_up && by_program {
             let own = self.backends.regions.of_program(|program| program == from);
             for region in own {
                 if self
@@ -179,7 +186,7 @@ impl Control {
                     self.let_go(from, region);
                 }
             }
-        } else if ends {
+        } else if is_over {
             self.backends
                 .regions
                 .channel_is_over(channel, Instant::now());
@@ -199,7 +206,6 @@ impl Control {
         for region in self.backends.regions.of_program(is_gone) {
             self.free_region(region, true);
         }
-        self.deliver();
     }
 
     /// A VM is detached: its pool is no more.
@@ -506,7 +512,11 @@ impl Control {
                 }
             }
             Home::Device { number, made, .. } => {
-                drop(made);
+                let bytes = made.len();
+                match bytes >= LARGE {
+                    true => self.jobs.discard(made, bytes),
+                    false => drop(made),
+                }
                 self.unplug(number);
             }
         }
@@ -548,9 +558,9 @@ impl Control {
         self.sessions.answer(whom, answer)
     }
 
-    /// Sends what waits, to every connection that has room for it.
+    /// Sends what waits, to every connection that has room for it, a turn's worth each.
     pub(super) fn deliver(&mut self) {
-        while let Some(token) = self.backends.registry.next_fresh() {
+        for token in self.backends.registry.take_fresh() {
             self.deliver_to(token);
         }
     }
@@ -563,8 +573,13 @@ impl Control {
         let Some(session) = self.sessions.get_mut(token) else {
             return;
         };
-        let mut over = None;
+        let (mut over, mut left) = (None, TURN);
         while over.is_none() && session.has_room() {
+            if left == 0 {
+                self.backends.registry.later(token);
+                break;
+            }
+            left -= 1;
             let Some((app, what, fd)) = self.backends.registry.next(token) else {
                 break;
             };

@@ -41,7 +41,6 @@ struct There {
     token: u64,
     version: u32,
     events: (u8, u8),
-    channels: usize,
 }
 
 impl Registry {
@@ -92,7 +91,6 @@ impl Registry {
             token,
             version: request.version,
             events: (request.events_in, request.events_out),
-            channels: 0,
         };
         self.there.insert(*id, there);
         Ok(())
@@ -109,9 +107,10 @@ impl Registry {
                 name: grant.name.clone(),
                 is_there: there.is_some(),
                 version: there.map_or(0, |it| it.version),
-                channels: there
-                    .filter(|_| is_operator)
-                    .map_or(0, |it| it.channels as u32),
+                channels: match is_operator {
+                    true => self.channels_of(grant.id) as u32,
+                    false => 0,
+                },
             }
         })
         .collect()
@@ -142,16 +141,17 @@ impl Registry {
             let what = format!("no back-end {named} that may be used from here");
             return Err(Refusal::new(code::NOT_FOUND, what));
         };
-        let Some(there) = self.there.get_mut(id) else {
+        let Some(there) = self.there.get(id) else {
             let what = format!("no process is back-end {name:?} now; try again when it is started");
             return Err(Refusal::new(code::UNAVAILABLE, what));
         };
         let own = self.of.get(&program.token).map_or(0, BTreeSet::len);
-        if there.channels >= *channels || own >= MAX_CHANNELS {
+        // Those are counted, too, that an earlier process had and whose programs have not read to the end.
+        let have = self.channels_of(*id);
+        if have >= *channels || own >= MAX_CHANNELS {
             let what = format!(
-                "back-end {name:?} has {} channels of at most {channels}, and here are {own} of at \
-                 most {MAX_CHANNELS}",
-                there.channels
+                "back-end {name:?} has {have} channels of at most {channels}, and here are {own} of at \
+                 most {MAX_CHANNELS}"
             );
             return Err(Refusal::new(code::LIMIT, what));
         }
@@ -159,7 +159,6 @@ impl Registry {
             let what = "a back-end cannot connect to itself; use another connection";
             return Err(Refusal::new(code::INVALID, what));
         }
-        there.channels += 1;
         let back = End {
             token: there.token,
             app: 0,
@@ -203,15 +202,18 @@ impl Registry {
         Some((channel, side))
     }
 
-    /// One end says something to the other. What is said of a channel that is over is nobody's.
-    pub(super) fn pass(&mut self, from: End, number: u32, said: Backend) {
+    /// One end says something to the other. What is said of a channel that is over is nobody's. True if the
+    /// channel is over by that.
+    pub(super) fn pass(&mut self, from: End, number: u32, said: Backend) -> bool {
         let Some((channel, side)) = self.channel_of(from, number) else {
-            return;
+            return false;
         };
         if let Backend::Hangup { reason, .. } = said {
-            return self.hang_up(number, side, &reason);
+            self.hang_up(number, side, &reason);
+            return true;
         }
-        if let Err(what) = channel.take(side, said) {
+        let taken = channel.take(side, said);
+        if let Err(what) = taken {
             let whose = match side {
                 Side::BackEnd => "the back-end",
                 Side::Program => "the program",
@@ -219,6 +221,7 @@ impl Registry {
             channel.end_for_both(&format!("{whose} sent {what}"));
         }
         self.is_ready(number);
+        taken.is_err()
     }
 
     /// Tells the program, or the back-end, of a channel something.
@@ -291,9 +294,19 @@ impl Registry {
         }
     }
 
-    /// A connection for which something began to wait; each is told once.
-    pub(super) fn next_fresh(&mut self) -> Option<u64> {
-        self.fresh.pop()
+    /// A connection had its turn: the rest of what waits for it comes with the next one.
+    pub(super) fn later(&mut self, token: u64) {
+        self.fresh.push(token);
+    }
+
+    /// Whether somebody is to have a turn.
+    pub(super) fn has_fresh(&self) -> bool {
+        !self.fresh.is_empty()
+    }
+
+    /// Connections for which something began to wait, each once.
+    pub(super) fn take_fresh(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.fresh)
     }
 
     /// Whether something waits for a connection.
@@ -324,13 +337,7 @@ impl Registry {
         let Some(channel) = over.then(|| self.channels.remove(&number)).flatten() else {
             return;
         };
-        let back = channel.end(Side::BackEnd);
-        if let Some(there) = self.there.get_mut(&channel.backend)
-            && there.token == back.token
-        {
-            there.channels -= 1;
-        }
-        for end in [back, channel.end(Side::Program)] {
+        for end in [Side::BackEnd, Side::Program].map(|side| channel.end(side)) {
             if let Some(own) = self.of.get_mut(&end.token) {
                 own.remove(&number);
                 if own.is_empty() {
@@ -340,6 +347,11 @@ impl Registry {
         }
     }
 
+    fn channels_of(&self, backend: u32) -> usize {
+        let own = self.channels.values();
+        own.filter(|it| it.backend == backend).count()
+    }
+
     fn next_number(&mut self) -> u32 {
         loop {
             self.last = self.last.checked_add(1).unwrap_or(1);
@@ -347,5 +359,80 @@ impl Registry {
                 return self.last;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn registry(channels: &str) -> Registry {
+        let words = [
+            ("id", "85"),
+            ("name", "kv"),
+            ("uid", "0"),
+            ("open", "*"),
+            ("channels", channels),
+        ];
+        let words = words.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let grant = BackendGrant::of_words(BTreeMap::from(words)).unwrap();
+        Registry::new(vec![grant])
+    }
+
+    fn register(registry: &mut Registry, token: u64) -> Result<(), Refusal> {
+        let request = Register {
+            id: 85,
+            name: "kv".into(),
+            version: 1,
+            events_in: 1,
+            events_out: 1,
+        };
+        registry.register(token, &Peer::User(0), true, &request)
+    }
+
+    fn connect(registry: &mut Registry, token: u64) -> Result<Connected, Refusal> {
+        let request = Connect {
+            id: 85,
+            name: String::new(),
+            version: 1,
+            label: String::new(),
+        };
+        let program = End { token, app: 0 };
+        registry.connect(program, &Peer::User(1), false, &request)
+    }
+
+    #[test]
+    fn channels_whose_programs_do_not_read_count_after_their_back_end_is_gone() {
+        let mut registry = registry("2");
+        register(&mut registry, 20).unwrap();
+        let first = connect(&mut registry, 30).unwrap();
+        connect(&mut registry, 31).unwrap();
+        assert_eq!(registry.gone(20, None, "gone").len(), 2);
+        register(&mut registry, 21).unwrap();
+        assert_eq!(connect(&mut registry, 32).unwrap_err().code, code::LIMIT);
+        // One of them reads to the end.
+        let (_, last, _) = registry.next(30).unwrap();
+        assert!(matches!(last, Backend::Hangup { channel, .. } if channel == first.channel));
+        connect(&mut registry, 32).unwrap();
+        assert_eq!(connect(&mut registry, 33).unwrap_err().code, code::LIMIT);
+    }
+
+    #[test]
+    fn a_lie_ends_the_channel_and_is_told_as_such() {
+        let mut registry = registry("9");
+        register(&mut registry, 20).unwrap();
+        let channel = connect(&mut registry, 30).unwrap().channel;
+        let program = End { token: 30, app: 0 };
+        let said = |cost| Backend::Took { channel, cost };
+        assert!(!registry.pass(program, channel, said(0)));
+        assert!(registry.pass(program, channel, said(1)));
+        assert!(
+            !registry.pass(End { token: 31, app: 0 }, channel, said(1)),
+            "of a stranger"
+        );
+        while registry.next(20).is_some() || registry.next(30).is_some() {}
+        assert_eq!(registry.channels_of(85), 0);
     }
 }
