@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use vnplug_ring::control::REVOKED;
 use vnplug_ring::layout::Life;
 use vnplug_ring::{Consumer, Wait};
 
@@ -239,7 +240,9 @@ impl Port {
                     self.leave(Error::Gone("the host closed it without a reason".into()));
                 }
                 Phase::Away { at, why } => {
-                    if !self.options.reconnect {
+                    // The daemon may have freed the rings, which said so, before they were looked at.
+                    let is_revoked = matches!(why, Error::Gone(reason) if reason == REVOKED);
+                    if !self.options.reconnect || is_revoked {
                         let why = why.clone();
                         self.fail(why);
                         continue;

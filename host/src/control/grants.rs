@@ -13,7 +13,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use vnplug_ring::control::{
-    Counted, FilterSpec, Grant, GrantAction, GrantKind, GrantRequest, Message, Revoke, code,
+    Counted, FilterSpec, Grant, GrantAction, GrantKind, GrantRequest, Message, REVOKED, Revoke,
+    code,
 };
 
 use super::Control;
@@ -406,8 +407,7 @@ fn takes_from(change: &Change) -> Option<(&str, &str, &str)> {
     }
 }
 
-/// Why a port is gone.
-const REVOKED: &str = "an operator revoked the port";
+/// Why a port is gone, unless it was [revoked](REVOKED).
 const CHANGED: &str = "an operator changed the grants, which do not permit the port any more";
 /// DLT of the frames of which a filter is compiled to see whether it is right.
 const ETHERNET: u32 = 1;

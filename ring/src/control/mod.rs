@@ -81,6 +81,10 @@ pub const HOST_PREFIX: &str = "host:";
 /// of the entrance's option, and the value is an absolute path.
 pub const ENTRANCE_PREFIX: &str = "entrance_";
 
+/// What [`Message::Gone`] says of a port that an operator revoked: its reader does not open it again, also if
+/// it reads this before its rings say so, or when they are freed already.
+pub const REVOKED: &str = "an operator revoked the port";
+
 /// Where the daemon (on a host) or the agent (in a guest) listens, unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vnplug/vnplug.sock";
 
