@@ -61,8 +61,6 @@ pub struct Channel {
     /// What happened and was not told.
     news: VecDeque<Told>,
     memory: BTreeMap<u32, Piece>,
-    /// Of the last memory. This side counts it: the daemon begins anew when it is started again.
-    last_region: u32,
     retry_at: Instant,
     /// Stands in for the connection while there is none, for who polls: it is never ready.
     idle: OwnedFd,
@@ -211,7 +209,6 @@ impl Channel {
             link,
             news: VecDeque::new(),
             memory: BTreeMap::new(),
-            last_region: 0,
             retry_at: Instant::now() + RETRY,
             idle,
         })
@@ -365,12 +362,16 @@ impl Channel {
             Backend::Mapped(mapped) => {
                 let fd = link.connection.take_shared();
                 let fd = fd.ok_or_else(|| Error::Protocol("memory without a descriptor".into()))?;
+                let region = mapped.region;
                 match SharedMemory::map(fd.as_fd(), &mapped, mapped.writable) {
+                    // A pointer may look at what is called so already, of a channel that is gone.
+                    Ok(_) if self.memory.contains_key(&region) => {
+                        log::warn!("memory of a back-end has the number of another: {region}");
+                        self.let_go(region);
+                    }
                     Ok(memory) => {
-                        self.last_region += 1;
-                        let host = Some(mapped.region);
-                        self.memory.insert(self.last_region, Piece { memory, host });
-                        let region = self.last_region;
+                        let host = Some(region);
+                        self.memory.insert(region, Piece { memory, host });
                         self.news.push_back(Told::Shared { region });
                     }
                     Err(error) => {

@@ -61,7 +61,7 @@ impl Backends {
     pub(super) fn new(grants: Vec<BackendGrant>) -> Self {
         Self {
             registry: Registry::new(grants),
-            regions: Regions::default(),
+            regions: Regions::new(),
             growth: Growth::default(),
         }
     }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use vnplug_os::event;
 use vnplug_os::memory::Exported;
 use vnplug_ring::control::RingPlace;
 
@@ -19,7 +20,6 @@ const AFTERWARDS: Duration = Duration::from_secs(2);
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 /// All shared memory.
-#[derive(Default)]
 pub(super) struct Regions {
     all: BTreeMap<u32, Shared>,
     last: u32,
@@ -63,6 +63,14 @@ pub(super) enum State {
 }
 
 impl Regions {
+    /// None yet. Numbers begin anywhere: those of an earlier daemon are still in use in programs.
+    pub(super) fn new() -> Self {
+        Self {
+            all: BTreeMap::new(),
+            last: event::random() as u32,
+        }
+    }
+
     /// Takes a piece up, and gives it a number.
     pub(super) fn add(&mut self, shared: Shared) -> u32 {
         loop {
