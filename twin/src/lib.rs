@@ -1,0 +1,1 @@
+//! Twin programs: one verified eBPF program, two instances, one data.
