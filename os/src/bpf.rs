@@ -1,6 +1,6 @@
 //! eBPF: maps, programs and links (bpf(2); Linux ≥ 5.9 for links to XDP).
 //!
-//! Programs are arrays of instructions made by this daemon: no compiler, no ELF, no BTF. Everything
+//! Programs are arrays of instructions, made by this daemon or read from an operator's object. Everything
 //! here is a descriptor. A link that is dropped, or whose process ends in whatever way, detaches
 //! its program; nothing is pinned, so nothing is left.
 //!
@@ -12,14 +12,16 @@
     reason = "bpf(2) has no safe wrapper; its arguments are addresses of buffers"
 )]
 
+mod array;
 pub mod asm;
 mod counter;
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+pub use array::Array;
 pub use asm::Insn;
 pub use counter::{Counter, Counters};
 
@@ -95,6 +97,13 @@ impl Map {
         self.update(&index.to_ne_bytes(), &socket.as_raw_fd().to_ne_bytes())
     }
 
+    /// From now on no system call changes it (Linux ≥ 5.2).
+    fn freeze(&self) -> io::Result<()> {
+        let mut attr = self.fd.as_raw_fd() as u32;
+        // SAFETY: BPF_MAP_FREEZE reads one number, the descriptor.
+        unsafe { bpf(MAP_FREEZE, &mut attr) }.map(drop)
+    }
+
     fn check(&self, key: &[u8]) -> io::Result<()> {
         match key.len() == self.key_bytes {
             true => Ok(()),
@@ -125,6 +134,8 @@ pub struct Program {
 pub enum ProgramKind {
     /// A socket's filter.
     SocketFilter = 1,
+    /// The kernel's traffic control, as a frame comes or goes.
+    Classifier = 3,
     /// The hook of a network driver.
     Xdp = 6,
 }
@@ -156,11 +167,23 @@ impl Program {
         code: &[Insn],
         frags: bool,
     ) -> Result<Self, LoadError> {
+        Self::load_licensed(kind, name, code, frags, c"Dual MIT/GPL")
+    }
+
+    /// As [`load`](Self::load), of a program that others may have made. Some helpers are for programs under
+    /// the GPL only.
+    pub fn load_licensed(
+        kind: ProgramKind,
+        name: &str,
+        code: &[Insn],
+        frags: bool,
+        license: &CStr,
+    ) -> Result<Self, LoadError> {
         let mut attr = ProgramLoad {
             kind: kind as u32,
             insn_count: code.len() as u32,
             insns: code.as_ptr().addr() as u64,
-            license: c"Dual MIT/GPL".as_ptr().addr() as u64,
+            license: license.as_ptr().addr() as u64,
             log_level: 0,
             log_size: 0,
             log: 0,
@@ -169,7 +192,7 @@ impl Program {
             name: object_name(name),
             ifindex: 0,
             attach_type: match kind {
-                ProgramKind::SocketFilter => 0,
+                ProgramKind::SocketFilter | ProgramKind::Classifier => 0,
                 ProgramKind::Xdp => ATTACH_XDP,
             },
         };
@@ -217,6 +240,32 @@ impl Program {
         // but to the structure.
         unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
         Ok((attr.verdict, attr.duration))
+    }
+
+    /// As [`test`](Self::test); and what the program made of the frame, at most as much as `out` has room for.
+    pub fn test_output(&self, frame: &[u8], out: &mut Vec<u8>) -> io::Result<u32> {
+        let mut attr = TestRun {
+            program_fd: self.fd.as_raw_fd() as u32,
+            verdict: 0,
+            bytes_in: frame.len() as u32,
+            bytes_out: out.capacity() as u32,
+            data_in: frame.as_ptr().addr() as u64,
+            data_out: out.as_mut_ptr().addr() as u64,
+            repeat: 1,
+            duration: 0,
+        };
+        out.clear();
+        // SAFETY: BPF_PROG_TEST_RUN reads the frame, and writes at most `bytes_out` bytes of output, for
+        // which there is room.
+        unsafe { bpf(PROG_TEST_RUN, &mut attr) }?;
+        // SAFETY: the kernel has written so many bytes, and not more than there is room for.
+        unsafe { out.set_len((attr.bytes_out as usize).min(out.capacity())) };
+        Ok(attr.verdict)
+    }
+
+    /// Its number in the kernel, as `bpftool prog` shows it.
+    pub fn id(&self) -> io::Result<u32> {
+        number(&self.fd, PROG_INFO_ID)
     }
 
     /// Attaches the program to a socket as its filter (`SO_ATTACH_BPF`).
@@ -309,6 +358,20 @@ pub fn program_name(id: u32) -> io::Result<String> {
     unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attr) }?;
     let name = info[INFO_NAME..].split(|&byte| byte == 0).next();
     Ok(String::from_utf8_lossy(name.unwrap_or_default()).into_owned())
+}
+
+/// The number in the kernel of a program or a map, which lies at this place of what is known of it.
+fn number(fd: &OwnedFd, at: usize) -> io::Result<u32> {
+    let mut info = [0_u8; 8];
+    let mut attr = Info {
+        fd: fd.as_raw_fd() as u32,
+        info_bytes: info.len() as u32,
+        info: info.as_mut_ptr().addr() as u64,
+    };
+    // SAFETY: BPF_OBJ_GET_INFO_BY_FD writes at most `info_bytes` bytes to `info`.
+    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    let bytes = info.get(at..at + 4).and_then(|it| it.try_into().ok());
+    Ok(bytes.map_or(0, u32::from_ne_bytes))
 }
 
 /// The end of a NUL-terminated text, on one line.
@@ -468,12 +531,15 @@ struct Info {
 const MAP_CREATE: c_int = 0;
 const MAP_UPDATE_ELEM: c_int = 2;
 const PROG_LOAD: c_int = 5;
+const MAP_FREEZE: c_int = 22;
 const PROG_TEST_RUN: c_int = 10;
 const PROG_GET_FD_BY_ID: c_int = 13;
 const OBJ_GET_INFO_BY_FD: c_int = 15;
 const LINK_CREATE: c_int = 28;
 const LINK_UPDATE: c_int = 29;
 
+/// `BPF_F_MMAPABLE`
+const MMAPABLE: u32 = 1 << 10;
 /// Of a system call that signals interrupt.
 const MAX_TRIES: u32 = 16;
 /// `BPF_XDP`
@@ -482,6 +548,9 @@ const ATTACH_XDP: u32 = 37;
 const XDP_HAS_FRAGS: u32 = 1 << 5;
 /// `BPF_OBJ_NAME_LEN`
 const NAME_BYTES: usize = 16;
+/// Where `struct bpf_prog_info` and `struct bpf_map_info` have the number.
+const PROG_INFO_ID: usize = 4;
+const MAP_INFO_ID: usize = 4;
 /// Where `struct bpf_prog_info` has the name.
 const INFO_NAME: usize = 64;
 

@@ -12,7 +12,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, m
 
 /// Pages of machine code, unmapped when dropped.
 #[derive(Debug)]
-pub(crate) struct Executable {
+pub struct Executable {
     base: NonNull<u8>,
     bytes: usize,
 }
@@ -22,7 +22,7 @@ impl Executable {
     ///
     /// # Errors
     /// The system's: no memory, or a policy that forbids executable memory.
-    pub(crate) fn new(code: &[u8]) -> io::Result<Self> {
+    pub fn new(code: &[u8]) -> io::Result<Self> {
         let bytes = pages(code.len());
         let writable = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
@@ -45,7 +45,7 @@ impl Executable {
     ///
     /// # Panics
     /// If that is outside.
-    pub(crate) fn address(&self, offset: usize) -> NonNull<u8> {
+    pub fn address(&self, offset: usize) -> NonNull<u8> {
         assert!(offset < self.bytes, "{offset} is outside of the code");
         // SAFETY: inside the mapping, as just checked.
         unsafe { self.base.add(offset) }
@@ -53,7 +53,7 @@ impl Executable {
 }
 
 /// Bytes that `len` bytes of code take.
-pub(crate) fn pages(len: usize) -> usize {
+pub fn pages(len: usize) -> usize {
     len.max(1).next_multiple_of(PAGE_BYTES)
 }
 

@@ -5,12 +5,14 @@
 //! - Sockets that receive a wire: [`packet`], [`xdp`], and the kernel programs below them, [`bpf`].
 //! - Peers: [`socket`], [`closer`] (closes what a peer can make slow to close), [`noise`] (how
 //!   much a peer can make us log).
-//! - The process: [`privileges`], [`signals`], [`event`], [`interface`], [`prefetch`].
+//! - The process: [`privileges`], [`signals`], [`event`], [`interface`], [`prefetch`], and memory for machine code
+//!   ([`executable`]).
 
 pub mod bpf;
 pub mod closer;
 pub mod datagrams;
 pub mod event;
+pub mod executable;
 pub mod fair;
 pub mod interface;
 pub mod mappings;

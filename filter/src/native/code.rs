@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::budget::Held;
 use super::translate::Translated;
-use crate::sys::executable::Executable;
+use vnplug_os::executable::Executable;
 use vnplug_os::prefetch;
 
 /// `fn(bytes, len, wire_len, key) -> verdict`.

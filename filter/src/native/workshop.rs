@@ -10,8 +10,8 @@ use super::code::{self, Code, Native};
 use super::queue::Wanted;
 use super::translate::{Translated, Translator};
 use super::{Counters, NativeSlot};
-use crate::sys::executable;
 use vnplug_bpf::Instruction;
+use vnplug_os::executable;
 
 /// Everything that making native code needs.
 pub(super) struct Workshop {

@@ -1,4 +1,3 @@
-//! What filters ask of Linux: a process without privileges, and executable memory.
+//! What filters ask of Linux: a process without privileges.
 
 pub(crate) mod confine;
-pub(crate) mod executable;

@@ -23,6 +23,54 @@ pub struct Insn {
 
 const _: () = assert!(size_of::<Insn>() == 8);
 
+impl Insn {
+    /// From its parts, as an object has them.
+    pub fn new(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Self {
+        let (dst, src) = (dst & 0xf, src & 0xf);
+        let regs = match cfg!(target_endian = "little") {
+            true => src << 4 | dst,
+            false => dst << 4 | src,
+        };
+        Self {
+            code,
+            regs,
+            off,
+            imm,
+        }
+    }
+
+    /// Operation, with its class and source.
+    pub fn code(self) -> u8 {
+        self.code
+    }
+
+    /// The number of the destination register.
+    pub fn dst(self) -> u8 {
+        match cfg!(target_endian = "little") {
+            true => self.regs & 0xf,
+            false => self.regs >> 4,
+        }
+    }
+
+    /// The number of the source register.
+    pub fn src(self) -> u8 {
+        match cfg!(target_endian = "little") {
+            true => self.regs >> 4,
+            false => self.regs & 0xf,
+        }
+    }
+
+    /// Bytes of a memory access, instructions of a jump.
+    pub fn off(self) -> i16 {
+        self.off
+    }
+
+    /// The immediate operand.
+    pub fn imm(self) -> i32 {
+        self.imm
+    }
+}
+
 /// A register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reg(u8);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use vnplug_ring::Region;
 
-use super::{Map, MapKind, possible_cpus};
+use super::{MMAPABLE, Map, MapKind, possible_cpus};
 use crate::memory;
 
 /// A counter in parts, one per CPU (Linux ≥ 5.5). Reading it needs no capability, whatever
@@ -81,5 +81,3 @@ impl Counters {
 }
 
 const MOST: u32 = 1024;
-/// `BPF_F_MMAPABLE`
-const MMAPABLE: u32 = 1 << 10;

@@ -1,0 +1,205 @@
+//! What a compiler left: an ELF object with programs and maps, read by `aya-obj`.
+//!
+//! Objects are those of libbpf's conventions (libbpf ≥ 0.x, `SEC("xdp")`, `SEC(".maps")`), so `clang -target bpf`
+//! and aya's Rust give them.
+
+use std::collections::HashSet;
+use std::ffi::CString;
+use std::fmt;
+use std::os::fd::RawFd;
+
+use aya_obj::{EbpfSectionKind, Map, ProgramSection};
+use vnplug_os::bpf::Insn;
+
+use crate::check::Context;
+
+/// An object, and the program in it that was asked for.
+#[derive(Debug)]
+pub struct Object {
+    inner: aya_obj::Object,
+    program: String,
+    /// The hook that it is for.
+    pub context: Context,
+    /// It can bear frames in several buffers (`xdp.frags`).
+    pub frags: bool,
+    /// Its maps.
+    pub maps: Vec<MapSpec>,
+}
+
+/// A map that an object wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapSpec {
+    /// Its name; `.rodata`, `.data` and `.bss` are the program's variables.
+    pub name: String,
+    /// Bytes of a value.
+    pub value_bytes: u32,
+    /// How many values.
+    pub entries: u32,
+    /// Programs only read it.
+    pub constant: bool,
+    /// What lies in it at the begin; nothing: zeroes.
+    pub data: Vec<u8>,
+}
+
+/// Why an object is none that we can use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectError(pub String);
+
+impl fmt::Display for ObjectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ObjectError {}
+
+impl Object {
+    /// Reads an object. `program`: which of its programs; it may be left out if it has one.
+    ///
+    /// # Errors
+    /// [`ObjectError`]: what is wrong with it, and what to do.
+    pub fn parse(bytes: &[u8], program: Option<&str>) -> Result<Self, ObjectError> {
+        // The reader is made for objects that compilers left; of others it may fail in its own way.
+        let parsed = std::panic::catch_unwind(|| aya_obj::Object::parse(bytes));
+        let inner = match parsed {
+            Ok(Ok(inner)) => inner,
+            Ok(Err(error)) => return Err(ObjectError(format!("not an eBPF object: {error}"))),
+            Err(_) => return Err(ObjectError("not an eBPF object that makes sense".into())),
+        };
+        let name = choose(&inner, program)?;
+        let (context, frags) = match &inner.programs[&name].section {
+            ProgramSection::Xdp { frags, .. } => (Context::Xdp, *frags),
+            ProgramSection::SchedClassifier => (Context::Classifier, false),
+            other => {
+                return Err(ObjectError(format!(
+                    "{name} is a program for {other:?}; only SEC(\"xdp\") and SEC(\"tc\") are for frames"
+                )));
+            }
+        };
+        let mut maps = inner
+            .maps
+            .iter()
+            .map(|(name, map)| spec(name, map))
+            .collect::<Result<Vec<_>, _>>()?;
+        maps.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self {
+            inner,
+            program: name,
+            context,
+            frags,
+            maps,
+        })
+    }
+
+    /// Its name in the object.
+    pub fn name(&self) -> &str {
+        &self.program
+    }
+
+    /// What it says that it is under.
+    pub fn license(&self) -> CString {
+        self.inner.license.clone()
+    }
+
+    /// The instructions, with each map named by the descriptor that `descriptor` gives for its name.
+    ///
+    /// # Errors
+    /// [`ObjectError`].
+    pub fn link(
+        &self,
+        descriptor: impl Fn(&str) -> Option<RawFd>,
+    ) -> Result<Vec<Insn>, ObjectError> {
+        let mut object = self.inner.clone();
+        let text: HashSet<usize> = object
+            .functions
+            .keys()
+            .map(|(section, _)| *section)
+            .collect();
+        let maps = object.maps.clone();
+        let maps = maps
+            .iter()
+            .filter_map(|(name, map)| Some((name.as_str(), descriptor(name)?, map)));
+        let linked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            object.relocate_maps(maps, &text)?;
+            object.relocate_calls(&text)
+        }));
+        match linked {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                let mut text = error.to_string();
+                let mut cause = std::error::Error::source(&error);
+                while let Some(next) = cause {
+                    text = format!("{text}: {next}");
+                    cause = next.source();
+                }
+                return Err(ObjectError(format!("cannot be linked: {text}")));
+            }
+            Err(_) => return Err(ObjectError("its references make no sense".into())),
+        }
+        let key = object.programs[&self.program].function_key();
+        let function = object.functions.get(&key);
+        let function = function.ok_or_else(|| ObjectError("has no instructions".into()))?;
+        let insns = function.instructions.iter();
+        Ok(insns
+            .map(|it| Insn::new(it.code, it.dst_reg(), it.src_reg(), it.off, it.imm))
+            .collect())
+    }
+}
+
+fn choose(object: &aya_obj::Object, program: Option<&str>) -> Result<String, ObjectError> {
+    let mut names: Vec<_> = object.programs.keys().cloned().collect();
+    names.sort();
+    let all = names.join(", ");
+    match (program, &names[..]) {
+        (_, []) => Err(ObjectError(
+            "has no program; a program is a function with SEC(\"xdp\") or SEC(\"tc\")".into(),
+        )),
+        (None, [one]) => Ok(one.clone()),
+        (None, _) => Err(ObjectError(format!(
+            "has several programs ({all}): say which, as FILE.o:NAME"
+        ))),
+        (Some(name), _) if names.iter().any(|it| it == name) => Ok(name.to_owned()),
+        (Some(name), _) => Err(ObjectError(format!("has no program {name}; it has {all}"))),
+    }
+}
+
+fn spec(name: &str, map: &Map) -> Result<MapSpec, ObjectError> {
+    let wrong = |why: String| Err(ObjectError(format!("map {name}: {why}")));
+    let kind = map.section_kind();
+    let is_data = matches!(
+        kind,
+        EbpfSectionKind::Bss | EbpfSectionKind::Data | EbpfSectionKind::Rodata
+    );
+    if !is_data && map.map_type() != ARRAY {
+        return wrong(format!(
+            "is of type {}; programs that run in the daemon as well share BPF_MAP_TYPE_ARRAY, and the variables \
+             of the program",
+            map.map_type()
+        ));
+    }
+    let (value_bytes, entries) = match is_data {
+        true => (map.data().len() as u32, 1),
+        false => (map.value_size(), map.max_entries()),
+    };
+    if !is_data && map.key_size() != 4 {
+        return wrong("keys of an array have 4 bytes".into());
+    }
+    if value_bytes == 0 || entries == 0 {
+        return wrong("has no room for a value".into());
+    }
+    Ok(MapSpec {
+        name: name.to_owned(),
+        value_bytes,
+        entries,
+        constant: kind == EbpfSectionKind::Rodata || map.map_flags() & READ_ONLY_PROGRAM != 0,
+        data: match is_data {
+            true => map.data().to_vec(),
+            false => Vec::new(),
+        },
+    })
+}
+
+/// `BPF_MAP_TYPE_ARRAY`
+const ARRAY: u32 = 2;
+/// `BPF_F_RDONLY_PROG`
+const READ_ONLY_PROGRAM: u32 = 1 << 7;
