@@ -370,6 +370,11 @@ const CONTEXT: &[Row] = &[
         "1 to 32 ports that send through one wire, against one packet socket",
         context::transmit,
     ),
+    row(
+        "context-news",
+        "one port that has packets, of 10, 1,000 and 10,000 of one reader, against epoll over as many eventfds",
+        context::news,
+    ),
 ];
 
 const BACKEND: &[Row] = &[

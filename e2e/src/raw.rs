@@ -200,6 +200,7 @@ pub fn open(device: &str, ring_bytes: u64) -> Open {
         handle: 0,
         segments: Segments::Wire,
         joins: false,
+        place: 0,
     }
 }
 

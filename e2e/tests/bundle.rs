@@ -1,5 +1,6 @@
 //! Ports that share a connection and a doorbell: woken, closed one by one, and back after a restart.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use vnplug::{Bundle, Client, Grant, Next, Port, Ready, VmKind, VmSpec, code};
 use vnplug_e2e::Lab;
 use vnplug_e2e::daemon::{Daemon, counted, value};
 use vnplug_e2e::raw::{Holdings, Raw, hello, open};
-use vnplug_ring::control::{Message, Role};
+use vnplug_ring::control::{Counted, Message, Role, Tuning};
 use vnplug_testing::{Deadline, PATIENCE};
 
 fn bundle_of(daemon: &Daemon, ports: usize) -> Bundle {
@@ -81,6 +82,112 @@ fn its_ports_are_woken_and_closed_one_by_one_and_cost_no_descriptors() {
     drop(bundle);
     daemon.await_no_ports();
     assert_eq!(Holdings::at_rest(daemon.pid()).fds, before);
+}
+
+/// Those that are told of until each of these has been, with a packet.
+fn told(bundle: &mut Bundle, wanted: &[usize]) -> BTreeSet<usize> {
+    let deadline = Deadline::new("all that get packets are told of");
+    let (mut told, mut taken) = (BTreeSet::new(), BTreeMap::new());
+    while !wanted.iter().all(|at| taken.contains_key(at)) {
+        deadline.check_seen(&taken);
+        bundle.wait(Some(Duration::from_secs(1))).expect("wait");
+        while let Some(at) = bundle.next_ready() {
+            told.insert(at);
+            match take(&mut bundle.ports()[at]) {
+                0 => {}
+                packets => *taken.entry(at).or_insert(0) += packets,
+            }
+        }
+    }
+    told
+}
+
+#[test]
+fn of_many_only_those_that_have_news_are_told_of() {
+    const PORTS: usize = 300;
+    let lab = Lab::new().unwrap();
+    let mut daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=1000"]).unwrap();
+    let mut bundle = Bundle::new().unwrap();
+    let some = [3, 4, 70, PORTS - 1];
+    for at in 0..PORTS {
+        let options = daemon.port("lab").ring_bytes(1 << 14);
+        bundle.open(options.enabled(some.contains(&at))).unwrap();
+    }
+    for _ in 0..20 {
+        assert_eq!(told(&mut bundle, &some), some.into());
+    }
+    // One that slept is told of as soon as it has something, and one that has nothing any more is not.
+    let on = |enabled| Tuning {
+        enabled,
+        ..Tuning::default()
+    };
+    bundle.ports()[200].tune(on(true)).unwrap();
+    bundle.ports()[4].tune(on(false)).unwrap();
+    told(&mut bundle, &[3]);
+    for _ in 0..20 {
+        let now = told(&mut bundle, &[3, 70, 200, PORTS - 1]);
+        assert_eq!(now, [3, 70, 200, PORTS - 1].into());
+    }
+    // The last takes the place of one that is closed, also if that is told of.
+    bundle.close(70);
+    for _ in 0..20 {
+        assert_eq!(told(&mut bundle, &[3, 70, 200]), [3, 70, 200].into());
+    }
+    // A port that waits by itself leaves the others what is theirs.
+    for _ in 0..20 {
+        take(&mut bundle.ports()[3]);
+        assert_eq!(bundle.ports()[3].wait(Some(PATIENCE)), Ok(Ready::Now));
+    }
+    assert_eq!(told(&mut bundle, &[3, 70, 200]), [3, 70, 200].into());
+    // Another has its seat.
+    let options = daemon.port("lab").ring_bytes(1 << 14).enabled(false);
+    bundle.open(options).unwrap();
+    assert_eq!(told(&mut bundle, &[3, 70, 200]), [3, 70, 200].into());
+    // All have something to say when the daemon goes, and are back by themselves.
+    daemon.kill();
+    daemon.launch().unwrap();
+    let deadline = Deadline::new("all are back");
+    while bundle
+        .ports()
+        .iter()
+        .any(|port| port.counts().reopened == 0)
+    {
+        deadline.check();
+        bundle.wait(Some(Duration::from_secs(1))).unwrap();
+        while let Some(at) = bundle.next_ready() {
+            take(&mut bundle.ports()[at]);
+        }
+    }
+    told(&mut bundle, &[3]);
+    for _ in 0..20 {
+        assert_eq!(told(&mut bundle, &[3, 70, 200]), [3, 70, 200].into());
+    }
+}
+
+#[test]
+fn several_of_it_send() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,pps=10"]).unwrap();
+    let mut bundle = Bundle::new().unwrap();
+    for _ in 0..3 {
+        let options = daemon.port("lab").ring_bytes(1 << 14).enabled(false);
+        bundle.open(options.transmit(1 << 14)).unwrap();
+    }
+    for port in bundle.ports() {
+        let outbox = port.outbox().unwrap();
+        assert!(outbox.push(&[7; 60]).unwrap());
+        outbox.flush();
+    }
+    let deadline = Deadline::new("each has sent");
+    let sent = |port: &Counted| value(port, "send_taken");
+    loop {
+        let counters = daemon.counters();
+        let ports = counters.iter().filter(|it| it.kind == "port");
+        if ports.map(sent).eq([1, 1, 1]) {
+            break;
+        }
+        deadline.check_seen(&counters);
+    }
 }
 
 #[test]

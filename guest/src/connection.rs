@@ -19,7 +19,9 @@ use rustix::net::{
     SocketType, connect, recvmsg, send, sendmsg, shutdown, socket_with,
 };
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
-use vnplug_ring::control::{Backend, DEFAULT_SOCKET, Grow, Message, Role, VERSION};
+use vnplug_ring::control::{
+    ArenaHome, Backend, DEFAULT_SOCKET, Grow, Message, Opened, Role, VERSION,
+};
 use vnplug_ring::direct::SLOTS;
 
 use crate::error::Error;
@@ -54,6 +56,8 @@ pub(crate) struct PortFds {
     /// Of the rings' records, if they lie apart.
     pub(crate) records: Option<OwnedFd>,
     pub(crate) wake: Option<OwnedFd>,
+    /// That says which of the ports that share the wake-up have news.
+    pub(crate) board: Option<OwnedFd>,
     pub(crate) kick: Option<OwnedFd>,
     pub(crate) arenas: Option<OwnedFd>,
 }
@@ -169,26 +173,27 @@ impl Connection {
         answer
     }
 
-    /// Takes the descriptors that came with an Opened: the memory (`apart`: the words' and the
+    /// Takes the descriptors that came with an Opened: the memory (or the words' and the
     /// records'), the wake-up unless it is one that
-    /// came before (`shares`), for a port that sends the kick, and for a member of a group the arenas'
+    /// came before (`shares`), its board, for a port that sends the kick, and for a member of a group the arenas'
     /// memory if that is another. All are closed if there are not exactly as many.
-    pub(crate) fn take_fds(
-        &mut self,
-        sends: bool,
-        arenas: bool,
-        shares: bool,
-        apart: bool,
-    ) -> Result<PortFds, Error> {
-        let others = 1 + usize::from(apart) + usize::from(sends) + usize::from(arenas);
+    pub(crate) fn take_fds(&mut self, opened: &Opened, shares: bool) -> Result<PortFds, Error> {
+        let (apart, board) = (opened.apart, opened.board);
+        let sends = opened.transmit.len > 0;
+        let arenas = opened.arenas.home == ArenaHome::Apart;
+        let others = 1 + [apart, board, sends, arenas]
+            .map(usize::from)
+            .iter()
+            .sum::<usize>();
         let wakes = self.fds.len().checked_sub(others);
-        if (wakes == Some(1) || wakes == Some(0) && shares)
+        if (wakes == Some(1) || wakes == Some(0) && shares && !board)
             && let Some(memory) = self.fds.pop_front()
         {
             return Ok(PortFds {
                 memory,
                 records: apart.then(|| self.fds.pop_front()).flatten(),
-                wake: self.fds.pop_front().filter(|_| wakes == Some(1)),
+                wake: (wakes == Some(1)).then(|| self.fds.pop_front()).flatten(),
+                board: board.then(|| self.fds.pop_front()).flatten(),
                 kick: sends.then(|| self.fds.pop_front()).flatten(),
                 arenas: self.fds.pop_front(),
             });

@@ -56,6 +56,7 @@ impl PortOptions {
             handle: 0,
             segments: Segments::Wire,
             joins: false,
+            place: 0,
         };
         Self {
             request,

@@ -26,6 +26,8 @@
 //! An [`arena`] is not a ring: nobody gives room back, and readers find out what they were too slow for.
 //! Its records are placed in turn ([`Arena`]), or lie in whole buffers that a kernel fills ([`Buffers`]).
 //!
+//! [`news`] says which of many rings have something, to whoever reads or serves all of them.
+//!
 //! [`units`] is how people write sizes and times, to whichever program.
 //!
 //! This crate is not an allocator, makes no system call and maps no memory: callers hand it a
@@ -39,6 +41,7 @@
 pub mod arena;
 pub mod direct;
 pub mod layout;
+pub mod news;
 pub mod offload;
 
 mod region;

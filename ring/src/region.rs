@@ -130,6 +130,24 @@ impl Region {
         byte.fetch_or(bits, Ordering::Release);
     }
 
+    /// Sets bits of a word, which others may set, too; what it was before.
+    #[inline]
+    pub fn or_u64(&self, offset: u64, bits: u64, order: Ordering) -> u64 {
+        assert!(offset.is_multiple_of(8));
+        // SAFETY: in bounds and aligned; an atomic may be changed while the peer changes it.
+        let word = unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) };
+        u64::from_le(word.fetch_or(bits.to_le(), order))
+    }
+
+    /// Sets a word to 0; what it was before.
+    #[inline]
+    pub fn take_u64(&self, offset: u64, order: Ordering) -> u64 {
+        assert!(offset.is_multiple_of(8));
+        // SAFETY: in bounds and aligned; an atomic may be changed while the peer changes it.
+        let word = unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) };
+        u64::from_le(word.swap(0, order))
+    }
+
     /// Writes a word.
     #[inline]
     pub fn store_u64(&self, offset: u64, value: u64, order: Ordering) {

@@ -31,6 +31,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         handle: 0,
         segments: Segments::Wire,
         joins: false,
+        place: 0,
     };
     let opened = Opened {
         port: 4,
@@ -46,6 +47,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         transmit: RingPlace::default(),
         arenas: Arenas::default(),
         apart: true,
+        board: false,
     };
     let hello = Message::Hello {
         min_version: 1,

@@ -7,9 +7,10 @@ use std::time::Duration;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, read};
 use vnplug_ring::control::{ArenaHome, Message, Opened, RingPlace};
+use vnplug_ring::news::BOARD_LEN;
 use vnplug_ring::{ArenaReader, Consumer, Producer, Region};
 
-use super::bundle::Common;
+use super::bundle::{Common, Seat};
 use super::{Kept, Outbox};
 use crate::client::{commit_limit, done};
 use crate::connection::{Connection, PortFds, unexpected};
@@ -44,19 +45,20 @@ impl Link {
         rules: &Kept,
         reopened: bool,
         limit: Duration,
-        common: Option<&Arc<Common>>,
+        seat: Option<&Seat>,
     ) -> Result<(Self, Vec<Consumer>), Error> {
-        let mut line = match common {
+        let mut line = match seat {
             None => {
                 let connection = Connection::open(&options.path(), limit)?;
                 let socket = connection.socket();
                 Line::Own(Arc::new(Mutex::new(connection)), socket, None)
             }
-            Some(common) => common.line(&options.path(), limit)?,
+            Some(seat) => seat.common.line(&options.path(), limit)?,
         };
         let mut request = options.request.clone();
         request.reopened = reopened;
-        request.shares_wake = common.is_some();
+        request.shares_wake = seat.is_some();
+        request.place = seat.map_or(0, Seat::place);
         request.maps_apart = true;
         // Nothing comes before the rules are there that say what may.
         request.tuning.enabled &= !rules.matter();
@@ -74,17 +76,14 @@ impl Link {
             Message::Opened(opened) => opened,
             other => return Err(unexpected(&other)),
         };
-        let sends = opened.transmit.len > 0;
-        let apart = opened.arenas.home == ArenaHome::Apart;
-        let is_split = opened.apart;
         let PortFds {
             memory,
             records,
             wake,
+            board,
             kick,
             arenas,
-        } =
-            line.with(|connection| connection.take_fds(sends, apart, common.is_some(), is_split))?;
+        } = line.with(|connection| connection.take_fds(&opened, seat.is_some()))?;
         // From here on what fails closes the port, too.
         let mut link = Self {
             line,
@@ -92,7 +91,7 @@ impl Link {
             opened,
             outbox: None,
         };
-        link.take_wake(wake)?;
+        link.take_wake(wake, board, seat)?;
         let opened = &link.opened;
         let region = match &records {
             Some(records) => map_apart(memory.as_fd(), records.as_fd(), opened)?,
@@ -135,7 +134,12 @@ impl Link {
         Ok((link, rings))
     }
 
-    fn take_wake(&mut self, wake: Option<OwnedFd>) -> Result<(), Error> {
+    fn take_wake(
+        &mut self,
+        wake: Option<OwnedFd>,
+        board: Option<OwnedFd>,
+        seat: Option<&Seat>,
+    ) -> Result<(), Error> {
         if let Some(wake) = &wake {
             // The flag belongs to the read end, which was given away; the writer has its own (R8).
             let flags =
@@ -146,7 +150,12 @@ impl Link {
         match (&mut self.line, wake) {
             (Line::Own(.., own), wake) => *own = wake,
             (Line::Common(_, common), Some(wake)) => {
-                let number = common.add_wake(wake)?;
+                if let Some(board) = board {
+                    common.set_board(map(board.as_fd(), BOARD_LEN)?);
+                }
+                // A daemon gives one for all ports of the connection, and an agent one for each.
+                let own = seat.filter(|_| !self.opened.apart);
+                let number = common.add_wake(wake, own.map(|seat| seat.number))?;
                 self.vector = (self.opened.vector != u32::MAX).then_some(number);
             }
             (Line::Common(..), None) => {}

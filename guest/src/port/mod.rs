@@ -155,7 +155,7 @@ impl Port {
     /// Opens a port that is waited for by `watch`.
     fn open_with(options: PortOptions, watch: Watch) -> Result<Self, Error> {
         let rules = Kept::default();
-        let (link, rings) = Link::open(&options, &rules, false, ANSWER_LIMIT, watch.shared())?;
+        let (link, rings) = Link::open(&options, &rules, false, ANSWER_LIMIT, watch.seat())?;
         let mut port = Self {
             options,
             rules,

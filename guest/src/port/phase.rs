@@ -113,6 +113,9 @@ impl Port {
         (self.link, self.phase) = (Some(link), Phase::Live);
         self.set_alarm();
         self.opened_at = Instant::now();
+        if let Some(seat) = self.watch.seat() {
+            seat.stir();
+        }
         // What came between the opening and the watching.
         self.hear();
         Ok(())
@@ -302,8 +305,8 @@ impl Port {
             // The port of the switch that it had.
             self.options.request.device.clone_from(&self.device);
         }
-        let common = self.watch.shared();
-        let opened = Link::open(&self.options, &self.rules, true, REOPEN_LIMIT, common)
+        let seat = self.watch.seat();
+        let opened = Link::open(&self.options, &self.rules, true, REOPEN_LIMIT, seat)
             .and_then(|(link, rings)| self.install(link, rings));
         if opened.is_ok()
             && self.options.direct

@@ -11,7 +11,7 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
-use super::bundle::Common;
+use super::bundle::{Common, Seat};
 use crate::connection::timespec;
 use crate::error::Error;
 
@@ -21,7 +21,7 @@ pub(crate) enum Watch {
     /// By descriptors of its own.
     Own(Own),
     /// By those of its bundle, and until this time.
-    Common(Arc<Common>, Option<Instant>),
+    Common(Seat, Option<Instant>),
 }
 
 /// See the module's comment.
@@ -58,16 +58,21 @@ impl Watch {
     }
 
     /// For a port of a bundle.
-    pub(super) fn common(common: Arc<Common>) -> Self {
-        Self::Common(common, None)
+    pub(super) fn common(seat: Seat) -> Self {
+        Self::Common(seat, None)
+    }
+
+    /// Its seat in the bundle, if it is a port of one.
+    pub(super) fn seat(&self) -> Option<&Seat> {
+        match self {
+            Self::Own(_) => None,
+            Self::Common(seat, _) => Some(seat),
+        }
     }
 
     /// What the ports of the bundle have in common, if it is a port of one.
     pub(super) fn shared(&self) -> Option<&Arc<Common>> {
-        match self {
-            Self::Own(_) => None,
-            Self::Common(common, _) => Some(common),
-        }
+        self.seat().map(|seat| &seat.common)
     }
 
     /// How long until the time that was set, in a bundle.
@@ -123,8 +128,12 @@ impl Watch {
     pub(crate) fn set_timer(&mut self, delay: Option<Duration>) {
         match self {
             Self::Own(own) => own.set_timer(delay),
-            Self::Common(_, due) => {
-                *due = delay.and_then(|delay| Instant::now().checked_add(delay))
+            Self::Common(seat, due) => {
+                *due = delay.and_then(|delay| Instant::now().checked_add(delay));
+                if due.is_some() {
+                    // The bundle is to know of the time.
+                    seat.stir();
+                }
             }
         }
     }
@@ -133,9 +142,11 @@ impl Watch {
     pub(crate) fn look(&self, timeout: Option<Duration>) -> Result<Seen, Error> {
         match self {
             Self::Own(own) => own.look(timeout),
-            Self::Common(common, _) => {
+            Self::Common(seat, _) => {
                 let due = self.due();
-                let seen = common.look([timeout, due].into_iter().flatten().min())?;
+                let seen = seat
+                    .common
+                    .look([timeout, due].into_iter().flatten().min())?;
                 Ok(Seen {
                     timer: seen.nothing()
                         && due.is_some_and(|due| timeout.is_none_or(|it| due < it)),
@@ -168,7 +179,7 @@ impl Own {
 
 impl Seen {
     /// Waits up to `timeout` (`None`: for ever) for any of the descriptors of an epoll instance.
-    pub(super) fn wait(epoll: &OwnedFd, timeout: Option<Duration>) -> Result<Self, Error> {
+    fn wait(epoll: &OwnedFd, timeout: Option<Duration>) -> Result<Self, Error> {
         let mut seen = Self::default();
         let mut events = [Event {
             flags: EventFlags::empty(),
@@ -196,7 +207,7 @@ impl Seen {
     }
 }
 
-/// Adds a descriptor to an epoll instance as what [`Seen::wait`] calls it: [`WAKE`], [`CONTROL`].
+/// Adds a descriptor to an epoll instance.
 pub(super) fn add(epoll: &OwnedFd, fd: BorrowedFd<'_>, what: u64) -> Result<(), Error> {
     epoll::add(epoll, fd, EventData::new_u64(what), EventFlags::IN)
         .map_err(Error::system("cannot watch a descriptor"))
@@ -206,11 +217,11 @@ impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Own(own) => own.epoll.as_fd(),
-            Self::Common(common, _) => common.as_fd(),
+            Self::Common(seat, _) => seat.common.as_fd(),
         }
     }
 }
 
 const TIMER: u64 = 0;
-pub(super) const WAKE: u64 = 1;
+const WAKE: u64 = 1;
 pub(super) const CONTROL: u64 = 2;

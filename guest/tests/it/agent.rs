@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
 use vnplug::agent::{AgentConfig, AgentDevice, run};
-use vnplug::{Client, Error, FilterSpec, Next, Port, PortOptions, VmKind, VmSpec};
+use vnplug::{Bundle, Client, Error, FilterSpec, Next, Port, PortOptions, Ready, VmKind, VmSpec};
 use vnplug_ring::control::wire::{Framer, MAX_PAYLOAD};
 use vnplug_ring::control::{Message, Role, code};
 use vnplug_ring::layout::flags;
@@ -149,6 +149,25 @@ fn an_application_reads_the_pool_and_is_woken_over_the_channel() {
     let mut client = Client::connect_to(&guest.socket()).unwrap();
     assert_eq!(client.devices().unwrap()[0].name, "host:eth0");
     assert!(client.server().starts_with("vnplug agent"));
+}
+
+#[test]
+fn of_many_ports_those_are_told_of_that_were_woken() {
+    let guest = Guest::new("agent-bundle");
+    drop(guest.open());
+    let mut bundle = Bundle::new().unwrap();
+    for _ in 0..40 {
+        bundle.open(guest.options()).unwrap();
+    }
+    for at in [7, 30, 7, 0, 39] {
+        let nothing = bundle.wait(Some(Duration::from_millis(1)));
+        assert_eq!((nothing, bundle.next_ready()), (Ok(Ready::TimedOut), None));
+        let port = bundle.ports()[at].number();
+        guest.server.send(port, 0, &[b"news"]);
+        assert_eq!(bundle.wait(Some(PATIENCE)), Ok(Ready::Now));
+        assert_eq!((bundle.next_ready(), bundle.next_ready()), (Some(at), None));
+        assert_eq!(receive(&mut bundle.ports()[at]).0, b"news");
+    }
 }
 
 #[test]

@@ -323,6 +323,7 @@ impl Shared {
             transmit: RingPlace::default(),
             arenas: vnplug_ring::control::Arenas::default(),
             apart: false,
+            board: false,
         };
         Ok((opened, fds))
     }

@@ -189,11 +189,12 @@ impl Control {
                     .sessions
                     .get_mut(whom.token)
                     .filter(|_| open.shares_wake);
-                let shared = session.as_ref().and_then(|session| session.bell.clone());
+                let shared = session.as_ref().and_then(|session| session.bell.as_ref());
+                let shared = shared.map(|bell| bell.of(open.place));
                 let memory = Memory::Own(memory);
                 let opening = self.hub.open(open, owner, programs, memory, shared)?;
-                if let Some(session) = session {
-                    session.bell = Some(opening.doorbell.clone());
+                if let (Some(session), Some(bell)) = (session, &opening.bell) {
+                    session.bell = Some(bell.clone());
                 }
                 opening
             }

@@ -29,7 +29,7 @@ use crate::hub::Peer;
 use vnplug_os::closer::{Closer, PeerFd};
 use vnplug_os::socket;
 use vnplug_os::socket::Heard;
-use vnplug_path::port::doorbell::Doorbell;
+use vnplug_path::port::doorbell::SharedBell;
 
 /// Descriptors of one owner that wait to be closed, while it may send others.
 const MAX_OPEN_GIFTS: usize = 64;
@@ -78,7 +78,7 @@ pub(crate) struct Session {
     /// A descriptor that came with the last bytes.
     pub(crate) gift: Option<PeerFd>,
     /// What wakes the ports of this connection that share it.
-    pub(crate) bell: Option<Doorbell>,
+    pub(crate) bell: Option<SharedBell>,
     /// VMs attached over this connection, with the owner they had then.
     pub(crate) attached: Vec<(String, u64)>,
     pub(crate) framer: Framer,

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use vnplug_ring::control::{Balance, Open, Opened, RingPlace, code};
+use vnplug_ring::news::BOARD_LEN;
 
 use super::ground::{Ground, Memory, Taken};
 use super::pace::Pace;
@@ -12,12 +13,12 @@ use super::plan::PortPlan;
 use super::terms::SendTerms;
 use super::{Hub, Owed, Peer, PortRecord, Programs, Refusal, Revoked, RuleBook};
 use vnplug_filter::ebpf::Wanted;
-use vnplug_os::{event, mappings};
+use vnplug_os::{event, mappings, memory};
 use vnplug_path::batch::Handle;
 use vnplug_path::engine::Command;
 use vnplug_path::engine::sender::Sender;
 use vnplug_path::port::Port;
-use vnplug_path::port::doorbell::Doorbell;
+use vnplug_path::port::doorbell::{Doorbell, SharedBell};
 
 /// What was opened, with the descriptors for a process.
 pub(crate) struct Opening {
@@ -25,8 +26,8 @@ pub(crate) struct Opening {
     pub opened: Opened,
     /// Memory and wake-up descriptors; none for a port in a pool.
     pub fds: Vec<OwnedFd>,
-    /// What wakes its reader.
-    pub doorbell: Doorbell,
+    /// What wakes its reader, if it was made now.
+    pub bell: Option<SharedBell>,
     /// When these are answered, the kernel lets through what the port wants.
     pub widening: Vec<Owed<()>>,
 }
@@ -64,10 +65,14 @@ impl Hub {
         let link_type = self.sources[plan.source].link_type;
         let mut ground = Ground::of(&plan, memory)?;
         let is_own = ground.is_own();
-        let doorbell = match doorbell {
-            Some(doorbell) => doorbell,
-            None => self.pipe(&owner, &mut ground.fds)?,
+        let (doorbell, bell) = match doorbell {
+            Some(doorbell) => (doorbell, None),
+            None => {
+                let bell = self.bell(&owner, request, &mut ground.fds)?;
+                (bell.of(request.place), Some(bell))
+            }
         };
+        let has_board = bell.as_ref().is_some_and(SharedBell::has_board);
         let producers = ground.lay(&plan, id, link_type)?;
         let mut sender = self.sender(
             &plan,
@@ -97,6 +102,7 @@ impl Hub {
             transmit: ground.transmit,
             arenas: joined.arenas,
             apart: is_own,
+            board: has_board,
         };
         let mut fds = ground.fds;
         fds.extend(joined.fd.filter(|_| is_own));
@@ -133,17 +139,29 @@ impl Hub {
         Ok(Opening {
             opened,
             fds,
-            doorbell,
+            bell,
             widening,
         })
     }
 
-    /// A pipe as the doorbell of a process' port; its end goes to the process.
-    fn pipe(&mut self, owner: &Peer, fds: &mut Vec<OwnedFd>) -> Result<Doorbell, Refusal> {
-        let pipe = Doorbell::process(self.closers.of(owner));
-        let (doorbell, theirs) = pipe.map_err(|error| no_memory(0, &error))?;
+    /// The doorbell of a process' port, which others may share if it says so. What the process needs of it goes
+    /// there: an end, and the board.
+    fn bell(
+        &mut self,
+        owner: &Peer,
+        request: &Open,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<SharedBell, Refusal> {
+        let made = SharedBell::new(self.closers.of(owner));
+        let (mut bell, theirs) = made.map_err(|error| no_memory(0, &error))?;
         fds.push(theirs);
-        Ok(doorbell)
+        if request.shares_wake && request.place > 0 {
+            let board = memory::sealed("vnplug-news", BOARD_LEN, &|| true);
+            let board = board.map_err(|error| no_memory(BOARD_LEN, &error))?;
+            bell.set_board(board.region);
+            fds.push(board.fd);
+        }
+        Ok(bell)
     }
 
     /// Puts a port in the books, and tells the threads. What is returned tells when the kernel lets

@@ -52,6 +52,7 @@ fn request(device: &str, cluster: &str) -> Open {
         handle: 0,
         segments: Segments::Wire,
         joins: false,
+        place: 0,
     }
 }
 

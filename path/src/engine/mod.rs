@@ -11,12 +11,11 @@
 //! | `input.rs` | one queue with its ports and senders: what a turn is, what commands do |
 //! | `worker.rs` | the control thread's handle |
 //! | `pulse.rs` | whether the thread still turns, as others see it |
-//! | `senders.rs`, `sender.rs`, `terms.rs`, `news.rs` | the transmit rings of a queue, what may be sent by them, and which of them are looked at |
+//! | `senders.rs`, `sender.rs`, `terms.rs` | the transmit rings of a queue, what may be sent by them, and which of them are looked at |
 //! | `loader.rs`, `stuck.rs` | filters on their way into the kernel, and one that stays there |
 
 mod input;
 pub mod loader;
-mod news;
 mod pulse;
 mod run;
 pub mod sender;

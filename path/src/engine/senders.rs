@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use vnplug_ring::layout::Life;
+use vnplug_ring::news::News;
 
-use super::news::News;
 use super::terms::Terms;
 use crate::batch::Handle;
 use crate::engine::sender::{SendCounters, Sender};

@@ -11,6 +11,8 @@
 //! take a tenth of a second). So a bell that is slow, by the ringing thread's CPU time, is rung by
 //! a thread of its own from then on.
 //!
+//! The ports of a bundle share one socket, and a [`Board`](vnplug_ring::news::Board) that says which of them have news.
+//!
 //! A VM is woken by its control channel or doorbell device, which another thread writes: here only a
 //! flag is set and that thread's private eventfd is rung.
 
@@ -26,12 +28,15 @@ use rustix::time::{ClockId, clock_gettime};
 
 use vnplug_os::closer::{Closer, PeerFd};
 use vnplug_os::event;
+use vnplug_ring::{Region, news};
 
 /// The way to one reader.
 #[derive(Debug, Clone)]
 pub enum Doorbell {
     /// A reader's process.
     Process(Arc<ProcessBell>),
+    /// One of many ports of a process.
+    OfMany(BundleBell),
     /// A VM's port.
     Vm(VmBell),
     /// Nobody sleeps there.
@@ -48,6 +53,21 @@ pub struct ProcessBell {
     slow: AtomicU32,
     /// To the thread that rings instead.
     helper: OnceLock<SyncSender<()>>,
+}
+
+/// What wakes the ports of a process that share it.
+#[derive(Debug, Clone)]
+pub struct SharedBell {
+    bell: Arc<ProcessBell>,
+    board: Option<Arc<news::Board<Region>>>,
+}
+
+/// The bell of one of them, and its place on the board.
+#[derive(Debug, Clone)]
+pub struct BundleBell {
+    bell: Arc<ProcessBell>,
+    board: Arc<news::Board<Region>>,
+    place: usize,
 }
 
 /// The flag of one port of a VM.
@@ -71,6 +91,33 @@ impl Doorbell {
     /// # Errors
     /// The system's, when descriptors are short.
     pub fn process(closer: Closer) -> std::io::Result<(Self, OwnedFd)> {
+        let (bell, theirs) = SharedBell::new(closer)?;
+        Ok((Self::Process(bell.bell), theirs))
+    }
+
+    /// Rings. Never blocks; a bell that is ringing already stays so.
+    #[inline]
+    pub fn ring(&self) {
+        match self {
+            Self::Process(bell) => bell.ring(),
+            Self::OfMany(BundleBell { bell, board, place }) => {
+                // Who told before in the same word rings, or has.
+                if board.tell(*place) {
+                    bell.ring();
+                }
+            }
+            Self::Vm(bell) => bell.ring(),
+            Self::Silent => {}
+        }
+    }
+}
+
+impl SharedBell {
+    /// A process's, without a board, and the end to give to the reader; `closer` closes ours.
+    ///
+    /// # Errors
+    /// The system's, when descriptors are short.
+    pub fn new(closer: Closer) -> std::io::Result<(Self, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         shutdown(&ours, Shutdown::Read)?;
@@ -80,16 +127,32 @@ impl Doorbell {
             slow: AtomicU32::new(0),
             helper: OnceLock::new(),
         };
-        Ok((Self::Process(Arc::new(bell)), theirs))
+        let (bell, board) = (Arc::new(bell), None);
+        Ok((Self { bell, board }, theirs))
     }
 
-    /// Rings. Never blocks; a bell that is ringing already stays so.
-    #[inline]
-    pub fn ring(&self) {
-        match self {
-            Self::Process(bell) => bell.ring(),
-            Self::Vm(bell) => bell.ring(),
-            Self::Silent => {}
+    /// Has the reader learn from a board in this memory, which it maps too, who rang.
+    pub fn set_board(&mut self, memory: Region) {
+        self.board = Some(Arc::new(news::Board::new(memory)));
+    }
+
+    /// Whether it has one.
+    pub fn has_board(&self) -> bool {
+        self.board.is_some()
+    }
+
+    /// That of a port with this place on the board, counted from 1; 0: it has none.
+    pub fn of(&self, place: u32) -> Doorbell {
+        let at = (place as usize)
+            .checked_sub(1)
+            .filter(|at| *at < news::PLACES);
+        match (at, &self.board) {
+            (Some(place), Some(board)) => Doorbell::OfMany(BundleBell {
+                bell: Arc::clone(&self.bell),
+                board: Arc::clone(board),
+                place,
+            }),
+            _ => Doorbell::Process(Arc::clone(&self.bell)),
         }
     }
 }
@@ -287,6 +350,30 @@ mod tests {
         rustix::io::ioctl_fionbio(&theirs, false).unwrap();
         assert!(rustix::io::read(&theirs, &mut bytes).unwrap() > 0);
         drop(crowd);
+    }
+
+    #[test]
+    fn who_shares_a_bell_says_who_it_is_and_rings_once_until_it_is_heard() {
+        let (mut bell, theirs) = SharedBell::new(Closer::default()).unwrap();
+        let memory = Region::heap(news::BOARD_LEN);
+        bell.set_board(memory.clone());
+        let reader = news::Board::new(memory);
+        let rings = || rustix::io::read(&theirs, &mut [0; 64]).unwrap_or(0);
+        for place in [700, 701, 700] {
+            bell.of(place).ring();
+        }
+        // Of the word of bits that both are in, the first rang.
+        assert_eq!(rings(), 1);
+        let mut heard = Vec::new();
+        reader.hear(|place| heard.push(place));
+        assert_eq!(heard, [699, 700]);
+        bell.of(701).ring();
+        assert_eq!(rings(), 1);
+        // Who is on no board rings always; a place that there is not is none.
+        for place in [0, 0, u32::MAX] {
+            bell.of(place).ring();
+        }
+        assert_eq!(rings(), 3);
     }
 
     #[test]

@@ -163,6 +163,7 @@ mod tests {
             },
             arenas: super::super::Arenas::default(),
             apart: true,
+            board: false,
         }
     }
 

@@ -101,6 +101,7 @@ fn every_message() -> Vec<Message> {
             handle: 0x5eed,
             segments: Segments::Merged,
             joins: true,
+            place: 7,
         }),
         Message::Opened(Opened {
             port: 4,
@@ -121,6 +122,7 @@ fn every_message() -> Vec<Message> {
                 }],
             },
             apart: true,
+            board: true,
         }),
         Message::Filter {
             port: 4,
@@ -381,10 +383,10 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
             let left = payload.len() - cut;
             let earlier = match header.kind {
                 1 => left == 4,
-                // Taking part, before it how super-frames come, then the handle, records apart, the shared wake-up,
+                // A place on the board, before it taking part, how super-frames come, then the handle, records apart, the shared wake-up,
                 // the group, the ring that transmits.
-                6 => matches!(left, 1 | 2 | 10 | 11 | 12 | 30 | 38),
-                7 => matches!(left, 1 | 38 | 46 | 54),
+                6 => matches!(left, 4 | 5 | 6 | 14 | 15 | 16 | 34 | 42),
+                7 => matches!(left, 1 | 2 | 39 | 47 | 55),
                 17 => matches!(left, 27 | 35),
                 18 => left == 26,
                 19 => left == 8,

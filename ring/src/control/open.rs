@@ -131,6 +131,9 @@ pub struct Open {
     /// It takes part in a switch: it is given what is due to it there, and what it sends comes from a
     /// port of the switch. Else it sees all that enters the switch.
     pub joins: bool,
+    /// Of a port that shares its wake-up: the place of the connection's [board](crate::news::Board) that says
+    /// that it has news, plus 1; 0 = none.
+    pub place: u32,
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].
@@ -193,6 +196,8 @@ pub struct Opened {
     /// The rings' records lie in a memory of their own: two descriptors instead of one, and
     /// [`apart`](super::apart) says how both are mapped.
     pub apart: bool,
+    /// A descriptor of the connection's [board](crate::news::Board) comes after that of the wake-up.
+    pub board: bool,
 }
 
 impl Arenas {
@@ -274,6 +279,7 @@ impl Open {
         w.u64(self.handle);
         w.u8(self.segments as u8);
         w.u8(u8::from(self.joins));
+        w.u32(self.place);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -295,6 +301,7 @@ impl Open {
             handle: 0,
             segments: Segments::Wire,
             joins: false,
+            place: 0,
         };
         if !r.is_over() {
             open.group = r.text("group")?;
@@ -314,6 +321,9 @@ impl Open {
         }
         if !r.is_over() {
             open.joins = r.flag("joins")?;
+        }
+        if !r.is_over() {
+            open.place = r.u32("place")?;
         }
         Ok(open)
     }
@@ -345,6 +355,7 @@ impl Opened {
         self.transmit.write(w);
         self.arenas.write(w);
         w.u8(u8::from(self.apart));
+        w.u8(u8::from(self.board));
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -365,6 +376,7 @@ impl Opened {
                 false => Arenas::read(r)?,
             },
             apart: !r.is_over() && r.flag("apart")?,
+            board: !r.is_over() && r.flag("board")?,
         })
     }
 }

@@ -157,6 +157,7 @@ fn open(ports: &mut Vec<Vec<Ring>>, queues: u32) -> (Message, Vec<OwnedFd>) {
         transmit: RingPlace::default(),
         arenas: Arenas::default(),
         apart: false,
+        board: false,
     };
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     (Message::Opened(opened), vec![memory, wake])
