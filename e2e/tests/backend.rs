@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use vnplug::{BackEnd, BackEndOptions, Channel, ChannelOptions, Error, Heard, MAX_SAID, Told};
 use vnplug_e2e::Lab;
-use vnplug_e2e::daemon::Daemon;
+use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::raw::{Holdings, Raw};
 use vnplug_e2e::user::{USER, as_user, open_to_all};
 use vnplug_ring::control::backend::{Connect, Register, WINDOW};
@@ -72,6 +72,14 @@ fn joined(back: &mut BackEnd) -> u32 {
     }
 }
 
+/// As often as usual, or with `VNPLUG_LONG=1` in the environment as the long run does it.
+fn so_many(usual: u64, long: u64) -> u64 {
+    match std::env::var_os("VNPLUG_LONG") {
+        Some(_) => long,
+        None => usual,
+    }
+}
+
 /// Sends as soon as there is room.
 fn send(channel: &mut Channel, bytes: &[u8], taken: &mut Vec<Told>) {
     loop {
@@ -119,7 +127,7 @@ fn messages_go_both_ways_up_to_64_kib_and_no_further() {
 
 #[test]
 fn two_back_ends_and_three_programs_are_never_mixed() {
-    const EACH: u64 = 40_000;
+    let each = so_many(40_000, 200_000);
     let lab = Lab::new().unwrap();
     let daemon = daemon(&lab);
     let serve = |id: u32, name: &'static str| {
@@ -179,7 +187,7 @@ fn two_back_ends_and_three_programs_are_never_mixed() {
                     answered += 1;
                     answered
                 };
-                for number in 0..EACH {
+                for number in 0..each {
                     let mut bytes = [id.to_le_bytes(), number.to_le_bytes()].concat();
                     bytes.resize(16 + (number % 400) as usize, number as u8);
                     send(&mut program, &bytes, &mut taken);
@@ -190,18 +198,38 @@ fn two_back_ends_and_three_programs_are_never_mixed() {
                         check(told);
                     });
                 }
-                while check(told(&mut program)) < EACH {}
+                while check(told(&mut program)) < each {}
             })
         })
         .collect();
     programs.into_iter().for_each(|it| it.join().unwrap());
     let sums: Vec<u64> = backs.into_iter().map(|it| it.join().unwrap()).collect();
-    assert_eq!(sums, [3 * EACH; 2]);
+    assert_eq!(sums, [3 * each; 2]);
+    // All of it was counted. What a program had left behind when it went was not said any more.
+    let counters = daemon.counters();
+    for name in ["kv", "dns"] {
+        let mut own = counters.iter().filter(|it| it.kind == "backend");
+        let own = own.find(|it| it.name == name).unwrap();
+        let told = |of: &str| value(own, of);
+        assert_eq!(
+            (told("messages_in"), told("messages_out")),
+            (3 * each, 3 * each)
+        );
+        assert_eq!(told("message_bytes_in"), told("message_bytes_out"));
+        let now = [
+            "channels_opened",
+            "channels_cut",
+            "channels",
+            "waiting_bytes",
+        ]
+        .map(told);
+        assert_eq!(now, [3, 0, 0, 0]);
+    }
 }
 
 #[test]
 fn events_are_counted_and_none_is_lost() {
-    const EVENTS: u64 = 200_000;
+    let events = so_many(200_000, 1_000_000);
     let lab = Lab::new().unwrap();
     let daemon = daemon(&lab);
     let mut back = back_end(&daemon, 85, "kv");
@@ -209,7 +237,7 @@ fn events_are_counted_and_none_is_lost() {
     let number = joined(&mut back);
     assert!(matches!(program.event(4, 1), Err(Error::Invalid(_))));
     let rings = thread::spawn(move || {
-        for at in 0..EVENTS {
+        for at in 0..events {
             program.event((at % 4) as u8, 1).unwrap();
         }
         let mut counts = [0; 4];
@@ -222,7 +250,7 @@ fn events_are_counted_and_none_is_lost() {
         program
     });
     let mut counts = [0; 4];
-    while counts.iter().sum::<u64>() < EVENTS {
+    while counts.iter().sum::<u64>() < events {
         if let Heard::Event {
             channel,
             event,
@@ -233,7 +261,7 @@ fn events_are_counted_and_none_is_lost() {
             counts[usize::from(event)] += count;
         }
     }
-    assert_eq!(counts, [EVENTS / 4; 4]);
+    assert_eq!(counts, [events / 4; 4]);
     for _ in 0..1000 {
         (0..4).for_each(|event| back.event(number, event, 1).unwrap());
     }

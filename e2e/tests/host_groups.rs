@@ -182,6 +182,25 @@ fn who_asks_for_an_impossible_group_is_told_what_to_do() {
 /// What a configuration takes from a VM while no daemon runs: its guest has the memory plugged in
 /// all the same.
 #[test]
+fn a_uml_is_told_why_it_can_be_in_no_group_of_the_host() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--source", "lab=gen,count=1"]).unwrap();
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let wanted = VmSpec {
+        kind: VmKind::Uml,
+        ..spec("uml", "", &[("g", "lab", 1 << 16)])
+    };
+    let text = client.attach_vm(wanted.clone()).err().unwrap().to_string();
+    assert!(
+        text.contains("maps one memory") && text.contains("can write"),
+        "{text}"
+    );
+    // The control: it is the group, and not the machine.
+    let groups = Vec::new();
+    client.attach_vm(VmSpec { groups, ..wanted }).unwrap();
+}
+
+#[test]
 fn a_vm_that_may_not_see_the_source_any_more_keeps_the_others_from_its_memory() {
     let lab = Lab::new().unwrap();
     let config = lab.dir().join("config");

@@ -226,13 +226,17 @@ impl Client {
 /// Memory for a running VM.
 impl Client {
     /// From now on this process plugs devices for the VM, which it attached over this connection, of at most
-    /// so many bytes in all; [`next_growth`](Self::next_growth) says which.
+    /// so many bytes in all; [`next_growth`](Self::next_growth) says which. With `apart` each port of the VM
+    /// gets a device of its own, and no place in the pool.
     ///
     /// # Errors
     /// Those of any request; agents refuse it.
-    pub fn offer_growth(&mut self, name: &str, most_bytes: u64) -> Result<(), Error> {
-        let name = name.to_owned();
-        let offer = Grow::Offer { name, most_bytes };
+    pub fn offer_growth(&mut self, name: &str, most_bytes: u64, apart: bool) -> Result<(), Error> {
+        let offer = Grow::Offer {
+            name: name.to_owned(),
+            most_bytes,
+            apart,
+        };
         done(&self.connection.exchange(&Message::Grow(offer), None)?)
     }
 

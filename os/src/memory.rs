@@ -147,7 +147,7 @@ pub fn readable(name: &str, len: u64, go_on: GoOn<'_>) -> io::Result<SharedMemor
     })
 }
 
-/// Memory that two peers share and the daemon does not map. Its pages are freed with this, even if others
+/// Memory that two peers share, and that the daemon maps only if it is one of them. Its pages are freed with this, even if others
 /// still have a descriptor: it reads as zero then.
 #[derive(Debug)]
 pub struct Exported {
@@ -204,6 +204,14 @@ impl Exported {
             false => all,
         };
         Ok(fchmod(&self.whole, mode)?)
+    }
+
+    /// Maps all of it here, too.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn map(&self) -> io::Result<Region> {
+        mapped(&self.whole, self.len)
     }
 
     /// Frees its pages: whoever maps it sees zeros, in pages that are made when they are touched.

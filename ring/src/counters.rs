@@ -535,6 +535,12 @@ pub const VM: &[Counter] = &[
     own("pool_bytes", Bytes, "the pool"),
     own("pool_free", Bytes, "what no ring uses of it"),
     own(
+        "grown_devices",
+        Things,
+        "devices that are plugged for its ports and for back-ends' memory",
+    ),
+    own("grown_bytes", Bytes, "bytes of them"),
+    own(
         "channel_skipped_bytes",
         Bytes,
         "garbage on its control channel",
@@ -550,6 +556,30 @@ pub const VM: &[Counter] = &[
         Times,
         "a ring of the guest was heard",
     ),
+];
+
+/// Counters of a third party's back-end.
+pub const BACKEND: &[Counter] = &[
+    own("channels", Things, "channels to it"),
+    own("channels_opened", Times, "a program connected to it"),
+    own(
+        "channels_cut",
+        Times,
+        "a channel ended because one side broke the rules",
+    ),
+    own("messages_in", Times, "a program said something to it"),
+    own("messages_out", Times, "it said something to a program"),
+    own("message_bytes_in", Bytes, "what programs said to it"),
+    own("message_bytes_out", Bytes, "what it said to programs"),
+    own("events_in", Times, "a program's event happened"),
+    own("events_out", Times, "an event of its happened"),
+    own(
+        "waiting_bytes",
+        Bytes,
+        "what either side said and the other has not taken, 256 for each message more",
+    ),
+    own("regions", Things, "pieces of memory that it shares"),
+    own("region_bytes", Bytes, "bytes of them"),
 ];
 
 /// Parts of a sum that daemons did not count at first.
@@ -580,6 +610,7 @@ pub fn find(kind: &str, name: &str) -> Option<&'static Counter> {
         "port" => &[PORT, SENDER],
         "daemon" => &[DAEMON],
         "vm" => &[VM],
+        "backend" => &[BACKEND],
         _ => &[],
     };
     let mut all = tables.iter().flat_map(|table| table.iter());

@@ -48,6 +48,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         arenas: Arenas::default(),
         apart: true,
         board: false,
+        memory: 0,
     };
     let hello = Message::Hello {
         min_version: 1,

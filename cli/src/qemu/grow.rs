@@ -8,6 +8,7 @@
 //! QEMU gets the memory as a descriptor and opens it again by its own `/proc/self/fd`: no file has to be
 //! where QEMU's user may open it, and nobody can shorten the memory under the guest.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -17,12 +18,15 @@ use serde_json::json;
 use vnplug::Client;
 use vnplug_ring::control::Grow;
 
+use super::Attach;
 use super::monitor::{Monitor, MonitorError, News};
 use super::parts;
 use super::slots;
-use crate::failure::{Failure, OK};
+use crate::failure::{Failure, OK, Outcome};
 use crate::{out, sys};
 
+/// Between tries to reach the daemon again.
+const RETRY: Duration = Duration::from_millis(300);
 /// Between looks at what QEMU and signals say.
 const TURN: Duration = Duration::from_millis(200);
 /// How long a guest has to let go of a device before it is said that it does not.
@@ -37,14 +41,61 @@ fn ids(vm: &str, number: u32) -> (String, String) {
 }
 
 /// What an earlier process plugged and left, as QEMU calls it.
-pub(super) fn left_over(vm: &str, present: &[String]) -> Vec<(String, String)> {
+fn left_over(vm: &str, present: &[String]) -> Vec<(String, String)> {
+    let numbers = numbers(vm, present).into_iter();
+    numbers.map(|number| ids(vm, number)).collect()
+}
+
+/// What was plugged for a VM, by its numbers.
+fn numbers(vm: &str, present: &[String]) -> BTreeSet<u32> {
     let prefix = format!("vnplug-{vm}-grow");
     let numbers = present.iter().filter_map(|id| {
         let rest = id.strip_prefix(&prefix)?;
         rest.strip_prefix("shm").unwrap_or(rest).parse::<u32>().ok()
     });
-    let numbers: std::collections::BTreeSet<u32> = numbers.collect();
-    numbers.into_iter().map(|number| ids(vm, number)).collect()
+    numbers.collect()
+}
+
+impl Attach {
+    /// Attaches, then plugs what the daemon wants. A daemon that is started again is served again.
+    pub(super) fn attach_and_grow(
+        &self,
+        monitor: &mut dyn Monitor,
+        most: u64,
+        connect: impl Fn() -> Result<Client, Failure>,
+    ) -> Outcome {
+        let name = &self.vm.name;
+        sys::catch_signals();
+        let mut again = false;
+        loop {
+            let client = match connect() {
+                Ok(client) => client,
+                Err(_) if again => {
+                    if sys::stop().is_some() {
+                        return Ok(OK);
+                    }
+                    std::thread::sleep(RETRY);
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            let mut client = self.attach_pool(monitor, &self.buses, client)?;
+            // Programs may map what is there: the daemon knows, or says after a while that it is to go.
+            for number in numbers(name, &parts::present(monitor)?) {
+                let error = String::new();
+                client.tell_growth(Grow::Plugged { number, error })?;
+            }
+            out::line(&format!(
+                "{name}: plugs up to {} MiB while this runs",
+                most >> 20
+            ))?;
+            match serve(monitor, &mut client, name, &self.buses) {
+                Ok(Some(ended)) => return Ok(ended),
+                Ok(None) => again = true,
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
 }
 
 /// Takes out what an earlier process left.
@@ -68,7 +119,7 @@ pub(super) fn remove_left_over(
 }
 
 /// Plugs and takes out what the daemon says, until a signal comes, or QEMU ends; `None`: the daemon is gone.
-pub(super) fn serve(
+fn serve(
     monitor: &mut dyn Monitor,
     client: &mut Client,
     vm: &str,

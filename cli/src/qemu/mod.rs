@@ -30,7 +30,7 @@ use self::slots::DeviceAddress;
 use self::virsh::Virsh;
 use crate::entrances::{Entrances, NicSpec, Via};
 use crate::failure::{Failure, OK, Outcome, PENDING};
-use crate::{attach, out, sys, text};
+use crate::{attach, out, text};
 
 /// Where QEMU's monitor is.
 #[derive(Debug, Args)]
@@ -62,6 +62,7 @@ Examples:
   vnplug attach qemu --name ids1 --qmp /run/ids1.qmp --allow eth1 --group ids=eth1,64M
   vnplug attach qemu --name ids2 --qmp /run/ids2.qmp --allow eth1 --group ids=eth1
   vnplug attach qemu --name web --qmp /run/web.qmp --nic lan0
+  vnplug attach qemu --name many --qmp /run/many.qmp --allow eth1 --grow 256M --apart
 
 QEMU needs a monitor socket of its own for --qmp: -qmp unix:/run/probe.qmp,server=on,wait=off
 A q35 machine needs two free pcie-root-ports (one more with --doorbell, and for each --group).
@@ -97,10 +98,13 @@ pub(crate) struct Attach {
         value_name = "SWITCH[,mac=ADDRESS][,model=DRIVER][,via=WAY]"
     )]
     nics: Vec<NicSpec>,
-    /// Stay, and plug more memory of its own into the running VM, for back-ends, up to SIZE in all: until the
-    /// VM is detached or this ends. Holds the monitor (not with --libvirt)
+    /// Stay, and plug more memory into the running VM, for back-ends and for ports that do not fit its pool, up
+    /// to SIZE in all: until the VM is detached or this ends. Holds the monitor (not with --libvirt)
     #[arg(long, value_name = "SIZE", value_parser = text::size, conflicts_with_all = ["libvirt", "nics"])]
     grow: Option<u64>,
+    /// Give each port memory of its own, and none in the pool: programs of the guest's other users cannot map it
+    #[arg(long, requires = "grow")]
+    apart: bool,
     /// PCI bus or free PCIe port to plug into; once per device, in order. Default: found automatically
     #[arg(long = "bus", value_name = "ID")]
     buses: Vec<String>,
@@ -210,49 +214,6 @@ impl Attach {
         Ok(())
     }
 
-    /// Attaches, then plugs what the daemon wants. A daemon that is started again is served again.
-    fn attach_and_grow(
-        &self,
-        monitor: &mut dyn Monitor,
-        most: u64,
-        connect: impl Fn() -> Result<Client, Failure>,
-    ) -> Outcome {
-        let name = &self.vm.name;
-        sys::catch_signals();
-        let mut again = false;
-        loop {
-            let client = match connect() {
-                Ok(client) => client,
-                Err(_) if again => {
-                    if sys::stop().is_some() {
-                        return Ok(OK);
-                    }
-                    std::thread::sleep(RETRY);
-                    continue;
-                }
-                Err(failure) => return Err(failure),
-            };
-            let mut client = self.attach_pool(monitor, &self.buses, client)?;
-            let stay = grow::remove_left_over(monitor, name, QMP_LIMIT)?;
-            if !stay.is_empty() {
-                out::note(&format!(
-                    "{name}: the guest does not let go of {}",
-                    stay.join(", ")
-                ));
-            }
-            client.offer_growth(name, most)?;
-            out::line(&format!(
-                "{name}: plugs up to {} MiB while this runs",
-                most >> 20
-            ))?;
-            match grow::serve(monitor, &mut client, name, &self.buses) {
-                Ok(Some(ended)) => return Ok(ended),
-                Ok(None) => again = true,
-                Err(failure) => return Err(failure),
-            }
-        }
-    }
-
     /// Attaches; the connection by which that was done.
     fn attach_pool(
         &self,
@@ -299,6 +260,10 @@ impl Attach {
         if ready.arenas.len() != self.groups.len() {
             let text = "the daemon is too old for --group: update it";
             return Err(Failure::about(name, text));
+        }
+        if let Some(most) = self.grow {
+            // Before the guest can see its pool: where a port lies is settled when it is opened.
+            client.offer_growth(name, most, self.apart)?;
         }
         let arenas = ready.arenas.iter().map(|(path, len)| (path.as_str(), *len));
         let memory = std::iter::once((ready.pool_path.as_str(), ready.pool_len)).chain(arenas);
@@ -568,8 +533,6 @@ fn host_group(text: &str) -> Result<HostGroup, String> {
     })
 }
 
-/// Between attempts to reach a daemon that is gone.
-const RETRY: Duration = Duration::from_millis(300);
 const QMP_LIMIT: Duration = Duration::from_secs(5);
 /// More, for virsh may have to wait until libvirt's daemon has started.
 const VIRSH_LIMIT: Duration = Duration::from_secs(15);

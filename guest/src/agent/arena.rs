@@ -15,32 +15,50 @@ use vnplug_ring::Region;
 use vnplug_ring::arena::{ARENA_MAGIC, header};
 use vnplug_ring::control::grow::PLUGGED_MAGIC;
 
-use super::find::{entries, is_ivshmem};
+use super::find::{Identity, entries, is_ivshmem};
 use super::room;
 use crate::map::map_read_only;
 
+/// Devices of which applications have descriptors for writing: what their first page says may be a lie.
+#[derive(Debug, Default)]
+pub(super) struct Handed(Vec<Identity>);
+
 /// Opens, for reading only, the device whose first arena has this epoch.
-pub(super) fn find(root: &Path, epoch: u64) -> Option<OwnedFd> {
-    find_device(root, false, |page| {
+pub(super) fn find(root: &Path, handed: &mut Handed, epoch: u64) -> Option<OwnedFd> {
+    find_device(root, handed, false, |page| {
         page.load_u64(header::MAGIC, Ordering::Acquire) == ARENA_MAGIC
             && page.load_u64(header::EPOCH, Ordering::Relaxed) == epoch
     })
 }
 
 /// Opens the device with memory that was plugged under this number.
-pub(super) fn find_plugged(root: &Path, number: u64, writable: bool) -> Option<OwnedFd> {
-    find_device(root, writable, |page| {
+pub(super) fn find_plugged(
+    root: &Path,
+    handed: &mut Handed,
+    number: u64,
+    writable: bool,
+) -> Option<OwnedFd> {
+    find_device(root, handed, writable, |page| {
         page.load_u64(0, Ordering::Acquire) == PLUGGED_MAGIC
             && page.load_u64(8, Ordering::Relaxed) == number
     })
 }
 
 /// Opens the shared-memory device whose first page says what `is_it` asks.
-fn find_device(root: &Path, writable: bool, is_it: impl Fn(&Region) -> bool) -> Option<OwnedFd> {
+fn find_device(
+    root: &Path,
+    handed: &mut Handed,
+    writable: bool,
+    is_it: impl Fn(&Region) -> bool,
+) -> Option<OwnedFd> {
+    handed.0.retain(Identity::still_there);
     let bus = root.join("sys/bus/pci");
     let devices = entries(&bus.join("devices")).into_iter();
     let mut devices = devices.filter(|device| is_ivshmem(device));
-    devices.find_map(|device| {
+    let (device, memory) = devices.find_map(|device| {
+        if Identity::of(&device).is_some_and(|it| handed.0.contains(&it)) {
+            return None;
+        }
         room::make(&bus, &device);
         if let Err(error) = fs::write(device.join("enable"), "1") {
             log::debug!("{}: cannot enable: {error}", device.display());
@@ -52,8 +70,12 @@ fn find_device(root: &Path, writable: bool, is_it: impl Fn(&Region) -> bool) -> 
         let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
         let memory = open(device.join("resource2"), flags, Mode::empty()).ok()?;
         let page = map_read_only(memory.as_fd(), PAGE).ok()?;
-        is_it(&page).then_some(memory)
-    })
+        is_it(&page).then_some((device, memory))
+    })?;
+    if writable {
+        handed.0.extend(Identity::of(&device));
+    }
+    Some(memory)
 }
 
 const PAGE: u64 = 4096;
@@ -92,11 +114,37 @@ mod tests {
         tree.device("0000:00:04.0", vnplug_ring::pool::MAGIC, 7);
         tree.device("0000:00:05.0", ARENA_MAGIC, 6);
         tree.device("0000:00:06.0", ARENA_MAGIC, 7);
-        assert!(find(&tree.0, 8).is_none());
-        let found = find(&tree.0, 7).unwrap();
+        let mut handed = Handed::default();
+        assert!(find(&tree.0, &mut handed, 8).is_none());
+        let found = find(&tree.0, &mut handed, 7).unwrap();
         let page = map_read_only(found.as_fd(), PAGE).unwrap();
         assert_eq!(page.load_u64(header::EPOCH, Ordering::Relaxed), 7);
         assert_eq!(page.load_u64(0, Ordering::Relaxed), ARENA_MAGIC);
         assert!(map(found.as_fd(), PAGE).is_err(), "it can be written");
+    }
+
+    #[test]
+    fn a_device_that_was_handed_out_is_not_taken_for_anything_else() {
+        let name = format!("vnplug-handed-{}", std::process::id());
+        let tree = Tree(std::env::temp_dir().join(name));
+        tree.device("0000:00:05.0", PLUGGED_MAGIC, 0);
+        let path = tree.0.join("sys/bus/pci/devices/0000:00:05.0/resource2");
+        let says = |at: usize, word: u64| {
+            let mut page = fs::read(&path).unwrap();
+            page[at..at + 8].copy_from_slice(&word.to_le_bytes());
+            fs::write(&path, page).unwrap();
+        };
+        says(8, 11);
+        let mut handed = Handed::default();
+        assert!(find_plugged(&tree.0, &mut handed, 11, false).is_some());
+        assert!(find_plugged(&tree.0, &mut handed, 11, true).is_some());
+        // Its application says that it is another, and that it is a group's.
+        says(8, 12);
+        assert!(find_plugged(&tree.0, &mut handed, 12, true).is_none());
+        says(0, ARENA_MAGIC);
+        says(16, 7);
+        assert!(find(&tree.0, &mut handed, 7).is_none());
+        // An agent that has not handed it out would believe it.
+        assert!(find(&tree.0, &mut Handed::default(), 7).is_some());
     }
 }

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use vnplug_ring::control::backend::{Connected, Mapped};
 use vnplug_ring::control::{Backend, Message, RingPlace, code};
 
 use super::app::Hangup;
-use super::arena;
+use super::arena::{self, Handed};
+use super::plugged::{LOOK, PLUGGED};
 use super::serve::Agent;
 
 /// A channel of an application.
@@ -116,7 +117,7 @@ impl Agent {
         let app = entry.app;
         let mut fds = Vec::new();
         match &said {
-            Backend::Mapped(mapped) => match memory(&self.pools, mapped) {
+            Backend::Mapped(mapped) => match memory(&self.pools, &mut self.handed, mapped) {
                 Some(fd) => {
                     let place = RingPlace {
                         offset: mapped.offset,
@@ -160,9 +161,14 @@ impl Agent {
         let due: Vec<Awaited> = due.collect();
         for mut awaited in due {
             let mapped = awaited.mapped;
-            if memory(&self.pools, &mapped).is_some() {
-                self.of_back_end(Backend::Mapped(mapped));
-            } else if now < awaited.until {
+            // If it is still not there, it is awaited anew; then it is for as long as before.
+            let before = self.awaited.len();
+            self.of_back_end(Backend::Mapped(mapped));
+            if self.awaited.len() == before {
+                continue;
+            }
+            self.awaited.truncate(before);
+            if now < awaited.until {
                 awaited.next = now + LOOK;
                 self.awaited.push(awaited);
             } else if let Some(entry) = self.channels.get(&mapped.channel) {
@@ -240,14 +246,9 @@ impl Agent {
 }
 
 /// The memory that an application is to map.
-fn memory(pools: &[super::find::Pool], mapped: &Mapped) -> Option<OwnedFd> {
+fn memory(pools: &[super::find::Pool], handed: &mut Handed, mapped: &Mapped) -> Option<OwnedFd> {
     match mapped.memory {
         0 => pools.first()?.memory.try_clone().ok(),
-        number => arena::find_plugged(Path::new("/"), number, mapped.writable),
+        number => arena::find_plugged(Path::new("/"), handed, number, mapped.writable),
     }
 }
-
-/// Between looks for a device.
-const LOOK: Duration = Duration::from_millis(50);
-/// How long one is looked for: a PCIe port takes five seconds to show it.
-const PLUGGED: Duration = Duration::from_secs(20);

@@ -36,6 +36,8 @@ mod closer;
 mod doorbell;
 mod find;
 mod phase;
+mod places;
+mod plugged;
 mod relay;
 mod room;
 mod serve;

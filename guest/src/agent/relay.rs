@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -14,11 +13,12 @@ use vnplug_ring::control::{
 };
 
 use super::app::{Hangup, receive};
-use super::arena;
 use super::backend::ChannelEntry;
 use super::closer::{Closer, PeerFd};
 use super::doorbell::Line;
 use super::phase::Phase;
+use super::places::{MAX_NAMED, coalesce, places_of};
+use super::plugged::{self, Missing};
 use super::serve::Agent;
 use crate::error::Error;
 
@@ -47,9 +47,9 @@ enum Wake {
 /// A relayed request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pending {
-    app: u32,
+    pub(super) app: u32,
     /// The application's own number for it.
-    id: u32,
+    pub(super) id: u32,
     /// The port it closes, if it closes one.
     closes: Option<u32>,
 }
@@ -176,6 +176,7 @@ impl Agent {
                 hangups.push((pending.app, hangup));
             }
         }
+        self.lose_awaited(reason, &mut hangups);
         for (port, entry) in std::mem::take(&mut self.ports) {
             let app = entry.app;
             if let Err(hangup) = self.gone(port, entry, reason.into()) {
@@ -205,6 +206,7 @@ impl Agent {
             entry.app != number
         });
         self.pending.retain(|_, pending| pending.app != number);
+        places.append(&mut self.forget_awaited(number));
         places.append(&mut self.forget_channels(number));
         // It would come after whatever waits, and there is nothing to close.
         if app.asked_for_port && self.phase == Phase::Up {
@@ -270,24 +272,42 @@ impl Agent {
         Ok(())
     }
 
+    /// A port is open; its application gets it when its memory is there.
     fn opened(&mut self, pending: Pending, opened: Opened) -> Result<(), Hangup> {
+        let found = plugged::memory_of(&self.pools, &mut self.handed, &opened);
+        self.opened_with(pending, opened, found)
+    }
+
+    /// As [`opened`](Self::opened), with its memory and its arenas, or what is missing.
+    pub(super) fn opened_with(
+        &mut self,
+        pending: Pending,
+        mut opened: Opened,
+        found: Result<(Option<OwnedFd>, Option<OwnedFd>), Missing>,
+    ) -> Result<(), Hangup> {
         let Pending { app, id, .. } = pending;
-        let arenas = match opened.arenas.home {
-            ArenaHome::Apart => match arena::find(Path::new("/"), opened.arenas.memory) {
-                Some(device) => Some(device),
-                None => {
-                    let text = "the guest has no device with this group's arenas: is it plugged in, \
-                                and has it an address? (dmesg says why not)";
-                    return self.give_up(pending, &opened, code::UNAVAILABLE, text);
-                }
-            },
-            _ => None,
+        let (memory, arenas) = match found {
+            Ok(found) => found,
+            Err(Missing::Awaited) => {
+                self.await_port(pending, opened);
+                return Ok(());
+            }
+            Err(Missing::Group) => {
+                let text = "the guest has no device with this group's arenas: is it plugged in, \
+                            and has it an address? (dmesg says why not)";
+                return self.give_up(pending, &opened, code::UNAVAILABLE, text);
+            }
         };
-        let memory = self.pools.first().map(|pool| pool.memory.try_clone());
+        let places = places_of(&opened);
+        // Which device it is does not matter to who has its descriptor.
+        opened.memory = 0;
+        if opened.arenas.home == ArenaHome::Plugged {
+            opened.arenas.home = ArenaHome::Apart;
+        }
         let closer = self.apps.get(&app).map(|app| app.closer().clone());
         let closer = closer.unwrap_or_default();
         let kicks = self.kicks(&opened, &closer);
-        let (Some(Ok(memory)), Ok((reader, wake)), Ok((kick, kicker))) =
+        let (Some(memory), Ok((reader, wake)), Ok((kick, kicker))) =
             (memory, self.wake(&opened, &closer), kicks)
         else {
             log::warn!("no descriptors left for a port of application {app}");
@@ -297,7 +317,7 @@ impl Agent {
         let entry = PortEntry {
             app,
             wake,
-            places: places_of(&opened),
+            places,
             kick,
         };
         self.ports.insert(opened.port, entry);
@@ -306,7 +326,7 @@ impl Agent {
     }
 
     /// Closes a port that its application cannot get.
-    fn give_up(
+    pub(super) fn give_up(
         &mut self,
         pending: Pending,
         opened: &Opened,
@@ -407,6 +427,7 @@ impl Agent {
             }
             Message::Backend(said) => self.of_back_end(said),
             Message::Gone { port, reason } => {
+                self.end_awaited(port, &reason);
                 if let Some(entry) = self.ports.remove(&port) {
                     let app = entry.app;
                     if let Err(hangup) = self.gone(port, entry, reason) {
@@ -475,44 +496,11 @@ impl Agent {
     }
 }
 
-/// Where all rings of a port lie.
-fn places_of(opened: &Opened) -> Vec<RingPlace> {
-    let transmit = (opened.transmit.len > 0).then_some(opened.transmit);
-    let arenas = match opened.arenas.home {
-        ArenaHome::WithTheRings => opened.arenas.places.as_slice(),
-        _ => &[],
-    };
-    let rings = opened.rings.iter().chain(arenas);
-    rings.copied().chain(transmit).collect()
-}
-
 /// Wakes a reader; a full buffer has woken it already.
 fn ring(bell: &PeerFd) {
     match send(bell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         Ok(_) | Err(Errno::AGAIN | Errno::PIPE) => {}
         Err(errno) => log::debug!("cannot ring: {errno}"),
-    }
-}
-
-/// The same places as at most this many; those nearest to each other are joined if need be, with what
-/// lies between them.
-fn coalesce(mut places: Vec<RingPlace>, most: usize) -> Vec<RingPlace> {
-    places.sort_unstable_by_key(|place| place.offset);
-    let mut gap = 0_u64;
-    loop {
-        places.dedup_by(|next, place| {
-            let end = place.offset.saturating_add(place.len);
-            let joined = next.offset <= end.saturating_add(gap);
-            if joined {
-                let end = end.max(next.offset.saturating_add(next.len));
-                place.len = end - place.offset;
-            }
-            joined
-        });
-        if places.len() <= most.max(1) {
-            return places;
-        }
-        gap = gap.saturating_mul(2).max(4096);
     }
 }
 
@@ -522,52 +510,3 @@ const BLIND: Duration = Duration::from_millis(10);
 const MAX_BACKLOG: usize = 256 << 10;
 /// Places of closed ports that an application may keep.
 const MAX_MAPPED: usize = 512;
-/// Places in one message; it has to be shorter than `MAX_REQUEST`.
-const MAX_NAMED: usize = 2048;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use vnplug_ring::control::wire::MAX_REQUEST;
-
-    fn every_third_page(count: u64) -> Vec<RingPlace> {
-        let place = |page| RingPlace {
-            offset: page * 3 * 4096,
-            len: 4096,
-        };
-        (0..count).map(place).collect()
-    }
-
-    #[test]
-    fn adjacent_places_are_one_and_others_stay() {
-        let mut places: Vec<RingPlace> = (0..100)
-            .map(|page| RingPlace {
-                offset: page * 4096,
-                len: 4096,
-            })
-            .collect();
-        places.reverse();
-        let all = RingPlace {
-            offset: 0,
-            len: 100 * 4096,
-        };
-        assert_eq!(coalesce(places, 10), [all]);
-        assert_eq!(coalesce(every_third_page(10), 10), every_third_page(10));
-        assert!(coalesce(Vec::new(), 10).is_empty());
-    }
-
-    #[test]
-    fn however_many_places_there_are_a_message_takes_them() {
-        let places = every_third_page(100_000);
-        let named = coalesce(places.clone(), MAX_NAMED);
-        assert!(named.len() <= MAX_NAMED);
-        let covers = |place: &RingPlace| {
-            named.iter().any(|named| {
-                named.offset <= place.offset && place.offset + place.len <= named.offset + named.len
-            })
-        };
-        assert!(places.iter().step_by(997).all(covers));
-        let full = every_third_page(MAX_NAMED as u64);
-        assert!(Message::Release(full).encode(1, 0).len() < MAX_REQUEST / 2 + 100);
-    }
-}

@@ -13,12 +13,14 @@ use vnplug_ring::control::Message;
 use super::AgentConfig;
 use super::accept::listen;
 use super::app::App;
+use super::arena::Handed;
 use super::backend::{Awaited, ChannelEntry};
 use super::channel::Channel;
 use super::closer::{Closer, PeerFd};
 use super::doorbell::Doorbell;
 use super::find::{Identity, Pool};
 use super::phase::Phase;
+use super::plugged::AwaitedPort;
 use super::relay::{Pending, PortEntry};
 use crate::connection::timespec;
 use crate::error::Error;
@@ -48,6 +50,10 @@ pub(super) struct Agent {
     pub(super) channels: BTreeMap<u32, ChannelEntry>,
     /// Memory of back-ends whose device the guest has not found yet.
     pub(super) awaited: Vec<Awaited>,
+    /// Ports likewise.
+    pub(super) awaited_ports: Vec<AwaitedPort>,
+    /// Devices of which applications have descriptors.
+    pub(super) handed: Handed,
     pub(super) pending: BTreeMap<u32, Pending>,
     pub(super) last_app: u32,
     last_id: u32,
@@ -89,6 +95,8 @@ impl Agent {
             ports: BTreeMap::new(),
             channels: BTreeMap::new(),
             awaited: Vec::new(),
+            awaited_ports: Vec::new(),
+            handed: Handed::default(),
             pending: BTreeMap::new(),
             last_app: 0,
             last_id: 0,
@@ -125,7 +133,8 @@ impl Agent {
             self.watch_channel();
             let blind = self.wake_blind(now);
             let awaits = self.look_for_devices(now);
-            let next = [Some(self.tick_at), self.deaf_until, blind, awaits];
+            let memory = self.look_for_memory(now);
+            let next = [Some(self.tick_at), self.deaf_until, blind, awaits, memory];
             let next = next.into_iter().flatten().min().unwrap_or(now);
             let time = timespec(next.saturating_duration_since(Instant::now()));
             let mut events = [Event {

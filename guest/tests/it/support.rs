@@ -324,6 +324,7 @@ impl Shared {
             arenas: vnplug_ring::control::Arenas::default(),
             apart: false,
             board: false,
+            memory: 0,
         };
         Ok((opened, fds))
     }

@@ -227,6 +227,7 @@ impl Control {
         if let Some(vm) = viewer.and_then(|viewer| self.vms.of_mut(viewer)) {
             vm.forget_port(port, &places);
         }
+        self.close_devices(&places);
     }
 }
 

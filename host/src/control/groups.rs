@@ -19,8 +19,8 @@ impl Control {
     pub(super) fn wanted_groups(&self, spec: &VmSpec) -> Result<Vec<(GroupRecord, bool)>, Refusal> {
         arenas::check(&spec.groups)?;
         if spec.kind == VmKind::Uml && !spec.groups.is_empty() {
-            let what = "a User-mode Linux maps one memory, its pool: its readers can have groups of \
-                        their own there, and none of the host";
+            let what = "a User-mode Linux maps one memory, its pool, and can write all of it: its readers can \
+                        have groups of their own there, and none of the host";
             return Err(Refusal::new(code::INVALID, what));
         }
         let viewer = Peer::Vm(spec.name.clone());

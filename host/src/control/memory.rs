@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use vnplug_ring::Region;
 use vnplug_ring::control::code;
 
 use super::compile::{Ticket, Waits};
@@ -36,6 +37,8 @@ pub(crate) enum Want {
     Rings(Need),
     /// What a back-end shares with a program.
     Shared { len: u64, writable: bool },
+    /// What a port or a group has in a device of its VM.
+    Device { len: u64, writable: bool },
 }
 
 impl Want {
@@ -43,7 +46,7 @@ impl Want {
         match self {
             Self::Pool(_) => u64::MAX,
             Self::Rings(need) => need.total(),
-            Self::Shared { len, .. } => *len,
+            Self::Shared { len, .. } | Self::Device { len, .. } => *len,
         }
     }
 }
@@ -53,6 +56,7 @@ pub(crate) enum Made {
     Pool(VmPlan, io::Result<Committed>),
     Rings(Need, io::Result<OwnMemory>),
     Shared(u64, io::Result<Exported>),
+    Device(u64, io::Result<(Exported, Region)>),
 }
 
 /// The end of a task.
@@ -168,7 +172,7 @@ impl Completed {
         let bytes = match &self.made {
             Made::Pool(..) => u64::MAX,
             Made::Rings(need, _) => need.total(),
-            Made::Shared(len, _) => *len,
+            Made::Shared(len, _) | Made::Device(len, _) => *len,
         };
         thread.discard(self.made, bytes);
     }
@@ -194,6 +198,14 @@ fn work(inbox: &Receiver<Task>, outbox: &Sender<Completed>, closing: &AtomicBool
             Want::Shared { len, writable } => {
                 let made = guarded(|| memory::exported(len, writable, &go_on));
                 Made::Shared(len, made)
+            }
+            Want::Device { len, writable } => {
+                let made = guarded(|| {
+                    let made = memory::exported(len, writable, &go_on)?;
+                    let region = made.map()?;
+                    Ok((made, region))
+                });
+                Made::Device(len, made)
             }
         };
         if outbox.send(Completed { session, made }).is_err() {

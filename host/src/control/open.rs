@@ -10,7 +10,8 @@ use super::waiting::{Then, Whom};
 use crate::hub::policy::Sight;
 use crate::hub::terms::SendTerms;
 use crate::hub::{
-    Granted, Memory, Named, Need, Opening, OwnMemory, Peer, Programs, Refusal, Step, no_memory,
+    Granted, Grown, Memory, Named, Need, Opening, OwnMemory, Peer, Programs, Refusal, Step,
+    no_memory,
 };
 
 /// The longest name of a cluster or a group in bytes.
@@ -82,7 +83,9 @@ impl Control {
         programs: Programs,
     ) -> Result<(), Over> {
         let memory = match viewer {
-            Peer::Vm(_) => Ok(None),
+            Peer::Vm(_) => {
+                return self.open_in_vm(whom, viewer, open, programs, Grown::default());
+            }
             Peer::User(uid) => {
                 let owner = Peer::User(*uid);
                 let awaited = self.awaited(viewer, &owner);
@@ -102,7 +105,10 @@ impl Control {
                 }
             }
         };
-        let result = memory.and_then(|memory| self.opened(whom, viewer, &open, programs, memory));
+        let result = memory.and_then(|memory| {
+            let grown = Grown::default();
+            self.opened(whom, viewer, &open, programs, memory, grown)
+        });
         self.tell_opened(whom, result)
     }
 
@@ -165,6 +171,7 @@ impl Control {
         open: &Open,
         mut programs: Programs,
         memory: Option<OwnMemory>,
+        grown: Grown,
     ) -> Result<Opening, Refusal> {
         // The grants may have changed while its filters were compiled and its rings were made.
         programs.granted = self.granted(viewer, open)?;
@@ -180,7 +187,8 @@ impl Control {
         let opening = match viewer {
             Peer::User(uid) => {
                 let owner = Peer::User(*uid);
-                let need = self.need(viewer, (open, &programs), &owner, (0, 0))?;
+                let windows = self.backends.windows_of(&owner);
+                let need = self.need(viewer, (open, &programs), &owner, (0, windows))?;
                 // What was asked for when it was made is what is asked for now.
                 let memory = memory
                     .filter(|memory| memory.rings.shape == need.rings)
@@ -208,6 +216,7 @@ impl Control {
                 let memory = Memory::Pool {
                     region: &vm.region,
                     places: &mut vm.places,
+                    grown,
                 };
                 let mut opening = self
                     .hub

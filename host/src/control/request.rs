@@ -172,6 +172,7 @@ impl Control {
                 if let Some(vm) = self.vms.of_mut(viewer) {
                     vm.places.release(&places);
                 }
+                self.release_devices(viewer, &places);
                 self.done_if(whom, Ok(()))
             }
             other => self.is_no_request(whom, &other),
@@ -230,8 +231,9 @@ impl Control {
             return Ok(self.hub.port_counters(vec![port]));
         }
         if self.policy.is_operator(viewer) {
-            let vms = self.vms.counters(&self.sessions);
-            return Ok(self.hub.counters(vms));
+            let mut more = self.vms.counters(&self.sessions, |vm| self.grown(vm));
+            more.extend(self.backends.counters());
+            return Ok(self.hub.counters(more));
         }
         Ok(self.hub.port_counters(self.sessions.ports_of(whom)))
     }
@@ -286,6 +288,7 @@ impl Control {
             vm.places.release_all();
             vm.places.linger(&live);
             vm.heard = vectors;
+            self.name_devices(viewer, &live);
         }
         self.sessions.greeted(whom.token);
         let welcome = Message::Welcome {

@@ -201,9 +201,14 @@ impl Vms {
     }
 
     /// One entry per VM.
-    pub(super) fn counters(&self, sessions: &Sessions) -> Vec<Counted> {
+    pub(super) fn counters(
+        &self,
+        sessions: &Sessions,
+        grown: impl Fn(&str) -> (usize, u64),
+    ) -> Vec<Counted> {
         let session = |vm: &Vm| vm.channel.and_then(|token| sessions.get(token));
-        let served = self.served.values().map(|vm| counted(vm, session(vm)));
+        let served = self.served.values();
+        let served = served.map(|vm| counted(vm, session(vm), grown(vm.name())));
         let broken = self.broken.iter().map(|vm| Counted {
             kind: "vm".into(),
             name: vm.name.clone(),
@@ -219,7 +224,7 @@ impl Vms {
     }
 }
 
-fn counted(vm: &Vm, session: Option<&Session>) -> Counted {
+fn counted(vm: &Vm, session: Option<&Session>, (devices, grown): (usize, u64)) -> Counted {
     let state = match session {
         Some(session) if session.greeted => "ready",
         Some(_) => "connected",
@@ -230,6 +235,8 @@ fn counted(vm: &Vm, session: Option<&Session>) -> Counted {
         ("pool_bytes".into(), vm.pool_bytes()),
         ("pool_free".into(), vm.places.free()),
         ("channel_skipped_bytes".into(), skipped),
+        ("grown_devices".into(), devices as u64),
+        ("grown_bytes".into(), grown),
     ];
     if let Some(server) = &vm.doorbell {
         let (raised, from_guest) = server.counts();

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use vnplug_ring::control::{FilterSpec, Open, VmSpec, code};
 use vnplug_ring::layout::MAX_SNAPLEN;
 
-use super::backends::RegionWish;
+use super::backends::{Growing, RegionWish};
 use super::compile::{CHEAP, CompileThread, Compiled, Job, Ticket};
 use super::grants::Regrant;
 use super::memory::{Completed, Made, MemoryThread, Want};
 use super::request::cut;
 use super::session::Over;
 use super::{ANSWERED, Control};
-use crate::hub::{Peer, Programs, Refusal, Step, no_memory};
+use crate::hub::{Grown, Peer, Programs, Refusal, Step, no_memory};
 use vnplug_filter::{Compiler, Jit, Trust};
 
 /// A request that waits for its filter to be compiled or for its memory.
@@ -35,10 +35,11 @@ pub(super) enum Then {
     Attach(VmSpec),
     Regrant(Box<Regrant>),
     Region(RegionWish),
+    Grow(Box<Growing>),
 }
 
 /// Who is to be answered.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Whom {
     /// The connection.
     pub(super) token: u64,
@@ -240,7 +241,9 @@ impl Control {
             let (device, port) = match &then {
                 Then::Filter { port } => ("", Some(*port)),
                 Then::Open(open) | Then::Rings(open, _) => (open.device.as_str(), None),
-                Then::Attach(_) | Then::Regrant(_) | Then::Region(_) => return Ok(programs),
+                Then::Attach(_) | Then::Regrant(_) | Then::Region(_) | Then::Grow(_) => {
+                    return Ok(programs);
+                }
             };
             self.bears(&viewer, device, port, &programs)?;
             Ok(programs)
@@ -256,7 +259,7 @@ impl Control {
                 regrant.add(programs.filter);
                 self.regrant(whom, &viewer, *regrant)
             }
-            (Ok(_), Then::Rings(..) | Then::Attach(_) | Then::Region(_)) => Ok(()),
+            (Ok(_), Then::Rings(..) | Then::Attach(_) | Then::Region(_) | Then::Grow(_)) => Ok(()),
         };
         self.went_on(token, went);
     }
@@ -285,10 +288,16 @@ impl Control {
                     .answer(whom, ready.map(|ready| (ready, Vec::new())))
             }
             (Made::Shared(_, memory), Then::Region(wish)) => self.shared(whom, wish, memory),
+            (Made::Device(_, memory), Then::Grow(growing)) => {
+                self.grow_for(whom, &viewer, growing, memory)
+            }
             (Made::Rings(need, memory), Then::Rings(open, programs)) => {
                 let opening = memory
                     .map_err(|error| no_memory(need.total(), &error))
-                    .and_then(|memory| self.opened(whom, &viewer, &open, programs, Some(memory)));
+                    .and_then(|memory| {
+                        let (memory, grown) = (Some(memory), Grown::default());
+                        self.opened(whom, &viewer, &open, programs, memory, grown)
+                    });
                 self.tell_opened(whom, opening)
             }
             _ => {
@@ -307,7 +316,8 @@ impl Control {
         }
     }
 
-    /// Ports whose rings are being made for a user, on whatever connection, and their bytes.
+    /// Ports whose rings are being made for a user, on whatever connection, and their bytes, with those that may
+    /// wait in its channels to back-ends.
     pub(super) fn awaited(&self, viewer: &Peer, owner: &Peer) -> (usize, u64) {
         let rings = self.jobs.pending.iter().filter_map(|(token, pending)| {
             let own = self.sessions.get(*token)?.viewer == *viewer;
@@ -319,6 +329,7 @@ impl Control {
                 _ => None,
             }
         });
-        rings.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes))
+        let windows = self.backends.windows_of(owner);
+        rings.fold((0, windows), |(count, sum), bytes| (count + 1, sum + bytes))
     }
 }

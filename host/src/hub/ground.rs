@@ -1,8 +1,10 @@
-//! The memory that a port is built on: a process' own, or a place in its VM's pool.
+//! The memory that a port is built on: a process' own, a place in its VM's pool, or a device that was plugged
+//! into its VM for it.
 
 use std::os::fd::OwnedFd;
 
-use vnplug_ring::control::{RingPlace, code};
+use vnplug_ring::control::grow::PLUGGED_OFFSET;
+use vnplug_ring::control::{ArenaHome, Arenas, RingPlace, code};
 use vnplug_ring::layout::Geometry;
 use vnplug_ring::{Producer, Region};
 
@@ -23,7 +25,26 @@ pub(crate) enum Memory<'a> {
         region: &'a Region,
         /// Its places.
         places: &'a mut Places,
+        /// What does not lie there.
+        grown: Grown,
     },
+}
+
+/// What of a VM's port lies in devices that were plugged for it, and not in the pool.
+#[derive(Debug, Default)]
+pub(crate) struct Grown {
+    /// Its rings, behind the first page of theirs.
+    pub(crate) rings: Option<Plugged>,
+    /// The arenas of the group that it is the first member of, from the beginning of theirs.
+    pub(crate) arenas: Option<Plugged>,
+}
+
+/// Memory of a device.
+#[derive(Debug)]
+pub(crate) struct Plugged {
+    pub(crate) region: Region,
+    /// The number by which the guest's agent finds it. Arenas are found by their own.
+    pub(crate) memory: u64,
 }
 
 /// Memory of a process' port.
@@ -49,12 +70,17 @@ pub(super) struct Ground<'a> {
     pub(super) holes: Option<Holes>,
     /// For the arenas of the group that it is the first member of.
     pub(super) arenas: Option<memory::SharedMemory>,
+    /// Likewise, of a VM's port.
+    pub(super) plugged_arenas: Option<Plugged>,
     /// Of a VM's port.
     pub(super) pool: Option<Taken<'a>>,
+    /// Where all of it lies in the pool, or the device that it lies in.
+    pub(super) place: Option<RingPlace>,
 }
 
 /// Places that were taken of a pool, and go back if they are not kept.
 pub(super) struct Taken<'a> {
+    pub(super) region: &'a Region,
     pool: &'a mut Places,
     taken: Vec<RingPlace>,
 }
@@ -64,7 +90,11 @@ impl<'a> Ground<'a> {
     pub(super) fn of(plan: &PortPlan, memory: Memory<'a>) -> Result<Self, Refusal> {
         match memory {
             Memory::Own(own) => Self::own(plan, own),
-            Memory::Pool { region, places } => Self::in_pool(plan, region, places),
+            Memory::Pool {
+                region,
+                places,
+                grown,
+            } => Self::in_vm(plan, region, places, grown),
         }
     }
 
@@ -85,29 +115,50 @@ impl<'a> Ground<'a> {
             fds: vec![rings.words, rings.records],
             holes: words.map(|words| Holes::new(words, shape.words_len())),
             arenas,
+            plugged_arenas: None,
             pool: None,
+            place: None,
         })
     }
 
-    fn in_pool(plan: &PortPlan, region: &Region, places: &'a mut Places) -> Result<Self, Refusal> {
+    fn in_vm(
+        plan: &PortPlan,
+        region: &'a Region,
+        places: &'a mut Places,
+        grown: Grown,
+    ) -> Result<Self, Refusal> {
         let mut pool = Taken {
+            region,
             pool: places,
             taken: Vec::new(),
         };
-        let all = pool.take(plan.bytes(), |free, bytes| {
-            format!(
-                "the VM's pool has {free} bytes free and this port needs {bytes} in one piece: use a \
-                 smaller ring, close ports or attach with a larger --pool"
-            )
-        })?;
+        let (region, all, place) = match grown.rings {
+            Some(Plugged { region, memory }) => {
+                let all = RingPlace {
+                    offset: PLUGGED_OFFSET,
+                    len: plan.bytes(),
+                };
+                (region, all, RingPlace::device(memory))
+            }
+            None => {
+                let all = pool.take(plan.bytes(), |free, bytes| {
+                    format!(
+                        "the VM's pool has {free} bytes free and this port needs {bytes} in one piece: \
+                         use a smaller ring, close ports, or attach with a larger --pool or, in QEMU, with \
+                         --grow"
+                    )
+                })?;
+                (Region::clone(region), all, all)
+            }
+        };
         let queues = plan.queues.len() as u64;
         let ring = |at| RingPlace {
             offset: all.offset + at * plan.each,
             len: plan.each,
         };
         Ok(Self {
-            region: Region::clone(region),
             map_len: region.len(),
+            region,
             rings: (0..queues).map(ring).collect(),
             transmit: match plan.transmit {
                 0 => RingPlace::default(),
@@ -119,8 +170,27 @@ impl<'a> Ground<'a> {
             fds: Vec::new(),
             holes: None,
             arenas: None,
+            plugged_arenas: grown.arenas,
             pool: Some(pool),
+            place: Some(place),
         })
+    }
+
+    /// The number of the device that it lies in; 0: none.
+    pub(super) fn device(&self) -> u64 {
+        let device = self.place.and_then(|place| place.as_device());
+        device.unwrap_or(0)
+    }
+
+    /// Where its reader finds its group's arenas: not with the rings, if those lie elsewhere.
+    pub(super) fn arenas_from_here(&self, arenas: Arenas) -> Arenas {
+        match arenas.home {
+            ArenaHome::WithTheRings if self.device() != 0 => Arenas {
+                home: ArenaHome::Apart,
+                ..arenas
+            },
+            _ => arenas,
+        }
     }
 
     /// Whether it is a process' own.
@@ -177,9 +247,9 @@ impl Taken<'_> {
         Ok(place)
     }
 
-    /// They stay taken. The first is the port's own; a second is its group's.
-    pub(super) fn keep(mut self) -> Option<RingPlace> {
-        std::mem::take(&mut self.taken).first().copied()
+    /// They stay taken.
+    pub(super) fn keep(mut self) {
+        self.taken.clear();
     }
 }
 

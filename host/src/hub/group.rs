@@ -59,7 +59,7 @@ pub(super) struct Group {
     is_lent: bool,
     /// Descriptor of the arenas' memory, for processes.
     fd: Option<OwnedFd>,
-    /// Where they lie in a VM's pool.
+    /// Where they lie in a VM's pool, or the device that was plugged for them.
     place: Option<RingPlace>,
 }
 
@@ -293,20 +293,27 @@ impl Hub {
                 (ArenaHome::Apart, region, 0, Some(reader))
             }
             (Some(own), _) => (ArenaHome::Apart, own.region, 0, Some(own.fd)),
-            (None, Some(pool)) => {
-                let taken = pool.take(bytes, |free, bytes| {
-                    format!(
-                        "the VM's pool has {free} bytes free and the group's arenas need {bytes} in one \
-                         piece: use smaller ones or attach with a larger --pool"
-                    )
-                })?;
-                place = Some(taken);
-                let region = ground.region.clone();
-                (ArenaHome::WithTheRings, region, taken.offset, None)
-            }
+            (None, Some(pool)) => match ground.plugged_arenas.take() {
+                Some(plugged) => (ArenaHome::Plugged, plugged.region, 0, None),
+                None => {
+                    let taken = pool.take(bytes, |free, bytes| {
+                        format!(
+                            "the VM's pool has {free} bytes free and the group's arenas need {bytes} in \
+                             one piece: use smaller ones, or attach with a larger --pool or, in QEMU, with \
+                             --grow"
+                        )
+                    })?;
+                    place = Some(taken);
+                    let region = pool.region.clone();
+                    (ArenaHome::WithTheRings, region, taken.offset, None)
+                }
+            },
             (None, None) => return Err(ended()),
         };
         let (commons, arenas, fd) = lay(plan, &queues, memory)?;
+        if arenas.home == ArenaHome::Plugged {
+            place = Some(RingPlace::device(arenas.memory));
+        }
         let group = Group {
             members: 0,
             guard: guard.cloned(),
@@ -475,7 +482,7 @@ fn lay(plan: &GroupPlan, queues: &[usize], memory: Home) -> Result<Laid, Refusal
     let arenas = Arenas {
         home,
         memory: match home {
-            ArenaHome::Apart => first_epoch,
+            ArenaHome::Apart | ArenaHome::Plugged => first_epoch,
             _ => 0,
         },
         map_len: region.len(),

@@ -63,10 +63,7 @@ impl Hub {
             );
             return Err(Refusal::new(code::LIMIT, what));
         }
-        let has: u64 = own().map(PortRecord::bytes).sum::<u64>()
-            + self.arena_bytes(owner)
-            + self.owed(owner)
-            + awaited.1;
+        let has = self.bytes_of(owner) + awaited.1;
         let most = self.limits.user_bytes;
         if has + wanted > most {
             let what = format!(
@@ -76,6 +73,30 @@ impl Hub {
             return Err(Refusal::new(code::LIMIT, what));
         }
         Ok(())
+    }
+
+    /// Whether so much may wait in a user's channels to back-ends beside its rings.
+    ///
+    /// # Errors
+    /// [`Refusal`] that names the limit.
+    pub(crate) fn bears_windows(&self, owner: &Peer, windows: u64) -> Result<(), Refusal> {
+        let (has, most) = (self.bytes_of(owner), self.limits.user_bytes);
+        // A guest has few channels, and no limit of bytes.
+        if matches!(owner, Peer::Vm(_)) || has + windows <= most {
+            return Ok(());
+        }
+        let what = format!(
+            "your rings have {has} bytes, and {windows} may wait in your channels to back-ends with this one; \
+             the limit is {most} (max_user_bytes)"
+        );
+        Err(Refusal::new(code::LIMIT, what))
+    }
+
+    /// Bytes of an owner's rings and arenas, also of those that are being freed.
+    fn bytes_of(&self, owner: &Peer) -> u64 {
+        let own = self.ports_of(owner).map(|(_, port)| port);
+        let rings: u64 = own.map(PortRecord::bytes).sum();
+        rings + self.arena_bytes(owner) + self.owed(owner)
     }
 
     /// Whether the filters of somebody who is no operator, with this one, are still bearable for the

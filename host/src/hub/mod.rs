@@ -54,7 +54,7 @@ pub(crate) use close::Closing;
 use cluster::{Cluster, ClusterKey};
 use direct::DirectGroups;
 pub use early::{Early, MAX_EARLY_FILTERS, MAX_EARLY_INSTRUCTIONS, MAX_EARLY_LOADS};
-pub(crate) use ground::{Memory, OwnMemory};
+pub(crate) use ground::{Grown, Memory, OwnMemory, Plugged};
 pub(crate) use group::arena_bytes;
 use group::{Group, GroupKey};
 use host_group::HostGroups;
@@ -183,7 +183,7 @@ impl PortRecord {
 pub struct Closed {
     /// Its final counters.
     pub counters: PortCounters,
-    /// Places to give back to its VM's pool.
+    /// Places to give back to its VM's pool, and devices that were plugged for it.
     pub places: Vec<RingPlace>,
     /// What has its memory.
     pub remains: Remains,
@@ -458,4 +458,4 @@ impl Drop for Hub {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use vnplug_ring::control::{Balance, Open, Opened, RingPlace, code};
 use vnplug_ring::news::BOARD_LEN;
 
-use super::ground::{Ground, Memory, Taken};
+use super::ground::{Ground, Memory};
 use super::pace::Pace;
 use super::plan::PortPlan;
 use super::terms::SendTerms;
@@ -91,8 +91,10 @@ impl Hub {
         let joined = self.enter_group(&plan, programs.guard.as_ref(), &mut ground)?;
         let member = self.take_part(&plan, request, &owner, programs.grant.as_deref())?;
         let segments = self.segments_of(&plan, request, member);
+        let arenas = ground.arenas_from_here(joined.arenas);
         let opened = Opened {
             port: id,
+            memory: ground.device(),
             map_len: ground.map_len,
             rings: ground.rings,
             snaplen: plan.snaplen - plan.prefix,
@@ -100,7 +102,7 @@ impl Hub {
             device: self.device_name(plan.source, member.or(plan.port)),
             vector: u32::MAX,
             transmit: ground.transmit,
-            arenas: joined.arenas,
+            arenas,
             apart: is_own,
             board: has_board,
         };
@@ -125,7 +127,10 @@ impl Hub {
             port
         });
         let ports = ports.collect();
-        let place = ground.pool.and_then(Taken::keep);
+        let place = ground.place;
+        if let Some(pool) = ground.pool {
+            pool.keep();
+        }
         if let (Some(sender), Some(member)) = (&mut sender, member) {
             sender.member = member.get();
         }

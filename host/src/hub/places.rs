@@ -52,6 +52,14 @@ impl Places {
         Some(place)
     }
 
+    /// Whether all of these can be taken.
+    pub(crate) fn fit(&mut self, lens: &[u64]) -> bool {
+        let before = self.used.len();
+        let all = lens.iter().all(|&len| len == 0 || self.take(len).is_some());
+        self.used.truncate(before);
+        all
+    }
+
     /// Gives a place back.
     pub(crate) fn give(&mut self, place: RingPlace) {
         self.used.retain(|used| *used != place);

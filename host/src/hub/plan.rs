@@ -47,7 +47,7 @@ pub(super) struct PortPlan {
 }
 
 impl PortPlan {
-    /// Of a port in a VM's pool.
+    /// Of a VM's port.
     pub(super) fn bytes(&self) -> u64 {
         self.each * self.queues.len() as u64 + self.transmit_bytes()
     }
@@ -153,6 +153,21 @@ impl Hub {
             rings: plan.shape(),
             arenas: plan.arena_bytes(),
         })
+    }
+
+    /// Bytes that a VM's port needs for its rings, and for the arenas of the group that it is the first member
+    /// of.
+    ///
+    /// # Errors
+    /// [`Refusal`], as [`open`](Self::open) would give it.
+    pub(crate) fn need_in_vm(
+        &self,
+        request: &Open,
+        owner: &Peer,
+        programs: &Programs,
+    ) -> Result<(u64, u64), Refusal> {
+        let plan = self.plan(request, owner, programs)?;
+        Ok((plan.bytes(), plan.arena_bytes()))
     }
 
     /// What counts for its owner's limits: bytes of the record areas of rings and arenas, and mappings.

@@ -33,7 +33,7 @@ fn hub() -> Hub {
     hub
 }
 
-fn request(device: &str, cluster: &str) -> Open {
+pub(crate) fn request(device: &str, cluster: &str) -> Open {
     Open {
         device: device.into(),
         ring_bytes: 4096,
@@ -95,6 +95,7 @@ fn a_port_that_cannot_be_made_leaves_no_member_and_no_place_behind() {
     let memory = Memory::Pool {
         region: &region,
         places: &mut places,
+        grown: Grown::default(),
     };
     let owner = Peer::Vm("vm".into());
     let doorbell = Some(Doorbell::Silent);
@@ -120,6 +121,7 @@ fn a_group_without_room_for_its_arenas_leaves_no_place_behind() {
         let memory = Memory::Pool {
             region: &region,
             places: &mut places,
+            grown: Grown::default(),
         };
         let request = Open {
             group: "all".into(),

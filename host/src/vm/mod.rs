@@ -282,6 +282,28 @@ impl Vm {
         Ok(())
     }
 
+    /// Whether each of its ports is to have a device of its own, and none a place in the pool.
+    pub(crate) fn is_apart(&self) -> bool {
+        self.record.apart
+    }
+
+    /// From now on each of its ports is to have a device of its own, or not.
+    pub(crate) fn set_apart(&mut self, apart: bool, state: &Path) -> Result<(), Refusal> {
+        if self.record.apart == apart {
+            return Ok(());
+        }
+        let record = Record {
+            apart,
+            ..self.record.clone()
+        };
+        // The next daemon, too, makes no port in the pool before somebody plugs again.
+        record
+            .save(state)
+            .map_err(|error| Refusal::new(code::INTERNAL, error.to_string()))?;
+        self.record = record;
+        Ok(())
+    }
+
     /// How a new port of this VM is woken: a doorbell vector that the agent listens to, if one is
     /// free, else the channel. Returns the vector too.
     pub(crate) fn bell(&mut self, channel_bell: &Arc<OwnedFd>) -> (Doorbell, Option<VmBell>, u32) {

@@ -64,6 +64,7 @@ impl VmPlan {
                 .collect(),
             owner: spec.owner.to_string(),
             groups: groups.into_iter().map(|(group, _)| group).collect(),
+            apart: false,
         };
         Ok(Self { record, new_groups })
     }

@@ -25,6 +25,9 @@ pub(super) struct Record {
     /// Groups of the host that it may join, in the order of its devices.
     #[serde(default)]
     pub(super) groups: Vec<GroupRecord>,
+    /// Each of its ports is to have a device of its own.
+    #[serde(default)]
+    pub(super) apart: bool,
 }
 
 impl Record {

@@ -164,6 +164,7 @@ mod tests {
             arenas: super::super::Arenas::default(),
             apart: true,
             board: false,
+            memory: 0,
         }
     }
 

@@ -17,6 +17,8 @@ pub enum Grow {
         name: String,
         /// Bytes of all of them, at most.
         most_bytes: u64,
+        /// Each port of the VM gets a device of its own, and no place in the pool.
+        apart: bool,
     },
     /// To that process, unasked, with a descriptor: plug this memory. Answered by
     /// [`Plugged`](Self::Plugged).
@@ -28,7 +30,7 @@ pub enum Grow {
         /// The VM is not to write it.
         readonly: bool,
     },
-    /// Unasked: it is plugged, or why not.
+    /// Unasked: it is plugged, or why not. Of one that was not asked for: an earlier process left it.
     Plugged {
         /// Its number.
         number: u32,
@@ -68,9 +70,16 @@ impl Grow {
 
     pub(super) fn write(&self, w: &mut Writer) {
         match self {
-            Self::Offer { name, most_bytes } => {
+            Self::Offer {
+                name,
+                most_bytes,
+                apart,
+            } => {
                 w.text(name);
                 w.u64(*most_bytes);
+                if *apart {
+                    w.u8(1);
+                }
             }
             Self::Plug {
                 number,
@@ -94,6 +103,7 @@ impl Grow {
             57 => Self::Offer {
                 name: r.text("name")?,
                 most_bytes: r.u64("most_bytes")?,
+                apart: !r.is_over() && r.flag("apart")?,
             },
             58 => Self::Plug {
                 number: r.u32("number")?,

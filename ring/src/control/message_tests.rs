@@ -123,6 +123,7 @@ fn every_message() -> Vec<Message> {
             },
             apart: true,
             board: true,
+            memory: 0x5eed,
         }),
         Message::Filter {
             port: 4,
@@ -263,6 +264,7 @@ fn of_growth() -> Vec<Grow> {
         Grow::Offer {
             name: "probe".into(),
             most_bytes: 1 << 30,
+            apart: true,
         },
         Grow::Plug {
             number: 3,

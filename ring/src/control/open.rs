@@ -137,12 +137,32 @@ pub struct Open {
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].
+///
+/// Where a guest's agent says what applications map, one without a length is a whole device that was
+/// plugged, by its number: see [`device`](Self::device).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RingPlace {
     /// Bytes from the start of the memory.
     pub offset: u64,
     /// Bytes of the ring, header included.
     pub len: u64,
+}
+
+impl RingPlace {
+    /// The device of this number, whole.
+    #[must_use]
+    pub fn device(number: u64) -> Self {
+        Self {
+            offset: number,
+            len: 0,
+        }
+    }
+
+    /// The number of the device, if it is one and no place in the pool.
+    #[must_use]
+    pub fn as_device(&self) -> Option<u64> {
+        (self.len == 0 && self.offset != 0).then_some(self.offset)
+    }
 }
 
 /// In which memory a group's arenas lie.
@@ -154,8 +174,11 @@ pub enum ArenaHome {
     /// In that of the rings.
     WithTheRings,
     /// In one of their own, which readers cannot write: the last descriptor on a Unix socket, a
-    /// device of its own in a VM.
+    /// device of its own in a VM. Number 0 in a VM: in its pool, where the rings are not.
     Apart,
+    /// To an agent: as `Apart`, in a device that was plugged for them, which its kernel may not have found
+    /// yet.
+    Plugged,
 }
 
 /// Where a group's arenas lie.
@@ -198,6 +221,8 @@ pub struct Opened {
     pub apart: bool,
     /// A descriptor of the connection's [board](crate::news::Board) comes after that of the wake-up.
     pub board: bool,
+    /// To an agent: the number in the first page of the device that the rings lie in; 0: the pool.
+    pub memory: u64,
 }
 
 impl Arenas {
@@ -209,7 +234,12 @@ impl Arenas {
     }
 
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let homes = [ArenaHome::None, ArenaHome::WithTheRings, ArenaHome::Apart];
+        let homes = [
+            ArenaHome::None,
+            ArenaHome::WithTheRings,
+            ArenaHome::Apart,
+            ArenaHome::Plugged,
+        ];
         Ok(Self {
             home: r.one_of("arena home", &homes)?,
             memory: r.u64("arena memory")?,
@@ -356,6 +386,10 @@ impl Opened {
         self.arenas.write(w);
         w.u8(u8::from(self.apart));
         w.u8(u8::from(self.board));
+        // Only agents are told, and those who read the rest may know no more.
+        if self.memory != 0 {
+            w.u64(self.memory);
+        }
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -377,6 +411,7 @@ impl Opened {
             },
             apart: !r.is_over() && r.flag("apart")?,
             board: !r.is_over() && r.flag("board")?,
+            memory: r.appended_u64("memory")?,
         })
     }
 }

@@ -105,6 +105,7 @@ fn the_document_has_every_counter_in_these_words() {
         ("a switch", SWITCH),
         ("the daemon", DAEMON),
         ("a VM", VM),
+        ("a back-end", BACKEND),
     ];
     for (of, table) in tables {
         let mut text = format!("| counter of {of} | unit | counts |\n|---|---|---|\n");

@@ -6,6 +6,8 @@ use std::os::fd::OwnedFd;
 use vnplug_ring::control::Backend;
 use vnplug_ring::control::backend::{MAX_SAID, WINDOW, cost};
 
+use crate::hub::Peer;
+
 /// An application of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct End {
@@ -35,6 +37,8 @@ pub(super) struct Channel {
     pub(super) number: u32,
     /// The back-end's number.
     pub(super) backend: u32,
+    /// Of the program: what waits is charged to it.
+    pub(super) owner: Peer,
     ends: [End; 2],
     /// What is on its way to each end.
     flows: [Flow; 2],
@@ -71,7 +75,12 @@ enum Out {
 
 impl Channel {
     /// Between a back-end that takes and sends so many events, and a program.
-    pub(super) fn new(number: u32, backend: u32, ends: [End; 2], events: (u8, u8)) -> Self {
+    pub(super) fn new(
+        (number, backend): (u32, u32),
+        owner: Peer,
+        ends: [End; 2],
+        events: (u8, u8),
+    ) -> Self {
         let flow = |events: u8| Flow {
             queue: VecDeque::new(),
             untaken: 0,
@@ -83,6 +92,7 @@ impl Channel {
         Self {
             number,
             backend,
+            owner,
             ends,
             flows: [flow(events.0), flow(events.1)],
         }
@@ -103,6 +113,19 @@ impl Channel {
     /// Both ends know that it is over.
     pub(super) fn is_over(&self) -> bool {
         self.flows.iter().all(|flow| flow.over)
+    }
+
+    /// How often events happened that go to an end.
+    pub(super) fn events_to(&self, side: Side) -> u64 {
+        let totals = &self.flows[side as usize].totals;
+        totals
+            .iter()
+            .fold(0, |sum, total| sum.saturating_add(*total))
+    }
+
+    /// The cost of what was said and not taken, both ways.
+    pub(super) fn waiting(&self) -> u64 {
+        self.flows.iter().map(|flow| flow.untaken).sum()
     }
 
     /// Whether something waits for an end.
@@ -218,7 +241,7 @@ mod tests {
     const PROGRAM: End = End { token: 2, app: 7 };
 
     fn channel() -> Channel {
-        Channel::new(9, 85, [BACK, PROGRAM], (2, 1))
+        Channel::new((9, 85), Peer::User(1), [BACK, PROGRAM], (2, 1))
     }
 
     fn say(len: usize) -> Backend {

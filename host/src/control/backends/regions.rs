@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use vnplug_os::event;
 use vnplug_os::memory::Exported;
 use vnplug_ring::control::RingPlace;
+use vnplug_ring::control::backend::Mapped;
 
+use super::RegionWish;
 use super::channel::End;
 use crate::control::waiting::Whom;
 
@@ -18,6 +20,19 @@ use crate::control::waiting::Whom;
 const AFTERWARDS: Duration = Duration::from_secs(2);
 /// The longest that a back-end may have a program waited for.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
+
+/// A back-end that waits for a device with its memory.
+pub(super) struct Plugging {
+    pub(super) whom: Whom,
+    pub(super) end: End,
+    pub(super) wish: RegionWish,
+    /// Until the back-end is answered: then the region has it.
+    pub(super) made: Option<Exported>,
+    /// The number in the first page.
+    pub(super) memory: u64,
+    /// The back-end was answered: the region's number.
+    pub(super) told: Option<Mapped>,
+}
 
 /// All shared memory.
 pub(super) struct Regions {
@@ -98,6 +113,12 @@ impl Regions {
         let own = self.all.values().filter(|it| it.backend == backend);
         let of_channel = self.all.values().filter(|it| it.channel == channel);
         (own.map(|it| it.len).sum(), of_channel.count())
+    }
+
+    /// Pieces that a back-end shares, and their bytes.
+    pub(super) fn shared_by(&self, backend: u32) -> (usize, u64) {
+        let own = self.all.values().filter(|it| it.backend == backend);
+        own.fold((0, 0), |(count, sum), it| (count + 1, sum + it.len))
     }
 
     /// Pieces that these programs had, who are gone.

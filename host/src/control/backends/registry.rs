@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 
 use vnplug_ring::control::backend::{
-    BackendInfo, Connect, Connected, Joined, MAX_EVENTS, Register,
+    BackendInfo, Connect, Connected, Joined, MAX_EVENTS, Register, WINDOW,
 };
-use vnplug_ring::control::{Backend, code};
+use vnplug_ring::control::{Backend, Counted, code};
 
 use super::channel::{Channel, End, Side};
 use crate::control::request::{cut, quoted};
@@ -17,6 +17,8 @@ use crate::hub::{BackendGrant, Peer, Refusal};
 
 /// Channels of one application's connection, or of one VM.
 const MAX_CHANNELS: usize = 64;
+/// Bytes that may wait in a channel, both ways.
+pub(super) const WINDOWS: u64 = 2 * WINDOW;
 /// As many characters of a program's label the back-end is told.
 const MAX_LABEL: usize = 64;
 
@@ -27,6 +29,8 @@ pub(super) struct Registry {
     /// Those that are there, by number.
     there: BTreeMap<u32, There>,
     channels: BTreeMap<u32, Channel>,
+    /// By back-end.
+    tallies: BTreeMap<u32, Tally>,
     /// By connection the channels that it has an end of.
     of: HashMap<u64, BTreeSet<u32>>,
     /// By connection the channels with something for it, each once.
@@ -34,6 +38,17 @@ pub(super) struct Registry {
     /// Connections for which something waits since it was last looked.
     fresh: Vec<u64>,
     last: u32,
+}
+
+/// What a back-end and its programs did since the daemon began.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    opened: u64,
+    cut: u64,
+    /// To the back-end, and from it.
+    messages: [u64; 2],
+    bytes: [u64; 2],
+    events: [u64; 2],
 }
 
 /// A back-end that is there.
@@ -116,6 +131,50 @@ impl Registry {
         .collect()
     }
 
+    /// What is told of each back-end; `shared` says what memory it shares.
+    pub(super) fn counters(&self, shared: impl Fn(u32) -> (usize, u64)) -> Vec<Counted> {
+        let counted = |grant: &BackendGrant| {
+            let id = grant.id;
+            let tally = self.tallies.get(&id).copied().unwrap_or_default();
+            let waits = self.channels.values().filter(|it| it.backend == id);
+            let (regions, region_bytes) = shared(id);
+            let values = [
+                ("channels", self.channels_of(id) as u64),
+                ("channels_opened", tally.opened),
+                ("channels_cut", tally.cut),
+                ("messages_in", tally.messages[0]),
+                ("messages_out", tally.messages[1]),
+                ("message_bytes_in", tally.bytes[0]),
+                ("message_bytes_out", tally.bytes[1]),
+                ("events_in", tally.events[0]),
+                ("events_out", tally.events[1]),
+                ("waiting_bytes", waits.map(Channel::waiting).sum()),
+                ("regions", regions as u64),
+                ("region_bytes", region_bytes),
+            ];
+            let state = match self.there.contains_key(&id) {
+                true => "there",
+                false => "waiting",
+            };
+            Counted {
+                kind: "backend".into(),
+                name: grant.name.clone(),
+                labels: vec![
+                    ("id".into(), id.to_string()),
+                    ("state".into(), state.into()),
+                ],
+                values: values.map(|(name, value)| (name.into(), value)).to_vec(),
+            }
+        };
+        self.grants.iter().map(counted).collect()
+    }
+
+    /// Bytes that may wait in the windows of a program's owner.
+    pub(super) fn windows_of(&self, owner: &Peer) -> u64 {
+        let own = self.channels.values().filter(|it| it.owner == *owner);
+        own.count() as u64 * WINDOWS
+    }
+
     /// Makes a channel; the back-end is told of it.
     pub(super) fn connect(
         &mut self,
@@ -173,7 +232,8 @@ impl Registry {
         };
         let events = there.events;
         let number = self.next_number();
-        let mut channel = Channel::new(number, connected.id, [back, program], events);
+        let ends = [back, program];
+        let mut channel = Channel::new((number, connected.id), viewer.clone(), ends, events);
         let joined = Joined {
             channel: number,
             who: match viewer {
@@ -185,6 +245,7 @@ impl Registry {
         };
         channel.tell(Side::BackEnd, Backend::Joined(joined), None);
         self.channels.insert(number, channel);
+        self.tallies.entry(connected.id).or_default().opened += 1;
         for end in [back, program] {
             self.of.entry(end.token).or_default().insert(number);
         }
@@ -212,6 +273,12 @@ impl Registry {
             self.hang_up(number, side, &reason);
             return true;
         }
+        let to = side.other();
+        let len = match &said {
+            Backend::Say { bytes, .. } => Some(bytes.len() as u64),
+            _ => None,
+        };
+        let before = channel.events_to(to);
         let taken = channel.take(side, said);
         if let Err(what) = taken {
             let whose = match side {
@@ -219,6 +286,19 @@ impl Registry {
                 Side::Program => "the program",
             };
             channel.end_for_both(&format!("{whose} sent {what}"));
+        }
+        // A program may say any number.
+        let events = channel.events_to(to).saturating_sub(before);
+        let backend = channel.backend;
+        let tally = self.tallies.entry(backend).or_default();
+        let to = to as usize;
+        match taken {
+            Ok(()) => {
+                tally.messages[to] += u64::from(len.is_some());
+                tally.bytes[to] += len.unwrap_or(0);
+                tally.events[to] = tally.events[to].saturating_add(events);
+            }
+            Err(_) => tally.cut += 1,
         }
         self.is_ready(number);
         taken.is_err()

@@ -158,6 +158,7 @@ fn open(ports: &mut Vec<Vec<Ring>>, queues: u32) -> (Message, Vec<OwnedFd>) {
         arenas: Arenas::default(),
         apart: false,
         board: false,
+        memory: 0,
     };
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     (Message::Opened(opened), vec![memory, wake])

@@ -1,0 +1,394 @@
+//! Memory that back-ends ask for: made, told to both sides, and taken back.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use vnplug_os::memory::Exported;
+use vnplug_ring::control::backend::Mapped;
+use vnplug_ring::control::grow::PLUGGED_OFFSET;
+use vnplug_ring::control::{Backend, Message, RingPlace, code};
+
+use super::channel::{self, End, Side};
+use super::growth::device_len;
+use super::regions::{Home, Shared, State};
+use super::{RegionWish, no_channel};
+use crate::control::Control;
+use crate::control::memory::{LARGE, Want};
+use crate::control::session::Over;
+use crate::control::waiting::{Then, Whom};
+use crate::hub::{NO_DESCRIPTORS, Peer, Refusal, no_memory};
+
+/// Pieces of memory of one channel.
+const MAX_REGIONS: usize = 16;
+
+impl Control {
+    pub(super) fn region(&mut self, whom: Whom, end: End, wish: RegionWish) -> Result<(), Over> {
+        match self.may_share(end, wish) {
+            Err(refusal) => self.sessions.answer(whom, Err(refusal)),
+            Ok((len, Peer::User(_))) => {
+                let want = Want::Shared {
+                    len,
+                    writable: wish.writable,
+                };
+                self.make(whom, want, Then::Region(wish))
+            }
+            Ok((len, Peer::Vm(name))) if self.backends.growth.is_for(&name) => {
+                let device = device_len(len);
+                let left = self.backends.growth.left(&name);
+                if device > left {
+                    let what = format!(
+                        "a device of {device} bytes for VM {name:?}, which may get {left} more: attach it \
+                         with a larger --grow, or share less"
+                    );
+                    let refusal = Refusal::new(code::NO_MEMORY, what);
+                    return self.sessions.answer(whom, Err(refusal));
+                }
+                let want = Want::Shared {
+                    len: device,
+                    writable: wish.writable,
+                };
+                self.make(whom, want, Then::Region(wish))
+            }
+            Ok((len, Peer::Vm(name))) => {
+                let shared = self.share_in_pool(end, wish, &name, len);
+                self.tell_shared(whom, end, wish, shared)
+            }
+        }
+    }
+
+    /// What a wish takes, and who would map it, if it may be.
+    pub(super) fn may_share(&mut self, end: End, wish: RegionWish) -> Result<(u64, Peer), Refusal> {
+        let (channel, _) = self.own_channel(end, wish.channel)?;
+        let (backend, program) = (channel.backend, channel.end(Side::Program));
+        let (used, pieces) = self.backends.regions.use_of(backend, wish.channel);
+        let most = self
+            .backends
+            .registry
+            .grant(backend)
+            .map_or(0, |it| it.memory);
+        let len = wish
+            .bytes
+            .checked_next_multiple_of(4096)
+            .unwrap_or(u64::MAX);
+        if len == 0 {
+            return Err(Refusal::new(
+                code::INVALID,
+                "a region has at least one byte",
+            ));
+        }
+        if len > most.saturating_sub(used) || pieces >= MAX_REGIONS {
+            let what = format!(
+                "{len} bytes of shared memory: this back-end may share {most} (memory= of its grant) and \
+                 shares {used}; a channel has at most {MAX_REGIONS} regions"
+            );
+            return Err(Refusal::new(code::LIMIT, what));
+        }
+        let session = self.sessions.get(program.token);
+        let viewer = session.map(|session| session.viewer.clone());
+        viewer
+            .map(|viewer| (len, viewer))
+            .ok_or_else(|| no_channel(wish.channel))
+    }
+
+    fn own_channel(
+        &mut self,
+        end: End,
+        number: u32,
+    ) -> Result<(&mut channel::Channel, Side), Refusal> {
+        let own = self.backends.registry.channel_of(end, number);
+        own.filter(|(_, side)| *side == Side::BackEnd)
+            .ok_or_else(|| no_channel(number))
+    }
+
+    /// Memory for a back-end is made.
+    pub(in crate::control) fn shared(
+        &mut self,
+        whom: Whom,
+        wish: RegionWish,
+        made: std::io::Result<Exported>,
+    ) -> Result<(), Over> {
+        let end = End {
+            token: whom.token,
+            app: whom.app,
+        };
+        let made = made.map_err(|error| no_memory(wish.bytes, &error));
+        let program = match made.as_ref() {
+            Ok(_) => self.may_share(end, wish).ok(),
+            Err(_) => None,
+        };
+        let shared = match (made, program) {
+            (Ok(made), Some((_, Peer::Vm(name)))) => {
+                return self.plug(whom, end, wish, &name, made);
+            }
+            (made, _) => made.and_then(|made| self.share_own(end, wish, made)),
+        };
+        let told = self.tell_shared(whom, end, wish, shared);
+        self.deliver();
+        told
+    }
+
+    fn share_own(
+        &mut self,
+        end: End,
+        wish: RegionWish,
+        made: Exported,
+    ) -> Result<(Mapped, [OwnedFd; 2]), Refusal> {
+        let (len, _) = self.may_share(end, wish)?;
+        let copy = |fd: &OwnedFd| {
+            let copied = fd.as_fd().try_clone_to_owned();
+            copied.map_err(|_| Refusal::new(code::NO_MEMORY, NO_DESCRIPTORS))
+        };
+        let fds = [copy(&made.whole)?, copy(made.for_program())?];
+        let mapped = self.add_region(end, wish, len, Home::Own(made))?;
+        Ok((mapped, fds))
+    }
+
+    /// In the pool of a VM: whoever maps it maps all of it.
+    fn share_in_pool(
+        &mut self,
+        end: End,
+        wish: RegionWish,
+        name: &str,
+        len: u64,
+    ) -> Result<(Mapped, [OwnedFd; 2]), Refusal> {
+        let (channel, _) = self.own_channel(end, wish.channel)?;
+        let backend = channel.backend;
+        if !self
+            .backends
+            .registry
+            .grant(backend)
+            .is_some_and(|it| it.pool)
+        {
+            let what = format!(
+                "VM {name:?} maps one memory, its pool, and this back-end may not have that: the operator \
+                 permits it by pool = true in its [[backend]], and it can then read and write all rings of the VM; \
+                 or attach the VM with --grow, for memory of its own (QEMU)"
+            );
+            return Err(Refusal::new(code::DENIED, what));
+        }
+        let no_vm = || Refusal::new(code::NOT_FOUND, format!("no VM {name:?} is attached"));
+        let vm = self.vms.get_mut(name).ok_or_else(no_vm)?;
+        if vm.is_apart() {
+            let what = format!(
+                "no program of VM {name:?} maps its pool (--apart), and nobody plugs devices now: run `vnplug \
+                 attach qemu --name {name} --grow SIZE --apart`"
+            );
+            return Err(Refusal::new(code::UNAVAILABLE, what));
+        }
+        let opened = || vm.pool_file().map_err(|error| no_memory(len, &error));
+        let fds = [opened()?, opened()?];
+        let place = vm.places.take(len).ok_or_else(|| {
+            let what = format!(
+                "no {len} bytes are free in the pool of VM {name:?}: attach it with a larger --pool"
+            );
+            Refusal::new(code::NO_MEMORY, what)
+        })?;
+        vm.region.clear(place.offset, place.len);
+        let home = Home::Pool(name.to_owned(), place);
+        let mapped = self.add_region(end, wish, len, home)?;
+        Ok((mapped, fds))
+    }
+
+    pub(super) fn add_region(
+        &mut self,
+        end: End,
+        wish: RegionWish,
+        len: u64,
+        home: Home,
+    ) -> Result<Mapped, Refusal> {
+        let (channel, _) = self.own_channel(end, wish.channel)?;
+        let (memory, offset) = match &home {
+            Home::Own(_) => (0, 0),
+            Home::Pool(_, place) => (0, place.offset),
+            Home::Device { memory, .. } => (*memory, PLUGGED_OFFSET),
+        };
+        let shared = Shared {
+            channel: wish.channel,
+            backend: channel.backend,
+            owner: end,
+            program: channel.end(Side::Program),
+            len,
+            home,
+            state: State::Used,
+        };
+        Ok(Mapped {
+            channel: wish.channel,
+            region: self.backends.regions.add(shared),
+            memory,
+            offset,
+            len,
+            writable: wish.writable,
+        })
+    }
+
+    /// Tells a program of its memory.
+    pub(super) fn tell_program(&mut self, mapped: Mapped, fd: Option<OwnedFd>) {
+        let told = Backend::Mapped(mapped);
+        let registry = &mut self.backends.registry;
+        registry.tell(mapped.channel, Side::Program, told, fd);
+    }
+
+    /// A piece is lost that its program was not told of: its back-end is.
+    pub(super) fn lose_region(&mut self, mapped: Mapped) {
+        let told = Backend::Withdraw {
+            channel: mapped.channel,
+            region: mapped.region,
+            within_ms: 0,
+        };
+        let registry = &mut self.backends.registry;
+        registry.tell(mapped.channel, Side::BackEnd, told, None);
+        self.free_region(mapped.region, true);
+    }
+
+    /// Tells the back-end of its memory, and the program.
+    pub(super) fn tell_shared(
+        &mut self,
+        whom: Whom,
+        end: End,
+        wish: RegionWish,
+        shared: Result<(Mapped, [OwnedFd; 2]), Refusal>,
+    ) -> Result<(), Over> {
+        let (mapped, [whole, programs]) = match shared {
+            Ok(shared) => shared,
+            Err(refusal) => return self.sessions.answer(whom, Err(refusal)),
+        };
+        let message = Message::Backend(Backend::Mapped(mapped));
+        self.sessions.answer(whom, Ok((message, vec![whole])))?;
+        if let Some((channel, _)) = self.backends.registry.channel_of(end, wish.channel) {
+            let program = channel.end(Side::Program);
+            let by_agent = self
+                .sessions
+                .get(program.token)
+                .is_some_and(|it| it.channel);
+            self.tell_program(mapped, (!by_agent).then_some(programs));
+        }
+        Ok(())
+    }
+
+    /// A back-end wants its memory back.
+    pub(super) fn withdraw(
+        &mut self,
+        whom: Whom,
+        end: End,
+        region: u32,
+        within: Duration,
+    ) -> Result<(), Refusal> {
+        let no_region = || Refusal::new(code::NOT_FOUND, format!("no region {region} is yours"));
+        let growth = &self.backends.growth;
+        let shared = self.backends.regions.get_mut(region);
+        let shared = shared.filter(|it| it.owner == end).ok_or_else(no_region)?;
+        if matches!(&shared.home, Home::Device { number, .. } if growth.is_coming(*number)) {
+            // Its program was not told of it.
+            shared.state = State::Asked(Instant::now(), Some(whom));
+            self.free_region(region, true);
+            return Ok(());
+        }
+        match shared.state {
+            State::Used => {}
+            State::Asked(_, None) | State::Emptied => return Err(no_region()),
+            State::Asked(_, Some(_)) => {
+                let what = format!("region {region} is being withdrawn");
+                return Err(Refusal::new(code::EXISTS, what));
+            }
+        }
+        shared.state = State::Asked(Instant::now() + within, Some(whom));
+        let told = Backend::Withdraw {
+            channel: shared.channel,
+            region,
+            within_ms: within.as_millis() as u32,
+        };
+        let channel = shared.channel;
+        self.backends
+            .registry
+            .tell(channel, Side::Program, told, None);
+        Ok(())
+    }
+
+    /// A program does not map a piece any more.
+    pub(super) fn let_go(&mut self, program: End, region: u32) {
+        let shared = self.backends.regions.get_mut(region);
+        let Some(shared) = shared.filter(|it| it.program == program) else {
+            return;
+        };
+        let channel = shared.channel;
+        if matches!(shared.state, State::Used) {
+            // By itself: its back-end is told.
+            let told = Backend::Withdraw {
+                channel,
+                region,
+                within_ms: 0,
+            };
+            let registry = &mut self.backends.registry;
+            registry.tell(channel, Side::BackEnd, told, None);
+        }
+        self.free_region(region, true);
+    }
+
+    /// Forgets a piece that no program maps, and answers who waits for that.
+    pub(super) fn free_region(&mut self, region: u32, released: bool) {
+        let Some(shared) = self.backends.regions.remove(region) else {
+            return;
+        };
+        self.withdrawn(&shared.state, released);
+        self.give_back(shared.home, shared.len);
+    }
+
+    fn give_back(&mut self, home: Home, len: u64) {
+        match home {
+            // NB: its back-end may map it, and keep it: it is empty then.
+            Home::Own(made) => match len >= LARGE {
+                true => self.jobs.discard(made, len),
+                false => drop(made),
+            },
+            Home::Pool(name, place) => {
+                if let Some(vm) = self.vms.get_mut(&name) {
+                    empty(vm, place);
+                    vm.places.give(place);
+                }
+            }
+            Home::Device { number, made, .. } => {
+                let bytes = made.len();
+                match bytes >= LARGE {
+                    true => self.jobs.discard(made, bytes),
+                    false => drop(made),
+                }
+                self.unplug(number);
+            }
+        }
+    }
+
+    fn withdrawn(&mut self, state: &State, released: bool) {
+        if let State::Asked(_, Some(whom)) = state {
+            let answer = Backend::Withdrawn { released };
+            if let Err(over) = self.answer_backend(*whom, Ok(answer)) {
+                self.end(whom.token, &over);
+            } else {
+                self.sessions.rearm(whom.token);
+            }
+        }
+    }
+
+    /// Empties what programs have not let go in time.
+    pub(in crate::control) fn empty_overdue(&mut self) {
+        self.give_up_plugging();
+        for region in self.backends.regions.overdue(Instant::now()) {
+            let Some(shared) = self.backends.regions.get_mut(region) else {
+                continue;
+            };
+            let state = std::mem::replace(&mut shared.state, State::Emptied);
+            match &shared.home {
+                Home::Own(made) | Home::Device { made, .. } => made.empty(),
+                Home::Pool(name, place) => {
+                    if let Some(vm) = self.vms.get_mut(name) {
+                        empty(vm, *place);
+                    }
+                }
+            }
+            self.withdrawn(&state, false);
+        }
+    }
+}
+
+fn empty(vm: &crate::vm::Vm, place: RingPlace) {
+    vm.region.clear(place.offset, place.len);
+}
