@@ -7,8 +7,9 @@ use std::process::{Child, Stdio};
 
 use vnplug_e2e::attached::{agent, plug, summary};
 use vnplug_e2e::daemon::{Daemon, counted, value};
-use vnplug_e2e::groups::boot;
+use vnplug_e2e::groups::{ARENA, boot, store};
 use vnplug_e2e::{Guest, Lab, Machine};
+use vnplug_ring::control::grow::PLUGGED_MAGIC;
 use vnplug_testing::{PATIENCE, eventually};
 
 const THIRD: &str = "su -s /bin/sh third -c";
@@ -165,15 +166,24 @@ fn a_group_that_does_not_fit_the_pool_gets_a_device_that_no_member_writes() {
     // The first has its ring of descriptors in the pool, the second not.
     let member = || {
         guest
-            .spawn("exec vnplug count host:lab --group ids --arena 4M --packets 3000 --json 2>&1")
+            .spawn("exec vnplug count host:lab --group ids --arena 4M --packets 12000 --json 2>&1")
             .unwrap()
     };
     let members = [member(), member()];
     eventually("arenas and a ring lie in devices", || devices(&daemon) == 2);
+    // Root stores into the arenas, into the first one's epoch and where packets lie: nothing changes.
+    for offset in [0x10, 0x1000] {
+        let seen = store(&guest, ARENA, offset, 0x7777).unwrap();
+        assert!(seen.starts_with("0x") && !seen.ends_with("7777"), "{seen}");
+    }
+    // The control: into the first page of the ring's device it can.
+    let plugged = format!("{PLUGGED_MAGIC:#018X}").replace('X', "x");
+    let seen = store(&guest, &plugged, 0x800, 0x7777).unwrap();
+    assert!(seen.ends_with("7777"), "{seen}");
     for member in members {
         let said = member.wait(PATIENCE).unwrap();
         let summary = summary(&said.text()).unwrap();
-        assert_eq!(summary["packets"], 3000, "{}", said.text());
+        assert_eq!(summary["packets"], 12_000, "{}", said.text());
         assert_eq!(summary["lost"], 0, "{}", said.text());
     }
     eventually("all are gone", || devices(&daemon) == 0);
