@@ -2,7 +2,7 @@
 //!
 //! Programs are arrays of instructions, made by this daemon or read from an operator's object. Everything
 //! here is a descriptor. A link that is dropped, or whose process ends in whatever way, detaches
-//! its program; nothing is pinned, so nothing is left.
+//! its program, unless somebody gave it a name in a bpf filesystem ([`TcxLink::pin`], [`Shared::pin`]).
 //!
 //! Making maps and programs needs `CAP_BPF`, and `CAP_NET_ADMIN` for XDP (`CAP_SYS_ADMIN` before
 //! Linux 5.8). What is made stays usable without them: a program is attached to another interface,
@@ -15,6 +15,9 @@
 mod array;
 pub mod asm;
 mod counter;
+mod pin;
+mod shared;
+mod tcx;
 
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -24,6 +27,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 pub use array::Array;
 pub use asm::Insn;
 pub use counter::{Counter, Counters};
+pub use pin::is_bpffs;
+pub use shared::{Shape, Shared};
+pub use tcx::TcxLink;
 
 /// A map: memory that programs and the daemon share.
 #[derive(Debug)]
@@ -134,7 +140,7 @@ pub struct Program {
 pub enum ProgramKind {
     /// A socket's filter.
     SocketFilter = 1,
-    /// The kernel's traffic control, as a frame comes or goes.
+    /// The kernel's traffic control, as a frame comes or goes ([`TcxLink`]).
     Classifier = 3,
     /// The hook of a network driver.
     Xdp = 6,
@@ -374,6 +380,21 @@ fn number(fd: &OwnedFd, at: usize) -> io::Result<u32> {
     Ok(bytes.map_or(0, u32::from_ne_bytes))
 }
 
+/// What a map is: its kind, bytes of a key and of a value, entries, flags.
+fn map_shape(map: &OwnedFd) -> io::Result<[u32; 5]> {
+    // `struct bpf_map_info` begins with type, id, key_size, value_size, max_entries, map_flags.
+    let mut info = [0_u32; 6];
+    let mut attr = Info {
+        fd: map.as_raw_fd() as u32,
+        info_bytes: size_of_val(&info) as u32,
+        info: info.as_mut_ptr().addr() as u64,
+    };
+    // SAFETY: BPF_OBJ_GET_INFO_BY_FD writes at most `info_bytes` bytes to `info`, whatever the object is.
+    unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    let [kind, _, key, value, entries, flags] = info;
+    Ok([kind, key, value, entries, flags])
+}
+
 /// The end of a NUL-terminated text, on one line.
 fn tail(log: &[u8]) -> String {
     const LONGEST: usize = 400;
@@ -400,7 +421,7 @@ fn object_name(name: &str) -> [u8; NAME_BYTES] {
 }
 
 /// How many CPUs per-CPU values are for (`0-3,5` in sysfs means 5 of them).
-fn possible_cpus() -> io::Result<usize> {
+pub fn possible_cpus() -> io::Result<usize> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
     let count = |range: &str| -> Option<usize> {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

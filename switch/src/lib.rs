@@ -20,6 +20,7 @@
 //! | `batch.rs` | the frames of a turn |
 //! | `link.rs` | how frames come from the far end of a port and go there, and who lets it join |
 //! | `uplink.rs` | the port whose far end is an interface of the host: a source of the path and its way out |
+//! | `twin/` | the kernel instance of the switch, for uplinks that are containers' |
 //! | `exits/` | the ports: what a batch has for each, given to it at once |
 //! | `direct.rs` | stations that members of trust groups reach without the switch |
 //! | `edits.rs` | frames that leave with another VLAN tag than they came with |
@@ -56,6 +57,7 @@ mod show;
 mod sockets;
 pub mod table;
 mod turn;
+mod twin;
 mod uplink;
 mod vde;
 mod vhost;
@@ -67,5 +69,6 @@ pub use queue::Switch;
 pub use roster::{Grant, Holder};
 pub use show::{Shown, ShownPort, Station};
 pub use sockets::door::SocketsConfig;
+pub use twin::Twin;
 pub use uplink::{OpenUplink, Uplink};
 pub use vhost::door::VhostConfig;

@@ -22,6 +22,7 @@ use crate::forward::{Forwarder, Loop, Number};
 use crate::link::Entrance;
 use crate::settings::Settings;
 use crate::turn::{Passed, Sink, Spare};
+use crate::twin::Twin;
 use crate::uplink::{self, Uplinks};
 
 /// A switch, forwarding.
@@ -53,6 +54,11 @@ pub struct Switch {
     is_unread: bool,
     spare: Spare,
     started: Instant,
+    /// The time when it started, by the kernel's clock if the kernel instance reads it, else 0.
+    epoch_us: u64,
+    twin: Option<Twin>,
+    /// Somebody reads it who is no port of it.
+    is_watched: bool,
     counters: QueueCounters,
 }
 
@@ -65,7 +71,17 @@ impl Switch {
     }
 
     fn now_us(&self) -> u64 {
-        self.started.elapsed().as_micros() as u64
+        self.epoch_us + self.started.elapsed().as_micros() as u64
+    }
+
+    /// Keeps the kernel instance up to date.
+    #[inline]
+    fn tell_twin(&mut self) {
+        let now_s = (self.now_us() / 1_000_000) as u32;
+        if let Some(twin) = &mut self.twin {
+            twin.step_aside(self.is_watched || self.forwarder.is_hub);
+            twin.tick(now_s);
+        }
     }
 
     /// Does what other threads ask.

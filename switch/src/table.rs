@@ -2,8 +2,17 @@
 //!
 //! A port that makes up addresses fills its own part only, so that it can make the switch forget
 //! nobody. The place of an address depends on a secret: nobody can choose addresses that collide.
+//!
+//! What is said of a slot is in two parts: [`slots`] has what the kernel instance of a switch reads, too, and the
+//! rest is nobody else's.
+
+mod slots;
 
 use vnplug_os::event;
+use vnplug_ring::Region;
+
+use slots::Said;
+pub(crate) use slots::Slots;
 
 /// A station's address and its VLAN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,26 +105,22 @@ impl Default for Limits {
     }
 }
 
+/// What only the table knows of a slot.
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
-    /// 0: free.
-    key: u64,
-    heard_s: u32,
     came_s: u32,
     /// The slots before and after in the list of the port's, each by its place plus 1; 0: none. A port that
     /// leaves costs what it has, not what the table has.
     before: u32,
     after: u32,
-    port: u16,
     /// Where it was for long, or first.
     home: u16,
-    /// It never moves, and is not forgotten for its age.
-    is_pinned: bool,
 }
 
 /// The addresses that a switch knows. Times are seconds of a clock of the caller's.
 #[derive(Debug)]
 pub struct Table {
+    shared: Slots,
     slots: Box<[Slot]>,
     limits: Limits,
     len: usize,
@@ -140,16 +145,76 @@ struct Places {
 impl Table {
     /// An empty one.
     pub fn new(limits: Limits) -> Self {
-        let places = (limits.all.max(8) * 2).next_power_of_two();
+        let shared = Slots::private(Self::places_of(limits));
+        Self::over(limits, shared, Self::new_secret())
+    }
+
+    /// How many slots such a table has.
+    pub(crate) fn places_of(limits: Limits) -> usize {
+        (limits.all.max(8) * 2).next_power_of_two()
+    }
+
+    /// What decides the places of addresses.
+    pub(crate) fn new_secret() -> (u64, u64) {
+        (event::random(), event::random() | 1)
+    }
+
+    fn over(limits: Limits, shared: Slots, secret: (u64, u64)) -> Self {
         Self {
-            slots: vec![Slot::default(); places].into_boxed_slice(),
+            slots: vec![Slot::default(); shared.len()].into_boxed_slice(),
+            shared,
             limits,
             len: 0,
             ports: Vec::new(),
-            secret: (event::random(), event::random() | 1),
+            secret,
             hand: 0,
             changes: 0,
         }
+    }
+
+    /// One in memory that others read, with what is there already of ports that are `kept`. What its last
+    /// writer left half done is repaired.
+    pub(crate) fn take_over(
+        limits: Limits,
+        memory: Region,
+        secret: (u64, u64),
+        kept: impl Fn(u16) -> bool,
+    ) -> Self {
+        let mut table = Self::over(limits, Slots::of(memory), secret);
+        let used: Vec<usize> = (0..table.slots.len())
+            .filter(|at| table.shared.key(*at) != 0 || table.shared.is_torn(*at))
+            .collect();
+        for &at in &used {
+            let said = table.shared.said(at);
+            if said.key == 0 {
+                table.shared.clear(at);
+                continue;
+            }
+            // NB: also what goes in a moment: what is removed is in a list, and its followers move up.
+            table.slots[at].home = said.port;
+            table.link(at);
+            table.len += 1;
+        }
+        let torn: Vec<u64> = used
+            .iter()
+            .filter(|at| table.shared.is_torn(**at))
+            .map(|at| table.shared.key(*at))
+            .collect();
+        // What is found elsewhere is there twice: its writer was moving it.
+        let is_bad = |table: &Self, at: usize| {
+            let key = table.shared.key(at);
+            let is_kept = kept(table.shared.port(at)) && !table.shared.is_pinned(at);
+            key != 0 && (!is_kept || torn.contains(&key) || table.place(Key(key)) != Some(at))
+        };
+        let mut at = 0;
+        while at < table.slots.len() {
+            // What follows may move here.
+            match is_bad(&table, at) {
+                true => table.remove(at),
+                false => at += 1,
+            }
+        }
+        table
     }
 
     /// How large it may become, and how long it remembers.
@@ -170,8 +235,8 @@ impl Table {
     /// The port of a station that was heard lately.
     #[inline]
     pub fn find(&self, key: Key, now_s: u32) -> Option<u16> {
-        let slot = &self.slots[self.place(key)?];
-        (!self.is_old(slot, now_s)).then_some(slot.port)
+        let at = self.place(key)?;
+        (!self.is_old(at, now_s)).then(|| self.shared.port(at))
     }
 
     /// This port may have so many addresses, if not as many as others.
@@ -185,9 +250,8 @@ impl Table {
         let Some(at) = self.place(key) else {
             return self.add(key, port, now_s);
         };
-        let slot = &mut self.slots[at];
-        if slot.port == port {
-            slot.heard_s = now_s;
+        if self.shared.port(at) == port {
+            self.shared.hear(at, now_s);
             return Learned::Known;
         }
         self.stray(at, port, now_s)
@@ -196,17 +260,18 @@ impl Table {
     /// A station was heard at a port that it was not at.
     #[cold]
     fn stray(&mut self, at: usize, port: u16, now_s: u32) -> Learned {
-        let is_old = self.is_old(&self.slots[at], now_s);
-        let slot = &mut self.slots[at];
-        if slot.is_pinned {
+        let is_old = self.is_old(at, now_s);
+        let said = self.shared.said(at);
+        if said.is_pinned {
             return Learned::Pinned;
         }
+        let slot = &mut self.slots[at];
         let was_s = now_s.saturating_sub(slot.came_s);
         if was_s >= SETTLED_S {
-            slot.home = slot.port;
+            slot.home = said.port;
         }
         let stray = match port == slot.home {
-            true => slot.port,
+            true => said.port,
             false => port,
         };
         if !is_old && was_s < self.limits.hold_s {
@@ -216,9 +281,13 @@ impl Table {
             return Learned::Full;
         }
         self.unlink(at);
-        let slot = &mut self.slots[at];
-        slot.port = port;
-        (slot.heard_s, slot.came_s) = (now_s, now_s);
+        let moved = Said {
+            port,
+            heard_s: now_s,
+            ..said
+        };
+        self.shared.put(at, moved);
+        self.slots[at].came_s = now_s;
         self.link(at);
         Learned::Moved { stray }
     }
@@ -240,7 +309,7 @@ impl Table {
     /// there was room.
     pub fn pin(&mut self, key: Key, port: u16, now_s: u32) -> bool {
         if let Some(at) = self.place(key) {
-            if (self.slots[at].port, self.slots[at].is_pinned) == (port, true) {
+            if (self.shared.port(at), self.shared.is_pinned(at)) == (port, true) {
                 return true;
             }
             self.remove(at);
@@ -255,8 +324,8 @@ impl Table {
     /// Forgets a station that never moves, if it is at this port.
     pub fn unpin(&mut self, key: Key, port: u16) {
         if let Some(at) = self.place(key)
-            && self.slots[at].is_pinned
-            && self.slots[at].port == port
+            && self.shared.is_pinned(at)
+            && self.shared.port(at) == port
         {
             self.remove(at);
         }
@@ -265,23 +334,26 @@ impl Table {
     /// The port that a station never leaves.
     #[inline]
     pub fn pinned(&self, key: Key) -> Option<u16> {
-        let slot = &self.slots[self.place(key)?];
-        slot.is_pinned.then_some(slot.port)
+        let at = self.place(key)?;
+        self.shared.is_pinned(at).then(|| self.shared.port(at))
     }
 
     /// There is room, and nobody of that key.
     fn insert(&mut self, key: Key, port: u16, now_s: u32, is_pinned: bool) {
         let mut at = self.home(key);
-        while self.slots[at].key != 0 {
-            at = (at + 1) & (self.slots.len() - 1);
+        while self.shared.key(at) != 0 {
+            at = (at + 1) & self.shared.mask();
         }
-        self.slots[at] = Slot {
+        let said = Said {
             key: key.0,
-            heard_s: now_s,
-            came_s: now_s,
             port,
-            home: port,
             is_pinned,
+            heard_s: now_s,
+        };
+        self.shared.put(at, said);
+        self.slots[at] = Slot {
+            came_s: now_s,
+            home: port,
             ..Slot::default()
         };
         self.link(at);
@@ -306,8 +378,9 @@ impl Table {
     /// The stations of a port, old ones that are not swept yet among them.
     pub(crate) fn of_port(&self, port: u16) -> impl Iterator<Item = Key> {
         let first = self.ports.get(usize::from(port)).map_or(0, |it| it.first);
-        let slot = |place: u32| self.slots.get((place as usize).wrapping_sub(1));
-        std::iter::successors(slot(first), move |it| slot(it.after)).map(|it| Key(it.key))
+        let slot = |place: u32| (place as usize).checked_sub(1);
+        std::iter::successors(slot(first), move |at| slot(self.slots[*at].after))
+            .map(|at| Key(self.shared.key(at)))
     }
 
     /// Another number when a station came, went or moved.
@@ -320,7 +393,7 @@ impl Table {
     fn link(&mut self, at: usize) {
         self.changes += 1;
         let place = at as u32 + 1;
-        let places = self.places(self.slots[at].port);
+        let places = self.places(self.shared.port(at));
         let first = std::mem::replace(&mut places.first, place);
         places.count += 1;
         (self.slots[at].before, self.slots[at].after) = (0, first);
@@ -332,12 +405,8 @@ impl Table {
     /// Takes a slot out of its port's list.
     fn unlink(&mut self, at: usize) {
         self.changes += 1;
-        let Slot {
-            before,
-            after,
-            port,
-            ..
-        } = self.slots[at];
+        let Slot { before, after, .. } = self.slots[at];
+        let port = self.shared.port(at);
         self.places(port).count -= 1;
         self.join(before, after, port);
     }
@@ -357,8 +426,7 @@ impl Table {
     /// enough.
     pub fn sweep(&mut self, now_s: u32, slots: usize) {
         for _ in 0..slots.min(self.slots.len()) {
-            let slot = self.slots[self.hand];
-            if slot.key != 0 && self.is_old(&slot, now_s) {
+            if self.shared.key(self.hand) != 0 && self.is_old(self.hand, now_s) {
                 // What follows may move here.
                 self.remove(self.hand);
             } else {
@@ -390,20 +458,24 @@ impl Table {
 
     /// All stations that were heard lately.
     pub fn entries(&self, now_s: u32) -> impl Iterator<Item = Entry> {
-        let used = self.slots.iter().enumerate();
-        used.filter(move |(_, slot)| slot.key != 0 && !self.is_old(slot, now_s))
-            .map(move |(at, slot)| Entry {
-                key: Key(slot.key),
-                slot: at,
-                port: slot.port,
-                age_s: now_s.saturating_sub(slot.heard_s),
-                is_pinned: slot.is_pinned,
+        let used = (0..self.slots.len()).filter(|at| self.shared.key(*at) != 0);
+        used.filter(move |at| !self.is_old(*at, now_s))
+            .map(move |at| {
+                let said = self.shared.said(at);
+                Entry {
+                    key: Key(said.key),
+                    slot: at,
+                    port: said.port,
+                    age_s: now_s.saturating_sub(said.heard_s),
+                    is_pinned: said.is_pinned,
+                }
             })
     }
 
     #[inline]
-    fn is_old(&self, slot: &Slot, now_s: u32) -> bool {
-        now_s.saturating_sub(slot.heard_s) > self.limits.age_s && !slot.is_pinned
+    fn is_old(&self, at: usize, now_s: u32) -> bool {
+        let age_s = now_s.saturating_sub(self.shared.heard_s(at));
+        age_s > self.limits.age_s && !self.shared.is_pinned(at)
     }
 
     /// Where a key would be if nobody else were there.
@@ -411,7 +483,7 @@ impl Table {
     fn home(&self, key: Key) -> usize {
         let mixed = (key.0 ^ self.secret.0).wrapping_mul(self.secret.1);
         let mixed = (mixed ^ mixed >> 32).wrapping_mul(self.secret.1);
-        (mixed >> 32) as usize & (self.slots.len() - 1)
+        (mixed >> 32) as usize & self.shared.mask()
     }
 
     /// Where a key is.
@@ -420,38 +492,70 @@ impl Table {
         let mut at = self.home(key);
         // Half of the slots are free, so this ends.
         loop {
-            match self.slots[at].key {
+            match self.shared.key(at) {
                 0 => return None,
                 found if found == key.0 => return Some(at),
-                _ => at = (at + 1) & (self.slots.len() - 1),
+                _ => at = (at + 1) & self.shared.mask(),
             }
         }
     }
 
-    /// Frees a slot, and moves those up that are not where they would be but for it.
+    /// Frees a slot, and moves those up that are not where they would be but for it. Who reads beside us may find
+    /// one twice meanwhile, or not at all, but never at another port.
     fn remove(&mut self, mut hole: usize) {
-        let mask = self.slots.len() - 1;
+        let mask = self.shared.mask();
         self.unlink(hole);
         self.len -= 1;
         let mut at = hole;
         loop {
             at = (at + 1) & mask;
-            let slot = self.slots[at];
-            if slot.key == 0 {
+            let said = self.shared.said(at);
+            if said.key == 0 {
                 break;
             }
-            let home = self.home(Key(slot.key));
+            let home = self.home(Key(said.key));
             // Whether `home` is not between the hole and here.
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
+                self.shared.put(hole, said);
+                let slot = self.slots[at];
                 self.slots[hole] = slot;
                 // Its neighbours in the list find it there.
-                let (place, port) = (hole as u32 + 1, slot.port);
-                self.join(slot.before, place, port);
-                self.join(place, slot.after, port);
+                let place = hole as u32 + 1;
+                self.join(slot.before, place, said.port);
+                self.join(place, slot.after, said.port);
                 hole = at;
             }
         }
+        self.shared.clear(hole);
         self.slots[hole] = Slot::default();
+    }
+}
+
+#[cfg(test)]
+impl Table {
+    /// How far from where it would be a key is, or is not.
+    pub(crate) fn distance(&self, key: Key) -> usize {
+        let (home, mut count) = (self.home(key), 0);
+        loop {
+            let found = self.shared.key(home + count & self.shared.mask());
+            if found == 0 || found == key.0 {
+                return count;
+            }
+            count += 1;
+        }
+    }
+
+    /// Forgets one station.
+    pub(crate) fn unlearn(&mut self, key: Key) {
+        if let Some(at) = self.place(key) {
+            self.remove(at);
+        }
+    }
+
+    /// Writes a stranger at another port into a station's slot, and the station again, without a sequence.
+    pub(crate) fn tear(&mut self, key: Key, port: u16, other: u16) {
+        self.shared
+            .tear(self.home(key), [(key.0 ^ 1 << 40, other), (key.0, port)]);
     }
 }
 
@@ -581,7 +685,7 @@ mod tests {
         assert_eq!(table.entries(0).count(), map.len());
         // A step frees a slot or goes on to the next.
         (0..2).for_each(|_| table.sweep(1001, usize::MAX));
-        assert!(table.is_empty() && table.slots.iter().all(|slot| slot.key == 0));
+        assert!(table.is_empty() && (0..table.slots.len()).all(|at| table.shared.key(at) == 0));
         assert!(
             table
                 .ports

@@ -43,6 +43,8 @@ pub struct Uplink {
     pub interface: String,
     /// How frames come and go, for people.
     pub how: &'static str,
+    /// The kernel forwards what it can of it: its queues have the twin's [gate](crate::Twin::gate).
+    pub is_twin: bool,
     /// Opens it, and again when it was not there.
     pub open: OpenUplink,
 }
@@ -542,6 +544,7 @@ mod tests {
         let uplink = Uplink {
             interface: "eth1".into(),
             how: "a test",
+            is_twin: false,
             open,
         };
         uplinks.add(uplink, 1).unwrap();

@@ -8,7 +8,7 @@ use vnplug_path::source::SourceError;
 use vnplug_switch::forward::MAX_PORTS;
 use vnplug_switch::settings::Settings;
 use vnplug_switch::{
-    Access, SocketsConfig, Switch, SwitchConfig, Switchboard, Uplink, VdeConfig, VhostConfig,
+    Access, SocketsConfig, Switch, SwitchConfig, Switchboard, Twin, Uplink, VdeConfig, VhostConfig,
 };
 
 use super::{Opened, Options, uplink};
@@ -47,9 +47,14 @@ pub(super) fn open(
         return Err(options.bad("longest", &longest.to_string(), want));
     }
     entrances(options, user, &mut config)?;
-    let mut uplinks = Vec::new();
+    let (mut uplinks, mut twin) = (Vec::new(), None);
     for text in options.list("uplink", |text| Some(text.to_owned()))? {
-        let uplink = uplink::of(options, &text)?;
+        let uplink = uplink::of(options, &text, &mut || {
+            if twin.is_none() {
+                twin = Some(Twin::open(&config, user)?);
+            }
+            Ok(twin.iter().flatten().next().map(Twin::gate))
+        })?;
         *locks_memory |= uplink.how == uplink::AF_XDP;
         uplinks.push(uplink);
     }
@@ -67,7 +72,7 @@ pub(super) fn open(
     for Uplink { interface, how, .. } in &uplinks {
         description += &format!(", uplink {interface} ({how})");
     }
-    let (queue, opened) = Switch::open_with(config, uplinks)?;
+    let (queue, opened) = Switch::open_with(config, uplinks, twin.flatten())?;
     *board = Some(opened);
     Ok((super::SWITCH, description, vec![queue], false))
 }

@@ -3,15 +3,19 @@
 
 use std::collections::BTreeMap;
 
-use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
+use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Gate, Interface};
 use vnplug_path::source::af_xdp::{AfXdp, AfXdpConfig};
 use vnplug_path::source::{Queue, SourceError};
 use vnplug_switch::{OpenUplink, Uplink};
 
 use super::{Options, af_packet_config, af_xdp};
 
-/// An uplink, which is not opened yet.
-pub(super) fn of(options: &Options<'_>, text: &str) -> Result<Uplink, SourceError> {
+/// An uplink, which is not opened yet. `twin` has the gate of the switch's twin, if this kernel has what that needs.
+pub(super) fn of(
+    options: &Options<'_>,
+    text: &str,
+    twin: &mut dyn FnMut() -> Result<Option<Gate>, SourceError>,
+) -> Result<Uplink, SourceError> {
     let mut words = text.split('/');
     let interface = words.next().unwrap_or_default();
     let mut kind = AF_PACKET;
@@ -44,13 +48,23 @@ pub(super) fn of(options: &Options<'_>, text: &str) -> Result<Uplink, SourceErro
         left,
     };
     let there = Interface::new(interface)?;
+    let is_twin = own.flag("twin")?.unwrap_or(false);
+    if is_twin && kind != AF_PACKET {
+        return Err(options.bad("twin", text, "for an uplink by af_packet"));
+    }
+    let gate = if is_twin { twin()? } else { None };
+    let is_twin = gate.is_some();
     let open: OpenUplink = match kind {
         AF_XDP => {
             let (config, _) = af_xdp::config(&mut own, AfXdpConfig::new(interface), None)?;
             Box::new(move || xdp(&config))
         }
         _ => {
-            let config = af_packet_config(&mut own, packets(interface))?;
+            let packets = AfPacketConfig {
+                gate,
+                ..packets(interface)
+            };
+            let config = af_packet_config(&mut own, packets)?;
             Box::new(move || match there.is_there() {
                 true => AfPacket::open(config.clone()).map(Some),
                 false => Ok(None),
@@ -60,7 +74,8 @@ pub(super) fn of(options: &Options<'_>, text: &str) -> Result<Uplink, SourceErro
     own.done()?;
     Ok(Uplink {
         interface: interface.to_owned(),
-        how: kind,
+        how: if is_twin { TWIN } else { kind },
+        is_twin,
         open,
     })
 }
@@ -82,12 +97,14 @@ fn packets(interface: &str) -> AfPacketConfig {
         reserve: false,
         offload: true,
         send_bytes: Some(SEND_BYTES),
+        gate: None,
         ..AfPacketConfig::new(interface)
     }
 }
 
 /// The kinds of sources that can be uplinks.
 const AF_PACKET: &str = "af_packet";
+const TWIN: &str = "af_packet, twin";
 pub(super) const AF_XDP: &str = "af_xdp";
 /// Options that an uplink decides.
 const FIXED: [&str; 7] = [

@@ -29,6 +29,11 @@ impl Array {
         Ok(Self { map, entries })
     }
 
+    /// Of a map that is one.
+    pub(super) fn of(map: Map, entries: u32) -> Self {
+        Self { map, entries }
+    }
+
     /// The map, for what is loaded beside it.
     pub fn map(&self) -> &Map {
         &self.map

@@ -85,6 +85,8 @@ pub const R2: Reg = Reg(2);
 pub const R3: Reg = Reg(3);
 /// The fourth argument.
 pub const R4: Reg = Reg(4);
+/// The fifth argument.
+pub const R5: Reg = Reg(5);
 /// Calls leave it alone, as R7 to R9.
 pub const R6: Reg = Reg(6);
 /// As R6.
@@ -226,7 +228,7 @@ impl Asm {
         self.operate(CLASS_ALU64, op, dst, operand);
     }
 
-    /// From network byte order, `Half` or `Word`; the rest of the register becomes zero.
+    /// From network byte order; the rest of the register becomes zero.
     pub fn network_order(&mut self, dst: Reg, size: Size) {
         if size != Size::Byte {
             self.push(TO_BE, dst, R0, 0, size.bytes() * 8);
@@ -250,13 +252,17 @@ impl Asm {
 
     /// `*(u64 *)dst += src`, as one.
     pub fn atomic_add(&mut self, dst: Reg, src: Reg) {
-        self.push(
-            CLASS_STX | MODE_ATOMIC | Size::Double.bits(),
-            dst,
-            src,
-            0,
-            0,
-        );
+        self.atomic_add_at(dst, 0, src);
+    }
+
+    /// `*(u64 *)(dst + off) += src`, as one.
+    pub fn atomic_add_at(&mut self, dst: Reg, off: i16, src: Reg) {
+        self.push(ATOMIC, dst, src, off, 0);
+    }
+
+    /// `if *(u64 *)(dst + off) == R0 { = src }`, as one; R0 is what was there (Linux ≥ 5.12).
+    pub fn compare_exchange(&mut self, dst: Reg, off: i16, src: Reg) {
+        self.push(ATOMIC, dst, src, off, COMPARE_EXCHANGE);
     }
 
     /// The address of a map, valid for [`Program::load`](super::Program::load) while the map lives.
@@ -267,6 +273,11 @@ impl Asm {
     /// The address of a counter's parts, valid as that of a [`map`](Self::map).
     pub fn counter(&mut self, dst: Reg, counter: &Counter) {
         self.descriptor(dst, PSEUDO_MAP_VALUE, counter.map());
+    }
+
+    /// The address of the only entry of an array, valid as that of a [`map`](Self::map).
+    pub fn value(&mut self, dst: Reg, map: &Map) {
+        self.descriptor(dst, PSEUDO_MAP_VALUE, map);
     }
 
     /// What was put together elsewhere, and jumps only within itself or to its end.
@@ -358,6 +369,9 @@ const CLASS_JMP32: u8 = 0x06;
 const CLASS_ALU64: u8 = 0x07;
 const MODE_MEM: u8 = 0x60;
 const MODE_ATOMIC: u8 = 0xc0;
+const ATOMIC: u8 = CLASS_STX | MODE_ATOMIC | 0x18;
+/// `BPF_CMPXCHG`
+const COMPARE_EXCHANGE: u32 = 0xf1;
 const SOURCE_X: u8 = 0x08;
 const LD_DOUBLE: u8 = 0x18;
 const TO_BE: u8 = 0xdc;

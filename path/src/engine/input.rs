@@ -141,6 +141,7 @@ impl Input {
             self.fanout.press(self.queue.is_pressed());
         }
         self.queue.may_pass(self.fanout.is_unread());
+        self.queue.is_watched(self.fanout.is_watched());
         let (fanout, now) = (&mut self.fanout, *now_us);
         let received = self
             .queue

@@ -20,6 +20,10 @@ impl Members {
         self.count == 0
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
     pub(super) fn add(&mut self, number: u16, seat: u32) {
         let at = usize::from(number);
         if self.seats.len() <= at {

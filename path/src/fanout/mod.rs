@@ -123,6 +123,12 @@ impl Fanout {
         self.by_id.is_empty() && self.ends.is_empty()
     }
 
+    /// Whether there is a port that is not only given what is due to it.
+    #[inline]
+    pub fn is_watched(&self) -> bool {
+        self.by_id.len() > self.members.len() || !self.ends.is_empty()
+    }
+
     /// Counts frames as read that nobody here reads. None of them is outbound.
     #[inline]
     pub fn pass(&mut self, frames: u64, bytes: u64) {

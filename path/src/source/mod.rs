@@ -53,6 +53,10 @@ pub trait Queue: Send {
     /// before each call of `receive`; while it was never said, somebody reads.
     fn may_pass(&mut self, _may_pass: bool) {}
 
+    /// Whether somebody reads it from now on who is no member of it (a port of a switch). Said before each call
+    /// of `receive`.
+    fn is_watched(&mut self, _is_watched: bool) {}
+
     /// What to wait for after [`Received::Nothing`].
     fn arm(&mut self) -> Wake<'_>;
 

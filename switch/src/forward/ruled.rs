@@ -224,6 +224,12 @@ impl Forwarder {
         rule.unwrap_or(&TRANSPARENT)
     }
 
+    /// Whether it has rules.
+    pub(crate) fn has_rule(&self, port: Number) -> bool {
+        let state = self.states.get(usize::from(port));
+        state.is_some_and(|state| state.rule.is_some())
+    }
+
     /// Whether nothing enters or leaves, and whether it is for a loop.
     pub(crate) fn is_shut(&self, port: Number) -> (bool, bool) {
         let rule = self.rule(port);

@@ -2,9 +2,12 @@
 
 use super::Switch;
 use crate::control::{Change, PortTold, Told};
+use crate::counts::Counters;
+use crate::exits::PortCounters;
 use crate::forward::{HOST, Number};
 use crate::link::Losses;
 use crate::settings::Settings;
+use crate::twin::Twin;
 
 impl Switch {
     pub(super) fn change(&mut self, change: Change) {
@@ -50,7 +53,7 @@ impl Switch {
         let now_s = (self.now_us() / MILLION) as u32;
         let port = |(number, counters)| PortTold {
             number,
-            counters,
+            counters: self.port_counters(number, counters),
             refused: self.forwarder.refused(number),
             state: match self.forwarder.is_shut(number) {
                 (_, true) => "shut",
@@ -59,13 +62,36 @@ impl Switch {
             },
         };
         Told {
-            counters: self.forwarder.counters,
+            counters: self.all_counters(),
             ports: self.exits.counters().into_iter().map(port).collect(),
             stations: table.entries(now_s).take(MAX_TOLD).collect(),
             station_count: table.len() as u64,
             limits: table.limits(),
             is_hub: self.forwarder.is_hub,
         }
+    }
+
+    /// What became of all frames, those that the kernel instance forwarded among them.
+    pub(super) fn all_counters(&self) -> Counters {
+        let mut counters = self.forwarder.counters;
+        let forwarded = self.twin.as_ref().map_or(0, Twin::frames);
+        counters.entered += forwarded;
+        counters.unicast += forwarded;
+        counters.due += forwarded;
+        counters.enqueued += forwarded;
+        counters
+    }
+
+    /// The same of a port.
+    fn port_counters(&self, number: Number, mut counters: PortCounters) -> PortCounters {
+        if let Some(twin) = &self.twin {
+            let forwarded = twin.forwarded(number);
+            counters.in_frames += forwarded.in_frames;
+            counters.in_bytes += forwarded.in_bytes;
+            counters.out_frames += forwarded.out_frames;
+            counters.out_bytes += forwarded.out_bytes;
+        }
+        counters
     }
 
     /// A port is there.
@@ -83,8 +109,13 @@ impl Switch {
         }
         let settings = self.settings.of(number);
         self.forwarder.set(number, settings, self.settings.storm);
-        self.exits
-            .set(number, settings, self.started.elapsed().as_micros() as u64);
+        let now_us = self.epoch_us + self.started.elapsed().as_micros() as u64;
+        self.exits.set(number, settings, now_us);
+        if let Some(twin) = &mut self.twin {
+            // What the kernel instance does not know how to do.
+            let is_plain = settings.wire.is_plain() && !settings.cuts && !settings.sums;
+            twin.set_upcall(number, self.forwarder.has_rule(number) || !is_plain);
+        }
         if is_ring == Some(true) && !settings.wire.is_plain() {
             log::warn!(
                 target: "switch",
@@ -102,6 +133,9 @@ impl Switch {
         self.forwarder.is_hub = settings.is_hub;
         self.forwarder.loops = settings.loops;
         self.forwarder.table.set_age(settings.age_s);
+        if let Some(twin) = &self.twin {
+            twin.set_age(settings.age_s);
+        }
         self.forwarder.table.set_hold(settings.hold_s);
         if before.statics != settings.statics {
             self.forwarder.set_statics(settings);

@@ -20,8 +20,8 @@ use crate::roster::{Holder, Roster, locked};
 use crate::settings::Settings;
 use crate::show::NOT_OF_UPLINKS;
 use crate::sockets::door as sockets;
-use crate::table::Limits;
 use crate::turn::Spare;
+use crate::twin::{Twin, limits};
 use crate::uplink::{UPLINK, Uplink, Uplinks};
 use crate::vde::door as vde;
 use crate::vhost::door as vhost;
@@ -32,18 +32,21 @@ impl Switch {
     /// # Errors
     /// [`SourceError`] if an entrance cannot be made.
     pub fn open(config: SwitchConfig) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
-        Self::open_with(config, Vec::new())
+        Self::open_with(config, Vec::new(), None)
     }
 
-    /// As [`open`](Self::open), with uplinks, which are its first ports in this order.
+    /// As [`open`](Self::open), with uplinks, which are its first ports in this order, and with the twin that some
+    /// of them have.
     ///
     /// # Errors
     /// [`SourceError`] if an entrance or an uplink cannot be made.
     pub fn open_with(
         config: SwitchConfig,
         uplinks: Vec<Uplink>,
+        twin: Option<Twin>,
     ) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
         let entrances = config.entrances();
+        let limits = limits(&config);
         let name = config.name;
         let failed = |what: &str| {
             let what = format!("switch {name:?}: {what}");
@@ -70,13 +73,17 @@ impl Switch {
         let vhost = vhost
             .transpose()
             .map_err(failed("its vhost-user entrance"))?;
-        let (all, each) = config.stations;
-        let forwarder = Forwarder::new(Limits {
-            all,
-            each,
-            age_s: settings.age_s,
-            hold_s: settings.hold_s,
-        });
+        let mut forwarder = Forwarder::new(limits);
+        let mut epoch_us = 0;
+        if let Some(twin) = &twin {
+            let numbered = (1..).zip(&uplinks);
+            let ports: Vec<_> = numbered
+                .filter(|(_, uplink)| uplink.is_twin)
+                .map(|(number, uplink): (Number, _)| (number, uplink.interface.as_str()))
+                .collect();
+            forwarder.table = twin.table(limits, &ports);
+            epoch_us = monotonic_us();
+        }
         let board = Switchboard {
             roster,
             line: line.clone(),
@@ -111,6 +118,9 @@ impl Switch {
             is_unread: false,
             spare: Spare::default(),
             started: Instant::now(),
+            epoch_us,
+            twin,
+            is_watched: false,
             counters: QueueCounters::default(),
         };
         switch.set_all(settings);
@@ -121,6 +131,9 @@ impl Switch {
                 cause: error.cause,
             };
             switch.connect(uplink, number, &board).map_err(cannot)?;
+        }
+        if let Some(twin) = &mut switch.twin {
+            twin.settle();
         }
         Ok((Box::new(switch), board))
     }
@@ -146,9 +159,21 @@ impl Switch {
         let port = roster.take(holder, Some(number));
         drop(roster);
         let port = port.map_err(SourceError::new)?.get();
+        // NB: first. What the gate decides somebody must do.
+        if let Some(twin) = &mut self.twin
+            && uplink.is_twin
+        {
+            twin.add(port, &uplink.interface);
+        }
         let link = self.uplinks.add(uplink, port)?;
         self.exits.add_unwatched(port, link);
         self.join(port);
         Ok(())
     }
+}
+
+/// The kernel's clock, of which the time of the switch is a part when the kernel instance reads it, too.
+fn monotonic_us() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
 }

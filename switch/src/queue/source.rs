@@ -11,6 +11,7 @@ use vnplug_ring::offload::{Offload, gso};
 
 use super::{HEADER, Switch};
 use crate::batch::MAX_SUPER;
+use crate::twin::Twin;
 
 impl Queue for Switch {
     fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
@@ -18,6 +19,9 @@ impl Queue for Switch {
             self.begin();
         }
         self.obey();
+        if self.twin.is_some() {
+            self.tell_twin();
+        }
         // One call has the frames of one: those of links are one, those of each uplink's queue are another.
         if !self.uplinks.is_empty() {
             let sink = &mut |frames: &[Frame<'_>]| sink(frames);
@@ -33,6 +37,10 @@ impl Queue for Switch {
 
     fn may_pass(&mut self, is_unread: bool) {
         self.is_unread = is_unread;
+    }
+
+    fn is_watched(&mut self, is_watched: bool) {
+        self.is_watched = is_watched;
     }
 
     fn arm(&mut self) -> Wake<'_> {
@@ -51,9 +59,11 @@ impl Queue for Switch {
             };
         }
         let uplinks = self.uplinks.arm();
+        let looks = self.twin.is_some().then_some(LOOK);
+        let within = [arrives, uplinks.within, looks];
         Wake {
             fds: [links, uplinks.fds[0]],
-            within: [arrives, uplinks.within].into_iter().flatten().min(),
+            within: within.into_iter().flatten().min(),
         }
     }
 
@@ -69,8 +79,9 @@ impl Queue for Switch {
     }
 
     fn own_counters(&self) -> Vec<(String, u64)> {
-        let mut named = self.forwarder.counters.named();
+        let mut named = self.all_counters().named();
         named.extend(self.uplinks.named());
+        named.extend(self.twin.iter().flat_map(Twin::named));
         named.push(("stations".into(), self.forwarder.table.len() as u64));
         named.push(("switch_ports".into(), self.forwarder.ports().len() as u64));
         named
@@ -143,3 +154,6 @@ impl Transmitter for Switch {
         }
     }
 }
+
+/// How often the interfaces of a twin are looked at.
+const LOOK: Duration = Duration::from_secs(1);

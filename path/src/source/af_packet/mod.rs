@@ -39,6 +39,7 @@ mod socket;
 use std::sync::Arc;
 
 pub use interfaces::{Facts, Interface, InterfaceInfo, interfaces};
+use vnplug_os::bpf::Program;
 use vnplug_ring::layout::MAX_SNAPLEN;
 
 use self::rings::Shares;
@@ -98,7 +99,22 @@ pub struct AfPacketConfig {
     /// (`net.core.wmem_default`), which three super-frames fill. More than `net.core.wmem_max` only while
     /// the process has `CAP_NET_ADMIN`.
     pub send_bytes: Option<u32>,
+    /// A program that decides what is received, instead of what the direction says.
+    pub gate: Option<Gate>,
 }
+
+/// A program of a packet socket that somebody else made. What it drops it counts itself: the kernel counts it
+/// nowhere.
+#[derive(Debug, Clone)]
+pub struct Gate(pub Arc<Program>);
+
+impl PartialEq for Gate {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Gate {}
 
 impl AfPacketConfig {
     /// Everything that passes `interface`, by one queue with 96 MiB for its rings.
@@ -117,6 +133,7 @@ impl AfPacketConfig {
             offload: tells_of_super_frames(),
             early: true,
             send_bytes: None,
+            gate: None,
         }
     }
 

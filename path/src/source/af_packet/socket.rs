@@ -173,9 +173,10 @@ impl Opener {
         early: Option<&Loaded>,
     ) -> Result<(), SourceError> {
         let direction = self.direction(link);
-        match early {
-            Some(early) => early.attach(socket, self.shape(direction)),
-            None => socket.set_filter(&program(direction, self.config.snaplen)),
+        match (early, &self.config.gate) {
+            (Some(early), _) => early.attach(socket, self.shape(direction)),
+            (None, Some(gate)) => gate.0.attach_to_socket(socket),
+            (None, None) => socket.set_filter(&program(direction, self.config.snaplen)),
         }
         .map_err(self.failed("set a filter"))
     }

@@ -1,0 +1,173 @@
+//! The part of the table that the kernel instance of a switch reads, too (`twin/`): where a station is, and when
+//! it was heard.
+//!
+//! ```text
+//! byte  0  sequence: odd while the slot is written        one writer: the thread that forwards
+//!       4  port                                           the same
+//!       6  flags: 1, it never moves                       the same
+//!       8  key, 0: free                                   the same
+//!      16  second in which it was heard, by the clock of  that thread, and the kernel instance
+//!          the kernel (CLOCK_MONOTONIC)
+//!      24  nothing
+//! ```
+//!
+//! Sequence, port and flags are one word. Who reads beside the writer reads that word, the key, and the word again:
+//! if it is the same, and even, port and key are of one station. The thread that forwards is the only writer of
+//! both, and reads without that.
+
+use std::sync::atomic::{Ordering, fence};
+
+use vnplug_ring::Region;
+
+/// The shared part of all slots.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    region: Region,
+    mask: usize,
+}
+
+/// What a slot says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) key: u64,
+    pub(super) port: u16,
+    pub(super) is_pinned: bool,
+    pub(super) heard_s: u32,
+}
+
+impl Slots {
+    /// Bytes of a slot.
+    pub(crate) const BYTES: u64 = 32;
+    /// Where it has its parts.
+    pub(crate) const WORD: u64 = 0;
+    pub(crate) const KEY: u64 = 8;
+    pub(crate) const HEARD: u64 = 16;
+    /// Bits of the word.
+    pub(crate) const PORT_SHIFT: u32 = 32;
+    pub(crate) const PINNED_SHIFT: u32 = 48;
+
+    /// So many slots, a power of two, that nobody else reads.
+    pub(super) fn private(count: usize) -> Self {
+        Self::of(Region::heap(count as u64 * Self::BYTES))
+    }
+
+    /// All slots of a memory, as many as a power of two.
+    pub(crate) fn of(region: Region) -> Self {
+        let count = (region.len() / Self::BYTES) as usize;
+        assert!(count.is_power_of_two(), "the caller's shape");
+        Self {
+            region,
+            mask: count - 1,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.mask + 1
+    }
+
+    pub(super) fn mask(&self) -> usize {
+        self.mask
+    }
+
+    #[inline]
+    fn load(&self, slot: usize, part: u64) -> u64 {
+        // Relaxed: our own thread is the only one that writes what it depends on.
+        self.region
+            .load_u64(slot as u64 * Self::BYTES + part, Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn store(&self, slot: usize, part: u64, value: u64, order: Ordering) {
+        self.region
+            .store_u64(slot as u64 * Self::BYTES + part, value, order);
+    }
+
+    /// 0: it is free.
+    #[inline]
+    pub(super) fn key(&self, slot: usize) -> u64 {
+        self.load(slot, Self::KEY)
+    }
+
+    #[inline]
+    pub(super) fn port(&self, slot: usize) -> u16 {
+        (self.load(slot, Self::WORD) >> Self::PORT_SHIFT) as u16
+    }
+
+    #[inline]
+    pub(super) fn is_pinned(&self, slot: usize) -> bool {
+        self.load(slot, Self::WORD) >> Self::PINNED_SHIFT & 1 != 0
+    }
+
+    #[inline]
+    pub(super) fn heard_s(&self, slot: usize) -> u32 {
+        self.load(slot, Self::HEARD) as u32
+    }
+
+    /// Its station was heard.
+    #[inline]
+    pub(super) fn hear(&self, slot: usize, now_s: u32) {
+        self.store(slot, Self::HEARD, now_s.into(), Ordering::Relaxed);
+    }
+
+    pub(super) fn said(&self, slot: usize) -> Said {
+        Said {
+            key: self.key(slot),
+            port: self.port(slot),
+            is_pinned: self.is_pinned(slot),
+            heard_s: self.heard_s(slot),
+        }
+    }
+
+    /// Writes a slot, so that nobody takes parts of two stations for one.
+    pub(super) fn put(&self, slot: usize, said: Said) {
+        let sequence = self.load(slot, Self::WORD) as u32 | 1;
+        let word = u64::from(said.port) << Self::PORT_SHIFT
+            | u64::from(said.is_pinned) << Self::PINNED_SHIFT;
+        self.store(
+            slot,
+            Self::WORD,
+            word | u64::from(sequence),
+            Ordering::Relaxed,
+        );
+        // Pairs with the order in which the kernel instance loads: who has the new key finds the word odd, or
+        // another one than before.
+        fence(Ordering::Release);
+        self.store(slot, Self::KEY, said.key, Ordering::Relaxed);
+        self.store(slot, Self::HEARD, said.heard_s.into(), Ordering::Relaxed);
+        // Release: pairs with the same loads; who has this word has the key that belongs to it.
+        let sequence = sequence.wrapping_add(1);
+        self.store(
+            slot,
+            Self::WORD,
+            word | u64::from(sequence),
+            Ordering::Release,
+        );
+    }
+
+    /// Frees a slot.
+    pub(super) fn clear(&self, slot: usize) {
+        let free = Said {
+            key: 0,
+            port: 0,
+            is_pinned: false,
+            heard_s: 0,
+        };
+        self.put(slot, free);
+    }
+
+    /// The fault: the slot is one station's, then another's, part by part.
+    #[cfg(test)]
+    pub(super) fn tear(&self, slot: usize, stations: [(u64, u16); 2]) {
+        self.store(slot, Self::HEARD, u32::MAX.into(), Ordering::Relaxed);
+        for (key, port) in stations {
+            let word = u64::from(port) << Self::PORT_SHIFT;
+            self.store(slot, Self::KEY, key, Ordering::Release);
+            self.store(slot, Self::WORD, word, Ordering::Release);
+        }
+    }
+
+    /// Whether its writer died within it.
+    pub(super) fn is_torn(&self, slot: usize) -> bool {
+        self.load(slot, Self::WORD) & 1 != 0
+    }
+}

@@ -1,0 +1,490 @@
+//! The switch's twin: one table, and two instances that decide by it, in the kernel and in this daemon.
+//!
+//! Uplinks with the option `twin` are ends of wires to containers. Between two of them a frame to a station that
+//! is known is forwarded by the kernel instance ([`program`]), and never leaves the kernel. Everything else is an
+//! *upcall*: the daemon has it by the uplink's packet socket as without a twin, learns, floods, and forwards to
+//! ports that the kernel does not reach. The host's stack gets none of these frames.
+//!
+//! | | writes | reads |
+//! |---|---|---|
+//! | the table (`table/slots.rs`) | the daemon; the kernel instance writes when stations are heard | both |
+//! | ports, doors, the header ([`layout`]) | the daemon; the kernel instance adds to counters | both |
+//!
+//! Nothing is passed between the instances: each loads what the other has stored. What `vnplug switch` tells
+//! is the sum of both.
+//!
+//! **Stepping aside.** While somebody captures on the switch, or it is a hub, every frame is an upcall, so that the
+//! daemon sees it; the same for ports that have settings which only the daemon knows how to apply.
+//!
+//! **Life.** The maps and the links of the programs have names in a bpf filesystem, `/sys/fs/bpf/vnplug/SWITCH`. A
+//! daemon that is killed leaves them: stations that are known are forwarded on, everything else is dropped and
+//! counted. The next daemon takes them over. One that ends in order removes them.
+
+mod layout;
+mod program;
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use vnplug_os::bpf::{Program, ProgramKind, Shape, Shared, TcxLink, is_bpffs};
+use vnplug_os::interface;
+use vnplug_path::source::SourceError;
+use vnplug_path::source::af_packet::Gate;
+use vnplug_ring::layout::MAX_SNAPLEN;
+
+use self::layout::{DOOR_PROBES, DOORS, DOORS_AT, Layout, MOST_PORTS, PORT_BYTES, UPCALL};
+use self::layout::{header, port as part};
+use self::program::Parts;
+use crate::config::SwitchConfig;
+use crate::forward::Number;
+use crate::table::{Limits, Slots, Table};
+
+/// Both instances' data, and the kernel instance.
+pub struct Twin {
+    switch: String,
+    dir: PathBuf,
+    /// Nobody else has the directory.
+    _lock: OwnedFd,
+    state: Shared,
+    table: Shared,
+    layout: Layout,
+    secret: (u64, u64),
+    gate: Gate,
+    classifier: Program,
+    /// Asks about interfaces.
+    socket: OwnedFd,
+    ports: Vec<TwinPort>,
+    /// What is in the doors.
+    doors: Vec<u64>,
+    looked_s: u32,
+}
+
+/// A port that the kernel reaches.
+struct TwinPort {
+    number: Number,
+    interface: String,
+    /// 0: it is not there, or the kernel does not take the program.
+    index: u32,
+    _link: Option<TcxLink>,
+    flags: u32,
+    /// It was said that it does not work.
+    is_told: bool,
+}
+
+/// What the kernel instance forwarded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Forwarded {
+    pub(crate) in_frames: u64,
+    pub(crate) in_bytes: u64,
+    pub(crate) out_frames: u64,
+    pub(crate) out_bytes: u64,
+}
+
+impl Twin {
+    /// Makes what both instances share, or takes over what a daemon left that was killed. `user` is what the
+    /// daemon will be. `None`: this kernel does not do it, which is logged.
+    ///
+    /// # Errors
+    /// There is no bpf filesystem, another daemon has a switch of this name, or the switch is too large.
+    pub fn open(
+        config: &SwitchConfig,
+        user: Option<(u32, u32)>,
+    ) -> Result<Option<Self>, SourceError> {
+        let name = &config.name;
+        let wrong = |what: String| SourceError::new(format!("switch {name:?}: {what}"));
+        if config.ports.0 > MOST_PORTS {
+            return Err(wrong(format!(
+                "a switch with twin uplinks has at most {MOST_PORTS} ports: say ports={MOST_PORTS}"
+            )));
+        }
+        let dir = Path::new(ROOT).join(PROJECT).join(pin_name(name));
+        let lock = directory(&dir, user).map_err(wrong)?;
+        match Self::make(config, dir, lock) {
+            Ok(twin) => Ok(Some(twin)),
+            Err(error) => {
+                log::warn!(
+                    target: "switch",
+                    "{name}: no twin, the daemon forwards all: {error}"
+                );
+                Ok(None)
+            }
+        }
+    }
+
+    fn make(config: &SwitchConfig, dir: PathBuf, lock: OwnedFd) -> io::Result<Self> {
+        let slots = Table::places_of(limits(config));
+        let layout = Layout::new(slots, config.ports.0)?;
+        let socket = socket_with(
+            AddressFamily::INET,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        let netns = rustix::fs::stat("/proc/thread-self/ns/net")?.st_ino;
+        let shape = Shape {
+            entry_bytes: Slots::BYTES as u32,
+            entries: layout.slots,
+        };
+        let (state, table, secret) = match old(&dir, layout, shape, netns) {
+            Ok(old) => {
+                log::info!(target: "switch", "{}: goes on with the table that is there", config.name);
+                old
+            }
+            Err(error) => {
+                if error.kind() != io::ErrorKind::NotFound {
+                    log::warn!(target: "switch", "{}: begins anew: {error}", config.name);
+                }
+                clear(&dir, |_| false);
+                let state = Shared::create("vnplug_twin", layout.shape())?;
+                let table = Shared::create("vnplug_table", shape)?;
+                let secret = Table::new_secret();
+                layout.found(&state, secret, netns);
+                table.pin(&dir.join(TABLE))?;
+                state.pin(&dir.join(STATE))?;
+                (state, table, secret)
+            }
+        };
+        state.write(header::LONGEST, config.longest as u64);
+        let parts = Parts {
+            state: &state,
+            table: &table,
+            layout,
+        };
+        let code = |code: Result<_, _>| code.map_err(|_| io::Error::other("a jump is too long"));
+        let load = |kind, code: &[_]| {
+            let loaded = Program::load(kind, "vnplug_twin", code, false);
+            loaded.map_err(|error| io::Error::new(error.cause.kind(), error.to_string()))
+        };
+        let gate = load(ProgramKind::SocketFilter, &code(parts.gate(MAX_SNAPLEN))?)?;
+        let classifier = load(ProgramKind::Classifier, &code(parts.classifier())?)?;
+        Ok(Self {
+            switch: config.name.clone(),
+            dir,
+            _lock: lock,
+            state,
+            table,
+            layout,
+            secret,
+            gate: Gate(Arc::new(gate)),
+            classifier,
+            socket,
+            ports: Vec::new(),
+            doors: vec![0; DOORS as usize],
+            looked_s: 0,
+        })
+    }
+
+    /// The filter of the packet sockets of its uplinks.
+    pub fn gate(&self) -> Gate {
+        self.gate.clone()
+    }
+
+    /// The table, with what is there of these ports. Once, before ports are [added](Self::add).
+    pub(crate) fn table(&self, limits: Limits, ports: &[(Number, &str)]) -> Table {
+        self.set_age(limits.age_s);
+        // Numbers of ports are of the configuration, which may be another one by now.
+        let is_kept = |number: Number| {
+            let port = ports.iter().find(|(it, _)| *it == number);
+            let index = port.map_or(0, |(_, interface)| self.index(interface));
+            let word = self.state.read(self.layout.port(number) + part::WORD);
+            index != 0 && word as u32 == index
+        };
+        let all: Vec<Number> = (0..self.layout.ports as Number).collect();
+        let kept: Vec<bool> = all.iter().map(|number| is_kept(*number)).collect();
+        let memory = self
+            .table
+            .region()
+            .part(0, u64::from(self.layout.slots) * Slots::BYTES);
+        let memory = memory.expect("an array of this shape");
+        let is_kept = |number: Number| kept.get(usize::from(number)).copied().unwrap_or(false);
+        let table = Table::take_over(limits, memory, self.secret, is_kept);
+        for number in all.into_iter().filter(|number| !is_kept(*number)) {
+            let port = self.layout.port(number);
+            (0..u64::from(PORT_BYTES / 8)).for_each(|word| self.state.write(port + word * 8, 0));
+        }
+        if !table.is_empty() {
+            log::info!(target: "switch", "{}: knows {} stations already", self.switch, table.len());
+        }
+        table
+    }
+
+    /// The interface is this port's; it need not be there yet.
+    pub(crate) fn add(&mut self, number: Number, interface: &str) {
+        self.ports.push(TwinPort {
+            number,
+            interface: interface.to_owned(),
+            index: 0,
+            _link: None,
+            flags: UPCALL,
+            is_told: false,
+        });
+        self.look();
+    }
+
+    /// All ports are added: what is left of others goes.
+    pub(crate) fn settle(&mut self) {
+        let names: Vec<String> = self.ports.iter().map(|it| link_name(it.index)).collect();
+        clear(&self.dir, |name| {
+            [STATE, TABLE].contains(&name) || names.iter().any(|it| it == name)
+        });
+    }
+
+    /// Whether every frame from or to a port is for the daemon.
+    pub(crate) fn set_upcall(&mut self, number: Number, is: bool) {
+        let flags = |flags: u32| match is {
+            true => flags | UPCALL,
+            false => flags & !UPCALL,
+        };
+        if let Some(port) = self.ports.iter_mut().find(|it| it.number == number) {
+            port.flags = flags(port.flags);
+            let word = u64::from(port.index) | u64::from(port.flags) << 32;
+            self.state
+                .write(self.layout.port(number) + part::WORD, word);
+        }
+    }
+
+    /// Whether every frame is for the daemon.
+    #[inline]
+    pub(crate) fn step_aside(&self, is: bool) {
+        if self.state.read(header::ASIDE) != u64::from(is) {
+            self.state.write(header::ASIDE, u64::from(is));
+        }
+    }
+
+    /// Remembers stations for this long.
+    pub(crate) fn set_age(&self, age_s: u32) {
+        self.state.write(header::AGE, age_s.into());
+    }
+
+    /// Looks after the interfaces, once a second.
+    #[inline]
+    pub(crate) fn tick(&mut self, now_s: u32) {
+        if self.looked_s != now_s {
+            self.looked_s = now_s;
+            self.look();
+        }
+    }
+
+    /// What the kernel instance forwarded from and to a port.
+    pub(crate) fn forwarded(&self, number: Number) -> Forwarded {
+        let port = self.layout.port(number);
+        let read = |at| self.state.read(port + at);
+        Forwarded {
+            in_frames: read(part::IN_FRAMES),
+            in_bytes: read(part::IN_BYTES),
+            out_frames: read(part::OUT_FRAMES),
+            out_bytes: read(part::OUT_BYTES),
+        }
+    }
+
+    /// Frames that the kernel instance forwarded.
+    pub(crate) fn frames(&self) -> u64 {
+        let ports = self.ports.iter();
+        ports.map(|it| self.forwarded(it.number).in_frames).sum()
+    }
+
+    /// The counters with their public names.
+    pub(crate) fn named(&self) -> Vec<(String, u64)> {
+        let ports = self.ports.iter().filter(|it| it.index != 0).count() as u64;
+        [
+            ("twin_ports", ports),
+            ("twin_forwarded", self.frames()),
+            ("twin_lost", self.state.read(header::LOST)),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .to_vec()
+    }
+
+    fn index(&self, interface: &str) -> u32 {
+        let link = interface::link(&self.socket, interface);
+        link.map_or(0, |link| link.index as u32)
+    }
+
+    /// Finds interfaces that came, and forgets those that went.
+    fn look(&mut self) {
+        let mut is_changed = false;
+        for at in 0..self.ports.len() {
+            let index = self.index(&self.ports[at].interface);
+            if index == self.ports[at].index || (index != 0 && self.ports[at].is_told) {
+                continue;
+            }
+            is_changed = true;
+            let old = std::mem::take(&mut self.ports[at].index);
+            if old != 0 {
+                self.ports[at]._link = None;
+                let _ = std::fs::remove_file(self.dir.join(link_name(old)));
+            }
+            if index == 0 {
+                continue;
+            }
+            match self.attach(index) {
+                Ok(link) => (self.ports[at].index, self.ports[at]._link) = (index, Some(link)),
+                Err(error) => {
+                    self.ports[at].is_told = true;
+                    let is_old = error.raw_os_error() == Some(Errno::INVAL.raw_os_error());
+                    let why = if is_old {
+                        "; it needs Linux 6.6 or newer"
+                    } else {
+                        ""
+                    };
+                    let interface = &self.ports[at].interface;
+                    log::warn!(
+                        target: "switch",
+                        "{}: uplink {interface} has no twin, the daemon forwards all: {error}{why}",
+                        self.switch
+                    );
+                }
+            }
+        }
+        if is_changed {
+            self.publish();
+        }
+    }
+
+    /// Puts the classifier at an interface, or into the place of one that is there.
+    fn attach(&self, index: u32) -> io::Result<TcxLink> {
+        let path = self.dir.join(link_name(index));
+        if let Ok(link) = TcxLink::open(&path) {
+            match link.replace(&self.classifier) {
+                Ok(()) => return Ok(link),
+                // Of an interface that is gone.
+                Err(_) => std::fs::remove_file(&path)?,
+            }
+        }
+        let link = TcxLink::attach(&self.classifier, index as i32)?;
+        link.pin(&path)?;
+        Ok(link)
+    }
+
+    /// Says which interface is which port's. A frame in between is an upcall.
+    fn publish(&mut self) {
+        let mut doors = vec![0_u64; DOORS as usize];
+        for port in &mut self.ports {
+            if port.index != 0 {
+                let places =
+                    (0..DOOR_PROBES).map(|it| (port.index.wrapping_add(it) % DOORS) as usize);
+                let free = places.into_iter().find(|at| doors[*at] == 0);
+                match free {
+                    Some(at) => doors[at] = u64::from(port.index) | u64::from(port.number) << 32,
+                    None => log::warn!(
+                        target: "switch",
+                        "{}: uplink {} has no twin: too many interfaces", self.switch, port.interface
+                    ),
+                }
+            }
+            let word = u64::from(port.index) | u64::from(port.flags) << 32;
+            self.state
+                .write(self.layout.port(port.number) + part::WORD, word);
+        }
+        // Release: pairs with nothing; ports that are told of are complete for whoever finds their doors.
+        std::sync::atomic::fence(Ordering::Release);
+        for (at, door) in (0..).zip(&doors) {
+            if self.doors[at as usize] != *door || self.state.read(door_at(at)) != *door {
+                self.state.write(door_at(at), *door);
+            }
+        }
+        self.doors = doors;
+    }
+}
+
+impl Drop for Twin {
+    fn drop(&mut self) {
+        // The kernel instance goes with its names: nobody forwards any more.
+        clear(&self.dir, |_| false);
+        // Root's, where the daemon is somebody else: then it stays, empty.
+        let _ = std::fs::remove_dir(&self.dir);
+    }
+}
+
+/// How large the table is.
+pub(crate) fn limits(config: &SwitchConfig) -> Limits {
+    let (all, each) = config.stations;
+    Limits {
+        all,
+        each,
+        age_s: config.settings.age_s,
+        hold_s: config.settings.hold_s,
+    }
+}
+
+/// What a daemon left that was killed.
+fn old(
+    dir: &Path,
+    layout: Layout,
+    shape: Shape,
+    netns: u64,
+) -> io::Result<(Shared, Shared, (u64, u64))> {
+    let state = Shared::open(&dir.join(STATE), layout.shape())?;
+    let table = Shared::open(&dir.join(TABLE), shape)?;
+    let other = || io::Error::other("what is there is another switch's");
+    let secret = layout.known(&state, netns).ok_or_else(other)?;
+    Ok((state, table, secret))
+}
+
+/// Makes the directory, for nobody else: what holds it.
+fn directory(dir: &Path, user: Option<(u32, u32)>) -> Result<OwnedFd, String> {
+    if !is_bpffs(Path::new(ROOT)).unwrap_or(false) {
+        return Err(format!(
+            "twin needs a bpf filesystem at {ROOT}: mount -t bpf bpf {ROOT}"
+        ));
+    }
+    let failed = |error: io::Error| format!("{}: {error}", dir.display());
+    std::fs::create_dir_all(dir).map_err(failed)?;
+    if let Some((uid, gid)) = user {
+        std::os::unix::fs::chown(dir, Some(uid), Some(gid)).map_err(failed)?;
+    }
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let lock = rustix::fs::open(dir, flags, Mode::empty());
+    let lock = lock.map_err(|error| failed(error.into()))?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(Errno::WOULDBLOCK) => Err(format!(
+            "another daemon has a switch of this name with twin uplinks ({})",
+            dir.display()
+        )),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+/// Removes names, but for those that are `kept`.
+fn clear(dir: &Path, kept: impl Fn(&str) -> bool) {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return;
+    };
+    let names: Vec<OsString> = entries.flatten().map(|it| it.file_name()).collect();
+    for name in names {
+        if name.to_str().is_none_or(|name| !kept(name)) {
+            let _ = std::fs::remove_file(dir.join(name));
+        }
+    }
+}
+
+fn door_at(at: u64) -> u64 {
+    u64::from(DOORS_AT) + at * 8
+}
+
+fn link_name(index: u32) -> String {
+    format!("link-{index}")
+}
+
+/// A name on a bpf filesystem has no dots.
+fn pin_name(switch: &str) -> String {
+    switch.replace(['.', '/'], "_")
+}
+
+/// Where bpf filesystems are, and our part of it.
+const ROOT: &str = "/sys/fs/bpf";
+const PROJECT: &str = "vnplug";
+/// Names of the maps.
+const STATE: &str = "state";
+const TABLE: &str = "table";
+
+#[cfg(test)]
+mod tests;
