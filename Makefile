@@ -77,6 +77,7 @@ demo-record: setup-demo guest
 
 test: setup guest
 	./e2e/setup-guest-kernel.sh
+	$(AS_ROOT) sh -c 'mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf'
 	cargo build --locked --workspace
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/.ci/run-test" \
 		cargo test --locked --workspace --no-fail-fast $(TEST_ARGS); tests=$$?; \
@@ -93,6 +94,7 @@ test-python: setup
 # the kernel pauses a CPU that is full of such work for 50 ms in each second.
 bench: setup guest
 	./e2e/setup-guest-kernel.sh
+	$(AS_ROOT) sh -c 'mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf'
 	./bench/get-ovs.sh || echo "bench: without Open vSwitch; the rows switch-vhost will fail" >&2
 	cargo build --locked --release $(PRODUCTS) -p vnplug-e2e -p vnplug-bench
 	$(AS_ROOT) nice -n -20 $(TARGET)/release/vnplug-bench $(ROWS)

@@ -29,6 +29,7 @@ pub mod beside;
 pub mod bombs;
 mod channel;
 mod child;
+pub mod containers;
 pub mod daemon;
 pub mod demo;
 mod disk;

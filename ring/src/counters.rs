@@ -504,6 +504,21 @@ pub const SWITCH: &[Counter] = &[
         Times,
         "an uplink's interface went down or vanished and came back",
     ),
+    own(
+        "twin_ports",
+        Things,
+        "uplinks between which the kernel instance forwards",
+    ),
+    own(
+        "twin_forwarded",
+        Frames,
+        "of those that entered, frames that the kernel instance forwarded",
+    ),
+    own(
+        "twin_lost",
+        Frames,
+        "frames that came while no daemon was there, to stations that the kernel instance did not know",
+    ),
 ];
 
 /// Counters of the daemon.

@@ -1,0 +1,411 @@
+//! Containers that talk through the kernel instance of a switch, and what the daemon has of it.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::net::UdpSocket;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use vnplug::Next;
+use vnplug_e2e::Netns;
+use vnplug_e2e::containers::{Containers, address, wire};
+use vnplug_e2e::daemon::{Daemon, counted, program, value};
+use vnplug_e2e::station::{Station, content, pings, transfer};
+use vnplug_testing::{eventually, until};
+
+const TWIN: &str = "/twin=on";
+
+fn daemon(site: &Containers, options: &str, more: &str) -> Daemon {
+    let switch = site.switch(options, more);
+    Daemon::start(&site.lab, Some(&site.here), &["--switch", &switch]).unwrap()
+}
+
+fn of_switch(daemon: &Daemon, name: &str) -> u64 {
+    value(counted(&daemon.counters(), "source"), name)
+}
+
+/// One ping after the other without a pause; those that were answered.
+fn answered(from: &Netns, to: &str, count: u32) -> u32 {
+    let count_text = count.to_string();
+    let words = [
+        "ping",
+        "-q",
+        "-c",
+        &count_text,
+        "-i",
+        "0.002",
+        "-W",
+        "1",
+        to,
+    ];
+    let text = from.exec(&words).unwrap_or_default();
+    let line = text.lines().find(|line| line.contains("received"));
+    let received = line.and_then(|line| line.split(", ").nth(1)?.split(' ').next()?.parse().ok());
+    received.unwrap_or(0)
+}
+
+#[test]
+fn containers_talk_through_the_kernel_and_machines_through_the_daemon() {
+    let site = Containers::new(3).unwrap();
+    let daemon = daemon(&site, TWIN, "");
+    let nic = Station::by_nic(&site.lab, &daemon, site.here.name(), "10.9.0.9", &[]).unwrap();
+    let [one, two] = [&site.all[0], &site.all[1]];
+    // Whatever the kernel merged would be one frame here, and many there.
+    let bytes = content(32 << 20);
+    assert!(pings(one, &address(2), &[]) && pings(one, "10.9.0.9", &[]));
+    let forwarded = || of_switch(&daemon, "twin_forwarded");
+    let before = forwarded();
+    assert!(before > 0);
+    assert!(transfer(one, two, &address(2), &bytes).unwrap() == bytes);
+    let by_kernel = forwarded() - before;
+    // Super-frames stay whole: far fewer frames than segments.
+    assert!((500..12_000).contains(&by_kernel), "{by_kernel}");
+    let before = forwarded();
+    assert!(transfer(one, &nic.netns, "10.9.0.9", &bytes).unwrap() == bytes);
+    assert!(transfer(&nic.netns, two, &address(2), &bytes).unwrap() == bytes);
+    // But for ARP none of these is the kernel's.
+    assert!(forwarded() - before < 10);
+    // What entered is what the wires brought; each was counted by one of both.
+    let entered = || {
+        let wires = (1..=3).map(|number| site.statistic(number, "rx_packets"));
+        let all = wires.sum::<u64>() + nic.statistic("tx_packets");
+        (all, of_switch(&daemon, "entered"))
+    };
+    until("all that came is counted", entered, |(all, entered)| {
+        all == entered
+    });
+    let left = || {
+        let wires = (1..=3).map(|number| site.statistic(number, "tx_packets"));
+        let by_links = of_switch(&daemon, "out_enqueued");
+        (wires.sum::<u64>(), by_links)
+    };
+    until("all that left is counted", left, |(all, out)| all == out);
+    let counters = daemon.audit();
+    let switch = counted(&counters, "source");
+    assert_eq!(
+        (value(switch, "twin_ports"), value(switch, "twin_lost")),
+        (3, 0)
+    );
+    assert_eq!(value(switch, "moves"), 0);
+}
+
+#[test]
+fn the_hosts_stack_gets_none_of_it() {
+    for (options, hears) in [("", true), (TWIN, false)] {
+        let site = Containers::new(2).unwrap();
+        site.here
+            .ip(&["addr", "add", "10.9.0.100/24", "dev", "c1"])
+            .unwrap();
+        let _daemon = daemon(&site, options, "");
+        assert!(pings(&site.all[0], &address(2), &[]));
+        let heard = pings(&site.all[0], "10.9.0.100", &["-c", "1", "-W", "1"]);
+        assert_eq!(heard, hears, "{options}");
+    }
+}
+
+#[test]
+fn who_captures_sees_every_frame_and_the_kernel_goes_on_afterwards() {
+    let site = Containers::new(2).unwrap();
+    let daemon = daemon(&site, TWIN, "");
+    let one = &site.all[0];
+    assert!(pings(one, &address(2), &[]));
+    let forwarded = || of_switch(&daemon, "twin_forwarded");
+    for device in ["", "/port1"] {
+        let before = forwarded();
+        assert_eq!(answered(one, &address(2), 50), 50);
+        assert!(forwarded() - before >= 100);
+        let name = format!("host:{}{device}", site.here.name());
+        let mut port = daemon.port(&name).filter("icmp").open().unwrap();
+        // The thread that forwards knows of it before the port is open, and says so in its next turn.
+        sleep(Duration::from_millis(20));
+        let before = forwarded();
+        assert_eq!(answered(one, &address(2), 50), 50);
+        assert_eq!(forwarded(), before, "{name}");
+        let mut seen = 0;
+        eventually("all of them are seen", || {
+            while let Next::Packet(_) = port.next().unwrap() {
+                seen += 1;
+            }
+            seen == 100
+        });
+        drop(port);
+        let before = forwarded();
+        eventually("the kernel goes on", || {
+            answered(one, &address(2), 5);
+            forwarded() > before
+        });
+    }
+    daemon.audit();
+}
+
+#[test]
+fn settings_of_a_port_that_only_the_daemon_knows_hold() {
+    let site = Containers::new(3).unwrap();
+    let daemon = daemon(&site, TWIN, "");
+    let [one, two] = [&site.all[0], &site.all[1]];
+    let reaches = |to: usize| pings(one, &address(to), &["-c", "1", "-W", "1"]);
+    assert!(reaches(2) && reaches(3));
+    let set = |port: usize, setting: &str| {
+        let port = format!("{}/port{port}", site.here.name());
+        let (code, said) = daemon.vnplug(&["switch", "set", &port, setting]);
+        assert_eq!(code, Some(0), "{said}");
+    };
+    set(2, "link=down");
+    eventually("its link is down", || !reaches(2));
+    assert!(reaches(3));
+    set(2, "link=up");
+    eventually("its link is up", || reaches(2));
+    for port in [1, 2] {
+        set(port, "isolated=yes");
+    }
+    eventually("they are isolated", || !reaches(2));
+    assert!(reaches(3) && pings(two, &address(3), &[]));
+    for port in [1, 2] {
+        set(port, "isolated=no");
+    }
+    eventually("they are not", || reaches(2));
+    // And by the kernel, which was not asked meanwhile.
+    let before = of_switch(&daemon, "twin_forwarded");
+    assert_eq!(answered(one, &address(2), 50), 50);
+    assert!(of_switch(&daemon, "twin_forwarded") - before >= 100);
+    daemon.audit();
+}
+
+#[test]
+fn when_the_daemon_is_killed_the_kernel_goes_on_and_the_next_one_knows_all() {
+    let site = Containers::new(3).unwrap();
+    let mut daemon = daemon(&site, TWIN, "");
+    let one = &site.all[0];
+    for number in [2, 3] {
+        assert!(pings(one, &address(number), &[]));
+    }
+    // The third is forgotten: nobody but the daemon would find it.
+    let before = of_switch(&daemon, "twin_forwarded");
+    let lost = scope(|threads| {
+        let stream = threads.spawn(|| answered(one, &address(2), 1000));
+        sleep(Duration::from_millis(700));
+        daemon.kill();
+        1000 - stream.join().unwrap()
+    });
+    assert_eq!(lost, 0, "while the daemon was killed");
+    assert_eq!(answered(one, &address(3), 50), 50);
+    // A stranger is not found, as nobody asks for it.
+    let _ = one.ip(&["neigh", "flush", "dev", "eth0"]);
+    assert_eq!(answered(one, &address(2), 1), 0);
+    for (netns, other) in [(0, 1), (1, 0)] {
+        let mac = site.all[other]
+            .exec(&["cat", "/sys/class/net/eth0/address"])
+            .unwrap();
+        let to = address(other + 1);
+        let neighbour = ["neigh", "replace", &to, "lladdr", mac.trim(), "dev", "eth0"];
+        site.all[netns].ip(&neighbour).unwrap();
+    }
+    assert_eq!(answered(one, &address(2), 50), 50);
+    daemon.launch().unwrap();
+    let log = daemon.log();
+    assert!(log.contains("knows 3 stations already"), "{log}");
+    let now = of_switch(&daemon, "twin_forwarded");
+    assert!(now >= before + 2000, "{before} {now}");
+    assert!(of_switch(&daemon, "twin_lost") > 0);
+    let flooded = of_switch(&daemon, "flooded");
+    assert_eq!(answered(one, &address(2), 200), 200);
+    let counters = daemon.audit();
+    let switch = counted(&counters, "source");
+    assert_eq!(value(switch, "flooded"), flooded);
+    assert!(value(switch, "twin_forwarded") >= now + 400);
+    // What is new is found again.
+    assert!(pings(&site.all[2], &address(2), &[]));
+}
+
+#[test]
+fn an_orderly_end_leaves_nothing_and_a_second_daemon_has_no_such_switch() {
+    let site = Containers::new(2).unwrap();
+    let mut first = daemon(&site, TWIN, "");
+    assert!(pings(&site.all[0], &address(2), &[]));
+    let names = || std::fs::read_dir(site.names()).map_or(0, Iterator::count);
+    assert_eq!(names(), 4);
+    let switch = site.switch(TWIN, "");
+    let second = Daemon::start(&site.lab, Some(&site.here), &["--switch", &switch]).err();
+    let said = second.map(|error| error.to_string()).unwrap_or_default();
+    assert!(
+        said.contains("another daemon has a switch of this name"),
+        "{said}"
+    );
+    let pid = rustix::process::Pid::from_raw(first.pid().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    eventually("its names are gone", || names() == 0);
+    first.kill();
+    assert_eq!(answered(&site.all[0], &address(2), 3), 0);
+}
+
+#[test]
+fn without_a_bpf_filesystem_the_daemon_says_what_to_do() {
+    let site = Containers::new(1).unwrap();
+    let vnplugd = program("vnplugd").unwrap();
+    let socket = site.lab.dir().join("s");
+    let command = format!(
+        "umount /sys/fs/bpf; exec {} --socket {} --switch {}",
+        vnplugd.display(),
+        socket.display(),
+        site.switch(TWIN, "")
+    );
+    let mut unshared = site.here.command("unshare");
+    unshared.args(["--mount", "sh", "-c", &command]);
+    unshared.stdin(Stdio::null());
+    let output = unshared.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && said.contains("mount -t bpf bpf /sys/fs/bpf"),
+        "{said}"
+    );
+}
+
+/// Frames that one sends to another while something is done; how many were sent, lost, and came twice.
+fn numbered(site: &Containers, meanwhile: impl Fn()) -> (u64, u64, u64) {
+    let [one, two] = [&site.all[0], &site.all[1]];
+    let to = format!("{}:9000", address(2));
+    let receiver = two.enter(|| UdpSocket::bind(&to).unwrap()).unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size_force(&receiver, 64 << 20).unwrap();
+    receiver
+        .set_read_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
+    let sender = one.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    sender.connect(&to).unwrap();
+    let over = AtomicBool::new(false);
+    let (sent, came) = scope(|threads| {
+        let came = threads.spawn(|| {
+            let mut came: Vec<u8> = Vec::new();
+            let mut bytes = [0; 64];
+            while let Ok(8) = receiver.recv(&mut bytes) {
+                let number = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+                if came.len() <= number {
+                    came.resize(number + 1, 0);
+                }
+                came[number] += 1;
+            }
+            came
+        });
+        let sent = threads.spawn(|| {
+            let mut number = 0_u64;
+            while !over.load(Ordering::Relaxed) {
+                for _ in 0..20 {
+                    sender.send(&number.to_le_bytes()).unwrap();
+                    number += 1;
+                }
+                sleep(Duration::from_millis(1));
+            }
+            number
+        });
+        meanwhile();
+        over.store(true, Ordering::Relaxed);
+        (sent.join().unwrap(), came.join().unwrap())
+    });
+    let twice = came.iter().filter(|count| **count > 1).count() as u64;
+    let once = came.iter().filter(|count| **count > 0).count() as u64;
+    (sent, sent - once, twice)
+}
+
+#[test]
+fn each_frame_goes_one_way_whatever_changes_meanwhile() {
+    let site = Containers::new(3).unwrap();
+    let daemon = daemon(&site, TWIN, "");
+    assert!(pings(&site.all[0], &address(2), &[]));
+    let name = format!("host:{}", site.here.name());
+    let set = |setting: &str| {
+        let port = format!("{}/port2", site.here.name());
+        let (code, said) = daemon.vnplug(&["switch", "set", &port, setting]);
+        assert_eq!(code, Some(0), "{said}");
+    };
+    let (sent, lost, twice) = numbered(&site, || {
+        let until = Instant::now() + Duration::from_secs(4);
+        while Instant::now() < until {
+            // Who captures comes and goes, and so do settings of the port and stations of others.
+            let port = daemon.port(&name).open().unwrap();
+            sleep(Duration::from_millis(10));
+            drop(port);
+            set("isolated=yes");
+            set("isolated=no");
+            let _ = pings(&site.all[2], &address(1), &["-c", "1", "-i", "0.01"]);
+        }
+    });
+    assert!(sent > 20_000, "{sent}");
+    assert_eq!((lost, twice), (0, 0), "of {sent}");
+    let counters = daemon.audit();
+    let switch = counted(&counters, "source");
+    let by_kernel = value(switch, "twin_forwarded");
+    // Both instances had their part.
+    let by_daemon = value(switch, "unicast") - by_kernel;
+    assert!(
+        by_kernel > 2000 && by_daemon > 2000,
+        "{by_kernel} {by_daemon}"
+    );
+    println!("{sent} frames, {by_kernel} by the kernel, {by_daemon} by the daemon");
+}
+
+#[test]
+fn what_is_done_to_the_interfaces_under_traffic_leaves_nothing_stuck() {
+    let site = Containers::new(2).unwrap();
+    let daemon = daemon(&site, TWIN, "");
+    let [one, two] = [&site.all[0], &site.all[1]];
+    assert!(pings(one, &address(2), &[]));
+    let works = |what: &str| {
+        eventually(what, || pings(one, &address(2), &["-c", "1", "-W", "1"]));
+        let before = of_switch(&daemon, "twin_forwarded");
+        eventually(what, || answered(one, &address(2), 50) == 50);
+        let forwarded = of_switch(&daemon, "twin_forwarded") - before;
+        assert!(forwarded >= 100, "{what}: {forwarded}");
+    };
+    let over = AtomicBool::new(false);
+    let sender = two.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    scope(|threads| {
+        let traffic = threads.spawn(|| {
+            // Nobody takes them; of a link that is down the system says so.
+            for len in [1000, 1400, 20_000].into_iter().cycle() {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+                let _ = sender.send_to(&[0; 20_000][..len], (address(1), 9000));
+                sleep(Duration::from_micros(100));
+            }
+        });
+        for (netns, words) in [
+            (&site.here, "ethtool -S c1"),
+            (&site.here, "ethtool -K c1 gro on"),
+            (&site.here, "ethtool -K c2 tso off"),
+            (one, "ethtool -K eth0 tx off"),
+            (two, "ethtool -K eth0 tso off gso off"),
+            (two, "ethtool -K eth0 tso on gso on"),
+            (&site.here, "ethtool -L c1 rx 1 tx 1"),
+            (&site.here, "ip link set c1 mtu 9000"),
+            (one, "ip link set eth0 mtu 9000"),
+            (&site.here, "ip link set c2 mtu 9000"),
+            (two, "ip link set eth0 mtu 9000"),
+            (&site.here, "ip link set c1 mtu 1500"),
+            (one, "ip link set eth0 mtu 1500"),
+            (&site.here, "ip link set c2 down"),
+            (&site.here, "ip link set c2 up"),
+            (one, "ip link set eth0 down"),
+            (one, "ip link set eth0 up"),
+        ] {
+            let words: Vec<&str> = words.split(' ').collect();
+            let _ = netns.exec(&words);
+            sleep(Duration::from_millis(100));
+            works(&words.join(" "));
+        }
+        // Deleted, and made again: another interface of the same name.
+        site.here.ip(&["link", "delete", "c2"]).unwrap();
+        sleep(Duration::from_millis(300));
+        wire(&site.here, two, 2).unwrap();
+        eventually("the kernel has the new one", || {
+            of_switch(&daemon, "twin_ports") == 2
+        });
+        let _ = one.ip(&["neigh", "flush", "dev", "eth0"]);
+        works("made again");
+        over.store(true, Ordering::Relaxed);
+        traffic.join().unwrap();
+    });
+    let bytes = content(8 << 20);
+    assert!(transfer(one, two, &address(2), &bytes).unwrap() == bytes);
+    daemon.audit();
+}
