@@ -537,7 +537,7 @@ impl Table {
     pub(crate) fn distance(&self, key: Key) -> usize {
         let (home, mut count) = (self.home(key), 0);
         loop {
-            let found = self.shared.key(home + count & self.shared.mask());
+            let found = self.shared.key((home + count) & self.shared.mask());
             if found == 0 || found == key.0 {
                 return count;
             }
