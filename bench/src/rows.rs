@@ -253,6 +253,16 @@ const SWITCH: &[Row] = &[
         switch::stages,
     ),
     row(
+        "twin-containers",
+        "TCP between two containers by the kernel instance of a switch, and by the daemon, against a Linux bridge",
+        switch::twin_containers,
+    ),
+    row(
+        "twin-upcalls",
+        "nine pairs of containers, of which none to all are forwarded by the daemon, against a Linux bridge",
+        switch::twin_upcalls,
+    ),
+    row(
         "switch-mixed",
         "guests with and without super-frames, changed live, against their like and a Linux bridge",
         switch::mixed,

@@ -263,6 +263,11 @@ fn without_a_bpf_filesystem_the_daemon_says_what_to_do() {
 
 /// Frames that one sends to another while something is done; how many were sent, lost, and came twice.
 fn numbered(site: &Containers, meanwhile: impl Fn()) -> (u64, u64, u64) {
+    numbered_of(site, 8, meanwhile)
+}
+
+/// The same with so many bytes in each.
+fn numbered_of(site: &Containers, len: usize, meanwhile: impl Fn()) -> (u64, u64, u64) {
     let [one, two] = [&site.all[0], &site.all[1]];
     let to = format!("{}:9000", address(2));
     let receiver = two.enter(|| UdpSocket::bind(&to).unwrap()).unwrap();
@@ -276,8 +281,8 @@ fn numbered(site: &Containers, meanwhile: impl Fn()) -> (u64, u64, u64) {
     let (sent, came) = scope(|threads| {
         let came = threads.spawn(|| {
             let mut came: Vec<u8> = Vec::new();
-            let mut bytes = [0; 64];
-            while let Ok(8) = receiver.recv(&mut bytes) {
+            let mut bytes = [0; 2048];
+            while receiver.recv(&mut bytes).is_ok() {
                 let number = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
                 if came.len() <= number {
                     came.resize(number + 1, 0);
@@ -287,10 +292,11 @@ fn numbered(site: &Containers, meanwhile: impl Fn()) -> (u64, u64, u64) {
             came
         });
         let sent = threads.spawn(|| {
-            let mut number = 0_u64;
+            let (mut number, mut bytes) = (0_u64, vec![0; len]);
             while !over.load(Ordering::Relaxed) {
                 for _ in 0..20 {
-                    sender.send(&number.to_le_bytes()).unwrap();
+                    bytes[..8].copy_from_slice(&number.to_le_bytes());
+                    sender.send(&bytes).unwrap();
                     number += 1;
                 }
                 sleep(Duration::from_millis(1));
@@ -341,6 +347,44 @@ fn each_frame_goes_one_way_whatever_changes_meanwhile() {
         "{by_kernel} {by_daemon}"
     );
     println!("{sent} frames, {by_kernel} by the kernel, {by_daemon} by the daemon");
+}
+
+#[test]
+fn a_port_sends_no_more_than_it_may_by_whichever_instance() {
+    let site = Containers::new(2).unwrap();
+    let daemon = daemon(&site, TWIN, "");
+    assert!(pings(&site.all[0], &address(2), &[]));
+    let port = format!("{}/port1", site.here.name());
+    let (code, said) = daemon.vnplug(&["switch", "set", &port, "police=8000000"]);
+    assert_eq!(code, Some(0), "{said}");
+    sleep(Duration::from_millis(100));
+    let capture = || {
+        daemon
+            .port(&format!("host:{}", site.here.name()))
+            .open()
+            .unwrap()
+    };
+    // 20,000 frames of 50 bytes a second are 8 Mbit/s; longer ones are too many.
+    for watched in [false, true] {
+        let captured = watched.then(capture);
+        sleep(Duration::from_millis(50));
+        let before = of_switch(&daemon, "in_dropped_police");
+        let (sent, lost, _) = numbered_of(&site, 200, || sleep(Duration::from_secs(3)));
+        let passed = (sent - lost) as f64 * 242.0 * 8.0 / 3.0;
+        assert!(
+            lost > 1000 && (5.6e6..9.6e6).contains(&passed),
+            "{watched}: {sent} {lost} {passed}"
+        );
+        let policed = of_switch(&daemon, "in_dropped_police") - before;
+        assert!(policed >= lost, "{policed} {lost}");
+        drop(captured);
+    }
+    daemon.audit();
+    let (code, said) = daemon.vnplug(&["switch", "set", &port, "police=no"]);
+    assert_eq!(code, Some(0), "{said}");
+    sleep(Duration::from_millis(100));
+    let (_, lost, _) = numbered_of(&site, 200, || sleep(Duration::from_secs(1)));
+    assert_eq!(lost, 0);
 }
 
 #[test]

@@ -402,6 +402,11 @@ pub const SWITCH: &[Counter] = &[
     ),
     part(
         "entered",
+        "in_dropped_police",
+        "dropped: more than the port may send in a second, by its setting `police`",
+    ),
+    part(
+        "entered",
         "in_dropped_isolated",
         "dropped: from one isolated port to another",
     ),
@@ -598,7 +603,7 @@ pub const BACKEND: &[Counter] = &[
 ];
 
 /// Parts of a sum that daemons did not count at first.
-const NEWER: [&str; 13] = [
+const NEWER: [&str; 14] = [
     "send_dropped_station",
     "send_dropped_vlan",
     "send_dropped_network",
@@ -608,6 +613,7 @@ const NEWER: [&str; 13] = [
     "in_dropped_vlan",
     "in_dropped_lock",
     "in_dropped_storm",
+    "in_dropped_police",
     "in_dropped_isolated",
     "in_dropped_down",
     "out_dropped_loss",

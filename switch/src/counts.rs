@@ -21,6 +21,8 @@ pub enum Reason {
     Lock,
     /// One of too many for many.
     Storm,
+    /// It is more than the port may send.
+    Police,
     /// It is from one isolated port to another.
     Isolated,
     /// The link is down, or shut because of a loop.
@@ -29,7 +31,7 @@ pub enum Reason {
 
 impl Reason {
     /// How many there are.
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 11;
     /// The counters' public names, in order.
     pub const NAMES: [&str; Self::COUNT] = [
         "in_dropped_short",
@@ -40,6 +42,7 @@ impl Reason {
         "in_dropped_vlan",
         "in_dropped_lock",
         "in_dropped_storm",
+        "in_dropped_police",
         "in_dropped_isolated",
         "in_dropped_down",
     ];
@@ -54,6 +57,11 @@ impl Refused {
     #[inline]
     pub fn add(&mut self, reason: Reason) {
         self.0[reason as usize] += 1;
+    }
+
+    /// So many more.
+    pub(crate) fn add_all(&mut self, reason: Reason, count: u64) {
+        self.0[reason as usize] += count;
     }
 
     /// Those of a reason.

@@ -11,10 +11,14 @@ mod ruled;
 
 use std::ops::Range;
 
+use vnplug_path::bucket::Bucket;
+
 use crate::counts::{Counters, Reason, Refused};
+use crate::police::Police;
 use crate::rules::{Edit, Rule};
 use crate::settings::{Address, Loops, PortSettings, Settings};
 use crate::table::{Key, Learned, Limits, Table};
+use crate::twin::{Judge, Verdict};
 use ruled::Lists;
 
 /// A port's number. 1 is the first.
@@ -121,6 +125,10 @@ pub struct Forwarder {
     shut: Vec<Number>,
     /// Loops that were found.
     found: Vec<Loop>,
+    /// The daemon's instance of the twin, if the switch has one.
+    pub(crate) judge: Option<Judge>,
+    /// Ports that are policed here.
+    policed: usize,
 }
 
 /// What is known of a port.
@@ -134,6 +142,8 @@ struct State {
     strays: (u32, u32),
     /// It has joined.
     is_there: bool,
+    /// What it may send, unless the twin knows.
+    police: Option<Bucket>,
     /// It is gone, and was shut for a loop until this second.
     shut_s: Option<u32>,
 }
@@ -158,6 +168,8 @@ impl Forwarder {
             lists: Lists::default(),
             shut: Vec::new(),
             found: Vec::new(),
+            judge: None,
+            policed: 0,
         }
     }
 
@@ -188,6 +200,7 @@ impl Forwarder {
             self.ports.remove(at);
         }
         let shut_s = self.rule(port).shut_s;
+        self.set_police(port, Police::default());
         self.put(port, None);
         let state = self.state(port);
         (state.is_there, state.shut_s) = (false, shut_s.or(state.shut_s));
@@ -203,6 +216,8 @@ impl Forwarder {
         let mut rule = Rule::new(settings, storm, self.now_us);
         let old = self.rule(port);
         rule.follow(old);
+        self.set_police(port, Police(settings.police));
+        let old = self.rule(port);
         let is_elsewhere = !old.is_like(&rule) || rule.is_deaf || rule.is_shut();
         let is_idle = rule.is_idle();
         self.put(port, (!is_idle).then_some(Box::new(rule)));
@@ -293,6 +308,18 @@ impl Forwarder {
         }
         let to = [d0, d1, d2, d3, d4, d5];
         let source = [s0, s1, s2, s3, s4, s5];
+        if from != HOST
+            && let Some(judge) = &mut self.judge
+        {
+            match judge.ask(from, frame) {
+                Verdict::Policed => return self.refuse(from, Reason::Police),
+                Verdict::Forward(to) if !self.is_hub => return self.forward(to),
+                _ => {}
+            }
+        }
+        if self.policed > 0 && !self.may_send(from, frame.len()) {
+            return self.refuse(from, Reason::Police);
+        }
         if self.has_rules {
             return self.decide_by_rules(from, frame, to, source);
         }
@@ -327,6 +354,44 @@ impl Forwarder {
             end,
             edits: [Edit::Keep; 2],
         }
+    }
+
+    /// A frame goes to one port, as it is.
+    #[inline]
+    fn forward(&mut self, to: Number) -> Way {
+        let begin = self.dues.len() as u32;
+        self.dues.push(to);
+        self.counters.unicast += 1;
+        self.counters.due += 1;
+        Way {
+            begin,
+            split: begin + 1,
+            end: begin + 1,
+            edits: [Edit::Keep; 2],
+        }
+    }
+
+    /// A port may send so much from now on.
+    fn set_police(&mut self, port: Number, police: Police) {
+        // With an instance of the twin both instances have one bucket, but for the host's programs.
+        let is = police.0 > 0 && (self.judge.is_none() || port == HOST);
+        let now_us = self.now_us;
+        let bucket = is.then(|| Bucket::new(police.bytes_per_s(), police.burst(), now_us));
+        let old = std::mem::replace(&mut self.state(port).police, bucket);
+        self.policed = self.policed + usize::from(is) - usize::from(old.is_some());
+    }
+
+    #[inline(never)]
+    fn may_send(&mut self, from: Number, bytes: usize) -> bool {
+        let now_us = self.now_us;
+        let Some(bucket) = &mut self.state(from).police else {
+            return true;
+        };
+        let may = bucket.room(now_us) > 0;
+        if may {
+            bucket.spend(bytes as u64);
+        }
+        may
     }
 
     /// A frame of a port goes to nobody.

@@ -24,6 +24,7 @@
 //! | `exits/` | the ports: what a batch has for each, given to it at once |
 //! | `direct.rs` | stations that members of trust groups reach without the switch |
 //! | `edits.rs` | frames that leave with another VLAN tag than they came with |
+//! | `police.rs` | how much a port may send |
 //! | `emulation.rs` | wires that are slow or bad on purpose |
 //! | `settings.rs` | what an operator may say of a switch and of its ports |
 //! | `board.rs` | what the daemon asks of it: rings that take part, grants, how it is |
@@ -48,6 +49,7 @@ mod emulation;
 mod exits;
 pub mod forward;
 mod link;
+mod police;
 mod porter;
 mod queue;
 mod roster;

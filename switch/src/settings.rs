@@ -30,6 +30,8 @@ pub struct PortSettings {
     pub stations: Option<u32>,
     /// Frames for many that it may send in a second, if not as many as others; 0: any number.
     pub storm: Option<u32>,
+    /// Bits in a second that it may send; 0: any number.
+    pub police: u64,
     /// No address is learned at it.
     pub is_deaf: bool,
     /// It is not given frames for stations that are not known.
@@ -93,7 +95,7 @@ impl Wire {
 
 /// What is possible of a port.
 const PORT_KEYS: &str = "vlan=ID, trunk=IDs, native=ID, isolated=yes, lock=MAC or first, ip=NETWORK, stations=N, \
-                         storm=N/s, learn=no, flood=no, delay=TIME, jitter=TIME, reorder=yes, loss=PERCENT, \
+                         storm=N/s, police=BITS, learn=no, flood=no, delay=TIME, jitter=TIME, reorder=yes, loss=PERCENT, \
                          rate=BITS, seed=N, link=down, tso=off, csum=off, gro=SEGMENTS, acks=expand";
 
 impl PortSettings {
@@ -132,6 +134,7 @@ impl PortSettings {
             }
             "storm" if value == "default" => self.storm = None,
             "storm" => self.storm = Some(per_second(key, value)?),
+            "police" => self.police = rate(key, value)?,
             "learn" => self.is_deaf = !yes(key, value)?,
             "flood" => self.is_spared = !yes(key, value)?,
             "link" => self.is_down = choice(key, value, ["up", "down"])? == "down",
@@ -208,6 +211,7 @@ impl PortSettings {
             networks,
             stations,
             storm,
+            police,
             is_deaf,
             is_spared,
             is_down,
@@ -239,6 +243,7 @@ impl PortSettings {
         let most = stations.unwrap_or_default();
         say(stations.is_some(), "stations", most.to_string());
         say(storm.is_some(), "storm", storm_text(*storm));
+        say(*police > 0, "police", police.to_string());
         say(*is_deaf, "learn", no());
         say(*is_spared, "flood", no());
         let Wire {

@@ -567,6 +567,7 @@ const SWEEP: usize = 1024;
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+    use std::sync::atomic::Ordering;
 
     use super::*;
 
@@ -652,6 +653,47 @@ mod tests {
             new.count()
         };
         assert_eq!((learned(&mut table, 1), learned(&mut table, 2)), (2, 50));
+    }
+
+    #[test]
+    fn what_a_writer_left_that_died_is_taken_over_but_for_what_it_was_writing() {
+        let limits = Limits {
+            all: 256,
+            ..Limits::default()
+        };
+        let slots = Table::places_of(limits) as u64;
+        let memory = Region::heap(slots * Slots::BYTES);
+        let secret = Table::new_secret();
+        let mut first = Table::take_over(limits, memory.clone(), secret, |_| true);
+        for station in 0..120 {
+            first.learn(key(station), (station % 4) as u16 + 1, 100);
+        }
+        let place = |station| first.place(key(station)).unwrap() as u64 * Slots::BYTES;
+        let word = |at: u64| memory.load_u64(at, Ordering::Relaxed);
+        let put = |at: u64, value: u64| memory.store_u64(at, value, Ordering::Relaxed);
+        // It died while it wrote one, and while it moved another, which is there twice.
+        put(place(0), word(place(0)) | 1);
+        let free = (0..slots).map(|it| it * Slots::BYTES);
+        let free: Vec<u64> = free.filter(|at| word(at + Slots::KEY) == 0).collect();
+        for part in [Slots::WORD, Slots::KEY, Slots::HEARD] {
+            put(free[7] + part, word(place(1) + part));
+        }
+        // And before it had a key.
+        put(free[20], word(free[20]) | 1);
+        let mut next = Table::take_over(limits, memory.clone(), secret, |port| port != 4);
+        for station in 0..120 {
+            let port = (station % 4) as u16 + 1;
+            let is_known = station != 0 && port != 4;
+            let found = next.find(key(station), 100);
+            assert_eq!(found, is_known.then_some(port), "{station}");
+        }
+        assert_eq!((next.len(), next.entries(100).count()), (89, 89));
+        assert!((0..next.slots.len()).all(|at| !next.shared.is_torn(at)));
+        // Its lists are whole, and it goes on.
+        assert_eq!(next.learn(key(0), 2, 101), Learned::New);
+        assert_eq!(next.of_port(2).count(), 31);
+        (1..4).for_each(|port| next.forget(port));
+        assert!(next.is_empty() && (0..next.slots.len()).all(|at| next.shared.key(at) == 0));
     }
 
     #[test]

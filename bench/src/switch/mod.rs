@@ -22,6 +22,7 @@ mod ring;
 mod slow_start;
 mod stages;
 mod talk;
+mod twin;
 mod vde;
 mod vhost;
 
@@ -40,5 +41,6 @@ pub(crate) use ring::against_memif as rings;
 pub(crate) use slow_start::slow_start;
 pub(crate) use stages::stages;
 pub(crate) use talk::{CHILD, child};
+pub(crate) use twin::{containers as twin_containers, upcalls as twin_upcalls};
 pub(crate) use vde::against_vde_switch;
 pub(crate) use vhost::against_others as vhost;

@@ -2,10 +2,11 @@
 
 use super::Switch;
 use crate::control::{Change, PortTold, Told};
-use crate::counts::Counters;
+use crate::counts::{Counters, Reason, Refused};
 use crate::exits::PortCounters;
 use crate::forward::{HOST, Number};
 use crate::link::Losses;
+use crate::police::Police;
 use crate::settings::Settings;
 use crate::twin::Twin;
 
@@ -54,7 +55,7 @@ impl Switch {
         let port = |(number, counters)| PortTold {
             number,
             counters: self.port_counters(number, counters),
-            refused: self.forwarder.refused(number),
+            refused: self.port_refused(number),
             state: match self.forwarder.is_shut(number) {
                 (_, true) => "shut",
                 (true, _) => "down",
@@ -74,8 +75,9 @@ impl Switch {
     /// What became of all frames, those that the kernel instance forwarded among them.
     pub(super) fn all_counters(&self) -> Counters {
         let mut counters = self.forwarder.counters;
-        let forwarded = self.twin.as_ref().map_or(0, Twin::frames);
-        counters.entered += forwarded;
+        let (forwarded, policed) = self.twin.as_ref().map_or((0, 0), Twin::frames);
+        counters.entered += forwarded + policed;
+        counters.refused.add_all(Reason::Police, policed);
         counters.unicast += forwarded;
         counters.due += forwarded;
         counters.enqueued += forwarded;
@@ -86,12 +88,22 @@ impl Switch {
     fn port_counters(&self, number: Number, mut counters: PortCounters) -> PortCounters {
         if let Some(twin) = &self.twin {
             let forwarded = twin.forwarded(number);
-            counters.in_frames += forwarded.in_frames;
-            counters.in_bytes += forwarded.in_bytes;
+            counters.in_frames += forwarded.in_frames + forwarded.policed;
+            counters.in_bytes += forwarded.in_bytes + forwarded.policed_bytes;
             counters.out_frames += forwarded.out_frames;
             counters.out_bytes += forwarded.out_bytes;
         }
         counters
+    }
+
+    fn port_refused(&self, number: Number) -> Refused {
+        let mut refused = self.forwarder.refused(number);
+        let policed = self
+            .twin
+            .as_ref()
+            .map_or(0, |it| it.forwarded(number).policed);
+        refused.add_all(Reason::Police, policed);
+        refused
     }
 
     /// A port is there.
@@ -114,6 +126,7 @@ impl Switch {
         if let Some(twin) = &mut self.twin {
             // What the kernel instance does not know how to do.
             let is_plain = settings.wire.is_plain() && !settings.cuts && !settings.sums;
+            twin.police(number, Police(settings.police));
             twin.set_upcall(number, self.forwarder.has_rule(number) || !is_plain);
         }
         if is_ring == Some(true) && !settings.wire.is_plain() {

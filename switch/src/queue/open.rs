@@ -43,7 +43,7 @@ impl Switch {
     pub fn open_with(
         config: SwitchConfig,
         uplinks: Vec<Uplink>,
-        twin: Option<Twin>,
+        mut twin: Option<Twin>,
     ) -> Result<(Box<dyn Queue>, Switchboard), SourceError> {
         let entrances = config.entrances();
         let limits = limits(&config);
@@ -75,7 +75,8 @@ impl Switch {
             .map_err(failed("its vhost-user entrance"))?;
         let mut forwarder = Forwarder::new(limits);
         let mut epoch_us = 0;
-        if let Some(twin) = &twin {
+        if let Some(twin) = &mut twin {
+            forwarder.judge = twin.take_judge();
             let numbered = (1..).zip(&uplinks);
             let ports: Vec<_> = numbered
                 .filter(|(_, uplink)| uplink.is_twin)

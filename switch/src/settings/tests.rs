@@ -11,6 +11,7 @@ fn what_is_set_is_said_again() {
         "lock=02:00:00:00:00:01+02:00:00:00:00:02 stations=3",
         "lock=first storm=1000/s learn=no flood=no",
         "storm=no",
+        "police=8000000",
         "delay=20000us jitter=500us reorder=yes loss=0.5% rate=10000000 seed=7",
         "link=down",
         "gro=20 acks=expand",

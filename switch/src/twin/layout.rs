@@ -112,12 +112,20 @@ pub(super) mod port {
     /// What the kernel instance forwarded from it and to it; it adds.
     pub(in super::super) const IN_FRAMES: u64 = 8;
     pub(in super::super) const IN_BYTES: u64 = 16;
+    /// What it may send: nanoseconds of 1024 bytes, 0 for any number; and how many may go too early. The daemon's.
+    pub(in super::super) const RATE: u64 = 24;
+    pub(in super::super) const BURST: u64 = 32;
+    /// When what it sent so far would have been sent at this rate. Both instances move it on.
+    pub(in super::super) const SENT: u64 = 40;
+    /// What the kernel instance dropped as too much.
+    pub(in super::super) const POLICED_FRAMES: u64 = 48;
+    pub(in super::super) const POLICED_BYTES: u64 = 56;
     pub(in super::super) const OUT_FRAMES: u64 = 64;
     pub(in super::super) const OUT_BYTES: u64 = 72;
 }
 
 /// What is in the array; another number for another layout, also of the table's slots.
-const MAGIC: u64 = 0x7477_696e_0000_0001;
+const MAGIC: u64 = 0x7477_696e_0000_0002;
 pub(super) const DOORS_AT: u32 = 256;
 /// A power of two.
 pub(super) const DOORS: u32 = 4096;

@@ -20,6 +20,7 @@
 //! daemon that is killed leaves them: stations that are known are forwarded on, everything else is dropped and
 //! counted. The next daemon takes them over. One that ends in order removes them.
 
+mod judge;
 mod layout;
 mod program;
 
@@ -39,11 +40,13 @@ use vnplug_path::source::SourceError;
 use vnplug_path::source::af_packet::Gate;
 use vnplug_ring::layout::MAX_SNAPLEN;
 
+pub(crate) use self::judge::{Judge, Verdict};
 use self::layout::{DOOR_PROBES, DOORS, DOORS_AT, Layout, MOST_PORTS, PORT_BYTES, UPCALL};
 use self::layout::{header, port as part};
 use self::program::Parts;
 use crate::config::SwitchConfig;
 use crate::forward::Number;
+use crate::police::Police;
 use crate::table::{Limits, Slots, Table};
 
 /// Both instances' data, and the kernel instance.
@@ -58,6 +61,9 @@ pub struct Twin {
     secret: (u64, u64),
     gate: Gate,
     classifier: Program,
+    judge: Option<Judge>,
+    /// Of every port.
+    flags: Vec<u32>,
     /// Asks about interfaces.
     socket: OwnedFd,
     ports: Vec<TwinPort>,
@@ -73,7 +79,6 @@ struct TwinPort {
     /// 0: it is not there, or the kernel does not take the program.
     index: u32,
     _link: Option<TcxLink>,
-    flags: u32,
     /// It was said that it does not work.
     is_told: bool,
 }
@@ -85,6 +90,9 @@ pub(crate) struct Forwarded {
     pub(crate) in_bytes: u64,
     pub(crate) out_frames: u64,
     pub(crate) out_bytes: u64,
+    /// What it dropped as too much.
+    pub(crate) policed: u64,
+    pub(crate) policed_bytes: u64,
 }
 
 impl Twin {
@@ -163,7 +171,11 @@ impl Twin {
             loaded.map_err(|error| io::Error::new(error.cause.kind(), error.to_string()))
         };
         let gate = load(ProgramKind::SocketFilter, &code(parts.gate(MAX_SNAPLEN))?)?;
-        let classifier = load(ProgramKind::Classifier, &code(parts.classifier())?)?;
+        let insns = code(parts.classifier())?;
+        let classifier = load(ProgramKind::Classifier, &insns)?;
+        let judge = Judge::new(&insns, [&state, &table]).inspect_err(|error| {
+            log::warn!(target: "switch", "{}: no instance of the twin here: {error}", config.name);
+        });
         Ok(Self {
             switch: config.name.clone(),
             dir,
@@ -174,6 +186,8 @@ impl Twin {
             secret,
             gate: Gate(Arc::new(gate)),
             classifier,
+            judge: judge.ok(),
+            flags: vec![UPCALL; layout.ports as usize],
             socket,
             ports: Vec::new(),
             doors: vec![0; DOORS as usize],
@@ -184,6 +198,11 @@ impl Twin {
     /// The filter of the packet sockets of its uplinks.
     pub fn gate(&self) -> Gate {
         self.gate.clone()
+    }
+
+    /// The daemon's instance, once; nothing where this processor has no translator.
+    pub(crate) fn take_judge(&mut self) -> Option<Judge> {
+        self.judge.take()
     }
 
     /// The table, with what is there of these ports. Once, before ports are [added](Self::add).
@@ -222,7 +241,6 @@ impl Twin {
             interface: interface.to_owned(),
             index: 0,
             _link: None,
-            flags: UPCALL,
             is_told: false,
         });
         self.look();
@@ -238,16 +256,27 @@ impl Twin {
 
     /// Whether every frame from or to a port is for the daemon.
     pub(crate) fn set_upcall(&mut self, number: Number, is: bool) {
-        let flags = |flags: u32| match is {
-            true => flags | UPCALL,
-            false => flags & !UPCALL,
+        let Some(flags) = self.flags.get_mut(usize::from(number)) else {
+            return;
         };
-        if let Some(port) = self.ports.iter_mut().find(|it| it.number == number) {
-            port.flags = flags(port.flags);
-            let word = u64::from(port.index) | u64::from(port.flags) << 32;
-            self.state
-                .write(self.layout.port(number) + part::WORD, word);
-        }
+        *flags = if is { UPCALL } else { 0 };
+        let port = self.ports.iter().find(|it| it.number == number);
+        self.tell(number, port.map_or(0, |port| port.index));
+    }
+
+    /// Says how a port is.
+    fn tell(&self, number: Number, index: u32) {
+        let flags = self.flags.get(usize::from(number)).copied();
+        let word = u64::from(index) | u64::from(flags.unwrap_or(UPCALL)) << 32;
+        self.state
+            .write(self.layout.port(number) + part::WORD, word);
+    }
+
+    /// How much a port may send, by whichever instance.
+    pub(crate) fn police(&self, number: Number, police: Police) {
+        let port = self.layout.port(number);
+        self.state.write(port + part::BURST, police.burst_ns());
+        self.state.write(port + part::RATE, police.ns_per_kib());
     }
 
     /// Whether every frame is for the daemon.
@@ -281,13 +310,17 @@ impl Twin {
             in_bytes: read(part::IN_BYTES),
             out_frames: read(part::OUT_FRAMES),
             out_bytes: read(part::OUT_BYTES),
+            policed: read(part::POLICED_FRAMES),
+            policed_bytes: read(part::POLICED_BYTES),
         }
     }
 
-    /// Frames that the kernel instance forwarded.
-    pub(crate) fn frames(&self) -> u64 {
-        let ports = self.ports.iter();
-        ports.map(|it| self.forwarded(it.number).in_frames).sum()
+    /// Frames that the kernel instance forwarded, and that it dropped as too many.
+    pub(crate) fn frames(&self) -> (u64, u64) {
+        let ports = self.ports.iter().map(|it| self.forwarded(it.number));
+        ports.fold((0, 0), |(frames, policed), it| {
+            (frames + it.in_frames, policed + it.policed)
+        })
     }
 
     /// The counters with their public names.
@@ -295,7 +328,7 @@ impl Twin {
         let ports = self.ports.iter().filter(|it| it.index != 0).count() as u64;
         [
             ("twin_ports", ports),
-            ("twin_forwarded", self.frames()),
+            ("twin_forwarded", self.frames().0),
             ("twin_lost", self.state.read(header::LOST)),
         ]
         .map(|(name, value)| (name.to_owned(), value))
@@ -366,7 +399,7 @@ impl Twin {
     /// Says which interface is which port's. A frame in between is an upcall.
     fn publish(&mut self) {
         let mut doors = vec![0_u64; DOORS as usize];
-        for port in &mut self.ports {
+        for port in &self.ports {
             if port.index != 0 {
                 let places =
                     (0..DOOR_PROBES).map(|it| (port.index.wrapping_add(it) % DOORS) as usize);
@@ -379,9 +412,9 @@ impl Twin {
                     ),
                 }
             }
-            let word = u64::from(port.index) | u64::from(port.flags) << 32;
-            self.state
-                .write(self.layout.port(port.number) + part::WORD, word);
+        }
+        for port in &self.ports {
+            self.tell(port.number, port.index);
         }
         // Release: pairs with nothing; ports that are told of are complete for whoever finds their doors.
         std::sync::atomic::fence(Ordering::Release);

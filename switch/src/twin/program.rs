@@ -1,4 +1,4 @@
-//! The kernel instance: one decision, in two programs.
+//! One decision, in two programs of the kernel, of which the second is run by the daemon, too.
 //!
 //! ```text
 //! frame → packet socket's filter (the gate) ── upcall ──→ the socket's ring, to the daemon
@@ -13,6 +13,10 @@
 //! frame's addresses; the classifier takes it from there. Each frame is judged once, whatever the daemon changes
 //! meanwhile, and goes one way. A slot that is empty, or of other addresses, means that no gate saw the frame, because
 //! no daemon is there: then the classifier decides, and what would be an upcall is dropped and counted.
+//!
+//! **In the daemon** ([`judge`](super::judge)) the classifier is told of an interface that no kernel has: a port's number with
+//! the highest bit. Then it polices the port, takes no verdict of a gate, counts nothing, and says by the same kind of
+//! number where the frame goes: to any port, not only to those that the kernel reaches.
 
 use vnplug_os::bpf::asm::{
     Alu, Asm, Cond, FP, Label, Operand, R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, Reg, Size, TooFar,
@@ -36,7 +40,7 @@ impl Parts<'_> {
     /// The filter of ports' packet sockets.
     pub(super) fn gate(&self, snaplen: u32) -> Result<Vec<Insn>, TooFar> {
         let mut asm = Asm::default();
-        let [upcall, verdict, whole, nothing] = std::array::from_fn(|_| asm.label());
+        let [upcall, verdict, whole, nothing, drop] = std::array::from_fn(|_| asm.label());
         asm.alu64(Alu::Mov, R6, Operand::X(R1));
         asm.load(Size::Word, R1, R6, PKT_TYPE);
         asm.jump_if(Cond::Eq, R1, Operand::K(OUTGOING), nothing);
@@ -48,8 +52,12 @@ impl Parts<'_> {
         // It is too short for addresses.
         asm.jump_if(Cond::Ne, R0, Operand::K(0), whole);
         keys(&mut asm, FP, HEAD);
-        self.decide(&mut asm, upcall, true);
+        self.decide(&mut asm, upcall, drop, true);
         set_bit(&mut asm, R7, FORWARD);
+        asm.jump(verdict);
+        asm.bind(drop);
+        asm.alu64(Alu::Mov, R7, Operand::K(0));
+        set_bit(&mut asm, R7, DROP);
         asm.jump(verdict);
         asm.bind(upcall);
         asm.alu64(Alu::Mov, R7, Operand::K(0));
@@ -61,8 +69,8 @@ impl Parts<'_> {
         asm.load(Size::Double, R1, FP, FROM);
         asm.store(Size::Double, R0, 8, R1);
         asm.store(Size::Double, R0, 16, R7);
-        asm.alu64(Alu::Shr, R7, Operand::K(FORWARD));
-        asm.jump_if(Cond::Ne, R7, Operand::K(0), nothing);
+        asm.alu64(Alu::Shr, R7, Operand::K(TO_DAEMON));
+        asm.jump_if(Cond::Ne, R7, Operand::K(1), nothing);
         asm.bind(whole);
         asm.alu64(Alu::Mov, R0, Operand::K(snaplen));
         asm.exit();
@@ -75,7 +83,7 @@ impl Parts<'_> {
     /// The classifier at ports' interfaces.
     pub(super) fn classifier(&self) -> Result<Vec<Insn>, TooFar> {
         let mut asm = Asm::default();
-        let [alone, forward, peer, lost, drop] = std::array::from_fn(|_| asm.label());
+        let [alone, forward, peer, lost, drop, inner] = std::array::from_fn(|_| asm.label());
         asm.alu64(Alu::Mov, R6, Operand::X(R1));
         asm.load(Size::Word, R1, R6, DATA);
         asm.load(Size::Word, R2, R6, DATA_END);
@@ -84,6 +92,9 @@ impl Parts<'_> {
         asm.jump_if(Cond::Gt, R3, Operand::X(R2), drop);
         keys(&mut asm, R1, 0);
         asm.value(R9, self.state.map());
+        asm.load(Size::Word, R1, R6, IFINDEX);
+        asm.alu64(Alu::Shr, R1, Operand::K(INNER));
+        asm.jump_if(Cond::Ne, R1, Operand::K(0), inner);
         self.slot(&mut asm);
         asm.load(Size::Double, R7, R0, 16);
         asm.jump_if(Cond::Eq, R7, Operand::K(0), alone);
@@ -99,7 +110,7 @@ impl Parts<'_> {
         asm.jump(forward);
         asm.bind(alone);
         asm.load(Size::Double, R7, FP, TO);
-        self.decide(&mut asm, lost, false);
+        self.decide(&mut asm, lost, drop, false);
         asm.bind(forward);
         asm.alu64(Alu::Mov, R3, Operand::X(R7));
         asm.alu64(Alu::Shr, R3, Operand::K(32));
@@ -117,31 +128,134 @@ impl Parts<'_> {
         asm.bind(drop);
         asm.alu64(Alu::Mov, R0, Operand::K(SHOT));
         asm.exit();
+        asm.bind(inner);
+        self.inner(&mut asm, drop);
         asm.finish()
     }
 
-    /// Decides: goes on with the word of the port that has the frame in R7, and has counted it; or is at `upcall`.
-    /// R7 and R8 have the addresses, which lie on the stack, too; R6 the context. R9 is the state in any case.
-    fn decide(&self, asm: &mut Asm, upcall: Label, minds_aside: bool) {
+    /// For the daemon, of a frame of any port of its.
+    fn inner(&self, asm: &mut Asm, drop: Label) {
+        let refer = asm.label();
+        asm.load(Size::Word, R4, R6, IFINDEX);
+        asm.alu64(Alu::And, R4, Operand::K((1 << INNER) - 1));
+        asm.store(Size::Double, FP, NUMBER_IN, R4);
+        self.port(asm, R4);
+        asm.store(Size::Double, FP, PORT_IN, R4);
+        asm.load(Size::Word, R1, R6, WIRE_LEN);
+        asm.store(Size::Double, FP, LEN, R1);
+        self.clock(asm);
+        // Also what is for many, or is judged by somebody else.
+        self.police(asm, drop, false);
+        self.for_one(asm, refer);
+        asm.load(Size::Double, R4, FP, PORT_IN);
+        asm.load(Size::Double, R1, R4, port::WORD as i16);
+        asm.alu64(Alu::Shr, R1, Operand::K(32));
+        asm.jump_if(Cond::Set, R1, Operand::K(UPCALL), refer);
+        self.stations(asm, refer);
+        asm.alu64(Alu::Shr, R3, Operand::K(32));
+        asm.jump_if(Cond::Set, R3, Operand::K(UPCALL), refer);
+        asm.load(Size::Double, R1, FP, NUMBER_OUT);
+        set_bit(asm, R1, INNER);
+        asm.alu64(Alu::Mov, R2, Operand::K(0));
+        asm.call(REDIRECT);
+        asm.exit();
+        asm.bind(refer);
+        asm.alu64(Alu::Mov, R0, Operand::K(REFER));
+        asm.exit();
+    }
+
+    /// Decides: goes on with the word of the port that has the frame in R7, and has counted it; or is at `upcall`, or
+    /// at `drop`. R7 and R8 have the addresses, which lie on the stack, too; R6 the context. R9 is the state in any case.
+    fn decide(&self, asm: &mut Asm, upcall: Label, drop: Label, minds_aside: bool) {
         asm.value(R9, self.state.map());
         if minds_aside {
             asm.load(Size::Double, R1, R9, header::ASIDE as i16);
             asm.jump_if(Cond::Ne, R1, Operand::K(0), upcall);
         }
-        for key in [R7, R8] {
-            asm.alu64(Alu::Mov, R1, Operand::X(key));
-            asm.alu64(Alu::Shr, R1, Operand::K(40));
-            asm.jump_if(Cond::Set, R1, Operand::K(1), upcall);
-        }
+        self.for_one(asm, upcall);
         self.length(asm, upcall);
         self.door(asm, upcall);
         asm.load(Size::Double, R1, R4, port::WORD as i16);
         asm.alu64(Alu::Shr, R1, Operand::K(32));
         asm.jump_if(Cond::Set, R1, Operand::K(UPCALL), upcall);
         asm.store(Size::Double, FP, PORT_IN, R4);
+        self.clock(asm);
+        self.stations(asm, upcall);
+        asm.alu32(Alu::Mov, R4, Operand::X(R3));
+        asm.jump_if(Cond::Eq, R4, Operand::K(0), upcall);
+        asm.alu64(Alu::Mov, R4, Operand::X(R3));
+        asm.alu64(Alu::Shr, R4, Operand::K(32));
+        asm.jump_if(Cond::Set, R4, Operand::K(UPCALL), upcall);
+        asm.alu64(Alu::Mov, R7, Operand::X(R3));
+        asm.alu64(Alu::Mov, R8, Operand::X(R2));
+        self.police(asm, drop, true);
+        asm.load(Size::Double, R1, FP, PORT_IN);
+        asm.load(Size::Double, R3, FP, LEN);
+        asm.alu64(Alu::Mov, R4, Operand::K(1));
+        asm.atomic_add_at(R1, port::IN_FRAMES as i16, R4);
+        asm.atomic_add_at(R1, port::IN_BYTES as i16, R3);
+        asm.atomic_add_at(R8, port::OUT_FRAMES as i16, R4);
+        asm.atomic_add_at(R8, port::OUT_BYTES as i16, R3);
+    }
+
+    /// It is from one station and for one.
+    fn for_one(&self, asm: &mut Asm, other: Label) {
+        for key in [R7, R8] {
+            asm.alu64(Alu::Mov, R1, Operand::X(key));
+            asm.alu64(Alu::Shr, R1, Operand::K(40));
+            asm.jump_if(Cond::Set, R1, Operand::K(1), other);
+        }
+    }
+
+    fn clock(&self, asm: &mut Asm) {
         asm.call(KTIME_GET_NS);
+        asm.store(Size::Double, FP, NOW_NS, R0);
         asm.alu64(Alu::Div, R0, Operand::K(1_000_000_000));
         asm.store(Size::Double, FP, NOW_S, R0);
+    }
+
+    /// What the port may send: the frame is at `drop`, or has been sent. One bucket for both instances; who comes
+    /// too late to move it on tries again, a few times.
+    fn police(&self, asm: &mut Asm, drop: Label, counts: bool) {
+        let [may, policed] = std::array::from_fn(|_| asm.label());
+        asm.load(Size::Double, R1, FP, PORT_IN);
+        asm.load(Size::Double, R2, R1, port::RATE as i16);
+        asm.jump_if(Cond::Eq, R2, Operand::K(0), may);
+        asm.load(Size::Double, R3, FP, LEN);
+        asm.alu64(Alu::Mul, R3, Operand::X(R2));
+        asm.alu64(Alu::Shr, R3, Operand::K(10));
+        asm.load(Size::Double, R4, R1, port::BURST as i16);
+        asm.load(Size::Double, R2, FP, NOW_NS);
+        asm.alu64(Alu::Add, R4, Operand::X(R2));
+        for _ in 0..TRIES {
+            let is_busy = asm.label();
+            asm.load(Size::Double, R0, R1, port::SENT as i16);
+            asm.alu64(Alu::Mov, R5, Operand::X(R0));
+            asm.load(Size::Double, R2, FP, NOW_NS);
+            asm.jump_if(Cond::Ge, R5, Operand::X(R2), is_busy);
+            asm.alu64(Alu::Mov, R5, Operand::X(R2));
+            asm.bind(is_busy);
+            asm.jump_if(Cond::Gt, R5, Operand::X(R4), policed);
+            asm.alu64(Alu::Add, R5, Operand::X(R3));
+            asm.alu64(Alu::Mov, R2, Operand::X(R0));
+            asm.compare_exchange(R1, port::SENT as i16, R5);
+            asm.jump_if(Cond::Eq, R0, Operand::X(R2), may);
+        }
+        asm.jump(may);
+        asm.bind(policed);
+        if counts {
+            asm.alu64(Alu::Mov, R2, Operand::K(1));
+            asm.atomic_add_at(R1, port::POLICED_FRAMES as i16, R2);
+            asm.load(Size::Double, R2, FP, LEN);
+            asm.atomic_add_at(R1, port::POLICED_BYTES as i16, R2);
+        }
+        asm.jump(drop);
+        asm.bind(may);
+    }
+
+    /// Goes on if the sender is known where it comes from and the receiver elsewhere: with the receiver's port in R2,
+    /// and its word in R3.
+    fn stations(&self, asm: &mut Asm, upcall: Label) {
         // Its sender is known where it comes from.
         self.find(asm, R8, upcall);
         port_of(asm, R2, R1);
@@ -153,27 +267,14 @@ impl Parts<'_> {
         asm.jump_if(Cond::Ge, R2, Operand::X(R3), heard);
         asm.store(Size::Double, R0, Slots::HEARD as i16, R3);
         asm.bind(heard);
-        // Its receiver is known elsewhere, and the kernel reaches it.
         self.find(asm, R7, upcall);
         fresh(asm, upcall);
         port_of(asm, R2, R1);
         asm.load(Size::Double, R3, FP, NUMBER_IN);
         asm.jump_if(Cond::Eq, R2, Operand::X(R3), upcall);
+        asm.store(Size::Double, FP, NUMBER_OUT, R2);
         self.port(asm, R2);
         asm.load(Size::Double, R3, R2, port::WORD as i16);
-        asm.alu32(Alu::Mov, R4, Operand::X(R3));
-        asm.jump_if(Cond::Eq, R4, Operand::K(0), upcall);
-        asm.alu64(Alu::Mov, R4, Operand::X(R3));
-        asm.alu64(Alu::Shr, R4, Operand::K(32));
-        asm.jump_if(Cond::Set, R4, Operand::K(UPCALL), upcall);
-        asm.alu64(Alu::Mov, R7, Operand::X(R3));
-        asm.load(Size::Double, R1, FP, PORT_IN);
-        asm.load(Size::Double, R3, FP, LEN);
-        asm.alu64(Alu::Mov, R4, Operand::K(1));
-        asm.atomic_add_at(R1, port::IN_FRAMES as i16, R4);
-        asm.atomic_add_at(R1, port::IN_BYTES as i16, R3);
-        asm.atomic_add_at(R2, port::OUT_FRAMES as i16, R4);
-        asm.atomic_add_at(R2, port::OUT_BYTES as i16, R3);
     }
 
     /// The frame's bytes, its tag among them; those of one that is to be cut may be many.
@@ -338,9 +439,16 @@ fn stack(asm: &mut Asm, dst: Reg, off: i16) {
 pub(super) const PROBES: u32 = 16;
 /// What the classifier says of a frame that is not forwarded (`TC_ACT_SHOT`).
 pub(super) const SHOT: u32 = 2;
-/// Bits of a verdict: it is forwarded, to the port whose word is below; it is the daemon's.
+/// What the daemon is told of a frame that it must look at itself.
+pub(super) const REFER: u32 = 3;
+/// Bits of a verdict: it is forwarded, to the port whose word is below; it is the daemon's; it is dropped.
 const FORWARD: u32 = 63;
 const TO_DAEMON: u32 = 62;
+const DROP: u32 = 61;
+/// The bit of an interface's number that says that it is a port's.
+pub(super) const INNER: u32 = 31;
+/// How often who moves on what a port has sent tries it.
+const TRIES: u32 = 4;
 /// Bytes of a frame's addresses.
 const ADDRESSES: u32 = 12;
 
@@ -353,6 +461,8 @@ const PORT_IN: i16 = -48;
 const NUMBER_IN: i16 = -56;
 const LEN: i16 = -64;
 const INDEX: i16 = -72;
+const NOW_NS: i16 = -80;
+const NUMBER_OUT: i16 = -88;
 
 /// Parts of `struct __sk_buff`.
 const SKB_LEN: i16 = 0;
@@ -361,6 +471,7 @@ const VLAN_PRESENT: i16 = 20;
 const IFINDEX: i16 = 40;
 const DATA: i16 = 76;
 const DATA_END: i16 = 80;
+const WIRE_LEN: i16 = 160;
 const GSO_SIZE: i16 = 176;
 /// `PACKET_OUTGOING`
 const OUTGOING: u32 = 4;

@@ -11,6 +11,7 @@ struct Both {
     state: Shared,
     layout: Layout,
     classifier: Arc<Program>,
+    judge: Judge,
     table: Table,
     /// Keeps the memory.
     _slots: Shared,
@@ -56,14 +57,16 @@ impl Both {
         };
         let load = |kind, code: Vec<_>| Program::load(kind, "test", &code, false).unwrap();
         load(ProgramKind::SocketFilter, parts.gate(MAX_SNAPLEN).unwrap());
-        let classifier = load(ProgramKind::Classifier, parts.classifier().unwrap());
-        let classifier = Arc::new(classifier);
+        let insns = parts.classifier().unwrap();
+        let judge = Judge::new(&insns, [&state, &slots]).unwrap();
+        let classifier = Arc::new(load(ProgramKind::Classifier, insns));
         let memory = slots.region().part(0, slots.region().len()).unwrap();
         let table = Table::take_over(LIMITS, memory, secret, |_| false);
         Some(Self {
             state,
             layout,
             classifier,
+            judge,
             table,
             _slots: slots,
         })
@@ -83,6 +86,15 @@ impl Both {
             (REDIRECT, 0, 1) => Some(4),
             (program::SHOT, 0, 0) => None,
             other => panic!("{other:?}"),
+        }
+    }
+
+    /// Where the daemon's instance puts a frame of port 1.
+    fn judge(&mut self, from: u32, to: u32) -> Option<Number> {
+        match self.judge.ask(1, &frame(from, to)) {
+            Verdict::Forward(to) => Some(to),
+            Verdict::Refer => None,
+            Verdict::Policed => panic!("nothing is policed"),
         }
     }
 
@@ -150,7 +162,11 @@ fn what_one_instance_knows_the_other_does_too_in_a_million_alternating_lookups()
                 let from = random.next() % 3000;
                 let ours = both.find(from, station, now);
                 let theirs = both.run(from, station);
-                lookups += 1;
+                // The daemon's own instance reaches machines, too.
+                let [source, to] = [from, station].map(|it| both.table.find(key(it), now));
+                let wanted = to.filter(|to| source == Some(1) && *to != 1);
+                let here = both.judge(from, station);
+                lookups += 2;
                 forwarded += u64::from(theirs.is_some());
                 let is_far = [from, station]
                     .iter()
@@ -158,7 +174,10 @@ fn what_one_instance_knows_the_other_does_too_in_a_million_alternating_lookups()
                 match is_far {
                     true => far += 1,
                     // The second may have changed between the two.
-                    false => assert!(ours == theirs || now_s() != now, "{ours:?} {theirs:?}"),
+                    false => assert!(
+                        (ours, wanted) == (theirs, here) || now_s() != now,
+                        "{ours:?} {theirs:?}, {wanted:?} {here:?}"
+                    ),
                 }
             }
         }
@@ -238,6 +257,43 @@ fn frames_that_only_the_daemon_can_judge_are_upcalls() {
         both.state.write(word, u64::from(number));
         assert_eq!(both.run(1, 2), Some(2));
     }
+}
+
+#[test]
+fn both_instances_take_from_one_bucket_what_a_port_may_send() {
+    let Some(mut both) = Both::new() else {
+        return;
+    };
+    let now = now_s();
+    for (station, port) in [(1, 1), (2, 2)] {
+        both.table.learn(key(station), port, now);
+    }
+    let port = both.layout.port(1);
+    // So slow that nothing is added meanwhile; a hundred frames of 64 bytes at once.
+    let ns_per_kib = 1_000_000_000 * 16;
+    both.state.write(port + part::RATE, ns_per_kib);
+    both.state
+        .write(port + part::BURST, ns_per_kib / 16 * 99 + 1);
+    let (mut sent, mut dropped) = ([0, 0], [0, 0]);
+    for round in 0..400 {
+        let at = round % 2;
+        let may = match at {
+            0 => both.classifier.test(&frame(1, 2)).unwrap() == REDIRECT,
+            _ => both.judge.ask(1, &frame(1, 2)) == Verdict::Forward(2),
+        };
+        match may {
+            true => sent[at] += 1,
+            false => dropped[at] += 1,
+        }
+    }
+    assert_eq!((sent, dropped), ([50, 50], [150, 150]));
+    let counted = both.state.read(port + part::POLICED_FRAMES);
+    // The daemon counts its own.
+    assert_eq!(counted, 150);
+    // The control: without a rate all go.
+    both.state.write(port + part::RATE, 0);
+    assert_eq!(both.judge(1, 2), Some(2));
+    assert_eq!(both.run(1, 2), Some(2));
 }
 
 /// Runs the kernel instance against a writer; how many frames went to a port where their station never was, how many
