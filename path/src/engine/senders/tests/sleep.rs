@@ -1,0 +1,192 @@
+//! Who sleeps, who is woken, and what one of many costs.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use vnplug_os::closer::PeerFd;
+use vnplug_ring::Bell;
+
+use super::*;
+use crate::engine::sender::PATIENCE;
+use crate::engine::senders::kicks::LOOK_US;
+
+/// A sender that kicks by a socket, as a process does, and the other end of it.
+fn kicking(id: u32) -> (Sender, Producer, UnixStream) {
+    let (mut sender, producer, _) = sender_of(id, 1 << 14, 200);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    sender.kick = Some(PeerFd::alone(ours.into()));
+    (sender, producer, theirs)
+}
+
+fn many(count: u32) -> (Senders, Vec<(Producer, UnixStream)>) {
+    let mut senders = Senders::default();
+    let nobody = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    let mut rings = Vec::new();
+    for id in 0..count {
+        let (sender, producer, kick) = kicking(id);
+        senders.attach(sender, nobody.as_fd());
+        rings.push((producer, kick));
+    }
+    (senders, rings)
+}
+
+/// Turns until those that have nothing to send sleep.
+fn settle(senders: &mut Senders) {
+    for _ in 0..=PATIENCE {
+        senders.serve(&mut Wire, 0, &mut |_, _| {});
+    }
+}
+
+#[test]
+fn who_has_nothing_to_send_sleeps_until_it_kicks_and_is_heard_then() {
+    let (mut senders, mut rings) = many(1_000);
+    settle(&mut senders);
+    assert_eq!(senders.awake.count(), 0);
+    assert_eq!(senders.arm(), (false, None));
+    let (producer, kick) = &mut rings[700];
+    write(producer, 3, 60);
+    // It is asked to kick, and without a kick nobody looks at it: that is what sleeping saves.
+    assert_eq!(producer.bell(0), Bell::Ring);
+    let mut now_us = LOOK_US;
+    assert_eq!(senders.listen(now_us), None);
+    assert_eq!(senders.serve(&mut Wire, 0, &mut |_, _| {}).frames, 0);
+    kick.write_all(&[1]).unwrap();
+    now_us += LOOK_US;
+    assert_eq!(senders.listen(now_us), None);
+    assert_eq!(senders.awake.count(), 1);
+    assert_eq!(senders.serve(&mut Wire, 0, &mut |_, _| {}).frames, 3);
+    // By a command, as a VM's kicks come; and when it goes, what it has left is sent.
+    write(&mut rings[3].0, 2, 60);
+    senders.wake(&[3, 4711]);
+    assert_eq!(senders.serve(&mut Wire, 0, &mut |_, _| {}).frames, 2);
+    settle(&mut senders);
+    write(&mut rings[5].0, 4, 60);
+    let last = senders.last_of(5);
+    while !senders.is_done(5, last) {
+        senders.serve(&mut Wire, 0, &mut |_, _| {});
+    }
+    assert_eq!(senders.detach(5, Life::Closed).unwrap().counters.taken, 4);
+    // Its place is another's then, which is awake.
+    let (sender, ..) = kicking(5_000);
+    let nobody = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    senders.attach(sender, nobody.as_fd());
+    assert!(senders.awake.iter().any(|at| at == 5));
+    assert_eq!(senders.all.len(), 1_000);
+}
+
+/// Threads that write now and then, and kick if they are asked to, against one that serves, looks for
+/// kicks and sleeps; how many frames were not taken.
+fn lost(kicks: bool) -> u64 {
+    const SENDERS: u32 = 64;
+    const EACH: u64 = 300;
+    let (mut senders, rings) = many(SENDERS);
+    settle(&mut senders);
+    let writers = rings
+        .into_iter()
+        .enumerate()
+        .map(|(nth, (mut producer, mut kick))| {
+            std::thread::spawn(move || {
+                let mut dice = nth as u64 + 1;
+                for _ in 0..EACH {
+                    dice ^= dice << 13;
+                    dice ^= dice >> 7;
+                    dice ^= dice << 17;
+                    // As often meets the thread before it sleeps, while it does, and after.
+                    match dice % 4 {
+                        0 => std::thread::sleep(Duration::from_micros(dice >> 8 & 0xff)),
+                        1 => std::thread::yield_now(),
+                        _ => {}
+                    }
+                    while producer.push(&Meta::default(), &[7; 60]) != Ok(true) {
+                        std::thread::yield_now();
+                    }
+                    producer.publish();
+                    if producer.bell(0) == Bell::Ring && kicks {
+                        let _ = kick.write(&[1]);
+                    }
+                }
+                (producer, kick)
+            })
+        });
+    let writers: Vec<_> = writers.collect();
+    let started = Instant::now();
+    let limit = match kicks {
+        true => Duration::from_secs(60),
+        false => Duration::from_millis(300),
+    };
+    let all = u64::from(SENDERS) * EACH;
+    while senders.total().taken < all && started.elapsed() < limit {
+        let now_us = started.elapsed().as_micros() as u64;
+        assert_eq!(senders.listen(now_us), None);
+        if senders.serve(&mut Wire, now_us, &mut |_, _| {}).frames == 0 && !senders.arm().0 {
+            let nobody = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+            let waker = senders.waker(nobody.as_fd());
+            let mut events = [rustix::event::PollFd::new(
+                &waker,
+                rustix::event::PollFlags::IN,
+            )];
+            let tick = rustix::event::Timespec {
+                tv_sec: 0,
+                tv_nsec: 100_000_000,
+            };
+            let woken = rustix::event::poll(&mut events, Some(&tick)).unwrap();
+            // What was missed would be found by the time alone: it must not be.
+            assert!(
+                woken > 0
+                    || !kicks
+                    || senders.total().taken == all
+                    || writers.iter().any(|it| !it.is_finished())
+            );
+            assert_eq!(senders.hush(), None);
+        }
+    }
+    let left = all - senders.total().taken;
+    // A writer without room waits for the thread, which is over.
+    let mut gone = Senders::default();
+    std::mem::swap(&mut gone, &mut senders);
+    for writer in writers {
+        while !writer.is_finished() {
+            let ids: Vec<u32> = (0..SENDERS).collect();
+            gone.wake(&ids);
+            gone.serve(&mut Wire, 0, &mut |_, _| {});
+        }
+        drop(writer.join().unwrap());
+    }
+    left
+}
+
+#[test]
+fn no_kick_is_lost_between_looking_arming_and_sleeping() {
+    assert_eq!(lost(true), 0);
+    // The control: without kicks, what comes for a ring that sleeps stays there.
+    assert!(lost(false) > 0);
+}
+
+/// Nanoseconds of a turn in which one of so many sends a frame.
+fn cost(count: u32) -> f64 {
+    const TURNS: u32 = 20_000;
+    let mut rings: Vec<_> = (0..count).map(|id| sender_of(id, 1 << 12, 200)).collect();
+    let mut senders = attached(&mut rings);
+    settle(&mut senders);
+    let mut took = Duration::ZERO;
+    for _ in 0..TURNS {
+        write(&mut rings[count as usize / 2].1, 1, 60);
+        let started = Instant::now();
+        // As the engine does: a turn, and arming before a sleep.
+        senders.wake(&[count / 2]);
+        assert_eq!(senders.serve(&mut Wire, 0, &mut |_, _| {}).frames, 1);
+        assert_eq!(senders.arm(), (false, None));
+        took += started.elapsed();
+    }
+    took.as_secs_f64() * 1e9 / f64::from(TURNS)
+}
+
+#[test]
+fn one_of_ten_thousand_costs_what_one_of_ten_costs() {
+    let (few, many) = (cost(10), cost(10_000));
+    eprintln!("a turn with one active sender: of 10 {few:.0} ns, of 10,000 {many:.0} ns");
+    assert!(many <= 2.0 * few, "{few} {many}");
+}
