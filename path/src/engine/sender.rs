@@ -1,7 +1,7 @@
 //! A port's ring that transmits, as the one queue's thread sees it that serves it.
 //!
 //! The sender's application owns the ring's memory and is not trusted: [`Intake`] copies each frame
-//! out once, into the buffer here, before the source looks at it. A turn takes a bounded number of
+//! out once, to where the source sends it from or into the buffer here, before anybody looks at it. A turn takes a bounded number of
 //! frames (R4), a lie in the ring ends in quarantine (R2), and every frame that was taken is counted
 //! exactly once by what became of it.
 
@@ -279,6 +279,27 @@ impl Sender {
         for _ in 0..budget {
             if self.counters.bytes >= most {
                 break;
+            }
+            if self.segments == Segments::Wire
+                && let Some(place) = out.place(self.frame.len())
+            {
+                // Nobody but us can change what lies there either: what is judged is what is sent.
+                let Some(len) = self.intake.take(place)? else {
+                    break;
+                };
+                self.counters.taken += 1;
+                self.counters.bytes += len as u64;
+                match self.terms.judge(&place[..len]) {
+                    Ok(()) => Way {
+                        out: &mut *out,
+                        shown: &mut *shown,
+                        counters: &mut self.counters,
+                        terms: None,
+                    }
+                    .give(|out| out.placed(len)),
+                    Err(why) => self.counters.refused(why),
+                }
+                continue;
             }
             let Some(sent) = self.next()? else {
                 break;

@@ -1,7 +1,7 @@
 //! Frames the other way: from a reader's transmit ring through the source onto the wire.
 //!
 //! A queue first **takes** frames ([`Transmitter::transmit`]), each from memory of
-//! the daemon's own, then **flushes**: what it took goes to the kernel together. Every frame offered
+//! the daemon's own, or in a [place](Transmitter::place) of its own where it is judged and sent from, then **flushes**: what it took goes to the kernel together. Every frame offered
 //! is counted exactly once, by the answer of `transmit` or, if it was taken, by that of the next
 //! `flush`.
 
@@ -16,6 +16,18 @@ pub trait Transmitter {
     /// Takes a frame to be sent, Ethernet header included, FCS excluded. `bytes` is the daemon's own
     /// copy; it is not needed after the call. The caller flushes after a batch.
     fn transmit(&mut self, bytes: &[u8]) -> Transmit;
+
+    /// Room for a frame of up to `len` bytes where it is sent from. It is the daemon's own memory, which nobody else can
+    /// change: a frame is copied there once, judged there, and [taken](Self::placed) or left. `None`: there is no
+    /// such room, now or ever; ask [`transmit`](Self::transmit).
+    fn place(&mut self, _len: usize) -> Option<&mut [u8]> {
+        None
+    }
+
+    /// As [`transmit`](Self::transmit), of a frame of `len` bytes at the beginning of the place that was asked for last.
+    fn placed(&mut self, _len: usize) -> Transmit {
+        Transmit::Unsupported
+    }
 
     /// Whether it takes frames that are still to be cut or summed.
     fn takes_offload(&self) -> bool {

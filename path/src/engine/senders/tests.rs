@@ -2,6 +2,7 @@
 
 mod fair;
 mod fates;
+mod hostile;
 mod sleep;
 
 use std::os::fd::AsFd;

@@ -12,8 +12,10 @@ use vnplug_os::packet::Socket;
 /// What [`Transmitter::transmit`](crate::source::Transmitter::transmit) took and the next flush sends.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    /// The frames, one after the other, each after its header if the socket wants headers.
+    /// The frames, one after the other, each after its header if the socket wants headers. Longer than what is used:
+    /// a place is not cleared before each frame.
     bytes: Vec<u8>,
+    used: usize,
     lens: Vec<u32>,
     /// Bytes of a header.
     header: usize,
@@ -40,17 +42,38 @@ impl Outbox {
 
     /// Copies a frame, with what is left to do.
     pub(super) fn take(&mut self, frame: &[u8], offload: &Offload) -> Transmit {
-        if !(SHORTEST..=LONGEST).contains(&frame.len()) {
+        match self.place(frame.len()) {
+            Some(place) => place.copy_from_slice(frame),
+            None => return Transmit::Full,
+        }
+        self.placed(frame.len(), offload)
+    }
+
+    /// Room for a frame of up to this length, if there is any before a flush.
+    #[inline]
+    pub(super) fn place(&mut self, len: usize) -> Option<&mut [u8]> {
+        if self.lens.len() == MOST {
+            return None;
+        }
+        let at = self.used + self.header;
+        if self.bytes.len() < at + len {
+            self.bytes.resize(at + len, 0);
+        }
+        Some(&mut self.bytes[at..at + len])
+    }
+
+    /// Takes a frame that lies in that room, with what is left to do.
+    #[inline]
+    pub(super) fn placed(&mut self, len: usize, offload: &Offload) -> Transmit {
+        if !(SHORTEST..=LONGEST).contains(&len) {
             return Transmit::BadLength;
         }
-        if self.lens.len() == MOST {
-            return Transmit::Full;
+        let (header, frame) = self.bytes[self.used..].split_at_mut(self.header);
+        if !header.is_empty() {
+            header.copy_from_slice(&offload.to_native_header(&frame[..len]));
         }
-        if self.has_headers() {
-            self.bytes.extend(offload.to_native_header(frame));
-        }
-        self.bytes.extend_from_slice(frame);
-        self.lens.push((self.header + frame.len()) as u32);
+        self.used += self.header + len;
+        self.lens.push((self.header + len) as u32);
         self.offloads.push(*offload);
         Transmit::Taken
     }
@@ -74,7 +97,7 @@ impl Outbox {
         let mut taken = recycle(std::mem::take(&mut self.sent));
         let (mut first, mut at) = (0, 0);
         while first < self.lens.len() {
-            let (sent, stopped) = socket.send(&self.bytes[at..], &self.lens[first..]);
+            let (sent, stopped) = socket.send(&self.bytes[at..self.used], &self.lens[first..]);
             flushed.sent += sent as u64;
             for nth in first..first + sent {
                 let end = at + self.lens[nth] as usize;
@@ -108,7 +131,7 @@ impl Outbox {
             shown(&taken);
         }
         self.sent = recycle(taken);
-        self.bytes.clear();
+        self.used = 0;
         self.lens.clear();
         self.offloads.clear();
         flushed

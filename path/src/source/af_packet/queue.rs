@@ -310,6 +310,17 @@ impl Transmitter for PacketQueue {
         self.transmit_offloaded(bytes, &Offload::default())
     }
 
+    fn place(&mut self, len: usize) -> Option<&mut [u8]> {
+        match self.link {
+            LinkState::Up => self.outbox.place(len),
+            LinkState::Down | LinkState::Gone(_) => None,
+        }
+    }
+
+    fn placed(&mut self, len: usize) -> Transmit {
+        self.outbox.placed(len, &Offload::default())
+    }
+
     fn takes_offload(&self) -> bool {
         self.outbox.has_headers()
     }
