@@ -4,7 +4,9 @@
 //! One thread fills the transmit rings of all ports in turn, so that each always has more than the wire takes; the
 //! wire is a pair of veth interfaces, which nobody reads at the other end.
 
+mod copies;
 mod news;
+mod receive;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +18,9 @@ use vnplug_e2e::{Lab, Netns};
 use crate::attached::cpu_time;
 use crate::row::{Figure, Plan, Result, Samples};
 
+pub(crate) use copies::copies;
 pub(crate) use news::news;
+pub(crate) use receive::receive;
 
 const CONTEXTS: [usize; 5] = [1, 2, 8, 16, 32];
 

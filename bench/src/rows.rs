@@ -381,6 +381,16 @@ const CONTEXT: &[Row] = &[
         context::transmit,
     ),
     row(
+        "context-copies",
+        "taking a frame out of a transmit ring, by one copy, against two",
+        context::copies,
+    ),
+    row(
+        "context-rx",
+        "1 to 32 ports that receive from one wire by their addresses, against as many TAPs on a bridge",
+        context::receive,
+    ),
+    row(
         "context-news",
         "one port that has packets, of 10, 1,000 and 10,000 of one reader, against epoll over as many eventfds",
         context::news,

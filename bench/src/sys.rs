@@ -1,7 +1,8 @@
 //! Shared memory and CPUs.
-#![expect(unsafe_code, reason = "maps shared memory")]
+#![expect(unsafe_code, reason = "maps shared memory, makes TAPs")]
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -44,6 +45,26 @@ pub(crate) fn map(fd: impl AsFd, len: u64) -> Result<Region> {
     let base = NonNull::new(base.cast()).ok_or("mapped at zero")?;
     // SAFETY: `owner` keeps the mapping, page-aligned and of `len` bytes, until the region is gone.
     Ok(unsafe { Region::from_raw(base, len, owner) })
+}
+
+/// A TAP of this name, in the namespace of the thread that makes it; it goes with the file. `flags` beside those of
+/// every TAP.
+pub(crate) fn tap(name: &str, flags: libc::c_int) -> std::io::Result<File> {
+    let tap = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")?;
+    // SAFETY: an `ifreq` of zeros is one.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(15)) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | flags) as libc::c_short;
+    // SAFETY: TUNSETIFF reads and writes one `ifreq`.
+    match unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) } {
+        0.. => Ok(tap),
+        _ => Err(std::io::Error::last_os_error()),
+    }
 }
 
 /// Keeps the calling thread on one CPU.

@@ -4,9 +4,11 @@
     reason = "ioctl and socket options that rustix does not know"
 )]
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::sys;
 
 /// The TAP, in the namespace of the thread that made it.
 pub(super) struct Sink(File);
@@ -14,19 +16,7 @@ pub(super) struct Sink(File);
 impl Sink {
     /// Makes a TAP of this name, whose link is down yet.
     pub(super) fn new(name: &str) -> Result<Self> {
-        let tap = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/dev/net/tun")?;
-        // SAFETY: an `ifreq` of zeros is one.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(15)) {
-            *to = from.cast_signed();
-        }
-        request.ifr_ifru.ifru_flags =
-            (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
-        // SAFETY: TUNSETIFF reads and writes one `ifreq`.
-        checked(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) })?;
+        let tap = sys::tap(name, libc::IFF_VNET_HDR)?;
         // One instruction: 0 bytes of each frame are wanted.
         let mut nothing = libc::sock_filter {
             code: 0x06,
