@@ -26,9 +26,9 @@ switch=(
     vde_switch:vde-switch vde_plug:vdeplug vde_plug2tap:vde2 ping:iputils-ping
 )
 # what runs the tests of the page, and perf; Ubuntu has other names for them
-browser=chromium driver=chromium-driver perf=linux-perf
+browser=chromium driver=chromium-driver perf=linux-perf bpftool=bpftool
 if grep -qs '^ID=ubuntu' /etc/os-release; then
-    browser=chromium-browser driver=chromium-chromedriver perf=linux-tools-generic
+    browser=chromium-browser driver=chromium-chromedriver perf=linux-tools-generic bpftool=linux-tools-common
 fi
 test=(
     "${switch[@]}"
@@ -47,6 +47,8 @@ test=(
     # a C program calls libvdeplug
     /usr/include/libvdeplug.h:libvdeplug-dev
     zstd:zstd age:age openssl:openssl valgrind:valgrind
+    # operators' programs are compiled to eBPF, and looked at
+    clang:clang /usr/include/bpf/bpf_helpers.h:libbpf-dev "bpftool:$bpftool"
     # counts system calls for the bench, and shows where the time goes
     "perf:$perf"
     # programs that capture with libpcap, for the tests of the drop-in; none starts a service

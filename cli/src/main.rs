@@ -18,6 +18,7 @@ mod interface;
 mod list;
 mod nic;
 mod out;
+mod programs;
 mod qemu;
 mod record;
 mod replay;
@@ -80,6 +81,8 @@ enum Action {
     Backends(channel::Backends),
     /// Speak to a back-end
     Channel(channel::ChannelArgs),
+    /// List the operator's programs, and show what lies in their maps
+    Programs(programs::Programs),
     /// List the devices
     List(list::List),
     /// Show every counter and check that the accounts close
@@ -132,6 +135,7 @@ fn main() -> ExitCode {
         Action::Revoke(revoke) => revoke.run(connect),
         Action::Backends(backends) => backends.run(&socket),
         Action::Channel(channel) => channel.run(&socket),
+        Action::Programs(programs) => programs.run(connect),
         Action::List(list) => list.run(connect),
         Action::Stats(stats) => stats.run(connect),
         Action::Extract(extract) => extract.run(),

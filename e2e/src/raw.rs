@@ -201,6 +201,7 @@ pub fn open(device: &str, ring_bytes: u64) -> Open {
         segments: Segments::Wire,
         joins: false,
         place: 0,
+        program: String::new(),
     }
 }
 

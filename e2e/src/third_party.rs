@@ -64,3 +64,38 @@ fn io(what: &str) -> impl FnOnce(std::io::Error) -> LabError {
     let what = what.to_owned();
     |source| LabError::Io { what, source }
 }
+
+/// Compiles one file of C to an eBPF object in `dir`, as its first lines say.
+///
+/// # Errors
+/// If the compiler warns.
+pub fn build_bpf(source: &Path, dir: &Path) -> Result<PathBuf> {
+    let object = dir.join(source.file_stem().unwrap_or_default());
+    let object = object.with_extension("o");
+    let headers = format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH);
+    let output = Command::new("clang")
+        .args(["-O2", "-g", "-Wall", "-Werror", "-target", "bpf", "-I"])
+        .arg(headers)
+        .arg("-c")
+        .arg(source)
+        .arg("-o")
+        .arg(&object)
+        .output()
+        .map_err(io("cannot start clang"))?;
+    match output.status.success() {
+        true => Ok(object),
+        false => Err(LabError::Command {
+            command: format!("clang {}", source.display()),
+            text: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }),
+    }
+}
+
+/// As [`build_bpf`], of a file of `examples/programs`.
+///
+/// # Errors
+/// If the compiler warns.
+pub fn example_bpf(name: &str, dir: &Path) -> Result<PathBuf> {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/programs");
+    build_bpf(&examples.join(name), dir)
+}

@@ -196,6 +196,8 @@ struct vnplug_options {
                                           its packets; 0 = the daemon's default */
     uint32_t segments;                 /* how super-frames come: VNPLUG_SEGMENTS_* */
     uint32_t reserved;                 /* 0 */
+    const char *twin;                  /* each packet goes through the operator's eBPF program of this
+                                          name, which may drop it or change it; NULL = none */
 };
 
 /* What can be turned while a port is open. */

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vnplug_ring::control::{
-    Counted, Device, GrantAction, GrantKind, GrantRequest, Grow, Message, Revoke, SwitchAsk,
-    SwitchRequest, VmReady, VmSpec,
+    Counted, Device, GrantAction, GrantKind, GrantRequest, Grow, Message, ProgramInfo, Programs,
+    Revoke, SwitchAsk, SwitchRequest, VmReady, VmSpec,
 };
 
 use crate::connection::{Connection, socket_path, unexpected};
@@ -173,6 +173,47 @@ impl Client {
             keep,
         });
         done(&self.connection.exchange(&request, None)?)
+    }
+
+    /// The operator's programs that may be used from here.
+    ///
+    /// # Errors
+    /// Those of any request.
+    pub fn programs(&mut self) -> Result<Vec<ProgramInfo>, Error> {
+        let request = Message::Programs(Programs::List);
+        match self.connection.exchange(&request, None)? {
+            Message::Programs(Programs::All(all)) => Ok(all),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Values of a map of a program, as they lie there at this moment: at most `count` from entry `first` on,
+    /// and not more than an answer has room for.
+    ///
+    /// # Errors
+    /// Those of any request.
+    pub fn program_map(
+        &mut self,
+        program: &str,
+        map: &str,
+        first: u32,
+        count: u32,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        let request = Message::Programs(Programs::Read {
+            program: program.to_owned(),
+            map: map.to_owned(),
+            first,
+            count,
+        });
+        match self.connection.exchange(&request, None)? {
+            Message::Programs(Programs::Values {
+                value_bytes, bytes, ..
+            }) => {
+                let each = value_bytes.max(1) as usize;
+                Ok(bytes.chunks_exact(each).map(<[u8]>::to_vec).collect())
+            }
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// Makes a virtual machine known to the daemon and returns what to plug into it.

@@ -57,6 +57,7 @@ impl PortOptions {
             segments: Segments::Wire,
             joins: false,
             place: 0,
+            program: String::new(),
         };
         Self {
             request,
@@ -117,6 +118,14 @@ impl PortOptions {
     pub fn direct(mut self) -> Self {
         self.direct = true;
         self.join()
+    }
+
+    /// Each packet goes through the operator's program of this name ([`Client::programs`](crate::Client::programs)),
+    /// after the filter: it may drop it, or change it. Empty = none. A daemon that does not know the question
+    /// gives the packets as they are.
+    pub fn program(mut self, name: &str) -> Self {
+        self.request.program = name.to_owned();
+        self
     }
 
     /// Received packets, sent packets, or both.

@@ -30,19 +30,26 @@
 //! uid = 1000                           # whose process may be it
 //! open = ["vm:*", "uid:1001"]          # who may connect
 //! memory = "16MiB"                     # that it may share with them
+//!
+//! [[program]]                          # eBPF that ports may have their frames go through
+//! name = "count"
+//! file = "/etc/vnplug/count.o"         # or FILE.o:FUNCTION
+//! open = ["vm:*", "uid:1001"]          # who may use it, and see its maps
+//! attach = ["xdp:eth1"]                # where the kernel runs it as well, on the same maps
 //! ```
 
 mod file;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use serde::Deserialize;
 use vnplug_ring::control::{DEFAULT_SOCKET, Grant, GrantKind};
 
-use self::file::{File, backend, bytes, flat, joiner, read, source};
+use self::file::{File, backend, bytes, flat, joiner, program, read, source};
 use crate::hub::grant::Given;
-use crate::hub::{BackendGrant, Join, Peer, Sending};
+use crate::hub::{BackendGrant, Join, Peer, Sending, TwinGrant};
 use crate::spec::{SWITCH, SourceSpec};
 use vnplug_filter::DEFAULT_LIMIT_BYTES;
 
@@ -99,6 +106,14 @@ pub struct Arguments {
         help = "Permission to be a back-end, and who may use it: kv,id=85,uid=1000,open=vm:*+uid:1001,memory=16M"
     )]
     pub backend: Vec<String>,
+    /// Programs that ports may have their frames go through
+    #[arg(
+        long,
+        value_name = "PROGRAM",
+        help = "An eBPF program that frames of ports may go through, and who may use it: \
+                count=FILE.o[:FUNCTION],open=vm:*+uid:1001,attach=xdp:eth1"
+    )]
+    pub program: Vec<String>,
     /// Switch to this user after start
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
@@ -178,6 +193,8 @@ pub struct Config {
     pub joiners: Vec<Join>,
     /// Who may be a back-end, and who may use it.
     pub backends: Vec<BackendGrant>,
+    /// The operator's programs.
+    pub programs: Vec<TwinGrant>,
 }
 
 impl Config {
@@ -300,6 +317,14 @@ impl Config {
                 ));
             }
         }
+        let tables = file.program.into_iter().map(program);
+        let flags = arguments.program.iter().map(|text| twin_grant(text));
+        let programs: Vec<TwinGrant> = tables.chain(flags).collect::<Result<_, _>>()?;
+        for (at, grant) in programs.iter().enumerate() {
+            if programs[..at].iter().any(|it| it.name == grant.name) {
+                return Err(format!("two programs are named {:?}", grant.name));
+            }
+        }
         let max_ring_bytes = size("max_ring_bytes", file.max_ring_bytes, 1 << 30)?;
         let config = Self {
             socket,
@@ -326,6 +351,7 @@ impl Config {
             senders,
             joiners,
             backends,
+            programs,
         };
         config.check()?;
         Ok(config)
@@ -355,22 +381,39 @@ impl Config {
 
 /// A grant to be a back-end, of the command line.
 fn backend_grant(text: &str) -> Result<BackendGrant, String> {
-    let mut words = std::collections::BTreeMap::new();
+    let words = flag_words("--backend", text, ("name", "NAME,id=N,uid=N,…"))?;
+    BackendGrant::of_words(words).map_err(|error| format!("--backend {text}: {error}"))
+}
+
+/// A program, of the command line: the first word is `NAME=FILE`.
+fn twin_grant(text: &str) -> Result<TwinGrant, String> {
+    let how = "NAME=FILE.o,open=…,attach=…";
+    let Some((name, rest)) = text.split_once('=') else {
+        return Err(format!("--program {text}: write {how}"));
+    };
+    let mut words = flag_words("--program", rest, ("file", how))?;
+    words.insert("name".into(), name.to_owned());
+    TwinGrant::of_words(words).map_err(|error| format!("--program {text}: {error}"))
+}
+
+/// `WORD,KEY=VALUE,…` of a flag; the first word is the value of a key of its own.
+fn flag_words(
+    flag: &str,
+    text: &str,
+    (first, how): (&'static str, &str),
+) -> Result<BTreeMap<String, String>, String> {
+    let mut words = BTreeMap::new();
     for (at, word) in text.split(',').enumerate() {
         let (key, value) = match word.split_once('=') {
             Some(pair) => pair,
-            None if at == 0 => ("name", word),
-            None => {
-                return Err(format!(
-                    "--backend {text}: write NAME,id=N,uid=N,…, not {word:?}"
-                ));
-            }
+            None if at == 0 => (first, word),
+            None => return Err(format!("{flag} {text}: write {how}, not {word:?}")),
         };
         if words.insert(key.to_owned(), value.to_owned()).is_some() {
-            return Err(format!("--backend {text}: {key} is there twice"));
+            return Err(format!("{flag} {text}: {key} is there twice"));
         }
     }
-    BackendGrant::of_words(words).map_err(|error| format!("--backend {text}: {error}"))
+    Ok(words)
 }
 
 #[cfg(test)]

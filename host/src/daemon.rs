@@ -21,7 +21,7 @@ use crate::config::{Config, OnOff};
 use crate::control::{Control, KeptGrants, Setup, Switches};
 use crate::hub::policy::Policy;
 use crate::hub::terms::SendTerms;
-use crate::hub::{Hub, Limits, user_grant};
+use crate::hub::{Hub, Limits, Twins, user_grant};
 use crate::spec::{LINKTYPE_ETHERNET, OpenSource};
 use crate::vm::Dirs;
 use crate::vm::arenas::{Unplugged, packet_dir};
@@ -125,6 +125,7 @@ fn serve(
     let packets = packet_dir(&dirs, user, &policy);
     // Dropped after the sources: theirs goes, too, and that of a start that failed.
     let _unplugged = Unplugged(dirs.clone());
+    let twins = Twins::load(&config.programs)?;
     let mut open = Vec::new();
     for spec in &config.sources {
         let opened = spec.open_with(Some(&packets), user);
@@ -170,6 +171,7 @@ fn serve(
         max_ring_bytes: config.max_ring_bytes,
     });
     hub.jit = jit.clone();
+    hub.twins = twins;
     for sending in &config.senders {
         sending
             .terms

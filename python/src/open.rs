@@ -18,6 +18,7 @@ use crate::port::Port;
 /// segments: super-frames, and frames whose checksum was left to a NIC, as the wire would have carried
 ///     them ("wire"), or as they came, with `Flag.OFFLOAD` ("merged").
 /// sample: one in so many of the packets that pass the filter.
+/// program: each packet goes through the operator's program of this name, which may drop it or change it.
 /// cluster, balance: share the device with the other readers of this cluster, a flow to one reader
 ///     or packet by packet.
 /// group, arena_bytes: read one copy of each packet with the others of this group, who trust each
@@ -33,7 +34,7 @@ use crate::port::Port;
 /// Raises UnreachableError, NotFoundError, FilterError, DeniedError, LimitError, InvalidError.
 #[pyfunction]
 #[pyo3(signature = (device, *, filter = "", snaplen = 0, direction = "both", segments = "wire", sample = 1,
-    cluster = "", balance = "flow", group = "", arena_bytes = 0, ring_bytes = 0, watermark = 1, max_delay = 0.01,
+    program = "", cluster = "", balance = "flow", group = "", arena_bytes = 0, ring_bytes = 0, watermark = 1, max_delay = 0.01,
     reconnect = true, label = None, bundle = None, socket = None))]
 #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
 pub(crate) fn open(
@@ -44,6 +45,7 @@ pub(crate) fn open(
     direction: &str,
     segments: &str,
     sample: u32,
+    program: &str,
     cluster: &str,
     balance: &str,
     group: &str,
@@ -76,6 +78,7 @@ pub(crate) fn open(
         .direction(direction)
         .segments(wanted)
         .sample(sample)
+        .program(program)
         .cluster(cluster, balance)
         .group(group)
         .arena_bytes(arena_bytes)

@@ -75,6 +75,7 @@ def open(
     direction: Literal["both", "rx", "tx"] = "both",
     segments: Literal["wire", "merged"] = "wire",
     sample: int = 1,
+    program: str = "",
     cluster: str = "",
     balance: Literal["flow", "rr"] = "flow",
     group: str = "",
@@ -95,6 +96,7 @@ def open(
     segments: super-frames, and frames whose checksum was left to a NIC, as the wire would have carried
         them ("wire"), or as they came, with `Flag.OFFLOAD` ("merged").
     sample: one in so many of the packets that pass the filter.
+    program: each packet goes through the operator's program of this name, which may drop it or change it.
     cluster, balance: share the device with the other readers of this cluster, a flow to one reader
         or packet by packet.
     group, arena_bytes: read one copy of each packet with the others of this group, who trust each

@@ -188,6 +188,7 @@ pub const PORT: &[Counter] = &[
     part("offered", "filtered", "not wanted by the reader's filter"),
     part("offered", "ruled_out", "not wanted by the reader's rules"),
     part("offered", "sampled_out", "left out by sampling"),
+    part("offered", "program", "dropped by the operator's program"),
     part(
         "offered",
         "delivered",

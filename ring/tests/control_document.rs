@@ -32,6 +32,7 @@ fn examples() -> Vec<(&'static str, Message, u32, u32)> {
         segments: Segments::Wire,
         joins: false,
         place: 0,
+        program: String::new(),
     };
     let opened = Opened {
         port: 4,

@@ -58,6 +58,15 @@ pub(crate) struct PortArgs {
     /// or merged as they came
     #[arg(long, value_enum, default_value_t = Segments::Wire)]
     segments: Segments,
+    /// Each packet goes through the operator's program of this name (`vnplug programs`), which may drop it or
+    /// change it
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    program: String,
     /// Share the device with all readers that name the same cluster
     #[arg(
         long,
@@ -243,6 +252,7 @@ impl PortArgs {
             .sample(self.sample)
             .direction(direction)
             .segments(self.segments.into())
+            .program(&self.program)
             .cluster(&self.cluster, balance)
             .group(&self.group)
             .arena_bytes(self.arena)
@@ -270,6 +280,7 @@ impl PortArgs {
             && self.sample == 1
             && self.direction == Direction::Both
             && self.cluster.is_empty()
+            && self.program.is_empty()
             && !self.device.contains('@')
     }
 

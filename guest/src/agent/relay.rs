@@ -93,6 +93,7 @@ impl Agent {
             | Message::RuleStats { .. }
             | Message::Note { .. }
             | Message::Stats { .. }
+            | Message::Programs(_)
             | Message::Close { .. }
                 if greeted =>
             {

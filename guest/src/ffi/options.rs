@@ -49,6 +49,7 @@ pub(crate) struct COptions {
     pub(super) arena_bytes: u64,
     pub(super) segments: u32,
     pub(super) reserved: u32,
+    pub(super) twin: *const c_char,
 }
 
 /// Reads a struct that begins with its size, as the program was compiled with it: what it does not have is
@@ -116,7 +117,7 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
     // SAFETY: the caller's promise; zeros are numbers and null pointers.
     let options = unsafe { read_sized(given) }?;
     // SAFETY: the strings end with 0, by the caller's promise.
-    let (device, filter, cluster, label, socket, group) = unsafe {
+    let (device, filter, cluster, label, socket, group, twin) = unsafe {
         (
             text(options.device, "device is not UTF-8")?,
             text(options.filter, "filter is not UTF-8")?,
@@ -124,6 +125,7 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
             text(options.label, "label is not UTF-8")?,
             text(options.socket, "socket is not UTF-8")?,
             text(options.group, "group is not UTF-8")?,
+            text(options.twin, "twin is not UTF-8")?,
         )
     };
     let mut port = PortOptions::new(device.ok_or(Error::Invalid("device is NULL"))?)
@@ -137,6 +139,7 @@ pub(super) unsafe fn read_options(given: *const COptions) -> Result<PortOptions,
         .transmit(options.transmit_bytes)
         .waiting(waiting(&options)?)
         .group(group.unwrap_or(""))
+        .program(twin.unwrap_or(""))
         .arena_bytes(options.arena_bytes)
         .direction(direction(options.direction)?)
         .segments(segments(options.segments)?);

@@ -8,7 +8,7 @@ use vnplug_ring::units;
 
 use super::OnOff;
 use crate::hub::grant::of_join;
-use crate::hub::{BackendGrant, Join, Peer};
+use crate::hub::{BackendGrant, Join, Peer, TwinGrant};
 use crate::spec::SourceSpec;
 
 #[derive(Debug, Default, Deserialize)]
@@ -39,6 +39,8 @@ pub(super) struct File {
     pub(super) join: Vec<JoinTable>,
     #[serde(default)]
     pub(super) backend: Vec<BTreeMap<String, toml::Value>>,
+    #[serde(default)]
+    pub(super) program: Vec<BTreeMap<String, toml::Value>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -134,9 +136,19 @@ pub(super) fn joiner(table: JoinTable) -> Result<Join, String> {
 
 /// A grant to be a back-end, of the file.
 pub(super) fn backend(table: BTreeMap<String, toml::Value>) -> Result<BackendGrant, String> {
+    BackendGrant::of_words(words(table)?)
+}
+
+/// A program of the file.
+pub(super) fn program(table: BTreeMap<String, toml::Value>) -> Result<TwinGrant, String> {
+    TwinGrant::of_words(words(table)?)
+}
+
+fn words(table: BTreeMap<String, toml::Value>) -> Result<BTreeMap<String, String>, String> {
     let words = table.into_iter();
-    let words = words.map(|(key, value)| Ok((key, option(value)?)));
-    BackendGrant::of_words(words.collect::<Result<_, String>>()?)
+    words
+        .map(|(key, value)| Ok((key, option(value)?)))
+        .collect()
 }
 
 /// A number of bytes, or a text as [`units::size`] reads it.

@@ -9,6 +9,7 @@ use super::session::{Gifts, Over};
 use super::waiting::{Then, Whom};
 use crate::hub::policy::Sight;
 use crate::hub::terms::SendTerms;
+use crate::hub::twin::no_program;
 use crate::hub::{
     Granted, Grown, Memory, Named, Need, Opening, OwnMemory, Peer, Programs, Refusal, Step,
     no_memory,
@@ -37,6 +38,13 @@ impl Control {
             return self
                 .sessions
                 .answer(whom, Err(Refusal::new(code::INVALID, what)));
+        }
+        if !open.program.is_empty() {
+            let is_operator = self.policy.is_operator(viewer);
+            if !self.hub.twins.may_use(&open.program, viewer, is_operator) {
+                let refusal = no_program(&open.program);
+                return self.sessions.answer(whom, Err(refusal));
+            }
         }
         let granted = self.granted(viewer, &open).and_then(|it| {
             let sends = sent_filter(&it.terms)?;

@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 
 use vnplug_ring::control::wire::{Header, Malformed};
-use vnplug_ring::control::{Message, Role, VERSION, code};
+use vnplug_ring::control::{Message, Programs, Role, VERSION, code};
 
 use super::Control;
 use super::channel::Attaching;
 use super::session::Over;
 use super::waiting::{Then, Whom};
 use crate::hub::policy::Sight;
+use crate::hub::twin::no_program;
 use crate::hub::{Peer, Refusal, Step};
 
 /// What a request costs beyond its own token if the queues' threads have to answer it too.
@@ -130,6 +131,11 @@ impl Control {
                 let step = self.stats(whom, viewer, port);
                 self.carry_on(whom, step)
             }
+            Message::Programs(asked) => {
+                let answer = self.of_programs(viewer, asked);
+                let answer = answer.map(|it| (Message::Programs(it), Vec::new()));
+                self.sessions.answer(whom, answer)
+            }
             Message::Close { port } => {
                 if let Err(refusal) = self.sessions.owned(whom, port) {
                     return self.sessions.answer(whom, Err(refusal));
@@ -223,6 +229,35 @@ impl Control {
         // Told as far as it listens; it is cut off in any case.
         let _ = self.sessions.answer(Whom { token, id, app }, Err(refusal));
         self.end(token, &Over::Misbehaved("it does not speak the protocol"));
+    }
+
+    /// The operator's programs, as far as this viewer may use them.
+    fn of_programs(&self, viewer: &Peer, asked: Programs) -> Result<Programs, Refusal> {
+        let is_operator = self.policy.is_operator(viewer);
+        match asked {
+            Programs::List => Ok(Programs::All(self.hub.twins(viewer, is_operator))),
+            Programs::Read {
+                program,
+                map,
+                first,
+                count,
+            } => {
+                if !self.hub.twins.may_use(&program, viewer, is_operator) {
+                    return Err(no_program(&program));
+                }
+                let values = self.hub.twin_values((&program, &map), (first, count))?;
+                let (value_bytes, entries, bytes) = values;
+                Ok(Programs::Values {
+                    value_bytes,
+                    entries,
+                    bytes,
+                })
+            }
+            Programs::All(_) | Programs::Values { .. } => {
+                let what = "an answer is no request";
+                Err(Refusal::new(code::PROTOCOL, what))
+            }
+        }
     }
 
     fn stats(&mut self, whom: Whom, viewer: &Peer, port: u32) -> Result<Step, Refusal> {

@@ -74,11 +74,8 @@ impl BackendGrant {
         let open_to = match words.remove("open") {
             None => Vec::new(),
             Some(text) => {
-                let one = |word: &str| {
-                    OpenTo::parse(word)
-                        .ok_or_else(|| wrong("open", word, "vm:NAME, uid:N, vm:*, uid:* or *"))
-                };
-                text.split('+').map(one).collect::<Result<_, _>>()?
+                let how = "vm:NAME, uid:N, vm:*, uid:* or *";
+                OpenTo::list(&text).map_err(|word| wrong("open", &word, how))?
             }
         };
         let memory = match words.remove("memory") {
@@ -110,15 +107,29 @@ impl BackendGrant {
 
     /// Whether this one may connect.
     pub(crate) fn is_open_to(&self, viewer: &Peer) -> bool {
-        self.open_to.iter().any(|whom| match (whom, viewer) {
-            (OpenTo::All, _) | (OpenTo::Vms, Peer::Vm(_)) | (OpenTo::Users, Peer::User(_)) => true,
-            (OpenTo::One(one), viewer) => one == viewer,
-            _ => false,
-        })
+        self.open_to.iter().any(|whom| whom.is(viewer))
     }
 }
 
 impl OpenTo {
+    /// Several, joined by `+`.
+    ///
+    /// # Errors
+    /// The word that is none.
+    pub(super) fn list(text: &str) -> Result<Vec<Self>, String> {
+        let one = |word: &str| Self::parse(word).ok_or_else(|| word.to_owned());
+        text.split('+').map(one).collect()
+    }
+
+    /// Whether this one is meant.
+    pub(super) fn is(&self, viewer: &Peer) -> bool {
+        match (self, viewer) {
+            (Self::All, _) | (Self::Vms, Peer::Vm(_)) | (Self::Users, Peer::User(_)) => true,
+            (Self::One(one), viewer) => one == viewer,
+            _ => false,
+        }
+    }
+
     fn parse(word: &str) -> Option<Self> {
         match word.split_once(':') {
             None if word == "*" => Some(Self::All),

@@ -63,6 +63,9 @@ impl Hub {
         let (Some(number), Peer::User(_)) = (record.member, &record.owner) else {
             return Err(not_here());
         };
+        if !record.twin.is_empty() {
+            return Err(invalid("what goes directly goes through no program"));
+        }
         let key = (record.source, record.owner.clone());
         let is_first = home.is_some();
         let mut fds = Vec::new();

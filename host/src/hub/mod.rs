@@ -28,6 +28,7 @@ pub mod rules;
 mod send;
 pub(crate) mod switch;
 pub mod terms;
+pub(crate) mod twin;
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU16;
@@ -68,6 +69,7 @@ pub use policy::{Join, Peer, Sending};
 pub(crate) use revoke::NewGrant;
 pub use revoke::{Granted, Revoked};
 pub use rules::RuleBook;
+pub use twin::{TwinGrant, Twins};
 
 /// A request was refused, with the code and text of the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,6 +146,8 @@ pub struct PortRecord {
     wanted: Wanted,
     /// Its filter.
     program: Option<Arc<Program>>,
+    /// The operator's program that its frames go through.
+    twin: String,
     /// Who has it.
     pub owner: Peer,
     /// The owner's number for the queues' threads.
@@ -283,6 +287,8 @@ pub struct Hub {
     pub(crate) closers: Closers<Peer>,
     /// The last snapshot of all ports of a queue, by source and queue, and when it was taken.
     last: BTreeMap<(usize, usize), (Instant, Snapshot)>,
+    /// The operator's programs.
+    pub twins: Twins,
 }
 
 impl Hub {
@@ -307,6 +313,7 @@ impl Hub {
             huge: None,
             loader: None,
             closers: Closers::default(),
+            twins: Twins::default(),
             last: BTreeMap::new(),
         }
     }

@@ -55,6 +55,7 @@ impl Hub {
         if let Memory::Own(own) = &memory {
             self.say_pages(own.rings.huge);
         }
+        let twins = self.programs_of(request, plan.source, &plan.queues)?;
         let id = self.fresh_port();
         let number = self.number_of(&owner);
         let handle = Handle {
@@ -120,6 +121,7 @@ impl Hub {
             port.owner = number;
             port.handle = handle;
             port.commons = joined.commons.get(at).cloned();
+            port.program = twins.get(at).cloned().flatten();
             port.judge.set_guard(programs.guard.clone());
             port.judge.set_filter(programs.filter.clone());
             port.judge.tune(request.tuning);
@@ -248,6 +250,7 @@ fn record(
         granted: programs.granted,
         revoked: Revoked::default(),
         wanted: Wanted::default(),
+        twin: request.program.clone(),
         owner,
         number,
         label: request.label.chars().take(64).collect(),

@@ -8,7 +8,7 @@
 //! - R: `duties = Σ offered of its ports + departed_offered`, where `duties` adds up, for each
 //!   frame read, the subscribers of that moment (a cluster is one)
 //! - S, for each port: `offered = refused + paused + direction + filtered + ruled_out +
-//!   sampled_out + delivered + dropped_full + dropped_budget + dropped_quarantine`
+//!   sampled_out + program + delivered + dropped_full + dropped_budget + dropped_quarantine`
 //!
 //! - T, for each port that sends, and for each source: `send_taken = sent + send_dropped_full +
 //!   send_dropped_length + send_dropped_link + send_dropped_unsupported`
@@ -422,6 +422,7 @@ fn port_counted(port: &PortSnapshot, hide_refused: bool) -> Counted {
         ("filtered".into(), counters.filtered),
         ("ruled_out".into(), counters.ruled_out),
         ("sampled_out".into(), counters.sampled_out),
+        ("program".into(), counters.program),
         ("delivered".into(), counters.delivered),
         ("dropped_full".into(), counters.dropped_full),
         ("dropped_budget".into(), counters.dropped_budget),

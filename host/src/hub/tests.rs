@@ -53,6 +53,7 @@ pub(crate) fn request(device: &str, cluster: &str) -> Open {
         segments: Segments::Wire,
         joins: false,
         place: 0,
+        program: String::new(),
     }
 }
 

@@ -7,9 +7,10 @@
 
 pub mod doorbell;
 mod judge;
+mod program;
 
 use std::num::NonZeroU16;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use vnplug_ring::control::Segments;
 use vnplug_ring::layout::{Life, Meta, flags};
@@ -19,6 +20,7 @@ use crate::batch::{BatchInfo, Handle};
 use crate::commons::{Commons, Turn};
 use doorbell::Doorbell;
 pub use judge::{Judge, Share};
+pub use program::{PortProgram, Totals};
 use vnplug_filter::{FrameSet, Program};
 use vnplug_frame::Frame;
 use vnplug_frame::offload::Piece;
@@ -41,6 +43,8 @@ pub struct Port {
     pub commons: Option<Arc<Commons>>,
     /// Which frames it gets.
     pub judge: Judge,
+    /// The operator's program that what it gets goes through.
+    pub program: Option<Arc<Mutex<PortProgram>>>,
     /// Which ports of its program belong together with it.
     pub handle: Handle,
     /// Captured bytes per packet, at most the ring's snaplen.
@@ -80,6 +84,8 @@ pub struct PortCounters {
     pub ruled_out: u64,
     /// Passed the filter and was left out by 1-in-N sampling.
     pub sampled_out: u64,
+    /// Dropped by the operator's program.
+    pub program: u64,
     /// Published in the ring.
     pub delivered: u64,
     /// Dropped: the ring was full.
@@ -108,6 +114,7 @@ impl PortCounters {
         self.filtered += other.filtered;
         self.ruled_out += other.ruled_out;
         self.sampled_out += other.sampled_out;
+        self.program += other.program;
         self.delivered += other.delivered;
         self.dropped_full += other.dropped_full;
         self.dropped_budget += other.dropped_budget;
@@ -126,6 +133,7 @@ impl PortCounters {
             + self.filtered
             + self.ruled_out
             + self.sampled_out
+            + self.program
             + self.delivered
             + self.dropped_full
             + self.dropped_budget
@@ -146,6 +154,7 @@ impl Port {
             producer,
             commons: None,
             judge: Judge::default(),
+            program: None,
             handle: Handle {
                 port: id,
                 ..Handle::default()
@@ -176,6 +185,9 @@ impl Port {
     /// batch.
     #[inline]
     pub fn take(&mut self, batch: &BatchInfo<'_>, offered: Offered<'_>) {
+        if let Some(program) = self.program.clone() {
+            return self.take_programmed(&program, batch, offered);
+        }
         let Self {
             judge, counters, ..
         } = self;
@@ -228,12 +240,18 @@ impl Port {
             }
         }
         let (ground, lie) = way.end();
+        self.end_batch(batch.now_us, ground, lie);
+    }
+
+    /// Makes visible what a batch brought, and rings the reader if that is due.
+    #[inline(always)]
+    fn end_batch(&mut self, now_us: u64, ground: Option<Ground>, lie: Option<PeerLied>) {
         if let Some(lie) = lie {
             self.quarantine(lie.to_string());
         }
         if self.quarantined.is_none() {
             self.producer.publish();
-            self.ring_if_due(batch.now_us, ground);
+            self.ring_if_due(now_us, ground);
         }
     }
 

@@ -7,6 +7,7 @@ use super::direct::{Direct, Members};
 use super::grant::{GrantRequest, Revoke};
 use super::grow::Grow;
 use super::open::{FilterSpec, Open, Opened, RingPlace, Tuning};
+use super::program::Programs;
 use super::rule::{self, Rule, RuleKey, RuleKind};
 use super::switch::SwitchRequest;
 use super::vm::{VmReady, VmSpec};
@@ -194,6 +195,8 @@ pub enum Message {
     Backend(Backend),
     /// Of memory that a VM gets while it runs.
     Grow(Grow),
+    /// Of the operator's programs.
+    Programs(Programs),
     /// Agents on a tty, unasked and unanswered: this many bytes arrived since the last one. The daemon
     /// has at most [`super::TTY_WINDOW`] unacknowledged bytes on their way.
     Ack {
@@ -244,6 +247,7 @@ impl Message {
             Self::Grants(_) => 49,
             Self::Backend(it) => it.kind(),
             Self::Grow(it) => it.kind(),
+            Self::Programs(it) => it.kind(),
         }
     }
 
@@ -361,6 +365,7 @@ impl Message {
             Self::Grants(request) => request.write(w),
             Self::Backend(it) => it.write(w),
             Self::Grow(it) => it.write(w),
+            Self::Programs(it) => it.write(w),
         }
     }
 
@@ -469,6 +474,7 @@ impl Message {
             49 => Self::Grants(GrantRequest::read(r)?),
             kind if Backend::has(kind) => Self::Backend(Backend::read(kind, r)?),
             kind if Grow::has(kind) => Self::Grow(Grow::read(kind, r)?),
+            kind if Programs::has(kind) => Self::Programs(Programs::read(kind, r)?),
             kind => return Err(Malformed::Kind(kind)),
         })
     }

@@ -3,8 +3,8 @@
 use super::*;
 use crate::control::{
     ArenaHome, Arenas, Balance, DirectMember, Direction, ExactRule, Flow, Grant, GrantAction,
-    GrantKind, HostGroup, NO_VLAN, Network, Pattern, RuleAction, Segments, SwitchAsk,
-    SwitchRequest, VmKind, Whose, WildcardRule, backend, wire,
+    GrantKind, HostGroup, NO_VLAN, Network, Pattern, ProgramInfo, ProgramMap, Programs, RuleAction,
+    Segments, SwitchAsk, SwitchRequest, VmKind, Whose, WildcardRule, backend, wire,
 };
 
 fn every_message() -> Vec<Message> {
@@ -102,6 +102,7 @@ fn every_message() -> Vec<Message> {
             segments: Segments::Merged,
             joins: true,
             place: 7,
+            program: "count".into(),
         }),
         Message::Opened(Opened {
             port: 4,
@@ -256,7 +257,42 @@ fn every_message() -> Vec<Message> {
     .into_iter()
     .chain(of_backends().into_iter().map(Message::Backend))
     .chain(of_growth().into_iter().map(Message::Grow))
+    .chain(of_programs().into_iter().map(Message::Programs))
     .collect()
+}
+
+fn of_programs() -> Vec<Programs> {
+    vec![
+        Programs::List,
+        Programs::All(vec![ProgramInfo {
+            name: "count".into(),
+            kind: "xdp".into(),
+            runs: vec!["xdp:eth1 native".into()],
+            id: 77,
+            maps: vec![ProgramMap {
+                name: "counters".into(),
+                id: 78,
+                value_bytes: 8,
+                entries: 256,
+                constant: true,
+            }],
+            ports: 2,
+            frames: 1 << 40,
+            dropped: 5,
+            aborted: 1,
+        }]),
+        Programs::Read {
+            program: "count".into(),
+            map: "counters".into(),
+            first: 3,
+            count: 4,
+        },
+        Programs::Values {
+            value_bytes: 2,
+            entries: 256,
+            bytes: vec![1, 0, 2, 0],
+        },
+    ]
 }
 
 fn of_growth() -> Vec<Grow> {
@@ -385,9 +421,9 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
             let left = payload.len() - cut;
             let earlier = match header.kind {
                 1 => left == 4,
-                // A place on the board, before it taking part, how super-frames come, then the handle, records apart, the shared wake-up,
-                // the group, the ring that transmits.
-                6 => matches!(left, 4 | 5 | 6 | 14 | 15 | 16 | 34 | 42),
+                // The program (9 bytes), before it a place on the board, taking part, how super-frames come, the handle,
+                // records apart, the shared wake-up, the group, the ring that transmits.
+                6 => matches!(left, 9 | 13 | 14 | 15 | 23 | 24 | 25 | 43 | 51),
                 7 => matches!(left, 1 | 2 | 39 | 47 | 55),
                 17 => matches!(left, 27 | 35),
                 18 => left == 26,

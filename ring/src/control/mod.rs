@@ -18,6 +18,7 @@
 //! Direct  → Members + file descriptors: who is in a port's trust group; see `direct`
 //! Backend                     third parties' back-ends, and who uses them; see `backend`
 //! Grow                        memory that a VM gets while it runs; see `grow`
+//! Programs → Programs         the operator's programs, and what lies in their maps; see `program`
 //! any     → Error              the request had no effect
 //! ```
 //!
@@ -36,6 +37,7 @@
 pub mod apart;
 pub mod backend;
 pub mod grow;
+pub mod program;
 pub mod wire;
 
 mod device;
@@ -56,6 +58,7 @@ pub use message::{Message, Role};
 pub use open::{
     ArenaHome, Arenas, Balance, Direction, FilterSpec, Open, Opened, RingPlace, Segments, Tuning,
 };
+pub use program::{ProgramInfo, ProgramMap, Programs};
 pub use rule::{
     ExactRule, Flow, MAX_EXACT_RULES, MAX_WILDCARD_RULES, NO_VLAN, Network, Pattern, Rule,
     RuleAction, RuleKey, RuleKind, WildcardRule,

@@ -134,6 +134,8 @@ pub struct Open {
     /// Of a port that shares its wake-up: the place of the connection's [board](crate::news::Board) that says
     /// that it has news, plus 1; 0 = none.
     pub place: u32,
+    /// Name of the operator's program that its frames go through; empty = none.
+    pub program: String,
 }
 
 /// Where one ring lies in the memory that came with [`Opened`].
@@ -310,6 +312,7 @@ impl Open {
         w.u8(self.segments as u8);
         w.u8(u8::from(self.joins));
         w.u32(self.place);
+        w.text(&self.program);
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -332,6 +335,7 @@ impl Open {
             segments: Segments::Wire,
             joins: false,
             place: 0,
+            program: String::new(),
         };
         if !r.is_over() {
             open.group = r.text("group")?;
@@ -354,6 +358,9 @@ impl Open {
         }
         if !r.is_over() {
             open.place = r.u32("place")?;
+        }
+        if !r.is_over() {
+            open.program = r.text("program")?;
         }
         Ok(open)
     }

@@ -25,6 +25,7 @@ fn some(delivered: u64) -> Vec<Counted> {
             ("filtered", 3),
             ("ruled_out", 0),
             ("sampled_out", 0),
+            ("program", 0),
             ("delivered", delivered),
             ("dropped_full", 4),
             ("dropped_quarantine", 0),

@@ -1,0 +1,400 @@
+//! The operator's programs: loaded at the start, run for ports that ask for them, and in the kernel at the
+//! hooks that the operator named, all on the same maps.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, Weak};
+
+use rustix::net::{AddressFamily, SocketType, socket};
+use vnplug_os::bpf::{Hook, XdpLink};
+use vnplug_os::interface;
+use vnplug_path::port::{PortProgram, Totals};
+use vnplug_ring::control::program::MAX_VALUES;
+use vnplug_ring::control::{Open, ProgramInfo, ProgramMap, code};
+use vnplug_twin::{Context, Instance, Object, Program};
+
+use super::{Hub, OpenTo, Peer, Refusal};
+
+/// A program of the configuration's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TwinGrant {
+    /// Its name, by which ports ask for it.
+    pub name: String,
+    /// The object.
+    pub file: PathBuf,
+    /// Which of its programs.
+    pub function: Option<String>,
+    /// Who may have frames go through it, and see its maps. Operators may, too.
+    pub open_to: Vec<OpenTo>,
+    /// Interfaces at whose drivers the kernel runs it.
+    pub attach: Vec<String>,
+}
+
+/// The longest name.
+const MAX_NAME: usize = 64;
+
+impl TwinGrant {
+    /// Of a configuration's words: `name`, `file` (perhaps `FILE:FUNCTION`), and perhaps `open` and `attach` (each
+    /// joined by `+`).
+    ///
+    /// # Errors
+    /// What is wrong, and what to write.
+    pub fn of_words(mut words: BTreeMap<String, String>) -> Result<Self, String> {
+        let name = words.remove("name").unwrap_or_default();
+        let usable = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(usable) {
+            return Err(format!(
+                "a program's name is 1 to {MAX_NAME} letters, digits, `-`, `_` or `.`, not {name:?}"
+            ));
+        }
+        let file = words
+            .remove("file")
+            .ok_or_else(|| format!("program {name:?} needs file, an eBPF object"))?;
+        let (file, function) = match file.rsplit_once(".o:") {
+            Some((file, function)) => (format!("{file}.o"), Some(function.to_owned())),
+            None => (file, None),
+        };
+        let open_to = match words.remove("open") {
+            None => Vec::new(),
+            Some(text) => OpenTo::list(&text).map_err(|word| {
+                format!("program {name:?}: open is vm:NAME, uid:N, vm:*, uid:* or *, not {word:?}")
+            })?,
+        };
+        let attach = match words.remove("attach") {
+            None => Vec::new(),
+            Some(text) => text
+                .split('+')
+                .map(|hook| match hook.split_once(':') {
+                    Some(("xdp", interface)) if !interface.is_empty() => Ok(interface.to_owned()),
+                    _ => Err(format!(
+                        "program {name:?}: attach is xdp:INTERFACE, not {hook:?}"
+                    )),
+                })
+                .collect::<Result<_, _>>()?,
+        };
+        if let Some(key) = words.keys().next() {
+            return Err(format!(
+                "program {name:?} has no {key:?}; there are name, file, open, attach"
+            ));
+        }
+        Ok(Self {
+            name,
+            file: file.into(),
+            function,
+            open_to,
+            attach,
+        })
+    }
+}
+
+/// The programs, in the order of the configuration.
+#[derive(Debug, Default)]
+pub struct Twins {
+    all: Vec<Twin>,
+}
+
+#[derive(Debug)]
+struct Twin {
+    grant: TwinGrant,
+    program: Program,
+    totals: Arc<Totals>,
+    /// Reads maps, and is never run.
+    reader: Instance,
+    /// Where the kernel runs it: for people, and what keeps it there.
+    links: Vec<(String, XdpLink)>,
+    /// One instance for all ports of a queue: by source and queue.
+    instances: BTreeMap<(usize, usize), Weak<Mutex<PortProgram>>>,
+}
+
+impl Twins {
+    /// Loads the programs, and attaches them. Needs `CAP_BPF` and `CAP_NET_ADMIN`.
+    ///
+    /// # Errors
+    /// Which program, and what is wrong with it.
+    pub fn load(grants: &[TwinGrant]) -> Result<Self, String> {
+        let all = grants.iter().map(Twin::load);
+        let all = all.collect::<Result<_, _>>()?;
+        Ok(Self { all })
+    }
+
+    /// Which a viewer may use; operators may all.
+    pub(crate) fn may_use(&self, name: &str, viewer: &Peer, is_operator: bool) -> bool {
+        let found = self.all.iter().find(|it| it.grant.name == name);
+        found.is_some_and(|it| it.is_open_to(viewer, is_operator))
+    }
+
+    fn named(&self, name: &str) -> Option<usize> {
+        self.all.iter().position(|it| it.grant.name == name)
+    }
+}
+
+impl Twin {
+    fn load(grant: &TwinGrant) -> Result<Self, String> {
+        let wrong =
+            |what: String| format!("program {:?}: {}: {what}", grant.name, grant.file.display());
+        let bytes = std::fs::read(&grant.file).map_err(|error| wrong(error.to_string()))?;
+        let object = Object::parse(&bytes, grant.function.as_deref())
+            .map_err(|error| wrong(error.to_string()))?;
+        let program =
+            Program::load(&grant.name, &object).map_err(|error| wrong(error.to_string()))?;
+        let reader = program
+            .instance()
+            .map_err(|error| wrong(error.to_string()))?;
+        let mut links = Vec::new();
+        for interface in &grant.attach {
+            if object.context != Context::Xdp {
+                return Err(wrong(
+                    "attach=xdp:… is for a program with SEC(\"xdp\")".into(),
+                ));
+            }
+            let link = attach(&program, interface)
+                .map_err(|error| wrong(format!("cannot run at {interface}: {error}")))?;
+            log::info!(target: "program", "{}: the kernel runs it at {}", grant.name, link.0);
+            links.push(link);
+        }
+        Ok(Self {
+            grant: grant.clone(),
+            program,
+            totals: Arc::default(),
+            reader,
+            links,
+            instances: BTreeMap::new(),
+        })
+    }
+
+    fn is_open_to(&self, viewer: &Peer, is_operator: bool) -> bool {
+        is_operator || self.grant.open_to.iter().any(|whom| whom.is(viewer))
+    }
+
+    fn info(&self, ports: u32) -> ProgramInfo {
+        // Relaxed: numbers that nothing else depends on.
+        let total = |it: &std::sync::atomic::AtomicU64| it.load(Ordering::Relaxed);
+        let kind = match self.program.code().context() {
+            Context::Xdp => "xdp",
+            Context::Classifier => "tc",
+        };
+        let maps = self.program.maps().iter();
+        ProgramInfo {
+            name: self.grant.name.clone(),
+            kind: kind.into(),
+            runs: self.links.iter().map(|(place, _)| place.clone()).collect(),
+            id: self.program.kernel().id().unwrap_or_default(),
+            maps: maps
+                .map(|(spec, array)| ProgramMap {
+                    name: spec.name.clone(),
+                    id: array.id().unwrap_or_default(),
+                    value_bytes: spec.value_bytes,
+                    entries: spec.entries,
+                    constant: spec.constant,
+                })
+                .collect(),
+            ports,
+            frames: total(&self.totals.frames),
+            dropped: total(&self.totals.dropped),
+            aborted: total(&self.totals.aborted),
+        }
+    }
+
+    /// Values of a map: bytes of each, how many there are, and those that were asked for.
+    fn read(&self, map: &str, first: u32, count: u32) -> Result<(u32, u32, Vec<u8>), Refusal> {
+        let mut maps = self.program.maps().iter();
+        let at = maps.position(|(spec, _)| spec.name == map);
+        let none = || {
+            let names = self
+                .program
+                .maps()
+                .iter()
+                .map(|(spec, _)| spec.name.as_str());
+            let names = names.collect::<Vec<_>>().join(", ");
+            let what = format!(
+                "program {} has no such map; it has {names}",
+                self.grant.name
+            );
+            Refusal::new(code::NOT_FOUND, what)
+        };
+        let at = at.ok_or_else(none)?;
+        let (spec, array) = &self.program.maps()[at];
+        let (each, stride) = (spec.value_bytes as usize, u64::from(array.stride()));
+        if each > MAX_VALUES {
+            let what = format!("a value of {each} bytes does not fit an answer of {MAX_VALUES}");
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        let end = first.saturating_add(count).min(spec.entries);
+        let most = (MAX_VALUES / each) as u32;
+        let end = end.min(first.saturating_add(most));
+        let mut bytes = Vec::new();
+        let mut value = vec![0; each];
+        for entry in first..end.max(first) {
+            self.reader
+                .read_map(at, u64::from(entry) * stride, &mut value);
+            bytes.extend_from_slice(&value);
+        }
+        Ok((spec.value_bytes, spec.entries, bytes))
+    }
+
+    /// The instance for a queue.
+    fn instance(
+        &mut self,
+        key: (usize, usize),
+        interface: u32,
+    ) -> std::io::Result<Arc<Mutex<PortProgram>>> {
+        if let Some(there) = self.instances.get(&key).and_then(Weak::upgrade) {
+            return Ok(there);
+        }
+        let instance = self.program.instance()?;
+        let made = PortProgram::shared(instance, interface, Arc::clone(&self.totals));
+        self.instances.insert(key, Arc::downgrade(&made));
+        Ok(made)
+    }
+}
+
+/// Runs a program in an interface's driver, or, if that has no place for one, after it.
+fn attach(program: &Program, interface: &str) -> std::io::Result<(String, XdpLink)> {
+    let index = index_of(interface)?.cast_signed();
+    let native = XdpLink::attach(program.kernel(), index, Hook::Native);
+    match native {
+        Ok(link) => Ok((format!("xdp:{interface} native"), link)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) => {
+            Err(error)
+        }
+        Err(_) => {
+            let link = XdpLink::attach(program.kernel(), index, Hook::Generic)?;
+            Ok((format!("xdp:{interface} generic"), link))
+        }
+    }
+}
+
+fn index_of(interface: &str) -> std::io::Result<u32> {
+    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    let link = interface::link(socket.as_fd(), interface)?;
+    Ok(link.index.cast_unsigned())
+}
+
+impl Hub {
+    /// The programs that a viewer may use.
+    pub(crate) fn twins(&self, viewer: &Peer, is_operator: bool) -> Vec<ProgramInfo> {
+        let ports = |name: &str| {
+            let with = self.ports.values().filter(|port| port.twin == name);
+            u32::try_from(with.count()).unwrap_or(u32::MAX)
+        };
+        let all = self.twins.all.iter();
+        let seen = all.filter(|it| it.is_open_to(viewer, is_operator));
+        seen.map(|it| it.info(ports(&it.grant.name))).collect()
+    }
+
+    /// Values of a map of a program that a viewer may use.
+    pub(crate) fn twin_values(
+        &self,
+        (program, map): (&str, &str),
+        (first, count): (u32, u32),
+    ) -> Result<(u32, u32, Vec<u8>), Refusal> {
+        let at = self
+            .twins
+            .named(program)
+            .ok_or_else(|| no_program(program))?;
+        self.twins.all[at].read(map, first, count)
+    }
+
+    /// The instances that a port's frames go through, one a queue; none if it wants no program.
+    pub(super) fn programs_of(
+        &mut self,
+        request: &Open,
+        source: usize,
+        queues: &[usize],
+    ) -> Result<Vec<Option<Arc<Mutex<PortProgram>>>>, Refusal> {
+        if request.program.is_empty() {
+            return Ok(vec![None; queues.len()]);
+        }
+        if !request.group.is_empty() {
+            let what = "the members of a group read one copy of each packet, so none has a program of its \
+                        own; leave out the group or the program";
+            return Err(Refusal::new(code::INVALID, what));
+        }
+        let at = self.twins.named(&request.program);
+        let at = at.ok_or_else(|| no_program(&request.program))?;
+        let interface = self.sources[source].interface.as_ref();
+        let interface = interface
+            .and_then(|it| index_of(it.name()).ok())
+            .unwrap_or(0);
+        let twin = &mut self.twins.all[at];
+        queues
+            .iter()
+            .map(|&queue| twin.instance((source, queue), interface))
+            .map(|made| {
+                made.map(Some).map_err(|error| {
+                    let what = format!("an instance of the program: {error}");
+                    Refusal::new(code::NO_MEMORY, what)
+                })
+            })
+            .collect()
+    }
+}
+
+/// There is none, or none that somebody may use, which he need not know.
+pub(crate) fn no_program(name: &str) -> Refusal {
+    let what = format!(
+        "no program {:?} that may be used from here; `vnplug programs` shows them",
+        name.chars().take(MAX_NAME).collect::<String>()
+    );
+    Refusal::new(code::NOT_FOUND, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grant(words: &[(&str, &str)]) -> Result<TwinGrant, String> {
+        let words = words
+            .iter()
+            .map(|(key, value)| ((*key).into(), (*value).into()));
+        TwinGrant::of_words(words.collect())
+    }
+
+    #[test]
+    fn a_program_is_a_file_and_perhaps_a_function_of_it() {
+        let plain = grant(&[
+            ("name", "count"),
+            ("file", "/etc/count.o"),
+            ("open", "vm:*+uid:5"),
+        ])
+        .unwrap();
+        assert_eq!((plain.file, plain.function), ("/etc/count.o".into(), None));
+        assert_eq!(plain.open_to.len(), 2);
+        let named = grant(&[
+            ("name", "count"),
+            ("file", "/a.o:drop"),
+            ("attach", "xdp:eth0+xdp:eth1"),
+        ])
+        .unwrap();
+        assert_eq!(
+            (named.file, named.function),
+            ("/a.o".into(), Some("drop".into()))
+        );
+        assert_eq!(named.attach, ["eth0", "eth1"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (words, what) in [
+            (vec![("name", "a b"), ("file", "x.o")], "name"),
+            (vec![("name", "a")], "needs file"),
+            (
+                vec![("name", "a"), ("file", "x.o"), ("open", "root")],
+                "open",
+            ),
+            (
+                vec![("name", "a"), ("file", "x.o"), ("attach", "eth0")],
+                "attach",
+            ),
+            (
+                vec![("name", "a"), ("file", "x.o"), ("colour", "red")],
+                "colour",
+            ),
+        ] {
+            let error = grant(&words).unwrap_err();
+            assert!(error.contains(what), "{error}");
+        }
+    }
+}

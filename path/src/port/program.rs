@@ -1,0 +1,240 @@
+//! The operator's program between a port's filters and its ring: it drops frames, changes them, counts them.
+//!
+//! It sees what the port's judge took, as the reader would have had it: of a super-frame the packets of the
+//! wire, unless the port takes super-frames as they are. What it makes of a frame is what the reader gets.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vnplug_frame::{Frame, vlan_of};
+use vnplug_ring::control::Segments;
+use vnplug_ring::layout::flags;
+use vnplug_twin::{Context, Instance, Meta};
+
+use super::{Offered, Port, PortCounters, Way};
+use crate::batch::BatchInfo;
+
+/// One instance of a program, for all ports of one queue.
+#[derive(Debug)]
+pub struct PortProgram {
+    instance: Instance,
+    /// The number of the interface that programs are told.
+    interface: u32,
+    totals: Arc<Totals>,
+    /// Packets of super-frames, in one piece.
+    joined: Vec<u8>,
+}
+
+/// What all instances of a program did.
+#[derive(Debug, Default)]
+pub struct Totals {
+    /// Frames that it was run on.
+    pub frames: AtomicU64,
+    /// Those that it dropped.
+    pub dropped: AtomicU64,
+    /// Those for which it was stopped, as it did not end, or that it changed as it must not; they are dropped.
+    pub aborted: AtomicU64,
+}
+
+/// What one batch adds to [`Totals`].
+#[derive(Debug, Default)]
+struct Tally {
+    frames: u64,
+    dropped: u64,
+    aborted: u64,
+}
+
+impl PortProgram {
+    /// Of this instance; `interface` is what programs are told that frames came from.
+    pub fn shared(instance: Instance, interface: u32, totals: Arc<Totals>) -> Arc<Mutex<Self>> {
+        Arc::new(Mutex::new(Self {
+            instance,
+            interface,
+            totals,
+            joined: Vec::new(),
+        }))
+    }
+
+    /// What it makes of a frame; nothing if it drops it.
+    fn run<'a>(
+        &'a mut self,
+        frame: &Frame<'_>,
+        hash: u32,
+        queue: u16,
+        tally: &mut Tally,
+    ) -> Option<Frame<'a>> {
+        let meta = Meta {
+            interface: self.interface,
+            queue: queue.into(),
+            wire_len: frame.wire_len,
+            hash,
+        };
+        let context = self.instance.code().context();
+        let run = self.instance.run(frame.bytes, &meta);
+        tally.frames += 1;
+        let before = frame.bytes.len();
+        let is_super = frame.flags & flags::OFFLOAD != 0;
+        // Where a super-frame's headers lie is said beside it, and would be wrong.
+        let is_torn = is_super && run.frame.len() != before;
+        match run.verdict {
+            Some(verdict) if !is_torn && is_kept(context, verdict) => {}
+            Some(verdict) if !is_torn && !is_abort(context, verdict) => {
+                tally.dropped += 1;
+                return None;
+            }
+            _ => {
+                tally.aborted += 1;
+                return None;
+            }
+        }
+        let (vlan, tci) = vlan_of(run.frame);
+        let now = run.frame.len() as u32;
+        Some(Frame {
+            bytes: run.frame,
+            wire_len: (frame.wire_len + now)
+                .saturating_sub(before as u32)
+                .max(now),
+            ts_ns: frame.ts_ns,
+            flags: frame.flags & !flags::VLAN | vlan,
+            vlan_tci: tci,
+            offload: frame.offload,
+            due: &[],
+            is_form: frame.is_form,
+            from: frame.from,
+        })
+    }
+
+    fn count(&self, tally: &Tally) {
+        // Relaxed: numbers that nothing else depends on.
+        let totals = &self.totals;
+        totals.frames.fetch_add(tally.frames, Ordering::Relaxed);
+        totals.dropped.fetch_add(tally.dropped, Ordering::Relaxed);
+        totals.aborted.fetch_add(tally.aborted, Ordering::Relaxed);
+    }
+}
+
+/// Whether a reader gets the frame. A port is no way out: what a program would send elsewhere is dropped.
+fn is_kept(context: Context, verdict: i32) -> bool {
+    match context {
+        // XDP_PASS
+        Context::Xdp => verdict == 2,
+        // TC_ACT_UNSPEC, TC_ACT_OK, TC_ACT_RECLASSIFY, TC_ACT_PIPE
+        Context::Classifier => matches!(verdict, -1 | 0 | 1 | 3),
+    }
+}
+
+/// Whether a program says that it failed (XDP_ABORTED).
+fn is_abort(context: Context, verdict: i32) -> bool {
+    context == Context::Xdp && verdict == 0
+}
+
+pub(super) fn lock(program: &Mutex<PortProgram>) -> MutexGuard<'_, PortProgram> {
+    // One thread uses it. If that failed in the middle of a frame, the next frame begins anew.
+    program.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Port {
+    /// As [`take`](Self::take), for a port with a program.
+    #[inline(never)]
+    pub(super) fn take_programmed(
+        &mut self,
+        program: &Mutex<PortProgram>,
+        batch: &BatchInfo<'_>,
+        offered: Offered<'_>,
+    ) {
+        let Self {
+            judge, counters, ..
+        } = self;
+        let mut program = lock(program);
+        let mut tally = Tally::default();
+        let mut way = Way {
+            producer: &mut self.producer,
+            turn: self.commons.as_deref().map(|commons| commons.turn(batch)),
+            mark_gap: &mut self.mark_gap,
+            snaplen: self.snaplen,
+            cuts: self.segments == Segments::Wire,
+            lie: None,
+        };
+        let mut one = |place: usize, counters: &mut PortCounters| {
+            let frame = &batch.frames[place];
+            if frame.flags & flags::OFFLOAD != 0 && way.cuts {
+                give_cut(&mut way, &mut program, place, batch, counters, &mut tally);
+                return;
+            }
+            let hash = batch.hashes[place];
+            match program.run(frame, hash, batch.queue, &mut tally) {
+                Some(made) => way.give((place, &made, hash), batch, counters),
+                None => counters.program += 1,
+            }
+        };
+        match offered {
+            Offered::Whole => {
+                for place in 0..batch.frames.len() {
+                    if judge.takes(place, batch, counters) {
+                        one(place, counters);
+                    }
+                }
+            }
+            Offered::Due(places) => {
+                for place in places.iter() {
+                    if judge.takes(place, batch, counters) {
+                        one(place, counters);
+                    }
+                }
+            }
+            Offered::Found { places, by_filter } => {
+                for place in places.iter() {
+                    if judge.takes_found(place, batch, by_filter, counters) {
+                        one(place, counters);
+                    }
+                }
+            }
+        }
+        program.count(&tally);
+        drop(program);
+        let (ground, lie) = way.end();
+        self.end_batch(batch.now_us, ground, lie);
+    }
+}
+
+/// The packets of a super-frame, one by one.
+#[cold]
+fn give_cut(
+    way: &mut Way<'_>,
+    program: &mut PortProgram,
+    place: usize,
+    batch: &BatchInfo<'_>,
+    counters: &mut PortCounters,
+    tally: &mut Tally,
+) {
+    let (frame, hash) = (&batch.frames[place], batch.hashes[place]);
+    let mut cuts = batch.cuts.borrow_mut();
+    let packets = cuts.of(place, frame);
+    counters.cut += packets.len() as u64 - 1;
+    let mut joined = std::mem::take(&mut program.joined);
+    for at in packets.clone() {
+        let piece = cuts.get(at, frame);
+        let (head, body) = piece.cut_to(u32::MAX);
+        joined.clear();
+        joined.extend_from_slice(head);
+        joined.extend_from_slice(body);
+        let mut left = frame.flags & !flags::OFFLOAD;
+        if piece.is_summed {
+            left &= !flags::CSUM_NOT_READY;
+        }
+        if at > packets.start {
+            left &= !flags::SOURCE_LOSS;
+        }
+        let packet = Frame {
+            bytes: &joined,
+            wire_len: piece.wire_len,
+            flags: left,
+            ..*frame
+        };
+        match program.run(&packet, hash, batch.queue, tally) {
+            Some(made) => way.give((place, &made, hash), batch, counters),
+            None => counters.program += 1,
+        }
+    }
+    program.joined = joined;
+}

@@ -1,0 +1,188 @@
+//! The operator's programs: which there are, and what lies in their maps.
+//!
+//! ```text
+//! List                            → All
+//! Read { program, map, first, … } → Values      as they lie there at this moment, entry by entry
+//! ```
+
+use super::wire::{MAX_PAYLOAD, Malformed, Reader, Writer};
+
+/// Something about the operator's programs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Programs {
+    /// Asks for those that may be used.
+    List,
+    /// They are these.
+    All(Vec<ProgramInfo>),
+    /// Asks for values of a map.
+    Read {
+        /// Name of the program.
+        program: String,
+        /// Name of the map.
+        map: String,
+        /// The first entry.
+        first: u32,
+        /// How many entries.
+        count: u32,
+    },
+    /// The values, one after the other.
+    Values {
+        /// Bytes of each.
+        value_bytes: u32,
+        /// Entries of the map in all.
+        entries: u32,
+        /// The bytes, in the order of the machine's.
+        bytes: Vec<u8>,
+    },
+}
+
+/// The most bytes of values in one answer.
+pub const MAX_VALUES: usize = MAX_PAYLOAD / 2;
+
+/// A program.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ProgramInfo {
+    /// Its name, by which ports ask for it.
+    pub name: String,
+    /// What kind of program it is: `xdp` or `tc`.
+    pub kind: String,
+    /// Where else it runs: `xdp:eth1 native`, `source eth1`; empty: for ports alone.
+    pub runs: Vec<String>,
+    /// Its number in the kernel.
+    pub id: u32,
+    /// Its maps.
+    pub maps: Vec<ProgramMap>,
+    /// Ports whose frames go through it.
+    pub ports: u32,
+    /// Frames that the daemon ran it on.
+    pub frames: u64,
+    /// Those that it dropped.
+    pub dropped: u64,
+    /// Those for which it was stopped, or failed.
+    pub aborted: u64,
+}
+
+/// A map of a program: an array that the kernel, the daemon and who may see it share.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ProgramMap {
+    /// Its name.
+    pub name: String,
+    /// Its number in the kernel.
+    pub id: u32,
+    /// Bytes of a value.
+    pub value_bytes: u32,
+    /// How many values.
+    pub entries: u32,
+    /// Programs only read it.
+    pub constant: bool,
+}
+
+impl Programs {
+    pub(super) fn kind(&self) -> u8 {
+        match self {
+            Self::List => 62,
+            Self::All(_) => 63,
+            Self::Read { .. } => 64,
+            Self::Values { .. } => 65,
+        }
+    }
+
+    /// Whether a header of this number is one of these.
+    pub(super) fn has(kind: u8) -> bool {
+        (62..=65).contains(&kind)
+    }
+
+    pub(super) fn write(&self, w: &mut Writer) {
+        match self {
+            Self::List => {}
+            Self::All(all) => w.list(all, |w, it| it.write(w)),
+            Self::Read {
+                program,
+                map,
+                first,
+                count,
+            } => {
+                w.text(program);
+                w.text(map);
+                w.u32(*first);
+                w.u32(*count);
+            }
+            Self::Values {
+                value_bytes,
+                entries,
+                bytes,
+            } => {
+                w.u32(*value_bytes);
+                w.u32(*entries);
+                w.bytes(bytes);
+            }
+        }
+    }
+
+    pub(super) fn read(kind: u8, r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(match kind {
+            62 => Self::List,
+            63 => Self::All(r.list("programs", ProgramInfo::read)?),
+            64 => Self::Read {
+                program: r.text("program")?,
+                map: r.text("map")?,
+                first: r.u32("first")?,
+                count: r.u32("count")?,
+            },
+            65 => Self::Values {
+                value_bytes: r.u32("value_bytes")?,
+                entries: r.u32("entries")?,
+                bytes: r.bytes("bytes")?.to_vec(),
+            },
+            kind => return Err(Malformed::Kind(kind)),
+        })
+    }
+}
+
+impl ProgramInfo {
+    fn write(&self, w: &mut Writer) {
+        w.text(&self.name);
+        w.text(&self.kind);
+        w.list(&self.runs, |w, text| w.text(text));
+        w.u32(self.id);
+        w.list(&self.maps, |w, map| map.write(w));
+        w.u32(self.ports);
+        w.u64(self.frames);
+        w.u64(self.dropped);
+        w.u64(self.aborted);
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            name: r.text("name")?,
+            kind: r.text("kind")?,
+            runs: r.list("runs", |r| r.text("where it runs"))?,
+            id: r.u32("id")?,
+            maps: r.list("maps", ProgramMap::read)?,
+            ports: r.u32("ports")?,
+            frames: r.u64("frames")?,
+            dropped: r.u64("dropped")?,
+            aborted: r.u64("aborted")?,
+        })
+    }
+}
+
+impl ProgramMap {
+    fn write(&self, w: &mut Writer) {
+        w.text(&self.name);
+        w.u32(self.id);
+        w.u32(self.value_bytes);
+        w.u32(self.entries);
+        w.u8(u8::from(self.constant));
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            name: r.text("name")?,
+            id: r.u32("id")?,
+            value_bytes: r.u32("value_bytes")?,
+            entries: r.u32("entries")?,
+            constant: r.flag("constant")?,
+        })
+    }
+}
