@@ -424,7 +424,7 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
                 // The program (9 bytes), before it a place on the board, taking part, how super-frames come, the handle,
                 // records apart, the shared wake-up, the group, the ring that transmits.
                 6 => matches!(left, 9 | 13 | 14 | 15 | 23 | 24 | 25 | 43 | 51),
-                7 => matches!(left, 1 | 2 | 39 | 47 | 55),
+                7 => matches!(left, 8 | 9 | 10 | 47 | 55 | 63),
                 17 => matches!(left, 27 | 35),
                 18 => left == 26,
                 19 => left == 8,
