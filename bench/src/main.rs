@@ -39,6 +39,7 @@ mod streams;
 mod supervise;
 mod switch;
 mod sys;
+mod twin;
 mod uml;
 mod uplink;
 mod usage;

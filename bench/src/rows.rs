@@ -4,7 +4,7 @@ use crate::handoff::{self, Reading, Sizes};
 use crate::row::{Plan, Result, Row};
 use crate::{
     attached, backend, capture, context, fanout, filter, group, latency, limit, pcap, record,
-    scale, stage, supervise, switch, uml, uplink,
+    scale, stage, supervise, switch, twin, uml, uplink,
 };
 
 /// Every row.
@@ -44,6 +44,7 @@ const GROUPS: &[&[Row]] = &[
     SCALE,
     CONTEXT,
     BACKEND,
+    TWIN,
     LATENCY,
     PORTS,
     applications!(60, 1514),
@@ -409,6 +410,12 @@ const BACKEND: &[Row] = &[
         backend::event,
     ),
 ];
+
+const TWIN: &[Row] = &[row(
+    "twin-program",
+    "an operator's program in the daemon, confined and not, against the kernel's instance",
+    twin::programs,
+)];
 
 const LATENCY: &[Row] = &[
     row(

@@ -358,3 +358,49 @@ fn programs_that_cannot_be_are_refused_with_reason() {
     let mut port = daemon.port("lab").program("it").open().unwrap();
     assert!(!read(&mut port, 5).is_empty());
 }
+
+/// The source's counters.
+fn source(daemon: &Daemon, name: &str) -> u64 {
+    let all = daemon.counters();
+    let source = all.iter().find(|it| it.kind == "source").unwrap();
+    value(source, name)
+}
+
+#[test]
+fn of_a_source_the_kernel_runs_it_where_it_can_and_the_daemon_where_not() {
+    let (lab, netns) = (Lab::new().unwrap(), Netns::new().unwrap());
+    netns.veth("wire0", "wire1").unwrap();
+    let object = example_bpf("first.c", lab.dir()).unwrap();
+    let program = flag("first", &object, "");
+    // By XDP and, as the control of what the daemon does instead, by packet sockets.
+    for (kind, in_kernel) in [("af_xdp", true), ("af_packet", false)] {
+        let spec = format!("wire1={kind},program=first");
+        let args = ["--source", &spec, "--program", &program];
+        let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+        let mut port = daemon.port("wire1").open().unwrap();
+        let stream = Stream {
+            flows: 4,
+            pps: NonZeroU64::new(20_000),
+            ..Stream::new("wire0", 1_000)
+        };
+        netns.enter(|| stream.send()).unwrap().unwrap();
+        let dropped = until(
+            "all frames went through the program",
+            || source(&daemon, "program"),
+            |dropped| [960, 970, 980, 990].contains(dropped),
+        );
+        let passed = 1_000 - dropped;
+        assert_eq!(read(&mut port, passed as usize).len() as u64, passed);
+        let mut client = Client::connect_to(&daemon.socket()).unwrap();
+        assert_eq!(number(&mut client, "first", ".bss", 0), dropped, "{kind}");
+        // With XDP what was dropped never came to the daemon.
+        let listed = netns.exec(&["ip", "-d", "link", "show", "wire1"]).unwrap();
+        assert_eq!(listed.contains("xdp"), in_kernel, "{listed}");
+        daemon.audit();
+    }
+    let wrong = complaint(&lab, "other=/nowhere.o");
+    assert!(wrong.contains("/nowhere.o"), "{wrong}");
+    let args = ["--source", "lab=gen,size=60,count=1,program=nothing"];
+    let error = Daemon::start(&lab, None, &args).err().unwrap().to_string();
+    assert!(error.contains("no program is named \"nothing\""), "{error}");
+}

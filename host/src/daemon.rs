@@ -128,7 +128,7 @@ fn serve(
     let twins = Twins::load(&config.programs)?;
     let mut open = Vec::new();
     for spec in &config.sources {
-        let opened = spec.open_with(Some(&packets), user);
+        let opened = spec.open_with(Some(&packets), user, &twins);
         open.push(opened.map_err(|error| of_source(spec.name(), &error.to_string()))?);
     }
     if open.is_empty() {

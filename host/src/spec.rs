@@ -15,6 +15,7 @@
 
 mod af_xdp;
 mod options;
+mod programmed;
 mod switch;
 mod uplink;
 
@@ -24,7 +25,7 @@ use std::str::FromStr;
 use vnplug_frame::witness::Protocol;
 
 use self::options::Options;
-use crate::hub::{Early, Source};
+use crate::hub::{Early, Source, Twins};
 use vnplug_path::engine::{self, ThreadOptions, WorkerOptions};
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
 use vnplug_path::source::early::Seat;
@@ -96,11 +97,11 @@ impl SourceSpec {
     /// # Errors
     /// [`SourceError`] if an option is unknown or out of range, or what the kind says.
     pub fn open(&self) -> Result<OpenSource, SourceError> {
-        self.open_with(None, None)
+        self.open_with(None, None, &Twins::default())
     }
 
-    /// As [`open`](Self::open), with a directory for packet memory that VMs can map, and the user (uid,
-    /// gid) that the daemon will be.
+    /// As [`open`](Self::open), with a directory for packet memory that VMs can map, the user (uid,
+    /// gid) that the daemon will be, and the operator's programs.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -108,6 +109,7 @@ impl SourceSpec {
         &self,
         files: Option<&PacketDir>,
         user: Option<(u32, u32)>,
+        twins: &Twins,
     ) -> Result<OpenSource, SourceError> {
         let mut options = Options {
             name: &self.name,
@@ -125,12 +127,23 @@ impl SourceSpec {
             Some("attach") => Some(true),
             Some(other) => return Err(options.bad("start", other, "now or attach")),
         };
+        let program = match options.take("program") {
+            None => None,
+            Some(_) if self.kind == SWITCH => {
+                let what = format!(
+                    "switch {:?} has no program: ports that read it may",
+                    self.name
+                );
+                return Err(SourceError::new(what));
+            }
+            Some(name) => Some(twins.program(&name).map_err(SourceError::new)?),
+        };
         let mut interface = None;
         let mut board = None;
         let mut locks_memory = false;
         let (kind, description, queues, ends) = match self.kind.as_str() {
             "af_packet" => af_packet(&mut options, &mut interface)?,
-            "af_xdp" => af_xdp::open(&mut options, &mut interface, files)?,
+            "af_xdp" => af_xdp::open(&mut options, &mut interface, files, program.as_ref())?,
             "pcap" => pcap(&mut options)?,
             "gen" => generator(&mut options)?,
             SWITCH => switch::open(&mut options, &mut board, &mut locks_memory, user)?,
@@ -140,6 +153,11 @@ impl SourceSpec {
                     self.name
                 )));
             }
+        };
+        let queues = match &program {
+            // Where XDP runs it, or what is there instead, see to it.
+            Some(program) if self.kind != "af_xdp" => programmed::all(queues, program)?,
+            _ => queues,
         };
         Ok(OpenSource {
             name: self.name.clone(),

@@ -94,6 +94,11 @@ pub const SOURCE: &[Counter] = &[
     ),
     part(
         "seen",
+        "program",
+        "frames that the operator's program of this source dropped",
+    ),
+    part(
+        "seen",
         "in_kernel",
         "frames that wait in the receive ring to be read, counted in the ring itself; 0 at rest. Of \
          `af_xdp` up to 64 per queue more, which the driver has not put there yet",

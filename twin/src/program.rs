@@ -20,6 +20,7 @@ pub struct Program {
     kernel: bpf::Program,
     code: Arc<Code>,
     insns: Vec<Insn>,
+    frags: bool,
     maps: Vec<(MapSpec, Array)>,
 }
 
@@ -105,6 +106,7 @@ impl Program {
             kernel,
             code,
             insns,
+            frags: object.frags,
             maps,
         })
     }
@@ -117,6 +119,11 @@ impl Program {
     /// The instructions, as the kernel was given them.
     pub fn insns(&self) -> &[Insn] {
         &self.insns
+    }
+
+    /// It bears frames of several buffers.
+    pub fn frags(&self) -> bool {
+        self.frags
     }
 
     /// The daemon's code.

@@ -3,7 +3,7 @@
 //! Every source is snapshot between two batches of its threads, so the identities hold in every
 //! answer, also under load:
 //!
-//! - K: `seen = read + kernel_dropped + early + in_kernel`, where `in_kernel` is counted in the receive ring
+//! - K: `seen = read + kernel_dropped + early + program + in_kernel`, where `in_kernel` is counted in the receive ring
 //!   itself, and so can contradict: 0 at rest
 //! - R: `duties = Σ offered of its ports + departed_offered`, where `duties` adds up, for each
 //!   frame read, the subscribers of that moment (a cluster is one)

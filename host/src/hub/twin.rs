@@ -98,7 +98,7 @@ pub struct Twins {
 #[derive(Debug)]
 struct Twin {
     grant: TwinGrant,
-    program: Program,
+    program: Arc<Program>,
     totals: Arc<Totals>,
     /// Reads maps, and is never run.
     reader: Instance,
@@ -123,6 +123,17 @@ impl Twins {
     pub(crate) fn may_use(&self, name: &str, viewer: &Peer, is_operator: bool) -> bool {
         let found = self.all.iter().find(|it| it.grant.name == name);
         found.is_some_and(|it| it.is_open_to(viewer, is_operator))
+    }
+
+    /// A program, for a source.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub(crate) fn program(&self, name: &str) -> Result<Arc<Program>, String> {
+        let found = self.named(name).map(|at| Arc::clone(&self.all[at].program));
+        found.ok_or_else(|| {
+            format!("no program is named {name:?}: --program {name}=FILE.o loads one")
+        })
     }
 
     fn named(&self, name: &str) -> Option<usize> {
@@ -156,7 +167,7 @@ impl Twin {
         }
         Ok(Self {
             grant: grant.clone(),
-            program,
+            program: Arc::new(program),
             totals: Arc::default(),
             reader,
             links,

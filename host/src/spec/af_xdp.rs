@@ -16,11 +16,17 @@ pub(super) fn open(
     options: &mut Options<'_>,
     asked: &mut Option<Interface>,
     files: Option<&PacketDir>,
+    program: Option<&Arc<vnplug_twin::Program>>,
 ) -> Result<Opened, SourceError> {
     let interface = options
         .take("interface")
         .unwrap_or_else(|| options.name.to_owned());
-    let (config, fallback) = config(options, AfXdpConfig::new(interface), files)?;
+    let (mut config, fallback) = config(options, AfXdpConfig::new(interface), files)?;
+    if program.is_some_and(|it| it.code().context() != vnplug_twin::Context::Xdp) {
+        let what = "the program of an af_xdp source is one with SEC(\"xdp\")";
+        return Err(SourceError::new(what));
+    }
+    config.program = program.cloned();
     options.done()?;
     *asked = Some(Interface::new(config.interface.clone())?);
     let unfit = match AfXdp::open(config.clone()) {
@@ -36,7 +42,11 @@ pub(super) fn open(
         "interface {name:?} is received by a packet socket instead of XDP: {unfit}"
     );
     let description = format!("interface {name}, packet socket instead of XDP: {unfit}");
-    Ok(("af_packet", description, instead(config)?, false))
+    let mut queues = instead(config)?;
+    if let Some(program) = program {
+        queues = super::programmed::all(queues, program)?;
+    }
+    Ok(("af_packet", description, queues, false))
 }
 
 /// A configuration with what the options say, and whether a packet socket may do instead.

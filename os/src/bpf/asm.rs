@@ -190,6 +190,8 @@ pub struct Asm {
     places: Vec<Option<usize>>,
     /// Jumps and the labels they lead to.
     jumps: Vec<(usize, Label)>,
+    /// Calls of functions, and the labels where these begin.
+    calls: Vec<(usize, Label)>,
 }
 
 impl Asm {
@@ -290,6 +292,12 @@ impl Asm {
         self.push(CALL, R0, R0, 0, helper);
     }
 
+    /// Calls a function of the program's (Linux ≥ 4.16); R1 to R5 are lost.
+    pub fn call_function(&mut self, function: Label) {
+        self.calls.push((self.code.len(), function));
+        self.push(CALL, R0, PSEUDO_CALL, 0, 0);
+    }
+
     /// Ends the program; its result is R0.
     pub fn exit(&mut self) {
         self.push(EXIT, R0, R0, 0, 0);
@@ -316,6 +324,11 @@ impl Asm {
     /// # Errors
     /// [`TooFar`], also for a label that was never bound.
     pub fn finish(mut self) -> Result<Vec<Insn>, TooFar> {
+        for (at, label) in self.calls {
+            let place = self.places[label.0].ok_or(TooFar)?;
+            let distance = place as i64 - (at as i64 + 1);
+            self.code[at].imm = i32::try_from(distance).map_err(|_| TooFar)?;
+        }
         for (at, label) in self.jumps {
             let place = self.places[label.0].ok_or(TooFar)?;
             let distance = place as i64 - (at as i64 + 1);
@@ -378,6 +391,8 @@ const TO_BE: u8 = 0xdc;
 const JA: u8 = 0x05;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
+/// `BPF_PSEUDO_CALL`, in the place of a source register.
+const PSEUDO_CALL: Reg = Reg(1);
 /// `BPF_PSEUDO_MAP_FD`, in the place of a source register.
 const PSEUDO_MAP_FD: Reg = Reg(1);
 /// `BPF_PSEUDO_MAP_VALUE`: of an array map with one element.

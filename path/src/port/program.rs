@@ -87,21 +87,7 @@ impl PortProgram {
                 return None;
             }
         }
-        let (vlan, tci) = vlan_of(run.frame);
-        let now = run.frame.len() as u32;
-        Some(Frame {
-            bytes: run.frame,
-            wire_len: (frame.wire_len + now)
-                .saturating_sub(before as u32)
-                .max(now),
-            ts_ns: frame.ts_ns,
-            flags: frame.flags & !flags::VLAN | vlan,
-            vlan_tci: tci,
-            offload: frame.offload,
-            due: &[],
-            is_form: frame.is_form,
-            from: frame.from,
-        })
+        Some(changed(frame, run.frame))
     }
 
     fn count(&self, tally: &Tally) {
@@ -113,8 +99,26 @@ impl PortProgram {
     }
 }
 
-/// Whether a reader gets the frame. A port is no way out: what a program would send elsewhere is dropped.
-fn is_kept(context: Context, verdict: i32) -> bool {
+/// A frame that a program made of another.
+pub fn changed<'a>(frame: &Frame<'_>, bytes: &'a [u8]) -> Frame<'a> {
+    let (vlan, vlan_tci) = vlan_of(bytes);
+    let now = bytes.len() as u32;
+    let wire_len = (frame.wire_len + now).saturating_sub(frame.bytes.len() as u32);
+    Frame {
+        bytes,
+        wire_len: wire_len.max(now),
+        ts_ns: frame.ts_ns,
+        flags: frame.flags & !flags::VLAN | vlan,
+        vlan_tci,
+        offload: frame.offload,
+        due: &[],
+        is_form: frame.is_form,
+        from: frame.from,
+    }
+}
+
+/// Whether a program lets a frame pass. A port or a source is no way out: what it would send elsewhere is dropped.
+pub fn is_kept(context: Context, verdict: i32) -> bool {
     match context {
         // XDP_PASS
         Context::Xdp => verdict == 2,

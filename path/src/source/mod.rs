@@ -102,7 +102,7 @@ pub trait Queue: Send {
     }
 }
 
-/// Counters below the daemon's own `read`: `seen == read + dropped + early + waiting` (point K).
+/// Counters below the daemon's own `read`: `seen == read + dropped + early + program + waiting` (point K).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueCounters {
     /// Packets that arrived, taken or not (`tp_packets` and `early`), and those of `shown`.
@@ -111,6 +111,8 @@ pub struct QueueCounters {
     pub shown: u64,
     /// Packets that the kernel dropped because no port wanted them.
     pub early: u64,
+    /// Packets that the operator's program of this source dropped.
+    pub program: u64,
     /// Packets that the kernel dropped because our receive ring was full (`tp_drops`).
     pub dropped: u64,
     /// Packets that wait in the receive ring, as the ring itself says.
@@ -170,6 +172,7 @@ impl QueueCounters {
             seen,
             shown,
             early,
+            program,
             dropped,
             waiting,
             freezes,
@@ -179,6 +182,7 @@ impl QueueCounters {
         self.seen += seen;
         self.shown += shown;
         self.early += early;
+        self.program += program;
         self.dropped += dropped;
         self.waiting += waiting;
         self.freezes += freezes;
@@ -193,6 +197,7 @@ impl QueueCounters {
             seen,
             shown,
             early,
+            program,
             dropped,
             waiting,
             freezes,
@@ -203,6 +208,7 @@ impl QueueCounters {
             ("seen".into(), seen),
             ("shown".into(), shown),
             ("early".into(), early),
+            ("program".into(), program),
             ("kernel_dropped".into(), dropped),
             ("in_kernel".into(), waiting),
             ("freezes".into(), freezes),

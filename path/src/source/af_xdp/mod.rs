@@ -27,6 +27,7 @@
 //! - **Detached** when the process ends in whatever way: a descriptor holds the program.
 //! - **Early drop**, if asked for: the program drops and counts (`early`) taken frames that no port
 //!   wants; it is one program for all queues.
+//! - **The operator's program**, if there is one, is a part of ours, before early drop.
 //! - **Counting.** The program counts what it sends to sockets (with `early`, `seen`); the sockets count what
 //!   found no room (`dropped`). Frames that pass to the host are not counted.
 
@@ -76,6 +77,8 @@ pub struct AfXdpConfig {
     pub mode: Mode,
     /// Which frames to take; the others pass to the host. `None`: all.
     pub take: Option<Arc<Program>>,
+    /// The operator's program, through which frames go that are taken; what it does not let pass is not received.
+    pub program: Option<Arc<vnplug_twin::Program>>,
     /// Also frames addressed to other stations.
     pub promiscuous: bool,
     /// Chunks to receive into for each queue, a power of two from 64 to 2^20; `None`:
@@ -114,6 +117,7 @@ impl AfXdpConfig {
             queues: Vec::new(),
             mode: Mode::Auto,
             take: None,
+            program: None,
             promiscuous: true,
             frames: None,
             frame_size: 2048,

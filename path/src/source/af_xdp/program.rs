@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! take   the filter's verdict, if there is a filter: what it does not want passes to the host
+//! run    the operator's program, if there is one: what it does not let pass is counted, and goes where it says
 //! early  what no port wants of the rest is dropped and counted, if there is early drop
 //! stamp  the kernel's clock, into the 16 bytes before the frame
 //! send   to the socket of the receive queue; if it has none, the frame passes to the host
@@ -16,7 +17,7 @@ use vnplug_filter::Program;
 use vnplug_filter::ebpf::{Untranslatable, Wanted, xdp_verdict};
 use vnplug_os::bpf;
 use vnplug_os::bpf::asm::{
-    Alu, Asm, Cond, FP, Operand, R0, R1, R2, R3, R6, R7, R8, R9, Reg, Size, TooFar,
+    self, Alu, Asm, Cond, FP, Operand, R0, R1, R2, R3, R6, R7, R8, R9, Reg, Size, TooFar,
 };
 use vnplug_os::bpf::{Counters, Insn, LoadError, Map, MapKind, ProgramKind};
 
@@ -35,6 +36,8 @@ pub(crate) struct ProgramPlan {
     pub(super) sockets: Map,
     seen: Counters,
     early: Counters,
+    stopped: Counters,
+    program: Option<Arc<vnplug_twin::Program>>,
     take: Option<Arc<Program>>,
     stamps: bool,
     multi_buffer: bool,
@@ -54,6 +57,8 @@ impl ProgramPlan {
             sockets: Map::create(MapKind::Sockets, "vnplug_sockets", (4, 4), queues)?,
             seen: Counters::create("vnplug_seen", queues)?,
             early: Counters::create("vnplug_early", queues)?,
+            stopped: Counters::create("vnplug_stopped", queues)?,
+            program: config.program.clone(),
             take: config.take.clone(),
             stamps: config.stamps,
             multi_buffer: config.multi_buffer,
@@ -70,10 +75,17 @@ impl ProgramPlan {
         self.early.read(queue)
     }
 
+    /// Frames of a receive queue that the operator's program did not let pass, ever.
+    pub(super) fn stopped(&self, queue: u32) -> u64 {
+        self.stopped.read(queue)
+    }
+
     /// Loads a program. `wants`: drop what nobody wants of what is taken.
     pub(crate) fn load(&self, wants: Option<&[Wanted]>) -> Result<Programs, LoadError> {
         let plain = self.load_one(wants, false)?;
-        let frags = match self.multi_buffer {
+        // The operator's program must bear frames of several buffers, too.
+        let bears = self.program.as_ref().is_none_or(|program| program.frags());
+        let frags = match self.multi_buffer && bears {
             // Before Linux 5.18 the kernel does not know of it.
             true => self.load_one(wants, true).ok(),
             false => None,
@@ -101,11 +113,38 @@ impl ProgramPlan {
             asm.exit();
             asm.bind(ours);
         }
+        let operators = asm.label();
+        if self.program.is_some() {
+            self.run(&mut asm, operators);
+        }
         if let Some(wants) = wants {
             self.drop_early(&mut asm, &xdp_verdict(wants, frags)?);
         }
         self.send(&mut asm);
+        if let Some(program) = &self.program {
+            asm.bind(operators);
+            asm.append(program.insns());
+        }
         asm.finish().map_err(|TooFar| Untranslatable::TooLong)
+    }
+
+    /// Calls the operator's program; ends with what it says, unless it lets the frame pass.
+    fn run(&self, asm: &mut Asm, operators: asm::Label) {
+        let passes = asm.label();
+        asm.alu64(Alu::Mov, R1, X(CONTEXT));
+        asm.call_function(operators);
+        asm.jump32_if(Cond::Eq, R0, K(XDP_PASS), passes);
+        asm.alu64(Alu::Mov, ACTION, X(R0));
+        asm.load(Size::Word, QUEUE, CONTEXT, MD_RX_QUEUE);
+        look_up(asm, self.stopped.map());
+        let uncounted = asm.label();
+        asm.jump_if(Cond::Eq, R0, K(0), uncounted);
+        asm.alu64(Alu::Mov, R1, K(1));
+        asm.atomic_add(R0, R1);
+        asm.bind(uncounted);
+        asm.alu64(Alu::Mov, R0, X(ACTION));
+        asm.exit();
+        asm.bind(passes);
     }
 
     /// Drops and counts what the verdict does not want; frames of queues without a socket go on.

@@ -430,10 +430,12 @@ impl Queue for XdpQueue {
     fn counters(&mut self) -> QueueCounters {
         self.take_statistics();
         let early = self.opener.plan().early(self.queue);
+        let program = self.opener.plan().stopped(self.queue);
         let sent = self.sent();
         QueueCounters {
-            seen: sent + early,
+            seen: sent + early + program,
             early,
+            program,
             waiting: self.count_waiting(sent),
             ..self.counters
         }

@@ -1,0 +1,129 @@
+//! A source whose frames go through an operator's program, in the daemon.
+
+use std::ops::Range;
+
+use vnplug_frame::Frame;
+use vnplug_path::port::{changed, is_kept};
+use vnplug_path::source::{
+    Echoes, Queue, QueueCounters, Received, Seen, SourceError, Transmitter, Wake,
+};
+use vnplug_ring::layout::flags;
+use vnplug_twin::{Instance, Meta, Program};
+
+/// The queues of a source, each with an instance of its own.
+pub(super) fn all(
+    queues: Vec<Box<dyn Queue>>,
+    program: &Program,
+) -> Result<Vec<Box<dyn Queue>>, SourceError> {
+    let queues = queues.into_iter().zip(0_u32..).map(|(inner, number)| {
+        let instance = program.instance();
+        let instance =
+            instance.map_err(|cause| SourceError::io("an instance of the program", cause))?;
+        Ok(Box::new(Programmed {
+            inner,
+            instance,
+            number,
+            stopped: 0,
+            bytes: Vec::new(),
+            places: Vec::new(),
+        }) as Box<dyn Queue>)
+    });
+    queues.collect()
+}
+
+/// A queue of which what a program lets pass is handed out, as the program left it. Nothing is dropped before
+/// it, and nothing passed by.
+struct Programmed {
+    inner: Box<dyn Queue>,
+    instance: Instance,
+    number: u32,
+    stopped: u64,
+    /// What the program made of a batch's frames, one after the other, and which frame is where.
+    bytes: Vec<u8>,
+    places: Vec<(usize, Range<usize>)>,
+}
+
+impl Queue for Programmed {
+    fn receive(&mut self, sink: &mut dyn FnMut(&[Frame<'_>])) -> Result<Received, SourceError> {
+        let Self {
+            inner,
+            instance,
+            number,
+            stopped,
+            bytes,
+            places,
+        } = self;
+        let mut kept = 0;
+        let received = inner.receive(&mut |frames| {
+            bytes.clear();
+            places.clear();
+            for (at, frame) in frames.iter().enumerate() {
+                let meta = Meta {
+                    queue: *number,
+                    wire_len: frame.wire_len,
+                    ..Meta::default()
+                };
+                let context = instance.code().context();
+                let run = instance.run(frame.bytes, &meta);
+                // Where a super-frame's headers lie is said beside it, and would be wrong.
+                let is_torn =
+                    frame.flags & flags::OFFLOAD != 0 && run.frame.len() != frame.bytes.len();
+                if !is_torn && run.verdict.is_some_and(|verdict| is_kept(context, verdict)) {
+                    let begin = bytes.len();
+                    bytes.extend_from_slice(run.frame);
+                    places.push((at, begin..bytes.len()));
+                }
+            }
+            kept = places.len();
+            *stopped += (frames.len() - kept) as u64;
+            if kept > 0 {
+                let made = places.iter().map(|(at, place)| {
+                    let made = &bytes[place.clone()];
+                    changed(&frames[*at], made)
+                });
+                sink(&made.collect::<Vec<_>>());
+            }
+        })?;
+        match received {
+            // If more is there, the caller does not sleep.
+            Received::Frames(_) if kept == 0 => Ok(Received::Nothing),
+            Received::Frames(_) => Ok(Received::Frames(kept)),
+            other => Ok(other),
+        }
+    }
+
+    fn arm(&mut self) -> Wake<'_> {
+        self.inner.arm()
+    }
+
+    fn woke(&mut self, seen: Seen) {
+        self.inner.woke(seen);
+    }
+
+    fn counters(&mut self) -> QueueCounters {
+        QueueCounters {
+            program: self.stopped,
+            ..self.inner.counters()
+        }
+    }
+
+    fn own_counters(&self) -> Vec<(String, u64)> {
+        self.inner.own_counters()
+    }
+
+    fn state(&self) -> &'static str {
+        self.inner.state()
+    }
+
+    fn is_pressed(&self) -> bool {
+        self.inner.is_pressed()
+    }
+
+    fn transmitter(&mut self) -> Option<&mut dyn Transmitter> {
+        self.inner.transmitter()
+    }
+
+    fn echoes(&mut self) -> Option<&mut dyn Echoes> {
+        self.inner.echoes()
+    }
+}
