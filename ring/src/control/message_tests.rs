@@ -428,6 +428,7 @@ fn every_cut_of_every_payload_is_refused_or_read_without_panic() {
                 17 => matches!(left, 27 | 35),
                 18 => left == 26,
                 19 => left == 8,
+                57 => left == 1,
                 _ => false,
             };
             assert_eq!(refused, !earlier, "{message:?} at {cut}");

@@ -36,6 +36,7 @@ fn some(delivered: u64) -> Vec<Counted> {
     let source = [
         ("seen", 120),
         ("early", 3),
+        ("program", 0),
         ("read", 100),
         ("kernel_dropped", 10),
         ("in_kernel", 7),
