@@ -3,7 +3,7 @@
 //! A port that makes up addresses fills its own part only, so that it can make the switch forget
 //! nobody. The place of an address depends on a secret: nobody can choose addresses that collide.
 //!
-//! What is said of a slot is in two parts: [`slots`] has what the kernel instance of a switch reads, too, and the
+//! What is said of a slot is in two parts: `slots` has what the kernel instance of a switch reads, too, and the
 //! rest is nobody else's.
 
 mod slots;
