@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 use vnplug::{Client, Next, Port};
+use vnplug_e2e::attached::{AttachedUml, agent, everything, image};
 use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::third_party::{build_bpf, example_bpf};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
-use vnplug_testing::{Deadline, until};
+use vnplug_testing::{Deadline, PATIENCE, until};
 
 /// Reads until nothing comes any more after `least` packets: what came.
 fn read(port: &mut Port, least: usize) -> Vec<Vec<u8>> {
@@ -403,4 +404,70 @@ fn of_a_source_the_kernel_runs_it_where_it_can_and_the_daemon_where_not() {
     let args = ["--source", "lab=gen,size=60,count=1,program=nothing"];
     let error = Daemon::start(&lab, None, &args).err().unwrap().to_string();
     assert!(error.contains("no program is named \"nothing\""), "{error}");
+}
+
+#[test]
+fn a_guest_uses_what_is_open_to_it_and_sees_the_same_memory() {
+    let lab = Lab::new().unwrap();
+    let object = example_bpf("count.c", lab.dir()).unwrap();
+    let (mine, others) = (
+        flag("mine", &object, ",open=vm:uml"),
+        flag("others", &object, ""),
+    );
+    let args = [
+        "--source",
+        "lab=gen,size=60,pps=1000",
+        "--program",
+        &mine,
+        "--program",
+        &others,
+    ];
+    let daemon = Daemon::start(&lab, None, &args).unwrap();
+    let uml = AttachedUml::boot(&lab, &daemon, "uml", everything(), image().unwrap());
+    let uml = uml.unwrap_or_else(|error| panic!("{error}"));
+    let _agent = agent(&uml.guest).unwrap();
+    let run = |command: &str| uml.guest.run(command, PATIENCE).unwrap();
+    let listed = run("vnplug programs --json").text();
+    assert!(
+        listed.contains("mine") && !listed.contains("others"),
+        "{listed}"
+    );
+    assert_eq!(
+        run("vnplug count host:lab -c 500 --program mine >/dev/null").status,
+        0
+    );
+    let refused = run("vnplug count host:lab -c 1 --program others 2>&1");
+    assert!(
+        refused.status != 0 && refused.text().contains("no program"),
+        "{}",
+        refused.text()
+    );
+    // Nobody else uses it now, so both looks are at the same moment.
+    let inside = run("vnplug programs mine --map packets --first 17 --count 1 --json").text();
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let count = number(&mut client, "mine", "packets", UDP);
+    assert!(count >= 500, "{count}");
+    let inside: Value = serde_json::from_str(&inside).unwrap();
+    assert_eq!(inside[0]["number"], count);
+}
+
+#[test]
+fn a_port_has_its_program_again_when_the_daemon_has_started_again() {
+    let lab = Lab::new().unwrap();
+    let object = example_bpf("count.c", lab.dir()).unwrap();
+    let args = [
+        "--source",
+        "lab=gen,size=60,pps=1000",
+        "--program",
+        &flag("count", &object, ""),
+    ];
+    let mut daemon = Daemon::start(&lab, None, &args).unwrap();
+    let mut port = daemon.port("lab").program("count").open().unwrap();
+    assert!(read(&mut port, 10).len() >= 10);
+    daemon.kill();
+    daemon.launch().unwrap();
+    assert!(read(&mut port, 10).len() >= 10);
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let all = client.programs().unwrap();
+    assert!(all[0].ports == 1 && all[0].frames > 0, "{all:?}");
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
 use rustix::net::{AddressFamily, SocketType, socket};
-use vnplug_os::bpf::{Hook, XdpLink};
+use vnplug_os::bpf::{Hook, TcxLink, XdpLink};
 use vnplug_os::interface;
 use vnplug_path::port::{PortProgram, Totals};
 use vnplug_ring::control::program::MAX_VALUES;
@@ -28,8 +28,24 @@ pub struct TwinGrant {
     pub function: Option<String>,
     /// Who may have frames go through it, and see its maps. Operators may, too.
     pub open_to: Vec<OpenTo>,
-    /// Interfaces at whose drivers the kernel runs it.
-    pub attach: Vec<String>,
+    /// Where the kernel runs it.
+    pub attach: Vec<Place>,
+}
+
+/// A hook of the kernel's at an interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// Of its driver.
+    Xdp(String),
+    /// Of traffic control, as frames come in.
+    Tc(String),
+}
+
+/// What keeps a program at a hook.
+#[derive(Debug)]
+enum Link {
+    Xdp { _link: XdpLink },
+    Tc { _link: TcxLink },
 }
 
 /// The longest name.
@@ -67,9 +83,10 @@ impl TwinGrant {
             Some(text) => text
                 .split('+')
                 .map(|hook| match hook.split_once(':') {
-                    Some(("xdp", interface)) if !interface.is_empty() => Ok(interface.to_owned()),
+                    Some(("xdp", it)) if !it.is_empty() => Ok(Place::Xdp(it.to_owned())),
+                    Some(("tc", it)) if !it.is_empty() => Ok(Place::Tc(it.to_owned())),
                     _ => Err(format!(
-                        "program {name:?}: attach is xdp:INTERFACE, not {hook:?}"
+                        "program {name:?}: attach is xdp:INTERFACE or tc:INTERFACE, not {hook:?}"
                     )),
                 })
                 .collect::<Result<_, _>>()?,
@@ -103,7 +120,7 @@ struct Twin {
     /// Reads maps, and is never run.
     reader: Instance,
     /// Where the kernel runs it: for people, and what keeps it there.
-    links: Vec<(String, XdpLink)>,
+    links: Vec<(String, Link)>,
     /// One instance for all ports of a queue: by source and queue.
     instances: BTreeMap<(usize, usize), Weak<Mutex<PortProgram>>>,
 }
@@ -154,14 +171,8 @@ impl Twin {
             .instance()
             .map_err(|error| wrong(error.to_string()))?;
         let mut links = Vec::new();
-        for interface in &grant.attach {
-            if object.context != Context::Xdp {
-                return Err(wrong(
-                    "attach=xdp:… is for a program with SEC(\"xdp\")".into(),
-                ));
-            }
-            let link = attach(&program, interface)
-                .map_err(|error| wrong(format!("cannot run at {interface}: {error}")))?;
+        for place in &grant.attach {
+            let link = attach(&program, place).map_err(wrong)?;
             log::info!(target: "program", "{}: the kernel runs it at {}", grant.name, link.0);
             links.push(link);
         }
@@ -261,20 +272,47 @@ impl Twin {
     }
 }
 
-/// Runs a program in an interface's driver, or, if that has no place for one, after it.
-fn attach(program: &Program, interface: &str) -> std::io::Result<(String, XdpLink)> {
-    let index = index_of(interface)?.cast_signed();
-    let native = XdpLink::attach(program.kernel(), index, Hook::Native);
-    match native {
-        Ok(link) => Ok((format!("xdp:{interface} native"), link)),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) => {
-            Err(error)
+/// Has the kernel run a program at a hook: where, for people, and what keeps it there.
+fn attach(program: &Program, place: &Place) -> Result<(String, Link), String> {
+    let kernel = program.kernel();
+    match (place, program.code().context()) {
+        (Place::Xdp(name), Context::Xdp) => {
+            let index = index_at(name)?;
+            // In the driver, or, if that has no place for one, after it.
+            let (how, link) = match XdpLink::attach(kernel, index, Hook::Native) {
+                Ok(link) => ("native", Ok(link)),
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => ("native", Err(error)),
+                Err(_) => ("generic", XdpLink::attach(kernel, index, Hook::Generic)),
+            };
+            let link = link.map_err(|error| cannot(name, &error))?;
+            Ok((format!("xdp:{name} {how}"), Link::Xdp { _link: link }))
         }
-        Err(_) => {
-            let link = XdpLink::attach(program.kernel(), index, Hook::Generic)?;
-            Ok((format!("xdp:{interface} generic"), link))
+        (Place::Tc(name), Context::Classifier) => {
+            let link = TcxLink::attach(kernel, index_at(name)?).map_err(|error| {
+                match error.raw_os_error() {
+                    Some(libc::EINVAL) => format!("cannot run at {name}: tc:… needs Linux 6.6"),
+                    _ => cannot(name, &error),
+                }
+            })?;
+            Ok((format!("tc:{name}"), Link::Tc { _link: link }))
         }
+        (Place::Xdp(_), _) => Err("attach=xdp:… is for a program with SEC(\"xdp\")".into()),
+        (Place::Tc(_), _) => Err("attach=tc:… is for a program with SEC(\"tc\")".into()),
     }
+}
+
+fn cannot(interface: &str, error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EBUSY | libc::EEXIST) => {
+            format!("cannot run at {interface}: another program is there")
+        }
+        _ => format!("cannot run at {interface}: {error}"),
+    }
+}
+
+fn index_at(interface: &str) -> Result<i32, String> {
+    let index = index_of(interface).map_err(|error| cannot(interface, &error))?;
+    Ok(index.cast_signed())
 }
 
 fn index_of(interface: &str) -> std::io::Result<u32> {
@@ -376,14 +414,17 @@ mod tests {
         let named = grant(&[
             ("name", "count"),
             ("file", "/a.o:drop"),
-            ("attach", "xdp:eth0+xdp:eth1"),
+            ("attach", "xdp:eth0+tc:eth1"),
         ])
         .unwrap();
         assert_eq!(
             (named.file, named.function),
             ("/a.o".into(), Some("drop".into()))
         );
-        assert_eq!(named.attach, ["eth0", "eth1"]);
+        assert_eq!(
+            named.attach,
+            [Place::Xdp("eth0".into()), Place::Tc("eth1".into())]
+        );
     }
 
     #[test]
