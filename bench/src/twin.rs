@@ -4,6 +4,10 @@
 //! The programs are those of `examples/programs`, compiled by clang. The daemon's instance is given each frame, which
 //! it copies into its area; the kernel's runs again and again on one (BPF_PROG_TEST_RUN), without the driver
 //! that would call it, so that it shows the least that it can cost.
+#![expect(
+    unsafe_code,
+    reason = "runs an accepted program without confinement, to see its price"
+)]
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -81,11 +85,8 @@ fn believed(program: &Program) -> Result<Arc<Code>> {
     let maps = program.maps().iter();
     let maps = maps.map(|(spec, array)| SharedMap::new(array, spec.constant));
     let maps = maps.collect::<std::io::Result<Vec<_>>>()?;
-    Ok(Code::believing(
-        program.insns(),
-        program.code().context(),
-        maps,
-    )?)
+    // SAFETY: the kernel has accepted the program, with these maps.
+    Ok(unsafe { Code::believing(program.insns(), program.code().context(), maps) }?)
 }
 
 fn frames(size: usize) -> Result<Vec<Vec<u8>>> {

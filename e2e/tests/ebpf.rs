@@ -14,7 +14,9 @@ use vnplug_e2e::daemon::{Daemon, value};
 use vnplug_e2e::third_party::{build_bpf, example_bpf};
 use vnplug_e2e::traffic::Stream;
 use vnplug_e2e::{Lab, Netns};
+use vnplug_frame::witness::seed;
 use vnplug_testing::{Deadline, PATIENCE, until};
+use vnplug_twin::{Meta, Object, Program};
 
 /// Reads until nothing comes any more after `least` packets: what came.
 fn read(port: &mut Port, least: usize) -> Vec<Vec<u8>> {
@@ -470,4 +472,57 @@ fn a_port_has_its_program_again_when_the_daemon_has_started_again() {
     let mut client = Client::connect_to(&daemon.socket()).unwrap();
     let all = client.programs().unwrap();
     assert!(all[0].ports == 1 && all[0].frames > 0, "{all:?}");
+}
+
+/// What lies in all maps of a program.
+fn memory(program: &Program, reader: &vnplug_twin::Instance) -> Vec<Vec<u8>> {
+    let maps = program.maps().iter().enumerate();
+    maps.map(|(at, (_, array))| {
+        let mut bytes = vec![0; array.bytes() as usize];
+        assert!(reader.read_map(at, 0, &mut bytes));
+        bytes
+    })
+    .collect()
+}
+
+#[test]
+fn the_examples_do_the_same_in_the_kernel_and_in_the_daemon() {
+    let lab = Lab::new().unwrap();
+    let mut state = seed("examples");
+    let mut roll = move || {
+        // SplitMix64.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z ^ z >> 27
+    };
+    for name in ["count.c", "first.c", "headers.c"] {
+        let object = std::fs::read(example_bpf(name, lab.dir()).unwrap()).unwrap();
+        let object = Object::parse(&object, None).unwrap();
+        // Each has maps of its own, which must be equal in the end.
+        let (one, other) = (
+            Program::load("one", &object).unwrap(),
+            Program::load("other", &object).unwrap(),
+        );
+        let mut daemon = one.instance().unwrap();
+        let reader = other.instance().unwrap();
+        let mut out = Vec::with_capacity(4096);
+        for _ in 0..20_000 {
+            let len = 14 + (roll() % 200) as usize;
+            let mut frame: Vec<u8> = (0..len).map(|_| roll() as u8).collect();
+            // Most are IPv4, of a few flows, and often with a header of the usual length.
+            if len > 34 && roll() % 8 != 0 {
+                frame[12..14].copy_from_slice(&[8, 0]);
+                if roll() % 4 != 0 {
+                    frame[14] = 0x45;
+                }
+                frame[23] = [6, 17, 1][(roll() % 3) as usize];
+                frame[26..34].fill((roll() % 4) as u8);
+            }
+            let theirs = other.kernel().test_output(&frame, &mut out).unwrap();
+            let run = daemon.run(&frame, &Meta::default());
+            assert_eq!(run.verdict, Some(theirs.cast_signed()), "{name}: {frame:?}");
+            assert_eq!(run.frame, out, "{name}: {frame:?}");
+        }
+        assert!(memory(&one, &daemon) == memory(&other, &reader), "{name}");
+    }
 }

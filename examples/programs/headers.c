@@ -1,8 +1,11 @@
-/* Cuts what IPv4 carries behind its transport header, and makes the last number of each address 0: what may
- * be shown to somebody who may not read what others say.
+/* Cuts what IPv4 carries behind its transport header, and makes the last number of each address 0, for
+ * readers that need no more.
  *
  *     clang -O2 -g -target bpf -I /usr/include/$(uname -m)-linux-gnu -c headers.c -o headers.o
- *     vnplugd --source eth1 --program headers=headers.o,open=vm:probe
+ *     vnplugd --source eth1=af_packet,program=headers --program headers=headers.o
+ *
+ * Of the source, so that nobody has more. A port may ask for it as well, and need not: to have a program is no
+ * restriction.
  *
  * The checksum of the IPv4 header is right again (RFC 1624); those of TCP and UDP are not, as what they sum is
  * not there.

@@ -123,6 +123,8 @@ pub struct Forwarder {
     lists: Lists,
     /// Ports that are shut for a loop.
     shut: Vec<Number>,
+    /// Ports that were shut or opened since they were last [taken](Self::take_flips).
+    flips: Vec<Number>,
     /// Loops that were found.
     found: Vec<Loop>,
     /// The daemon's instance of the twin, if the switch has one.
@@ -167,6 +169,7 @@ impl Forwarder {
             statics: Vec::new(),
             lists: Lists::default(),
             shut: Vec::new(),
+            flips: Vec::new(),
             found: Vec::new(),
             judge: None,
             policed: 0,

@@ -82,6 +82,9 @@ impl Switch {
             twin.step_aside(self.is_watched || self.forwarder.is_hub);
             twin.tick(now_s);
         }
+        if let Some(ports) = self.forwarder.take_flips() {
+            ports.into_iter().for_each(|port| self.limit_twin(port));
+        }
     }
 
     /// Does what other threads ask.

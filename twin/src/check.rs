@@ -64,6 +64,14 @@ impl Helper {
     /// How many there are.
     pub(crate) const COUNT: usize = 14;
 
+    /// Whether it takes fuel: it touches as many bytes as it is told.
+    pub(crate) fn takes_fuel(self) -> bool {
+        matches!(
+            self,
+            Self::Update | Self::AdjustTail | Self::LoadBytes | Self::StoreBytes
+        )
+    }
+
     fn of(number: i32, context: Context) -> Option<Self> {
         Some(match (number, context) {
             (1, _) => Self::Lookup,

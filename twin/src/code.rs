@@ -1,4 +1,8 @@
 //! A program as machine code.
+#![expect(
+    unsafe_code,
+    reason = "code without confinement, which is measured, must be asked for"
+)]
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -130,10 +134,15 @@ impl Code {
         Self::translate(insns, context, maps, true)
     }
 
-    /// As [`new`](Self::new), without the cut of addresses: what confinement costs is measured with it. Only for
-    /// programs of one's own.
+    /// As [`new`](Self::new), without the cut of addresses: what confinement costs is measured with it.
+    ///
+    /// # Errors
+    /// [`CodeError`].
+    ///
+    /// # Safety
+    /// The kernel's verifier has accepted the program, with these maps.
     #[doc(hidden)]
-    pub fn believing(
+    pub unsafe fn believing(
         insns: &[Insn],
         context: Context,
         maps: Vec<SharedMap>,

@@ -10,8 +10,8 @@
 //! - *Reach memory outside of the area.* Each address is cut to the area's size, without a branch, so that it
 //!   holds on mispredicted ways too; the area is mapped whole, and a guard lies behind it. Accesses to a function's
 //!   own stack at a constant distance need no cut: nothing writes the frame pointer.
-//! - *Never end.* Each jump back and each call costs as much as it has instructions; when the fuel is used up,
-//!   the function returns, and all that wait for it do.
+//! - *Never end.* Each jump back and each call costs as much as it has instructions, and a helper what it copies;
+//!   when the fuel is used up, the function returns, and all that wait for it do.
 //! - *Divide by zero.* As the instruction set has it: the result of a division is 0, the rest is what was divided.
 
 use std::mem::offset_of;
@@ -428,6 +428,10 @@ impl<'a> Emitter<'a> {
         let call = self.b.ins().call_indirect(self.helper, callee, &args);
         let result = self.b.inst_results(call)[0];
         self.set(0, result);
+        if helper.takes_fuel() {
+            let fuel = self.b.ins().load(I64, MEMORY, self.host, FUEL);
+            self.go_on_if_left(fuel);
+        }
     }
 
     fn call(&mut self, function: usize) {

@@ -101,6 +101,11 @@ impl Host {
         Some(unsafe { self.base.add(at as usize) })
     }
 
+    /// Takes fuel for bytes that a helper touches.
+    fn pay(&mut self, bytes: u64) {
+        self.fuel -= i64::try_from(bytes / 8).unwrap_or(i64::MAX / 2);
+    }
+
     /// The context's words say where the frame is now.
     pub(crate) fn tell(&mut self) {
         let (data, end) = (self.data, self.data_end);
@@ -167,6 +172,7 @@ extern "C" fn update(host: *mut Host, map: u64, key: u64, value: u64, how: u64, 
         return error(EEXIST);
     }
     let len = map.value_bytes as usize;
+    host.pay(len as u64);
     match (host.place(value, len), host.place(entry, len)) {
         (Some(from), Some(to)) => {
             // SAFETY: both lie in the area, and may overlap.
@@ -274,6 +280,7 @@ extern "C" fn adjust_tail(host: *mut Host, _: u64, delta: u64, _: u64, _: u64, _
         return error(EINVAL);
     }
     let grown = u64::from(host.data_end);
+    host.pay(8 * (end.max(0) as u64).saturating_sub(grown));
     for at in grown..end.max(0) as u64 {
         host.write(at, &[0]);
     }
@@ -284,6 +291,7 @@ extern "C" fn adjust_tail(host: *mut Host, _: u64, delta: u64, _: u64, _: u64, _
 
 extern "C" fn load_bytes(host: *mut Host, _: u64, offset: u64, to: u64, len: u64, _: u64) -> u64 {
     let host = host!(host);
+    host.pay(len);
     let from = host
         .in_frame(offset, len)
         .and_then(|at| host.place(at, len as usize));
@@ -306,6 +314,7 @@ extern "C" fn store_bytes(
     _: u64,
 ) -> u64 {
     let host = host!(host);
+    host.pay(len);
     let to = host
         .in_frame(offset, len)
         .and_then(|at| host.place(at, len as usize));

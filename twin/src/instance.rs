@@ -47,9 +47,9 @@ pub struct Run<'a> {
     pub redirect: Option<u32>,
 }
 
-/// Instructions that a program may run for one frame beyond those it has once: as many as the kernel's verifier
-/// looks at.
-const FUEL: i64 = 1_000_000;
+/// Instructions that a program may run for one frame beyond those it has once: some 50 microseconds, as 256 frames
+/// are a turn of a thread that others wait for.
+const FUEL: i64 = 1 << 17;
 
 impl Instance {
     /// An instance of this program.
@@ -83,14 +83,19 @@ impl Instance {
         })
     }
 
-    /// Runs it on a frame; what is longer than 68 KiB it does not see.
+    /// Runs it on a frame; one of more than 68 KiB has no verdict.
     #[inline]
     pub fn run(&mut self, frame: &[u8], meta: &Meta) -> Run<'_> {
-        let len = frame.len().min(MAX_FRAME as usize);
-        let end = PACKET + len as u32;
-        self.area
-            .bytes_mut(PACKET, end)
-            .copy_from_slice(&frame[..len]);
+        if frame.len() > MAX_FRAME as usize {
+            self.aborted += 1;
+            return Run {
+                verdict: None,
+                frame: &[],
+                redirect: None,
+            };
+        }
+        let end = PACKET + frame.len() as u32;
+        self.area.bytes_mut(PACKET, end).copy_from_slice(frame);
         (self.host.data, self.host.data_end) = (PACKET, end);
         self.host.fuel = FUEL;
         self.host.redirect = None;

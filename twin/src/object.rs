@@ -12,6 +12,7 @@ use aya_obj::{EbpfSectionKind, Map, ProgramSection};
 use vnplug_os::bpf::Insn;
 
 use crate::check::Context;
+use crate::layout::{MAX_MAPS, lay_out};
 
 /// An object, and the program in it that was asked for.
 #[derive(Debug)]
@@ -82,6 +83,15 @@ impl Object {
             .map(|(name, map)| spec(name, map))
             .collect::<Result<Vec<_>, _>>()?;
         maps.sort_by(|a, b| a.name.cmp(&b.name));
+        let len =
+            |map: &MapSpec| u64::from(map.entries) * u64::from(map.value_bytes).next_multiple_of(8);
+        let copied: u64 = maps.iter().filter(|map| map.constant).map(len).sum();
+        if lay_out(maps.iter().map(len)).is_none() || copied > MAX_COPIED {
+            let (all, copied) = (MAX_MAPS >> 20, MAX_COPIED >> 20);
+            return Err(ObjectError(format!(
+                "its maps have more than {all} MiB together, or those that it only reads more than {copied}"
+            )));
+        }
         Ok(Self {
             inner,
             program: name,
@@ -199,6 +209,8 @@ fn spec(name: &str, map: &Map) -> Result<MapSpec, ObjectError> {
     })
 }
 
+/// The most of maps that programs only read: each instance has a copy.
+const MAX_COPIED: u64 = 16 << 20;
 /// `BPF_MAP_TYPE_ARRAY`
 const ARRAY: u32 = 2;
 /// `BPF_F_RDONLY_PROG`

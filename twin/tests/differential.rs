@@ -1,7 +1,8 @@
 //! Random programs on random frames: the kernel's instance and the daemon's do the same, on the same map.
 //!
 //! Each program is one that the verifier accepts: arithmetic of all kinds, branches, loads and stores of frame,
-//! stack and map, atomic operations, a bounded loop, calls. Needs `CAP_BPF`.
+//! stack and map, atomic operations, a bounded loop. Helpers are compared by the examples' programs (`e2e`). Needs
+//! `CAP_BPF`.
 
 use vnplug_os::bpf::{Array, Insn, Program, ProgramKind};
 use vnplug_twin::{Code, Context, Instance, Meta, SharedMap};

@@ -86,10 +86,10 @@ fn a_wild_store_does_not_reach_the_map_of_another_program() {
     let others = vec![SharedMap::new(&other, false).unwrap()];
     let accepted = code(&[(0xb7, 0, 0, 0, 2), EXIT]);
     let bystander = Instance::new(&Code::new(&accepted, Context::Xdp, others).unwrap()).unwrap();
-    // Stores over a whole area of 4 GiB, by steps of a page.
+    // Stores over 120 MiB, by steps of a page: over any area several times.
     let flood = code(&[
         (0xb7, 6, 0, 0, 0),
-        (0xb7, 2, 0, 0, 100_000),
+        (0xb7, 2, 0, 0, 30_000),
         (0x62, 6, 0, 0, 0x6666),
         (0x07, 6, 0, 0, 4096),
         (0x17, 2, 0, 0, 1),
@@ -285,4 +285,58 @@ fn what_is_no_program_is_refused() {
         let said = refusal(&list);
         assert!(said.contains(why), "{said:?} for {list:?}");
     }
+}
+
+#[test]
+fn what_helpers_copy_is_paid_for() {
+    let map = Array::create("long", 1 << 20, 1, false).unwrap();
+    // bpf_map_update_elem of a megabyte onto itself, so many times.
+    let copies = |times: usize| {
+        let mut list = vec![(0x62, 10, 0, -4, 0)];
+        for _ in 0..times {
+            list.extend([
+                (0x18, 1, 1, 0, map.number()),
+                (0x00, 0, 0, 0, 0),
+                (0xbf, 2, 10, 0, 0),
+                (0x07, 2, 0, 0, -4),
+                (0x18, 3, 2, 0, map.number()),
+                (0x00, 0, 0, 0, 0),
+                (0xb7, 4, 0, 0, 0),
+                (0x85, 0, 0, 0, 2),
+            ]);
+        }
+        list.extend([(0xb7, 0, 0, 0, 2), EXIT]);
+        code(&list)
+    };
+    assert_eq!(run(&copies(2), &[&map]), None);
+    let short = Array::create("short", 1 << 10, 1, false).unwrap();
+    let list = code(&[
+        (0x62, 10, 0, -4, 0),
+        (0x18, 1, 1, 0, short.number()),
+        (0x00, 0, 0, 0, 0),
+        (0xbf, 2, 10, 0, 0),
+        (0x07, 2, 0, 0, -4),
+        (0x18, 3, 2, 0, short.number()),
+        (0x00, 0, 0, 0, 0),
+        (0xb7, 4, 0, 0, 0),
+        (0x85, 0, 0, 0, 2),
+        (0xb7, 0, 0, 0, 2),
+        EXIT,
+    ]);
+    assert_eq!(run(&list, &[&short]), Some(2));
+}
+
+#[test]
+fn a_frame_that_is_too_long_has_no_verdict() {
+    let accepted = code(&[(0xb7, 0, 0, 0, 2), EXIT]);
+    let code = Code::new(&accepted, Context::Xdp, Vec::new()).unwrap();
+    let mut instance = Instance::new(&code).unwrap();
+    let longest = vnplug_twin::MAX_FRAME as usize;
+    let frame = vec![0; longest + 1];
+    assert_eq!(
+        instance.run(&frame[..longest], &Meta::default()).verdict,
+        Some(2)
+    );
+    assert_eq!(instance.run(&frame, &Meta::default()).verdict, None);
+    assert_eq!(instance.aborted(), 1);
 }

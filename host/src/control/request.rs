@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use vnplug_ring::control::program::MAX_VALUES;
 use vnplug_ring::control::wire::{Header, Malformed};
 use vnplug_ring::control::{Message, Programs, Role, VERSION, code};
 
@@ -17,6 +18,8 @@ use crate::hub::{Peer, Refusal, Step};
 const ASKS_QUEUES: f64 = 9.0;
 /// So many rules that a request has a queue's thread touch cost as much as a request.
 const RULES_AT_ONCE: f64 = 32.0;
+/// So many values of a map cost as much as a request.
+const VALUES_AT_ONCE: f64 = 1024.0;
 /// As many bytes a refusal quotes of what was sent.
 const MAX_QUOTED: usize = 200;
 
@@ -132,6 +135,10 @@ impl Control {
                 self.carry_on(whom, step)
             }
             Message::Programs(asked) => {
+                if let Programs::Read { count, .. } = &asked {
+                    let looked = f64::from(*count).min(MAX_VALUES as f64) / VALUES_AT_ONCE;
+                    self.sessions.charge(whom.token, looked);
+                }
                 let answer = self.of_programs(viewer, asked);
                 let answer = answer.map(|it| (Message::Programs(it), Vec::new()));
                 self.sessions.answer(whom, answer)

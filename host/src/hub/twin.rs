@@ -106,6 +106,15 @@ impl TwinGrant {
     }
 }
 
+/// A program through which the frames of a source go.
+#[derive(Debug, Clone)]
+pub struct SourceProgram {
+    /// The program.
+    pub program: Arc<Program>,
+    /// What it does in the daemon is counted here.
+    pub totals: Arc<Totals>,
+}
+
 /// The programs, in the order of the configuration.
 #[derive(Debug, Default)]
 pub struct Twins {
@@ -146,8 +155,11 @@ impl Twins {
     ///
     /// # Errors
     /// There is none of that name.
-    pub(crate) fn program(&self, name: &str) -> Result<Arc<Program>, String> {
-        let found = self.named(name).map(|at| Arc::clone(&self.all[at].program));
+    pub(crate) fn program(&self, name: &str) -> Result<SourceProgram, String> {
+        let found = self.named(name).map(|at| SourceProgram {
+            program: Arc::clone(&self.all[at].program),
+            totals: Arc::clone(&self.all[at].totals),
+        });
         found.ok_or_else(|| {
             format!("no program is named {name:?}: --program {name}=FILE.o loads one")
         })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vnplug_ring::layout::MAX_SNAPLEN;
 
 use super::{LINKTYPE_ETHERNET, Opened, Options};
+use crate::hub::SourceProgram;
 use vnplug_filter::{Compiler, Program};
 use vnplug_frame::Frame;
 use vnplug_path::source::af_packet::{AfPacket, AfPacketConfig, Direction, Interface};
@@ -16,17 +17,17 @@ pub(super) fn open(
     options: &mut Options<'_>,
     asked: &mut Option<Interface>,
     files: Option<&PacketDir>,
-    program: Option<&Arc<vnplug_twin::Program>>,
+    program: Option<&SourceProgram>,
 ) -> Result<Opened, SourceError> {
     let interface = options
         .take("interface")
         .unwrap_or_else(|| options.name.to_owned());
     let (mut config, fallback) = config(options, AfXdpConfig::new(interface), files)?;
-    if program.is_some_and(|it| it.code().context() != vnplug_twin::Context::Xdp) {
+    if program.is_some_and(|it| it.program.code().context() != vnplug_twin::Context::Xdp) {
         let what = "the program of an af_xdp source is one with SEC(\"xdp\")";
         return Err(SourceError::new(what));
     }
-    config.program = program.cloned();
+    config.program = program.map(|it| Arc::clone(&it.program));
     options.done()?;
     *asked = Some(Interface::new(config.interface.clone())?);
     let unfit = match AfXdp::open(config.clone()) {

@@ -1,28 +1,32 @@
 //! A source whose frames go through an operator's program, in the daemon.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use vnplug_frame::Frame;
-use vnplug_path::port::{changed, is_kept};
+use vnplug_path::port::{Totals, changed, is_kept};
 use vnplug_path::source::{
     Echoes, Queue, QueueCounters, Received, Seen, SourceError, Transmitter, Wake,
 };
 use vnplug_ring::layout::flags;
-use vnplug_twin::{Instance, Meta, Program};
+use vnplug_twin::{Instance, Meta};
+
+use crate::hub::SourceProgram;
 
 /// The queues of a source, each with an instance of its own.
 pub(super) fn all(
     queues: Vec<Box<dyn Queue>>,
-    program: &Program,
+    program: &SourceProgram,
 ) -> Result<Vec<Box<dyn Queue>>, SourceError> {
     let queues = queues.into_iter().zip(0_u32..).map(|(inner, number)| {
-        let instance = program.instance();
+        let instance = program.program.instance();
         let instance =
             instance.map_err(|cause| SourceError::io("an instance of the program", cause))?;
         Ok(Box::new(Programmed {
             inner,
             instance,
             number,
+            totals: Arc::clone(&program.totals),
             stopped: 0,
             bytes: Vec::new(),
             places: Vec::new(),
@@ -37,6 +41,7 @@ struct Programmed {
     inner: Box<dyn Queue>,
     instance: Instance,
     number: u32,
+    totals: Arc<Totals>,
     stopped: u64,
     /// What the program made of a batch's frames, one after the other, and which frame is where.
     bytes: Vec<u8>,
@@ -49,6 +54,7 @@ impl Queue for Programmed {
             inner,
             instance,
             number,
+            totals,
             stopped,
             bytes,
             places,
@@ -57,6 +63,7 @@ impl Queue for Programmed {
         let received = inner.receive(&mut |frames| {
             bytes.clear();
             places.clear();
+            let mut aborted = 0;
             for (at, frame) in frames.iter().enumerate() {
                 let meta = Meta {
                     queue: *number,
@@ -68,6 +75,7 @@ impl Queue for Programmed {
                 // Where a super-frame's headers lie is said beside it, and would be wrong.
                 let is_torn =
                     frame.flags & flags::OFFLOAD != 0 && run.frame.len() != frame.bytes.len();
+                aborted += u64::from(is_torn || run.verdict.is_none());
                 if !is_torn && run.verdict.is_some_and(|verdict| is_kept(context, verdict)) {
                     let begin = bytes.len();
                     bytes.extend_from_slice(run.frame);
@@ -75,7 +83,9 @@ impl Queue for Programmed {
                 }
             }
             kept = places.len();
-            *stopped += (frames.len() - kept) as u64;
+            let gone = (frames.len() - kept) as u64;
+            *stopped += gone;
+            totals.add(frames.len() as u64, gone - aborted, aborted);
             if kept > 0 {
                 let made = places.iter().map(|(at, place)| {
                     let made = &bytes[place.clone()];

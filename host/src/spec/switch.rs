@@ -72,6 +72,9 @@ pub(super) fn open(
     for Uplink { interface, how, .. } in &uplinks {
         description += &format!(", uplink {interface} ({how})");
     }
+    if twin.is_none() {
+        Twin::forget(&config.name, user);
+    }
     let (queue, opened) = Switch::open_with(config, uplinks, twin.flatten())?;
     *board = Some(opened);
     Ok((super::SWITCH, description, vec![queue], false))

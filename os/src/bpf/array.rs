@@ -21,7 +21,7 @@ impl Array {
     pub fn create(name: &str, value_bytes: u32, entries: u32, constant: bool) -> io::Result<Self> {
         let flags = MMAPABLE | if constant { READ_ONLY_PROGRAM } else { 0 };
         let layout = (4, value_bytes as usize);
-        let all = u64::from(entries) * u64::from(value_bytes.next_multiple_of(8));
+        let all = u64::from(entries) * u64::from(value_bytes).next_multiple_of(8);
         if all == 0 || all > u32::MAX.into() {
             return Err(io::ErrorKind::InvalidInput.into());
         }

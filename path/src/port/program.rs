@@ -36,6 +36,16 @@ pub struct Totals {
     pub aborted: AtomicU64,
 }
 
+impl Totals {
+    /// Adds what a batch had: frames, those that were dropped, and those for which the program was stopped.
+    pub fn add(&self, frames: u64, dropped: u64, aborted: u64) {
+        // Relaxed: numbers that nothing else depends on.
+        self.frames.fetch_add(frames, Ordering::Relaxed);
+        self.dropped.fetch_add(dropped, Ordering::Relaxed);
+        self.aborted.fetch_add(aborted, Ordering::Relaxed);
+    }
+}
+
 /// What one batch adds to [`Totals`].
 #[derive(Debug, Default)]
 struct Tally {
@@ -91,11 +101,7 @@ impl PortProgram {
     }
 
     fn count(&self, tally: &Tally) {
-        // Relaxed: numbers that nothing else depends on.
-        let totals = &self.totals;
-        totals.frames.fetch_add(tally.frames, Ordering::Relaxed);
-        totals.dropped.fetch_add(tally.dropped, Ordering::Relaxed);
-        totals.aborted.fetch_add(tally.aborted, Ordering::Relaxed);
+        self.totals.add(tally.frames, tally.dropped, tally.aborted);
     }
 }
 
@@ -103,10 +109,10 @@ impl PortProgram {
 pub fn changed<'a>(frame: &Frame<'_>, bytes: &'a [u8]) -> Frame<'a> {
     let (vlan, vlan_tci) = vlan_of(bytes);
     let now = bytes.len() as u32;
-    let wire_len = (frame.wire_len + now).saturating_sub(frame.bytes.len() as u32);
+    let cut = frame.wire_len.saturating_sub(frame.bytes.len() as u32);
     Frame {
         bytes,
-        wire_len: wire_len.max(now),
+        wire_len: now.saturating_add(cut),
         ts_ns: frame.ts_ns,
         flags: frame.flags & !flags::VLAN | vlan,
         vlan_tci,

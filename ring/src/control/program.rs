@@ -5,7 +5,7 @@
 //! Read { program, map, first, … } → Values      as they lie there at this moment, entry by entry
 //! ```
 
-use super::wire::{MAX_PAYLOAD, Malformed, Reader, Writer};
+use super::wire::{Malformed, Reader, Writer};
 
 /// Something about the operator's programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum Programs {
 }
 
 /// The most bytes of values in one answer.
-pub const MAX_VALUES: usize = MAX_PAYLOAD / 2;
+pub const MAX_VALUES: usize = 64 << 10;
 
 /// A program.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -46,7 +46,7 @@ pub struct ProgramInfo {
     pub name: String,
     /// What kind of program it is: `xdp` or `tc`.
     pub kind: String,
-    /// Where else it runs: `xdp:eth1 native`, `source eth1`; empty: for ports alone.
+    /// Where the kernel runs it: `xdp:eth1 native`, `tc:eth1`; of sources' nothing is said.
     pub runs: Vec<String>,
     /// Its number in the kernel.
     pub id: u32,

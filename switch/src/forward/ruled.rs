@@ -279,10 +279,17 @@ impl Forwarder {
         if !self.shut.contains(&port) {
             self.shut.push(port);
         }
+        self.flips.push(port);
         self.lists.clear();
         self.last = None;
         self.table.forget(port);
         self.pin(port);
+    }
+
+    /// Ports that were shut for a loop, or opened again, since the last call.
+    #[inline]
+    pub(crate) fn take_flips(&mut self) -> Option<Vec<Number>> {
+        (!self.flips.is_empty()).then(|| std::mem::take(&mut self.flips))
     }
 
     /// Opens ports again that were shut for long enough.
@@ -291,6 +298,7 @@ impl Forwarder {
         let now_s = self.now_s;
         let mut shut = std::mem::take(&mut self.shut);
         let mut idle = 0;
+        let flips = &mut self.flips;
         shut.retain(|port| {
             let state = &mut self.states[usize::from(*port)];
             let Some(rule) = &mut state.rule else {
@@ -306,6 +314,7 @@ impl Forwarder {
                 idle += 1;
             }
             self.lists.clear();
+            flips.push(*port);
             false
         });
         self.shut = shut;

@@ -124,10 +124,7 @@ impl Switch {
         let now_us = self.epoch_us + self.started.elapsed().as_micros() as u64;
         self.exits.set(number, settings, now_us);
         if let Some(twin) = &mut self.twin {
-            // What the kernel instance does not know how to do.
-            let is_plain = settings.wire.is_plain() && !settings.cuts && !settings.sums;
             twin.police(number, Police(settings.police));
-            twin.set_upcall(number, self.forwarder.has_rule(number) || !is_plain);
         }
         if is_ring == Some(true) && !settings.wire.is_plain() {
             log::warn!(
@@ -136,6 +133,20 @@ impl Switch {
                 self.name
             );
         }
+        self.limit_twin(number);
+    }
+
+    /// What the kernel instance does not know how to do with a port is the daemon's.
+    pub(super) fn limit_twin(&mut self, number: Number) {
+        let Some(twin) = &mut self.twin else {
+            return;
+        };
+        let settings = self.settings.of(number);
+        let is_plain = settings.wire.is_plain() && !settings.cuts && !settings.sums;
+        // Where only the kernel has an instance, each would let as much pass.
+        let has_two_buckets = settings.police > 0 && self.forwarder.judge.is_none();
+        let is_limited = self.forwarder.has_rule(number) || !is_plain || has_two_buckets;
+        twin.set_upcall(number, is_limited);
     }
 
     /// The switch and all its ports are from now on as the settings say.

@@ -26,7 +26,7 @@ mod program;
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,6 +55,8 @@ pub struct Twin {
     dir: PathBuf,
     /// Nobody else has the directory.
     _lock: OwnedFd,
+    /// What the daemon will be.
+    user: Option<(u32, u32)>,
     state: Shared,
     table: Shared,
     layout: Layout,
@@ -112,11 +114,19 @@ impl Twin {
                 "a switch with twin uplinks has at most {MOST_PORTS} ports: say ports={MOST_PORTS}"
             )));
         }
-        let dir = Path::new(ROOT).join(PROJECT).join(pin_name(name));
-        let lock = directory(&dir, user).map_err(wrong)?;
-        match Self::make(config, dir, lock) {
-            Ok(twin) => Ok(Some(twin)),
+        let lock = directory(name, user).map_err(wrong)?;
+        // By the descriptor: what the daemon will be may not be let through the directories above.
+        let dir = PathBuf::from(format!("/proc/self/fd/{}", lock.as_raw_fd()));
+        let held = lock.try_clone().map_err(|error| wrong(error.to_string()))?;
+        match Self::make(config, dir.clone(), lock) {
+            Ok(mut twin) => {
+                twin.user = user;
+                Ok(Some(twin))
+            }
             Err(error) => {
+                // What a daemon left that was killed would forward what this one forwards.
+                clear(&dir, |_| false);
+                drop(held);
                 log::warn!(
                     target: "switch",
                     "{name}: no twin, the daemon forwards all: {error}"
@@ -180,6 +190,7 @@ impl Twin {
             switch: config.name.clone(),
             dir,
             _lock: lock,
+            user: None,
             state,
             table,
             layout,
@@ -206,7 +217,7 @@ impl Twin {
     }
 
     /// The table, with what is there of these ports. Once, before ports are [added](Self::add).
-    pub(crate) fn table(&self, limits: Limits, ports: &[(Number, &str)]) -> Table {
+    pub(crate) fn table(&mut self, limits: Limits, ports: &[(Number, &str)]) -> Table {
         self.set_age(limits.age_s);
         // Numbers of ports are of the configuration, which may be another one by now.
         let is_kept = |number: Number| {
@@ -222,6 +233,11 @@ impl Twin {
             .region()
             .part(0, u64::from(self.layout.slots) * Slots::BYTES);
         let memory = memory.expect("an array of this shape");
+        for number in all.iter().filter(|number| kept[usize::from(**number)]) {
+            // They forward as they did until their settings are known.
+            let word = self.state.read(self.layout.port(*number) + part::WORD);
+            self.flags[usize::from(*number)] = (word >> 32) as u32;
+        }
         let is_kept = |number: Number| kept.get(usize::from(number)).copied().unwrap_or(false);
         let table = Table::take_over(limits, memory, self.secret, is_kept);
         for number in all.into_iter().filter(|number| !is_kept(*number)) {
@@ -252,6 +268,32 @@ impl Twin {
         clear(&self.dir, |name| {
             [STATE, TABLE].contains(&name) || names.iter().any(|it| it == name)
         });
+        // Last: root without the right to pass by permissions could make no name in somebody else's.
+        if let Some((uid, gid)) = self.user
+            && let Err(error) = std::os::unix::fs::chown(&self.dir, Some(uid), Some(gid))
+        {
+            log::warn!(
+                target: "switch",
+                "{}: what the kernel keeps of the twin stays root's, also when the daemon ends: {error}",
+                self.switch
+            );
+        }
+    }
+
+    /// Removes what a killed daemon left of a switch that has no twin now: it would forward what the daemon
+    /// forwards.
+    pub fn forget(switch: &str, user: Option<(u32, u32)>) {
+        let path = Path::new(ROOT).join(PROJECT).join(pin_name(switch));
+        if path.symlink_metadata().is_err() {
+            return;
+        }
+        if let Ok(lock) = directory(switch, user) {
+            clear(
+                &PathBuf::from(format!("/proc/self/fd/{}", lock.as_raw_fd())),
+                |_| false,
+            );
+            let _ = std::fs::remove_dir(&path);
+        }
     }
 
     /// Whether every frame from or to a port is for the daemon.
@@ -275,6 +317,10 @@ impl Twin {
     /// How much a port may send, by whichever instance.
     pub(crate) fn police(&self, number: Number, police: Police) {
         let port = self.layout.port(number);
+        if self.state.read(port + part::RATE) != police.ns_per_kib() {
+            // What was sent at another rate is not owed at this one.
+            self.state.write(port + part::SENT, 0);
+        }
         self.state.write(port + part::BURST, police.burst_ns());
         self.state.write(port + part::RATE, police.ns_per_kib());
     }
@@ -345,6 +391,9 @@ impl Twin {
         let mut is_changed = false;
         for at in 0..self.ports.len() {
             let index = self.index(&self.ports[at].interface);
+            if index == 0 {
+                self.ports[at].is_told = false;
+            }
             if index == self.ports[at].index || (index != 0 && self.ports[at].is_told) {
                 continue;
             }
@@ -432,7 +481,7 @@ impl Drop for Twin {
         // The kernel instance goes with its names: nobody forwards any more.
         clear(&self.dir, |_| false);
         // Root's, where the daemon is somebody else: then it stays, empty.
-        let _ = std::fs::remove_dir(&self.dir);
+        let _ = std::fs::remove_dir(Path::new(ROOT).join(PROJECT).join(pin_name(&self.switch)));
     }
 }
 
@@ -461,30 +510,64 @@ fn old(
     Ok((state, table, secret))
 }
 
-/// Makes the directory, for nobody else: what holds it.
-fn directory(dir: &Path, user: Option<(u32, u32)>) -> Result<OwnedFd, String> {
+/// Makes the directory, for nobody else: what holds it. Others may make what they like where bpf filesystems are,
+/// so nothing is followed, and what is somebody else's is not taken.
+fn directory(switch: &str, user: Option<(u32, u32)>) -> Result<OwnedFd, String> {
     if !is_bpffs(Path::new(ROOT)).unwrap_or(false) {
         return Err(format!(
             "twin needs a bpf filesystem at {ROOT}: mount -t bpf bpf {ROOT}"
         ));
     }
-    let failed = |error: io::Error| format!("{}: {error}", dir.display());
-    std::fs::create_dir_all(dir).map_err(failed)?;
-    if let Some((uid, gid)) = user {
-        std::os::unix::fs::chown(dir, Some(uid), Some(gid)).map_err(failed)?;
-    }
-    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    let lock = rustix::fs::open(dir, flags, Mode::empty());
-    let lock = lock.map_err(|error| failed(error.into()))?;
+    let root = rustix::fs::open(ROOT, IS_DIR, Mode::empty());
+    let root = root.map_err(|error| format!("{ROOT}: {error}"))?;
+    let project = Path::new(ROOT).join(PROJECT);
+    let ours = own_directory(&root, PROJECT, &project, (None, Mode::from(0o711)))?;
+    let name = pin_name(switch);
+    let path = project.join(&name);
+    let lock = own_directory(&ours, &name, &path, (user, Mode::from(0o700)))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
         Err(Errno::WOULDBLOCK) => Err(format!(
             "another daemon has a switch of this name with twin uplinks ({})",
-            dir.display()
+            path.display()
         )),
-        Err(error) => Err(failed(error.into())),
+        Err(error) => Err(format!("{}: {error}", path.display())),
     }
 }
+
+/// A directory in another, which is ours, or was made by a daemon that became `user`.
+fn own_directory(
+    parent: &OwnedFd,
+    name: &str,
+    path: &Path,
+    (user, mode): (Option<(u32, u32)>, Mode),
+) -> Result<OwnedFd, String> {
+    let failed = |error: Errno| format!("{}: {error}", path.display());
+    match rustix::fs::mkdirat(parent, name, mode) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let dir = rustix::fs::openat(parent, name, IS_DIR, Mode::empty()).map_err(failed)?;
+    let is = rustix::fs::fstat(&dir).map_err(failed)?;
+    let us = rustix::process::geteuid();
+    if is.st_uid != us.as_raw() && user.is_none_or(|(uid, _)| is.st_uid != uid) {
+        let (path, uid) = (path.display(), is.st_uid);
+        return Err(format!(
+            "{path} belongs to user {uid}: remove it, and start again"
+        ));
+    }
+    if is.st_uid != us.as_raw() {
+        rustix::fs::fchown(&dir, Some(us), None).map_err(failed)?;
+    }
+    rustix::fs::fchmod(&dir, mode).map_err(failed)?;
+    Ok(dir)
+}
+
+/// A directory, and no link to one.
+const IS_DIR: OFlags = OFlags::DIRECTORY
+    .union(OFlags::RDONLY)
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NOFOLLOW);
 
 /// Removes names, but for those that are `kept`.
 fn clear(dir: &Path, kept: impl Fn(&str) -> bool) {

@@ -131,6 +131,10 @@ impl ProgramPlan {
     /// Calls the operator's program; ends with what it says, unless it lets the frame pass.
     fn run(&self, asm: &mut Asm, operators: asm::Label) {
         let passes = asm.label();
+        // Frames of queues without a socket are the host's.
+        asm.load(Size::Word, QUEUE, CONTEXT, MD_RX_QUEUE);
+        look_up(asm, &self.sockets);
+        asm.jump_if(Cond::Eq, R0, K(0), passes);
         asm.alu64(Alu::Mov, R1, X(CONTEXT));
         asm.call_function(operators);
         asm.jump32_if(Cond::Eq, R0, K(XDP_PASS), passes);
