@@ -99,7 +99,7 @@ pub fn word(path: &Path, offset: u64) -> u64 {
 pub fn store(guest: &Guest, magic: &str, offset: u64, word: u64) -> Result<String> {
     let script = format!(
         "for d in /sys/bus/pci/devices/*; do
-            [ $(cat $d/device) = 0x1110 ] || continue
+            [ \"$(cat $d/device 2>/dev/null)\" = 0x1110 ] || continue
             a=$(sed -n 3p $d/resource | cut -d' ' -f1)
             [ $(devmem $a 64) = {magic} ] || continue
             devmem $((a + {offset})) 64 {word:#x} && devmem $((a + {offset})) 64

@@ -127,8 +127,8 @@ fn what_is_no_message_is_answered_and_ends_only_its_connection() {
     }
     // Well framed nonsense is refused, and the connection goes on.
     let mut raw = Raw::greeted(&daemon.socket());
-    // 37 asks for the back-ends, and has no payload.
-    for kind in (0..=255).filter(|kind| !(1..=20).contains(kind) && *kind != 37) {
+    // 37 asks for the back-ends and 62 for the programs: they have no payload.
+    for kind in (0..=255).filter(|kind| !(1..=20).contains(kind) && ![37, 62].contains(kind)) {
         raw.send(&header(kind, 0, VERSION)).unwrap();
         assert_eq!(refusal(raw.next().unwrap().1).0, code::PROTOCOL, "{kind}");
     }

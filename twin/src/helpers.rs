@@ -291,12 +291,12 @@ extern "C" fn adjust_tail(host: *mut Host, _: u64, delta: u64, _: u64, _: u64, _
 
 extern "C" fn load_bytes(host: *mut Host, _: u64, offset: u64, to: u64, len: u64, _: u64) -> u64 {
     let host = host!(host);
-    host.pay(len);
     let from = host
         .in_frame(offset, len)
         .and_then(|at| host.place(at, len as usize));
     match (from, host.place(to, len as usize)) {
         (Some(from), Some(to)) => {
+            host.pay(len);
             // SAFETY: both lie in the area, and may overlap.
             unsafe { ptr::copy(from, to, len as usize) };
             0
@@ -314,12 +314,12 @@ extern "C" fn store_bytes(
     _: u64,
 ) -> u64 {
     let host = host!(host);
-    host.pay(len);
     let to = host
         .in_frame(offset, len)
         .and_then(|at| host.place(at, len as usize));
     match (host.place(from, len as usize), to) {
         (Some(from), Some(to)) => {
+            host.pay(len);
             // SAFETY: both lie in the area, and may overlap.
             unsafe { ptr::copy(from, to, len as usize) };
             0
