@@ -454,3 +454,53 @@ fn what_is_done_to_the_interfaces_under_traffic_leaves_nothing_stuck() {
     assert!(transfer(one, two, &address(2), &bytes).unwrap() == bytes);
     daemon.audit();
 }
+
+#[test]
+fn what_a_stranger_put_in_the_place_of_its_names_is_not_followed_and_not_emptied() {
+    use std::os::unix::fs::{chown, symlink};
+    let site = Containers::new(2).unwrap();
+    let victim = site.lab.dir().join("victim");
+    std::fs::create_dir(&victim).unwrap();
+    std::fs::write(victim.join("kept"), "kept").unwrap();
+    let said = || {
+        let switch = site.switch(TWIN, "");
+        let error = Daemon::start(&site.lab, Some(&site.here), &["--switch", &switch]).err();
+        error.map(|error| error.to_string()).unwrap_or_default()
+    };
+    // A daemon makes the directory above; when it has ended, names are free.
+    drop(daemon(&site, TWIN, ""));
+    let names = site.names();
+    let _ = std::fs::remove_dir_all(&names);
+    symlink(&victim, &names).unwrap();
+    let followed = said();
+    std::fs::remove_file(&names).unwrap();
+    assert!(
+        followed.contains("Not a directory") || followed.contains("symbolic"),
+        "{followed}"
+    );
+    assert!(victim.join("kept").exists());
+    std::fs::create_dir(&names).unwrap();
+    chown(&names, Some(65_534), None).unwrap();
+    let taken = said();
+    std::fs::remove_dir(&names).unwrap();
+    assert!(taken.contains("belongs to user 65534"), "{taken}");
+    // The control: without either it starts, and is a twin.
+    let daemon = daemon(&site, TWIN, "");
+    assert!(pings(&site.all[0], &address(2), &[]));
+    assert!(of_switch(&daemon, "twin_ports") == 2);
+}
+
+#[test]
+fn a_killed_twin_is_gone_when_the_next_daemon_has_none() {
+    let site = Containers::new(2).unwrap();
+    let mut first = daemon(&site, TWIN, "");
+    assert!(pings(&site.all[0], &address(2), &[]));
+    first.kill();
+    // The control: the kernel goes on.
+    assert_eq!(answered(&site.all[0], &address(2), 3), 3);
+    let _plain = daemon(&site, "", "");
+    let gone = || !site.names().exists();
+    eventually("its names are gone", gone);
+    let (_, lost, twice) = numbered(&site, || sleep(Duration::from_millis(300)));
+    assert_eq!((lost, twice), (0, 0));
+}
