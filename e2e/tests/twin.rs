@@ -470,19 +470,19 @@ fn what_a_stranger_put_in_the_place_of_its_names_is_not_followed_and_not_emptied
     // A daemon makes the directory above; when it has ended, names are free.
     drop(daemon(&site, TWIN, ""));
     let names = site.names();
-    let _ = std::fs::remove_dir_all(&names);
-    symlink(&victim, &names).unwrap();
+    let _ = std::fs::remove_dir_all(names);
+    symlink(&victim, names).unwrap();
     let followed = said();
-    std::fs::remove_file(&names).unwrap();
+    std::fs::remove_file(names).unwrap();
     assert!(
         followed.contains("Not a directory") || followed.contains("symbolic"),
         "{followed}"
     );
     assert!(victim.join("kept").exists());
-    std::fs::create_dir(&names).unwrap();
-    chown(&names, Some(65_534), None).unwrap();
+    std::fs::create_dir(names).unwrap();
+    chown(names, Some(65_534), None).unwrap();
     let taken = said();
-    std::fs::remove_dir(&names).unwrap();
+    std::fs::remove_dir(names).unwrap();
     assert!(taken.contains("belongs to user 65534"), "{taken}");
     // The control: without either it starts, and is a twin.
     let daemon = daemon(&site, TWIN, "");
