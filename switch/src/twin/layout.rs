@@ -136,7 +136,5 @@ pub(super) const CPU_BYTES: u32 = 64;
 pub(super) const PORT_BYTES: u32 = 128;
 /// Flags of a port: every frame from it or to it is an upcall.
 pub(super) const UPCALL: u32 = 1;
-/// Its interface's other end is in another network namespace: frames are put there at once.
-pub(super) const PEER: u32 = 2;
 /// The highest number of a port.
 pub(super) const MOST_PORTS: usize = 8191;

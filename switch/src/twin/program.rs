@@ -24,8 +24,7 @@ use vnplug_os::bpf::asm::{
 use vnplug_os::bpf::{Insn, Shared};
 
 use super::layout::{
-    CPU_BYTES, CPUS_AT, DOOR_PROBES, DOORS, DOORS_AT, Layout, PEER, PORT_BYTES, UPCALL, header,
-    port,
+    CPU_BYTES, CPUS_AT, DOOR_PROBES, DOORS, DOORS_AT, Layout, PORT_BYTES, UPCALL, header, port,
 };
 use crate::table::Slots;
 
@@ -83,7 +82,7 @@ impl Parts<'_> {
     /// The classifier at ports' interfaces.
     pub(super) fn classifier(&self) -> Result<Vec<Insn>, TooFar> {
         let mut asm = Asm::default();
-        let [alone, forward, peer, lost, drop, inner] = std::array::from_fn(|_| asm.label());
+        let [alone, forward, lost, drop, inner] = std::array::from_fn(|_| asm.label());
         asm.alu64(Alu::Mov, R6, Operand::X(R1));
         asm.load(Size::Word, R1, R6, DATA);
         asm.load(Size::Word, R2, R6, DATA_END);
@@ -112,15 +111,9 @@ impl Parts<'_> {
         asm.load(Size::Double, R7, FP, TO);
         self.decide(&mut asm, lost, drop, false);
         asm.bind(forward);
-        asm.alu64(Alu::Mov, R3, Operand::X(R7));
-        asm.alu64(Alu::Shr, R3, Operand::K(32));
         asm.alu32(Alu::Mov, R1, Operand::X(R7));
         asm.alu64(Alu::Mov, R2, Operand::K(0));
-        asm.jump_if(Cond::Set, R3, Operand::K(PEER), peer);
         asm.call(REDIRECT);
-        asm.exit();
-        asm.bind(peer);
-        asm.call(REDIRECT_PEER);
         asm.exit();
         asm.bind(lost);
         asm.alu64(Alu::Mov, R1, Operand::K(1));
@@ -482,4 +475,3 @@ const KTIME_GET_NS: u32 = 5;
 const GET_SMP_PROCESSOR_ID: u32 = 8;
 const REDIRECT: u32 = 23;
 const SKB_LOAD_BYTES: u32 = 26;
-const REDIRECT_PEER: u32 = 155;
