@@ -526,3 +526,46 @@ fn the_examples_do_the_same_in_the_kernel_and_in_the_daemon() {
         assert!(memory(&one, &daemon) == memory(&other, &reader), "{name}");
     }
 }
+
+#[test]
+fn a_program_of_traffic_control_runs_there_and_at_a_port() {
+    let (lab, netns) = (Lab::new().unwrap(), Netns::new().unwrap());
+    netns.veth("wire0", "wire1").unwrap();
+    let path = lab.dir().join("odd.c");
+    // Keeps what has an odd last byte, by the helper that reads a frame wherever it lies.
+    let text = "#include <linux/bpf.h>\n#include <bpf/bpf_helpers.h>\n__u64 seen;\n\
+        SEC(\"classifier\") int odd(struct __sk_buff *skb) {\n  __u8 last = 0;\n  __sync_fetch_and_add(&seen, 1);\n\
+          if (bpf_skb_load_bytes(skb, skb->len - 1, &last, 1)) return 2;\n  return last & 1 ? 0 : 2;\n}\n\
+        char _license[] SEC(\"license\") = \"GPL\";\n";
+    std::fs::write(&path, text).unwrap();
+    let object = build_bpf(&path, lab.dir()).unwrap();
+    let args = [
+        "--source",
+        "wire1",
+        "--program",
+        &flag("odd", &object, ",attach=tc:wire1"),
+    ];
+    let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+    let mut port = daemon.port("wire1").program("odd").open().unwrap();
+    let mut plain = daemon.port("wire1").open().unwrap();
+    netns
+        .enter(|| Stream::new("wire0", 500).send())
+        .unwrap()
+        .unwrap();
+    let all = read(&mut plain, 500);
+    let odd = all
+        .iter()
+        .filter(|frame| frame[frame.len() - 1] & 1 == 1)
+        .count();
+    assert_eq!(read(&mut port, odd).len(), odd);
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let runs = client.programs().unwrap()[0].runs.clone();
+    assert_eq!(runs, ["tc:wire1"]);
+    until(
+        "both have seen each frame",
+        || number(&mut client, "odd", ".bss", 0),
+        |seen| *seen == 1_000,
+    );
+    let wrong = complaint(&lab, &flag("odd", &object, ",attach=xdp:lo"));
+    assert!(wrong.contains("SEC(\"xdp\")"), "{wrong}");
+}

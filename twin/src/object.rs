@@ -64,6 +64,11 @@ impl Object {
         let parsed = std::panic::catch_unwind(|| aya_obj::Object::parse(bytes));
         let inner = match parsed {
             Ok(Ok(inner)) => inner,
+            Ok(Err(error @ aya_obj::ParseError::InvalidProgramSection { .. })) => {
+                return Err(ObjectError(format!(
+                    "{error}: programs for frames are in SEC(\"xdp\") or SEC(\"classifier\")"
+                )));
+            }
             Ok(Err(error)) => return Err(ObjectError(format!("not an eBPF object: {error}"))),
             Err(_) => return Err(ObjectError("not an eBPF object that makes sense".into())),
         };
@@ -73,7 +78,7 @@ impl Object {
             ProgramSection::SchedClassifier => (Context::Classifier, false),
             other => {
                 return Err(ObjectError(format!(
-                    "{name} is a program for {other:?}; only SEC(\"xdp\") and SEC(\"tc\") are for frames"
+                    "{name} is a program for {other:?}; only SEC(\"xdp\") and SEC(\"classifier\") are for frames"
                 )));
             }
         };
@@ -162,7 +167,8 @@ fn choose(object: &aya_obj::Object, program: Option<&str>) -> Result<String, Obj
     let all = names.join(", ");
     match (program, &names[..]) {
         (_, []) => Err(ObjectError(
-            "has no program; a program is a function with SEC(\"xdp\") or SEC(\"tc\")".into(),
+            "has no program; a program is a function with SEC(\"xdp\") or SEC(\"classifier\")"
+                .into(),
         )),
         (None, [one]) => Ok(one.clone()),
         (None, _) => Err(ObjectError(format!(

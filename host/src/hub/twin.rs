@@ -309,7 +309,7 @@ fn attach(program: &Program, place: &Place) -> Result<(String, Link), String> {
             Ok((format!("tc:{name}"), Link::Tc { _link: link }))
         }
         (Place::Xdp(_), _) => Err("attach=xdp:… is for a program with SEC(\"xdp\")".into()),
-        (Place::Tc(_), _) => Err("attach=tc:… is for a program with SEC(\"tc\")".into()),
+        (Place::Tc(_), _) => Err("attach=tc:… is for a program with SEC(\"classifier\")".into()),
     }
 }
 
