@@ -138,6 +138,9 @@ impl Control {
                 if let Programs::Read { count, .. } = &asked {
                     let looked = f64::from(*count).min(MAX_VALUES as f64) / VALUES_AT_ONCE;
                     self.sessions.charge(whom.token, looked);
+                } else {
+                    // It asks the kernel about each map.
+                    self.sessions.charge(whom.token, ASKS_QUEUES);
                 }
                 let answer = self.of_programs(viewer, asked);
                 let answer = answer.map(|it| (Message::Programs(it), Vec::new()));

@@ -3,12 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use vnplug_frame::Frame;
-use vnplug_path::port::{Totals, changed, is_kept};
+use vnplug_frame::{Frame, recycle};
+use vnplug_path::port::{Lost, Totals, changed, passed};
 use vnplug_path::source::{
     Echoes, Queue, QueueCounters, Received, Seen, SourceError, Transmitter, Wake,
 };
-use vnplug_ring::layout::flags;
 use vnplug_twin::{Instance, Meta};
 
 use crate::hub::SourceProgram;
@@ -30,6 +29,7 @@ pub(super) fn all(
             stopped: 0,
             bytes: Vec::new(),
             places: Vec::new(),
+            batch: Vec::new(),
         }) as Box<dyn Queue>)
     });
     queues.collect()
@@ -46,6 +46,8 @@ struct Programmed {
     /// What the program made of a batch's frames, one after the other, and which frame is where.
     bytes: Vec<u8>,
     places: Vec<(usize, Range<usize>)>,
+    /// Keeps its memory; empty between two batches.
+    batch: Vec<Frame<'static>>,
 }
 
 impl Queue for Programmed {
@@ -58,6 +60,7 @@ impl Queue for Programmed {
             stopped,
             bytes,
             places,
+            batch,
         } = self;
         let mut kept = 0;
         let received = inner.receive(&mut |frames| {
@@ -70,16 +73,14 @@ impl Queue for Programmed {
                     wire_len: frame.wire_len,
                     ..Meta::default()
                 };
-                let context = instance.code().context();
-                let run = instance.run(frame.bytes, &meta);
-                // Where a super-frame's headers lie is said beside it, and would be wrong.
-                let is_torn =
-                    frame.flags & flags::OFFLOAD != 0 && run.frame.len() != frame.bytes.len();
-                aborted += u64::from(is_torn || run.verdict.is_none());
-                if !is_torn && run.verdict.is_some_and(|verdict| is_kept(context, verdict)) {
-                    let begin = bytes.len();
-                    bytes.extend_from_slice(run.frame);
-                    places.push((at, begin..bytes.len()));
+                match passed(instance, frame, &meta) {
+                    Ok(made) => {
+                        let begin = bytes.len();
+                        bytes.extend_from_slice(made.bytes);
+                        places.push((at, begin..bytes.len()));
+                    }
+                    Err(Lost::Dropped) => {}
+                    Err(Lost::Aborted) => aborted += 1,
                 }
             }
             kept = places.len();
@@ -87,11 +88,13 @@ impl Queue for Programmed {
             *stopped += gone;
             totals.add(frames.len() as u64, gone - aborted, aborted);
             if kept > 0 {
-                let made = places.iter().map(|(at, place)| {
+                let mut made = recycle(std::mem::take(batch));
+                made.extend(places.iter().map(|(at, place)| {
                     let made = &bytes[place.clone()];
                     changed(&frames[*at], made)
-                });
-                sink(&made.collect::<Vec<_>>());
+                }));
+                sink(&made);
+                *batch = recycle(made);
             }
         })?;
         match received {

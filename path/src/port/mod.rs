@@ -20,7 +20,7 @@ use crate::batch::{BatchInfo, Handle};
 use crate::commons::{Commons, Turn};
 use doorbell::Doorbell;
 pub use judge::{Judge, Share};
-pub use program::{PortProgram, Totals, changed, is_kept};
+pub use program::{Lost, PortProgram, Totals, changed, passed};
 use vnplug_filter::{FrameSet, Program};
 use vnplug_frame::Frame;
 use vnplug_frame::offload::Piece;

@@ -79,29 +79,51 @@ impl PortProgram {
             wire_len: frame.wire_len,
             hash,
         };
-        let context = self.instance.code().context();
-        let run = self.instance.run(frame.bytes, &meta);
         tally.frames += 1;
-        let before = frame.bytes.len();
-        let is_super = frame.flags & flags::OFFLOAD != 0;
-        // Where a super-frame's headers lie is said beside it, and would be wrong.
-        let is_torn = is_super && run.frame.len() != before;
-        match run.verdict {
-            Some(verdict) if !is_torn && is_kept(context, verdict) => {}
-            Some(verdict) if !is_torn && !is_abort(context, verdict) => {
+        match passed(&mut self.instance, frame, &meta) {
+            Ok(made) => Some(made),
+            Err(Lost::Dropped) => {
                 tally.dropped += 1;
-                return None;
+                None
             }
-            _ => {
+            Err(Lost::Aborted) => {
                 tally.aborted += 1;
-                return None;
+                None
             }
         }
-        Some(changed(frame, run.frame))
     }
 
     fn count(&self, tally: &Tally) {
         self.totals.add(tally.frames, tally.dropped, tally.aborted);
+    }
+}
+
+/// Why a program has left nothing of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// It dropped it.
+    Dropped,
+    /// It failed, was stopped, or changed what it must not.
+    Aborted,
+}
+
+/// Runs a program on a frame: what it made of it, if it lets it pass.
+///
+/// # Errors
+/// [`Lost`].
+pub fn passed<'a>(
+    instance: &'a mut Instance,
+    frame: &Frame<'_>,
+    meta: &Meta,
+) -> Result<Frame<'a>, Lost> {
+    let context = instance.code().context();
+    let run = instance.run(frame.bytes, meta);
+    // Where a super-frame's headers lie is said beside it, and would be wrong.
+    let is_torn = frame.flags & flags::OFFLOAD != 0 && run.frame.len() != frame.bytes.len();
+    match run.verdict {
+        Some(verdict) if !is_torn && is_kept(context, verdict) => Ok(changed(frame, run.frame)),
+        Some(verdict) if !is_torn && !is_abort(context, verdict) => Err(Lost::Dropped),
+        _ => Err(Lost::Aborted),
     }
 }
 
@@ -124,7 +146,7 @@ pub fn changed<'a>(frame: &Frame<'_>, bytes: &'a [u8]) -> Frame<'a> {
 }
 
 /// Whether a program lets a frame pass. A port or a source is no way out: what it would send elsewhere is dropped.
-pub fn is_kept(context: Context, verdict: i32) -> bool {
+fn is_kept(context: Context, verdict: i32) -> bool {
     match context {
         // XDP_PASS
         Context::Xdp => verdict == 2,
@@ -138,7 +160,7 @@ fn is_abort(context: Context, verdict: i32) -> bool {
     context == Context::Xdp && verdict == 0
 }
 
-pub(super) fn lock(program: &Mutex<PortProgram>) -> MutexGuard<'_, PortProgram> {
+fn lock(program: &Mutex<PortProgram>) -> MutexGuard<'_, PortProgram> {
     // One thread uses it. If that failed in the middle of a frame, the next frame begins anew.
     program.lock().unwrap_or_else(PoisonError::into_inner)
 }

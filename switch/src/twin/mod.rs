@@ -521,12 +521,14 @@ fn directory(switch: &str, user: Option<(u32, u32)>) -> Result<OwnedFd, String> 
     let root = rustix::fs::open(ROOT, IS_DIR, Mode::empty());
     let root = root.map_err(|error| format!("{ROOT}: {error}"))?;
     let project = Path::new(ROOT).join(PROJECT);
-    let ours = own_directory(&root, PROJECT, &project, (None, Mode::from(0o711)))?;
+    let ours = own_directory(&root, PROJECT, &project, None)?;
+    settle_on(&ours, &project, Mode::from(0o711))?;
     let name = pin_name(switch);
     let path = project.join(&name);
-    let lock = own_directory(&ours, &name, &path, (user, Mode::from(0o700)))?;
+    let lock = own_directory(&ours, &name, &path, user)?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(lock),
+        // Only now: until then it may be that of a daemon that lives.
+        Ok(()) => settle_on(&lock, &path, Mode::from(0o700)).map(|()| lock),
         Err(Errno::WOULDBLOCK) => Err(format!(
             "another daemon has a switch of this name with twin uplinks ({})",
             path.display()
@@ -540,10 +542,10 @@ fn own_directory(
     parent: &OwnedFd,
     name: &str,
     path: &Path,
-    (user, mode): (Option<(u32, u32)>, Mode),
+    user: Option<(u32, u32)>,
 ) -> Result<OwnedFd, String> {
     let failed = |error: Errno| format!("{}: {error}", path.display());
-    match rustix::fs::mkdirat(parent, name, mode) {
+    match rustix::fs::mkdirat(parent, name, Mode::from(0o700)) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(failed(error)),
     }
@@ -556,11 +558,20 @@ fn own_directory(
             "{path} belongs to user {uid}: remove it, and start again"
         ));
     }
-    if is.st_uid != us.as_raw() {
-        rustix::fs::fchown(&dir, Some(us), None).map_err(failed)?;
-    }
-    rustix::fs::fchmod(&dir, mode).map_err(failed)?;
     Ok(dir)
+}
+
+/// Makes a directory ours alone.
+fn settle_on(dir: &OwnedFd, path: &Path, mode: Mode) -> Result<(), String> {
+    let us = rustix::process::geteuid();
+    let is = rustix::fs::fstat(dir);
+    let settled = is.and_then(|is| {
+        if is.st_uid != us.as_raw() {
+            rustix::fs::fchown(dir, Some(us), None)?;
+        }
+        rustix::fs::fchmod(dir, mode)
+    });
+    settled.map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// A directory, and no link to one.
