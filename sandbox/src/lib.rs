@@ -1,0 +1,18 @@
+//! What may this program say to the network? Ask, remember, prove.
+//!
+//! ```text
+//!  program ── system call ──> calls ──> act ──> gate ──> rules, questions
+//!                               │                 │
+//!                               └── done on a copy of its arguments, if allowed
+//!  program ── frames ──> wire ──> gate            (only with a switch port of its own)
+//! ```
+//!
+//! A program runs below a filter of system calls that hands each network act to this process (seccomp
+//! user notification). The arguments are copied once, become an [`act::Act`], and are judged; what is allowed
+//! is done here, on the copy, with the program's own socket. Nothing is looked at and then done by
+//! the program, which could change it in between.
+//!
+//! This crate is used by `vnplug sandbox`; it needs no root and no daemon.
+
+pub mod act;
+pub mod gate;
