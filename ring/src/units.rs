@@ -37,6 +37,27 @@ pub fn size(text: &str) -> Result<u64, BadUnits> {
         .ok_or_else(|| BadUnits::TooLarge(text.to_owned()))
 }
 
+/// Days since 1970-01-01 as year, month, day. The year begins in March, so that a leap day is its
+/// last; a cycle of 400 years has 146,097 days.
+pub fn civil(days: u64) -> (u64, u64, u64) {
+    let day = days + 719_468; // since 0000-03-01
+    let (era, of_era) = (day / 146_097, day % 146_097);
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let march = (5 * of_year + 2) / 153;
+    let month = if march < 10 { march + 3 } else { march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    (year, month, of_year - (153 * march + 2) / 5 + 1)
+}
+
+/// The inverse of [`civil`], for years from 1970 on.
+pub fn days(year: u64, month: u64, day: u64) -> u64 {
+    let year = year - u64::from(month <= 2);
+    let (era, year_of_era) = (year / 400, year % 400);
+    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + of_year - 719_468
+}
+
 /// Reads a length of time; a number alone is one of seconds.
 ///
 /// # Errors

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use vnplug_ring::units;
+
 /// What the name of a segment file says.
 ///
 /// `SEQ` has ten decimal digits and grows over all disks of a recording and over restarts; `START`
@@ -174,7 +176,7 @@ pub fn flows_file(capture: &str) -> String {
 /// A time (nanoseconds since 1970 UTC) as in a file name: `20261121T134501.123456789Z`.
 pub fn time(ns: u64) -> String {
     let (seconds, fraction) = (ns / 1_000_000_000, ns % 1_000_000_000);
-    let (year, month, day) = civil(seconds / 86_400);
+    let (year, month, day) = units::civil(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}.{fraction:09}Z")
 }
@@ -202,7 +204,7 @@ pub fn parse_time(text: &str) -> Option<u64> {
     if !valid {
         return None;
     }
-    let seconds = days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second;
+    let seconds = units::days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second;
     let ns = seconds * 1_000_000_000 + part(16, 25)?;
     // A 31st of June is no date.
     (time(ns) == text).then_some(ns)
@@ -213,27 +215,6 @@ fn digits(text: &str) -> Option<u64> {
         return None;
     }
     text.parse().ok()
-}
-
-/// Days since 1970-01-01 as year, month, day. The year begins in March, so that a leap day is its
-/// last; a cycle of 400 years has 146,097 days.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let day = days + 719_468; // since 0000-03-01
-    let (era, of_era) = (day / 146_097, day % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let march = (5 * of_year + 2) / 153;
-    let month = if march < 10 { march + 3 } else { march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    (year, month, of_year - (153 * march + 2) / 5 + 1)
-}
-
-/// The inverse of [`civil`].
-fn days(year: u64, month: u64, day: u64) -> u64 {
-    let year = year - u64::from(month <= 2);
-    let (era, year_of_era) = (year / 400, year % 400);
-    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + of_year - 719_468
 }
 
 /// The extension of an index.
