@@ -15,4 +15,7 @@
 //! This crate is used by `vnplug sandbox`; it needs no root and no daemon.
 
 pub mod act;
+pub mod floor;
 pub mod gate;
+pub mod name;
+pub mod rules;
