@@ -5,11 +5,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use serde_json::Value;
 use vnplug::{FilterSpec, Next, Port};
 use vnplug_e2e::daemon::{Daemon, audit, label, value};
 use vnplug_e2e::traffic::Stream;
@@ -463,6 +464,78 @@ fn more_filters_than_the_kernel_is_given_bring_everything() {
     read(&mut wide, 1_000, &mut Checker::new(View::Part));
     let after = wire.at_rest(value(&before, "seen") + 1_000);
     assert_eq!(value(&after, "early"), value(&before, "early"));
+}
+
+#[test]
+fn the_kernel_and_the_daemon_have_one_book() {
+    let wire = Wire::new(PATIENT);
+    let mut stays = wire.open(&flow(1));
+    let goes = wire.open(&flow(2));
+    let before = wire.until("on: 2 filters");
+    let programs = || held(&wire, "prog_id:");
+    let loaded = programs();
+    let stream = Stream {
+        flows: 10,
+        ..Stream::new("wire0", 1_000)
+    };
+    wire.send(&stream);
+    let after = wire.at_rest(value(&before, "seen") + 1_000);
+    assert_eq!(value(&after, "early") - value(&before, "early"), 800);
+    // A filter goes, and comes again, by a bit: the kernel has the same program as before.
+    drop(goes);
+    let before = wire.until("on: 1 filter");
+    wire.send(&stream);
+    let after = wire.at_rest(value(&before, "seen") + 1_000);
+    assert_eq!(value(&after, "early") - value(&before, "early"), 900);
+    let mut back = wire.open(&flow(2));
+    assert!(label(&wire.source(), "early_drop").starts_with("on: 2 filters"));
+    wire.send(&Stream {
+        run: 2,
+        ..Stream { ..stream }
+    });
+    read(&mut back, 100, &mut Checker::new(View::Part));
+    let after = wire.at_rest(value(&after, "seen") + 1_000);
+    read(&mut stays, 300, &mut Checker::new(View::Part));
+    assert_eq!(programs(), loaded);
+    // Its map, as bpftool shows it: two filters are on in a word with the generation, and the counts of all
+    // processors are what the daemon tells.
+    let maps = held(&wire, "map_id:");
+    let [id] = &maps[..] else {
+        panic!("the maps are {maps:?}");
+    };
+    let words = ["-j", "map", "dump", "id", id];
+    let output = Command::new("bpftool").args(words).output().unwrap();
+    let dump: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let bytes: Vec<u8> = match &dump[0]["value"] {
+        Value::Array(bytes) => bytes.iter().map(hexadecimal).collect(),
+        other => panic!("bpftool says {other}"),
+    };
+    let words: Vec<u64> = bytes
+        .chunks_exact(8)
+        .map(|word| u64::from_ne_bytes(word.try_into().unwrap()))
+        .collect();
+    assert_eq!(words[0] as u32, 0b11, "{words:?}");
+    assert!(words[0] >> 32 > 0 && words[1] == words[0] >> 32 << 32);
+    assert_eq!(words[16..].iter().sum::<u64>(), value(&after, "early"));
+}
+
+fn hexadecimal(byte: &Value) -> u8 {
+    let text = byte.as_str().unwrap().trim_start_matches("0x");
+    u8::from_str_radix(text, 16).unwrap()
+}
+
+/// The numbers of the daemon's programs or maps in the kernel, by its descriptors.
+fn held(wire: &Wire, what: &str) -> Vec<String> {
+    let dir = format!("/proc/{}/fdinfo", wire.daemon.pid());
+    let infos = std::fs::read_dir(dir).unwrap().flatten();
+    let texts = infos.filter_map(|info| std::fs::read_to_string(info.path()).ok());
+    let number = |text: String| {
+        let line = text.lines().find_map(|line| line.strip_prefix(what));
+        line.map(|number| number.trim().to_owned())
+    };
+    let mut numbers: Vec<String> = texts.filter_map(number).collect();
+    numbers.sort();
+    numbers
 }
 
 #[test]

@@ -3,8 +3,9 @@
 
 use std::ffi::CString;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use vnplug_filter::ebpf::{KernelJudge, Wanted};
+use vnplug_filter::ebpf::{Book, KernelJudge, Wanted};
 use vnplug_filter::libpcap::Library;
 use vnplug_filter::{Instruction, Program, Trust};
 
@@ -294,6 +295,72 @@ fn a_filter_that_loops_limits_nothing() {
     // What nobody limits is let through.
     let everything = KernelJudge::socket(&[Wanted::default()]).unwrap();
     assert!(everything.wants(&[0; 60]).unwrap());
+}
+
+#[test]
+fn a_word_of_the_book_puts_a_filter_out_and_another_generation_passes_everything() {
+    // One filter in each word of the book.
+    let texts: Vec<String> = (0..40).map(|port| format!("udp port {port}")).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let wants = wants(&compile(&texts));
+    let book = Arc::new(Book::of_processors("vnplug_judge").expect("a book"));
+    let judge = KernelJudge::socket_by(&book, 7, &wants).expect("load");
+    let frame = |port: u16| {
+        let mut frame = vec![0_u8; 60];
+        frame[12..14].copy_from_slice(&[0x08, 0x00]);
+        frame[14] = 0x45;
+        frame[23] = 17;
+        frame[34..36].copy_from_slice(&port.to_be_bytes());
+        frame[36..38].copy_from_slice(&999_u16.to_be_bytes());
+        frame
+    };
+    let passes = |port: u16| judge.wants(&frame(port)).expect("run");
+    // Of another generation: everything.
+    assert!(passes(3) && passes(35) && passes(99));
+    book.set(7, u64::MAX);
+    assert!(passes(3) && passes(35) && !passes(99));
+    book.set(7, !(1 << 3) & !(1 << 35));
+    assert!(!passes(3) && !passes(35) && passes(4) && passes(36));
+    book.set(7, 0);
+    assert!(!passes(4) && !passes(36));
+    book.set(8, 0);
+    assert!(passes(4) && passes(99));
+    assert_eq!(judge.rejected(), 5);
+    // Without any filter, too.
+    let none = KernelJudge::socket_by(&book, 9, &[]).expect("load");
+    assert!(none.wants(&frame(1)).expect("run"));
+    book.set(9, 0);
+    assert!(!none.wants(&frame(1)).expect("run"));
+    // Both count in one memory.
+    assert_eq!((none.rejected(), book.all_dropped()), (6, 6));
+}
+
+#[test]
+fn a_program_never_takes_the_bits_of_another_generation_for_its_own() {
+    const RUNS: u32 = 1_000_000;
+    let wants = wants(&compile(&["len > 0", "arp"]));
+    // While it runs, the filters get other numbers, again and again. `next`: of which generation.
+    let rejected = |next: u32| {
+        let book = Arc::new(Book::of_processors("vnplug_judge").expect("a book"));
+        let judge = KernelJudge::socket_by(&book, 1, &wants).expect("load");
+        book.set(1, 0b01);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    book.set(next, 0b10);
+                    book.set(1, 0b01);
+                }
+            });
+            let ran = judge.nanoseconds(&[0; 60], RUNS);
+            over.store(true, Ordering::Relaxed);
+            ran.expect("run");
+        });
+        judge.rejected()
+    };
+    assert_eq!(rejected(2), 0);
+    // The control: with the same generation it does.
+    assert!(rejected(1) > 0);
 }
 
 fn ret() -> Instruction {

@@ -26,7 +26,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 pub use array::Array;
 pub use asm::Insn;
-pub use counter::{Counter, Counters};
+pub use counter::Counters;
 pub use pin::is_bpffs;
 pub use shared::{Shape, Shared};
 pub use tcx::TcxLink;

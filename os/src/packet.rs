@@ -81,14 +81,6 @@ impl Socket {
         set_option(&self.0, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
     }
 
-    /// Takes away whatever program decides; everything enters then. Needs no memory.
-    pub fn clear_filter(&self) -> io::Result<()> {
-        match set_option(&self.0, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            cleared => cleared,
-        }
-    }
-
     /// Makes the interface promiscuous for as long as this socket lives.
     pub fn set_promiscuous(&self, index: i32) -> io::Result<()> {
         let request = libc::packet_mreq {

@@ -19,6 +19,7 @@
 //! because this translation has no state, no recursion and at most a few dozen eBPF instructions
 //! per classic one.
 
+mod book;
 mod socket;
 mod translate;
 mod xdp;
@@ -26,14 +27,15 @@ mod xdp;
 use std::fmt;
 use std::sync::Arc;
 
+pub use book::{Book, Gate, MAX_FILTERS};
 use socket::{SKB_PKT_TYPE, Skb};
 use translate::Labels;
 use xdp::Xdp;
 
 use super::Program;
 use vnplug_os::bpf;
-use vnplug_os::bpf::asm::{Alu, Asm, Cond, Label, Operand, R0, R1, R2, R6, Size};
-use vnplug_os::bpf::{Counter, Insn, LoadError, ProgramKind};
+use vnplug_os::bpf::asm::{Alu, Asm, Cond, Label, Operand, R0, R1, R6, Size};
+use vnplug_os::bpf::{Insn, LoadError, ProgramKind};
 
 /// A filter that cannot run in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,14 +121,15 @@ pub struct SocketShape {
     pub snaplen: u32,
 }
 
-/// A socket filter that passes frames that some port wants, and counts the rest.
+/// A socket filter that passes frames that some port wants, and counts the rest in the book, which says
+/// which filters are on.
 ///
 /// # Errors
 /// [`Untranslatable`].
 pub fn socket_filter(
     wants: &[Wanted],
     shape: SocketShape,
-    counter: &Counter,
+    gate: Gate<'_>,
 ) -> Result<Vec<Insn>, Untranslatable> {
     let mut asm = Asm::default();
     let (accept, other) = (asm.label(), asm.label());
@@ -135,28 +138,25 @@ pub fn socket_filter(
         let wrong = if outbound { Cond::Ne } else { Cond::Eq };
         asm.jump32_if(wrong, R0, Operand::K(PACKET_OUTGOING), other);
     }
+    gate.look(&mut asm, accept);
     let reach = Skb::new(wants.iter().flat_map(Wanted::programs));
     if !wants.is_empty() {
         reach.prepare(&mut asm, accept);
     }
-    let rejects = fragments(&mut asm, wants, &reach, accept)?;
-    if rejects {
-        count(&mut asm, counter);
-    }
-    if rejects || asm.is_used(other) {
-        asm.bind(other);
-        asm.alu64(Alu::Mov, R0, Operand::K(0));
-        asm.exit();
-    }
-    if asm.is_used(accept) {
-        asm.bind(accept);
-        asm.alu32(Alu::Mov, R0, Operand::K(shape.snaplen));
-        asm.exit();
-    }
+    // Filters may be off, so all may reject.
+    fragments(&mut asm, wants, &reach, accept, Some(gate))?;
+    asm.call(GET_SMP_PROCESSOR_ID);
+    gate.book.count(&mut asm, R0);
+    asm.bind(other);
+    asm.alu64(Alu::Mov, R0, Operand::K(0));
+    asm.exit();
+    asm.bind(accept);
+    asm.alu32(Alu::Mov, R0, Operand::K(shape.snaplen));
+    asm.exit();
     asm.finish().map_err(|_| Untranslatable::TooLong)
 }
 
-/// The verdict of all filters together, for an XDP program.
+/// The verdict of all filters together, for an XDP program; with a gate, of those that are on.
 ///
 /// On entry R1 is the context (`struct xdp_md *`). Execution leaves after the last instruction with
 /// R0 = 1 if some port wants the frame, else 0, and R6 = the context. R1 to R9 and the 96
@@ -165,12 +165,19 @@ pub fn socket_filter(
 ///
 /// # Errors
 /// [`Untranslatable`].
-pub fn xdp_verdict(wants: &[Wanted], frags: bool) -> Result<Vec<Insn>, Untranslatable> {
+pub fn xdp_verdict(
+    wants: &[Wanted],
+    frags: bool,
+    gate: Option<Gate<'_>>,
+) -> Result<Vec<Insn>, Untranslatable> {
     let mut asm = Asm::default();
     let (accept, done) = (asm.label(), asm.label());
     let mut programs = wants.iter().flat_map(Wanted::programs);
     Xdp::prepare(&mut asm, programs.any(translate::asks_length));
-    if fragments(&mut asm, wants, &Xdp { frags }, accept)? {
+    if let Some(gate) = gate {
+        gate.look(&mut asm, accept);
+    }
+    if fragments(&mut asm, wants, &Xdp { frags }, accept, gate)? {
         asm.alu64(Alu::Mov, R0, Operand::K(0));
         asm.jump(done);
     }
@@ -190,9 +197,16 @@ fn fragments(
     wants: &[Wanted],
     reach: &impl translate::Reach,
     accept: Label,
+    gate: Option<Gate<'_>>,
 ) -> Result<bool, Untranslatable> {
-    for wanted in wants {
+    if gate.is_some() && wants.len() > MAX_FILTERS {
+        return Err(Untranslatable::TooLong);
+    }
+    for (number, wanted) in wants.iter().enumerate() {
         let reject = asm.label();
+        if let Some(gate) = gate {
+            gate.ask(asm, number, accept, reject);
+        }
         let mut last = None;
         for program in wanted.programs() {
             if program.loops() {
@@ -226,25 +240,14 @@ fn fragments(
     Ok(true)
 }
 
-/// Adds one to this CPU's counter. CPUs may share a counter, so it is added as one.
-fn count(asm: &mut Asm, counter: &Counter) {
-    asm.call(GET_SMP_PROCESSOR_ID);
-    asm.alu64(Alu::And, R0, Operand::K(counter.slots() - 1));
-    asm.alu64(Alu::Mul, R0, Operand::K(Counter::SLOT_BYTES));
-    asm.counter(R1, counter);
-    asm.alu64(Alu::Add, R1, Operand::X(R0));
-    asm.alu64(Alu::Mov, R2, Operand::K(1));
-    asm.atomic_add(R1, R2);
-}
-
 /// Filters in the kernel without a source, run on frames by hand: for tests and measurements.
 ///
 /// Needs `CAP_BPF` or root.
 #[derive(Debug)]
 pub struct KernelJudge {
     program: bpf::Program,
-    /// How often a socket filter rejected.
-    rejected: Option<Counter>,
+    /// Where a socket filter counts what it rejects.
+    book: Option<Arc<Book>>,
 }
 
 impl KernelJudge {
@@ -253,13 +256,24 @@ impl KernelJudge {
     /// # Errors
     /// A text: it cannot be translated, or the kernel does not accept it.
     pub fn socket(wants: &[Wanted]) -> Result<Self, String> {
-        let counter = Counter::create("vnplug_judge").map_err(|error| error.to_string())?;
+        let book = Book::of_processors("vnplug_judge").map_err(|error| error.to_string())?;
+        book.set(1, u64::MAX);
+        Self::socket_by(&Arc::new(book), 1, wants)
+    }
+
+    /// As a socket filter that was made for a generation of a book.
+    ///
+    /// # Errors
+    /// As [`socket`](Self::socket).
+    pub fn socket_by(book: &Arc<Book>, generation: u32, wants: &[Wanted]) -> Result<Self, String> {
         let shape = SocketShape {
             outbound: None,
             snaplen: u32::MAX,
         };
-        let code = socket_filter(wants, shape, &counter).map_err(|error| error.to_string())?;
-        Self::load(ProgramKind::SocketFilter, &code, false, Some(counter))
+        let gate = Gate { book, generation };
+        let code = socket_filter(wants, shape, gate).map_err(|error| error.to_string())?;
+        let book = Some(Arc::clone(book));
+        Self::load(ProgramKind::SocketFilter, &code, false, book)
     }
 
     /// As an XDP program that passes (`XDP_PASS`, 2) what is wanted, and drops the rest; `frags`: for
@@ -268,7 +282,7 @@ impl KernelJudge {
     /// # Errors
     /// As [`socket`](Self::socket).
     pub fn xdp(wants: &[Wanted], frags: bool) -> Result<Self, String> {
-        let mut code = xdp_verdict(wants, frags).map_err(|error| error.to_string())?;
+        let mut code = xdp_verdict(wants, frags, None).map_err(|error| error.to_string())?;
         let mut end = Asm::default();
         end.alu64(Alu::Add, R0, Operand::K(1));
         end.exit();
@@ -283,11 +297,11 @@ impl KernelJudge {
         kind: ProgramKind,
         code: &[Insn],
         frags: bool,
-        rejected: Option<Counter>,
+        book: Option<Arc<Book>>,
     ) -> Result<Self, String> {
         let loaded = bpf::Program::load(kind, "vnplug_judge", code, frags);
         let program = loaded.map_err(|error: LoadError| error.to_string())?;
-        Ok(Self { program, rejected })
+        Ok(Self { program, book })
     }
 
     /// Whether the kernel lets a frame of at most about 3,500 bytes through, longer with `frags`; for
@@ -296,7 +310,7 @@ impl KernelJudge {
     /// # Errors
     /// The system's.
     pub fn wants(&self, frame: &[u8]) -> std::io::Result<bool> {
-        if self.rejected.is_none() {
+        if self.book.is_none() {
             return Ok(self.program.test(frame)? == XDP_PASS);
         }
         Ok(self.program.test(&framed(frame))? != 0)
@@ -313,7 +327,7 @@ impl KernelJudge {
 
     /// How many frames a socket filter has counted as dropped.
     pub fn rejected(&self) -> u64 {
-        self.rejected.as_ref().map_or(0, Counter::sum)
+        self.book.as_ref().map_or(0, |book| book.all_dropped())
     }
 }
 

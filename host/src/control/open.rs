@@ -120,29 +120,18 @@ impl Control {
         self.tell_opened(whom, result)
     }
 
-    /// Answers with an opened port when no frame that it wants is dropped by the kernel any more.
+    /// Answers with an opened port.
     pub(super) fn tell_opened(
         &mut self,
         whom: Whom,
         result: Result<Opening, Refusal>,
     ) -> Result<(), Over> {
-        let Opening {
-            opened,
-            fds,
-            widening,
-            ..
-        } = match result {
+        let Opening { opened, fds, .. } = match result {
             Ok(opening) => opening,
             Err(refusal) => return self.sessions.answer(whom, Err(refusal)),
         };
         let opened = Message::Opened(opened);
-        let step = Step::after(widening, |_, heard| {
-            if let Some(missing) = heard.into_iter().find_map(Result::err) {
-                log::error!(target: "source", "early drop: {}", missing.complaint);
-            }
-            Step::Done(Ok(opened))
-        });
-        self.carry_on_with(whom, step, fds)
+        self.carry_on_with(whom, Step::Done(Ok(opened)), fds)
     }
 
     /// Bytes of memory for a port, if it may be beside what its owner waits for.

@@ -2,18 +2,18 @@
 //!
 //! See [`vnplug_path::source::early`] for who does what when.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::{Hub, Owed};
+use super::Hub;
 use vnplug_filter::Program;
-use vnplug_filter::ebpf::Wanted;
+use vnplug_filter::ebpf::{MAX_FILTERS, Wanted};
+use vnplug_path::engine::Worker;
 use vnplug_path::engine::loader::{Loader, Narrowing, QueueSeat};
-use vnplug_path::engine::{Command, Worker};
 use vnplug_path::source::early::{Seat, Standing};
 
 /// The most filters that are put into the kernel together.
-pub const MAX_EARLY_FILTERS: usize = 64;
+pub const MAX_EARLY_FILTERS: usize = MAX_FILTERS;
 /// The most classic instructions of them, and the most loads at variable offsets (an IPv4 port takes
 /// two). They run one after the other, for each frame that nobody wants. 64 filters by host cost it
 /// 50 ns, 32 variable loads 200 ns; bringing it to the daemon costs about 150 ns for 60 bytes and
@@ -21,6 +21,9 @@ pub const MAX_EARLY_FILTERS: usize = 64;
 pub const MAX_EARLY_INSTRUCTIONS: usize = 768;
 /// See [`MAX_EARLY_INSTRUCTIONS`].
 pub const MAX_EARLY_LOADS: usize = 32;
+
+/// So many filters that are out stay in the kernel in any case, and twice as many as are on.
+const FEW_OUT: usize = 4;
 
 /// The early drop of one source.
 #[derive(Debug)]
@@ -31,8 +34,8 @@ pub struct Early {
     generation: u64,
     /// What ports may want, each with how many do.
     wants: HashMap<Key, (Wanted, usize)>,
-    /// What the kernel lets through at least, as far as it was asked to let through less than all.
-    asked: Option<BTreeSet<Key>>,
+    /// The filters of this generation, each with its number: none, if everything passes.
+    asked: Option<BTreeMap<Key, usize>>,
 }
 
 /// The programs in wire form.
@@ -76,23 +79,19 @@ impl Early {
         self.standing.text()
     }
 
-    /// A port is going to judge by this: when the threads have answered, no frame that it wants is
-    /// dropped any more.
-    fn add(&mut self, wanted: &Wanted) -> Vec<Owed<()>> {
+    /// A port is going to judge by this: from now on no frame that it wants is dropped.
+    fn add(&mut self, wanted: &Wanted) {
         if self.places.is_empty() {
-            return Vec::new();
+            return;
         }
         let key = wanted.to_bytes();
         let narrow = self.asked.as_ref();
-        let widening = match narrow.is_some_and(|asked| !asked.contains(&key)) {
-            true => self.widen(),
-            false => Vec::new(),
-        };
-        self.wants
-            .entry(key)
-            .or_insert_with(|| (wanted.clone(), 0))
-            .1 += 1;
-        widening
+        if narrow.is_some_and(|asked| !asked.contains_key(&key)) {
+            self.widen();
+        }
+        let entry = self.wants.entry(key);
+        entry.or_insert_with(|| (wanted.clone(), 0)).1 += 1;
+        self.light();
     }
 
     /// No port judges by this any more, or one less.
@@ -102,23 +101,38 @@ impl Early {
             *ports -= 1;
             if *ports == 0 {
                 self.wants.remove(&key);
+                self.light();
             }
         }
     }
 
     /// Has every queue let everything through.
-    fn widen(&mut self) -> Vec<Owed<()>> {
+    fn widen(&mut self) {
         self.generation += 1;
         self.asked = None;
         self.standing
             .begin(self.generation, "off: filters are changing");
-        let widen = |place: &QueueSeat| {
-            let standing = Arc::clone(&self.standing);
-            Owed::ask(place.line.clone(), |reply| {
-                Command::Widen(self.generation, standing, reply)
-            })
+        self.set(0);
+    }
+
+    /// Puts on those filters that are wanted, and no others.
+    fn light(&self) {
+        let Some(asked) = &self.asked else {
+            return;
         };
-        self.places.iter().map(widen).collect()
+        let lit = asked
+            .iter()
+            .filter(|(key, _)| self.wants.contains_key(*key));
+        self.set(lit.fold(0, |on, (_, number)| on | 1 << number));
+        self.standing
+            .wants(told(self.wants.values().map(|it| &it.0)));
+    }
+
+    /// Says in the books of all queues which filters of this generation are on.
+    fn set(&self, on: u64) {
+        for place in &self.places {
+            place.seat.set(self.generation as u32, on);
+        }
     }
 
     /// Has the kernel let through no more than the ports may want, soon.
@@ -128,18 +142,28 @@ impl Early {
         }
         if let Some(why) = self.obstacle() {
             // Whatever led here was wider than what was asked for, so everything is let through.
-            self.standing.say(self.generation, &format!("off: {why}"));
+            let why = format!("off: {why}");
+            self.standing.say(self.generation, Err(&why));
             return;
         }
-        let keys: BTreeSet<Key> = self.wants.keys().cloned().collect();
-        if self.asked.as_ref() == Some(&keys) {
-            return;
+        if let Some(asked) = &self.asked {
+            // What else is wanted would have ended the generation. Each filter that is out costs the kernel a look, and
+            // a union that it did not take may be shorter now.
+            let (all, lit) = (asked.len(), self.wants.len());
+            if all <= 2 * lit + FEW_OUT && !(all > lit && self.standing.has_failed()) {
+                return;
+            }
+            self.widen();
         }
-        self.asked = Some(keys);
-        let wants = self.wants.values().map(|(wanted, _)| wanted.clone());
+        let filters: BTreeMap<&Key, &Wanted> =
+            self.wants.iter().map(|(key, it)| (key, &it.0)).collect();
+        let wants = filters.values().map(|wanted| (*wanted).clone()).collect();
+        let numbered = filters.into_keys().cloned().zip(0..);
+        self.asked = Some(numbered.collect());
+        self.light();
         let narrowing = Narrowing {
             generation: self.generation,
-            wants: wants.collect(),
+            wants,
             places: self.places.clone(),
             standing: Arc::clone(&self.standing),
         };
@@ -174,6 +198,17 @@ impl Early {
     }
 }
 
+/// What is wanted, for people.
+fn told<'a>(wants: impl ExactSizeIterator<Item = &'a Wanted>) -> String {
+    let filters = wants.len();
+    let instructions: usize = wants.map(Wanted::instructions).sum();
+    match filters {
+        0 => "no port wants anything".to_owned(),
+        1 => format!("1 filter, {instructions} instructions"),
+        _ => format!("{filters} filters, {instructions} instructions"),
+    }
+}
+
 impl Hub {
     /// From now on, what nobody wants is dropped by the kernel where it can be.
     pub(crate) fn drop_early(&mut self, loader: Loader) {
@@ -184,16 +219,16 @@ impl Hub {
     }
 
     /// A port of a source is going to judge by these programs; the kernel lets through what they
-    /// want when the threads have answered.
+    /// want.
     pub(super) fn will_want(
         &mut self,
         source: usize,
         guard: Option<&Arc<Program>>,
         filter: Option<&Arc<Program>>,
-    ) -> (Wanted, Vec<Owed<()>>) {
+    ) -> Wanted {
         let wanted = Wanted::new(guard, filter);
-        let widening = self.sources[source].early.add(&wanted);
-        (wanted, widening)
+        self.sources[source].early.add(&wanted);
+        wanted
     }
 
     /// A port of a source does not judge so any more.

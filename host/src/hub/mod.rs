@@ -407,7 +407,7 @@ impl Hub {
         };
         self.own(id, &record, false);
         let source = record.source;
-        let (wanted, widening) = self.will_want(source, record.guard.as_ref(), filter.as_ref());
+        let wanted = self.will_want(source, record.guard.as_ref(), filter.as_ref());
         record.filter = text;
         record.filter_version += 1;
         record.program.clone_from(&filter);
@@ -418,11 +418,7 @@ impl Hub {
         let owed: Vec<_> = self.lines_of(id).into_iter().map(replace).collect();
         Step::after(owed, move |hub, heard| {
             hub.wants_no_more(source, &before);
-            // The kernel lets through what it wants when this is over, too.
-            Step::after(widening, |_, widened| match Step::done_if(heard) {
-                Step::Done(Ok(_)) => Step::done_if(widened),
-                refused => refused,
-            })
+            Step::done_if(heard)
         })
     }
 

@@ -11,7 +11,7 @@ use super::ground::{Ground, Memory};
 use super::pace::Pace;
 use super::plan::PortPlan;
 use super::terms::SendTerms;
-use super::{Hub, Owed, Peer, PortRecord, Programs, Refusal, Revoked, RuleBook};
+use super::{Hub, Peer, PortRecord, Programs, Refusal, Revoked, RuleBook};
 use vnplug_filter::ebpf::Wanted;
 use vnplug_os::{event, mappings, memory};
 use vnplug_path::batch::Handle;
@@ -28,8 +28,6 @@ pub(crate) struct Opening {
     pub fds: Vec<OwnedFd>,
     /// What wakes its reader, if it was made now.
     pub bell: Option<SharedBell>,
-    /// When these are answered, the kernel lets through what the port wants.
-    pub widening: Vec<Owed<()>>,
 }
 
 impl Hub {
@@ -141,14 +139,9 @@ impl Hub {
         record.only = only;
         self.reads(&record, true);
         let source = record.source;
-        let widening = self.commit(id, record, request.balance, ports, sender);
+        self.commit(id, record, request.balance, ports, sender);
         self.watch_direct(source);
-        Ok(Opening {
-            opened,
-            fds,
-            bell,
-            widening,
-        })
+        Ok(Opening { opened, fds, bell })
     }
 
     /// The doorbell of a process' port, which others may share if it says so. What the process needs of it goes
@@ -171,8 +164,7 @@ impl Hub {
         Ok(bell)
     }
 
-    /// Puts a port in the books, and tells the threads. What is returned tells when the kernel lets
-    /// through what it wants.
+    /// Puts a port in the books, and tells the threads.
     fn commit(
         &mut self,
         id: u32,
@@ -180,7 +172,7 @@ impl Hub {
         balance: Balance,
         ports: Vec<Port>,
         sender: Option<Box<Sender>>,
-    ) -> Vec<Owed<()>> {
+    ) {
         let source = record.source;
         let workers = |hub: &Self, queue: usize, command| {
             hub.sources[source].workers[queue].send(command);
@@ -189,8 +181,7 @@ impl Hub {
             workers(self, record.queues[0], Command::AttachSender(sender));
         }
         let (guard, filter) = (record.guard.as_ref(), record.program.as_ref());
-        let (wanted, widening) = self.will_want(source, guard, filter);
-        record.wanted = wanted;
+        record.wanted = self.will_want(source, guard, filter);
         let (share, shares) = self.join(record.cluster.as_ref(), id, balance);
         for (mut port, &queue) in ports.into_iter().zip(&record.queues) {
             port.judge.set_share(share);
@@ -200,7 +191,6 @@ impl Hub {
         self.own(id, &record, true);
         self.ports.insert(id, record);
         self.settle_early(source);
-        widening
     }
 
     fn fresh_port(&mut self) -> u32 {

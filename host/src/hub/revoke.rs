@@ -133,7 +133,7 @@ impl Hub {
             let source = record.source;
             let (guard, filter) = (Some(nothing), record.program.clone());
             record.guard.clone_from(&guard);
-            let (wanted, _) = self.will_want(source, guard.as_ref(), filter.as_ref());
+            let wanted = self.will_want(source, guard.as_ref(), filter.as_ref());
             if let Some(record) = self.ports.get_mut(&id) {
                 let before = std::mem::replace(&mut record.wanted, wanted);
                 self.wants_no_more(source, &before);
@@ -208,7 +208,7 @@ impl Hub {
 
     /// Has ports judged by other grants. Done means: no frame is judged by the old ones any more.
     pub(crate) fn regrant(&mut self, grants: Vec<NewGrant>, ended: Vec<Owed<()>>) -> Step {
-        let (mut owed, mut before, mut widened) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut owed, mut before) = (Vec::new(), Vec::new());
         let mut sent = Vec::new();
         for new in grants {
             let Some(record) = self.ports.get_mut(&new.port) else {
@@ -228,8 +228,7 @@ impl Hub {
             }
             record.guard.clone_from(&new.guard);
             let (source, filter) = (record.source, record.program.clone());
-            let (wanted, widening) = self.will_want(source, new.guard.as_ref(), filter.as_ref());
-            widened.extend(widening);
+            let wanted = self.will_want(source, new.guard.as_ref(), filter.as_ref());
             if let Some(record) = self.ports.get_mut(&new.port) {
                 let old: Wanted = std::mem::replace(&mut record.wanted, wanted);
                 before.push((source, old));
@@ -247,15 +246,9 @@ impl Hub {
             }
             Step::after(ended, |_, told| {
                 Step::after(sent, |_, sent| {
-                    Step::after(widened, |_, widened| {
-                        let all = [
-                            Step::done_if(heard),
-                            Step::done_if(told),
-                            Step::done_if(sent),
-                        ];
-                        let refused = all.into_iter().find(|it| !it.is_done());
-                        refused.unwrap_or_else(|| Step::done_if(widened))
-                    })
+                    let all = [Step::done_if(heard), Step::done_if(told)];
+                    let refused = all.into_iter().find(|it| !it.is_done());
+                    refused.unwrap_or_else(|| Step::done_if(sent))
                 })
             })
         })

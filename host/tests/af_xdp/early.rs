@@ -1,6 +1,7 @@
 //! What no port wants is dropped where the interface's program is, and counted.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use vnplug_filter::Program;
 use vnplug_filter::ebpf::Wanted;
@@ -20,8 +21,12 @@ fn narrow(queue: &mut dyn Queue, programs: &[Arc<Program>]) {
         .map(|it| Wanted::new(None, Some(it)))
         .collect();
     let seat = early(queue).seat().expect("early drop works here");
-    let loaded = seat.load(&wants).expect("the kernel takes it");
-    early(queue).narrow(Some(Box::new(loaded))).expect("narrow");
+    // Another program than the one before, which passes everything from now on.
+    static GENERATION: AtomicU32 = AtomicU32::new(1);
+    let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+    seat.set(generation, u64::MAX);
+    let loaded = seat.load(generation, &wants).expect("the kernel takes it");
+    early(queue).narrow(Box::new(loaded)).expect("narrow");
 }
 
 /// Sends 300 datagrams of 100 flows, no faster than the driver hands them on, and as many frames
@@ -75,7 +80,7 @@ fn one_frame_in_a_hundred_comes_and_the_others_are_counted() {
             assert!(read_all(queue.as_mut(), 0).is_empty());
             assert_eq!(counts(&mut queue), (900, 0, 894));
             // The control.
-            early(&mut *queue).narrow(None).expect("widen");
+            early(&mut *queue).seat().expect("a seat").set(0, 0);
             send(&sender, &mut queue, &mut seen);
             assert_eq!(read_all(queue.as_mut(), 300).len(), 300);
             assert_eq!(counts(&mut queue), (1_200, 0, 894));

@@ -5,7 +5,7 @@
 
 use std::os::fd::AsRawFd;
 
-use super::{Counter, Map};
+use super::Map;
 
 /// One instruction (`struct bpf_insn`).
 #[repr(C)]
@@ -270,11 +270,6 @@ impl Asm {
     /// The address of a map, valid for [`Program::load`](super::Program::load) while the map lives.
     pub fn map(&mut self, dst: Reg, map: &Map) {
         self.descriptor(dst, PSEUDO_MAP_FD, map);
-    }
-
-    /// The address of a counter's parts, valid as that of a [`map`](Self::map).
-    pub fn counter(&mut self, dst: Reg, counter: &Counter) {
-        self.descriptor(dst, PSEUDO_MAP_VALUE, counter.map());
     }
 
     /// The address of the only entry of an array, valid as that of a [`map`](Self::map).

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use vnplug_ring::layout::Life;
 
 use super::senders::Senders;
-use super::stuck::Stuck;
 use super::worker::{Bell, Line, WorkerOptions};
 use super::{Asked, Command, PortSnapshot, Pulse, Snapshot, WAITING, sender};
 use crate::batch::Handle;
@@ -37,10 +36,6 @@ pub(super) struct Input {
     over: Option<Over>,
     /// How often its turns panicked.
     panics: u32,
-    /// How often the kernel's filter was widened.
-    generation: u64,
-    /// Whether that is still to be done.
-    stuck: Stuck,
     options: WorkerOptions,
     /// Dropped last: then the queue is closed.
     _alive: Sender<()>,
@@ -109,8 +104,6 @@ impl Input {
             started,
             over: None,
             panics: 0,
-            generation: 0,
-            stuck: Stuck::new(options.queue, &options.name),
             options,
             _alive: alive,
         }
@@ -125,11 +118,6 @@ impl Input {
             return Turn::Stop;
         }
         self.show();
-        if self.stuck.due_us().is_some()
-            && let Some(early) = self.queue.early()
-        {
-            self.stuck.try_again(early, *now_us);
-        }
         let sending = self.send(*now_us);
         if self.is_idle() {
             *now_us = self.now_us();
@@ -178,11 +166,7 @@ impl Input {
     /// The thread goes to sleep: what to wait for, and the descriptor that ends the wait in any case.
     pub(super) fn doze(&mut self, now_us: u64) -> (BorrowedFd<'_>, Wake<'_>) {
         self.pulse.sleep(self.turns);
-        let due = [
-            self.fanout.due_us(),
-            self.stuck.due_us(),
-            self.senders.due_us(),
-        ];
+        let due = [self.fanout.due_us(), self.senders.due_us()];
         let due = due.into_iter().flatten().min();
         let due = due.map(|due| Duration::from_micros(due.saturating_sub(now_us)));
         let mut wake = match self.is_idle() {
@@ -348,25 +332,11 @@ impl Input {
                     self.fanout.tune(id, tuning);
                     tell(&reply, ());
                 }
-                Command::Widen(generation, standing, reply) => {
-                    self.generation = generation;
-                    let now_us = self.now_us();
-                    if let Some(early) = self.queue.early() {
-                        self.stuck.widen(early, &standing, now_us);
-                    }
-                    tell(&reply, ());
-                }
-                Command::Narrow(generation, loaded, reply) => {
+                Command::Narrow(loaded, reply) => {
                     let narrowed = match self.queue.early() {
-                        Some(early) if generation == self.generation => {
-                            early.narrow(Some(loaded)).map(|()| true)
-                        }
-                        // The ports changed meanwhile.
-                        _ => Ok(false),
+                        Some(early) => early.narrow(loaded),
+                        None => Err(SourceError::new("this queue takes no filter")),
                     };
-                    if matches!(narrowed, Ok(true)) {
-                        self.stuck.over();
-                    }
                     tell(&reply, narrowed.map_err(|error| error.to_string()));
                 }
                 Command::Rules(id, change, reply) => {

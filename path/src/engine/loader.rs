@@ -15,7 +15,7 @@ use vnplug_os::peer_log;
 /// Which frames the queues of a source must pass.
 #[derive(Debug)]
 pub struct Narrowing {
-    /// For which set of ports; an older one is void.
+    /// For which filters; what was made for an older one drops nothing.
     pub generation: u64,
     /// What their filters want.
     pub wants: Vec<Wanted>,
@@ -104,9 +104,10 @@ impl Requests {
             let begun = Instant::now();
             if catch_unwind(AssertUnwindSafe(|| narrow(&narrowing))).is_err() {
                 log::error!(target: "source", "making a kernel filter panicked");
-                narrowing
-                    .standing
-                    .say(narrowing.generation, "off: the daemon failed to make it");
+                narrowing.standing.say(
+                    narrowing.generation,
+                    Err("off: the daemon failed to make it"),
+                );
             }
             pause = SETTLE.max(begun.elapsed() * 4);
         }
@@ -123,16 +124,16 @@ fn narrow(narrowing: &Narrowing) {
     let generation = narrowing.generation;
     let mut failure = None;
     for place in &narrowing.places {
-        match place.seat.load(&narrowing.wants) {
+        if !narrowing.standing.is_at(generation) {
+            // Another one is on its way.
+            return;
+        }
+        match place.seat.load(generation as u32, &narrowing.wants) {
             Ok(loaded) => {
                 let (reply, answer) = channel();
-                place
-                    .line
-                    .send(Command::Narrow(generation, Box::new(loaded), reply));
+                place.line.send(Command::Narrow(Box::new(loaded), reply));
                 match within_patience(&place.line, &answer) {
-                    Ok(Ok(true)) => {}
-                    // Another one is on its way.
-                    Ok(Ok(false)) => return,
+                    Ok(Ok(())) => {}
                     Ok(Err(error)) => failure = Some(error),
                     // The source is going.
                     Err(RecvTimeoutError::Disconnected) => return,
@@ -148,11 +149,12 @@ fn narrow(narrowing: &Narrowing) {
         }
     }
     match failure {
-        None => narrowing.standing.say(generation, &told(&narrowing.wants)),
+        None => narrowing.standing.say(generation, Ok(())),
         Some(why) => {
             // Guests' filters lead here, so it may be often.
             peer_log!(log::Level::Warn, "source", "no early drop: {why}");
-            narrowing.standing.say(generation, &format!("off: {why}"));
+            let why = format!("off: {why}");
+            narrowing.standing.say(generation, Err(&why));
         }
     }
 }
@@ -164,15 +166,6 @@ fn within_patience<T>(line: &Line, answer: &Receiver<T>) -> Result<T, RecvTimeou
             Err(RecvTimeoutError::Timeout) if line.pulse().stalled().is_none() => {}
             heard => return heard,
         }
-    }
-}
-
-fn told(wants: &[Wanted]) -> String {
-    let instructions: usize = wants.iter().map(Wanted::instructions).sum();
-    match wants.len() {
-        0 => "on: no port wants anything".to_owned(),
-        1 => format!("on: 1 filter, {instructions} instructions"),
-        filters => format!("on: {filters} filters, {instructions} instructions"),
     }
 }
 

@@ -12,7 +12,7 @@
 //! | `worker.rs` | the control thread's handle |
 //! | `pulse.rs` | whether the thread still turns, as others see it |
 //! | `senders.rs`, `sender.rs`, `terms.rs` | the transmit rings of a queue, what may be sent by them, and which of them are looked at |
-//! | `loader.rs`, `stuck.rs` | filters on their way into the kernel, and one that stays there |
+//! | `loader.rs` | filters on their way into the kernel |
 
 mod input;
 pub mod loader;
@@ -20,7 +20,6 @@ mod pulse;
 mod run;
 pub mod sender;
 mod senders;
-mod stuck;
 pub mod terms;
 #[cfg(test)]
 mod tests;
@@ -36,7 +35,7 @@ use crate::engine::sender::SendCounters;
 use crate::fanout::FanoutCounters;
 use crate::port::{Port, PortCounters, Share};
 use crate::rules::{Change, Changed};
-use crate::source::early::{Loaded, Standing};
+use crate::source::early::Loaded;
 use crate::source::{Latency, QueueCounters};
 use vnplug_filter::{IndexSize, Program};
 
@@ -64,11 +63,8 @@ pub enum Command {
     Terms(u32, Arc<Terms>, Sender<Arc<Terms>>),
     /// Use this tuning of a port from the next batch on.
     Tune(u32, Tuning, Sender<()>),
-    /// Pass everything to the daemon, from now on and as long as this generation lasts; if that
-    /// fails, its standing says so until it is done.
-    Widen(u64, Arc<Standing>, Sender<()>),
-    /// Make the kernel drop what this filter rejects, if the generation is still this one (true).
-    Narrow(u64, Box<Loaded>, Sender<Result<bool, String>>),
+    /// Make the kernel drop what this filter rejects, as long as its generation lasts.
+    Narrow(Box<Loaded>, Sender<Result<(), String>>),
     /// Change a port's rules from the next batch on.
     Rules(u32, Change, Sender<Changed>),
     /// Report the queue's counters and those of these ports.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io::{Read, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use vnplug_filter::ebpf::Wanted;
 use vnplug_filter::libpcap::Library;
@@ -34,8 +35,12 @@ fn narrow(queue: &mut dyn Queue, programs: &[Arc<Program>]) {
         .map(|it| Wanted::new(None, Some(it)))
         .collect();
     let seat = early(queue).seat().expect("early drop works here");
-    let loaded = seat.load(&wants).expect("the kernel takes it");
-    early(queue).narrow(Some(Box::new(loaded))).expect("narrow");
+    // Another program than the one before, which passes everything from now on.
+    static GENERATION: AtomicU32 = AtomicU32::new(1);
+    let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+    seat.set(generation, u64::MAX);
+    let loaded = seat.load(generation, &wants).expect("the kernel takes it");
+    early(queue).narrow(Box::new(loaded)).expect("narrow");
 }
 
 /// (seen, dropped, early)
@@ -77,14 +82,14 @@ fn one_frame_in_a_hundred_passes_and_the_others_are_counted() {
         assert!(send(queue.as_mut(), 0).is_empty());
         assert_eq!(counts(queue.as_mut()), (20_000, 0, 19_900));
         // The control: without a filter all of them come, and nothing is counted early.
-        early(&mut *queue).narrow(None).expect("widen");
+        early(&mut *queue).seat().expect("a seat").set(0, 0);
         assert_eq!(send(queue.as_mut(), 100).len(), 10_000);
         assert_eq!(counts(queue.as_mut()), (30_000, 0, 19_900));
     });
 }
 
 #[test]
-fn a_kernel_without_memory_for_the_wide_filter_drops_the_narrow_one() {
+fn a_word_widens_where_the_kernel_takes_no_other_filter() {
     isolated(|| {
         veth();
         let mut queue = open(rx("va"));
@@ -92,17 +97,20 @@ fn a_kernel_without_memory_for_the_wide_filter_drops_the_narrow_one() {
         narrow(queue.as_mut(), &programs(&["udp port 1042"]));
         assert!(sender.send(&udp(1, 53)));
         assert_eq!(counts(queue.as_mut()), (1, 0, 1));
-        // Of this network namespace alone: no socket may have a filter any more.
+        // Of this network namespace alone: no socket may have another filter any more.
         std::fs::write("/proc/sys/net/core/optmem_max", "1").expect("Linux 6.8 or later");
         let seat = early(&mut *queue).seat().expect("early drop works here");
-        let loaded = seat.load(&[]).expect("the kernel takes it");
-        assert!(early(&mut *queue).narrow(Some(Box::new(loaded))).is_err());
-        early(&mut *queue).narrow(None).expect("it fails open");
+        let loaded = seat.load(u32::MAX, &[]).expect("the kernel takes it");
+        assert!(early(&mut *queue).narrow(Box::new(loaded)).is_err());
+        // The control: the old one is still there.
+        assert!(sender.send(&udp(1, 53)));
+        assert_eq!(counts(queue.as_mut()), (2, 0, 2));
+        seat.set(u32::MAX, 0);
         for port in 0..100 {
             assert!(sender.send(&udp(1_000 + port, 53)));
         }
         assert_eq!(read_all(queue.as_mut(), 100).len(), 100);
-        assert_eq!(counts(queue.as_mut()), (101, 0, 1));
+        assert_eq!(counts(queue.as_mut()), (102, 0, 2));
     });
 }
 

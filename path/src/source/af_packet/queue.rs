@@ -295,12 +295,9 @@ impl EarlyDrop for PacketQueue {
         self.seat.clone()
     }
 
-    fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
-        match &filter {
-            Some(filter) => self.opener.filter(&self.rings, self.bound, Some(filter))?,
-            None => self.opener.unfilter(&self.rings, self.bound)?,
-        }
-        self.early = filter;
+    fn narrow(&mut self, filter: Box<Loaded>) -> Result<(), SourceError> {
+        self.opener.filter(&self.rings, self.bound, Some(&filter))?;
+        self.early = Some(filter);
         Ok(())
     }
 }

@@ -149,7 +149,7 @@ impl Opener {
     /// kernel changes from one to the other between two frames.
     ///
     /// # Errors
-    /// [`SourceError`]: sockets that were narrowed already pass everything again.
+    /// [`SourceError`]: what was there before stays, at one of two sockets perhaps.
     pub(super) fn filter(
         &self,
         rings: &Rings,
@@ -157,13 +157,7 @@ impl Opener {
         early: Option<&Loaded>,
     ) -> Result<(), SourceError> {
         let mut sockets = rings.sockets();
-        let filtered = sockets.try_for_each(|socket| self.filter_one(socket, link, early));
-        filtered.inspect_err(|_| {
-            if early.is_some() {
-                // NB: the first error says more.
-                let _ = self.unfilter(rings, link);
-            }
-        })
+        sockets.try_for_each(|socket| self.filter_one(socket, link, early))
     }
 
     fn filter_one(
@@ -179,31 +173,6 @@ impl Opener {
             (None, None) => socket.set_filter(&program(direction, self.config.snaplen)),
         }
         .map_err(self.failed("set a filter"))
-    }
-
-    /// Lets in the frames of its direction, whatever filter was there. A kernel without memory for the
-    /// direction's own filter takes away the old one: what is sent is still left out by the socket's
-    /// own options, and a longer frame than asked for is better than none.
-    pub(super) fn unfilter(&self, rings: &Rings, link: Link) -> Result<(), SourceError> {
-        let mut sockets = rings.sockets();
-        sockets.try_for_each(|socket| self.unfilter_one(socket, link))
-    }
-
-    fn unfilter_one(&self, socket: &Socket, link: Link) -> Result<(), SourceError> {
-        let refused = match self.filter_one(socket, link, None) {
-            Ok(()) => return Ok(()),
-            Err(refused) => refused,
-        };
-        // Of a direction that only a filter keeps apart, all frames are too many.
-        if self.direction(link) == Direction::Tx {
-            return Err(refused);
-        }
-        socket.clear_filter().map_err(|_| refused)?;
-        // With the room of the old filter there may be enough for the other.
-        if let Err(refused) = self.filter_one(socket, link, None) {
-            log::warn!(target: "source", "{refused}: it goes on without");
-        }
-        Ok(())
     }
 
     /// Where a queue of this interface takes an early filter, or why it does not.

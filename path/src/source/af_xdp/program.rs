@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::AfXdpConfig;
 use crate::source::SourceError;
 use vnplug_filter::Program;
-use vnplug_filter::ebpf::{Untranslatable, Wanted, xdp_verdict};
+use vnplug_filter::ebpf::{Book, Gate, Untranslatable, Wanted, xdp_verdict};
 use vnplug_os::bpf;
 use vnplug_os::bpf::asm::{
     self, Alu, Asm, Cond, FP, Operand, R0, R1, R2, R3, R6, R7, R8, R9, Reg, Size, TooFar,
@@ -35,7 +35,8 @@ pub(super) const STAMP_BYTES: u32 = 16;
 pub(crate) struct ProgramPlan {
     pub(super) sockets: Map,
     seen: Counters,
-    early: Counters,
+    /// If there is early drop.
+    early: Option<Book>,
     stopped: Counters,
     program: Option<Arc<vnplug_twin::Program>>,
     take: Option<Arc<Program>>,
@@ -56,7 +57,10 @@ impl ProgramPlan {
         Ok(Self {
             sockets: Map::create(MapKind::Sockets, "vnplug_sockets", (4, 4), queues)?,
             seen: Counters::create("vnplug_seen", queues)?,
-            early: Counters::create("vnplug_early", queues)?,
+            early: match config.early {
+                true => Some(Book::create("vnplug_early", queues)?),
+                false => None,
+            },
             stopped: Counters::create("vnplug_stopped", queues)?,
             program: config.program.clone(),
             take: config.take.clone(),
@@ -72,7 +76,12 @@ impl ProgramPlan {
 
     /// Frames of a receive queue that were dropped as no port wanted them, ever.
     pub(super) fn early(&self, queue: u32) -> u64 {
-        self.early.read(queue)
+        self.early.as_ref().map_or(0, |book| book.dropped(queue))
+    }
+
+    /// What early drop's filters and the daemon share.
+    pub(crate) fn book(&self) -> Option<&Book> {
+        self.early.as_ref()
     }
 
     /// Frames of a receive queue that the operator's program did not let pass, ever.
@@ -80,8 +89,8 @@ impl ProgramPlan {
         self.stopped.read(queue)
     }
 
-    /// Loads a program. `wants`: drop what nobody wants of what is taken.
-    pub(crate) fn load(&self, wants: Option<&[Wanted]>) -> Result<Programs, LoadError> {
+    /// Loads a program. `wants`: at this generation, drop what nobody wants of what is taken.
+    pub(crate) fn load(&self, wants: Option<(&[Wanted], u32)>) -> Result<Programs, LoadError> {
         let plain = self.load_one(wants, false)?;
         // The operator's program must bear frames of several buffers, too.
         let bears = self.program.as_ref().is_none_or(|program| program.frags());
@@ -93,7 +102,11 @@ impl ProgramPlan {
         Ok(Programs { plain, frags })
     }
 
-    fn load_one(&self, wants: Option<&[Wanted]>, frags: bool) -> Result<bpf::Program, LoadError> {
+    fn load_one(
+        &self,
+        wants: Option<(&[Wanted], u32)>,
+        frags: bool,
+    ) -> Result<bpf::Program, LoadError> {
         let code = self.code(wants, frags).map_err(|error| LoadError {
             cause: std::io::ErrorKind::InvalidInput.into(),
             log: error.to_string(),
@@ -101,13 +114,17 @@ impl ProgramPlan {
         bpf::Program::load(ProgramKind::Xdp, NAME, &code, frags)
     }
 
-    fn code(&self, wants: Option<&[Wanted]>, frags: bool) -> Result<Vec<Insn>, Untranslatable> {
+    fn code(
+        &self,
+        wants: Option<(&[Wanted], u32)>,
+        frags: bool,
+    ) -> Result<Vec<Insn>, Untranslatable> {
         let mut asm = Asm::default();
         asm.alu64(Alu::Mov, CONTEXT, X(R1));
         if let Some(take) = &self.take {
             let ours = asm.label();
             // Leaves 1 or 0 in R0 and the context in R6.
-            asm.append(&xdp_verdict(&[Wanted::exactly(take)], frags)?);
+            asm.append(&xdp_verdict(&[Wanted::exactly(take)], frags, None)?);
             asm.jump_if(Cond::Ne, R0, K(0), ours);
             asm.alu64(Alu::Mov, R0, K(XDP_PASS));
             asm.exit();
@@ -117,8 +134,10 @@ impl ProgramPlan {
         if self.program.is_some() {
             self.run(&mut asm, operators);
         }
-        if let Some(wants) = wants {
-            self.drop_early(&mut asm, &xdp_verdict(wants, frags)?);
+        if let (Some((wants, generation)), Some(book)) = (wants, &self.early) {
+            let gate = Gate { book, generation };
+            let verdict = xdp_verdict(wants, frags, Some(gate))?;
+            self.drop_early(&mut asm, &verdict, book);
         }
         self.send(&mut asm);
         if let Some(program) = &self.program {
@@ -152,8 +171,8 @@ impl ProgramPlan {
     }
 
     /// Drops and counts what the verdict does not want; frames of queues without a socket go on.
-    fn drop_early(&self, asm: &mut Asm, verdict: &[Insn]) {
-        let (wanted, uncounted) = (asm.label(), asm.label());
+    fn drop_early(&self, asm: &mut Asm, verdict: &[Insn], book: &Book) {
+        let wanted = asm.label();
         // Whether the queue has a socket; Linux ≥ 5.3.
         asm.load(Size::Word, QUEUE, CONTEXT, MD_RX_QUEUE);
         look_up(asm, &self.sockets);
@@ -163,11 +182,7 @@ impl ProgramPlan {
         asm.jump_if(Cond::Ne, R0, K(0), wanted);
         // The verdict used all registers.
         asm.load(Size::Word, QUEUE, CONTEXT, MD_RX_QUEUE);
-        look_up(asm, self.early.map());
-        asm.jump_if(Cond::Eq, R0, K(0), uncounted);
-        asm.alu64(Alu::Mov, R1, K(1));
-        asm.atomic_add(R0, R1);
-        asm.bind(uncounted);
+        book.count(asm, QUEUE);
         asm.alu64(Alu::Mov, R0, K(XDP_DROP));
         asm.exit();
         asm.bind(wanted);
@@ -210,7 +225,7 @@ fn look_up(asm: &mut Asm, map: &Map) {
 /// Whether the kernel can run this `take` filter.
 pub(super) fn check(take: Option<&Arc<Program>>) -> Result<(), SourceError> {
     let wants: Vec<_> = take.map(Wanted::exactly).into_iter().collect();
-    xdp_verdict(&wants, true)
+    xdp_verdict(&wants, true, None)
         .map(drop)
         .map_err(|error| SourceError::new(format!("take cannot be judged in the kernel: {error}")))
 }

@@ -466,13 +466,11 @@ impl EarlyDrop for XdpQueue {
         }
     }
 
-    fn narrow(&mut self, filter: Option<Box<Loaded>>) -> Result<(), SourceError> {
-        let programs = match filter.map(|filter| *filter) {
-            None => None,
-            Some(Loaded::Xdp(programs)) => Some(programs),
-            Some(Loaded::Socket(_)) => return Err(SourceError::new("not a filter for XDP")),
-        };
-        self.opener.narrow(programs)
+    fn narrow(&mut self, filter: Box<Loaded>) -> Result<(), SourceError> {
+        match *filter {
+            Loaded::Xdp(programs) => self.opener.narrow(programs),
+            Loaded::Socket(_) => Err(SourceError::new("not a filter for XDP")),
+        }
     }
 }
 

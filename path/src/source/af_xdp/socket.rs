@@ -115,24 +115,22 @@ impl Opener {
         &self.plan
     }
 
-    /// Replaces the present program by one that drops early, for all queues; `None`: by the one
-    /// that drops nothing.
-    pub(super) fn narrow(&self, programs: Option<Box<Programs>>) -> Result<(), SourceError> {
+    /// Replaces the present program by one that drops early, for all queues.
+    pub(super) fn narrow(&self, programs: Box<Programs>) -> Result<(), SourceError> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = programs.as_deref().unwrap_or(&self.base);
         let program = match held.frags {
-            true => next.frags.as_ref(),
-            false => Some(&next.plain),
+            true => programs.frags.as_ref(),
+            false => Some(&programs.plain),
         };
         let replaced = program.map(|program| held.at.replace(program));
         match replaced {
             Some(Ok(())) => {
-                held.narrowed = programs;
+                held.narrowed = Some(programs);
                 Ok(())
             }
             // The interface is gone: the next one gets it.
             Some(Err(cause)) if cause.raw_os_error() == Some(libc::ENOLINK) => {
-                held.narrowed = programs;
+                held.narrowed = Some(programs);
                 Ok(())
             }
             Some(Err(cause)) => {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::source::af_xdp::{ProgramPlan, Programs};
 use vnplug_filter::ebpf;
-use vnplug_filter::ebpf::{SocketShape, Wanted};
-use vnplug_os::bpf::{Counter, Program, ProgramKind};
+use vnplug_filter::ebpf::{Book, Gate, SocketShape, Wanted};
+use vnplug_os::bpf::{Program, ProgramKind};
 
 /// A place for a filter below a queue.
 #[derive(Debug, Clone)]
@@ -15,8 +15,8 @@ pub struct Seat(Kind);
 
 #[derive(Debug, Clone)]
 enum Kind {
-    /// At a queue's packet socket, with the count of what was dropped there.
-    Socket(SocketShape, Arc<Counter>),
+    /// At a queue's packet socket, with what its filters and the daemon share.
+    Socket(SocketShape, Arc<Book>),
     /// At an interface, below all its queues.
     Xdp(Arc<ProgramPlan>),
 }
@@ -42,8 +42,8 @@ pub(crate) struct SocketFilter {
 impl Seat {
     /// At a packet socket; needs `CAP_BPF` where the kernel lets nobody else use eBPF.
     pub(crate) fn socket(shape: SocketShape) -> io::Result<Self> {
-        let counter = Arc::new(Counter::create("vnplug_early")?);
-        Ok(Self(Kind::Socket(shape, counter)))
+        let book = Arc::new(Book::of_processors("vnplug_early")?);
+        Ok(Self(Kind::Socket(shape, book)))
     }
 
     /// At an interface's XDP hook.
@@ -59,21 +59,34 @@ impl Seat {
     /// Frames dropped at a packet socket since the queue was opened.
     pub(crate) fn dropped(&self) -> u64 {
         match &self.0 {
-            Kind::Socket(_, counter) => counter.sum(),
+            Kind::Socket(_, book) => book.all_dropped(),
             Kind::Xdp(_) => 0,
         }
     }
 
-    /// Makes the kernel verify a filter that passes what some port wants. At an interface this
-    /// needs `CAP_NET_ADMIN` too.
+    /// From now on these filters are on in a program that was made for this generation, bit n for filter n; any
+    /// other program passes everything.
+    pub fn set(&self, generation: u32, on: u64) {
+        let book = match &self.0 {
+            Kind::Socket(_, book) => Some(&**book),
+            Kind::Xdp(plan) => plan.book(),
+        };
+        if let Some(book) = book {
+            book.set(generation, on);
+        }
+    }
+
+    /// Makes the kernel verify a filter that passes what some port wants, as far as it is [`set`](Self::set) for
+    /// this generation. At an interface this needs `CAP_NET_ADMIN` too.
     ///
     /// # Errors
     /// Why it does not, as a text.
-    pub fn load(&self, wants: &[Wanted]) -> Result<Loaded, String> {
+    pub fn load(&self, generation: u32, wants: &[Wanted]) -> Result<Loaded, String> {
         match &self.0 {
-            Kind::Socket(shape, counter) => {
-                let code = ebpf::socket_filter(wants, *shape, counter)
-                    .map_err(|error| error.to_string())?;
+            Kind::Socket(shape, book) => {
+                let gate = Gate { book, generation };
+                let code =
+                    ebpf::socket_filter(wants, *shape, gate).map_err(|error| error.to_string())?;
                 let program =
                     Program::load(ProgramKind::SocketFilter, "vnplug_early", &code, false)
                         .map_err(|error| error.to_string())?;
@@ -82,7 +95,7 @@ impl Seat {
                     shape: *shape,
                 }))
             }
-            Kind::Xdp(plan) => match plan.load(Some(wants)) {
+            Kind::Xdp(plan) => match plan.load(Some((wants, generation))) {
                 Ok(programs) => Ok(Loaded::Xdp(Box::new(programs))),
                 Err(error) => Err(error.to_string()),
             },
