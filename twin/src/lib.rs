@@ -30,6 +30,7 @@ mod instance;
 mod layout;
 mod object;
 mod program;
+mod section;
 
 pub use check::{Context, Unfit};
 pub use code::{Code, CodeError, SharedMap};

@@ -13,6 +13,7 @@ use vnplug_os::bpf::Insn;
 
 use crate::check::Context;
 use crate::layout::{MAX_MAPS, lay_out};
+use crate::section::with_old_names;
 
 /// An object, and the program in it that was asked for.
 #[derive(Debug)]
@@ -61,12 +62,13 @@ impl Object {
     /// [`ObjectError`]: what is wrong with it, and what to do.
     pub fn parse(bytes: &[u8], program: Option<&str>) -> Result<Self, ObjectError> {
         // The reader is made for objects that compilers left; of others it may fail in its own way.
-        let parsed = std::panic::catch_unwind(|| aya_obj::Object::parse(bytes));
+        let bytes = with_old_names(bytes);
+        let parsed = std::panic::catch_unwind(|| aya_obj::Object::parse(&bytes));
         let inner = match parsed {
             Ok(Ok(inner)) => inner,
             Ok(Err(error @ aya_obj::ParseError::InvalidProgramSection { .. })) => {
                 return Err(ObjectError(format!(
-                    "{error}: programs for frames are in SEC(\"xdp\") or SEC(\"classifier\")"
+                    "{error}: programs for frames are in SEC(\"xdp\") or SEC(\"tc\")"
                 )));
             }
             Ok(Err(error)) => return Err(ObjectError(format!("not an eBPF object: {error}"))),
@@ -78,7 +80,7 @@ impl Object {
             ProgramSection::SchedClassifier => (Context::Classifier, false),
             other => {
                 return Err(ObjectError(format!(
-                    "{name} is a program for {other:?}; only SEC(\"xdp\") and SEC(\"classifier\") are for frames"
+                    "{name} is a program for {other:?}; only SEC(\"xdp\") and SEC(\"tc\") are for frames"
                 )));
             }
         };
@@ -167,8 +169,7 @@ fn choose(object: &aya_obj::Object, program: Option<&str>) -> Result<String, Obj
     let all = names.join(", ");
     match (program, &names[..]) {
         (_, []) => Err(ObjectError(
-            "has no program; a program is a function with SEC(\"xdp\") or SEC(\"classifier\")"
-                .into(),
+            "has no program; a program is a function with SEC(\"xdp\") or SEC(\"tc\")".into(),
         )),
         (None, [one]) => Ok(one.clone()),
         (None, _) => Err(ObjectError(format!(
