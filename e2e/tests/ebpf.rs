@@ -396,6 +396,11 @@ fn of_a_source_the_kernel_runs_it_where_it_can_and_the_daemon_where_not() {
         assert_eq!(read(&mut port, passed as usize).len() as u64, passed);
         let mut client = Client::connect_to(&daemon.socket()).unwrap();
         assert_eq!(number(&mut client, "first", ".bss", 0), dropped, "{kind}");
+        let runs = &client.programs().unwrap()[0].runs;
+        match in_kernel {
+            true => assert_eq!(runs[..], ["xdp:wire1 source wire1"]),
+            false => assert!(runs.is_empty(), "{runs:?}"),
+        }
         // With XDP what was dropped never came to the daemon.
         let listed = netns.exec(&["ip", "-d", "link", "show", "wire1"]).unwrap();
         assert_eq!(listed.contains("xdp"), in_kernel, "{listed}");
@@ -406,6 +411,50 @@ fn of_a_source_the_kernel_runs_it_where_it_can_and_the_daemon_where_not() {
     let args = ["--source", "lab=gen,size=60,count=1,program=nothing"];
     let error = Daemon::start(&lab, None, &args).err().unwrap().to_string();
     assert!(error.contains("no program is named \"nothing\""), "{error}");
+}
+
+#[test]
+fn of_a_source_it_is_told_the_interface_also_of_one_that_is_made_again() {
+    let (lab, netns) = (Lab::new().unwrap(), Netns::new().unwrap());
+    netns.veth("wire0", "wire1").unwrap();
+    let path = lab.dir().join("where.c");
+    let text = "#include <linux/bpf.h>\n#include <bpf/bpf_helpers.h>\n\
+                struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 256); __type(key, __u32); \
+                __type(value, __u64); } seen SEC(\".maps\");\n\
+                SEC(\"xdp\") int where(struct xdp_md *ctx) { __u32 at = ctx->ingress_ifindex & 255; \
+                __u64 *n = bpf_map_lookup_elem(&seen, &at); if (n) __sync_fetch_and_add(n, 1); return XDP_PASS; }\n\
+                char _license[] SEC(\"license\") = \"GPL\";\n";
+    std::fs::write(&path, text).unwrap();
+    let object = build_bpf(&path, lab.dir()).unwrap();
+    let program = flag("where", &object, "");
+    let args = [
+        "--source",
+        "wire1=af_packet,program=where",
+        "--program",
+        &program,
+    ];
+    let daemon = Daemon::start(&lab, Some(&netns), &args).unwrap();
+    let mut client = Client::connect_to(&daemon.socket()).unwrap();
+    let mut before = 0;
+    for _ in 0..2 {
+        let index = netns
+            .exec(&["cat", "/sys/class/net/wire1/ifindex"])
+            .unwrap();
+        let index = index.trim().parse::<u32>().unwrap();
+        assert_ne!(index, before);
+        before = index;
+        let look = || daemon.vnplug(&["list"]).1;
+        until("the source is up", look, |text| text.contains(" up"));
+        netns
+            .enter(|| Stream::new("wire0", 100).send())
+            .unwrap()
+            .unwrap();
+        let count = || number(&mut client, "where", "seen", index & 255);
+        until("all were seen there", count, |seen| *seen >= 100);
+        netns.ip(&["link", "del", "wire1"]).unwrap();
+        until("the source is gone", look, |text| text.contains(" gone"));
+        netns.veth("wire0", "wire1").unwrap();
+    }
 }
 
 #[test]
@@ -534,7 +583,7 @@ fn a_program_of_traffic_control_runs_there_and_at_a_port() {
     let path = lab.dir().join("odd.c");
     // Keeps what has an odd last byte, by the helper that reads a frame wherever it lies.
     let text = "#include <linux/bpf.h>\n#include <bpf/bpf_helpers.h>\n__u64 seen;\n\
-        SEC(\"classifier\") int odd(struct __sk_buff *skb) {\n  __u8 last = 0;\n  __sync_fetch_and_add(&seen, 1);\n\
+        SEC(\"tc\") int odd(struct __sk_buff *skb) {\n  __u8 last = 0;\n  __sync_fetch_and_add(&seen, 1);\n\
           if (bpf_skb_load_bytes(skb, skb->len - 1, &last, 1)) return 2;\n  return last & 1 ? 0 : 2;\n}\n\
         char _license[] SEC(\"license\") = \"GPL\";\n";
     std::fs::write(&path, text).unwrap();
@@ -566,6 +615,28 @@ fn a_program_of_traffic_control_runs_there_and_at_a_port() {
         || number(&mut client, "odd", ".bss", 0),
         |seen| *seen == 1_000,
     );
+    // By its older name, and by one that is for other frames.
+    drop((port, plain, daemon));
+    for (name, is_known) in [
+        ("classifier", true),
+        ("tcx/ingress", true),
+        ("tc/egress", false),
+    ] {
+        std::fs::write(
+            &path,
+            text.replace("SEC(\"tc\")", &format!("SEC(\"{name}\")")),
+        )
+        .unwrap();
+        let object = build_bpf(&path, lab.dir()).unwrap();
+        let parsed = Object::parse(&std::fs::read(&object).unwrap(), None);
+        match parsed {
+            Ok(_) => assert!(is_known, "{name}"),
+            Err(error) => assert!(
+                !is_known && error.to_string().contains("SEC(\"tc\")"),
+                "{error}"
+            ),
+        }
+    }
     let wrong = complaint(&lab, &flag("odd", &object, ",attach=xdp:lo"));
     assert!(wrong.contains("SEC(\"xdp\")"), "{wrong}");
 }

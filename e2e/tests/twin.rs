@@ -219,6 +219,54 @@ fn when_the_daemon_is_killed_the_kernel_goes_on_and_the_next_one_knows_all() {
 }
 
 #[test]
+fn a_daemon_that_is_another_user_has_the_same_twin() {
+    let site = Containers::new(3).unwrap();
+    let pools = site.lab.dir().join("pools");
+    std::fs::create_dir(&pools).unwrap();
+    std::os::unix::fs::chown(&pools, Some(65534), None).unwrap();
+    let switch = site.switch(TWIN, "");
+    let pool_dir = pools.to_str().unwrap();
+    let args = [
+        "--switch",
+        &switch,
+        "--user",
+        "nobody",
+        "--pool-dir",
+        pool_dir,
+    ];
+    let mut daemon = Daemon::start(&site.lab, Some(&site.here), &args).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    assert!(status.contains("\nUid:\t65534\t65534"), "{status}");
+    let one = &site.all[0];
+    for number in [2, 3] {
+        assert!(pings(one, &address(number), &[]));
+    }
+    let before = of_switch(&daemon, "twin_forwarded");
+    assert_eq!(answered(one, &address(2), 100), 100);
+    assert!(of_switch(&daemon, "twin_forwarded") >= before + 200);
+    // What the daemon alone does, it may without root: a capture, and a setting that is written into the maps.
+    let name = format!("host:{}", site.here.name());
+    let mut port = daemon.port(&name).filter("icmp").open().unwrap();
+    sleep(Duration::from_millis(20));
+    assert_eq!(answered(one, &address(3), 10), 10);
+    assert!(matches!(port.next().unwrap(), Next::Packet(_)));
+    drop(port);
+    daemon.kill();
+    assert_eq!(answered(one, &address(2), 50), 50);
+    daemon.launch().unwrap();
+    let log = daemon.log();
+    assert!(log.contains("knows 3 stations already"), "{log}");
+    let before = of_switch(&daemon, "twin_forwarded");
+    assert_eq!(answered(one, &address(2), 100), 100);
+    assert!(of_switch(&daemon, "twin_forwarded") >= before + 200);
+    // Its names are its own, so that it can take them away.
+    let pid = rustix::process::Pid::from_raw(daemon.pid().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let names = || std::fs::read_dir(site.names()).map_or(0, Iterator::count);
+    eventually("its names are gone", || names() == 0);
+}
+
+#[test]
 fn an_orderly_end_leaves_nothing_and_a_second_daemon_has_no_such_switch() {
     let site = Containers::new(2).unwrap();
     let mut first = daemon(&site, TWIN, "");

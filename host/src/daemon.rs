@@ -125,12 +125,14 @@ fn serve(
     let packets = packet_dir(&dirs, user, &policy);
     // Dropped after the sources: theirs goes, too, and that of a start that failed.
     let _unplugged = Unplugged(dirs.clone());
-    let twins = Twins::load(&config.programs)?;
+    let mut twins = Twins::load(&config.programs)?;
     let mut open = Vec::new();
     for spec in &config.sources {
         let opened = spec.open_with(Some(&packets), user, &twins);
         open.push(opened.map_err(|error| of_source(spec.name(), &error.to_string()))?);
     }
+    let in_kernel = open.iter().filter_map(OpenSource::program_in_kernel);
+    in_kernel.for_each(|(program, place)| twins.runs_at(program, place));
     if open.is_empty() {
         log::warn!(target: "source", "no source is configured; use --source or --switch, or a [[source]] table");
     }

@@ -59,6 +59,8 @@ pub struct OpenSource {
     threads: Option<usize>,
     hold: bool,
     busy: bool,
+    /// The operator's program that the kernel runs as a part of its own.
+    in_kernel: Option<String>,
 }
 
 const MAX_NAME: usize = 63;
@@ -138,7 +140,8 @@ impl SourceSpec {
             }
             Some(name) => Some(twins.program(&name).map_err(SourceError::new)?),
         };
-        let mut interface = None;
+        let ran = program.as_ref().map(|it| it.program.name.clone());
+        let mut interface: Option<Interface> = None;
         let mut board = None;
         let mut locks_memory = false;
         let (kind, description, queues, ends) = match self.kind.as_str() {
@@ -156,7 +159,9 @@ impl SourceSpec {
         };
         let queues = match &program {
             // Where XDP runs it, or what is there instead, see to it.
-            Some(program) if self.kind != "af_xdp" => programmed::all(queues, program)?,
+            Some(program) if self.kind != "af_xdp" => {
+                programmed::all(queues, program, interface.as_ref().map(Interface::name))?
+            }
             _ => queues,
         };
         Ok(OpenSource {
@@ -166,6 +171,7 @@ impl SourceSpec {
             interface,
             board,
             locks_memory: locks_memory || kind == "af_xdp",
+            in_kernel: ran.filter(|_| kind == "af_xdp"),
             queues,
             cpus,
             threads,
@@ -223,6 +229,13 @@ impl OpenSource {
     /// What speaks to it, if it is a switch.
     pub(crate) fn board(&self) -> Option<&Switchboard> {
         self.board.as_ref()
+    }
+
+    /// The operator's program that the kernel runs before it, if it does, and where.
+    pub(crate) fn program_in_kernel(&self) -> Option<(&str, String)> {
+        let program = self.in_kernel.as_deref()?;
+        let at = self.interface.as_ref().map_or("", |it| it.name());
+        Some((program, format!("xdp:{at} source {}", self.name)))
     }
 
     /// Whether it must be able to lock memory once more, when its interface comes back.

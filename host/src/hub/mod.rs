@@ -69,6 +69,7 @@ pub use policy::{Join, Peer, Sending};
 pub(crate) use revoke::NewGrant;
 pub use revoke::{Granted, Revoked};
 pub use rules::RuleBook;
+pub(crate) use twin::index_of;
 pub use twin::{SourceProgram, TwinGrant, Twins};
 
 /// A request was refused, with the code and text of the answer.

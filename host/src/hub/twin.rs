@@ -128,8 +128,8 @@ struct Twin {
     totals: Arc<Totals>,
     /// Reads maps, and is never run.
     reader: Instance,
-    /// Where the kernel runs it: for people, and what keeps it there.
-    links: Vec<(String, Link)>,
+    /// Where the kernel runs it: for people, and what keeps it there, if it is not a source.
+    links: Vec<(String, Option<Link>)>,
     /// One instance for all ports of a queue: by source and queue.
     instances: BTreeMap<(usize, usize), Weak<Mutex<PortProgram>>>,
 }
@@ -165,6 +165,13 @@ impl Twins {
         })
     }
 
+    /// The kernel runs a program there, as long as its source is.
+    pub(crate) fn runs_at(&mut self, name: &str, place: String) {
+        if let Some(at) = self.named(name) {
+            self.all[at].links.push((place, None));
+        }
+    }
+
     fn named(&self, name: &str) -> Option<usize> {
         self.all.iter().position(|it| it.grant.name == name)
     }
@@ -186,7 +193,7 @@ impl Twin {
         for place in &grant.attach {
             let link = attach(&program, place).map_err(wrong)?;
             log::info!(target: "program", "{}: the kernel runs it at {}", grant.name, link.0);
-            links.push(link);
+            links.push((link.0, Some(link.1)));
         }
         Ok(Self {
             grant: grant.clone(),
@@ -309,7 +316,7 @@ fn attach(program: &Program, place: &Place) -> Result<(String, Link), String> {
             Ok((format!("tc:{name}"), Link::Tc { _link: link }))
         }
         (Place::Xdp(_), _) => Err("attach=xdp:… is for a program with SEC(\"xdp\")".into()),
-        (Place::Tc(_), _) => Err("attach=tc:… is for a program with SEC(\"classifier\")".into()),
+        (Place::Tc(_), _) => Err("attach=tc:… is for a program with SEC(\"tc\")".into()),
     }
 }
 
@@ -327,7 +334,11 @@ fn index_at(interface: &str) -> Result<i32, String> {
     Ok(index.cast_signed())
 }
 
-fn index_of(interface: &str) -> std::io::Result<u32> {
+/// The number of an interface, in the network namespace of this thread.
+///
+/// # Errors
+/// The system's: there is none of that name.
+pub(crate) fn index_of(interface: &str) -> std::io::Result<u32> {
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     let link = interface::link(socket.as_fd(), interface)?;
     Ok(link.index.cast_unsigned())

@@ -43,9 +43,10 @@ pub(super) fn open(
         "interface {name:?} is received by a packet socket instead of XDP: {unfit}"
     );
     let description = format!("interface {name}, packet socket instead of XDP: {unfit}");
+    let interface = config.interface.clone();
     let mut queues = instead(config)?;
     if let Some(program) = program {
-        queues = super::programmed::all(queues, program)?;
+        queues = super::programmed::all(queues, program, Some(&interface))?;
     }
     Ok(("af_packet", description, queues, false))
 }

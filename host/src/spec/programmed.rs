@@ -10,12 +10,13 @@ use vnplug_path::source::{
 };
 use vnplug_twin::{Instance, Meta};
 
-use crate::hub::SourceProgram;
+use crate::hub::{SourceProgram, index_of};
 
-/// The queues of a source, each with an instance of its own.
+/// The queues of a source, each with an instance of its own; `interface`: whose frames they are.
 pub(super) fn all(
     queues: Vec<Box<dyn Queue>>,
     program: &SourceProgram,
+    interface: Option<&str>,
 ) -> Result<Vec<Box<dyn Queue>>, SourceError> {
     let queues = queues.into_iter().zip(0_u32..).map(|(inner, number)| {
         let instance = program.program.instance();
@@ -25,6 +26,8 @@ pub(super) fn all(
             inner,
             instance,
             number,
+            index: interface.map_or(0, number_of),
+            interface: interface.map(str::to_owned),
             totals: Arc::clone(&program.totals),
             stopped: 0,
             bytes: Vec::new(),
@@ -35,12 +38,20 @@ pub(super) fn all(
     queues.collect()
 }
 
+/// The number of an interface; 0 while there is none of that name.
+fn number_of(interface: &str) -> u32 {
+    index_of(interface).unwrap_or(0)
+}
+
 /// A queue of which what a program lets pass is handed out, as the program left it. Nothing is dropped before
 /// it, and nothing passed by.
 struct Programmed {
     inner: Box<dyn Queue>,
     instance: Instance,
     number: u32,
+    /// Whose frames they are, and its number, which is another when it was made again.
+    interface: Option<String>,
+    index: u32,
     totals: Arc<Totals>,
     stopped: u64,
     /// What the program made of a batch's frames, one after the other, and which frame is where.
@@ -56,11 +67,13 @@ impl Queue for Programmed {
             inner,
             instance,
             number,
+            index,
             totals,
             stopped,
             bytes,
             places,
             batch,
+            ..
         } = self;
         let mut kept = 0;
         let received = inner.receive(&mut |frames| {
@@ -69,6 +82,7 @@ impl Queue for Programmed {
             let mut aborted = 0;
             for (at, frame) in frames.iter().enumerate() {
                 let meta = Meta {
+                    interface: *index,
                     queue: *number,
                     wire_len: frame.wire_len,
                     ..Meta::default()
@@ -110,7 +124,13 @@ impl Queue for Programmed {
     }
 
     fn woke(&mut self, seen: Seen) {
+        let before = self.inner.state();
         self.inner.woke(seen);
+        if let Some(name) = &self.interface
+            && before != self.inner.state()
+        {
+            self.index = number_of(name);
+        }
     }
 
     fn counters(&mut self) -> QueueCounters {

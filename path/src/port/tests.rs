@@ -1,5 +1,6 @@
 //! What a port does with frames, by one behaviour each.
 
+mod programs;
 mod segments;
 
 use std::cell::RefCell;

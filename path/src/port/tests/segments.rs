@@ -6,7 +6,7 @@ use vnplug_ring::offload::{self, Offload, PREFIX, gso};
 use super::*;
 
 /// TCP over IPv4 with this much payload, in packets of 1000 bytes; its checksum is missing.
-fn super_frame(payload: usize) -> (Vec<u8>, Offload) {
+pub(super) fn super_frame(payload: usize) -> (Vec<u8>, Offload) {
     let mut bytes = vec![2; 12];
     bytes.extend([8, 0, 0x45, 0]);
     bytes.extend((40 + payload as u16).to_be_bytes());
@@ -25,7 +25,7 @@ fn super_frame(payload: usize) -> (Vec<u8>, Offload) {
     (bytes, offload)
 }
 
-fn as_frame(bytes: &[u8], offload: Offload) -> Frame<'_> {
+pub(super) fn as_frame(bytes: &[u8], offload: Offload) -> Frame<'_> {
     Frame {
         flags: flags::OFFLOAD | flags::CSUM_NOT_READY | flags::SOURCE_LOSS,
         offload,
@@ -34,7 +34,7 @@ fn as_frame(bytes: &[u8], offload: Offload) -> Frame<'_> {
 }
 
 /// Whether the TCP checksum of a packet of [`super_frame`] is right.
-fn is_summed(packet: &[u8]) -> bool {
+pub(super) fn is_summed(packet: &[u8]) -> bool {
     let tcp = &packet[34..];
     let words = |bytes: &[u8]| -> u32 {
         let pairs = bytes.chunks(2);
