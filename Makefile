@@ -27,7 +27,7 @@ PRODUCTS := -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-vd
 # What the demo runs, and nothing else: it is the first that a user builds.
 DEMO := -p vnplugd -p vnplug-pcap -p vnplug-e2e
 
-.PHONY: all setup-build setup-demo setup-switch setup build guest query demo demo-switch demo-record test test-python bench \
+.PHONY: all setup-build setup-demo setup-switch setup build guest query demo demo-switch demo-record test test-models test-python bench \
 	install clean
 
 all: build
@@ -79,9 +79,13 @@ test: setup guest
 	./e2e/setup-guest-kernel.sh
 	$(AS_ROOT) sh -c 'mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf'
 	cargo build --locked --workspace
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(CURDIR)/.ci/run-test" \
-		cargo test --locked --workspace --no-fail-fast $(TEST_ARGS); tests=$$?; \
-	$(MAKE) test-python && exit $$tests
+	./.ci/run-tests $(TEST_ARGS); tests=$$?; \
+	$(MAKE) test-models test-python && exit $$tests
+
+# Built apart, for the dependencies of loom.
+test-models: setup
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
+		cargo test --locked -p vnplug-ring --test news_model
 
 test-python: setup
 	cargo build --locked -p vnplugd

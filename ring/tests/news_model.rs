@@ -3,6 +3,9 @@
 //! The code under test is the product's ([`Board`]); its words are loom's. Whoever tells publishes something first, then
 //! tells, and rings if it is told to. The reader hears after each ring, and in the end has heard of each place, and sees
 //! what was published. Each turned order must lose something: that is the control.
+//!
+//! Run by `make test-models`, with `--cfg loom`.
+#![cfg(loom)]
 
 use std::sync::atomic::Ordering;
 
