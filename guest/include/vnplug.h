@@ -438,14 +438,14 @@ uint32_t vnplug_snaplen(const vnplug_port *port);
  *     vnplug_bundle_new(error, sizeof error, &bundle);
  *     for (each target)
  *         vnplug_bundle_open(bundle, &options, error, sizeof error, &port);
- *     while (ports = vnplug_bundle_ports(bundle, &count), count > 0) {
+ *     while (vnplug_bundle_ports(bundle, &count), count > 0) {
  *         if (vnplug_bundle_wait(bundle, -1) < 0)
  *             break;
- *         for (i = count; i-- > 0;) {     // from the end: the last takes the place of one closed
- *             while ((outcome = vnplug_next_batch(ports[i], packets, 64, &got)) == VNPLUG_PACKET)
+ *         while ((port = vnplug_bundle_next_ready(bundle)) != NULL) {
+ *             while ((outcome = vnplug_next_batch(port, packets, 64, &got)) == VNPLUG_PACKET)
  *                 handle(packets, got);
  *             if (outcome != VNPLUG_NOTHING)  // VNPLUG_ENDED, or an error
- *                 vnplug_close(ports[i]);     // else every wait returns at once
+ *                 vnplug_close(port);         // else every wait returns at once
  *         }
  *     }
  *     vnplug_bundle_close(bundle);
@@ -468,6 +468,13 @@ int vnplug_bundle_open(vnplug_bundle *bundle, const struct vnplug_options *optio
  * of them takes.
  */
 int vnplug_bundle_wait(vnplug_bundle *bundle, int timeout_ms);
+
+/*
+ * One of the ports that may have something to say, each once after a wait: it has packets, be it fewer
+ * than its watermark, or it is not attached, or over. NULL: the others have nothing. What this and
+ * vnplug_bundle_wait cost depends on how many those are, and not on how many ports there are.
+ */
+vnplug_port *vnplug_bundle_next_ready(vnplug_bundle *bundle);
 
 /*
  * The open ports of a bundle, *count of them (which may be NULL), in the order of their opening until

@@ -1,6 +1,7 @@
 //! Many ports of one reader, waited for together.
 
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -24,6 +25,26 @@ struct Inner {
     bundle: Option<vnplug::Bundle>,
     /// Those that were closed are left out when somebody asks.
     ports: Vec<Py<Port>>,
+    /// The same by the numbers that the bundle has for them; one that was closed stays until the number is another's.
+    numbered: Vec<Option<Py<Port>>>,
+    /// A thread waits; the ports are not for others then.
+    waits: Arc<AtomicBool>,
+}
+
+/// While a thread waits.
+struct Waits<'a>(&'a AtomicBool);
+
+impl<'a> Waits<'a> {
+    fn begin(waits: &'a AtomicBool) -> Self {
+        waits.store(true, Ordering::Relaxed);
+        Self(waits)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 #[pymethods]
@@ -35,6 +56,8 @@ impl Bundle {
             inner: Mutex::new(Inner {
                 bundle: Some(bundle),
                 ports: Vec::new(),
+                numbered: Vec::new(),
+                waits: Arc::default(),
             }),
         })
     }
@@ -58,8 +81,8 @@ impl Bundle {
 
     /// Waits until a port has packets or is over; False when `timeout` seconds are over.
     ///
-    /// Ends the loans of all ports; raises LoanError while memoryviews or arrays of one are alive. A
-    /// port that ended or failed makes it return at once: close it.
+    /// Ends the loans of ports that have news, as those have that lent something; raises LoanError while
+    /// memoryviews or arrays of one are alive. A port that ended or failed makes it return at once: close it.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let timeout = timeout.map(|it| seconds("timeout", it)).transpose()?;
@@ -75,6 +98,25 @@ impl Bundle {
             // Ctrl-C, also if the signal went to another thread.
             py.check_signals()?;
         }
+    }
+
+    /// Those ports that may have something to say, after a wait: they have packets, or are not attached, or
+    /// over. What this and `wait` cost depends on how many those are, and not on how many ports there are.
+    fn ready(&self, py: Python<'_>) -> PyResult<Vec<Py<Port>>> {
+        let mut inner = self.lock()?;
+        let Inner {
+            bundle, numbered, ..
+        } = &mut *inner;
+        let bundle = bundle.as_mut().ok_or_else(closed)?;
+        let mut ready = Vec::new();
+        while let Some(number) = bundle.next_awake() {
+            if let Some(Some(port)) = numbered.get(number)
+                && !port.get().shared().is_closing()
+            {
+                ready.push(port.clone_ref(py));
+            }
+        }
+        Ok(ready)
     }
 
     /// Closes the bundle and all its ports.
@@ -95,6 +137,7 @@ impl Bundle {
             bundle.end();
         }
         let ports: Vec<_> = inner.ports.drain(..).collect();
+        inner.numbered.clear();
         drop(inner);
         let mut result = Ok(());
         for port in ports {
@@ -146,32 +189,45 @@ impl Bundle {
         let mut inner = self.lock()?;
         let bundle = inner.bundle()?;
         let port = py.detach(|| bundle.open_apart(options)).map_err(raise)?;
-        let port = Py::new(py, Port::new(port))?;
+        let number = bundle.number_of(&port).unwrap_or_default();
+        let port = Py::new(py, Port::of_bundle(port, Arc::clone(&inner.waits)))?;
         inner.ports.push(port.clone_ref(py));
+        if number >= inner.numbered.len() {
+            inner.numbered.resize_with(number + 1, || None);
+        }
+        inner.numbered[number] = Some(port.clone_ref(py));
         Ok(port)
     }
 
     fn wait_once(&self, py: Python<'_>, pause: Duration) -> PyResult<Ready> {
         let mut inner = self.lock()?;
-        inner.bundle()?;
-        inner.open_ports();
-        let Inner { bundle, ports } = &mut *inner;
-        let mut used = Vec::with_capacity(ports.len());
-        for port in ports.iter() {
-            let mut port = port.get().shared().lock()?;
-            port.settle()?;
-            used.push(port);
-        }
-        let mut ports: Vec<_> = used
-            .iter_mut()
-            .map(|port| port.port())
-            .collect::<PyResult<_>>()?;
-        match bundle {
-            Some(bundle) => py
-                .detach(|| bundle.wait_for(&mut ports, Some(pause)))
-                .map_err(raise),
-            None => Err(closed()),
-        }
+        let Inner {
+            bundle,
+            numbered,
+            waits,
+            ..
+        } = &mut *inner;
+        let bundle = bundle.as_mut().ok_or_else(closed)?;
+        let mut failed = Ok(());
+        let _waits = Waits::begin(waits);
+        let waited = py.detach(|| {
+            bundle.wait_apart(Some(pause), |number, look| {
+                let port = numbered.get(number).and_then(Option::as_ref);
+                let port = port.map(|port| port.get().shared());
+                if let Some(port) = port.filter(|port| !port.is_closing()) {
+                    // What Python has of its last packets must not end while it is looked at.
+                    let looked = port.lock_within().and_then(|mut port| {
+                        port.settle()?;
+                        look(port.port()?);
+                        Ok(())
+                    });
+                    failed = looked;
+                }
+                failed.is_ok()
+            })
+        });
+        failed?;
+        waited.map_err(raise)
     }
 
     /// Never waits, as [`SharedPort::lock`](crate::shared::Shared::lock).

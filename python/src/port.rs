@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -260,10 +261,15 @@ enum Step<T> {
 impl Port {
     /// Of an open port.
     pub(crate) fn new(port: vnplug::Port) -> Self {
+        Self::of_bundle(port, Arc::default())
+    }
+
+    /// Of an open port of a bundle; `waits` says that a thread waits for that.
+    pub(crate) fn of_bundle(port: vnplug::Port, waits: Arc<AtomicBool>) -> Self {
         Self {
             device: port.device().to_owned(),
             fd: port.fd().as_raw_fd(),
-            shared: SharedPort::new(port),
+            shared: SharedPort::new(port, waits),
         }
     }
 

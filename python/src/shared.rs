@@ -14,7 +14,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use pyo3::PyResult;
+use pyo3::{PyErr, PyResult};
 
 use crate::error::{ClosedError, LoanError};
 
@@ -24,6 +24,8 @@ pub(crate) struct SharedPort {
     inner: Mutex<Inner>,
     /// Threads that use the port are to give up; the last one closes it.
     closing: AtomicBool,
+    /// A thread waits for all ports of its bundle.
+    waits: Arc<AtomicBool>,
 }
 
 /// The port, while this thread uses it.
@@ -49,29 +51,35 @@ pub(crate) struct Loan {
 }
 
 impl SharedPort {
-    /// Of an open port.
-    pub(crate) fn new(port: vnplug::Port) -> Arc<Self> {
+    /// Of an open port; `waits` says that a thread waits for its bundle.
+    pub(crate) fn new(port: vnplug::Port, waits: Arc<AtomicBool>) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::new(Inner {
                 port: Some(port),
                 loan: None,
             }),
             closing: AtomicBool::new(false),
+            waits,
         })
     }
 
-    /// The port, if nobody uses it.
+    /// The port, if nobody uses it or its bundle.
     pub(crate) fn lock(&self) -> PyResult<Use<'_>> {
+        // Relaxed: no memory depends on it, as the lock is taken all the same.
+        match self.waits.load(Ordering::Relaxed) {
+            true => Err(used()),
+            false => self.lock_within(),
+        }
+    }
+
+    /// The port, if nobody uses it, for who waits for its bundle.
+    pub(crate) fn lock_within(&self) -> PyResult<Use<'_>> {
         // NB: never waits: who has it may wait for packets, and may be ourselves, further up the
         // stack: a signal's handler runs in the middle of a wait.
         let inner = match self.inner.try_lock() {
             Ok(inner) => inner,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                return Err(LoanError::new_err(
-                    "another thread uses this port; give each thread a port of its own",
-                ));
-            }
+            Err(TryLockError::WouldBlock) => return Err(used()),
         };
         Ok(Use {
             shared: self,
@@ -88,7 +96,7 @@ impl SharedPort {
     pub(crate) fn close(&self) -> PyResult<()> {
         let before = self.closing.swap(true, Ordering::SeqCst);
         // Whoever has it closes it; see `Use::drop`.
-        let Ok(mut inner) = self.lock() else {
+        let Ok(mut inner) = self.lock_within() else {
             return Ok(());
         };
         let closed = inner.close();
@@ -97,6 +105,10 @@ impl SharedPort {
         }
         closed
     }
+}
+
+fn used() -> PyErr {
+    LoanError::new_err("another thread uses this port; give each thread a port of its own")
 }
 
 impl Deref for Use<'_> {

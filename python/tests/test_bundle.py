@@ -22,7 +22,7 @@ class Bundles(lab.Test):
         while missing:
             self.assertLess(time.monotonic(), deadline)
             if bundle.wait(1.0):
-                for port in bundle:
+                for port in bundle.ready():
                     if len(port.batch(64, timeout=0)):
                         missing.discard(port)
 
@@ -47,6 +47,32 @@ class Bundles(lab.Test):
         with self.assertRaisesRegex(vnplug.ClosedError, "the bundle is closed"):
             self.open(daemon, bundle)
         bundle.close()
+
+    def test_only_ports_with_news_are_ready(self) -> None:
+        daemon = self.daemon(GEN)
+        with vnplug.Bundle() as bundle:
+            idle = [self.open(daemon, bundle, filter="host 192.0.2.77") for _ in range(50)]
+            busy = self.open(daemon, bundle)
+            # Each is looked at once, and then sleeps.
+            bundle.wait(0.2)
+            for port in bundle.ready():
+                port.batch(64, timeout=0)
+            for _ in range(3):
+                self.assertTrue(bundle.wait(lab.LIMIT))
+                self.assertEqual(bundle.ready(), [busy])
+                self.assertEqual(bundle.ready(), [])
+                busy.batch(64, timeout=0)
+            # One that another takes the place of.
+            idle[7].close()
+            other = self.open(daemon, bundle)
+            deadline = time.monotonic() + lab.LIMIT
+            seen = set()
+            while seen != {busy, other}:
+                self.assertLess(time.monotonic(), deadline)
+                bundle.wait(1.0)
+                for port in bundle.ready():
+                    if len(port.batch(64, timeout=0)):
+                        seen.add(port)
 
     def test_it_waits_as_long_as_it_is_told(self) -> None:
         daemon = self.daemon(GEN)

@@ -129,8 +129,12 @@ class Bundle:
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until a port has packets or is over; False when `timeout` seconds are over.
 
-        Ends the loans of all ports; raises LoanError while memoryviews or arrays of one are alive. A
-        port that ended or failed makes it return at once: close it.
+        Ends the loans of ports that have news, as those have that lent something; raises LoanError while
+        memoryviews or arrays of one are alive. A port that ended or failed makes it return at once: close it.
+        """
+    def ready(self) -> list[Port]:
+        """Those ports that may have something to say, after a wait: they have packets, or are not attached, or
+        over. What this and `wait` cost depends on how many those are, and not on how many ports there are.
         """
     def close(self) -> None:
         """Closes the bundle and all its ports.

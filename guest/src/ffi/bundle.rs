@@ -13,7 +13,7 @@ use super::CPort;
 use super::error::{E_INVALID, guarded, number, tell};
 use super::options::{COptions, read_options};
 use super::packet::outcome;
-use crate::{Bundle, Port};
+use crate::Bundle;
 
 /// `vnplug_bundle`.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(crate) struct CBundle {
     bundle: Bundle,
     /// Each came from `Box::into_raw` and is open.
     ports: Vec<*mut CPort>,
+    /// The same by the numbers that the bundle has for them; null: none.
+    numbered: Vec<*mut CPort>,
 }
 
 /// See `vnplug.h`.
@@ -40,6 +42,7 @@ pub(crate) unsafe extern "C" fn vnplug_bundle_new(
         Ok(Box::new(CBundle {
             bundle: Bundle::new()?,
             ports: Vec::new(),
+            numbered: Vec::new(),
         }))
     });
     let (status, bundle) = match made {
@@ -80,14 +83,19 @@ pub(crate) unsafe extern "C" fn vnplug_bundle_open(
     let opened = guarded(|| {
         // SAFETY: the caller's promise about `options` is passed on.
         let options = unsafe { read_options(options) }?;
-        Ok(CPort::new(ours.bundle.open_apart(options)?))
+        let port = ours.bundle.open_apart(options)?;
+        let number = ours.bundle.number_of(&port).unwrap_or_default();
+        Ok((CPort::new(port), number))
     });
     match opened {
-        Ok(mut port) => {
-            port.bundle = bundle;
-            port.place = ours.ports.len();
+        Ok((mut port, number)) => {
+            (port.bundle, port.place, port.number) = (bundle, ours.ports.len(), number);
             let port = Box::into_raw(port);
             ours.ports.push(port);
+            if number >= ours.numbered.len() {
+                ours.numbered.resize(number + 1, ptr::null_mut());
+            }
+            ours.numbered[number] = port;
             // SAFETY: as above.
             unsafe { out.write(port) };
             0
@@ -115,13 +123,42 @@ pub(crate) unsafe extern "C" fn vnplug_bundle_wait(
     };
     let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
     let waited = guarded(|| {
-        // SAFETY: each handle is open, is there once, and is in nobody else's use by the caller's
-        // promise.
-        let port = |port: &*mut CPort| unsafe { &mut *(**port).port.get() };
-        let mut ports: Vec<&mut Port> = ours.ports.iter().map(port).collect();
-        ours.bundle.wait_for(&mut ports, timeout)
+        let CBundle {
+            bundle, numbered, ..
+        } = ours;
+        bundle.wait_apart(timeout, |number, look| {
+            let handle = numbered.get(number).copied().unwrap_or(ptr::null_mut());
+            // SAFETY: a handle that is not null is open, and in nobody else's use by the caller's promise.
+            if let Some(handle) = unsafe { handle.as_ref() } {
+                // SAFETY: as said; one is looked at at a time.
+                look(unsafe { &mut *handle.port.get() });
+            }
+            true
+        })
     });
     waited.map_or_else(|error| number(&error), outcome)
+}
+
+/// See `vnplug.h`.
+///
+/// # Safety
+/// `bundle` is null or open, and neither it nor its ports are in use by another thread.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn vnplug_bundle_next_ready(bundle: *mut CBundle) -> *mut CPort {
+    // SAFETY: the caller's promise.
+    let Some(ours) = (unsafe { bundle.as_mut() }) else {
+        return ptr::null_mut();
+    };
+    let found = guarded(|| {
+        while let Some(number) = ours.bundle.next_awake() {
+            match ours.numbered.get(number) {
+                Some(port) if !port.is_null() => return Ok(*port),
+                _ => {}
+            }
+        }
+        Ok(ptr::null_mut())
+    });
+    found.unwrap_or(ptr::null_mut())
 }
 
 /// See `vnplug.h`.
@@ -172,10 +209,11 @@ pub(crate) unsafe extern "C" fn vnplug_bundle_close(bundle: *mut CBundle) {
 pub(super) unsafe fn take_out(port: *mut CPort) {
     // SAFETY: the caller's promise; a bundle that is closed has closed its ports.
     unsafe {
-        let (bundle, place) = ((*port).bundle, (*port).place);
+        let (bundle, place, number) = ((*port).bundle, (*port).place, (*port).number);
         let Some(ours) = bundle.as_mut() else {
             return;
         };
+        ours.numbered[number] = ptr::null_mut();
         ours.ports.swap_remove(place);
         if let Some(&moved) = ours.ports.get(place) {
             (*moved).place = place;

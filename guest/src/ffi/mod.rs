@@ -34,9 +34,10 @@ pub(crate) struct CPort {
     fd: c_int,
     device: CString,
     error: Text,
-    /// The bundle it is a port of, or null, and where there.
+    /// The bundle it is a port of, or null, where there, and its number there.
     bundle: *mut bundle::CBundle,
     place: usize,
+    number: usize,
 }
 
 /// `struct vnplug_stats`.
@@ -315,6 +316,7 @@ impl CPort {
             error: Text::default(),
             bundle: ptr::null_mut(),
             place: 0,
+            number: 0,
         })
     }
 

@@ -103,7 +103,7 @@ impl Bundle {
     }
 
     /// Opens one more port, for the caller to keep: what gives ports of a bundle to another language
-    /// needs each in a place of its own. Wait with [`wait_for`](Self::wait_for); one that is dropped is
+    /// needs each in a place of its own. Wait with [`wait_apart`](Self::wait_apart); one that is dropped is
     /// closed.
     ///
     /// # Errors
@@ -111,6 +111,12 @@ impl Bundle {
     pub fn open_apart(&mut self, options: PortOptions) -> Result<Port, Error> {
         self.apart = true;
         self.open_one(options)
+    }
+
+    /// The number of a port of this bundle, by which it is named while it lives; a later one may have it again.
+    pub fn number_of(&self, port: &Port) -> Option<usize> {
+        let seat = port.watch.seat()?;
+        Arc::ptr_eq(&seat.common, &self.common).then_some(seat.number as usize)
     }
 
     fn open_one(&self, options: PortOptions) -> Result<Port, Error> {
@@ -159,19 +165,12 @@ impl Bundle {
         let Self {
             ports, at, common, ..
         } = self;
-        common.wait(timeout, |round| {
-            let mut from = 0;
-            while let Some(seat) = common.awake_from(from) {
-                from = seat + 1;
-                // Before it is armed: what comes after that wakes it again.
-                common.rest(seat);
-                let at = at.get(seat).copied().flatten();
-                if let Some(port) = at.and_then(|at| ports.get_mut(at))
-                    && !round.look(port)
-                {
-                    common.stir(seat);
-                }
+        common.wait(timeout, |seat, look| {
+            let at = at.get(seat).copied().flatten();
+            if let Some(port) = at.and_then(|at| ports.get_mut(at)) {
+                look(port);
             }
+            true
         })
     }
 
@@ -181,35 +180,33 @@ impl Bundle {
     /// ports there are. After [`close`](Self::close) go on asking.
     pub fn next_ready(&mut self) -> Option<usize> {
         loop {
-            let seat = self.common.awake_from(self.told)?;
-            self.told = seat + 1;
+            let seat = self.next_awake()?;
             if let Some(at) = self.at.get(seat).copied().flatten() {
                 return Some(at);
             }
         }
     }
 
-    /// As [`wait`](Self::wait), for ports that are kept elsewhere; all of them are looked at.
+    /// As [`next_ready`](Self::next_ready), for ports that are kept elsewhere: a [number](Self::number_of).
+    pub fn next_awake(&mut self) -> Option<usize> {
+        let seat = self.common.awake_from(self.told)?;
+        self.told = seat + 1;
+        Some(seat)
+    }
+
+    /// As [`wait`](Self::wait), for ports that are kept elsewhere. `visit` is asked for those that may have news, by
+    /// their [numbers](Self::number_of): it gives the port of that number to the function that it gets, if there is
+    /// still one. If it returns false the wait is over.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if one of them is no port of this bundle; else only of the system.
-    pub fn wait_for(
+    /// Only of the system.
+    pub fn wait_apart(
         &mut self,
-        ports: &mut [&mut Port],
         timeout: Option<Duration>,
+        visit: impl FnMut(usize, &mut dyn FnMut(&mut Port)) -> bool,
     ) -> Result<Ready, Error> {
-        let ours = |port: &&mut Port| {
-            let shared = port.watch.shared();
-            shared.is_some_and(|common| Arc::ptr_eq(common, &self.common))
-        };
-        if !ports.iter().all(ours) {
-            return Err(Error::Invalid("a port of another bundle, or of none"));
-        }
-        self.common.wait(timeout, |round| {
-            for port in ports.iter_mut() {
-                round.look(port);
-            }
-        })
+        self.told = 0;
+        self.common.wait(timeout, visit)
     }
 
     /// Drops the bundle when the ports kept elsewhere go, too: they do not say good-bye one by one,
@@ -227,11 +224,11 @@ impl Drop for Bundle {
 }
 
 impl Common {
-    /// See [`Bundle::wait`]; `each` looks at the ports.
+    /// See [`Bundle::wait`]; `visit` gives the port of a seat to what looks at it. False: the wait is over.
     fn wait(
         &self,
         timeout: Option<Duration>,
-        mut each: impl FnMut(&mut Round),
+        mut visit: impl FnMut(usize, &mut dyn FnMut(&mut Port)) -> bool,
     ) -> Result<Ready, Error> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut rang = self.look(Some(Duration::ZERO))?.wake;
@@ -249,7 +246,22 @@ impl Common {
             if news {
                 self.stir_all();
             }
-            each(&mut round);
+            let mut from = 0;
+            while let Some(seat) = self.awake_from(from) {
+                from = seat + 1;
+                // Before it is armed: what comes after that wakes it again.
+                self.rest(seat);
+                let mut sleeps = true;
+                let goes_on = visit(seat, &mut |port: &mut Port| {
+                    sleeps = round.look(port);
+                });
+                if !goes_on || !sleeps {
+                    self.stir(seat);
+                }
+                if !goes_on {
+                    return Ok(Ready::Now);
+                }
+            }
             let Round {
                 unread, ready, cap, ..
             } = round;
