@@ -1,7 +1,6 @@
-//! Numbers as people write them, and foreign text as a terminal may see it.
+//! Numbers as people write them, and tables of them.
 
-use std::fmt::Write as _;
-
+pub(crate) use vnplug_ring::text::escape;
 pub(crate) use vnplug_ring::units::{duration, size};
 
 /// As [`size`], of lengths of packets.
@@ -10,23 +9,6 @@ pub(crate) use vnplug_ring::units::{duration, size};
 /// A text that says what is allowed.
 pub(crate) fn length(text: &str) -> Result<u32, String> {
     u32::try_from(size(text)?).map_err(|_| format!("{text:?} is longer than any packet"))
-}
-
-/// `text` without anything a terminal would act on: control characters as `\xNN`, characters that
-/// are invisible or change the direction of writing as `\u{…}`.
-pub(crate) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}');
-        // Writing to a String cannot fail.
-        let _ = match c {
-            c if c.is_control() => write!(out, "\\x{:02x}", u32::from(c)),
-            c if hidden => write!(out, "\\u{{{:x}}}", u32::from(c)),
-            c => write!(out, "{c}"),
-        };
-    }
-    out
 }
 
 /// A number with thin groups of three digits: `12,345,678`.
@@ -104,16 +86,6 @@ mod tests {
         for text in ["", "-1", "4G", "96x"] {
             assert!(length(text).is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn nothing_a_terminal_acts_on_survives() {
-        assert_eq!(escape("eth1 – ä"), "eth1 – ä");
-        assert_eq!(
-            escape("\x1b[2Ja\r\n\t\u{9b}"),
-            "\\x1b[2Ja\\x0d\\x0a\\x09\\x9b"
-        );
-        assert_eq!(escape("a\u{202e}b"), "a\\u{202e}b");
     }
 
     #[test]

@@ -28,7 +28,7 @@
 //!
 //! [`news`] says which of many rings have something, to whoever reads or serves all of them.
 //!
-//! [`units`] is how people write sizes and times, to whichever program.
+//! [`units`] is how people write sizes and times, to whichever program; [`text`] how foreign text is shown.
 //!
 //! This crate is not an allocator, makes no system call and maps no memory: callers hand it a
 //! [`Region`]. It has no dependencies.
@@ -54,6 +54,7 @@ mod producer;
 pub mod control;
 pub mod counters;
 pub mod pool;
+pub mod text;
 pub mod units;
 
 pub use arena::{Arena, ArenaGeometry, ArenaReader, BufferGeometry, Buffers, Placed};
