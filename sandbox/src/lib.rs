@@ -15,7 +15,16 @@
 //! This crate is used by `vnplug sandbox`; it needs no root and no daemon.
 
 pub mod act;
+pub mod ask;
+pub mod chronicle;
+#[cfg(test)]
+mod chronicle_tests;
+pub mod dns;
 pub mod floor;
 pub mod gate;
+pub mod learn;
+pub mod learned;
 pub mod name;
+pub mod profile;
 pub mod rules;
+pub mod session;

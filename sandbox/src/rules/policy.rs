@@ -8,6 +8,8 @@
 //! 4. If that says *ask*, earlier answers are looked at, the newest first. If none is about the act,
 //!    somebody is asked.
 
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -16,8 +18,6 @@ use crate::floor::Floor;
 use crate::name::Name;
 use crate::rules::file::Sheet;
 use crate::rules::rule::{Rule, Say};
-use std::net::SocketAddr;
-use std::path::PathBuf;
 
 /// All rules of a sandbox.
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ pub struct Policy {
     pub answers: Vec<Arc<Rule>>,
     /// How long a question waits for its answer; then the act is refused.
     pub timeout: Duration,
+    /// The loopback is the sandbox's own, in a network namespace: what no rule refuses there is allowed.
+    pub own_loopback: bool,
 }
 
 /// What rules say of an act, and which.
@@ -77,6 +79,7 @@ impl Default for Policy {
             project: None,
             answers: Vec::new(),
             timeout: TIMEOUT,
+            own_loopback: false,
         }
     }
 }
@@ -118,6 +121,10 @@ impl Policy {
                 say: rule.say,
                 reason: Reason::Rule(rule),
             },
+            (None, _) if self.own_loopback && is_loopback(act) => Decision {
+                say: Say::Allow,
+                reason: Reason::Own("the loopback is the sandbox's own"),
+            },
             (None, Some(floor)) => Decision {
                 say: Say::Deny,
                 reason: Reason::Floor(floor),
@@ -141,6 +148,13 @@ impl Policy {
             },
         };
         if theirs.say > own.say { theirs } else { own }
+    }
+
+    /// True if some rule opens this address on the floor, by naming it, or for `name`. Such an address may be in an
+    /// answer; whether it is reached is judged when it is.
+    pub fn opens(&self, address: IpAddr, name: &Name) -> bool {
+        let mut rules = self.rules.iter().filter(|rule| rule.say != Say::Deny);
+        rules.any(|rule| rule.opens(address.to_canonical(), name))
     }
 
     /// True if anybody may send by `transport` to `to`: a packet does not say which program it is of, so a rule that
@@ -181,6 +195,12 @@ fn floor(act: &Act) -> Option<Floor> {
         (Target::Internet(to), Doing::Connect) => Floor::of(to.ip()),
         _ => None,
     }
+}
+
+/// True if both ends of it are in the same network namespace.
+fn is_loopback(act: &Act) -> bool {
+    matches!(&act.target, Target::Internet(to) if Floor::of(to.ip()) == Some(Floor::Loopback) && !to.ip().is_unspecified()
+        || act.doing == Doing::Connect && to.ip().to_canonical().is_unspecified())
 }
 
 /// Whoever may be found at an address may be found by everybody: taking a connection is judged by rules alone,

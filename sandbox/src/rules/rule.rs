@@ -164,6 +164,19 @@ impl Rule {
             }
     }
 
+    /// True if the rule names this address of the floor, or this name with leave for such addresses.
+    pub fn opens(&self, address: IpAddr, name: &Name) -> bool {
+        self.direction == Direction::Out
+            && self.to.iter().any(|place| match place {
+                Place::Network(network) => {
+                    network.contains(address) && Floor::of_network(*network).is_some()
+                }
+                Place::Floor(floor) => Floor::of(address) == Some(*floor),
+                Place::Name(_) | Place::Below(_) => self.local && place.is_name(name),
+                _ => false,
+            })
+    }
+
     fn is_of(&self, who: &Who) -> bool {
         let runs = |glob: &Glob, program: &PathBuf| glob.matches(&program.to_string_lossy());
         self.process

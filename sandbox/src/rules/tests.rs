@@ -392,6 +392,33 @@ fn nothing_but_a_rule_that_names_it_opens_the_floor() {
     assert_eq!(say(Say::Deny, open, "tcp 192.168.1.1:22"), Say::Deny);
 }
 
+#[test]
+fn a_loopback_of_its_own_is_open_unless_a_rule_refuses() {
+    let mut policy = policy(
+        Say::Deny,
+        "[[rule]]\nsay = 'deny'\nport = 25\n[[rule]]\nsay = 'ask'\n",
+    );
+    policy.own_loopback = true;
+    let say = |what: &str| policy.decide(&act(what), &[], now()).say;
+    for what in [
+        "tcp 127.0.0.1:80",
+        "udp [::1]:53",
+        "tcp 0.0.0.0:80",
+        "listen tcp 127.0.0.1:80",
+    ] {
+        assert_eq!(say(what), Say::Allow, "{what}");
+    }
+    for what in [
+        "tcp 127.0.0.1:25",
+        "tcp 10.0.0.1:80",
+        "tcp 169.254.169.254:80",
+        "listen tcp 0.0.0.0:80",
+        "listen udp [::]:53",
+    ] {
+        assert_eq!(say(what), Say::Deny, "{what}");
+    }
+}
+
 /// Small random rules and acts, the same in each run.
 struct Dice(u64);
 

@@ -1,0 +1,314 @@
+//! What happened: every decision as a line of JSON, a line for people for each new denial, and what is learnt of it.
+//!
+//! A thread of its own writes; acts never wait for it. If it cannot follow, decisions are counted instead of
+//! written, and the file says how many.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+use vnplug_ring::text::escape;
+
+use crate::act::{Act, Doing};
+use crate::ask::show;
+use crate::gate::Waited;
+use crate::learn::Learner;
+use crate::name::Name;
+use crate::rules::{Reason, Rule, edit};
+
+/// A decision.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// When.
+    pub time: SystemTime,
+    /// About what.
+    pub act: Act,
+    /// By which names its address was known.
+    pub names: Vec<Name>,
+    /// What was decided.
+    pub allowed: bool,
+    /// Why.
+    pub reason: Reason,
+    /// Who was waited for.
+    pub waited: Option<Waited>,
+}
+
+/// Shows a line to people.
+pub type Notes = Box<dyn FnMut(&str) + Send>;
+
+/// Where decisions are written.
+#[derive(Default)]
+pub struct Sinks {
+    /// Every decision, as lines of JSON.
+    pub lines: Option<Box<dyn Write + Send>>,
+    /// Each new kind of denial, as a line for people.
+    pub notes: Option<Notes>,
+    /// What becomes a profile.
+    pub learner: Option<Learner>,
+    /// The profile in use, which notes name.
+    pub profile: Option<String>,
+}
+
+/// Writes decisions down.
+pub struct Chronicle {
+    sender: SyncSender<Message>,
+    lost: Arc<AtomicU64>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+enum Message {
+    Entry(Box<Entry>),
+    End,
+}
+
+impl Chronicle {
+    /// Starts its thread.
+    ///
+    /// # Errors
+    /// The system's, if there can be no more threads.
+    pub fn start(sinks: Sinks) -> std::io::Result<Self> {
+        let (sender, receiver) = sync_channel(BACKLOG);
+        let lost = Arc::new(AtomicU64::new(0));
+        let its_lost = lost.clone();
+        let run = move || {
+            Writer {
+                sinks,
+                told: HashSet::new(),
+            }
+            .run(&receiver, &its_lost)
+        };
+        let thread = thread::Builder::new()
+            .name("vnplug-chronicle".to_owned())
+            .spawn(run)?;
+        Ok(Self {
+            sender,
+            lost,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Writes a decision down, or counts it if there is no room.
+    pub fn write(&self, entry: Entry) {
+        if self
+            .sender
+            .try_send(Message::Entry(Box::new(entry)))
+            .is_err()
+        {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until everything so far is written; later decisions are not.
+    pub fn end(&self) {
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread
+            && self.sender.send(Message::End).is_ok()
+        {
+            // It has told already what it died of.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Chronicle {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Chronicle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chronicle").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Sinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sinks").finish_non_exhaustive()
+    }
+}
+
+struct Writer {
+    sinks: Sinks,
+    told: HashSet<String>,
+}
+
+impl Writer {
+    fn run(mut self, messages: &Receiver<Message>, lost: &AtomicU64) {
+        loop {
+            match messages.recv_timeout(IDLE) {
+                Ok(Message::Entry(entry)) => self.write(&entry),
+                Ok(Message::End) | Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => self.rest(),
+            }
+            match lost.swap(0, Ordering::Relaxed) {
+                0 => {}
+                count => self.line(&json!({"time": time(SystemTime::now()), "not_written": count})),
+            }
+        }
+        self.rest();
+    }
+
+    fn write(&mut self, entry: &Entry) {
+        if let Some(learner) = &mut self.sinks.learner {
+            learner.learn(entry);
+        }
+        if !entry.allowed {
+            self.note(entry);
+        }
+        if self.sinks.lines.is_some() {
+            self.line(&entry_json(entry));
+        }
+    }
+
+    /// What can wait until there is nothing else to do.
+    fn rest(&mut self) {
+        if let Some(lines) = &mut self.sinks.lines
+            && let Err(error) = lines.flush()
+        {
+            self.broken(&error);
+        }
+        if let Some(learner) = &mut self.sinks.learner
+            && let Err(error) = learner.save()
+        {
+            log::warn!("what was learnt cannot be written: {error}");
+        }
+    }
+
+    fn line(&mut self, value: &Value) {
+        if let Some(lines) = &mut self.sinks.lines
+            && let Err(error) = writeln!(lines, "{value}")
+        {
+            self.broken(&error);
+        }
+    }
+
+    fn broken(&mut self, error: &std::io::Error) {
+        log::warn!("decisions are written down no more: {error}");
+        self.sinks.lines = None;
+    }
+
+    /// One line for people, the first time such a thing is refused.
+    fn note(&mut self, entry: &Entry) {
+        let Some(notes) = &mut self.sinks.notes else {
+            return;
+        };
+        let act = &entry.act;
+        let program = act.who.program.to_string_lossy();
+        let kind = format!("{program} {}", show::doing(act, &entry.names));
+        if self.told.len() >= NOTES {
+            return;
+        }
+        if self.told.insert(kind) {
+            let what = show::doing(act, &entry.names);
+            let how = remedy(entry, self.sinks.profile.as_deref());
+            notes(&format!(
+                "refused: {} wanted to {what}: {}; {how}",
+                show::process(&act.who),
+                why(&entry.reason)
+            ));
+            if self.told.len() == NOTES {
+                notes("more is refused, and no longer told here: see the log");
+            }
+        }
+    }
+}
+
+/// Why something was decided, for people.
+pub fn why(reason: &Reason) -> String {
+    escape(&match reason {
+        Reason::Rule(rule) => format!("{} says so", rule.origin),
+        Reason::Default => "no rule is about it".to_owned(),
+        Reason::Floor(floor) => format!("the address is of the floor ({floor})"),
+        Reason::Project(rule) => format!("the project's {} says so", rule.origin),
+        Reason::ProjectDefault => {
+            "the project's file says so of what it has no rule about".to_owned()
+        }
+        Reason::Answer(rule) if rule.process.is_some() => "it was answered a moment ago".to_owned(),
+        Reason::Answer(_) => "an earlier answer says so".to_owned(),
+        Reason::Answered => "that was the answer".to_owned(),
+        Reason::TimedOut => "nobody answered in time".to_owned(),
+        Reason::Nobody => "there is nobody to ask".to_owned(),
+        Reason::Own(why) => (*why).to_owned(),
+    })
+}
+
+/// What allows it, for people.
+fn remedy(entry: &Entry, profile: Option<&str>) -> String {
+    match &entry.reason {
+        Reason::Own(_) => "no rule allows it".to_owned(),
+        Reason::Rule(rule) => escape(&format!("change {} to allow it", rule.origin)),
+        Reason::Project(_) | Reason::ProjectDefault => {
+            "only the project's file can allow it".to_owned()
+        }
+        _ => format!("to allow it: {}", show::command(&allowing(entry), profile)),
+    }
+}
+
+/// The rule that would allow what was refused.
+fn allowing(entry: &Entry) -> Rule {
+    let mut rule = show::allowing(&entry.act, &entry.names);
+    // A name was answered with addresses of the floor.
+    rule.local = matches!(
+        (&entry.reason, entry.act.doing),
+        (Reason::Floor(_), Doing::Resolve)
+    );
+    rule
+}
+
+/// A decision as JSON.
+pub fn entry_json(entry: &Entry) -> Value {
+    let (reason, rule) = match &entry.reason {
+        Reason::Rule(rule) => ("rule", Some(rule)),
+        Reason::Default => ("default", None),
+        Reason::Floor(_) => ("floor", None),
+        Reason::Project(rule) => ("project", Some(rule)),
+        Reason::ProjectDefault => ("project-default", None),
+        Reason::Answer(rule) => ("answer", Some(rule)),
+        Reason::Answered => ("answered", None),
+        Reason::TimedOut => ("timed-out", None),
+        Reason::Nobody => ("nobody", None),
+        Reason::Own(_) => ("sandbox", None),
+    };
+    let mut object = show::act_json(&entry.act, &entry.names);
+    object["time"] = json!(time(entry.time));
+    object["verdict"] = json!(if entry.allowed { "allow" } else { "deny" });
+    object["reason"] = json!(reason);
+    object["why"] = json!(why(&entry.reason));
+    object["rule"] = json!(rule.map(|rule| rule.origin.to_string()));
+    if let Some(waited) = entry.waited {
+        object["by"] = json!(waited.by);
+        object["waited_ms"] = json!(u64::try_from(waited.time.as_millis()).unwrap_or(u64::MAX));
+    }
+    if !entry.allowed && !matches!(entry.reason, Reason::Own(_)) {
+        object["allow_with"] = json!(edit::write(&allowing(entry)));
+    }
+    object
+}
+
+/// RFC 3339 with microseconds.
+fn time(time: SystemTime) -> String {
+    let micros = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        .subsec_micros();
+    let whole = edit::written_time(time);
+    format!("{}.{micros:06}Z", whole.trim_end_matches('Z'))
+}
+
+/// Decisions that wait to be written.
+const BACKLOG: usize = 8192;
+/// Different denials that people are told of.
+const NOTES: usize = 200;
+/// Nothing happened for so long: time for what can wait.
+const IDLE: Duration = Duration::from_millis(200);

@@ -1,0 +1,412 @@
+//! The server that a program's questions reach, whomever it means to ask.
+//!
+//! Where the sockets are is for others to say: on addresses of the loopback, to which the questions for the
+//! host's servers are sent, or in the program's own network namespace. Who asks is known by the address that the question comes
+//! from, which whoever did the program's call noted ([`Senders`]).
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use rustix::net::{SendFlags, sendto};
+use simple_dns::RCODE;
+
+use crate::act::{Act, Doing, Target, Transport, Who};
+use crate::dns::message::{self, Query};
+use crate::dns::upstream::{Upstream, framed};
+use crate::floor::Floor;
+use crate::gate::{Gate, Verdict};
+
+/// The server; clones are the same.
+#[derive(Clone, Debug)]
+pub struct Proxy {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    gate: Gate,
+    senders: Senders,
+    jobs: SyncSender<Job>,
+    connections: AtomicUsize,
+    /// Where questions for servers of these addresses go.
+    redirected: Vec<SocketAddr>,
+    /// Where they go; `None`: where they were meant to go, where somebody gave us sockets.
+    local: Mutex<Option<Vec<SocketAddr>>>,
+}
+
+/// Something to ask upstream.
+#[derive(Debug)]
+struct Job {
+    query: Query,
+    act: Act,
+    to: Asker,
+}
+
+/// Where an answer goes.
+#[derive(Clone, Debug)]
+enum Asker {
+    Udp(Arc<UdpSocket>, SocketAddr),
+    Tcp(SyncSender<Vec<u8>>),
+}
+
+impl Proxy {
+    /// A server that forwards to `upstream` what `gate` allows. Questions for the servers at `redirected` are its own
+    /// ([`Proxy::redirect`]).
+    ///
+    /// # Errors
+    /// The system's, if there can be no more threads.
+    pub fn new(gate: Gate, upstream: Upstream, redirected: Vec<SocketAddr>) -> io::Result<Self> {
+        let (jobs, receiver) = sync_channel(JOBS);
+        let inner = Inner {
+            gate: gate.clone(),
+            senders: Senders::default(),
+            jobs,
+            connections: AtomicUsize::new(0),
+            redirected,
+            local: Mutex::default(),
+        };
+        let (receiver, upstream) = (Arc::new(Mutex::new(receiver)), Arc::new(upstream));
+        for _ in 0..WORKERS {
+            let (receiver, upstream, gate) = (receiver.clone(), upstream.clone(), gate.clone());
+            let run = move || work(&receiver, &upstream, &gate);
+            thread::Builder::new()
+                .name("vnplug-dns".to_owned())
+                .spawn(run)?;
+        }
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
+    }
+
+    /// Serves on the loopback, by UDP and TCP, IPv4 and (where there is one) IPv6.
+    ///
+    /// # Errors
+    /// The sockets cannot be made.
+    pub fn serve_local(&self) -> io::Result<()> {
+        let v4 = self.serve_at(Ipv4Addr::LOCALHOST.into())?;
+        let mut local = vec![v4];
+        if self.inner.redirected.iter().any(SocketAddr::is_ipv6) {
+            local.extend(self.serve_at(Ipv6Addr::LOCALHOST.into()).ok());
+        }
+        *self
+            .inner
+            .local
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(local);
+        Ok(())
+    }
+
+    fn serve_at(&self, address: IpAddr) -> io::Result<SocketAddr> {
+        // A port that is free for both.
+        let mut last = None;
+        for _ in 0..TRIES {
+            let udp = UdpSocket::bind((address, 0))?;
+            let at = udp.local_addr()?;
+            match TcpListener::bind(at) {
+                Ok(tcp) => {
+                    self.serve_udp(udp)?;
+                    self.serve_tcp(tcp)?;
+                    return Ok(at);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| io::ErrorKind::AddrInUse.into()))
+    }
+
+    /// Where a message to `to` goes instead, if that is one of the servers whose questions are ours: to the
+    /// loopback, or there itself if nothing is [served locally](Proxy::serve_local).
+    pub fn redirect(&self, transport: Transport, to: SocketAddr) -> Option<SocketAddr> {
+        let is_ours = matches!(transport, Transport::Tcp | Transport::Udp)
+            && self.inner.redirected.iter().any(|server| {
+                server.port() == to.port() && server.ip().to_canonical() == to.ip().to_canonical()
+            });
+        if !is_ours {
+            return None;
+        }
+        let local = self.inner.local.lock();
+        let local = local.unwrap_or_else(PoisonError::into_inner);
+        let Some(local) = local.as_ref() else {
+            return Some(to);
+        };
+        // A socket of IPv6 reaches the IPv4 loopback by a mapped address.
+        let same = local
+            .iter()
+            .find(|local| local.is_ipv4() == to.is_ipv4())
+            .copied();
+        let mapped = || match local.first() {
+            Some(SocketAddr::V4(v4)) if to.is_ipv6() => {
+                Some(SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()))
+            }
+            _ => None,
+        };
+        same.filter(|_| to.is_ipv4() || to.ip().to_canonical().is_ipv6())
+            .or_else(mapped)
+    }
+
+    /// Who sends from which address.
+    pub fn senders(&self) -> &Senders {
+        &self.inner.senders
+    }
+
+    /// Answers what comes to this socket, from a thread of its own, as long as the process lives.
+    ///
+    /// # Errors
+    /// The system's, if there can be no more threads.
+    pub fn serve_udp(&self, socket: UdpSocket) -> io::Result<()> {
+        let (proxy, socket) = (self.clone(), Arc::new(socket));
+        let run = move || {
+            let mut buffer = vec![0; 4096];
+            loop {
+                match socket.recv_from(&mut buffer) {
+                    Ok((length, from)) => {
+                        let who = proxy.inner.senders.who(Transport::Udp, from);
+                        proxy.take(
+                            &buffer[..length],
+                            who,
+                            Transport::Udp,
+                            Asker::Udp(socket.clone(), from),
+                        );
+                    }
+                    // What comes back from an asker that is gone.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                    Err(error) => {
+                        log::debug!("questions by UDP: {error}");
+                        thread::sleep(PAUSE);
+                    }
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("vnplug-dns-udp".to_owned())
+            .spawn(run)?;
+        Ok(())
+    }
+
+    /// Answers who connects to this socket, from threads of its own, as long as the process lives.
+    ///
+    /// # Errors
+    /// The system's, if there can be no more threads.
+    pub fn serve_tcp(&self, listener: TcpListener) -> io::Result<()> {
+        let proxy = self.clone();
+        let run = move || {
+            loop {
+                match listener.accept() {
+                    Ok((stream, from)) => proxy.connected(stream, from),
+                    Err(error) => {
+                        log::debug!("questions by TCP: {error}");
+                        thread::sleep(PAUSE);
+                    }
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("vnplug-dns-tcp".to_owned())
+            .spawn(run)?;
+        Ok(())
+    }
+
+    fn connected(&self, stream: TcpStream, from: SocketAddr) {
+        if self.inner.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS {
+            self.inner.connections.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let proxy = self.clone();
+        let run = move || {
+            let who = proxy.inner.senders.who(Transport::Tcp, from);
+            // Whatever goes wrong with it, it is closed.
+            let _ = proxy.converse(stream, &who);
+            proxy.inner.connections.fetch_sub(1, Ordering::Relaxed);
+        };
+        if thread::Builder::new()
+            .name("vnplug-dns-tcp".to_owned())
+            .spawn(run)
+            .is_err()
+        {
+            self.inner.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn converse(&self, mut stream: TcpStream, who: &Arc<Who>) -> io::Result<()> {
+        stream.set_read_timeout(Some(IDLE))?;
+        stream.set_write_timeout(Some(IDLE))?;
+        loop {
+            let mut length = [0; 2];
+            stream.read_exact(&mut length)?;
+            let mut message = vec![0; usize::from(u16::from_be_bytes(length))];
+            stream.read_exact(&mut message)?;
+            let (answers, answer) = sync_channel(1);
+            self.take(&message, who.clone(), Transport::Tcp, Asker::Tcp(answers));
+            // The channel ends without an answer where there is none.
+            let Ok(answer) = answer.recv() else {
+                return Ok(());
+            };
+            stream.write_all(&framed(&answer))?;
+        }
+    }
+
+    fn take(&self, bytes: &[u8], who: Arc<Who>, transport: Transport, to: Asker) {
+        let query = match message::read(bytes) {
+            Ok(query) => query,
+            Err(Some(answer)) => return to.send(answer),
+            Err(None) => return,
+        };
+        if let Some(address) = query.reverse() {
+            let names = self.inner.gate.learned().names(address);
+            // Of an address that we gave we know the name. Others are nobody's business, unless a rule says so.
+            let act = act(who.clone(), transport, &query);
+            if !names.is_empty() || self.inner.gate.test(&act).say != crate::rules::Say::Allow {
+                return to.send(query.names(&names));
+            }
+        }
+        let act = act(who, transport, &query);
+        let (jobs, its) = (self.inner.jobs.clone(), act.clone());
+        self.inner.gate.judge(&act, move |verdict| match verdict {
+            Verdict::Deny => to.send(query.answer(RCODE::Refused)),
+            Verdict::Allow if query.is_hidden() => to.send(query.answer(RCODE::NoError)),
+            Verdict::Allow => {
+                if let Err(error) = jobs.try_send(Job {
+                    query,
+                    act: its,
+                    to,
+                }) {
+                    let (std::sync::mpsc::TrySendError::Full(job)
+                    | std::sync::mpsc::TrySendError::Disconnected(job)) = error;
+                    job.to.send(job.query.answer(RCODE::ServerFailure));
+                }
+            }
+        });
+    }
+}
+
+impl Asker {
+    /// Sends an answer, or none if nobody takes it: whoever asked asks again.
+    fn send(&self, answer: Vec<u8>) {
+        match self {
+            Self::Udp(socket, to) => {
+                let _ = sendto(socket, &answer, SendFlags::DONTWAIT, to);
+            }
+            Self::Tcp(answers) => {
+                let _ = answers.try_send(answer);
+            }
+        }
+    }
+}
+
+fn act(who: Arc<Who>, transport: Transport, query: &Query) -> Act {
+    Act {
+        who,
+        doing: Doing::Resolve,
+        transport,
+        target: Target::Name(query.name.as_str().to_owned()),
+    }
+}
+
+/// Asks upstream, one question after the other.
+fn work(jobs: &Mutex<Receiver<Job>>, upstream: &Upstream, gate: &Gate) {
+    loop {
+        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Job { query, act, to }) = job else {
+            return;
+        };
+        let policy = gate.policy();
+        let keep = |address| Floor::of(address).is_none() || policy.opens(address, &query.name);
+        let Some(reply) = upstream.ask(&query, keep) else {
+            to.send(query.answer(RCODE::ServerFailure));
+            continue;
+        };
+        for &(address, life) in &reply.addresses {
+            gate.learned().note(&query.name, address, life);
+        }
+        if let Some(floor) = reply
+            .left_away
+            .first()
+            .and_then(|&address| Floor::of(address))
+        {
+            gate.left_away(&act, floor);
+        }
+        match &to {
+            Asker::Udp(..) => to.send(query.fit(reply.bytes)),
+            Asker::Tcp(_) => to.send(reply.bytes),
+        }
+    }
+}
+
+/// Who sends questions from which address: noted by whoever does a program's call, before the question can be on
+/// its way.
+#[derive(Debug, Default)]
+pub struct Senders {
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// By TCP or not, and address.
+    by_address: HashMap<(bool, SocketAddr), Arc<Who>>,
+    /// The oldest first.
+    order: VecDeque<(bool, SocketAddr)>,
+}
+
+impl Senders {
+    /// `who` sends from this address by `transport` now.
+    pub fn note(&self, transport: Transport, from: SocketAddr, who: Arc<Who>) {
+        let key = key(transport, from);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let Known { by_address, order } = &mut *known;
+        if by_address.insert(key, who).is_none() {
+            order.push_back(key);
+        }
+        // The oldest are forgotten, and ask as somebody unknown if they ask once more.
+        while order.len() > SENDERS {
+            if let Some(oldest) = order.pop_front() {
+                by_address.remove(&oldest);
+            }
+        }
+    }
+
+    /// Who sends from this address; somebody without a program, if nobody noted it.
+    pub fn who(&self, transport: Transport, from: SocketAddr) -> Arc<Who> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known
+            .by_address
+            .get(&key(transport, from))
+            .cloned()
+            .unwrap_or_else(|| {
+                Arc::new(Who {
+                    pid: 0,
+                    started: 0,
+                    program: PathBuf::new(),
+                    hash: None,
+                    arguments: Vec::new(),
+                    ancestors: Vec::new(),
+                })
+            })
+    }
+}
+
+fn key(transport: Transport, from: SocketAddr) -> (bool, SocketAddr) {
+    (
+        transport == Transport::Tcp,
+        SocketAddr::new(from.ip().to_canonical(), from.port()),
+    )
+}
+
+/// So many questions wait to be asked upstream, and so many are on their way.
+const JOBS: usize = 256;
+const WORKERS: usize = 8;
+/// So many connections at once.
+const CONNECTIONS: usize = 32;
+/// So many senders are known at once.
+const SENDERS: usize = 16_384;
+/// A connection without a question is closed after this time.
+const IDLE: Duration = Duration::from_secs(10);
+/// Between two failures of a socket.
+const PAUSE: Duration = Duration::from_millis(100);
+const TRIES: usize = 16;
