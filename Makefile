@@ -100,6 +100,7 @@ bench: setup guest
 	./e2e/setup-guest-kernel.sh
 	$(AS_ROOT) sh -c 'mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf'
 	./bench/get-ovs.sh || echo "bench: without Open vSwitch; the rows switch-vhost will fail" >&2
+	./bench/get-web.sh || echo "bench: without nginx and httperf; the row twin-web will fail" >&2
 	cargo build --locked --release $(PRODUCTS) -p vnplug-e2e -p vnplug-bench
 	$(AS_ROOT) nice -n -20 $(TARGET)/release/vnplug-bench $(ROWS)
 

@@ -149,6 +149,9 @@ const GOALS: &[(&str, Goal)] = &[
     ("replay-top-60", Goal::TimesPeer(1.0)),
     ("query-20g-cold", Goal::AtMost(1.0)),
     ("query-20g-warm", Goal::AtMost(1.0)),
+    // What Menon's twin drivers were beside a guest's own way, in 2009.
+    ("twin-guest-receives", Goal::TimesPeer(2.4)),
+    ("twin-guest-sends", Goal::TimesPeer(2.4)),
     // As many system calls of a client's for a frame, but fewer of the switch's.
     ("switch-ring-60", Goal::AtLeast(20.0)),
     // 70 Gb/s.

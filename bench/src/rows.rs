@@ -264,6 +264,21 @@ const SWITCH: &[Row] = &[
         switch::twin_upcalls,
     ),
     row(
+        "twin-peers",
+        "TCP between two containers by the kernel instance of a switch, against a bridge, Open vSwitch, vde_switch and testpmd",
+        switch::twin_peers,
+    ),
+    row(
+        "twin-guest",
+        "TCP between two containers by the kernel instance of a switch, against that of a guest on a TAP and a bridge",
+        switch::twin_guest,
+    ),
+    row(
+        "twin-web",
+        "nginx at rising rates of requests by httperf, by the kernel instance of a switch, against guests and loopback",
+        switch::twin_web,
+    ),
+    row(
         "switch-mixed",
         "guests with and without super-frames, changed live, against their like and a Linux bridge",
         switch::mixed,

@@ -23,6 +23,8 @@ mod slow_start;
 mod stages;
 mod talk;
 mod twin;
+mod twin_peers;
+mod twin_web;
 mod vde;
 mod vhost;
 
@@ -42,5 +44,7 @@ pub(crate) use slow_start::slow_start;
 pub(crate) use stages::stages;
 pub(crate) use talk::{CHILD, child};
 pub(crate) use twin::{containers as twin_containers, upcalls as twin_upcalls};
+pub(crate) use twin_peers::{guest as twin_guest, peers as twin_peers};
+pub(crate) use twin_web::web as twin_web;
 pub(crate) use vde::against_vde_switch;
 pub(crate) use vhost::against_others as vhost;

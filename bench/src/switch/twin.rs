@@ -19,15 +19,15 @@ use crate::streams;
 const PAIRS: usize = 9;
 const PEER: &str = "Linux bridge, veths";
 
-struct Site {
-    ours: Containers,
+pub(super) struct Site {
+    pub(super) ours: Containers,
     daemon: Daemon,
     _bridge: Netns,
-    bridged: Vec<Netns>,
+    pub(super) bridged: Vec<Netns>,
 }
 
 impl Site {
-    fn new(pairs: usize, options: &str) -> Result<Self> {
+    pub(super) fn new(pairs: usize, options: &str) -> Result<Self> {
         let ours = Containers::new(2 * pairs)?;
         let switch = ours.switch(options, "");
         let daemon = Daemon::start(&ours.lab, Some(&ours.here), &["--switch", &switch])?;
@@ -48,13 +48,13 @@ impl Site {
     }
 
     /// What the kernel instance forwarded so far.
-    fn forwarded(&self) -> u64 {
+    pub(super) fn forwarded(&self) -> u64 {
         value(counted(&self.daemon.counters(), "source"), "twin_forwarded")
     }
 }
 
 /// Gb/s of payload of one stream of TCP in each pair, all together.
-fn tcp(containers: &[Netns], time: Duration) -> Result<f64> {
+pub(super) fn tcp(containers: &[&Netns], time: Duration) -> Result<f64> {
     let mut ends = Vec::new();
     for (at, pair) in containers.chunks_exact(2).enumerate() {
         let to = format!("{}:7000", address(2 * at + 2));
@@ -83,7 +83,7 @@ fn tcp(containers: &[Netns], time: Duration) -> Result<f64> {
 }
 
 /// Microseconds of a request of one byte and its answer, by TCP.
-fn round_trip(containers: &[Netns], time: Duration) -> Result<f64> {
+pub(super) fn round_trip(containers: &[&Netns], time: Duration) -> Result<f64> {
     let to = format!("{}:7001", address(2));
     let listener = containers[1].enter(|| TcpListener::bind(&to))??;
     let mut asker = containers[0].enter(|| TcpStream::connect(&to))??;
@@ -109,11 +109,12 @@ fn round_trip(containers: &[Netns], time: Duration) -> Result<f64> {
 pub(crate) fn containers(plan: &Plan) -> Result<Vec<Figure>> {
     let site = Site::new(1, "/twin=on")?;
     let plain = Site::new(1, "")?;
-    let arms = [&site.ours.all[..], &plain.ours.all, &site.bridged];
+    let arms = [&site.ours.all, &plain.ours.all, &site.bridged];
+    let arms = arms.map(|all| all.iter().collect::<Vec<_>>());
     let mut rates: [Samples; 3] = Default::default();
     let mut trips = rates.clone();
     for round in 1..=plan.rounds {
-        for (at, arm) in arms.into_iter().enumerate() {
+        for (at, arm) in arms.iter().enumerate() {
             rates[at].push(tcp(arm, plan.time)?);
             trips[at].push(round_trip(arm, plan.time)?);
         }
@@ -185,6 +186,8 @@ pub(crate) fn upcalls(plan: &Plan) -> Result<Vec<Figure>> {
             (_, said) => Err(said.into()),
         }
     };
+    let all: Vec<&Netns> = site.ours.all.iter().collect();
+    let bridged: Vec<&Netns> = site.bridged.iter().collect();
     let mut rates: Vec<Samples> = vec![Samples::default(); PAIRS + 1];
     let mut bridge = Samples::default();
     for round in 1..=plan.rounds {
@@ -192,12 +195,12 @@ pub(crate) fn upcalls(plan: &Plan) -> Result<Vec<Figure>> {
             if upcalls > 0 {
                 set(upcalls - 1, "isolated=yes")?;
             }
-            rates.push(tcp(&site.ours.all, plan.time)?);
+            rates.push(tcp(&all, plan.time)?);
         }
         for pair in 0..PAIRS {
             set(pair, "isolated=no")?;
         }
-        bridge.push(tcp(&site.bridged, plan.time)?);
+        bridge.push(tcp(&bridged, plan.time)?);
         let told: Vec<f64> = rates.iter().map(Samples::last).collect();
         eprintln!(
             "  round {round}, 0 to {PAIRS} of {PAIRS} by upcalls: {told:.2?}, bridge {:.2} Gb/s",
