@@ -412,7 +412,7 @@ fn cost_of_a_union_by_the_number_of_its_filters() {
         frame
     };
     for shape in ["host 10.0.N", "host 10.0.N and tcp port 80", "udp port N"] {
-        for filters in [0_u32, 1, 4, 16, 64, 128, 256] {
+        for filters in [0_u32, 1, 4, 16, 64] {
             let texts: Vec<String> = (1..=filters)
                 .map(|n| match shape.contains("host") {
                     true => shape.replace('N', &format!("{}.{}", n / 256, n % 256)),

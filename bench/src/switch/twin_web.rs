@@ -91,7 +91,10 @@ pub(crate) fn web(plan: &Plan) -> Result<Vec<Figure>> {
     let alone = Netns::new()?;
     alone.ip(&["link", "set", "lo", "up"])?;
     let [asker, server] = [&site.ours.all[0], &site.ours.all[1]];
-    let _servers = [server, &alone].map(|netns| files.serve(&lans, netns, &nginx));
+    let _servers = [
+        files.serve(&lans, server, &nginx)?,
+        files.serve(&lans, &alone, &nginx)?,
+    ];
     let arms = [
         Arm {
             name: "",
