@@ -17,14 +17,24 @@
 pub mod act;
 pub mod ask;
 pub mod chronicle;
-#[cfg(test)]
-mod chronicle_tests;
 pub mod dns;
 pub mod floor;
 pub mod gate;
+pub mod judging;
 pub mod learn;
 pub mod learned;
 pub mod name;
 pub mod profile;
 pub mod rules;
+pub mod run;
 pub mod session;
+
+#[cfg(test)]
+mod calls;
+mod chronicle_tests;
+mod filter;
+mod keeper;
+mod program;
+mod supervise;
+mod sys;
+mod who;

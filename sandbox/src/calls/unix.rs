@@ -1,0 +1,205 @@
+//! Unix sockets by path: what file the program means, and which of them are the sandbox's own.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+
+use super::address::unix_address;
+use crate::sys::identity::Identity;
+use crate::sys::socket::Address;
+use crate::sys::{lock, process};
+
+/// A file that the program named, looked up once.
+#[derive(Debug)]
+pub(super) struct Place {
+    file: OwnedFd,
+    identity: Option<Identity>,
+    /// Where it is.
+    pub(super) path: PathBuf,
+}
+
+/// Files of Unix sockets that programs of the sandbox have bound. Each is held open, so that its number cannot
+/// come to mean another file.
+#[derive(Debug, Default)]
+pub(super) struct Own(Mutex<HashMap<(u64, u64), OwnedFd>>);
+
+/// Where a thread is: its working directory and its root.
+#[derive(Debug)]
+pub(super) struct Home {
+    directory: OwnedFd,
+    root: OwnedFd,
+    /// Its root is ours, so that a path means the same here.
+    is_ours: bool,
+    thread: u32,
+    /// As whom it reaches files, if not as we do.
+    identity: Option<Identity>,
+}
+
+impl Place {
+    /// Looks up what `path` means to a thread.
+    ///
+    /// # Errors
+    /// The system's; `EXDEV` for what cannot be followed in another root than ours.
+    pub(super) fn of(thread: u32, path: &[u8]) -> io::Result<Self> {
+        let home = Home::of(thread)?;
+        let file = home.open(path, OFlags::PATH)?;
+        let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        Ok(Self {
+            file,
+            identity: home.identity,
+            path,
+        })
+    }
+
+    /// An address by which the kernel finds this file, whatever lies at its path by now.
+    pub(super) fn address(&self) -> Address {
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        unix_address(path.as_bytes()).expect("the path is short")
+    }
+
+    /// Does something as the user who named the file.
+    pub(super) fn act<T>(&self, act: impl FnOnce() -> T) -> T {
+        Identity::act(self.identity.as_ref(), act)
+    }
+
+    fn number(&self) -> io::Result<(u64, u64)> {
+        let stat = fstat(&self.file)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+}
+
+impl Own {
+    /// A program of the sandbox has bound this one.
+    pub(super) fn add(&self, place: Place) {
+        const MOST: usize = 1024;
+        let Ok(number) = place.number() else { return };
+        let mut own = lock(&self.0);
+        if own.len() >= MOST {
+            // Those whose file is gone cannot be connected to.
+            own.retain(|_, file| fstat(&*file).is_ok_and(|stat| stat.st_nlink > 0));
+        }
+        if own.len() < MOST {
+            own.insert(number, place.file);
+        }
+    }
+
+    /// Whether a program of the sandbox bound it.
+    pub(super) fn has(&self, place: &Place) -> bool {
+        let own = lock(&self.0);
+        place.number().is_ok_and(|number| own.contains_key(&number))
+    }
+}
+
+impl Home {
+    /// Looks where a thread is.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn of(thread: u32) -> io::Result<Self> {
+        let open = |name: &str| {
+            let path = format!("/proc/{thread}/{name}");
+            openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        };
+        let (directory, root) = (open("cwd")?, open("root")?);
+        let (theirs, ours) = (fstat(&root)?, fs::metadata("/")?);
+        let space = |whose: &str| fs::read_link(format!("/proc/{whose}/ns/mnt"));
+        let is_ours = (theirs.st_dev, theirs.st_ino) == (ours.dev(), ours.ino())
+            && space(&thread.to_string())? == space("self")?;
+        Ok(Self {
+            directory,
+            root,
+            is_ours,
+            thread,
+            identity: Identity::of(thread)?,
+        })
+    }
+
+    /// Opens what a path means there.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn open(&self, path: &[u8], flags: OFlags) -> io::Result<OwnedFd> {
+        let (flags, mode) = (flags | OFlags::CLOEXEC, Mode::empty());
+        let path = self.of_theirs(path)?;
+        let open = || match (self.is_ours, path.is_absolute()) {
+            (true, true) => openat(CWD, &path, flags, mode),
+            (true, false) => openat(&self.directory, &path, flags, mode),
+            (false, true) => openat2(&self.root, &path, flags, mode, ResolveFlags::IN_ROOT),
+            (false, false) => openat2(&self.directory, &path, flags, mode, ResolveFlags::BENEATH),
+        };
+        Ok(Identity::act(self.identity.as_ref(), open)?)
+    }
+
+    /// Does something in the directory where the last part of `path` is a name: the calling thread's working
+    /// directory is that one meanwhile, with the program's mask for new files. The thread must have a working directory of its own.
+    ///
+    /// If the root is ours, the name is the path as the program wrote it.
+    ///
+    /// # Errors
+    /// The system's, and those of `act`.
+    pub(super) fn inside<T>(
+        &self,
+        path: &[u8],
+        act: impl FnOnce(&[u8]) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let mask = self.mask()?;
+        let result = if self.is_ours {
+            rustix::process::fchdir(&self.directory)?;
+            with_mask(mask, || Identity::act(self.identity.as_ref(), || act(path)))
+        } else {
+            let (parent, name) = split(path);
+            let directory = self.open(parent, OFlags::PATH | OFlags::DIRECTORY)?;
+            rustix::process::fchdir(directory.as_fd())?;
+            with_mask(mask, || Identity::act(self.identity.as_ref(), || act(name)))
+        };
+        rustix::process::chdir("/")?;
+        result
+    }
+
+    fn mask(&self) -> io::Result<Mode> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.thread))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+        let mask = line.and_then(|text| u32::from_str_radix(text.trim(), 8).ok());
+        Ok(Mode::from_raw_mode(mask.unwrap_or(0o077)))
+    }
+
+    /// `/proc/self` and `/proc/thread-self` are the program's, not ours.
+    fn of_theirs(&self, path: &[u8]) -> io::Result<PathBuf> {
+        let thread = self.thread;
+        let (head, rest) = if let Some(rest) = path.strip_prefix(b"/proc/self/") {
+            (format!("/proc/{}/", process::group_of(thread)?), rest)
+        } else if let Some(rest) = path.strip_prefix(b"/proc/thread-self/") {
+            let group = process::group_of(thread)?;
+            (format!("/proc/{group}/task/{thread}/"), rest)
+        } else {
+            return Ok(Path::new(OsStr::from_bytes(path)).to_path_buf());
+        };
+        let mut whole = head.into_bytes();
+        whole.extend(rest);
+        Ok(PathBuf::from(OsString::from_vec(whole)))
+    }
+}
+
+fn with_mask<T>(mask: Mode, act: impl FnOnce() -> T) -> T {
+    let before = rustix::process::umask(mask);
+    let result = act();
+    rustix::process::umask(before);
+    result
+}
+
+/// The directory and the name in it.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(0) => (b"/", &path[1..]),
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (b".", path),
+    }
+}

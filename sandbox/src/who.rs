@@ -1,0 +1,251 @@
+//! Who made a call: the process, the file it runs, its command line and its ancestors.
+//!
+//! A call's thread is held while it is looked at, so its number means this thread until the call is answered. What
+//! was learnt counts only if the call still waited afterwards; the caller asks (`Listener::waits`). A thread that was
+//! seen before is known again by a directory of `/proc` that was opened then (it never means another thread), by
+//! the file that it runs, and by its command line: exec changes one of them.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
+use sha2::{Digest, Sha256};
+
+use crate::act::{Ancestor, Who};
+use crate::sys::lock;
+use crate::sys::process::{field, group_of};
+
+/// What is known of threads, and of files that were read.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    threads: Mutex<HashMap<u32, Entry>>,
+    /// Held while a file is read; whoever only asks for what was seen does not need it.
+    hashes: Mutex<HashMap<Version, Option<[u8; 32]>>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    directory: OwnedFd,
+    version: Version,
+    line: Vec<u8>,
+    who: Arc<Who>,
+}
+
+/// A file in one state: written to, it is another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Version {
+    device: u64,
+    number: u64,
+    length: u64,
+    changed: (i64, i64),
+    written: (i64, i64),
+}
+
+/// How many threads are remembered; each costs a descriptor.
+const MOST_THREADS: usize = 256;
+const MOST_HASHES: usize = 4096;
+/// So much of a command line is kept.
+const MOST_LINE_BYTES: usize = 4096;
+/// So many ancestors are looked up.
+const MOST_ANCESTORS: usize = 16;
+
+impl Known {
+    /// Who a thread is, if nothing has to be read for it but what changes.
+    pub(crate) fn seen(&self, thread: u32) -> Option<Arc<Who>> {
+        let threads = lock(&self.threads);
+        let entry = threads.get(&thread)?;
+        let version = version_in(&entry.directory).ok()?;
+        let is_same = version == entry.version && line_in(&entry.directory).ok()? == entry.line;
+        is_same.then(|| Arc::clone(&entry.who))
+    }
+
+    /// Who a thread is; the file that it runs is read if it was not before. `root` is the supervisor, whose
+    /// children have no more ancestors.
+    ///
+    /// # Errors
+    /// If it is gone, or may not be looked at.
+    pub(crate) fn look(&self, thread: u32, root: u32) -> io::Result<Arc<Who>> {
+        if let Some(who) = self.seen(thread) {
+            return Ok(who);
+        }
+        let directory = openat(
+            CWD,
+            format!("/proc/{thread}"),
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        let version = version_in(&directory)?;
+        let line = line_in(&directory)?;
+        let pid = group_of(thread)?;
+        let hash = self.hash(&directory, version);
+        let words = line
+            .split(|byte| *byte == 0)
+            .map(|word| String::from_utf8_lossy(word).into_owned());
+        let mut arguments: Vec<String> = words.collect();
+        if line.ends_with(&[0]) {
+            arguments.pop();
+        }
+        let who = Arc::new(Who {
+            pid,
+            started: started(pid)?,
+            program: fs::read_link(format!("/proc/{thread}/exe"))?,
+            hash,
+            arguments,
+            ancestors: ancestors(pid, root),
+        });
+        let mut threads = lock(&self.threads);
+        if threads.len() >= MOST_THREADS {
+            // Threads that are gone first; if all live, whoever comes again is looked up again.
+            threads.retain(|_, entry| version_in(&entry.directory).is_ok());
+            if threads.len() >= MOST_THREADS {
+                threads.clear();
+            }
+        }
+        let entry = Entry {
+            directory,
+            version,
+            line,
+            who: Arc::clone(&who),
+        };
+        threads.insert(thread, entry);
+        Ok(who)
+    }
+
+    /// Forgets a thread of which something was learnt that does not count.
+    pub(crate) fn forget(&self, thread: u32) {
+        lock(&self.threads).remove(&thread);
+    }
+
+    fn hash(&self, directory: &OwnedFd, version: Version) -> Option<[u8; 32]> {
+        let mut hashes = lock(&self.hashes);
+        if let Some(hash) = hashes.get(&version) {
+            return *hash;
+        }
+        let hash = read_hash(directory, version).ok();
+        if hashes.len() >= MOST_HASHES {
+            hashes.clear();
+        }
+        hashes.insert(version, hash);
+        hash
+    }
+}
+
+/// SHA-256 of the file that a process runs. It cannot be written to while it runs; the version is compared all the same.
+fn read_hash(directory: &OwnedFd, version: Version) -> io::Result<[u8; 32]> {
+    let file = openat(
+        directory,
+        "exe",
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let mut file = File::from(file);
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => break,
+            length => hash.update(&buffer[..length]),
+        }
+    }
+    if Version::of(&file.metadata()?) != version {
+        return Err(io::Error::other("the file has changed"));
+    }
+    Ok(hash.finalize().into())
+}
+
+impl Version {
+    fn of(file: &fs::Metadata) -> Self {
+        Self {
+            device: file.dev(),
+            number: file.ino(),
+            length: file.size(),
+            changed: (file.ctime(), file.ctime_nsec()),
+            written: (file.mtime(), file.mtime_nsec()),
+        }
+    }
+}
+
+fn version_in(directory: &OwnedFd) -> io::Result<Version> {
+    let stat = statat(directory, "exe", AtFlags::empty())?;
+    Ok(Version {
+        device: stat.st_dev,
+        number: stat.st_ino,
+        length: stat.st_size as u64,
+        changed: (stat.st_ctime, stat.st_ctime_nsec as i64),
+        written: (stat.st_mtime, stat.st_mtime_nsec as i64),
+    })
+}
+
+fn line_in(directory: &OwnedFd) -> io::Result<Vec<u8>> {
+    let file = openat(
+        directory,
+        "cmdline",
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let mut line = vec![0; MOST_LINE_BYTES];
+    let length = File::from(file).read(&mut line)?;
+    line.truncate(length);
+    Ok(line)
+}
+
+/// When a process started, in clock ticks since boot: the 22nd field of its `stat`, the 20th after the name.
+fn started(pid: u32) -> io::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let after = text.rsplit_once(')').map_or("", |(_, after)| after);
+    let field = after.split_whitespace().nth(19);
+    field
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The parents of a process, up to the child of `root`. A parent was still it if its child says so afterwards.
+fn ancestors(pid: u32, root: u32) -> Vec<Ancestor> {
+    let mut found = Vec::new();
+    let mut child = pid;
+    while found.len() < MOST_ANCESTORS {
+        let Some(parent) = parent_of(child).filter(|parent| *parent != root && *parent > 1) else {
+            break;
+        };
+        let Ok(program) = fs::read_link(format!("/proc/{parent}/exe")) else {
+            break;
+        };
+        if parent_of(child) != Some(parent) {
+            break;
+        }
+        found.push(Ancestor {
+            pid: parent,
+            program,
+        });
+        child = parent;
+    }
+    found
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    field(&text, "PPid:")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_with_its_file_and_its_parents() {
+        let known = Known::default();
+        let pid = std::process::id();
+        let who = known.look(pid, 1).unwrap();
+        assert_eq!(who.pid, pid);
+        assert_eq!(who.program, std::env::current_exe().unwrap());
+        let text = fs::read(&who.program).unwrap();
+        assert_eq!(who.hash.unwrap(), <[u8; 32]>::from(Sha256::digest(text)));
+        assert!(!who.ancestors.is_empty());
+        assert_eq!(who.arguments[0], std::env::args().next().unwrap());
+        assert!(Arc::ptr_eq(&known.seen(pid).unwrap(), &who));
+    }
+}

@@ -1,0 +1,102 @@
+//! The control of the races: a supervisor that looks at the arguments and then lets the program's own call go on.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::thread;
+
+use crate::sys;
+
+/// Runs a program that may speak to one port (and with `udp` to another by UDP).
+pub(crate) fn run(options: &[String], program: &[String]) -> ExitCode {
+    let port: u16 = options[0].parse().unwrap();
+    let (to_parent, from_child) = pipe();
+    let (to_child, from_parent) = pipe();
+    let child = sys::fork();
+    if child == 0 {
+        let calls = [
+            libc::SYS_connect,
+            libc::SYS_bind,
+            libc::SYS_sendto,
+            libc::SYS_sendmsg,
+            libc::SYS_sendmmsg,
+        ];
+        let listener = sys::filter(&calls, true) as i32;
+        rustix::io::write(&from_child, &listener.to_ne_bytes()).unwrap();
+        rustix::io::read(&to_child, &mut [0][..]).unwrap();
+        let error = Command::new(&program[0]).args(&program[1..]).exec();
+        panic!("{error}");
+    }
+    let mut number = [0; 4];
+    rustix::io::read(&to_parent, &mut number).unwrap();
+    let process = sys::call(libc::SYS_pidfd_open, [child as u64, 0, 0, 0, 0, 0]);
+    let number = i32::from_ne_bytes(number) as u64;
+    let listener = sys::call(libc::SYS_pidfd_getfd, [process as u64, number, 0, 0, 0, 0]);
+    assert!(listener >= 0, "{listener}");
+    thread::spawn(move || serve(listener as i32, port));
+    rustix::io::write(&from_parent, &[1]).unwrap();
+    let status = sys::status_of(child);
+    ExitCode::from(u8::try_from(libc::WEXITSTATUS(status)).unwrap())
+}
+
+fn serve(listener: i32, port: u16) {
+    loop {
+        let mut notice: libc::seccomp_notif = sys::zeroed();
+        if !sys::request(listener, libc::SECCOMP_IOCTL_NOTIF_RECV, &mut notice) {
+            continue;
+        }
+        let mut response: libc::seccomp_notif_resp = sys::zeroed();
+        response.id = notice.id;
+        if is_allowed(&notice, port) {
+            response.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
+        } else {
+            response.error = -libc::EACCES;
+        }
+        sys::request(listener, libc::SECCOMP_IOCTL_NOTIF_SEND, &mut response);
+    }
+}
+
+fn is_allowed(notice: &libc::seccomp_notif, port: u16) -> bool {
+    let arguments = notice.data.args;
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        sys::peek(notice.pid, at, &mut bytes).then(|| u64::from_ne_bytes(bytes))
+    };
+    let at = match i64::from(notice.data.nr) {
+        libc::SYS_connect | libc::SYS_bind => Some(arguments[1]),
+        libc::SYS_sendto => Some(arguments[4]),
+        // The kind of fault that was seen in the field: what cannot be read goes on.
+        _ => match word(arguments[1]) {
+            Some(name) => Some(name),
+            None => return true,
+        },
+    };
+    let Some(at) = at.filter(|at| *at != 0) else {
+        return true;
+    };
+    let mut address = [0; 16];
+    if !sys::peek(notice.pid, at, &mut address) {
+        return true;
+    }
+    let written = u16::from_be_bytes([address[2], address[3]]);
+    // Port 0 as the allowed one: whatever is UDP.
+    if port == 0 {
+        return is_datagram(notice.pid, arguments[0]);
+    }
+    written == port
+}
+
+fn is_datagram(pid: u32, number: u64) -> bool {
+    let process = sys::call(libc::SYS_pidfd_open, [u64::from(pid), 0, 0, 0, 0, 0]);
+    let copy = sys::call(libc::SYS_pidfd_getfd, [process as u64, number, 0, 0, 0, 0]);
+    sys::call(libc::SYS_close, [process as u64, 0, 0, 0, 0, 0]);
+    if copy < 0 {
+        return false;
+    }
+    let socket: std::net::UdpSocket = crate::acts::adopt(copy as i32);
+    rustix::net::sockopt::socket_type(&socket) == Ok(rustix::net::SocketType::DGRAM)
+}
+
+fn pipe() -> (OwnedFd, OwnedFd) {
+    rustix::pipe::pipe().unwrap()
+}

@@ -1,0 +1,10 @@
+//! The sandbox as an ordinary user runs it: what is allowed works, what is not is refused, and there is no way around.
+//!
+//! The program inside is `sandbox-probe` (`tests/probe`). It runs as nobody.
+
+mod channels;
+mod closed;
+mod races;
+mod support;
+mod who;
+mod works;
