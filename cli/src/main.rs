@@ -22,6 +22,7 @@ mod programs;
 mod qemu;
 mod record;
 mod replay;
+mod sandbox;
 mod stats;
 mod switch;
 mod sys;
@@ -105,14 +106,19 @@ enum Action {
     /// Unplug the daemon from a virtual machine
     #[command(subcommand)]
     Detach(attach::Detach),
+    /// Run a program that may say to the network what rules allow
+    Sandbox(Box<sandbox::Sandbox>),
     /// Serve the applications of a guest; runs inside virtual machines
     Agent(agent::Agent),
 }
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::new().filter_or("VNPLUG_LOG", "warn")).init();
-    vnplug_store::extract::raise_open_files();
     let arguments = Arguments::parse_from(extcap::arguments(std::env::args_os()));
+    // A program in the sandbox keeps the limits that it was given.
+    if !matches!(arguments.command, Action::Sandbox(_)) {
+        vnplug_store::extract::raise_open_files();
+    }
     let socket = arguments.socket;
     let connect = || Client::connect_to(&socket).map_err(Failure::from);
     let outcome = match arguments.command {
@@ -146,6 +152,7 @@ fn main() -> ExitCode {
         Action::Verify(verify) => verify.run(),
         Action::Attach(attach) => attach.run(connect),
         Action::Detach(detach) => detach.run(connect),
+        Action::Sandbox(sandbox) => sandbox.run(),
     };
     outcome.unwrap_or_else(|failure| {
         let line = failure.line();
