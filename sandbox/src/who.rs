@@ -45,8 +45,10 @@ struct Version {
     written: (i64, i64),
 }
 
-/// How many threads are remembered; each costs a descriptor.
-const MOST_THREADS: usize = 256;
+/// How many threads are remembered at most; each costs a descriptor.
+const MOST_THREADS: u64 = 4096;
+/// They may take so many of the descriptors that this process may have: one in this number.
+const SHARE: u64 = 4;
 const MOST_HASHES: usize = 4096;
 /// So much of a command line is kept.
 const MOST_LINE_BYTES: usize = 4096;
@@ -98,10 +100,10 @@ impl Known {
             ancestors: ancestors(pid, root),
         });
         let mut threads = lock(&self.threads);
-        if threads.len() >= MOST_THREADS {
+        if threads.len() >= most_threads() {
             // Threads that are gone first; if all live, whoever comes again is looked up again.
             threads.retain(|_, entry| version_in(&entry.directory).is_ok());
-            if threads.len() >= MOST_THREADS {
+            if threads.len() >= most_threads() {
                 threads.clear();
             }
         }
@@ -191,6 +193,12 @@ fn line_in(directory: &OwnedFd) -> io::Result<Vec<u8>> {
     let length = File::from(file).read(&mut line)?;
     line.truncate(length);
     Ok(line)
+}
+
+fn most_threads() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let share = limit.current.unwrap_or(u64::MAX) / SHARE;
+    share.min(MOST_THREADS) as usize
 }
 
 /// When a process started, in clock ticks since boot: the 22nd field of its `stat`, the 20th after the name.

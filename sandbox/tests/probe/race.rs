@@ -87,9 +87,12 @@ fn flip(kind: &str, arena: &Arena, good: u16, bad: u16, [tcp, udp, either]: [i32
         }
         "unmapped" => {
             arena.map_header(false);
+            pause();
             arena.port().store(bad.to_be(), Ordering::Relaxed);
             arena.map_header(true);
+            pause();
             arena.port().store(good.to_be(), Ordering::Relaxed);
+            pause();
         }
         _ => {
             arena.port().store(good.to_be(), Ordering::Relaxed);
