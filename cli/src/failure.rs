@@ -35,7 +35,7 @@ Exit codes:
   3  count --witness: packets are missing, duplicated, reordered or corrupt
   4  detach: the guest has not let go of a device yet
   5  stats: an account does not close
-attach uml ends with the exit code of the User-mode Linux it ran.";
+attach uml ends with the exit code of the User-mode Linux it ran, sandbox with that of its program.";
 
 impl Failure {
     /// An error with a text of its own.

@@ -369,6 +369,8 @@ const REFUSED: &[(c_long, i32)] = &[
     (libc::SYS_setns, libc::EPERM),
     (libc::SYS_bpf, libc::EPERM),
     (libc::SYS_perf_event_open, libc::EPERM),
+    // The kernel would have a program outside look for the key, by DNS too.
+    (libc::SYS_request_key, libc::EPERM),
     // Whoever serves page faults could hold the supervisor while it reads.
     (libc::SYS_userfaultfd, libc::EPERM),
 ];

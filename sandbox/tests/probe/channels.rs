@@ -62,6 +62,25 @@ pub(crate) fn attempt(name: &str) -> String {
             [u64::from(std::process::id()), parent, 0, 0, 0, 0],
         ),
         "bpf" => said(libc::SYS_bpf, [0, 0, 0, 0, 0, 0]),
+        "request_key" => {
+            let (kind, name) = (c"user".as_ptr() as u64, c"vnplug".as_ptr() as u64);
+            said(libc::SYS_request_key, [kind, name, 0, 0, 0, 0])
+        }
+        // A thread with a table of descriptors of its own, where the number is another socket.
+        "own_table" => {
+            let port = number(value) as u16;
+            let arena = Arena::new(port, port);
+            let udp = call(libc::SYS_socket, [2, 2, 0, 0, 0, 0]) as u64;
+            let thread = std::thread::spawn(move || {
+                let flags = libc::CLONE_FILES as u64;
+                let unshared = call(libc::SYS_unshare, [flags, 0, 0, 0, 0, 0]);
+                assert_eq!(unshared, 0);
+                let tcp = call(libc::SYS_socket, [2, 1, 0, 0, 0, 0]) as u64;
+                call(libc::SYS_dup3, [tcp, udp, 0, 0, 0, 0]);
+                said(libc::SYS_connect, [udp, arena.at(ADDRESS), 16, 0, 0, 0])
+            });
+            thread.join().unwrap()
+        }
         "userfaultfd" => said(libc::SYS_userfaultfd, [1, 0, 0, 0, 0, 0]),
         "perf" => said(libc::SYS_perf_event_open, [0, 0, 0, 0, 0, 0]),
         "setns" => {

@@ -19,6 +19,7 @@ const CLOSED: &[(&str, &str, bool)] = &[
     ("bpf", "EPERM", false),
     ("userfaultfd", "EPERM", true),
     ("perf", "EPERM", false),
+    ("request_key", "EPERM", true),
     ("setns", "EPERM", false),
     ("unshare_user", "EPERM", true),
     ("clone_user", "EPERM", true),
@@ -109,6 +110,17 @@ fn fast_open_and_calls_without_an_address_reach_nobody_that_was_not_allowed() {
     let done = said(&mut sandboxed(&[&port.name()], &words));
     assert!(done.starts_with("fastopen done"), "{done}");
     assert_eq!(port.arrived(), 1);
+}
+
+#[test]
+fn a_number_means_what_it_is_in_the_table_of_the_thread_that_calls() {
+    let port = Port::new();
+    let attempt = format!("own_table={}", port.number);
+    let words = ["channel", &attempt];
+    let udp = format!("udp/{}", port.name());
+    assert_eq!(said(&mut sandboxed(&[&udp], &words)), "own_table EACCES");
+    let tcp = format!("tcp/{}", port.name());
+    assert_eq!(said(&mut sandboxed(&[&tcp], &words)), "own_table done");
 }
 
 #[test]
