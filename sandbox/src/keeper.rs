@@ -151,10 +151,11 @@ impl Keeper<'_> {
                 .last()
                 .is_some_and(|fd| fd.revents().contains(PollFlags::IN));
         let is_told = has_channel && !fds[1].revents().is_empty();
-        if is_called && let Some(listener) = listener {
-            if let Ok(notice) = listener.receive() {
-                let _ = listener.answer(notice.id, Answer::Error(libc::EPERM));
-            }
+        if is_called
+            && let Some(listener) = listener
+            && let Ok(notice) = listener.receive()
+        {
+            let _ = listener.answer(notice.id, Answer::Error(libc::EPERM));
         }
         if is_told && let Some(channel) = self.channel.take() {
             self.listener = take(&channel);

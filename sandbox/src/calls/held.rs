@@ -67,7 +67,7 @@ pub(super) fn run(server: &Arc<Server>) {
                 Job::Judged(id, verdict) => server.decided(id, verdict),
                 Job::Hold(pending, wait) => {
                     watch(&watched, &pending, wait);
-                    held.insert(pending.id, (pending, wait));
+                    held.insert(pending.id, (*pending, wait));
                 }
             }
         }

@@ -64,7 +64,7 @@ pub(super) struct Asked {
 /// Work for the thread that holds what waits.
 pub(super) enum Job {
     /// This call goes on when that has happened.
-    Hold(Pending, Wait),
+    Hold(Box<Pending>, Wait),
     /// The call with this id was judged.
     Judged(u64, Verdict),
 }
@@ -329,7 +329,7 @@ impl Server {
         self.tell_of_detour(&mut pending);
         match turn {
             Turn::Answer(answer) => self.answer(pending.id, pending.slot, answer),
-            Turn::Wait(wait) => self.hand_over(Job::Hold(pending, wait)),
+            Turn::Wait(wait) => self.hand_over(Job::Hold(Box::new(pending), wait)),
         }
     }
 
