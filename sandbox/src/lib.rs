@@ -29,12 +29,13 @@ pub mod rules;
 pub mod run;
 pub mod session;
 
-#[cfg(test)]
 mod calls;
-mod chronicle_tests;
 mod filter;
 mod keeper;
 mod program;
 mod supervise;
 mod sys;
 mod who;
+
+#[cfg(test)]
+mod chronicle_tests;
