@@ -126,7 +126,7 @@ pub(crate) fn attempt(name: &str) -> String {
         }
         "tiocsti" => {
             let byte = b"x".as_ptr() as u64;
-            said(libc::SYS_ioctl, [0, libc::TIOCSTI as u64, byte, 0, 0, 0])
+            said(libc::SYS_ioctl, [0, libc::TIOCSTI, byte, 0, 0, 0])
         }
         "raw" => socket(libc::AF_INET, libc::SOCK_RAW, 1),
         "raw6" => socket(libc::AF_INET6, libc::SOCK_RAW, 58),
