@@ -124,6 +124,9 @@ pub struct Arguments {
     /// Whether filters become machine code, in the background: on or off
     #[arg(long, value_name = "on|off")]
     pub jit: Option<OnOff>,
+    /// Only say whether the configuration is right, and open nothing
+    #[arg(long)]
+    pub check: bool,
     /// Say more (-v: debug)
     #[arg(short, long)]
     pub verbose: bool,

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use vnplug_ring::control::Grant;
 use vnplug_ring::layout::MAX_SNAPLEN;
@@ -28,10 +29,11 @@ use crate::vm::arenas::{Unplugged, packet_dir};
 use crate::watch;
 use vnplug_filter::{Compiler, FilterError, Jit};
 use vnplug_os::privileges::Keep;
+use vnplug_os::service::Manager;
 use vnplug_os::socket::listen;
 use vnplug_os::{privileges, signals};
-use vnplug_path::engine::Worker;
 use vnplug_path::engine::loader::Loader;
+use vnplug_path::engine::{Pulse, Worker};
 
 /// Runs the daemon until it is told to end.
 ///
@@ -40,6 +42,11 @@ use vnplug_path::engine::loader::Loader;
 pub fn run(config: Config) -> Result<(), String> {
     vnplug_os::sigbus::prepare();
     let termination = signals::termination().map_err(|error| format!("signals: {error}"))?;
+    let manager = Manager::of_environment().unwrap_or_else(|error| {
+        log::warn!(target: "control", "NOTIFY_SOCKET is no socket of a service manager: {error}");
+        Manager::default()
+    });
+    let manager = Arc::new(manager);
     raise_descriptor_limit(config.max_ports);
     let vms_dir = config.state_dir.join("vms");
     let mut made = Vec::new();
@@ -55,8 +62,8 @@ pub fn run(config: Config) -> Result<(), String> {
     let listener = listen(&config.socket, config.socket_mode)
         .map_err(|error| format!("cannot serve {}: {error}", config.socket.display()))?;
     let socket = config.socket.clone();
-    let served =
-        own(&config, &vms_dir).and_then(|_ours| serve(config, &made, listener, termination));
+    let served = own(&config, &vms_dir)
+        .and_then(|_ours| serve(config, &made, listener, termination, &manager));
     // However it ends: a socket that nobody serves only misleads.
     if let Err(error) = std::fs::remove_file(&socket) {
         log::warn!(target: "control", "{}: {error}", socket.display());
@@ -110,6 +117,7 @@ fn serve(
     made: &[PathBuf],
     listener: OwnedFd,
     termination: OwnedFd,
+    manager: &Arc<Manager>,
 ) -> Result<(), String> {
     let user = config.user.as_deref().map(privileges::user).transpose();
     let user = user.map_err(|error| error.to_string())?;
@@ -174,16 +182,7 @@ fn serve(
     });
     hub.jit = jit.clone();
     hub.twins = twins;
-    for sending in &config.senders {
-        sending
-            .terms
-            .parse::<SendTerms>()
-            .map_err(|error| format!("a grant to send through {:?}: {error}", sending.source))?;
-    }
-    for join in &config.joiners {
-        vnplug_switch::check_grant(&join.settings)
-            .map_err(|error| format!("a grant to join {:?}: {error}", join.switch))?;
-    }
+    check_terms(&config)?;
     let mut switches = Switches::new(&config.state_dir);
     for source in &open {
         if let Some(board) = source.board() {
@@ -209,7 +208,10 @@ fn serve(
     let workers = hub.sources().iter().flat_map(|source| &source.workers);
     let lines = workers.map(Worker::line).collect();
     let last = last_things(config.socket.clone(), dirs.clone());
-    let termination = watch::start(termination, lines, last)
+    let pulse = Arc::new(Pulse::new("control", "serving"));
+    pulse.sleep(0);
+    let theirs = (Arc::clone(&pulse), Arc::clone(manager));
+    let termination = watch::start(termination, lines, theirs.0, theirs.1, last)
         .map_err(|error| format!("cannot start vnplug-watch: {error}"))?;
     let setup = Setup {
         hub,
@@ -223,9 +225,14 @@ fn serve(
         backends: config.backends.clone(),
         listener,
         termination,
+        pulse,
     };
     let control = Control::new(setup).map_err(|error| format!("cannot start: {error}"))?;
     log::info!(target: "control", "serving {}", config.socket.display());
+    // A manager that waits for this would end the daemon if it did not hear it.
+    if let Err(error) = manager.say("READY=1\nSTATUS=Serving") {
+        log::warn!(target: "control", "the service manager does not hear that the daemon is ready: {error}");
+    }
     control
         .run()
         .map_err(|error| format!("the control loop failed: {error}"))
@@ -291,6 +298,38 @@ fn must_write(dir: &Path, flag: &str) -> Result<(), String> {
              that user or name another one with {flag}"
         )
     })
+}
+
+/// Says whether a configuration is right, as far as that can be known without opening its sources.
+///
+/// # Errors
+/// A text that says what is wrong.
+pub fn check(config: Config) -> Result<(), String> {
+    let user = config.user.as_deref().map(privileges::user);
+    user.transpose().map_err(|error| error.to_string())?;
+    let group = config.socket_group.as_deref().map(privileges::group);
+    group.transpose().map_err(|error| error.to_string())?;
+    check_terms(&config)?;
+    let mut compiler = Compiler::new("/proc/self/exe".into());
+    check_grants(&config, &mut compiler)?;
+    let sources = config.sources.len();
+    log::info!(target: "control", "the configuration is right; {sources} sources");
+    Ok(())
+}
+
+/// Refuses grants to send or to join whose terms are wrong.
+fn check_terms(config: &Config) -> Result<(), String> {
+    for sending in &config.senders {
+        sending
+            .terms
+            .parse::<SendTerms>()
+            .map_err(|error| format!("a grant to send through {:?}: {error}", sending.source))?;
+    }
+    for join in &config.joiners {
+        vnplug_switch::check_grant(&join.settings)
+            .map_err(|error| format!("a grant to join {:?}: {error}", join.switch))?;
+    }
+    Ok(())
 }
 
 /// Refuses grants whose filters are wrong: their readers would be refused, and not know why.

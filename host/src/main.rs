@@ -1,9 +1,12 @@
 //! The daemon's executable.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
+use vnplug_os::service::{logs_to_journal, priority};
 use vnplugd::config::{Arguments, Config};
+use vnplugd::daemon;
 
 fn main() -> ExitCode {
     // The daemon runs itself to compile filters; see `vnplug_filter`.
@@ -19,14 +22,24 @@ fn main() -> ExitCode {
     } else {
         log::LevelFilter::Info
     };
-    env_logger::Builder::new()
-        .filter_level(level)
-        .parse_default_env()
-        .init();
-    match Config::load(arguments).and_then(vnplugd::daemon::run) {
+    let mut logger = env_logger::Builder::new();
+    logger.filter_level(level).parse_default_env();
+    if logs_to_journal() {
+        logger.format(|line, record| {
+            let (level, target) = (priority(record.level()), record.target());
+            writeln!(line, "<{level}>{target}: {}", record.args())
+        });
+    }
+    logger.init();
+    let run = match arguments.check {
+        true => daemon::check,
+        false => daemon::run,
+    };
+    match Config::load(arguments).and_then(run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(text) => {
-            eprintln!("vnplugd: {text}");
+            let mark = if logs_to_journal() { "<3>" } else { "" };
+            eprintln!("{mark}vnplugd: {text}");
             ExitCode::FAILURE
         }
     }

@@ -3,11 +3,14 @@
 //! | sees | does |
 //! |---|---|
 //! | a queue's thread that is in the middle of a turn, or has a command, and did not move at [`STALLED`] looks in a row | says so once, and that it goes on when it does; the control thread waits for it no more |
+//! | the control thread in the same state | says so, too |
+//! | that none of them is stalled | tells the service manager's watchdog, which ends a daemon that hangs for good |
 //! | SIGTERM, SIGINT or SIGHUP | tells the control thread, which ends in order |
 //! | that this took longer than [`ENDING`] | says which threads are left, does what must be done, and ends the process |
 //!
 //! It waits for nobody: it sleeps, reads words that others write, and logs.
 
+use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,8 +18,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use vnplug_os::service::Manager;
 use vnplug_os::{event, signals};
-use vnplug_path::engine::Line;
+use vnplug_path::engine::{Line, Pulse};
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(250);
@@ -30,32 +34,43 @@ const LEFT_BEHIND: i32 = 70;
 
 /// A thread that is watched.
 struct Watched {
-    line: Line,
+    thread: Thread,
     turns: u64,
     /// Looks at which it had not moved, though it should have.
     looks: u32,
     stalled_since: Option<Instant>,
 }
 
-/// Starts the thread. Returns a descriptor that becomes readable when the daemon is to end. `last` is
-/// done before the process ends without its threads.
+/// Which thread it is.
+enum Thread {
+    Queue(Line),
+    Control(Arc<Pulse>),
+}
+
+/// Starts the thread. Returns a descriptor that becomes readable when the daemon is to end. `control` is
+/// the control thread's pulse. `last` is done before the process ends without its threads.
 ///
 /// # Errors
 /// The system's.
 pub(crate) fn start(
     termination: OwnedFd,
     lines: Vec<Line>,
+    control: Arc<Pulse>,
+    manager: Arc<Manager>,
     last: impl FnOnce() + Send + 'static,
 ) -> io::Result<Arc<OwnedFd>> {
     let told = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let told = Arc::new(told);
     let theirs = Arc::clone(&told);
-    let watched = lines.into_iter().map(Watched::new).collect();
+    let queues = lines.into_iter().map(Thread::Queue);
+    let all = queues.chain([Thread::Control(control)]);
+    let watched = all.map(Watched::new).collect();
     std::thread::Builder::new()
         .name("vnplug-watch".into())
         .spawn(move || {
-            watch(&termination, watched);
+            watch(&termination, watched, &manager);
             event::ring(&theirs);
+            tell(&manager, "STOPPING=1");
             std::thread::sleep(ENDING);
             let left = threads().join(", ");
             log::error!(target: "control", "these threads do not end, and are left behind: {left}");
@@ -66,7 +81,13 @@ pub(crate) fn start(
 }
 
 /// Looks at the threads until the daemon is to end.
-fn watch(termination: &OwnedFd, mut watched: Vec<Watched>) {
+fn watch(termination: &OwnedFd, mut watched: Vec<Watched>, manager: &Manager) {
+    let mut dog = manager.watchdog().map(|within| Dog {
+        // Half of it is what sd_watchdog_enabled(3) advises.
+        every: within / 2,
+        fed: Instant::now(),
+    });
+    let mut told = Vec::new();
     let pause = Timespec {
         tv_sec: 0,
         tv_nsec: LOOK.as_nanos() as i64,
@@ -74,7 +95,25 @@ fn watch(termination: &OwnedFd, mut watched: Vec<Watched>) {
     loop {
         let mut fds = [PollFd::new(termination, PollFlags::IN)];
         match poll(&mut fds, Some(&pause)) {
-            Ok(0) => watched.iter_mut().for_each(Watched::look),
+            Ok(0) => {
+                watched.iter_mut().for_each(Watched::look);
+                let hang = watched.iter().filter(|it| it.stalled_since.is_some());
+                let hang: Vec<_> = hang.map(|it| it.thread.pulse().name().to_owned()).collect();
+                if hang != told {
+                    match hang.is_empty() {
+                        true => tell(manager, "STATUS=Serving"),
+                        false => tell(manager, format_args!("STATUS={} hangs", hang.join(", "))),
+                    }
+                }
+                if let Some(dog) = &mut dog
+                    && hang.is_empty()
+                    && dog.fed.elapsed() >= dog.every.saturating_sub(LOOK)
+                {
+                    tell(manager, "WATCHDOG=1");
+                    dog.fed = Instant::now();
+                }
+                told = hang;
+            }
             // NB: not read: nobody else has it, and it need not become quiet again.
             Ok(_) => return,
             // Interrupted, or out of memory for a moment.
@@ -83,26 +122,66 @@ fn watch(termination: &OwnedFd, mut watched: Vec<Watched>) {
     }
 }
 
+/// The service manager's watchdog.
+struct Dog {
+    every: Duration,
+    fed: Instant,
+}
+
+/// Tells the service manager; it may not be there any more, and nothing depends on it.
+fn tell(manager: &Manager, what: impl Display) {
+    if let Err(error) = manager.say(&what) {
+        log::debug!(target: "control", "{what} did not reach the service manager: {error}");
+    }
+}
+
+impl Thread {
+    fn pulse(&self) -> &Pulse {
+        match self {
+            Self::Queue(line) => line.pulse(),
+            Self::Control(pulse) => pulse,
+        }
+    }
+
+    /// Whether there is something that should wake it, if it sleeps.
+    fn has_work(&self) -> bool {
+        match self {
+            Self::Queue(line) => line.has_commands(),
+            // It sleeps on all that it has.
+            Self::Control(_) => false,
+        }
+    }
+
+    /// The log's target, and what it means that it hangs.
+    fn loss(&self) -> (&'static str, &'static str) {
+        match self {
+            Self::Queue(_) => ("source", "its readers get nothing"),
+            Self::Control(_) => ("control", "no request is answered"),
+        }
+    }
+}
+
 impl Watched {
-    fn new(line: Line) -> Self {
+    fn new(thread: Thread) -> Self {
         Self {
-            turns: line.pulse().turns(),
-            line,
+            turns: thread.pulse().turns(),
+            thread,
             looks: 0,
             stalled_since: None,
         }
     }
 
     fn look(&mut self) {
-        let pulse = self.line.pulse();
+        let pulse = self.thread.pulse();
+        let (target, loss) = self.thread.loss();
         let turns = pulse.turns();
         let is_asleep = turns & 1 == 1;
-        if turns != self.turns || is_asleep && !self.line.has_commands() {
+        if turns != self.turns || is_asleep && !self.thread.has_work() {
             (self.turns, self.looks) = (turns, 0);
             if let Some(since) = self.stalled_since.take() {
                 pulse.note_stall(None);
                 let seconds = since.elapsed().as_secs_f64();
-                log::warn!(target: "source", "{}: its thread goes on after {seconds:.1} s", pulse.name());
+                log::warn!(target: target, "{}: its thread goes on after {seconds:.1} s", pulse.name());
             }
             return;
         }
@@ -114,9 +193,8 @@ impl Watched {
             pulse.note_stall(Some(since));
             let seconds = since.elapsed().as_secs_f64();
             log::error!(
-                target: "source",
-                "{}: its thread has not turned for {seconds:.1} s: it hangs, and its readers get \
-                 nothing",
+                target: target,
+                "{}: its thread has not turned for {seconds:.1} s: it hangs, and {loss}",
                 pulse.name()
             );
         }

@@ -115,11 +115,33 @@ pub fn receive_queues(socket: impl AsFd, name: &str) -> Option<u32> {
 /// Whether an interface takes VLAN tags out of the frames that it receives.
 pub fn strips_vlan_tags(socket: impl AsFd, name: &str) -> bool {
     const ETH_FLAG_RXVLAN: u32 = 1 << 8;
-    let flags = EthtoolValue {
-        cmd: ETHTOOL_GFLAGS,
-        data: 0,
+    value(socket, name, ETHTOOL_GFLAGS).is_some_and(|flags| flags & ETH_FLAG_RXVLAN != 0)
+}
+
+/// Whether the kernel merges packets that an interface receives (GRO); `None` where it does not say.
+pub fn merges(socket: impl AsFd, name: &str) -> Option<bool> {
+    value(socket, name, ETHTOOL_GGRO).map(|is_on| is_on != 0)
+}
+
+/// Whether an interface merges packets itself and keeps no trace of it (LRO).
+pub fn merges_in_hardware(socket: impl AsFd, name: &str) -> bool {
+    const ETH_FLAG_LRO: u32 = 1 << 15;
+    value(socket, name, ETHTOOL_GFLAGS).is_some_and(|flags| flags & ETH_FLAG_LRO != 0)
+}
+
+/// How many places an interface's receive ring has, and how many it may have; `None` where there is none.
+pub fn receive_slots(socket: impl AsFd, name: &str) -> Option<(u32, u32)> {
+    let rings = EthtoolRings {
+        cmd: ETHTOOL_GRINGPARAM,
+        ..EthtoolRings::default()
     };
-    ethtool(socket, name, flags).is_some_and(|flags| flags.data & ETH_FLAG_RXVLAN != 0)
+    let rings = ethtool(socket, name, rings)?;
+    (rings.rx_max > 0).then_some((rings.rx, rings.rx_max))
+}
+
+/// The answer to a question that is one number.
+fn value(socket: impl AsFd, name: &str, cmd: u32) -> Option<u32> {
+    Some(ethtool(socket, name, EthtoolValue { cmd, data: 0 })?.data)
 }
 
 /// Asks the driver; `None` if it cannot say.
@@ -148,7 +170,9 @@ unsafe trait Question {}
 unsafe impl Question for EthtoolCmd {}
 // SAFETY: of ETHTOOL_GCHANNELS.
 unsafe impl Question for EthtoolChannels {}
-// SAFETY: of ETHTOOL_GFLAGS.
+// SAFETY: of ETHTOOL_GRINGPARAM.
+unsafe impl Question for EthtoolRings {}
+// SAFETY: of ETHTOOL_GFLAGS and ETHTOOL_GGRO.
 unsafe impl Question for EthtoolValue {}
 
 /// The IP addresses of every interface of the calling thread's network namespace, as
@@ -241,6 +265,21 @@ struct EthtoolChannels {
     combined_count: u32,
 }
 
+/// `struct ethtool_ringparam`.
+#[repr(C)]
+#[derive(Default)]
+struct EthtoolRings {
+    cmd: u32,
+    rx_max: u32,
+    rx_mini_max: u32,
+    rx_jumbo_max: u32,
+    tx_max: u32,
+    rx: u32,
+    rx_mini: u32,
+    rx_jumbo: u32,
+    tx: u32,
+}
+
 /// `struct ethtool_value`.
 #[repr(C)]
 struct EthtoolValue {
@@ -249,7 +288,9 @@ struct EthtoolValue {
 }
 
 const ETHTOOL_GSET: u32 = 1;
+const ETHTOOL_GRINGPARAM: u32 = 0x10;
 const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_GGRO: u32 = 0x2b;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 
 /// A request about the interface of this name.

@@ -5,8 +5,8 @@
 //! - Sockets that receive a wire: [`packet`], [`xdp`], and the kernel programs below them, [`bpf`].
 //! - Peers: [`socket`], [`closer`] (closes what a peer can make slow to close), [`noise`] (how
 //!   much a peer can make us log).
-//! - The process: [`privileges`], [`signals`], [`event`], [`interface`], [`prefetch`], and memory for machine code
-//!   ([`executable`]).
+//! - The process: [`privileges`], [`signals`], [`service`] (what a service manager is told), [`event`],
+//!   [`interface`], [`prefetch`], and memory for machine code ([`executable`]).
 
 pub mod bpf;
 pub mod closer;
@@ -22,6 +22,7 @@ pub mod packet;
 pub mod packet_file;
 pub mod prefetch;
 pub mod privileges;
+pub mod service;
 pub mod sigbus;
 pub mod signals;
 pub mod socket;

@@ -55,6 +55,7 @@ use vms::Vms;
 use vnplug_filter::{Compiler, Jit};
 use vnplug_os::memory::leave_to_readers;
 use vnplug_os::peer_log;
+use vnplug_path::engine::Pulse;
 use waiting::Jobs;
 
 /// How soon it is looked for the answers of queues' threads.
@@ -76,6 +77,8 @@ pub(crate) struct Setup {
     pub(crate) listener: OwnedFd,
     /// Becomes readable when the daemon is to end.
     pub(crate) termination: Arc<OwnedFd>,
+    /// By which others see whether the loop turns.
+    pub(crate) pulse: Arc<Pulse>,
 }
 
 /// The control loop.
@@ -102,6 +105,7 @@ pub(crate) struct Control {
     /// Rung by the compile and memory threads and by ports of VMs that are woken through a channel.
     bell: Arc<OwnedFd>,
     _termination: Arc<OwnedFd>,
+    pulse: Arc<Pulse>,
     /// How often something panicked.
     panics: u32,
 }
@@ -125,6 +129,7 @@ impl Control {
             backends,
             listener,
             termination,
+            pulse,
         } = setup;
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let sessions = Sessions::new()?;
@@ -151,6 +156,7 @@ impl Control {
             awake,
             bell,
             _termination: termination,
+            pulse,
             panics: 0,
         };
         for vm in vms {
@@ -167,12 +173,16 @@ impl Control {
     /// Serves until it is to end.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(256);
+        let mut turn = 0;
         loop {
             events.clear();
+            turn += 1;
+            self.pulse.sleep(turn);
             if let Err(error) = self.sessions.wait_for(&mut events, self.timeout()) {
                 leave_to_readers();
                 return Err(error);
             }
+            self.pulse.beat(turn);
             for event in &events {
                 let (flags, token) = (event.flags, event.data.u64());
                 match token {

@@ -79,6 +79,7 @@ fn a_panic_costs_the_connection_that_led_to_it_and_the_others_are_served() {
             awake: None,
             listener,
             termination,
+            pulse: Arc::new(Pulse::new("control", "serving")),
         };
         Control::new(setup).unwrap().run()
     });

@@ -56,14 +56,14 @@ impl Pulse {
 
     /// The thread begins its `turn`th turn.
     #[inline]
-    pub(super) fn beat(&self, turn: u64) {
+    pub fn beat(&self, turn: u64) {
         // Relaxed, as all of this word: nothing is read by its order.
         self.turns.0.store(turn << 1, Ordering::Relaxed);
     }
 
     /// The thread goes to sleep in its `turn`th turn.
     #[inline]
-    pub(super) fn sleep(&self, turn: u64) {
+    pub fn sleep(&self, turn: u64) {
         self.turns.0.store(turn << 1 | 1, Ordering::Relaxed);
     }
 

@@ -1,4 +1,10 @@
-//! A thread that hangs is waited for by nobody.
+//! A thread that hangs is waited for by nobody, and the service manager hears of it.
+
+use std::os::unix::net::UnixDatagram;
+
+use vnplug_os::service::Manager;
+use vnplug_path::engine::Pulse;
+use vnplug_testing::TestDir;
 
 use super::*;
 
@@ -61,6 +67,22 @@ impl Queue for Hanging {
 
 /// Adds a source of one queue whose thread hangs when the flag is set, and watches all threads.
 fn with_a_hanging_source(hub: &mut Hub) -> (Arc<Hangs>, Arc<OwnedFd>) {
+    with_a_hanging_source_and(hub, Manager::default(), &asleep())
+}
+
+/// The pulse of a control thread that has nothing to do.
+fn asleep() -> Arc<Pulse> {
+    let pulse = Arc::new(Pulse::new("control", "serving"));
+    pulse.sleep(0);
+    pulse
+}
+
+/// The same, told to this service manager, with this pulse of the control thread.
+fn with_a_hanging_source_and(
+    hub: &mut Hub,
+    manager: Manager,
+    control: &Arc<Pulse>,
+) -> (Arc<Hangs>, Arc<OwnedFd>) {
     let hangs = Arc::new(Hangs::default());
     let options = WorkerOptions {
         name: "slow@0".into(),
@@ -83,7 +105,8 @@ fn with_a_hanging_source(hub: &mut Hub) -> (Arc<Hangs>, Arc<OwnedFd>) {
     let never = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
     let lines = hub.sources.iter().flat_map(|it| &it.workers);
     let lines = lines.map(Worker::line).collect();
-    let told = crate::watch::start(never, lines, || ()).unwrap();
+    let told =
+        crate::watch::start(never, lines, Arc::clone(control), Arc::new(manager), || ()).unwrap();
     (hangs, told)
 }
 
@@ -193,4 +216,44 @@ fn a_hub_ends_although_a_thread_hangs() {
         begun.elapsed()
     );
     hangs.end();
+}
+
+#[test]
+fn the_watchdog_is_fed_while_all_threads_turn_and_told_which_does_not() {
+    let dir = TestDir::new("watchdog");
+    let heard = UnixDatagram::bind(dir.path("notify")).unwrap();
+    heard.set_nonblocking(true).unwrap();
+    // One after another, oldest first; without end what nobody has said yet.
+    let next = || {
+        let mut bytes = [0; 256];
+        let len = heard.recv(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes[..len]).into_owned())
+    };
+    let within = Some(Duration::from_millis(500));
+    let manager = Manager::new(dir.path("notify").as_os_str(), within).unwrap();
+    let (mut hub, control) = (hub(), asleep());
+    let (hangs, _told) = with_a_hanging_source_and(&mut hub, manager, &control);
+    let fed = |it: &Option<String>| it.as_deref() == Some("WATCHDOG=1");
+    until("the watchdog is fed", next, fed);
+
+    hangs.begin();
+    let hung = |it: &Option<String>| it.as_deref() == Some("STATUS=slow@0 hangs");
+    until("the manager hears who hangs", next, hung);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(next(), None, "a daemon that hangs feeds nobody");
+    hangs.end();
+    let serves = |it: &Option<String>| it.as_deref() == Some("STATUS=Serving");
+    until("the manager hears that it goes on", next, serves);
+    until("the watchdog is fed again", next, fed);
+
+    // The control thread is in the middle of a turn, and stays there.
+    control.beat(1);
+    let hung = |it: &Option<String>| it.as_deref() == Some("STATUS=control hangs");
+    until(
+        "the manager hears that requests are not answered",
+        next,
+        hung,
+    );
+    control.sleep(1);
+    until("the manager hears that they are", next, serves);
 }

@@ -1,0 +1,181 @@
+//! What a service manager is told: `sd_notify(3)`'s datagrams, and the priority of a line for the journal.
+//!
+//! Both are named by the environment of the process, so whoever started it is trusted to name them. What lies
+//! at the name may still be anything: a full socket, a file, nothing. A datagram is sent without waiting and
+//! is lost if it cannot be; the process never depends on it.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socket_with,
+};
+
+/// The way to the service manager that started this process, if one did.
+#[derive(Debug, Default)]
+pub struct Manager {
+    to: Option<(OwnedFd, SocketAddrUnix)>,
+    watchdog: Option<Duration>,
+}
+
+impl Manager {
+    /// The one that the environment names: `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`.
+    ///
+    /// # Errors
+    /// `NOTIFY_SOCKET` is none, or the system's.
+    pub fn of_environment() -> io::Result<Self> {
+        let Some(address) = env::var_os("NOTIFY_SOCKET") else {
+            return Ok(Self::default());
+        };
+        let (usec, pid) = (env::var_os("WATCHDOG_USEC"), env::var_os("WATCHDOG_PID"));
+        Self::new(&address, watchdog(usec, pid, std::process::id()))
+    }
+
+    /// One at this address: a path, or `@` and an abstract name.
+    ///
+    /// # Errors
+    /// It is none, or the system's.
+    pub fn new(address: &OsStr, watchdog: Option<Duration>) -> io::Result<Self> {
+        let address = match address.as_bytes() {
+            [b'/', ..] => SocketAddrUnix::new(address),
+            [b'@', name @ ..] if !name.is_empty() => SocketAddrUnix::new_abstract_name(name),
+            _ => Err(rustix::io::Errno::INVAL),
+        }?;
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        Ok(Self {
+            to: Some((socket, address)),
+            watchdog,
+        })
+    }
+
+    /// Says something, lines of `NAME=VALUE`. Never waits.
+    ///
+    /// # Errors
+    /// Nobody heard it: the system's reason.
+    pub fn say(&self, lines: impl Display) -> io::Result<()> {
+        let Some((socket, address)) = &self.to else {
+            return Ok(());
+        };
+        // NB: the flag, not `O_NONBLOCK`. A receiver that does not read costs nothing but the datagram.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendto(socket, lines.to_string().as_bytes(), flags, address)?;
+        Ok(())
+    }
+
+    /// Within which time it wants to hear that the process is well, again and again.
+    pub fn watchdog(&self) -> Option<Duration> {
+        self.watchdog
+    }
+}
+
+/// The time that `WATCHDOG_USEC` says, if it is for this process.
+fn watchdog(usec: Option<OsString>, pid: Option<OsString>, own: u32) -> Option<Duration> {
+    let number = |text: &OsStr| text.to_str()?.parse::<u64>().ok();
+    if pid.is_some_and(|pid| number(&pid) != Some(u64::from(own))) {
+        return None;
+    }
+    let usec = number(&usec?).filter(|usec| *usec > 0)?;
+    Some(Duration::from_micros(usec))
+}
+
+/// Whether standard error is the journal's, which reads a priority in `<N>` at the begin of a line.
+pub fn logs_to_journal() -> bool {
+    let stderr = std::fs::metadata("/proc/self/fd/2");
+    let Some((stream, file)) = env::var("JOURNAL_STREAM").ok().zip(stderr.ok()) else {
+        return false;
+    };
+    stream == format!("{}:{}", file.dev(), file.ino())
+}
+
+/// The journal's number for a level of the log.
+pub fn priority(level: log::Level) -> u8 {
+    match level {
+        log::Level::Error => 3,
+        log::Level::Warn => 4,
+        log::Level::Info => 6,
+        log::Level::Debug | log::Level::Trace => 7,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixDatagram, UnixListener};
+
+    use vnplug_testing::TestDir;
+
+    use super::*;
+
+    fn manager(path: &OsStr) -> Manager {
+        Manager::new(path, None).unwrap()
+    }
+
+    #[test]
+    fn what_is_said_arrives_at_a_path_and_at_an_abstract_name() {
+        let dir = TestDir::new("notify");
+        let path = dir.path("socket");
+        let named = UnixDatagram::bind(&path).unwrap();
+        manager(path.as_os_str()).say("READY=1").unwrap();
+        let mut bytes = [0; 64];
+        let len = named.recv(&mut bytes).unwrap();
+        assert_eq!(&bytes[..len], b"READY=1");
+
+        use std::os::linux::net::SocketAddrExt;
+        let name = format!("vnplug-notify-{}", std::process::id());
+        let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
+        let hidden = UnixDatagram::bind_addr(&address).unwrap();
+        manager(OsStr::new(&format!("@{name}")))
+            .say("STATUS=x")
+            .unwrap();
+        let len = hidden.recv(&mut bytes).unwrap();
+        assert_eq!(&bytes[..len], b"STATUS=x");
+    }
+
+    #[test]
+    fn nobody_who_does_not_read_makes_it_wait() {
+        let dir = TestDir::new("notify");
+        let path = dir.path("socket");
+        let _deaf = UnixDatagram::bind(&path).unwrap();
+        let manager = manager(path.as_os_str());
+        let lost = (0..100_000).find_map(|_| manager.say("WATCHDOG=1").err());
+        assert_eq!(lost.unwrap().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn what_is_no_socket_for_datagrams_is_an_error_and_no_harm() {
+        let dir = TestDir::new("notify");
+        let (file, stream) = (dir.path("file"), dir.path("stream"));
+        std::fs::write(&file, "").unwrap();
+        let _listener = UnixListener::bind(&stream).unwrap();
+        for path in [&file, &stream, &dir.path("nothing"), &dir.0] {
+            manager(path.as_os_str()).say("READY=1").unwrap_err();
+        }
+        for address in ["", "@", "relative", &format!("/{}", "x".repeat(200))] {
+            Manager::new(OsStr::new(address), None).unwrap_err();
+        }
+        Manager::default().say("READY=1").unwrap();
+    }
+
+    #[test]
+    fn a_watchdog_is_for_the_process_that_it_names() {
+        let usec = |text: &str| Some(OsString::from(text));
+        let half = Some(Duration::from_millis(500));
+        assert_eq!(watchdog(usec("500000"), None, 7), half);
+        assert_eq!(watchdog(usec("500000"), usec("7"), 7), half);
+        assert_eq!(watchdog(usec("500000"), usec("8"), 7), None);
+        for wrong in ["", "0", "-1", "1s", "99999999999999999999"] {
+            assert_eq!(watchdog(usec(wrong), None, 7), None);
+        }
+        assert_eq!(watchdog(None, None, 7), None);
+    }
+}
