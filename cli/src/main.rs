@@ -16,6 +16,7 @@ mod flows;
 mod grant;
 mod interface;
 mod list;
+mod manual;
 mod nic;
 mod out;
 mod programs;
@@ -34,7 +35,7 @@ mod verify;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use vnplug::{Client, DEFAULT_SOCKET};
 
 use crate::failure::Failure;
@@ -110,6 +111,9 @@ enum Action {
     Sandbox(Box<sandbox::Sandbox>),
     /// Serve the applications of a guest; runs inside virtual machines
     Agent(agent::Agent),
+    /// Write man pages and completions, for packages
+    #[command(hide = true)]
+    Manual(manual::Manual),
 }
 
 fn main() -> ExitCode {
@@ -153,6 +157,7 @@ fn main() -> ExitCode {
         Action::Attach(attach) => attach.run(connect),
         Action::Detach(detach) => detach.run(connect),
         Action::Sandbox(sandbox) => sandbox.run(),
+        Action::Manual(manual) => manual.run(Arguments::command()),
     };
     outcome.unwrap_or_else(|failure| {
         let line = failure.line();
@@ -165,10 +170,10 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Arguments::command().debug_assert();
+        Arguments::command().debug_assert();
     }
 }
