@@ -26,6 +26,9 @@ pub(crate) const PENDING: u8 = 4;
 /// Exit code of `stats`: an account does not close.
 pub(crate) const ACCOUNTS: u8 = 5;
 
+/// Exit code of `doctor`: something does not work.
+pub(crate) const DOCTOR: u8 = 6;
+
 /// Shown at the end of `vnplug --help`.
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
@@ -35,6 +38,7 @@ Exit codes:
   3  count --witness: packets are missing, duplicated, reordered or corrupt
   4  detach: the guest has not let go of a device yet
   5  stats: an account does not close
+  6  doctor: something does not work
 attach uml ends with the exit code of the User-mode Linux it ran, sandbox with that of its program.";
 
 impl Failure {

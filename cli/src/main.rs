@@ -7,6 +7,7 @@ mod agent;
 mod attach;
 mod capture;
 mod channel;
+mod doctor;
 mod entrances;
 mod extcap;
 mod external;
@@ -87,6 +88,8 @@ enum Action {
     Programs(programs::Programs),
     /// List the devices
     List(list::List),
+    /// Check this host or guest: what is missing, what costs speed, what mends it
+    Doctor(doctor::Doctor),
     /// Show every counter and check that the accounts close
     Stats(stats::Stats),
     /// Extract packets from recordings, by time and filter
@@ -147,6 +150,7 @@ fn main() -> ExitCode {
         Action::Channel(channel) => channel.run(&socket),
         Action::Programs(programs) => programs.run(connect),
         Action::List(list) => list.run(connect),
+        Action::Doctor(doctor) => doctor.run(&socket),
         Action::Stats(stats) => stats.run(connect),
         Action::Extract(extract) => extract.run(),
         Action::Flows(flows) => flows.run(),

@@ -1,0 +1,104 @@
+//! Checks that a host and a guest have in common.
+
+use super::check::{Check, Finding};
+use super::machine::{self, Machine};
+
+/// Files of a process that has the socket of readers.
+const SERVERS: [&str; 2] = ["vnplugd", "vnplug"];
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![
+        Check::new("clock", clock),
+        Check::new("tun", tun),
+        Check::new("memlock", memlock),
+        Check::new("cpus", cpus),
+    ]
+}
+
+/// Who takes a time stamp reads the clock: a device costs a microsecond, a register 20 ns.
+fn clock(machine: &Machine) -> Finding {
+    let dir = "/sys/devices/system/clocksource/clocksource0";
+    let Ok(now) = machine.read(&format!("{dir}/current_clocksource")) else {
+        return Finding::skipped("the system names no clock source");
+    };
+    match now.as_str() {
+        "hpet" | "acpi_pm" | "refined-jiffies" | "jiffies" => Finding::warn(
+            format!("the clock source is {now}: every time stamp asks a device"),
+            format!(
+                "see why in `dmesg | grep -i clocksource`; if the TSC is sound: echo tsc >{dir}/current_clocksource"
+            ),
+        ),
+        _ => Finding::ok(format!("clock source {now}")),
+    }
+}
+
+/// `vnplug tap` and `vnplug nic`.
+fn tun(machine: &Machine) -> Finding {
+    match machine.has("/dev/net/tun") {
+        true => Finding::ok("/dev/net/tun is there, for `vnplug tap` and `vnplug nic`"),
+        false => Finding::warn(
+            "there is no /dev/net/tun: no `vnplug tap`, no `vnplug nic`",
+            "modprobe tun",
+        )
+        .fixed_by(|_| machine::run("modprobe", &["tun"])),
+    }
+}
+
+/// Locked memory: packet memory of AF_XDP, and eBPF maps before Linux 5.11.
+fn memlock(machine: &Machine) -> Finding {
+    let server = SERVERS.into_iter().find_map(|it| machine.process(it));
+    let (limits, of) = match &server {
+        Some(pid) => (format!("/proc/{pid}/limits"), "the daemon"),
+        None => ("/proc/self/limits".to_owned(), "this shell"),
+    };
+    let text = machine.read(&limits).unwrap_or_default();
+    let line = text
+        .lines()
+        .find_map(|it| it.strip_prefix("Max locked memory"));
+    let Some(limit) = line.and_then(|it| it.split_whitespace().next()) else {
+        return Finding::skipped(format!("{limits} does not say"));
+    };
+    let bytes = limit.parse::<u64>().unwrap_or(u64::MAX);
+    if bytes >= ENOUGH_LOCKED {
+        return Finding::ok(format!("{of} may lock {limit} bytes"));
+    }
+    Finding::warn(
+        format!("{of} may lock {limit} bytes only: an AF_XDP source may get no packet memory"),
+        "LimitMEMLOCK=infinity in the unit (`systemctl edit vnplugd`), or `ulimit -l unlimited` before it",
+    )
+}
+
+/// A queue's thread and its reader hand packets through a cache, if they share one.
+fn cpus(machine: &Machine) -> Finding {
+    let dir = "/sys/devices/system/cpu";
+    let mut caches = Vec::new();
+    for cpu in machine.names(dir) {
+        let last = machine.names(&format!("{dir}/{cpu}/cache"));
+        let last = last.into_iter().rfind(|it| it.starts_with("index"));
+        let shared = last.and_then(|last| {
+            machine
+                .read(&format!("{dir}/{cpu}/cache/{last}/shared_cpu_list"))
+                .ok()
+        });
+        caches.extend(shared.filter(|it| !caches.contains(it)));
+    }
+    let isolated = machine.read(&format!("{dir}/isolated")).unwrap_or_default();
+    let isolated = match isolated.is_empty() {
+        true => String::new(),
+        false => format!("; isolated: {isolated}"),
+    };
+    match caches.len() {
+        0 => Finding::skipped("the system does not say which CPUs share a cache"),
+        1 => Finding::ok(format!("all CPUs share a cache{isolated}")),
+        count => Finding::warn(
+            format!(
+                "{count} groups of CPUs share no cache: {}{isolated}",
+                caches.join(" | ")
+            ),
+            "keep a source's threads and its readers in one group: option cpus= of the source, `taskset` for readers",
+        ),
+    }
+}
+
+/// A source's packet memory is 16 MiB and more.
+const ENOUGH_LOCKED: u64 = 256 << 20;

@@ -1,0 +1,120 @@
+//! Checks of a host.
+
+use rustix::fs::statvfs;
+use rustix::system::uname;
+
+use super::check::{Check, Finding};
+use super::machine::{self, Machine};
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![
+        Check::new("kernel", |_| kernel(&uname().release().to_string_lossy())),
+        Check::new("lockdown", lockdown),
+        Check::new("libpcap", libpcap),
+        Check::new("bpf-jit", bpf_jit),
+        Check::new("bpf-filesystem", bpf_filesystem),
+        Check::new("shared-memory", shared_memory),
+        Check::new("huge-pages", huge_pages),
+    ]
+}
+
+/// Linux 5.9 is the least that is supported.
+pub(super) fn kernel(release: &str) -> Finding {
+    let mut numbers = release.split(|it: char| !it.is_ascii_digit());
+    let mut next = || numbers.next().and_then(|it| it.parse::<u32>().ok());
+    match next().zip(next()) {
+        Some(version) if version >= (5, 9) => Finding::ok(format!("Linux {release}")),
+        Some(_) => Finding::fail(
+            format!("Linux {release} is too old"),
+            "boot Linux 5.9 or newer",
+        ),
+        None => Finding::skipped(format!("Linux {release:?}: not understood")),
+    }
+}
+
+fn lockdown(machine: &Machine) -> Finding {
+    match super::guest::locked_down(machine).as_deref() {
+        None => Finding::ok("this kernel has no lockdown"),
+        Some("confidentiality") => Finding::warn(
+            "the kernel is locked down for confidentiality: it loads no programs that read packets early",
+            "boot with lockdown=integrity; until then the kernel drops nothing for the daemon",
+        ),
+        Some(mode) => Finding::ok(format!("lockdown: {mode}")),
+    }
+}
+
+/// The compiler of filters.
+fn libpcap(machine: &Machine) -> Finding {
+    let cached = std::fs::read(machine.path("/etc/ld.so.cache")).unwrap_or_default();
+    let name = b"libpcap.so.";
+    match cached.windows(name.len()).any(|it| it == name) {
+        true => Finding::ok("libpcap is there, for filters"),
+        false => Finding::fail(
+            "there is no libpcap: the daemon compiles no filter",
+            "apt-get install libpcap0.8    (or: dnf install libpcap)",
+        ),
+    }
+}
+
+const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
+
+fn bpf_jit(machine: &Machine) -> Finding {
+    match machine.read(JIT).as_deref() {
+        Ok("0") => Finding::warn(
+            "the kernel interprets eBPF: early filters cost more",
+            format!("sysctl -w net.core.bpf_jit_enable=1    (echo 1 >{JIT})"),
+        )
+        .fixed_by(|machine| machine.write(JIT, "1")),
+        Ok(_) => Finding::ok("the kernel compiles eBPF"),
+        Err(_) => Finding::skipped("the kernel does not say whether it compiles eBPF"),
+    }
+}
+
+/// Programs of switches have their names there.
+fn bpf_filesystem(machine: &Machine) -> Finding {
+    let mounts = machine.read("/proc/mounts").unwrap_or_default();
+    let mut kinds = mounts.lines().map(|it| it.split(' ').skip(1));
+    match kinds.any(|mut it| it.next() == Some("/sys/fs/bpf") && it.next() == Some("bpf")) {
+        true => Finding::ok("/sys/fs/bpf is a bpf filesystem"),
+        false => Finding::warn(
+            "/sys/fs/bpf is no bpf filesystem: no switch has a program in the kernel (twin=)",
+            "mount -t bpf bpf /sys/fs/bpf",
+        )
+        .fixed_by(|_| machine::run("mount", &["-t", "bpf", "bpf", "/sys/fs/bpf"])),
+    }
+}
+
+/// Pools of VMs are files there.
+fn shared_memory(machine: &Machine) -> Finding {
+    let Ok(about) = statvfs(machine.path("/dev/shm")) else {
+        return Finding::fail(
+            "there is no /dev/shm for pools of VMs",
+            "mount -t tmpfs tmpfs /dev/shm",
+        );
+    };
+    let free = about.f_bavail * about.f_frsize;
+    let text = format!("{} MiB are free in /dev/shm", free >> 20);
+    match free >= ENOUGH_SHARED {
+        true => Finding::ok(text),
+        false => Finding::warn(
+            format!("{text}: a VM's pool takes 64 MiB"),
+            "mount -o remount,size=50% /dev/shm, or pool_dir= in vnplug.toml",
+        ),
+    }
+}
+
+fn huge_pages(machine: &Machine) -> Finding {
+    let text = machine.read("/proc/meminfo").unwrap_or_default();
+    let figure = |name: &str| {
+        let line = text.lines().find_map(|it| it.strip_prefix(name))?;
+        line.trim_start_matches(':').trim().parse::<u64>().ok()
+    };
+    match figure("HugePages_Total").zip(figure("HugePages_Free")) {
+        Some((0, _)) => Finding::ok("no huge pages are set aside; the daemon needs none"),
+        Some((all, free)) => Finding::ok(format!("{free} of {all} huge pages are free")),
+        None => Finding::skipped("the kernel has no huge pages"),
+    }
+}
+
+/// The default pool of a VM.
+const ENOUGH_SHARED: u64 = 64 << 20;

@@ -1,0 +1,146 @@
+//! Checks of a network interface that is, or may become, a source.
+
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use vnplug_os::interface;
+
+use super::check::{Check, Finding};
+use super::machine::Machine;
+
+pub(super) fn checks(name: &str) -> Vec<Check> {
+    let link_check = format!("link-{name}");
+    let check = |what: &str, look: fn(&UnixDatagram, &str) -> Finding| {
+        let interface = name.to_owned();
+        Check::new(format!("{what}-{name}"), move |_: &Machine| {
+            // Any socket asks; this one needs no address family of the network.
+            match UnixDatagram::unbound() {
+                Ok(socket) => look(&socket, &interface),
+                Err(error) => Finding::skipped(error.to_string()),
+            }
+        })
+    };
+    let mut all = vec![check("link", link)];
+    let more: [(&str, fn(&UnixDatagram, &str) -> Finding); 4] = [
+        ("merging", merging),
+        ("vlan-tags", vlan_tags),
+        ("ring-size", ring_size),
+        ("xdp", xdp),
+    ];
+    all.extend(more.map(|(what, look)| check(what, look).after(link_check.clone())));
+    let interface = name.to_owned();
+    let missed = move |machine: &Machine| missed(machine, &interface);
+    all.push(Check::new(format!("missed-{name}"), missed).after(link_check));
+    all
+}
+
+fn link(socket: &UnixDatagram, name: &str) -> Finding {
+    match interface::link(socket, name) {
+        Err(error) => Finding::fail(
+            format!("there is no interface {name} here: {error}"),
+            "ip link    (and: ip netns, if it is elsewhere)",
+        ),
+        Ok(link) if !link.up => {
+            Finding::fail(format!("{name} is down"), format!("ip link set {name} up"))
+        }
+        Ok(link) if !link.running => Finding::fail(
+            format!("{name} has no carrier"),
+            "look at the cable, and at the other end",
+        ),
+        Ok(link) => {
+            let speed = interface::speed_mbps(socket, name);
+            let speed = speed.map_or(String::new(), |mbps| format!(", {mbps} Mb/s"));
+            Finding::ok(format!("up, MTU {}{speed}", link.mtu))
+        }
+    }
+}
+
+fn merging(socket: &UnixDatagram, name: &str) -> Finding {
+    let (gro, lro) = (
+        interface::merges(socket, name),
+        interface::merges_in_hardware(socket, name),
+    );
+    if lro {
+        return Finding::warn(
+            format!("LRO on {name} merges packets and keeps no trace of how they came"),
+            format!("ethtool -K {name} lro off"),
+        );
+    }
+    match gro {
+        Some(true) => Finding::warn(
+            format!(
+                "GRO on {name} merges packets: readers get them cut again, as far as GRO remembers"
+            ),
+            format!(
+                "ethtool -K {name} gro off    (what is on the wire; the host's own TCP gets slower)"
+            ),
+        ),
+        Some(false) => Finding::ok("packets come as they are on the wire"),
+        None => Finding::skipped("the driver does not say"),
+    }
+}
+
+fn vlan_tags(socket: &UnixDatagram, name: &str) -> Finding {
+    match interface::strips_vlan_tags(socket, name) {
+        false => Finding::ok("VLAN tags stay in the packets"),
+        true => Finding::warn(
+            format!("{name} takes VLAN tags out: af_packet puts them back, af_xdp loses them"),
+            format!("ethtool -K {name} rxvlan off    (for af_xdp)"),
+        ),
+    }
+}
+
+fn ring_size(socket: &UnixDatagram, name: &str) -> Finding {
+    match interface::receive_slots(socket, name) {
+        None => Finding::skipped("the driver has no ring, or does not say"),
+        Some((now, most)) if now < most => Finding::warn(
+            format!(
+                "the NIC's ring has {now} of {most} places: bursts are lost before the kernel sees them"
+            ),
+            format!("ethtool -G {name} rx {most}    (the link may go down for a moment)"),
+        ),
+        Some((now, _)) => Finding::ok(format!("the NIC's ring has all its {now} places")),
+    }
+}
+
+/// Another XDP program takes frames first, and AF_XDP refuses to share.
+fn xdp(_: &UnixDatagram, name: &str) -> Finding {
+    let shown = Command::new("ip")
+        .args(["-j", "-d", "link", "show", "dev", name])
+        .stdin(Stdio::null())
+        .output();
+    let shown = match shown {
+        Ok(shown) if shown.status.success() => shown.stdout,
+        Ok(_) => return Finding::skipped("`ip link` does not show it"),
+        Err(error) => return Finding::skipped(format!("ip: {error}")),
+    };
+    let links: Value = serde_json::from_slice(&shown).unwrap_or_default();
+    let program = &links[0]["xdp"]["prog"];
+    match program["id"].as_u64() {
+        None => Finding::ok("no XDP program is on it"),
+        Some(id) => Finding::warn(
+            format!(
+                "an XDP program is on it (number {id}): if it is not that of an af_xdp source, what it takes is \
+                 not seen, and af_xdp is refused"
+            ),
+            format!("bpftool prog show id {id}; if nobody needs it: ip link set {name} xdp off"),
+        ),
+    }
+}
+
+/// What the NIC lost since it came up.
+fn missed(machine: &Machine, name: &str) -> Finding {
+    let figure = |what: &str| {
+        let text = machine.read(&format!("/sys/class/net/{name}/statistics/{what}"));
+        text.ok().and_then(|it| it.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let lost = figure("rx_missed_errors") + figure("rx_fifo_errors");
+    match lost {
+        0 => Finding::ok("the NIC has missed nothing"),
+        lost => Finding::warn(
+            format!("the NIC has missed {lost} packets before the kernel, since it came up"),
+            format!("ethtool -S {name}; a larger ring, more queues, or a CPU that is not so busy"),
+        ),
+    }
+}

@@ -1,0 +1,85 @@
+//! The machine as its files tell it, below a directory that is `/` but in tests.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::failure::Failure;
+
+/// A machine to look at.
+#[derive(Debug)]
+pub(super) struct Machine {
+    root: PathBuf,
+}
+
+impl Machine {
+    /// This one.
+    pub(super) fn this() -> Self {
+        Self { root: "/".into() }
+    }
+
+    /// One whose files lie below a directory.
+    #[cfg(test)]
+    pub(super) fn below(root: &std::path::Path) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Where a path of the machine lies.
+    pub(super) fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    /// A file's text, without white space at its ends.
+    pub(super) fn read(&self, path: &str) -> io::Result<String> {
+        let text = fs::read(self.path(path))?;
+        Ok(String::from_utf8_lossy(&text).trim().to_owned())
+    }
+
+    pub(super) fn write(&self, path: &str, text: &str) -> Result<(), String> {
+        fs::write(self.path(path), text).map_err(|error| format!("{path}: {error}"))
+    }
+
+    pub(super) fn has(&self, path: &str) -> bool {
+        self.path(path).exists()
+    }
+
+    /// The names in a directory, sorted; none if it is not there.
+    pub(super) fn names(&self, path: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(path))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let mut names: Vec<_> = entries
+            .filter_map(|it| it.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// The number of a process of this name.
+    pub(super) fn process(&self, name: &str) -> Option<String> {
+        let mut all = self.names("/proc").into_iter();
+        all.find(|it| {
+            it.bytes().all(|byte| byte.is_ascii_digit())
+                && self
+                    .read(&format!("/proc/{it}/comm"))
+                    .is_ok_and(|it| it == name)
+        })
+    }
+}
+
+/// Runs a program of the system.
+pub(super) fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("{program}: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            Err(Failure::about(program, String::from_utf8_lossy(&output.stderr).trim()).line())
+        }
+    }
+}

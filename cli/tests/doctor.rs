@@ -1,0 +1,128 @@
+//! `vnplug doctor` on this machine, with faults made for it, and without them: the controls.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// A network namespace with a veth, gone at the end.
+struct Wire(String);
+
+impl Wire {
+    fn new() -> Self {
+        let wire = Self(format!("vnplug-doctor-{}", std::process::id()));
+        run(&["ip", "netns", "add", &wire.0]);
+        wire.ip(&[
+            "link", "add", "wire0", "type", "veth", "peer", "name", "wire1",
+        ]);
+        for end in ["wire0", "wire1"] {
+            wire.ip(&["link", "set", end, "up"]);
+        }
+        wire
+    }
+
+    fn ip(&self, words: &[&str]) {
+        run(&[&["ip", "-n", &self.0], words].concat());
+    }
+
+    /// Runs a command there.
+    fn inside(&self, words: &[&str]) -> Output {
+        let words = [&["ip", "netns", "exec", &self.0], words].concat();
+        Command::new(words[0]).args(&words[1..]).output().unwrap()
+    }
+
+    /// What the doctor says of the interface, and whether it says that all works.
+    fn ask(&self) -> (Value, Option<i32>) {
+        let doctor = [
+            env!("CARGO_BIN_EXE_vnplug"),
+            "--socket",
+            "/nonexistent/vnplug.sock",
+            "doctor",
+        ];
+        let said = self.inside(&[&doctor[..], &["--role", "host", "--json", "wire0"]].concat());
+        (
+            serde_json::from_slice(&said.stdout).unwrap(),
+            said.status.code(),
+        )
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+    }
+}
+
+fn run(words: &[&str]) {
+    let done = Command::new(words[0]).args(&words[1..]).output().unwrap();
+    assert!(done.status.success(), "{words:?}: {done:?}");
+}
+
+fn state(said: &Value, check: &str) -> String {
+    let all = said["checks"].as_array().unwrap().iter();
+    let found = { all }.find(|it| it["name"] == check);
+    found.unwrap_or_else(|| panic!("{check} is not in {said}"))["state"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+#[test]
+fn faults_of_an_interface_are_found_and_mended_by_what_it_says() {
+    let wire = Wire::new();
+    run(&[
+        "ip", "netns", "exec", &wire.0, "ethtool", "-K", "wire0", "gro", "on",
+    ]);
+    let (said, code) = wire.ask();
+    assert_eq!(state(&said, "link-wire0"), "ok");
+    assert_eq!(state(&said, "merging-wire0"), "warn");
+    assert_eq!(state(&said, "xdp-wire0"), "ok");
+    // Without a daemon it says so, and what asks it is skipped.
+    assert_eq!((state(&said, "daemon").as_str(), code), ("FAIL", Some(6)));
+    assert_eq!(state(&said, "traffic"), "skipped");
+    assert_eq!(said["works"], false);
+
+    let all = said["checks"].as_array().unwrap().iter();
+    let merging = { all }.find(|it| it["name"] == "merging-wire0").unwrap();
+    let cure = merging["cure"]
+        .as_str()
+        .unwrap()
+        .split("    ")
+        .next()
+        .unwrap();
+    let done = wire.inside(&["sh", "-c", cure]);
+    assert!(done.status.success(), "{cure}: {done:?}");
+    let (said, _) = wire.ask();
+    assert_eq!(state(&said, "merging-wire0"), "ok");
+
+    wire.ip(&["link", "set", "wire0", "down"]);
+    let (said, _) = wire.ask();
+    assert_eq!(state(&said, "link-wire0"), "FAIL");
+    assert_eq!(state(&said, "merging-wire0"), "skipped");
+}
+
+#[test]
+fn little_locked_memory_is_found() {
+    let ask = |limit: &str| {
+        let doctor = format!(
+            "ulimit -l {limit}; exec {} --socket /nonexistent/vnplug.sock doctor --role guest --json",
+            env!("CARGO_BIN_EXE_vnplug")
+        );
+        let said = Command::new("sh").args(["-c", &doctor]).output().unwrap();
+        let said: Value = serde_json::from_slice(&said.stdout).unwrap();
+        assert_eq!(state(&said, "agent"), "FAIL");
+        said["checks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|it| it["name"] == "memlock")
+            .unwrap()
+            .clone()
+    };
+    let little = ask("64");
+    // A daemon or an agent of another test has limits of its own.
+    if little["text"].as_str().unwrap().starts_with("this shell") {
+        assert_eq!(little["state"], "warn", "{little}");
+        assert_eq!(ask("unlimited")["state"], "ok");
+    }
+}
