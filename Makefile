@@ -8,11 +8,14 @@
 #   make build   vnplugd, vnplug-web, libvnplug, and the static vnplug for guests
 #   make query   vnplug-query, which answers `vnplug query` (takes longer than all the rest)
 #   make install PREFIX=/usr/local      what was built; as root it needs no Rust
+#   make package   .deb, .rpm, a static tarball, an OCI image: target/packages
 
 PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 STATIC := x86_64-unknown-linux-gnu
 GUEST_BIN := target/guest/bin/vnplug
+# What is made of what cargo built: the library with versions, man pages.
+PRODUCED := target/products
 # Lets User-mode Linux run on processors with AMX; `vnplug attach uml` finds it in ../lib/vnplug.
 UML_PRELOAD := target/guest/lib/vnplug/libvnplug-uml-xstate.so
 # Tests and the demo make network namespaces and boot guests; they ask for root only to run.
@@ -27,8 +30,8 @@ PRODUCTS := -p vnplugd -p libvnplug -p vnplug-pcap -p vnplug-pfring -p vnplug-vd
 # What the demo runs, and nothing else: it is the first that a user builds.
 DEMO := -p vnplugd -p vnplug-pcap -p vnplug-e2e
 
-.PHONY: all setup-build setup-demo setup-switch setup build guest query demo demo-switch demo-record test test-models test-python bench \
-	install clean
+.PHONY: all setup-build setup-demo setup-switch setup-package setup build guest guest-arm64 query demo demo-switch demo-record \
+	test test-models test-python test-packages bench install package clean
 
 all: build
 
@@ -40,6 +43,9 @@ setup-demo:
 
 setup-switch:
 	./setup.sh switch
+
+setup-package:
+	./setup.sh package
 
 setup:
 	./setup.sh test
@@ -53,8 +59,16 @@ $(UML_PRELOAD): cli/uml-xstate.c | setup-build
 	install -d $(@D)
 	$(CC) -O2 -shared -fPIC -o $@ $<
 
+# The library gets its name and the versions of its symbols here: Rust's compiler gives neither, and its tests
+# load what it made.
 build: guest
 	cargo build --locked --release $(PRODUCTS)
+	install -d $(PRODUCED)
+	$(CC) -shared -o $(PRODUCED)/libvnplug.so.0 -Wl,-soname,libvnplug.so.0 \
+		-Wl,--version-script=guest/vnplug.map -Wl,--gc-sections,--no-undefined,-z,relro,-z,now \
+		-Wl,--whole-archive $(TARGET)/release/libvnplug.a -Wl,--no-whole-archive -lgcc_s -lc
+	dist/manual $(PRODUCED)/manual $(GUEST_BIN) $(TARGET)/release/vnplugd $(TARGET)/release/vnplug-web \
+		$(TARGET)/release/vnplug-query
 	@echo "built: $(TARGET)/release/vnplugd, $(TARGET)/release/libvnplug.so, $(GUEST_BIN)"
 
 query: setup-build
@@ -104,32 +118,17 @@ bench: setup guest
 	cargo build --locked --release $(PRODUCTS) -p vnplug-e2e -p vnplug-bench
 	$(AS_ROOT) nice -n -20 $(TARGET)/release/vnplug-bench $(ROWS)
 
-# Builds nothing: root has no Rust where rustup put it into a user's home.
+# Builds nothing: root has no Rust where rustup put it into a user's home. dist/files says what goes where.
 install:
-	@test -x $(TARGET)/release/vnplugd -a -x $(GUEST_BIN) -a -x $(TARGET)/release/vnplug-web || \
-		{ echo "install: nothing is built here: run 'make build' first, as yourself" >&2; exit 1; }
-	install -D -m 755 $(TARGET)/release/vnplugd $(DESTDIR)$(PREFIX)/sbin/vnplugd
-	install -D -m 755 $(GUEST_BIN) $(DESTDIR)$(PREFIX)/bin/vnplug
-	install -D -m 755 $(TARGET)/release/vnplug-web $(DESTDIR)$(PREFIX)/bin/vnplug-web
-	test ! -e $(TARGET)/release/vnplug-query || \
-		install -D -m 755 $(TARGET)/release/vnplug-query $(DESTDIR)$(PREFIX)/bin/vnplug-query
-	install -D -m 755 $(TARGET)/release/libvnplug.so $(DESTDIR)$(PREFIX)/lib/libvnplug.so
-	install -D -m 644 $(TARGET)/release/libvnplug.a $(DESTDIR)$(PREFIX)/lib/libvnplug.a
-	install -D -m 644 $(TARGET)/release/libvnplug_pcap.so \
-		$(DESTDIR)$(PREFIX)/lib/vnplug/libpcap.so.0.8
-	ln -sf libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/vnplug/libpcap.so.1
-	ln -sf libpcap.so.0.8 $(DESTDIR)$(PREFIX)/lib/vnplug/libpcap.so
-	install -D -m 644 $(UML_PRELOAD) $(DESTDIR)$(PREFIX)/lib/vnplug/$(notdir $(UML_PRELOAD))
-	install -D -m 644 $(TARGET)/release/libvdeplug_vnplug.so \
-		$(DESTDIR)$(PREFIX)/lib/libvdeplug_vnplug.so
-	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	sed 's|/usr/local/|$(PREFIX)/|' dist/vnplugd.service \
-		>$(DESTDIR)$(PREFIX)/lib/systemd/system/vnplugd.service
-	install -D -m 644 guest/include/vnplug.h $(DESTDIR)$(PREFIX)/include/vnplug.h
-	install -D -m 755 $(TARGET)/release/libpfring.so $(DESTDIR)$(PREFIX)/lib/libpfring.so
-	install -D -m 644 $(TARGET)/release/libpfring.a $(DESTDIR)$(PREFIX)/lib/libpfring.a
-	cd compat/pfring/include && for header in *.h linux/*.h; do \
-		install -D -m 644 $$header $(DESTDIR)$(PREFIX)/include/$$header; done
+	@PREFIX=$(PREFIX) dist/install
+
+# Packages of what is built: target/packages. `make package KINDS="deb tar"` makes some of them.
+package: setup-package build
+	dist/package $(KINDS)
+
+# Installs them into a fresh Debian, runs, upgrades and removes them there.
+test-packages: package
+	./.ci/packages
 
 clean:
 	cargo clean

@@ -5,6 +5,7 @@
 #   ./setup.sh build   what compiles the programs, and what they load when they run
 #   ./setup.sh demo    and what boots the demo's guests and shows their packets
 #   ./setup.sh switch  and the programs of VDE, for the demo of the switch
+#   ./setup.sh package what `build` needs, and what makes packages
 #   ./setup.sh test    and the whole laboratory of tests and measurements
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -14,6 +15,9 @@ build=(
     cc:gcc ld:binutils make:make /usr/include/stdio.h:libc6-dev
     # the daemon's filter compiler and the recorder load it when they run
     libpcap.so.0.8:libpcap0.8
+)
+package=(
+    "${build[@]}" dh_builddeb:debhelper rpmbuild:rpm xz:xz-utils python3:python3
 )
 demo=(
     "${build[@]}"
@@ -39,8 +43,8 @@ test=(
     tcpreplay:tcpreplay fio:fio netsniff-ng:netsniff-ng dmsetup:dmsetup mkfs.ext4:e2fsprogs
     # the page of recordings is tested in a browser
     "$browser:$browser" "chromedriver:$driver"
-    # README's first commands are typed on a fresh machine
-    debootstrap:debootstrap
+    # README's first commands are typed on a fresh machine, and packages are made and installed there
+    debootstrap:debootstrap dh_builddeb:debhelper rpmbuild:rpm
     # programs of VDE, on a switch
     wirefilter:vde-wirefilter vdens:vdens
     /var/lib/dpkg/info/libvdeplug-slirp.list:libvdeplug-slirp
@@ -48,7 +52,7 @@ test=(
     /usr/include/libvdeplug.h:libvdeplug-dev
     zstd:zstd age:age openssl:openssl valgrind:valgrind
     # operators' programs are compiled to eBPF, and looked at
-    clang:clang /usr/include/bpf/bpf_helpers.h:libbpf-dev "bpftool:$bpftool"
+    pkg-config:pkg-config clang:clang /usr/include/bpf/bpf_helpers.h:libbpf-dev "bpftool:$bpftool"
     # counts system calls for the bench, and shows where the time goes
     "perf:$perf"
     # programs that capture with libpcap, for the tests of the drop-in; none starts a service
@@ -62,9 +66,9 @@ test=(
 
 job=${1:-test}
 case $job in
-build | demo | switch | test) declare -n needs=$job ;;
+build | demo | package | switch | test) declare -n needs=$job ;;
 *)
-    echo "setup: '$job' is none of build, demo, switch, test" >&2
+    echo "setup: '$job' is none of build, demo, package, switch, test" >&2
     exit 2
     ;;
 esac
