@@ -13,6 +13,7 @@
 PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 STATIC := x86_64-unknown-linux-gnu
+ARM64 := aarch64-unknown-linux-gnu
 GUEST_BIN := target/guest/bin/vnplug
 # What is made of what cargo built: the library with versions, man pages.
 PRODUCED := target/products
@@ -54,6 +55,14 @@ guest: setup-build $(UML_PRELOAD)
 	RUSTFLAGS="-C target-feature=+crt-static" cargo build --locked --release \
 		--target $(STATIC) -p vnplug-cli
 	install -s -D -m 755 $(TARGET)/$(STATIC)/release/vnplug $(GUEST_BIN)
+
+# The same for guests with an arm64 processor. It needs `rustup target add $(ARM64)`, and gcc-aarch64-linux-gnu.
+guest-arm64:
+	CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc RUSTFLAGS="-C target-feature=+crt-static" \
+		CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+		cargo build --locked --release --target $(ARM64) -p vnplug-cli
+	install -D -m 755 $(TARGET)/$(ARM64)/release/vnplug target/guest-arm64/bin/vnplug
+	aarch64-linux-gnu-strip target/guest-arm64/bin/vnplug
 
 $(UML_PRELOAD): cli/uml-xstate.c | setup-build
 	install -d $(@D)

@@ -126,3 +126,20 @@ fn little_locked_memory_is_found() {
         assert_eq!(ask("unlimited")["state"], "ok");
     }
 }
+
+#[test]
+fn a_bpf_filesystem_that_is_missing_is_mounted_when_it_may() {
+    let vnplug = env!("CARGO_BIN_EXE_vnplug");
+    let doctor = format!("{vnplug} --socket /nonexistent/vnplug.sock doctor --role host --json");
+    let script = format!(
+        "while umount /sys/fs/bpf 2>/dev/null; do :; done; {doctor}; {doctor} --fix; {doctor}"
+    );
+    let apart = ["--mount", "--propagation", "private", "sh", "-c", &script];
+    let said = Command::new("unshare").args(apart).output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    let said = said
+        .lines()
+        .map(|it| serde_json::from_str::<Value>(it).unwrap());
+    let states: Vec<_> = said.map(|it| state(&it, "bpf-filesystem")).collect();
+    assert_eq!(states, ["warn", "ok", "ok"]);
+}
