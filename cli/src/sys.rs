@@ -6,8 +6,6 @@
     reason = "sigaction has no safe interface, and nothing safe runs before the standard library"
 )]
 
-pub(crate) mod tun;
-
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};

@@ -20,6 +20,7 @@ pub mod chronicle;
 pub mod dns;
 pub mod floor;
 pub mod gate;
+pub mod interface;
 pub mod judging;
 pub mod learn;
 pub mod learned;
@@ -28,6 +29,7 @@ pub mod profile;
 pub mod rules;
 pub mod run;
 pub mod session;
+pub mod wire;
 
 mod calls;
 mod filter;

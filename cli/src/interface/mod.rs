@@ -1,312 +1,54 @@
-//! A TAP: made, kept silent or not, written to and read; gone with its last descriptor.
+//! Interfaces on the command line: what is said of them, and how their counters are told.
 
-pub(crate) mod header;
-pub(crate) mod merge;
-pub(crate) mod tally;
 pub(crate) mod words;
 
-use std::fs;
-use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use serde_json::{Map, Value, json};
+use vnplug_sandbox::interface::tally::Tally;
 
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use crate::text::grouped;
 
-use crate::failure::Failure;
-use crate::out;
-use crate::sys::tun::{self, Interface};
-
-/// What the interface is to be like.
-#[derive(Debug)]
-pub(crate) struct TapPlan<'a> {
-    /// Its name; with `%d`, the kernel puts a number there.
-    pub(crate) name: &'a str,
-    /// Receive queues.
-    pub(crate) queues: usize,
-    /// Largest frame without its Ethernet header.
-    pub(crate) mtu: u16,
-    /// Hardware address; else the kernel makes one up.
-    pub(crate) mac: Option<[u8; 6]>,
-    /// Ready to receive at once.
-    pub(crate) up: bool,
-    /// The kernel makes nothing of what it receives, and says nothing on it.
-    pub(crate) silent: bool,
-    /// What programs send may be left to us to be cut and summed, as a NIC would.
-    pub(crate) merged: bool,
-}
-
-/// An interface whose received frames we write, and whose sent frames we may read. Dropping it removes it, as does our death.
-#[derive(Debug)]
-pub(crate) struct Tap {
-    name: String,
-    queues: Vec<OwnedFd>,
-}
-
-/// What the interface has counted, as `ip -s link` shows it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct LinkCounters {
-    /// Frames received, which is to say injected.
-    pub(crate) received: u64,
-    /// Frames that the kernel threw away on receipt. Those of an Ethernet type that nobody listens
-    /// to are among them, so it is no measure of what readers missed.
-    pub(crate) dropped: u64,
-}
-
-impl Tap {
-    /// Makes the interface.
-    ///
-    /// # Errors
-    /// What is missing, and what to do about it.
-    pub(crate) fn new(plan: &TapPlan<'_>) -> Result<Self, Failure> {
-        let mut name = plan.name.to_owned();
-        let mut queues = Vec::with_capacity(plan.queues);
-        for index in 0..plan.queues {
-            // Never blocks: a queue without room is a counted drop.
-            let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-            let queue = rustix::fs::open(DRIVER, flags, Mode::empty()).map_err(no_driver)?;
-            let made = tun::open_queue(queue.as_fd(), &name, plan.queues, index == 0);
-            name = made.map_err(|error| not_made(plan, &error))?;
-            queues.push(queue);
-        }
-        let tap = Self { name, queues };
-        let about = |what: String| move |error| Failure::about(format!("cannot set {what}"), error);
-        let interface = Interface::new(&tap.name)?;
-        if plan.silent {
-            silence(&tap.name);
-        }
-        if plan.merged {
-            tap.take_super_frames()?;
-        }
-        if let Some(mac) = plan.mac {
-            let set = interface.set_mac(mac);
-            set.map_err(about(format!("the address of {}", tap.name)))?;
-        }
-        let set = interface.set_mtu(plan.mtu);
-        set.map_err(about(format!("an MTU of {} on {}", plan.mtu, tap.name)))?;
-        let set = interface.set_flags(plan.up, plan.silent);
-        set.map_err(about(format!("{} up", tap.name)))?;
-        Ok(tap)
-    }
-
-    /// The interface's name.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// How many queues it has.
-    pub(crate) fn queues(&self) -> usize {
-        self.queues.len()
-    }
-
-    /// Lets the interface receive a frame in this queue: one system call, no copy on our side.
-    #[inline]
-    pub(crate) fn inject(&self, queue: usize, header: &[u8], frame: &[u8]) -> Result<(), Errno> {
-        let parts = [IoSlice::new(header), IoSlice::new(frame)];
-        loop {
-            match rustix::io::writev(&self.queues[queue], &parts) {
-                Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
-    }
-
-    /// Takes the next frame that a program sent, with its vnet header before it; its bytes with the
-    /// header, or nothing if there is none now.
-    #[inline]
-    pub(crate) fn take(&self, queue: usize, into: &mut [u8]) -> Result<Option<usize>, Errno> {
-        loop {
-            match rustix::io::read(&self.queues[queue], &mut *into) {
-                Ok(count) => return Ok(Some(count)),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(None),
-                Err(errno) => return Err(errno),
-            }
-        }
-    }
-
-    /// What to wait for until a program sends.
-    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.queues.iter().map(AsFd::as_fd)
-    }
-
-    /// Plugs the cable in or out; a driver that cannot shows it in all the time.
-    pub(crate) fn set_carrier(&self, is_in: bool) {
-        let set = tun::set_carrier(self.queues[0].as_fd(), is_in);
-        if let Err(error) = set {
-            log::debug!("the carrier of {} cannot be set: {error}", self.name);
-        }
-    }
-
-    /// Offers what the kernel knows: UDP super-frames since Linux 6.2.
-    fn take_super_frames(&self) -> Result<(), Failure> {
-        let tcp = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
-        let udp = libc::TUN_F_USO4 | libc::TUN_F_USO6;
-        let queue = self.queues[0].as_fd();
-        let set = tun::set_offload(queue, tcp | udp).or_else(|_| tun::set_offload(queue, tcp));
-        let what = || {
-            format!(
-                "cannot have super-frames of {}; try --segments wire",
-                self.name
-            )
-        };
-        set.map_err(|error| Failure::about(what(), error))
-    }
-
-    /// The interface's own counters; `None` if it is gone.
-    pub(crate) fn counters(&self) -> Option<LinkCounters> {
-        // Of the caller's namespace, unlike /sys, which stays where it was mounted.
-        let table = fs::read_to_string("/proc/thread-self/net/dev").ok()?;
-        counters(&table, &self.name)
-    }
-}
-
-/// The row of an interface in /proc/net/dev (proc(5)).
-fn counters(table: &str, name: &str) -> Option<LinkCounters> {
-    let row = table
-        .lines()
-        .find_map(|line| line.trim_start().strip_prefix(name)?.strip_prefix(':'))?;
-    let values: Vec<u64> = row
-        .split_whitespace()
-        .filter_map(|value| value.parse().ok())
+/// ` (3 link_down, 1 no_room)`, or nothing.
+pub(crate) fn reasons(tally: &Tally) -> String {
+    let words: Vec<String> = tally
+        .by_reason()
+        .filter(|&(_, count)| count > 0)
+        .map(|(name, count)| format!("{} {name}", grouped(count)))
         .collect();
-    // bytes, packets, errs, drop, …
-    Some(LinkCounters {
-        received: *values.get(1)?,
-        dropped: *values.get(3)?,
-    })
-}
-
-/// Does this in another network namespace: one that `ip netns` knows by this name, or that of a path,
-/// as `/proc/PID/ns/net`.
-pub(crate) fn in_netns<T: Send>(
-    name: &str,
-    work: impl FnOnce() -> Result<T, Failure> + Send,
-) -> Result<T, Failure> {
-    let path = match name.contains('/') {
-        true => Path::new(name).to_owned(),
-        false => Path::new("/run/netns").join(name),
-    };
-    let what = || format!("network namespace {}", path.display());
-    let file = fs::File::open(&path).map_err(|error| Failure::about(what(), error))?;
-    std::thread::scope(|scope| {
-        let entered = scope.spawn(move || {
-            let kind = Some(LinkNameSpaceType::Network);
-            move_into_link_name_space(file.as_fd(), kind).map_err(|errno| match errno {
-                Errno::PERM => {
-                    Failure::about(what(), "entering it needs CAP_SYS_ADMIN: run as root")
-                }
-                Errno::INVAL => Failure::about(what(), "it is no network namespace"),
-                _ => Failure::about(what(), errno),
-            })?;
-            work()
-        });
-        let done = entered.join();
-        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
-/// The queue of a flow.
-///
-/// NB: the hash is mixed once more, since a cluster shares by it already: the flows of one member
-/// must not all fall into one queue.
-#[inline]
-pub(crate) fn queue_of(flow_hash: u32, queues: usize) -> usize {
-    let mixed = u64::from(flow_hash.wrapping_mul(0x9e37_79b1));
-    ((mixed * queues as u64) >> 32) as usize
-}
-
-/// Tells the kernel to make nothing of the frames, but for those who read the interface itself.
-/// Frames for other machines it ignores anyway; these are the exceptions.
-fn silence(name: &str) {
-    for (setting, value) in [
-        ("ipv6/conf/NAME/disable_ipv6", "1"),
-        ("ipv6/conf/NAME/accept_ra", "0"),
-        ("ipv4/conf/NAME/rp_filter", "1"),
-        ("ipv4/conf/NAME/arp_ignore", "8"),
-        ("ipv4/conf/NAME/forwarding", "0"),
-    ] {
-        let path = Path::new("/proc/sys/net").join(setting.replace("NAME", name));
-        match fs::write(&path, value) {
-            Ok(()) => {}
-            // A kernel without that protocol makes nothing of its packets.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => out::note(&format!(
-                "{} cannot be set to {value} ({error}): the kernel may act on packets of {name}",
-                path.display()
-            )),
-        }
+    match words.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", words.join(", ")),
     }
 }
 
-fn no_driver(errno: Errno) -> Failure {
-    let remedy = match errno {
-        Errno::NOENT => {
-            "load the driver (modprobe tun), or give the container the device (--device /dev/net/tun)"
-        }
-        Errno::NODEV | Errno::NXIO => "the kernel has no TUN driver: modprobe tun",
-        Errno::ACCESS | Errno::PERM => "run it as root",
-        _ => return Failure::about(DRIVER, errno),
-    };
-    Failure::about(DRIVER, format!("{errno}; {remedy}"))
+/// The drops by reason, zeros included.
+pub(crate) fn dropped_json(tally: &Tally) -> Value {
+    let map: Map<String, Value> = tally
+        .by_reason()
+        .map(|(name, count)| (name.to_owned(), json!(count)))
+        .collect();
+    Value::Object(map)
 }
-
-fn not_made(plan: &TapPlan<'_>, error: &io::Error) -> Failure {
-    let name = plan.name;
-    let reason = match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::PERM | Errno::ACCESS) => {
-            "making an interface needs CAP_NET_ADMIN: run it as root".to_owned()
-        }
-        Some(Errno::BUSY | Errno::EXIST) => {
-            "an interface of this name exists; choose another with --name".to_owned()
-        }
-        Some(Errno::TOOBIG) => format!("the kernel allows fewer than {} queues", plan.queues),
-        Some(Errno::INVAL) => format!("{error}: not a name for an interface, or it is taken"),
-        _ => error.to_string(),
-    };
-    Failure::about(format!("cannot make {name}"), reason)
-}
-
-const DRIVER: &str = "/dev/net/tun";
 
 #[cfg(test)]
 mod tests {
+    use vnplug_sandbox::interface::tally::Reason;
+
     use super::*;
 
     #[test]
-    fn a_flow_stays_in_its_queue_and_all_queues_are_used() {
-        for queues in [1, 2, 3, 4, 256] {
-            let mut used = vec![0; queues];
-            for hash in 0..65_536_u32 {
-                used[queue_of(hash, queues)] += 1;
-            }
-            let fair = 65_536 / queues;
-            assert!(
-                used.iter().all(|&n| n > fair / 2 && n < fair * 2),
-                "{queues}"
-            );
-            // Also when a cluster gave this member every second hash.
-            let mut used = vec![0; queues];
-            for hash in (0..65_536_u32).step_by(2) {
-                used[queue_of(hash, queues)] += 1;
-            }
-            assert!(used.iter().all(|&n| n > 0), "{queues}");
+    fn reasons_are_told_that_there_are() {
+        let mut tally = Tally::default();
+        assert_eq!(reasons(&tally), "");
+        for reason in [
+            Reason::TooLong,
+            Reason::LinkDown,
+            Reason::NoRoom,
+            Reason::NoRoom,
+        ] {
+            tally.drop(reason);
         }
-        assert_eq!(queue_of(u32::MAX, 256), queue_of(u32::MAX, 256));
-    }
-
-    #[test]
-    fn the_row_of_the_interface_is_read_and_no_other() {
-        let table = "Inter-|   Receive\n face |bytes    packets errs drop fifo\n\
-            vn01: 1 2 3 4 5 6 7 8 9\n  vn0:   600      10    1    2    0     0 0 0 9 9\n";
-        let expected = LinkCounters {
-            received: 10,
-            dropped: 2,
-        };
-        assert_eq!(counters(table, "vn0"), Some(expected));
-        assert_eq!(counters(table, "vn"), None);
-        assert_eq!(counters("vn0: 1\n", "vn0"), None);
+        assert_eq!(reasons(&tally), " (1 link_down, 2 no_room, 1 too_long)");
+        assert_eq!(dropped_json(&tally)["no_room"], 2);
+        assert_eq!(dropped_json(&tally)["refused"], 0);
     }
 }

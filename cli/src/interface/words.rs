@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use vnplug::{Client, Device};
+use vnplug_frame::aggregate::MAX_SEGMENTS;
 
 /// The MTU of a device's interface; of a device without one, that of any Ethernet.
 pub(crate) fn mtu_of(socket: &Path, device: &str) -> u16 {
@@ -48,6 +49,18 @@ pub(crate) fn mac(text: &str) -> Result<[u8; 6], String> {
     match mac[0] & 1 == 0 && mac != [0; 6] {
         true => Ok(mac),
         false => Err(format!("`{text}` is a group address or zero")),
+    }
+}
+
+/// `off`, or a number of segments.
+pub(crate) fn gro(text: &str) -> Result<u8, String> {
+    let most = 2..=MAX_SEGMENTS;
+    match text.parse() {
+        _ if text == "off" => Ok(0),
+        Ok(segments) if most.contains(&usize::from(segments)) => Ok(segments),
+        _ => Err(format!(
+            "so many segments become one: 2 to {MAX_SEGMENTS}, or off"
+        )),
     }
 }
 

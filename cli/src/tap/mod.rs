@@ -12,12 +12,13 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::{Value, json};
 use vnplug::{Packet, Port};
+use vnplug_sandbox::interface::tally::{Reason, Tally};
+use vnplug_sandbox::interface::{LinkCounters, Tap, TapPlan, header, queue_of};
 
 use crate::capture::{BeforeDaemon, PortArgs, Sink};
 use crate::failure::{Failure, OK, Outcome};
-use crate::interface::tally::{Reason, Tally};
 use crate::interface::words::{MTUS, interface_name, mac, mtu_of};
-use crate::interface::{LinkCounters, Tap, TapPlan, header, queue_of};
+use crate::interface::{dropped_json, reasons};
 use crate::text::grouped;
 use crate::{out, sys};
 
@@ -213,7 +214,7 @@ impl TapSink {
             grouped(now.injected),
             grouped(now.dropped()),
             self.tap.name(),
-            now.reasons(),
+            reasons(now),
             grouped(port.dropped()),
             self.before_daemon.words(),
         );
@@ -241,7 +242,7 @@ impl TapSink {
             "seconds": (seconds * 1000.0).round() / 1000.0,
             "interface": self.tap.name(),
             "received": self.now.received, "injected": self.now.injected,
-            "dropped": self.now.dropped(), "dropped_by_reason": self.now.dropped_json(),
+            "dropped": self.now.dropped(), "dropped_by_reason": dropped_json(&self.now),
             "above_mtu": self.now.above_mtu, "cut": self.now.cut,
             "lost": port.dropped(), "lost_before_daemon": self.before_daemon.lost(),
             "gaps": port.counts().gaps, "reopened": port.counts().reopened,

@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketType};
 ///
 /// # Errors
 /// The driver's: `EPERM`, `EBUSY`, `EINVAL`.
-pub(crate) fn open_queue(
+pub(super) fn open_queue(
     tun: BorrowedFd<'_>,
     name: &str,
     queues: usize,
@@ -44,7 +44,7 @@ pub(crate) fn open_queue(
 ///
 /// # Errors
 /// The driver's: `EINVAL` if it does not know one of them.
-pub(crate) fn set_offload(queue: BorrowedFd<'_>, features: u32) -> io::Result<()> {
+pub(super) fn set_offload(queue: BorrowedFd<'_>, features: u32) -> io::Result<()> {
     // SAFETY: TUNSETOFFLOAD takes a number and touches no memory of ours.
     match unsafe {
         libc::ioctl(
@@ -62,7 +62,7 @@ pub(crate) fn set_offload(queue: BorrowedFd<'_>, features: u32) -> io::Result<()
 ///
 /// # Errors
 /// The driver's: `EINVAL` if it cannot.
-pub(crate) fn set_carrier(queue: BorrowedFd<'_>, is_in: bool) -> io::Result<()> {
+pub(super) fn set_carrier(queue: BorrowedFd<'_>, is_in: bool) -> io::Result<()> {
     let is_in = libc::c_int::from(is_in);
     // SAFETY: TUNSETCARRIER reads one `int`.
     match unsafe {
@@ -79,7 +79,7 @@ pub(crate) fn set_carrier(queue: BorrowedFd<'_>, is_in: bool) -> io::Result<()> 
 
 /// An interface of the calling thread's network namespace.
 #[derive(Debug)]
-pub(crate) struct Interface {
+pub(super) struct Interface {
     socket: OwnedFd,
     name: String,
 }
@@ -89,7 +89,7 @@ impl Interface {
     ///
     /// # Errors
     /// No socket can be made.
-    pub(crate) fn new(name: &str) -> io::Result<Self> {
+    pub(super) fn new(name: &str) -> io::Result<Self> {
         // Any socket will do; local ones exist in every kernel.
         let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
         let name = name.to_owned();
@@ -100,7 +100,7 @@ impl Interface {
     ///
     /// # Errors
     /// The kernel's: `EINVAL` if the driver cannot do it.
-    pub(crate) fn set_mtu(&self, bytes: u16) -> io::Result<()> {
+    pub(super) fn set_mtu(&self, bytes: u16) -> io::Result<()> {
         let mut request = request(&self.name)?;
         request.ifr_ifru.ifru_mtu = i32::from(bytes);
         self.ask(libc::SIOCSIFMTU, &mut request)
@@ -110,7 +110,7 @@ impl Interface {
     ///
     /// # Errors
     /// The kernel's: `EADDRNOTAVAIL` for a group address.
-    pub(crate) fn set_mac(&self, mac: [u8; 6]) -> io::Result<()> {
+    pub(super) fn set_mac(&self, mac: [u8; 6]) -> io::Result<()> {
         let mut request = request(&self.name)?;
         let mut data = [0; 14];
         for (to, from) in data.iter_mut().zip(mac) {
@@ -127,7 +127,7 @@ impl Interface {
     ///
     /// # Errors
     /// The kernel's.
-    pub(crate) fn set_flags(&self, up: bool, silent: bool) -> io::Result<()> {
+    pub(super) fn set_flags(&self, up: bool, silent: bool) -> io::Result<()> {
         let mut request = request(&self.name)?;
         self.ask(libc::SIOCGIFFLAGS, &mut request)?;
         // SAFETY: the kernel has just filled in the flags.

@@ -1,14 +1,11 @@
-//! What became of the packets: `received = injected + merged + Σ dropped by reason`, to the packet.
+//! What became of the packets: `received = injected + merged + denied + Σ dropped by reason`, to the packet.
 
 use rustix::io::Errno;
-use serde_json::{Map, Value, json};
-
-use crate::text::grouped;
 
 /// Why a packet is not in the TAP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
-pub(crate) enum Reason {
+pub enum Reason {
     /// The interface is not up.
     LinkDown,
     /// The kernel had no room for it: its memory, or the queue's share of it.
@@ -23,22 +20,26 @@ pub(crate) enum Reason {
 
 /// Counters since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub(crate) received: u64,
-    pub(crate) injected: u64,
+pub struct Tally {
+    /// Packets that were to be injected.
+    pub received: u64,
+    /// Packets, and super-frames made of them, that the interface took.
+    pub injected: u64,
+    /// Packets that whoever guards the cable did not let in.
+    pub denied: u64,
     /// Packets that became a part of another, which was injected or dropped.
-    pub(crate) merged: u64,
+    pub merged: u64,
     /// Of those injected, how many are longer than the interface's MTU allows (super-frames of
     /// segmentation offload; readers get them whole).
-    pub(crate) above_mtu: u64,
+    pub above_mtu: u64,
     /// Of those injected, how many were cut by the snaplen before.
-    pub(crate) cut: u64,
+    pub cut: u64,
     dropped: [u64; REASONS.len()],
 }
 
 impl Reason {
     /// What the driver means by an error; `None` if the interface is gone.
-    pub(crate) fn of(errno: Errno) -> Option<Self> {
+    pub fn of(errno: Errno) -> Option<Self> {
         match errno {
             Errno::IO | Errno::NETDOWN => Some(Self::LinkDown),
             Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM => Some(Self::NoRoom),
@@ -52,37 +53,18 @@ impl Reason {
 impl Tally {
     /// Counts a packet that the TAP did not take.
     #[inline]
-    pub(crate) fn drop(&mut self, reason: Reason) {
+    pub fn drop(&mut self, reason: Reason) {
         self.dropped[reason as usize] += 1;
     }
 
     /// All drops by the TAP.
-    pub(crate) fn dropped(&self) -> u64 {
+    pub fn dropped(&self) -> u64 {
         self.dropped.iter().sum()
     }
 
-    /// ` (3 link_down, 1 no_room)`, or nothing.
-    pub(crate) fn reasons(&self) -> String {
-        let words: Vec<String> = REASONS
-            .iter()
-            .zip(self.dropped)
-            .filter(|&(_, count)| count > 0)
-            .map(|(name, count)| format!("{} {name}", grouped(count)))
-            .collect();
-        match words.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", words.join(", ")),
-        }
-    }
-
     /// The drops by reason, zeros included.
-    pub(crate) fn dropped_json(&self) -> Value {
-        let map: Map<String, Value> = REASONS
-            .iter()
-            .zip(self.dropped)
-            .map(|(name, count)| ((*name).to_owned(), json!(count)))
-            .collect();
-        Value::Object(map)
+    pub fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        REASONS.into_iter().zip(self.dropped)
     }
 }
 
@@ -108,9 +90,7 @@ mod tests {
             reason.into_iter().for_each(|reason| tally.drop(reason));
         }
         assert_eq!(tally.dropped(), 5);
-        let words = " (1 link_down, 2 no_room, 1 too_long, 1 refused)";
-        assert_eq!(tally.reasons(), words);
-        assert_eq!(tally.dropped_json()["no_room"], 2);
-        assert_eq!(Tally::default().reasons(), "");
+        let counts: Vec<u64> = tally.by_reason().map(|(_, count)| count).collect();
+        assert_eq!(counts, [1, 2, 1, 0, 1]);
     }
 }

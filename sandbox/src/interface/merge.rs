@@ -1,17 +1,17 @@
 //! TCP segments of a batch that become super-frames before the interface has them.
 
 use vnplug::{Offload, Packet, flags};
-use vnplug_frame::aggregate::{Aggregator, Limits, MAX_SEGMENTS, Outcome, Single};
+use vnplug_frame::aggregate::{Aggregator, Limits, Outcome, Single};
 
 /// Merges what follows each other; nothing waits for another batch.
 #[derive(Debug)]
-pub(crate) struct Merge {
+pub(super) struct Merge {
     aggregator: Aggregator,
     limits: Limits,
 }
 
 /// What the interface receives.
-pub(crate) enum Given<'a> {
+pub(super) enum Given<'a> {
     /// A packet as it came.
     Packet(&'a Packet<'a>),
     /// A super-frame, and what is left to do with it.
@@ -20,7 +20,7 @@ pub(crate) enum Given<'a> {
 
 impl Merge {
     /// Up to so many segments become one.
-    pub(crate) fn new(segments: u8) -> Self {
+    pub(super) fn new(segments: u8) -> Self {
         Self {
             aggregator: Aggregator::default(),
             limits: Limits {
@@ -32,7 +32,7 @@ impl Merge {
     }
 
     /// Merges what can be of these. How many of them are a part of another now.
-    pub(crate) fn run(&mut self, packets: &[Packet<'_>]) -> u64 {
+    pub(super) fn run(&mut self, packets: &[Packet<'_>]) -> u64 {
         let single = |at: usize| {
             let packet: &Packet<'_> = &packets[at];
             Single {
@@ -46,7 +46,7 @@ impl Merge {
     }
 
     /// What the packets of [`run`](Self::run) became, in order.
-    pub(crate) fn given<'a>(
+    pub(super) fn given<'a>(
         &'a self,
         packets: &'a [Packet<'a>],
     ) -> impl Iterator<Item = Given<'a>> {
@@ -57,17 +57,5 @@ impl Merge {
                 Given::Made(bytes, offload)
             }
         })
-    }
-}
-
-/// `off`, or a number of segments.
-pub(crate) fn gro(text: &str) -> Result<u8, String> {
-    let most = 2..=MAX_SEGMENTS;
-    match text.parse() {
-        _ if text == "off" => Ok(0),
-        Ok(segments) if most.contains(&usize::from(segments)) => Ok(segments),
-        _ => Err(format!(
-            "so many segments become one: 2 to {MAX_SEGMENTS}, or off"
-        )),
     }
 }

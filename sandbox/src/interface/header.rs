@@ -8,11 +8,11 @@ use vnplug::{Packet, flags};
 use vnplug_frame::headers::{self, Link};
 
 /// Bytes of the header; the TUN driver's default (TUNSETVNETHDRSZ).
-pub(crate) const SIZE: usize = 10;
+pub const SIZE: usize = 10;
 
 /// The header for this packet.
 #[inline]
-pub(crate) fn of(packet: &Packet<'_>) -> [u8; SIZE] {
+pub fn of(packet: &Packet<'_>) -> [u8; SIZE] {
     if packet.meta.flags & flags::OFFLOAD != 0 {
         return packet.meta.offload.to_native_header(packet.bytes);
     }

@@ -1,0 +1,603 @@
+//! The fence: which frames go through a program's cable.
+//!
+//! A call that was allowed tells the fence with whom the program may speak now ([`Fence::permit`]), or where it may be found
+//! ([`Fence::listen`]). A packet passes if it belongs to that, or if a rule that asks for no program allows it. All
+//! others are dropped and counted, whatever way the program found to send them: what gets past the calls meets a
+//! closed port.
+//!
+//! | frame of the program | passes if |
+//! |---|---|
+//! | IP with a destination that was permitted | its protocol, address and port are those of the permission |
+//! | IP that answers who came to a port that listens | its flow is that one |
+//! | ICMP errors, answers to pings | they go to an address that was permitted or came |
+//! | ARP, neighbour solicitation | it asks for the router, an own address, or one that was permitted or came |
+//! | router solicitation, neighbour advertisement, MLD, IGMP | always: the kernel sends them, no program can |
+//! | anything else: other protocols, tags, a foreign sender, a packet that says its own route | never |
+//!
+//! The other way it is the same with the ends swapped; ARP and neighbour discovery pass, and broadcasts to ports that
+//! listen.
+//!
+//! `sent = permitted + ruled + kept + denied`, to the frame.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::seen::{Arp, Packet, Seen, ipv4, ipv6};
+use crate::act::{Act, Doing, Target, Transport};
+use crate::interface::cable::Guard;
+
+/// Judges frames. All threads of the supervisor share it.
+pub struct Fence {
+    state: Mutex<State>,
+    rules: OnceLock<Rules>,
+}
+
+/// Whether a rule that needs to know no program allows packets of this kind to, and from, this address.
+pub type Rules = Box<dyn Fn(Transport, SocketAddr) -> bool + Send + Sync>;
+
+/// What became of frames, one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passed {
+    /// All that came.
+    pub all: u64,
+    /// Passed: of a flow that was permitted.
+    pub permitted: u64,
+    /// Passed: by a rule that needs no program.
+    pub ruled: u64,
+    /// Passed: what keeps an interface working (ARP, neighbour discovery, groups).
+    pub kept: u64,
+    /// Dropped: nobody permitted it.
+    pub denied: u64,
+    /// Dropped: of another sender than this interface, or for another receiver.
+    pub foreign: u64,
+    /// Dropped: no IP, or wrong.
+    pub odd: u64,
+}
+
+/// What became of frames, both ways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Frames of programs.
+    pub sent: Passed,
+    /// Frames of the switch.
+    pub received: Passed,
+}
+
+/// Who is at the other end: how, address, port (0 where there are none).
+type Peer = (Transport, IpAddr, u16);
+
+#[derive(Debug, Default)]
+struct State {
+    mac: [u8; 6],
+    /// The interface's own IPv4 addresses; of IPv6 the kernel has those that it likes.
+    own: Vec<IpAddr>,
+    routers: HashSet<IpAddr>,
+    /// With the end of the permission.
+    permitted: HashMap<Peer, Option<Instant>>,
+    /// Addresses of those, so that they can be found, with the end of the last permission.
+    known: HashMap<IpAddr, Option<Instant>>,
+    listening: HashMap<(Transport, u16), Option<Instant>>,
+    /// Who came to a port that listens: peer and own port.
+    came: Bounded<(Peer, u16)>,
+    /// Peers of the supervisor's own sockets, and these sockets' ports.
+    ours: HashSet<(Peer, u16)>,
+    /// Datagrams in parts whose first part passed, by who receives them.
+    parts: Bounded<(IpAddr, IpAddr, u8, u32)>,
+    /// A packet socket was allowed: everything passes.
+    all: bool,
+    counts: Counts,
+    told: HashSet<Peer>,
+}
+
+/// A set that forgets who was added first.
+#[derive(Debug)]
+struct Bounded<T> {
+    members: HashSet<T>,
+    order: VecDeque<T>,
+    most: usize,
+}
+
+/// Why a frame passes, or does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Permitted,
+    Ruled,
+    Kept,
+    Denied(Peer),
+    Foreign,
+    Odd,
+}
+
+impl Fence {
+    /// A fence around the interface with this hardware address and these IPv4 addresses; nothing is permitted yet.
+    #[must_use]
+    pub fn new(mac: [u8; 6], own: &[IpAddr], routers: &[IpAddr]) -> Self {
+        let state = State {
+            mac,
+            own: own.to_vec(),
+            routers: routers.iter().copied().collect(),
+            came: Bounded::new(MOST_CAME),
+            parts: Bounded::new(MOST_PARTS),
+            ..State::default()
+        };
+        Self {
+            state: Mutex::new(state),
+            rules: OnceLock::new(),
+        }
+    }
+
+    /// From now on these rules let packets pass, too.
+    pub fn ask_rules(&self, rules: Rules) {
+        // The first ones stay.
+        let _ = self.rules.set(rules);
+    }
+
+    /// An act was allowed: its packets may pass. Told before the act is done, since its first packet may leave at
+    /// once.
+    pub fn allow(&self, act: &Act) {
+        match (act.doing, &act.target) {
+            (Doing::Connect, Target::Internet(peer)) => self.permit(act.transport, *peer, None),
+            // Who may take a connection has bound before; the answer to who came passes.
+            (Doing::Bind, Target::Internet(own))
+                if own.port() == 0 && act.transport != Transport::Tcp =>
+            {
+                // So does every client. Its peers are permitted one by one.
+            }
+            (Doing::Bind, Target::Internet(own)) => self.listen(act.transport, own.port(), None),
+            (Doing::Create, _) if act.transport == Transport::Packet => self.open(),
+            _ => {}
+        }
+    }
+
+    /// A program may speak with this peer from now on: as long as the sandbox lives, or so long. ICMP and protocols
+    /// without ports: port 0. A raw socket may send any packet to the address; with a packet socket everything passes.
+    pub fn permit(&self, transport: Transport, peer: SocketAddr, life: Option<Duration>) {
+        let until = life.map(|life| Instant::now() + life);
+        let mut state = self.lock();
+        match transport {
+            Transport::Packet => state.all = true,
+            Transport::Unix
+            | Transport::Netlink(_)
+            | Transport::Vsock
+            | Transport::Family(_)
+            | Transport::File => {}
+            _ => {
+                let (address, port) = (peer.ip().to_canonical(), port_of(transport, peer.port()));
+                extend(state.permitted.entry((transport, address, port)), until);
+                extend(state.known.entry(address), until);
+            }
+        }
+    }
+
+    /// A socket of the supervisor's own on this port speaks with that peer; no other socket may.
+    pub fn permit_port(&self, transport: Transport, peer: SocketAddr, own: u16) {
+        let mut state = self.lock();
+        let address = peer.ip().to_canonical();
+        state.ours.insert(((transport, address, peer.port()), own));
+        extend(state.known.entry(address), None);
+    }
+
+    /// What comes to this port of the program may enter and be answered. Port 0: to each of those from which the
+    /// kernel chooses one.
+    pub fn listen(&self, transport: Transport, port: u16, life: Option<Duration>) {
+        let until = life.map(|life| Instant::now() + life);
+        let port = port_of(transport, port);
+        extend(self.lock().listening.entry((transport, port)), until);
+    }
+
+    /// What is no longer permitted: the peer's packets are dropped from now on.
+    pub fn revoke(&self, transport: Transport, peer: SocketAddr) {
+        let key = (
+            transport,
+            peer.ip().to_canonical(),
+            port_of(transport, peer.port()),
+        );
+        self.lock().permitted.remove(&key);
+    }
+
+    /// Everything passes from now on: the calls alone decide.
+    pub fn open(&self) {
+        self.lock().all = true;
+    }
+
+    /// What passed so far, and what did not.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.lock().counts
+    }
+
+    /// Whether a frame that a program sent goes on.
+    pub fn leaves(&self, frame: &[u8]) -> bool {
+        let mut state = self.lock();
+        let fate = state.sent(frame, self.rules.get());
+        state.counts.sent.count(fate);
+        if let Fate::Denied(peer) = fate {
+            state.tell(peer);
+        }
+        fate.passes()
+    }
+
+    /// Whether a frame of the switch goes on to the program.
+    pub fn enters(&self, frame: &[u8]) -> bool {
+        let mut state = self.lock();
+        let fate = state.received(frame, self.rules.get());
+        state.counts.received.count(fate);
+        fate.passes()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change of it is whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Guard for std::sync::Arc<Fence> {
+    fn leaves(&mut self, frame: &[u8]) -> bool {
+        Fence::leaves(self, frame)
+    }
+
+    fn enters(&mut self, frame: &[u8]) -> bool {
+        Fence::enters(self, frame)
+    }
+}
+
+impl State {
+    fn sent(&mut self, frame: &[u8], rules: Option<&Rules>) -> Fate {
+        if self.all {
+            return Fate::Permitted;
+        }
+        if frame.get(6..12) != Some(&self.mac[..]) {
+            return Fate::Foreign;
+        }
+        match Seen::of(frame) {
+            Seen::Arp(arp) => self.sent_arp(&arp),
+            Seen::Ip(packet) => self.sent_packet(&packet, rules),
+            Seen::Other | Seen::Malformed => Fate::Odd,
+        }
+    }
+
+    fn sent_arp(&self, arp: &Arp) -> Fate {
+        let (mac, address) = arp.sender;
+        let is_own = self.own.contains(&address.into()) || address.is_unspecified();
+        if mac != self.mac || !is_own {
+            return Fate::Foreign;
+        }
+        // An answer goes to who asked, and says no more than who we are.
+        match !arp.is_request || self.may_find(arp.target.into()) {
+            true => Fate::Kept,
+            false => Fate::Denied((Transport::Other(0), arp.target.into(), 0)),
+        }
+    }
+
+    fn sent_packet(&mut self, packet: &Packet<'_>, rules: Option<&Rules>) -> Fate {
+        let to = packet.to;
+        if packet.routes {
+            return Fate::Odd;
+        }
+        let is_foreign = packet.from.is_ipv4() && !self.own.contains(&packet.from);
+        if is_foreign && !packet.from.is_unspecified() {
+            return Fate::Foreign;
+        }
+        let parts = (packet.from, to, packet.protocol, packet.identity);
+        let first = match packet.later {
+            true => return self.of_parts(parts, to),
+            false => packet,
+        };
+        let fate = match first.protocol {
+            IGMP => Fate::Kept,
+            ICMPV6 if matches!(to, IpAddr::V6(_)) => match first.body.first() {
+                Some(&(ROUTER_SOLICITATION | NEIGHBOUR_ADVERTISEMENT | 130..=132 | 143)) => {
+                    Fate::Kept
+                }
+                Some(&NEIGHBOUR_SOLICITATION) => match target(first.body) {
+                    // From nobody: is the address that the kernel wants still free?
+                    Some(target) if first.from.is_unspecified() || self.may_find(target) => {
+                        Fate::Kept
+                    }
+                    Some(target) => Fate::Denied((Transport::Icmp, target, 0)),
+                    None => Fate::Odd,
+                },
+                Some(&(1..=4 | ECHO6_REPLY)) if self.is_known(to) => Fate::Permitted,
+                _ => self.judge((Transport::Icmp, to, 0), None, rules),
+            },
+            ICMP => match first.body.first() {
+                Some(&(ECHO_REPLY | 3 | 11 | 12)) if self.is_known(to) => Fate::Permitted,
+                _ => self.judge((Transport::Icmp, to, 0), None, rules),
+            },
+            protocol => match peer(protocol, first.ports()) {
+                Some((transport, own, port)) => self.judge((transport, to, port), Some(own), rules),
+                None => Fate::Odd,
+            },
+        };
+        if packet.more && fate.passes() {
+            self.parts.add(parts);
+        }
+        fate
+    }
+
+    fn received(&mut self, frame: &[u8], rules: Option<&Rules>) -> Fate {
+        if self.all {
+            return Fate::Permitted;
+        }
+        match frame.get(..6) {
+            Some(to) if to == self.mac || to[0] & 1 == 1 => {}
+            _ => return Fate::Foreign,
+        }
+        let packet = match Seen::of(frame) {
+            Seen::Arp(_) => return Fate::Kept,
+            Seen::Ip(packet) => packet,
+            Seen::Other | Seen::Malformed => return Fate::Odd,
+        };
+        if packet.routes {
+            return Fate::Odd;
+        }
+        let parts = (packet.from, packet.to, packet.protocol, packet.identity);
+        if packet.later {
+            return self.of_parts(parts, packet.from);
+        }
+        let fate = self.received_packet(&packet, rules);
+        if packet.more && fate.passes() {
+            self.parts.add(parts);
+        }
+        fate
+    }
+
+    fn received_packet(&mut self, packet: &Packet<'_>, rules: Option<&Rules>) -> Fate {
+        let from = packet.from;
+        let icmp = (Transport::Icmp, from, 0);
+        match packet.protocol {
+            IGMP => Fate::Kept,
+            ICMPV6 if from.is_ipv6() => match packet.body.first() {
+                Some(&(130..=137 | 143)) if packet.hops == 255 || packet.hops == 1 => {
+                    if packet.body[0] == ROUTER_ADVERTISEMENT && packet.hops == 255 {
+                        self.routers.insert(from);
+                    }
+                    Fate::Kept
+                }
+                Some(&(1..=4)) => self.error(packet.body.get(8..).and_then(ipv6), icmp),
+                _ => self.enter(icmp, 0, rules),
+            },
+            ICMP => match packet.body.first() {
+                Some(&(3 | 11 | 12)) => self.error(packet.body.get(8..).and_then(ipv4), icmp),
+                _ => self.enter(icmp, 0, rules),
+            },
+            protocol => match peer(protocol, packet.ports()) {
+                Some((transport, port, own)) => self.enter((transport, from, port), own, rules),
+                None => Fate::Odd,
+            },
+        }
+    }
+
+    /// A part of a datagram that is not its first.
+    fn of_parts(&self, parts: (IpAddr, IpAddr, u8, u32), other: IpAddr) -> Fate {
+        match self.parts.members.contains(&parts) {
+            true => Fate::Permitted,
+            false => Fate::Denied((Transport::Other(parts.2), other, 0)),
+        }
+    }
+
+    /// An error about a packet that was sent: it says something only of peers that are permitted.
+    fn error(&self, about: Option<Packet<'_>>, from: Peer) -> Fate {
+        let Some(about) = about else {
+            return Fate::Odd;
+        };
+        match self.is_known(about.to) {
+            true => Fate::Permitted,
+            false => Fate::Denied(from),
+        }
+    }
+
+    /// A packet of that peer to this own port.
+    fn enter(&mut self, peer: Peer, own: u16, rules: Option<&Rules>) -> Fate {
+        let now = Instant::now();
+        let is_chosen = matches!(own, CHOSEN_FIRST..=CHOSEN_LAST);
+        let chosen = if is_chosen { 0 } else { own };
+        let listens = [(peer.0, own), (peer.0, chosen), (Transport::Raw, 0)];
+        let listens = listens
+            .iter()
+            .any(|key| lives(self.listening.get(key), now));
+        if listens {
+            self.came.add((peer, own));
+            extend(self.known.entry(peer.1), Some(now + ANSWER));
+            return Fate::Permitted;
+        }
+        self.judge(peer, Some(own), rules)
+    }
+
+    /// A packet to or from this peer, from this own port.
+    fn judge(&self, peer: Peer, own: Option<u16>, rules: Option<&Rules>) -> Fate {
+        let (transport, address, port) = peer;
+        let now = Instant::now();
+        let is_permitted = lives(self.permitted.get(&peer), now)
+            || lives(self.permitted.get(&(Transport::Raw, address, 0)), now)
+            || own.is_some_and(|own| {
+                let flow = (peer, own);
+                self.came.members.contains(&flow) || self.ours.contains(&flow)
+            });
+        match is_permitted {
+            true => Fate::Permitted,
+            false
+                if rules.is_some_and(|rules| rules(transport, SocketAddr::new(address, port))) =>
+            {
+                Fate::Ruled
+            }
+            false => Fate::Denied(peer),
+        }
+    }
+
+    /// Whether the kernel may ask who has this address.
+    fn may_find(&self, address: IpAddr) -> bool {
+        self.own.contains(&address) || self.routers.contains(&address) || self.is_known(address)
+    }
+
+    fn is_known(&self, address: IpAddr) -> bool {
+        lives(self.known.get(&address), Instant::now())
+    }
+
+    /// Says once of each peer that its packets are dropped.
+    fn tell(&mut self, peer: Peer) {
+        if self.told.len() >= MOST_TOLD || !self.told.insert(peer) {
+            return;
+        }
+        let (transport, address, port) = peer;
+        let what = match transport {
+            Transport::Tcp => format!("TCP to {}", SocketAddr::new(address, port)),
+            Transport::Udp => format!("UDP to {}", SocketAddr::new(address, port)),
+            Transport::Icmp => format!("ICMP to {address}"),
+            Transport::Other(0) => format!("ARP for {address}"),
+            Transport::Other(protocol) => format!("IP protocol {protocol} to {address}"),
+            _ => format!("{transport:?} to {address}"),
+        };
+        log::warn!("no call was allowed that says so: {what} is dropped at the wire");
+        if self.told.len() == MOST_TOLD {
+            log::warn!("more peers are not told of; they are counted");
+        }
+    }
+}
+
+impl<T: Copy + Eq + std::hash::Hash> Bounded<T> {
+    fn new(most: usize) -> Self {
+        Self {
+            members: HashSet::new(),
+            order: VecDeque::new(),
+            most,
+        }
+    }
+
+    fn add(&mut self, member: T) {
+        if !self.members.insert(member) {
+            return;
+        }
+        self.order.push_back(member);
+        if self.order.len() > self.most
+            && let Some(first) = self.order.pop_front()
+        {
+            self.members.remove(&first);
+        }
+    }
+}
+
+impl<T: Copy + Eq + std::hash::Hash> Default for Bounded<T> {
+    fn default() -> Self {
+        Self::new(MOST_PARTS)
+    }
+}
+
+impl Passed {
+    fn count(&mut self, fate: Fate) {
+        self.all += 1;
+        *match fate {
+            Fate::Permitted => &mut self.permitted,
+            Fate::Ruled => &mut self.ruled,
+            Fate::Kept => &mut self.kept,
+            Fate::Denied(_) => &mut self.denied,
+            Fate::Foreign => &mut self.foreign,
+            Fate::Odd => &mut self.odd,
+        } += 1;
+    }
+
+    /// All that passed.
+    #[must_use]
+    pub fn passed(&self) -> u64 {
+        self.permitted + self.ruled + self.kept
+    }
+
+    /// All that did not.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.denied + self.foreign + self.odd
+    }
+}
+
+impl Fate {
+    fn passes(self) -> bool {
+        matches!(self, Self::Permitted | Self::Ruled | Self::Kept)
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fence")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How rules name that protocol, and its ports.
+fn peer(protocol: u8, ports: Option<(u16, u16)>) -> Option<(Transport, u16, u16)> {
+    let transport = match protocol {
+        TCP => Transport::Tcp,
+        UDP | UDP_LITE => Transport::Udp,
+        other => return Some((Transport::Other(other), 0, 0)),
+    };
+    ports.map(|(from, to)| (transport, from, to))
+}
+
+/// What a neighbour solicitation asks for (RFC 4861, 4.3).
+fn target(body: &[u8]) -> Option<IpAddr> {
+    let target: [u8; 16] = body.get(8..24)?.try_into().ok()?;
+    Some(IpAddr::from(target))
+}
+
+fn port_of(transport: Transport, port: u16) -> u16 {
+    match transport {
+        Transport::Tcp | Transport::Udp => port,
+        _ => 0,
+    }
+}
+
+/// A permission that ends later, or never, takes the place of one that ends.
+fn extend<K>(entry: Entry<'_, K, Option<Instant>>, until: Option<Instant>) {
+    match entry {
+        Entry::Vacant(vacant) => {
+            vacant.insert(until);
+        }
+        Entry::Occupied(mut occupied) => {
+            let ends = occupied.get_mut();
+            *ends = match (*ends, until) {
+                (Some(now), Some(new)) => Some(now.max(new)),
+                _ => None,
+            };
+        }
+    }
+}
+
+fn lives(until: Option<&Option<Instant>>, now: Instant) -> bool {
+    match until {
+        None => false,
+        Some(None) => true,
+        Some(Some(until)) => *until > now,
+    }
+}
+
+/// Who came to ports that listen, at once.
+const MOST_CAME: usize = 16_384;
+/// Datagrams in parts, at once.
+const MOST_PARTS: usize = 256;
+/// Peers that are told of.
+const MOST_TOLD: usize = 100;
+/// Who came may be looked for so long.
+const ANSWER: Duration = Duration::from_secs(600);
+/// Ports from which the kernel chooses (`ip_local_port_range` of a new network namespace).
+const CHOSEN_FIRST: u16 = 32_768;
+const CHOSEN_LAST: u16 = 60_999;
+const ICMP: u8 = 1;
+const IGMP: u8 = 2;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const ICMPV6: u8 = 58;
+const UDP_LITE: u8 = 136;
+const ECHO_REPLY: u8 = 0;
+const ECHO6_REPLY: u8 = 129;
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+
+#[cfg(test)]
+#[path = "fence_tests.rs"]
+mod tests;

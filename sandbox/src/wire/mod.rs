@@ -1,0 +1,429 @@
+//! A program's own wire: a network namespace whose only way out is a port of a switch, with a fence on it.
+//!
+//! ```text
+//!  program ── eth0 ──> cable ──> fence ──> port of the switch
+//!                                  ^
+//!                     calls that were allowed, rules
+//! ```
+//!
+//! The supervisor is the cable: when it dies, the interface is gone and the port is free. Nobody has to be root, and the
+//! daemon needs no right that a reader of the switch would not need.
+
+mod fence;
+mod netlink;
+mod plan;
+mod seen;
+mod space;
+
+use std::fmt::{self, Display};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+use vnplug::{Client, Device, Port, PortOptions, Segments};
+use vnplug_frame::aggregate::MAX_SEGMENTS;
+
+pub use fence::{Counts, Fence, Passed, Rules};
+pub use plan::WirePlan;
+
+use self::space::{Space, SpacePlan, TapWish};
+use crate::act::Transport;
+use crate::gate::Gate;
+use crate::interface::cable::{Cable, Taken};
+use crate::interface::tally::Tally;
+
+/// Why there is no wire, and what to do about it.
+#[derive(Debug)]
+pub struct WireError(String);
+
+/// A network namespace without a way out.
+#[derive(Debug)]
+pub struct Nowhere {
+    space: Space,
+}
+
+/// The wire of a program. Dropping it cuts it.
+#[derive(Debug)]
+pub struct Wire {
+    space: Space,
+    fence: Arc<Fence>,
+    /// Until it is started.
+    ends: Option<(Cable<Arc<Fence>>, Port)>,
+    device: String,
+    running: Option<(OwnedFd, JoinHandle<Ended>)>,
+}
+
+/// What a wire has moved, when it is over: `taken = sent + denied + dropped`, and `received = injected + merged + denied +
+/// dropped`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Summary {
+    /// What the fence said of each frame.
+    pub fence: Counts,
+    /// What became of the program's frames.
+    pub taken: Taken,
+    /// What became of the switch's.
+    pub received: Tally,
+}
+
+type Ended = (Taken, Tally);
+
+/// Which network a program is to have.
+#[derive(Clone, Debug, Default)]
+pub enum Network {
+    /// The host's.
+    #[default]
+    Host,
+    /// None.
+    Nowhere,
+    /// A wire of its own, by the daemon at this socket.
+    Wire(WirePlan, PathBuf),
+}
+
+/// The network that a program has.
+#[derive(Debug)]
+pub enum Place {
+    /// The host's.
+    Host,
+    /// None.
+    Nowhere(Nowhere),
+    /// A wire of its own.
+    Wire(Box<Wire>),
+}
+
+impl Network {
+    /// Makes it. Called while the process has one thread.
+    ///
+    /// # Errors
+    /// Why it cannot be made.
+    pub fn make(&self) -> Result<Place, WireError> {
+        Ok(match self {
+            Self::Host => Place::Host,
+            Self::Nowhere => Place::Nowhere(Nowhere::new()?),
+            Self::Wire(plan, socket) => Place::Wire(Box::new(Wire::new(plan, socket, &[])?)),
+        })
+    }
+}
+
+impl Place {
+    /// What the program's process calls before it gives anything up.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn enter(&self) -> io::Result<()> {
+        match self {
+            Self::Host => Ok(()),
+            Self::Nowhere(nowhere) => nowhere.enter(),
+            Self::Wire(wire) => wire.enter(),
+        }
+    }
+
+    /// From now on frames move, judged by what this gate allows.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start(&mut self, gate: &Gate) -> Result<(), WireError> {
+        let Self::Wire(wire) = self else {
+            return Ok(());
+        };
+        let gate = gate.clone();
+        let rules = move |transport, peer| gate.allows_packet(transport, peer);
+        wire.fence.ask_rules(Box::new(rules));
+        wire.start()
+    }
+
+    /// Who judges its frames, if it has any.
+    pub fn fence(&self) -> Option<Arc<Fence>> {
+        match self {
+            Self::Wire(wire) => Some(Arc::clone(&wire.fence)),
+            Self::Host | Self::Nowhere(_) => None,
+        }
+    }
+
+    /// The program has ended. What its wire has moved, if it had one.
+    pub fn finish(self) -> Option<Summary> {
+        match self {
+            Self::Wire(wire) => Some(wire.finish()),
+            Self::Host | Self::Nowhere(_) => None,
+        }
+    }
+}
+
+impl Display for Summary {
+    /// `20 frames of the program = 12 sent + 8 denied + 0 dropped; …`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            fence: Counts { sent, .. },
+            taken,
+            received,
+        } = self;
+        write!(
+            f,
+            "{} frames of the program = {} sent ({} of allowed calls, {} by rules, {} of the interface) + {} denied + {} \
+             dropped; {} frames for it = {} given + {} merged + {} denied + {} dropped",
+            taken.all,
+            taken.sent,
+            sent.permitted,
+            sent.ruled,
+            sent.kept,
+            taken.denied,
+            taken.dropped(),
+            received.received,
+            received.injected,
+            received.merged,
+            received.denied,
+            received.dropped(),
+        )
+    }
+}
+
+impl Nowhere {
+    /// Makes it: there is a loopback interface, and nothing else. Called while the process has one thread.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn new() -> Result<Self, WireError> {
+        let space = Space::new(&SpacePlan {
+            tap: None,
+            nameservers: Vec::new(),
+            upstreams: Vec::new(),
+        })?;
+        Ok(Self { space })
+    }
+
+    /// What a child calls before it executes the program; safe between fork and exec.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn enter(&self) -> io::Result<()> {
+        self.space.enter()
+    }
+}
+
+impl Wire {
+    /// Makes the namespace and joins the switch of the daemon at `socket`. Nothing moves as yet. Called while
+    /// the process has one thread.
+    ///
+    /// `nameservers` are those that programs ask, which is to say those of resolv.conf: they are answered by
+    /// who gets [`questions`](Self::questions).
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn new(plan: &WirePlan, socket: &Path, nameservers: &[IpAddr]) -> Result<Self, WireError> {
+        let device = plan.device();
+        let mac = match plan.mac {
+            Some(mac) => mac,
+            None => random_mac()?,
+        };
+        let own: Vec<_> = plan.addresses.iter().map(|(address, _)| *address).collect();
+        let mut nameservers = nameservers.to_vec();
+        // An address of our own, or of the one we ask, cannot be the loopback interface's too.
+        nameservers.retain(|server| !plan.dns.contains(server) && !own.contains(server));
+        let mut space = Space::new(&SpacePlan {
+            tap: Some(TapWish {
+                mtu: plan.mtu.unwrap_or_else(|| mtu_of(socket, &device)),
+                mac,
+                addresses: plan.addresses.clone(),
+                router: plan.gateway,
+            }),
+            nameservers,
+            upstreams: plan.dns.clone(),
+        })?;
+        let routers: Vec<_> = plan.gateway.into_iter().collect();
+        let fence = Arc::new(Fence::new(mac, &own, &routers));
+        if !plan.fence {
+            fence.open();
+        }
+        for (socket, server) in &space.answers {
+            let own = socket
+                .local_addr()
+                .map_err(WireError::system("look at a socket"))?;
+            fence.permit_port(Transport::Udp, *server, own.port());
+        }
+        let port = PortOptions::new(&device)
+            .socket(socket)
+            .segments(Segments::Merged)
+            .label("vnplug sandbox")
+            .join()
+            .open()
+            .map_err(|error| WireError(format!("{device}: {error}")))?;
+        let tap = space
+            .tap
+            .take()
+            .ok_or_else(|| WireError::new("no interface"))?;
+        let cable = Cable::new(tap, Arc::clone(&fence), MAX_SEGMENTS as u8, false);
+        let device = port.device().to_owned();
+        Ok(Self {
+            space,
+            fence,
+            ends: Some((cable, port)),
+            device,
+            running: None,
+        })
+    }
+
+    /// What a child calls before it executes the program; safe between fork and exec.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn enter(&self) -> io::Result<()> {
+        self.space.enter()
+    }
+
+    /// From now on frames move, on a thread of their own.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start(&mut self) -> Result<(), WireError> {
+        let Some((cable, port)) = self.ends.take() else {
+            return Ok(());
+        };
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(WireError::system("make an event"))?;
+        let stopped = stop
+            .try_clone()
+            .map_err(WireError::system("copy an event"))?;
+        let thread = std::thread::Builder::new().name("vnplug-wire".to_owned());
+        let thread = thread.spawn(move || drive(cable, port, &stopped));
+        let thread = thread.map_err(WireError::system("start a thread"))?;
+        self.running = Some((stop, thread));
+        Ok(())
+    }
+
+    /// Who judges its frames.
+    #[must_use]
+    pub fn fence(&self) -> &Arc<Fence> {
+        &self.fence
+    }
+
+    /// The switch's device. Its number on the switch is in `vnplug switch show`.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The sockets on which the program asks for names.
+    pub fn questions(&mut self) -> Vec<(UdpSocket, TcpListener)> {
+        std::mem::take(&mut self.space.questions)
+    }
+
+    /// The sockets to ask with on the wire, each for one nameserver.
+    pub fn answers(&mut self) -> Vec<(UdpSocket, SocketAddr)> {
+        std::mem::take(&mut self.space.answers)
+    }
+
+    /// Cuts it. What it has moved.
+    pub fn finish(mut self) -> Summary {
+        let (taken, received) = self.stop().unwrap_or_default();
+        Summary {
+            fence: self.fence.counts(),
+            taken,
+            received,
+        }
+    }
+
+    fn stop(&mut self) -> Option<Ended> {
+        let (stop, thread) = self.running.take()?;
+        // It has room: nobody else writes there.
+        let _ = rustix::io::write(&stop, &1_u64.to_ne_bytes());
+        thread.join().ok()
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Moves frames until it is told to stop, or the switch is gone for good.
+fn drive(mut cable: Cable<Arc<Fence>>, mut port: Port, stop: &OwnedFd) -> Ended {
+    loop {
+        let moved = cable.turn(&mut port).and_then(|moved| match moved {
+            0 => cable.idle(&mut port, TICK, Some(stop.as_fd())),
+            _ => Ok(true),
+        });
+        match moved {
+            Ok(true) => {}
+            Ok(false) => {
+                log::warn!("the switch is gone: the program has no network any more");
+                break;
+            }
+            Err(error) => {
+                log::warn!("the program has no network any more: {error}");
+                break;
+            }
+        }
+        if rustix::io::read(stop, &mut [0; 8]).is_ok() {
+            // What the program sent before it ended goes out.
+            let _ = cable.turn(&mut port);
+            break;
+        }
+    }
+    cable.end();
+    (*cable.taken(), *cable.received())
+}
+
+/// The MTU of a device's interface; of a device without one, that of any Ethernet.
+fn mtu_of(socket: &Path, device: &str) -> u16 {
+    let devices = Client::connect_to(socket).and_then(|mut client| client.devices());
+    let own = |devices: Vec<Device>| devices.into_iter().find(|known| known.name == device);
+    let mtu = devices.ok().and_then(own).map_or(0, |device| device.mtu);
+    match u16::try_from(mtu).unwrap_or(u16::MAX) {
+        0 => 1500,
+        mtu => mtu.clamp(68, 65521),
+    }
+}
+
+/// A hardware address of our own: the bit for that is set, the bit of groups is not (IEEE 802, 8.4).
+fn random_mac() -> Result<[u8; 6], WireError> {
+    let mut mac = [0; 6];
+    let filled = rustix::rand::getrandom(&mut mac, rustix::rand::GetRandomFlags::empty());
+    filled.map_err(WireError::system("have a random address"))?;
+    mac[0] = (mac[0] | 2) & !1;
+    Ok(mac)
+}
+
+impl WireError {
+    fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    /// `cannot do WHAT: why`.
+    fn system<E: Into<io::Error>>(what: &str) -> impl Fn(E) -> Self + use<E> {
+        let what = what.to_owned();
+        move |error| Self(format!("cannot {what}: {}", error.into()))
+    }
+
+    /// The kernel lets this user make no user namespace.
+    fn closed(errno: Errno) -> Self {
+        Self(format!(
+            "this user may not make a network namespace ({errno}): {}",
+            match errno {
+                Errno::NOSPC =>
+                    "user.max_user_namespaces is used up, or 0: sudo sysctl user.max_user_namespaces=10000",
+                Errno::INVAL =>
+                    "the process has several threads, or the kernel has no user namespaces",
+                _ =>
+                    "where AppArmor closes them (Ubuntu), give vnplug a profile with `userns,` (docs/sandbox.md); where \
+                     kernel.unprivileged_userns_clone is 0, set it to 1; in a container allow it, or run it with sudo",
+            }
+        ))
+    }
+}
+
+impl Display for WireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WireError {}
+
+/// How often it is looked whether the daemon is away.
+const TICK: Duration = Duration::from_secs(1);

@@ -1,0 +1,287 @@
+//! A network namespace of the program's own, made without privileges: a child that ends at once makes it, sets it up,
+//! and hands its descriptors over.
+//!
+//! An ordinary user makes a user namespace with it, in which this user is itself and nobody else is anybody: the
+//! child may then configure the network, and the program, which is executed there, may not. Root makes the network
+//! namespace alone, and its programs keep what root may do.
+
+#![expect(unsafe_code, reason = "fork has no safe interface")]
+
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+
+use super::WireError;
+use super::netlink::Netlink;
+use crate::interface::{Tap, TapPlan};
+
+/// What the namespace is to have.
+#[derive(Clone, Debug)]
+pub(super) struct SpacePlan {
+    /// None: no way out.
+    pub(super) tap: Option<TapWish>,
+    /// Nameservers that the program asks: the loopback interface has these addresses.
+    pub(super) nameservers: Vec<IpAddr>,
+    /// Who is asked for names on the wire.
+    pub(super) upstreams: Vec<IpAddr>,
+}
+
+/// What its interface is to be like.
+#[derive(Clone, Debug)]
+pub(super) struct TapWish {
+    pub(super) mtu: u16,
+    pub(super) mac: [u8; 6],
+    pub(super) addresses: Vec<(IpAddr, u8)>,
+    pub(super) router: Option<IpAddr>,
+}
+
+/// The namespace, which lives as long as this or a program in it, and what we have of it.
+#[derive(Debug)]
+pub(super) struct Space {
+    user: Option<OwnedFd>,
+    net: OwnedFd,
+    pub(super) tap: Option<Tap>,
+    /// Sockets on the addresses of the nameservers.
+    pub(super) questions: Vec<(UdpSocket, TcpListener)>,
+    /// Sockets to ask on the wire with, each with the one it is for.
+    pub(super) answers: Vec<(UdpSocket, SocketAddr)>,
+}
+
+impl Space {
+    /// Makes it. The process has one thread as yet: its child does more than threads allow it.
+    pub(super) fn new(plan: &SpacePlan) -> Result<Self, WireError> {
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(WireError::system("make a pair of sockets"))?;
+        // SAFETY: the child is this process again, with its one thread; it ends in `_exit` below.
+        let pid = match unsafe { libc::fork() } {
+            -1 => return Err(WireError::system("fork")(io::Error::last_os_error())),
+            0 => {
+                drop(ours);
+                let said = std::panic::catch_unwind(|| tell(&theirs, make(plan)));
+                // SAFETY: ends the child, which has nothing to clean up that is its own.
+                unsafe { libc::_exit(i32::from(!matches!(said, Ok(Ok(()))))) }
+            }
+            pid => pid,
+        };
+        drop(theirs);
+        let heard = hear(&ours);
+        // It has ended, or does; a child that is left would be the program's supervisor's to explain.
+        let _ =
+            Pid::from_raw(pid).map(|pid| rustix::process::waitpid(Some(pid), WaitOptions::empty()));
+        let (text, fds) = heard.map_err(WireError::system("hear of the network namespace"))?;
+        let mut fds = fds.into_iter();
+        let mut next = || fds.next().ok_or_else(|| WireError::new(&text));
+        let net = next()?;
+        let user = match rustix::process::geteuid().is_root() {
+            true => None,
+            false => Some(next()?),
+        };
+        let tap = match &plan.tap {
+            None => None,
+            Some(_) => Some(Tap::of(&text, next()?)),
+        };
+        let mut questions = Vec::new();
+        for _ in &plan.nameservers {
+            questions.push((next()?.into(), next()?.into()));
+        }
+        let mut answers = Vec::new();
+        for upstream in &plan.upstreams {
+            answers.push((next()?.into(), SocketAddr::new(*upstream, DNS)));
+        }
+        Ok(Self {
+            user,
+            net,
+            tap,
+            questions,
+            answers,
+        })
+    }
+
+    /// What a child calls before it executes the program: two system calls, and no more.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn enter(&self) -> io::Result<()> {
+        if let Some(user) = &self.user {
+            move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))?;
+        }
+        move_into_link_name_space(self.net.as_fd(), Some(LinkNameSpaceType::Network))?;
+        Ok(())
+    }
+}
+
+/// What the child has to hand over: the interface's name, and descriptors in the order of [`Space::new`].
+struct Made {
+    name: String,
+    fds: Vec<OwnedFd>,
+}
+
+fn make(plan: &SpacePlan) -> Result<Made, WireError> {
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    let mut fds = Vec::new();
+    unshare()?;
+    let open = |kind: &str| {
+        let file = fs::File::open(format!("/proc/self/ns/{kind}"));
+        file.map(OwnedFd::from)
+            .map_err(WireError::system("open the namespace"))
+    };
+    fds.push(open("net")?);
+    if !rustix::process::geteuid().is_root() {
+        fds.push(open("user")?);
+    }
+    let configure = WireError::system("configure the network namespace");
+    let netlink = Netlink::new().map_err(&configure)?;
+    let lo = netlink.index("lo").map_err(&configure)?;
+    netlink.up(lo).map_err(&configure)?;
+    for nameserver in plan
+        .nameservers
+        .iter()
+        .filter(|address| !address.is_loopback())
+    {
+        let bits = if nameserver.is_ipv4() { 32 } else { 128 };
+        netlink.address(lo, *nameserver, bits).map_err(&configure)?;
+    }
+    let mut name = String::new();
+    if let Some(wish) = &plan.tap {
+        let tap = Tap::new(&TapPlan {
+            name: INTERFACE,
+            queues: 1,
+            mtu: wish.mtu,
+            mac: Some(wish.mac),
+            up: true,
+            silent: false,
+            merged: true,
+        });
+        let tap = tap.map_err(|error| WireError::new(&error.to_string()))?;
+        let index = netlink.index(tap.name()).map_err(&configure)?;
+        for (address, bits) in &wish.addresses {
+            let given = netlink.address(index, *address, *bits);
+            given.map_err(WireError::system(&format!(
+                "have the address {address}/{bits}"
+            )))?;
+        }
+        if let Some(router) = wish.router {
+            let route = netlink.default_route(index, router);
+            route.map_err(WireError::system(&format!("reach the gateway {router}")))?;
+        }
+        tap.name().clone_into(&mut name);
+        fds.extend(tap.into_queues());
+    }
+    for nameserver in &plan.nameservers {
+        let bind = WireError::system(&format!("answer as the nameserver {nameserver}"));
+        let at = SocketAddr::new(*nameserver, DNS);
+        fds.push(UdpSocket::bind(at).map_err(&bind)?.into());
+        fds.push(TcpListener::bind(at).map_err(&bind)?.into());
+    }
+    for upstream in &plan.upstreams {
+        let bind = WireError::system("make a socket for questions");
+        let any: IpAddr = match upstream {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+        };
+        fds.push(UdpSocket::bind((any, 0)).map_err(&bind)?.into());
+    }
+    Ok(Made { name, fds })
+}
+
+/// Leaves the network that the host has.
+fn unshare() -> Result<(), WireError> {
+    let network = UnshareFlags::NEWNET;
+    let [user, group] = [
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    ];
+    if user == 0 {
+        // SAFETY: the child has no thread with whom it would share descriptors or a working directory.
+        return unsafe { rustix::thread::unshare_unsafe(network) }
+            .map_err(WireError::system("make a network namespace"));
+    }
+    // The files of a process that is not dumpable are root's; the supervisor may be none.
+    let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable);
+    // SAFETY: as above.
+    let unshared = unsafe { rustix::thread::unshare_unsafe(network | UnshareFlags::NEWUSER) };
+    unshared.map_err(WireError::closed)?;
+    let map = |file: &str, text: &str| {
+        let written = fs::write(format!("/proc/self/{file}"), text);
+        written.map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => WireError::closed(rustix::io::Errno::PERM),
+            _ => WireError::system(&format!("write {file}"))(error),
+        })
+    };
+    map("setgroups", "deny")?;
+    map("uid_map", &format!("{user} {user} 1"))?;
+    map("gid_map", &format!("{group} {group} 1"))
+}
+
+fn tell(to: &OwnedFd, made: Result<Made, WireError>) -> io::Result<()> {
+    let (text, fds) = match made {
+        Ok(made) => (made.name, made.fds),
+        Err(error) => (error.to_string(), Vec::new()),
+    };
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // NB: an empty message would be no message.
+    let text = format!("{text}\n");
+    rustix::net::sendmsg(
+        to,
+        &[IoSlice::new(text.as_bytes())],
+        &mut ancillary,
+        SendFlags::NOSIGNAL,
+    )?;
+    Ok(())
+}
+
+fn hear(from: &OwnedFd) -> io::Result<(String, Vec<OwnedFd>)> {
+    let mut text = [0; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let heard = loop {
+        match rustix::net::recvmsg(
+            from,
+            &mut [IoSliceMut::new(&mut text)],
+            &mut ancillary,
+            flags,
+        ) {
+            Err(rustix::io::Errno::INTR) => {}
+            heard => break heard?,
+        }
+    };
+    let mut fds = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    match heard.bytes {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        count => Ok((
+            String::from_utf8_lossy(&text[..count]).trim().to_owned(),
+            fds,
+        )),
+    }
+}
+
+/// The interface's name in the namespace.
+const INTERFACE: &str = "eth0";
+const DNS: u16 = 53;
+/// Two namespaces, an interface, nameservers: `resolv.conf` has three.
+const MOST_FDS: usize = 32;
