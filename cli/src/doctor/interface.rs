@@ -9,9 +9,12 @@ use vnplug_os::interface;
 use super::check::{Check, Finding};
 use super::machine::Machine;
 
+/// Looks at the interface with this name, by any socket.
+type Look = fn(&UnixDatagram, &str) -> Finding;
+
 pub(super) fn checks(name: &str) -> Vec<Check> {
     let link_check = format!("link-{name}");
-    let check = |what: &str, look: fn(&UnixDatagram, &str) -> Finding| {
+    let check = |what: &str, look: Look| {
         let interface = name.to_owned();
         Check::new(format!("{what}-{name}"), move |_: &Machine| {
             // Any socket asks; this one needs no address family of the network.
@@ -22,7 +25,7 @@ pub(super) fn checks(name: &str) -> Vec<Check> {
         })
     };
     let mut all = vec![check("link", link)];
-    let more: [(&str, fn(&UnixDatagram, &str) -> Finding); 4] = [
+    let more: [(&str, Look); 4] = [
         ("merging", merging),
         ("vlan-tags", vlan_tags),
         ("ring-size", ring_size),
