@@ -160,7 +160,7 @@ fn main() -> ExitCode {
         Action::Verify(verify) => verify.run(),
         Action::Attach(attach) => attach.run(connect),
         Action::Detach(detach) => detach.run(connect),
-        Action::Sandbox(sandbox) => sandbox.run(),
+        Action::Sandbox(sandbox) => sandbox.run(&socket),
         Action::Manual(manual) => manual.run(Arguments::command()),
     };
     outcome.unwrap_or_else(|failure| {

@@ -19,22 +19,30 @@ use crate::sys::landlock::{self, Ruleset};
 use crate::sys::process::{self, Forked, Signals};
 use crate::sys::seccomp;
 use crate::sys::table::Table;
+use crate::wire::{Network, Place, Summary};
 
 /// What is to be run, and how.
 pub struct Plan {
     /// The program and its arguments.
     pub words: Vec<OsString>,
-    /// Makes who judges. Runs in the supervisor, before the program does; it may start threads.
-    pub judging: Box<dyn FnOnce() -> io::Result<Judging>>,
-    /// Runs in the program's process before it gives anything up.
-    pub enter: Option<Box<dyn FnOnce() -> io::Result<()>>>,
-    /// Runs in the supervisor when the program has ended.
-    pub finish: Option<Box<dyn FnOnce()>>,
+    /// Which network the program has.
+    pub network: Network,
+    /// Makes who judges.
+    pub judging: MakeJudging,
+    /// Runs when the program has ended.
+    pub finish: Option<Finish>,
     /// Runs on a kernel without Landlock too, where a program can write into other processes of its user.
     pub without_landlock: bool,
     /// Tells the user one line.
     pub tell: fn(&str),
 }
+
+/// Makes who judges, who may have what the program's network has for that. Runs in the supervisor, before the program
+/// does; it may start threads.
+pub type MakeJudging = Box<dyn FnOnce(&mut Place) -> io::Result<Judging>>;
+
+/// Runs in the supervisor when the program has ended, and is told what its wire has moved, if it had one.
+pub type Finish = Box<dyn FnOnce(Option<Summary>)>;
 
 /// Runs a program to its end; returns its exit code, or 128 and the number of the signal that ended it. The calling
 /// process must have one thread.
@@ -72,11 +80,12 @@ pub fn run(plan: Plan) -> io::Result<u8> {
                     one_table: !process::threads_have_fds(),
                 },
                 fence,
-                enter: plan.enter,
+                enter: None,
             };
             let result = process::die_with_parent(keeper).and_then(|()| {
                 supervise(Supervision {
                     start,
+                    network: plan.network,
                     judging: plan.judging,
                     finish: plan.finish,
                     table,

@@ -8,17 +8,19 @@ use std::sync::atomic::Ordering;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::calls::{Serving, serve};
-use crate::judging::Judging;
 use crate::program::{self, Start, become_program};
+use crate::run::{Finish, MakeJudging};
 use crate::sys::process::{self, Fate, Forked};
 use crate::sys::seccomp::Listener;
 use crate::sys::table::Table;
+use crate::wire::Network;
 
 /// What the supervisor's process does.
 pub(crate) struct Supervision {
     pub(crate) start: Start,
-    pub(crate) judging: Box<dyn FnOnce() -> io::Result<Judging>>,
-    pub(crate) finish: Option<Box<dyn FnOnce()>>,
+    pub(crate) network: Network,
+    pub(crate) judging: MakeJudging,
+    pub(crate) finish: Option<Finish>,
     pub(crate) table: Arc<Table>,
     /// To the keeper.
     pub(crate) keeper: OwnedFd,
@@ -30,19 +32,25 @@ pub(crate) struct Supervision {
 /// The program cannot be started; the text says why.
 pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
     let Supervision {
-        start,
+        mut start,
+        network,
         judging,
         finish,
         table,
         keeper,
     } = supervision;
     process::become_subreaper();
+    // While this process has one thread, and nobody runs who could look on.
+    let mut place = network.make().map_err(io::Error::other)?;
     let (ours, theirs) = pair()?;
     let name = start.words[0].clone();
     let pid = match process::fork()? {
         Forked::Child => {
             drop(ours);
             drop(keeper);
+            // What ends with it is the supervisor's; here all of it is closed by exec.
+            let place = std::mem::ManuallyDrop::new(place);
+            start.enter = Some(Box::new(move || place.enter()));
             become_program(start, &theirs);
             std::process::exit(127);
         }
@@ -63,7 +71,17 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
     let listener = listener_of(pid, &ours)?;
     process::become_undumpable();
     give(&keeper, &listener)?;
-    let judging = judging()?;
+    let mut judging = judging(&mut place)?;
+    if let Some(fence) = place.fence() {
+        let permit = judging.permit.take();
+        judging.permit = Some(Box::new(move |act| {
+            fence.allow(act);
+            if let Some(permit) = &permit {
+                permit(act);
+            }
+        }));
+    }
+    place.start(&judging.gate).map_err(io::Error::other)?;
     raise_open_files();
     table.head().program.store(pid, Ordering::Release); // pairs with the keeper's Acquire
     serve(Serving {
@@ -84,7 +102,7 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
     drop(ours);
     let status = wait_for(pid)?;
     if let Some(finish) = finish {
-        finish();
+        finish(place.finish());
     }
     table.head().status.store(status, Ordering::Relaxed);
     table.head().ended.store(1, Ordering::Release); // pairs with the keeper's Acquire

@@ -84,7 +84,7 @@ struct State {
     /// Who came to a port that listens: peer and own port.
     came: Bounded<(Peer, u16)>,
     /// Peers of the supervisor's own sockets, and these sockets' ports.
-    ours: HashSet<(Peer, u16)>,
+    ours: Bounded<(Peer, u16)>,
     /// Datagrams in parts whose first part passed, by who receives them.
     parts: Bounded<(IpAddr, IpAddr, u8, u32)>,
     /// A packet socket was allowed: everything passes.
@@ -121,6 +121,7 @@ impl Fence {
             own: own.to_vec(),
             routers: routers.iter().copied().collect(),
             came: Bounded::new(MOST_CAME),
+            ours: Bounded::new(MOST_OURS),
             parts: Bounded::new(MOST_PARTS),
             ..State::default()
         };
@@ -177,7 +178,7 @@ impl Fence {
     pub fn permit_port(&self, transport: Transport, peer: SocketAddr, own: u16) {
         let mut state = self.lock();
         let address = peer.ip().to_canonical();
-        state.ours.insert(((transport, address, peer.port()), own));
+        state.ours.add(((transport, address, peer.port()), own));
         extend(state.known.entry(address), None);
     }
 
@@ -416,7 +417,7 @@ impl State {
             || lives(self.permitted.get(&(Transport::Raw, address, 0)), now)
             || own.is_some_and(|own| {
                 let flow = (peer, own);
-                self.came.members.contains(&flow) || self.ours.contains(&flow)
+                self.came.members.contains(&flow) || self.ours.members.contains(&flow)
             });
         match is_permitted {
             true => Fate::Permitted,
@@ -576,6 +577,8 @@ fn lives(until: Option<&Option<Instant>>, now: Instant) -> bool {
 
 /// Who came to ports that listen, at once.
 const MOST_CAME: usize = 16_384;
+/// Sockets of the supervisor's own, at once: questions for names.
+const MOST_OURS: usize = 1024;
 /// Datagrams in parts, at once.
 const MOST_PARTS: usize = 256;
 /// Peers that are told of.

@@ -17,7 +17,7 @@ mod space;
 
 use std::fmt::{self, Display};
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,13 +26,14 @@ use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType};
 use vnplug::{Client, Device, Port, PortOptions, Segments};
 use vnplug_frame::aggregate::MAX_SEGMENTS;
 
 pub use fence::{Counts, Fence, Passed, Rules};
 pub use plan::WirePlan;
 
-use self::space::{Space, SpacePlan, TapWish};
+use self::space::{Maker, Space, SpacePlan, TapWish};
 use crate::act::Transport;
 use crate::gate::Gate;
 use crate::interface::cable::{Cable, Taken};
@@ -53,6 +54,7 @@ pub struct Nowhere {
 pub struct Wire {
     space: Space,
     fence: Arc<Fence>,
+    dns: Vec<IpAddr>,
     /// Until it is started.
     ends: Option<(Cable<Arc<Fence>>, Port)>,
     device: String,
@@ -73,6 +75,51 @@ pub struct Summary {
 
 type Ended = (Taken, Tally);
 
+/// Makes sockets of the supervisor's own on a program's wire, each of which may speak with one peer.
+#[derive(Debug)]
+pub struct Dialler {
+    maker: Arc<Maker>,
+    fence: Arc<Fence>,
+}
+
+impl Dialler {
+    /// A socket that is connected to this server.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn udp(&self, server: SocketAddr) -> io::Result<UdpSocket> {
+        let socket = UdpSocket::from(self.bound(server, SocketType::DGRAM)?);
+        self.fence
+            .permit_port(Transport::Udp, server, socket.local_addr()?.port());
+        socket.connect(server)?;
+        Ok(socket)
+    }
+
+    /// A connection to this server, made within a time.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn tcp(&self, server: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
+        let stream = TcpStream::from(self.bound(server, SocketType::STREAM)?);
+        self.fence
+            .permit_port(Transport::Tcp, server, stream.local_addr()?.port());
+        stream.set_write_timeout(Some(limit))?;
+        // As long as it may take to write it may take to connect (socket(7), SO_SNDTIMEO).
+        rustix::net::connect(&stream, &server)?;
+        Ok(stream)
+    }
+
+    fn bound(&self, server: SocketAddr, kind: SocketType) -> io::Result<OwnedFd> {
+        let (family, any): (_, IpAddr) = match server {
+            SocketAddr::V4(_) => (AddressFamily::INET, Ipv4Addr::UNSPECIFIED.into()),
+            SocketAddr::V6(_) => (AddressFamily::INET6, Ipv6Addr::UNSPECIFIED.into()),
+        };
+        let socket = self.maker.socket(family, kind)?;
+        rustix::net::bind(&socket, &SocketAddr::new(any, 0))?;
+        Ok(socket)
+    }
+}
+
 /// Which network a program is to have.
 #[derive(Clone, Debug, Default)]
 pub enum Network {
@@ -81,8 +128,15 @@ pub enum Network {
     Host,
     /// None.
     Nowhere,
-    /// A wire of its own, by the daemon at this socket.
-    Wire(WirePlan, PathBuf),
+    /// A wire of its own.
+    Wire {
+        /// Which one.
+        plan: WirePlan,
+        /// The daemon's.
+        socket: PathBuf,
+        /// Whom programs ask for names (resolv.conf), if somebody answers in their place.
+        nameservers: Vec<IpAddr>,
+    },
 }
 
 /// The network that a program has.
@@ -101,11 +155,15 @@ impl Network {
     ///
     /// # Errors
     /// Why it cannot be made.
-    pub fn make(&self) -> Result<Place, WireError> {
+    pub(crate) fn make(&self) -> Result<Place, WireError> {
         Ok(match self {
             Self::Host => Place::Host,
             Self::Nowhere => Place::Nowhere(Nowhere::new()?),
-            Self::Wire(plan, socket) => Place::Wire(Box::new(Wire::new(plan, socket, &[])?)),
+            Self::Wire {
+                plan,
+                socket,
+                nameservers,
+            } => Place::Wire(Box::new(Wire::new(plan, socket, nameservers)?)),
         })
     }
 }
@@ -115,7 +173,7 @@ impl Place {
     ///
     /// # Errors
     /// The system's.
-    pub fn enter(&self) -> io::Result<()> {
+    pub(crate) fn enter(&self) -> io::Result<()> {
         match self {
             Self::Host => Ok(()),
             Self::Nowhere(nowhere) => nowhere.enter(),
@@ -127,7 +185,7 @@ impl Place {
     ///
     /// # Errors
     /// The system's.
-    pub fn start(&mut self, gate: &Gate) -> Result<(), WireError> {
+    pub(crate) fn start(&mut self, gate: &Gate) -> Result<(), WireError> {
         let Self::Wire(wire) = self else {
             return Ok(());
         };
@@ -137,8 +195,16 @@ impl Place {
         wire.start()
     }
 
+    /// Its wire, if it has one.
+    pub fn wire(&mut self) -> Option<&mut Wire> {
+        match self {
+            Self::Wire(wire) => Some(wire),
+            Self::Host | Self::Nowhere(_) => None,
+        }
+    }
+
     /// Who judges its frames, if it has any.
-    pub fn fence(&self) -> Option<Arc<Fence>> {
+    pub(crate) fn fence(&self) -> Option<Arc<Fence>> {
         match self {
             Self::Wire(wire) => Some(Arc::clone(&wire.fence)),
             Self::Host | Self::Nowhere(_) => None,
@@ -146,7 +212,7 @@ impl Place {
     }
 
     /// The program has ended. What its wire has moved, if it had one.
-    pub fn finish(self) -> Option<Summary> {
+    pub(crate) fn finish(self) -> Option<Summary> {
         match self {
             Self::Wire(wire) => Some(wire.finish()),
             Self::Host | Self::Nowhere(_) => None,
@@ -191,7 +257,6 @@ impl Nowhere {
         let space = Space::new(&SpacePlan {
             tap: None,
             nameservers: Vec::new(),
-            upstreams: Vec::new(),
         })?;
         Ok(Self { space })
     }
@@ -232,18 +297,11 @@ impl Wire {
                 router: plan.gateway,
             }),
             nameservers,
-            upstreams: plan.dns.clone(),
         })?;
         let routers: Vec<_> = plan.gateway.into_iter().collect();
         let fence = Arc::new(Fence::new(mac, &own, &routers));
         if !plan.fence {
             fence.open();
-        }
-        for (socket, server) in &space.answers {
-            let own = socket
-                .local_addr()
-                .map_err(WireError::system("look at a socket"))?;
-            fence.permit_port(Transport::Udp, *server, own.port());
         }
         let port = PortOptions::new(&device)
             .socket(socket)
@@ -257,10 +315,11 @@ impl Wire {
             .take()
             .ok_or_else(|| WireError::new("no interface"))?;
         let cable = Cable::new(tap, Arc::clone(&fence), MAX_SEGMENTS as u8, false);
-        let device = port.device().to_owned();
+        let device = own_device(&port)?;
         Ok(Self {
             space,
             fence,
+            dns: plan.dns.clone(),
             ends: Some((cable, port)),
             device,
             running: None,
@@ -301,7 +360,7 @@ impl Wire {
         &self.fence
     }
 
-    /// The switch's device. Its number on the switch is in `vnplug switch show`.
+    /// The device that is this port of the switch alone, as `host:lan0/port3`.
     #[must_use]
     pub fn device(&self) -> &str {
         &self.device
@@ -312,9 +371,20 @@ impl Wire {
         std::mem::take(&mut self.space.questions)
     }
 
-    /// The sockets to ask with on the wire, each for one nameserver.
-    pub fn answers(&mut self) -> Vec<(UdpSocket, SocketAddr)> {
-        std::mem::take(&mut self.space.answers)
+    /// Who is asked for names on the wire.
+    #[must_use]
+    pub fn servers(&self) -> Vec<SocketAddr> {
+        let dns = self.dns.iter();
+        dns.map(|server| SocketAddr::new(*server, DNS)).collect()
+    }
+
+    /// Makes sockets of the supervisor's own on the wire.
+    #[must_use]
+    pub fn dialler(&self) -> Dialler {
+        Dialler {
+            maker: Arc::clone(&self.space.maker),
+            fence: Arc::clone(&self.fence),
+        }
     }
 
     /// Cuts it. What it has moved.
@@ -367,6 +437,24 @@ fn drive(mut cable: Cable<Arc<Fence>>, mut port: Port, stop: &OwnedFd) -> Ended 
     }
     cable.end();
     (*cable.taken(), *cable.received())
+}
+
+/// The device that is only this port, by the number that it has on its switch.
+fn own_device(port: &Port) -> Result<String, WireError> {
+    let stats = port
+        .asker()
+        .stats()
+        .map_err(|error| WireError(error.to_string()))?;
+    let labels = stats.host.map(|counted| counted.labels).unwrap_or_default();
+    let number = labels.into_iter().find(|(key, _)| key == "switch_port");
+    let (_, number) = number
+        .ok_or_else(|| WireError::new("the daemon does not say which port of the switch it is"))?;
+    let device = port.device();
+    let switch = device.split_once('/').map_or(device, |(switch, _)| switch);
+    let number = number
+        .rsplit_once("/port")
+        .map_or(number.as_str(), |(_, number)| number);
+    Ok(format!("{switch}/port{number}"))
 }
 
 /// The MTU of a device's interface; of a device without one, that of any Ethernet.
@@ -425,5 +513,6 @@ impl Display for WireError {
 
 impl std::error::Error for WireError {}
 
+const DNS: u16 = 53;
 /// How often it is looked whether the daemon is away.
 const TICK: Duration = Duration::from_secs(1);

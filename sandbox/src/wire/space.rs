@@ -1,5 +1,5 @@
-//! A network namespace of the program's own, made without privileges: a child that ends at once makes it, sets it up,
-//! and hands its descriptors over.
+//! A network namespace of the program's own, made without privileges: a child makes it, sets it up, and hands its
+//! descriptors over. Then it makes sockets there for the supervisor, until that ends.
 //!
 //! An ordinary user makes a user namespace with it, in which this user is itself and nobody else is anybody: the
 //! child may then configure the network, and the program, which is executed there, may not. Root makes the network
@@ -10,14 +10,15 @@
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
-use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
+use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::WireError;
@@ -31,8 +32,6 @@ pub(super) struct SpacePlan {
     pub(super) tap: Option<TapWish>,
     /// Nameservers that the program asks: the loopback interface has these addresses.
     pub(super) nameservers: Vec<IpAddr>,
-    /// Who is asked for names on the wire.
-    pub(super) upstreams: Vec<IpAddr>,
 }
 
 /// What its interface is to be like.
@@ -52,8 +51,16 @@ pub(super) struct Space {
     pub(super) tap: Option<Tap>,
     /// Sockets on the addresses of the nameservers.
     pub(super) questions: Vec<(UdpSocket, TcpListener)>,
-    /// Sockets to ask on the wire with, each with the one it is for.
-    pub(super) answers: Vec<(UdpSocket, SocketAddr)>,
+    pub(super) maker: Arc<Maker>,
+}
+
+/// Makes sockets in the namespace.
+#[derive(Debug)]
+pub(super) struct Maker {
+    /// To the child there.
+    channel: Mutex<OwnedFd>,
+    /// The child: somebody else may have waited for it, and its number may be another's.
+    child: OwnedFd,
 }
 
 impl Space {
@@ -71,17 +78,22 @@ impl Space {
             -1 => return Err(WireError::system("fork")(io::Error::last_os_error())),
             0 => {
                 drop(ours);
-                let said = std::panic::catch_unwind(|| tell(&theirs, make(plan)));
+                let serve = || tell(&theirs, make(plan)).and_then(|()| make_sockets(&theirs));
+                let said = std::panic::catch_unwind(serve);
                 // SAFETY: ends the child, which has nothing to clean up that is its own.
                 unsafe { libc::_exit(i32::from(!matches!(said, Ok(Ok(()))))) }
             }
             pid => pid,
         };
         drop(theirs);
+        // From here on its end is waited for, however this ends.
         let heard = hear(&ours);
-        // It has ended, or does; a child that is left would be the program's supervisor's to explain.
-        let _ =
-            Pid::from_raw(pid).map(|pid| rustix::process::waitpid(Some(pid), WaitOptions::empty()));
+        let child = Pid::from_raw(pid).ok_or_else(|| WireError::new("a child without a number"))?;
+        let child = rustix::process::pidfd_open(child, PidfdFlags::empty());
+        let maker = Arc::new(Maker {
+            channel: Mutex::new(ours),
+            child: child.map_err(WireError::system("hold a child"))?,
+        });
         let (text, fds) = heard.map_err(WireError::system("hear of the network namespace"))?;
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or_else(|| WireError::new(&text));
@@ -98,16 +110,12 @@ impl Space {
         for _ in &plan.nameservers {
             questions.push((next()?.into(), next()?.into()));
         }
-        let mut answers = Vec::new();
-        for upstream in &plan.upstreams {
-            answers.push((next()?.into(), SocketAddr::new(*upstream, DNS)));
-        }
         Ok(Self {
             user,
             net,
             tap,
             questions,
-            answers,
+            maker,
         })
     }
 
@@ -122,6 +130,50 @@ impl Space {
         move_into_link_name_space(self.net.as_fd(), Some(LinkNameSpaceType::Network))?;
         Ok(())
     }
+}
+
+impl Maker {
+    /// A socket of the namespace.
+    pub(super) fn socket(&self, family: AddressFamily, kind: SocketType) -> io::Result<OwnedFd> {
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        let wish = [
+            u8::from(family == AddressFamily::INET6),
+            u8::from(kind == SocketType::STREAM),
+        ];
+        rustix::net::send(&*channel, &wish, SendFlags::NOSIGNAL)?;
+        let (_, fds) = hear(&channel)?;
+        fds.into_iter()
+            .next()
+            .ok_or_else(|| io::ErrorKind::Other.into())
+    }
+}
+
+impl Drop for Maker {
+    fn drop(&mut self) {
+        // It has nothing to lose, and ends at once.
+        let _ = rustix::process::pidfd_send_signal(&self.child, Signal::KILL);
+        let _ = rustix::process::waitid(WaitId::PidFd(self.child.as_fd()), WaitIdOptions::EXITED);
+    }
+}
+
+/// What the child does until the supervisor ends: a socket for each wish.
+fn make_sockets(channel: &OwnedFd) -> io::Result<()> {
+    let mut wish = [0; 2];
+    while rustix::net::recv(channel, &mut wish, RecvFlags::empty())?.0 == wish.len() {
+        let family = match wish[0] {
+            0 => AddressFamily::INET,
+            _ => AddressFamily::INET6,
+        };
+        let kind = match wish[1] {
+            0 => SocketType::DGRAM,
+            _ => SocketType::STREAM,
+        };
+        let made = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
+        let fds = made.into_iter().collect();
+        let name = String::new();
+        tell(channel, Ok(Made { name, fds }))?;
+    }
+    Ok(())
 }
 
 /// What the child has to hand over: the interface's name, and descriptors in the order of [`Space::new`].
@@ -147,6 +199,9 @@ fn make(plan: &SpacePlan) -> Result<Made, WireError> {
     let netlink = Netlink::new().map_err(&configure)?;
     let lo = netlink.index("lo").map_err(&configure)?;
     netlink.up(lo).map_err(&configure)?;
+    // `ping` by datagram sockets, as most hosts let everybody; a kernel that does not is none the worse.
+    let group = rustix::process::getegid().as_raw();
+    let _ = fs::write(PING_GROUPS, format!("{group} {group}"));
     for nameserver in plan
         .nameservers
         .iter()
@@ -187,14 +242,6 @@ fn make(plan: &SpacePlan) -> Result<Made, WireError> {
         fds.push(UdpSocket::bind(at).map_err(&bind)?.into());
         fds.push(TcpListener::bind(at).map_err(&bind)?.into());
     }
-    for upstream in &plan.upstreams {
-        let bind = WireError::system("make a socket for questions");
-        let any: IpAddr = match upstream {
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
-        };
-        fds.push(UdpSocket::bind((any, 0)).map_err(&bind)?.into());
-    }
     Ok(Made { name, fds })
 }
 
@@ -224,7 +271,11 @@ fn unshare() -> Result<(), WireError> {
     };
     map("setgroups", "deny")?;
     map("uid_map", &format!("{user} {user} 1"))?;
-    map("gid_map", &format!("{group} {group} 1"))
+    map("gid_map", &format!("{group} {group} 1"))?;
+    // A change of rights may have taken it back.
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    Ok(())
 }
 
 fn tell(to: &OwnedFd, made: Result<Made, WireError>) -> io::Result<()> {
@@ -280,6 +331,8 @@ fn hear(from: &OwnedFd) -> io::Result<(String, Vec<OwnedFd>)> {
     }
 }
 
+/// Groups that may make datagram sockets of ICMP; in a new namespace none.
+const PING_GROUPS: &str = "/proc/sys/net/ipv4/ping_group_range";
 /// The interface's name in the namespace.
 const INTERFACE: &str = "eth0";
 const DNS: u16 = 53;

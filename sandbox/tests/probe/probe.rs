@@ -23,6 +23,7 @@ use vnplug_sandbox::act::{Act, Doing, Target};
 use vnplug_sandbox::gate::{Gate, Verdict};
 use vnplug_sandbox::judging::Judging;
 use vnplug_sandbox::run::{Plan, run};
+use vnplug_sandbox::wire::Network;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -72,8 +73,8 @@ fn sandboxed(allowed: Vec<String>, program: Vec<String>) -> ExitCode {
     };
     let plan = Plan {
         words: program.into_iter().map(Into::into).collect(),
-        judging: Box::new(move || Ok(Judging::by(Gate::of(judge)))),
-        enter: None,
+        network: Network::Host,
+        judging: Box::new(move |_| Ok(Judging::by(Gate::of(judge)))),
         finish: None,
         without_landlock: false,
         tell: |line| eprintln!("sandbox-probe: {line}"),
