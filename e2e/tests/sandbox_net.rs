@@ -1,0 +1,189 @@
+//! `vnplug sandbox --net`, `--offline` and `--record`: the program's own wire, calls and packets together.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use vnplug::{Next, Port};
+use vnplug_e2e::Lab;
+use vnplug_e2e::daemon::{Daemon, counted, program, value};
+use vnplug_e2e::station::{Running, Station};
+use vnplug_e2e::user::{USER, open_to_all};
+use vnplug_testing::eventually;
+
+const WIRE: &str = "lan0,address=203.0.113.9/24,mac=02:00:00:00:71:09";
+/// The kernel looks for routers and groups of IPv6 by itself.
+const OWN: &str = "ether host 02:00:00:00:71:09 and (ip or arp)";
+
+/// A machine on the switch that greets whoever comes.
+fn greeter(lab: &Lab, daemon: &Daemon) -> Station {
+    let station = Station::by_nic(lab, daemon, "lan0", "203.0.113.2", &[]).unwrap();
+    let at: SocketAddr = "203.0.113.2:7000".parse().unwrap();
+    let listener = station
+        .netns
+        .enter(|| TcpListener::bind(at))
+        .unwrap()
+        .unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(b"good morning\n");
+        }
+    });
+    station
+}
+
+fn sandbox(daemon: &Daemon, options: &[&str], words: &[&str]) -> Command {
+    let mut command = daemon.command().unwrap();
+    command
+        .env("XDG_CONFIG_HOME", "/nonexistent")
+        .arg("sandbox");
+    command
+        .args(options)
+        .arg("--")
+        .args(words)
+        .stdin(Stdio::null());
+    command
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
+}
+
+fn frames(at: &mut Port) -> usize {
+    thread::sleep(Duration::from_millis(50));
+    let mut count = 0;
+    while let Next::Packet(_) = at.next().unwrap() {
+        count += 1;
+    }
+    count
+}
+
+const GREET: &str = "exec 3<>/dev/tcp/203.0.113.2/7000; cat <&3";
+
+#[test]
+fn what_is_denied_at_the_call_has_no_frame_and_what_is_allowed_passes_the_fence() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let _station = greeter(&lab, &daemon);
+    let mut at_switch = daemon.port("host:lan0").filter(OWN).open().unwrap();
+    let run = |options: &[&str]| {
+        let output = sandbox(
+            &daemon,
+            &[&["--net", WIRE], options].concat(),
+            &["bash", "-c", GREET],
+        )
+        .output();
+        said(&output.unwrap())
+    };
+    let denied = run(&["--default", "deny"]);
+    assert!(
+        !denied.contains("good morning") && denied.contains("(0 of allowed calls"),
+        "{denied}"
+    );
+    assert_eq!(frames(&mut at_switch), 0, "{denied}");
+    let allowed = run(&["--default", "allow"]);
+    assert!(
+        allowed.contains("good morning") && !allowed.contains("(0 of allowed calls"),
+        "{allowed}"
+    );
+    assert!(frames(&mut at_switch) > 0, "{allowed}");
+    // With the fence open the calls hold by themselves.
+    let open = format!("{WIRE},fence=off");
+    let words = ["bash", "-c", GREET];
+    let output = sandbox(&daemon, &["--net", &open, "--default", "deny"], &words)
+        .output()
+        .unwrap();
+    assert!(!said(&output).contains("good morning"), "{}", said(&output));
+    assert_eq!(frames(&mut at_switch), 0, "{}", said(&output));
+    daemon.audit();
+}
+
+#[test]
+fn an_ordinary_user_has_a_wire_and_a_recording_of_it() {
+    let lab = Lab::new().unwrap();
+    let config = open_to_all(&lab, "");
+    let [join, see] = ["lan0", "lan0/port9"].map(|what| format!("uid:{USER}={what}"));
+    let to = lab.dir().join("recording");
+    std::fs::create_dir(&to).unwrap();
+    std::os::unix::fs::chown(&to, Some(USER), None).unwrap();
+    let arguments = [
+        "--config",
+        &config,
+        "--switch",
+        "lan0",
+        "--allow-join",
+        &join,
+        "--allow",
+        &see,
+    ];
+    let daemon = Daemon::start(&lab, None, &arguments).unwrap();
+    let wire = WIRE.replace("lan0", "lan0/port9");
+    let _station = greeter(&lab, &daemon);
+    let to = to.display().to_string();
+    let options = ["--net", &wire, "--default", "allow", "--record", &to];
+    let mut command = sandbox(&daemon, &options, &["bash", "-c", GREET]);
+    std::os::unix::process::CommandExt::uid(&mut command, USER);
+    let output = command.output().unwrap();
+    let text = said(&output);
+    assert!(
+        text.contains("good morning") && text.contains("its traffic is in"),
+        "{text}"
+    );
+    let found = lab.dir().join("found.pcap");
+    let [filter, file] = ["tcp and host 203.0.113.2", &found.display().to_string()];
+    let (code, told) = daemon.vnplug(&["extract", &to, "--filter", filter, "-w", file]);
+    assert_eq!(code, Some(0), "{told}");
+    // The file's header, and at least a handshake and a greeting.
+    assert!(
+        std::fs::metadata(&found).unwrap().len() > 400,
+        "{text}{told}"
+    );
+}
+
+#[test]
+fn offline_has_a_loopback_interface_and_no_other() {
+    let output = Command::new(program("vnplug").unwrap())
+        .args([
+            "sandbox",
+            "--offline",
+            "--default",
+            "allow",
+            "--",
+            "bash",
+            "-c",
+        ])
+        .arg("cat /proc/net/dev; exec 3<>/dev/tcp/203.0.113.2/7000")
+        .output()
+        .unwrap();
+    let text = said(&output);
+    assert!(text.contains(" lo:") && !text.contains("eth0"), "{text}");
+    assert!(text.contains("unreachable"), "{text}");
+}
+
+#[test]
+fn a_supervisor_that_is_killed_takes_the_wire_with_it() {
+    let lab = Lab::new().unwrap();
+    let daemon = Daemon::start(&lab, None, &["--switch", "lan0"]).unwrap();
+    let _station = greeter(&lab, &daemon);
+    let ports = || value(counted(&daemon.counters(), "source"), "switch_ports");
+    eventually("the greeter is alone", || ports() == 1);
+    let words = ["bash", "-c", "cat /proc/net/dev; sleep 1000"];
+    let command = sandbox(&daemon, &["--net", WIRE, "--default", "allow"], &words);
+    let mut running = Running::start(command, &lab, "sandbox").unwrap();
+    eventually("it has joined", || {
+        ports() == 2 && running.output().contains("eth0")
+    });
+    let children = format!("/proc/{0}/task/{0}/children", running.pid());
+    let supervisor: i32 = std::fs::read_to_string(children)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    let pid = rustix::process::Pid::from_raw(supervisor).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    eventually("its port is free", || ports() == 1);
+    eventually("and it has ended", || running.status().is_some());
+}
