@@ -23,7 +23,7 @@ pub(super) struct Run {
     #[arg(long, value_enum, default_value_t = Default::Deny)]
     default: Default,
     /// A wire of its own on this switch of the daemon, with its address:
-    /// SWITCH,address=10.0.0.9/24[,gateway=10.0.0.1][,dns=…][,mac=…][,mtu=…][,fence=off]
+    /// SWITCH,address=10.0.0.9/24[,gateway=10.0.0.1][,mac=…][,mtu=…][,fence=off]
     #[arg(long, value_name = "SWITCH,…", conflicts_with = "offline")]
     net: Option<WirePlan>,
     /// No network but a loopback interface of its own
@@ -58,6 +58,12 @@ impl Run {
             default,
             ..Policy::default()
         };
+        if self.net.as_ref().is_some_and(|plan| !plan.dns.is_empty()) {
+            return Err(Failure::about(
+                "--net",
+                "dns= has nobody who judges names on a wire: leave it out, and allow a name server's address",
+            ));
+        }
         let network = match (self.net, self.offline) {
             (Some(plan), _) => Network::Wire {
                 plan,
