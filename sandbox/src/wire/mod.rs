@@ -315,7 +315,7 @@ impl Wire {
             .take()
             .ok_or_else(|| WireError::new("no interface"))?;
         let cable = Cable::new(tap, Arc::clone(&fence), MAX_SEGMENTS as u8, false);
-        let device = own_device(&port)?;
+        let device = port.device().to_owned();
         Ok(Self {
             space,
             fence,
@@ -437,24 +437,6 @@ fn drive(mut cable: Cable<Arc<Fence>>, mut port: Port, stop: &OwnedFd) -> Ended 
     }
     cable.end();
     (*cable.taken(), *cable.received())
-}
-
-/// The device that is only this port, by the number that it has on its switch.
-fn own_device(port: &Port) -> Result<String, WireError> {
-    let stats = port
-        .asker()
-        .stats()
-        .map_err(|error| WireError(error.to_string()))?;
-    let labels = stats.host.map(|counted| counted.labels).unwrap_or_default();
-    let number = labels.into_iter().find(|(key, _)| key == "switch_port");
-    let (_, number) = number
-        .ok_or_else(|| WireError::new("the daemon does not say which port of the switch it is"))?;
-    let device = port.device();
-    let switch = device.split_once('/').map_or(device, |(switch, _)| switch);
-    let number = number
-        .rsplit_once("/port")
-        .map_or(number.as_str(), |(_, number)| number);
-    Ok(format!("{switch}/port{number}"))
 }
 
 /// The MTU of a device's interface; of a device without one, that of any Ethernet.
