@@ -170,7 +170,9 @@ fn a_supervisor_that_is_killed_takes_the_wire_with_it() {
     let _station = greeter(&lab, &daemon);
     let ports = || value(counted(&daemon.counters(), "source"), "switch_ports");
     eventually("the greeter is alone", || ports() == 1);
-    let words = ["bash", "-c", "cat /proc/net/dev; sleep 1000"];
+    // The program goes on, without its interface.
+    let script = "grep eth0 /proc/net/dev; while grep -q eth0 /proc/net/dev; do sleep 0.1; done; echo it is gone";
+    let words = ["bash", "-c", script];
     let command = sandbox(&daemon, &["--net", WIRE, "--default", "allow"], &words);
     let mut running = Running::start(command, &lab, "sandbox").unwrap();
     eventually("it has joined", || {
@@ -185,5 +187,8 @@ fn a_supervisor_that_is_killed_takes_the_wire_with_it() {
     let pid = rustix::process::Pid::from_raw(supervisor).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     eventually("its port is free", || ports() == 1);
+    eventually("the program has no interface", || {
+        running.output().contains("it is gone")
+    });
     eventually("and it has ended", || running.status().is_some());
 }
