@@ -41,6 +41,8 @@ pub struct Options {
     pub learn: Option<PathBuf>,
     /// The servers that names are asked of; empty: those of /etc/resolv.conf.
     pub dns: Vec<SocketAddr>,
+    /// The servers that the program asks, which we are instead; empty: those of /etc/resolv.conf.
+    pub asked: Vec<SocketAddr>,
     /// The program has a network namespace of its own: its loopback is no floor.
     pub own_network: bool,
     /// The program and its arguments, as front-ends show them.
@@ -55,6 +57,7 @@ pub struct Prepared {
     policy: Policy,
     log: Option<File>,
     servers: Vec<SocketAddr>,
+    asked: Vec<SocketAddr>,
 }
 
 /// A sandbox that judges.
@@ -107,17 +110,27 @@ impl Options {
         }
         policy.own_loopback = self.own_network;
         let log = self.log.as_deref().map(append).transpose()?;
-        let servers = if self.dns.is_empty() {
-            nameservers(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default())
-        } else {
-            self.dns.clone()
+        let mut host =
+            nameservers(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
+        if host.is_empty() {
+            // Whom the C library asks then.
+            host.push(SocketAddr::from(([127, 0, 0, 1], 53)));
+        }
+        let or_host = |servers: &[SocketAddr]| {
+            if servers.is_empty() {
+                host.clone()
+            } else {
+                servers.to_vec()
+            }
         };
+        let (servers, asked) = (or_host(&self.dns), or_host(&self.asked));
         Ok(Prepared {
             options: self,
             profile,
             policy,
             log,
             servers,
+            asked,
         })
     }
 }
@@ -187,7 +200,7 @@ impl Prepared {
             // Usual in a pipeline: then others are asked, or what would be asked is refused.
             log::info!("nobody is asked on the terminal: {error}");
         }
-        let proxy = Proxy::new(gate.clone(), upstream, self.servers.clone())?;
+        let proxy = Proxy::new(gate.clone(), upstream, self.asked)?;
         Ok(Session {
             gate,
             proxy,
