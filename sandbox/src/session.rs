@@ -136,6 +136,12 @@ impl Options {
 }
 
 impl Prepared {
+    /// The servers that the program believes it asks for names.
+    #[must_use]
+    pub fn asked(&self) -> &[SocketAddr] {
+        &self.asked
+    }
+
     /// Starts threads and makes sockets, in the process that judges. `note` shows a line to the user.
     ///
     /// # Errors

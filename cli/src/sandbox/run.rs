@@ -2,28 +2,33 @@
 
 use std::cell::RefCell;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-use vnplug_sandbox::gate::Gate;
+use clap::Args;
+use vnplug_sandbox::dns::upstream::Upstream;
 use vnplug_sandbox::judging::Judging;
-use vnplug_sandbox::rules::{Policy, Say};
 use vnplug_sandbox::run::Plan;
 use vnplug_sandbox::wire::{Network, WirePlan};
 
 use super::recorder::Recorder;
+
 use crate::failure::{Failure, Outcome};
 use crate::out;
+use crate::sandbox::judge::{Judge, judging};
+
+/// How long a name server may take to be connected to.
+const DNS_PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 pub(super) struct Run {
-    /// What becomes of an act that no rule is about
-    #[arg(long, value_enum, default_value_t = Default::Deny)]
-    default: Default,
+    #[command(flatten)]
+    judge: Judge,
     /// A wire of its own on this switch of the daemon, with its address:
-    /// SWITCH,address=10.0.0.9/24[,gateway=10.0.0.1][,mac=…][,mtu=…][,fence=off]
+    /// SWITCH,address=10.0.0.9/24[,gateway=10.0.0.1][,dns=…][,mac=…][,mtu=…][,fence=off]
     #[arg(long, value_name = "SWITCH,…", conflicts_with = "offline")]
     net: Option<WirePlan>,
     /// No network but a loopback interface of its own
@@ -40,51 +45,64 @@ pub(super) struct Run {
     words: Vec<OsString>,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Default {
-    Allow,
-    Ask,
-    Deny,
-}
-
 impl Run {
     pub(super) fn run(self, socket: &Path) -> Outcome {
-        let default = match self.default {
-            Default::Allow => Say::Allow,
-            Default::Ask => Say::Ask,
-            Default::Deny => Say::Deny,
-        };
-        let policy = Policy {
-            default,
-            ..Policy::default()
-        };
-        if self.net.as_ref().is_some_and(|plan| !plan.dns.is_empty()) {
-            return Err(Failure::about(
-                "--net",
-                "dns= has nobody who judges names on a wire: leave it out, and allow a name server's address",
-            ));
-        }
+        let own_network = self.offline || self.net.is_some();
+        let prepared = self.judge.prepare(&self.words, own_network)?;
         let network = match (self.net, self.offline) {
             (Some(plan), _) => Network::Wire {
+                nameservers: match plan.dns.is_empty() {
+                    true => Vec::new(),
+                    false => prepared.asked().iter().map(SocketAddr::ip).collect(),
+                },
                 plan,
                 socket: socket.to_owned(),
-                nameservers: Vec::new(),
             },
             (None, true) => Network::Nowhere,
             (None, false) => Network::Host,
         };
-        // Of the supervisor, where both closures run.
         let recorder = Rc::new(RefCell::new(None));
         let (started, record, socket) = (Rc::clone(&recorder), self.record, socket.to_owned());
+        // Made in the supervisor, and ended there.
+        let session = Rc::new(RefCell::new(None));
+        let its = session.clone();
         let plan = Plan {
             words: self.words,
             network,
             judging: Box::new(move |place| {
-                if let (Some(wire), Some(to)) = (place.wire(), &record) {
+                let Some(wire) = place.wire() else {
+                    let made = prepared.start(out::note)?;
+                    let judging = match own_network {
+                        // There is nobody to ask for names.
+                        true => Judging::by(made.gate.clone()),
+                        false => judging(&made, true)?,
+                    };
+                    *its.borrow_mut() = Some(made);
+                    return Ok(judging);
+                };
+                if let Some(to) = &record {
                     let recording = Recorder::start(&socket, wire.device(), to)?;
                     started.replace(Some(recording));
                 }
-                Ok(Judging::by(Gate::new(policy)))
+                let [udp, tcp] = [wire.dialler(), wire.dialler()];
+                let upstream = Upstream::by(
+                    wire.servers(),
+                    move |server| udp.udp(server),
+                    move |server| tcp.tcp(server, DNS_PATIENCE),
+                );
+                let made = prepared.start_by(upstream, out::note)?;
+                let mut judging = judging(&made, false)?;
+                let questions = wire.questions();
+                if questions.is_empty() {
+                    // Nobody answers in a server's place: it is judged as any other address.
+                    (judging.detour, judging.detoured) = (None, None);
+                }
+                for (udp, tcp) in questions {
+                    made.proxy.serve_udp(udp)?;
+                    made.proxy.serve_tcp(tcp)?;
+                }
+                *its.borrow_mut() = Some(made);
+                Ok(judging)
             }),
             finish: Some(Box::new(move |summary| {
                 if let Some(summary) = summary {
@@ -94,6 +112,9 @@ impl Run {
                     None => {}
                     Some(Ok(to)) => out::note(&format!("its traffic is in {}", to.display())),
                     Some(Err(error)) => out::note(&error.to_string()),
+                }
+                if let Some(session) = session.borrow_mut().take() {
+                    session.gate.end();
                 }
             })),
             without_landlock: self.without_landlock,

@@ -1,0 +1,192 @@
+//! `vnplug sandbox rules`, `log`: the commands as users type them.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use vnplug_testing::TestDir;
+
+fn vnplug(dir: &TestDir, line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vnplug"));
+    command
+        .current_dir(&dir.0)
+        .env("XDG_CONFIG_HOME", dir.path("config"))
+        .args(["sandbox"]);
+    command.args(line.split(' ')).output().unwrap()
+}
+
+fn said(dir: &TestDir, line: &str) -> String {
+    let output = vnplug(dir, line);
+    assert!(
+        output.status.success(),
+        "{line}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(dir: &TestDir, line: &str) -> Value {
+    serde_json::from_str(&said(dir, &format!("{line} --json"))).unwrap()
+}
+
+#[test]
+fn rules_are_added_listed_tried_and_taken_away() {
+    let dir = TestDir::new("cli-sandbox-rules");
+    said(
+        &dir,
+        "rules add allow --program /usr/bin/git --to *.example.org,192.0.2.0/24 --port 22,443 --note ours",
+    );
+    said(&dir, "rules add deny --all --to 192.0.2.9");
+    said(&dir, "rules add ask --first --to example.org --for 2h");
+    let list = json(&dir, "rules list");
+    let rules = list["rules"].as_array().unwrap();
+    let of = |index: usize, key: &str| rules[index][key].as_str().unwrap().to_owned();
+    assert_eq!((of(0, "id"), of(0, "say")), ("all:1".into(), "deny".into()));
+    assert_eq!((of(1, "id"), of(1, "say")), ("1".into(), "ask".into()));
+    assert_eq!(
+        (of(2, "id"), of(2, "text")),
+        (
+            "2".into(),
+            "/usr/bin/git to *.example.org or 192.0.2.0/24, port 22 or 443".into()
+        )
+    );
+    assert!(rules[1]["until"].is_string() && of(3, "origin").starts_with("profile base"));
+    assert!(said(&dir, "rules list").contains("otherwise: ask"));
+
+    let verdict = |line: &str| {
+        json(&dir, &format!("rules test {line}"))["verdict"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert_eq!(
+        verdict("--program /usr/bin/git --to git.example.org --port 22"),
+        "allow"
+    );
+    assert_eq!(
+        verdict("--program /usr/bin/git --to git.example.org"),
+        "allow"
+    );
+    assert_eq!(
+        verdict("--program /usr/bin/git --to git.example.org --port 80"),
+        "ask"
+    );
+    assert_eq!(
+        verdict("--program /usr/bin/curl --to git.example.org --port 22"),
+        "ask"
+    );
+    assert_eq!(
+        verdict("--program /usr/bin/git --to 192.0.2.9 --port 22"),
+        "deny"
+    );
+    assert_eq!(verdict("--to 169.254.169.254 --port 80"), "deny");
+    assert_eq!(verdict("--to unix:/run/nscd/socket"), "deny");
+    assert_eq!(verdict("--protocol raw"), "ask");
+    let text = said(&dir, "rules test --to 192.0.2.9");
+    assert!(
+        text.starts_with("deny: ")
+            && text.contains("all.toml:1 says so: deny any program to 192.0.2.9"),
+        "{text}"
+    );
+
+    // A project tightens.
+    std::fs::write(
+        dir.path(".vnplug-sandbox.toml"),
+        "[[rule]]\nsay = 'allow'\n[[rule]]\nsay = 'deny'\n",
+    )
+    .unwrap();
+    assert_eq!(verdict("--to 192.0.2.77 --port 22"), "ask");
+    std::fs::write(dir.path(".vnplug-sandbox.toml"), "default = 'deny'\n").unwrap();
+    assert_eq!(
+        verdict("--program /usr/bin/git --to git.example.org --port 22"),
+        "deny"
+    );
+    std::fs::remove_file(dir.path(".vnplug-sandbox.toml")).unwrap();
+
+    assert!(said(&dir, "rules rm 2 all:1").contains("taken away: deny any program to 192.0.2.9"));
+    let left = json(&dir, "rules list");
+    assert_eq!(
+        left["rules"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|rule| rule["id"] != "-")
+            .count(),
+        1
+    );
+    let agent = json(&dir, "rules list --profile agent");
+    assert_eq!(
+        (agent["default"].as_str(), agent["profile"].as_str()),
+        (Some("ask"), Some("agent"))
+    );
+}
+
+#[test]
+fn what_is_wrong_is_said_with_what_to_do() {
+    let dir = TestDir::new("cli-sandbox-wrong");
+    for (line, words) in [
+        (
+            "rules add allow --to http://example.org",
+            "write example.org",
+        ),
+        ("rules add allow --program curl", "the whole path"),
+        ("rules add perhaps", "allow, ask or deny"),
+        (
+            "rules add allow --local --to private",
+            "local is for rules with names",
+        ),
+        ("rules rm 1", "there is no rule 1"),
+        ("rules rm x", "rules list"),
+        ("rules list --profile nobody", "there is no profile"),
+    ] {
+        let output = vnplug(&dir, line);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && error.contains(words),
+            "{line}: {error}"
+        );
+    }
+    std::fs::create_dir_all(dir.path("config/vnplug/sandbox")).unwrap();
+    std::fs::write(
+        dir.path("config/vnplug/sandbox/default.toml"),
+        "\n[[rule]]\nsay = 'alow'\n",
+    )
+    .unwrap();
+    let output = vnplug(&dir, "rules list");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        error.contains("default.toml:3: say: \"alow\" is not allow, ask or deny"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_log_is_shown_and_nothing_in_it_reaches_the_terminal() {
+    let dir = TestDir::new("cli-sandbox-log");
+    let entry = |verdict: &str| {
+        format!(
+            "{{\"time\": \"2026-11-26T00:00:00.000001Z\", \"verdict\": \"{verdict}\", \"doing\": \"connect\", \
+             \"protocol\": \"tcp\", \"to\": {{\"address\": \"192.0.2.1\", \"port\": 80}}, \"names\": [\"example.org\"], \
+             \"process\": {{\"pid\": 7, \"program\": \"/tmp/\\u001b[2Jx\"}}, \"why\": \"no rule is about it\", \
+             \"allow_with\": \"[[rule]]\\nsay = \\\"allow\\\"\\n\"}}\n"
+        )
+    };
+    std::fs::write(
+        dir.path("log"),
+        entry("allow") + &entry("deny") + "{\"time\": \"x\", \"not_written\": 3}\n",
+    )
+    .unwrap();
+    let text = said(&dir, "log log");
+    assert_eq!(text.lines().count(), 3);
+    let first = "2026-11-26T00:00:00.000001Z  allow  /tmp/\\x1b[2Jx[7]  connect 192.0.2.1 (example.org) port 80 by tcp: no rule is about it";
+    assert_eq!(text.lines().next(), Some(first));
+    let denied = said(&dir, "log log --denied");
+    assert!(
+        denied.contains("    say = \"allow\"")
+            && denied.contains("3 decisions")
+            && !denied.contains("  allow  "),
+        "{denied}"
+    );
+    assert_eq!(said(&dir, "log log --json").lines().count(), 3);
+}
