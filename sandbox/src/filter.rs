@@ -22,6 +22,8 @@ pub(crate) struct Terms {
     /// All threads of a process must share one table of descriptors: the kernel cannot name the table of a single
     /// thread (before 6.9).
     pub(crate) one_table: bool,
+    /// Changes of files are handed over too.
+    pub(crate) files: bool,
 }
 
 /// The filter's program.
@@ -73,6 +75,9 @@ fn rules(terms: Terms) -> Vec<(c_long, Vec<Step>)> {
     }
     for (number, errno) in REFUSED {
         rules.push((*number, vec![Give(error(*errno))]));
+    }
+    if terms.files {
+        files(&mut rules);
     }
     let refused = || vec![Give(error(libc::EPERM))];
     rules.push((
@@ -184,6 +189,29 @@ fn rules(terms: Terms) -> Vec<(c_long, Vec<Step>)> {
         ],
     ));
     rules
+}
+
+/// Calls that change files. Opening to read passes: how a file is opened stands in a register.
+fn files(rules: &mut Vec<(c_long, Vec<Step>)>) {
+    let opens = |flags: usize| {
+        let bits = [
+            libc::O_WRONLY,
+            libc::O_RDWR,
+            libc::O_CREAT,
+            libc::O_TRUNC,
+            libc::O_TMPFILE & !libc::O_DIRECTORY,
+        ];
+        let asks = bits.map(|bit| When(Part(flags, bit as u32), bit as u32, vec![Give(ASK)]));
+        asks.into_iter().chain([Give(ALLOW)]).collect()
+    };
+    rules.push((libc::SYS_openat, opens(2)));
+    #[cfg(target_arch = "x86_64")]
+    rules.push((libc::SYS_open, opens(1)));
+    // Its flags lie in memory; libraries take openat instead.
+    rules.push((libc::SYS_openat2, vec![Give(error(libc::ENOSYS))]));
+    for number in FILE_CALLS {
+        rules.push((*number, vec![Give(ASK)]));
+    }
 }
 
 /// setsockopt: what would send packets to another address than the one that is judged, and what the
@@ -354,6 +382,35 @@ const HANDED_OVER: &[c_long] = &[
     libc::SYS_sendmmsg,
 ];
 
+/// Handed over with `--files`, beside open and openat.
+const FILE_CALLS: &[c_long] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_creat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rmdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_rename,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mkdir,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_mknod,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_link,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_symlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_renameat,
+    libc::SYS_truncate,
+    libc::SYS_unlinkat,
+    libc::SYS_renameat2,
+    libc::SYS_mkdirat,
+    libc::SYS_mknodat,
+    libc::SYS_linkat,
+    libc::SYS_symlinkat,
+];
+
 /// Refused, with the error that programs know to take.
 const REFUSED: &[(c_long, i32)] = &[
     // The kernel does with them what the filter does not see.
@@ -476,7 +533,10 @@ mod tests {
         assert_eq!(here(libc::SYS_unshare, &[user]), refused);
         assert_eq!(here(libc::SYS_clone, &[user | 17]), refused);
         assert_eq!(here(libc::SYS_clone, &[thread]), ALLOW);
-        let alone = Terms { one_table: true };
+        let alone = Terms {
+            one_table: true,
+            ..Terms::default()
+        };
         let clone = |flags| run(alone, ARCHITECTURE, libc::SYS_clone, [flags, 0, 0, 0, 0, 0]);
         assert_eq!(clone(thread), refused);
         assert_eq!(clone(thread | libc::CLONE_FILES as u64), ALLOW);

@@ -8,6 +8,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::filter::Terms;
@@ -50,7 +51,16 @@ pub type Finish = Box<dyn FnOnce(Option<Summary>)>;
 /// # Errors
 /// The sandbox cannot be made, or the program cannot be started; nothing has run then.
 pub fn run(plan: Plan) -> io::Result<u8> {
-    let fence = fence(plan.without_landlock)?;
+    run_with_files(plan, None)
+}
+
+/// The same; files that the program changes are asked about too, but below the directories in `writable`. `None`:
+/// files are no matter.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with_files(plan: Plan, writable: Option<Vec<PathBuf>>) -> io::Result<u8> {
+    let fence = fence(plan.without_landlock, writable.is_some())?;
     if !seccomp::is_supported() {
         return Err(io::Error::other(
             "this kernel hands no system calls over (seccomp user notification): vnplug sandbox needs Linux 5.14",
@@ -78,6 +88,7 @@ pub fn run(plan: Plan) -> io::Result<u8> {
                 words: plan.words,
                 terms: Terms {
                     one_table: !process::threads_have_fds(),
+                    files: writable.is_some(),
                 },
                 fence,
                 enter: None,
@@ -87,6 +98,7 @@ pub fn run(plan: Plan) -> io::Result<u8> {
                     start,
                     network: plan.network,
                     judging: plan.judging,
+                    writable,
                     finish: plan.finish,
                     table,
                     keeper: theirs,
@@ -105,13 +117,13 @@ pub fn run(plan: Plan) -> io::Result<u8> {
     }
 }
 
-fn fence(is_optional: bool) -> io::Result<Option<Ruleset>> {
+fn fence(is_optional: bool, files: bool) -> io::Result<Option<Ruleset>> {
     match landlock::abi() {
-        0 if is_optional => Ok(None),
+        0 if is_optional && !files => Ok(None),
         0 => Err(io::Error::other(
             "this kernel has no Landlock (Linux 5.13, and `landlock` in /sys/kernel/security/lsm): the program could write \
              into other processes of yours by /proc/PID/mem. --without-landlock accepts that",
         )),
-        abi => Ruleset::new(abi).map(Some),
+        abi => Ruleset::new(abi, files).map(Some),
     }
 }

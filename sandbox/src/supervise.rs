@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -20,6 +21,8 @@ pub(crate) struct Supervision {
     pub(crate) start: Start,
     pub(crate) network: Network,
     pub(crate) judging: MakeJudging,
+    /// See `Serving`.
+    pub(crate) writable: Option<Vec<PathBuf>>,
     pub(crate) finish: Option<Finish>,
     pub(crate) table: Arc<Table>,
     /// To the keeper.
@@ -35,6 +38,7 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
         mut start,
         network,
         judging,
+        writable,
         finish,
         table,
         keeper,
@@ -88,6 +92,7 @@ pub(crate) fn supervise(supervision: Supervision) -> io::Result<u8> {
         listener,
         table: Arc::clone(&table),
         judging,
+        writable,
     })?;
     rustix::io::write(&ours, &[1])?;
     let mut told = [0; 5];

@@ -40,6 +40,12 @@ pub(super) struct Run {
     /// Run without Landlock if the kernel has none: the program can then write into other processes of yours
     #[arg(long)]
     without_landlock: bool,
+    /// Ask about files that the program opens to write, makes, removes or renames
+    #[arg(long)]
+    files: bool,
+    /// With --files: below this directory there is no question
+    #[arg(long, value_name = "DIRECTORY", requires = "files")]
+    writable: Vec<PathBuf>,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     words: Vec<OsString>,
@@ -66,6 +72,12 @@ impl Run {
         // Made in the supervisor, and ended there.
         let session = Rc::new(RefCell::new(None));
         let its = session.clone();
+        let places = self.writable.iter().map(|place| {
+            let place = place.canonicalize();
+            place.map_err(|error| Failure::about("--writable", error))
+        });
+        let places: Vec<PathBuf> = places.collect::<Result<_, _>>()?;
+        let writable = self.files.then_some(places);
         let plan = Plan {
             words: self.words,
             network,
@@ -120,7 +132,7 @@ impl Run {
             without_landlock: self.without_landlock,
             tell: out::note,
         };
-        vnplug_sandbox::run::run(plan)
+        vnplug_sandbox::run::run_with_files(plan, writable)
             .map(ExitCode::from)
             .map_err(|error| Failure::new(error.to_string()))
     }

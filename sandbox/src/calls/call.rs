@@ -1,5 +1,6 @@
 //! A system call that was handed over, as its registers say it.
 
+use super::files::Change;
 use crate::sys::seccomp::Notice;
 
 /// A place in the program's memory.
@@ -46,6 +47,8 @@ pub(super) enum Call {
         message: u64,
         flags: i32,
     },
+    /// A change of files.
+    Change(Change),
     /// sendmmsg(2)
     SendMany {
         socket: i32,
@@ -114,7 +117,7 @@ impl Call {
                 count: register[2] as u32,
                 flags: int(3),
             },
-            _ => return None,
+            _ => Self::Change(Change::of(notice)?),
         })
     }
 }

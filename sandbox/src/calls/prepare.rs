@@ -1,11 +1,13 @@
 //! From registers to a task and the act that is to be judged: everything that is read of the program is read here, once.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::address::{Kind, Name, Purpose, decode, unix_address};
 use super::call::{Call, Span};
 use super::control::{Control, LONGEST_BYTES, number_of};
+use super::files::Looked;
 use super::task::{Accept, Connect, Send, SendMany, Task, is_nonblocking, until};
 use super::unix::{Own, Place};
 use crate::act::{Act, Doing, Target, Transport, Who};
@@ -51,6 +53,7 @@ pub(super) fn prepare(
     thread: u32,
     own: &Own,
     was_judged: impl Fn(u64) -> bool,
+    writable: Option<&[PathBuf]>,
 ) -> Result<Prepared, Number> {
     let thread_fd = process::thread_fd(thread).map_err(number_of)?;
     let reader = Reader {
@@ -77,7 +80,7 @@ pub(super) fn prepare(
             (Task::Create, Some(proposal))
         }
         Call::Connect { socket, address } => reader.connect(socket, address)?,
-        Call::Bind { socket, address } => reader.bind(socket, address)?,
+        Call::Bind { socket, address } => reader.bind(socket, address, writable)?,
         Call::Listen { socket, backlog } => {
             let (socket, kind) = reader.socket(socket)?;
             let judged =
@@ -136,6 +139,11 @@ pub(super) fn prepare(
             let (send, proposal) = reader.whole(socket, kind, &message, flags)?;
             (Task::Send(send), proposal)
         }
+        Call::Change(change) => {
+            let mut looked = change.look(thread, thread_fd.as_fd())?;
+            let proposal = writing(&mut looked, writable);
+            (Task::Change(looked), proposal)
+        }
         Call::SendMany {
             socket,
             messages,
@@ -165,6 +173,39 @@ pub(super) fn prepare(
         task,
         proposal,
     })
+}
+
+/// The next path of a change that is to be judged, if one is left.
+pub(super) fn writing(looked: &mut Looked, writable: Option<&[PathBuf]>) -> Option<Proposal> {
+    loop {
+        let path = looked.paths.pop()?;
+        if !is_free(&path, writable.unwrap_or_default()) {
+            return Some(write(path));
+        }
+    }
+}
+
+fn write(path: PathBuf) -> Proposal {
+    Proposal {
+        doing: Doing::Write,
+        transport: Transport::File,
+        target: Target::Path(path),
+    }
+}
+
+/// Whether a path needs no question: it is in a directory that the user gave, or a device that keeps nothing.
+fn is_free(path: &Path, writable: &[PathBuf]) -> bool {
+    const DEVICES: &[&str] = &[
+        "/dev/null",
+        "/dev/zero",
+        "/dev/full",
+        "/dev/tty",
+        "/dev/ptmx",
+        "/dev/pts",
+    ];
+    let mut devices = DEVICES.iter().map(Path::new);
+    devices.any(|device| path.starts_with(device))
+        || writable.iter().any(|directory| path.starts_with(directory))
 }
 
 /// A further message of sendmmsg: what to send if it goes where the first one went.
@@ -273,7 +314,12 @@ impl Reader<'_> {
         }
     }
 
-    fn bind(&self, socket: i32, address: Span) -> Result<(Task, Option<Proposal>), Number> {
+    fn bind(
+        &self,
+        socket: i32,
+        address: Span,
+        writable: Option<&[PathBuf]>,
+    ) -> Result<(Task, Option<Proposal>), Number> {
         let (socket, kind) = self.socket(socket)?;
         Ok(
             match Name::of(kind, Purpose::Bind, &self.bytes(address)?)? {
@@ -293,7 +339,17 @@ impl Reader<'_> {
                         is_judged.then_some(proposal),
                     )
                 }
-                Name::Path(path) => (Task::BindPath { socket, path }, None),
+                Name::Path(path) => {
+                    let proposal = match writable {
+                        None => None,
+                        Some(writable) => {
+                            let place =
+                                super::unix::parent_of(self.thread, &path).map_err(number_of)?;
+                            (!is_free(&place, writable)).then(|| write(place))
+                        }
+                    };
+                    (Task::BindPath { socket, path }, proposal)
+                }
                 Name::Abstract(name) => {
                     let mut bytes = vec![0];
                     bytes.extend(name);

@@ -4,12 +4,14 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use super::address::Kind;
 use super::call::Call;
+use super::files::Made;
 use super::prepare::{self, Prepared, Proposal};
 use super::task::{self, Pending, SendMany, Task, Turn, Wait};
 use super::unix::Own;
@@ -30,6 +32,8 @@ pub(crate) struct Serving {
     pub(crate) table: Arc<Table>,
     /// Judges acts.
     pub(crate) judging: Judging,
+    /// Directories where files may change without a question; `None`: files are no matter.
+    pub(crate) writable: Option<Vec<PathBuf>>,
 }
 
 /// What the threads share.
@@ -37,6 +41,7 @@ pub(super) struct Server {
     pub(super) listener: Listener,
     table: Arc<Table>,
     judging: Judging,
+    writable: Option<Vec<PathBuf>>,
     /// Slots of the table that are free.
     free: Mutex<Vec<usize>>,
     /// Calls that wait for a verdict.
@@ -83,12 +88,14 @@ pub(crate) fn serve(serving: Serving) -> io::Result<()> {
         listener,
         table,
         judging,
+        writable,
     } = serving;
     let (lookups, to_look_up) = mpsc::channel();
     let server = Arc::new(Server {
         listener,
         table,
         judging,
+        writable,
         free: Mutex::new((0..SLOTS).rev().collect()),
         asked: Mutex::default(),
         queue: Mutex::default(),
@@ -166,9 +173,11 @@ impl Server {
 
     fn take(self: &Arc<Self>, notice: Notice, slot: usize) {
         let prepared = match Call::of(&notice) {
-            Some(call) => prepare::prepare(call, notice.thread, &self.own, |cookie| {
-                lock(&self.bound).contains(&cookie)
-            }),
+            Some(call) => {
+                let was_judged = |cookie| lock(&self.bound).contains(&cookie);
+                let writable = self.writable.as_deref();
+                prepare::prepare(call, notice.thread, &self.own, was_judged, writable)
+            }
             None => Err(libc::ENOSYS),
         };
         let Prepared {
@@ -263,13 +272,13 @@ impl Server {
     /// Does what was allowed, and refuses what was not.
     pub(super) fn decided(self: &Arc<Self>, id: u64, verdict: Verdict) {
         // Whoever is gone was taken out.
-        let Some(Asked { pending, act }) = lock(&self.asked).remove(&id) else {
+        let Some(Asked { mut pending, act }) = lock(&self.asked).remove(&id) else {
             return;
         };
         if let (Verdict::Allow, Some(act), Some(permit)) = (verdict, act, &self.judging.permit) {
             permit(&act);
         }
-        match (verdict, &pending.task) {
+        match (verdict, &mut pending.task) {
             (Verdict::Allow, Task::Bind { socket, .. }) => {
                 if let Ok(cookie) = crate::sys::socket::cookie(socket.as_fd()) {
                     let mut bound = lock(&self.bound);
@@ -279,6 +288,13 @@ impl Server {
                     bound.insert(cookie);
                 }
                 self.carry_on(pending);
+            }
+            (Verdict::Allow, Task::Change(looked)) => {
+                match prepare::writing(looked, self.writable.as_deref()) {
+                    // A change of two names has two questions.
+                    Some(next) => self.propose(pending, next),
+                    None => self.carry_on(pending),
+                }
             }
             (Verdict::Allow, _) => self.carry_on(pending),
             (Verdict::Deny, Task::Accepted { .. }) => self.turn_away(pending),
@@ -323,6 +339,17 @@ impl Server {
                 Err(turn) => turn,
             },
             Task::Accepted { .. } => return self.give(pending),
+            Task::Change(looked) => match looked.make() {
+                Ok(Made::File {
+                    file,
+                    closes_on_exec,
+                }) => {
+                    return self.answer_with(pending.id, pending.slot, &file, closes_on_exec);
+                }
+                Ok(Made::Later) => Turn::Wait(Wait::A_TICK),
+                Ok(Made::Done) => Turn::of(Ok(())),
+                Err(error) => Turn::of(Err(error)),
+            },
             Task::Send(send) => send.turn(pending.thread, pending.thread_fd.as_fd()),
             Task::SendMany(_) => self.send_many(&mut pending),
         };
@@ -393,7 +420,11 @@ impl Server {
             return self.answer(id, slot, Answer::Error(number));
         }
         let closes = call.flags & libc::SOCK_CLOEXEC != 0;
-        match self.listener.answer_with(id, connection.as_fd(), closes) {
+        self.answer_with(id, slot, &connection, closes);
+    }
+
+    fn answer_with(&self, id: u64, slot: usize, file: &OwnedFd, closes_on_exec: bool) {
+        match self.listener.answer_with(id, file.as_fd(), closes_on_exec) {
             Ok(()) => self.release(slot),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => self.release(slot),
             Err(error) => {

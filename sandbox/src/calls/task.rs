@@ -11,6 +11,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::address::{Kind, encode_like};
 use super::control::{Control, number_of};
+use super::files::Looked;
 use super::unix::{Home, Place};
 use crate::act::{Transport, Who};
 use crate::sys::seccomp::Answer;
@@ -61,6 +62,8 @@ pub(super) enum Task {
         connection: OwnedFd,
         peer: Address,
     },
+    /// A change of files; what of its paths is still to be judged stands in it.
+    Change(Looked),
     Send(Send),
     SendMany(SendMany),
 }
@@ -139,6 +142,15 @@ pub(super) struct Wait {
     pub(super) until: Option<(Instant, i32)>,
 }
 
+impl Wait {
+    /// To be tried again soon: nothing tells when.
+    pub(super) const A_TICK: Self = Self {
+        readable: false,
+        writable: false,
+        until: None,
+    };
+}
+
 /// Sockets are asked and then accepted from by one thread at a time, so that nobody waits in accept for a
 /// connection that another one took.
 static ACCEPTS: Mutex<()> = Mutex::new(());
@@ -155,7 +167,7 @@ impl Task {
     /// The socket that a waiting task waits for.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         Some(match self {
-            Self::Create => return None,
+            Self::Create | Self::Change(_) => return None,
             Self::Connect(Connect { socket, .. })
             | Self::Bind { socket, .. }
             | Self::BindPath { socket, .. }

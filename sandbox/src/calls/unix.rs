@@ -164,6 +164,29 @@ impl Home {
         result
     }
 
+    /// The same with another working directory.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn elsewhere(&self, directory: OwnedFd) -> io::Result<Self> {
+        Ok(Self {
+            directory,
+            root: self.root.try_clone()?,
+            is_ours: self.is_ours,
+            thread: self.thread,
+            identity: Identity::of(self.thread)?,
+        })
+    }
+
+    /// Does something as the program's user, with its mask for new files.
+    ///
+    /// # Errors
+    /// The system's, and those of `act`.
+    pub(super) fn act<T>(&self, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let mask = self.mask()?;
+        with_mask(mask, || Identity::act(self.identity.as_ref(), act))
+    }
+
     fn mask(&self) -> io::Result<Mode> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.thread))?;
         let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
@@ -188,6 +211,18 @@ impl Home {
     }
 }
 
+/// Where a file will be that a thread makes at `path`.
+///
+/// # Errors
+/// The system's.
+pub(super) fn parent_of(thread: u32, path: &[u8]) -> io::Result<PathBuf> {
+    let home = Home::of(thread)?;
+    let (parent, name) = split(path);
+    let directory = home.open(parent, OFlags::PATH | OFlags::DIRECTORY)?;
+    let parent = fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()))?;
+    Ok(parent.join(OsStr::from_bytes(name)))
+}
+
 fn with_mask<T>(mask: Mode, act: impl FnOnce() -> T) -> T {
     let before = rustix::process::umask(mask);
     let result = act();
@@ -196,7 +231,7 @@ fn with_mask<T>(mask: Mode, act: impl FnOnce() -> T) -> T {
 }
 
 /// The directory and the name in it.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
+pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|byte| *byte == b'/') {
         Some(0) => (b"/", &path[1..]),
         Some(at) => (&path[..at], &path[at + 1..]),

@@ -2,7 +2,7 @@
 //!
 //! | ABI | Linux | used for |
 //! |---|---|---|
-//! | 1 | 5.13 | no way into other processes (ptrace, `/proc/PID/mem`) |
+//! | 1 | 5.13 | no way into other processes (ptrace, `/proc/PID/mem`); with `--files` no file is written to |
 //! | 4 | 6.7 | no TCP but through us |
 //! | 6 | 6.12 | no abstract Unix sockets and no signals out of the sandbox |
 #![expect(
@@ -33,6 +33,17 @@ const CONNECT_TCP: u64 = 1 << 1;
 const SCOPE_ABSTRACT: u64 = 1;
 const SCOPE_SIGNAL: u64 = 1 << 1;
 
+/// All ways of changing files: writing, removing, making; of ABI 2 moving to other directories, of 3 cutting.
+fn writes(abi: u32) -> u64 {
+    const WRITE: u64 = 1 << 1;
+    const REMOVE_AND_MAKE: u64 = 0b1_1111_1111 << 4;
+    const REFER: u64 = 1 << 13;
+    const TRUNCATE: u64 = 1 << 14;
+    let refer = if abi >= 2 { REFER } else { 0 };
+    let truncate = if abi >= 3 { TRUNCATE } else { 0 };
+    WRITE | REMOVE_AND_MAKE | refer | truncate
+}
+
 /// The kernel's ABI; 0 if it has no Landlock.
 pub(crate) fn abi() -> u32 {
     const VERSION: libc::c_uint = 1;
@@ -49,13 +60,14 @@ pub(crate) fn abi() -> u32 {
 }
 
 impl Ruleset {
-    /// Forbids TCP, abstract Unix sockets and signals to the outside as far as the kernel knows them.
+    /// Forbids TCP, abstract Unix sockets and signals to the outside as far as the kernel knows them, and with
+    /// `files` changing any file.
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn new(abi: u32) -> io::Result<Self> {
+    pub(crate) fn new(abi: u32, files: bool) -> io::Result<Self> {
         let attributes = Attributes {
-            files: MAKE_BLOCK,
+            files: if files { writes(abi) } else { MAKE_BLOCK },
             net: if abi >= 4 { BIND_TCP | CONNECT_TCP } else { 0 },
             scoped: if abi >= 6 {
                 SCOPE_ABSTRACT | SCOPE_SIGNAL

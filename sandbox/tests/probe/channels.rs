@@ -176,6 +176,25 @@ pub(crate) fn attempt(name: &str) -> String {
                 [socket, file.as_raw_fd() as u64, 0, 16, 0, 0],
             )
         }
+        "read" => outcome(std::fs::read(value)),
+        "write" => outcome(std::fs::write(value, "written\n")),
+        "append" => outcome(
+            std::fs::OpenOptions::new()
+                .append(true)
+                .open(value)
+                .and_then(|mut file| std::io::Write::write_all(&mut file, b"more\n")),
+        ),
+        "unlink" => outcome(std::fs::remove_file(value)),
+        "mkdir" => outcome(std::fs::create_dir(value)),
+        "rmdir" => outcome(std::fs::remove_dir(value)),
+        "rename" | "link" | "symlink" => {
+            let (from, to) = value.split_once(':').unwrap();
+            outcome(match name {
+                "rename" => std::fs::rename(from, to),
+                "link" => std::fs::hard_link(from, to),
+                _ => std::os::unix::fs::symlink(from, to),
+            })
+        }
         "descriptors" => {
             let names = std::fs::read_dir("/proc/self/fd").unwrap();
             let mut numbers: Vec<u32> = names

@@ -49,8 +49,16 @@ fn main() -> ExitCode {
 }
 
 /// Runs a program in the sandbox. Each word allows something: `all`, `create`, an address and port, a Unix socket's path,
-/// `by-name` (only acts whose port is the number that the program has as its last argument), `log=FILE`, `sleep=MS`.
+/// `files` (these are asked about too), `writable=DIRECTORY`, `by-name` (only acts whose port is the number that the program has as its last argument), `log=FILE`.
 fn sandboxed(allowed: Vec<String>, program: Vec<String>) -> ExitCode {
+    let mut writable = None;
+    for word in &allowed {
+        match word.strip_prefix("writable=") {
+            Some(directory) => writable.get_or_insert_with(Vec::new).push(directory.into()),
+            None if word == "files" => writable = writable.or(Some(Vec::new())),
+            None => {}
+        }
+    }
     let judge = move |act: &Act| {
         let verdict = judged(&allowed, act);
         for word in &allowed {

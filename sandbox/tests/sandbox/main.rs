@@ -5,6 +5,7 @@
 
 mod channels;
 mod closed;
+mod files;
 mod races;
 mod support;
 mod who;
