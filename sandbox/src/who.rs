@@ -23,6 +23,8 @@ use crate::sys::process::{field, group_of};
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     threads: Mutex<HashMap<u32, Entry>>,
+    /// The process of the thread that was looked up last, of each process: its other threads are the same.
+    processes: Mutex<HashMap<u32, (Version, Vec<u8>, Arc<Who>)>>,
     /// Held while a file is read; whoever only asks for what was seen does not need it.
     hashes: Mutex<HashMap<Version, Option<[u8; 32]>>>,
 }
@@ -50,6 +52,7 @@ const MOST_THREADS: u64 = 4096;
 /// They may take so many of the descriptors that this process may have: one in this number.
 const SHARE: u64 = 4;
 const MOST_HASHES: usize = 4096;
+const MOST_PROCESSES: usize = 1024;
 /// So much of a command line is kept.
 const MOST_LINE_BYTES: usize = 4096;
 /// So many ancestors are looked up.
@@ -83,22 +86,30 @@ impl Known {
         let version = version_in(&directory)?;
         let line = line_in(&directory)?;
         let pid = group_of(thread)?;
-        let hash = self.hash(&directory, version);
-        let words = line
-            .split(|byte| *byte == 0)
-            .map(|word| String::from_utf8_lossy(word).into_owned());
-        let mut arguments: Vec<String> = words.collect();
-        if line.ends_with(&[0]) {
-            arguments.pop();
-        }
-        let who = Arc::new(Who {
-            pid,
-            started: started(pid)?,
-            program: fs::read_link(format!("/proc/{thread}/exe"))?,
-            hash,
-            arguments,
-            ancestors: ancestors(pid, root),
+        let started = started(pid)?;
+        let process = lock(&self.processes).get(&pid).cloned();
+        let same = process.filter(|(its_version, its_line, who)| {
+            who.started == started && *its_version == version && *its_line == line
         });
+        let who = match same {
+            Some((_, _, who)) => who,
+            None => {
+                let who = Arc::new(Who {
+                    pid,
+                    started,
+                    program: fs::read_link(format!("/proc/{thread}/exe"))?,
+                    hash: self.hash(&directory, version),
+                    arguments: words_of(&line),
+                    ancestors: ancestors(pid, root),
+                });
+                let mut processes = lock(&self.processes);
+                if processes.len() >= MOST_PROCESSES {
+                    processes.clear();
+                }
+                processes.insert(pid, (version, line.clone(), Arc::clone(&who)));
+                who
+            }
+        };
         let mut threads = lock(&self.threads);
         if threads.len() >= most_threads() {
             // Threads that are gone first; if all live, whoever comes again is looked up again.
@@ -119,7 +130,9 @@ impl Known {
 
     /// Forgets a thread of which something was learnt that does not count.
     pub(crate) fn forget(&self, thread: u32) {
-        lock(&self.threads).remove(&thread);
+        if let Some(entry) = lock(&self.threads).remove(&thread) {
+            lock(&self.processes).remove(&entry.who.pid);
+        }
     }
 
     fn hash(&self, directory: &OwnedFd, version: Version) -> Option<[u8; 32]> {
@@ -193,6 +206,15 @@ fn line_in(directory: &OwnedFd) -> io::Result<Vec<u8>> {
     let length = File::from(file).read(&mut line)?;
     line.truncate(length);
     Ok(line)
+}
+
+/// A command line as words.
+fn words_of(line: &[u8]) -> Vec<String> {
+    let whole = line.strip_suffix(&[0]).unwrap_or(line);
+    let words = whole.split(|byte| *byte == 0);
+    words
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect()
 }
 
 fn most_threads() -> usize {
