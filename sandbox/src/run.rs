@@ -32,6 +32,8 @@ pub struct Plan {
     pub judging: MakeJudging,
     /// Runs when the program has ended.
     pub finish: Option<Finish>,
+    /// Files that the program changes are asked about too, but below these directories. `None`: files are no matter.
+    pub writable: Option<Vec<PathBuf>>,
     /// Runs on a kernel without Landlock too, where a program can write into other processes of its user.
     pub without_landlock: bool,
     /// Tells the user one line.
@@ -51,16 +53,7 @@ pub type Finish = Box<dyn FnOnce(Option<Summary>)>;
 /// # Errors
 /// The sandbox cannot be made, or the program cannot be started; nothing has run then.
 pub fn run(plan: Plan) -> io::Result<u8> {
-    run_with_files(plan, None)
-}
-
-/// The same; files that the program changes are asked about too, but below the directories in `writable`. `None`:
-/// files are no matter.
-///
-/// # Errors
-/// As [`run`].
-pub fn run_with_files(plan: Plan, writable: Option<Vec<PathBuf>>) -> io::Result<u8> {
-    let fence = fence(plan.without_landlock, writable.is_some())?;
+    let fence = fence(plan.without_landlock, plan.writable.is_some())?;
     if !seccomp::is_supported() {
         return Err(io::Error::other(
             "this kernel hands no system calls over (seccomp user notification): vnplug sandbox needs Linux 5.14",
@@ -88,7 +81,7 @@ pub fn run_with_files(plan: Plan, writable: Option<Vec<PathBuf>>) -> io::Result<
                 words: plan.words,
                 terms: Terms {
                     one_table: !process::threads_have_fds(),
-                    files: writable.is_some(),
+                    files: plan.writable.is_some(),
                 },
                 fence,
                 enter: None,
@@ -98,7 +91,7 @@ pub fn run_with_files(plan: Plan, writable: Option<Vec<PathBuf>>) -> io::Result<
                     start,
                     network: plan.network,
                     judging: plan.judging,
-                    writable,
+                    writable: plan.writable,
                     finish: plan.finish,
                     table,
                     keeper: theirs,

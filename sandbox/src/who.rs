@@ -24,10 +24,13 @@ use crate::sys::process::{field, group_of};
 pub(crate) struct Known {
     threads: Mutex<HashMap<u32, Entry>>,
     /// The process of the thread that was looked up last, of each process: its other threads are the same.
-    processes: Mutex<HashMap<u32, (Version, Vec<u8>, Arc<Who>)>>,
+    processes: Mutex<HashMap<u32, Process>>,
     /// Held while a file is read; whoever only asks for what was seen does not need it.
     hashes: Mutex<HashMap<Version, Option<[u8; 32]>>>,
 }
+
+/// The file that a process runs, its command line, and who it is.
+type Process = (Version, Vec<u8>, Arc<Who>);
 
 #[derive(Debug)]
 struct Entry {

@@ -77,7 +77,6 @@ impl Run {
             place.map_err(|error| Failure::about("--writable", error))
         });
         let places: Vec<PathBuf> = places.collect::<Result<_, _>>()?;
-        let writable = self.files.then_some(places);
         let plan = Plan {
             words: self.words,
             network,
@@ -129,10 +128,11 @@ impl Run {
                     session.gate.end();
                 }
             })),
+            writable: self.files.then_some(places),
             without_landlock: self.without_landlock,
             tell: out::note,
         };
-        vnplug_sandbox::run::run_with_files(plan, writable)
+        vnplug_sandbox::run::run(plan)
             .map(ExitCode::from)
             .map_err(|error| Failure::new(error.to_string()))
     }

@@ -84,6 +84,7 @@ fn sandboxed(allowed: Vec<String>, program: Vec<String>) -> ExitCode {
         network: Network::Host,
         judging: Box::new(move |_| Ok(Judging::by(Gate::of(judge)))),
         finish: None,
+        writable,
         without_landlock: false,
         tell: |line| eprintln!("sandbox-probe: {line}"),
     };
