@@ -10,8 +10,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, fcntl_setfl, fstat, linkat, mkdirat,
-    mknodat, openat, renameat_with, symlinkat, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, RenameFlags, fcntl_setfl, fstat,
+    fstatfs, linkat, mkdirat, mknodat, openat, renameat_with, symlinkat, unlinkat,
 };
 
 use super::control::number_of;
@@ -509,6 +509,10 @@ fn own(file: &OwnedFd) -> String {
 }
 
 fn place_of(file: &OwnedFd) -> Result<PathBuf, i32> {
+    // Processes are no files: Landlock keeps the program from writing into others, and it is not below us.
+    if fstatfs(file).map_err(|error| error.raw_os_error())?.f_type == PROC_SUPER_MAGIC {
+        return Err(libc::EACCES);
+    }
     let path = fs::read_link(own(file)).map_err(number_of)?;
     // Of a file that was removed and is open somewhere.
     let bytes = path.into_os_string().into_vec();

@@ -59,6 +59,13 @@ fn files_are_changed_in_directories_that_were_given_and_asked_about_elsewhere() 
 }
 
 #[test]
+fn processes_are_no_files_whatever_is_allowed() {
+    let words = ["channel", "append=/proc/self/comm", "append=/dev/null"];
+    let text = said(&mut sandboxed(&["writable=/"], &words));
+    assert_eq!(text, "append EACCES\nappend done");
+}
+
+#[test]
 fn a_shell_writes_its_redirections_as_files() {
     let dir = open_dir("sandbox-shell");
     let path = dir.path("file");
